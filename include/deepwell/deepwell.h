@@ -1,0 +1,11 @@
+/* Deepwell: everything a program includes. */
+#ifndef DEEPWELL_DEEPWELL_H
+#define DEEPWELL_DEEPWELL_H
+
+#include "deepwell/engine.h"
+#include "deepwell/graph.h"
+#include "deepwell/log.h"
+#include "deepwell/ops.h"
+#include "deepwell/status.h"
+
+#endif

@@ -1,0 +1,148 @@
+/* The operations of the graph: names, operands, attributes, meaning.
+ *
+ * Notation: x, y tensors; [..] shapes; "?" after an operand: may be absent (DW_NONE); attributes after
+ * ";" with their default, those without a default are required. Unless said otherwise operands of one
+ * node have one dtype and outputs have it too. Nothing broadcasts by itself: `broadcast` is a node.
+ * Negative axes are not accepted. Floating-point reductions and products of BF16 and F16 accumulate
+ * in F32 and round once.
+ *
+ * PRIMITIVES
+ *  elementwise, one shape in, the same out:
+ *   neg abs sign exp log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid floor ceil   (float; neg
+ *     abs sign also integer)         logical_not (bool)         is_finite (float -> bool)
+ *   add sub mul div pow max min rem   (float or integer; integer div and rem round towards minus
+ *     infinity as Python does; max and min propagate NaN)
+ *   eq ne lt le gt ge (-> bool; bool operands allowed for eq and ne)     and or (bool)
+ *   select(c bool, x, y): x where c, else y
+ *   cast(x; dtype): round to nearest even; float to integer truncates; to bool: x != 0
+ *   stop_gradient(x): x, with no gradient
+ *  made from nothing:
+ *   constant(; dtype, shape, value)       every element is value
+ *   size(; dtype, size)                   scalar (rank 0) holding the dim size[0]
+ *   iota(; dtype, shape, axis)            element = its index along axis
+ *   random_uniform(seed; shape, stream)   F32 in [0,1): Philox4x32-10, see number/philox.h
+ *  moving:
+ *   reshape(x; shape)                     same number of elements, row-major order
+ *   permute(x; perm)                      y.shape[i] = x.shape[perm[i]]
+ *   broadcast(x; shape)                   ranks aligned right, x dims are 1 or equal
+ *   slice(x; start, limit, step=1..)      per axis, 0 <= start <= limit <= dim, step >= 1
+ *   pad(x; low, high, value=0)            per axis, low and high >= 0
+ *   concat(x...; axis)
+ *   take(x, i; axis)                      y[.., idx.., ..] = x[.., i[idx..], ..]: i integer, any rank, its
+ *                                         dims replace x's axis. An index outside is an error at run time.
+ *   take_along(x, i; axis)                torch.gather: ranks equal, i dims <= x dims but on axis
+ *   scatter_add(i, u; axis, size)         transpose of take: zeros with size[0] on axis (u's dims for i
+ *                                         replaced by it), u added at i, in index order
+ *   put_along_add(i, u; axis, size)       transpose of take_along: size = the whole result shape
+ *  reducing (axes sorted; keep=0: keep axes as 1):
+ *   reduce_sum reduce_max reduce_min reduce_prod (x; axes, keep)     bool: max is any, min is all
+ *   arg_max arg_min (x; axis, keep)       i64, the first one
+ *   cumsum(x; axis, reverse=0)
+ *   sort(x; axis, descending=0) -> values, indices i64      stable
+ *   top_k(x; axis, size) -> values, indices i64             largest first; equal ones by index
+ *  products:
+ *   matmul(a, b; transpose_a=0, transpose_b=0)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
+ *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]
+ *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
+ *                                         broadcasts to the one iteration shape as `broadcast` would
+ *
+ * COMPOSITES
+ *  mean(x; axes, keep=0)
+ *  relu(x)   silu(x) = x*sigmoid(x)   gelu(x; approximate="none"|"tanh")   swiglu(gate, up) = silu(gate)*up
+ *  gelu_backward(x, dy; approximate)   silu_backward(x, dy)
+ *  softmax(x; axis)   log_softmax(x; axis)   softmax_backward(y, dy; axis)   log_softmax_backward(y, dy; axis)
+ *                                         a row of -inf alone gives zeros (softmax)
+ *  linear(x [..,K], w, b? [N]; transpose_w=1) -> [..,N]     w is [N,K] (torch.nn.Linear), or [K,N] with
+ *                                         transpose_w=0
+ *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
+ *  embedding_backward(i, dy; size, padding_index=-1) -> [V,E]     size = [V]
+ *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance
+ *  layer_norm_backward(dy, x, w?, mean, rstd) -> dx, dw [N], db [N]
+ *  rms_norm(x [..,N], w? [N]; eps) -> y, rstd [..]
+ *  rms_norm_backward(dy, x, w?, rstd) -> dx, dw [N]
+ *  rope(x [..,S,D], cos, sin; interleaved=0, transposed=0)  cos and sin have x's rank, each dim 1 or x's, and
+ *                                         last dim R <= D, even; the first R of D rotate:
+ *                                         y = x*cos + rotate(x)*sin, rotate(x) = (-x2, x1) on halves (or, with
+ *                                         interleaved, on even and odd elements). transposed: the adjoint
+ *  dropout(x, seed; p, stream)            x/(1-p) where random_uniform(seed; x.shape, stream) >= p, else 0
+ *  attention(q [B,H,Sq,D], k [B,Hk,Sk,D], v [B,Hk,Sk,Dv], mask?, seed?; scale, causal=0, window=-1, p=0, stream)
+ *      -> o [B,H,Sq,Dv], lse [B,H,Sq]     H a multiple of Hk (query head h reads key head h/(H/Hk)).
+ *                                         mask rank 4, each dim 1 or that of [B,H,Sq,Sk]: bool (true = may
+ *                                         attend) or float (added after scaling). causal 1: key <= query;
+ *                                         2: key <= query + Sk - Sq. window W >= 0: key > query - W (shifted
+ *                                         likewise). A query that may attend to nothing gets o = 0,
+ *                                         lse = -inf. p, stream: dropout of the probabilities,
+ *                                         random_uniform's element index over [B,H,Sq,Sk]
+ *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention) -> dq, dk, dv
+ *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
+ *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
+ *                                         not ignored. A target outside [0,V) is an error at run time
+ *  cross_entropy_backward(x, target, lse, dloss; as cross_entropy) -> dx
+ *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V], target, lse, dloss; as cross_entropy, and
+ *      transpose_w=1) -> dx [T,K], dw, db [V]     the gradients of cross_entropy(linear(x, w, b)), with never
+ *                                         more than some rows of dlogits in memory
+ *  adamw(p, g, m, v, step; lr, beta1, beta2, eps, weight_decay) -> p, m, v     step: i64 scalar, from 1
+ *                                         (Loshchilov and Hutter 2019, algorithm 2, as torch.optim.AdamW)
+ */
+#ifndef DEEPWELL_OPS_H
+#define DEEPWELL_OPS_H
+
+#include "deepwell/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* enumerator, name in text and JSON */
+#define DW_OP_MAP(X)                                                                               \
+    X(NEG, "neg") X(ABS, "abs") X(SIGN, "sign") X(EXP, "exp") X(LOG, "log") X(LOG1P, "log1p")      \
+    X(SQRT, "sqrt") X(RSQRT, "rsqrt") X(RECIPROCAL, "reciprocal") X(SIN, "sin") X(COS, "cos")      \
+    X(TANH, "tanh") X(ERF, "erf") X(SIGMOID, "sigmoid") X(FLOOR, "floor") X(CEIL, "ceil")          \
+    X(LOGICAL_NOT, "logical_not") X(IS_FINITE, "is_finite")                                        \
+    X(ADD, "add") X(SUB, "sub") X(MUL, "mul") X(DIV, "div") X(POW, "pow") X(MAX, "max")            \
+    X(MIN, "min") X(REM, "rem")                                                                    \
+    X(EQ, "eq") X(NE, "ne") X(LT, "lt") X(LE, "le") X(GT, "gt") X(GE, "ge") X(AND, "and")          \
+    X(OR, "or")                                                                                    \
+    X(SELECT, "select") X(CAST, "cast") X(STOP_GRADIENT, "stop_gradient")                          \
+    X(CONSTANT, "constant") X(SIZE, "size") X(IOTA, "iota")                                        \
+    X(RANDOM_UNIFORM, "random_uniform")                                                            \
+    X(RESHAPE, "reshape") X(PERMUTE, "permute") X(BROADCAST, "broadcast") X(SLICE, "slice")        \
+    X(PAD, "pad") X(CONCAT, "concat") X(TAKE, "take") X(TAKE_ALONG, "take_along")                  \
+    X(SCATTER_ADD, "scatter_add") X(PUT_ALONG_ADD, "put_along_add")                                \
+    X(REDUCE_SUM, "reduce_sum") X(REDUCE_MAX, "reduce_max") X(REDUCE_MIN, "reduce_min")            \
+    X(REDUCE_PROD, "reduce_prod") X(ARG_MAX, "arg_max") X(ARG_MIN, "arg_min")                      \
+    X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
+    X(MATMUL, "matmul") X(FUSED, "fused")                                                          \
+    X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
+    X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
+    X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \
+    X(LOG_SOFTMAX_BACKWARD, "log_softmax_backward")                                                \
+    X(LINEAR, "linear") X(EMBEDDING, "embedding") X(EMBEDDING_BACKWARD, "embedding_backward")      \
+    X(LAYER_NORM, "layer_norm") X(LAYER_NORM_BACKWARD, "layer_norm_backward")                      \
+    X(RMS_NORM, "rms_norm") X(RMS_NORM_BACKWARD, "rms_norm_backward")                              \
+    X(ROPE, "rope") X(DROPOUT, "dropout")                                                          \
+    X(ATTENTION, "attention") X(ATTENTION_BACKWARD, "attention_backward")                          \
+    X(CROSS_ENTROPY, "cross_entropy") X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward")          \
+    X(LINEAR_CROSS_ENTROPY_BACKWARD, "linear_cross_entropy_backward")                              \
+    X(ADAMW, "adamw")
+
+typedef enum dw_op {
+#define DW_OP_ENUM(op, name) DW_OP_##op,
+    DW_OP_MAP(DW_OP_ENUM)
+#undef DW_OP_ENUM
+        DW_OP_COUNT
+} dw_op;
+
+/* "add"; "?" for a value that is no operation. */
+DW_API const char *dw_op_name(dw_op op);
+/* DW_NOT_FOUND lists near names. */
+DW_API dw_status dw_op_find(const char *name, dw_op *op);
+/* 1 when the operation is defined by an expansion into primitives. */
+DW_API int dw_op_is_composite(dw_op op);
+/* 1 when the operation works element by element on one shape. */
+DW_API int dw_op_is_elementwise(dw_op op);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,105 @@
+/* Base layer: failure messages, arenas, growing arrays, files, log. Calls nothing above it. */
+#ifndef DW_BASE_H
+#define DW_BASE_H
+
+#include "deepwell/status.h"
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DW_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#define DW_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* ---- failure ------------------------------------------------------------------------------- */
+
+/* Record a message for this thread and return `status`: `return dw__fail(DW_SHAPE, "...", ...)`.
+ * A message names the thing, the value, what was expected, and the next step. */
+dw_status dw__fail(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
+/* Put "prefix: " before the message already recorded; returns `status`. */
+dw_status dw__fail_prefix(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
+/* Out of memory while making `what`, `bytes` long. */
+dw_status dw__fail_memory(const char *what, size_t bytes);
+
+/* Inside a function that has `dw_status status = DW_OK;` and a label `cleanup:` */
+#define DW_TRY(call)                                                                               \
+    do {                                                                                           \
+        status = (call);                                                                           \
+        if (status != DW_OK) goto cleanup;                                                         \
+    } while (0)
+/* Inside a function that owns nothing yet. */
+#define DW_RETURN_IF_FAILED(call)                                                                  \
+    do {                                                                                           \
+        dw_status status_ = (call);                                                                \
+        if (status_ != DW_OK) return status_;                                                      \
+    } while (0)
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* All host memory of the library comes through these three, so that tests can make each
+ * allocation fail in turn (dw__memory_fail_after). NULL on failure; size 0 gives a valid pointer. */
+void *dw__malloc(size_t bytes);
+void *dw__calloc(size_t count, size_t bytes);
+void *dw__realloc(void *pointer, size_t bytes);
+void dw__free(void *pointer);
+/* Tests only: `count` more allocations succeed, every later one fails. Negative: no limit. */
+void dw__memory_fail_after(int64_t count);
+/* Number of live allocations made through dw__malloc and friends. */
+int64_t dw__memory_live(void);
+
+/* 64-byte aligned block for tensors; released with dw__free_aligned. */
+void *dw__malloc_aligned(size_t bytes);
+void dw__free_aligned(void *pointer);
+
+/* Bump allocator: everything allocated from it is released at once. Redzones under ASan. */
+typedef struct dw__arena dw__arena;
+dw__arena *dw__arena_create(void);
+void dw__arena_destroy(dw__arena *arena);
+/* Zeroed, 16-byte aligned; NULL when memory is out. */
+void *dw__arena_alloc(dw__arena *arena, size_t bytes);
+char *dw__arena_strdup(dw__arena *arena, const char *text);
+char *dw__arena_printf(dw__arena *arena, const char *format, ...) DW_PRINTF(2, 3);
+
+/* Growing array: declare `struct { T *items; size_t count, capacity; } list = {0};` */
+dw_status dw__grow(void **items, size_t *capacity, size_t needed, size_t item_bytes);
+#define DW_PUSH(list, item)                                                                        \
+    (dw__grow((void **)&(list)->items, &(list)->capacity, (list)->count + 1,                      \
+              sizeof *(list)->items) == DW_OK                                                      \
+         ? ((list)->items[(list)->count++] = (item), DW_OK)                                        \
+         : DW_OUT_OF_MEMORY)
+
+/* Growing text buffer. `text` is NUL-terminated after any successful call. */
+typedef struct dw__text {
+    char *text;
+    size_t length, capacity;
+} dw__text;
+dw_status dw__text_printf(dw__text *out, const char *format, ...) DW_PRINTF(2, 3);
+dw_status dw__text_append(dw__text *out, const char *bytes, size_t count);
+void dw__text_free(dw__text *out);
+
+/* String to uint32 map, keys copied. */
+typedef struct dw__map dw__map;
+dw__map *dw__map_create(void);
+void dw__map_destroy(dw__map *map);
+bool dw__map_get(const dw__map *map, const char *key, uint32_t *value);
+dw_status dw__map_set(dw__map *map, const char *key, uint32_t value);
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+/* Whole file into a malloc'ed, NUL-terminated buffer (dw__free). DW_IO names path and errno text. */
+dw_status dw__file_read(const char *path, char **bytes, size_t *count);
+/* Written to a temporary beside it, fsynced, renamed over `path`, folder fsynced: readers see the
+ * old file or the new one, whole. A device or a pipe is written in place. DW_IO as above. */
+dw_status dw__file_write(const char *path, const void *bytes, size_t count);
+
+/* ---- log ----------------------------------------------------------------------------------- */
+
+typedef enum dw__log_level { DW_LOG_DEBUG, DW_LOG_INFO, DW_LOG_WARNING } dw__log_level;
+/* Goes to the sink set with dw_log_set_sink (deepwell/log.h); nowhere when there is none. */
+void dw__log(dw__log_level level, const char *format, ...) DW_PRINTF(2, 3);
+
+/* ---- time ---------------------------------------------------------------------------------- */
+
+double dw__seconds(void); /* CLOCK_MONOTONIC */
+
+#endif

@@ -1,0 +1,50 @@
+/* The body of a `fused` node: a straight-line program over scalars, run once for each element of the
+ * iteration shape. It is an attribute in text form, so that graphs print, parse and compare as ever:
+ *
+ *     t0=mul(i0,i1);t1=add(t0,c0.5);t2=tanh(t1);out(t2,t0)
+ *
+ * iN: input N; tN: result of instruction N (0, 1, 2, ... in order); c<number>: a constant of the dtype
+ * that its partner operand has (written with %.17g); out(...): which results are the node's outputs.
+ * Operations are the elementwise rows of the operation table (primitives and elementwise composites;
+ * gelu and gelu_backward write their approximation as gelu_tanh, gelu_tanh_backward; cast writes its
+ * dtype as cast_f32). Dropout is dropout(iX, iSEED, c<p>, c<stream>): the seed operand is an input of
+ * the node, read as a whole; the element index is that of the iteration shape.
+ */
+#ifndef DW_GRAPH_BODY_H
+#define DW_GRAPH_BODY_H
+
+#include "base/base.h"
+#include "deepwell/graph.h"
+
+#define DW_BODY_MAX_CODE 256
+
+typedef enum dw__body_source { DW_BODY_INPUT, DW_BODY_RESULT, DW_BODY_CONSTANT } dw__body_source;
+
+typedef struct dw__body_operand {
+    dw__body_source source;
+    uint16_t index; /* of the input or the instruction */
+    double constant;
+} dw__body_operand;
+
+typedef struct dw__body_code {
+    dw_op op;
+    bool tanh_approximation; /* gelu, gelu_backward */
+    dw_dtype dtype;          /* of the result */
+    dw_dtype operand_dtype;  /* of the first operand (compares and casts need it) */
+    uint8_t operand_count;
+    dw__body_operand operands[4];
+} dw__body_code;
+
+typedef struct dw__body {
+    uint16_t input_count, code_count, output_count;
+    dw__body_code code[DW_BODY_MAX_CODE];
+    dw__body_operand outputs[DW_MAX_OUTPUTS];
+} dw__body;
+
+/* Reads `text`; `input_dtypes` has input_count entries and gives the types. Every malformed text is one
+ * error (DW_PARSE) with the offending place. */
+dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype *input_dtypes,
+                         dw__body *body);
+dw_status dw__body_print(const dw__body *body, dw__text *out);
+
+#endif

@@ -1,0 +1,124 @@
+/* What the graph layer's files share: the graph's insides, the operation table, rewriting. */
+#ifndef DW_GRAPH_INTERNAL_H
+#define DW_GRAPH_INTERNAL_H
+
+#include "base/base.h"
+#include "deepwell/graph.h"
+
+typedef struct dw__value_record {
+    const char *name; /* never NULL; "%7" style for unnamed activations */
+    dw_dtype dtype;
+    dw_role role;
+    int rank;
+    dw_dim shape[DW_MAX_RANK];
+    dw_node node;       /* DW_NONE for a leaf */
+    uint32_t index;     /* which output of that node */
+} dw__value_record;
+
+typedef struct dw__node_record {
+    dw_op op;
+    uint32_t input_count, output_count, attr_count;
+    const dw_value *inputs;  /* DW_NONE where an optional operand is absent */
+    const dw_value *outputs;
+    const dw_attr *attrs;    /* sorted by key; memory in the graph's arena */
+    dw_region region;
+    int layer;          /* -1: none */
+    const char *module; /* "" when unknown */
+    bool backward;
+} dw__node_record;
+
+struct dw__dims; /* dims.c: symbols and interned polynomials */
+
+struct dw_graph {
+    dw__arena *arena; /* names, inputs, attrs: freed with the graph */
+    struct dw__dims *dims;
+    dw__map *names;
+    struct { dw__value_record *items; size_t count, capacity; } values;
+    struct { dw__node_record *items; size_t count, capacity; } nodes;
+    struct { dw_value *items; size_t count, capacity; } outputs;
+    struct { dw_value *items; size_t count, capacity; } leaves;
+    dw_region region; /* origin of the nodes appended next */
+    int layer;
+    const char *module;
+    bool backward;
+};
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* Output types of a node being built, filled by its row's infer(). */
+typedef struct dw__inferred {
+    uint32_t count;
+    struct { dw_dtype dtype; int rank; dw_dim shape[DW_MAX_RANK]; } outputs[DW_MAX_OUTPUTS];
+} dw__inferred;
+
+/* A node not yet in the graph: what infer() looks at. */
+typedef struct dw__draft {
+    dw_graph *graph; /* for values and dim arithmetic */
+    dw_op op;
+    uint32_t input_count;
+    const dw_value *inputs;
+    uint32_t attr_count;
+    const dw_attr *attrs; /* sorted by key */
+} dw__draft;
+
+/* Adjoint of one node: given gradients of its outputs (DW_NONE: zero), appends nodes to `graph` and
+ * fills input_grads (DW_NONE: no gradient), only where needed[i]. */
+typedef dw_status (*dw__gradient_rule)(dw_graph *graph, dw_node node, const dw_value *output_grads,
+                                       const bool *needed, dw_value *input_grads);
+/* Appends to `graph` primitives that compute what the node of `source` computes. `inputs` are the
+ * node's operands as values of `graph`. The node's dims have been imported (attrs and shapes are
+ * read through dw__import). `outputs` receives one value per output. */
+typedef dw_status (*dw__expansion)(dw_graph *graph, const dw_graph *source, dw_node node,
+                                   const dw_value *inputs, dw_value *outputs);
+typedef dw_status (*dw__cost_rule)(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                   dw_cost *cost);
+
+typedef enum dw__op_class {
+    DW__PRIMITIVE,
+    DW__COMPOSITE
+} dw__op_class;
+
+typedef struct dw__op_row {
+    const char *name;
+    dw__op_class stratum;
+    bool elementwise; /* fusable: one iteration shape, no reduction */
+    bool view;        /* moves no data where the layout allows */
+    bool commutative;
+    uint8_t min_inputs, max_inputs; /* counting optional ones, which may be DW_NONE */
+    uint64_t optional_inputs;       /* bit i: operand i may be DW_NONE */
+    uint64_t required_attrs, allowed_attrs; /* bits by dw_attr_key */
+    dw_status (*infer)(const dw__draft *draft, dw__inferred *out);
+    dw__gradient_rule gradient; /* NULL for a composite: gradient of its expansion; for a primitive:
+                                   not differentiable when `constant_in_inputs`, else unsupported */
+    dw__expansion expand;       /* composites */
+    dw__cost_rule cost;
+} dw__op_row;
+
+extern const dw__op_row dw__op_table[DW_OP_COUNT];
+
+/* ---- rewriting ------------------------------------------------------------------------------- */
+
+/* A pass copies a graph node by node into a new one: dw__rewriter_begin makes the destination with all
+ * leaves, map[old value] gives the new value (DW_NONE: not made), dw__rewriter_copy copies one node as
+ * it is, dw__rewriter_end adds the outputs and verifies. Nodes emitted by other means go through
+ * dw_graph_append on `to` and set map themselves. */
+typedef struct dw__rewriter {
+    const dw_graph *from;
+    dw_graph *to;
+    dw_value *map;
+} dw__rewriter;
+dw_status dw__rewriter_begin(dw__rewriter *rewriter, const dw_graph *from);
+dw_status dw__rewriter_copy(dw__rewriter *rewriter, dw_node node);
+/* On success *graph is replaced and the old one destroyed. */
+dw_status dw__rewriter_end(dw__rewriter *rewriter, dw_graph **graph);
+void dw__rewriter_abort(dw__rewriter *rewriter);
+
+/* A dim of `from` as a dim of `to` (symbols matched by name). */
+dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim *out);
+/* All attributes of a node, DIMS lists imported; memory in to's arena. */
+dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, const dw_attr **attrs);
+
+/* Attribute of a draft or a node record by key; NULL when absent. */
+const dw_attr *dw__find_attr(uint32_t attr_count, const dw_attr *attrs, dw_attr_key key);
+
+#endif

@@ -1,0 +1,77 @@
+/* Kernels: what can compute one node on one device, and the registry that lists them.
+ *
+ * A kernel is given concrete tensors (strided views of memory that somebody else owns), the node's
+ * attributes with dims made numbers, and scratch memory whose size it asked for beforehand. It
+ * allocates nothing on its hot path and holds no state.
+ *
+ * For each operation the registry lists implementations best first; the reference (expansion into
+ * primitives, evaluated one by one) is last and takes everything. Selection: the first whose fits()
+ * accepts the call. fits() looks at dtypes, shapes and strides, never at data.
+ */
+#ifndef DW_KERNEL_H
+#define DW_KERNEL_H
+
+#include "base/base.h"
+#include "deepwell/graph.h"
+
+/* A strided view. Strides in elements; 0 on a broadcast axis. */
+typedef struct dw__tensor {
+    void *data; /* NULL: operand absent, or (in fits and scratch_bytes) not placed yet */
+    dw_dtype dtype;
+    int rank;
+    int64_t shape[DW_MAX_RANK];
+    int64_t stride[DW_MAX_RANK];
+} dw__tensor;
+
+typedef struct dw__call {
+    dw_op op;
+    uint32_t attr_count;
+    const dw_attr *attrs; /* sorted by key; DIMS lists hold numbers */
+    uint32_t input_count, output_count;
+    dw__tensor inputs[DW_MAX_INPUTS];   /* rank -1: absent */
+    dw__tensor outputs[DW_MAX_OUTPUTS]; /* contiguous unless the kernel says otherwise; an output that
+                                           nobody reads has data NULL and need not be computed */
+    const void *prepared; /* what prepare() made, or NULL */
+} dw__call;
+
+typedef struct dw__kernel {
+    const char *name;   /* "cpu.attention.tiled" */
+    dw_op op;
+    const char *source; /* what it is: "ours, portable C", "oneDNN 2.6 sgemm", ... */
+    bool (*fits)(const dw__call *call);
+    /* Scratch the call needs; may be NULL for none. The same arithmetic that run() uses. */
+    size_t (*scratch_bytes)(const dw__call *call);
+    /* Optional: parse attributes once (a fused body); freed with dw__free. */
+    dw_status (*prepare)(const dw__call *call, void **prepared);
+    dw_status (*run)(const dw__call *call, void *scratch);
+    /* Tolerance against the reference in FP64, relative to the largest magnitude of the result, at
+     * reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. */
+    double tolerance_factor;
+} dw__kernel;
+
+/* Candidates for `op` on the CPU, best first, reference last; NULL-terminated. */
+const dw__kernel *const *dw__kernel_candidates(dw_op op);
+/* First candidate that fits. Never NULL for a valid call. */
+const dw__kernel *dw__kernel_select(const dw__call *call);
+
+/* ---- helpers for kernels ----------------------------------------------------------------------- */
+
+const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key);
+int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
+double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
+int64_t dw__tensor_count(const dw__tensor *tensor);
+bool dw__tensor_is_contiguous(const dw__tensor *tensor);
+/* Contiguous row-major strides from shape. */
+void dw__tensor_set_contiguous(dw__tensor *tensor);
+
+/* ---- groups of kernels, each listed in the registry -------------------------------------------- */
+/* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
+extern const dw__kernel *const dw__kernels_cpu_matmul[];    /* matmul, linear, linear_cross_entropy_backward */
+extern const dw__kernel *const dw__kernels_cpu_attention[]; /* attention, attention_backward */
+extern const dw__kernel *const dw__kernels_cpu_elementwise[]; /* fused and every elementwise op */
+extern const dw__kernel *const dw__kernels_cpu_norm[];      /* layer_norm, rms_norm and their backwards, softmax family */
+extern const dw__kernel *const dw__kernels_cpu_data[];      /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
+extern const dw__kernel *const dw__kernels_cpu_loss[];      /* cross_entropy and backward, adamw */
+extern const dw__kernel *const dw__kernels_reference[];     /* one for every operation */
+
+#endif
