@@ -78,18 +78,40 @@ typedef enum dw__op_class {
     DW__COMPOSITE
 } dw__op_class;
 
+/* Element types of an elementwise operation: what its operands may be -> what its result is.
+ * Shape inference and fused bodies both read it. */
+typedef enum dw__typing {
+    DW__NOT_ELEMENTWISE,
+    DW__FLOAT_TO_SAME,
+    DW__NUMBER_TO_SAME, /* float or integer */
+    DW__ANY_TO_SAME,
+    DW__BOOL_TO_SAME,
+    DW__FLOAT_TO_BOOL,
+    DW__NUMBER_TO_BOOL,
+    DW__ANY_TO_BOOL,
+    DW__CHOICE,     /* select: bool, then two of one dtype */
+    DW__CONVERSION, /* cast: anything to the dtype attribute */
+    DW__WITH_SEED   /* dropout: float; the second operand is the seed, read whole */
+} dw__typing;
+
+enum { DW__NAMED_OPERANDS = 8 };
+
 typedef struct dw__op_row {
     const char *name;
+    const char *operands[DW__NAMED_OPERANDS]; /* for messages; the last name serves the rest */
     dw__op_class stratum;
     bool elementwise; /* fusable: one iteration shape, no reduction */
+    dw__typing typing; /* of an elementwise row */
     bool view;        /* moves no data where the layout allows */
     bool commutative;
-    uint8_t min_inputs, max_inputs; /* counting optional ones, which may be DW_NONE */
+    bool stops_gradient; /* derivative zero or undefined: no gradient flows to its operands */
+    uint8_t min_inputs, max_inputs; /* counting optional ones, which may be DW_NONE; a node of a row
+                                       with optional operands always has max_inputs operands */
     uint64_t optional_inputs;       /* bit i: operand i may be DW_NONE */
     uint64_t required_attrs, allowed_attrs; /* bits by dw_attr_key */
     dw_status (*infer)(const dw__draft *draft, dw__inferred *out);
     dw__gradient_rule gradient; /* NULL for a composite: gradient of its expansion; for a primitive:
-                                   not differentiable when `constant_in_inputs`, else unsupported */
+                                   gradient flow ends when `stops_gradient`, else unsupported */
     dw__expansion expand;       /* composites */
     dw__cost_rule cost;
 } dw__op_row;
