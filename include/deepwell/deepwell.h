@@ -7,5 +7,6 @@
 #include "deepwell/log.h"
 #include "deepwell/ops.h"
 #include "deepwell/status.h"
+#include "deepwell/threads.h"
 
 #endif

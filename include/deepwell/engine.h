@@ -39,6 +39,10 @@ DW_API dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_co
 DW_API void dw_engine_destroy(dw_engine *engine); /* and its plans */
 /* 1 when the gradient of wrt[index] exists, 0 when no wanted output depends on it. */
 DW_API int dw_engine_has_grad(const dw_engine *engine, uint32_t index);
+/* 1 when dw_plan_backward reads leaf or output `index` of the given graph: it must then be unchanged since
+ * forward. Where it is 0 the binding's data may be NULL at backward. */
+DW_API int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index);
+DW_API int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index);
 /* The whole graph after passes, forward and backward. */
 DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 
