@@ -1,0 +1,180 @@
+/* Expansion of attention and its backward: the S x S definition that tiled kernels must agree with.
+ *
+ * Query heads in groups: q [B, H, Sq, D] is, by a plain reshape, [B, Hk, G*Sq, D] with G = H/Hk, so
+ * that one batched product serves every query head of a key head, and products over G*Sq sum the
+ * group's gradients by themselves.
+ */
+#include "graph/emit.h"
+#include "graph/op_rules.h"
+#include <math.h>
+
+typedef struct shapes {
+    dw_dim full[4];  /* [B, H, Sq, Sk] */
+    dw_dim group[4]; /* [B, Hk, G*Sq, .] with the last dim set at use */
+    dw_dim head, value_head; /* D, Dv */
+} shapes;
+
+typedef struct operands {
+    dw_value q, k, v, mask, seed;
+    double scale, p;
+    int64_t causal, window, stream;
+} operands;
+
+static shapes read_shapes(dw__emitter *e, const operands *in) {
+    shapes s = {{0}, {0}, 0, 0};
+    if (e->status != DW_OK) return s;
+    dw__type q = dw__type_of(e->graph, in->q), k = dw__type_of(e->graph, in->k);
+    dw__type v = dw__type_of(e->graph, in->v);
+    s.full[0] = s.group[0] = q.shape[0];
+    s.full[1] = q.shape[1];
+    s.full[2] = q.shape[2];
+    s.full[3] = k.shape[2];
+    s.group[1] = k.shape[1];
+    s.group[2] = dw__emit_dim_mul(e, dw__emit_dim_div(e, q.shape[1], k.shape[1]), q.shape[2]);
+    s.head = q.shape[3];
+    s.value_head = v.shape[3];
+    return s;
+}
+
+static operands read_operands(dw__emitter *e, const dw_graph *source, dw_node node,
+                              const dw_value *inputs) {
+    return (operands){
+        .q = dw__emit_widen(e, inputs[0]),
+        .k = dw__emit_widen(e, inputs[1]),
+        .v = dw__emit_widen(e, inputs[2]),
+        .mask = inputs[3],
+        .seed = inputs[4],
+        .scale = dw_node_float(source, node, DW_ATTR_KEY_SCALE, 1.0),
+        .p = dw_node_float(source, node, DW_ATTR_KEY_P, 0.0),
+        .causal = dw_node_int(source, node, DW_ATTR_KEY_CAUSAL, 0),
+        .window = dw_node_int(source, node, DW_ATTR_KEY_WINDOW, -1),
+        .stream = dw_node_int(source, node, DW_ATTR_KEY_STREAM, 0),
+    };
+}
+
+/* x [B, H, Sq, last] as [B, Hk, G*Sq, last] */
+static dw_value to_groups(dw__emitter *e, const shapes *s, dw_value x, dw_dim last) {
+    return dw__emit_reshape(e, x, 4, (dw_dim[]){s->group[0], s->group[1], s->group[2], last});
+}
+
+static dw_value to_heads(dw__emitter *e, const shapes *s, dw_value x, dw_dim last) {
+    return dw__emit_reshape(e, x, 4, (dw_dim[]){s->full[0], s->full[1], s->full[2], last});
+}
+
+/* x + dim, for i64 x */
+static dw_value plus_dim(dw__emitter *e, dw_value x, dw_dim dim) {
+    dw_value size = dw__emit_size(e, DW_I64, dim);
+    return dw__emit_binary(e, DW_OP_ADD, x, dw__emit_broadcast_like(e, size, x));
+}
+
+static dw_value merge_condition(dw__emitter *e, dw_value all, dw_value one) {
+    return all == DW_NONE ? one : dw__emit_binary(e, DW_OP_AND, all, one);
+}
+
+/* Which keys a query may attend to by causality and window: bool [Sq, Sk], or DW_NONE for all.
+ * causal = 2 counts from the sequences' ends: Sq is added to keys and Sk to queries, so that no
+ * negative number is needed. */
+static dw_value position_mask(dw__emitter *e, const shapes *s, const operands *in) {
+    if (in->causal == 0 && in->window < 0) return DW_NONE;
+    dw_value query = dw__emit_iota(e, DW_I64, 2, s->full + 2, 0);
+    dw_value key = dw__emit_iota(e, DW_I64, 2, s->full + 2, 1);
+    if (in->causal == 2) {
+        query = plus_dim(e, query, s->full[3]);
+        key = plus_dim(e, key, s->full[2]);
+    }
+    dw_value allowed = DW_NONE;
+    if (in->causal != 0) allowed = dw__emit_binary(e, DW_OP_LE, key, query);
+    if (in->window >= 0) {
+        dw_value reach = plus_dim(e, key, in->window);
+        allowed = merge_condition(e, allowed, dw__emit_binary(e, DW_OP_GT, reach, query));
+    }
+    return allowed;
+}
+
+/* scale * q k^T with every mask applied, [B, H, Sq, Sk] */
+static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in) {
+    dw_value q = to_groups(e, s, in->q, s->head);
+    dw_value scores = to_heads(e, s, dw__emit_matmul(e, q, in->k, false, true), s->full[3]);
+    scores = dw__emit_with_number(e, DW_OP_MUL, scores, in->scale);
+    dw_value allowed = position_mask(e, s, in);
+    if (e->status != DW_OK) return DW_NONE;
+    if (allowed != DW_NONE) allowed = dw__emit_broadcast(e, allowed, 4, s->full);
+    if (in->mask != DW_NONE && dw_value_dtype(e->graph, in->mask) == DW_BOOL) {
+        allowed = merge_condition(e, allowed, dw__emit_broadcast(e, in->mask, 4, s->full));
+    } else if (in->mask != DW_NONE) {
+        dw_value bias = dw__emit_cast(e, in->mask, dw_value_dtype(e->graph, in->q));
+        scores = dw__emit_binary(e, DW_OP_ADD, scores, dw__emit_broadcast(e, bias, 4, s->full));
+    }
+    if (allowed == DW_NONE) return scores;
+    return dw__emit_select(e, allowed, scores, dw__emit_like(e, scores, -INFINITY));
+}
+
+/* x/(1-p) where the draw keeps it, else 0. `kept` (bool) is made on first use. */
+static dw_value emit_dropped(dw__emitter *e, const shapes *s, const operands *in, dw_value x,
+                             dw_value *kept) {
+    if (in->p == 0.0) return x;
+    if (*kept == DW_NONE) {
+        dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_SHAPE, 4, s->full),
+                           dw_attr_int(DW_ATTR_KEY_STREAM, in->stream)};
+        dw_value random =
+            dw__emit(e, DW_OP_RANDOM_UNIFORM, 1, &in->seed, DW_COUNT(attrs), attrs);
+        *kept = dw__emit_with_number(e, DW_OP_GE, random, in->p);
+    }
+    dw_value scaled = dw__emit_with_number(e, DW_OP_DIV, x, 1.0 - in->p);
+    return dw__emit_select(e, *kept, scaled, dw__emit_like(e, x, 0.0));
+}
+
+dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node node,
+                               const dw_value *inputs, dw_value *outputs) {
+    dw__emitter e = {graph, DW_OK};
+    operands in = read_operands(&e, source, node, inputs);
+    shapes s = read_shapes(&e, &in);
+    dw_value scores = emit_scores(&e, &s, &in);
+    dw_value probabilities = DW_NONE, lse = DW_NONE, kept = DW_NONE;
+    dw__emit_softmax(&e, scores, 3, &probabilities, &lse);
+    dw_value weights = emit_dropped(&e, &s, &in, probabilities, &kept);
+    dw_value o = dw__emit_matmul(&e, to_groups(&e, &s, weights, s.full[3]), in.v, false, false);
+    o = to_heads(&e, &s, o, s.value_head);
+    outputs[0] = dw__emit_cast(&e, o, dw__output_dtype(source, node, 0));
+    outputs[1] = dw__emit_cast(&e, lse, dw__output_dtype(source, node, 1));
+    return e.status;
+}
+
+/* exp(scores - lse); a query that may attend to nothing has lse = -inf and zeros */
+static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse) {
+    dw_value empty = dw__emit_with_number(e, DW_OP_EQ, lse, -INFINITY);
+    dw_value shift = dw__emit_select(e, empty, dw__emit_like(e, lse, 0.0), lse);
+    return dw__emit_unary(
+        e, DW_OP_EXP,
+        dw__emit_binary(e, DW_OP_SUB, scores, dw__emit_spread_last(e, shift, scores)));
+}
+
+/* With P the probabilities, Z their dropout: dv = Z^T do; dP = dropout(do v^T);
+ * dS = P * (dP - rowsum(do * o)); dq = scale dS k; dk = scale dS^T q (Dao 2023, section 2.3). */
+dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
+                                        const dw_value *inputs, dw_value *outputs) {
+    dw__emitter e = {graph, DW_OK};
+    operands in = read_operands(&e, source, node, inputs);
+    dw_value o = dw__emit_widen(&e, inputs[5]), lse = dw__emit_widen(&e, inputs[6]);
+    dw_value d_o = dw__emit_widen(&e, inputs[7]), kept = DW_NONE;
+    shapes s = read_shapes(&e, &in);
+    dw_value p = emit_probabilities(&e, emit_scores(&e, &s, &in), lse);
+    dw_value z = to_groups(&e, &s, emit_dropped(&e, &s, &in, p, &kept), s.full[3]);
+    dw_value d_o_groups = to_groups(&e, &s, d_o, s.value_head);
+    dw_value dv = dw__emit_matmul(&e, z, d_o_groups, true, false);
+    dw_value dz =
+        to_heads(&e, &s, dw__emit_matmul(&e, d_o_groups, in.v, false, true), s.full[3]);
+    dw_value dp = emit_dropped(&e, &s, &in, dz, &kept);
+    dw_value dot = dw__emit_reduce(&e, DW_OP_REDUCE_SUM,
+                                   dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
+    dw_value inner = dw__emit_binary(&e, DW_OP_SUB, dp, dw__emit_spread_last(&e, dot, dp));
+    dw_value ds = dw__emit_with_number(&e, DW_OP_MUL,
+                                       dw__emit_binary(&e, DW_OP_MUL, p, inner), in.scale);
+    ds = to_groups(&e, &s, ds, s.full[3]);
+    dw_value dq = to_heads(&e, &s, dw__emit_matmul(&e, ds, in.k, false, false), s.head);
+    dw_value dk = dw__emit_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);
+    outputs[0] = dw__emit_cast(&e, dq, dw__output_dtype(source, node, 0));
+    outputs[1] = dw__emit_cast(&e, dk, dw__output_dtype(source, node, 1));
+    outputs[2] = dw__emit_cast(&e, dv, dw__output_dtype(source, node, 2));
+    return e.status;
+}
