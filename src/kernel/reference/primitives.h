@@ -1,0 +1,49 @@
+/* The reference kernels: one function per group of primitives, each a plain loop over strided tensors
+ * of any element type (types are read from the tensors, so that the interpreter can hold every float as
+ * F64). None of them uses scratch; those that need room allocate it. */
+#ifndef DW_REFERENCE_PRIMITIVES_H
+#define DW_REFERENCE_PRIMITIVES_H
+
+#include "kernel/kernel.h"
+
+/* reference_elementwise.c */
+dw_status dw__reference_elementwise(const dw__call *call, void *scratch);
+dw_status dw__reference_cast(const dw__call *call, void *scratch);
+/* reference_create.c */
+dw_status dw__reference_constant(const dw__call *call, void *scratch);
+dw_status dw__reference_size(const dw__call *call, void *scratch);
+dw_status dw__reference_iota(const dw__call *call, void *scratch);
+dw_status dw__reference_random_uniform(const dw__call *call, void *scratch);
+/* reference_move.c */
+dw_status dw__reference_reshape(const dw__call *call, void *scratch);
+dw_status dw__reference_permute(const dw__call *call, void *scratch);
+dw_status dw__reference_broadcast(const dw__call *call, void *scratch);
+dw_status dw__reference_slice(const dw__call *call, void *scratch);
+dw_status dw__reference_pad(const dw__call *call, void *scratch);
+dw_status dw__reference_concat(const dw__call *call, void *scratch);
+/* reference_gather.c */
+dw_status dw__reference_take(const dw__call *call, void *scratch);
+dw_status dw__reference_take_along(const dw__call *call, void *scratch);
+dw_status dw__reference_scatter_add(const dw__call *call, void *scratch);
+dw_status dw__reference_put_along_add(const dw__call *call, void *scratch);
+/* reference_reduce.c */
+dw_status dw__reference_reduce(const dw__call *call, void *scratch);
+dw_status dw__reference_arg(const dw__call *call, void *scratch);
+dw_status dw__reference_cumsum(const dw__call *call, void *scratch);
+/* reference_sort.c */
+dw_status dw__reference_sort(const dw__call *call, void *scratch);
+/* reference_matmul.c */
+dw_status dw__reference_matmul(const dw__call *call, void *scratch);
+
+/* reference_fused.c: `input_dtypes` are the types that the body's text was written for; with
+ * `high_precision` the tensors hold F64 instead of every float type and nothing is rounded. */
+dw_status dw__reference_fused_prepare(const dw__call *call, void **prepared);
+dw_status dw__reference_fused(const dw__call *call, void *scratch);
+dw_status dw__fused_evaluate(const dw__call *call, const dw_dtype *input_dtypes,
+                             bool high_precision);
+/* reference_expand.c: likewise for composites. */
+dw_status dw__reference_expand(const dw__call *call, void *scratch);
+dw_status dw__expansion_evaluate(const dw__call *call, const dw_dtype *input_dtypes,
+                                 bool high_precision);
+
+#endif

@@ -1,0 +1,83 @@
+/* The registry: all lists of kernels merged, per operation, in order of preference. */
+#include "kernel/kernel.h"
+#include <assert.h>
+#include <pthread.h>
+
+enum { MAX_CANDIDATES = 15 };
+
+static const dw__kernel *const *const lists[] = {
+    dw__kernels_cpu_matmul, dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
+    dw__kernels_cpu_norm,   dw__kernels_cpu_data,      dw__kernels_cpu_loss,
+    dw__kernels_reference, /* last: takes everything */
+};
+
+static const dw__kernel *candidates[DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */
+static pthread_once_t merged = PTHREAD_ONCE_INIT;
+
+/* Contracts that every list must keep are checked here, once. */
+static void merge_lists(void) {
+    uint8_t counts[DW_OP_COUNT] = {0};
+    for (size_t i = 0; i < DW_COUNT(lists); i++) {
+        for (const dw__kernel *const *kernel = lists[i]; *kernel; kernel++) {
+            dw_op op = (*kernel)->op;
+            assert((*kernel)->name && (*kernel)->source && (*kernel)->fits && (*kernel)->run);
+            assert((*kernel)->tolerance_factor > 0.0);
+            assert(counts[op] < MAX_CANDIDATES);
+            candidates[op][counts[op]++] = *kernel;
+        }
+    }
+}
+
+const dw__kernel *const *dw__kernel_candidates(dw_op op) {
+    pthread_once(&merged, merge_lists);
+    return candidates[op];
+}
+
+const dw__kernel *dw__kernel_select(const dw__call *call) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(call->op);
+    while (*kernel && !(*kernel)->fits(call)) kernel++;
+    return *kernel;
+}
+
+/* ---- helpers for kernels ----------------------------------------------------------------------- */
+
+const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key) {
+    for (uint32_t i = 0; i < call->attr_count; i++)
+        if (call->attrs[i].key == key) return &call->attrs[i];
+    return NULL;
+}
+
+int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent) {
+    const dw_attr *attr = dw__call_attr(call, key);
+    return attr ? attr->integer : absent;
+}
+
+double dw__call_float(const dw__call *call, dw_attr_key key, double absent) {
+    const dw_attr *attr = dw__call_attr(call, key);
+    return attr ? attr->number : absent;
+}
+
+int64_t dw__tensor_count(const dw__tensor *tensor) {
+    int64_t count = 1;
+    for (int axis = 0; axis < tensor->rank; axis++) count *= tensor->shape[axis];
+    return count;
+}
+
+/* Axes of one element may have any stride; so may all, when there is nothing to step over. */
+bool dw__tensor_is_contiguous(const dw__tensor *tensor) {
+    int64_t expected = 1;
+    if (dw__tensor_count(tensor) == 0) return true;
+    for (int axis = tensor->rank - 1; axis >= 0; axis--) {
+        if (tensor->shape[axis] != 1 && tensor->stride[axis] != expected) return false;
+        expected *= tensor->shape[axis];
+    }
+    return true;
+}
+
+void dw__tensor_set_contiguous(dw__tensor *tensor) {
+    int64_t stride = 1;
+    for (int axis = tensor->rank - 1; axis >= 0; axis--) {
+        tensor->stride[axis] = stride;
+        stride *= tensor->shape[axis];
+    }
+}
