@@ -8,5 +8,6 @@
 #include "deepwell/ops.h"
 #include "deepwell/status.h"
 #include "deepwell/threads.h"
+#include "deepwell/version.h"
 
 #endif

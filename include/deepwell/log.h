@@ -14,10 +14,6 @@ typedef void (*dw_log_sink)(void *context, int level, const char *line);
 /* `sink` NULL: silence. Lines below `minimum_level` are dropped. */
 DW_API void dw_log_set_sink(dw_log_sink sink, void *context, int minimum_level);
 
-/* Threads used by the CPU engine. DW_INVALID_ARGUMENT outside 1..256. */
-DW_API dw_status dw_set_threads(int threads);
-DW_API int dw_get_threads(void);
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,306 @@
+/* The thread pool.
+ *
+ * One 32-bit word carries the protocol, and is what idle workers sleep on (futex):
+ *
+ *     state:  [ generation, 22 bits | open, 1 bit | workers inside, 9 bits ]
+ *
+ * The caller writes the job's fields, then opens a new generation. A worker enters by adding one to
+ * the word while it is open, takes indexes until they run out, and leaves by subtracting one. When
+ * the caller runs out of indexes it closes the word and waits until nobody is inside: only then may
+ * the job's fields change. So a worker that wakes too late finds the door closed and costs nothing,
+ * and the caller never waits for a thread that the kernel has not scheduled. A worker that enters a
+ * later generation than the one it saw is right all the same: it reads the fields after entering.
+ */
+#include "base/pool.h"
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    INSIDE_MASK = 0x1ff, /* up to DW_POOL_MAX_THREADS - 1 workers */
+    OPEN = 0x200,
+    GENERATION = 0x400,
+    CACHE_LINE = 64,
+};
+_Static_assert(DW_POOL_MAX_THREADS - 1 <= INSIDE_MASK, "the count of workers inside must fit");
+
+/* Longer than the gap between two operations of a training step, much shorter than a time slice. */
+static const double SPIN_SECONDS = 50e-6;
+
+static struct {
+    pthread_mutex_t turn; /* held by the caller whose loop is running; guards the plain fields */
+
+    /* Job: written by the caller while nobody is inside, read by workers inside. */
+    dw__task task;
+    void *context;
+    int64_t count;
+
+    int workers; /* started, besides the caller */
+    pthread_t threads[DW_POOL_MAX_THREADS];
+    bool spin;   /* written while no worker runs */
+
+    _Atomic int wanted;         /* threads, caller included; 0: not decided yet */
+    _Atomic bool stop;
+    _Atomic uint32_t sleepers;  /* workers asleep, or about to be, on `state` */
+    _Atomic bool caller_sleeps; /* on `emptied` */
+
+    /* The contended words, a cache line each. */
+    _Alignas(CACHE_LINE) _Atomic uint32_t state;
+    _Alignas(CACHE_LINE) _Atomic int64_t next;
+    _Alignas(CACHE_LINE) _Atomic uint32_t emptied; /* times that the last worker left */
+} pool = {.turn = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local bool inside_task;
+static _Thread_local int own_worker;
+
+/* ---- waiting ------------------------------------------------------------------------------- */
+
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word, int threads) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+}
+
+static void pause_briefly(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Spin until (state & mask) differs from `value`; false when it took too long. */
+static bool spin_while(uint32_t mask, uint32_t value) {
+    enum { LOOKS_PER_CLOCK = 16 };
+    if (!pool.spin) return (atomic_load(&pool.state) & mask) != value;
+    double deadline = dw__seconds() + SPIN_SECONDS;
+    do {
+        for (int look = 0; look < LOOKS_PER_CLOCK; look++) {
+            if ((atomic_load(&pool.state) & mask) != value) return true;
+            pause_briefly();
+        }
+    } while (dw__seconds() < deadline);
+    return false;
+}
+
+/* ---- workers ------------------------------------------------------------------------------- */
+
+static void take_indexes(int worker) {
+    for (;;) {
+        int64_t index = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed);
+        if (index >= pool.count) return;
+        pool.task(pool.context, index, worker);
+    }
+}
+
+/* True once inside an open generation; `seen` is the state that was refused otherwise. */
+static bool enter(uint32_t *seen) {
+    uint32_t state = atomic_load(&pool.state);
+    while (state & OPEN) {
+        if (atomic_compare_exchange_weak(&pool.state, &state, state + 1)) {
+            *seen = state;
+            return true;
+        }
+    }
+    *seen = state;
+    return false;
+}
+
+static void leave(void) {
+    uint32_t before = atomic_fetch_sub(&pool.state, 1);
+    if ((before & INSIDE_MASK) != 1 || (before & OPEN)) return;
+    atomic_fetch_add(&pool.emptied, 1);
+    if (atomic_load(&pool.caller_sleeps)) wake(&pool.emptied, 1);
+}
+
+/* Returns when the generation differs from that of `seen`, or spuriously. */
+static void await_generation(uint32_t seen) {
+    const uint32_t generation_mask = ~(uint32_t)(GENERATION - 1);
+    if (spin_while(generation_mask, seen & generation_mask)) return;
+    /* Counted before the last look, and the caller looks at the count after publishing: one of the
+     * two sees the other, so no wake-up is lost. */
+    atomic_fetch_add(&pool.sleepers, 1);
+    uint32_t state = atomic_load(&pool.state);
+    if ((state & generation_mask) == (seen & generation_mask)) sleep_while(&pool.state, state);
+    atomic_fetch_sub(&pool.sleepers, 1);
+}
+
+static void *work(void *argument) {
+    inside_task = true;
+    own_worker = (int)(intptr_t)argument;
+    uint32_t seen = 0;
+    while (!atomic_load(&pool.stop)) {
+        if (enter(&seen)) {
+            take_indexes(own_worker);
+            leave();
+        }
+        await_generation(seen);
+    }
+    return NULL;
+}
+
+/* ---- starting and stopping; `turn` is held --------------------------------------------------- */
+
+static int usable_cpus(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more CPUs than a cpu_set_t holds */
+    return online > 0 ? (int)(online < INT_MAX ? online : INT_MAX) : 1;
+}
+
+static int default_threads(void) {
+    int cpus = usable_cpus();
+    if (cpus > DW_POOL_MAX_THREADS) cpus = DW_POOL_MAX_THREADS;
+    const char *text = getenv("DEEPWELL_THREADS");
+    if (!text || !*text) return cpus;
+    char *end = NULL;
+    long threads = strtol(text, &end, 10);
+    if (*end == '\0' && threads >= 1 && threads <= DW_POOL_MAX_THREADS) return (int)threads;
+    dw__log(DW_LOG_WARNING, "DEEPWELL_THREADS is \"%s\", not a number from 1 to %d: using %d", text,
+            DW_POOL_MAX_THREADS, cpus);
+    return cpus;
+}
+
+/* A forked child has the calling thread only, and the other fields as they happened to be. */
+static void forget_workers(void) {
+    pthread_mutex_init(&pool.turn, NULL);
+    pool.workers = 0;
+    atomic_store(&pool.stop, false);
+    atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.caller_sleeps, false);
+    atomic_store(&pool.state, 0);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+
+static void start_workers(int threads) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pool.spin = threads <= usable_cpus();
+
+    /* Signals belong to the program's own threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.workers < threads - 1) {
+        int worker = pool.workers + 1;
+        int error =
+            pthread_create(&pool.threads[pool.workers], NULL, work, (void *)(intptr_t)worker);
+        if (error != 0) {
+            /* Fewer threads give the same results, later. */
+            char reason[128];
+            dw__log(DW_LOG_WARNING, "thread %d of %d did not start: %s; continuing with %d", worker,
+                    threads, strerror_r(error, reason, sizeof reason), worker);
+            atomic_store(&pool.wanted, worker);
+            break;
+        }
+        char name[32]; /* the kernel takes 15 letters, which 256 workers do not exceed */
+        snprintf(name, sizeof name, "deepwell-%d", worker);
+        pthread_setname_np(pool.threads[pool.workers], name);
+        pool.workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void stop_workers(void) {
+    atomic_store(&pool.stop, true);
+    atomic_fetch_add(&pool.state, GENERATION);
+    wake(&pool.state, INT_MAX);
+    while (pool.workers > 0) pthread_join(pool.threads[--pool.workers], NULL);
+    atomic_store(&pool.stop, false);
+}
+
+static int decide_threads(void) {
+    int threads = atomic_load(&pool.wanted);
+    if (threads != 0) return threads;
+    int decided = default_threads();
+    return atomic_compare_exchange_strong(&pool.wanted, &threads, decided) ? decided : threads;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------ */
+
+static void open_generation(int64_t count, dw__task task, void *context) {
+    pool.task = task;
+    pool.context = context;
+    pool.count = count;
+    atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+    /* Closed and empty: nobody else changes the word now. */
+    atomic_store(&pool.state, (atomic_load(&pool.state) + GENERATION) | OPEN);
+    if (atomic_load(&pool.sleepers) > 0) {
+        int64_t helpers = count - 1 < pool.workers ? count - 1 : pool.workers;
+        wake(&pool.state, (int)helpers);
+    }
+}
+
+static void close_generation(void) {
+    atomic_fetch_and(&pool.state, ~(uint32_t)OPEN);
+    if (!(atomic_load(&pool.state) & INSIDE_MASK)) return;
+    for (;;) {
+        uint32_t emptied = atomic_load(&pool.emptied);
+        uint32_t inside = atomic_load(&pool.state) & INSIDE_MASK;
+        if (inside == 0) return;
+        if (spin_while(INSIDE_MASK, inside)) continue;
+        atomic_store(&pool.caller_sleeps, true);
+        sleep_while(&pool.emptied, emptied);
+        atomic_store(&pool.caller_sleeps, false);
+    }
+}
+
+static void run_serially(int64_t count, dw__task task, void *context) {
+    for (int64_t index = 0; index < count; index++) task(context, index, own_worker);
+}
+
+void dw__pool_run(int64_t count, dw__task task, void *context) {
+    if (inside_task) {
+        run_serially(count, task, context);
+        return;
+    }
+    /* Serial loops take their turn too: worker 0's scratch belongs to one caller at a time. */
+    pthread_mutex_lock(&pool.turn);
+    inside_task = true;
+    int threads = decide_threads();
+    if (count > 1 && pool.workers < threads - 1) start_workers(threads);
+    if (count > 1 && pool.workers > 0) {
+        open_generation(count, task, context);
+        take_indexes(0);
+        close_generation();
+    } else {
+        run_serially(count, task, context);
+    }
+    inside_task = false;
+    pthread_mutex_unlock(&pool.turn);
+}
+
+int dw__pool_threads(void) { return decide_threads(); }
+
+dw_status dw__pool_set_threads(int threads) {
+    if (threads < 1 || threads > DW_POOL_MAX_THREADS) {
+        return dw__fail(DW_INVALID_ARGUMENT, "threads is %d: expected 1 to %d", threads,
+                        DW_POOL_MAX_THREADS);
+    }
+    if (inside_task) {
+        return dw__fail(DW_STATE, "threads cannot be set to %d from inside a parallel loop; set it "
+                                  "before the work starts",
+                        threads);
+    }
+    pthread_mutex_lock(&pool.turn);
+    if (threads - 1 != pool.workers) stop_workers();
+    atomic_store(&pool.wanted, threads);
+    pthread_mutex_unlock(&pool.turn);
+    return DW_OK;
+}
+
+dw_status dw_set_threads(int threads) { return dw__pool_set_threads(threads); }
+
+int dw_get_threads(void) { return dw__pool_threads(); }

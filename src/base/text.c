@@ -1,0 +1,41 @@
+/* Growing text buffer. */
+#include "base/base.h"
+#include <stdio.h>
+#include <string.h>
+
+static dw_status reserve(dw__text *out, size_t more) {
+    if (more > SIZE_MAX - out->length - 1) return dw__fail_memory("a text buffer", SIZE_MAX);
+    return dw__grow((void **)&out->text, &out->capacity, out->length + more + 1, 1);
+}
+
+dw_status dw__text_append(dw__text *out, const char *bytes, size_t count) {
+    DW_RETURN_IF_FAILED(reserve(out, count));
+    if (count) memcpy(out->text + out->length, bytes, count);
+    out->length += count;
+    out->text[out->length] = '\0';
+    return DW_OK;
+}
+
+dw_status dw__text_printf(dw__text *out, const char *format, ...) {
+    dw_status status = DW_OK;
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (length < 0) {
+        status = dw__fail(DW_INTERNAL, "format \"%s\" could not be printed", format);
+        goto cleanup;
+    }
+    DW_TRY(reserve(out, (size_t)length));
+    vsnprintf(out->text + out->length, (size_t)length + 1, format, again);
+    out->length += (size_t)length;
+cleanup:
+    va_end(again);
+    return status;
+}
+
+void dw__text_free(dw__text *out) {
+    dw__free(out->text);
+    *out = (dw__text){0};
+}
