@@ -1,0 +1,21 @@
+# Compiler flags that all of our targets share, as the interface library `deepwell_flags`.
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_package(Threads REQUIRED)
+
+add_library(deepwell_flags INTERFACE)
+target_compile_definitions(deepwell_flags INTERFACE _GNU_SOURCE)
+# Contraction changes results with the compiler's mood; only the kernels in isa/ allow it.
+target_compile_options(deepwell_flags INTERFACE
+    -Wall -Wextra -ffp-contract=off -fno-math-errno
+    $<$<BOOL:${DEEPWELL_WERROR}>:-Werror>)
+if(DEEPWELL_SANITIZE)
+    target_compile_options(deepwell_flags INTERFACE
+        -fsanitize=${DEEPWELL_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(deepwell_flags INTERFACE -fsanitize=${DEEPWELL_SANITIZE})
+endif()

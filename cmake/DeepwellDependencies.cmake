@@ -1,0 +1,46 @@
+# Libraries that Deepwell stands on. Each is looked up by header and library, because the
+# distributions' own package files differ (or are absent) between releases.
+
+function(deepwell_find_library target header library)
+    find_path(${target}_INCLUDE_DIR ${header})
+    find_library(${target}_LIBRARY NAMES ${library})
+    mark_as_advanced(${target}_INCLUDE_DIR ${target}_LIBRARY)
+    if(${target}_INCLUDE_DIR AND ${target}_LIBRARY)
+        add_library(${target} UNKNOWN IMPORTED GLOBAL)
+        set_target_properties(${target} PROPERTIES
+            IMPORTED_LOCATION ${${target}_LIBRARY}
+            INTERFACE_INCLUDE_DIRECTORIES ${${target}_INCLUDE_DIR})
+    endif()
+endfunction()
+
+if(DEEPWELL_STATIC_DEPS)
+    deepwell_find_library(deepwell_jansson jansson.h libjansson.a)
+else()
+    deepwell_find_library(deepwell_jansson jansson.h jansson)
+endif()
+if(NOT TARGET deepwell_jansson)
+    message(FATAL_ERROR
+        "jansson (JSON) was not found: install its development package "
+        "(Debian and Ubuntu: libjansson-dev), then configure again")
+endif()
+
+if(NOT DEEPWELL_ONEDNN MATCHES "^(AUTO|OFF)$")
+    message(FATAL_ERROR "DEEPWELL_ONEDNN is \"${DEEPWELL_ONEDNN}\": expected AUTO or OFF")
+endif()
+if(DEEPWELL_ONEDNN STREQUAL "AUTO")
+    deepwell_find_library(deepwell_onednn oneapi/dnnl/dnnl.h dnnl)
+    if(NOT TARGET deepwell_onednn)
+        message(STATUS
+            "oneDNN was not found: matrix products use the portable kernel, which is slower "
+            "(Debian and Ubuntu: libdnnl-dev)")
+    endif()
+endif()
+
+if(DEEPWELL_TESTS)
+    deepwell_find_library(deepwell_cmocka cmocka.h cmocka)
+    if(NOT TARGET deepwell_cmocka)
+        message(FATAL_ERROR
+            "cmocka (C tests) was not found: install it (Debian and Ubuntu: libcmocka-dev), or "
+            "configure with -DDEEPWELL_TESTS=OFF")
+    endif()
+endif()

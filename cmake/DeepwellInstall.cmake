@@ -1,0 +1,47 @@
+# What is installed and where. Called from the top folder after the targets exist.
+#
+# Plain installs follow GNUInstallDirs. In a wheel (SKBUILD is set by scikit-build-core) the library
+# and its headers sit inside the Python package, and the program goes where pip puts programs.
+include(CMakePackageConfigHelpers)
+
+function(deepwell_install_wheel)
+    install(TARGETS deepwell LIBRARY DESTINATION deepwell COMPONENT python)
+    install(DIRECTORY include/deepwell DESTINATION deepwell/include COMPONENT python
+            FILES_MATCHING PATTERN "*.h")
+    if(TARGET deepwell_python)
+        install(TARGETS deepwell_python LIBRARY DESTINATION deepwell COMPONENT python)
+    endif()
+    install(TARGETS deepwell_program
+            RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+endfunction()
+
+function(deepwell_install_system)
+    install(TARGETS deepwell EXPORT deepwellTargets
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(TARGETS deepwell_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(DIRECTORY include/deepwell DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+            FILES_MATCHING PATTERN "*.h")
+
+    set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/deepwell)
+    install(EXPORT deepwellTargets NAMESPACE deepwell:: DESTINATION ${package_folder})
+    configure_package_config_file(cmake/deepwellConfig.cmake.in
+        ${PROJECT_BINARY_DIR}/deepwellConfig.cmake INSTALL_DESTINATION ${package_folder})
+    write_basic_package_version_file(${PROJECT_BINARY_DIR}/deepwellConfigVersion.cmake
+        COMPATIBILITY SameMinorVersion)
+    install(FILES ${PROJECT_BINARY_DIR}/deepwellConfig.cmake
+                  ${PROJECT_BINARY_DIR}/deepwellConfigVersion.cmake
+            DESTINATION ${package_folder})
+
+    configure_file(cmake/deepwell.pc.in ${PROJECT_BINARY_DIR}/deepwell.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/deepwell.pc
+            DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+    install(FILES docs/man/deepwell.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES cli/completion/deepwell.bash
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME deepwell)
+endfunction()
+
+if(SKBUILD)
+    deepwell_install_wheel()
+else()
+    deepwell_install_system()
+endif()
