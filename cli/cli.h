@@ -1,0 +1,21 @@
+/* What the program's files share. The program uses Deepwell's public headers only. */
+#ifndef DW_CLI_H
+#define DW_CLI_H
+
+enum cli_exit { CLI_DONE = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_UNSUPPORTED = 3 };
+
+typedef struct cli_command {
+    const char *name;
+    const char *summary; /* one line, for `deepwell --help` */
+    /* argv[0] is the subcommand's name. Returns a cli_exit. */
+    int (*run)(int argc, char **argv);
+} cli_command;
+
+int cli_doctor(int argc, char **argv);
+
+/* `text` in bold when stdout is a terminal and NO_COLOR is not set. */
+void cli_print_bold(const char *text);
+/* "deepwell: ..." on stderr, then a pointer to --help; returns CLI_USAGE. */
+int cli_usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

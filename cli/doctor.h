@@ -1,0 +1,20 @@
+/* What `deepwell doctor` looks at. Each probe describes one thing as a JSON value and, where
+ * something is missing or could be better, appends {"what": ..., "next": ...} to `advice`. A probe
+ * never fails: what cannot be found out is null. */
+#ifndef DW_DOCTOR_H
+#define DW_DOCTOR_H
+
+#include <jansson.h>
+
+/* {"model", "isa", "usable", "online", "memory_bytes", "memory_available_bytes"} */
+json_t *doctor_probe_cpu(json_t *advice);
+/* "oneDNN 2.6.3" or "portable C" */
+json_t *doctor_probe_matrix_products(json_t *advice);
+/* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}]} */
+json_t *doctor_probe_gpu(json_t *advice);
+/* {"executable", "version", "deepwell", "torch"}: of the Python beside the program, else on PATH */
+json_t *doctor_probe_python(json_t *advice);
+
+void doctor_advise(json_t *advice, const char *what, const char *next);
+
+#endif

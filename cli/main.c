@@ -1,0 +1,80 @@
+/* The program `deepwell`: finds the subcommand and runs it. A new subcommand is one file with a
+ * function, declared in cli.h, and one row in the table below. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const cli_command commands[] = {
+    {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
+};
+enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
+
+void cli_print_bold(const char *text) {
+    const char *no_color = getenv("NO_COLOR");
+    int plain = (no_color && *no_color) || !isatty(STDOUT_FILENO);
+    printf(plain ? "%s" : "\033[1m%s\033[0m", text);
+}
+
+int cli_usage_error(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("deepwell: ", stderr);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputs("\nTry 'deepwell --help'.\n", stderr);
+    return CLI_USAGE;
+}
+
+static void print_help(void) {
+    printf("Usage: deepwell COMMAND [OPTION...]\n"
+           "       deepwell --help | --version\n"
+           "\n"
+           "Transformer training made fast.\n"
+           "\n"
+           "Commands:\n");
+    for (int at = 0; at < COMMAND_COUNT; at++) {
+        printf("  %-10s %s\n", commands[at].name, commands[at].summary);
+    }
+    printf("\n"
+           "'deepwell COMMAND --help' describes one command.\n"
+           "\n"
+           "Environment:\n"
+           "  DEEPWELL_THREADS  threads of the CPU engine (default: the CPUs it may use)\n"
+           "  NO_COLOR          no colours on a terminal\n"
+           "\n"
+           "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not supported on this machine.\n");
+}
+
+/* Output that did not arrive (a full disk, a closed pipe) is a failure, whatever the command said. */
+static int flushed(int result) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return result;
+    perror("deepwell: cannot write the output");
+    return CLI_FAILED;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        print_help();
+        flushed(CLI_DONE);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        print_help();
+        return flushed(CLI_DONE);
+    }
+    if (strcmp(name, "--version") == 0) {
+        printf("deepwell %s\n", dw_version());
+        return flushed(CLI_DONE);
+    }
+    for (int at = 0; at < COMMAND_COUNT; at++) {
+        if (strcmp(name, commands[at].name) == 0) {
+            return flushed(commands[at].run(argc - 1, argv + 1));
+        }
+    }
+    return cli_usage_error("there is no command '%s'", name);
+}
