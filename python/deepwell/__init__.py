@@ -1,0 +1,33 @@
+"""Deepwell: transformer training made fast.
+
+    model = deepwell.optimize(model)
+
+and train as before. ``deepwell.restore(model)`` undoes it, ``deepwell.summary(model)`` tells what was
+done, ``deepwell.AdamW`` is an optimizer that updates all parameters in one pass.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:  # pragma: no cover - needs an environment without PyTorch
+    raise ImportError(
+        "deepwell needs PyTorch 2.9 or later, and there is none in this environment: install the build "
+        "that fits this machine (see pytorch.org), then import deepwell again"
+    ) from error
+
+from deepwell import _deepwell
+from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
+from deepwell.optim import AdamW
+from deepwell.optimize import optimize, restore, summary
+
+__version__ = _deepwell.version()
+
+__all__ = [
+    "AdamW",
+    "CaptureError",
+    "DeepwellError",
+    "UnsupportedError",
+    "__version__",
+    "optimize",
+    "restore",
+    "summary",
+]

@@ -1,0 +1,66 @@
+"""Arenas between runs.
+
+A forward leases an arena until its autograd node is freed, so two forwards before a backward are two
+arenas. Idle arenas are kept for the next step: an arena is walked from end to end at every step, and
+fresh memory costs a page fault for each page of it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from deepwell import _deepwell
+
+_KEPT_IDLE = 2
+
+
+class ArenaPool:
+    """Idle arenas. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_deepwell.Arena] = []
+
+    def lease(self, size: int) -> "Lease":
+        """An arena of at least ``size`` bytes, an idle one where it is not wastefully large."""
+        with self._lock:
+            fitting = [arena for arena in self._idle if size <= arena.bytes <= 2 * size + (1 << 22)]
+            if fitting:
+                arena = min(fitting, key=lambda arena: arena.bytes)
+                self._idle.remove(arena)
+                return Lease(self, arena)
+            # Sizes have changed: what is idle would only add to the peak.
+            self._idle.clear()
+        return Lease(self, _deepwell.Arena(size))
+
+    def give(self, arena: _deepwell.Arena) -> None:
+        with self._lock:
+            self._idle.append(arena)
+            if len(self._idle) > _KEPT_IDLE:
+                self._idle.remove(min(self._idle, key=lambda arena: arena.bytes))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._idle.clear()
+
+    # A copied or unpickled model starts with no arenas.
+    def __reduce__(self):
+        return (ArenaPool, ())
+
+
+class Lease:
+    """An arena in use; goes back to its pool with ``release`` or when it is collected."""
+
+    __slots__ = ("_pool", "arena")
+
+    def __init__(self, pool: ArenaPool, arena: _deepwell.Arena) -> None:
+        self._pool = pool
+        self.arena: _deepwell.Arena | None = arena
+
+    def release(self) -> None:
+        arena, self.arena = self.arena, None
+        if arena is not None:
+            self._pool.give(arena)
+
+    def __del__(self) -> None:
+        self.release()

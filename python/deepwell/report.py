@@ -1,0 +1,191 @@
+"""What optimize() did, as text: each module replaced, each one left alone and why, totals."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from deepwell import _deepwell
+
+_RULE = "=" * 60
+_KINDS = (
+    ("Attention modules", ("attn", "attention")),
+    ("MLP modules", ("mlp", "feedforward", "feed_forward")),
+    ("Norm modules", ("norm",)),
+    ("Linear modules", ("linear", "conv1d")),
+    ("Embeddings", ("embedding",)),
+)
+
+
+def _kind(module: torch.nn.Module) -> str | None:
+    """The row of the totals that a module counts in."""
+    name = type(module).__name__.lower()
+    for label, fragments in _KINDS:
+        if any(fragment in name for fragment in fragments):
+            return label
+    return None
+
+
+@dataclass
+class _Unit:
+    """One module with a forward of ours, or one left to PyTorch."""
+
+    path: str
+    class_name: str
+    inside: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+    captures: int = 0
+    capture_seconds: float = 0.0
+    left_alone: str | None = None
+    milliseconds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    slower: set[str] = field(default_factory=set)
+    calls: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+class Report:
+    def __init__(self, root: torch.nn.Module, *, verbose: bool, profile: bool) -> None:
+        machine = json.loads(_deepwell.machine())
+        dtypes = {str(p.dtype).removeprefix("torch.").upper() for p in root.parameters()}
+        precision = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
+        self._title = "CPU " + "/".join(sorted(precision.get(d, d) for d in dtypes) or ["FP32"])
+        self._machine = f"{machine.get('isa', 'cpu')}, {torch.get_num_threads()} threads"
+        self._units: dict[str, _Unit] = {}
+        self._verbose = verbose
+        self.profile = profile
+        self.announced = False
+
+    def _unit(self, path: str, module: torch.nn.Module | None = None) -> _Unit:
+        unit = self._units.get(path)
+        if unit is None:
+            unit = self._units[path] = _Unit(path, type(module).__name__ if module else "?")
+        return unit
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    def leave(self, path: str, module: torch.nn.Module, reason: str) -> None:
+        self._unit(path, module).left_alone = reason
+
+    def captured(self, path: str, module: torch.nn.Module, program, seconds: float) -> None:
+        unit = self._unit(path, module)
+        unit.captures += 1
+        unit.capture_seconds += seconds
+        unit.nodes = program.graph.node_count
+        unit.inside = Counter(
+            kind for submodule in module.modules() if (kind := _kind(submodule)) is not None
+        )
+
+    def measured(
+        self,
+        path: str,
+        module: torch.nn.Module,
+        grad: bool,
+        original: float,
+        engine: float,
+        slower: bool,
+    ) -> None:
+        unit = self._unit(path, module)
+        what = "forward + backward" if grad else "forward"
+        unit.milliseconds[what] = (original * 1e3, engine * 1e3)
+        (unit.slower.add if slower else unit.slower.discard)(what)
+        if slower and self.announced and self._verbose:
+            print(f"  [{path or 'model'}] {what} left to PyTorch: measured slower", flush=True)
+
+    def note(self, path: str, text: str) -> None:
+        notes = self._unit(path).notes
+        if text not in notes:
+            notes.append(text)
+
+    def count_call(self, path: str) -> None:
+        self._unit(path).calls += 1
+
+    def count_fallback(self, path: str, reason: str) -> None:
+        self._unit(path).fallbacks[reason] += 1
+
+    # ---- text ----------------------------------------------------------------------------------------
+
+    def announce_start(self) -> None:
+        if self._verbose:
+            print(self._header(), flush=True)
+            print("  The first call captures the model; what was replaced follows it.", flush=True)
+
+    def announce(self) -> None:
+        """Prints the summary once, after the first call has settled what can be settled."""
+        if self.announced:
+            return
+        self.announced = True
+        if self._verbose:
+            print(self.text(), flush=True)
+
+    def _header(self) -> str:
+        return f"{_RULE}\nDeepwell Optimizer - {self._title}\n{_RULE}"
+
+    def text(self) -> str:
+        lines = [self._header()]
+        replaced = [u for u in self._units.values() if u.captures and not _all_slower(u)]
+        alone = [u for u in self._units.values() if u not in replaced]
+        for unit in replaced:
+            name = unit.path or "model"
+            lines.append(
+                f"  [{name}] {unit.class_name} -> engine "
+                f"({unit.nodes} nodes, captured in {unit.capture_seconds:.2f} s)"
+            )
+            for what, (original, engine) in unit.milliseconds.items():
+                verdict = "left to PyTorch" if what in unit.slower else f"{original / engine:.2f}x"
+                lines.append(
+                    f"      {what}: {original:.2f} ms in PyTorch, {engine:.2f} ms here: {verdict}"
+                )
+            lines += _counts(unit)
+        for unit in alone:
+            lines.append(f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}")
+            lines += _counts(unit)
+        lines += [_RULE, "Optimization Summary", _RULE]
+        lines.append(f"Total modules replaced: {len(replaced)}")
+        totals: Counter[str] = Counter()
+        for unit in replaced:
+            totals += unit.inside
+        width = max((len(label) for label, _ in _KINDS), default=0) + 2
+        for label, _ in _KINDS:
+            if totals[label]:
+                lines.append(f"  - {label + ':':{width}}{totals[label]}")
+        lines.append(f"Modules left alone: {len(alone)}")
+        lines.append(_RULE)
+        if replaced:
+            lines.append(f"✓ Model optimized for CPU ({self._machine})")
+        else:
+            lines.append("The model runs in PyTorch as before.")
+        return "\n".join(lines)
+
+
+def _all_slower(unit: _Unit) -> bool:
+    return bool(unit.milliseconds) and set(unit.milliseconds) == unit.slower
+
+
+def _reason(unit: _Unit) -> str:
+    if unit.left_alone is not None:
+        return unit.left_alone
+    if unit.captures and _all_slower(unit):
+        times = "; ".join(
+            f"{what} {engine:.2f} ms against {original:.2f} ms in PyTorch"
+            for what, (original, engine) in unit.milliseconds.items()
+        )
+        return f"measured slower here: {times}"
+    if unit.fallbacks:
+        return unit.fallbacks.most_common(1)[0][0]
+    return "not called yet"
+
+
+def _counts(unit: _Unit) -> list[str]:
+    lines = []
+    if unit.calls or unit.fallbacks:
+        total = sum(unit.fallbacks.values())
+        lines.append(f"      {unit.calls} calls by the engine, {total} by PyTorch")
+    for reason, count in unit.fallbacks.most_common(4):
+        lines.append(f"      {count} x PyTorch because {reason}")
+    for note in unit.notes[-3:]:
+        lines.append(f"      captured again: {note}")
+    return lines

@@ -1,0 +1,734 @@
+/* _deepwell: libdeepwell for Python. It only translates: integers that are addresses in, statuses out
+ * as exceptions. Limited API, so that one binary serves CPython 3.10 and later. The GIL is released
+ * while an engine runs. Whoever calls keeps the tensors behind the addresses alive.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "deepwell/deepwell.h"
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef struct module_state {
+    PyObject *error; /* deepwell._deepwell.Error */
+    PyObject *graph_type, *engine_type, *plan_type, *arena_type;
+} module_state;
+
+static module_state state; /* single-phase module: one per process */
+
+static PyObject *fail(dw_status status) {
+    PyObject *error = PyObject_CallFunction(state.error, "s", dw_last_error());
+    if (error == NULL) return NULL;
+    PyObject *name = PyUnicode_FromString(dw_status_name(status));
+    if (name != NULL && PyObject_SetAttrString(error, "status", name) == 0)
+        PyErr_SetObject(state.error, error);
+    Py_XDECREF(name);
+    Py_DECREF(error);
+    return NULL;
+}
+
+static void *object_slot(PyObject *self) { return (char *)self + sizeof(PyObject); }
+
+/* ---- arenas --------------------------------------------------------------------------------------
+ * Memory for one run, mapped apart from the heap so that it is returned when the object dies, and in
+ * huge pages where the kernel has them: an arena is walked from end to end at every step. */
+
+typedef struct arena_slot {
+    void *base;
+    size_t bytes;
+} arena_slot;
+
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    Py_ssize_t wanted = 0;
+    if (!PyArg_ParseTuple(args, "n:Arena", &wanted)) return NULL;
+    if (wanted < 0) {
+        PyErr_Format(PyExc_ValueError, "Arena: %zd bytes; a size cannot be negative", wanted);
+        return NULL;
+    }
+    size_t bytes = wanted > 0 ? (size_t)wanted : 1;
+    bool huge = bytes >= HUGE_PAGE;
+    size_t unit = huge ? HUGE_PAGE : 4096;
+    bytes = (bytes + unit - 1) / unit * unit;
+    size_t mapped = bytes + (huge ? HUGE_PAGE : 0); /* room to align */
+    char *raw = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) {
+        PyErr_Format(PyExc_MemoryError,
+                     "Deepwell needs an arena of %zu bytes and the system has no memory for it: use "
+                     "a smaller batch or sequence",
+                     bytes);
+        return NULL;
+    }
+    char *base = raw;
+    if (huge) {
+        size_t skip = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
+        base = raw + skip;
+        if (skip > 0) munmap(raw, skip);
+        if (HUGE_PAGE - skip > 0) munmap(base + bytes, HUGE_PAGE - skip);
+        madvise(base, bytes, MADV_HUGEPAGE); /* advice: failure changes nothing but speed */
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = allocate(type, 0);
+    if (self == NULL) {
+        munmap(base, bytes);
+        return NULL;
+    }
+    arena_slot *slot = object_slot(self);
+    slot->base = base;
+    slot->bytes = bytes;
+    return self;
+}
+
+static void release_object(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static void arena_dealloc(PyObject *self) {
+    arena_slot *slot = object_slot(self);
+    if (slot->base != NULL) munmap(slot->base, slot->bytes);
+    release_object(self);
+}
+
+static PyObject *arena_address(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromVoidPtr(((arena_slot *)object_slot(self))->base);
+}
+static PyObject *arena_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((arena_slot *)object_slot(self))->bytes);
+}
+/* copy_from(other, bytes): the first `bytes` of another arena. */
+static PyObject *arena_copy_from(PyObject *self, PyObject *args) {
+    PyObject *other = NULL;
+    Py_ssize_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "O!n:copy_from", state.arena_type, &other, &bytes)) return NULL;
+    arena_slot *to = object_slot(self), *from = object_slot(other);
+    if (bytes < 0 || (size_t)bytes > to->bytes || (size_t)bytes > from->bytes) {
+        PyErr_Format(PyExc_ValueError, "copy_from: %zd bytes between arenas of %zu and %zu", bytes,
+                     from->bytes, to->bytes);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    memcpy(to->base, from->base, (size_t)bytes);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyGetSetDef arena_getset[] = {
+    {"address", arena_address, NULL, "address of the first byte", NULL},
+    {"bytes", arena_bytes, NULL, "size", NULL},
+    {0}};
+static PyMethodDef arena_methods[] = {
+    {"copy_from", arena_copy_from, METH_VARARGS, "copy_from(other, bytes)"}, {0}};
+static PyType_Slot arena_slots[] = {{Py_tp_new, arena_new},
+                                    {Py_tp_dealloc, arena_dealloc},
+                                    {Py_tp_getset, arena_getset},
+                                    {Py_tp_methods, arena_methods},
+                                    {Py_tp_doc, "Arena(bytes): memory for one run of a plan"},
+                                    {0, NULL}};
+static PyType_Spec arena_spec = {"deepwell._deepwell.Arena", sizeof(PyObject) + sizeof(arena_slot),
+                                 0, Py_TPFLAGS_DEFAULT, arena_slots};
+
+/* ---- sequences of integers ------------------------------------------------------------------------ */
+
+/* Reads a tuple or list of `expected` addresses (None: NULL) into fresh bindings (PyMem_Free). */
+static dw_binding *read_bindings(PyObject *sequence, Py_ssize_t expected, const char *what) {
+    Py_ssize_t count = PySequence_Size(sequence);
+    if (count < 0) return NULL;
+    if (expected >= 0 && count != expected) {
+        PyErr_Format(PyExc_ValueError, "%s: %zd addresses given, %zd expected", what, count,
+                     expected);
+        return NULL;
+    }
+    dw_binding *bindings = PyMem_Calloc((size_t)(count > 0 ? count : 1), sizeof *bindings);
+    if (bindings == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        if (item == NULL) goto failed;
+        if (item != Py_None) bindings[i].data = PyLong_AsVoidPtr(item);
+        Py_DECREF(item);
+        if (PyErr_Occurred()) goto failed;
+    }
+    return bindings;
+failed:
+    PyMem_Free(bindings);
+    return NULL;
+}
+
+/* Reads integers into fresh memory (PyMem_Free). */
+static int64_t *read_integers(PyObject *sequence, Py_ssize_t *count) {
+    *count = PySequence_Size(sequence);
+    if (*count < 0) return NULL;
+    int64_t *integers = PyMem_Calloc((size_t)(*count > 0 ? *count : 1), sizeof *integers);
+    if (integers == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < *count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        if (item != NULL) {
+            integers[i] = PyLong_AsLongLong(item);
+            Py_DECREF(item);
+        }
+        if (PyErr_Occurred()) {
+            PyMem_Free(integers);
+            return NULL;
+        }
+    }
+    return integers;
+}
+
+/* A library-made text as str, released. */
+static PyObject *take_text(dw_status status, char *text) {
+    if (status != DW_OK) return fail(status);
+    PyObject *result = PyUnicode_FromString(text);
+    dw_text_free(text);
+    return result;
+}
+
+/* ---- Plan ------------------------------------------------------------------------------------------ */
+
+typedef struct plan_slot {
+    dw_plan *plan;
+    PyObject *engine; /* keeps the engine, and so the plan, alive */
+    Py_ssize_t leaf_count, output_count, grad_output_count, wrt_count;
+} plan_slot;
+
+static void plan_dealloc(PyObject *self) {
+    plan_slot *slot = object_slot(self);
+    if (slot->plan != NULL) dw_plan_release(slot->plan);
+    Py_XDECREF(slot->engine);
+    release_object(self);
+}
+
+static PyObject *plan_arena_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(dw_plan_arena_bytes(((plan_slot *)object_slot(self))->plan));
+}
+static PyObject *plan_saved_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(dw_plan_saved_bytes(((plan_slot *)object_slot(self))->plan));
+}
+
+/* ((dtype name, (dim, ...)), ...) */
+static PyObject *plan_outputs(PyObject *self, void *closure) {
+    (void)closure;
+    dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
+    uint32_t count = dw_plan_output_count(plan);
+    PyObject *outputs = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t i = 0; outputs != NULL && i < count; i++) {
+        int64_t shape[DW_MAX_RANK];
+        int rank = dw_plan_output_shape(plan, i, shape);
+        PyObject *dims = PyTuple_New(rank);
+        for (int axis = 0; dims != NULL && axis < rank; axis++) {
+            PyObject *dim = PyLong_FromLongLong(shape[axis]);
+            if (dim == NULL) Py_CLEAR(dims);
+            else PyTuple_SetItem(dims, axis, dim);
+        }
+        PyObject *entry =
+            dims == NULL
+                ? NULL
+                : Py_BuildValue("(sN)", dw_dtype_name(dw_plan_output_dtype(plan, i)), dims);
+        if (entry == NULL) Py_CLEAR(outputs);
+        else PyTuple_SetItem(outputs, (Py_ssize_t)i, entry);
+    }
+    return outputs;
+}
+
+static PyObject *plan_describe(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    dw_status status = dw_plan_describe(((plan_slot *)object_slot(self))->plan, &text);
+    return take_text(status, text);
+}
+
+/* forward(arena, leaves, outputs): addresses. */
+static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    plan_slot *slot = object_slot(self);
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "forward(arena, leaves, outputs) takes 3 arguments");
+        return NULL;
+    }
+    void *arena = PyLong_AsVoidPtr(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    dw_binding *leaves = read_bindings(args[1], slot->leaf_count, "leaves");
+    dw_binding *outputs =
+        leaves == NULL ? NULL : read_bindings(args[2], slot->output_count, "outputs");
+    dw_status status = DW_OK;
+    if (outputs != NULL) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = dw_plan_forward(slot->plan, arena, leaves, outputs);
+        Py_END_ALLOW_THREADS;
+    }
+    bool read = outputs != NULL;
+    PyMem_Free(leaves);
+    PyMem_Free(outputs);
+    if (!read) return NULL;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
+/* backward(arena, leaves, outputs, output_grads, grads): addresses, None where absent. */
+static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    plan_slot *slot = object_slot(self);
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError,
+                        "backward(arena, leaves, outputs, output_grads, grads) takes 5 arguments");
+        return NULL;
+    }
+    void *arena = PyLong_AsVoidPtr(args[0]);
+    if (PyErr_Occurred()) return NULL;
+    const char *names[4] = {"leaves", "outputs", "output_grads", "grads"};
+    Py_ssize_t expected[4] = {slot->leaf_count, slot->output_count, slot->grad_output_count,
+                              slot->wrt_count};
+    dw_binding *bindings[4] = {NULL, NULL, NULL, NULL};
+    bool read = true;
+    for (int i = 0; i < 4 && read; i++) {
+        bindings[i] = read_bindings(args[i + 1], expected[i], names[i]);
+        read = bindings[i] != NULL;
+    }
+    dw_status status = DW_OK;
+    if (read) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = dw_plan_backward(slot->plan, arena, bindings[0], bindings[1], bindings[2],
+                                  bindings[3]);
+        Py_END_ALLOW_THREADS;
+    }
+    for (int i = 0; i < 4; i++) PyMem_Free(bindings[i]);
+    if (!read) return NULL;
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
+static PyGetSetDef plan_getset[] = {
+    {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
+    {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
+    {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
+    {0}};
+static PyMethodDef plan_methods[] = {
+    {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_FASTCALL,
+     "forward(arena, leaves, outputs)"},
+    {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
+     "backward(arena, leaves, outputs, output_grads, grads)"},
+    {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
+    {0}};
+static PyType_Slot plan_slots[] = {{Py_tp_dealloc, plan_dealloc},
+                                   {Py_tp_getset, plan_getset},
+                                   {Py_tp_methods, plan_methods},
+                                   {Py_tp_doc, "An engine's plan at one set of sizes"},
+                                   {0, NULL}};
+static PyType_Spec plan_spec = {"deepwell._deepwell.Plan", sizeof(PyObject) + sizeof(plan_slot), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                plan_slots};
+
+/* ---- Graph ----------------------------------------------------------------------------------------- */
+
+typedef struct graph_slot {
+    dw_graph *graph;
+} graph_slot;
+
+static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    const char *json = NULL;
+    Py_ssize_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "s#:Graph", &json, &bytes)) return NULL;
+    dw_graph *graph = NULL;
+    dw_status status = dw_graph_from_json(json, (size_t)bytes, &graph);
+    if (status != DW_OK) return fail(status);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = allocate(type, 0);
+    if (self == NULL) dw_graph_destroy(graph);
+    else ((graph_slot *)object_slot(self))->graph = graph;
+    return self;
+}
+
+static void graph_dealloc(PyObject *self) {
+    dw_graph_destroy(((graph_slot *)object_slot(self))->graph);
+    release_object(self);
+}
+
+static PyObject *graph_text(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    return take_text(dw_graph_to_text(((graph_slot *)object_slot(self))->graph, &text), text);
+}
+static PyObject *graph_json(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    return take_text(dw_graph_to_json(((graph_slot *)object_slot(self))->graph, &text), text);
+}
+static PyObject *graph_run_pass(PyObject *self, PyObject *args) {
+    const char *name = NULL;
+    if (!PyArg_ParseTuple(args, "s:run_pass", &name)) return NULL;
+    for (int pass = 0; pass < DW_PASS_COUNT; pass++) {
+        if (strcmp(dw_pass_name((dw_pass)pass), name) != 0) continue;
+        dw_status status =
+            dw_graph_run_pass(&((graph_slot *)object_slot(self))->graph, (dw_pass)pass);
+        if (status != DW_OK) return fail(status);
+        Py_RETURN_NONE;
+    }
+    PyErr_Format(PyExc_ValueError, "there is no pass called '%s'", name);
+    return NULL;
+}
+/* cost(sizes) -> (flops, bytes) */
+static PyObject *graph_cost(PyObject *self, PyObject *args) {
+    PyObject *sequence = NULL;
+    if (!PyArg_ParseTuple(args, "O:cost", &sequence)) return NULL;
+    const dw_graph *graph = ((graph_slot *)object_slot(self))->graph;
+    Py_ssize_t count = 0;
+    int64_t *sizes = read_integers(sequence, &count);
+    if (sizes == NULL) return NULL;
+    if (count != (Py_ssize_t)dw_graph_symbol_count(graph)) {
+        PyMem_Free(sizes);
+        PyErr_Format(PyExc_ValueError, "cost: %zd sizes given for %u symbols", count,
+                     dw_graph_symbol_count(graph));
+        return NULL;
+    }
+    dw_cost cost = {0};
+    dw_status status = dw_graph_cost(graph, sizes, &cost);
+    PyMem_Free(sizes);
+    if (status != DW_OK) return fail(status);
+    return Py_BuildValue("(dd)", cost.flops, cost.bytes);
+}
+static PyObject *graph_leaves(PyObject *self, void *closure) {
+    (void)closure;
+    const dw_graph *graph = ((graph_slot *)object_slot(self))->graph;
+    uint32_t count = dw_graph_leaf_count(graph);
+    PyObject *names = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t i = 0; names != NULL && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(dw_value_name(graph, dw_graph_leaf_at(graph, i)));
+        if (name == NULL) Py_CLEAR(names);
+        else PyTuple_SetItem(names, (Py_ssize_t)i, name);
+    }
+    return names;
+}
+static PyObject *graph_nodes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(dw_graph_node_count(((graph_slot *)object_slot(self))->graph));
+}
+
+static PyGetSetDef graph_getset[] = {
+    {"leaves", graph_leaves, NULL, "names, in order", NULL},
+    {"node_count", graph_nodes, NULL, "number of nodes", NULL},
+    {0}};
+static PyMethodDef graph_methods[] = {
+    {"text", graph_text, METH_NOARGS, "the readable form"},
+    {"json", graph_json, METH_NOARGS, "the JSON form"},
+    {"run_pass", graph_run_pass, METH_VARARGS, "run_pass(name)"},
+    {"cost", graph_cost, METH_VARARGS, "cost(sizes) -> (flops, bytes)"},
+    {0}};
+static PyType_Slot graph_slots[] = {{Py_tp_new, graph_new},
+                                    {Py_tp_dealloc, graph_dealloc},
+                                    {Py_tp_getset, graph_getset},
+                                    {Py_tp_methods, graph_methods},
+                                    {Py_tp_doc, "Graph(json): a graph, verified"},
+                                    {0, NULL}};
+static PyType_Spec graph_spec = {"deepwell._deepwell.Graph", sizeof(PyObject) + sizeof(graph_slot),
+                                 0, Py_TPFLAGS_DEFAULT, graph_slots};
+
+/* ---- Engine ---------------------------------------------------------------------------------------- */
+
+typedef struct engine_slot {
+    dw_engine *engine;
+    Py_ssize_t leaf_count, output_count, grad_output_count, wrt_count, symbol_count;
+} engine_slot;
+
+static void engine_dealloc(PyObject *self) {
+    dw_engine *engine = ((engine_slot *)object_slot(self))->engine;
+    if (engine != NULL) dw_engine_destroy(engine);
+    release_object(self);
+}
+
+/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True): indices of outputs and of leaves. */
+static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"graph", "grad_outputs", "wrt", "recompute", "fuse", NULL};
+    PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
+    int recompute = 1, fuse = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|pp:Engine", names, state.graph_type,
+                                     &graph_object, &outputs_object, &wrt_object, &recompute,
+                                     &fuse))
+        return NULL;
+    const dw_graph *graph = ((graph_slot *)object_slot(graph_object))->graph;
+    PyObject *self = NULL;
+    uint32_t *output_indices = NULL;
+    dw_value *wrt = NULL;
+    Py_ssize_t output_count = 0, wrt_count = 0;
+    int64_t *outputs_read = read_integers(outputs_object, &output_count);
+    int64_t *wrt_read = outputs_read == NULL ? NULL : read_integers(wrt_object, &wrt_count);
+    if (wrt_read == NULL) goto cleanup;
+    output_indices = PyMem_Calloc((size_t)output_count + 1, sizeof *output_indices);
+    wrt = PyMem_Calloc((size_t)wrt_count + 1, sizeof *wrt);
+    if (output_indices == NULL || wrt == NULL) {
+        PyErr_NoMemory();
+        goto cleanup;
+    }
+    for (Py_ssize_t i = 0; i < output_count; i++) {
+        if (outputs_read[i] < 0 || outputs_read[i] >= dw_graph_output_count(graph)) {
+            PyErr_Format(PyExc_IndexError, "grad_outputs: %lld, but the graph has %u outputs",
+                         (long long)outputs_read[i], dw_graph_output_count(graph));
+            goto cleanup;
+        }
+        output_indices[i] = (uint32_t)outputs_read[i];
+    }
+    for (Py_ssize_t i = 0; i < wrt_count; i++) {
+        if (wrt_read[i] < 0 || wrt_read[i] >= dw_graph_leaf_count(graph)) {
+            PyErr_Format(PyExc_IndexError, "wrt: leaf %lld, but the graph has %u leaves",
+                         (long long)wrt_read[i], dw_graph_leaf_count(graph));
+            goto cleanup;
+        }
+        wrt[i] = dw_graph_leaf_at(graph, (uint32_t)wrt_read[i]);
+    }
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.recompute = recompute;
+    options.fuse = fuse;
+    dw_engine *engine = NULL;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_engine_create(graph, (uint32_t)output_count, output_indices, (uint32_t)wrt_count,
+                              wrt, &options, &engine);
+    Py_END_ALLOW_THREADS;
+    if (status != DW_OK) {
+        fail(status);
+        goto cleanup;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    self = allocate(type, 0);
+    if (self == NULL) {
+        dw_engine_destroy(engine);
+        goto cleanup;
+    }
+    engine_slot *slot = object_slot(self);
+    slot->engine = engine;
+    slot->leaf_count = (Py_ssize_t)dw_graph_leaf_count(graph);
+    slot->output_count = (Py_ssize_t)dw_graph_output_count(graph);
+    slot->symbol_count = (Py_ssize_t)dw_graph_symbol_count(graph);
+    slot->grad_output_count = output_count;
+    slot->wrt_count = wrt_count;
+cleanup:
+    PyMem_Free(outputs_read);
+    PyMem_Free(wrt_read);
+    PyMem_Free(output_indices);
+    PyMem_Free(wrt);
+    return self;
+}
+
+static PyObject *engine_has_grad(PyObject *self, PyObject *args) {
+    unsigned int index = 0;
+    if (!PyArg_ParseTuple(args, "I:has_grad", &index)) return NULL;
+    engine_slot *slot = object_slot(self);
+    if ((Py_ssize_t)index >= slot->wrt_count) {
+        PyErr_Format(PyExc_IndexError, "has_grad: %u of %zd", index, slot->wrt_count);
+        return NULL;
+    }
+    return PyBool_FromLong(dw_engine_has_grad(slot->engine, index));
+}
+
+/* Indices for which reads() is true. */
+static PyObject *indices_read(const dw_engine *engine, Py_ssize_t count,
+                              int (*reads)(const dw_engine *, uint32_t)) {
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        if (!reads(engine, (uint32_t)i)) continue;
+        PyObject *index = PyLong_FromSsize_t(i);
+        if (index == NULL || PyList_Append(list, index) != 0) Py_CLEAR(list);
+        Py_XDECREF(index);
+    }
+    return list;
+}
+static PyObject *engine_backward_leaves(PyObject *self, void *closure) {
+    (void)closure;
+    engine_slot *slot = object_slot(self);
+    return indices_read(slot->engine, slot->leaf_count, dw_engine_backward_reads_leaf);
+}
+static PyObject *engine_backward_outputs(PyObject *self, void *closure) {
+    (void)closure;
+    engine_slot *slot = object_slot(self);
+    return indices_read(slot->engine, slot->output_count, dw_engine_backward_reads_output);
+}
+
+static PyGetSetDef engine_getset[] = {
+    {"backward_leaves", engine_backward_leaves, NULL, "leaves that backward reads", NULL},
+    {"backward_outputs", engine_backward_outputs, NULL, "outputs that backward reads", NULL},
+    {0}};
+
+static PyObject *engine_text(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    const dw_graph *graph = dw_engine_graph(((engine_slot *)object_slot(self))->engine);
+    return take_text(dw_graph_to_text(graph, &text), text);
+}
+
+static PyObject *engine_plan(PyObject *self, PyObject *args) {
+    PyObject *sequence = NULL;
+    if (!PyArg_ParseTuple(args, "O:plan", &sequence)) return NULL;
+    engine_slot *slot = object_slot(self);
+    Py_ssize_t count = 0;
+    int64_t *sizes = read_integers(sequence, &count);
+    if (sizes == NULL) return NULL;
+    if (count != slot->symbol_count) {
+        PyMem_Free(sizes);
+        PyErr_Format(PyExc_ValueError, "plan: %zd sizes given for %zd symbols", count,
+                     slot->symbol_count);
+        return NULL;
+    }
+    dw_plan *plan = NULL;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_engine_plan(slot->engine, sizes, &plan);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(sizes);
+    if (status != DW_OK) return fail(status);
+    PyTypeObject *type = (PyTypeObject *)state.plan_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *object = allocate(type, 0);
+    if (object == NULL) {
+        dw_plan_release(plan);
+        return NULL;
+    }
+    plan_slot *made = object_slot(object);
+    made->plan = plan;
+    Py_INCREF(self);
+    made->engine = self;
+    made->leaf_count = slot->leaf_count;
+    made->output_count = slot->output_count;
+    made->grad_output_count = slot->grad_output_count;
+    made->wrt_count = slot->wrt_count;
+    return object;
+}
+
+static PyMethodDef engine_methods[] = {
+    {"plan", engine_plan, METH_VARARGS, "plan(sizes) -> Plan"},
+    {"has_grad", engine_has_grad, METH_VARARGS, "has_grad(index into wrt) -> bool"},
+    {"text", engine_text, METH_NOARGS, "the graph after passes, forward and backward"},
+    {0}};
+static PyType_Slot engine_slots[] = {
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_getset, engine_getset},
+    {Py_tp_doc, "Engine(graph, grad_outputs, wrt, recompute=True, fuse=True)"},
+    {0, NULL}};
+static PyType_Spec engine_spec = {"deepwell._deepwell.Engine",
+                                  sizeof(PyObject) + sizeof(engine_slot), 0, Py_TPFLAGS_DEFAULT,
+                                  engine_slots};
+
+/* ---- functions ------------------------------------------------------------------------------------- */
+
+static PyObject *module_version(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+    return PyUnicode_FromString(dw_version());
+}
+static PyObject *module_machine(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+    char *text = NULL;
+    return take_text(dw_machine_describe(&text), text);
+}
+static PyObject *module_set_threads(PyObject *self, PyObject *args) {
+    (void)self;
+    int threads = 0;
+    if (!PyArg_ParseTuple(args, "i:set_threads", &threads)) return NULL;
+    dw_status status = dw_set_threads(threads);
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+static PyObject *module_get_threads(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+    return PyLong_FromLong(dw_get_threads());
+}
+
+/* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat:
+ * param, grad, exp_avg, exp_avg_sq addresses and element count of each, in turn. */
+static PyObject *module_adamw(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *sequence = NULL;
+    dw_adamw_options options = {.struct_size = sizeof options};
+    long long step = 0;
+    if (!PyArg_ParseTuple(args, "OdddddLpd:adamw", &sequence, &options.lr, &options.beta1,
+                          &options.beta2, &options.eps, &options.weight_decay, &step,
+                          &options.maximize, &options.grad_scale))
+        return NULL;
+    options.step = step;
+    Py_ssize_t count = 0;
+    int64_t *flat = read_integers(sequence, &count);
+    if (flat == NULL) return NULL;
+    if (count % 5 != 0) {
+        PyMem_Free(flat);
+        PyErr_Format(PyExc_ValueError, "adamw: %zd integers; five for each tensor", count);
+        return NULL;
+    }
+    dw_adamw_tensor *tensors = PyMem_Calloc((size_t)count / 5 + 1, sizeof *tensors);
+    if (tensors == NULL) {
+        PyMem_Free(flat);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count / 5; i++) {
+        const int64_t *one = flat + 5 * i;
+        tensors[i] = (dw_adamw_tensor){(float *)(uintptr_t)one[0], (const float *)(uintptr_t)one[1],
+                                       (float *)(uintptr_t)one[2], (float *)(uintptr_t)one[3],
+                                       one[4]};
+    }
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_adamw_step(tensors, (uint32_t)(count / 5), &options);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(flat);
+    PyMem_Free(tensors);
+    if (status != DW_OK) return fail(status);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"version", module_version, METH_NOARGS, "version of libdeepwell"},
+    {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},
+    {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},
+    {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
+    {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
+    {0}};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_deepwell", "libdeepwell for Python", -1, functions, NULL, NULL, NULL,
+    NULL};
+
+static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (type == NULL) return NULL;
+    Py_INCREF(type); /* one for the module, one for state */
+    if (PyModule_AddObject(module, name, type) != 0) {
+        Py_DECREF(type);
+        Py_CLEAR(type);
+    }
+    return type;
+}
+
+PyMODINIT_FUNC PyInit__deepwell(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    state.error = PyErr_NewExceptionWithDoc(
+        "deepwell._deepwell.Error", "A failure in libdeepwell; .status names its kind.",
+        PyExc_RuntimeError, NULL);
+    if (state.error == NULL) goto failed;
+    Py_INCREF(state.error);
+    if (PyModule_AddObject(module, "Error", state.error) != 0) goto failed;
+    state.arena_type = add_type(module, "Arena", &arena_spec);
+    state.graph_type = add_type(module, "Graph", &graph_spec);
+    state.engine_type = add_type(module, "Engine", &engine_spec);
+    state.plan_type = add_type(module, "Plan", &plan_spec);
+    if (!state.arena_type || !state.graph_type || !state.engine_type || !state.plan_type)
+        goto failed;
+    return module;
+failed:
+    Py_DECREF(module);
+    return NULL;
+}
