@@ -1,0 +1,52 @@
+/* Which instruction set the inner loops use on this machine. */
+#include "kernel/cpu/cpu.h"
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[DW_ISA_COUNT] = {"baseline", "avx2", "avx512"};
+
+const char *dw__isa_name(dw__isa isa) {
+    return isa >= 0 && isa < DW_ISA_COUNT ? names[isa] : "unknown";
+}
+
+/* The features that the build's flags for each set name, and the OS must save the registers:
+ * __builtin_cpu_supports looks at both. */
+static dw__isa detect(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return avx512 ? DW_ISA_AVX512 : avx2 ? DW_ISA_AVX2 : DW_ISA_BASELINE;
+#else
+    return DW_ISA_BASELINE;
+#endif
+}
+
+static dw__isa decide(void) {
+    dw__isa best = detect();
+    const char *wanted = getenv("DEEPWELL_ISA");
+    if (!wanted || !*wanted) return best;
+    for (int isa = 0; isa < DW_ISA_COUNT; isa++) {
+        if (strcmp(wanted, names[isa]) != 0) continue;
+        if (isa <= (int)best) return (dw__isa)isa;
+        dw__log(DW_LOG_WARNING, "DEEPWELL_ISA asks for %s, which this CPU lacks: using %s", wanted,
+                names[best]);
+        return best;
+    }
+    dw__log(DW_LOG_WARNING, "DEEPWELL_ISA is \"%s\", not baseline, avx2 or avx512: using %s",
+            wanted, names[best]);
+    return best;
+}
+
+dw__isa dw__cpu_isa(void) {
+    static _Atomic int decided = -1;
+    int isa = atomic_load_explicit(&decided, memory_order_relaxed);
+    if (isa < 0) {
+        isa = (int)decide();
+        atomic_store_explicit(&decided, isa, memory_order_relaxed);
+    }
+    return (dw__isa)isa;
+}
