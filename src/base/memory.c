@@ -29,7 +29,7 @@ static void *counted(void *pointer) {
 void *dw__malloc(size_t bytes) { return allowed() ? counted(malloc(bytes ? bytes : 1)) : NULL; }
 
 void *dw__calloc(size_t count, size_t bytes) {
-    if (!allowed()) return NULL;
+    if ((bytes && count > SIZE_MAX / bytes) || !allowed()) return NULL;
     return counted(count && bytes ? calloc(count, bytes) : calloc(1, 1));
 }
 
