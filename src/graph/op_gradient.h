@@ -1,0 +1,14 @@
+/* What the files of gradient rules share. */
+#ifndef DW_GRAPH_OP_GRADIENT_H
+#define DW_GRAPH_OP_GRADIENT_H
+
+#include "graph/emit.h"
+#include "graph/op_rules.h"
+
+/* Head of a rule; its contract is dw__gradient_rule's. A rule is called only when some output has a
+ * gradient and some operand needs one. */
+#define DW__GRADIENT(name)                                                                         \
+    dw_status name(dw_graph *graph, dw_node node, const dw_value *output_grads,                    \
+                   const bool *needed, dw_value *input_grads)
+
+#endif

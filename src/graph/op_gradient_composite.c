@@ -1,0 +1,211 @@
+/* Gradients of composites that are faster than those of their expansions: they keep less and run as
+ * composites themselves. A case that such a rule doesn't cover (a gradient of a saved statistic, of
+ * a float mask, of cos and sin) goes by way of the expansion.
+ */
+#include "graph/op_gradient.h"
+
+/* A node with the attributes that `like` has. */
+static dw_node emit_as(dw__emitter *e, dw_op op, uint32_t count, const dw_value *inputs,
+                       dw_node like) {
+    const dw__node_record *record = &e->graph->nodes.items[like];
+    return dw__emit_node(e, op, count, inputs, record->attr_count, record->attrs);
+}
+
+/* Outputs 0, 1, .. of `made` become gradients of operands `first`, first+1, .. where needed. */
+static void hand_out(const dw__emitter *e, dw_node made, uint32_t first, uint32_t count,
+                     const bool *needed, dw_value *input_grads) {
+    if (e->status != DW_OK) return;
+    for (uint32_t i = 0; i < count; i++)
+        if (needed[first + i]) input_grads[first + i] = dw_node_output(e->graph, made, i);
+}
+
+/* ---- elementwise ---------------------------------------------------------------------------- */
+
+DW__GRADIENT(dw__gradient_relu) {
+    (void)needed;
+    dw__emitter e = {graph, DW_OK};
+    dw_value positive =
+        dw__emit_with_number(&e, DW_OP_GT, dw_node_input(graph, node, 0), 0.0);
+    dw_value dy = output_grads[0];
+    input_grads[0] = dw__emit_select(&e, positive, dy, dw__emit_like(&e, dy, 0.0));
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_silu) {
+    (void)needed;
+    dw__emitter e = {graph, DW_OK};
+    input_grads[0] = dw__emit_binary(&e, DW_OP_SILU_BACKWARD, dw_node_input(graph, node, 0),
+                                     output_grads[0]);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_gelu) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {dw_node_input(graph, node, 0), output_grads[0]};
+    hand_out(&e, emit_as(&e, DW_OP_GELU_BACKWARD, 2, operands, node), 0, 1, needed, input_grads);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_swiglu) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value gate = dw_node_input(graph, node, 0), up = dw_node_input(graph, node, 1);
+    dw_value dy = output_grads[0];
+    if (needed[0])
+        input_grads[0] = dw__emit_binary(&e, DW_OP_SILU_BACKWARD, gate,
+                                         dw__emit_binary(&e, DW_OP_MUL, dy, up));
+    if (needed[1])
+        input_grads[1] =
+            dw__emit_binary(&e, DW_OP_MUL, dy, dw__emit_unary(&e, DW_OP_SILU, gate));
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_dropout) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {output_grads[0], dw_node_input(graph, node, 1)};
+    hand_out(&e, emit_as(&e, DW_OP_DROPOUT, 2, operands, node), 0, 1, needed, input_grads);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_rope) {
+    if (needed[1] || needed[2])
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {output_grads[0], dw_node_input(graph, node, 1),
+                           dw_node_input(graph, node, 2)};
+    dw_attr attrs[] = {
+        dw_attr_int(DW_ATTR_KEY_INTERLEAVED,
+                    dw_node_int(graph, node, DW_ATTR_KEY_INTERLEAVED, 0)),
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSED,
+                    !dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSED, 0))};
+    input_grads[0] = dw__emit(&e, DW_OP_ROPE, 3, operands, DW_COUNT(attrs), attrs);
+    return e.status;
+}
+
+/* ---- reductions ----------------------------------------------------------------------------- */
+
+DW__GRADIENT(dw__gradient_mean) {
+    (void)needed;
+    dw__emitter e = {graph, DW_OK};
+    dw__type x = dw__type_of(graph, dw_node_input(graph, node, 0)), kept = x;
+    const dw_attr *axes = dw_node_attr(graph, node, DW_ATTR_KEY_AXES);
+    dw_dim count = 1;
+    for (uint32_t i = 0; i < axes->count; i++) {
+        count = dw__emit_dim_mul(&e, count, x.shape[axes->list[i]]);
+        kept.shape[axes->list[i]] = 1;
+    }
+    dw_value share = dw__emit_divide_by_dim(&e, output_grads[0], count);
+    share = dw__emit_reshape(&e, share, kept.rank, kept.shape);
+    input_grads[0] = dw__emit_broadcast(&e, share, x.rank, x.shape);
+    return e.status;
+}
+
+static dw_status gradient_of_softmax(dw_graph *graph, dw_node node, dw_op backward,
+                                     const dw_value *output_grads, const bool *needed,
+                                     dw_value *input_grads) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {dw_node_output(graph, node, 0), output_grads[0]};
+    hand_out(&e, emit_as(&e, backward, 2, operands, node), 0, 1, needed, input_grads);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_softmax) {
+    return gradient_of_softmax(graph, node, DW_OP_SOFTMAX_BACKWARD, output_grads, needed,
+                               input_grads);
+}
+
+DW__GRADIENT(dw__gradient_log_softmax) {
+    return gradient_of_softmax(graph, node, DW_OP_LOG_SOFTMAX_BACKWARD, output_grads, needed,
+                               input_grads);
+}
+
+DW__GRADIENT(dw__gradient_layer_norm) {
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE || output_grads[2] != DW_NONE)
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {output_grads[0], dw_node_input(graph, node, 0),
+                           dw_node_input(graph, node, 1), dw_node_output(graph, node, 1),
+                           dw_node_output(graph, node, 2)};
+    dw_node made = dw__emit_node(&e, DW_OP_LAYER_NORM_BACKWARD, 5, operands, 0, NULL);
+    hand_out(&e, made, 0, 3, needed, input_grads);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_rms_norm) {
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {output_grads[0], dw_node_input(graph, node, 0),
+                           dw_node_input(graph, node, 1), dw_node_output(graph, node, 1)};
+    dw_node made = dw__emit_node(&e, DW_OP_RMS_NORM_BACKWARD, 4, operands, 0, NULL);
+    hand_out(&e, made, 0, 2, needed, input_grads);
+    return e.status;
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+/* x [.., N] as [rows, N] */
+static dw_value flatten_rows(dw__emitter *e, dw_value x) {
+    if (e->status != DW_OK) return DW_NONE;
+    dw__type type = dw__type_of(e->graph, x);
+    dw_dim rows = dw__emit_dim_product(e, type.rank - 1, type.shape);
+    return dw__emit_reshape(e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
+}
+
+/* dx = dy w with w the other way round; dw = dy^T x, or x^T dy for w [K,N]; db = sum of dy's rows. */
+DW__GRADIENT(dw__gradient_linear) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);
+    dw_value dy = output_grads[0];
+    bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    if (needed[0]) {
+        dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, !transpose_w);
+        input_grads[0] = dw__emit(&e, DW_OP_LINEAR, 2, (dw_value[]){dy, w}, 1, &attr);
+    }
+    if (needed[1]) {
+        dw_value rows = flatten_rows(&e, x), dy_rows = flatten_rows(&e, dy);
+        input_grads[1] = transpose_w ? dw__emit_matmul(&e, dy_rows, rows, true, false)
+                                     : dw__emit_matmul(&e, rows, dy_rows, true, false);
+    }
+    if (needed[2]) input_grads[2] = dw__emit_sum_leading(&e, dy, 1);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_embedding) {
+    (void)needed;
+    dw__emitter e = {graph, DW_OK};
+    dw__type w = dw__type_of(graph, dw_node_input(graph, node, 0));
+    dw_attr attrs[] = {
+        dw_attr_list(DW_ATTR_KEY_SIZE, 1, w.shape),
+        dw_attr_int(DW_ATTR_KEY_PADDING_INDEX,
+                    dw_node_int(graph, node, DW_ATTR_KEY_PADDING_INDEX, -1))};
+    input_grads[0] = dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2,
+                              (dw_value[]){dw_node_input(graph, node, 1), output_grads[0]},
+                              DW_COUNT(attrs), attrs);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_attention) {
+    bool mask_needed = needed[3];
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE || mask_needed)
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[8];
+    for (uint32_t i = 0; i < 5; i++) operands[i] = dw_node_input(graph, node, i);
+    operands[5] = dw_node_output(graph, node, 0);
+    operands[6] = dw_node_output(graph, node, 1);
+    operands[7] = output_grads[0];
+    hand_out(&e, emit_as(&e, DW_OP_ATTENTION_BACKWARD, 8, operands, node), 0, 3, needed,
+             input_grads);
+    return e.status;
+}
+
+DW__GRADIENT(dw__gradient_cross_entropy) {
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    dw_value operands[] = {dw_node_input(graph, node, 0), dw_node_input(graph, node, 1),
+                           dw_node_output(graph, node, 1), output_grads[0]};
+    hand_out(&e, emit_as(&e, DW_OP_CROSS_ENTROPY_BACKWARD, 4, operands, node), 0, 1, needed,
+             input_grads);
+    return e.status;
+}
