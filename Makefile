@@ -1,0 +1,96 @@
+# Deepwell: the targets that people type. CMake does the building; this file strings it together
+# with a virtual environment, so that `make demo` works on a fresh machine.
+
+PYTHON ?= python3
+TORCH_VERSION ?= 2.13.0
+TORCH_INDEX_URL ?=
+
+VENV := .venv
+RELEASE := build/release
+VENV_PYTHON := $(VENV)/bin/python
+# cmake and ninja come from .venv where the system has none.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Another active environment must not leak into ours.
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
+
+.DEFAULT_GOAL := all
+.PHONY: all demo test test-long bench format lint clean help system build packages
+
+all: ## build into build/, install the package and the program into .venv/ (the default)
+all: build packages
+	@echo "Deepwell is ready: $(VENV)/bin/python and $(VENV)/bin/deepwell"
+
+demo: ## train GPT-2 and Llama beside plain PyTorch and compare
+demo: all
+	$(VENV_PYTHON) examples/demo.py
+
+test: ## all quick tests: C (plain, ASan + UBSan, TSan), operations, Python
+test: all
+	bash scripts/test.sh quick
+
+test-long: ## the tests that `make test` leaves out
+test-long: all
+	bash scripts/test.sh long
+
+bench: ## measure speed and memory; writes to bench/results
+bench: all
+	$(VENV_PYTHON) bench/run.py
+
+format: ## format C and Python sources in place
+format: $(VENV)/.tools
+	clang-format -i $(C_FILES)
+	$(VENV)/bin/ruff format $(PYTHON_FOLDERS)
+
+lint: ## check format, clang-tidy, warnings as errors, ruff
+lint: all $(VENV)/.tools
+	bash scripts/lint.sh
+
+clean: ## remove build/ and what was installed from it (.venv/ stays)
+	rm -rf build python/deepwell/*.so $(VENV)/bin/deepwell
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON (interpreter for .venv), TORCH_INDEX_URL (package index for PyTorch"
+	@echo "  alone; empty: pip's own), TORCH_VERSION"
+
+C_FILES = $(shell git ls-files '*.c' '*.h')
+PYTHON_FOLDERS = python tests examples bench scripts
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+system:
+	@PYTHON=$(PYTHON) bash scripts/bootstrap.sh
+
+# --clear: what is left of an interrupted attempt is not trusted.
+$(VENV)/.created: | system
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# PyTorch by itself, from its own index if one is named, so that no other package is.
+$(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
+	$(VENV_PYTHON) -m pip install --quiet "torch==$(TORCH_VERSION)" \
+	    $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml scripts/requirements.py
+	$(VENV_PYTHON) scripts/requirements.py test demo > $(VENV)/requirements.txt
+	$(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.created
+	$(VENV_PYTHON) -m pip install --quiet ruff
+	@touch $@
+
+packages: $(VENV)/.packages
+
+# The package is used where it lies: .venv finds python/ by a path file, and the package finds the
+# built extension by a link. Sources edited there act at once; `make` renews what is C.
+build: | $(VENV)/.created
+	@command -v cmake >/dev/null && command -v ninja >/dev/null || \
+	    $(VENV_PYTHON) -m pip install --quiet cmake ninja
+	@[ -f $(RELEASE)/build.ninja ] || \
+	    cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) >/dev/null
+	@cmake --build $(RELEASE)
+	@cp -u $(RELEASE)/bin/deepwell $(VENV)/bin/deepwell
+	@ln -sfn $(CURDIR)/$(RELEASE)/lib/_deepwell.abi3.so python/deepwell/_deepwell.abi3.so
+	@echo $(CURDIR)/python > $$(echo $(VENV)/lib/python3*/site-packages)/deepwell.pth

@@ -1,0 +1,83 @@
+#!/bin/bash
+# Checks that this machine has what the build needs. What is missing is installed with apt-get when
+# run as root (and named); otherwise the one line to run is printed and the script fails.
+#
+#   PYTHON   the interpreter that .venv is made from (default: python3)
+#   CC       the C compiler (default: cc)
+set -euo pipefail
+
+python=${PYTHON:-python3}
+cc=${CC:-cc}
+required=()
+optional=()
+
+has_command() { command -v "$1" >/dev/null 2>&1; }
+has_header() {
+    has_command "$cc" && echo "#include <$1>" | "$cc" -E -x c - >/dev/null 2>&1
+}
+# cmocka's header asks for these four before itself.
+has_cmocka() {
+    has_command "$cc" && printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h |
+        "$cc" -E -x c - >/dev/null 2>&1
+}
+python_can() { has_command "$python" && "$python" -c "$1" >/dev/null 2>&1; }
+
+find_missing() {
+    required=()
+    optional=()
+    has_command "$cc" || required+=(gcc)
+    has_header stdio.h || required+=(libc6-dev)
+    # Those two may also come from .venv, where the Makefile puts them when it has to.
+    if [ "$(id -u)" = 0 ]; then
+        has_command cmake || required+=(cmake)
+        has_command ninja || required+=(ninja-build)
+    fi
+    has_header jansson.h || required+=(libjansson-dev)
+    has_cmocka || required+=(libcmocka-dev)
+    has_command "$python" || required+=(python3)
+    python_can 'import venv, ensurepip' || required+=(python3-venv)
+    python_can 'import os, sysconfig
+os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' || required+=(python3-dev)
+    has_header oneapi/dnnl/dnnl.h || optional+=(libdnnl-dev)
+}
+
+install_missing() {
+    export DEBIAN_FRONTEND=noninteractive
+    echo "Installing system packages: ${required[*]} ${optional[*]}"
+    apt-get update -qq
+    if [ ${#required[@]} -gt 0 ]; then
+        apt-get install -y -qq --no-install-recommends "${required[@]}"
+    fi
+    # Not every release has these; without them Deepwell is slower, not poorer.
+    local package
+    for package in "${optional[@]}"; do
+        apt-get install -y -qq --no-install-recommends "$package" ||
+            echo "$package could not be installed: matrix products use the portable kernel"
+    done
+}
+
+check_python_version() {
+    python_can 'import sys; sys.exit(sys.version_info < (3, 10))' && return
+    echo "Python 3.10 or later is needed; $python is" \
+         "$("$python" -V 2>&1 || echo missing). Set PYTHON to a later one: make PYTHON=..." >&2
+    exit 1
+}
+
+find_missing
+if [ ${#required[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && has_command apt-get; then
+        install_missing
+        find_missing
+        if [ ${#required[@]} -gt 0 ]; then
+            echo "Still missing after the installation: ${required[*]}" >&2
+            exit 1
+        fi
+    elif [ ${#required[@]} -gt 0 ]; then
+        echo "System packages are missing. Install them, then run make again:" >&2
+        echo "  sudo apt-get install ${required[*]} ${optional[*]}" >&2
+        exit 1
+    else
+        echo "For faster matrix products: sudo apt-get install ${optional[*]}"
+    fi
+fi
+check_python_version

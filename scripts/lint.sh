@@ -1,0 +1,27 @@
+#!/bin/bash
+# Format, clang-tidy, warnings as errors, ruff; every check runs, any finding fails.
+set -uo pipefail
+
+failed=0
+check() { "$@" || failed=1; }
+
+mapfile -t c_files < <(git ls-files '*.c' '*.h')
+mapfile -t c_sources < <(git ls-files 'src/*.c' 'cli/*.c' 'python/ext/*.c')
+
+if command -v clang-format >/dev/null; then
+    check clang-format --dry-run -Werror "${c_files[@]}"
+else
+    echo "clang-format is missing: install it (Debian and Ubuntu: clang-format)" >&2
+    failed=1
+fi
+if command -v clang-tidy >/dev/null; then
+    check clang-tidy -p build/release --quiet --warnings-as-errors='*' "${c_sources[@]}"
+else
+    echo "clang-tidy is missing: install it (Debian and Ubuntu: clang-tidy)" >&2
+    failed=1
+fi
+check cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPWELL_WERROR=ON
+check cmake --build build/lint
+check .venv/bin/ruff check python tests examples bench scripts
+check .venv/bin/ruff format --check python tests examples bench scripts
+exit $failed

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Runs the tests: `quick` (within 20 minutes on two cores) or `long` (what quick leaves out).
+# Every stage runs even when an earlier one fails; the script fails when any did.
+set -uo pipefail
+
+kind=${1:?quick or long}
+python=.venv/bin/python
+release=build/release
+failed=()
+
+stage() {
+    local name=$1
+    shift
+    echo "== $name"
+    "$@" || failed+=("$name")
+}
+
+# CMake keeps a configured folder up to date by itself.
+sanitized() {
+    local preset=$1
+    [ -f "build/$preset/build.ninja" ] ||
+        cmake --preset "$preset" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
+    cmake --build "build/$preset" && ctest --preset "$preset"
+}
+
+operations() { "$release/bin/deepwell-ops" "$@"; }
+
+python_tests() {
+    "$python" -m pytest -q -m "$1"
+    local result=$?
+    [ $result -eq 5 ] && echo "(no test has these marks)" && return 0
+    return $result
+}
+
+case $kind in
+quick)
+    stage "C" ctest --preset release
+    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan
+    stage "C under ThreadSanitizer" sanitized tsan
+    [ -x "$release/bin/deepwell-ops" ] && stage "operations" operations
+    stage "Python" python_tests "not gpu and not slow"
+    ;;
+long)
+    stage "Python, slow" python_tests "slow and not gpu"
+    ;;
+*)
+    echo "usage: scripts/test.sh quick|long" >&2
+    exit 2
+    ;;
+esac
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi
