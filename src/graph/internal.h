@@ -10,7 +10,7 @@ typedef struct dw__value_record {
     dw_dtype dtype;
     dw_role role;
     int rank;
-    dw_dim shape[DW_MAX_RANK];
+    const dw_dim *shape; /* in the graph's arena: stays valid while values are added */
     dw_node node;       /* DW_NONE for a leaf */
     uint32_t index;     /* which output of that node */
 } dw__value_record;
@@ -28,6 +28,22 @@ typedef struct dw__node_record {
 } dw__node_record;
 
 struct dw__dims; /* dims.c: symbols and interned polynomials */
+dw_status dw__dims_create(struct dw__dims **dims);
+/* Every handle means in the copy what it means in the original. */
+dw_status dw__dims_clone(const struct dw__dims *from, struct dw__dims **copy);
+void dw__dims_destroy(struct dw__dims *dims);
+
+/* A number or a handle of this graph. */
+bool dw__dim_exists(const dw_graph *graph, dw_dim dim);
+/* A constant below zero (arithmetic can make one; no shape may have it). */
+bool dw__dim_is_negative(const dw_graph *graph, dw_dim dim);
+
+/* Text for messages, by value so that it can stand among printf's arguments. Truncated. */
+typedef struct dw__words {
+    char text[256];
+} dw__words;
+dw__words dw__dim_words(const dw_graph *graph, dw_dim dim);                        /* B*S + 1 */
+dw__words dw__shape_words(const dw_graph *graph, int rank, const dw_dim *shape); /* [B, 4] */
 
 struct dw_graph {
     dw__arena *arena; /* names, inputs, attrs: freed with the graph */
@@ -41,6 +57,7 @@ struct dw_graph {
     int layer;
     const char *module;
     bool backward;
+    uint32_t next_name; /* number of the next automatic value name */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -117,6 +134,8 @@ typedef struct dw__op_row {
 } dw__op_row;
 
 extern const dw__op_row dw__op_table[DW_OP_COUNT];
+/* "mask" for operand 3 of attention */
+const char *dw__operand_name(dw_op op, uint32_t index);
 
 /* ---- rewriting ------------------------------------------------------------------------------- */
 
@@ -135,10 +154,40 @@ dw_status dw__rewriter_copy(dw__rewriter *rewriter, dw_node node);
 dw_status dw__rewriter_end(dw__rewriter *rewriter, dw_graph **graph);
 void dw__rewriter_abort(dw__rewriter *rewriter);
 
+/* All symbols of `from`, in order, so that arrays of symbol sizes serve both graphs. */
+dw_status dw__import_symbols(dw_graph *to, const dw_graph *from);
 /* A dim of `from` as a dim of `to` (symbols matched by name). */
 dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim *out);
 /* All attributes of a node, DIMS lists imported; memory in to's arena. */
 dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, const dw_attr **attrs);
+
+/* Later nodes of `to` come from where `node` of `from` comes from (region, layer, module, pass). */
+dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);
+/* dw_graph_append with names for the outputs: `names` NULL or one per output, entries NULL or names
+ * that are new in the graph. */
+dw_status dw__append_named(dw_graph *graph, dw_op op, uint32_t input_count, const dw_value *inputs,
+                           uint32_t attr_count, const dw_attr *attrs, uint32_t name_count,
+                           const char *const *names, dw_node *node);
+/* True for names that dw__append_named made up ("%7"). */
+bool dw__is_automatic_name(const char *name);
+
+/* ---- checks and look-ups shared by building, parsing and verifying ----------------------------- */
+
+/* A draft against its row (operand count and existence, attributes), then the row's infer(). */
+dw_status dw__draft_infer(const dw__draft *draft, dw__inferred *out);
+/* Not empty, valid UTF-8, no control characters. `what` names it in the message. */
+dw_status dw__check_name(const char *what, const char *name);
+/* Element types of an elementwise operation; `typed_attr` is cast's dtype. The message of a failure
+ * begins with the operand's name. */
+dw_status dw__elementwise_dtype(dw_op op, uint32_t input_count, const dw_dtype *inputs,
+                                dw_dtype typed_attr, dw_dtype *result);
+/* Sorted by key and checked for kinds; `sorted` has room for DW_ATTR_KEY_COUNT. */
+dw_status dw__sort_attrs(const dw_graph *graph, dw_op op, uint32_t attr_count, const dw_attr *attrs,
+                         dw_attr *sorted);
+/* Index of `name` in a list of names, -1 when absent. */
+int dw__name_index(const char *name, int count, const char *(*name_of)(int index));
+bool dw__is_float(dw_dtype dtype);
+bool dw__is_integer(dw_dtype dtype);
 
 /* Attribute of a draft or a node record by key; NULL when absent. */
 const dw_attr *dw__find_attr(uint32_t attr_count, const dw_attr *attrs, dw_attr_key key);
