@@ -1,0 +1,47 @@
+"""Runs the benchmarks and writes bench/results/<what>-<date>.json.
+
+    make bench        or        python bench/run.py [training] [operations]
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+
+def training(stamp: str) -> int:
+    """Whole models beside PyTorch and torch.compile."""
+    target = HERE / "results" / f"training-cpu-{stamp}.json"
+    return subprocess.call([sys.executable, str(HERE / "training.py"), "--json", str(target)])
+
+
+def operations(stamp: str) -> int:
+    """Every kernel's speed."""
+    del stamp
+    driver = ROOT / "build" / "release" / "bin" / "deepwell-ops"
+    if not driver.exists():
+        print(f"{driver} is not built: run `make` first", file=sys.stderr)
+        return 1
+    return subprocess.call([str(driver), "perf"])
+
+
+KINDS = {"training": training, "operations": operations}
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(KINDS)
+    unknown = [name for name in wanted if name not in KINDS]
+    if unknown:
+        print(f"no benchmark called {unknown[0]}: one of {', '.join(KINDS)}", file=sys.stderr)
+        return 2
+    stamp = datetime.date.today().isoformat()
+    return max(KINDS[name](stamp) for name in wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

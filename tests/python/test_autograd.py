@@ -1,0 +1,238 @@
+"""Autograd's rules hold behind an engine: what works in PyTorch works, what fails there fails."""
+
+import copy
+
+import pytest
+import torch
+
+import deepwell
+from compare import assert_same_function, gradients
+from test_same_function import always, engine_calls  # noqa: F401
+from zoo import BY_NAME, gpt2, llama
+
+pytestmark = pytest.mark.usefixtures("always")
+
+
+def pair(build=gpt2, **options):
+    plain = build(**options).train()
+    return plain, deepwell.optimize(copy.deepcopy(plain), verbose=False)
+
+
+def batch(seed: int, shape=(2, 13), vocabulary: int = 199) -> torch.Tensor:
+    return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(model, seed: int, shape=(2, 13)) -> torch.Tensor:
+    ids = batch(seed, shape)
+    return model(input_ids=ids, labels=ids.clone()).loss
+
+
+def assert_grads_close(ours, plain) -> None:
+    for (name, a), (_, b) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        if a.grad is not None:
+            torch.testing.assert_close(
+                a.grad, b.grad, rtol=1e-3, atol=1e-5 * b.grad.abs().max().item() + 1e-8, msg=name
+            )
+
+
+def test_two_forwards_before_a_backward() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        first, second = loss_of(model, 1), loss_of(model, 2, (3, 7))
+        (first + 0.5 * second).backward()
+    assert_grads_close(ours, plain)
+    assert engine_calls(ours) == (2, 0)
+
+
+def test_backwards_in_the_order_of_forwards() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        first, second = loss_of(model, 1), loss_of(model, 2)
+        first.backward()
+        second.backward()
+    assert_grads_close(ours, plain)
+
+
+def test_gradient_accumulation() -> None:
+    plain, ours = pair(llama)
+    for model in (plain, ours):
+        for seed in range(3):
+            (loss_of(model, seed) / 3).backward()
+    assert_grads_close(ours, plain)
+
+
+def test_retain_graph() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        loss = loss_of(model, 1)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_grads_close(ours, plain)
+
+
+def test_second_backward_fails() -> None:
+    _, ours = pair()
+    loss = loss_of(ours, 1)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_double_backward_fails_loudly() -> None:
+    _, ours = pair()
+    parameters = list(ours.parameters())
+    grads = torch.autograd.grad(loss_of(ours, 1), parameters, create_graph=True)
+    with pytest.raises(RuntimeError):
+        sum(g.pow(2).sum() for g in grads).backward()
+
+
+def test_frozen_parameters() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("h.1" in name)
+        loss_of(model, 1).backward()
+    assert_grads_close(ours, plain)
+    for model in (plain, ours):  # and thawed again
+        model.requires_grad_(True)
+        loss_of(model, 2).backward()
+    assert_grads_close(ours, plain)
+
+
+def test_all_frozen_needs_no_graph() -> None:
+    _, ours = pair()
+    ours.requires_grad_(False)
+    assert not loss_of(ours, 1).requires_grad
+
+
+def test_no_grad_and_inference_mode() -> None:
+    plain, ours = pair()
+    with torch.no_grad():
+        torch.testing.assert_close(loss_of(ours, 1), loss_of(plain, 1))
+    with torch.inference_mode():
+        torch.testing.assert_close(loss_of(ours, 1), loss_of(plain, 1))
+    loss_of(ours, 1).backward()
+    loss_of(plain, 1).backward()
+    assert_grads_close(ours, plain)
+
+
+def test_train_and_eval_are_different_captures() -> None:
+    model = gpt2(resid_pdrop=0.5).train()
+    deepwell.optimize(model, verbose=False)
+    noisy = loss_of(model, 1).item()
+    assert noisy != loss_of(model, 1).item()
+    model.eval()
+    assert loss_of(model, 1).item() == loss_of(model, 1).item()
+    assert engine_calls(model) == (4, 0)
+
+
+def test_padded_batches_of_changing_length() -> None:
+    case = BY_NAME["llama-padded"]
+    plain = case.build().train()
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    generator = torch.Generator().manual_seed(5)
+    for shape in ((2, 9), (2, 31), (4, 12), (2, 9), (3, 64)):
+        assert_same_function(plain, ours, *case.arguments(*shape, generator))
+    assert engine_calls(ours) == (5, 0)
+    assert "captured again" not in deepwell.summary(ours)
+
+
+def test_gradients_of_inputs() -> None:
+    plain = BY_NAME["mlp"].build().train()
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    x = torch.randn(5, 6, 37)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for model, value in zip((plain, ours), inputs):
+        model(value).square().sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-4, atol=1e-7)
+    assert_grads_close(ours, plain)
+
+
+def test_non_contiguous_input() -> None:
+    plain = BY_NAME["mlp"].build().train()
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    x = torch.randn(6, 37, 5).transpose(1, 2).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    ours(x).square().sum().backward()
+    plain(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_gradient_through_logits_after_gradient_through_loss() -> None:
+    """Outputs that receive gradients may change from step to step; none is lost."""
+    plain, ours = pair()
+    ids = batch(1)
+    for use_logits in (False, True, False, True):
+        for model in (plain, ours):
+            model.zero_grad()
+            out = model(input_ids=ids, labels=ids.clone())
+            value = out.logits.square().mean() if use_logits else out.loss
+            value.backward()
+        assert_grads_close(ours, plain)
+    for model in (plain, ours):
+        model.zero_grad()
+        out = model(input_ids=ids, labels=ids.clone())
+        (out.loss + out.logits.square().mean()).backward()
+    assert_grads_close(ours, plain)
+
+
+def test_parameter_changed_between_forward_and_backward_is_an_error() -> None:
+    _, ours = pair()
+    loss = loss_of(ours, 1)
+    with torch.no_grad():
+        ours.lm_head.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_optimizer_steps_are_seen() -> None:
+    """The engine reads parameters where they are: after a step the outputs change."""
+    plain, ours = pair()
+    for model in (plain, ours):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(3):
+            optimizer.zero_grad()
+            loss_of(model, seed).backward()
+            optimizer.step()
+    torch.testing.assert_close(loss_of(ours, 9), loss_of(plain, 9), rtol=1e-5, atol=1e-6)
+
+
+def test_parameter_hooks_run() -> None:
+    plain, ours = pair()
+    for model in (plain, ours):
+        model.lm_head.weight.register_hook(lambda grad: grad * 2)
+        loss_of(model, 1).backward()
+    assert_grads_close(ours, plain)
+
+
+def test_output_may_be_changed_in_place_where_pytorch_allows_it() -> None:
+    plain, ours = pair()
+    ids = batch(3)
+    for model in (plain, ours):
+        logits = model(input_ids=ids).logits
+        logits.mul_(0.5)
+        logits.square().mean().backward()
+    assert_grads_close(ours, plain)
+
+
+def test_threads_share_a_model() -> None:
+    import threading
+
+    plain, ours = pair()
+    expected = [loss_of(plain, seed).item() for seed in range(6)]
+    loss_of(ours, 0)
+    found: dict[int, float] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = loss_of(ours, seed).item()
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for seed, value in enumerate(expected):
+        assert abs(found[seed] - value) < 1e-5
+    _, grads = gradients(ours, (), {"input_ids": batch(1), "labels": batch(1)})
+    assert all(grad is not None for grad in grads.values())

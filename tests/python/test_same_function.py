@@ -1,0 +1,58 @@
+"""Every model of the zoo computes the same outputs and gradients with Deepwell as without."""
+
+import copy
+
+import pytest
+import torch
+
+import deepwell
+from compare import assert_same_function
+from zoo import CASES, Case
+
+
+def engine_calls(model) -> tuple[int, int]:
+    """(calls by the engine, calls by PyTorch) over all units of an optimized model."""
+    from deepwell.optimize import OptimizedForward
+
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, OptimizedForward):
+            units = forward.session.report._units.values()
+            return sum(u.calls for u in units), sum(sum(u.fallbacks.values()) for u in units)
+    return 0, 0
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Engines run even where they measure slower, so that what is tested is the engine."""
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_function(case: Case, training: bool, always) -> None:
+    plain = case.build().train(training)
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    generator = torch.Generator().manual_seed(1)
+    for batch, length in case.sizes:
+        args, kwargs = case.arguments(batch, length, generator)
+        assert_same_function(plain, ours, args, kwargs)
+    calls, fallbacks = engine_calls(ours)
+    assert calls == len(case.sizes) and fallbacks == 0, deepwell.summary(ours)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_inference(case: Case, always) -> None:
+    plain = case.build().eval()
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    generator = torch.Generator().manual_seed(2)
+    from compare import tensors_of
+
+    for batch, length in case.sizes:
+        args, kwargs = case.arguments(batch, length, generator)
+        with torch.no_grad():
+            expected, found = plain(*args, **kwargs), ours(*args, **kwargs)
+        assert type(found) is type(expected)
+        for a, b in zip(tensors_of(found), tensors_of(expected), strict=True):
+            assert not a.requires_grad
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
