@@ -9,7 +9,7 @@ VENV := .venv
 RELEASE := build/release
 VENV_PYTHON := $(VENV)/bin/python
 # cmake and ninja come from .venv where the system has none.
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 # Another active environment must not leak into ours.
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
@@ -61,9 +61,8 @@ PYTHON_FOLDERS = python tests examples bench scripts
 system:
 	@PYTHON=$(PYTHON) bash scripts/bootstrap.sh
 
-# --clear: what is left of an interrupted attempt is not trusted.
 $(VENV)/.created: | system
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # PyTorch by itself, from its own index if one is named, so that no other package is.

@@ -32,6 +32,8 @@ function(deepwell_install_system)
                   ${PROJECT_BINARY_DIR}/deepwellConfigVersion.cmake
             DESTINATION ${package_folder})
 
+    # Relative, so that the installed tree may be moved.
+    file(RELATIVE_PATH prefix_from_pkgconfig /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
     configure_file(cmake/deepwell.pc.in ${PROJECT_BINARY_DIR}/deepwell.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/deepwell.pc
             DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
