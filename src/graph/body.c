@@ -1,0 +1,278 @@
+/* Fused bodies: reading and writing the text form of a scalar program (body.h). */
+#include "graph/body.h"
+#include "graph/internal.h"
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_BYTES = 32, MAX_OPERANDS = 4, SEED = 1 };
+
+typedef struct reader {
+    const char *text, *at;
+    uint32_t input_count;
+    const dw_dtype *input_dtypes;
+    dw__body *body;
+} reader;
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+static dw_status malformed(const reader *in, const char *expected) {
+    return dw__fail(DW_PARSE, "body: expected %s at byte %zu, before \"%.24s\"", expected,
+                    (size_t)(in->at - in->text) + 1, in->at);
+}
+
+static bool accept(reader *in, char c) {
+    if (*in->at != c) return false;
+    in->at++;
+    return true;
+}
+
+static dw_status read_index(reader *in, uint32_t limit, const char *what, uint16_t *index) {
+    uint32_t number = 0;
+    const char *start = in->at;
+    while (isdigit((unsigned char)*in->at) && number < UINT16_MAX)
+        number = 10 * number + (uint32_t)(*in->at++ - '0');
+    if (in->at == start) return malformed(in, what);
+    if (number >= limit) {
+        in->at = start;
+        return dw__fail(DW_PARSE, "body: %s number %u at byte %zu does not exist; there are %u", what,
+                        number, (size_t)(in->at - in->text) + 1, limit);
+    }
+    *index = (uint16_t)number;
+    return DW_OK;
+}
+
+/* strtod also reads hexadecimal and "infinity": only what the printer writes is accepted. */
+static dw_status read_number(reader *in, double *number) {
+    const char *word = in->at;
+    bool negative = accept(in, '-');
+    if (strncmp(in->at, "inf", 3) == 0 || strncmp(in->at, "nan", 3) == 0) {
+        *number = in->at[0] == 'n' ? NAN : negative ? -INFINITY : INFINITY;
+        in->at += 3;
+        return DW_OK;
+    }
+    if (!isdigit((unsigned char)*in->at) || (in->at[0] == '0' && tolower(in->at[1]) == 'x'))
+        return malformed(in, "a number");
+    char *end;
+    *number = strtod(word, &end);
+    in->at = end;
+    return DW_OK;
+}
+
+static dw_status read_operand(reader *in, dw__body_operand *operand) {
+    *operand = (dw__body_operand){.source = DW_BODY_INPUT};
+    if (accept(in, 'i')) return read_index(in, in->input_count, "an input", &operand->index);
+    if (accept(in, 't')) {
+        operand->source = DW_BODY_RESULT;
+        return read_index(in, in->body->code_count, "a result", &operand->index);
+    }
+    if (!accept(in, 'c')) return malformed(in, "iN, tN or c<number>");
+    operand->source = DW_BODY_CONSTANT;
+    return read_number(in, &operand->constant);
+}
+
+static dw_status read_operands(reader *in, uint32_t limit, dw__body_operand *operands,
+                               uint32_t *count) {
+    *count = 0;
+    if (!accept(in, '(')) return malformed(in, "\"(\"");
+    do {
+        if (*count == limit) return malformed(in, "\")\": there are too many operands");
+        DW_RETURN_IF_FAILED(read_operand(in, &operands[(*count)++]));
+    } while (accept(in, ','));
+    return accept(in, ')') ? DW_OK : malformed(in, "\",\" or \")\"");
+}
+
+static dw_dtype dtype_of(const reader *in, const dw__body_operand *operand) {
+    return operand->source == DW_BODY_INPUT ? in->input_dtypes[operand->index]
+                                            : in->body->code[operand->index].dtype;
+}
+
+/* ---- operations ---------------------------------------------------------------------------- */
+
+static int find_dtype(const char *name) {
+    for (int dtype = 0; dtype < DW_DTYPE_COUNT; dtype++)
+        if (strcmp(name, dw_dtype_name((dw_dtype)dtype)) == 0) return dtype;
+    return -1;
+}
+
+/* "gelu_tanh" is gelu with its approximation, "cast_f32" a cast with its dtype. */
+static dw_status find_operation(const char *name, dw__body_code *code) {
+    code->tanh_approximation = true;
+    if (strcmp(name, "gelu_tanh") == 0) return code->op = DW_OP_GELU, DW_OK;
+    if (strcmp(name, "gelu_tanh_backward") == 0) return code->op = DW_OP_GELU_BACKWARD, DW_OK;
+    code->tanh_approximation = false;
+    if (strncmp(name, "cast_", 5) == 0 && find_dtype(name + 5) >= 0) {
+        code->dtype = (dw_dtype)find_dtype(name + 5);
+        return code->op = DW_OP_CAST, DW_OK;
+    }
+    DW_RETURN_IF_FAILED(dw_op_find(name, &code->op));
+    if (dw_op_is_elementwise(code->op) && code->op != DW_OP_CAST) return DW_OK;
+    return dw__fail(DW_PARSE, "%s cannot stand in a body; expected an elementwise operation%s", name,
+                    code->op == DW_OP_CAST ? " (a cast names its type: cast_f32)" : "");
+}
+
+static dw_status read_operation(reader *in, dw__body_code *code) {
+    char name[NAME_BYTES];
+    size_t length = strspn(in->at, "abcdefghijklmnopqrstuvwxyz_0123456789");
+    if (length == 0 || length >= sizeof name) return malformed(in, "the name of an operation");
+    memcpy(name, in->at, length);
+    name[length] = '\0';
+    dw_status status = find_operation(name, code);
+    if (status != DW_OK)
+        return dw__fail_prefix(DW_PARSE, "body: at byte %zu", (size_t)(in->at - in->text) + 1);
+    in->at += length;
+    return DW_OK;
+}
+
+/* Operands that the row counts; dropout's p and stream follow its two as constants. */
+static uint32_t written_operands(dw_op op) {
+    return op == DW_OP_DROPOUT ? 4 : dw__op_table[op].max_inputs;
+}
+
+static bool is_constant(const dw__body_operand *operand) {
+    return operand->source == DW_BODY_CONSTANT;
+}
+
+static dw_status check_dropout(const dw__body_code *code) {
+    const dw__body_operand *operands = code->operands;
+    double p = operands[2].constant, stream = operands[3].constant;
+    bool well_formed = operands[SEED].source == DW_BODY_INPUT && is_constant(&operands[2]) &&
+                       is_constant(&operands[3]) && p >= 0 && p <= 1 && stream >= 0 &&
+                       stream <= 0x1p53 && stream == floor(stream);
+    if (well_formed) return DW_OK;
+    return dw__fail(DW_PARSE, "dropout must be dropout(x, i<seed>, c<p>, c<stream>) with p from 0 "
+                              "to 1 and a whole stream of 0 or more");
+}
+
+/* A constant has the type of its partner: for select the other branch, else any other operand. */
+static dw_status type_operands(const reader *in, const dw__body_code *code, dw_dtype *dtypes) {
+    uint32_t first = code->op == DW_OP_SELECT, count = dw__op_table[code->op].max_inputs;
+    int partner = -1;
+    for (uint32_t i = 0; i < count; i++) {
+        if (is_constant(&code->operands[i])) continue;
+        dtypes[i] = dtype_of(in, &code->operands[i]);
+        if (i >= first) partner = (int)i;
+    }
+    if (partner < 0 || (first && is_constant(&code->operands[0])))
+        return dw__fail(DW_PARSE, "%s has only constants where a type must come from an operand",
+                        dw_op_name(code->op));
+    for (uint32_t i = first; i < count; i++)
+        if (is_constant(&code->operands[i])) dtypes[i] = dtypes[partner];
+    return DW_OK;
+}
+
+static dw_status check_code(const reader *in, dw__body_code *code) {
+    dw_dtype dtypes[MAX_OPERANDS] = {DW_BOOL};
+    uint32_t count = dw__op_table[code->op].max_inputs;
+    if (code->operand_count != written_operands(code->op))
+        return dw__fail(DW_PARSE, "%s has %u operands; expected %u", dw_op_name(code->op),
+                        code->operand_count, written_operands(code->op));
+    if (code->op == DW_OP_DROPOUT) DW_RETURN_IF_FAILED(check_dropout(code));
+    DW_RETURN_IF_FAILED(type_operands(in, code, dtypes));
+    dw_status status =
+        dw__elementwise_dtype(code->op, count, dtypes, code->dtype, &code->dtype);
+    if (status != DW_OK) return dw__fail_prefix(status, "%s", dw_op_name(code->op));
+    code->operand_dtype = dtypes[code->op == DW_OP_SELECT];
+    return DW_OK;
+}
+
+/* ---- statements ---------------------------------------------------------------------------- */
+
+/* "t3=mul(i0,t2)", after the "t" */
+static dw_status read_code(reader *in) {
+    dw__body *body = in->body;
+    uint16_t index;
+    uint32_t count;
+    if (body->code_count == DW_BODY_MAX_CODE) return malformed(in, "\"out\": the body is too long");
+    dw__body_code *code = &body->code[body->code_count];
+    *code = (dw__body_code){.op = DW_OP_COUNT};
+    DW_RETURN_IF_FAILED(read_index(in, body->code_count + 1u, "a result", &index));
+    if (index != body->code_count) return malformed(in, "results numbered 0, 1, 2, ... in order");
+    if (!accept(in, '=')) return malformed(in, "\"=\"");
+    DW_RETURN_IF_FAILED(read_operation(in, code));
+    DW_RETURN_IF_FAILED(read_operands(in, MAX_OPERANDS, code->operands, &count));
+    code->operand_count = (uint8_t)count;
+    dw_status status = check_code(in, code);
+    if (status != DW_OK) return dw__fail_prefix(status, "body: t%u", index);
+    body->code_count++;
+    return accept(in, ';') ? DW_OK : malformed(in, "\";\"");
+}
+
+/* A seed is read whole: as an element of the iteration it has no meaning. */
+static dw_status check_seeds(const dw__body *body) {
+    bool seed[DW_MAX_INPUTS] = {false};
+    for (uint32_t i = 0; i < body->code_count; i++)
+        if (body->code[i].op == DW_OP_DROPOUT) seed[body->code[i].operands[SEED].index] = true;
+    for (uint32_t i = 0; i < body->code_count; i++) {
+        const dw__body_code *code = &body->code[i];
+        for (uint32_t k = 0; k < code->operand_count; k++) {
+            bool as_seed = code->op == DW_OP_DROPOUT && k == SEED;
+            if (code->operands[k].source == DW_BODY_INPUT && !as_seed &&
+                seed[code->operands[k].index])
+                return dw__fail(DW_PARSE, "body: t%u reads input %u, a seed of dropout, as an element",
+                                i, code->operands[k].index);
+        }
+    }
+    for (uint32_t i = 0; i < body->output_count; i++)
+        if (body->outputs[i].source == DW_BODY_INPUT && seed[body->outputs[i].index])
+            return dw__fail(DW_PARSE, "body: output %u is a seed of dropout", i);
+    return DW_OK;
+}
+
+dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype *input_dtypes,
+                         dw__body *body) {
+    reader in = {text, text, input_count, input_dtypes, body};
+    uint32_t outputs;
+    body->input_count = (uint16_t)input_count;
+    body->code_count = body->output_count = 0;
+    while (accept(&in, 't')) DW_RETURN_IF_FAILED(read_code(&in));
+    if (strncmp(in.at, "out", 3) != 0) return malformed(&in, "tN=... or out(...)");
+    in.at += 3;
+    DW_RETURN_IF_FAILED(read_operands(&in, DW_MAX_OUTPUTS, body->outputs, &outputs));
+    if (*in.at) return malformed(&in, "the end of the text");
+    body->output_count = (uint16_t)outputs;
+    for (uint32_t i = 0; i < outputs; i++)
+        if (is_constant(&body->outputs[i]))
+            return dw__fail(DW_PARSE, "body: output %u is a constant, which has no type", i);
+    return check_seeds(body);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+static dw_status print_constant(double number, dw__text *out) {
+    if (isnan(number)) return dw__text_printf(out, "cnan");
+    return dw__text_printf(out, "c%.17g", number);
+}
+
+static dw_status print_operands(uint32_t count, const dw__body_operand *operands, dw__text *out) {
+    for (uint32_t i = 0; i < count; i++) {
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s", i == 0 ? "(" : ","));
+        if (is_constant(&operands[i]))
+            DW_RETURN_IF_FAILED(print_constant(operands[i].constant, out));
+        else
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(out, "%c%u", operands[i].source == DW_BODY_INPUT ? 'i' : 't',
+                                operands[i].index));
+    }
+    return dw__text_printf(out, ")");
+}
+
+static dw_status print_operation(const dw__body_code *code, dw__text *out) {
+    if (code->op == DW_OP_CAST) return dw__text_printf(out, "cast_%s", dw_dtype_name(code->dtype));
+    if (!code->tanh_approximation) return dw__text_printf(out, "%s", dw_op_name(code->op));
+    return dw__text_printf(out, "%s",
+                           code->op == DW_OP_GELU ? "gelu_tanh" : "gelu_tanh_backward");
+}
+
+dw_status dw__body_print(const dw__body *body, dw__text *out) {
+    for (uint32_t i = 0; i < body->code_count; i++) {
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "t%u=", i));
+        DW_RETURN_IF_FAILED(print_operation(&body->code[i], out));
+        DW_RETURN_IF_FAILED(
+            print_operands(body->code[i].operand_count, body->code[i].operands, out));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, ";"));
+    }
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "out"));
+    return print_operands(body->output_count, body->outputs, out);
+}
