@@ -1,0 +1,328 @@
+/* Work of each operation at given symbol sizes.
+ *
+ * flops: a multiply-add counts as two. One elementwise primitive counts one per element, be it an
+ * addition or a logarithm; a composite counts what its formula has (the tables below). Attention
+ * counts its matrix products alone, as the field does, over the (query, key) pairs that causality
+ * and window leave; a mask operand takes none away, for its content is unknown.
+ *
+ * bytes: the least that must move between memory and processor: each distinct operand and each
+ * result once. Views move nothing. Gathers read only the rows that they take.
+ */
+#include "graph/body.h"
+#include "graph/op_rules.h"
+#include <math.h>
+
+/* ---- sizes --------------------------------------------------------------------------------- */
+
+/* What a rule looks at; the first failure sticks. */
+typedef struct measure {
+    const dw_graph *graph;
+    const dw__node_record *node;
+    const int64_t *sizes;
+    dw_status status;
+} measure;
+
+static measure measure_of(const dw_graph *graph, dw_node node, const int64_t *sizes) {
+    return (measure){graph, &graph->nodes.items[node], sizes, DW_OK};
+}
+
+static double size_of_dim(measure *m, dw_dim dim) {
+    int64_t size = 0;
+    if (m->status == DW_OK) m->status = dw_dim_eval(m->graph, dim, m->sizes, &size);
+    return (double)size;
+}
+
+static double elements(measure *m, dw_value value) {
+    double product = 1;
+    const dw__value_record *record = &m->graph->values.items[value];
+    for (int i = 0; i < record->rank; i++) product *= size_of_dim(m, record->shape[i]);
+    return product;
+}
+
+static double bytes_of(measure *m, dw_value value) {
+    return elements(m, value) * (double)dw_dtype_bytes(m->graph->values.items[value].dtype);
+}
+
+static dw_value input(const measure *m, uint32_t index) { return m->node->inputs[index]; }
+static dw_value output(const measure *m, uint32_t index) { return m->node->outputs[index]; }
+
+static double dim_of(measure *m, dw_value value, int axis) {
+    return size_of_dim(m, m->graph->values.items[value].shape[axis]);
+}
+
+static double last_dim(measure *m, dw_value value) {
+    int rank = m->graph->values.items[value].rank;
+    return rank > 0 ? dim_of(m, value, rank - 1) : 1;
+}
+
+static double bytes_of_outputs(measure *m) {
+    double bytes = 0;
+    for (uint32_t i = 0; i < m->node->output_count; i++) bytes += bytes_of(m, output(m, i));
+    return bytes;
+}
+
+/* Each distinct operand and each result once. */
+static double bytes_once(measure *m) {
+    double bytes = bytes_of_outputs(m);
+    for (uint32_t i = 0; i < m->node->input_count; i++) {
+        bool counted = input(m, i) == DW_NONE;
+        for (uint32_t k = 0; k < i; k++) counted |= input(m, k) == input(m, i);
+        if (!counted) bytes += bytes_of(m, input(m, i));
+    }
+    return bytes;
+}
+
+static dw_status give(const measure *m, double flops, double bytes, dw_cost *cost) {
+    if (m->status != DW_OK) return m->status;
+    *cost = (dw_cost){flops, bytes};
+    return DW_OK;
+}
+
+static int64_t int_of(const measure *m, dw_attr_key key, int64_t absent) {
+    const dw_attr *attr = dw__find_attr(m->node->attr_count, m->node->attrs, key);
+    return attr ? attr->integer : absent;
+}
+
+/* ---- elementwise and moving ---------------------------------------------------------------- */
+
+/* Arithmetic operations of one element. */
+static double elementwise_flops(dw_op op) {
+    switch (op) {
+    case DW_OP_STOP_GRADIENT: return 0;
+    case DW_OP_SILU: return 2;           /* sigmoid, multiply */
+    case DW_OP_SWIGLU: return 3;         /* and multiply by up */
+    case DW_OP_GELU: return 5;           /* scale, erf, add 1, halve, multiply */
+    case DW_OP_SILU_BACKWARD: return 6;  /* s, 1 - s, * x, + 1, * s, * dy */
+    case DW_OP_GELU_BACKWARD: return 12; /* distribution 4, density 4, x * density, sum, * dy, ... */
+    case DW_OP_DROPOUT: return 2;        /* compare, scale; Philox is integer work */
+    default: return 1;
+    }
+}
+
+dw_status dw__cost_elementwise(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                               dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double flops = elementwise_flops(m.node->op) * elements(&m, output(&m, 0));
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+dw_status dw__cost_fused(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    dw_dtype dtypes[DW_MAX_INPUTS];
+    dw__body body;
+    double flops = 0;
+    for (uint32_t i = 0; i < m.node->input_count; i++)
+        dtypes[i] = graph->values.items[input(&m, i)].dtype;
+    const char *text = dw_node_attr(graph, node, DW_ATTR_KEY_BODY)->string;
+    DW_RETURN_IF_FAILED(dw__body_parse(text, m.node->input_count, dtypes, &body));
+    for (uint32_t i = 0; i < body.code_count; i++) flops += elementwise_flops(body.code[i].op);
+    return give(&m, flops * elements(&m, output(&m, 0)), bytes_once(&m), cost);
+}
+
+dw_status dw__cost_move(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    bool view = dw__op_table[m.node->op].view;
+    return give(&m, 0, view ? 0 : bytes_once(&m), cost);
+}
+
+/* x is operand 0, the indices operand 1: as much of x is read as there are results. */
+dw_status dw__cost_take(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double bytes = bytes_of(&m, input(&m, 1)) + 2 * bytes_of_outputs(&m);
+    return give(&m, 0, bytes, cost);
+}
+
+dw_status dw__cost_embedding(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                             dw_cost *cost) {
+    return dw__cost_take(graph, node, sizes, cost);
+}
+
+/* The updates, operand 1, are added one by one. */
+dw_status dw__cost_scatter(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                           dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return give(&m, elements(&m, input(&m, 1)), bytes_once(&m), cost);
+}
+
+/* ---- reducing ------------------------------------------------------------------------------ */
+
+dw_status dw__cost_reduce(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                          dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double flops = elements(&m, input(&m, 0));
+    if (m.node->op == DW_OP_MEAN) flops += elements(&m, output(&m, 0));
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+/* Comparisons of a sort by halves: log2(length) for each element. */
+dw_status dw__cost_sort(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double length = dim_of(&m, input(&m, 0), (int)int_of(&m, DW_ATTR_KEY_AXIS, 0));
+    double flops = elements(&m, input(&m, 0)) * (length > 1 ? log2(length) : 0);
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+dw_status dw__cost_softmax(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                           dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    bool forward = m.node->op == DW_OP_SOFTMAX || m.node->op == DW_OP_LOG_SOFTMAX;
+    /* maximum, subtract, exponential, sum, divide; backward: multiply, sum, subtract, multiply */
+    double flops = (forward ? 5 : 4) * elements(&m, input(&m, 0));
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+dw_status dw__cost_matmul(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                          dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    int rank = graph->values.items[input(&m, 0)].rank;
+    int inner = int_of(&m, DW_ATTR_KEY_TRANSPOSE_A, 0) ? rank - 2 : rank - 1;
+    double flops = 2 * elements(&m, output(&m, 0)) * dim_of(&m, input(&m, 0), inner);
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                          dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double results = elements(&m, output(&m, 0));
+    double flops = 2 * results * last_dim(&m, input(&m, 0));
+    if (input(&m, 2) != DW_NONE) flops += results;
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+/* ---- normalization, positions -------------------------------------------------------------- */
+
+dw_status dw__cost_norm(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    /* layer: mean 1, variance 3, normalize 2; root mean square: 2, normalize 1; w and b: 1 each */
+    double flops = m.node->op == DW_OP_LAYER_NORM ? 6 : 3;
+    for (uint32_t i = 1; i < m.node->input_count; i++) flops += input(&m, i) != DW_NONE;
+    return give(&m, flops * elements(&m, input(&m, 0)), bytes_once(&m), cost);
+}
+
+dw_status dw__cost_norm_backward(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                 dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    /* layer: normalized x 2, dw 2, db 1, two row sums 3, dx 5, times w 1; root mean square: normalized
+     * x 1, dw 2, row sum 2, dx 3, times w 1 */
+    double flops = m.node->op == DW_OP_LAYER_NORM_BACKWARD ? 13 : 8;
+    if (input(&m, 2) != DW_NONE) flops += 1;
+    return give(&m, flops * elements(&m, input(&m, 1)), bytes_once(&m), cost);
+}
+
+dw_status dw__cost_rope(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double length = last_dim(&m, input(&m, 0));
+    double rows = length > 0 ? elements(&m, input(&m, 0)) / length : 0;
+    double rotated = rows * last_dim(&m, input(&m, 1));
+    return give(&m, 3 * rotated, bytes_once(&m), cost); /* two products and a sum */
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+/* Sum over queries i of (i + shift) held within 0 and `keys`. */
+static double clamped_sum(double queries, double shift, double keys) {
+    double first = fmin(fmax(-shift, 0), queries);             /* terms before are 0 */
+    double last = fmin(fmax(keys - shift, first), queries);    /* terms from here on are `keys` */
+    double count = last - first;
+    return count * (first + shift) + count * (count - 1) / 2 + (queries - last) * keys;
+}
+
+/* (query, key) pairs of one head that causality and window leave (deepwell/ops.h). */
+static double visible_pairs(measure *m) {
+    double queries = dim_of(m, input(m, 0), 2), keys = dim_of(m, input(m, 1), 2);
+    int64_t causal = int_of(m, DW_ATTR_KEY_CAUSAL, 0);
+    double window = (double)int_of(m, DW_ATTR_KEY_WINDOW, -1);
+    double shift = causal == 2 ? keys - queries : 0;
+    double pairs = causal ? clamped_sum(queries, shift + 1, keys) : queries * keys;
+    if (window >= 0) pairs -= clamped_sum(queries, shift + 1 - window, keys);
+    return pairs;
+}
+
+/* `by_head_size` and `by_value_size`: products of each pair with vectors of length D and Dv. */
+static dw_status attention_cost(measure *m, double by_head_size, double by_value_size,
+                                dw_cost *cost) {
+    double heads = dim_of(m, input(m, 0), 0) * dim_of(m, input(m, 0), 1);
+    double multiply_adds = by_head_size * dim_of(m, input(m, 0), 3) +
+                           by_value_size * dim_of(m, input(m, 2), 3);
+    return give(m, 2 * heads * visible_pairs(m) * multiply_adds, bytes_once(m), cost);
+}
+
+/* q k^T, p v */
+dw_status dw__cost_attention(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                             dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return attention_cost(&m, 1, 1, cost);
+}
+
+/* q k^T again, dq, dk; dp, dv */
+dw_status dw__cost_attention_backward(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                      dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return attention_cost(&m, 3, 2, cost);
+}
+
+/* ---- loss and optimizer -------------------------------------------------------------------- */
+
+dw_status dw__cost_cross_entropy(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                 dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    /* forward: maximum, subtract, exponential, sum; backward: subtract, exponential, scale */
+    double flops = m.node->op == DW_OP_CROSS_ENTROPY ? 4 : 3;
+    return give(&m, flops * elements(&m, input(&m, 0)), bytes_once(&m), cost);
+}
+
+/* The gradient of the logits, its two products, and the sum for the bias. */
+dw_status dw__cost_linear_cross_entropy_backward(const dw_graph *graph, dw_node node,
+                                                 const int64_t *sizes, dw_cost *cost) {
+    enum { X = 0, LOGITS = 3 };
+    measure m = measure_of(graph, node, sizes);
+    double logits = elements(&m, input(&m, LOGITS));
+    double flops = logits * (3 + 4 * last_dim(&m, input(&m, X)) + 1);
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+dw_status dw__cost_adamw(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                         dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    /* decay 1, first moment 3, second 4, root and its correction 3, update 3 */
+    return give(&m, 14 * elements(&m, input(&m, 0)), bytes_once(&m), cost);
+}
+
+/* ---- public -------------------------------------------------------------------------------- */
+
+static dw_status check_sizes(const dw_graph *graph, const int64_t *sizes) {
+    uint32_t count = dw_graph_symbol_count(graph);
+    if (count > 0 && !sizes)
+        return dw__fail(DW_INVALID_ARGUMENT, "symbol sizes are NULL; the graph has %u symbols", count);
+    for (uint32_t i = 0; i < count; i++)
+        if (sizes[i] < 0)
+            return dw__fail(DW_INVALID_ARGUMENT, "symbol %s has size %lld; expected 0 or more",
+                            dw_graph_symbol_name(graph, i), (long long)sizes[i]);
+    return DW_OK;
+}
+
+dw_status dw_node_cost(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
+    DW_RETURN_IF_FAILED(check_sizes(graph, sizes));
+    if (node >= graph->nodes.count)
+        return dw__fail(DW_INVALID_ARGUMENT, "node %u does not exist; the graph has %zu", node,
+                        graph->nodes.count);
+    dw_status status = dw__op_table[graph->nodes.items[node].op].cost(graph, node, sizes, cost);
+    if (status == DW_OK) return DW_OK;
+    return dw__fail_prefix(status, "cost of node %u (%s \"%s\")", node,
+                           dw_op_name(graph->nodes.items[node].op),
+                           dw_value_name(graph, dw_node_output(graph, node, 0)));
+}
+
+dw_status dw_graph_cost(const dw_graph *graph, const int64_t *sizes, dw_cost *cost) {
+    dw_cost sum = {0, 0};
+    for (dw_node node = 0; node < graph->nodes.count; node++) {
+        dw_cost one;
+        DW_RETURN_IF_FAILED(dw_node_cost(graph, node, sizes, &one));
+        sum.flops += one.flops;
+        sum.bytes += one.bytes;
+    }
+    *cost = sum;
+    return DW_OK;
+}
