@@ -1,0 +1,204 @@
+/* A matrix product by our own loops.
+ *
+ * The output is cut into tiles, which are the pool's tasks. B is packed into panels once, by all
+ * threads, and shared; each task packs its rows of A for itself, multiplies block by block of K,
+ * and runs the epilogue on its tile while that is in cache. When packed B would grow too large the
+ * product goes in rounds over batches, columns or K. How K is cut depends on shapes alone, and the
+ * inner loops give each element the same bits wherever it lies (gemm.h): results do not depend on
+ * threads, though the size of tiles does.
+ */
+#include "base/pool.h"
+#include "kernel/cpu/gemm.h"
+#include "kernel/cpu/product.h"
+
+DW_ISA_TABLE(dw__gemm_blocks)
+
+enum {
+    TILE_ROWS = 96,       /* a multiple of every register tile's rows */
+    TILE_ROWS_MIN = 24,   /* likewise */
+    TILE_COLUMNS = 768,   /* a tile of C stays in a 1 MB L2 while K is walked */
+    TASKS_PER_THREAD = 5, /* at least, so that threads finish together */
+    CACHE_LINE = 64,
+};
+static const int64_t TASK_WORK_MIN = 1 << 20; /* multiply-adds; below, handing out costs too much */
+static const int64_t PACKED_FLOATS_MAX = 4 << 20; /* of B at a time: 16 MB */
+
+/* ---- how it is cut -----------------------------------------------------------------------------
+ */
+
+typedef struct cuts {
+    int64_t tile_m, tile_n;                   /* of C, one task */
+    int64_t depth;                            /* of K, one block */
+    int64_t round_batches, round_n, round_k;  /* whose B is packed at a time */
+    size_t packed_b, packed_a, tile, workers; /* floats: shared; of one worker; of one worker */
+} cuts;
+
+static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, cuts *out) {
+    out->tile_m = TILE_ROWS;
+    out->tile_n = dw__min64(dw__round_up(p->n, blocks->columns),
+                            TILE_COLUMNS / blocks->columns * blocks->columns);
+    for (;;) {
+        int64_t tasks =
+            p->batches * dw__divide_up(p->m, out->tile_m) * dw__divide_up(p->n, out->tile_n);
+        int64_t work = dw__min64(p->m, out->tile_m) * out->tile_n * p->k;
+        if (tasks >= TASKS_PER_THREAD * dw__pool_threads() || work < 2 * TASK_WORK_MIN) return;
+        /* Rows first: fewer columns would pack the same rows of A more often. */
+        if (out->tile_m > TILE_ROWS_MIN && p->m > out->tile_m / 2) {
+            out->tile_m /= 2;
+        } else if (out->tile_n > 2 * blocks->columns) {
+            out->tile_n = dw__round_up(dw__divide_up(out->tile_n, 2), blocks->columns);
+        } else {
+            return;
+        }
+    }
+}
+
+/* `passing`: tiles do not outlive their task, so K cannot go in rounds. */
+static cuts cut(const dw__product *p, bool passing) {
+    const dw__gemm_blocks *blocks = dw__gemm_blocks_now();
+    cuts out = {0};
+    if (p->n == 0) return out;
+    cut_tiles(p, blocks, &out);
+    int64_t padded = dw__round_up(p->n, blocks->columns);
+    int64_t k = p->k > 0 ? p->k : 1;
+    out.depth = dw__divide_up(k, dw__divide_up(k, blocks->depth));
+    out.round_k = k;
+    out.round_n = padded;
+    if (padded > PACKED_FLOATS_MAX / k) {
+        int64_t widest = TILE_COLUMNS / blocks->columns * blocks->columns;
+        int64_t fitting = PACKED_FLOATS_MAX / k / widest * widest;
+        if (fitting > 0) {
+            out.round_n = fitting;
+        } else {
+            out.round_n = passing ? blocks->columns : dw__min64(padded, widest);
+            if (!passing) {
+                int64_t depths = PACKED_FLOATS_MAX / out.round_n / out.depth;
+                out.round_k = dw__min64(k, (depths > 0 ? depths : 1) * out.depth);
+            }
+        }
+    }
+    out.round_batches = 1;
+    if (out.round_n == padded && out.round_k == k) {
+        int64_t fitting = PACKED_FLOATS_MAX / (padded * k);
+        out.round_batches = dw__min64(p->batches, fitting > 0 ? fitting : 1);
+    }
+    out.tile_n = dw__min64(out.tile_n, out.round_n);
+    out.packed_b = (size_t)(out.round_batches * out.round_n * out.round_k);
+    out.packed_a = (size_t)dw__round_up(out.tile_m * out.depth, CACHE_LINE / 4);
+    out.tile = passing ? (size_t)dw__round_up(out.tile_m * out.tile_n, CACHE_LINE / 4) : 0;
+    out.workers = (size_t)dw__pool_threads();
+    return out;
+}
+
+static size_t scratch_of(const cuts *c) {
+    return (c->packed_b + c->workers * (c->packed_a + c->tile)) * sizeof(float);
+}
+
+/* ---- running ------------------------------------------------------------------------------------
+ */
+
+typedef struct job {
+    dw__product p;
+    cuts cut;
+    dw__epilogue *then;
+    const dw__gemm_blocks *blocks;
+    float *packed_b, *worker_scratch;
+    /* this round */
+    int64_t batch, batch_count, column, column_count, k, k_count;
+} job;
+
+static float *packed_b_of(const job *j, int64_t batch) {
+    return j->packed_b + batch * dw__round_up(j->column_count, j->blocks->columns) * j->k_count;
+}
+
+enum { PACK_PANELS = 2 }; /* panels of B per task */
+
+static void pack_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    job *j = context;
+    const dw__product *p = &j->p;
+    int64_t width = PACK_PANELS * j->blocks->columns;
+    int64_t chunks = dw__divide_up(j->column_count, width);
+    int64_t k_blocks = dw__divide_up(j->k_count, j->cut.depth);
+    int64_t column = index % chunks * width;
+    int64_t k = index / chunks % k_blocks * j->cut.depth;
+    int64_t batch = index / chunks / k_blocks;
+    int64_t count = dw__min64(width, j->column_count - column);
+    int64_t depth = dw__min64(j->cut.depth, j->k_count - k);
+    const float *b = p->b + dw__product_batch_offset(p, p->b_batch, j->batch + batch) +
+                     (j->column + column) * p->b_column + (j->k + k) * p->b_k;
+    float *panels = packed_b_of(j, batch) + k * dw__round_up(j->column_count, j->blocks->columns) +
+                    column * depth;
+    j->blocks->pack_b(count, depth, b, p->b_column, p->b_k, panels);
+}
+
+static void multiply_task(void *context, int64_t index, int worker) {
+    job *j = context;
+    const dw__product *p = &j->p;
+    const cuts *cut = &j->cut;
+    int64_t row_tiles = dw__divide_up(p->m, cut->tile_m);
+    int64_t column_tiles = dw__divide_up(j->column_count, cut->tile_n);
+    int64_t row = index % row_tiles * cut->tile_m; /* fastest: neighbours share panels of B */
+    int64_t column = index / row_tiles % column_tiles * cut->tile_n;
+    int64_t batch = index / row_tiles / column_tiles;
+    int64_t rows = dw__min64(cut->tile_m, p->m - row);
+    int64_t columns = dw__min64(cut->tile_n, j->column_count - column);
+    int64_t first_row = (j->batch + batch) * p->m + row; /* of C as one matrix */
+
+    float *a_panels = j->worker_scratch + (size_t)worker * (cut->packed_a + cut->tile);
+    float *tile = a_panels + cut->packed_a;
+    int64_t tile_stride = cut->tile_n;
+    if (p->c) {
+        tile = p->c + first_row * p->n + j->column + column;
+        tile_stride = p->n;
+    }
+    const float *a =
+        p->a + dw__product_batch_offset(p, p->a_batch, j->batch + batch) + row * p->a_row;
+    int64_t padded = dw__round_up(j->column_count, j->blocks->columns);
+    int64_t start = 0;
+    do { /* once when K is 0: the bias alone */
+        int64_t depth = dw__min64(cut->depth, j->k_count - start);
+        const float *b_panels = packed_b_of(j, batch) + start * padded + column * depth;
+        j->blocks->pack_a(rows, depth, a + (j->k + start) * p->a_k, p->a_row, p->a_k, a_panels);
+        j->blocks->multiply(rows, columns, depth, a_panels, b_panels, tile, tile_stride,
+                            p->accumulate || j->k + start > 0,
+                            p->bias ? p->bias + j->column + column : NULL);
+        start += depth;
+    } while (start < j->k_count);
+    if (j->then && j->k + j->k_count == p->k) {
+        dw__epilogue_run(j->then, first_row, rows, j->column + column, columns, tile, tile_stride);
+    }
+}
+
+static void run_round(job *j) {
+    int64_t chunks = dw__divide_up(j->column_count, PACK_PANELS * j->blocks->columns);
+    int64_t k_blocks = dw__divide_up(j->k_count, j->cut.depth);
+    dw__pool_run(j->batch_count * k_blocks * chunks, pack_task, j);
+    int64_t tiles =
+        dw__divide_up(j->p.m, j->cut.tile_m) * dw__divide_up(j->column_count, j->cut.tile_n);
+    dw__pool_run(j->batch_count * tiles, multiply_task, j);
+}
+
+size_t dw__product_packed_scratch(const dw__product *p, bool passing) {
+    cuts c = cut(p, passing);
+    return scratch_of(&c);
+}
+
+void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+    if (p->m == 0 || p->n == 0 || p->batches == 0) return;
+    job j = {.p = *p, .then = then, .blocks = dw__gemm_blocks_now(), .cut = cut(p, !p->c)};
+    j.packed_b = scratch;
+    j.worker_scratch = j.packed_b + j.cut.packed_b;
+    for (j.batch = 0; j.batch < p->batches; j.batch += j.cut.round_batches) {
+        j.batch_count = dw__min64(j.cut.round_batches, p->batches - j.batch);
+        for (j.column = 0; j.column < p->n; j.column += j.cut.round_n) {
+            j.column_count = dw__min64(j.cut.round_n, p->n - j.column);
+            j.k = 0;
+            do { /* once when K is 0 */
+                j.k_count = dw__min64(j.cut.round_k, p->k - j.k);
+                run_round(&j);
+                j.k += j.k_count;
+            } while (j.k < p->k);
+        }
+    }
+}
