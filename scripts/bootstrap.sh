@@ -26,6 +26,8 @@ find_missing() {
     required=()
     optional=()
     has_command "$cc" || required+=(gcc)
+    # Not for us: torch.compile, which the demo and the benchmarks compare with, compiles C++.
+    has_command g++ || has_command c++ || required+=(g++)
     has_header stdio.h || required+=(libc6-dev)
     # Those two may also come from .venv, where the Makefile puts them when it has to.
     if [ "$(id -u)" = 0 ]; then
