@@ -1,0 +1,419 @@
+"""Elementwise operations, with PyTorch's type promotion made explicit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Optional
+
+from .builder import FLOATS, INTEGERS, LoweringError, Value
+from .table import Context, convert_dtype, is_float, lowers, promote
+
+LOW_PRECISION = ("bf16", "f16")
+
+
+def _unary(op: str) -> Callable[..., Value]:
+    def lower(c: Context, self: Value) -> Value:
+        return c.builder.unary(op, c.builder.cast(self, c.dtype))
+
+    return lower
+
+
+for _name in ("exp", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf",
+              "sigmoid"):  # fmt: skip
+    lowers(_name)(_unary(_name))
+
+
+def _integer_aware(op: str, identity_on_integers: bool) -> Callable[..., Value]:
+    def lower(c: Context, self: Value) -> Value:
+        if identity_on_integers and not is_float(self):
+            return self
+        return c.builder.unary(op, self)
+
+    return lower
+
+
+for _name, _op, _identity in (
+    ("neg", "neg", False),
+    ("abs", "abs", False),
+    ("sign", "sign", False),
+    ("sgn", "sign", False),
+    ("floor", "floor", True),
+    ("ceil", "ceil", True),
+):
+    lowers(_name)(_integer_aware(_op, _identity))
+
+
+@lowers("square")
+def square(c: Context, self: Value) -> Value:
+    return c.builder.binary("mul", self, self)
+
+
+@lowers("isfinite")
+def isfinite(c: Context, self: Value) -> Value:
+    if not is_float(self):
+        return c.builder.constant("bool", self.shape, True)
+    return c.builder.unary("is_finite", self)
+
+
+@lowers("isnan")
+def isnan(c: Context, self: Value) -> Value:
+    return c.builder.binary("ne", self, self)
+
+
+@lowers("isinf")
+def isinf(c: Context, self: Value) -> Value:
+    magnitude = c.builder.unary("abs", self)
+    return c.builder.binary("eq", magnitude, c.builder.scalar_like(magnitude, math.inf))
+
+
+# ---- arithmetic ---------------------------------------------------------------------------------
+
+
+def arithmetic(c: Context, op: str, x: Any, y: Any, dtype: Optional[str] = None) -> Value:
+    """`x op y` in PyTorch's promoted dtype.
+
+    PyTorch keeps a Python number in FP32 beside BF16 and FP16 operands and rounds once, at the end:
+    where the number is not exact in the tensor's dtype the operation is done in FP32 here too.
+    """
+    dtype = dtype or promote(x, y)
+    b = c.builder
+    if dtype in LOW_PRECISION:
+        numbers = [v for v in (x, y) if isinstance(v, float)]
+        if numbers and not all(_exact_in_bf16(v) for v in numbers):
+            wide = b.binary(op, c.tensor(x, "f32"), c.tensor(y, "f32"))
+            return b.cast(wide, dtype)
+    return b.binary(op, c.tensor(x, dtype), c.tensor(y, dtype))
+
+
+def _exact_in_bf16(number: float) -> bool:
+    """A number with eight significant bits of moderate size is exact in BF16 and in FP16."""
+    if number == 0 or not math.isfinite(number):
+        return True
+    mantissa, exponent = math.frexp(number)
+    return mantissa * 256 == int(mantissa * 256) and -8 <= exponent <= 8
+
+
+def _scaled(c: Context, x: Any, alpha: Any, dtype: str) -> Any:
+    """alpha * x as an operand of add and sub."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return x
+    if isinstance(x, (int, float)) and isinstance(alpha, (int, float)):
+        return x * alpha
+    return arithmetic(c, "mul", c.tensor(x, dtype), alpha, dtype)
+
+
+@lowers("add")
+def add(c: Context, self: Any, other: Any, alpha: Any = 1) -> Value:
+    dtype = promote(self, other)
+    if dtype == "bool":
+        return c.builder.binary("or", c.tensor(self, "bool"), c.tensor(other, "bool"))
+    other = _scaled(c, other, alpha, dtype)
+    if isinstance(self, Value) and self.dtype == dtype and _is_number(other, 0) and _ints(dtype):
+        return self
+    return arithmetic(c, "add", self, other, dtype)
+
+
+@lowers("sub", "subtract")
+def sub(c: Context, self: Any, other: Any, alpha: Any = 1) -> Value:
+    dtype = promote(self, other)
+    return arithmetic(c, "sub", self, _scaled(c, other, alpha, dtype), dtype)
+
+
+@lowers("rsub")
+def rsub(c: Context, self: Value, other: Any, alpha: Any = 1) -> Value:
+    dtype = promote(self, other)
+    return arithmetic(c, "sub", other, _scaled(c, self, alpha, dtype), dtype)
+
+
+@lowers("mul", "multiply")
+def mul(c: Context, self: Any, other: Any) -> Value:
+    dtype = promote(self, other)
+    if dtype == "bool":
+        return c.builder.binary("and", c.tensor(self, "bool"), c.tensor(other, "bool"))
+    if isinstance(self, Value) and self.dtype == dtype and _is_number(other, 1):
+        return self
+    return arithmetic(c, "mul", self, other, dtype)
+
+
+def _is_number(x: Any, number: int) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
+
+
+def _ints(dtype: str) -> bool:
+    """x + 0 is x for integers only: -0.0 + 0 is 0.0."""
+    return dtype in INTEGERS
+
+
+@lowers("div", "true_divide", "divide")
+def div(c: Context, self: Any, other: Any, rounding_mode: Optional[str] = None) -> Value:
+    if rounding_mode is None:
+        return arithmetic(c, "div", self, other, c.dtype)
+    if rounding_mode == "floor":
+        return floor_divide(c, self, other)
+    dtype = promote(self, other)
+    if dtype in FLOATS:
+        quotient = arithmetic(c, "div", self, other, dtype)
+        return _truncate(c, quotient)
+    return _integer_truncated_quotient(c, c.tensor(self, dtype), c.tensor(other, dtype))
+
+
+@lowers("floor_divide")
+def floor_divide(c: Context, self: Any, other: Any) -> Value:
+    dtype = promote(self, other)
+    quotient = arithmetic(c, "div", self, other, dtype)
+    return c.builder.unary("floor", quotient) if dtype in FLOATS else quotient
+
+
+def _truncate(c: Context, x: Value) -> Value:
+    b = c.builder
+    negative = b.binary("lt", x, b.scalar_like(x, 0))
+    return b.select(negative, b.unary("ceil", x), b.unary("floor", x))
+
+
+@lowers("trunc", "fix")
+def trunc(c: Context, self: Value) -> Value:
+    return _truncate(c, self) if is_float(self) else self
+
+
+def _integer_truncated_quotient(c: Context, x: Value, y: Value) -> Value:
+    b = c.builder
+    magnitude = b.binary("div", b.unary("abs", x), b.unary("abs", y))
+    return b.binary("mul", magnitude, b.binary("mul", b.unary("sign", x), b.unary("sign", y)))
+
+
+@lowers("remainder")
+def remainder(c: Context, self: Any, other: Any) -> Value:
+    dtype = promote(self, other)
+    if dtype in FLOATS:
+        raise LoweringError("the remainder of floating-point numbers is not supported")
+    return c.builder.binary("rem", c.tensor(self, dtype), c.tensor(other, dtype))
+
+
+@lowers("pow", "float_power")
+def power(c: Context, self: Any, exponent: Any) -> Value:
+    dtype = c.dtype
+    if isinstance(self, Value) and isinstance(exponent, (int, float)):
+        b, x = c.builder, c.builder.cast(self, dtype)
+        if exponent == 1:
+            return x
+        if exponent == 2:  # as PyTorch computes it
+            return b.binary("mul", x, x)
+        if exponent == 3:
+            return b.binary("mul", b.binary("mul", x, x), x)
+        if exponent == 0.5 and dtype in FLOATS:
+            return b.unary("sqrt", x)
+        if exponent == -0.5 and dtype in FLOATS:
+            return b.unary("rsqrt", x)
+        if exponent == -1 and dtype in FLOATS:
+            return b.unary("reciprocal", x)
+    return c.builder.binary("pow", c.tensor(self, dtype), c.tensor(exponent, dtype))
+
+
+@lowers("maximum", "max.other")
+def maximum(c: Context, self: Any, other: Any) -> Value:
+    return arithmetic(c, "max", self, other)
+
+
+@lowers("minimum", "min.other")
+def minimum(c: Context, self: Any, other: Any) -> Value:
+    return arithmetic(c, "min", self, other)
+
+
+@lowers("clamp", "clip")
+def clamp(c: Context, self: Value, min: Any = None, max: Any = None) -> Value:
+    x = c.builder.cast(self, c.dtype)
+    if min is not None:
+        x = c.builder.binary("max", x, c.tensor(min, c.dtype))
+    if max is not None:
+        x = c.builder.binary("min", x, c.tensor(max, c.dtype))
+    return x
+
+
+@lowers("clamp_min")
+def clamp_min(c: Context, self: Value, min: Any) -> Value:
+    return clamp(c, self, min=min)
+
+
+@lowers("clamp_max")
+def clamp_max(c: Context, self: Value, max: Any) -> Value:
+    return clamp(c, self, max=max)
+
+
+@lowers("addcmul")
+def addcmul(c: Context, self: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
+    return add(c, self, mul(c, tensor1, tensor2), alpha=value)
+
+
+@lowers("addcdiv")
+def addcdiv(c: Context, self: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
+    return add(c, self, arithmetic(c, "div", tensor1, tensor2), alpha=value)
+
+
+@lowers("lerp")
+def lerp(c: Context, self: Value, end: Value, weight: Any) -> Value:
+    return add(c, self, mul(c, sub(c, end, self), weight))
+
+
+# ---- activations --------------------------------------------------------------------------------
+
+
+@lowers("relu")
+def relu(c: Context, self: Value) -> Value:
+    if not is_float(self):
+        return c.builder.binary("max", self, c.builder.scalar_like(self, 0))
+    return c.builder.emit("relu", [self], [(self.dtype, self.shape)])[0]
+
+
+@lowers("silu")
+def silu(c: Context, self: Value) -> Value:
+    return c.builder.emit("silu", [self], [(self.dtype, self.shape)])[0]
+
+
+@lowers("gelu")
+def gelu(c: Context, self: Value, approximate: str = "none") -> Value:
+    return c.builder.emit("gelu", [self], [(self.dtype, self.shape)], approximate=approximate)[0]
+
+
+@lowers("softplus")
+def softplus(c: Context, self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    scaled = mul(c, self, beta)
+    soft = arithmetic(c, "div", c.builder.unary("log1p", c.builder.unary("exp", scaled)), beta)
+    large = c.builder.binary("gt", scaled, c.builder.scalar_like(scaled, threshold))
+    return c.builder.select(large, self, soft)
+
+
+@lowers("leaky_relu")
+def leaky_relu(c: Context, self: Value, negative_slope: Any = 0.01) -> Value:
+    positive = c.builder.binary("gt", self, c.builder.scalar_like(self, 0))
+    return c.builder.select(positive, self, mul(c, self, negative_slope))
+
+
+@lowers("relu6")
+def relu6(c: Context, self: Value) -> Value:
+    return clamp(c, self, min=0, max=6)
+
+
+# ---- comparisons and logic ----------------------------------------------------------------------
+
+
+def _comparison(op: str) -> Callable[..., Value]:
+    def lower(c: Context, self: Any, other: Any) -> Value:
+        dtype = promote(self, other)
+        if dtype == "bool" and op not in ("eq", "ne"):
+            dtype = "i32"
+        return c.builder.binary(op, c.tensor(self, dtype), c.tensor(other, dtype))
+
+    return lower
+
+
+for _name, _op in (
+    ("eq", "eq"), ("ne", "ne"), ("lt", "lt"), ("le", "le"), ("gt", "gt"), ("ge", "ge"),
+    ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt"),
+    ("greater_equal", "ge"),
+):  # fmt: skip
+    lowers(_name)(_comparison(_op))
+
+
+@lowers("logical_and")
+def logical_and(c: Context, self: Value, other: Value) -> Value:
+    return c.builder.binary("and", c.tensor(self, "bool"), c.tensor(other, "bool"))
+
+
+@lowers("logical_or")
+def logical_or(c: Context, self: Value, other: Value) -> Value:
+    return c.builder.binary("or", c.tensor(self, "bool"), c.tensor(other, "bool"))
+
+
+@lowers("logical_xor")
+def logical_xor(c: Context, self: Value, other: Value) -> Value:
+    return c.builder.binary("ne", c.tensor(self, "bool"), c.tensor(other, "bool"))
+
+
+@lowers("logical_not")
+def logical_not(c: Context, self: Value) -> Value:
+    return c.builder.unary("logical_not", c.builder.cast(self, "bool"))
+
+
+def _bool_only(name: str, *operands: Any) -> None:
+    for x in operands:
+        if isinstance(x, Value) and x.dtype != "bool":
+            raise LoweringError(f"{name} of integers is not supported, only of bool")
+
+
+@lowers("bitwise_and", "__and__")
+def bitwise_and(c: Context, self: Any, other: Any) -> Value:
+    _bool_only("bitwise and", self, other)
+    return logical_and(c, self, other)
+
+
+@lowers("bitwise_or", "__or__")
+def bitwise_or(c: Context, self: Any, other: Any) -> Value:
+    _bool_only("bitwise or", self, other)
+    return logical_or(c, self, other)
+
+
+@lowers("bitwise_xor", "__xor__")
+def bitwise_xor(c: Context, self: Any, other: Any) -> Value:
+    _bool_only("bitwise xor", self, other)
+    return logical_xor(c, self, other)
+
+
+@lowers("bitwise_not")
+def bitwise_not(c: Context, self: Value) -> Value:
+    _bool_only("bitwise not", self)
+    return c.builder.unary("logical_not", self)
+
+
+@lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(c: Context, condition: Value, self: Any, other: Any) -> Value:
+    dtype = promote(self, other)
+    return c.builder.select(c.builder.cast(condition, "bool"), c.tensor(self, dtype),
+                            c.tensor(other, dtype))
+
+
+@lowers("masked_fill")
+def masked_fill(c: Context, self: Value, mask: Value, value: Any) -> Value:
+    return c.builder.select(c.builder.cast(mask, "bool"), c.tensor(value, self.dtype), self)
+
+
+# ---- conversions --------------------------------------------------------------------------------
+
+
+@lowers("to.dtype")
+def to_dtype(c: Context, self: Value, dtype: Any, *_: Any, **__: Any) -> Value:
+    return convert_dtype(c, self, dtype)
+
+
+@lowers("to.device")
+def to_device(c: Context, self: Value, device: Any, dtype: Any, *_: Any, **__: Any) -> Value:
+    return convert_dtype(c, self, dtype)
+
+
+@lowers("to.dtype_layout", "_to_copy")
+def to_dtype_layout(c: Context, self: Value, dtype: Any = None, **_: Any) -> Value:
+    return convert_dtype(c, self, dtype)
+
+
+@lowers("to.other")
+def to_other(c: Context, self: Value, other: Value, *_: Any, **__: Any) -> Value:
+    return c.builder.cast(self, other.dtype)
+
+
+@lowers("type_as")
+def type_as(c: Context, self: Value, other: Value) -> Value:
+    return c.builder.cast(self, other.dtype)
+
+
+@lowers("contiguous", "clone", "alias", "lift", "lift_fresh", "lift_fresh_copy", "positive")  # fmt: skip
+def identity(c: Context, self: Value, *_: Any, **__: Any) -> Value:
+    return self
+
+
+@lowers("detach")
+def detach(c: Context, self: Value) -> Value:
+    return c.builder.stop_gradient(self)
+
+
+@lowers("item", "_local_scalar_dense")
+def item(c: Context, self: Value) -> Value:
+    raise LoweringError("a tensor's value is read into Python, which fixes it at capture")

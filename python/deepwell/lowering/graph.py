@@ -1,0 +1,288 @@
+"""A traced fx graph of ATen operations, node by node, into the builder."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from . import regions
+from .builder import DTYPES, Builder, LoweringError, Origin, Value
+from .dims import NotPolynomial, Translator
+from .table import Context, find
+
+# Statements about a traced program, not computations.
+_DROPPED = frozenset(
+    (
+        "_assert_tensor_metadata",
+        "_assert_async",
+        "_assert_scalar",
+        "_functional_assert_async",
+        "_functional_assert_scalar",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+        "_functional_sym_constrain_range",
+        "record_stream",
+    )
+)
+_DECOMPOSITION_DEPTH = 4
+
+
+class OperationError(Exception):
+    """An operation that cannot be lowered."""
+
+    def __init__(self, operation: str, module_path: str, reason: str) -> None:
+        super().__init__(reason)
+        self.operation = operation
+        self.module_path = module_path
+        self.reason = reason
+
+
+class MutationError(Exception):
+    """An operation that writes to its operand: the graph has values only."""
+
+
+class _Unknown:
+    """A size without a polynomial, reported where something uses it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class GraphLowering:
+    """Lowers fx graphs that share one builder and one meaning of symbolic sizes."""
+
+    def __init__(self, builder: Builder, translator: Translator) -> None:
+        self.builder = builder
+        self._translator = translator
+        self._context = Context(builder)
+        self._origins: Dict[Tuple, Origin] = {}
+        self._root_origin = Origin()
+        self._grad_enabled = True
+        self._depth = 0
+
+    def run(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """`inputs`: what each placeholder stands for. Returns what the output node returns."""
+        env: Dict[torch.fx.Node, Any] = {}
+        supplied = iter(inputs)
+        for node in graph_module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(supplied)
+            elif node.op == "get_attr":
+                env[node] = self._attribute(graph_module, node)
+            elif node.op == "call_function":
+                env[node] = self._call(node, env)
+            elif node.op == "output":
+                return self._map(node.args[0], env)
+            else:
+                raise LoweringError(f"fx node {node.op} {node.target}")
+        return None
+
+    # ---- operands -------------------------------------------------------------------------------
+
+    def _attribute(self, graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+        found: Any = graph_module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return self.constant_tensor(found) if isinstance(found, torch.Tensor) else found
+
+    def constant_tensor(self, tensor: torch.Tensor) -> Value:
+        """A tensor that the program holds: a constant, which must be one repeated number."""
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is None or tensor.is_meta or tensor.numel() == 0:
+            raise LoweringError(f"a constant tensor of {tensor.dtype} on {tensor.device}")
+        first = tensor.flatten()[0].item()
+        if tensor.numel() > 1 and not bool((tensor == first).all()):
+            raise NotUniform(tensor)
+        return self.builder.constant(dtype, tuple(tensor.shape), first)
+
+    def _map(self, argument: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            found = env[argument]
+            if isinstance(found, _Unknown):
+                raise NotPolynomial(found.reason)
+            return found
+        if isinstance(argument, (list, tuple)):
+            return [self._map(a, env) for a in argument]
+        if isinstance(argument, dict):
+            return {key: self._map(a, env) for key, a in argument.items()}
+        if isinstance(argument, torch.SymInt):
+            return self._translator.dim(argument)
+        return argument
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _call(self, node: torch.fx.Node, env: Dict[torch.fx.Node, Any]) -> Any:
+        target = node.target
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._size(value)
+        if target is operator.getitem:
+            return self._map(node.args[0], env)[node.args[1]]
+        if target is torch._C._set_grad_enabled:
+            self._grad_enabled = bool(node.args[0])
+            return None
+        stack = node.meta.get("nn_module_stack")
+        origin = regions.origin_of(stack, self._origins) if stack else self._root_origin
+        name = _name(target)
+        if regions.is_loss(name):
+            origin = Origin("loss", origin.layer, origin.module)
+        self.builder.origin = origin
+        try:
+            return self._result(node, target, name, env)
+        except LoweringError as error:
+            raise OperationError(_display(target), origin.module, str(error)) from error
+
+    def _result(self, node: torch.fx.Node, target: Any, name: str,
+                env: Dict[torch.fx.Node, Any]) -> Any:
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._higher_order(node, name, env)
+        if not isinstance(target, torch._ops.OpOverload):
+            if isinstance(value := node.meta.get("val"), (bool, int, float)):
+                return value
+            return _Unknown(f"{name} in the traced program")
+        if target._opname in _DROPPED:
+            return None
+        if target._schema.is_mutable:
+            raise MutationError(_display(target))
+        lower = find(target)
+        args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
+        self._describe_results(node.meta.get("val"))
+        if lower is None:
+            result = self._decompose(node, target, args, kwargs)
+        else:
+            kwargs = {key: v for key, v in kwargs.items() if key not in _PLACEMENT}
+            result = lower(self._context, *args, **kwargs)
+            self._check(result, node)
+        return result if self._grad_enabled else self._without_gradient(result)
+
+    def _size(self, value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            try:
+                return self._translator.dim(value)
+            except NotPolynomial as error:
+                return _Unknown(str(error))
+        return _Unknown(f"{value} is computed from sizes")
+
+    def _describe_results(self, value: Any) -> None:
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        dtypes: List[Optional[str]] = []
+        shapes: List[Any] = []
+        for v in values:
+            tensor = isinstance(v, torch.Tensor)
+            dtypes.append(DTYPES.get(v.dtype) if tensor else None)
+            shapes.append(self._shape(v) if tensor else None)
+        self._context.result_dtypes, self._context.result_shapes = tuple(dtypes), tuple(shapes)
+
+    def _shape(self, tensor: torch.Tensor) -> Any:
+        try:
+            return self._translator.shape(tensor.shape)
+        except NotPolynomial:
+            return None
+
+    def _check(self, result: Any, node: torch.fx.Node) -> None:
+        """What was lowered must have the shape and dtype that PyTorch says the node has."""
+        results = result if isinstance(result, (list, tuple)) else (result,)
+        context = self._context
+        for value, dtype, shape in zip(results, context.result_dtypes, context.result_shapes):
+            if not isinstance(value, Value):
+                continue
+            if dtype is None:
+                raise LoweringError(f"dtype {node.meta['val'].dtype} is not supported")
+            if value.dtype != dtype or (shape is not None and value.shape != shape):
+                raise LoweringError(
+                    f"shapes do not follow from symbolic sizes: {value.dtype}{list(value.shape)} "
+                    f"here, {dtype}{list(shape or ())} in PyTorch"
+                )
+
+    def _without_gradient(self, result: Any) -> Any:
+        if isinstance(result, Value):
+            return self.builder.stop_gradient(result)
+        if isinstance(result, (list, tuple)):
+            return [self._without_gradient(r) for r in result]
+        return result
+
+    # ---- nested graphs --------------------------------------------------------------------------
+
+    def _higher_order(self, node: torch.fx.Node, name: str,
+                      env: Dict[torch.fx.Node, Any]) -> Any:
+        if name == "wrap_with_set_grad_enabled":
+            enabled, body, *inputs = self._map(node.args, env)
+        elif name == "wrap_with_autocast":
+            _device, _dtype, autocast, _cache, body, *inputs = self._map(node.args, env)
+            enabled = self._grad_enabled
+            if autocast:
+                raise LoweringError("autocast inside a forward is not supported")
+        else:
+            raise LoweringError("this kind of nested program is not supported")
+        outer, self._grad_enabled = self._grad_enabled, bool(enabled)
+        try:
+            return self.run(body, inputs)
+        finally:
+            self._grad_enabled = outer
+
+    def _decompose(self, node: torch.fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+        """Traces the one operation into simpler ones, by PyTorch's own decompositions."""
+        if self._depth >= _DECOMPOSITION_DEPTH:
+            raise LoweringError("its decomposition does not end")
+        examples, spec = pytree.tree_flatten((node.args, node.kwargs))
+        samples = [e.meta.get("val") if isinstance(e, torch.fx.Node) else e for e in examples]
+        at = [i for i, s in enumerate(samples) if isinstance(s, torch.Tensor)]
+
+        def call(*tensors: torch.Tensor) -> Any:
+            leaves = list(samples)
+            for i, tensor in zip(at, tensors):
+                leaves[i] = tensor
+            call_args, call_kwargs = pytree.tree_unflatten(leaves, spec)
+            return target(*call_args, **call_kwargs)
+
+        traced = _trace_pieces(call, [samples[i] for i in at], target)
+        if traced is None:
+            raise LoweringError("no lowering and no decomposition into supported operations exists")
+        flat, _ = pytree.tree_flatten((args, kwargs))
+        self._depth += 1
+        try:
+            return self.run(traced, [flat[i] for i in at])
+        finally:
+            self._depth -= 1
+
+
+class NotUniform(LoweringError):
+    """A constant tensor that needs a leaf of its own."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(f"a constant tensor of shape {list(tensor.shape)} inside the forward")
+        self.tensor = tensor
+
+
+_PLACEMENT = frozenset(("device", "layout", "pin_memory", "memory_format", "requires_grad"))
+
+
+def _trace_pieces(call: Callable[..., Any], samples: List[torch.Tensor],
+                  target: Any) -> Optional[torch.fx.GraphModule]:
+    mode = next((m for m in (getattr(s, "fake_mode", None) for s in samples) if m), None)
+    table = torch._decomp.core_aten_decompositions()
+    try:
+        if mode is None:
+            traced = make_fx(call, decomposition_table=table, tracing_mode="fake")(*samples)
+        else:
+            with mode:
+                traced = make_fx(call, decomposition_table=table)(*samples)
+    except Exception:  # whatever tracing objects to, the operation has no decomposition here
+        return None
+    nodes = [n for n in traced.graph.nodes if n.op == "call_function"]
+    return None if [n.target for n in nodes] == [target] else traced
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._opname
+    return getattr(target, "__name__", str(target))
+
+
+def _display(target: Any) -> str:
+    """ "aten.add.Tensor" """
+    return str(target) if isinstance(target, torch._ops.OpOverload) else _name(target)

@@ -1,0 +1,59 @@
+"""Which part of a model a node belongs to, read from the names and classes of its modules."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Tuple
+
+from .builder import Origin
+
+# Innermost module first, the first rule that matches wins: (region, words of attribute or class).
+_RULES: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
+    ("router", re.compile(r"router|gating|gate$|topk")),
+    ("experts", re.compile(r"experts?$|expert(s)?\d*$")),
+    ("norm", re.compile(r"norm|^ln_|^ln\d")),
+    ("loss", re.compile(r"loss|criterion")),
+    ("head", re.compile(r"(^|_)head$|lm_head|score$|classifier$|qa_outputs$")),
+    ("attn", re.compile(r"attn|attention")),
+    ("mlp", re.compile(r"mlp|ffn|feed_?forward|^linear[12]$|^fc\d?$")),
+    ("embed", re.compile(r"embed|^w[tp]e$|rotary")),
+)
+_LOSS_OPERATIONS = ("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss")
+
+
+def origin_of(stack: Mapping[str, Any], cache: Dict[Tuple, Origin]) -> Origin:
+    """Origin from PyTorch's nn_module_stack: {key: (dotted path, class or its name)}."""
+    key = tuple(entry[0] for entry in stack.values())
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = _make_origin([_entry(e) for e in stack.values()])
+    return found
+
+
+def is_loss(operation: str) -> bool:
+    return operation.partition(".")[0] in _LOSS_OPERATIONS
+
+
+def _entry(entry: Tuple[str, Any]) -> Tuple[str, str]:
+    path, kind = entry
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    # Old and new PyTorch write the root as "L['self']" or leave it empty.
+    path = re.sub(r"^L\['self'\]\.?", "", path)
+    return path, name.rpartition(".")[2]
+
+
+def _make_origin(stack: List[Tuple[str, str]]) -> Origin:
+    path = stack[-1][0] if stack else ""
+    region = "none"
+    for module_path, kind in reversed(stack[1:]):
+        attribute = module_path.rpartition(".")[2].lower()
+        region = next((r for r, words in _RULES if words.search(attribute)), "none")
+        if region == "none" and not kind.lower().endswith(("model", "lm")):
+            region = next((r for r, words in _RULES if words.search(kind.lower())), "none")
+        # A gate projection inside an MLP is no router.
+        if region == "router" and "mlp" in module_path.lower() and "proj" in attribute:
+            region = "none"
+        if region != "none":
+            break
+    number = next((int(part) for part in path.split(".") if part.isdigit()), -1)
+    return Origin(region, number, path)

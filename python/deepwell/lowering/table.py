@@ -1,0 +1,134 @@
+"""The table of ATen operations that can be lowered, and what a lowering function sees.
+
+A lowering function is registered under names of ATen packets ("add", "add.Scalar"): it takes the
+Context and then the operation's arguments under their ATen names, with every tensor a Value, every
+size a Dim, every list a list, and returns a Value or a tuple of Values (None for a result that
+nothing here produces).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+
+from .builder import DTYPES, FLOATS, INTEGERS, TORCH_DTYPES, Builder, LoweringError, Value
+from .dims import Dim, Poly
+
+Lowering = Callable[..., Any]
+TABLE: Dict[str, Lowering] = {}
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Registers a lowering for ATen operations: "name" for all overloads or "name.overload"."""
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            TABLE[name] = function
+        return function
+
+    return register
+
+
+def find(op: Any) -> Optional[Lowering]:
+    namespace, _, name = op.name().partition("::")
+    if namespace != "aten":
+        return None
+    return TABLE.get(name) or TABLE.get(name.partition(".")[0])
+
+
+class Context:
+    """What a lowering function works with: the builder, and the results that PyTorch predicts."""
+
+    def __init__(self, builder: Builder):
+        self.builder = builder
+        self.result_dtypes: Tuple[Optional[str], ...] = ()
+        self.result_shapes: Tuple[Optional[Tuple[Dim, ...]], ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the (first) result."""
+        if not self.result_dtypes or self.result_dtypes[0] is None:
+            raise LoweringError("the result has a dtype that the graph does not have")
+        return self.result_dtypes[0]
+
+    @property
+    def shape(self) -> Tuple[Dim, ...]:
+        """The shape of the (first) result."""
+        shape = self.result_shapes[0] if self.result_shapes else None
+        if shape is None:
+            raise LoweringError("the result is no tensor")
+        return shape
+
+    def tensor(self, x: Any, dtype: str) -> Value:
+        """`x`, a Value, a number or a Dim, as a Value of `dtype`."""
+        if isinstance(x, Value):
+            return self.builder.cast(x, dtype)
+        if isinstance(x, Poly):
+            return self.builder.size(x, dtype)
+        return self.builder.constant(dtype, (), x)
+
+
+def graph_dtype(dtype: torch.dtype) -> str:
+    name = DTYPES.get(dtype)
+    if name is None:
+        raise LoweringError(f"dtype {dtype} is not supported")
+    return name
+
+
+def convert_dtype(c: Context, x: Value, dtype: Optional[torch.dtype]) -> Value:
+    return x if dtype is None else c.builder.cast(x, graph_dtype(dtype))
+
+
+def axis_of(axis: int, rank: int) -> int:
+    return axis + rank if axis < 0 else axis
+
+
+def promote(*operands: Any) -> str:
+    """The dtype in which PyTorch computes with these Values, numbers and Dims."""
+    kinds = []
+    for x in operands:
+        if isinstance(x, Value):
+            kinds.append((x.dtype, x.rank == 0))
+        elif isinstance(x, bool):
+            kinds.append(("python bool", True))
+        elif isinstance(x, (int, Poly)):
+            kinds.append(("python int", True))
+        else:
+            kinds.append(("python float", True))
+    result = kinds[0]
+    for kind in kinds[1:]:
+        result = (_result_type(result, kind), result[1] and kind[1])
+    return result[0] if result[0] in TORCH_DTYPES else _result_type(result, result)
+
+
+_PYTHON = {"python bool": True, "python int": 1, "python float": 1.0}
+
+
+@lru_cache(maxsize=None)
+def _result_type(a: Tuple[str, bool], b: Tuple[str, bool]) -> str:
+    def sample(kind: Tuple[str, bool]) -> Any:
+        dtype, scalar = kind
+        if dtype in _PYTHON:
+            return _PYTHON[dtype]
+        return torch.empty(() if scalar else (1,), dtype=TORCH_DTYPES[dtype], device="meta")
+
+    return graph_dtype(torch.result_type(sample(a), sample(b)))
+
+
+def is_float(x: Any) -> bool:
+    return x.dtype in FLOATS if isinstance(x, Value) else isinstance(x, float)
+
+
+def is_integer(x: Value) -> bool:
+    return x.dtype in INTEGERS
+
+
+def axes_of(axes: Optional[Sequence[int]], rank: int) -> Tuple[int, ...]:
+    """Sorted, non-negative; None or empty means all."""
+    if axes is None or (not isinstance(axes, int) and len(axes) == 0):
+        return tuple(range(rank))
+    if isinstance(axes, int):
+        axes = [axes]
+    return tuple(sorted(axis_of(a, rank) for a in axes)) if rank else ()
