@@ -1,0 +1,154 @@
+/* What the engine's files share.
+ *
+ *     engine.c    passes, gradient, the cache of plans
+ *     schedule.c  which forward values are saved, which are computed again; order of backward
+ *     lower.c     nodes at concrete sizes -> storages and instructions
+ *     plan.c      lifetimes, placement, queries
+ *     run.c       instructions, one after the other
+ *
+ * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena,
+ * a leaf, an output or a gradient of the caller. Views have no instruction, and a value that is
+ * also an output lives in the caller's buffer, where later instructions read it.
+ */
+#ifndef DW_ENGINE_INTERNAL_H
+#define DW_ENGINE_INTERNAL_H
+
+#include "deepwell/engine.h"
+#include "graph/internal.h"
+#include "kernel/kernel.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { DW_PLAN_CACHE = 32 };
+
+enum { DW_READ_FORWARD = 1, DW_READ_BACKWARD = 2 };
+
+struct dw_engine {
+    dw_graph *graph; /* scheduled: forward nodes, then backward nodes */
+    /* Of the caller's graph. The scheduled graph has the same leaves followed by one per gradient
+     * of an output, and the same outputs followed by the gradients that exist. */
+    uint32_t leaf_count, output_count, grad_output_count, wrt_count;
+    uint32_t *grad_slot;     /* by wrt: index of its output in the scheduled graph, or DW_NONE */
+    uint32_t *wrt_of;        /* by output of the scheduled graph less output_count: its wrt */
+    uint32_t first_backward; /* node */
+
+    /* Readers of each value: nodes use_nodes[use_start[v] .. use_start[v + 1]). */
+    uint32_t *use_start;
+    dw_node *use_nodes;
+    uint32_t *output_uses; /* by value: how often it is an output */
+    /* By value: the output in whose buffer it may be computed, or DW_NONE. */
+    uint32_t *direct;
+    uint8_t *leaf_reads;   /* DW_READ_ flags by leaf */
+    uint8_t *output_reads; /* DW_READ_BACKWARD where backward may read the caller's buffer */
+
+    bool profile;
+    bool has_lock;
+    pthread_mutex_t lock; /* of the plans' list and reference counts */
+    dw_plan *plans;       /* most recently used first */
+    uint32_t plan_count;
+};
+
+typedef enum dw__home { DW_HOME_ARENA, DW_HOME_LEAF, DW_HOME_OUTPUT, DW_HOME_GRAD } dw__home;
+
+typedef struct dw__storage {
+    dw__home home;
+    uint32_t index; /* of the leaf, the output, or the wrt */
+    size_t bytes;
+    size_t offset;        /* in the arena */
+    uint32_t first, last; /* instructions; first > last: never used */
+    bool saved;           /* written by forward, read by backward */
+    /* While lowering: */
+    uint32_t reads_left; /* reads by nodes not yet lowered, and uses as an output */
+    uint32_t reads;      /* all of them, ever */
+    dw_node deferred;    /* the product that will fill it, not yet an instruction; or DW_NONE */
+} dw__storage;
+
+/* A view of a storage. */
+typedef struct dw__operand {
+    uint32_t storage; /* DW_NONE: absent, or a result that nobody reads */
+    int64_t offset;   /* of the first element, in elements */
+    dw__tensor view;  /* rank -1: absent; data unused */
+} dw__operand;
+
+/* A kernel's call without pointers. */
+typedef struct dw__step {
+    const dw__kernel *kernel; /* NULL for a product that has an epilogue */
+    dw_node node;             /* for messages */
+    dw_op op;
+    uint32_t attr_count, input_count, output_count;
+    const dw_attr *attrs;
+    dw__operand *inputs, *outputs;
+    void *prepared; /* owned */
+} dw__step;
+
+typedef struct dw__instruction {
+    dw__step step;
+    dw__step *epilogue; /* NULL: none */
+    int replaced;       /* input of the epilogue that is the product */
+    uint32_t scratch;   /* storage, or DW_NONE */
+    bool optional;      /* writes gradients alone: not run where nobody wants them */
+    _Atomic uint64_t nanoseconds;
+} dw__instruction;
+
+/* What one run in progress needs; kept by the plan for the next one. */
+typedef struct dw__run_state {
+    struct dw__run_state *next;
+    dw__call call, epilogue;
+} dw__run_state;
+
+struct dw_plan {
+    dw_engine *engine;
+    dw_plan *newer, *older; /* the engine's list */
+    uint32_t references;
+    int64_t *sizes;
+
+    dw__arena *memory; /* operands and attributes */
+    struct {
+        dw__storage *items;
+        size_t count, capacity;
+    } storages;
+    struct {
+        dw__instruction *items;
+        size_t count, capacity;
+    } code;
+    uint32_t first_backward; /* instruction */
+    dw__tensor *leaves;      /* shapes, with contiguous strides */
+    dw__tensor *outputs;     /* of the caller's graph */
+    size_t arena_bytes, saved_bytes;
+    size_t bound_bytes; /* no placement needs less (rounded up) */
+
+    pthread_mutex_t lock; /* of the states */
+    bool has_lock;
+    dw__run_state *states;
+    _Atomic uint64_t runs;
+};
+
+/* ---- schedule.c ------------------------------------------------------------------------------ */
+
+/* Replaces *graph by one in which forward nodes come first and backward nodes follow in an order
+ * that keeps few bytes alive, each node's flag saying where it runs. Nodes that no output of the
+ * first `forward_outputs` needs run in backward. With `recompute`, cheap forward nodes are repeated
+ * in backward where that saves memory. */
+dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute);
+/* True for an operation that only changes the layout: reshape, permute, slice, broadcast,
+ * stop_gradient. */
+bool dw__is_view_op(dw_op op);
+
+/* ---- lower.c --------------------------------------------------------------------------------- */
+
+/* Fills plan->storages, code, leaves, outputs. */
+dw_status dw__lower(dw_plan *plan);
+
+/* ---- plan.c ---------------------------------------------------------------------------------- */
+
+dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **plan);
+void dw__plan_destroy(dw_plan *plan);
+
+/* ---- run.c ----------------------------------------------------------------------------------- */
+
+/* The step as a call, with every data NULL: what fits() and scratch_bytes() see. */
+void dw__step_shape(const dw__step *step, dw__call *call);
+/* "linear %12 (h.0.mlp)" */
+void dw__node_label(const dw_graph *graph, dw_node node, char *buffer, size_t bytes);
+
+#endif

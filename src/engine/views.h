@@ -1,0 +1,23 @@
+/* Views: layouts of one tensor's elements under another shape, without moving them.
+ *
+ * Each function fills `to` from `from` (to may not be from). Strides are in elements. An axis of
+ * size 1 gets the stride that a contiguous tensor would have there, so that equal layouts compare
+ * equal. data and dtype are copied.
+ */
+#ifndef DW_VIEWS_H
+#define DW_VIEWS_H
+
+#include "kernel/kernel.h"
+
+/* False when the order of elements cannot be kept without a copy. */
+bool dw__view_reshape(const dw__tensor *from, int rank, const int64_t *shape, dw__tensor *to);
+void dw__view_permute(const dw__tensor *from, const int64_t *perm, dw__tensor *to);
+void dw__view_broadcast(const dw__tensor *from, int rank, const int64_t *shape, dw__tensor *to);
+/* `step` may be NULL: 1 everywhere. `offset`: of the first element, in elements. */
+void dw__view_slice(const dw__tensor *from, const int64_t *start, const int64_t *limit,
+                    const int64_t *step, dw__tensor *to, int64_t *offset);
+/* The layout of x whose permutation is `permuted`. */
+void dw__view_unpermute(const dw__tensor *permuted, const int64_t *perm, dw__tensor *to);
+bool dw__view_same(const dw__tensor *a, const dw__tensor *b);
+
+#endif

@@ -1,0 +1,139 @@
+/* Interval placement: no two buffers that live together share a byte, whatever the input. */
+#include "engine/placement.h"
+#include <cmocka.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t limit) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 33) % limit;
+}
+
+/* Every rule of the header, checked pair by pair. */
+static void check(uint32_t count, const dw__interval *items, size_t pinned, size_t peak) {
+    size_t highest = 0, pinned_end = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const dw__interval *a = &items[i];
+        if (a->bytes == 0) continue;
+        assert_int_equal(a->offset % DW_PLACEMENT_ALIGNMENT, 0);
+        if (a->offset + a->bytes > highest) highest = a->offset + a->bytes;
+        if (a->pinned && a->offset + a->bytes > pinned_end) pinned_end = a->offset + a->bytes;
+        for (uint32_t j = 0; j < i; j++) {
+            const dw__interval *b = &items[j];
+            bool together =
+                (a->first <= b->last && b->first <= a->last) || (a->pinned && b->pinned);
+            if (b->bytes == 0 || !together) continue;
+            assert_true(a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset);
+        }
+    }
+    assert_int_equal(highest, peak);
+    assert_int_equal(pinned_end, pinned);
+}
+
+static void place_and_check(uint32_t count, dw__interval *items, size_t *peak) {
+    size_t pinned = 1, bound = 0;
+    assert_int_equal(dw__place(count, items, &pinned, peak), DW_OK);
+    check(count, items, pinned, *peak);
+    assert_int_equal(dw__placement_bound(count, items, &bound), DW_OK);
+    if (pinned == 0) assert_true(*peak + DW_PLACEMENT_ALIGNMENT > bound);
+}
+
+static void nothing_needs_nothing(void **state) {
+    (void)state;
+    size_t peak = 1, pinned = 1;
+    assert_int_equal(dw__place(0, NULL, &pinned, &peak), DW_OK);
+    assert_int_equal(peak, 0);
+    assert_int_equal(pinned, 0);
+    dw__interval empty[2] = {{.bytes = 0, .first = 0, .last = 3}, {.bytes = 0, .pinned = true}};
+    place_and_check(2, empty, &peak);
+    assert_int_equal(peak, 0);
+}
+
+static void the_peak_is_exact(void **state) {
+    (void)state;
+    size_t peak = 0;
+    dw__interval one[1] = {{.bytes = 7, .first = 2, .last = 2}};
+    place_and_check(1, one, &peak);
+    assert_int_equal(peak, 7);
+    dw__interval together[2] = {{.bytes = 7, .first = 0, .last = 1},
+                                {.bytes = 5, .first = 1, .last = 1}};
+    place_and_check(2, together, &peak);
+    assert_int_equal(peak, 64 + 5);
+    dw__interval apart[2] = {{.bytes = 7, .first = 0, .last = 0},
+                             {.bytes = 5, .first = 1, .last = 1}};
+    place_and_check(2, apart, &peak);
+    assert_int_equal(peak, 7);
+}
+
+static void the_tightest_hole_is_taken(void **state) {
+    (void)state;
+    /* Long-lived blocks with a hole of 256 and one of 128 between them; 100 bytes fit both. */
+    dw__interval items[6] = {
+        {.bytes = 2000, .first = 0, .last = 9}, {.bytes = 256, .first = 0, .last = 1},
+        {.bytes = 250, .first = 0, .last = 9},  {.bytes = 128, .first = 0, .last = 1},
+        {.bytes = 120, .first = 0, .last = 9},  {.bytes = 100, .first = 5, .last = 6},
+    };
+    size_t peak = 0;
+    place_and_check(6, items, &peak);
+    assert_int_equal(items[5].offset, items[3].offset);
+}
+
+static void pinned_buffers_are_a_prefix(void **state) {
+    (void)state;
+    dw__interval items[3] = {
+        {.bytes = 64, .first = 0, .last = 9, .pinned = true},
+        {.bytes = 640, .first = 1, .last = 1},
+        {.bytes = 100, .first = 3, .last = 8, .pinned = true},
+    };
+    size_t peak = 0, pinned = 0;
+    assert_int_equal(dw__place(3, items, &pinned, &peak), DW_OK);
+    check(3, items, pinned, peak);
+    assert_int_equal(pinned, 164);
+    /* The other buffer is gone before the second pinned one is written, and lies over it. */
+    assert_int_equal(items[1].offset, 64);
+}
+
+static void random_lives_never_collide(void **state) {
+    (void)state;
+    enum { MOST = 300 };
+    static dw__interval items[MOST];
+    for (uint32_t round = 0; round < 200; round++) {
+        random_state = round;
+        uint32_t count = random_below(MOST) + 1, steps = random_below(200) + 1;
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t first = random_below(steps), length = random_below(round % 2 ? 4 : steps);
+            items[i] = (dw__interval){.bytes = random_below(round % 3 ? 1000 : 65),
+                                      .first = first,
+                                      .last = first + length,
+                                      .pinned = round % 4 == 0 && random_below(4) == 0};
+        }
+        size_t peak = 0;
+        place_and_check(count, items, &peak);
+    }
+}
+
+static void failure_of_memory_is_reported(void **state) {
+    (void)state;
+    dw__interval items[2] = {{.bytes = 1}, {.bytes = 2}};
+    size_t peak = 0, pinned = 0;
+    dw__memory_fail_after(0);
+    assert_int_equal(dw__place(2, items, &pinned, &peak), DW_OUT_OF_MEMORY);
+    assert_int_equal(dw__placement_bound(2, items, &peak), DW_OUT_OF_MEMORY);
+    dw__memory_fail_after(-1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_needs_nothing),
+        cmocka_unit_test(the_peak_is_exact),
+        cmocka_unit_test(the_tightest_hole_is_taken),
+        cmocka_unit_test(pinned_buffers_are_a_prefix),
+        cmocka_unit_test(random_lives_never_collide),
+        cmocka_unit_test(failure_of_memory_is_reported),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
