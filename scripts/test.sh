@@ -23,7 +23,7 @@ sanitized() {
     cmake --build "build/$preset" && ctest --preset "$preset"
 }
 
-operations() { "$release/bin/deepwell-ops" "$@"; }
+demo() { "$python" examples/demo.py --quick --steps 5; }
 
 python_tests() {
     "$python" -m pytest -q -m "$1"
@@ -37,10 +37,18 @@ quick)
     stage "C" ctest --preset release
     stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan
     stage "C under ThreadSanitizer" sanitized tsan
-    [ -x "$release/bin/deepwell-ops" ] && stage "operations" operations
+    stage "operations" "$release/bin/deepwell-ops" test --quick
+    stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
+    stage "examples" demo
     stage "Python" python_tests "not gpu and not slow"
     ;;
 long)
+    stage "operations" "$release/bin/deepwell-ops" test
+    stage "gradients of operations" "$release/bin/deepwell-ops" grad
+    for preset in asan tsan; do
+        stage "C under $preset" sanitized "$preset"
+        stage "operations under $preset" "build/$preset/bin/deepwell-ops" test --quick
+    done
     stage "Python, slow" python_tests "slow and not gpu"
     ;;
 *)
