@@ -1,0 +1,515 @@
+/* Vectors of F32, as wide as the instruction set that this translation unit is compiled for, and the
+ * functions that elementwise loops need. Everything is inline: a loop keeps its constants in registers.
+ *
+ *   vf  DW_LANES floats      vi  as many int32      vu  as many uint32      vm  one truth value a lane
+ *
+ * The baseline is written in GCC's portable vector extensions. AVX2 and AVX-512 replace the few
+ * functions for which an instruction does better. Arithmetic on vf is plain C: a * b + c (which the
+ * compiler contracts in these files).
+ *
+ * Accuracy, the largest error that tests/c/test_vector_math.c finds (it sweeps the floats against
+ * double precision) and holds each function to, in units in the last place:
+ *   exp 1.1   log 1.1   log1p 2.0   tanh 1.6   erf 1.5   sigmoid 2.0   sin, cos, pow 0.6   rsqrt 1.1
+ * Zeros, infinities, NaN, subnormal arguments and results, overflow: as C's math library has them.
+ * Polynomials are minimax fits of our own over the interval named beside each.
+ */
+#ifndef DW_VECTOR_MATH_H
+#define DW_VECTOR_MATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define DW_VECTOR_AVX512 1
+#define DW_LANES 16
+#include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__)
+#define DW_VECTOR_AVX2 1
+#define DW_LANES 8
+#include <immintrin.h>
+#else
+#define DW_LANES 4
+#endif
+#define DW_VECTOR_BYTES (4 * DW_LANES)
+
+typedef float vf __attribute__((vector_size(DW_VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(DW_VECTOR_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(DW_VECTOR_BYTES)));
+typedef double vd __attribute__((vector_size(DW_VECTOR_BYTES))); /* half as many lanes */
+#if DW_VECTOR_AVX512
+typedef __mmask16 vm;
+#else
+typedef vi vm; /* a lane is 0 or -1 */
+#endif
+
+/* ---- making, loading, storing ------------------------------------------------------------------ */
+
+static inline vf v_set(float x) { return x - (vf){0}; }
+static inline vi v_set_int(int32_t x) { return x - (vi){0}; }
+static inline vu v_set_uint(uint32_t x) { return x - (vu){0}; }
+
+static inline vf v_load(const float *p) {
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+static inline void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
+
+/* The first `count` < DW_LANES lanes; the others load as 0 and are not touched in memory. */
+static inline vf v_load_part(const float *p, int64_t count) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
+#else
+    float lane[DW_LANES] = {0};
+    for (int64_t i = 0; i < count; i++) lane[i] = p[i];
+    return v_load(lane);
+#endif
+}
+static inline void v_store_part(float *p, vf x, int64_t count) {
+#if DW_VECTOR_AVX512
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), (__m512)x);
+#else
+    float lane[DW_LANES];
+    v_store(lane, x);
+    for (int64_t i = 0; i < count; i++) p[i] = lane[i];
+#endif
+}
+
+/* ---- truth values ------------------------------------------------------------------------------ */
+
+#if DW_VECTOR_AVX512
+#define DW_V_COMPARE(name, operator, code)                                                         \
+    static inline vm name(vf a, vf b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, code); }
+#else
+#define DW_V_COMPARE(name, operator, code)                                                         \
+    static inline vm name(vf a, vf b) { return a operator b; }
+#endif
+DW_V_COMPARE(v_eq, ==, _CMP_EQ_OQ)
+DW_V_COMPARE(v_ne, !=, _CMP_NEQ_UQ)
+DW_V_COMPARE(v_lt, <, _CMP_LT_OQ)
+DW_V_COMPARE(v_le, <=, _CMP_LE_OQ)
+DW_V_COMPARE(v_gt, >, _CMP_GT_OQ)
+DW_V_COMPARE(v_ge, >=, _CMP_GE_OQ)
+#undef DW_V_COMPARE
+
+/* x where m, else y */
+static inline vf v_select(vm m, vf x, vf y) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_mask_blend_ps(m, (__m512)y, (__m512)x);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_blendv_ps((__m256)y, (__m256)x, (__m256)m);
+#else
+    return (vf)(((vi)x & m) | ((vi)y & ~m));
+#endif
+}
+
+static inline int v_any(vm m) {
+#if DW_VECTOR_AVX512
+    return m != 0;
+#elif DW_VECTOR_AVX2
+    return _mm256_movemask_ps((__m256)m) != 0;
+#else
+    int any = 0;
+    for (int i = 0; i < DW_LANES; i++) any |= m[i];
+    return any != 0;
+#endif
+}
+
+/* Bytes of 0 and 1, one per lane. */
+static inline void v_store_mask(uint8_t *p, vm m) {
+#if DW_VECTOR_AVX512
+    _mm_storeu_si128((__m128i *)p, _mm_maskz_set1_epi8(m, 1));
+#else
+    typedef int8_t bytes __attribute__((vector_size(DW_LANES)));
+    bytes b = __builtin_convertvector(m, bytes) & 1;
+    memcpy(p, &b, sizeof b);
+#endif
+}
+static inline vm v_load_mask(const uint8_t *p) {
+#if DW_VECTOR_AVX512
+    __m128i b = _mm_loadu_si128((const __m128i *)p);
+    return _mm_test_epi8_mask(b, b);
+#else
+    typedef int8_t bytes __attribute__((vector_size(DW_LANES)));
+    bytes b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, vi) != 0;
+#endif
+}
+
+/* ---- elementary ------------------------------------------------------------------------------- */
+
+static inline vf v_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
+/* y, made negative where x is (-0 included). */
+static inline vf v_with_sign(vf y, vf x) { return (vf)((vu)y | ((vu)x & 0x80000000u)); }
+
+/* b when either is NaN: the rule of the x86 instructions, kept by the portable form. */
+static inline vf v_max(vf a, vf b) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return v_select(v_gt(a, b), a, b);
+#endif
+}
+static inline vf v_min(vf a, vf b) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return v_select(v_lt(a, b), a, b);
+#endif
+}
+/* NaN when either is. */
+static inline vf v_max_nan(vf a, vf b) { return v_select(v_ne(a, a), a, v_max(a, b)); }
+static inline vf v_min_nan(vf a, vf b) { return v_select(v_ne(a, a), a, v_min(a, b)); }
+
+static inline vf v_sqrt(vf x) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_sqrt_ps((__m512)x);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_sqrt_ps((__m256)x);
+#else
+    for (int i = 0; i < DW_LANES; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+static inline vf v_reciprocal(vf x) { return v_set(1.0f) / x; }
+static inline vf v_rsqrt(vf x) { return v_set(1.0f) / v_sqrt(x); }
+
+/* To the nearest integer, halves to even. */
+static inline vf v_round(vf x) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    for (int i = 0; i < DW_LANES; i++) x[i] = __builtin_rintf(x[i]);
+    return x;
+#endif
+}
+/* The same for |x| < 2^22 only, in two additions. */
+static inline vf v_round_small(vf x) {
+#if DW_VECTOR_AVX512 || DW_VECTOR_AVX2
+    return v_round(x);
+#else
+    vf magic = v_set(0x1.8p23f);
+    return (x + magic) - magic;
+#endif
+}
+static inline vf v_floor(vf x) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_floor_ps((__m256)x);
+#else
+    for (int i = 0; i < DW_LANES; i++) x[i] = __builtin_floorf(x[i]);
+    return x;
+#endif
+}
+static inline vf v_ceil(vf x) { return -v_floor(-x); }
+
+/* Widening to double: lanes 0 .. DW_LANES/2-1, and the rest. */
+static inline vd v_widen_low(vf x) {
+#if DW_VECTOR_AVX512
+    return (vd)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
+#elif DW_VECTOR_AVX2
+    return (vd)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x));
+#else
+    return (vd){x[0], x[1]};
+#endif
+}
+static inline vd v_widen_high(vf x) {
+#if DW_VECTOR_AVX512
+    return (vd)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1));
+#elif DW_VECTOR_AVX2
+    return (vd)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1));
+#else
+    return (vd){x[2], x[3]};
+#endif
+}
+static inline vf v_narrow(vd low, vd high) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low)),
+                                  _mm512_cvtpd_ps((__m512d)high), 1);
+#elif DW_VECTOR_AVX2
+    return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)low)),
+                                    _mm256_cvtpd_ps((__m256d)high), 1);
+#else
+    return (vf){(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+#endif
+}
+
+/* ---- sums over lanes, in a fixed order ---------------------------------------------------------- */
+
+static inline double v_sum(vf x) {
+    double sum = 0.0;
+    for (int i = 0; i < DW_LANES; i++) sum += (double)x[i];
+    return sum;
+}
+/* NaN if any lane is. */
+static inline float v_max_lane(vf x) {
+    float max = x[0];
+    for (int i = 1; i < DW_LANES; i++) max = x[i] > max || x[i] != x[i] ? x[i] : max;
+    return max;
+}
+
+/* ---- exp and its family ------------------------------------------------------------------------- */
+
+/* p * 2^n for an integral n in [-200, 200], rounded once. */
+static inline vf v_scale(vf p, vf n) {
+#if DW_VECTOR_AVX512
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    vi whole = __builtin_convertvector(n, vi);
+    vi half = whole >> 1;
+    vf first = (vf)((half + 127) << 23);
+    vf second = (vf)((whole - half + 127) << 23);
+    return p * first * second;
+#endif
+}
+
+/* x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 P(r), P minimax there (relative 3e-9). */
+static inline vf v_exp(vf x) {
+    /* Beyond these the result is 0 or infinite; order of operands: a NaN x comes through. */
+    vf t = v_min(v_set(89.0f), v_max(v_set(-104.0f), x));
+    vf n = v_round_small(t * 0x1.715476p+0f);
+    vf r = t - n * 0x1.62e4p-1f; /* 17 bits of ln 2: an exact product */
+    r = r - n * 0x1.7f7d1cp-20f;
+    vf p = v_set(1.381459848e-03f);
+    p = p * r + 8.368716887e-03f;
+    p = p * r + 4.166838805e-02f;
+    p = p * r + 1.666652063e-01f;
+    p = p * r + 4.999999345e-01f;
+    p = (p * r) * r + r + 1.0f;
+    return v_scale(p, n);
+}
+
+/* s = 1 / (1 + e^-x) and s (1 - s), neither by a difference: e^-|x| does not overflow, and one division
+ * serves both signs. */
+static inline vf v_sigmoid_and_slope(vf x, vf *slope) {
+    vf e = v_exp(-v_abs(x));
+    vf above = 1.0f / (e + 1.0f), below = e * above;
+    *slope = above * below;
+    return v_select(v_lt(x, v_set(0.0f)), below, above);
+}
+static inline vf v_sigmoid(vf x) {
+    vf e = v_exp(-v_abs(x));
+    return v_select(v_lt(x, v_set(0.0f)), e, v_set(1.0f)) / (e + 1.0f);
+}
+
+/* |x| < 0.625: x + x^3 P(x^2); else 1 - 2 / (e^2|x| + 1). */
+static inline vf v_tanh(vf x) {
+    vf a = v_abs(x);
+    vf z = x * x;
+    vf p = v_set(-5.717044954e-03f);
+    p = p * z + 2.065058722e-02f;
+    p = p * z + -5.374349806e-02f;
+    p = p * z + 1.333149129e-01f;
+    p = p * z + -3.333328393e-01f;
+    p = (p * z) * x + x;
+    vf large = 1.0f - 2.0f / (v_exp(a + a) + 1.0f);
+    return v_with_sign(v_select(v_lt(a, v_set(0.625f)), p, large), x);
+}
+
+/* |x| < 0.92: x + x P(x^2); else 1 - e^-Q(|x|), Q a fit of -log erfc on [0.9, 3.95]. */
+static inline vf v_erf(vf x) {
+    vf a = v_abs(x);
+    vf z = x * x;
+    vf p = v_set(8.345227644e-05f);
+    p = p * z + -8.137438276e-04f;
+    p = p * z + 5.200634375e-03f;
+    p = p * z + -2.685927082e-02f;
+    p = p * z + 1.128369394e-01f;
+    p = p * z + -3.761263370e-01f;
+    p = p * z + 1.283791666e-01f;
+    p = p * x + x;
+    vf t = v_min(v_set(3.95f), a); /* from here on erf rounds to 1 */
+    vf q = v_set(2.090946287e-05f);
+    q = q * t + -4.323019956e-04f;
+    q = q * t + 4.160522395e-03f;
+    q = q * t + -2.509148541e-02f;
+    q = q * t + 1.082366029e-01f;
+    q = q * t + 6.333866606e-01f;
+    q = q * t + 1.129495153e+00f;
+    q = q * t + -1.705507655e-04f;
+    vf large = 1.0f - v_exp(-q);
+    return v_with_sign(v_select(v_lt(a, v_set(0.92f)), p, large), x);
+}
+
+/* ---- logarithms --------------------------------------------------------------------------------- */
+
+/* x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt 2); log(1 + f) = f - f^2/2 + f^3 P(f). */
+static inline vf v_log(vf x) {
+    vm tiny = v_lt(x, v_set(0x1p-126f));
+    vf scaled = v_select(tiny, x * 0x1p23f, x);
+    vf bias = v_select(tiny, v_set(-23.0f), v_set(0.0f));
+    /* Subtracting the bits of sqrt(1/2) makes the exponent field step exactly there. */
+    vi bits = (vi)scaled - 0x3f3504f3;
+    vf k = __builtin_convertvector(bits >> 23, vf) + bias;
+    vf f = (vf)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+    vf p = v_set(6.746640333e-02f);
+    p = p * f + -1.167565177e-01f;
+    p = p * f + 1.188816232e-01f;
+    p = p * f + -1.240558893e-01f;
+    p = p * f + 1.421955235e-01f;
+    p = p * f + -1.666799585e-01f;
+    p = p * f + 2.000211866e-01f;
+    p = p * f + -2.500000960e-01f;
+    p = p * f + 3.333331260e-01f;
+    vf z = f * f;
+    vf y = (p * f) * z + k * -2.12194440e-4f; /* ln 2 = 0.693359375 - 2.1219444e-4 */
+    y = y - 0.5f * z;
+    y = (f + y) + k * 0.693359375f;
+    /* log 0 = -inf; negative or NaN: NaN; +inf: itself */
+    y = v_select(v_eq(x, v_set(0.0f)), v_set(-INFINITY), y);
+    y = v_select(v_ge(x, v_set(0.0f)), y, v_set(NAN));
+    return v_select(v_eq(x, v_set(INFINITY)), x, y);
+}
+
+/* log(u) corrected for what 1 + x lost: log(1 + x) = log(u) + (x - (u - 1)) / u. */
+static inline vf v_log1p(vf x) {
+    vf u = 1.0f + x;
+    vf lost = x - (u - 1.0f);
+    vf y = v_log(u) + lost / u;
+    /* Below: x - x^2/2 is exact to rounding, and keeps the sign of zero. At the infinities and at
+     * -1 the correction is NaN; log(u) alone is right. */
+    y = v_select(v_lt(v_abs(x), v_set(0x1p-12f)), x - (0.5f * x) * x, y);
+    vm edge_low = v_eq(u, v_set(0.0f)), edge_high = v_eq(u, v_set(INFINITY));
+    y = v_select(edge_low, v_set(-INFINITY), y);
+    return v_select(edge_high, v_set(INFINITY), y);
+}
+
+/* ---- sine, cosine, powers: in double inside, for they need the bits ------------------------------- */
+
+#if DW_VECTOR_AVX512
+#define DW_V_ROUND_DOUBLE(x)                                                                       \
+    (vd) _mm512_roundscale_pd((__m512d)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#elif DW_VECTOR_AVX2
+#define DW_V_ROUND_DOUBLE(x)                                                                       \
+    (vd) _mm256_round_pd((__m256d)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#else
+#define DW_V_ROUND_DOUBLE(x) (((x) + 0x1.8p52) - 0x1.8p52)
+#endif
+typedef int64_t vl __attribute__((vector_size(DW_VECTOR_BYTES)));
+
+/* An integral double of magnitude below 2^51 as an integer, through the bits of 1.5 * 2^52 + n. */
+static inline vl v_integer_double(vd n) { return (vl)(n + 0x1.8p52) - 0x4338000000000000; }
+
+/* sin(x + quadrant * pi/2) for |x| <= 2^22: r = x - n pi/2 in [-pi/4, pi/4], to 1e-14. */
+static inline vd v_sin_double(vd x, int64_t quadrant) {
+    vd n = DW_V_ROUND_DOUBLE(x * 0x1.45f306dc9c883p-1);
+    vd r = x - n * 0x1.921fb544p+0; /* 31 bits of pi/2: exact product */
+    r = r - n * 0x1.0b4611a626331p-34;
+    vl q = v_integer_double(n) + quadrant;
+    vd z = r * r;
+    vd s = -2.47616327519766985e-08 * z + 2.75553574311451322e-06;
+    s = s * z + -1.98412638211909072e-04;
+    s = s * z + 8.33333332526829500e-03;
+    s = s * z + -1.66666666666315716e-01;
+    s = (s * z) * r + r;
+    vd c = -2.72101693675793281e-07 * z + 2.47995191921674699e-05;
+    c = c * z + -1.38888837503617748e-03;
+    c = c * z + 4.16666666227932525e-02;
+    c = (c * z) * z + (1.0 - 0.5 * z);
+    vl odd = -(q & 1);
+    vl bits = ((vl)c & odd) | ((vl)s & ~odd);
+    return (vd)(bits ^ ((q & 2) << 62));
+}
+
+static inline vf v_sin_quadrant(vf x, int64_t quadrant) {
+    if (v_any(v_gt(v_abs(x), v_set(0x1p22f)))) {
+        vf y = x;
+        for (int i = 0; i < DW_LANES; i++) y[i] = quadrant ? cosf(x[i]) : sinf(x[i]);
+        return y;
+    }
+    return v_narrow(v_sin_double(v_widen_low(x), quadrant),
+                    v_sin_double(v_widen_high(x), quadrant));
+}
+static inline vf v_sin(vf x) {
+    /* -0 stays -0: the sum in the reduction would lose it */
+    return v_select(v_eq(x, v_set(0.0f)), x, v_sin_quadrant(x, 0));
+}
+static inline vf v_cos(vf x) { return v_sin_quadrant(x, 1); }
+
+/* x^y for normal x > 0 and y with |y log2 x| < 150: log x = k ln 2 + 2 atanh(s), s = (m-1)/(m+1). */
+static inline vd v_pow_double(vd x, vd y) {
+    vl bits = (vl)x - 0x3fe6a09e667f3bcd; /* sqrt(1/2) */
+    vl exponent = bits >> 52;
+    vd m = (vd)((bits & 0x000fffffffffffff) + 0x3fe6a09e667f3bcd);
+    vd k = (vd)(exponent + 0x4338000000000000) - 0x1.8p52;
+    vd s = (m - 1.0) / (m + 1.0), z = s * s;
+    vd p = z * (1.0 / 15) + 1.0 / 13; /* the series: |s| <= 0.172, the next term is below 1e-13 */
+    p = p * z + 1.0 / 11;
+    p = p * z + 1.0 / 9;
+    p = p * z + 1.0 / 7;
+    p = p * z + 1.0 / 5;
+    p = p * z + 1.0 / 3;
+    vd log2x = k + (2.0 * s * (p * z + 1.0)) * 0x1.71547652b82fep+0;
+    vd t = y * log2x;
+    vd n = DW_V_ROUND_DOUBLE(t);
+    vd r = (t - n) * 0x1.62e42fefa39efp-1;
+    vd e = r * (1.0 / 3628800) + 1.0 / 362880; /* Taylor to r^10 / 10!, |r| <= 0.35 */
+    e = e * r + 1.0 / 40320;
+    e = e * r + 1.0 / 5040;
+    e = e * r + 1.0 / 720;
+    e = e * r + 1.0 / 120;
+    e = e * r + 1.0 / 24;
+    e = e * r + 1.0 / 6;
+    e = e * r + 0.5;
+    e = e * r + 1.0;
+    e = e * r + 1.0;
+    return (vd)((vl)e + (v_integer_double(n) << 52));
+}
+
+/* The vector path takes normal positive x and results far from overflow; else C's powf decides. */
+static inline vf v_pow(vf x, vf y) {
+    vf a = v_abs(y);
+    vm plain_x = v_ge(x, v_set(0x1p-120f)), small_x = v_le(x, v_set(0x1p120f));
+    vf ok = v_select(plain_x, v_select(small_x, v_set(1.0f), v_set(0.0f)), v_set(0.0f));
+    /* |log2 x| <= 120 here, |log2 x| <= |x - 1| * 1.5 + 1 near 1: bound y by 1 without knowing more. */
+    vi exponent = (((vi)x >> 23) & 255) - 127;
+    vf reach = (__builtin_convertvector(exponent, vf) + 0.5f);
+    reach = (v_abs(reach) + 0.5f) * a;
+    ok = v_select(v_lt(reach, v_set(125.0f)), ok, v_set(0.0f));
+    if (v_any(v_eq(ok, v_set(0.0f)))) {
+        vf z = x;
+        for (int i = 0; i < DW_LANES; i++) z[i] = powf(x[i], y[i]);
+        return z;
+    }
+    return v_narrow(v_pow_double(v_widen_low(x), v_widen_low(y)),
+                    v_pow_double(v_widen_high(x), v_widen_high(y)));
+}
+
+/* ---- activations -------------------------------------------------------------------------------- */
+
+static inline vf v_silu(vf x) { return x * v_sigmoid(x); }
+/* d/dx x s(x) = s + x s (1 - s) */
+static inline vf v_silu_slope(vf x) {
+    vf slope, s = v_sigmoid_and_slope(x, &slope);
+    return s + x * slope;
+}
+
+/* Hendrycks and Gimpel 2016: 0.5 x (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
+static inline vf v_gelu_tanh(vf x) {
+    vf z = x * x;
+    vf u2 = x * (z * 0.07135481282f + 1.595769122f);
+    return x / (v_exp(-u2) + 1.0f);
+}
+static inline vf v_gelu_tanh_slope(vf x) {
+    vf z = x * x, slope;
+    vf s = v_sigmoid_and_slope(x * (z * 0.07135481282f + 1.595769122f), &slope);
+    vf inner = x * (z * 0.2140644385f + 1.595769122f); /* x du2/dx, kept from infinity: slope is 0 */
+    return s + v_min(v_set(1e30f), v_max(v_set(-1e30f), inner)) * slope;
+}
+/* x Phi(x), Phi the normal distribution's. */
+static inline vf v_gelu(vf x) { return (0.5f * x) * (v_erf(x * 0.7071067812f) + 1.0f); }
+static inline vf v_gelu_slope(vf x) {
+    vf phi = v_exp(-0.5f * (x * x)) * 0.3989422804f;
+    return 0.5f * (v_erf(x * 0.7071067812f) + 1.0f) + x * phi;
+}
+
+#endif
