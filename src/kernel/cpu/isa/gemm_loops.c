@@ -1,16 +1,18 @@
-/* Inner loops of matrix products: a register tile of ROWS x (VECTORS * LANES) accumulators, to
+/* Inner loops of matrix products: a register tile of ROWS x (VECTORS * DW_LANES) accumulators, to
  * which each step of k adds a column of A times a row of B. The tile is chosen so that
  * accumulators, one row of B and one broadcast element of A fill the register file, and loads (ROWS
  * + VECTORS per step) stay below the two per cycle that feed the two multiply-adds per cycle. */
 #include "kernel/cpu/gemm.h"
-#include "kernel/cpu/isa/lanes.h"
+#include "kernel/cpu/isa/vector_math.h"
+
+#define DW_INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 enum { ROWS = 8, VECTORS = 3, DEPTH = 384 }; /* 24 accumulators of 32 registers */
 #else
 enum { ROWS = 6, VECTORS = 2, DEPTH = 256 }; /* 12 accumulators of 16 registers */
 #endif
-enum { COLUMNS = VECTORS * LANES };
+enum { COLUMNS = VECTORS * DW_LANES };
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
@@ -92,22 +94,22 @@ static void pack_b(int64_t n, int64_t k, const float *b, int64_t column_stride, 
 
 /* ---- the register tile ----------------------------------------------------------------------- */
 
-/* sum[i][v] = sum over kk of a[i*row_stride + kk*k_stride] * b[kk*b_stride + v*LANES ..] */
+/* sum[i][v] = sum over kk of a[i*row_stride + kk*k_stride] * b[kk*b_stride + v*DW_LANES ..] */
 DW_INLINE void accumulate_tile(int rows, int vectors, int64_t k, const float *a, int64_t row_stride,
                                int64_t k_stride, const float *b, int64_t b_stride,
-                               lanes sum[ROWS][VECTORS]) {
+                               vf sum[ROWS][VECTORS]) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[i][v] = (lanes){0};
+        for (int v = 0; v < vectors; v++) sum[i][v] = (vf){0};
     }
     for (int64_t kk = 0; kk < k; kk++) {
-        lanes row[VECTORS];
+        vf row[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) row[v] = lanes_load(b + kk * b_stride + v * LANES);
+        for (int v = 0; v < vectors; v++) row[v] = v_load(b + kk * b_stride + v * DW_LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            lanes element = lanes_of(a[i * row_stride + kk * k_stride]);
+            vf element = v_set(a[i * row_stride + kk * k_stride]);
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) sum[i][v] += element * row[v];
         }
@@ -116,21 +118,20 @@ DW_INLINE void accumulate_tile(int rows, int vectors, int64_t k, const float *a,
 
 /* ---- packed product ------------------------------------------------------------------------ */
 
-DW_INLINE void store_row(int vectors, float *c, const lanes *sum, bool accumulate,
-                         const float *bias) {
+DW_INLINE void store_row(int vectors, float *c, const vf *sum, bool accumulate, const float *bias) {
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-        lanes value = sum[v];
-        if (accumulate) value += lanes_load(c + v * LANES);
-        if (bias) value += lanes_load(bias + v * LANES);
-        lanes_store(c + v * LANES, value);
+        vf value = sum[v];
+        if (accumulate) value += v_load(c + v * DW_LANES);
+        if (bias) value += v_load(bias + v * DW_LANES);
+        v_store(c + v * DW_LANES, value);
     }
 }
 
-static void store_row_part(float *c, const lanes *sum, int64_t count, bool accumulate,
+static void store_row_part(float *c, const vf *sum, int64_t count, bool accumulate,
                            const float *bias) {
     float whole[COLUMNS];
-    for (int v = 0; v * LANES < count; v++) lanes_store(whole + v * LANES, sum[v]);
+    for (int v = 0; v * DW_LANES < count; v++) v_store(whole + v * DW_LANES, sum[v]);
     for (int64_t j = 0; j < count; j++) {
         float value = whole[j];
         if (accumulate) value += c[j];
@@ -147,16 +148,16 @@ DW_INLINE void multiply_panel(int vectors, int64_t m, int64_t columns, int64_t k
     for (int64_t i = 0; i < m; i += ROWS) {
         int64_t rows = m - i < ROWS ? m - i : ROWS;
         float *corner = c + i * c_stride;
-        lanes sum[ROWS][VECTORS];
+        vf sum[ROWS][VECTORS];
         accumulate_tile(ROWS, vectors, k, a_panels + i * k, 1, ROWS, b, COLUMNS, sum);
-        if (rows == ROWS && columns == vectors * LANES) {
+        if (rows == ROWS && columns == vectors * DW_LANES) {
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
                 store_row(vectors, corner + r * c_stride, sum[r], accumulate, bias);
             }
             continue;
         }
-        lanes spilled[ROWS][VECTORS]; /* a copy in memory, so that `sum` can live in registers */
+        vf spilled[ROWS][VECTORS]; /* a copy in memory, so that `sum` can live in registers */
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 4
@@ -175,9 +176,9 @@ static void multiply(int64_t m, int64_t n, int64_t k, const float *a_panels, con
         int64_t columns = n - j < COLUMNS ? n - j : COLUMNS;
         const float *b = b_panels + j * k;
         const float *add = bias ? bias + j : NULL;
-        if (columns <= LANES) {
+        if (columns <= DW_LANES) {
             multiply_panel(1, m, columns, k, a_panels, b, c + j, row_stride, accumulate, add);
-        } else if (VECTORS > 2 && columns <= 2 * LANES) {
+        } else if (VECTORS > 2 && columns <= 2 * DW_LANES) {
             multiply_panel(2, m, columns, k, a_panels, b, c + j, row_stride, accumulate, add);
         } else {
             multiply_panel(VECTORS, m, columns, k, a_panels, b, c + j, row_stride, accumulate, add);
@@ -200,22 +201,22 @@ typedef struct small_product {
 
 DW_INLINE void small_tile(int rows, int vectors, const small_product *p, int64_t i, const float *b,
                           int64_t b_stride, int64_t j, int64_t columns) {
-    lanes sum[ROWS][VECTORS];
+    vf sum[ROWS][VECTORS];
     accumulate_tile(rows, vectors, p->k, p->a + i * p->a_row, p->a_row, p->a_k, b, b_stride, sum);
-    bool whole = columns == vectors * LANES;
+    bool whole = columns == vectors * DW_LANES;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         float *c = p->c + (i + r) * p->c_row + j;
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            lanes value = sum[r][v] * p->alpha;
-            int64_t left = columns - v * LANES;
-            if (whole || left >= LANES) {
-                if (p->beta != 0.0f) value += lanes_load(c + v * LANES) * p->beta;
-                lanes_store(c + v * LANES, value);
+            vf value = sum[r][v] * p->alpha;
+            int64_t left = columns - v * DW_LANES;
+            if (whole || left >= DW_LANES) {
+                if (p->beta != 0.0f) value += v_load(c + v * DW_LANES) * p->beta;
+                v_store(c + v * DW_LANES, value);
             } else {
-                if (p->beta != 0.0f) value += lanes_load_some(c + v * LANES, left) * p->beta;
-                lanes_store_some(c + v * LANES, value, left);
+                if (p->beta != 0.0f) value += v_load_part(c + v * DW_LANES, left) * p->beta;
+                v_store_part(c + v * DW_LANES, value, left);
             }
         }
     }
@@ -231,13 +232,20 @@ DW_INLINE void small_panel(int vectors, int64_t m, const small_product *p, const
 
 static void small_columns(int64_t m, const small_product *p, const float *b, int64_t b_stride,
                           int64_t j, int64_t columns) {
-    if (columns <= LANES) {
+    if (columns <= DW_LANES) {
         small_panel(1, m, p, b, b_stride, j, columns);
-    } else if (VECTORS > 2 && columns <= 2 * LANES) {
+    } else if (VECTORS > 2 && columns <= 2 * DW_LANES) {
         small_panel(2, m, p, b, b_stride, j, columns);
     } else {
         small_panel(VECTORS, m, p, b, b_stride, j, columns);
     }
+}
+
+/* Of the next panel. 64 columns, the usual head size, are two panels of two vectors: a panel of one
+ * vector has too few accumulators to hide the latency of a multiply-add. */
+static int64_t small_width(int64_t left) {
+    if (VECTORS > 2 && left > COLUMNS && left <= 4 * DW_LANES) return 2 * DW_LANES;
+    return left < COLUMNS ? left : COLUMNS;
 }
 
 static void scale_rows(int64_t m, int64_t n, float beta, float *c, int64_t ldc) {
@@ -254,9 +262,9 @@ static void small(bool a_transposed, bool b_transposed, int64_t m, int64_t n, in
     int64_t a_row = a_transposed ? 1 : lda, a_k = a_transposed ? lda : 1;
     int64_t b_column = b_transposed ? ldb : 1, b_k = b_transposed ? 1 : ldb;
     if (k == 0) scale_rows(m, n, beta, c, ldc);
-    for (int64_t j = 0; j < n; j += COLUMNS) {
-        int64_t columns = n - j < COLUMNS ? n - j : COLUMNS;
-        bool in_place = !b_transposed && columns % LANES == 0;
+    for (int64_t j = 0, columns; j < n; j += columns) {
+        columns = small_width(n - j);
+        bool in_place = !b_transposed && columns % DW_LANES == 0;
         for (int64_t start = 0; start < k;) {
             int64_t depth = in_place || k - start < SMALL_DEPTH ? k - start : SMALL_DEPTH;
             const float *block = b + start * b_k + j * b_column;
