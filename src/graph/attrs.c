@@ -70,9 +70,27 @@ dw_attr_kind dw_attr_kind_of(dw_attr_key key) {
     return (unsigned)key < DW_ATTR_KEY_COUNT ? keys[key].kind : DW_ATTR_INT;
 }
 
-int dw__name_index(const char *name, int count, const char *(*name_of)(int index)) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(name, name_of(i)) == 0) return i;
+int dw__dtype_find(const char *name) {
+    for (int i = 0; i < DW_DTYPE_COUNT; i++)
+        if (strcmp(name, dtypes[i].name) == 0) return i;
+    return -1;
+}
+
+int dw__role_find(const char *name) {
+    for (int i = 0; i < DW_ROLE_COUNT; i++)
+        if (strcmp(name, role_names[i]) == 0) return i;
+    return -1;
+}
+
+int dw__region_find(const char *name) {
+    for (int i = 0; i < DW_REGION_COUNT; i++)
+        if (strcmp(name, region_names[i]) == 0) return i;
+    return -1;
+}
+
+int dw__attr_find(const char *name) {
+    for (int i = 0; i < DW_ATTR_KEY_COUNT; i++)
+        if (strcmp(name, keys[i].name) == 0) return i;
     return -1;
 }
 

@@ -3,7 +3,6 @@
 #include "graph/internal.h"
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { NAME_BYTES = 32, MAX_OPERANDS = 4, SEED = 1 };
@@ -43,19 +42,9 @@ static dw_status read_index(reader *in, uint32_t limit, const char *what, uint16
     return DW_OK;
 }
 
-/* strtod also reads hexadecimal and "infinity": only what the printer writes is accepted. */
 static dw_status read_number(reader *in, double *number) {
-    const char *word = in->at;
-    bool negative = accept(in, '-');
-    if (strncmp(in->at, "inf", 3) == 0 || strncmp(in->at, "nan", 3) == 0) {
-        *number = in->at[0] == 'n' ? NAN : negative ? -INFINITY : INFINITY;
-        in->at += 3;
-        return DW_OK;
-    }
-    if (!isdigit((unsigned char)*in->at) || (in->at[0] == '0' && tolower(in->at[1]) == 'x'))
-        return malformed(in, "a number");
-    char *end;
-    *number = strtod(word, &end);
+    const char *end = dw__number_parse(in->at, number);
+    if (!end) return malformed(in, "a number");
     in->at = end;
     return DW_OK;
 }
@@ -90,20 +79,14 @@ static dw_dtype dtype_of(const reader *in, const dw__body_operand *operand) {
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-static int find_dtype(const char *name) {
-    for (int dtype = 0; dtype < DW_DTYPE_COUNT; dtype++)
-        if (strcmp(name, dw_dtype_name((dw_dtype)dtype)) == 0) return dtype;
-    return -1;
-}
-
 /* "gelu_tanh" is gelu with its approximation, "cast_f32" a cast with its dtype. */
 static dw_status find_operation(const char *name, dw__body_code *code) {
     code->tanh_approximation = true;
     if (strcmp(name, "gelu_tanh") == 0) return code->op = DW_OP_GELU, DW_OK;
     if (strcmp(name, "gelu_tanh_backward") == 0) return code->op = DW_OP_GELU_BACKWARD, DW_OK;
     code->tanh_approximation = false;
-    if (strncmp(name, "cast_", 5) == 0 && find_dtype(name + 5) >= 0) {
-        code->dtype = (dw_dtype)find_dtype(name + 5);
+    if (strncmp(name, "cast_", 5) == 0 && dw__dtype_find(name + 5) >= 0) {
+        code->dtype = (dw_dtype)dw__dtype_find(name + 5);
         return code->op = DW_OP_CAST, DW_OK;
     }
     DW_RETURN_IF_FAILED(dw_op_find(name, &code->op));
@@ -241,8 +224,9 @@ dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype 
 /* ---- writing ------------------------------------------------------------------------------- */
 
 static dw_status print_constant(double number, dw__text *out) {
-    if (isnan(number)) return dw__text_printf(out, "cnan");
-    return dw__text_printf(out, "c%.17g", number);
+    char text[DW__NUMBER_BYTES];
+    dw__number_text(number, text);
+    return dw__text_printf(out, "c%s", text);
 }
 
 static dw_status print_operands(uint32_t count, const dw__body_operand *operands, dw__text *out) {

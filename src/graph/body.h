@@ -4,7 +4,7 @@
  *     t0=mul(i0,i1);t1=add(t0,c0.5);t2=tanh(t1);out(t2,t0)
  *
  * iN: input N; tN: result of instruction N (0, 1, 2, ... in order); c<number>: a constant of the dtype
- * that its partner operand has (written with %.17g); out(...): which results are the node's outputs.
+ * that its partner operand has (shortest decimal that reads back); out(...): which results are the node's outputs.
  * Operations are the elementwise rows of the operation table (primitives and elementwise composites;
  * gelu and gelu_backward write their approximation as gelu_tanh, gelu_tanh_backward; cast writes its
  * dtype as cast_f32). Dropout is dropout(iX, iSEED, c<p>, c<stream>): the seed operand is an input of

@@ -184,10 +184,45 @@ dw_status dw__elementwise_dtype(dw_op op, uint32_t input_count, const dw_dtype *
 /* Sorted by key and checked for kinds; `sorted` has room for DW_ATTR_KEY_COUNT. */
 dw_status dw__sort_attrs(const dw_graph *graph, dw_op op, uint32_t attr_count, const dw_attr *attrs,
                          dw_attr *sorted);
-/* Index of `name` in a list of names, -1 when absent. */
-int dw__name_index(const char *name, int count, const char *(*name_of)(int index));
 bool dw__is_float(dw_dtype dtype);
 bool dw__is_integer(dw_dtype dtype);
+
+/* ---- reading and writing forms ------------------------------------------------------------------ */
+
+/* Shortest decimal that reads back as the same double, whatever the locale; "inf" "-inf" "nan". */
+enum { DW__NUMBER_BYTES = 32 };
+void dw__number_text(double number, char text[DW__NUMBER_BYTES]);
+/* What dw__number_text writes; NULL when `text` begins with no number, else where it ends. */
+const char *dw__number_parse(const char *text, double *number);
+/* A node as a form describes it. */
+typedef struct dw__description {
+    dw_op op;
+    dw_region region;
+    int layer;
+    const char *module;
+    bool backward;
+    uint32_t input_count, output_count, attr_count;
+    dw_value inputs[DW_MAX_INPUTS];
+    dw_attr attrs[DW_ATTR_KEY_COUNT];
+    const char *names[DW_MAX_OUTPUTS]; /* NULL: automatic */
+    struct {
+        bool given; /* else it follows from the table */
+        dw_dtype dtype;
+        int rank;
+        dw_dim shape[DW_MAX_RANK];
+    } types[DW_MAX_OUTPUTS];
+} dw__description;
+/* Appends the node and checks that its outputs are as many and of the types described. */
+dw_status dw__append_described(dw_graph *graph, const dw__description *node);
+/* A dim whose symbols must be known already. */
+dw_status dw__parse_known_dim(dw_graph *graph, const char *text, dw_dim *dim);
+/* What a wrong form is called: misuse of our own functions becomes DW_PARSE. */
+dw_status dw__form_status(dw_status status);
+/* Enumerations by name; -1: there is none. */
+int dw__dtype_find(const char *name);
+int dw__role_find(const char *name);
+int dw__region_find(const char *name);
+int dw__attr_find(const char *name);
 
 /* Attribute of a draft or a node record by key; NULL when absent. */
 const dw_attr *dw__find_attr(uint32_t attr_count, const dw_attr *attrs, dw_attr_key key);
