@@ -88,9 +88,8 @@ static void print_python(const json_t *python) {
     print_label("PyTorch");
     printf("%s\n", text_of(python, "torch", "not installed there"));
     print_label("Python package");
-    printf("%s\n",
-           json_is_true(json_object_get(python, "deepwell")) ? "installed there"
-                                                             : "not installed there");
+    printf("%s\n", json_is_true(json_object_get(python, "deepwell")) ? "installed there"
+                                                                     : "not installed there");
 }
 
 static void print_report(const json_t *report) {

@@ -1,6 +1,6 @@
 /* Probes of the CPU, the matrix-product library and the GPU. */
-#include "doctor.h"
 #include "deepwell/deepwell.h"
+#include "doctor.h"
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdint.h>
@@ -59,18 +59,19 @@ json_t *doctor_probe_cpu(json_t *advice) {
         doctor_advise(advice, "More threads are asked for than CPUs may be used",
                       "lower DEEPWELL_THREADS or unset it");
     }
-    return json_pack("{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *model ? model : NULL, "isa",
-                     widest_isa(), "usable", usable, "online",
-                     (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
-                     read_memory_bytes("MemTotal"), "memory_available_bytes",
-                     read_memory_bytes("MemAvailable"));
+    return json_pack(
+        "{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *model ? model : NULL, "isa", widest_isa(),
+        "usable", usable, "online", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
+        read_memory_bytes("MemTotal"), "memory_available_bytes", read_memory_bytes("MemAvailable"));
 }
 
 /* ---- matrix products ----------------------------------------------------------------------- */
 
 json_t *doctor_probe_matrix_products(json_t *advice) {
     /* When libdeepwell was built with oneDNN, loading it has loaded oneDNN into this process. */
-    typedef struct onednn_version { int major, minor, patch; } onednn_version; /* its first fields */
+    typedef struct onednn_version {
+        int major, minor, patch; /* its first fields */
+    } onednn_version;
     const onednn_version *(*get_version)(void);
     *(void **)&get_version = dlsym(RTLD_DEFAULT, "dnnl_version");
     if (!get_version) {

@@ -49,7 +49,7 @@ static void print_help(void) {
            "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not supported on this machine.\n");
 }
 
-/* Output that did not arrive (a full disk, a closed pipe) is a failure, whatever the command said. */
+/* Output that did not arrive (a full disk, closed pipe) is a failure, whatever the command says. */
 static int flushed(int result) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return result;
     perror("deepwell: cannot write the output");

@@ -18,17 +18,17 @@ extern "C" {
 #define DW_API __attribute__((visibility("default")))
 
 /* code, value, one-line meaning */
-#define DW_STATUS_MAP(X)                                                        \
-    X(OK, 0, "success")                                                         \
-    X(INVALID_ARGUMENT, 1, "an argument is outside what the function accepts")  \
-    X(SHAPE, 2, "shapes disagree")                                              \
-    X(TYPE, 3, "element types disagree or are not supported by the operation")  \
-    X(UNSUPPORTED, 4, "not supported on this machine or in this version")       \
-    X(OUT_OF_MEMORY, 5, "memory could not be allocated")                        \
-    X(IO, 6, "a file could not be read or written")                             \
-    X(PARSE, 7, "text or a file is malformed")                                  \
-    X(NOT_FOUND, 8, "a named thing does not exist")                             \
-    X(STATE, 9, "the call is not valid in the object's present state")          \
+#define DW_STATUS_MAP(X)                                                                           \
+    X(OK, 0, "success")                                                                            \
+    X(INVALID_ARGUMENT, 1, "an argument is outside what the function accepts")                     \
+    X(SHAPE, 2, "shapes disagree")                                                                 \
+    X(TYPE, 3, "element types disagree or are not supported by the operation")                     \
+    X(UNSUPPORTED, 4, "not supported on this machine or in this version")                          \
+    X(OUT_OF_MEMORY, 5, "memory could not be allocated")                                           \
+    X(IO, 6, "a file could not be read or written")                                                \
+    X(PARSE, 7, "text or a file is malformed")                                                     \
+    X(NOT_FOUND, 8, "a named thing does not exist")                                                \
+    X(STATE, 9, "the call is not valid in the object's present state")                             \
     X(INTERNAL, 10, "a defect in Deepwell: please report it with the message")
 
 typedef enum dw_status {

@@ -63,7 +63,7 @@ char *dw__arena_printf(dw__arena *arena, const char *format, ...) DW_PRINTF(2, 3
 /* Growing array: declare `struct { T *items; size_t count, capacity; } list = {0};` */
 dw_status dw__grow(void **items, size_t *capacity, size_t needed, size_t item_bytes);
 #define DW_PUSH(list, item)                                                                        \
-    (dw__grow((void **)&(list)->items, &(list)->capacity, (list)->count + 1,                      \
+    (dw__grow((void **)&(list)->items, &(list)->capacity, (list)->count + 1,                       \
               sizeof *(list)->items) == DW_OK                                                      \
          ? ((list)->items[(list)->count++] = (item), DW_OK)                                        \
          : DW_OUT_OF_MEMORY)

@@ -1,7 +1,7 @@
 /* Log lines to the caller's sink. The sink runs outside the lock, because it may itself call
  * Deepwell, or wait for a lock (Python's) whose owner is about to set the sink. */
-#include "base/base.h"
 #include "deepwell/log.h"
+#include "base/base.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

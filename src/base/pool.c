@@ -46,9 +46,9 @@ static struct {
 
     int workers; /* started, besides the caller */
     pthread_t threads[DW_POOL_MAX_THREADS];
-    bool spin;   /* written while no worker runs */
+    bool spin; /* written while no worker runs */
 
-    _Atomic int wanted;         /* threads, caller included; 0: not decided yet */
+    _Atomic int wanted; /* threads, caller included; 0: not decided yet */
     _Atomic bool stop;
     _Atomic uint32_t sleepers;  /* workers asleep, or about to be, on `state` */
     _Atomic bool caller_sleeps; /* on `emptied` */
@@ -290,8 +290,9 @@ dw_status dw__pool_set_threads(int threads) {
                         DW_POOL_MAX_THREADS);
     }
     if (inside_task) {
-        return dw__fail(DW_STATE, "threads cannot be set to %d from inside a parallel loop; set it "
-                                  "before the work starts",
+        return dw__fail(DW_STATE,
+                        "threads cannot be set to %d from inside a parallel loop; set it "
+                        "before the work starts",
                         threads);
     }
     pthread_mutex_lock(&pool.turn);

@@ -4,8 +4,9 @@
  * balance. A task's result may depend on its index, never on the thread that runs it or on how many
  * there are: that is what makes the same seed give the same bits on any number of threads. The
  * calling thread works too. Idle workers spin for some tens of microseconds, then sleep.
- * A task that itself calls dw__pool_run runs its inner loop serially, under its own worker number. After fork() a child's first
- * call starts fresh workers. Calls from several threads at once take turns.
+ * A task that itself calls dw__pool_run runs its inner loop serially, under its own worker number.
+ * After fork() a child's first call starts fresh workers. Calls from several threads at once take
+ * turns.
  */
 #ifndef DW_POOL_H
 #define DW_POOL_H
