@@ -37,7 +37,7 @@ dw_status dw__fail_memory(const char *what, size_t bytes);
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* All host memory of the library comes through these three, so that tests can make each
- * allocation fail in turn (dw__memory_fail_after). NULL on failure; size 0 gives a valid pointer. */
+ * allocation fail in turn (dw__memory_fail_after). NULL on failure; size 0 is valid. */
 void *dw__malloc(size_t bytes);
 void *dw__calloc(size_t count, size_t bytes);
 void *dw__realloc(void *pointer, size_t bytes);
@@ -86,7 +86,7 @@ dw_status dw__map_set(dw__map *map, const char *key, uint32_t value);
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* Whole file into a malloc'ed, NUL-terminated buffer (dw__free). DW_IO names path and errno text. */
+/* Whole file into a malloc'ed, NUL-terminated buffer (dw__free). DW_IO: path and reason. */
 dw_status dw__file_read(const char *path, char **bytes, size_t *count);
 /* Written to a temporary beside it, fsynced, renamed over `path`, folder fsynced: readers see the
  * old file or the new one, whole. A device or a pipe is written in place. DW_IO as above. */

@@ -1,5 +1,5 @@
 /* String to uint32 map: open addressing with linear probing, a power-of-two table that is at most
- * three quarters full. Hash: 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923). Nothing is ever removed. */
+ * three quarters full. Hash: 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923). Nothing is removed. */
 #include "base/base.h"
 #include <string.h>
 
