@@ -25,7 +25,13 @@ from deepwell.lowering import Builder, LoweringError, NotPolynomial, Translator,
 from deepwell.lowering import dims
 from deepwell.lowering.builder import DTYPES
 from deepwell.lowering.dims import Dim
-from deepwell.lowering.graph import GraphLowering, MutationError, NotUniform, OperationError
+from deepwell.lowering.graph import (
+    GraphLowering,
+    MutationError,
+    NotUniform,
+    OperationError,
+    writes_to_operand,
+)
 
 __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
 
@@ -668,8 +674,7 @@ def _placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
 def _mutates(graph_module: torch.fx.GraphModule) -> bool:
     for nested in graph_module.modules():
         for node in nested.graph.nodes if isinstance(nested, torch.fx.GraphModule) else ():
-            target = node.target
-            if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            if writes_to_operand(node.target):
                 return True
     return False
 

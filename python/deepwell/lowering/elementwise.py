@@ -409,7 +409,7 @@ def identity(c: Context, self: Value, *_: Any, **__: Any) -> Value:
     return self
 
 
-@lowers("detach")
+@lowers("detach", "detach_")
 def detach(c: Context, self: Value) -> Value:
     return c.builder.stop_gradient(self)
 

@@ -6,6 +6,7 @@ import operator
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -92,8 +93,12 @@ class GraphLowering:
     def constant_tensor(self, tensor: torch.Tensor) -> Value:
         """A tensor that the program holds: a constant, which must be one repeated number."""
         dtype = DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.is_meta or tensor.numel() == 0:
-            raise LoweringError(f"a constant tensor of {tensor.dtype} on {tensor.device}")
+        if dtype is not None and tensor.numel() == 0:
+            return self.builder.constant(dtype, tuple(tensor.shape), 0)
+        if dtype is None or tensor.is_meta or isinstance(tensor, FakeTensor):
+            raise LoweringError(
+                f"a constant of {tensor.dtype} on {tensor.device} inside the forward"
+            )
         first = tensor.flatten()[0].item()
         if tensor.numel() > 1 and not bool((tensor == first).all()):
             raise NotUniform(tensor)
@@ -146,7 +151,7 @@ class GraphLowering:
             return _Unknown(f"{name} in the traced program")
         if target._opname in _DROPPED:
             return None
-        if target._schema.is_mutable:
+        if writes_to_operand(target):
             raise MutationError(_display(target))
         lower = find(target)
         args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
@@ -275,6 +280,15 @@ def _trace_pieces(call: Callable[..., Any], samples: List[torch.Tensor],
         return None
     nodes = [n for n in traced.graph.nodes if n.op == "call_function"]
     return None if [n.target for n in nodes] == [target] else traced
+
+
+def writes_to_operand(target: Any) -> bool:
+    """Whether the operation changes a tensor's elements. `detach_` changes no element."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target._schema.is_mutable
+        and target._opname != "detach_"
+    )
 
 
 def _name(target: Any) -> str:
