@@ -39,7 +39,7 @@ const dw__kernel *dw__kernel_select(const dw__call *call) {
     return *kernel;
 }
 
-/* ---- helpers for kernels ----------------------------------------------------------------------- */
+/* ---- helpers for kernels --------------------------------------------------------------------- */
 
 const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key) {
     for (uint32_t i = 0; i < call->attr_count; i++)

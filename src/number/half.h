@@ -1,10 +1,11 @@
-/* BF16 and F16 as bits, to and from F32: round to nearest, ties to even; subnormals, infinities and
- * NaNs kept (a NaN stays quiet and keeps its sign and the payload bits that fit). Portable C, so that
- * every kernel and every machine agrees to the bit; compilers vectorise the loops around them.
+/* BF16 and F16 as bits, to and from F32: round to nearest, ties to even; subnormals, infinities
+ * and NaNs kept (a NaN stays quiet and keeps its sign and the payload bits that fit). Portable C,
+ * so that every kernel and every machine agrees to the bit; compilers vectorise the loops around
+ * them.
  *
  *   BF16: 1 sign, 8 exponent, 7 fraction bits: the upper half of an F32.
  *   F16 : 1 sign, 5 exponent, 10 fraction bits (IEEE 754-2019 binary16).
- */
+ * / */
 #ifndef DW_HALF_H
 #define DW_HALF_H
 
@@ -53,7 +54,8 @@ static inline uint16_t dw__f32_to_f16(float value) {
     uint32_t sign = bits >> 16 & 0x8000u;
     uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return (uint16_t)(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
-    /* 65520 lies halfway between the largest finite F16 and 2^16: it and all above become infinity. */
+    /* 65520 lies halfway between the largest finite F16 and 2^16: it and all above become
+     * infinity. */
     if (magnitude >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u);
     if (magnitude < 0x38800000u) { /* below 2^-14: the result is subnormal, units of 2^-24 */
         /* Adding 0.5, whose ulp is 2^-24, makes the FPU round to those units, ties to even. */

@@ -1,9 +1,10 @@
-/* Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
- * easy as 1, 2, 3", SC'11). A number depends on its key and its counter alone, so any thread may make
- * any element, and forward and backward make the same ones without storing them.
+/* Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw: "Parallel random
+ * numbers: as easy as 1, 2, 3", SC'11). A number depends on its key and its counter alone, so any
+ * thread may make any element, and forward and backward make the same ones without storing them.
  *
- * The layout that the operation `random_uniform` (and with it dropout and attention) uses, for element
- * `index` of a tensor (row-major order), a seed operand {seed0, seed1} and the attribute `stream`:
+ * The layout that the operation `random_uniform` (and with it dropout and attention) uses, for
+ * element `index` of a tensor (row-major order), a seed operand {seed0, seed1} and the attribute
+ * `stream`:
  *
  *     block   = index / 4                         one Philox call makes four elements
  *     key     = {low32(seed0), high32(seed0)}
@@ -11,8 +12,7 @@
  *     element = (output[index % 4] >> 8) * 2^-24  in [0, 1), exact in F32
  *
  * Streams below 2^20 over tensors of less than 2^46 elements never share a counter; neither do two
- * calls whose offsets (seed1) differ.
- */
+ * calls whose offsets (seed1) differ. */
 #ifndef DW_PHILOX_H
 #define DW_PHILOX_H
 
@@ -49,9 +49,7 @@ static inline dw__philox_words dw__philox_counter(int64_t seed1, int64_t stream,
 }
 
 /* 32 random bits to a uniform F32 in [0, 1): 24 bits, so that no rounding can give 1. */
-static inline float dw__philox_to_uniform(uint32_t word) {
-    return (float)(word >> 8) * 0x1p-24f;
-}
+static inline float dw__philox_to_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
 /* Elements 4*block .. 4*block+3. */
 static inline void dw__philox_uniform4(int64_t seed0, int64_t seed1, int64_t stream, uint64_t block,

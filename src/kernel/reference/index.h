@@ -25,10 +25,11 @@ static inline void *dw__element(const dw__tensor *tensor, int64_t offset) {
     return (char *)tensor->data + offset * (int64_t)dw_dtype_bytes(tensor->dtype);
 }
 
-/* The view of `tensor` as if broadcast to `shape` (ranks aligned right): strides of the axes that are
- * new or stretched become 0. The shapes are known to fit. */
+/* The view of `tensor` as if broadcast to `shape` (ranks aligned right): strides of the axes that
+ * are new or stretched become 0. The shapes are known to fit. */
 dw__tensor dw__tensor_broadcast(const dw__tensor *tensor, int rank, const int64_t *shape);
-/* Copies elements between tensors of one type and the same number of elements, in row-major order. */
+/* Copies elements between tensors of one type and the same number of elements, in row-major order.
+ */
 void dw__tensor_copy(dw__tensor *to, const dw__tensor *from);
 
 #endif

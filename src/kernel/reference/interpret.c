@@ -62,7 +62,7 @@ static dw_dtype held_dtype(const interpreter *self, dw_dtype dtype) {
     return self->high_precision && dw__dtype_is_float(dtype) ? DW_F64 : dtype;
 }
 
-/* ---- leaves ------------------------------------------------------------------------------------ */
+/* ---- leaves ---------------------------------------------------------------------------------- */
 
 static dw_status check_leaf(const interpreter *self, dw_value value, const dw__tensor *wanted,
                             const dw__tensor *given) {
@@ -73,13 +73,15 @@ static dw_status check_leaf(const interpreter *self, dw_value value, const dw__t
                         name, dw_dtype_name(wanted->dtype), dw_dtype_name(given->dtype),
                         dw_dtype_name(wanted->dtype));
     if (given->rank != wanted->rank)
-        return dw__fail(DW_SHAPE, "leaf %s has rank %d in the graph but the tensor given has rank "
-                                  "%d; pass the leaf's shape",
+        return dw__fail(DW_SHAPE,
+                        "leaf %s has rank %d in the graph but the tensor given has rank "
+                        "%d; pass the leaf's shape",
                         name, wanted->rank, given->rank);
     for (int axis = 0; axis < wanted->rank; axis++)
         if (given->shape[axis] != wanted->shape[axis])
-            return dw__fail(DW_SHAPE, "leaf %s: axis %d is %" PRId64 " at these sizes but the tensor "
-                                      "given has %" PRId64 "; pass the leaf's shape",
+            return dw__fail(DW_SHAPE,
+                            "leaf %s: axis %d is %" PRId64 " at these sizes but the tensor "
+                            "given has %" PRId64 "; pass the leaf's shape",
                             name, axis, wanted->shape[axis], given->shape[axis]);
     if (!given->data && dw__tensor_count(given) > 0)
         return dw__fail(DW_INVALID_ARGUMENT, "leaf %s is used but its tensor has no data; bind it",
@@ -106,7 +108,7 @@ static dw_status bind_leaf(interpreter *self, dw_value value, const dw__tensor *
     return dw__reference_cast(self->call, NULL);
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 static void release_use(interpreter *self, dw_value value) {
     if (value == DW_NONE || --self->uses[value] > 0) return;
@@ -136,11 +138,14 @@ static dw_status run_node(interpreter *self, dw_node node) {
     call->attr_count = record->attr_count;
     DW_RETURN_IF_FAILED(dw__node_attrs_at(self->arena, graph, node, self->sizes, &call->attrs));
     call->input_count = record->input_count;
+    for (uint32_t i = record->input_count; i < DW_MAX_INPUTS; i++) call->inputs[i].rank = -1;
     for (uint32_t i = 0; i < record->input_count; i++) {
         dw_value value = record->inputs[i];
         input_dtypes[i] = value == DW_NONE ? DW_F32 : dw_value_dtype(graph, value);
-        if (value == DW_NONE) call->inputs[i].rank = -1;
-        else call->inputs[i] = self->values[value];
+        if (value == DW_NONE)
+            call->inputs[i].rank = -1;
+        else
+            call->inputs[i] = self->values[value];
     }
     call->output_count = record->output_count;
     for (uint32_t i = 0; i < record->output_count; i++) {
@@ -163,7 +168,7 @@ static dw_status run_node(interpreter *self, dw_node node) {
     return DW_OK;
 }
 
-/* ---- the whole graph --------------------------------------------------------------------------- */
+/* ---- the whole graph ------------------------------------------------------------------------- */
 
 static void count_uses(interpreter *self) {
     const dw_graph *graph = self->graph;
@@ -202,8 +207,8 @@ dw_status dw__interpret(const dw_graph *graph, const int64_t *sizes, const dw__t
                         dw__tensor *outputs, const dw__interpret_options *options) {
     uint32_t value_count = dw_graph_value_count(graph);
     uint32_t output_count = dw_graph_output_count(graph);
-    interpreter self = {graph, sizes, options && options->high_precision, NULL, NULL, NULL, NULL,
-                        NULL};
+    interpreter self = {graph, sizes, options && options->high_precision, NULL, NULL, NULL,
+                        NULL,  NULL};
     dw_status status = DW_OK;
     for (uint32_t i = 0; i < output_count; i++) outputs[i].data = NULL;
     self.values = dw__calloc(value_count, sizeof *self.values);

@@ -1,7 +1,6 @@
-/* The interpreter: evaluates a graph node by node with the reference primitives, every composite by its
- * expansion. It is slow, has no other strategy, and so defines what a graph means; with
- * `high_precision` it is the oracle that kernels are tested against.
- */
+/* The interpreter: evaluates a graph node by node with the reference primitives, every composite
+ * by its expansion. It is slow, has no other strategy, and so defines what a graph means; with
+ * `high_precision` it is the oracle that kernels are tested against. */
 #ifndef DW_REFERENCE_INTERPRET_H
 #define DW_REFERENCE_INTERPRET_H
 
@@ -13,11 +12,11 @@ typedef struct dw__interpret_options {
     bool high_precision;
 } dw__interpret_options;
 
-/* `sizes`: one per symbol of the graph (NULL when it has none). `leaves`: one per leaf in order, any
- * strides, of the leaf's type or, in high precision, F64 for a floating-point leaf; a leaf that no node
- * uses may have data NULL. On success `outputs`, one per output of the graph, are contiguous, each in
- * its own block: release data with dw__free_aligned. On failure nothing is left allocated and every
- * data is NULL. options NULL: as the graph says, without high precision.
+/* `sizes`: one per symbol of the graph (NULL when it has none). `leaves`: one per leaf in order,
+ * any strides, of the leaf's type or, in high precision, F64 for a floating-point leaf; a leaf
+ * that no node uses may have data NULL. On success `outputs`, one per output of the graph, are
+ * contiguous, each in its own block: release data with dw__free_aligned. On failure nothing is
+ * left allocated and every data is NULL. options NULL: as the graph says, without high precision.
  * DW_SHAPE, DW_TYPE: a leaf's tensor is not what the graph has. DW_INVALID_ARGUMENT: an index is
  * outside its axis. */
 dw_status dw__interpret(const dw_graph *graph, const int64_t *sizes, const dw__tensor *leaves,

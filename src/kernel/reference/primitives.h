@@ -1,6 +1,6 @@
-/* The reference kernels: one function per group of primitives, each a plain loop over strided tensors
- * of any element type (types are read from the tensors, so that the interpreter can hold every float as
- * F64). None of them uses scratch; those that need room allocate it. */
+/* The reference kernels: one function per group of primitives, each a plain loop over strided
+ * tensors of any element type (types are read from the tensors, so that the interpreter can hold
+ * every float as F64). None of them uses scratch; those that need room allocate it. */
 #ifndef DW_REFERENCE_PRIMITIVES_H
 #define DW_REFERENCE_PRIMITIVES_H
 

@@ -17,8 +17,8 @@ dw_status dw__reference_elementwise(const dw__call *call, void *scratch) {
         dw__scalar operands[MAX_OPERANDS] = {{.integer = 0}}, result;
         for (uint32_t i = 0; i < call->input_count && i < MAX_OPERANDS; i++) {
             const dw__tensor *in = &call->inputs[i];
-            operands[i] = dw__scalar_load(in->data, in->dtype,
-                                          dw__index_offset(in->rank, in->stride, index));
+            operands[i] =
+                dw__scalar_load(in->data, in->dtype, dw__index_offset(in->rank, in->stride, index));
         }
         DW_RETURN_IF_FAILED(dw__scalar_apply(call->op, false, dtype, operands, &result));
         dw__scalar_store(out->data, out->dtype, dw__index_offset(out->rank, out->stride, index),

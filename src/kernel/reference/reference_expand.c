@@ -1,6 +1,7 @@
-/* Composites: the node is written into a graph of its own at its concrete shapes, expanded there by
- * its row of the operation table, and the primitives are interpreted. Nothing is kept between calls:
- * what prepare() may hand out is one block, and a graph is many; this path is for what no kernel takes. */
+/* Composites: the node is written into a graph of its own at its concrete shapes, expanded there
+ * by its row of the operation table, and the primitives are interpreted. Nothing is kept between
+ * calls: what prepare() may hand out is one block, and a graph is many; this path is for what no
+ * kernel takes. */
 #include "graph/internal.h"
 #include "kernel/reference/index.h"
 #include "kernel/reference/interpret.h"
@@ -10,13 +11,13 @@
 /* One leaf per operand that is there, "i0", "i1", ...; DW_NONE for the absent ones. */
 static dw_status add_leaves(dw_graph *graph, const dw__call *call, const dw_dtype *dtypes,
                             dw_value *values) {
+    for (uint32_t i = 0; i < DW_MAX_INPUTS; i++) values[i] = DW_NONE; /* trailing ones too */
     for (uint32_t i = 0; i < call->input_count; i++) {
         const dw__tensor *in = &call->inputs[i];
         char name[] = {'i', (char)('0' + i / 10), (char)('0' + i % 10), '\0'};
-        values[i] = DW_NONE;
         if (in->rank < 0) continue;
-        DW_RETURN_IF_FAILED(dw_graph_leaf(graph, DW_ROLE_INPUT, name, dtypes[i], in->rank,
-                                          in->shape, &values[i]));
+        DW_RETURN_IF_FAILED(
+            dw_graph_leaf(graph, DW_ROLE_INPUT, name, dtypes[i], in->rank, in->shape, &values[i]));
     }
     return DW_OK;
 }

@@ -1,4 +1,5 @@
-/* Bodies of `fused` nodes, run element by element: every instruction for one element, then the next. */
+/* Bodies of `fused` nodes, run element by element: every instruction for one element, then the
+ * next. */
 #include "graph/body.h"
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
@@ -20,8 +21,7 @@ static dw__scalar operand_value(const fused_run *run, const dw__body_operand *op
     if (operand->source == DW_BODY_RESULT) return run->results[operand->index];
     if (operand->source == DW_BODY_CONSTANT) return dw__scalar_of(operand->constant, dtype);
     const dw__tensor *in = &run->inputs[operand->index];
-    return dw__scalar_load(in->data, in->dtype,
-                           dw__index_offset(in->rank, in->stride, run->index));
+    return dw__scalar_load(in->data, in->dtype, dw__index_offset(in->rank, in->stride, run->index));
 }
 
 /* dropout(x, seed, p, stream): x/(1-p) where the element's random number is at least p, else 0. */
@@ -110,8 +110,10 @@ static dw_status parse_body(const dw__call *call, const dw_dtype *input_dtypes, 
     dw__body *body = dw__malloc(sizeof *body);
     if (!body) return dw__fail_memory("a fused body", sizeof *body);
     dw_status status = dw__body_parse(text->string, call->input_count, input_dtypes, body);
-    if (status != DW_OK) dw__free(body);
-    else *out = body;
+    if (status != DW_OK)
+        dw__free(body);
+    else
+        *out = body;
     return status;
 }
 

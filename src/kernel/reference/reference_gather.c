@@ -4,7 +4,8 @@
 #include "kernel/reference/scalar.h"
 #include <inttypes.h>
 
-/* The integer at `index` of operand `indices`, checked against the size of the axis it picks from. */
+/* The integer at `index` of operand `indices`, checked against the size of the axis it picks from.
+ */
 static dw_status picked(const dw__call *call, const dw__tensor *indices, const int64_t *index,
                         int64_t bound, int64_t *value) {
     int64_t offset = dw__index_offset(indices->rank, indices->stride, index);
@@ -95,8 +96,10 @@ static dw_status accumulate(const dw__call *call, target_rule rule) {
             DW_TRY(rule(call, indices, axis, index, &sum, &at));
             int64_t from = dw__index_offset(updates->rank, updates->stride, index);
             dw__scalar update = dw__scalar_load(updates->data, updates->dtype, from);
-            if (is_float) sums[at].number += update.number;
-            else sums[at].integer = (int64_t)((uint64_t)sums[at].integer + (uint64_t)update.integer);
+            if (is_float)
+                sums[at].number += update.number;
+            else
+                sums[at].integer = (int64_t)((uint64_t)sums[at].integer + (uint64_t)update.integer);
         } while (dw__index_next(updates->rank, updates->shape, index));
     }
     for (int64_t i = 0; i < count; i++) {

@@ -10,14 +10,20 @@ static bool fits_always(const dw__call *call) {
 enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
 
 #define PRIMITIVE(id, text, function)                                                              \
-    [DW_OP_##id] = {.name = "reference." text, .op = DW_OP_##id, .source = "ours, portable C",     \
-                    .fits = fits_always, .run = function,                                          \
+    [DW_OP_##id] = {.name = "reference." text,                                                     \
+                    .op = DW_OP_##id,                                                              \
+                    .source = "ours, portable C",                                                  \
+                    .fits = fits_always,                                                           \
+                    .run = function,                                                               \
                     .tolerance_factor = PRIMITIVE_TOLERANCE}
 #define ELEMENTWISE(id, text) PRIMITIVE(id, text, dw__reference_elementwise)
 #define COMPOSITE(id, text)                                                                        \
-    [DW_OP_##id] = {.name = "reference." text, .op = DW_OP_##id,                                   \
-                    .source = "ours, expansion into primitives", .fits = fits_always,              \
-                    .run = dw__reference_expand, .tolerance_factor = COMPOSITE_TOLERANCE}
+    [DW_OP_##id] = {.name = "reference." text,                                                     \
+                    .op = DW_OP_##id,                                                              \
+                    .source = "ours, expansion into primitives",                                   \
+                    .fits = fits_always,                                                           \
+                    .run = dw__reference_expand,                                                   \
+                    .tolerance_factor = COMPOSITE_TOLERANCE}
 
 static const dw__kernel kernels[DW_OP_COUNT] = {
     ELEMENTWISE(NEG, "neg"),
@@ -81,9 +87,12 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     PRIMITIVE(SORT, "sort", dw__reference_sort),
     PRIMITIVE(TOP_K, "top_k", dw__reference_sort),
     PRIMITIVE(MATMUL, "matmul", dw__reference_matmul),
-    [DW_OP_FUSED] = {.name = "reference.fused", .op = DW_OP_FUSED,
-                     .source = "ours, element by element", .fits = fits_always,
-                     .prepare = dw__reference_fused_prepare, .run = dw__reference_fused,
+    [DW_OP_FUSED] = {.name = "reference.fused",
+                     .op = DW_OP_FUSED,
+                     .source = "ours, element by element",
+                     .fits = fits_always,
+                     .prepare = dw__reference_fused_prepare,
+                     .run = dw__reference_fused,
                      .tolerance_factor = COMPOSITE_TOLERANCE},
     COMPOSITE(MEAN, "mean"),
     COMPOSITE(RELU, "relu"),

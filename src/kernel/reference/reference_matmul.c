@@ -1,5 +1,5 @@
-/* Batched matrix product. Both operands are unpacked to double, so that the loops see plain rows and
- * every product is summed without rounding to the result's type. */
+/* Batched matrix product. Both operands are unpacked to double, so that the loops see plain rows
+ * and every product is summed without rounding to the result's type. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -11,7 +11,8 @@ typedef struct matmul_room {
     double *row; /* [N] */
 } matmul_room;
 
-/* The matrix of `tensor` whose first element has `offset`, transposed if wanted, as [rows, columns]. */
+/* The matrix of `tensor` whose first element has `offset`, transposed if wanted, as [rows,
+ * columns]. */
 static void unpack(const dw__tensor *tensor, int64_t offset, bool transposed, int64_t rows,
                    int64_t columns, double *out) {
     int64_t row_stride = tensor->stride[tensor->rank - (transposed ? 1 : 2)];
@@ -32,7 +33,8 @@ static void multiply(const matmul_room *room, int64_t rows, int64_t columns, int
                 room->row[j] += room->a[i * length + k] * room->b[k * columns + j];
         for (int64_t j = 0; j < columns; j++)
             dw__scalar_store(out->data, out->dtype,
-                             offset + i * out->stride[out->rank - 2] + j * out->stride[out->rank - 1],
+                             offset + i * out->stride[out->rank - 2] +
+                                 j * out->stride[out->rank - 1],
                              (dw__scalar){.number = room->row[j]});
     }
 }
@@ -55,7 +57,8 @@ dw_status dw__reference_matmul(const dw__call *call, void *scratch) {
     room.row = room.b + length * columns;
     int64_t index[DW_MAX_RANK] = {0};
     do {
-        unpack(a, dw__index_offset(batch_rank, a->stride, index), transpose_a, rows, length, room.a);
+        unpack(a, dw__index_offset(batch_rank, a->stride, index), transpose_a, rows, length,
+               room.a);
         unpack(b, dw__index_offset(batch_rank, b->stride, index), transpose_b, length, columns,
                room.b);
         multiply(&room, rows, columns, length, out,

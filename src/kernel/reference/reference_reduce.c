@@ -86,8 +86,9 @@ dw_status dw__reference_arg(const dw__call *call, void *scratch) {
     bool is_float = dw__dtype_is_float(x->dtype), least = call->op == DW_OP_ARG_MIN;
     if (!out->data || dw__tensor_count(out) == 0) return DW_OK;
     if (length == 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: axis %" PRId64 " has no elements to choose from; "
-                                             "give it at least one",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: axis %" PRId64 " has no elements to choose from; "
+                        "give it at least one",
                         dw_op_name(call->op), axis);
     dw__tensor rows = *x; /* x with the axis shrunk to its first element */
     rows.shape[axis] = 1;
@@ -105,8 +106,7 @@ dw_status dw__reference_arg(const dw__call *call, void *scratch) {
                 best = i;
             }
         }
-        dw__scalar_store(out->data, out->dtype,
-                         dw__index_offset(out->rank, out->stride, out_index),
+        dw__scalar_store(out->data, out->dtype, dw__index_offset(out->rank, out->stride, out_index),
                          (dw__scalar){.integer = best});
         dw__index_next(out->rank, out->shape, out_index);
     } while (dw__index_next(rows.rank, rows.shape, index));

@@ -41,8 +41,8 @@ dw_status dw__reference_sort(const dw__call *call, void *scratch) {
     do {
         int64_t from = dw__index_offset(x->rank, x->stride, index);
         for (int64_t i = 0; i < length; i++) {
-            items[i] = (sort_item){dw__scalar_load(x->data, x->dtype, from + i * x->stride[axis]), i,
-                                   dw__dtype_is_float(x->dtype), descending};
+            items[i] = (sort_item){dw__scalar_load(x->data, x->dtype, from + i * x->stride[axis]),
+                                   i, dw__dtype_is_float(x->dtype), descending};
         }
         qsort(items, (size_t)length, sizeof *items, by_value_then_position);
         for (int64_t i = 0; i < kept; i++) {

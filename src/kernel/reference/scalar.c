@@ -57,9 +57,12 @@ static int64_t double_to_integer(double number, dw_dtype dtype) {
 
 dw__scalar dw__scalar_of(double number, dw_dtype dtype) {
     dw__scalar value;
-    if (dw__dtype_is_float(dtype)) value.number = number;
-    else if (dtype == DW_BOOL) value.integer = number != 0.0;
-    else value.integer = double_to_integer(number, dtype);
+    if (dw__dtype_is_float(dtype))
+        value.number = number;
+    else if (dtype == DW_BOOL)
+        value.integer = number != 0.0;
+    else
+        value.integer = double_to_integer(number, dtype);
     return value;
 }
 
@@ -70,7 +73,7 @@ dw__scalar dw__scalar_cast(dw__scalar value, dw_dtype from, dw_dtype to) {
     return value;
 }
 
-/* ---- floating point ---------------------------------------------------------------------------- */
+/* ---- floating point -------------------------------------------------------------------------- */
 
 static double sigmoid(double x) {
     /* exp of a negative number only: no overflow at either end. */
@@ -113,8 +116,10 @@ static double float_max(double x, double y) { return isnan(x) || x > y ? x : y; 
 static double float_min(double x, double y) { return isnan(x) || x < y ? x : y; }
 
 static dw_status not_elementwise(dw_op op) {
-    return dw__fail(DW_INTERNAL, "%s is not an elementwise operation on this type: the operation "
-                                 "table and the reference disagree", dw_op_name(op));
+    return dw__fail(DW_INTERNAL,
+                    "%s is not an elementwise operation on this type: the operation "
+                    "table and the reference disagree",
+                    dw_op_name(op));
 }
 
 static dw_status apply_float(dw_op op, bool tanh_approximation, const dw__scalar *operands,
@@ -165,7 +170,7 @@ static dw_status apply_float(dw_op op, bool tanh_approximation, const dw__scalar
     return DW_OK;
 }
 
-/* ---- integers and bool ------------------------------------------------------------------------- */
+/* ---- integers and bool ----------------------------------------------------------------------- */
 
 /* Arithmetic wraps: done on unsigned words, where C defines it. */
 static int64_t wrap_mul(int64_t x, int64_t y) { return (int64_t)((uint64_t)x * (uint64_t)y); }
@@ -173,8 +178,9 @@ static int64_t wrap_neg(int64_t x) { return (int64_t)(0u - (uint64_t)x); }
 
 static dw_status divide(dw_op op, int64_t x, int64_t y, int64_t *result) {
     if (y == 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: integer division of %" PRId64 " by zero; guard the "
-                                             "divisor with select, or divide as floating point",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: integer division of %" PRId64 " by zero; guard the "
+                        "divisor with select, or divide as floating point",
                         dw_op_name(op), x);
     if (y == -1) { /* the one quotient that may not fit */
         *result = op == DW_OP_DIV ? wrap_neg(x) : 0;
@@ -188,8 +194,9 @@ static dw_status divide(dw_op op, int64_t x, int64_t y, int64_t *result) {
 
 static dw_status integer_power(int64_t base, int64_t exponent, int64_t *result) {
     if (exponent < 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "pow: an integer to the power %" PRId64 " is not an "
-                                             "integer; cast to a floating-point type first",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "pow: an integer to the power %" PRId64 " is not an "
+                        "integer; cast to a floating-point type first",
                         exponent);
     int64_t power = 1;
     for (; exponent; exponent >>= 1, base = wrap_mul(base, base))

@@ -1,9 +1,9 @@
 /* One element at a time: loading, storing and computing with any element type.
  *
- * Floating-point elements are held as double, bool and integers as int64. An operation on BF16, F16 or
- * F32 elements is therefore computed in double and rounded once, when it is stored. The same
- * functions serve the elementwise primitives, bodies of `fused` nodes and the F64 interpreter.
- */
+ * Floating-point elements are held as double, bool and integers as int64. An operation on BF16,
+ * F16 or F32 elements is therefore computed in double and rounded once, when it is stored. The
+ * same functions serve the elementwise primitives, bodies of `fused` nodes and the F64
+ * interpreter. */
 #ifndef DW_REFERENCE_SCALAR_H
 #define DW_REFERENCE_SCALAR_H
 
