@@ -106,6 +106,7 @@ dw_status dw__epilogue_status(const dw__epilogue *then) {
 }
 
 size_t dw__product_scratch(const dw__product *p, bool passing) {
+    if (dw__product_amx_fits(p, passing)) return dw__product_amx_scratch(p, passing);
     return dw__product_onednn_fits(p) ? dw__product_onednn_scratch(p, passing)
                                       : dw__product_packed_scratch(p, passing);
 }
@@ -113,7 +114,9 @@ size_t dw__product_scratch(const dw__product *p, bool passing) {
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch) {
     dw__epilogue none = {0};
     if (!then) then = &none;
-    if (dw__product_onednn_fits(p)) {
+    if (dw__product_amx_fits(p, !p->c)) {
+        dw__product_amx_run(p, then, scratch);
+    } else if (dw__product_onednn_fits(p)) {
         dw__product_onednn_run(p, then, scratch);
     } else {
         dw__product_packed_run(p, then, scratch);
@@ -144,6 +147,24 @@ static dw_status packed_run(const dw__call *call, void *scratch) {
     dw__epilogue none = {0};
     if (!describe(call, &p)) return misfit(call);
     dw__product_packed_run(&p, &none, scratch);
+    return dw__epilogue_status(&none);
+}
+
+static bool amx_fits(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) && dw__product_amx_fits(&p, false);
+}
+
+static size_t amx_scratch(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) ? dw__product_amx_scratch(&p, false) : 0;
+}
+
+static dw_status amx_run(const dw__call *call, void *scratch) {
+    dw__product p;
+    dw__epilogue none = {0};
+    if (!describe(call, &p)) return misfit(call);
+    dw__product_amx_run(&p, &none, scratch);
     return dw__epilogue_status(&none);
 }
 
@@ -192,6 +213,24 @@ dw_status dw__matmul_run_epilogue(const dw__call *call, const dw__call *then, in
  * and lanes only shorten the chains. */
 #define DW_PRODUCT_TOLERANCE 4.0
 
+static const dw__kernel matmul_amx = {
+    .name = "cpu.matmul.amx",
+    .op = DW_OP_MATMUL,
+    .source = "ours, F32 as six BF16 products on AMX",
+    .fits = amx_fits,
+    .scratch_bytes = amx_scratch,
+    .run = amx_run,
+    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+};
+static const dw__kernel linear_amx = {
+    .name = "cpu.linear.amx",
+    .op = DW_OP_LINEAR,
+    .source = "ours, F32 as six BF16 products on AMX",
+    .fits = amx_fits,
+    .scratch_bytes = amx_scratch,
+    .run = amx_run,
+    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+};
 static const dw__kernel matmul_onednn = {
     .name = "cpu.matmul.onednn",
     .op = DW_OP_MATMUL,
@@ -227,5 +266,6 @@ static const dw__kernel linear_packed = {
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
 
-const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_onednn, &linear_onednn, &matmul_packed,
-                                                    &linear_packed, NULL};
+const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,    &linear_amx,
+                                                    &matmul_onednn, &linear_onednn,
+                                                    &matmul_packed, &linear_packed, NULL};

@@ -1,6 +1,7 @@
 /* One matrix product, whatever operation asks for it: described by pointers and strides, cut into
- * tasks for the pool. Two ways compute a task's tile: oneDNN (product_onednn.c) where the build has
- * it and the operands suit it, and our packed loops (product_packed.c), which take every stride. */
+ * tasks for the pool. Three ways compute it: AMX (product_amx.c) where the CPU has it and the product
+ * is large enough, oneDNN (product_onednn.c) where the build has it and the operands suit it, and our
+ * packed loops (product_packed.c), which take every stride. */
 #ifndef DW_PRODUCT_H
 #define DW_PRODUCT_H
 
@@ -46,7 +47,11 @@ bool dw__product_onednn_fits(const dw__product *p);
 size_t dw__product_onednn_scratch(const dw__product *p, bool passing);
 void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* The better of the two. `then` may be NULL. */
+bool dw__product_amx_fits(const dw__product *p, bool passing);
+size_t dw__product_amx_scratch(const dw__product *p, bool passing);
+void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch);
+
+/* The best of the three. `then` may be NULL. */
 size_t dw__product_scratch(const dw__product *p, bool passing);
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch);
 

@@ -1,0 +1,280 @@
+/* A matrix product on AMX: how it is cut, and who packs what (amx.h says why it is F32).
+ *
+ * The operand with the smaller outer extent is packed once and shared; the other is packed by each task
+ * for itself, a chunk of some panels and one block of K at a time, so that the chunk stays in L2 while the
+ * shared panels stream past it. Where the shared operand would grow too large K goes in rounds. Every
+ * element of C is the sum of blocks of K in order, each a tile product of its own, wherever it lies:
+ * results depend neither on threads nor on the cut into chunks.
+ *
+ * A block whose numbers cannot be split into BF16 parts (NaN, infinities, from 2^127 up) is multiplied by
+ * the F32 loops: the shared operand's verdict is kept per block, the chunk's is the task's own.
+ */
+#include "base/pool.h"
+#include "kernel/cpu/amx.h"
+#include "kernel/cpu/product.h"
+#include <string.h>
+
+#if DW_HAVE_AMX
+
+DW_ISA_TABLE(dw__gemm_loops)
+
+enum {
+    BLOCK_K = 1024,        /* of K: a chunk of 128 packed is 768 KB of a 2 MB L2 */
+    CHUNK_MAX = 128,       /* rows or columns a task packs for itself */
+    EPILOGUE_PANELS = 4,   /* panels of the shared operand between two runs of the epilogue */
+    K_MIN = 32,            /* below, the corrections cost more than they carry */
+    OUTER_MIN = 16,        /* rows and columns: below, a panel is mostly zeros */
+};
+static const int64_t WORK_MIN = 1 << 20;         /* multiply-adds */
+static const size_t SHARED_MAX = (size_t)48 << 20; /* packed bytes of one round */
+
+/* ---- how it is cut --------------------------------------------------------------------------------- */
+
+typedef struct amx_cuts {
+    bool share_a;      /* A is the shared operand, B is packed in chunks */
+    int64_t shared, chunked; /* outer extents */
+    int64_t block_k;   /* a multiple of DW_AMX_STEP */
+    int64_t round_blocks; /* blocks of K per round */
+    int64_t chunk;     /* rows or columns, a multiple of DW_AMX_PANEL */
+    size_t shared_bytes, worker_bytes;
+} amx_cuts;
+
+static int64_t steps_of(int64_t k) { return dw__divide_up(k, DW_AMX_STEP); }
+
+/* The width that ends soonest when every thread takes its share of whole chunks; wide where it is equal. */
+static int64_t choose_chunk(int64_t extent) {
+    int64_t threads = dw__pool_threads(), best = CHUNK_MAX, best_cost = INT64_MAX;
+    for (int64_t width = CHUNK_MAX; width >= DW_AMX_PANEL; width -= DW_AMX_PANEL) {
+        int64_t tasks = dw__divide_up(extent, width);
+        int64_t cost = dw__divide_up(tasks, threads) * (width + 4); /* 4: what a task costs by itself */
+        if (cost < best_cost) {
+            best = width;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+/* `passing`: tiles do not outlive their task, so K cannot go in rounds; shared_bytes 0 then says no. */
+static amx_cuts cut(const dw__product *p, bool passing) {
+    amx_cuts out = {.share_a = p->m <= p->n};
+    out.shared = out.share_a ? p->m : p->n;
+    out.chunked = out.share_a ? p->n : p->m;
+    int64_t blocks = dw__divide_up(p->k, BLOCK_K);
+    out.block_k = dw__round_up(dw__divide_up(p->k, blocks), DW_AMX_STEP);
+    blocks = dw__divide_up(p->k, out.block_k);
+    size_t block_bytes = (size_t)(dw__divide_up(out.shared, DW_AMX_PANEL) * steps_of(out.block_k)) *
+                         DW_AMX_STEP_BYTES;
+    out.round_blocks = dw__min64(blocks, (int64_t)(SHARED_MAX / block_bytes));
+    if (out.round_blocks == 0) out.round_blocks = 1;
+    if (passing && out.round_blocks < blocks) return (amx_cuts){0};
+    out.chunk = choose_chunk(out.chunked);
+    out.shared_bytes = (size_t)out.round_blocks * block_bytes;
+    out.worker_bytes = (size_t)(out.chunk / DW_AMX_PANEL * steps_of(out.block_k)) * DW_AMX_STEP_BYTES +
+                       sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
+    if (passing) out.worker_bytes += sizeof(float) * (size_t)(out.shared * out.chunk);
+    out.worker_bytes = (size_t)dw__round_up((int64_t)out.worker_bytes, 64);
+    return out;
+}
+
+bool dw__product_amx_fits(const dw__product *p, bool passing) {
+    if (!dw__amx_available()) return false;
+    if (p->m < OUTER_MIN || p->n < OUTER_MIN || p->k < K_MIN) return false;
+    if (p->m * p->n < WORK_MIN / p->k) return false;
+    bool a_unit = p->a_k == 1 || p->a_row == 1, b_unit = p->b_k == 1 || p->b_column == 1;
+    return a_unit && b_unit && cut(p, passing).shared_bytes > 0;
+}
+
+static size_t verdict_bytes(const amx_cuts *cuts) {
+    return (size_t)dw__round_up(cuts->round_blocks * (int64_t)sizeof(_Atomic int), 64);
+}
+
+size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
+    amx_cuts cuts = cut(p, passing);
+    return cuts.shared_bytes + verdict_bytes(&cuts) + cuts.worker_bytes * (size_t)dw__pool_threads();
+}
+
+/* ---- running ----------------------------------------------------------------------------------------- */
+
+/* One operand as outer index and k, whichever side it is on. */
+typedef struct operand {
+    const float *data;
+    int64_t extent, stride, k_stride;
+} operand;
+
+typedef struct amx_job {
+    const dw__product *p;
+    dw__epilogue *then;
+    amx_cuts cut;
+    operand shared, chunked;
+    char *shared_panels, *worker_scratch;
+    _Atomic int *unsplit; /* per block of the round: the shared operand could not be split */
+    int64_t batch, first_block, block_count, blocks; /* this round, of all */
+} amx_job;
+
+static int64_t block_length(const amx_job *j, int64_t block) {
+    return dw__min64(j->cut.block_k, j->p->k - block * j->cut.block_k);
+}
+
+static char *shared_panel(const amx_job *j, int64_t block, int64_t panel) {
+    int64_t panels = dw__divide_up(j->cut.shared, DW_AMX_PANEL);
+    return j->shared_panels + ((block - j->first_block) * panels + panel) *
+                                  steps_of(j->cut.block_k) * DW_AMX_STEP_BYTES;
+}
+
+static bool pack(const operand *from, bool as_a, int64_t start, int64_t k_start, int64_t k,
+                 void *panel) {
+    return dw__amx_pack(as_a, dw__min64(DW_AMX_PANEL, from->extent - start), k,
+                        from->data + start * from->stride + k_start * from->k_stride, from->stride,
+                        from->k_stride, panel);
+}
+
+static void pack_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    amx_job *j = context;
+    int64_t panels = dw__divide_up(j->cut.shared, DW_AMX_PANEL);
+    int64_t block = j->first_block + index / panels, panel = index % panels;
+    bool splits = pack(&j->shared, j->cut.share_a, panel * DW_AMX_PANEL, block * j->cut.block_k,
+                       block_length(j, block), shared_panel(j, block, panel));
+    if (!splits) atomic_store_explicit(&j->unsplit[index / panels], 1, memory_order_relaxed);
+}
+
+/* C tile (+)= product tile, within the matrix; bias with the first block. */
+static void put_tile(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
+                     bool add, const float *bias) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = tile + row * DW_AMX_PANEL;
+        float *to = c + row * c_stride;
+        if (add) {
+            for (int64_t column = 0; column < columns; column++) to[column] += from[column];
+        } else if (bias) {
+            for (int64_t column = 0; column < columns; column++)
+                to[column] = from[column] + bias[column];
+        } else {
+            memcpy(to, from, (size_t)columns * sizeof *to);
+        }
+    }
+}
+
+/* The same block by the F32 loops, for numbers that cannot be split. */
+static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t column,
+                           int64_t columns, int64_t k_start, int64_t k, float *c, int64_t c_stride,
+                           bool add, const float *bias) {
+    const dw__product *p = j->p;
+    const float *a = (j->cut.share_a ? &j->shared : &j->chunked)->data + row * p->a_row +
+                     k_start * p->a_k;
+    const float *b = (j->cut.share_a ? &j->chunked : &j->shared)->data + column * p->b_column +
+                     k_start * p->b_k;
+    bool a_transposed = p->a_k != 1, b_transposed = p->b_column != 1;
+    dw__gemm_loops_now()->small(a_transposed, b_transposed, rows, columns, k, 1.0f, a,
+                                a_transposed ? p->a_k : p->a_row, b,
+                                b_transposed ? p->b_column : p->b_k, add ? 1.0f : 0.0f, c, c_stride);
+    if (!bias || add) return;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t n = 0; n < columns; n++) c[i * c_stride + n] += bias[n];
+}
+
+static void multiply_task(void *context, int64_t index, int worker) {
+    amx_job *j = context;
+    const dw__product *p = j->p;
+    const amx_cuts *cut = &j->cut;
+    int64_t first = index * cut->chunk, count = dw__min64(cut->chunk, cut->chunked - first);
+    char *chunk_panels = j->worker_scratch + (size_t)worker * cut->worker_bytes;
+    int64_t panel_bytes = steps_of(cut->block_k) * DW_AMX_STEP_BYTES;
+    float *tile = (float *)(chunk_panels + cut->chunk / DW_AMX_PANEL * panel_bytes);
+    /* C of this chunk: in place, or in the worker's memory when the product is not kept. */
+    float *c = tile + DW_AMX_PANEL * DW_AMX_PANEL;
+    int64_t c_stride = cut->share_a ? cut->chunk : p->n;
+    if (p->c) {
+        c_stride = p->n;
+        c = p->c + j->batch * p->m * p->n + (cut->share_a ? first : first * p->n);
+    }
+    dw__amx_begin();
+    for (int64_t block = j->first_block; block < j->first_block + j->block_count; block++) {
+        int64_t k_start = block * cut->block_k, k = block_length(j, block);
+        bool add = p->accumulate || block > 0, last = block + 1 == j->blocks;
+        bool splits = !atomic_load_explicit(&j->unsplit[block - j->first_block],
+                                            memory_order_relaxed);
+        for (int64_t at = 0; at < count; at += DW_AMX_PANEL) {
+            splits &= pack(&j->chunked, !cut->share_a, first + at, k_start, k,
+                           chunk_panels + at / DW_AMX_PANEL * panel_bytes);
+        }
+        int64_t pending = 0; /* first shared index whose epilogue is still to run */
+        for (int64_t along = 0; along < cut->shared; along += DW_AMX_PANEL) {
+            const char *shared = shared_panel(j, block, along / DW_AMX_PANEL);
+            int64_t shared_count = dw__min64(DW_AMX_PANEL, cut->shared - along);
+            for (int64_t at = 0; at < count; at += DW_AMX_PANEL) {
+                const char *own = chunk_panels + at / DW_AMX_PANEL * panel_bytes;
+                int64_t own_count = dw__min64(DW_AMX_PANEL, count - at);
+                int64_t row = cut->share_a ? along : first + at;
+                int64_t column = cut->share_a ? first + at : along;
+                int64_t rows = cut->share_a ? shared_count : own_count;
+                int64_t columns = cut->share_a ? own_count : shared_count;
+                float *to = c + (cut->share_a ? along * c_stride + at : at * c_stride + along);
+                const float *bias = p->bias ? p->bias + column : NULL;
+                if (!splits) {
+                    multiply_plain(j, row, rows, column, columns, k_start, k, to, c_stride, add,
+                                   bias);
+                    continue;
+                }
+                bool whole = rows == DW_AMX_PANEL && columns == DW_AMX_PANEL;
+                if (whole && !add && !bias) {
+                    dw__amx_multiply(steps_of(k), cut->share_a ? shared : own,
+                                     cut->share_a ? own : shared, to, c_stride);
+                    continue;
+                }
+                dw__amx_multiply(steps_of(k), cut->share_a ? shared : own,
+                                 cut->share_a ? own : shared, tile, DW_AMX_PANEL);
+                put_tile(tile, rows, columns, to, c_stride, add, bias);
+            }
+            int64_t done = along + shared_count;
+            bool due = done - pending >= EPILOGUE_PANELS * DW_AMX_PANEL || done == cut->shared;
+            if (last && due && j->then) {
+                int64_t row = j->batch * p->m + (cut->share_a ? pending : first);
+                const float *from = c + (cut->share_a ? pending * c_stride : pending);
+                dw__epilogue_run(j->then, row, cut->share_a ? done - pending : count,
+                                 cut->share_a ? first : pending,
+                                 cut->share_a ? count : done - pending, from, c_stride);
+                pending = done;
+            }
+        }
+    }
+    dw__amx_end();
+}
+
+void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+    amx_job j = {.p = p, .then = then, .cut = cut(p, !p->c), .shared_panels = scratch};
+    j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
+    j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
+    j.blocks = dw__divide_up(p->k, j.cut.block_k);
+    int64_t panels = dw__divide_up(j.cut.shared, DW_AMX_PANEL);
+    for (j.batch = 0; j.batch < p->batches; j.batch++) {
+        operand a = {p->a + dw__product_batch_offset(p, p->a_batch, j.batch), p->m, p->a_row, p->a_k};
+        operand b = {p->b + dw__product_batch_offset(p, p->b_batch, j.batch), p->n, p->b_column,
+                     p->b_k};
+        j.shared = j.cut.share_a ? a : b;
+        j.chunked = j.cut.share_a ? b : a;
+        for (j.first_block = 0; j.first_block < j.blocks; j.first_block += j.block_count) {
+            j.block_count = dw__min64(j.cut.round_blocks, j.blocks - j.first_block);
+            for (int64_t block = 0; block < j.block_count; block++) atomic_init(&j.unsplit[block], 0);
+            dw__pool_run(j.block_count * panels, pack_task, &j);
+            dw__pool_run(dw__divide_up(j.cut.chunked, j.cut.chunk), multiply_task, &j);
+        }
+    }
+}
+
+#else /* built without AMX */
+
+bool dw__product_amx_fits(const dw__product *p, bool passing) {
+    (void)p, (void)passing;
+    return false;
+}
+size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
+    (void)p, (void)passing;
+    return 0;
+}
+void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch) {
+    (void)p, (void)then, (void)scratch;
+}
+
+#endif
