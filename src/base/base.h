@@ -20,6 +20,15 @@ dw_status dw__fail(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 dw_status dw__fail_prefix(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 /* Out of memory while making `what`, `bytes` long. */
 dw_status dw__fail_memory(const char *what, size_t bytes);
+/* A failure is never DW_OK. Told to the compiler, which would else see paths where a function has failed,
+ * its out-parameters are not set, and its caller goes on. */
+static inline dw_status dw__not_ok(dw_status status) {
+    if (status == DW_OK) __builtin_unreachable();
+    return status;
+}
+#define dw__fail(...) dw__not_ok((dw__fail)(__VA_ARGS__))
+#define dw__fail_prefix(...) dw__not_ok((dw__fail_prefix)(__VA_ARGS__))
+#define dw__fail_memory(...) dw__not_ok((dw__fail_memory)(__VA_ARGS__))
 
 /* Inside a function that has `dw_status status = DW_OK;` and a label `cleanup:` */
 #define DW_TRY(call)                                                                               \

@@ -9,7 +9,7 @@ enum { MESSAGE_BYTES = 2048 };
 
 static _Thread_local char last_message[MESSAGE_BYTES];
 
-dw_status dw__fail(dw_status status, const char *format, ...) {
+dw_status(dw__fail)(dw_status status, const char *format, ...) {
     /* The arguments may point into the old message, so the new one is built beside it. */
     char message[MESSAGE_BYTES];
     va_list arguments;
@@ -20,7 +20,7 @@ dw_status dw__fail(dw_status status, const char *format, ...) {
     return status;
 }
 
-dw_status dw__fail_prefix(dw_status status, const char *format, ...) {
+dw_status(dw__fail_prefix)(dw_status status, const char *format, ...) {
     char prefix[MESSAGE_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -39,7 +39,7 @@ dw_status dw__fail_prefix(dw_status status, const char *format, ...) {
     return status;
 }
 
-dw_status dw__fail_memory(const char *what, size_t bytes) {
+dw_status(dw__fail_memory)(const char *what, size_t bytes) {
     return dw__fail(DW_OUT_OF_MEMORY,
                     "%zu bytes for %s could not be allocated; free memory on this machine, or use "
                     "a smaller batch or sequence",
