@@ -171,7 +171,8 @@ class _Entry:
     def __init__(self, captured: Captured, module: torch.nn.Module, pool: ArenaPool) -> None:
         self.program = Program(captured.json, pool)
         self.rebuild = captured.rebuild_outputs
-        self.flags = captured.training_flags
+        self._captured = captured
+        self._valid: dict[tuple[int, ...], bool] = {}
         self._sizes = captured.symbol_sources
         parameters = dict(module.named_parameters(remove_duplicate=False))
         parameters.update(module.named_buffers(remove_duplicate=False))
@@ -195,7 +196,16 @@ class _Entry:
         return leaves, tuple([flat[position].shape[axis] for position, axis in self._sizes])
 
     def accepts(self, flat: list[Any]) -> bool:
-        return self.program.accepts(*self._bind(flat))
+        leaves, sizes = self._bind(flat)
+        if not self.program.accepts(leaves, sizes):
+            return False
+        needs_grad_mode = self._captured.guards.grad_enabled
+        if needs_grad_mode is not None and needs_grad_mode != torch.is_grad_enabled():
+            return False
+        valid = self._valid.get(sizes)
+        if valid is None:
+            valid = self._valid[sizes] = self._captured.accepts_sizes(sizes)
+        return valid
 
     def prepare(self, flat: list[Any]) -> None:
         """Makes engine and plan for such a call, so that a timed one does not."""
