@@ -1,0 +1,275 @@
+/* Attention in F32 without the S x S matrix: operands, partition into the pool's tasks, kernels. */
+#include "kernel/cpu/attention.h"
+#include "base/pool.h"
+
+DW_ISA_TABLE(dw__attention_loops)
+
+enum { TILE = DW_ATTENTION_QUERIES * DW_ATTENTION_KEYS };
+
+size_t dw__attention_forward_floats(const dw__attention *a) {
+    return (size_t)((a->head_size + a->value_size) * DW_ATTENTION_QUERIES + 2 * TILE);
+}
+
+size_t dw__attention_backward_floats(const dw__attention *a) {
+    return (size_t)((a->head_size + a->value_size) * DW_ATTENTION_QUERIES + 4 * TILE);
+}
+
+/* ---- operands ---------------------------------------------------------------------------------- */
+
+static bool has_rows(const dw__tensor *t) {
+    return t->dtype == DW_F32 && t->rank == 4 && t->shape[3] <= DW_ATTENTION_HEAD_MAX &&
+           (t->shape[3] <= 1 || t->stride[3] == 1);
+}
+
+static dw__attention_rows rows_of(const dw__tensor *t) {
+    return (dw__attention_rows){t->data, t->stride[0], t->stride[1], t->stride[2]};
+}
+
+static bool read_mask(const dw__tensor *mask, dw__attention *out) {
+    if (mask->rank < 0) return true;
+    if (mask->rank != 4 || (mask->dtype != DW_F32 && mask->dtype != DW_BOOL)) return false;
+    out->mask = mask->data;
+    out->mask_is_bool = mask->dtype == DW_BOOL;
+    for (int axis = 0; axis < 4; axis++) {
+        out->mask_stride[axis] = mask->shape[axis] == 1 ? 0 : mask->stride[axis];
+    }
+    return true;
+}
+
+static bool read_dropout(const dw__call *call, dw__attention *out) {
+    const dw__tensor *seed = &call->inputs[4];
+    out->p = (float)dw__call_float(call, DW_ATTR_KEY_P, 0.0);
+    if (out->p == 0.0f) return true;
+    if (seed->rank != 1 || seed->dtype != DW_I64 || out->p >= 1.0f) return false;
+    out->stream = dw__call_int(call, DW_ATTR_KEY_STREAM, 0);
+    if (seed->data) {
+        const int64_t *data = seed->data;
+        out->seed[0] = data[0];
+        out->seed[1] = data[seed->stride[0]];
+    }
+    return true;
+}
+
+/* What forward and backward have in common: inputs 0 to 4 and the attributes. */
+static bool read_common(const dw__call *call, dw__attention *out) {
+    const dw__tensor *q = &call->inputs[0], *k = &call->inputs[1], *v = &call->inputs[2];
+    *out = (dw__attention){0};
+    if (!has_rows(q) || !has_rows(k) || !has_rows(v)) return false;
+    out->batches = q->shape[0];
+    out->heads = q->shape[1];
+    out->queries = q->shape[2];
+    out->head_size = q->shape[3];
+    out->key_heads = k->shape[1];
+    out->keys = k->shape[2];
+    out->value_size = v->shape[3];
+    out->q = rows_of(q);
+    out->k = rows_of(k);
+    out->v = rows_of(v);
+    out->scale = (float)dw__call_float(call, DW_ATTR_KEY_SCALE, 1.0);
+    int64_t causal = dw__call_int(call, DW_ATTR_KEY_CAUSAL, 0);
+    out->causal = causal != 0;
+    out->shift = causal == 2 ? out->keys - out->queries : 0;
+    out->window = dw__call_int(call, DW_ATTR_KEY_WINDOW, -1);
+    return read_mask(&call->inputs[3], out) && read_dropout(call, out);
+}
+
+static bool read_lse(const dw__tensor *lse, dw__attention *out) {
+    if (lse->dtype != DW_F32 || lse->rank != 3) return false;
+    out->lse = (dw__attention_rows){lse->data, lse->stride[0], lse->stride[1], lse->stride[2]};
+    return true;
+}
+
+static bool read_forward(const dw__call *call, dw__attention *out) {
+    if (!read_common(call, out) || !has_rows(&call->outputs[0])) return false;
+    out->o = rows_of(&call->outputs[0]);
+    return read_lse(&call->outputs[1], out);
+}
+
+static bool read_backward(const dw__call *call, dw__attention *out) {
+    if (!read_common(call, out) || !read_lse(&call->inputs[6], out)) return false;
+    if (!has_rows(&call->inputs[5]) || !has_rows(&call->inputs[7])) return false;
+    for (int i = 0; i < 3; i++) {
+        if (!has_rows(&call->outputs[i])) return false;
+    }
+    out->o = rows_of(&call->inputs[5]);
+    out->d_o = rows_of(&call->inputs[7]);
+    out->dq = rows_of(&call->outputs[0]);
+    out->dk = rows_of(&call->outputs[1]);
+    out->dv = rows_of(&call->outputs[2]);
+    return true;
+}
+
+static dw_status misfit(const char *kernel) {
+    return dw__fail(DW_INTERNAL, "%s was given a call that it does not fit", kernel);
+}
+
+static int64_t blocks_of(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
+
+/* A multiple of the cache line, so that workers do not share one. */
+static size_t per_worker(size_t floats) { return (floats + 15) / 16 * 16; }
+
+typedef struct job {
+    dw__attention attention;
+    const dw__attention_loops *loops;
+    float *scratch;
+    size_t floats; /* of scratch, per worker */
+} job;
+
+/* ---- forward ----------------------------------------------------------------------------------- */
+
+static bool forward_fits(const dw__call *call) {
+    dw__attention a;
+    return read_forward(call, &a);
+}
+
+static size_t forward_scratch(const dw__call *call) {
+    dw__attention a;
+    if (!read_forward(call, &a)) return 0;
+    return (size_t)dw__pool_threads() * per_worker(dw__attention_forward_floats(&a)) *
+           sizeof(float);
+}
+
+static void forward_task(void *context, int64_t index, int worker) {
+    const job *j = context;
+    const dw__attention *a = &j->attention;
+    int64_t blocks = blocks_of(a->queries, DW_ATTENTION_QUERIES);
+    /* Under a causal mask the last block has the most keys: it starts first. */
+    int64_t block = blocks - 1 - index % blocks, head = index / blocks % a->heads;
+    j->loops->forward(a, index / blocks / a->heads, head, block * DW_ATTENTION_QUERIES,
+                      j->scratch + (size_t)worker * j->floats);
+}
+
+static dw_status forward_run(const dw__call *call, void *scratch) {
+    job j = {.loops = dw__attention_loops_now(), .scratch = scratch};
+    if (!read_forward(call, &j.attention)) return misfit("cpu.attention.tiled");
+    const dw__attention *a = &j.attention;
+    j.floats = per_worker(dw__attention_forward_floats(a));
+    int64_t blocks = blocks_of(a->queries, DW_ATTENTION_QUERIES);
+    dw__pool_run(a->batches * a->heads * blocks, forward_task, &j);
+    return DW_OK;
+}
+
+/* ---- backward ---------------------------------------------------------------------------------- */
+
+static bool backward_fits(const dw__call *call) {
+    dw__attention a;
+    return read_backward(call, &a);
+}
+
+static size_t backward_scratch(const dw__call *call) {
+    dw__attention a;
+    if (!read_backward(call, &a)) return 0;
+    return (size_t)dw__pool_threads() * per_worker(dw__attention_backward_floats(&a)) *
+           sizeof(float);
+}
+
+/* All three gradients of one (batch, key head): five products per tile. */
+static void whole_head_task(void *context, int64_t index, int worker) {
+    const job *j = context;
+    const dw__attention *a = &j->attention;
+    int64_t key_head = index % a->key_heads, group = a->heads / a->key_heads;
+    dw__attention_part part = {
+        .batch = index / a->key_heads,
+        .key_head = key_head,
+        .head = key_head * group,
+        .head_end = (key_head + 1) * group,
+        .query_end = a->queries,
+        .key_end = a->keys,
+        .wants_dq = true,
+        .wants_dkv = true,
+    };
+    j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
+}
+
+/* dk and dv of one block of keys. */
+static void key_block_task(void *context, int64_t index, int worker) {
+    const job *j = context;
+    const dw__attention *a = &j->attention;
+    int64_t blocks = blocks_of(a->keys, DW_ATTENTION_KEYS), group = a->heads / a->key_heads;
+    int64_t key = index % blocks * DW_ATTENTION_KEYS; /* causal: the first has the most queries */
+    int64_t key_head = index / blocks % a->key_heads;
+    int64_t key_end = key + DW_ATTENTION_KEYS;
+    dw__attention_part part = {
+        .batch = index / blocks / a->key_heads,
+        .key_head = key_head,
+        .head = key_head * group,
+        .head_end = (key_head + 1) * group,
+        .query_end = a->queries,
+        .key = key,
+        .key_end = key_end < a->keys ? key_end : a->keys,
+        .wants_dkv = true,
+    };
+    j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
+}
+
+/* dq of one block of queries. */
+static void query_block_task(void *context, int64_t index, int worker) {
+    const job *j = context;
+    const dw__attention *a = &j->attention;
+    int64_t blocks = blocks_of(a->queries, DW_ATTENTION_QUERIES);
+    int64_t query = (blocks - 1 - index % blocks) * DW_ATTENTION_QUERIES;
+    int64_t head = index / blocks % a->heads;
+    int64_t query_end = query + DW_ATTENTION_QUERIES;
+    dw__attention_part part = {
+        .batch = index / blocks / a->heads,
+        .key_head = head / (a->heads / a->key_heads),
+        .head = head,
+        .head_end = head + 1,
+        .query = query,
+        .query_end = query_end < a->queries ? query_end : a->queries,
+        .key_end = a->keys,
+        .wants_dq = true,
+    };
+    j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
+}
+
+/* Two passes cost seven products per tile instead of five: worth it when whole heads would leave
+ * threads idle for longer than that. Either way gives the same bits. */
+static bool wants_two_passes(const dw__attention *a) {
+    int64_t tasks = a->batches * a->key_heads, threads = dw__pool_threads();
+    return blocks_of(tasks, threads) * threads * 5 > tasks * 7;
+}
+
+static dw_status backward_run(const dw__call *call, void *scratch) {
+    job j = {.loops = dw__attention_loops_now(), .scratch = scratch};
+    if (!read_backward(call, &j.attention)) return misfit("cpu.attention_backward.tiled");
+    const dw__attention *a = &j.attention;
+    j.floats = per_worker(dw__attention_backward_floats(a));
+    if (!wants_two_passes(a)) {
+        dw__pool_run(a->batches * a->key_heads, whole_head_task, &j);
+        return DW_OK;
+    }
+    if (a->dk.data || a->dv.data) {
+        int64_t blocks = blocks_of(a->keys, DW_ATTENTION_KEYS);
+        dw__pool_run(a->batches * a->key_heads * blocks, key_block_task, &j);
+    }
+    if (a->dq.data) {
+        int64_t blocks = blocks_of(a->queries, DW_ATTENTION_QUERIES);
+        dw__pool_run(a->batches * a->heads * blocks, query_block_task, &j);
+    }
+    return DW_OK;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------ */
+
+static const dw__kernel attention_tiled = {
+    .name = "cpu.attention.tiled",
+    .op = DW_OP_ATTENTION,
+    .source = "ours, C with vector extensions",
+    .fits = forward_fits,
+    .scratch_bytes = forward_scratch,
+    .run = forward_run,
+    .tolerance_factor = 8.0, /* two products, an exponential, a correction per tile */
+};
+static const dw__kernel attention_backward_tiled = {
+    .name = "cpu.attention_backward.tiled",
+    .op = DW_OP_ATTENTION_BACKWARD,
+    .source = "ours, C with vector extensions",
+    .fits = backward_fits,
+    .scratch_bytes = backward_scratch,
+    .run = backward_run,
+    .tolerance_factor = 16.0, /* and three more products of what those gave */
+};
+
+const dw__kernel *const dw__kernels_cpu_attention[] = {&attention_tiled, &attention_backward_tiled,
+                                                       NULL};

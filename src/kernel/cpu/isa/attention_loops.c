@@ -1,0 +1,378 @@
+/* Inner loops of tiled attention. Forward is the online softmax (Milakov and Gimelshein 2018; Dao et al.
+ * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
+ * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
+#include "kernel/cpu/attention.h"
+#include "kernel/cpu/isa/vector_math.h"
+#include "number/philox.h"
+#include <math.h>
+
+extern const dw__gemm_loops DW_ISA_NAME(dw__gemm_loops);
+
+enum { QUERIES = DW_ATTENTION_QUERIES, KEYS = DW_ATTENTION_KEYS, TILE = QUERIES * KEYS };
+
+static int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static float *rows_at(const dw__attention_rows *rows, int64_t batch, int64_t head, int64_t row) {
+    return rows->data + batch * rows->batch + head * rows->head + row * rows->row;
+}
+
+static void multiply(bool a_transposed, int64_t m, int64_t n, int64_t k, float alpha,
+                     const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
+                     int64_t ldc) {
+    DW_ISA_NAME(dw__gemm_loops)
+        .small(a_transposed, false, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+/* to[d*QUERIES + i] = from[i*stride + d]; zeros behind `count` rows. */
+static void transpose_block(int64_t count, int64_t size, const float *from, int64_t stride,
+                            float *to) {
+    for (int64_t i = 0; i < QUERIES; i++) {
+        for (int64_t d = 0; d < size; d++) {
+            to[d * QUERIES + i] = i < count ? from[i * stride + d] : 0.0f;
+        }
+    }
+}
+
+/* ---- which keys a query may attend to --------------------------------------------------------- */
+
+/* One tile: `query_count` queries from `query`, `key_count` keys from `key`. */
+typedef struct tile {
+    int64_t batch, head, query, query_count, key, key_count;
+} tile;
+
+/* Keys in [*first, *end) cover all that some query of the block may attend to by position. */
+static void reachable_keys(const dw__attention *a, int64_t query, int64_t query_count,
+                           int64_t *first, int64_t *end) {
+    *first = 0;
+    *end = a->keys;
+    if (a->causal) *end = at_most(*end, query + query_count + a->shift);
+    if (a->window >= 0) *first = at_least(0, query + a->shift - a->window + 1);
+    if (*end <= *first) *first = *end = 0;
+}
+
+/* True when position alone forbids some pair of the tile. */
+static bool is_cut_by_position(const dw__attention *a, const tile *t) {
+    int64_t last_key = t->key + t->key_count - 1, last_query = t->query + t->query_count - 1;
+    if (a->causal && last_key > t->query + a->shift) return true;
+    return a->window >= 0 && t->key <= last_query + a->shift - a->window;
+}
+
+/* bias[key][query] = 0 or -inf by position */
+static void fill_position(const dw__attention *a, const tile *t, float *bias) {
+    for (int64_t kk = 0; kk < t->key_count; kk++) {
+        int64_t position =
+            t->key + kk - a->shift - t->query; /* of the key among the block's queries */
+        int64_t first = a->causal ? at_most(at_least(position, 0), QUERIES) : 0;
+        int64_t end = QUERIES;
+        if (a->window >= 0) end = at_least(first, at_most(QUERIES, position + a->window));
+        float *row = bias + kk * QUERIES;
+        for (int64_t i = 0; i < QUERIES; i++) row[i] = i >= first && i < end ? 0.0f : -INFINITY;
+    }
+}
+
+static void add_mask(const dw__attention *a, const tile *t, float *bias) {
+    int64_t base = t->batch * a->mask_stride[0] + t->head * a->mask_stride[1] +
+                   t->query * a->mask_stride[2] + t->key * a->mask_stride[3];
+    int64_t query_stride = a->mask_stride[2], key_stride = a->mask_stride[3];
+    const uint8_t *allowed = a->mask;
+    const float *added = a->mask;
+    for (int64_t i = 0; i < t->query_count; i++) {
+        for (int64_t kk = 0; kk < t->key_count; kk++) {
+            int64_t at = base + i * query_stride + kk * key_stride;
+            if (!a->mask_is_bool) {
+                bias[kk * QUERIES + i] += added[at];
+            } else if (!allowed[at]) {
+                bias[kk * QUERIES + i] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* The tile to be added to scaled scores; false when it would be zero. */
+static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
+    bool cut = is_cut_by_position(a, t);
+    if (!cut && !a->mask) return false;
+    if (cut) {
+        fill_position(a, t, bias);
+    } else {
+        memset(bias, 0, TILE * sizeof(float));
+    }
+    if (a->mask) add_mask(a, t, bias);
+    return true;
+}
+
+/* keep[key][query] = 0 or 1/(1-p) */
+static void fill_dropout(const dw__attention *a, const tile *t, float *keep) {
+    float factor = 1.0f / (1.0f - a->p);
+    float uniform[KEYS];
+    for (int64_t i = 0; i < t->query_count; i++) {
+        int64_t row = (t->batch * a->heads + t->head) * a->queries + t->query + i;
+        dw__philox_fill(a->seed[0], a->seed[1], a->stream, (uint64_t)(row * a->keys + t->key),
+                        t->key_count, uniform);
+        for (int64_t kk = 0; kk < t->key_count; kk++) {
+            keep[kk * QUERIES + i] = uniform[kk] >= a->p ? factor : 0.0f;
+        }
+    }
+    for (int64_t kk = 0; kk < t->key_count; kk++) { /* lanes without a query */
+        for (int64_t i = t->query_count; i < QUERIES; i++) keep[kk * QUERIES + i] = 0.0f;
+    }
+}
+
+/* x *= y */
+static void multiply_elements(int64_t count, float *x, const float *y) {
+    for (int64_t i = 0; i < count; i += DW_LANES) v_store(x + i, v_load(x + i) * v_load(y + i));
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+typedef struct forward_state {
+    float *queries; /* Q^T [head_size][QUERIES] */
+    float *scores;  /* S^T, then P^T [KEYS][QUERIES] */
+    float *bias;    /* [KEYS][QUERIES], and dropout after it */
+    float *output;  /* [QUERIES][value_size] */
+    float maximum[QUERIES], sum[QUERIES], correction[QUERIES];
+} forward_state;
+
+/* Scores become exp(score - maximum); maximum, sum and the correction of what was summed before are
+ * updated. A query that may attend to nothing so far keeps maximum -inf and sum 0. */
+static void softmax_step(int64_t key_count, const float *bias, forward_state *s) {
+    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+        float *scores = s->scores + lane;
+        vf before = v_load(s->maximum + lane), maximum = before;
+        if (bias) {
+            for (int64_t kk = 0; kk < key_count; kk++) {
+                vf x = v_load(scores + kk * QUERIES) + v_load(bias + kk * QUERIES + lane);
+                v_store(scores + kk * QUERIES, x);
+                maximum = v_max(maximum, x);
+            }
+        } else {
+            for (int64_t kk = 0; kk < key_count; kk++) {
+                maximum = v_max(maximum, v_load(scores + kk * QUERIES));
+            }
+        }
+        /* -inf - -inf would be NaN */
+        vf origin = v_select(v_eq(maximum, v_set(-INFINITY)), v_set(0.0f), maximum);
+        vf correction = v_exp(before - origin), sum = v_load(s->sum + lane) * correction;
+        for (int64_t kk = 0; kk < key_count; kk++) {
+            vf x = v_exp(v_load(scores + kk * QUERIES) - origin);
+            v_store(scores + kk * QUERIES, x);
+            sum += x;
+        }
+        v_store(s->maximum + lane, maximum);
+        v_store(s->sum + lane, sum);
+        v_store(s->correction + lane, correction);
+    }
+}
+
+static void correct_output(int64_t count, int64_t size, const float *correction, float *output) {
+    for (int64_t i = 0; i < count; i++) {
+        if (correction[i] == 1.0f) continue;
+        float *row = output + i * size;
+        for (int64_t d = 0; d < size; d++) row[d] *= correction[i];
+    }
+}
+
+static void forward_tile(const dw__attention *a, const tile *t, bool first, forward_state *s) {
+    int64_t dv = a->value_size;
+    multiply(false, t->key_count, QUERIES, a->head_size, a->scale,
+             rows_at(&a->k, t->batch, t->head / (a->heads / a->key_heads), t->key), a->k.row,
+             s->queries, QUERIES, 0.0f, s->scores, QUERIES);
+    softmax_step(t->key_count, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
+    if (a->p > 0.0f) {
+        fill_dropout(a, t, s->bias);
+        multiply_elements(t->key_count * QUERIES, s->scores, s->bias);
+    }
+    if (!first) correct_output(t->query_count, dv, s->correction, s->output);
+    multiply(true, t->query_count, dv, t->key_count, 1.0f, s->scores, QUERIES,
+             rows_at(&a->v, t->batch, t->head / (a->heads / a->key_heads), t->key), a->v.row,
+             first ? 0.0f : 1.0f, s->output, dv);
+}
+
+static void finish_forward(const dw__attention *a, const tile *t, const forward_state *s) {
+    for (int64_t i = 0; i < t->query_count; i++) {
+        float sum = s->sum[i];
+        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (a->lse.data) {
+            *rows_at(&a->lse, t->batch, t->head, t->query + i) =
+                sum == 0.0f ? -INFINITY : s->maximum[i] + logf(sum);
+        }
+        if (!a->o.data) continue;
+        float *o = rows_at(&a->o, t->batch, t->head, t->query + i);
+        const float *row = s->output + i * a->value_size;
+        if (sum == 0.0f) {
+            memset(o, 0, (size_t)a->value_size * sizeof(float));
+        } else {
+            for (int64_t d = 0; d < a->value_size; d++) o[d] = row[d] * inverse;
+        }
+    }
+}
+
+static void forward(const dw__attention *a, int64_t batch, int64_t head, int64_t query,
+                    float *scratch) {
+    forward_state s;
+    s.queries = scratch;
+    s.scores = s.queries + a->head_size * QUERIES;
+    s.bias = s.scores + TILE;
+    s.output = s.bias + TILE;
+    for (int i = 0; i < QUERIES; i++) {
+        s.maximum[i] = -INFINITY;
+        s.sum[i] = 0.0f;
+    }
+    tile t = {batch, head, query, at_most(QUERIES, a->queries - query), 0, 0};
+    transpose_block(t.query_count, a->head_size, rows_at(&a->q, batch, head, query), a->q.row,
+                    s.queries);
+    int64_t first, end;
+    reachable_keys(a, query, t.query_count, &first, &end);
+    int64_t start = first / KEYS * KEYS;
+    for (t.key = start; t.key < end; t.key += KEYS) {
+        t.key_count = at_most(KEYS, a->keys - t.key);
+        forward_tile(a, &t, t.key == start, &s);
+    }
+    finish_forward(a, &t, &s);
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+typedef struct backward_state {
+    float *queries;  /* Q^T [head_size][QUERIES] */
+    float *grads;    /* dO^T [value_size][QUERIES] */
+    float *scores;   /* S^T, then P^T [KEYS][QUERIES] */
+    float *d_scores; /* dP^T, then dS^T */
+    float *bias;
+    float *dropped;                     /* P^T after dropout */
+    float lse[QUERIES], delta[QUERIES]; /* delta = sum of dO * O: the softmax's inner product */
+} backward_state;
+
+/* Scores become P = exp(score - lse). */
+static void probabilities(int64_t key_count, const float *bias, backward_state *s) {
+    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+        vf lse = v_load(s->lse + lane);
+        for (int64_t kk = 0; kk < key_count; kk++) {
+            float *x = s->scores + kk * QUERIES + lane;
+            vf score = v_load(x);
+            if (bias) score += v_load(bias + kk * QUERIES + lane);
+            v_store(x, v_exp(score - lse));
+        }
+    }
+}
+
+/* dS = P * (dP - delta) * scale */
+static void score_gradients(int64_t key_count, float scale, backward_state *s) {
+    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+        vf delta = v_load(s->delta + lane);
+        for (int64_t kk = 0; kk < key_count; kk++) {
+            int64_t at = kk * QUERIES + lane;
+            v_store(s->d_scores + at,
+                    v_load(s->scores + at) * scale * (v_load(s->d_scores + at) - delta));
+        }
+    }
+}
+
+static void backward_tile(const dw__attention *a, const dw__attention_part *part, const tile *t,
+                          bool first_keys, backward_state *s) {
+    int64_t d = a->head_size, dv = a->value_size;
+    const float *k = rows_at(&a->k, t->batch, part->key_head, t->key);
+    const float *v = rows_at(&a->v, t->batch, part->key_head, t->key);
+    multiply(false, t->key_count, QUERIES, d, a->scale, k, a->k.row, s->queries, QUERIES, 0.0f,
+             s->scores, QUERIES);
+    probabilities(t->key_count, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
+    multiply(false, t->key_count, QUERIES, dv, 1.0f, v, a->v.row, s->grads, QUERIES, 0.0f,
+             s->d_scores, QUERIES);
+    const float *dropped = s->scores;
+    if (a->p > 0.0f) {
+        fill_dropout(a, t, s->bias);
+        memcpy(s->dropped, s->scores, TILE * sizeof(float));
+        multiply_elements(t->key_count * QUERIES, s->dropped, s->bias);
+        multiply_elements(t->key_count * QUERIES, s->d_scores, s->bias);
+        dropped = s->dropped;
+    }
+    score_gradients(t->key_count, a->scale, s);
+    if (part->wants_dkv && a->dv.data) {
+        multiply(false, t->key_count, dv, t->query_count, 1.0f, dropped, QUERIES,
+                 rows_at(&a->d_o, t->batch, t->head, t->query), a->d_o.row, 1.0f,
+                 rows_at(&a->dv, t->batch, part->key_head, t->key), a->dv.row);
+    }
+    if (part->wants_dkv && a->dk.data) {
+        multiply(false, t->key_count, d, t->query_count, 1.0f, s->d_scores, QUERIES,
+                 rows_at(&a->q, t->batch, t->head, t->query), a->q.row, 1.0f,
+                 rows_at(&a->dk, t->batch, part->key_head, t->key), a->dk.row);
+    }
+    if (part->wants_dq && a->dq.data) {
+        multiply(true, t->query_count, d, t->key_count, 1.0f, s->d_scores, QUERIES, k, a->k.row,
+                 first_keys ? 0.0f : 1.0f, rows_at(&a->dq, t->batch, t->head, t->query), a->dq.row);
+    }
+}
+
+static void load_queries(const dw__attention *a, const tile *t, backward_state *s) {
+    const float *d_o = rows_at(&a->d_o, t->batch, t->head, t->query);
+    const float *o = rows_at(&a->o, t->batch, t->head, t->query);
+    transpose_block(t->query_count, a->head_size, rows_at(&a->q, t->batch, t->head, t->query),
+                    a->q.row, s->queries);
+    transpose_block(t->query_count, a->value_size, d_o, a->d_o.row, s->grads);
+    for (int64_t i = 0; i < QUERIES; i++) {
+        /* P = exp(score - inf) = 0 where there is no query, or it may attend to nothing. */
+        s->lse[i] = INFINITY;
+        s->delta[i] = 0.0f;
+        if (i >= t->query_count) continue;
+        float lse = *rows_at(&a->lse, t->batch, t->head, t->query + i);
+        if (lse != -INFINITY) s->lse[i] = lse;
+        float delta = 0.0f;
+        for (int64_t e = 0; e < a->value_size; e++) {
+            delta += d_o[i * a->d_o.row + e] * o[i * a->o.row + e];
+        }
+        s->delta[i] = delta;
+    }
+}
+
+static void zero_rows(const dw__attention_rows *rows, int64_t batch, int64_t head, int64_t first,
+                      int64_t end, int64_t size) {
+    if (!rows->data) return;
+    for (int64_t i = first; i < end; i++) {
+        memset(rows_at(rows, batch, head, i), 0, (size_t)size * sizeof(float));
+    }
+}
+
+static void backward_queries(const dw__attention *a, const dw__attention_part *part, tile *t,
+                             backward_state *s) {
+    int64_t first, end;
+    reachable_keys(a, t->query, t->query_count, &first, &end);
+    int64_t start = at_least(part->key, first / KEYS * KEYS);
+    end = at_most(part->key_end, end);
+    if (start >= end) {
+        if (part->wants_dq) {
+            zero_rows(&a->dq, t->batch, t->head, t->query, t->query + t->query_count, a->head_size);
+        }
+        return;
+    }
+    load_queries(a, t, s);
+    for (t->key = start; t->key < end; t->key += KEYS) {
+        t->key_count = at_most(KEYS, a->keys - t->key);
+        backward_tile(a, part, t, t->key == start, s);
+    }
+}
+
+static void backward(const dw__attention *a, const dw__attention_part *part, float *scratch) {
+    backward_state s;
+    s.queries = scratch;
+    s.grads = s.queries + a->head_size * QUERIES;
+    s.scores = s.grads + a->value_size * QUERIES;
+    s.d_scores = s.scores + TILE;
+    s.bias = s.d_scores + TILE;
+    s.dropped = s.bias + TILE;
+    if (part->wants_dkv) {
+        zero_rows(&a->dk, part->batch, part->key_head, part->key, part->key_end, a->head_size);
+        zero_rows(&a->dv, part->batch, part->key_head, part->key, part->key_end, a->value_size);
+    }
+    for (int64_t head = part->head; head < part->head_end; head++) {
+        for (int64_t query = part->query; query < part->query_end; query += QUERIES) {
+            tile t = {part->batch, head, query, at_most(QUERIES, part->query_end - query), 0, 0};
+            backward_queries(a, part, &t, &s);
+        }
+    }
+}
+
+const dw__attention_loops DW_ISA_NAME(dw__attention_loops) = {
+    .forward = forward,
+    .backward = backward,
+};
