@@ -14,10 +14,6 @@ bool dw__shape_equal(const dw__type *a, const dw__type *b) {
            (a->rank == 0 || memcmp(a->shape, b->shape, (size_t)a->rank * sizeof(dw_dim)) == 0);
 }
 
-bool dw__is_float(dw_dtype dtype) {
-    return dtype == DW_BF16 || dtype == DW_F16 || dtype == DW_F32 || dtype == DW_F64;
-}
-
 dw_dtype dw__compute_dtype(dw_dtype dtype) { return dtype == DW_F64 ? DW_F64 : DW_F32; }
 
 dw_dtype dw__output_dtype(const dw_graph *graph, dw_node node, uint32_t index) {
@@ -238,17 +234,19 @@ void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilit
     dw_value empty = dw__emit_with_number(e, DW_OP_EQ, top, -INFINITY);
     /* exp(-inf - 0) is 0 where exp(-inf - -inf) would be NaN */
     dw_value shift = dw__emit_select(e, empty, dw__emit_like(e, top, 0.0), top);
+    /* neither result depends on the shift: its gradients would cancel */
+    shift = dw__emit_unary(e, DW_OP_STOP_GRADIENT, shift);
     dw_value weights = dw__emit_unary(
         e, DW_OP_EXP, dw__emit_binary(e, DW_OP_SUB, x, dw__emit_broadcast_like(e, shift, x)));
     dw_value total = dw__emit_reduce(e, DW_OP_REDUCE_SUM, weights, axis, true);
-    if (probabilities) {
-        dw_value divisor = dw__emit_select(e, empty, dw__emit_like(e, total, 1.0), total);
-        *probabilities = dw__emit_binary(e, DW_OP_DIV, weights,
-                                         dw__emit_broadcast_like(e, divisor, weights));
-    }
-    if (!lse || e->status != DW_OK) return;
-    dw_value kept =
-        dw__emit_binary(e, DW_OP_ADD, shift, dw__emit_unary(e, DW_OP_LOG, total));
+    /* Never 0, nor is a logarithm of it taken: gradients through here stay finite. */
+    dw_value divisor = dw__emit_select(e, empty, dw__emit_like(e, total, 1.0), total);
+    if (probabilities)
+        *probabilities =
+            dw__emit_binary(e, DW_OP_DIV, weights, dw__emit_broadcast_like(e, divisor, weights));
+    if (!lse) return;
+    dw_value kept = dw__emit_binary(e, DW_OP_ADD, shift, dw__emit_unary(e, DW_OP_LOG, divisor));
+    kept = dw__emit_select(e, empty, dw__emit_like(e, kept, -INFINITY), kept);
     if (e->status != DW_OK) return;
     dw__type type = dw__type_of(e->graph, kept);
     memmove(type.shape + axis, type.shape + axis + 1,

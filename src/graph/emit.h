@@ -22,7 +22,6 @@ typedef struct dw__type {
 } dw__type;
 dw__type dw__type_of(const dw_graph *graph, dw_value value);
 bool dw__shape_equal(const dw__type *a, const dw__type *b);
-bool dw__is_float(dw_dtype dtype);
 /* What a composite computes in: F64 for F64, F32 for every shorter floating-point type. */
 dw_dtype dw__compute_dtype(dw_dtype dtype);
 dw_dtype dw__output_dtype(const dw_graph *graph, dw_node node, uint32_t index);
@@ -85,8 +84,7 @@ dw_dim dw__emit_dim_product(dw__emitter *e, int count, const dw_dim *dims);
 
 /* Pieces shared by composites. Softmax over the last axis of x (F32 or F64), where a row of -inf
  * alone gives zeros: `probabilities` like x, `lse` without the last axis (either may be NULL). */
-void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilities,
-                      dw_value *lse);
+void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilities, dw_value *lse);
 
 /* In gradient.c: the gradient of a composite by way of its expansion; any rule may fall back to it. */
 dw_status dw__gradient_by_expansion(dw_graph *graph, dw_node node, const dw_value *output_grads,

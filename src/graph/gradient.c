@@ -43,17 +43,12 @@ static dw_status tape_add(tape *t, dw_value value, dw_value grad) {
                           &t->grads[value]);
 }
 
-/* Operations through which nothing flows: their slope is zero wherever it exists, or they say so. */
-static bool blocks_gradient(dw_op op) {
-    return op == DW_OP_STOP_GRADIENT || op == DW_OP_SIGN || op == DW_OP_FLOOR || op == DW_OP_CEIL;
-}
-
 /* Marks the results of nodes [first, limit) that depend differentiably on a marked value. */
 static void tape_reach(tape *t, dw_node first, dw_node limit) {
     const dw_graph *graph = t->graph;
     for (dw_node n = first; n < limit; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
-        if (blocks_gradient(node->op)) continue;
+        if (dw__op_table[node->op].stops_gradient) continue;
         bool reached = false;
         for (uint32_t i = 0; i < node->input_count && !reached; i++)
             reached = node->inputs[i] != DW_NONE && t->reached[node->inputs[i]];
@@ -82,7 +77,7 @@ static dw_status tape_step(tape *t, dw_node n) {
     dw__node_record node = t->graph->nodes.items[n];
     dw_value output_grads[DW_MAX_OUTPUTS], input_grads[DW_MAX_INPUTS];
     bool needed[DW_MAX_INPUTS], any_needed = false, any_grad = false;
-    if (blocks_gradient(node.op)) return DW_OK;
+    if (dw__op_table[node.op].stops_gradient) return DW_OK;
     for (uint32_t i = 0; i < node.output_count; i++) {
         output_grads[i] = t->grads[node.outputs[i]];
         any_grad = any_grad || output_grads[i] != DW_NONE;
@@ -143,8 +138,9 @@ static dw_status check_arguments(const dw_graph *graph, uint32_t output_count,
                             i, outputs[i], output_grads[i], count);
         dw__type y = dw__type_of(graph, outputs[i]), dy = dw__type_of(graph, output_grads[i]);
         if (!dw__is_float(y.dtype))
-            return dw__fail(DW_TYPE, "output %u (%s) is %s: only floating-point values have a "
-                                     "gradient; leave it out",
+            return dw__fail(DW_TYPE,
+                            "output %u (%s) is %s: only floating-point values have a "
+                            "gradient; leave it out",
                             i, dw_value_name(graph, outputs[i]), dw_dtype_name(y.dtype));
         if (y.dtype != dy.dtype || !dw__shape_equal(&y, &dy))
             return dw__fail(DW_SHAPE, "the gradient %s of output %s must have its shape and dtype",

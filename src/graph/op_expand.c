@@ -50,10 +50,8 @@ dw_status dw__expand_silu_backward(dw_graph *graph, const dw_graph *source, dw_n
     dw_value x = dw__emit_widen(&e, inputs[0]), dy = dw__emit_widen(&e, inputs[1]);
     dw_value s = dw__emit_unary(&e, DW_OP_SIGMOID, x);
     dw_value one = dw__emit_like(&e, x, 1.0);
-    dw_value rest =
-        dw__emit_binary(&e, DW_OP_MUL, x, dw__emit_binary(&e, DW_OP_SUB, one, s));
-    dw_value slope =
-        dw__emit_binary(&e, DW_OP_MUL, s, dw__emit_binary(&e, DW_OP_ADD, one, rest));
+    dw_value rest = dw__emit_binary(&e, DW_OP_MUL, x, dw__emit_binary(&e, DW_OP_SUB, one, s));
+    dw_value slope = dw__emit_binary(&e, DW_OP_MUL, s, dw__emit_binary(&e, DW_OP_ADD, one, rest));
     dw_value dx = dw__emit_binary(&e, DW_OP_MUL, dy, slope);
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     return e.status;
@@ -70,8 +68,8 @@ dw_status dw__expand_silu_backward(dw_graph *graph, const dw_graph *source, dw_n
 static dw_value emit_gelu_tanh(dw__emitter *e, dw_value x) {
     dw_value square = dw__emit_binary(e, DW_OP_MUL, x, x);
     dw_value cube = dw__emit_binary(e, DW_OP_MUL, square, x);
-    dw_value inner = dw__emit_binary(e, DW_OP_ADD, x,
-                                     dw__emit_with_number(e, DW_OP_MUL, cube, GELU_CUBIC));
+    dw_value inner =
+        dw__emit_binary(e, DW_OP_ADD, x, dw__emit_with_number(e, DW_OP_MUL, cube, GELU_CUBIC));
     return dw__emit_unary(e, DW_OP_TANH, dw__emit_with_number(e, DW_OP_MUL, inner, GELU_SCALE));
 }
 
@@ -85,8 +83,8 @@ dw_status dw__expand_gelu(dw_graph *graph, const dw_graph *source, dw_node node,
     dw_value x = dw__emit_widen(&e, inputs[0]);
     dw_value odd = is_tanh(source, node) ? emit_gelu_tanh(&e, x) : emit_gelu_erf(&e, x);
     dw_value half = dw__emit_with_number(&e, DW_OP_MUL, x, 0.5);
-    dw_value y = dw__emit_binary(&e, DW_OP_MUL, half,
-                                 dw__emit_with_number(&e, DW_OP_ADD, odd, 1.0));
+    dw_value y =
+        dw__emit_binary(&e, DW_OP_MUL, half, dw__emit_with_number(&e, DW_OP_ADD, odd, 1.0));
     outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
     return e.status;
 }
@@ -109,14 +107,14 @@ dw_status dw__expand_gelu_backward(dw_graph *graph, const dw_graph *source, dw_n
         half_slope = dw__emit_binary(&e, DW_OP_MUL, sech2, inner);
     } else {
         odd = emit_gelu_erf(&e, x);
-        dw_value density = dw__emit_unary(
-            &e, DW_OP_EXP, dw__emit_with_number(&e, DW_OP_MUL, square, -0.5));
+        dw_value density =
+            dw__emit_unary(&e, DW_OP_EXP, dw__emit_with_number(&e, DW_OP_MUL, square, -0.5));
         half_slope = dw__emit_with_number(&e, DW_OP_MUL, density, INV_SQRT_TAU);
     }
-    dw_value chance = dw__emit_with_number(
-        &e, DW_OP_MUL, dw__emit_with_number(&e, DW_OP_ADD, odd, 1.0), 0.5);
-    dw_value slope = dw__emit_binary(&e, DW_OP_ADD, chance,
-                                     dw__emit_binary(&e, DW_OP_MUL, x, half_slope));
+    dw_value chance =
+        dw__emit_with_number(&e, DW_OP_MUL, dw__emit_with_number(&e, DW_OP_ADD, odd, 1.0), 0.5);
+    dw_value slope =
+        dw__emit_binary(&e, DW_OP_ADD, chance, dw__emit_binary(&e, DW_OP_MUL, x, half_slope));
     dw_value dx = dw__emit_binary(&e, DW_OP_MUL, dy, slope);
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     return e.status;
@@ -132,8 +130,7 @@ dw_status dw__expand_dropout(dw_graph *graph, const dw_graph *source, dw_node no
     dw__type type = dw__type_of(graph, x);
     dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_SHAPE, (uint32_t)type.rank, type.shape),
                        dw_attr_int(DW_ATTR_KEY_STREAM, stream)};
-    dw_value random =
-        dw__emit(&e, DW_OP_RANDOM_UNIFORM, 1, &inputs[1], DW_COUNT(attrs), attrs);
+    dw_value random = dw__emit(&e, DW_OP_RANDOM_UNIFORM, 1, &inputs[1], DW_COUNT(attrs), attrs);
     dw_value kept = dw__emit_with_number(&e, DW_OP_GE, random, p);
     dw_value scaled = dw__emit_with_number(&e, DW_OP_DIV, x, 1.0 - p);
     dw_value y = dw__emit_select(&e, kept, scaled, dw__emit_like(&e, x, 0.0));
@@ -154,8 +151,7 @@ dw_status dw__expand_mean(dw_graph *graph, const dw_graph *source, dw_node node,
     dw_dim count = 1;
     for (uint32_t i = 0; i < axes->count; i++)
         count = dw__emit_dim_mul(&e, count, type.shape[axes->list[i]]);
-    dw_value sum =
-        dw__emit_reduce_axes(&e, DW_OP_REDUCE_SUM, x, axes->count, axes->list, keep);
+    dw_value sum = dw__emit_reduce_axes(&e, DW_OP_REDUCE_SUM, x, axes->count, axes->list, keep);
     dw_value y = dw__emit_divide_by_dim(&e, sum, count);
     outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
     return e.status;
@@ -176,12 +172,13 @@ dw_status dw__expand_log_softmax(dw_graph *graph, const dw_graph *source, dw_nod
     dw__emitter e = {graph, DW_OK};
     int axis = (int)dw_node_int(source, node, DW_ATTR_KEY_AXIS, 0);
     dw_value x = dw__emit_widen(&e, inputs[0]);
-    dw_value shifted = dw__emit_binary(&e, DW_OP_SUB, x,
-                                       dw__emit_reduce_spread(&e, DW_OP_REDUCE_MAX, x, axis));
-    dw_value total = dw__emit_reduce(&e, DW_OP_REDUCE_SUM,
-                                     dw__emit_unary(&e, DW_OP_EXP, shifted), axis, true);
-    dw_value log_total =
-        dw__emit_broadcast_like(&e, dw__emit_unary(&e, DW_OP_LOG, total), shifted);
+    dw_value top = dw__emit_reduce_spread(&e, DW_OP_REDUCE_MAX, x, axis);
+    /* the result doesn't depend on the shift: its gradients would cancel */
+    dw_value shifted =
+        dw__emit_binary(&e, DW_OP_SUB, x, dw__emit_unary(&e, DW_OP_STOP_GRADIENT, top));
+    dw_value total =
+        dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_unary(&e, DW_OP_EXP, shifted), axis, true);
+    dw_value log_total = dw__emit_broadcast_like(&e, dw__emit_unary(&e, DW_OP_LOG, total), shifted);
     dw_value y = dw__emit_binary(&e, DW_OP_SUB, shifted, log_total);
     outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
     return e.status;
@@ -192,10 +189,9 @@ dw_status dw__expand_softmax_backward(dw_graph *graph, const dw_graph *source, d
     dw__emitter e = {graph, DW_OK};
     int axis = (int)dw_node_int(source, node, DW_ATTR_KEY_AXIS, 0);
     dw_value y = dw__emit_widen(&e, inputs[0]), dy = dw__emit_widen(&e, inputs[1]);
-    dw_value dot = dw__emit_reduce_spread(&e, DW_OP_REDUCE_SUM,
-                                          dw__emit_binary(&e, DW_OP_MUL, dy, y), axis);
-    dw_value dx =
-        dw__emit_binary(&e, DW_OP_MUL, y, dw__emit_binary(&e, DW_OP_SUB, dy, dot));
+    dw_value dot =
+        dw__emit_reduce_spread(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, dy, y), axis);
+    dw_value dx = dw__emit_binary(&e, DW_OP_MUL, y, dw__emit_binary(&e, DW_OP_SUB, dy, dot));
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     return e.status;
 }
@@ -206,8 +202,7 @@ dw_status dw__expand_log_softmax_backward(dw_graph *graph, const dw_graph *sourc
     int axis = (int)dw_node_int(source, node, DW_ATTR_KEY_AXIS, 0);
     dw_value y = dw__emit_widen(&e, inputs[0]), dy = dw__emit_widen(&e, inputs[1]);
     dw_value total = dw__emit_reduce_spread(&e, DW_OP_REDUCE_SUM, dy, axis);
-    dw_value share =
-        dw__emit_binary(&e, DW_OP_MUL, dw__emit_unary(&e, DW_OP_EXP, y), total);
+    dw_value share = dw__emit_binary(&e, DW_OP_MUL, dw__emit_unary(&e, DW_OP_EXP, y), total);
     dw_value dx = dw__emit_binary(&e, DW_OP_SUB, dy, share);
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     return e.status;
@@ -223,8 +218,7 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
     if (e.status != DW_OK) return e.status;
     dw__type type = dw__type_of(graph, x), weight = dw__type_of(graph, w);
     dw_dim rows = dw__emit_dim_product(&e, type.rank - 1, type.shape);
-    dw_value flat =
-        dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
+    dw_value flat = dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
     dw_value y = dw__emit_matmul(&e, flat, w, false, transpose_w);
     type.shape[type.rank - 1] = weight.shape[transpose_w ? 0 : 1];
     y = dw__emit_reshape(&e, y, type.rank, type.shape);
@@ -255,13 +249,11 @@ dw_status dw__expand_embedding_backward(dw_graph *graph, const dw_graph *source,
     dw_value dy = dw__emit_widen(&e, inputs[1]);
     if (padding >= 0) {
         dw_value hit = dw__emit_with_number(&e, DW_OP_EQ, inputs[0], (double)padding);
-        dy = dw__emit_select(&e, dw__emit_spread_last(&e, hit, dy), dw__emit_like(&e, dy, 0.0),
-                             dy);
+        dy = dw__emit_select(&e, dw__emit_spread_last(&e, hit, dy), dw__emit_like(&e, dy, 0.0), dy);
     }
-    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, 0),
-                       dw_attr_list(DW_ATTR_KEY_SIZE, 1, &rows)};
-    dw_value dw = dw__emit(&e, DW_OP_SCATTER_ADD, 2, (dw_value[]){inputs[0], dy},
-                           DW_COUNT(attrs), attrs);
+    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, 0), dw_attr_list(DW_ATTR_KEY_SIZE, 1, &rows)};
+    dw_value dw =
+        dw__emit(&e, DW_OP_SCATTER_ADD, 2, (dw_value[]){inputs[0], dy}, DW_COUNT(attrs), attrs);
     outputs[0] = dw__emit_cast(&e, dw, dw__output_dtype(source, node, 0));
     return e.status;
 }
@@ -294,8 +286,8 @@ static dw_value emit_rotate(dw__emitter *e, dw_value x, bool interleaved, bool t
     pairs.shape[last] = half;
     pairs.shape[last + 1] = 2;
     pairs.rank++;
-    dw_value swapped = emit_swap(e, dw__emit_reshape(e, x, pairs.rank, pairs.shape), last + 1, 1,
-                                 2, transposed);
+    dw_value swapped =
+        emit_swap(e, dw__emit_reshape(e, x, pairs.rank, pairs.shape), last + 1, 1, 2, transposed);
     return dw__emit_reshape(e, swapped, type.rank, type.shape);
 }
 
@@ -304,7 +296,8 @@ dw_status dw__expand_rope(dw_graph *graph, const dw_graph *source, dw_node node,
     dw__emitter e = {graph, DW_OK};
     bool interleaved = dw_node_int(source, node, DW_ATTR_KEY_INTERLEAVED, 0) != 0;
     bool transposed = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSED, 0) != 0;
-    dw_value x = dw__emit_widen(&e, inputs[0]), cosine = dw__emit_widen(&e, inputs[1]), sine = dw__emit_widen(&e, inputs[2]);
+    dw_value x = dw__emit_widen(&e, inputs[0]), cosine = dw__emit_widen(&e, inputs[1]),
+             sine = dw__emit_widen(&e, inputs[2]);
     if (e.status != DW_OK) return e.status;
     dw__type type = dw__type_of(graph, x), table = dw__type_of(graph, cosine);
     int last = type.rank - 1;
@@ -317,8 +310,8 @@ dw_status dw__expand_rope(dw_graph *graph, const dw_graph *source, dw_node node,
         across = emit_rotate(&e, dw__emit_binary(&e, DW_OP_MUL, part, sine), interleaved, true);
     else
         across = dw__emit_binary(&e, DW_OP_MUL, emit_rotate(&e, part, interleaved, false), sine);
-    dw_value y = dw__emit_binary(&e, DW_OP_ADD, dw__emit_binary(&e, DW_OP_MUL, part, cosine),
-                                 across);
+    dw_value y =
+        dw__emit_binary(&e, DW_OP_ADD, dw__emit_binary(&e, DW_OP_MUL, part, cosine), across);
     if (turned != whole)
         y = dw__emit_concat(&e, y, dw__emit_slice(&e, x, last, turned, whole), last);
     outputs[0] = dw__emit_cast(&e, y, dw__output_dtype(source, node, 0));
@@ -328,8 +321,7 @@ dw_status dw__expand_rope(dw_graph *graph, const dw_graph *source, dw_node node,
 /* ---- optimizer ----------------------------------------------------------------------------- */
 
 /* 1 - beta^step as a scalar of `dtype`; in F64, where the difference from 1 is not lost. */
-static dw_value emit_bias_correction(dw__emitter *e, dw_value step, double beta,
-                                     dw_dtype dtype) {
+static dw_value emit_bias_correction(dw__emitter *e, dw_value step, double beta, dw_dtype dtype) {
     dw_value base = dw__emit_constant(e, DW_F64, 0, NULL, beta);
     dw_value power = dw__emit_binary(e, DW_OP_POW, base, dw__emit_cast(e, step, DW_F64));
     dw_value one = dw__emit_constant(e, DW_F64, 0, NULL, 1.0);
@@ -358,14 +350,13 @@ dw_status dw__expand_adamw(dw_graph *graph, const dw_graph *source, dw_node node
     v = emit_moving_average(&e, v, dw__emit_binary(&e, DW_OP_MUL, g, g), beta2);
     dw_value correction1 = emit_bias_correction(&e, step, beta1, dtype);
     dw_value correction2 = emit_bias_correction(&e, step, beta2, dtype);
-    dw_value mean =
-        dw__emit_binary(&e, DW_OP_DIV, m, dw__emit_broadcast_like(&e, correction1, p));
+    dw_value mean = dw__emit_binary(&e, DW_OP_DIV, m, dw__emit_broadcast_like(&e, correction1, p));
     dw_value square =
         dw__emit_binary(&e, DW_OP_DIV, v, dw__emit_broadcast_like(&e, correction2, p));
-    dw_value divisor = dw__emit_with_number(
-        &e, DW_OP_ADD, dw__emit_unary(&e, DW_OP_SQRT, square), eps);
-    dw_value update = dw__emit_with_number(
-        &e, DW_OP_MUL, dw__emit_binary(&e, DW_OP_DIV, mean, divisor), lr);
+    dw_value divisor =
+        dw__emit_with_number(&e, DW_OP_ADD, dw__emit_unary(&e, DW_OP_SQRT, square), eps);
+    dw_value update =
+        dw__emit_with_number(&e, DW_OP_MUL, dw__emit_binary(&e, DW_OP_DIV, mean, divisor), lr);
     p = dw__emit_with_number(&e, DW_OP_MUL, p, 1.0 - lr * decay);
     p = dw__emit_binary(&e, DW_OP_SUB, p, update);
     outputs[0] = dw__emit_cast(&e, p, dw__output_dtype(source, node, 0));

@@ -9,8 +9,8 @@
 #include <math.h>
 
 typedef struct shapes {
-    dw_dim full[4];  /* [B, H, Sq, Sk] */
-    dw_dim group[4]; /* [B, Hk, G*Sq, .] with the last dim set at use */
+    dw_dim full[4];          /* [B, H, Sq, Sk] */
+    dw_dim group[4];         /* [B, Hk, G*Sq, .] with the last dim set at use */
     dw_dim head, value_head; /* D, Dv */
 } shapes;
 
@@ -116,8 +116,7 @@ static dw_value emit_dropped(dw__emitter *e, const shapes *s, const operands *in
     if (*kept == DW_NONE) {
         dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_SHAPE, 4, s->full),
                            dw_attr_int(DW_ATTR_KEY_STREAM, in->stream)};
-        dw_value random =
-            dw__emit(e, DW_OP_RANDOM_UNIFORM, 1, &in->seed, DW_COUNT(attrs), attrs);
+        dw_value random = dw__emit(e, DW_OP_RANDOM_UNIFORM, 1, &in->seed, DW_COUNT(attrs), attrs);
         *kept = dw__emit_with_number(e, DW_OP_GE, random, in->p);
     }
     dw_value scaled = dw__emit_with_number(e, DW_OP_DIV, x, 1.0 - in->p);
@@ -162,14 +161,13 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
     dw_value z = to_groups(&e, &s, emit_dropped(&e, &s, &in, p, &kept), s.full[3]);
     dw_value d_o_groups = to_groups(&e, &s, d_o, s.value_head);
     dw_value dv = dw__emit_matmul(&e, z, d_o_groups, true, false);
-    dw_value dz =
-        to_heads(&e, &s, dw__emit_matmul(&e, d_o_groups, in.v, false, true), s.full[3]);
+    dw_value dz = to_heads(&e, &s, dw__emit_matmul(&e, d_o_groups, in.v, false, true), s.full[3]);
     dw_value dp = emit_dropped(&e, &s, &in, dz, &kept);
-    dw_value dot = dw__emit_reduce(&e, DW_OP_REDUCE_SUM,
-                                   dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
+    dw_value dot =
+        dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
     dw_value inner = dw__emit_binary(&e, DW_OP_SUB, dp, dw__emit_spread_last(&e, dot, dp));
-    dw_value ds = dw__emit_with_number(&e, DW_OP_MUL,
-                                       dw__emit_binary(&e, DW_OP_MUL, p, inner), in.scale);
+    dw_value ds =
+        dw__emit_with_number(&e, DW_OP_MUL, dw__emit_binary(&e, DW_OP_MUL, p, inner), in.scale);
     ds = to_groups(&e, &s, ds, s.full[3]);
     dw_value dq = to_heads(&e, &s, dw__emit_matmul(&e, ds, in.k, false, false), s.head);
     dw_value dk = dw__emit_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);

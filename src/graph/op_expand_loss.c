@@ -13,8 +13,7 @@ typedef struct options {
 } options;
 
 static options read_options(const dw_graph *source, dw_node node) {
-    options o = {REDUCTION_MEAN,
-                 (double)dw_node_int(source, node, DW_ATTR_KEY_IGNORE_INDEX, -100),
+    options o = {REDUCTION_MEAN, (double)dw_node_int(source, node, DW_ATTR_KEY_IGNORE_INDEX, -100),
                  dw_node_float(source, node, DW_ATTR_KEY_LABEL_SMOOTHING, 0.0)};
     const dw_attr *attr = dw_node_attr(source, node, DW_ATTR_KEY_REDUCTION);
     if (attr && strcmp(attr->string, "sum") == 0) o.reduction = REDUCTION_SUM;
@@ -51,8 +50,7 @@ dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_n
                                dw__emit_with_number(&e, DW_OP_MUL, even, o.smoothing));
     }
     loss = dw__emit_select(&e, valid, loss, dw__emit_like(&e, loss, 0.0));
-    if (o.reduction != REDUCTION_NONE)
-        loss = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, loss, 0, false);
+    if (o.reduction != REDUCTION_NONE) loss = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, loss, 0, false);
     if (o.reduction == REDUCTION_MEAN)
         loss = dw__emit_binary(&e, DW_OP_DIV, loss, emit_valid_count(&e, valid, type.dtype));
     outputs[0] = dw__emit_cast(&e, loss, dw__output_dtype(source, node, 0));
@@ -62,8 +60,8 @@ dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_n
 
 /* (softmax(x) - (1-s)*onehot(target) - s/V) * weight, weight = dloss where the target counts, over
  * their number for a mean. In the compute type. */
-static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value target,
-                             dw_value lse, dw_value dloss) {
+static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value target, dw_value lse,
+                             dw_value dloss) {
     x = dw__emit_widen(e, x);
     lse = dw__emit_widen(e, lse);
     dloss = dw__emit_widen(e, dloss);
@@ -74,8 +72,8 @@ static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value tar
         dloss = dw__emit_binary(e, DW_OP_DIV, dloss, emit_valid_count(e, valid, type.dtype));
     dw_value weight = dw__emit_broadcast_like(e, dloss, lse);
     weight = dw__emit_select(e, valid, weight, dw__emit_like(e, weight, 0.0));
-    dw_value g = dw__emit_unary(
-        e, DW_OP_EXP, dw__emit_binary(e, DW_OP_SUB, x, dw__emit_spread_last(e, lse, x)));
+    dw_value g = dw__emit_unary(e, DW_OP_EXP,
+                                dw__emit_binary(e, DW_OP_SUB, x, dw__emit_spread_last(e, lse, x)));
     if (o.smoothing != 0.0) {
         dw_value even = dw__emit_constant(e, type.dtype, 0, NULL, o.smoothing);
         even = dw__emit_divide_by_dim(e, even, type.shape[1]);
@@ -92,8 +90,8 @@ static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value tar
 dw_status dw__expand_cross_entropy_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                             const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    dw_value dx = emit_dlogits(&e, read_options(source, node), inputs[0], inputs[1], inputs[2],
-                               inputs[3]);
+    dw_value dx =
+        emit_dlogits(&e, read_options(source, node), inputs[0], inputs[1], inputs[2], inputs[3]);
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     return e.status;
 }
@@ -105,8 +103,8 @@ dw_status dw__expand_linear_cross_entropy_backward(dw_graph *graph, const dw_gra
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
-    dw_value dlogits = emit_dlogits(&e, read_options(source, node), inputs[3], inputs[4],
-                                    inputs[5], inputs[6]);
+    dw_value dlogits =
+        emit_dlogits(&e, read_options(source, node), inputs[3], inputs[4], inputs[5], inputs[6]);
     dw_value dx = dw__emit_matmul(&e, dlogits, w, false, !transpose_w);
     dw_value dw = transpose_w ? dw__emit_matmul(&e, dlogits, x, true, false)
                               : dw__emit_matmul(&e, x, dlogits, true, false);

@@ -68,8 +68,7 @@ static void emit_norm_backward(dw__emitter *e, dw_value dy, dw_value xhat, dw_va
     int axis = last_axis(e, xhat);
     dw_value g = emit_times_row(e, dy, w);
     dw_value along = dw__emit_mean_spread(e, dw__emit_binary(e, DW_OP_MUL, g, xhat), axis);
-    dw_value rest =
-        dw__emit_binary(e, DW_OP_SUB, g, dw__emit_binary(e, DW_OP_MUL, xhat, along));
+    dw_value rest = dw__emit_binary(e, DW_OP_SUB, g, dw__emit_binary(e, DW_OP_MUL, xhat, along));
     if (centred) rest = dw__emit_binary(e, DW_OP_SUB, rest, dw__emit_mean_spread(e, g, axis));
     *dx = dw__emit_binary(e, DW_OP_MUL, rest, dw__emit_spread_last(e, rstd, xhat));
     *dw = dw__emit_sum_leading(e, dw__emit_binary(e, DW_OP_MUL, dy, xhat), 1);
@@ -81,20 +80,21 @@ dw_status dw__expand_layer_norm_backward(dw_graph *graph, const dw_graph *source
     dw_value dy = dw__emit_widen(&e, inputs[0]), x = dw__emit_widen(&e, inputs[1]);
     dw_value mean = dw__emit_widen(&e, inputs[3]), rstd = dw__emit_widen(&e, inputs[4]);
     dw_value centred = dw__emit_binary(&e, DW_OP_SUB, x, dw__emit_spread_last(&e, mean, x));
-    dw_value xhat =
-        dw__emit_binary(&e, DW_OP_MUL, centred, dw__emit_spread_last(&e, rstd, x));
+    dw_value xhat = dw__emit_binary(&e, DW_OP_MUL, centred, dw__emit_spread_last(&e, rstd, x));
     dw_value dx = DW_NONE, dw = DW_NONE;
     emit_norm_backward(&e, dy, xhat, inputs[2], rstd, true, &dx, &dw);
     outputs[0] = dw__emit_cast(&e, dx, dw__output_dtype(source, node, 0));
     outputs[1] = dw__emit_cast(&e, dw, dw__output_dtype(source, node, 1));
-    outputs[2] = dw__emit_cast(&e, dw__emit_sum_leading(&e, dy, 1), dw__output_dtype(source, node, 2));
+    outputs[2] =
+        dw__emit_cast(&e, dw__emit_sum_leading(&e, dy, 1), dw__output_dtype(source, node, 2));
     return e.status;
 }
 
 dw_status dw__expand_rms_norm_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                        const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    dw_value dy = dw__emit_widen(&e, inputs[0]), x = dw__emit_widen(&e, inputs[1]), rstd = dw__emit_widen(&e, inputs[3]);
+    dw_value dy = dw__emit_widen(&e, inputs[0]), x = dw__emit_widen(&e, inputs[1]),
+             rstd = dw__emit_widen(&e, inputs[3]);
     dw_value xhat = dw__emit_binary(&e, DW_OP_MUL, x, dw__emit_spread_last(&e, rstd, x));
     dw_value dx = DW_NONE, dw = DW_NONE;
     emit_norm_backward(&e, dy, xhat, inputs[2], rstd, false, &dx, &dw);

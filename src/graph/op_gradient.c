@@ -64,8 +64,8 @@ DW__GRADIENT(dw__gradient_log) {
 DW__GRADIENT(dw__gradient_log1p) {
     (void)needed;
     unary u = open_unary(graph, node, output_grads);
-    input_grads[0] = dw__emit_binary(&u.e, DW_OP_DIV, u.dy,
-                                     dw__emit_with_number(&u.e, DW_OP_ADD, u.x, 1.0));
+    input_grads[0] =
+        dw__emit_binary(&u.e, DW_OP_DIV, u.dy, dw__emit_with_number(&u.e, DW_OP_ADD, u.x, 1.0));
     return u.e.status;
 }
 

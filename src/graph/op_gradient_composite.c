@@ -24,8 +24,7 @@ static void hand_out(const dw__emitter *e, dw_node made, uint32_t first, uint32_
 DW__GRADIENT(dw__gradient_relu) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
-    dw_value positive =
-        dw__emit_with_number(&e, DW_OP_GT, dw_node_input(graph, node, 0), 0.0);
+    dw_value positive = dw__emit_with_number(&e, DW_OP_GT, dw_node_input(graph, node, 0), 0.0);
     dw_value dy = output_grads[0];
     input_grads[0] = dw__emit_select(&e, positive, dy, dw__emit_like(&e, dy, 0.0));
     return e.status;
@@ -34,8 +33,8 @@ DW__GRADIENT(dw__gradient_relu) {
 DW__GRADIENT(dw__gradient_silu) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
-    input_grads[0] = dw__emit_binary(&e, DW_OP_SILU_BACKWARD, dw_node_input(graph, node, 0),
-                                     output_grads[0]);
+    input_grads[0] =
+        dw__emit_binary(&e, DW_OP_SILU_BACKWARD, dw_node_input(graph, node, 0), output_grads[0]);
     return e.status;
 }
 
@@ -51,11 +50,10 @@ DW__GRADIENT(dw__gradient_swiglu) {
     dw_value gate = dw_node_input(graph, node, 0), up = dw_node_input(graph, node, 1);
     dw_value dy = output_grads[0];
     if (needed[0])
-        input_grads[0] = dw__emit_binary(&e, DW_OP_SILU_BACKWARD, gate,
-                                         dw__emit_binary(&e, DW_OP_MUL, dy, up));
+        input_grads[0] =
+            dw__emit_binary(&e, DW_OP_SILU_BACKWARD, gate, dw__emit_binary(&e, DW_OP_MUL, dy, up));
     if (needed[1])
-        input_grads[1] =
-            dw__emit_binary(&e, DW_OP_MUL, dy, dw__emit_unary(&e, DW_OP_SILU, gate));
+        input_grads[1] = dw__emit_binary(&e, DW_OP_MUL, dy, dw__emit_unary(&e, DW_OP_SILU, gate));
     return e.status;
 }
 
@@ -73,10 +71,8 @@ DW__GRADIENT(dw__gradient_rope) {
     dw_value operands[] = {output_grads[0], dw_node_input(graph, node, 1),
                            dw_node_input(graph, node, 2)};
     dw_attr attrs[] = {
-        dw_attr_int(DW_ATTR_KEY_INTERLEAVED,
-                    dw_node_int(graph, node, DW_ATTR_KEY_INTERLEAVED, 0)),
-        dw_attr_int(DW_ATTR_KEY_TRANSPOSED,
-                    !dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSED, 0))};
+        dw_attr_int(DW_ATTR_KEY_INTERLEAVED, dw_node_int(graph, node, DW_ATTR_KEY_INTERLEAVED, 0)),
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSED, !dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSED, 0))};
     input_grads[0] = dw__emit(&e, DW_OP_ROPE, 3, operands, DW_COUNT(attrs), attrs);
     return e.status;
 }
@@ -174,10 +170,9 @@ DW__GRADIENT(dw__gradient_embedding) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
     dw__type w = dw__type_of(graph, dw_node_input(graph, node, 0));
-    dw_attr attrs[] = {
-        dw_attr_list(DW_ATTR_KEY_SIZE, 1, w.shape),
-        dw_attr_int(DW_ATTR_KEY_PADDING_INDEX,
-                    dw_node_int(graph, node, DW_ATTR_KEY_PADDING_INDEX, -1))};
+    dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_SIZE, 1, w.shape),
+                       dw_attr_int(DW_ATTR_KEY_PADDING_INDEX,
+                                   dw_node_int(graph, node, DW_ATTR_KEY_PADDING_INDEX, -1))};
     input_grads[0] = dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2,
                               (dw_value[]){dw_node_input(graph, node, 1), output_grads[0]},
                               DW_COUNT(attrs), attrs);

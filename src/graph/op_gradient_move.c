@@ -91,8 +91,8 @@ DW__GRADIENT(dw__gradient_pad) {
     const dw_attr *low = attr_of(graph, node, DW_ATTR_KEY_LOW);
     dw_value dx = output_grads[0];
     for (int i = 0; i < x.rank; i++)
-        dx = dw__emit_slice(&e, dx, i, low->list[i],
-                            dw__emit_dim_add(&e, low->list[i], x.shape[i]));
+        dx =
+            dw__emit_slice(&e, dx, i, low->list[i], dw__emit_dim_add(&e, low->list[i], x.shape[i]));
     input_grads[0] = dx;
     return e.status;
 }
@@ -145,8 +145,7 @@ DW__GRADIENT(dw__gradient_take_along) {
 static dw_status gradient_of_scatter(dw_graph *graph, dw_node node, dw_op take,
                                      const dw_value *output_grads, dw_value *input_grads) {
     dw__emitter e = {graph, DW_OK};
-    dw_attr axis =
-        dw_attr_int(DW_ATTR_KEY_AXIS, dw_node_int(graph, node, DW_ATTR_KEY_AXIS, 0));
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, dw_node_int(graph, node, DW_ATTR_KEY_AXIS, 0));
     dw_value index = dw_node_input(graph, node, 0);
     input_grads[1] = dw__emit(&e, take, 2, (dw_value[]){output_grads[0], index}, 1, &axis);
     return e.status;
@@ -240,7 +239,8 @@ DW__GRADIENT(dw__gradient_reduce_prod) {
     bool keep = dw_node_int(graph, node, DW_ATTR_KEY_KEEP, 0) != 0;
     dw_value is_zero = dw__emit_with_number(&e, DW_OP_EQ, x, 0.0);
     dw_value mark = dw__emit_cast(&e, is_zero, dw_value_dtype(graph, x));
-    dw_value zeros = dw__emit_reduce_axes(&e, DW_OP_REDUCE_SUM, mark, axes->count, axes->list, keep);
+    dw_value zeros =
+        dw__emit_reduce_axes(&e, DW_OP_REDUCE_SUM, mark, axes->count, axes->list, keep);
     dw_value safe = dw__emit_select(&e, is_zero, dw__emit_like(&e, x, 1.0), x);
     dw_value product =
         dw__emit_reduce_axes(&e, DW_OP_REDUCE_PROD, safe, axes->count, axes->list, keep);
@@ -256,9 +256,8 @@ DW__GRADIENT(dw__gradient_cumsum) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
     int64_t reverse = dw_node_int(graph, node, DW_ATTR_KEY_REVERSE, 0);
-    dw_attr attrs[] = {
-        dw_attr_int(DW_ATTR_KEY_AXIS, dw_node_int(graph, node, DW_ATTR_KEY_AXIS, 0)),
-        dw_attr_int(DW_ATTR_KEY_REVERSE, !reverse)};
+    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, dw_node_int(graph, node, DW_ATTR_KEY_AXIS, 0)),
+                       dw_attr_int(DW_ATTR_KEY_REVERSE, !reverse)};
     input_grads[0] = dw__emit(&e, DW_OP_CUMSUM, 1, output_grads, reverse ? 1 : 2, attrs);
     return e.status;
 }
