@@ -1,0 +1,96 @@
+/* Common subexpressions: a node that repeats an earlier one (operation, operands, attributes) is
+ * dropped. Forward nodes stand before backward ones, so what both compute is computed forward.
+ * Random operations are functions of seed, stream and shape: equal ones are equal.
+ */
+#include "graph/passes.h"
+#include <string.h>
+
+/* Open addressing: slot = node of the new graph + 1, 0 when free. */
+typedef struct node_set {
+    uint32_t *slots;
+    size_t mask;
+} node_set;
+
+static uint64_t mix(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 29;
+}
+
+static uint64_t hash_bits(uint64_t hash, double number) {
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return mix(hash, bits);
+}
+
+static uint64_t hash_attr(uint64_t hash, const dw_attr *attr) {
+    hash = mix(mix(hash, attr->key), (uint64_t)attr->integer);
+    hash = hash_bits(hash, attr->number);
+    for (uint32_t i = 0; i < attr->count; i++) hash = mix(hash, (uint64_t)attr->list[i]);
+    for (const char *c = attr->string; c && *c; c++) hash = mix(hash, (unsigned char)*c);
+    return hash;
+}
+
+static uint64_t hash_node(const dw__node_record *node) {
+    uint64_t hash = mix(0, node->op);
+    for (uint32_t i = 0; i < node->input_count; i++) hash = mix(hash, node->inputs[i]);
+    for (uint32_t i = 0; i < node->attr_count; i++) hash = hash_attr(hash, &node->attrs[i]);
+    return hash;
+}
+
+static bool attr_equal(const dw_attr *a, const dw_attr *b) {
+    if (a->key != b->key || a->integer != b->integer || a->count != b->count) return false;
+    /* by bits: 0 and -0 differ, a NaN equals itself */
+    if (memcmp(&a->number, &b->number, sizeof a->number) != 0) return false;
+    if ((a->string == NULL) != (b->string == NULL)) return false;
+    if (a->string && strcmp(a->string, b->string) != 0) return false;
+    return a->count == 0 || memcmp(a->list, b->list, a->count * sizeof *a->list) == 0;
+}
+
+static bool node_equal(const dw__node_record *a, const dw__node_record *b) {
+    if (a->op != b->op || a->input_count != b->input_count || a->attr_count != b->attr_count ||
+        a->output_count != b->output_count)
+        return false;
+    if (a->input_count && memcmp(a->inputs, b->inputs, a->input_count * sizeof *a->inputs) != 0)
+        return false;
+    for (uint32_t i = 0; i < a->attr_count; i++)
+        if (!attr_equal(&a->attrs[i], &b->attrs[i])) return false;
+    return true;
+}
+
+static dw_status set_open(node_set *set, size_t nodes) {
+    size_t size = 16;
+    while (size < 2 * nodes) size *= 2;
+    set->mask = size - 1;
+    set->slots = dw__calloc(size, sizeof *set->slots);
+    return set->slots ? DW_OK : dw__fail_memory("the set of nodes", size * sizeof *set->slots);
+}
+
+/* The node equal to `node`, which is added when there is none. */
+static dw_node set_find(node_set *set, const dw_graph *graph, dw_node node) {
+    const dw__node_record *record = &graph->nodes.items[node];
+    size_t slot = hash_node(record) & set->mask;
+    for (; set->slots[slot]; slot = (slot + 1) & set->mask)
+        if (node_equal(&graph->nodes.items[set->slots[slot] - 1], record))
+            return set->slots[slot] - 1;
+    set->slots[slot] = node + 1;
+    return node;
+}
+
+/* A forward node may use a forward one only: backward results don't exist yet when it runs. */
+static dw_status merge_node(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+    node_set *set = rewrite->context;
+    const dw_graph *graph = rewrite->graph;
+    dw_node same = set_find(set, graph, node);
+    const dw__node_record *record = &graph->nodes.items[same];
+    if (same == node || (record->backward && !graph->nodes.items[node].backward)) return DW_OK;
+    for (uint32_t i = 0; i < record->output_count; i++) replacements[i] = record->outputs[i];
+    return DW_OK;
+}
+
+dw_status dw__pass_common(dw_graph **graph) {
+    node_set set;
+    DW_RETURN_IF_FAILED(set_open(&set, (*graph)->nodes.count));
+    dw_status status = dw__rewrite_each(graph, merge_node, &set);
+    dw__free(set.slots);
+    return status;
+}

@@ -1,0 +1,160 @@
+#include "graph/passes.h"
+#include "number/half.h"
+#include <string.h>
+
+static const struct {
+    const char *name;
+    dw__pass_function *run;
+} passes[DW_PASS_COUNT] = {
+    [DW_PASS_DEAD_CODE] = {"dead_code", dw__pass_dead_code},
+    [DW_PASS_COMMON] = {"common", dw__pass_common},
+    [DW_PASS_FOLD] = {"fold", dw__pass_fold},
+    [DW_PASS_RECOGNIZE] = {"recognize", dw__pass_recognize},
+    [DW_PASS_EXPAND] = {"expand", dw__pass_expand},
+    [DW_PASS_FUSE] = {"fuse", dw__pass_fuse},
+};
+
+const char *dw_pass_name(dw_pass pass) {
+    return (unsigned)pass < DW_PASS_COUNT ? passes[pass].name : "?";
+}
+
+dw_status dw_graph_run_pass(dw_graph **graph, dw_pass pass) {
+    if ((unsigned)pass >= DW_PASS_COUNT)
+        return dw__fail(DW_INVALID_ARGUMENT, "pass %d does not exist; there are %d", (int)pass,
+                        DW_PASS_COUNT);
+    if (!graph || !*graph)
+        return dw__fail(DW_INVALID_ARGUMENT, "pass %s was given no graph", passes[pass].name);
+    dw_status status = passes[pass].run(graph);
+    return status == DW_OK ? status : dw__fail_prefix(status, "pass %s", passes[pass].name);
+}
+
+dw_status dw__count_uses(const dw_graph *graph, uint32_t **uses) {
+    uint32_t *count = dw__calloc(graph->values.count, sizeof *count);
+    if (!count) return dw__fail_memory("use counts", graph->values.count * sizeof *count);
+    for (size_t n = 0; n < graph->nodes.count; n++) {
+        const dw__node_record *node = &graph->nodes.items[n];
+        for (uint32_t i = 0; i < node->input_count; i++)
+            if (node->inputs[i] != DW_NONE) count[node->inputs[i]]++;
+    }
+    for (size_t i = 0; i < graph->outputs.count; i++) count[graph->outputs.items[i]]++;
+    *uses = count;
+    return DW_OK;
+}
+
+/* ---- local rewriting ------------------------------------------------------------------------ */
+
+/* Counts for values that appeared since the last call. */
+static dw_status extend_uses(dw__rewrite *rewrite, uint32_t count) {
+    while (rewrite->uses.count < rewrite->graph->values.count)
+        if (DW_PUSH(&rewrite->uses, count) != DW_OK)
+            return dw__fail_memory("use counts", rewrite->uses.count * sizeof(uint32_t));
+    return DW_OK;
+}
+
+static dw_status rewrite_node(dw__rewriter *rewriter, dw__rewrite *rewrite, const uint32_t *uses,
+                              dw__rewrite_rule *rule, dw_node old) {
+    dw_graph *to = rewriter->to;
+    const dw__node_record *record = &rewriter->from->nodes.items[old];
+    dw_value replacements[DW_MAX_OUTPUTS];
+    DW_RETURN_IF_FAILED(dw__rewriter_copy(rewriter, old));
+    DW_RETURN_IF_FAILED(extend_uses(rewrite, 0));
+    for (uint32_t i = 0; i < record->output_count; i++) {
+        dw_value made = rewriter->map[record->outputs[i]];
+        replacements[i] = made;
+        rewrite->uses.items[made] = uses[record->outputs[i]];
+    }
+    DW_RETURN_IF_FAILED(dw__copy_origin(to, rewriter->from, old));
+    DW_RETURN_IF_FAILED(rule(rewrite, (dw_node)(to->nodes.count - 1), replacements));
+    DW_RETURN_IF_FAILED(extend_uses(rewrite, 1));
+    for (uint32_t i = 0; i < record->output_count; i++) {
+        dw_value before = rewriter->map[record->outputs[i]];
+        if (replacements[i] == before) continue;
+        rewrite->uses.items[replacements[i]] += uses[record->outputs[i]];
+        rewriter->map[record->outputs[i]] = replacements[i];
+    }
+    return DW_OK;
+}
+
+/* The new graph, with the old one left as it is. */
+static dw_status rewrite_into(dw__rewriter *rewriter, dw__rewrite_rule *rule, void *context,
+                              dw_graph **made) {
+    dw_status status = DW_OK;
+    const dw_graph *from = rewriter->from;
+    uint32_t *uses = NULL;
+    dw__rewrite rewrite = {.graph = rewriter->to, .context = context};
+    DW_TRY(dw__count_uses(from, &uses));
+    DW_TRY(extend_uses(&rewrite, 0));
+    for (size_t i = 0; i < from->leaves.count; i++) {
+        dw_value leaf = from->leaves.items[i];
+        rewrite.uses.items[rewriter->map[leaf]] = uses[leaf];
+    }
+    for (dw_node n = 0; n < dw_graph_node_count(from); n++)
+        DW_TRY(rewrite_node(rewriter, &rewrite, uses, rule, n));
+    DW_TRY(dw__rewriter_end(rewriter, made));
+cleanup:
+    dw__free(uses);
+    dw__free(rewrite.uses.items);
+    return status;
+}
+
+dw_status dw__rewrite_each(dw_graph **graph, dw__rewrite_rule *rule, void *context) {
+    dw_status status = DW_OK;
+    dw_graph *made = NULL;
+    dw__rewriter rewriter;
+    DW_RETURN_IF_FAILED(dw__rewriter_begin(&rewriter, *graph));
+    DW_TRY(rewrite_into(&rewriter, rule, context, &made));
+    DW_TRY(dw__pass_dead_code(&made));
+    dw__replace_graph(graph, &made);
+cleanup:
+    dw__rewriter_abort(&rewriter);
+    dw_graph_destroy(made);
+    return status;
+}
+
+void dw__replace_graph(dw_graph **graph, dw_graph **by) {
+    dw_graph_destroy(*graph);
+    *graph = *by;
+    *by = NULL;
+}
+
+/* ---- looking at a graph --------------------------------------------------------------------- */
+
+dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op) {
+    if (value == DW_NONE) return DW_NONE;
+    const dw__value_record *record = &graph->values.items[value];
+    if (record->node == DW_NONE || record->index != 0) return DW_NONE;
+    return graph->nodes.items[record->node].op == op ? record->node : DW_NONE;
+}
+
+double dw__round_to(dw_dtype dtype, double number) {
+    switch (dtype) {
+    case DW_F32: return (double)(float)number;
+    case DW_BF16: return (double)dw__bf16_to_f32(dw__f32_to_bf16((float)number));
+    case DW_F16: return (double)dw__f16_to_f32(dw__f32_to_f16((float)number));
+    default: return number;
+    }
+}
+
+bool dw__is_splat(const dw_graph *graph, dw_value value, double *number) {
+    if (value == DW_NONE) return false;
+    const dw__value_record *record = &graph->values.items[value];
+    if (record->node == DW_NONE) return false;
+    const dw__node_record *node = &graph->nodes.items[record->node];
+    switch (node->op) {
+    case DW_OP_CONSTANT:
+        *number = dw_node_float(graph, record->node, DW_ATTR_KEY_VALUE, 0.0);
+        return true;
+    case DW_OP_RESHAPE:
+    case DW_OP_BROADCAST:
+    case DW_OP_PERMUTE:
+    case DW_OP_STOP_GRADIENT: return dw__is_splat(graph, node->inputs[0], number);
+    case DW_OP_CAST:
+        if (!dw__is_float(record->dtype) ||
+            !dw__is_float(graph->values.items[node->inputs[0]].dtype) ||
+            !dw__is_splat(graph, node->inputs[0], number))
+            return false;
+        *number = dw__round_to(record->dtype, *number);
+        return true;
+    default: return false;
+    }
+}
