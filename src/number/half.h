@@ -5,7 +5,7 @@
  *
  *   BF16: 1 sign, 8 exponent, 7 fraction bits: the upper half of an F32.
  *   F16 : 1 sign, 5 exponent, 10 fraction bits (IEEE 754-2019 binary16).
- * / */
+ */
 #ifndef DW_HALF_H
 #define DW_HALF_H
 
