@@ -14,6 +14,7 @@
  */
 #include "engine/engine_internal.h"
 #include "engine/views.h"
+#include "graph/body.h"
 #include "kernel/cpu/cpu.h"
 #include <string.h>
 
@@ -25,6 +26,7 @@ typedef struct lowering {
     dw__operand *hints;       /* by value: where it had better lie; storage DW_NONE: anywhere */
     uint32_t *concat_storage; /* by node: of a concat that its operands are written into */
     bool *claimed;            /* by output: its buffer holds a value already */
+    dw__body *body;           /* scratch */
     dw__call call, second;    /* scratch */
 } lowering;
 
@@ -521,6 +523,30 @@ static uint32_t reads_in(const dw__step *step, uint32_t storage) {
     return count;
 }
 
+/* A kernel may store an output as soon as the body has computed it: true when nothing in the body
+ * reads input `i` after that. */
+static bool read_before_written(const lowering *l, const dw__step *step, uint32_t i, uint32_t o) {
+    const dw_attr *text = dw__find_attr(step->attr_count, step->attrs, DW_ATTR_KEY_BODY);
+    if (!text) return true; /* a single operation */
+    dw_dtype dtypes[DW_MAX_INPUTS];
+    for (uint32_t j = 0; j < step->input_count; j++) dtypes[j] = step->inputs[j].view.dtype;
+    if (dw__body_parse(text->string, step->input_count, dtypes, l->body) != DW_OK) return false;
+    const dw__body_operand *result = &l->body->outputs[o];
+    if (result->source != DW_BODY_RESULT) return false;
+    for (uint32_t c = result->index + 1u; c < l->body->code_count; c++) {
+        const dw__body_code *code = &l->body->code[c];
+        for (uint32_t k = 0; k < code->operand_count; k++) {
+            const dw__body_operand *operand = &code->operands[k];
+            if (operand->source == DW_BODY_INPUT && operand->index == i) return false;
+        }
+    }
+    for (uint32_t other = 0; other < l->body->output_count; other++) {
+        const dw__body_operand *copied = &l->body->outputs[other];
+        if (copied->source == DW_BODY_INPUT && copied->index == i) return false;
+    }
+    return true;
+}
+
 /* True when output `o` of the elementwise step may be written over input `i`: it dies here, and
  * every element is read where it is written. `product`: a second step in the same instruction, or
  * NULL. */
@@ -533,10 +559,9 @@ static bool may_overwrite(const lowering *l, const dw__step *step, const dw__ste
     if (storage->home != DW_HOME_ARENA || storage->deferred != DW_NONE) return false;
     if (storage->reads_left != reads_in(step, input->storage)) return false;
     for (uint32_t j = 0; j < step->input_count; j++) {
-        if (step->inputs[j].storage == input->storage &&
-            !dw__view_same(&step->inputs[j].view, &input->view)) {
-            return false;
-        }
+        if (step->inputs[j].storage != input->storage) continue;
+        if (!dw__view_same(&step->inputs[j].view, &input->view)) return false;
+        if (!read_before_written(l, step, j, o)) return false;
     }
     for (uint32_t j = 0; j < step->output_count; j++) {
         if (step->outputs[j].storage == input->storage) return false; /* taken */
@@ -885,7 +910,8 @@ dw_status dw__lower(dw_plan *plan) {
     l->hints = dw__malloc(values * sizeof *l->hints);
     l->concat_storage = dw__malloc(nodes * sizeof *l->concat_storage);
     l->claimed = dw__calloc(dw_graph_output_count(engine->graph) + 1, sizeof *l->claimed);
-    if (!l->values || !l->hints || !l->concat_storage || !l->claimed) {
+    l->body = dw__malloc(sizeof *l->body);
+    if (!l->values || !l->hints || !l->concat_storage || !l->claimed || !l->body) {
         DW_TRY(dw__fail_memory("a plan in the making", values * sizeof *l->values));
     }
     for (size_t i = 0; i < values; i++) l->values[i].storage = l->hints[i].storage = DW_NONE;
@@ -896,6 +922,7 @@ cleanup:
     dw__free(l->hints);
     dw__free(l->concat_storage);
     dw__free(l->claimed);
+    dw__free(l->body);
     dw__free(l);
     return status;
 }

@@ -1,10 +1,11 @@
 /* Interval placement: no two buffers that live together share a byte, whatever the input. */
 #include "engine/placement.h"
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 static uint64_t random_state;
 

@@ -1,0 +1,793 @@
+/* The engine against the interpreter in FP64, on whole models.
+ *
+ * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is what rounding
+ * alone costs on this data; the engine, which adds in another order, may be SLACK times as far, plus
+ * a few units in the last place of the tensor's norm.
+ */
+#include "base/pool.h"
+#include "deepwell/engine.h"
+#include "engine_models.h"
+#include "kernel/reference/interpret.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static const double SLACK = 8.0;
+static const double FLOOR = 1e-6;
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        dw_status ok_status = (call);                                                              \
+        if (ok_status != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                        \
+    } while (0)
+
+enum { MOST_LEAVES = 64, MOST_OUTPUTS = 8 };
+
+/* ---- one model at one size ------------------------------------------------------------------- */
+
+typedef struct problem {
+    dw_graph *graph;
+    int64_t sizes[2];
+    uint32_t leaf_count, output_count, wrt_count;
+    dw_value wrt[MOST_LEAVES];
+    uint32_t grad_outputs[MOST_OUTPUTS], grad_output_count;
+    dw__tensor leaves[MOST_LEAVES];        /* owned */
+    dw__tensor output_grads[MOST_OUTPUTS]; /* owned */
+    dw_binding leaf_bindings[MOST_LEAVES], output_grad_bindings[MOST_OUTPUTS];
+} problem;
+
+static size_t bytes_of(const dw__tensor *tensor) {
+    return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
+}
+
+/* Wanted: gradients of every output with respect to every parameter. */
+static void problem_begin(problem *p, dw_graph *graph, int64_t batch, int64_t sequence) {
+    memset(p, 0, sizeof *p);
+    p->graph = graph;
+    p->sizes[0] = batch;
+    p->sizes[1] = sequence;
+    p->leaf_count = dw_graph_leaf_count(graph);
+    p->output_count = dw_graph_output_count(graph);
+    assert_true(p->leaf_count <= MOST_LEAVES && p->output_count <= MOST_OUTPUTS);
+    for (uint32_t i = 0; i < p->leaf_count; i++) {
+        dw_value leaf = dw_graph_leaf_at(graph, i);
+        OK(dw__value_tensor_at(graph, leaf, p->sizes, &p->leaves[i]));
+        p->leaves[i].data = dw__malloc_aligned(bytes_of(&p->leaves[i]));
+        model_fill(graph, leaf, dw__tensor_count(&p->leaves[i]), 7, p->leaves[i].data);
+        p->leaf_bindings[i].data = p->leaves[i].data;
+        if (dw_value_role(graph, leaf) == DW_ROLE_PARAMETER) p->wrt[p->wrt_count++] = leaf;
+    }
+    for (uint32_t i = 0; i < p->output_count; i++) {
+        p->grad_outputs[p->grad_output_count++] = i;
+        dw_value output = dw_graph_output(graph, i);
+        OK(dw__value_tensor_at(graph, output, p->sizes, &p->output_grads[i]));
+        p->output_grads[i].data = dw__malloc_aligned(bytes_of(&p->output_grads[i]));
+        model_fill(graph, output, dw__tensor_count(&p->output_grads[i]), 11,
+                   p->output_grads[i].data);
+        p->output_grad_bindings[i].data = p->output_grads[i].data;
+    }
+}
+
+static void problem_end(problem *p) {
+    for (uint32_t i = 0; i < p->leaf_count; i++) dw__free_aligned(p->leaves[i].data);
+    for (uint32_t i = 0; i < p->output_count; i++) dw__free_aligned(p->output_grads[i].data);
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+typedef struct results {
+    uint32_t output_count, grad_count;
+    dw__tensor outputs[MOST_OUTPUTS];
+    dw__tensor grads[MOST_LEAVES]; /* data NULL: no gradient */
+} results;
+
+static void results_end(results *r) {
+    for (uint32_t i = 0; i < r->output_count; i++) dw__free_aligned(r->outputs[i].data);
+    for (uint32_t i = 0; i < r->grad_count; i++) dw__free_aligned(r->grads[i].data);
+}
+
+/* Room for what the engine computes. */
+static void results_begin(const problem *p, const dw_engine *engine, results *r) {
+    memset(r, 0, sizeof *r);
+    r->output_count = p->output_count;
+    r->grad_count = p->wrt_count;
+    for (uint32_t i = 0; i < p->output_count; i++) {
+        OK(dw__value_tensor_at(p->graph, dw_graph_output(p->graph, i), p->sizes, &r->outputs[i]));
+        r->outputs[i].data = dw__malloc_aligned(bytes_of(&r->outputs[i]));
+        memset(r->outputs[i].data, 0x5a, bytes_of(&r->outputs[i]));
+    }
+    for (uint32_t j = 0; j < p->wrt_count; j++) {
+        OK(dw__value_tensor_at(p->graph, p->wrt[j], p->sizes, &r->grads[j]));
+        if (!dw_engine_has_grad(engine, j)) continue;
+        r->grads[j].data = dw__malloc_aligned(bytes_of(&r->grads[j]));
+        memset(r->grads[j].data, 0x5a, bytes_of(&r->grads[j]));
+    }
+}
+
+static void bind_all(uint32_t count, const dw__tensor *tensors, dw_binding *bindings) {
+    for (uint32_t i = 0; i < count; i++) bindings[i] = (dw_binding){.data = tensors[i].data};
+}
+
+static void *make_arena(const dw_plan *plan) {
+    void *arena = dw__malloc_aligned(dw_plan_arena_bytes(plan));
+    assert_non_null(arena);
+    return arena;
+}
+
+static dw_status forward(dw_plan *plan, void *arena, const problem *p, const results *r) {
+    dw_binding outputs[MOST_OUTPUTS];
+    bind_all(r->output_count, r->outputs, outputs);
+    return dw_plan_forward(plan, arena, p->leaf_bindings, outputs);
+}
+
+static dw_status backward(dw_plan *plan, void *arena, const problem *p, const results *r) {
+    dw_binding outputs[MOST_OUTPUTS], grads[MOST_LEAVES];
+    bind_all(r->output_count, r->outputs, outputs);
+    bind_all(r->grad_count, r->grads, grads);
+    return dw_plan_backward(plan, arena, p->leaf_bindings, outputs, p->output_grad_bindings, grads);
+}
+
+static void run_both(dw_engine *engine, const problem *p, results *r) {
+    dw_plan *plan = NULL;
+    OK(dw_engine_plan(engine, p->sizes, &plan));
+    results_begin(p, engine, r);
+    void *arena = make_arena(plan);
+    memset(arena, 0xff, dw_plan_arena_bytes(plan)); /* NaNs, if read before they are written */
+    OK(forward(plan, arena, p, r));
+    OK(backward(plan, arena, p, r));
+    dw__free_aligned(arena);
+    dw_plan_release(plan);
+}
+
+static dw_engine *make_engine(const problem *p, int recompute, int fuse) {
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.recompute = recompute;
+    options.fuse = fuse;
+    dw_engine *engine = NULL;
+    OK(dw_engine_create(p->graph, p->grad_output_count, p->grad_outputs, p->wrt_count, p->wrt,
+                        &options, &engine));
+    return engine;
+}
+
+/* ---- the oracle ------------------------------------------------------------------------------ */
+
+static dw__tensor as_f64(const dw__tensor *tensor) {
+    dw__tensor wide = *tensor;
+    int64_t count = dw__tensor_count(tensor);
+    wide.dtype = DW_F64;
+    double *data = dw__malloc_aligned((size_t)count * sizeof *data);
+    for (int64_t i = 0; i < count; i++) data[i] = (double)((const float *)tensor->data)[i];
+    wide.data = data;
+    return wide;
+}
+
+/* The given graph with its gradients, interpreted; nothing of the engine takes part. */
+static void interpret(const problem *p, bool high_precision, results *r) {
+    dw_graph *graph = NULL;
+    dw_value outputs[MOST_OUTPUTS], output_grads[MOST_OUTPUTS], grads[MOST_LEAVES];
+    OK(dw_graph_clone(p->graph, &graph));
+    for (uint32_t i = 0; i < p->grad_output_count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "test.gradient.%u", i);
+        outputs[i] = dw_graph_output(graph, p->grad_outputs[i]);
+        dw_dim shape[DW_MAX_RANK];
+        int rank = dw_value_rank(graph, outputs[i]);
+        for (int a = 0; a < rank; a++) shape[a] = dw_value_shape(graph, outputs[i])[a];
+        OK(dw_graph_leaf(graph, DW_ROLE_GRADIENT, name, dw_value_dtype(graph, outputs[i]), rank,
+                         shape, &output_grads[i]));
+    }
+    OK(dw_graph_gradient(graph, p->grad_output_count, outputs, output_grads, p->wrt_count, p->wrt,
+                         grads));
+    for (uint32_t j = 0; j < p->wrt_count; j++) {
+        if (grads[j] != DW_NONE) OK(dw_graph_add_output(graph, grads[j]));
+    }
+    dw__tensor leaves[MOST_LEAVES + MOST_OUTPUTS], computed[MOST_OUTPUTS + MOST_LEAVES];
+    uint32_t leaf_count = p->leaf_count + p->grad_output_count;
+    for (uint32_t i = 0; i < leaf_count; i++) {
+        leaves[i] =
+            i < p->leaf_count ? p->leaves[i] : p->output_grads[p->grad_outputs[i - p->leaf_count]];
+        if (high_precision && leaves[i].dtype == DW_F32) leaves[i] = as_f64(&leaves[i]);
+    }
+    dw__interpret_options options = {.high_precision = high_precision};
+    OK(dw__interpret(graph, p->sizes, leaves, computed, &options));
+    memset(r, 0, sizeof *r);
+    r->output_count = p->output_count;
+    r->grad_count = p->wrt_count;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < p->output_count; i++) r->outputs[i] = computed[at++];
+    for (uint32_t j = 0; j < p->wrt_count; j++) {
+        if (grads[j] != DW_NONE) r->grads[j] = computed[at++];
+    }
+    for (uint32_t i = 0; i < leaf_count; i++) {
+        if (leaves[i].dtype == DW_F64) dw__free_aligned(leaves[i].data);
+    }
+    dw_graph_destroy(graph);
+}
+
+static double element(const dw__tensor *tensor, int64_t i) {
+    return tensor->dtype == DW_F64 ? ((const double *)tensor->data)[i]
+                                   : (double)((const float *)tensor->data)[i];
+}
+
+/* Euclidean norm of x - y; of x when y is NULL. */
+static double distance(const dw__tensor *x, const dw__tensor *y) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < dw__tensor_count(x); i++) {
+        double d = element(x, i) - (y ? element(y, i) : 0.0);
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+static void expect_close(const char *name, const dw__tensor *got, const dw__tensor *f32,
+                         const dw__tensor *f64, double scale) {
+    double error = distance(got, f64), allowed = SLACK * distance(f32, f64);
+    allowed += FLOOR * fmax(distance(f64, NULL), scale);
+    if (!(error <= allowed)) fail_msg("%s: error %g, allowed %g", name, error, allowed);
+}
+
+/* A tenth of the mean norm: a gradient that cancels (that of a query which sees one key) is as wrong as
+ * the terms that it is the sum of. */
+static double cancelling_scale(const results *f64) {
+    double sum = 0.0;
+    for (uint32_t j = 0; j < f64->grad_count; j++) {
+        if (f64->grads[j].data) sum += distance(&f64->grads[j], NULL);
+    }
+    return 0.1 * sum / (f64->grad_count ? f64->grad_count : 1);
+}
+
+static void expect_results(const problem *p, const results *got, const results *f32,
+                           const results *f64) {
+    for (uint32_t i = 0; i < p->output_count; i++) {
+        expect_close(dw_value_name(p->graph, dw_graph_output(p->graph, i)), &got->outputs[i],
+                     &f32->outputs[i], &f64->outputs[i], 0.0);
+    }
+    double scale = cancelling_scale(f64);
+    for (uint32_t j = 0; j < p->wrt_count; j++) {
+        const char *name = dw_value_name(p->graph, p->wrt[j]);
+        if (!got->grads[j].data != !f64->grads[j].data) fail_msg("%s: whether it has one", name);
+        if (!got->grads[j].data) continue;
+        expect_close(name, &got->grads[j], &f32->grads[j], &f64->grads[j], scale);
+    }
+}
+
+static void expect_same_bits(const results *a, const results *b) {
+    for (uint32_t i = 0; i < a->output_count; i++) {
+        assert_memory_equal(a->outputs[i].data, b->outputs[i].data, bytes_of(&a->outputs[i]));
+    }
+    for (uint32_t j = 0; j < a->grad_count; j++) {
+        if (!a->grads[j].data || !b->grads[j].data) continue;
+        assert_memory_equal(a->grads[j].data, b->grads[j].data, bytes_of(&a->grads[j]));
+    }
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+typedef dw_status (*model_builder)(model *m);
+
+static dw_graph *build(model_builder builder, double dropout) {
+    model m = {.dropout = dropout};
+    OK(builder(&m));
+    return m.graph;
+}
+
+/* One engine per choice of options serves all sizes. */
+static void agrees(model_builder builder, double dropout) {
+    static const int64_t sizes[][2] = {{1, 1}, {2, 7}, {3, 17}, {1, 33}};
+    dw_graph *graph = build(builder, dropout);
+    dw_engine *engines[4] = {NULL};
+    for (size_t s = 0; s < DW_COUNT(sizes); s++) {
+        problem p;
+        results f32, f64;
+        problem_begin(&p, graph, sizes[s][0], sizes[s][1]);
+        interpret(&p, false, &f32);
+        interpret(&p, true, &f64);
+        for (int o = 0; o < 4; o++) {
+            if (!engines[o]) engines[o] = make_engine(&p, o & 1, o >> 1);
+            results got;
+            run_both(engines[o], &p, &got);
+            expect_results(&p, &got, &f32, &f64);
+            results_end(&got);
+        }
+        results_end(&f32);
+        results_end(&f64);
+        problem_end(&p);
+    }
+    for (int o = 0; o < 4; o++) dw_engine_destroy(engines[o]);
+    dw_graph_destroy(graph);
+}
+
+static void gpt_agrees(void **state) {
+    (void)state;
+    agrees(model_gpt, 0.0);
+}
+static void gpt_with_dropout_agrees(void **state) {
+    (void)state;
+    agrees(model_gpt, 0.25);
+}
+static void llama_agrees(void **state) {
+    (void)state;
+    agrees(model_llama, 0.0);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+typedef struct fixture {
+    dw_graph *graph;
+    problem p;
+    dw_engine *engine;
+    dw_plan *plan;
+} fixture;
+
+static void fixture_begin(fixture *f, model_builder builder, double dropout, int recompute) {
+    f->graph = build(builder, dropout);
+    problem_begin(&f->p, f->graph, 2, 13);
+    f->engine = make_engine(&f->p, recompute, 1);
+    OK(dw_engine_plan(f->engine, f->p.sizes, &f->plan));
+}
+
+static void fixture_end(fixture *f) {
+    dw_plan_release(f->plan);
+    dw_engine_destroy(f->engine);
+    problem_end(&f->p);
+    dw_graph_destroy(f->graph);
+}
+
+/* Fills the arena and a guard behind it with `pattern`; marks which bytes a run changes. */
+static void mark_touched(const fixture *f, uint8_t pattern, uint8_t *touched, size_t bytes) {
+    results r;
+    uint8_t *arena = dw__malloc_aligned(bytes);
+    memset(arena, pattern, bytes);
+    results_begin(&f->p, f->engine, &r);
+    OK(forward(f->plan, arena, &f->p, &r));
+    OK(backward(f->plan, arena, &f->p, &r));
+    for (size_t i = 0; i < bytes; i++) touched[i] |= arena[i] != pattern;
+    results_end(&r);
+    dw__free_aligned(arena);
+}
+
+static void the_predicted_peak_is_the_peak(void **state) {
+    (void)state;
+    enum { GUARD = 4096 };
+    for (int o = 0; o < 4; o++) {
+        fixture f;
+        fixture_begin(&f, o & 1 ? model_llama : model_gpt, 0.0, o >> 1);
+        size_t arena_bytes = dw_plan_arena_bytes(f.plan);
+        uint8_t *touched = dw__calloc(arena_bytes + GUARD, 1);
+        /* A byte may get the value that it has: two patterns tell. */
+        mark_touched(&f, 0xa5, touched, arena_bytes + GUARD);
+        mark_touched(&f, 0x3c, touched, arena_bytes + GUARD);
+        size_t highest = 0;
+        for (size_t i = 0; i < arena_bytes + GUARD; i++) {
+            if (touched[i]) highest = i + 1;
+        }
+        assert_int_equal(highest, arena_bytes);
+        dw__free(touched);
+        fixture_end(&f);
+    }
+}
+
+static void recomputation_saves_memory(void **state) {
+    (void)state;
+    fixture all, few;
+    fixture_begin(&all, model_gpt, 0.0, 0);
+    fixture_begin(&few, model_gpt, 0.0, 1);
+    assert_true(dw_plan_saved_bytes(few.plan) < dw_plan_saved_bytes(all.plan));
+    assert_true(dw_plan_saved_bytes(few.plan) <= dw_plan_arena_bytes(few.plan));
+    /* Per layer and token: the residual stream twice, q k v, the attention's result, the hidden
+     * layer before GELU; norms' statistics and logsumexp are scalars per token (and head). */
+    size_t tokens = (size_t)(few.p.sizes[0] * few.p.sizes[1]);
+    size_t floats =
+        2 * MODEL_WIDTH + 3 * MODEL_WIDTH + MODEL_WIDTH + MODEL_HIDDEN + 4 + MODEL_HEADS;
+    size_t expected = MODEL_LAYERS * floats * tokens * sizeof(float);
+    size_t last = (MODEL_WIDTH + 3) * tokens * sizeof(float);
+    size_t padding = 64 * 16 * MODEL_LAYERS;
+    assert_true(dw_plan_saved_bytes(few.plan) <= expected + last + padding);
+    fixture_end(&all);
+    fixture_end(&few);
+}
+
+static void the_saved_prefix_is_enough(void **state) {
+    (void)state;
+    fixture f;
+    results once, again;
+    fixture_begin(&f, model_gpt, 0.25, 1);
+    results_begin(&f.p, f.engine, &once);
+    results_begin(&f.p, f.engine, &again);
+    void *arena = make_arena(f.plan), *copy = make_arena(f.plan);
+    OK(forward(f.plan, arena, &f.p, &once));
+    memset(copy, 0xff, dw_plan_arena_bytes(f.plan));
+    memcpy(copy, arena, dw_plan_saved_bytes(f.plan));
+    OK(backward(f.plan, arena, &f.p, &once));
+    for (uint32_t i = 0; i < f.p.output_count; i++) {
+        memcpy(again.outputs[i].data, once.outputs[i].data, bytes_of(&once.outputs[i]));
+    }
+    OK(backward(f.plan, copy, &f.p, &again));
+    expect_same_bits(&once, &again);
+    dw__free_aligned(arena);
+    dw__free_aligned(copy);
+    results_end(&once);
+    results_end(&again);
+    fixture_end(&f);
+}
+
+static void two_forwards_may_come_before_a_backward(void **state) {
+    (void)state;
+    fixture f;
+    results alone, first, second;
+    fixture_begin(&f, model_llama, 0.0, 1);
+    run_both(f.engine, &f.p, &alone);
+    results_begin(&f.p, f.engine, &first);
+    results_begin(&f.p, f.engine, &second);
+    void *arenas[2] = {make_arena(f.plan), make_arena(f.plan)};
+    OK(forward(f.plan, arenas[0], &f.p, &first));
+    OK(forward(f.plan, arenas[1], &f.p, &second));
+    OK(backward(f.plan, arenas[0], &f.p, &first));
+    OK(backward(f.plan, arenas[1], &f.p, &second));
+    expect_same_bits(&alone, &first);
+    expect_same_bits(&alone, &second);
+    dw__free_aligned(arenas[0]);
+    dw__free_aligned(arenas[1]);
+    results_end(&alone);
+    results_end(&first);
+    results_end(&second);
+    fixture_end(&f);
+}
+
+static void unwanted_gradients_may_be_left_out(void **state) {
+    (void)state;
+    fixture f;
+    results all, some;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    run_both(f.engine, &f.p, &all);
+    for (uint32_t keep = 0; keep < f.p.wrt_count; keep++) {
+        results_begin(&f.p, f.engine, &some);
+        for (uint32_t j = 0; j < f.p.wrt_count; j++) {
+            if (j % f.p.wrt_count == keep || (j + keep) % 3 == 0) continue;
+            dw__free_aligned(some.grads[j].data);
+            some.grads[j].data = NULL;
+        }
+        void *arena = make_arena(f.plan);
+        OK(forward(f.plan, arena, &f.p, &some));
+        OK(backward(f.plan, arena, &f.p, &some));
+        expect_same_bits(&all, &some);
+        dw__free_aligned(arena);
+        results_end(&some);
+    }
+    results_end(&all);
+    fixture_end(&f);
+}
+
+static void an_output_gradient_that_is_null_is_zero(void **state) {
+    (void)state;
+    fixture f;
+    results zeros, nulls;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    memset(f.p.output_grads[0].data, 0, bytes_of(&f.p.output_grads[0]));
+    run_both(f.engine, &f.p, &zeros);
+    f.p.output_grad_bindings[0].data = NULL;
+    run_both(f.engine, &f.p, &nulls);
+    expect_same_bits(&zeros, &nulls);
+    results_end(&zeros);
+    results_end(&nulls);
+    fixture_end(&f);
+}
+
+static void leaves_that_backward_does_not_read_may_be_gone(void **state) {
+    (void)state;
+    fixture f;
+    results all, less;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    run_both(f.engine, &f.p, &all);
+    results_begin(&f.p, f.engine, &less);
+    void *arena = make_arena(f.plan);
+    OK(forward(f.plan, arena, &f.p, &less));
+    uint32_t gone = 0;
+    for (uint32_t i = 0; i < f.p.leaf_count; i++) {
+        if (dw_engine_backward_reads_leaf(f.engine, i)) continue;
+        f.p.leaf_bindings[i].data = NULL;
+        gone++;
+    }
+    assert_true(gone > 0); /* biases, at least */
+    OK(backward(f.plan, arena, &f.p, &less));
+    expect_same_bits(&all, &less);
+    dw__free_aligned(arena);
+    results_end(&all);
+    results_end(&less);
+    fixture_end(&f);
+}
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+static void bits_do_not_depend_on_threads(void **state) {
+    (void)state;
+    fixture f;
+    results one, many;
+    int before = dw_get_threads();
+    fixture_begin(&f, model_gpt, 0.25, 1);
+    OK(dw_set_threads(1));
+    run_both(f.engine, &f.p, &one);
+    for (int threads = 2; threads <= 5; threads++) {
+        OK(dw_set_threads(threads));
+        run_both(f.engine, &f.p, &many);
+        expect_same_bits(&one, &many);
+        results_end(&many);
+    }
+    OK(dw_set_threads(before));
+    results_end(&one);
+    fixture_end(&f);
+}
+
+typedef struct worker {
+    fixture *f;
+    const results *expected;
+    bool same;
+} worker;
+
+static void *work(void *argument) {
+    worker *w = argument;
+    w->same = true;
+    for (int round = 0; round < 8; round++) {
+        results r;
+        dw_plan *plan = NULL;
+        if (dw_engine_plan(w->f->engine, w->f->p.sizes, &plan) != DW_OK) {
+            w->same = false;
+            break;
+        }
+        results_begin(&w->f->p, w->f->engine, &r);
+        void *arena = dw__malloc_aligned(dw_plan_arena_bytes(plan));
+        w->same &= forward(plan, arena, &w->f->p, &r) == DW_OK;
+        w->same &= backward(plan, arena, &w->f->p, &r) == DW_OK;
+        for (uint32_t j = 0; j < r.grad_count; j++) {
+            w->same &=
+                memcmp(r.grads[j].data, w->expected->grads[j].data, bytes_of(&r.grads[j])) == 0;
+        }
+        dw__free_aligned(arena);
+        results_end(&r);
+        dw_plan_release(plan);
+    }
+    return NULL;
+}
+
+static void threads_may_share_a_plan(void **state) {
+    (void)state;
+    fixture f;
+    results alone;
+    fixture_begin(&f, model_llama, 0.0, 1);
+    run_both(f.engine, &f.p, &alone);
+    pthread_t threads[3];
+    worker workers[3];
+    for (int t = 0; t < 3; t++) {
+        workers[t] = (worker){.f = &f, .expected = &alone};
+        assert_int_equal(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
+    }
+    for (int t = 0; t < 3; t++) {
+        pthread_join(threads[t], NULL);
+        assert_true(workers[t].same);
+    }
+    results_end(&alone);
+    fixture_end(&f);
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static void plans_are_cached_and_kept_while_in_use(void **state) {
+    (void)state;
+    fixture f;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    dw_plan *again = NULL, *other = NULL;
+    OK(dw_engine_plan(f.engine, f.p.sizes, &again));
+    assert_ptr_equal(again, f.plan);
+    dw_plan_release(again);
+    int64_t live = 0;
+    for (int64_t s = 1; s <= 60; s++) {
+        OK(dw_engine_plan(f.engine, (int64_t[]){1, s}, &other));
+        dw_plan_release(other);
+        if (s == 40) live = dw__memory_live();
+    }
+    /* From 32 on every new plan replaces an old one; the one in use is still there. */
+    assert_in_range(dw__memory_live(), live - live / 4, live + live / 4);
+    OK(dw_engine_plan(f.engine, f.p.sizes, &again));
+    assert_ptr_equal(again, f.plan);
+    dw_plan_release(again);
+    fixture_end(&f);
+}
+
+static void a_plan_describes_itself(void **state) {
+    (void)state;
+    fixture f;
+    char *text = NULL;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    OK(dw_plan_describe(f.plan, &text));
+    assert_non_null(strstr(text, "B=2 S=13"));
+    assert_non_null(strstr(text, "attention"));
+    if (getenv("DEEPWELL_TEST_PRINT")) printf("%s", text);
+    dw_text_free(text);
+    int64_t shape[DW_MAX_RANK];
+    assert_int_equal(dw_plan_output_count(f.plan), 2);
+    assert_int_equal(dw_plan_output_shape(f.plan, 0, shape), 3);
+    assert_int_equal(shape[0], 2);
+    assert_int_equal(shape[1], 13);
+    assert_int_equal(shape[2], MODEL_VOCABULARY);
+    assert_int_equal(dw_plan_output_shape(f.plan, 1, shape), 0);
+    assert_int_equal(dw_plan_output_dtype(f.plan, 1), DW_F32);
+    fixture_end(&f);
+}
+
+static void inference_saves_nothing(void **state) {
+    (void)state;
+    fixture f;
+    results trained, inferred;
+    dw_engine *engine = NULL;
+    dw_plan *plan = NULL;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    run_both(f.engine, &f.p, &trained);
+    OK(dw_engine_create(f.graph, 0, NULL, 0, NULL, NULL, &engine));
+    OK(dw_engine_plan(engine, f.p.sizes, &plan));
+    assert_int_equal(dw_plan_saved_bytes(plan), 0);
+    assert_true(dw_plan_arena_bytes(plan) < dw_plan_arena_bytes(f.plan));
+    results_begin(&f.p, f.engine, &inferred);
+    void *arena = make_arena(plan);
+    OK(forward(plan, arena, &f.p, &inferred));
+    for (uint32_t i = 0; i < f.p.output_count; i++) {
+        assert_memory_equal(inferred.outputs[i].data, trained.outputs[i].data,
+                            bytes_of(&trained.outputs[i]));
+    }
+    assert_int_equal(backward(plan, arena, &f.p, &inferred), DW_STATE);
+    dw__free_aligned(arena);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+    results_end(&trained);
+    results_end(&inferred);
+    fixture_end(&f);
+}
+
+/* ---- outputs and gradients that are views, leaves, or each other ------------------------------- */
+
+static dw_status odd_outputs(model *m) {
+    model_begin(m);
+    dw__emitter *e = &m->e;
+    dw_value a = model_parameter(m, "a", -1, 2, m->batch, m->sequence);
+    dw_value b = model_parameter(m, "b", -1, 2, m->batch, m->sequence);
+    dw_value unused = model_parameter(m, "unused", -1, 1, m->batch, 0);
+    (void)unused;
+    dw_value sum = dw__emit_binary(e, DW_OP_ADD, a, b);
+    dw_value product = dw__emit_binary(e, DW_OP_MUL, sum, b);
+    int64_t swap[2] = {1, 0};
+    dw_dim flat = dw__emit_dim_mul(e, m->batch, m->sequence);
+    dw_value outputs[7] = {
+        a,                               /* a leaf */
+        dw__emit_permute(e, b, 2, swap), /* a view of a leaf */
+        sum,
+        sum,                                                              /* twice */
+        dw__emit_permute(e, product, 2, swap),                            /* a strided view */
+        dw__emit_reshape(e, product, 1, &flat),                           /* a view in order */
+        dw__emit_reshape(e, dw__emit_permute(e, sum, 2, swap), 1, &flat), /* a copy */
+    };
+    for (int i = 0; i < 7 && e->status == DW_OK; i++) {
+        e->status = dw_graph_add_output(m->graph, outputs[i]);
+    }
+    return e->status;
+}
+
+static void outputs_may_be_leaves_views_or_twice_the_same(void **state) {
+    (void)state;
+    agrees(odd_outputs, 0.0);
+}
+
+/* The gradients of a and of b are one value, the output's gradient itself. */
+static dw_status plain_sum(model *m) {
+    model_begin(m);
+    dw_value a = model_parameter(m, "a", -1, 2, m->batch, m->sequence);
+    dw_value b = model_parameter(m, "b", -1, 2, m->batch, m->sequence);
+    dw_value sum = dw__emit_binary(&m->e, DW_OP_ADD, a, b);
+    if (m->e.status == DW_OK) m->e.status = dw_graph_add_output(m->graph, sum);
+    return m->e.status;
+}
+
+static void gradients_may_be_given_values(void **state) {
+    (void)state;
+    agrees(plain_sum, 0.0);
+}
+
+/* ---- misuse ---------------------------------------------------------------------------------- */
+
+static void expect_message(const char *part) {
+    if (!strstr(dw_last_error(), part)) fail_msg("\"%s\" lacks \"%s\"", dw_last_error(), part);
+}
+
+static void misuse_is_reported(void **state) {
+    (void)state;
+    fixture f;
+    results r;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    results_begin(&f.p, f.engine, &r);
+    char *arena = make_arena(f.plan);
+    dw_plan *plan = NULL;
+    dw_engine *engine = NULL;
+    uint32_t output = 99;
+    assert_int_equal(dw_engine_plan(f.engine, (int64_t[]){-1, 3}, &plan), DW_INVALID_ARGUMENT);
+    expect_message("B is -1");
+    assert_int_equal(dw_engine_create(f.graph, 1, &output, 1, f.p.wrt, NULL, &engine),
+                     DW_INVALID_ARGUMENT);
+    expect_message("99");
+    dw_value logits = dw_graph_output(f.graph, 0);
+    output = 0;
+    assert_int_equal(dw_engine_create(f.graph, 1, &output, 1, &logits, NULL, &engine),
+                     DW_INVALID_ARGUMENT);
+    expect_message("leaf");
+    assert_int_equal(forward(f.plan, arena + 8, &f.p, &r), DW_INVALID_ARGUMENT);
+    expect_message("aligned to 64");
+    int64_t strides[2] = {1, MODEL_VOCABULARY};
+    f.p.leaf_bindings[0].strides = strides;
+    assert_int_equal(forward(f.plan, arena, &f.p, &r), DW_INVALID_ARGUMENT);
+    expect_message("wte");
+    expect_message("contiguous");
+    f.p.leaf_bindings[0].strides = (int64_t[]){MODEL_WIDTH, 1};
+    OK(forward(f.plan, arena, &f.p, &r));
+    void *data = f.p.leaf_bindings[0].data;
+    f.p.leaf_bindings[0].data = NULL;
+    assert_int_equal(forward(f.plan, arena, &f.p, &r), DW_INVALID_ARGUMENT);
+    expect_message("wte is NULL");
+    f.p.leaf_bindings[0].data = data;
+    ((int64_t *)f.p.leaves[2].data)[1] = MODEL_VOCABULARY; /* tokens */
+    assert_int_equal(forward(f.plan, arena, &f.p, &r), DW_INVALID_ARGUMENT);
+    expect_message("embedding");
+    results_end(&r);
+    dw__free_aligned(arena);
+    fixture_end(&f);
+}
+
+static void every_failing_allocation_is_survived(void **state) {
+    (void)state;
+    dw_graph *graph = build(model_llama, 0.0);
+    problem p;
+    problem_begin(&p, graph, 2, 5);
+    int64_t live = dw__memory_live();
+    bool done = false;
+    for (int64_t allowed = 0; !done; allowed += 1 + allowed / 64) {
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        dw__memory_fail_after(allowed);
+        dw_status status = dw_engine_create(graph, p.grad_output_count, p.grad_outputs, p.wrt_count,
+                                            p.wrt, NULL, &engine);
+        if (status == DW_OK) status = dw_engine_plan(engine, p.sizes, &plan);
+        dw__memory_fail_after(-1);
+        done = status == DW_OK;
+        if (!done) assert_int_equal(status, DW_OUT_OF_MEMORY);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    problem_end(&p);
+    dw_graph_destroy(graph);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_may_be_given_values),
+        cmocka_unit_test(outputs_may_be_leaves_views_or_twice_the_same),
+        cmocka_unit_test(gpt_agrees),
+        cmocka_unit_test(gpt_with_dropout_agrees),
+        cmocka_unit_test(llama_agrees),
+        cmocka_unit_test(the_predicted_peak_is_the_peak),
+        cmocka_unit_test(recomputation_saves_memory),
+        cmocka_unit_test(the_saved_prefix_is_enough),
+        cmocka_unit_test(two_forwards_may_come_before_a_backward),
+        cmocka_unit_test(unwanted_gradients_may_be_left_out),
+        cmocka_unit_test(an_output_gradient_that_is_null_is_zero),
+        cmocka_unit_test(leaves_that_backward_does_not_read_may_be_gone),
+        cmocka_unit_test(bits_do_not_depend_on_threads),
+        cmocka_unit_test(threads_may_share_a_plan),
+        cmocka_unit_test(plans_are_cached_and_kept_while_in_use),
+        cmocka_unit_test(a_plan_describes_itself),
+        cmocka_unit_test(inference_saves_nothing),
+        cmocka_unit_test(misuse_is_reported),
+        cmocka_unit_test(every_failing_allocation_is_survived),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
