@@ -3,7 +3,8 @@
     model = deepwell.optimize(model)
 
 and train as before. ``deepwell.restore(model)`` undoes it, ``deepwell.summary(model)`` tells what was
-done, ``deepwell.AdamW`` is an optimizer that updates all parameters in one pass.
+done, ``deepwell.AdamW`` is an optimizer that updates all parameters in one pass, and
+``print(deepwell.capture(model))`` shows a model's graph.
 """
 
 try:
@@ -19,14 +20,19 @@ from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
 
+# Last: the function takes the name of the module that it is built on.
+from deepwell.ir import IR, capture  # isort: skip
+
 __version__ = _deepwell.version()
 
 __all__ = [
     "AdamW",
     "CaptureError",
     "DeepwellError",
+    "IR",
     "UnsupportedError",
     "__version__",
+    "capture",
     "optimize",
     "restore",
     "summary",
