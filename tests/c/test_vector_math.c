@@ -50,7 +50,7 @@ static const function functions[] = {
     {"sin", DW_OP_SIN, sin, 0.6},
     {"cos", DW_OP_COS, cos, 0.6},
     {"sqrt", DW_OP_SQRT, sqrt, 0.51},
-    {"rsqrt", DW_OP_RSQRT, rsqrt, 1.1},
+    {"rsqrt", DW_OP_RSQRT, rsqrt, 1.5},
     {"reciprocal", DW_OP_RECIPROCAL, reciprocal, 0.51},
     {"floor", DW_OP_FLOOR, floor, 0.0},
     {"ceil", DW_OP_CEIL, ceil, 0.0},
