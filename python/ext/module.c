@@ -360,12 +360,14 @@ static void graph_dealloc(PyObject *self) {
 static PyObject *graph_text(PyObject *self, PyObject *unused) {
     (void)unused;
     char *text = NULL;
-    return take_text(dw_graph_to_text(((graph_slot *)object_slot(self))->graph, &text), text);
+    dw_status status = dw_graph_to_text(((graph_slot *)object_slot(self))->graph, &text);
+    return take_text(status, text);
 }
 static PyObject *graph_json(PyObject *self, PyObject *unused) {
     (void)unused;
     char *text = NULL;
-    return take_text(dw_graph_to_json(((graph_slot *)object_slot(self))->graph, &text), text);
+    dw_status status = dw_graph_to_json(((graph_slot *)object_slot(self))->graph, &text);
+    return take_text(status, text);
 }
 static PyObject *graph_run_pass(PyObject *self, PyObject *args) {
     const char *name = NULL;
@@ -565,7 +567,8 @@ static PyObject *engine_text(PyObject *self, PyObject *unused) {
     (void)unused;
     char *text = NULL;
     const dw_graph *graph = dw_engine_graph(((engine_slot *)object_slot(self))->engine);
-    return take_text(dw_graph_to_text(graph, &text), text);
+    dw_status status = dw_graph_to_text(graph, &text);
+    return take_text(status, text);
 }
 
 static PyObject *engine_plan(PyObject *self, PyObject *args) {
@@ -633,7 +636,8 @@ static PyObject *module_machine(PyObject *self, PyObject *unused) {
     (void)self;
     (void)unused;
     char *text = NULL;
-    return take_text(dw_machine_describe(&text), text);
+    dw_status status = dw_machine_describe(&text);
+    return take_text(status, text);
 }
 static PyObject *module_set_threads(PyObject *self, PyObject *args) {
     (void)self;
