@@ -116,6 +116,7 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
         DW_TRY(differentiate(engine, grad_outputs, wrt_leaves));
         DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
     }
+    DW_TRY(dw__join_pads(&engine->graph));
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
 cleanup:

@@ -659,13 +659,23 @@ static dw_node first_reader(const lowering *l, dw_value value) {
     return first;
 }
 
+/* Waiting keeps the product's operands alive: worth it only for a reader close by. */
+static bool is_near(const lowering *l, dw_node node, dw_node reader) {
+    enum { NEAR = 3 };
+    uint32_t between = 0;
+    for (dw_node n = node + 1; n < reader && between <= NEAR; n++) {
+        between += !dw__is_view_op(record_of(l, n)->op);
+    }
+    return between <= NEAR;
+}
+
 static bool may_wait(const lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     if (record->op != DW_OP_MATMUL && record->op != DW_OP_LINEAR) return false;
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0]);
     return reader != DW_NONE && record_of(l, reader)->op == DW_OP_FUSED &&
-           record_of(l, reader)->backward == record->backward;
+           record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
 
 /* The product gets a place, which stays unused if an epilogue takes its tiles. */

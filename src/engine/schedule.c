@@ -246,25 +246,11 @@ static int64_t capacity(const schedule *s, dw_value value) {
     return s->bytes[value] > 0 ? s->bytes[value] : 1;
 }
 
-/* Length of the chain of cheap nodes that ends in each node; 0 for one that is not repeated. */
-static uint32_t chain_length(const schedule *s, dw_node node, const uint32_t *length) {
-    const dw__node_record *record = record_of(s, node);
-    if (!is_cheap(record->op)) return 0;
-    uint32_t longest = 0;
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        dw_node from = record->inputs[i] == DW_NONE ? DW_NONE : producer(s, record->inputs[i]);
-        if (from != DW_NONE && length[from] > longest) longest = length[from];
-    }
-    longest += dw__is_view_op(record->op) ? 0 : 1;
-    if (longest == 0) longest = 1; /* a view of something expensive is itself cheap */
-    return longest > LONGEST_CHAIN ? 0 : longest;
-}
-
-static dw_status build_cut(const schedule *s, const uint32_t *length, cut *c) {
+static dw_status build_cut(const schedule *s, const bool *kept, cut *c) {
     for (dw_node node = 0; node < s->node_count; node++) {
         const dw__node_record *record = record_of(s, node);
         if (s->in_forward[node]) {
-            bool repeatable = length[node] > 0 || dw__is_view_op(record->op);
+            bool repeatable = is_cheap(record->op) && !kept[node];
             if (!repeatable) DW_RETURN_IF_FAILED(add_edge(c, c->source, node, INFINITE));
             for (uint32_t o = 0; o < record->output_count; o++) {
                 dw_value value = record->outputs[o];
@@ -284,36 +270,76 @@ static dw_status build_cut(const schedule *s, const uint32_t *length, cut *c) {
     return DW_OK;
 }
 
-static dw_status choose_recomputed(schedule *s) {
-    dw_status status = DW_OK;
-    cut c = {0};
-    c.source = s->node_count + 2 * s->value_count;
-    c.sink = c.source + 1;
-    c.vertex_count = c.sink + 1;
-    uint32_t *length = dw__calloc(s->node_count + 1, sizeof *length);
-    c.first = dw__malloc(c.vertex_count * sizeof *c.first);
-    c.by = dw__malloc(c.vertex_count * sizeof *c.by);
-    c.queue = dw__malloc(c.vertex_count * sizeof *c.queue);
-    if (!length || !c.first || !c.by || !c.queue) {
-        DW_TRY(dw__fail_memory("the choice of saved values", c.vertex_count * sizeof *c.by));
-    }
-    for (uint32_t v = 0; v < c.vertex_count; v++) c.first[v] = DW_NONE;
-    for (dw_node node = 0; node < s->node_count; node++)
-        length[node] = chain_length(s, node, length);
-    DW_TRY(build_cut(s, length, &c));
-    while (reach_from_sink(&c, true)) push_flow(&c);
+static dw_status open_cut(const schedule *s, cut *c) {
+    c->source = s->node_count + 2 * s->value_count;
+    c->sink = c->source + 1;
+    c->vertex_count = c->sink + 1;
+    c->first = dw__malloc(c->vertex_count * sizeof *c->first);
+    c->by = dw__malloc(c->vertex_count * sizeof *c->by);
+    c->queue = dw__malloc(c->vertex_count * sizeof *c->queue);
+    if (c->first && c->by && c->queue) return DW_OK;
+    return dw__fail_memory("the choice of saved values", c->vertex_count * sizeof *c->by);
+}
+
+static void close_cut(cut *c) {
+    dw__free(c->first);
+    dw__free(c->by);
+    dw__free(c->queue);
+    dw__free(c->edges.items);
+}
+
+static dw_status cut_once(schedule *s, const bool *kept, cut *c) {
+    c->edges.count = 0;
+    for (uint32_t v = 0; v < c->vertex_count; v++) c->first[v] = DW_NONE;
+    DW_RETURN_IF_FAILED(build_cut(s, kept, c));
+    while (reach_from_sink(c, true)) push_flow(c);
     /* After the last, failed search `by` marks the sink's side of the nearest cut. */
     for (dw_value value = 0; value < s->value_count; value++) {
         dw_node node = producer(s, value);
-        if (node == DW_NONE || !s->in_forward[node]) continue;
-        s->recomputed[value] = c.by[before(s, value)] != DW_NONE;
+        s->recomputed[value] =
+            node != DW_NONE && s->in_forward[node] && c->by[before(s, value)] != DW_NONE;
+    }
+    return DW_OK;
+}
+
+/* Marks nodes whose results end a chain that is too long to be repeated at once; false if none. */
+static bool keep_ends_of_chains(const schedule *s, uint32_t *length, bool *kept) {
+    bool any = false;
+    for (dw_node node = 0; node < s->node_count; node++) {
+        const dw__node_record *record = record_of(s, node);
+        length[node] = 0;
+        if (!s->in_forward[node] || !s->recomputed[record->outputs[0]]) continue;
+        for (uint32_t i = 0; i < record->input_count; i++) {
+            dw_node from = record->inputs[i] == DW_NONE ? DW_NONE : producer(s, record->inputs[i]);
+            if (from != DW_NONE && length[from] > length[node]) length[node] = length[from];
+        }
+        if (dw__is_view_op(record->op)) continue;
+        if (++length[node] > LONGEST_CHAIN) {
+            length[node] = 0;
+            kept[node] = true;
+            any = true;
+        }
+    }
+    return any;
+}
+
+static dw_status choose_recomputed(schedule *s) {
+    /* Each round keeps more; it ends earlier where no chain is long, as in most models. */
+    enum { MOST_ROUNDS = 8 };
+    dw_status status = DW_OK;
+    cut c = {0};
+    uint32_t *length = dw__calloc(s->node_count + 1, sizeof *length);
+    bool *kept = dw__calloc(s->node_count + 1, sizeof *kept);
+    if (!length || !kept) DW_TRY(dw__fail_memory("chains of nodes", s->node_count));
+    DW_TRY(open_cut(s, &c));
+    for (int round = 0; round < MOST_ROUNDS; round++) {
+        DW_TRY(cut_once(s, kept, &c));
+        if (!keep_ends_of_chains(s, length, kept)) break;
     }
 cleanup:
     dw__free(length);
-    dw__free(c.first);
-    dw__free(c.by);
-    dw__free(c.queue);
-    dw__free(c.edges.items);
+    dw__free(kept);
+    close_cut(&c);
     return status;
 }
 

@@ -1,0 +1,92 @@
+/* Sums of pads into concatenations.
+ *
+ * The gradient of a slice is a pad with zeros, so that a tensor cut into slices (queries, keys and
+ * values of one product) gets the sum of as many full-sized pads:
+ *
+ *     add(add(pad(v), pad(k)), pad(q))    becomes    concat(q, k, v)
+ *
+ * when the pads lie side by side on one axis and fill it. Done before elementwise nodes are fused.
+ */
+#include "engine/engine_internal.h"
+#include "graph/passes.h"
+
+typedef struct pad_sum {
+    dw_graph *graph;
+    uint32_t count;
+    dw_node pads[DW_MAX_INPUTS];
+    int64_t axis;
+} pad_sum;
+
+/* The one axis that the node pads, with zeros; -1 if there is none or more than one. */
+static int64_t padded_axis(const dw_graph *graph, dw_node node) {
+    const dw_attr *low = dw_node_attr(graph, node, DW_ATTR_KEY_LOW);
+    const dw_attr *high = dw_node_attr(graph, node, DW_ATTR_KEY_HIGH);
+    if (dw_node_float(graph, node, DW_ATTR_KEY_VALUE, 0.0) != 0.0) return -1;
+    int64_t found = -1;
+    for (uint32_t axis = 0; axis < low->count; axis++) {
+        if (low->list[axis] == 0 && high->list[axis] == 0) continue;
+        if (found >= 0) return -1;
+        found = axis;
+    }
+    return found;
+}
+
+static bool may_be_in_sum(const dw_graph *graph, dw_value value) {
+    dw_node node = dw_value_node(graph, value);
+    if (node == DW_NONE) return false;
+    return dw_node_op(graph, node) == DW_OP_ADD || dw_node_op(graph, node) == DW_OP_PAD;
+}
+
+/* Collects the pads that `value` is the sum of; false when something else is in the sum. */
+static bool collect(pad_sum *sum, dw_value value) {
+    if (!may_be_in_sum(sum->graph, value)) return false;
+    dw_node node = dw_value_node(sum->graph, value);
+    if (dw_node_op(sum->graph, node) == DW_OP_ADD) {
+        dw_value x = dw_node_input(sum->graph, node, 0), y = dw_node_input(sum->graph, node, 1);
+        return may_be_in_sum(sum->graph, x) && may_be_in_sum(sum->graph, y) && collect(sum, x) &&
+               collect(sum, y);
+    }
+    if (sum->count == DW_MAX_INPUTS) return false;
+    int64_t axis = padded_axis(sum->graph, node);
+    if (axis < 0 || (sum->count && axis != sum->axis)) return false;
+    sum->axis = axis;
+    sum->pads[sum->count++] = node;
+    return true;
+}
+
+/* Puts the pads in order, each beginning where the one before it ends; false when they do not. */
+static bool line_up(pad_sum *sum, dw_value *parts) {
+    dw_graph *graph = sum->graph;
+    dw_dim at = 0;
+    for (uint32_t done = 0; done < sum->count; done++) {
+        uint32_t next = done;
+        while (next < sum->count &&
+               dw_node_attr(graph, sum->pads[next], DW_ATTR_KEY_LOW)->list[sum->axis] != at) {
+            next++;
+        }
+        if (next == sum->count) return false;
+        dw_node pad = sum->pads[next];
+        sum->pads[next] = sum->pads[done];
+        sum->pads[done] = pad;
+        parts[done] = dw_node_input(graph, pad, 0);
+        if (dw_dim_add(graph, at, dw_value_shape(graph, parts[done])[sum->axis], &at) != DW_OK) {
+            return false;
+        }
+    }
+    dw_value whole = dw_node_output(graph, sum->pads[0], 0);
+    return at == dw_value_shape(graph, whole)[sum->axis];
+}
+
+static dw_status join(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
+    if (dw_node_op(rewrite->graph, node) != DW_OP_ADD) return DW_OK;
+    pad_sum sum = {.graph = rewrite->graph};
+    dw_value parts[DW_MAX_INPUTS];
+    if (!collect(&sum, dw_node_output(rewrite->graph, node, 0)) || !line_up(&sum, parts)) {
+        return DW_OK;
+    }
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, sum.axis);
+    return dw_graph_apply(rewrite->graph, DW_OP_CONCAT, sum.count, parts, 1, &axis,
+                          &replacements[0]);
+}
+
+dw_status dw__join_pads(dw_graph **graph) { return dw__rewrite_each(graph, join, NULL); }
