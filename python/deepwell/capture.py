@@ -17,7 +17,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from deepwell.errors import CaptureError
@@ -30,7 +32,6 @@ from deepwell.lowering.graph import (
     MutationError,
     NotUniform,
     OperationError,
-    writes_to_operand,
 )
 
 __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
@@ -162,6 +163,42 @@ class _Traced:
     inputs: List[Tuple[str, Any]]  # (kind, target): as Leaf's; constant: (kind, tensor or value)
     output_spec: Any
     method: str
+    functional: Optional[Callable[[], "_Traced"]] = None  # the same, with no operation in place
+
+
+_WRAPPER = "module"  # where _Call keeps the module: the first part of every dotted name in a trace
+
+
+def _without_wrapper(name: str) -> str:
+    return name[len(_WRAPPER) + 1 :] if name.startswith(_WRAPPER + ".") else name
+
+
+class _Call(torch.nn.Module):
+    """The module as a function from tensors to the flat list of its outputs.
+
+    Tracers see no keyword argument, container or constant: all of these are settled here.
+    """
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], at: Sequence[int],
+                 spec: Any) -> None:
+        super().__init__()
+        self.module = module
+        results: List[Any] = []
+
+        def call(tensors: Sequence[torch.Tensor]) -> List[Any]:
+            values = list(leaves)
+            for position, tensor in zip(at, tensors):
+                values[position] = tensor
+            args, kwargs = pytree.tree_unflatten(values, spec)
+            outputs, output_spec = pytree.tree_flatten(self.module(*args, **kwargs))
+            results.append(output_spec)
+            return outputs
+
+        self._call = call
+        self.output_spec = lambda: results[-1]
+
+    def forward(self, *tensors: torch.Tensor) -> List[Any]:
+        return self._call(tensors)
 
 
 class _Capture:
@@ -190,7 +227,7 @@ class _Capture:
         with _quiet_tracing() as observed:
             for trace, symbolic in attempts:
                 try:
-                    captured = self._lower(trace(symbolic), symbolic)
+                    captured = self._lower_in_either_form(trace(symbolic), symbolic)
                     break
                 except CaptureError:
                     raise
@@ -240,96 +277,82 @@ class _Capture:
 
     # ---- tracing --------------------------------------------------------------------------------
 
-    def _arguments(self) -> Tuple[Tuple[Any, ...], Dict[str, Any], List[Any]]:
-        """Fresh example arguments. Each tensor is an object of its own: torch.export takes inputs
-        that are one object for one input."""
-        leaves = [
-            _placeholder(p, False) if isinstance(p, torch.Tensor) else p for p in self.placeholders
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs, leaves
+    def _call(self) -> Tuple["_Call", List[torch.Tensor]]:
+        """The module as a function of its tensor arguments, and examples of these. Each example is
+        an object of its own: torch.export takes inputs that are one object for one input."""
+        at = self._tensor_positions()
+        call = _Call(self.module, self.placeholders, at, self.spec)
+        return call, [_placeholder(self.placeholders[i], False) for i in at]
+
+    def _tensor_positions(self) -> List[int]:
+        return [i for i, v in enumerate(self.placeholders) if isinstance(v, torch.Tensor)]
 
     def _export(self, symbolic: bool) -> _Traced:
-        args, kwargs, leaves = self._arguments()
+        call, examples = self._call()
         shapes = None
         if symbolic:
-            collection = torch.export.ShapesCollection()
-            for leaf in leaves:
-                if isinstance(leaf, torch.Tensor) and leaf.dim():
-                    collection[leaf] = {axis: torch.export.Dim.AUTO for axis in range(leaf.dim())}
-            shapes = collection.dynamic_shapes(self.module, args, kwargs)
-        program = torch.export.export(
-            self.module, args, kwargs, dynamic_shapes=shapes, strict=False
+            auto = torch.export.Dim.AUTO
+            shapes = {"tensors": tuple({a: auto for a in range(e.dim())} for e in examples)}
+        program = torch.export.export(call, tuple(examples), dynamic_shapes=shapes, strict=False)
+        traced = self._from_program(program, call.output_spec())
+        traced.functional = lambda: self._from_program(
+            program.run_decompositions({}), traced.output_spec
         )
-        if _mutates(program.graph_module):
-            program = program.run_decompositions({})
-        return self._from_program(program)
+        return traced
 
-    def _from_program(self, program: Any) -> _Traced:
+    def _from_program(self, program: Any, output_spec: Any) -> _Traced:
         signature = program.graph_signature
-        changed = {
-            **getattr(signature, "buffers_to_mutate", {}),
-            **getattr(signature, "parameters_to_mutate", {}),
-            **getattr(signature, "user_inputs_to_mutate", {}),
-        }
-        if changed:
-            raise MutationError(next(iter(changed.values())))
-        positions = self._positions(program.call_spec.in_spec)
+        for name in ("buffers_to_mutate", "parameters_to_mutate", "user_inputs_to_mutate"):
+            changed = getattr(signature, name, None)
+            if changed:
+                raise MutationError(f"'{_without_wrapper(next(iter(changed.values())))}'")
+        positions = iter(self._tensor_positions())
         inputs: List[Tuple[str, Any]] = []
         for spec in signature.input_specs:
             kind = spec.kind.name
             if kind == "PARAMETER":
-                inputs.append(("parameter", spec.target))
+                inputs.append(("parameter", _without_wrapper(spec.target)))
             elif kind == "BUFFER":
-                inputs.append(("buffer", spec.target))
+                inputs.append(("buffer", _without_wrapper(spec.target)))
             elif kind == "CONSTANT_TENSOR":
                 inputs.append(("constant", program.constants[spec.target]))
             elif kind == "USER_INPUT":
                 inputs.append(("input", next(positions)))
             else:
                 raise LoweringError(f"an input of kind {kind}")
-        return _Traced(program.graph_module, inputs, program.call_spec.out_spec, "export")
-
-    def _positions(self, in_spec: Any) -> Iterator[int]:
-        """Positions among our flattened arguments, in the order of the exported program's inputs
-        (export may order keyword arguments as the forward's signature does)."""
-        if in_spec == self.spec:
-            return iter(range(len(self.flat)))
-        args, kwargs = pytree.tree_unflatten(list(range(len(self.flat))), self.spec)
-        order = in_spec.unflatten(list(range(in_spec.num_leaves)))[1].keys()
-        return iter(pytree.tree_leaves((args, {key: kwargs[key] for key in order})))
+        return _Traced(program.graph_module, inputs, output_spec, "export")
 
     def _make_fx(self, symbolic: bool) -> _Traced:
-        names = [name for name, _ in self.module.named_parameters()]
-        buffers = [name for name, _ in self.module.named_buffers()]
-        tensors = dict(self.module.named_parameters())
-        tensors.update(self.module.named_buffers())
-        _, _, leaves = self._arguments()
-        at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        output_spec: Any = None
+        """Parameters and buffers become arguments, with fixed sizes, of a function that is traced."""
+        call, examples = self._call()
+        state = {f"{_WRAPPER}.{n}": t for n, t in self.module.named_parameters()}
+        state.update((f"{_WRAPPER}.{n}", t) for n, t in self.module.named_buffers())
 
-        def forward(state: List[torch.Tensor], inputs: List[torch.Tensor]) -> List[Any]:
-            nonlocal output_spec
-            values = list(leaves)
-            for i, tensor in zip(at, inputs):
-                values[i] = tensor
-            args, kwargs = pytree.tree_unflatten(values, self.spec)
-            result = torch.func.functional_call(
-                self.module, dict(zip(names + buffers, state)), args, kwargs
-            )
-            outputs, output_spec = pytree.tree_flatten(result)
-            return outputs
+        def forward(*tensors: torch.Tensor) -> Any:
+            held = dict(zip(state, tensors[len(examples) :]))
+            return torch.func.functional_call(call, held, tensors[: len(examples)])
 
-        with _module_paths(self.module):
-            traced = make_fx(
-                forward, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True,
-                _allow_non_fake_inputs=True,
-            )([tensors[name] for name in names + buffers], [leaves[i] for i in at])  # fmt: skip
-        inputs = [("parameter", n) for n in names] + [("buffer", n) for n in buffers]
-        inputs += [("input", i) for i in at]
-        return _Traced(traced, inputs, output_spec, "make_fx")
+        shape_env = ShapeEnv() if symbolic else None
+        mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+        fakes = [mode.from_tensor(e, static_shapes=not symbolic) for e in examples]
+        fakes += [mode.from_tensor(t.detach(), static_shapes=True) for t in state.values()]
+        with mode, _module_paths(self.module):
+            traced = make_fx(forward, pre_dispatch=True)(*fakes)
+        inputs: List[Tuple[str, Any]] = [("input", i) for i in self._tensor_positions()]
+        parameters = dict(self.module.named_parameters())
+        for name in map(_without_wrapper, state):
+            inputs.append(("parameter" if name in parameters else "buffer", name))
+        return _Traced(traced, inputs, call.output_spec(), "make_fx")
 
     # ---- lowering -------------------------------------------------------------------------------
+
+    def _lower_in_either_form(self, traced: _Traced, symbolic: bool) -> Captured:
+        try:
+            return self._lower(traced, symbolic)
+        except MutationError:
+            if traced.functional is None:
+                raise
+        return self._lower(traced.functional(), symbolic)
 
     def _lower(self, traced: _Traced, symbolic: bool) -> Captured:
         placeholders = [n for n in traced.graph_module.graph.nodes if n.op == "placeholder"]
@@ -351,19 +374,20 @@ class _Capture:
             for (kind, target), value in zip(traced.inputs, examples)
         ]
         results = lowering.run(traced.graph_module, inputs)
+        leaves.check_written(lowering)
         results, _ = pytree.tree_flatten(results)
         if len(results) != traced.output_spec.num_leaves:
             raise LoweringError("the traced program has other outputs than the module")
 
         outputs, graph_outputs = self._outputs(results, leaves)
         nodes = builder.live_nodes(graph_outputs)
-        used = {id(v) for v in graph_outputs}
-        used.update(id(v) for node in nodes for v in node.inputs if v is not None)
+        used = {v.name for v in graph_outputs}
+        used.update(v.name for node in nodes for v in node.inputs if v is not None)
         sources = symbols.sources
         needed = {position for _, (position, _) in sources}
         kept = [
             leaf for leaf in builder.leaves
-            if id(leaf.value) in used or leaves.position(leaf.value) in needed
+            if leaf.value.name in used or leaves.position(leaf.value) in needed
         ]  # fmt: skip
         records = [leaves.record(leaf) for leaf in kept]
         name_at = {record.position: record.name for record in records if record.kind == "input"}
@@ -389,15 +413,17 @@ class _Capture:
     def _outputs(self, results: Sequence[Any], leaves: "_Leaves") -> Tuple[List[Output], List[Value]]:
         outputs: List[Output] = []
         graph_outputs: List[Value] = []
+        at: Dict[str, int] = {}
         for result in results:
             if isinstance(result, Value):
                 passed = leaves.passed_through(result)
                 if passed is not None:
                     outputs.append(passed)
                     continue
-                if result not in graph_outputs:
+                if result.name not in at:
+                    at[result.name] = len(graph_outputs)
                     graph_outputs.append(result)
-                outputs.append(Output("graph", graph_outputs.index(result)))
+                outputs.append(Output("graph", at[result.name]))
             elif isinstance(result, dims.Poly):
                 outputs.append(Output("size", value=result))
             else:
@@ -557,9 +583,8 @@ class _Leaves:
         self._builder = builder
         self._lowering = lowering
         self._translator = translator
-        self._records: Dict[int, Leaf] = {}  # by id of the value
+        self._records: Dict[str, Leaf] = {}  # by name of the value
         self._values: Dict[Tuple[str, Any], Value] = {}
-        self._keep: List[Value] = []
         self._shapes: Dict[int, Tuple[Dim, ...]] = {}
         module = capture.module
         self._first_name: Dict[str, str] = {}
@@ -584,9 +609,9 @@ class _Leaves:
             return self._lowering.constant_tensor(tensor)
         except NotUniform:
             value = self._leaf("constant", len(self._records), "constant", example)
-            record = self._records[id(value)]
+            record = self._records[value.name]
             kept = tensor.detach().clone()
-            self._records[id(value)] = Leaf(record.name, "constant", value=kept)
+            self._records[value.name] = Leaf(record.name, "constant", value=kept)
             return value
 
     def _input_name(self, position: int) -> str:
@@ -610,16 +635,31 @@ class _Leaves:
         if kind == "input":
             self._shapes[key] = shape
         target = self._capture.paths[key] if kind == "input" else str(key)
-        self._records[id(value)] = Leaf(value.name, kind, target, position)
+        self._records[value.name] = Leaf(value.name, kind, target, position)
         self._values[(kind, key)] = value
-        self._keep.append(value)
         return value
 
+    def check_written(self, lowering: GraphLowering) -> None:
+        """A buffer that each forward overwrites before reading it, and that no checkpoint holds, is
+        scratch space: leaving it as it was changes nothing. Any other write is an effect."""
+        for value in lowering.written:
+            record = self._records.get(value.name)
+            if record is None:
+                continue
+            owner, _, name = record.target.rpartition(".")
+            scratch = (
+                record.kind == "buffer"
+                and name in self._capture.module.get_submodule(owner)._non_persistent_buffers_set
+                and id(value) not in lowering.read
+            )
+            if not scratch:
+                raise MutationError(f"'{record.target}'")
+
     def record(self, leaf: Any) -> Leaf:
-        return self._records.get(id(leaf.value)) or Leaf(leaf.value.name, leaf.role)
+        return self._records.get(leaf.value.name) or Leaf(leaf.value.name, leaf.role)
 
     def position(self, value: Value) -> int:
-        record = self._records.get(id(value))
+        record = self._records.get(value.name)
         return record.position if record is not None else -1
 
     def input_shape(self, position: int) -> Optional[Tuple[Dim, ...]]:
@@ -627,7 +667,7 @@ class _Leaves:
 
     def passed_through(self, value: Value) -> Optional[Output]:
         """The output that is a leaf itself."""
-        record = self._records.get(id(value))
+        record = self._records.get(value.name)
         if record is None:
             return None
         if record.kind == "input":
@@ -669,14 +709,6 @@ def _placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
         device = torch.device("meta")
     made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return made.requires_grad_(tensor.requires_grad and tensor.dtype.is_floating_point)
-
-
-def _mutates(graph_module: torch.fx.GraphModule) -> bool:
-    for nested in graph_module.modules():
-        for node in nested.graph.nodes if isinstance(nested, torch.fx.GraphModule) else ():
-            if writes_to_operand(node.target):
-                return True
-    return False
 
 
 # ---- the world while tracing --------------------------------------------------------------------

@@ -211,3 +211,206 @@ def test_llama_rope_scaling(kind: str, tied: bool) -> None:
     names = [leaf.target for leaf in captured.leaves if leaf.kind == "parameter"]
     assert ("lm_head.weight" in names) != tied
     assert len(names) == len(set(names))
+
+
+# ---- torch.nn: the transformer classes ----------------------------------------------------------
+
+
+def encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
+    settings = dict(d_model=12, nhead=3, dim_feedforward=20, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoderLayer(**{**settings, **options}).double()
+
+
+def source(batch: int, length: int, batch_first: bool = True) -> torch.Tensor:
+    shape = (batch, length, 12) if batch_first else (length, batch, 12)
+    return torch.randn(shape).double()
+
+
+def causal(length: int) -> torch.Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(length, dtype=torch.float64)
+
+
+def late_keys(batch: int, length: int) -> torch.Tensor:
+    return padding(batch, length) == 0
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_encoder_layer(train: bool, norm_first: bool, batch_first: bool, activation: str) -> None:
+    module = encoder_layer(norm_first=norm_first, batch_first=batch_first, activation=activation)
+    module.train(train)
+    check(module, [((source(b, s, batch_first),), {}) for b, s in SIZES])
+
+
+ENCODER_CALLS: Dict[str, Callable[[int, int], Call]] = {
+    "plain": lambda b, s: ((source(b, s),), {}),
+    "mask": lambda b, s: ((source(b, s), causal(s)), {}),
+    "bool mask": lambda b, s: ((source(b, s),), {"mask": causal(s).isinf()}),
+    "padding": lambda b, s: ((source(b, s),), {"src_key_padding_mask": late_keys(b, s)}),
+    "both": lambda b, s: ((source(b, s), causal(s).isinf(), late_keys(b, s)), {}),
+    "is_causal": lambda b, s: ((source(b, s), causal(s)), {"is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("call", ENCODER_CALLS)
+def test_encoder(call: str, train: bool) -> None:
+    norm = nn.LayerNorm(12).double()
+    module = nn.TransformerEncoder(encoder_layer(nhead=2), 2, norm=norm).train(train)
+    captured = check(module, [ENCODER_CALLS[call](b, s) for b, s in SIZES])
+    assert operations(captured).count("attention") == 2
+
+
+def test_encoder_that_pads_with_zeros_is_refused() -> None:
+    """Without gradients nn.TransformerEncoder gives zeros at padded positions."""
+    module = nn.TransformerEncoder(encoder_layer(nhead=2), 2).eval()
+    args = (source(2, 5),)
+    with torch.no_grad(), pytest.raises(CaptureError, match="enable_nested_tensor=False"):
+        capture_graph(module, args, {"src_key_padding_mask": late_keys(2, 5)})
+    captured = capture_graph(module, args, {"src_key_padding_mask": late_keys(2, 5)})
+    assert captured.guards.grad_enabled is True
+
+
+def test_decoder() -> None:
+    layer = nn.TransformerDecoderLayer(12, 3, 20, dropout=0.0, batch_first=True).double()
+    module = nn.TransformerDecoder(layer, 2)
+    check(module, [((source(b, s), source(b, s + 3)), {"tgt_mask": causal(s)}) for b, s in SIZES])
+
+
+def attention_module(**options: Any) -> nn.MultiheadAttention:
+    settings = dict(embed_dim=12, num_heads=3, batch_first=True)
+    module = nn.MultiheadAttention(**{**settings, **options}).double()
+    for parameter in module.parameters():  # biases start at zero, where mistakes do not show
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def same(x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+    return (x, x.clone(), x.clone())
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_first": False},
+        {"bias": False},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True, "batch_first": False},
+    ],
+    ids=str,
+)
+def test_mha_construction(options: Dict[str, Any], need_weights: bool) -> None:
+    module = attention_module(**options)
+    first = options.get("batch_first", True)
+    check(module, [(same(source(b, s, first)), {"need_weights": need_weights}) for b, s in SIZES])
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_mha_cross(need_weights: bool) -> None:
+    module = attention_module(kdim=8, vdim=10)
+
+    def call(b: int, s: int) -> Call:
+        keys, values = torch.randn(b, s + 2, 8).double(), torch.randn(b, s + 2, 10).double()
+        return (source(b, s), keys, values), {"need_weights": need_weights}
+
+    check(module, [call(b, s) for b, s in SIZES])
+
+
+MHA_MASKS: Dict[str, Callable[[int, int], Dict[str, Any]]] = {
+    "padding": lambda b, s: {"key_padding_mask": late_keys(b, s)},
+    "float padding": lambda b, s: {
+        "key_padding_mask": torch.zeros(b, s).double().masked_fill(late_keys(b, s), -1e4)
+    },
+    "float": lambda b, s: {"attn_mask": torch.randn(s, s).double()},
+    "bool": lambda b, s: {"attn_mask": causal(s).isinf()},
+    "float 3-D": lambda b, s: {"attn_mask": torch.randn(b * 3, s, s).double()},
+    "bool 3-D": lambda b, s: {"attn_mask": causal(s).isinf().expand(b * 3, s, s).clone()},
+    "both": lambda b, s: {"attn_mask": causal(s), "key_padding_mask": late_keys(b, s)},
+    "is_causal": lambda b, s: {"attn_mask": causal(s), "is_causal": True},
+    "each head": lambda b, s: {"average_attn_weights": False},
+}
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("masks", MHA_MASKS)
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+def test_mha_masks(masks: str, need_weights: bool) -> None:
+    module = attention_module()
+    dynamic = masks not in ("float 3-D", "bool 3-D")
+    calls = [
+        (same(source(b, s)), {**MHA_MASKS[masks](b, s), "need_weights": need_weights})
+        for b, s in (SIZES if dynamic else SIZES[:1])
+    ]
+    check(module, calls, dynamic=dynamic or None)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_mha_unbatched(need_weights: bool) -> None:
+    module = attention_module()
+    lengths = (7, 5, 11)
+    calls = [(same(torch.randn(s, 12).double()), {"need_weights": need_weights}) for s in lengths]
+    check(module, calls)
+
+
+def test_mha_in_eval_takes_the_plain_path() -> None:
+    module = attention_module().eval()
+    with torch.no_grad():
+        check(module, [(same(source(b, s)), {"need_weights": False}) for b, s in SIZES])
+
+
+# ---- plain modules ------------------------------------------------------------------------------
+
+LAYERS: Dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(12, 9),
+    "no bias": lambda: nn.Linear(12, 9, bias=False),
+    "gelu": lambda: nn.GELU(),
+    "gelu tanh": lambda: nn.GELU(approximate="tanh"),
+    "relu": lambda: nn.ReLU(),
+    "relu in place": lambda: nn.Sequential(nn.Linear(12, 5), nn.ReLU(inplace=True)),
+    "silu": lambda: nn.SiLU(),
+    "tanh": lambda: nn.Tanh(),
+    "sigmoid": lambda: nn.Sigmoid(),
+    "softplus": lambda: nn.Softplus(),
+    "leaky relu": lambda: nn.LeakyReLU(),
+    "elu": lambda: nn.ELU(),
+    "mish": lambda: nn.Mish(),
+    "hardswish": lambda: nn.Hardswish(),
+    "layer norm": lambda: nn.LayerNorm(12),
+    "layer norm plain": lambda: nn.LayerNorm(12, elementwise_affine=False),
+    "rms norm": lambda: nn.RMSNorm(12),
+    "rms norm eps": lambda: nn.RMSNorm(12, eps=1e-3),
+    "dropout 0": lambda: nn.Dropout(0.0),
+    "softmax": lambda: nn.Softmax(dim=-1),
+    "log softmax": lambda: nn.LogSoftmax(dim=1),
+    "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)),
+    "group norm": lambda: nn.GroupNorm(3, 12),
+    "identity": lambda: nn.Identity(),
+}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layer(layer: str, train: bool) -> None:
+    module = LAYERS[layer]().double().train(train)
+    if layer == "group norm":
+        check(module, [((torch.randn(b, 12, s).double(),), {}) for b, s in SIZES])
+    else:
+        check(module, [((source(b, s),), {}) for b, s in SIZES])
+
+
+def test_embedding_bag_of_tokens() -> None:
+    module = nn.Sequential(nn.Embedding(61, 12, padding_idx=0), nn.Linear(12, 4)).double()
+    captured = check(module, [((random_ids(b, s),), {}) for b, s in SIZES])
+    assert node_of(captured, "embedding")["attrs"]["padding_index"] == 0
+
+
+def test_sizes_of_one_are_fixed() -> None:
+    module = nn.Linear(12, 9).double()
+    captured = check(module, [((source(1, 7),), {}), ((source(1, 5),), {})])
+    shapes = {l["name"]: l["shape"] for l in json.loads(captured.json)["leaves"]}
+    assert [1, "S", 12] in shapes.values()

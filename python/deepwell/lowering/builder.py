@@ -425,12 +425,12 @@ class Builder:
 
     def live_nodes(self, outputs: Sequence[Value]) -> List[Node]:
         """The nodes that `outputs` need, in order."""
-        needed = {id(v) for v in outputs}
+        needed = {v.name for v in outputs}
         live = []
         for node in reversed(self.nodes):
-            if any(id(v) in needed for v in node.outputs):
+            if any(v.name in needed for v in node.outputs):
                 live.append(node)
-                needed.update(id(v) for v in node.inputs if v is not None)
+                needed.update(v.name for v in node.inputs if v is not None)
         live.reverse()
         return live
 

@@ -282,6 +282,27 @@ def softplus(c: Context, self: Value, beta: Any = 1, threshold: Any = 20) -> Val
     return c.builder.select(large, self, soft)
 
 
+@lowers("expm1")
+def expm1(c: Context, self: Value) -> Value:
+    """exp(x) - 1 without cancellation near zero: 2t / (1 - t) with t = tanh(x/2) where x < 1."""
+    b = c.builder
+    x = b.cast(self, c.dtype)
+    one = b.scalar_like(x, 1)
+    t = b.unary("tanh", b.binary("mul", b.binary("min", x, one), b.scalar_like(x, 0.5)))
+    near = b.binary("div", b.binary("add", t, t), b.binary("sub", one, t))
+    far = b.binary("sub", b.unary("exp", x), one)
+    return b.select(b.binary("lt", x, one), near, far)
+
+
+@lowers("elu")
+def elu(c: Context, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    b = c.builder
+    zero = b.scalar_like(self, 0)
+    below = expm1(c, mul(c, b.binary("min", self, zero), input_scale))
+    y = b.select(b.binary("gt", self, zero), self, mul(c, below, alpha))
+    return mul(c, y, scale)
+
+
 @lowers("leaky_relu")
 def leaky_relu(c: Context, self: Value, negative_slope: Any = 0.01) -> Value:
     positive = c.builder.binary("gt", self, c.builder.scalar_like(self, 0))

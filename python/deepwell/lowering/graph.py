@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -13,7 +15,7 @@ from torch.utils import _pytree as pytree
 from . import regions
 from .builder import DTYPES, Builder, LoweringError, Origin, Value
 from .dims import NotPolynomial, Translator
-from .table import Context, find
+from .table import Context, find, find_functional
 
 # Statements about a traced program, not computations.
 _DROPPED = frozenset(
@@ -43,7 +45,7 @@ class OperationError(Exception):
 
 
 class MutationError(Exception):
-    """An operation that writes to its operand: the graph has values only."""
+    """A write that others could see: the graph has values only. The message is what is written."""
 
 
 class _Unknown:
@@ -64,11 +66,23 @@ class GraphLowering:
         self._root_origin = Origin()
         self._grad_enabled = True
         self._depth = 0
+        # Writes in place. A Value stands for a tensor object; `_now` leads from a tensor that was
+        # written to what it holds since.
+        self._now: Dict[int, Value] = {}
+        self._base: Dict[int, Value] = {}  # of a view, by id: what it is a view of
+        self._stale: Dict[int, Value] = {}  # views of what was written after they were made
+        self.written: List[Value] = []
+        self.read: Dict[int, Value] = {}  # before any write
+        self._writes = False
+        self._kept: List[Value] = []  # so that an id stays one tensor's
 
     def run(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """`inputs`: what each placeholder stands for. Returns what the output node returns."""
         env: Dict[torch.fx.Node, Any] = {}
         supplied = iter(inputs)
+        if not self._writes:
+            self._writes = any(writes_to_operand(n.target) for m in _nested(graph_module)
+                               for n in m.graph.nodes)
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(supplied)
@@ -109,7 +123,7 @@ class GraphLowering:
             found = env[argument]
             if isinstance(found, _Unknown):
                 raise NotPolynomial(found.reason)
-            return found
+            return self._current(found) if self._writes else found
         if isinstance(argument, (list, tuple)):
             return [self._map(a, env) for a in argument]
         if isinstance(argument, dict):
@@ -152,7 +166,7 @@ class GraphLowering:
         if target._opname in _DROPPED:
             return None
         if writes_to_operand(target):
-            raise MutationError(_display(target))
+            return self._write(node, target, env)
         lower = find(target)
         args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
         self._describe_results(node.meta.get("val"))
@@ -162,7 +176,9 @@ class GraphLowering:
             kwargs = {key: v for key, v in kwargs.items() if key not in _PLACEMENT}
             result = lower(self._context, *args, **kwargs)
             self._check(result, node)
-        return result if self._grad_enabled else self._without_gradient(result)
+        if not self._grad_enabled:
+            result = self._without_gradient(result)
+        return self._note_views(target, args, result) if self._writes else result
 
     def _size(self, value: Any) -> Any:
         if isinstance(value, torch.SymInt):
@@ -209,6 +225,68 @@ class GraphLowering:
         if isinstance(result, (list, tuple)):
             return [self._without_gradient(r) for r in result]
         return result
+
+    # ---- writes in place ------------------------------------------------------------------------
+
+    def _current(self, found: Any) -> Any:
+        """What the tensor holds now."""
+        if isinstance(found, (list, tuple)):
+            return [self._current(f) for f in found]
+        if not isinstance(found, Value):
+            return found
+        if id(found) not in self._now:
+            self.read[id(found)] = found
+        while id(found) in self._now:
+            found = self._now[id(found)]
+        if id(found) in self._stale:
+            raise MutationError(f"a view of '{found.name}'")
+        return found
+
+    def _note_views(self, target: Any, args: Any, result: Any) -> Any:
+        """Remembers what shares memory with what; a copy becomes a tensor of its own."""
+        operand = next((a for a in args if isinstance(a, Value)), None)
+        if operand is None:
+            return result
+        returns = target._schema.returns
+        view = bool(returns) and returns[0].alias_info is not None or target._opname == "dropout"
+
+        def note(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [note(v) for v in value]
+            if not isinstance(value, Value):
+                return value
+            value = copy.copy(value)
+            if view:
+                self._base[id(value)] = self._base.get(id(operand), operand)
+            self._kept.append(value)
+            return value
+
+        return note(result)
+
+    def _write(self, node: torch.fx.Node, target: Any, env: Dict[torch.fx.Node, Any]) -> Value:
+        """`x.f_(...)` is x = x.f(...) where no other tensor shares x's memory."""
+        operand = node.args[0] if node.args else None
+        lower = find_functional(target)
+        if lower is None or not isinstance(operand, torch.fx.Node):
+            raise MutationError(_display(target))
+        tensor = env[operand]
+        unread = target._opname in ("copy_", "zero_", "fill_") and id(tensor) not in self.read
+        args, kwargs = self._map(node.args, env), self._map(node.kwargs, env)
+        if unread:
+            self.read.pop(id(tensor), None)
+        old = args[0]
+        if id(old) in self._base:
+            raise MutationError(f"{_display(target)} on a view")
+        self._describe_results(node.meta.get("val"))
+        new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
+        new = copy.copy(self.builder.broadcast(new, old.shape))
+        for identity, base in self._base.items():
+            if base is old:
+                self._stale[identity] = old
+        self._now[id(old)] = new
+        self._kept += [old, new]
+        self.written.append(tensor)
+        return new
 
     # ---- nested graphs --------------------------------------------------------------------------
 
@@ -269,7 +347,7 @@ _PLACEMENT = frozenset(("device", "layout", "pin_memory", "memory_format", "requ
 def _trace_pieces(call: Callable[..., Any], samples: List[torch.Tensor],
                   target: Any) -> Optional[torch.fx.GraphModule]:
     mode = next((m for m in (getattr(s, "fake_mode", None) for s in samples) if m), None)
-    table = torch._decomp.core_aten_decompositions()
+    table = {**core_aten_decompositions(), **get_decompositions([target])}
     try:
         if mode is None:
             traced = make_fx(call, decomposition_table=table, tracing_mode="fake")(*samples)
@@ -280,6 +358,10 @@ def _trace_pieces(call: Callable[..., Any], samples: List[torch.Tensor],
         return None
     nodes = [n for n in traced.graph.nodes if n.op == "call_function"]
     return None if [n.target for n in nodes] == [target] else traced
+
+
+def _nested(graph_module: torch.fx.GraphModule) -> List[torch.fx.GraphModule]:
+    return [m for m in graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
 
 
 def writes_to_operand(target: Any) -> bool:

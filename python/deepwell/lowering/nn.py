@@ -175,6 +175,31 @@ def rms_norm(c: Context, input: Value, normalized_shape: Sequence[Dim],
     return y
 
 
+@lowers("group_norm")
+def group_norm(c: Context, input: Value, num_groups: int, weight: Optional[Value] = None,
+               bias: Optional[Value] = None, eps: float = 1e-5,
+               cudnn_enabled: bool = True) -> Value:
+    b = c.builder
+    group = dims.divide(dims.product(input.shape[1:]), num_groups)
+    grouped = b.reshape(input, (input.shape[0], num_groups, group))
+    row = grouped.shape[:-1]
+    y, _mean, _rstd = b.emit(
+        "layer_norm", [grouped, None, None],
+        [(input.dtype, grouped.shape), (input.dtype, row), (input.dtype, row)], eps=eps,
+    )  # fmt: skip
+    y = b.reshape(y, input.shape)
+    channels = input.shape[1:2] + (1,) * (input.rank - 2)
+    if weight is not None:
+        y = b.binary("mul", y, b.reshape(weight, channels))
+    return y if bias is None else b.binary("add", y, b.reshape(bias, channels))
+
+
+@lowers("native_group_norm")
+def native_group_norm(c: Context, input: Value, weight: Optional[Value], bias: Optional[Value],
+                      N: Dim, C: Dim, HxW: Dim, group: int, eps: float) -> Any:
+    return group_norm(c, input, group, weight, bias, eps), None, None
+
+
 # ---- dropout ------------------------------------------------------------------------------------
 
 
@@ -388,8 +413,7 @@ def cross_entropy(c: Context, self: Value, target: Value, weight: Optional[Value
 @lowers("nll_loss", "nll_loss_nd", "nll_loss2d")
 def nll_loss(c: Context, self: Value, target: Value, weight: Optional[Value] = None,
              reduction: int = 1, ignore_index: Any = -100) -> Value:
-    """On the output of log_softmax this is cross_entropy; cross_entropy of any log-probabilities
-    is their nll_loss too, as log_softmax changes nothing where exp(x) sums to 1, but only there."""
+    """On the result of log_softmax this is cross_entropy of what log_softmax was given."""
     node = self.node
     if node is None or node.op != "log_softmax" or node.attrs["axis"] != min(1, self.rank - 1):
         raise LoweringError("nll_loss is supported on the result of log_softmax only")

@@ -39,6 +39,7 @@ def _entry(entry: Tuple[str, Any]) -> Tuple[str, str]:
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     # Old and new PyTorch write the root as "L['self']" or leave it empty.
     path = re.sub(r"^L\['self'\]\.?", "", path)
+    path = re.sub(r"^module(\.|$)", "", path)  # where capture keeps the module it traces
     return path, name.rpartition(".")[2]
 
 

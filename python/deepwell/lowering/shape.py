@@ -391,6 +391,16 @@ def zeros(c: Context, *_: Any, **__: Any) -> Value:
     return _filled(c, 0)
 
 
+@lowers("zero")
+def zero(c: Context, self: Value) -> Value:
+    return _filled(c, 0)
+
+
+@lowers("copy")
+def copy(c: Context, self: Value, src: Value, non_blocking: bool = False) -> Value:
+    return c.builder.broadcast(c.builder.cast(src, self.dtype), self.shape)
+
+
 @lowers("fill")
 def fill(c: Context, self: Value, value: Any) -> Value:
     return _filled(c, value)

@@ -38,6 +38,16 @@ def find(op: Any) -> Optional[Lowering]:
     return TABLE.get(name) or TABLE.get(name.partition(".")[0])
 
 
+def find_functional(op: Any) -> Optional[Lowering]:
+    """The lowering of x.f(...) for the operation x.f_(...)."""
+    namespace, _, name = op.name().partition("::")
+    packet, _, overload = name.partition(".")
+    if namespace != "aten" or not packet.endswith("_") or packet.endswith("__"):
+        return None
+    packet = packet[:-1]
+    return TABLE.get(f"{packet}.{overload}") or TABLE.get(packet)
+
+
 class Context:
     """What a lowering function works with: the builder, and the results that PyTorch predicts."""
 
