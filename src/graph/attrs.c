@@ -22,11 +22,9 @@ static const char *const role_names[DW_ROLE_COUNT] = {
 };
 
 static const char *const region_names[DW_REGION_COUNT] = {
-    [DW_REGION_NONE] = "none",       [DW_REGION_EMBED] = "embed",
-    [DW_REGION_ATTN] = "attn",       [DW_REGION_MLP] = "mlp",
-    [DW_REGION_NORM] = "norm",       [DW_REGION_ROUTER] = "router",
-    [DW_REGION_EXPERTS] = "experts", [DW_REGION_HEAD] = "head",
-    [DW_REGION_LOSS] = "loss",
+    [DW_REGION_NONE] = "none",       [DW_REGION_EMBED] = "embed", [DW_REGION_ATTN] = "attn",
+    [DW_REGION_MLP] = "mlp",         [DW_REGION_NORM] = "norm",   [DW_REGION_ROUTER] = "router",
+    [DW_REGION_EXPERTS] = "experts", [DW_REGION_HEAD] = "head",   [DW_REGION_LOSS] = "loss",
 };
 
 static const struct {
@@ -155,8 +153,9 @@ dw_status dw__sort_attrs(const dw_graph *graph, dw_op op, uint32_t attr_count, c
     uint64_t seen = 0;
     for (uint32_t i = 0; i < attr_count; i++) {
         if ((unsigned)attrs[i].key >= DW_ATTR_KEY_COUNT)
-            return dw__fail(DW_INVALID_ARGUMENT, "%s: attribute %u has key %d, which does not exist",
-                            op_name, i, (int)attrs[i].key);
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "%s: attribute %u has key %d, which does not exist", op_name, i,
+                            (int)attrs[i].key);
         uint64_t bit = UINT64_C(1) << attrs[i].key;
         if (seen & bit)
             return dw__fail(DW_INVALID_ARGUMENT, "%s: attribute %s is given twice", op_name,

@@ -35,8 +35,8 @@ static dw_status read_index(reader *in, uint32_t limit, const char *what, uint16
     if (in->at == start) return malformed(in, what);
     if (number >= limit) {
         in->at = start;
-        return dw__fail(DW_PARSE, "body: %s number %u at byte %zu does not exist; there are %u", what,
-                        number, (size_t)(in->at - in->text) + 1, limit);
+        return dw__fail(DW_PARSE, "body: %s number %u at byte %zu does not exist; there are %u",
+                        what, number, (size_t)(in->at - in->text) + 1, limit);
     }
     *index = (uint16_t)number;
     return DW_OK;
@@ -91,8 +91,8 @@ static dw_status find_operation(const char *name, dw__body_code *code) {
     }
     DW_RETURN_IF_FAILED(dw_op_find(name, &code->op));
     if (dw_op_is_elementwise(code->op) && code->op != DW_OP_CAST) return DW_OK;
-    return dw__fail(DW_PARSE, "%s cannot stand in a body; expected an elementwise operation%s", name,
-                    code->op == DW_OP_CAST ? " (a cast names its type: cast_f32)" : "");
+    return dw__fail(DW_PARSE, "%s cannot stand in a body; expected an elementwise operation%s",
+                    name, code->op == DW_OP_CAST ? " (a cast names its type: cast_f32)" : "");
 }
 
 static dw_status read_operation(reader *in, dw__body_code *code) {
@@ -153,8 +153,7 @@ static dw_status check_code(const reader *in, dw__body_code *code) {
                         code->operand_count, written_operands(code->op));
     if (code->op == DW_OP_DROPOUT) DW_RETURN_IF_FAILED(check_dropout(code));
     DW_RETURN_IF_FAILED(type_operands(in, code, dtypes));
-    dw_status status =
-        dw__elementwise_dtype(code->op, count, dtypes, code->dtype, &code->dtype);
+    dw_status status = dw__elementwise_dtype(code->op, count, dtypes, code->dtype, &code->dtype);
     if (status != DW_OK) return dw__fail_prefix(status, "%s", dw_op_name(code->op));
     code->operand_dtype = dtypes[code->op == DW_OP_SELECT];
     return DW_OK;
@@ -193,8 +192,9 @@ static dw_status check_seeds(const dw__body *body) {
             bool as_seed = code->op == DW_OP_DROPOUT && k == SEED;
             if (code->operands[k].source == DW_BODY_INPUT && !as_seed &&
                 seed[code->operands[k].index])
-                return dw__fail(DW_PARSE, "body: t%u reads input %u, a seed of dropout, as an element",
-                                i, code->operands[k].index);
+                return dw__fail(DW_PARSE,
+                                "body: t%u reads input %u, a seed of dropout, as an element", i,
+                                code->operands[k].index);
         }
     }
     for (uint32_t i = 0; i < body->output_count; i++)
@@ -235,9 +235,8 @@ static dw_status print_operands(uint32_t count, const dw__body_operand *operands
         if (is_constant(&operands[i]))
             DW_RETURN_IF_FAILED(print_constant(operands[i].constant, out));
         else
-            DW_RETURN_IF_FAILED(
-                dw__text_printf(out, "%c%u", operands[i].source == DW_BODY_INPUT ? 'i' : 't',
-                                operands[i].index));
+            DW_RETURN_IF_FAILED(dw__text_printf(
+                out, "%c%u", operands[i].source == DW_BODY_INPUT ? 'i' : 't', operands[i].index));
     }
     return dw__text_printf(out, ")");
 }
@@ -245,8 +244,7 @@ static dw_status print_operands(uint32_t count, const dw__body_operand *operands
 static dw_status print_operation(const dw__body_code *code, dw__text *out) {
     if (code->op == DW_OP_CAST) return dw__text_printf(out, "cast_%s", dw_dtype_name(code->dtype));
     if (!code->tanh_approximation) return dw__text_printf(out, "%s", dw_op_name(code->op));
-    return dw__text_printf(out, "%s",
-                           code->op == DW_OP_GELU ? "gelu_tanh" : "gelu_tanh_backward");
+    return dw__text_printf(out, "%s", code->op == DW_OP_GELU ? "gelu_tanh" : "gelu_tanh_backward");
 }
 
 dw_status dw__body_print(const dw__body *body, dw__text *out) {

@@ -136,7 +136,8 @@ const char *dw_graph_symbol_name(const dw_graph *graph, uint32_t index) {
 /* ---- polynomials in a buffer --------------------------------------------------------------- */
 
 static dw_status overflow(void) {
-    return dw__fail(DW_SHAPE, "a dimension grows over 2^63: make the sizes or their factors smaller");
+    return dw__fail(DW_SHAPE,
+                    "a dimension grows over 2^63: make the sizes or their factors smaller");
 }
 
 /* Order of monomials: negative when `a` comes first. */
@@ -182,8 +183,8 @@ static dw_status multiply_terms(const term *a, const term *b, term *product) {
         product->coefficient == INT64_MIN)
         return overflow();
     for (int i = 0, from_a = 0, from_b = 0; i < product->degree; i++) {
-        bool take_a = from_b == b->degree ||
-                      (from_a < a->degree && a->symbols[from_a] <= b->symbols[from_b]);
+        bool take_a =
+            from_b == b->degree || (from_a < a->degree && a->symbols[from_a] <= b->symbols[from_b]);
         product->symbols[i] = take_a ? a->symbols[from_a++] : b->symbols[from_b++];
     }
     return DW_OK;
@@ -438,8 +439,8 @@ DW_PRINTF(2, 3) static void write_text(writer *out, const char *format, ...) {
 }
 
 static void write_term(writer *out, const struct dw__dims *dims, const term *written, bool first) {
-    uint64_t magnitude = written->coefficient < 0 ? -(uint64_t)written->coefficient
-                                                  : (uint64_t)written->coefficient;
+    uint64_t magnitude =
+        written->coefficient < 0 ? -(uint64_t)written->coefficient : (uint64_t)written->coefficient;
     bool negative = written->coefficient < 0;
     write_text(out, "%s", first ? (negative ? "-" : "") : (negative ? " - " : " + "));
     bool show_number = magnitude != 1 || written->degree == 0;

@@ -49,7 +49,8 @@ dw_status dw__parse_known_dim(dw_graph *graph, const char *text, dw_dim *dim) {
     uint32_t known = dw_graph_symbol_count(graph);
     DW_RETURN_IF_FAILED(dw_dim_parse(graph, text, dim));
     if (dw_graph_symbol_count(graph) != known)
-        return dw__fail(DW_PARSE, "dim \"%.200s\" uses the symbol %s, which is not among the symbols "
+        return dw__fail(DW_PARSE,
+                        "dim \"%.200s\" uses the symbol %s, which is not among the symbols "
                         "of the graph: list it there",
                         text, dw_graph_symbol_name(graph, known));
     if (dw__dim_is_negative(graph, *dim))
@@ -68,7 +69,8 @@ static dw_status check_type(const dw_graph *graph, const dw__description *node, 
                             uint32_t index) {
     dw_value value = dw_node_output(graph, made, index);
     const dw__value_record *record = &graph->values.items[value];
-    bool same = record->dtype == node->types[index].dtype && record->rank == node->types[index].rank;
+    bool same =
+        record->dtype == node->types[index].dtype && record->rank == node->types[index].rank;
     for (int k = 0; same && k < record->rank; k++)
         same = record->shape[k] == node->types[index].shape[k];
     if (same) return DW_OK;

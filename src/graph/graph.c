@@ -74,8 +74,7 @@ static dw_status check_characters(const char *what, const char *text) {
 }
 
 dw_status dw__check_name(const char *what, const char *name) {
-    if (!name || !*name)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s is empty; expected a name", what);
+    if (!name || !*name) return dw__fail(DW_INVALID_ARGUMENT, "%s is empty; expected a name", what);
     return check_characters(what, name);
 }
 
@@ -93,8 +92,8 @@ static dw_value find_name(const dw_graph *graph, const char *name) {
 static dw_status check_new_name(const dw_graph *graph, const char *name) {
     DW_RETURN_IF_FAILED(dw__check_name("the name of a value", name));
     if (find_name(graph, name) == DW_NONE) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "the graph has a value named \"%s\" already: use another name",
-                    name);
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "the graph has a value named \"%s\" already: use another name", name);
 }
 
 /* The next "%7" that is free. The counter only grows, so that all searches together are linear. */
@@ -133,7 +132,8 @@ static dw_status check_leaf_shape(const dw_graph *graph, const char *name, int r
                         DW_MAX_RANK);
     for (int i = 0; i < rank; i++) {
         if (!dw__dim_exists(graph, shape[i]))
-            return dw__fail(DW_INVALID_ARGUMENT, "leaf \"%s\": dim %d is of another graph", name, i);
+            return dw__fail(DW_INVALID_ARGUMENT, "leaf \"%s\": dim %d is of another graph", name,
+                            i);
         if (dw__dim_is_negative(graph, shape[i]))
             return dw__fail(DW_SHAPE, "leaf \"%s\": dim %d is %s; expected 0 or more", name, i,
                             dw__dim_words(graph, shape[i]).text);
@@ -237,7 +237,8 @@ dw_status dw__draft_infer(const dw__draft *draft, dw__inferred *out) {
     for (uint32_t i = 0; i < out->count; i++)
         for (int axis = 0; axis < out->outputs[i].rank; axis++)
             if (dw__dim_is_negative(draft->graph, out->outputs[i].shape[axis]))
-                return dw__fail(DW_SHAPE, "%s: dim %d of its result %u would be %s; expected 0 or more",
+                return dw__fail(DW_SHAPE,
+                                "%s: dim %d of its result %u would be %s; expected 0 or more",
                                 row->name, axis, i,
                                 dw__dim_words(draft->graph, out->outputs[i].shape[axis]).text);
     return DW_OK;
@@ -287,7 +288,8 @@ static dw_status store_names(dw_graph *graph, uint32_t count, uint32_t name_coun
             stored[i] = dw__arena_strdup(graph->arena, given);
             if (!stored[i]) return dw__fail_memory("the name of a value", strlen(given) + 1);
         } else {
-            DW_RETURN_IF_FAILED(make_name(graph, (uint32_t)graph->values.count + i, next, &stored[i]));
+            DW_RETURN_IF_FAILED(
+                make_name(graph, (uint32_t)graph->values.count + i, next, &stored[i]));
         }
     }
     return DW_OK;
@@ -296,13 +298,14 @@ static dw_status store_names(dw_graph *graph, uint32_t count, uint32_t name_coun
 static void commit_node(dw_graph *graph, const dw__node_record *node, const dw__inferred *types,
                         const char *const *names, const dw_dim *const *shapes) {
     for (uint32_t i = 0; i < types->count; i++) {
-        graph->values.items[graph->values.count++] = (dw__value_record){.name = names[i],
-                                    .dtype = types->outputs[i].dtype,
-                                    .role = DW_ROLE_ACTIVATION,
-                                    .rank = types->outputs[i].rank,
-                                    .shape = shapes[i],
-                                    .node = (dw_node)graph->nodes.count,
-                                    .index = i};
+        graph->values.items[graph->values.count++] =
+            (dw__value_record){.name = names[i],
+                               .dtype = types->outputs[i].dtype,
+                               .role = DW_ROLE_ACTIVATION,
+                               .rank = types->outputs[i].rank,
+                               .shape = shapes[i],
+                               .node = (dw_node)graph->nodes.count,
+                               .index = i};
     }
     graph->nodes.items[graph->nodes.count++] = *node;
 }
@@ -327,13 +330,14 @@ static dw_status insert_node(dw_graph *graph, const dw__draft *draft, const dw__
     DW_RETURN_IF_FAILED(reserve_values(graph, types->count));
     DW_RETURN_IF_FAILED(dw__grow((void **)&graph->nodes.items, &graph->nodes.capacity,
                                  graph->nodes.count + 1, sizeof *graph->nodes.items));
-    DW_RETURN_IF_FAILED(store_names(graph, types->count, name_count, given_names, &next_name, names));
+    DW_RETURN_IF_FAILED(
+        store_names(graph, types->count, name_count, given_names, &next_name, names));
     DW_RETURN_IF_FAILED(store_attrs(graph, draft->attr_count, draft->attrs, &node.attrs));
     DW_RETURN_IF_FAILED(store_values(graph, draft->input_count, draft->inputs, &node.inputs));
     for (uint32_t i = 0; i < types->count; i++) {
         outputs[i] = (dw_value)graph->values.count + i;
-        DW_RETURN_IF_FAILED(store_shape(graph, types->outputs[i].rank, types->outputs[i].shape,
-                                        &shapes[i]));
+        DW_RETURN_IF_FAILED(
+            store_shape(graph, types->outputs[i].rank, types->outputs[i].shape, &shapes[i]));
     }
     DW_RETURN_IF_FAILED(store_values(graph, types->count, outputs, &node.outputs));
     for (uint32_t i = 0; i < types->count; i++)
@@ -375,8 +379,7 @@ dw_status dw_graph_append(dw_graph *graph, dw_op op, uint32_t input_count, const
 dw_status dw_graph_apply(dw_graph *graph, dw_op op, uint32_t input_count, const dw_value *inputs,
                          uint32_t attr_count, const dw_attr *attrs, dw_value *output) {
     dw_node node;
-    DW_RETURN_IF_FAILED(
-        dw_graph_append(graph, op, input_count, inputs, attr_count, attrs, &node));
+    DW_RETURN_IF_FAILED(dw_graph_append(graph, op, input_count, inputs, attr_count, attrs, &node));
     *output = graph->nodes.items[node].outputs[0];
     return DW_OK;
 }
@@ -387,7 +390,8 @@ dw_status dw_graph_set_origin(dw_graph *graph, dw_region region, int layer, cons
     if ((unsigned)region >= DW_REGION_COUNT)
         return dw__fail(DW_INVALID_ARGUMENT, "region %d does not exist", (int)region);
     if (layer < -1)
-        return dw__fail(DW_INVALID_ARGUMENT, "layer is %d; expected 0 or more, or -1 for none", layer);
+        return dw__fail(DW_INVALID_ARGUMENT, "layer is %d; expected 0 or more, or -1 for none",
+                        layer);
     if (!module) module = "";
     DW_RETURN_IF_FAILED(check_characters("the module path of a node", module));
     if (strcmp(graph->module, module) != 0) {

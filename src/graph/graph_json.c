@@ -93,8 +93,7 @@ static dw_status write_origin(dw__text *out, const dw__node_record *node) {
     if (node->region != DW_REGION_NONE)
         DW_RETURN_IF_FAILED(
             dw__text_printf(out, ", \"region\": \"%s\"", dw_region_name(node->region)));
-    if (node->layer >= 0)
-        DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"layer\": %d", node->layer));
+    if (node->layer >= 0) DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"layer\": %d", node->layer));
     if (*node->module) {
         DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"module\": "));
         DW_RETURN_IF_FAILED(write_string(out, node->module));
@@ -262,8 +261,9 @@ static dw_status read_value(const dw_graph *graph, const json_t *json, const cha
     DW_RETURN_IF_FAILED(read_string(json, what, &name));
     *value = dw_graph_find(graph, name);
     if (*value != DW_NONE) return DW_OK;
-    return dw__fail(DW_PARSE, "%s is \"%.200s\"; there is no leaf and no earlier output of that name",
-                    what, name);
+    return dw__fail(DW_PARSE,
+                    "%s is \"%.200s\"; there is no leaf and no earlier output of that name", what,
+                    name);
 }
 
 /* ---- reading: leaves ----------------------------------------------------------------------- */
@@ -279,7 +279,8 @@ static dw_status read_leaf_members(dw_graph *graph, json_t *json) {
     DW_RETURN_IF_FAILED(read_string(json_object_get(json, "role"), "role", &role_name));
     int role = dw__role_find(role_name);
     if (role < 0)
-        return dw__fail(DW_PARSE, "role is \"%.64s\"; expected input, parameter, constant, seed or "
+        return dw__fail(DW_PARSE,
+                        "role is \"%.64s\"; expected input, parameter, constant, seed or "
                         "gradient",
                         role_name);
     DW_RETURN_IF_FAILED(read_dtype(json_object_get(json, "dtype"), "dtype", &dtype));
@@ -362,12 +363,13 @@ static dw_status read_output(dw_graph *graph, json_t *json, dw__description *nod
     size_t rank;
     node->types[index].given = json_is_object(json);
     if (json_is_string(json)) return read_string(json, "an output", &node->names[index]);
-    if (!json_is_object(json)) return wrong_kind("an entry of outputs", json, "a name or an object");
+    if (!json_is_object(json))
+        return wrong_kind("an entry of outputs", json, "a name or an object");
     DW_RETURN_IF_FAILED(check_keys(json, "an entry of outputs", keys));
     DW_RETURN_IF_FAILED(
         read_string(json_object_get(json, "name"), "an output's name", &node->names[index]));
-    DW_RETURN_IF_FAILED(read_dtype(json_object_get(json, "dtype"), "an output's dtype",
-                                   &node->types[index].dtype));
+    DW_RETURN_IF_FAILED(
+        read_dtype(json_object_get(json, "dtype"), "an output's dtype", &node->types[index].dtype));
     DW_RETURN_IF_FAILED(read_dims(graph, json_object_get(json, "shape"), "an output's shape",
                                   node->types[index].shape, &rank));
     node->types[index].rank = (int)rank;
@@ -525,8 +527,8 @@ dw_status dw_graph_from_json(const char *text, size_t bytes, dw_graph **graph) {
     if (!text || !graph) return dw__fail(DW_INVALID_ARGUMENT, "the JSON of a graph is NULL");
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return dw__fail(DW_PARSE, "JSON of a graph: line %d, column %d: %s", error.line, error.column,
-                        error.text);
+        return dw__fail(DW_PARSE, "JSON of a graph: line %d, column %d: %s", error.line,
+                        error.column, error.text);
     DW_TRY(dw_graph_create(&made));
     status = read_graph(made, root);
     if (status != DW_OK) {

@@ -13,6 +13,7 @@
  *
  * "_" is an absent operand. After "#" comes where a node is from: "backward" if it is of the backward
  * pass, region, layer ("-": none), module path to the end of the line; nothing when all are unknown.
+ * Types of results may be left out: %h = embedding(%wte, %ids). Lines that begin with "#" are skipped.
  * Names other than letters, digits, "_" and "." are quoted: %"a b". docs/graph.md has the grammar.
  */
 #include "graph/internal.h"
@@ -117,8 +118,7 @@ static dw_status write_origin(dw__text *out, const dw__node_record *node) {
     return dw__text_append(out, node->module, strlen(node->module));
 }
 
-static dw_status write_operands(dw__text *out, const dw_graph *graph,
-                                const dw__node_record *node) {
+static dw_status write_operands(dw__text *out, const dw_graph *graph, const dw__node_record *node) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, " = %s(", dw_op_name(node->op)));
     for (uint32_t i = 0; i < node->input_count; i++) {
         if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ", ", 2));
@@ -333,7 +333,8 @@ static dw_status read_dtype(reader *in, dw_dtype *dtype) {
     DW_RETURN_IF_FAILED(read_word(in, "an element type", &word));
     int found = dw__dtype_find(word);
     if (found < 0)
-        return dw__fail(DW_PARSE, "\"%.64s\" is no element type; there are bool, i32, i64, bf16, f16, "
+        return dw__fail(DW_PARSE,
+                        "\"%.64s\" is no element type; there are bool, i32, i64, bf16, f16, "
                         "f32 and f64",
                         word);
     *dtype = (dw_dtype)found;
@@ -433,9 +434,11 @@ static dw_status read_results(reader *in) {
         uint32_t at = node->output_count;
         if (at == DW_MAX_OUTPUTS) return malformed(in, "= after 64 outputs");
         DW_RETURN_IF_FAILED(read_name(in, &node->names[at]));
-        DW_RETURN_IF_FAILED(
-            read_type(in, &node->types[at].dtype, &node->types[at].rank, node->types[at].shape));
-        node->types[at].given = true;
+        skip_spaces(in);
+        node->types[at].given = *in->at == ':';
+        if (node->types[at].given)
+            DW_RETURN_IF_FAILED(read_type(in, &node->types[at].dtype, &node->types[at].rank,
+                                          node->types[at].shape));
         node->output_count++;
     } while (accept(in, ","));
     return expect(in, "=");
@@ -484,7 +487,8 @@ static dw_status read_leaf(reader *in) {
     DW_RETURN_IF_FAILED(read_word(in, "a role, a node or return", &word));
     int role = dw__role_find(word);
     if (role < 0)
-        return dw__fail(DW_PARSE, "\"%.64s\" is no role of a leaf; expected input, parameter, "
+        return dw__fail(DW_PARSE,
+                        "\"%.64s\" is no role of a leaf; expected input, parameter, "
                         "constant, seed or gradient",
                         word);
     DW_RETURN_IF_FAILED(read_name(in, &name));
@@ -516,10 +520,17 @@ static dw_status read_symbols(reader *in) {
 
 static dw_status read_line(reader *in) {
     if (at_end_of_line(in)) return DW_OK;
+    if (*in->at == '#') {
+        in->at += strcspn(in->at, "\n");
+        return DW_OK;
+    }
     if (*in->at == '%') return read_node(in);
-    if (accept(in, "symbols ")) DW_RETURN_IF_FAILED(read_symbols(in));
-    else if (accept(in, "return ")) DW_RETURN_IF_FAILED(read_outputs(in));
-    else DW_RETURN_IF_FAILED(read_leaf(in));
+    if (accept(in, "symbols "))
+        DW_RETURN_IF_FAILED(read_symbols(in));
+    else if (accept(in, "return "))
+        DW_RETURN_IF_FAILED(read_outputs(in));
+    else
+        DW_RETURN_IF_FAILED(read_leaf(in));
     return at_end_of_line(in) ? DW_OK : malformed(in, "the end of the line");
 }
 

@@ -11,16 +11,16 @@ typedef struct dw__value_record {
     dw_role role;
     int rank;
     const dw_dim *shape; /* in the graph's arena: stays valid while values are added */
-    dw_node node;       /* DW_NONE for a leaf */
-    uint32_t index;     /* which output of that node */
+    dw_node node;        /* DW_NONE for a leaf */
+    uint32_t index;      /* which output of that node */
 } dw__value_record;
 
 typedef struct dw__node_record {
     dw_op op;
     uint32_t input_count, output_count, attr_count;
-    const dw_value *inputs;  /* DW_NONE where an optional operand is absent */
+    const dw_value *inputs; /* DW_NONE where an optional operand is absent */
     const dw_value *outputs;
-    const dw_attr *attrs;    /* sorted by key; memory in the graph's arena */
+    const dw_attr *attrs; /* sorted by key; memory in the graph's arena */
     dw_region region;
     int layer;          /* -1: none */
     const char *module; /* "" when unknown */
@@ -42,17 +42,29 @@ bool dw__dim_is_negative(const dw_graph *graph, dw_dim dim);
 typedef struct dw__words {
     char text[256];
 } dw__words;
-dw__words dw__dim_words(const dw_graph *graph, dw_dim dim);                        /* B*S + 1 */
+dw__words dw__dim_words(const dw_graph *graph, dw_dim dim);                      /* B*S + 1 */
 dw__words dw__shape_words(const dw_graph *graph, int rank, const dw_dim *shape); /* [B, 4] */
 
 struct dw_graph {
     dw__arena *arena; /* names, inputs, attrs: freed with the graph */
     struct dw__dims *dims;
     dw__map *names;
-    struct { dw__value_record *items; size_t count, capacity; } values;
-    struct { dw__node_record *items; size_t count, capacity; } nodes;
-    struct { dw_value *items; size_t count, capacity; } outputs;
-    struct { dw_value *items; size_t count, capacity; } leaves;
+    struct {
+        dw__value_record *items;
+        size_t count, capacity;
+    } values;
+    struct {
+        dw__node_record *items;
+        size_t count, capacity;
+    } nodes;
+    struct {
+        dw_value *items;
+        size_t count, capacity;
+    } outputs;
+    struct {
+        dw_value *items;
+        size_t count, capacity;
+    } leaves;
     dw_region region; /* origin of the nodes appended next */
     int layer;
     const char *module;
@@ -65,7 +77,11 @@ struct dw_graph {
 /* Output types of a node being built, filled by its row's infer(). */
 typedef struct dw__inferred {
     uint32_t count;
-    struct { dw_dtype dtype; int rank; dw_dim shape[DW_MAX_RANK]; } outputs[DW_MAX_OUTPUTS];
+    struct {
+        dw_dtype dtype;
+        int rank;
+        dw_dim shape[DW_MAX_RANK];
+    } outputs[DW_MAX_OUTPUTS];
 } dw__inferred;
 
 /* A node not yet in the graph: what infer() looks at. */
@@ -90,10 +106,7 @@ typedef dw_status (*dw__expansion)(dw_graph *graph, const dw_graph *source, dw_n
 typedef dw_status (*dw__cost_rule)(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                    dw_cost *cost);
 
-typedef enum dw__op_class {
-    DW__PRIMITIVE,
-    DW__COMPOSITE
-} dw__op_class;
+typedef enum dw__op_class { DW__PRIMITIVE, DW__COMPOSITE } dw__op_class;
 
 /* Element types of an elementwise operation: what its operands may be -> what its result is.
  * Shape inference and fused bodies both read it. */
@@ -117,9 +130,9 @@ typedef struct dw__op_row {
     const char *name;
     const char *operands[DW__NAMED_OPERANDS]; /* for messages; the last name serves the rest */
     dw__op_class stratum;
-    bool elementwise; /* fusable: one iteration shape, no reduction */
+    bool elementwise;  /* fusable: one iteration shape, no reduction */
     dw__typing typing; /* of an elementwise row */
-    bool view;        /* moves no data where the layout allows */
+    bool view;         /* moves no data where the layout allows */
     bool commutative;
     bool stops_gradient; /* derivative zero or undefined: no gradient flows to its operands */
     uint8_t min_inputs, max_inputs; /* counting optional ones, which may be DW_NONE; a node of a row

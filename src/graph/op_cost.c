@@ -89,12 +89,13 @@ static int64_t int_of(const measure *m, dw_attr_key key, int64_t absent) {
 static double elementwise_flops(dw_op op) {
     switch (op) {
     case DW_OP_STOP_GRADIENT: return 0;
-    case DW_OP_SILU: return 2;           /* sigmoid, multiply */
-    case DW_OP_SWIGLU: return 3;         /* and multiply by up */
-    case DW_OP_GELU: return 5;           /* scale, erf, add 1, halve, multiply */
-    case DW_OP_SILU_BACKWARD: return 6;  /* s, 1 - s, * x, + 1, * s, * dy */
-    case DW_OP_GELU_BACKWARD: return 12; /* distribution 4, density 4, x * density, sum, * dy, ... */
-    case DW_OP_DROPOUT: return 2;        /* compare, scale; Philox is integer work */
+    case DW_OP_SILU: return 2;          /* sigmoid, multiply */
+    case DW_OP_SWIGLU: return 3;        /* and multiply by up */
+    case DW_OP_GELU: return 5;          /* scale, erf, add 1, halve, multiply */
+    case DW_OP_SILU_BACKWARD: return 6; /* s, 1 - s, * x, + 1, * s, * dy */
+    case DW_OP_GELU_BACKWARD:
+        return 12;                /* distribution 4, density 4, x * density, sum, * dy, ... */
+    case DW_OP_DROPOUT: return 2; /* compare, scale; Philox is integer work */
     default: return 1;
     }
 }
@@ -223,8 +224,8 @@ dw_status dw__cost_rope(const dw_graph *graph, dw_node node, const int64_t *size
 
 /* Sum over queries i of (i + shift) held within 0 and `keys`. */
 static double clamped_sum(double queries, double shift, double keys) {
-    double first = fmin(fmax(-shift, 0), queries);             /* terms before are 0 */
-    double last = fmin(fmax(keys - shift, first), queries);    /* terms from here on are `keys` */
+    double first = fmin(fmax(-shift, 0), queries);          /* terms before are 0 */
+    double last = fmin(fmax(keys - shift, first), queries); /* terms from here on are `keys` */
     double count = last - first;
     return count * (first + shift) + count * (count - 1) / 2 + (queries - last) * keys;
 }
@@ -244,8 +245,8 @@ static double visible_pairs(measure *m) {
 static dw_status attention_cost(measure *m, double by_head_size, double by_value_size,
                                 dw_cost *cost) {
     double heads = dim_of(m, input(m, 0), 0) * dim_of(m, input(m, 0), 1);
-    double multiply_adds = by_head_size * dim_of(m, input(m, 0), 3) +
-                           by_value_size * dim_of(m, input(m, 2), 3);
+    double multiply_adds =
+        by_head_size * dim_of(m, input(m, 0), 3) + by_value_size * dim_of(m, input(m, 2), 3);
     return give(m, 2 * heads * visible_pairs(m) * multiply_adds, bytes_once(m), cost);
 }
 
@@ -283,8 +284,7 @@ dw_status dw__cost_linear_cross_entropy_backward(const dw_graph *graph, dw_node 
     return give(&m, flops, bytes_once(&m), cost);
 }
 
-dw_status dw__cost_adamw(const dw_graph *graph, dw_node node, const int64_t *sizes,
-                         dw_cost *cost) {
+dw_status dw__cost_adamw(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
     /* decay 1, first moment 3, second 4, root and its correction 3, update 3 */
     return give(&m, 14 * elements(&m, input(&m, 0)), bytes_once(&m), cost);
@@ -295,7 +295,8 @@ dw_status dw__cost_adamw(const dw_graph *graph, dw_node node, const int64_t *siz
 static dw_status check_sizes(const dw_graph *graph, const int64_t *sizes) {
     uint32_t count = dw_graph_symbol_count(graph);
     if (count > 0 && !sizes)
-        return dw__fail(DW_INVALID_ARGUMENT, "symbol sizes are NULL; the graph has %u symbols", count);
+        return dw__fail(DW_INVALID_ARGUMENT, "symbol sizes are NULL; the graph has %u symbols",
+                        count);
     for (uint32_t i = 0; i < count; i++)
         if (sizes[i] < 0)
             return dw__fail(DW_INVALID_ARGUMENT, "symbol %s has size %lld; expected 0 or more",

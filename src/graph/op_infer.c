@@ -42,8 +42,7 @@ static dw_dim dim_from_end(const dw__draft *draft, uint32_t index, int back) {
 
 /* "x [B, 4]" */
 static dw__words show(const dw__draft *draft, uint32_t index) {
-    dw__words shape =
-        dw__shape_words(draft->graph, rank_of(draft, index), shape_of(draft, index));
+    dw__words shape = dw__shape_words(draft->graph, rank_of(draft, index), shape_of(draft, index));
     dw__words words;
     snprintf(words.text, sizeof words.text, "%s %.200s", operand_name(draft, index), shape.text);
     return words;
@@ -110,7 +109,8 @@ static dw_status want_same_dtype(const dw__draft *draft, uint32_t like, uint32_t
                                  uint32_t last) {
     for (uint32_t i = first; i <= last && i < draft->input_count; i++)
         if (has(draft, i) && dtype_of(draft, i) != dtype_of(draft, like))
-            return refuse(draft, DW_TYPE, "%s is %s but %s is %s; expected one type: cast one of them",
+            return refuse(draft, DW_TYPE,
+                          "%s is %s but %s is %s; expected one type: cast one of them",
                           operand_name(draft, i), dw_dtype_name(dtype_of(draft, i)),
                           operand_name(draft, like), dw_dtype_name(dtype_of(draft, like)));
     return DW_OK;
@@ -378,8 +378,7 @@ dw_status dw__infer_random_uniform(const dw__draft *draft, dw__inferred *out) {
 dw_status dw__infer_reshape(const dw__draft *draft, dw__inferred *out) {
     const dw_attr *shape = attr_of(draft, DW_ATTR_KEY_SHAPE);
     dw_dim before, after;
-    DW_RETURN_IF_FAILED(
-        product_of(draft->graph, rank_of(draft, 0), shape_of(draft, 0), &before));
+    DW_RETURN_IF_FAILED(product_of(draft->graph, rank_of(draft, 0), shape_of(draft, 0), &before));
     DW_RETURN_IF_FAILED(product_of(draft->graph, (int)shape->count, shape->list, &after));
     if (before != after)
         return refuse(draft, DW_SHAPE, "%s has %s elements, but shape=%s has %s",
@@ -542,8 +541,7 @@ static dw_status want_index_within(const dw__draft *draft, uint32_t index, int r
 dw_status dw__infer_take_along(const dw__draft *draft, dw__inferred *out) {
     int axis, rank = rank_of(draft, 0);
     DW_RETURN_IF_FAILED(read_axis(draft, rank, &axis));
-    DW_RETURN_IF_FAILED(
-        want_index_within(draft, 1, rank, shape_of(draft, 0), axis, "x's dim"));
+    DW_RETURN_IF_FAILED(want_index_within(draft, 1, rank, shape_of(draft, 0), axis, "x's dim"));
     return give(out, dtype_of(draft, 0), rank, shape_of(draft, 1));
 }
 
@@ -693,11 +691,12 @@ dw_status dw__infer_matmul(const dw__draft *draft, dw__inferred *out) {
     dw_dim inner_a = dim_from_end(draft, 0, transpose_a ? 2 : 1);
     dw_dim inner_b = dim_from_end(draft, 1, transpose_b ? 1 : 2);
     if (inner_a != inner_b)
-        return refuse(draft, DW_SHAPE,
-                      "%s with transpose_a=%d and %s with transpose_b=%d: the inner dims are %s and "
-                      "%s, and must be equal",
-                      show(draft, 0).text, transpose_a, show(draft, 1).text, transpose_b,
-                      show_dim(draft, inner_a).text, show_dim(draft, inner_b).text);
+        return refuse(
+            draft, DW_SHAPE,
+            "%s with transpose_a=%d and %s with transpose_b=%d: the inner dims are %s and "
+            "%s, and must be equal",
+            show(draft, 0).text, transpose_a, show(draft, 1).text, transpose_b,
+            show_dim(draft, inner_a).text, show_dim(draft, inner_b).text);
     shape[rank - 2] = dim_from_end(draft, 0, transpose_a ? 1 : 2);
     shape[rank - 1] = dim_from_end(draft, 1, transpose_b ? 2 : 1);
     return give(out, dtype_of(draft, 0), rank, shape);
@@ -889,7 +888,8 @@ static dw_status want_attention_mask(const dw__draft *draft) {
     DW_RETURN_IF_FAILED(want_rank(draft, 3, 4));
     for (int k = 0; k < 4; k++)
         if (shape_of(draft, 3)[k] != 1 && shape_of(draft, 3)[k] != scores[k])
-            return refuse(draft, DW_SHAPE, "%s must have in each dim either 1 or that of %s, which "
+            return refuse(draft, DW_SHAPE,
+                          "%s must have in each dim either 1 or that of %s, which "
                           "is [B, H, Sq, Sk] of q and k",
                           show(draft, 3).text, dw__shape_words(draft->graph, 4, scores).text);
     return DW_OK;
@@ -922,8 +922,8 @@ static dw_status check_attention(const dw__draft *draft) {
     DW_RETURN_IF_FAILED(want_attention_mask(draft));
     DW_RETURN_IF_FAILED(want_attention_dropout(draft));
     DW_RETURN_IF_FAILED(want_finite(draft, DW_ATTR_KEY_SCALE));
-    DW_RETURN_IF_FAILED(want_int_between(draft, DW_ATTR_KEY_CAUSAL,
-                                         int_of(draft, DW_ATTR_KEY_CAUSAL, 0), 0, 2));
+    DW_RETURN_IF_FAILED(
+        want_int_between(draft, DW_ATTR_KEY_CAUSAL, int_of(draft, DW_ATTR_KEY_CAUSAL, 0), 0, 2));
     return want_int_between(draft, DW_ATTR_KEY_WINDOW, int_of(draft, DW_ATTR_KEY_WINDOW, -1), -1,
                             INT64_MAX);
 }
@@ -1010,7 +1010,8 @@ dw_status dw__infer_adamw(const dw__draft *draft, dw__inferred *out) {
     for (uint32_t i = 1; i < STEP; i++) DW_RETURN_IF_FAILED(want_shape_of(draft, i, 0));
     DW_RETURN_IF_FAILED(want_dtype(draft, STEP, DW_I64));
     DW_RETURN_IF_FAILED(want_scalar(draft, STEP));
-    for (size_t i = 0; i < DW_COUNT(finite); i++) DW_RETURN_IF_FAILED(want_finite(draft, finite[i]));
+    for (size_t i = 0; i < DW_COUNT(finite); i++)
+        DW_RETURN_IF_FAILED(want_finite(draft, finite[i]));
     DW_RETURN_IF_FAILED(want_float_between(draft, DW_ATTR_KEY_BETA1, 0, 1));
     DW_RETURN_IF_FAILED(want_float_between(draft, DW_ATTR_KEY_BETA2, 0, 1));
     give_like(draft, out, 0);
@@ -1032,8 +1033,8 @@ static dw_status merge_broadcast(const dw__draft *draft, uint32_t index, int *ra
         dw_dim dim = shape_of(draft, index)[k], *merged = &shape[*rank - given + k];
         if (dim != 1 && *merged != 1 && dim != *merged)
             return refuse(draft, DW_SHAPE,
-                          "operand %u, %s, does not broadcast with the operands before it, %s", index,
-                          show(draft, index).text,
+                          "operand %u, %s, does not broadcast with the operands before it, %s",
+                          index, show(draft, index).text,
                           dw__shape_words(draft->graph, *rank, shape).text);
         if (dim != 1) *merged = dim;
     }

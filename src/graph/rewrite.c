@@ -25,7 +25,8 @@ static dw_status import_plain(dw_graph *to, dw_attr *attr) {
     return DW_OK;
 }
 
-dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, const dw_attr **attrs) {
+dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node,
+                           const dw_attr **attrs) {
     const dw__node_record *record = &from->nodes.items[node];
     size_t bytes = record->attr_count * sizeof(dw_attr);
     dw_attr *copy = dw__arena_alloc(to->arena, bytes);

@@ -76,8 +76,9 @@ static dw_status verify_order(const dw_graph *graph, dw_node node) {
                             dw__operand_name(record->op, i), input);
         const dw__value_record *value = &graph->values.items[input];
         if (value->node != DW_NONE && value->node >= node)
-            return dw__fail(DW_INTERNAL, "operand %u (%s), \"%s\", is computed by the later node %u",
-                            i, dw__operand_name(record->op, i), value->name, value->node);
+            return dw__fail(DW_INTERNAL,
+                            "operand %u (%s), \"%s\", is computed by the later node %u", i,
+                            dw__operand_name(record->op, i), value->name, value->node);
     }
     return DW_OK;
 }
@@ -91,19 +92,20 @@ static dw_status verify_outputs(const dw_graph *graph, dw_node node, const dw__i
         dw_value value = record->outputs[i];
         if (value >= graph->values.count || graph->values.items[value].node != node ||
             graph->values.items[value].index != i)
-            return dw__fail(DW_INTERNAL, "its output %u is value %u, which is not its own", i, value);
+            return dw__fail(DW_INTERNAL, "its output %u is value %u, which is not its own", i,
+                            value);
         const dw__value_record *output = &graph->values.items[value];
-        bool same = output->dtype == types->outputs[i].dtype &&
-                    output->rank == types->outputs[i].rank;
+        bool same =
+            output->dtype == types->outputs[i].dtype && output->rank == types->outputs[i].rank;
         for (int k = 0; same && k < output->rank; k++)
             same = output->shape[k] == types->outputs[i].shape[k];
         if (!same)
-            return dw__fail(DW_SHAPE, "its output %u is %s%s; the rule of the table gives %s%s", i,
-                            dw_dtype_name(output->dtype),
-                            dw__shape_words(graph, output->rank, output->shape).text,
-                            dw_dtype_name(types->outputs[i].dtype),
-                            dw__shape_words(graph, types->outputs[i].rank, types->outputs[i].shape)
-                                .text);
+            return dw__fail(
+                DW_SHAPE, "its output %u is %s%s; the rule of the table gives %s%s", i,
+                dw_dtype_name(output->dtype),
+                dw__shape_words(graph, output->rank, output->shape).text,
+                dw_dtype_name(types->outputs[i].dtype),
+                dw__shape_words(graph, types->outputs[i].rank, types->outputs[i].shape).text);
     }
     return DW_OK;
 }
@@ -146,10 +148,11 @@ static dw_status verify_lists(const dw_graph *graph) {
         dw_value leaf = graph->leaves.items[i];
         bool ascending = i == 0 || graph->leaves.items[i - 1] < leaf;
         if (leaf >= graph->values.count || graph->values.items[leaf].node != DW_NONE || !ascending)
-            return dw__fail(DW_INTERNAL, "leaf %zu is value %u, which is no leaf or out of order", i,
-                            leaf);
+            return dw__fail(DW_INTERNAL, "leaf %zu is value %u, which is no leaf or out of order",
+                            i, leaf);
     }
-    for (size_t i = 0; i < graph->values.count; i++) leaves += graph->values.items[i].node == DW_NONE;
+    for (size_t i = 0; i < graph->values.count; i++)
+        leaves += graph->values.items[i].node == DW_NONE;
     if (leaves != graph->leaves.count)
         return dw__fail(DW_INTERNAL, "%zu leaves are listed, but the graph has %zu",
                         graph->leaves.count, leaves);
