@@ -2,6 +2,7 @@
  * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
  * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
 #include "kernel/cpu/attention.h"
+#include "kernel/cpu/isa/transpose.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "number/philox.h"
 #include <math.h>
@@ -27,10 +28,17 @@ static void multiply(bool a_transposed, int64_t m, int64_t n, int64_t k, float a
 /* to[d*QUERIES + i] = from[i*stride + d]; zeros behind `count` rows. */
 static void transpose_block(int64_t count, int64_t size, const float *from, int64_t stride,
                             float *to) {
-    for (int64_t i = 0; i < QUERIES; i++) {
-        for (int64_t d = 0; d < size; d++) {
-            to[d * QUERIES + i] = i < count ? from[i * stride + d] : 0.0f;
+    int64_t rows = count / DW_QUAD * DW_QUAD, columns = size / DW_QUAD * DW_QUAD;
+    for (int64_t i = 0; i < rows; i += DW_QUAD) {
+        for (int64_t d = 0; d < columns; d += DW_QUAD) {
+            dw__transpose_quad(from + i * stride + d, stride, to + d * QUERIES + i, QUERIES);
         }
+    }
+    for (int64_t d = 0; d < size; d++) {
+        for (int64_t i = d < columns ? rows : 0; i < count; i++) {
+            to[d * QUERIES + i] = from[i * stride + d];
+        }
+        for (int64_t i = count; i < QUERIES; i++) to[d * QUERIES + i] = 0.0f;
     }
 }
 
@@ -63,11 +71,14 @@ static void fill_position(const dw__attention *a, const tile *t, float *bias) {
     for (int64_t kk = 0; kk < t->key_count; kk++) {
         int64_t position =
             t->key + kk - a->shift - t->query; /* of the key among the block's queries */
-        int64_t first = a->causal ? at_most(at_least(position, 0), QUERIES) : 0;
-        int64_t end = QUERIES;
-        if (a->window >= 0) end = at_least(first, at_most(QUERIES, position + a->window));
+        /* Of the lanes that may see the key; as wide as a lane, so that the loop is vectors. */
+        int32_t first = a->causal ? (int32_t)at_most(at_least(position, 0), QUERIES) : 0;
+        int32_t end = QUERIES;
+        if (a->window >= 0) end = (int32_t)at_least(first, at_most(QUERIES, position + a->window));
         float *row = bias + kk * QUERIES;
-        for (int64_t i = 0; i < QUERIES; i++) row[i] = i >= first && i < end ? 0.0f : -INFINITY;
+        for (int32_t i = 0; i < QUERIES; i++) {
+            row[i] = (i >= first) & (i < end) ? 0.0f : -INFINITY;
+        }
     }
 }
 
@@ -124,6 +135,13 @@ static void multiply_elements(int64_t count, float *x, const float *y) {
     for (int64_t i = 0; i < count; i += DW_LANES) v_store(x + i, v_load(x + i) * v_load(y + i));
 }
 
+/* e^x, with 0 below e^-87: a masked score would otherwise take the slow path that CPUs have for
+ * subnormal results, and a probability that small is lost in any sum with the largest one. */
+static inline vf exp_or_zero(vf x) {
+    vf lowest = v_set(-87.0f);
+    return v_select(v_lt(x, lowest), v_set(0.0f), v_exp(v_select(v_lt(x, lowest), lowest, x)));
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 typedef struct forward_state {
@@ -153,9 +171,9 @@ static void softmax_step(int64_t key_count, const float *bias, forward_state *s)
         }
         /* -inf - -inf would be NaN */
         vf origin = v_select(v_eq(maximum, v_set(-INFINITY)), v_set(0.0f), maximum);
-        vf correction = v_exp(before - origin), sum = v_load(s->sum + lane) * correction;
+        vf correction = exp_or_zero(before - origin), sum = v_load(s->sum + lane) * correction;
         for (int64_t kk = 0; kk < key_count; kk++) {
-            vf x = v_exp(v_load(scores + kk * QUERIES) - origin);
+            vf x = exp_or_zero(v_load(scores + kk * QUERIES) - origin);
             v_store(scores + kk * QUERIES, x);
             sum += x;
         }
@@ -252,7 +270,7 @@ static void probabilities(int64_t key_count, const float *bias, backward_state *
             float *x = s->scores + kk * QUERIES + lane;
             vf score = v_load(x);
             if (bias) score += v_load(bias + kk * QUERIES + lane);
-            v_store(x, v_exp(score - lse));
+            v_store(x, exp_or_zero(score - lse));
         }
     }
 }

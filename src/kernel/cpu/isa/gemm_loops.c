@@ -3,9 +3,8 @@
  * accumulators, one row of B and one broadcast element of A fill the register file, and loads (ROWS
  * + VECTORS per step) stay below the two per cycle that feed the two multiply-adds per cycle. */
 #include "kernel/cpu/gemm.h"
+#include "kernel/cpu/isa/transpose.h"
 #include "kernel/cpu/isa/vector_math.h"
-
-#define DW_INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 enum { ROWS = 8, VECTORS = 3, DEPTH = 384 }; /* 24 accumulators of 32 registers */
@@ -16,37 +15,16 @@ enum { COLUMNS = VECTORS * DW_LANES };
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-typedef float quad __attribute__((vector_size(16)));
-typedef float quad_in_memory __attribute__((vector_size(16), aligned(4), may_alias));
-enum { QUAD = 4 };
-
-/* to[j*to_stride + i] = from[i*from_stride + j] for i, j in 0..3 */
-DW_INLINE void transpose_quad(const float *from, int64_t from_stride, float *to,
-                              int64_t to_stride) {
-    quad r0 = *(const quad_in_memory *)from;
-    quad r1 = *(const quad_in_memory *)(from + from_stride);
-    quad r2 = *(const quad_in_memory *)(from + 2 * from_stride);
-    quad r3 = *(const quad_in_memory *)(from + 3 * from_stride);
-    quad low01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-    quad high01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-    quad low23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-    quad high23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-    *(quad_in_memory *)to = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-    *(quad_in_memory *)(to + to_stride) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-    *(quad_in_memory *)(to + 2 * to_stride) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-    *(quad_in_memory *)(to + 3 * to_stride) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-}
-
 /* One panel: panel[kk*width + i] = from[i*stride + kk*k_stride] for i < count, 0 for the rest. */
 DW_INLINE void pack_panel(int64_t width, int64_t count, int64_t k, const float *from,
                           int64_t stride, int64_t k_stride, float *panel) {
     int64_t by_quads = 0; /* elements of the panel's width done by transposition */
-    int64_t k_quads = k / QUAD * QUAD;
+    int64_t k_quads = k / DW_QUAD * DW_QUAD;
     if (k_stride == 1) {
-        by_quads = count / QUAD * QUAD;
-        for (int64_t kk = 0; kk < k_quads; kk += QUAD) {
-            for (int64_t i = 0; i < by_quads; i += QUAD) {
-                transpose_quad(from + i * stride + kk, stride, panel + kk * width + i, width);
+        by_quads = count / DW_QUAD * DW_QUAD;
+        for (int64_t kk = 0; kk < k_quads; kk += DW_QUAD) {
+            for (int64_t i = 0; i < by_quads; i += DW_QUAD) {
+                dw__transpose_quad(from + i * stride + kk, stride, panel + kk * width + i, width);
             }
         }
     }
