@@ -14,7 +14,7 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
     if hasattr(outputs, "to_tuple"):
         outputs = outputs.to_tuple()
     found = []
-    for value in pytree.tree_leaves(outputs):
+    for value in pytree.tree_leaves(outputs, is_leaf=lambda value: hasattr(value, "layers")):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             found.append(value)
         elif hasattr(value, "layers"):
