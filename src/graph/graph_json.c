@@ -183,15 +183,13 @@ static dw_status wrong_kind(const char *what, const json_t *json, const char *ex
 }
 
 static dw_status read_string(const json_t *json, const char *what, const char **text) {
-    if (!json_is_string(json)) return wrong_kind(what, json, "a string");
-    *text = json_string_value(json);
-    return DW_OK;
+    *text = json_string_value(json); /* NULL for every other kind */
+    return *text ? DW_OK : wrong_kind(what, json, "a string");
 }
 
 static dw_status read_integer(const json_t *json, const char *what, int64_t *integer) {
-    if (!json_is_integer(json)) return wrong_kind(what, json, "an integer");
-    *integer = json_integer_value(json);
-    return DW_OK;
+    *integer = json_integer_value(json); /* 0 for every other kind */
+    return json_is_integer(json) ? DW_OK : wrong_kind(what, json, "an integer");
 }
 
 static dw_status read_array(const json_t *json, const char *what, size_t limit, size_t *count) {
