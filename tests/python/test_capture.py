@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from deepwell import _deepwell
 from deepwell.capture import Captured, CaptureError, capture_graph
 from graph_eval import evaluate
 
@@ -70,6 +71,7 @@ def check(module: nn.Module, calls: Sequence[Call], tolerance: float = 1e-9,
     assert captured.method == "export"
     if dynamic is not None:
         assert captured.dynamic == dynamic
+    _deepwell.Graph(captured.json)  # the core's own verifier
     for args, kwargs in calls:
         with torch.no_grad():
             assert_same(run(captured, module, args, kwargs), _fresh(module, args, kwargs), tolerance)
