@@ -266,6 +266,11 @@ static const dw__kernel linear_packed = {
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
 
-const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,    &linear_amx,
-                                                    &matmul_onednn, &linear_onednn,
-                                                    &matmul_packed, &linear_packed, NULL};
+const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
+                                                    &linear_amx,
+                                                    &matmul_onednn,
+                                                    &linear_onednn,
+                                                    &matmul_packed,
+                                                    &linear_packed,
+                                                    &dw__linear_cross_entropy_backward_chunked,
+                                                    NULL};
