@@ -31,6 +31,7 @@ typedef struct test_run {
     const ops_options *options;
     ops_tally *tally;
     ops_tally of_op; /* since the op changed */
+    double worst;    /* of_op's largest error, as a part of its bound */
     dw_op op;
     bool started;
 } test_run;
@@ -158,6 +159,8 @@ static bool check_output(const variant *v, const dw__kernel *kernel, const dw__t
     for (int64_t j = 0; j < dw__tensor_count(got); j++) {
         double a = ops_element(got, j), b = ops_element(wanted, j);
         bool good = is_float ? agrees(a, b, bound, got->dtype) : a == b;
+        if (good && bound > 0.0 && isfinite(a - b))
+            v->run->worst = fmax(v->run->worst, fabs(a - b) / bound);
         if (got->dtype == DW_BOOL && ((const uint8_t *)got->data)[j] > 1) good = false;
         if (good) continue;
         snprintf(reason, bytes,
@@ -342,8 +345,10 @@ static dw_status test_variants(test_run *run, const ops_case *c, const dw_graph 
 static void finish_op(test_run *run) {
     const ops_tally *t = &run->of_op;
     if (run->started && !run->options->list && t->passed + t->failed + t->skipped > 0)
-        printf("%-32s %6lld passed %4lld failed %4lld skipped\n", dw_op_name(run->op),
-               (long long)t->passed, (long long)t->failed, (long long)t->skipped);
+        printf("%-32s %6lld passed %4lld failed %4lld skipped; largest error %.2f of its bound\n",
+               dw_op_name(run->op), (long long)t->passed, (long long)t->failed,
+               (long long)t->skipped, run->worst);
+    run->worst = 0.0;
     fflush(stdout);
     run->tally->passed += t->passed;
     run->tally->failed += t->failed;
