@@ -1,4 +1,5 @@
 /* Engines: a graph made ready once, and the cache of its plans. */
+#include "base/pool.h"
 #include "engine/engine_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -350,7 +351,9 @@ static void link_newest(dw_engine *engine, dw_plan *plan) {
 
 static dw_plan *find_plan(const dw_engine *engine, const int64_t *sizes) {
     size_t bytes = dw_graph_symbol_count(engine->graph) * sizeof *sizes;
+    int threads = dw__pool_threads();
     for (dw_plan *plan = engine->plans; plan; plan = plan->older) {
+        if (plan->threads < threads) continue;
         if (bytes == 0 || memcmp(plan->sizes, sizes, bytes) == 0) return plan;
     }
     return NULL;

@@ -102,6 +102,7 @@ struct dw_plan {
     dw_plan *newer, *older; /* the engine's list */
     uint32_t references;
     int64_t *sizes;
+    int threads; /* most that may run it: kernels ask for scratch per thread */
 
     dw__arena *memory; /* operands and attributes */
     struct {

@@ -1,4 +1,5 @@
 /* Plans: lifetimes and placement of what lowering made, queries, a listing. */
+#include "base/pool.h"
 #include "engine/engine_internal.h"
 #include "engine/placement.h"
 #include <stdio.h>
@@ -86,6 +87,7 @@ dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out
     dw_plan *plan = dw__calloc(1, sizeof *plan);
     if (!plan) return dw__fail_memory("a plan", sizeof *plan);
     plan->engine = engine;
+    plan->threads = dw__pool_threads();
     plan->memory = dw__arena_create();
     if (!plan->memory) DW_TRY(dw__fail_memory("a plan's memory", 1));
     plan->sizes = dw__arena_alloc(plan->memory, (symbols + 1) * sizeof *plan->sizes);

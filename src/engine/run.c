@@ -1,4 +1,5 @@
 /* Running a plan: its instructions in order, with pointers put in from the caller's bindings. */
+#include "base/pool.h"
 #include "engine/engine_internal.h"
 #include "kernel/cpu/cpu.h"
 #include <stdio.h>
@@ -127,6 +128,15 @@ static void give_state(dw_plan *plan, dw__run_state *state) {
 
 /* ---- checks of what the caller bound --------------------------------------------------------- */
 
+static dw_status check_threads(const dw_plan *plan) {
+    int threads = dw__pool_threads();
+    if (threads <= plan->threads) return DW_OK;
+    return dw__fail(DW_STATE,
+                    "the plan has room for %d threads, and there are %d now: ask dw_engine_plan "
+                    "again after dw_set_threads",
+                    plan->threads, threads);
+}
+
 static dw_status check_arena(const dw_plan *plan, const void *arena) {
     if (plan->arena_bytes == 0) return DW_OK;
     if (!arena || (uintptr_t)arena % 64 != 0) {
@@ -183,6 +193,7 @@ static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, u
 
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                           const dw_binding *outputs) {
+    DW_RETURN_IF_FAILED(check_threads(plan));
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD));
@@ -219,6 +230,7 @@ dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
         return dw__fail(DW_STATE, "the engine was made without gradients: name the leaves whose "
                                   "gradients are wanted in dw_engine_create");
     }
+    DW_RETURN_IF_FAILED(check_threads(plan));
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_BACKWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_BACKWARD));

@@ -255,13 +255,22 @@ static void expect_results(const problem *p, const results *got, const results *
     }
 }
 
-static void expect_same_bits(const results *a, const results *b) {
+static void expect_same(const dw_graph *graph, dw_value value, const dw__tensor *a,
+                        const dw__tensor *b) {
+    if (!a->data || !b->data || memcmp(a->data, b->data, bytes_of(a)) == 0) return;
+    int64_t at = 0;
+    while (element(a, at) == element(b, at)) at++;
+    fail_msg("%s: element %lld is %.9g, not %.9g", dw_value_name(graph, value), (long long)at,
+             element(b, at), element(a, at));
+}
+
+/* Gradients that one of the two lacks are not compared. */
+static void expect_same_bits(const problem *p, const results *a, const results *b) {
     for (uint32_t i = 0; i < a->output_count; i++) {
-        assert_memory_equal(a->outputs[i].data, b->outputs[i].data, bytes_of(&a->outputs[i]));
+        expect_same(p->graph, dw_graph_output(p->graph, i), &a->outputs[i], &b->outputs[i]);
     }
     for (uint32_t j = 0; j < a->grad_count; j++) {
-        if (!a->grads[j].data || !b->grads[j].data) continue;
-        assert_memory_equal(a->grads[j].data, b->grads[j].data, bytes_of(&a->grads[j]));
+        expect_same(p->graph, p->wrt[j], &a->grads[j], &b->grads[j]);
     }
 }
 
@@ -407,7 +416,7 @@ static void the_saved_prefix_is_enough(void **state) {
         memcpy(again.outputs[i].data, once.outputs[i].data, bytes_of(&once.outputs[i]));
     }
     OK(backward(f.plan, copy, &f.p, &again));
-    expect_same_bits(&once, &again);
+    expect_same_bits(&f.p, &once, &again);
     dw__free_aligned(arena);
     dw__free_aligned(copy);
     results_end(&once);
@@ -428,8 +437,8 @@ static void two_forwards_may_come_before_a_backward(void **state) {
     OK(forward(f.plan, arenas[1], &f.p, &second));
     OK(backward(f.plan, arenas[0], &f.p, &first));
     OK(backward(f.plan, arenas[1], &f.p, &second));
-    expect_same_bits(&alone, &first);
-    expect_same_bits(&alone, &second);
+    expect_same_bits(&f.p, &alone, &first);
+    expect_same_bits(&f.p, &alone, &second);
     dw__free_aligned(arenas[0]);
     dw__free_aligned(arenas[1]);
     results_end(&alone);
@@ -454,7 +463,7 @@ static void unwanted_gradients_may_be_left_out(void **state) {
         void *arena = make_arena(f.plan);
         OK(forward(f.plan, arena, &f.p, &some));
         OK(backward(f.plan, arena, &f.p, &some));
-        expect_same_bits(&all, &some);
+        expect_same_bits(&f.p, &all, &some);
         dw__free_aligned(arena);
         results_end(&some);
     }
@@ -471,7 +480,7 @@ static void an_output_gradient_that_is_null_is_zero(void **state) {
     run_both(f.engine, &f.p, &zeros);
     f.p.output_grad_bindings[0].data = NULL;
     run_both(f.engine, &f.p, &nulls);
-    expect_same_bits(&zeros, &nulls);
+    expect_same_bits(&f.p, &zeros, &nulls);
     results_end(&zeros);
     results_end(&nulls);
     fixture_end(&f);
@@ -494,7 +503,7 @@ static void leaves_that_backward_does_not_read_may_be_gone(void **state) {
     }
     assert_true(gone > 0); /* biases, at least */
     OK(backward(f.plan, arena, &f.p, &less));
-    expect_same_bits(&all, &less);
+    expect_same_bits(&f.p, &all, &less);
     dw__free_aligned(arena);
     results_end(&all);
     results_end(&less);
@@ -514,7 +523,7 @@ static void bits_do_not_depend_on_threads(void **state) {
     for (int threads = 2; threads <= 5; threads++) {
         OK(dw_set_threads(threads));
         run_both(f.engine, &f.p, &many);
-        expect_same_bits(&one, &many);
+        expect_same_bits(&f.p, &one, &many);
         results_end(&many);
     }
     OK(dw_set_threads(before));
@@ -720,6 +729,11 @@ static void misuse_is_reported(void **state) {
     assert_int_equal(dw_engine_create(f.graph, 1, &output, 1, &logits, NULL, &engine),
                      DW_INVALID_ARGUMENT);
     expect_message("leaf");
+    int threads = dw_get_threads();
+    OK(dw_set_threads(threads + 1));
+    assert_int_equal(forward(f.plan, arena, &f.p, &r), DW_STATE);
+    expect_message("threads");
+    OK(dw_set_threads(threads));
     assert_int_equal(forward(f.plan, arena + 8, &f.p, &r), DW_INVALID_ARGUMENT);
     expect_message("aligned to 64");
     int64_t strides[2] = {1, MODEL_VOCABULARY};
