@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 _SIMPLE = (bool, int, float, str, type(None))
-_HOOKS = (
+HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
@@ -58,7 +58,7 @@ def hooked_submodule(module: torch.nn.Module) -> str | None:
         if getattr(nn_module, name, None):
             return f"torch.nn.modules.module.{name}"
     for path, submodule in module.named_modules():
-        if submodule is not module and any(getattr(submodule, hooks) for hooks in _HOOKS):
+        if submodule is not module and any(getattr(submodule, hooks) for hooks in HOOKS):
             return path
     return None
 

@@ -10,12 +10,14 @@ A module whose forward cannot be captured is left to PyTorch and its submodules 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
 import threading
 import time
-from typing import Any
+from collections import OrderedDict
+from typing import Any, Iterator
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,7 +26,7 @@ from deepwell import _deepwell
 from deepwell.arena import ArenaPool
 from deepwell.capture import Captured, capture_graph
 from deepwell.errors import CaptureError, UnsupportedError
-from deepwell.guards import ModuleState, hooked_submodule, training_flags, unusual_mode
+from deepwell.guards import HOOKS, ModuleState, hooked_submodule, training_flags, unusual_mode
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
@@ -319,6 +321,7 @@ class OptimizedForward:
                 self._failed.clear()
                 self._state = None
             self.session.report.note(self.path, changed)
+        self._submodules = list(self.module.modules())
         hooked = hooked_submodule(self.module)
         if hooked is not None:
             return f"hooks are registered on '{hooked}'"
@@ -357,29 +360,40 @@ class OptimizedForward:
         if self._capture_count >= _MAX_CAPTURES:
             return f"{_MAX_CAPTURES} kinds of call are captured already"
         started = time.perf_counter()
-        self._busy.capturing = True
-        installed = self.module.__dict__.pop("forward")
-        if self._previous is not None:
-            self.module.__dict__["forward"] = self._previous
         try:
-            captured = capture_graph(self.module, args, kwargs)
+            with self._as_it_was():
+                captured = capture_graph(self.module, args, kwargs)
             entry = _Entry(captured, self.module, self.session.pool)
         except (CaptureError, _deepwell.Error) as error:
             self._failed[key] = reason = str(error)
             self._give_up_on_structure(reason)
             return reason
-        finally:
-            self.module.__dict__["forward"] = installed
-            self._busy.capturing = False
         if self._state is None:
             self._state = ModuleState(self.module)
-            self._submodules = list(self.module.modules())
         self._entries.setdefault(key, []).append(entry)
         self._capture_count += 1
         self.session.report.captured(
             self.path, self.module, entry.program, time.perf_counter() - started
         )
         return None
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """The module with its own forward and without its hooks, which run around the engine: tracing
+        must neither run them nor make them part of the graph."""
+        attributes = self.module.__dict__
+        kept = {name: attributes[name] for name in ("forward", *HOOKS)}
+        self._busy.capturing = True
+        try:
+            attributes.update({name: OrderedDict() for name in HOOKS})
+            if self._previous is not None:
+                attributes["forward"] = self._previous
+            else:
+                del attributes["forward"]
+            yield
+        finally:
+            attributes.update(kept)
+            self._busy.capturing = False
 
     def _give_up_on_structure(self, reason: str) -> None:
         """The first capture failed: leave this module to PyTorch and try what is inside."""

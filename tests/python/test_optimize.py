@@ -182,7 +182,7 @@ def test_slower_is_left_alone(monkeypatch) -> None:
     run = Program.run
 
     def slow(self, *args):
-        time.sleep(0.05)
+        time.sleep(0.3)
         return run(self, *args)
 
     monkeypatch.setattr(Program, "run", slow)
