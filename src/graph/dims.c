@@ -403,6 +403,9 @@ dw_status dw_dim_div(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *out) {
 dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *sizes, int64_t *value) {
     const int64_t largest = INT64_C(1) << 62;
     DW_RETURN_IF_FAILED(check_operands(graph, dim, dim));
+    if (dim < 0 && !sizes)
+        return dw__fail(DW_INVALID_ARGUMENT, "the dim %s needs symbol sizes, which are NULL",
+                        dw__dim_words(graph, dim).text);
     term number;
     uint32_t count;
     const term *terms = terms_of(graph->dims, dim, &number, &count);

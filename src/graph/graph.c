@@ -360,6 +360,9 @@ dw_status dw__append_named(dw_graph *graph, dw_op op, uint32_t input_count, cons
         return dw__fail(DW_INVALID_ARGUMENT,
                         "%s: %u operands and %u attributes are given; expected at most %d and %d",
                         row->name, input_count, attr_count, DW_MAX_INPUTS, DW_ATTR_KEY_COUNT);
+    if ((input_count > 0 && !inputs) || (attr_count > 0 && !attrs))
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: the list of %s is NULL", row->name,
+                        inputs ? "attributes" : "operands");
     DW_RETURN_IF_FAILED(dw__sort_attrs(graph, op, attr_count, attrs, sorted));
     if (input_count > 0) memcpy(padded, inputs, input_count * sizeof *inputs);
     while (row->optional_inputs && input_count >= row->min_inputs && input_count < row->max_inputs)

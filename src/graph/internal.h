@@ -181,6 +181,9 @@ dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);
 dw_status dw__append_named(dw_graph *graph, dw_op op, uint32_t input_count, const dw_value *inputs,
                            uint32_t attr_count, const dw_attr *attrs, uint32_t name_count,
                            const char *const *names, dw_node *node);
+/* Every rule of the table at these symbol sizes, among them the bounds that symbols alone leave open
+ * (a slice's limit within its dim). Once for each new set of sizes, before anything runs. */
+dw_status dw__graph_check_sizes(const dw_graph *graph, const int64_t *sizes);
 /* True for names that dw__append_named made up ("%7"). */
 bool dw__is_automatic_name(const char *name);
 

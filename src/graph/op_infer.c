@@ -78,6 +78,11 @@ static dw_status refuse(const dw__draft *draft, dw_status status, const char *fo
     return dw__fail(status, "%s: %s", op_name(draft), message);
 }
 
+/* A failure of the arithmetic of dims, said of this operation. */
+static dw_status named(const dw__draft *draft, dw_status status) {
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "%s", op_name(draft));
+}
+
 /* ---- checks -------------------------------------------------------------------------------- */
 
 static dw_status want_float(const dw__draft *draft, uint32_t index) {
@@ -221,7 +226,7 @@ static dw_status want_entries(const dw__draft *draft, dw_attr_key key, uint32_t 
 static dw_status want_at_most(const dw__draft *draft, const char *what, dw_dim smaller,
                               const char *limit, dw_dim larger) {
     dw_dim difference;
-    DW_RETURN_IF_FAILED(dw_dim_sub(draft->graph, larger, smaller, &difference));
+    DW_RETURN_IF_FAILED(named(draft, dw_dim_sub(draft->graph, larger, smaller, &difference)));
     if (!dw__dim_is_negative(draft->graph, difference)) return DW_OK;
     return refuse(draft, DW_SHAPE, "%s is %s; expected at most %s, %s", what,
                   show_dim(draft, smaller).text, limit, show_dim(draft, larger).text);
@@ -302,7 +307,7 @@ dw_status dw__infer_elementwise(const dw__draft *draft, dw__inferred *out) {
     for (uint32_t i = 0; i < draft->input_count; i++) inputs[i] = dtype_of(draft, i);
     dw_status status =
         dw__elementwise_dtype(draft->op, draft->input_count, inputs, typed_attr, &result);
-    if (status != DW_OK) return dw__fail_prefix(status, "%s", op_name(draft));
+    DW_RETURN_IF_FAILED(named(draft, status));
     for (uint32_t i = 1; i < draft->input_count; i++)
         DW_RETURN_IF_FAILED(want_shape_of(draft, i, 0));
     return give(out, result, rank_of(draft, 0), shape_of(draft, 0));
@@ -378,8 +383,10 @@ dw_status dw__infer_random_uniform(const dw__draft *draft, dw__inferred *out) {
 dw_status dw__infer_reshape(const dw__draft *draft, dw__inferred *out) {
     const dw_attr *shape = attr_of(draft, DW_ATTR_KEY_SHAPE);
     dw_dim before, after;
-    DW_RETURN_IF_FAILED(product_of(draft->graph, rank_of(draft, 0), shape_of(draft, 0), &before));
-    DW_RETURN_IF_FAILED(product_of(draft->graph, (int)shape->count, shape->list, &after));
+    DW_RETURN_IF_FAILED(
+        named(draft, product_of(draft->graph, rank_of(draft, 0), shape_of(draft, 0), &before)));
+    DW_RETURN_IF_FAILED(
+        named(draft, product_of(draft->graph, (int)shape->count, shape->list, &after)));
     if (before != after)
         return refuse(draft, DW_SHAPE, "%s has %s elements, but shape=%s has %s",
                       show(draft, 0).text, show_dim(draft, before).text,
@@ -427,7 +434,7 @@ static dw_status sliced_dim(const dw__draft *draft, int axis, dw_dim start, dw_d
     if (step < 1)
         return refuse(draft, DW_INVALID_ARGUMENT, "step[%d] is %lld; expected 1 or more", axis,
                       (long long)step);
-    DW_RETURN_IF_FAILED(dw_dim_sub(draft->graph, limit, start, length));
+    DW_RETURN_IF_FAILED(named(draft, dw_dim_sub(draft->graph, limit, start, length)));
     if (step == 1) return DW_OK;
     if (*length < 0)
         return refuse(draft, DW_UNSUPPORTED,
@@ -474,8 +481,9 @@ dw_status dw__infer_pad(const dw__draft *draft, dw__inferred *out) {
                       dw_dtype_name(dtype_of(draft, 0)));
     for (int i = 0; i < rank; i++) {
         DW_RETURN_IF_FAILED(
-            dw_dim_add(draft->graph, shape_of(draft, 0)[i], low->list[i], &shape[i]));
-        DW_RETURN_IF_FAILED(dw_dim_add(draft->graph, shape[i], high->list[i], &shape[i]));
+            named(draft, dw_dim_add(draft->graph, shape_of(draft, 0)[i], low->list[i], &shape[i])));
+        DW_RETURN_IF_FAILED(
+            named(draft, dw_dim_add(draft->graph, shape[i], high->list[i], &shape[i])));
     }
     return give(out, dtype_of(draft, 0), rank, shape);
 }
@@ -494,8 +502,8 @@ dw_status dw__infer_concat(const dw__draft *draft, dw__inferred *out) {
                               "operand %u is %s and operand 0 is %s; all dims but axis %d must be "
                               "equal, and dim %d is not",
                               i, show(draft, i).text, show(draft, 0).text, axis, k);
-        DW_RETURN_IF_FAILED(
-            dw_dim_add(draft->graph, shape[axis], shape_of(draft, i)[axis], &shape[axis]));
+        DW_RETURN_IF_FAILED(named(
+            draft, dw_dim_add(draft->graph, shape[axis], shape_of(draft, i)[axis], &shape[axis])));
     }
     return give(out, dtype_of(draft, 0), rank, shape);
 }
@@ -1064,7 +1072,7 @@ dw_status dw__infer_fused(const dw__draft *draft, dw__inferred *out) {
     for (uint32_t i = 0; i < draft->input_count; i++) dtypes[i] = dtype_of(draft, i);
     const char *text = attr_of(draft, DW_ATTR_KEY_BODY)->string;
     dw_status status = dw__body_parse(text, draft->input_count, dtypes, &body);
-    if (status != DW_OK) return dw__fail_prefix(status, "fused");
+    DW_RETURN_IF_FAILED(named(draft, status));
     uint64_t seeds = seeds_of(&body);
     for (uint32_t i = 0; i < draft->input_count; i++) {
         if (seeds >> i & 1)

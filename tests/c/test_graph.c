@@ -746,6 +746,8 @@ static void failures_leave_the_graph_unchanged(void **state) {
                  DW_INVALID_ARGUMENT, "add: operand 1 (y) is value 9999");
     assert_fails(dw_graph_append(graph, DW_OP_SOFTMAX, 1, inputs, 2, twice, NULL),
                  DW_INVALID_ARGUMENT, "axis is given twice");
+    assert_fails(dw_graph_append(graph, DW_OP_ADD, 2, NULL, 0, NULL, NULL), DW_INVALID_ARGUMENT,
+                 "add: the list of operands is NULL");
     assert_fails(dw_graph_append(graph, DW_OP_COUNT, 0, NULL, 0, NULL, NULL), DW_INVALID_ARGUMENT,
                  "does not exist");
     assert_fails(dw_graph_append(graph, DW_OP_RESHAPE, 1, inputs, 1,
@@ -912,6 +914,26 @@ static void rewriting_keeps_leaves_names_and_outputs(void **state) {
     assert_fails(dw__rewriter_end(&rewriter, &graph), DW_INTERNAL, "was not made by the rewriting");
     dw__rewriter_abort(&rewriter);
     assert_ok(dw_graph_verify(graph));
+    dw_graph_destroy(graph);
+}
+
+/* What symbols leave open is decided by their sizes. */
+static void sizes_are_checked(void **state) {
+    (void)state;
+    dw_graph *graph = read_text("deepwell graph 1\nsymbols B, S\n"
+                                "constant %mask: bool[1024, B]\n"
+                                "input %x: f32[S - 3, 4]\n"
+                                "%y = slice(%mask) {start=[0, 0], limit=[S, B]}\n"
+                                "%z, %i = top_k(%x) {axis=0, size=[B]}\n"
+                                "return %y, %z\n");
+    assert_ok(dw__graph_check_sizes(graph, (int64_t[]){2, 1024}));
+    assert_fails(dw__graph_check_sizes(graph, (int64_t[]){2, 1025}), DW_SHAPE,
+                 "at these sizes: node 0 (slice \"y\"): slice: limit[0] is 1025; expected at most "
+                 "x's dim 0, 1024");
+    assert_fails(dw__graph_check_sizes(graph, (int64_t[]){7, 9}), DW_SHAPE,
+                 "top_k: size is 7; expected at most x's dim on the axis, 6");
+    assert_fails(dw__graph_check_sizes(graph, (int64_t[]){7, 2}), DW_SHAPE,
+                 "leaf \"x\": at these symbol sizes the dim S - 3 is negative");
     dw_graph_destroy(graph);
 }
 
@@ -1429,6 +1451,7 @@ int main(void) {
         cmocka_unit_test(table_is_complete),
         cmocka_unit_test(clone_keeps_everything),
         cmocka_unit_test(rewriting_keeps_leaves_names_and_outputs),
+        cmocka_unit_test(sizes_are_checked),
         cmocka_unit_test(verify_finds_corruption),
         cmocka_unit_test(text_round_trips),
         cmocka_unit_test(json_round_trips),
