@@ -26,7 +26,8 @@ bool dw__shape_equal(const dw__type *a, const dw__type *b);
 dw_dtype dw__compute_dtype(dw_dtype dtype);
 dw_dtype dw__output_dtype(const dw_graph *graph, dw_node node, uint32_t index);
 
-/* Node with output 0; and, for a node with more outputs, the node (read it when status is DW_OK). */
+/* Node with output 0; and, for a node with more outputs, the node (read it when status is
+ * DW_OK). */
 dw_value dw__emit(dw__emitter *e, dw_op op, uint32_t input_count, const dw_value *inputs,
                   uint32_t attr_count, const dw_attr *attrs);
 dw_node dw__emit_node(dw__emitter *e, dw_op op, uint32_t input_count, const dw_value *inputs,
@@ -86,7 +87,8 @@ dw_dim dw__emit_dim_product(dw__emitter *e, int count, const dw_dim *dims);
  * alone gives zeros: `probabilities` like x, `lse` without the last axis (either may be NULL). */
 void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilities, dw_value *lse);
 
-/* In gradient.c: the gradient of a composite by way of its expansion; any rule may fall back to it. */
+/* In gradient.c: the gradient of a composite by way of its expansion; any rule may fall back to
+ * it. */
 dw_status dw__gradient_by_expansion(dw_graph *graph, dw_node node, const dw_value *output_grads,
                                     const bool *needed, dw_value *input_grads);
 

@@ -1,5 +1,5 @@
-/* Expansions of cross-entropy, its backward, and the backward of cross-entropy after a linear layer.
- * x is [T, V]: T targets, V classes.
+/* Expansions of cross-entropy, its backward, and the backward of cross-entropy after a linear
+ * layer. x is [T, V]: T targets, V classes.
  */
 #include "graph/emit.h"
 #include "graph/op_rules.h"

@@ -170,8 +170,8 @@ DW__GRADIENT(dw__gradient_div) {
     return e.status;
 }
 
-/* da = dy * b * a^(b-1), 0 where b is 0; db = dy * y * log(a), 0 where y is 0 (both factors' limits:
- * 0 * inf would be NaN). */
+/* da = dy * b * a^(b-1), 0 where b is 0; db = dy * y * log(a), 0 where y is 0 (both factors'
+ * limits: 0 * inf would be NaN). */
 DW__GRADIENT(dw__gradient_pow) {
     dw__emitter e = {graph, DW_OK};
     dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);

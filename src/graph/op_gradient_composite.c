@@ -147,7 +147,8 @@ static dw_value flatten_rows(dw__emitter *e, dw_value x) {
     return dw__emit_reshape(e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
 }
 
-/* dx = dy w with w the other way round; dw = dy^T x, or x^T dy for w [K,N]; db = sum of dy's rows. */
+/* dx = dy w with w the other way round; dw = dy^T x, or x^T dy for w [K,N]; db = sum of dy's
+ * rows. */
 DW__GRADIENT(dw__gradient_linear) {
     dw__emitter e = {graph, DW_OK};
     dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);

@@ -228,9 +228,9 @@ DW__GRADIENT(dw__gradient_reduce_min) {
     return gradient_of_extremum(graph, node, output_grads, input_grads);
 }
 
-/* The product of the others: y/x where no element is zero; where exactly one is, that element alone
- * has a gradient, the product of the rest; where more are, none has. With zeros replaced by ones the
- * product p is never divided by zero. */
+/* The product of the others: y/x where no element is zero; where exactly one is, that element
+ * alone has a gradient, the product of the rest; where more are, none has. With zeros replaced
+ * by ones the product p is never divided by zero. */
 DW__GRADIENT(dw__gradient_reduce_prod) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};

@@ -15,6 +15,7 @@
 
 typedef struct fold {
     dw__emitter e;
+    const dw__rewrite *rewrite;
     dw_node node;
     dw_op op;
     uint32_t input_count;
@@ -252,6 +253,10 @@ static dw_value fold_slice(fold *f) {
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_SLICE);
     if (inner == DW_NONE || has_steps(dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_STEP)))
         return DW_NONE;
+    /* A part that others read too is made anyway, and says what it is: x[:R], say, which
+     * rotates. */
+    if (f->inputs[0] < f->rewrite->uses.count && f->rewrite->uses.items[f->inputs[0]] > 1)
+        return DW_NONE;
     const dw_attr *start = attr(f, DW_ATTR_KEY_START), *limit = attr(f, DW_ATTR_KEY_LIMIT);
     const dw_attr *base = dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_START);
     dw_dim starts[DW_MAX_RANK], limits[DW_MAX_RANK];
@@ -341,10 +346,14 @@ static dw_value fold_constant(fold *f) {
     }
 }
 
-static fold open_fold(dw_graph *graph, dw_node node) {
+static fold open_fold(const dw__rewrite *rewrite, dw_node node) {
+    dw_graph *graph = rewrite->graph;
     const dw__node_record *record = &graph->nodes.items[node];
-    fold f = {
-        .e = {graph, DW_OK}, .node = node, .op = record->op, .input_count = record->input_count};
+    fold f = {.e = {graph, DW_OK},
+              .rewrite = rewrite,
+              .node = node,
+              .op = record->op,
+              .input_count = record->input_count};
     if (f.input_count > 0) memcpy(f.inputs, record->inputs, f.input_count * sizeof *f.inputs);
     f.out = dw__type_of(graph, record->outputs[0]);
     if (f.input_count > 0) f.in = dw__type_of(graph, f.inputs[0]);
@@ -355,7 +364,7 @@ static dw_status fold_node(dw__rewrite *rewrite, dw_node node, dw_value *replace
     dw_graph *graph = rewrite->graph;
     for (int round = 0; round < FOLD_ROUNDS; round++) {
         if (graph->nodes.items[node].output_count != 1) return DW_OK;
-        fold f = open_fold(graph, node);
+        fold f = open_fold(rewrite, node);
         dw_value made = fold_constant(&f);
         if (made == DW_NONE && f.e.status == DW_OK) made = fold_identity(&f);
         if (f.e.status != DW_OK) return f.e.status;

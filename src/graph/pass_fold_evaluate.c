@@ -1,8 +1,8 @@
-/* Arithmetic on constants. A constant is held as a double: floating-point values of every type are
- * exact in it, integers up to 2^53. What isn't exactly so is left to run time. Sums, products,
- * quotients and square roots of two types' width computed in double and rounded once more are the
- * correctly rounded ones (53 >= 2*24 + 2); transcendental functions differ between libraries and are
- * never folded.
+/* Arithmetic on constants. A constant is held as a double: floating-point values of every type
+ * are exact in it, integers up to 2^53. What isn't exactly so is left to run time. Sums,
+ * products, quotients and square roots of two types' width computed in double and rounded once
+ * more are the correctly rounded ones (53 >= 2*24 + 2); transcendental functions differ between
+ * libraries and are never folded.
  */
 #include "graph/pass_fold.h"
 #include <math.h>

@@ -1,9 +1,10 @@
 /* Elementwise fusion: which nodes run together.
  *
- * Nodes of one shape and one direction (forward or backward) that feed each other join into units,
- * greedily, in topological order; then units close to each other that read one value of their whole
- * shape. Two units may join when no path leads from one to the other through a third: else the joint
- * unit would wait for itself. Each node stays in exactly one unit, so nothing is computed twice.
+ * Nodes of one shape and one direction (forward or backward) that feed each other join into
+ * units, greedily, in topological order; then units close to each other that read one value of
+ * their whole shape. Two units may join when no path leads from one to the other through a
+ * third: else the joint unit would wait for itself. Each node stays in exactly one unit, so
+ * nothing is computed twice.
  */
 #include "graph/pass_fuse.h"
 #include <string.h>

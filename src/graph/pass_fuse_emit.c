@@ -3,8 +3,8 @@
 #include "graph/pass_fuse.h"
 #include <string.h>
 
-/* What the fused node reads in place of broadcasts and constants. Less is taken in when the operands
- * alone would not span the iteration shape any more. */
+/* What the fused node reads in place of broadcasts and constants. Less is taken in when the
+ * operands alone would not span the iteration shape any more. */
 typedef enum absorption {
     ABSORB_ALL, /* what was broadcast is read un-broadcast, constants are part of the body */
     ABSORB_CONSTANTS,

@@ -63,14 +63,16 @@ static dw_status rewrite_node(dw__rewriter *rewriter, dw__rewrite *rewrite, cons
         replacements[i] = made;
         rewrite->uses.items[made] = uses[record->outputs[i]];
     }
+    size_t before = to->values.count;
     DW_RETURN_IF_FAILED(dw__copy_origin(to, rewriter->from, old));
     DW_RETURN_IF_FAILED(rule(rewrite, (dw_node)(to->nodes.count - 1), replacements));
     DW_RETURN_IF_FAILED(extend_uses(rewrite, 1));
     for (uint32_t i = 0; i < record->output_count; i++) {
-        dw_value before = rewriter->map[record->outputs[i]];
-        if (replacements[i] == before) continue;
-        rewrite->uses.items[replacements[i]] += uses[record->outputs[i]];
-        rewriter->map[record->outputs[i]] = replacements[i];
+        dw_value by = replacements[i];
+        if (by == rewriter->map[record->outputs[i]]) continue;
+        uint32_t others = by < before ? rewrite->uses.items[by] : 0;
+        rewrite->uses.items[by] = others + uses[record->outputs[i]];
+        rewriter->map[record->outputs[i]] = by;
     }
     return DW_OK;
 }

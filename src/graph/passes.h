@@ -23,8 +23,8 @@ void dw__replace_graph(dw_graph **graph, dw_graph **by);
  * end. */
 typedef struct dw__rewrite {
     dw_graph *graph; /* the new one */
-    /* Uses, in the old graph, of values that a value of the new graph stands for; 1 for values that a
-     * rule made in passing. */
+    /* Uses, in the old graph, of values that a value of the new graph stands for; 1 for values
+     * that a rule made in passing. */
     struct {
         uint32_t *items;
         size_t count, capacity;
@@ -35,12 +35,13 @@ typedef struct dw__rewrite {
 typedef dw_status dw__rewrite_rule(dw__rewrite *rewrite, dw_node node, dw_value *replacements);
 dw_status dw__rewrite_each(dw_graph **graph, dw__rewrite_rule *rule, void *context);
 
-/* ---- looking at a graph: for rules ------------------------------------------------------------ */
+/* ---- looking at a graph: for rules ----------------------------------------------------------- */
 
 /* The node that makes `value` as its output 0 by `op`, else DW_NONE. */
 dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op);
 /* True when every element of `value` is one known number (constants, also broadcast, reshaped or
- * cast between floating-point types): `number` as it is written, not rounded to the value's type. */
+ * cast between floating-point types): `number` as it is written, not rounded to the value's
+ * type. */
 bool dw__is_splat(const dw_graph *graph, dw_value value, double *number);
 /* `number` as the type holds it. */
 double dw__round_to(dw_dtype dtype, double number);

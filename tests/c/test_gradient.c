@@ -1,9 +1,10 @@
-/* Gradients against central differences, in F64, by the reference interpreter: every rule, with each
- * output's gradient alone and all together, first dims symbolic. Then: what passes make of the same
- * graphs gives the same numbers.
+/* Gradients against central differences, in F64, by the reference interpreter: every rule, with
+ * each output's gradient alone and all together, first dims symbolic. Then: what passes make of
+ * the same graphs gives the same numbers.
  */
 #include "graph/emit.h"
 #include "kernel/reference/interpret.h"
+#include <cmocka.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +12,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
 
 #define OK(call) assert_string_equal((call) == DW_OK ? "" : dw_last_error(), "")
 #define MAX_LEAVES 24
@@ -50,56 +50,109 @@ typedef struct op_case {
 } op_case;
 
 /* number = 1 tells an integer attribute from the unused end of the list */
-#define INT(key, value) {DW_ATTR_KEY_##key, 0, value, 1, NULL, NULL}
-#define FLOAT(key, value) {DW_ATTR_KEY_##key, 0, 0, value, NULL, NULL}
-#define STRING(key, value) {DW_ATTR_KEY_##key, 0, 0, 0, value, NULL}
+#define INT(key, value)                                                                            \
+    { DW_ATTR_KEY_##key, 0, value, 1, NULL, NULL }
+#define FLOAT(key, value)                                                                          \
+    { DW_ATTR_KEY_##key, 0, 0, value, NULL, NULL }
+#define STRING(key, value)                                                                         \
+    { DW_ATTR_KEY_##key, 0, 0, 0, value, NULL }
 #define LIST(key, ...)                                                                             \
-    {DW_ATTR_KEY_##key, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), 0, 0, NULL,            \
-     (const int64_t[]){__VA_ARGS__}}
-#define X(fill_, rank_, ...) {.fill = fill_, .rank = rank_, .shape = {__VA_ARGS__}}
+    {                                                                                              \
+        DW_ATTR_KEY_##key, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), 0, 0, NULL,         \
+            (const int64_t[]) {                                                                    \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+    }
+#define X(fill_, rank_, ...)                                                                       \
+    {                                                                                              \
+        .fill = fill_, .rank = rank_, .shape = { __VA_ARGS__ }                                     \
+    }
 #define I(fill_, limit_, rank_, ...)                                                               \
-    {.fill = fill_, .rank = rank_, .shape = {__VA_ARGS__}, .limit = limit_}
-#define UNARY(op_, fill_) {#op_, DW_OP_##op_, {X(fill_, 2, B, 4)}, {{0}}, 0}
-#define BINARY(op_, a, b) {#op_, DW_OP_##op_, {X(a, 2, B, 4), X(b, 2, B, 4)}, {{0}}, 0}
+    { .fill = fill_, .rank = rank_, .shape = {__VA_ARGS__}, .limit = limit_ }
+#define UNARY(op_, fill_)                                                                          \
+    { #op_, DW_OP_##op_, {X(fill_, 2, B, 4) }, {{0 } }, 0 }
+#define BINARY(op_, a, b)                                                                          \
+    { #op_, DW_OP_##op_, {X(a, 2, B, 4), X(b, 2, B, 4) }, {{0 } }, 0 }
 
 static const op_case cases[] = {
-    UNARY(NEG, NORMAL), UNARY(ABS, NORMAL), UNARY(EXP, NORMAL), UNARY(LOG, POSITIVE),
-    UNARY(LOG1P, POSITIVE), UNARY(SQRT, POSITIVE), UNARY(RSQRT, POSITIVE),
-    UNARY(RECIPROCAL, POSITIVE), UNARY(SIN, NORMAL), UNARY(COS, NORMAL), UNARY(TANH, NORMAL),
-    UNARY(ERF, NORMAL), UNARY(SIGMOID, NORMAL), UNARY(RELU, NORMAL), UNARY(SILU, NORMAL),
-    BINARY(ADD, NORMAL, NORMAL), BINARY(SUB, NORMAL, NORMAL), BINARY(MUL, NORMAL, NORMAL),
-    BINARY(DIV, NORMAL, POSITIVE), BINARY(POW, POSITIVE, NORMAL), BINARY(MAX, NORMAL, NORMAL),
-    BINARY(MIN, NORMAL, NORMAL), BINARY(SWIGLU, NORMAL, NORMAL),
+    UNARY(NEG, NORMAL),
+    UNARY(ABS, NORMAL),
+    UNARY(EXP, NORMAL),
+    UNARY(LOG, POSITIVE),
+    UNARY(LOG1P, POSITIVE),
+    UNARY(SQRT, POSITIVE),
+    UNARY(RSQRT, POSITIVE),
+    UNARY(RECIPROCAL, POSITIVE),
+    UNARY(SIN, NORMAL),
+    UNARY(COS, NORMAL),
+    UNARY(TANH, NORMAL),
+    UNARY(ERF, NORMAL),
+    UNARY(SIGMOID, NORMAL),
+    UNARY(RELU, NORMAL),
+    UNARY(SILU, NORMAL),
+    BINARY(ADD, NORMAL, NORMAL),
+    BINARY(SUB, NORMAL, NORMAL),
+    BINARY(MUL, NORMAL, NORMAL),
+    BINARY(DIV, NORMAL, POSITIVE),
+    BINARY(POW, POSITIVE, NORMAL),
+    BINARY(MAX, NORMAL, NORMAL),
+    BINARY(MIN, NORMAL, NORMAL),
+    BINARY(SWIGLU, NORMAL, NORMAL),
     BINARY(SILU_BACKWARD, NORMAL, NORMAL),
     {"cast", DW_OP_CAST, {X(NORMAL, 2, B, 4)}, {INT(DTYPE, DW_F64)}, 0},
     {"select", DW_OP_SELECT, {X(TRUTH, 2, B, 4), X(NORMAL, 2, B, 4), X(NORMAL, 2, B, 4)}, {{0}}, 0},
     {"gelu", DW_OP_GELU, {X(NORMAL, 2, B, 4)}, {STRING(APPROXIMATE, "none")}, 0},
     {"gelu tanh", DW_OP_GELU, {X(NORMAL, 2, B, 4)}, {STRING(APPROXIMATE, "tanh")}, 0},
-    {"gelu_backward", DW_OP_GELU_BACKWARD, {X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
-     {STRING(APPROXIMATE, "none")}, 0},
-    {"gelu_backward tanh", DW_OP_GELU_BACKWARD, {X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
-     {STRING(APPROXIMATE, "tanh")}, 0},
-    {"dropout", DW_OP_DROPOUT, {X(NORMAL, 2, B, 7), X(SEED, 1, 2)},
-     {FLOAT(P, 0.4), INT(STREAM, 3)}, 0},
+    {"gelu_backward",
+     DW_OP_GELU_BACKWARD,
+     {X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
+     {STRING(APPROXIMATE, "none")},
+     0},
+    {"gelu_backward tanh",
+     DW_OP_GELU_BACKWARD,
+     {X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
+     {STRING(APPROXIMATE, "tanh")},
+     0},
+    {"dropout",
+     DW_OP_DROPOUT,
+     {X(NORMAL, 2, B, 7), X(SEED, 1, 2)},
+     {FLOAT(P, 0.4), INT(STREAM, 3)},
+     0},
     {"reshape", DW_OP_RESHAPE, {X(NORMAL, 3, B, 4, 2)}, {LIST(SHAPE, 8, B)}, 0},
     {"permute", DW_OP_PERMUTE, {X(NORMAL, 3, B, 4, 2)}, {LIST(PERM, 2, 0, 1)}, 0},
     {"broadcast", DW_OP_BROADCAST, {X(NORMAL, 2, 4, 1)}, {LIST(SHAPE, B, 4, 2)}, 0},
     {"broadcast of one", DW_OP_BROADCAST, {X(NORMAL, 2, 1, 1)}, {LIST(SHAPE, 1, B, 1)}, 0},
     {"broadcast of a scalar", DW_OP_BROADCAST, {X(NORMAL, 0, 0)}, {LIST(SHAPE, B, 2)}, 0},
     {"slice", DW_OP_SLICE, {X(NORMAL, 2, B, 7)}, {LIST(START, 0, 2), LIST(LIMIT, B, 5)}, 0},
-    {"slice step", DW_OP_SLICE, {X(NORMAL, 2, 7, 8)},
-     {LIST(START, 1, 2), LIST(LIMIT, 7, 8), LIST(STEP, 2, 3)}, 0},
+    {"slice step",
+     DW_OP_SLICE,
+     {X(NORMAL, 2, 7, 8)},
+     {LIST(START, 1, 2), LIST(LIMIT, 7, 8), LIST(STEP, 2, 3)},
+     0},
     {"pad", DW_OP_PAD, {X(NORMAL, 2, B, 3)}, {LIST(LOW, 0, 2), LIST(HIGH, 1, 0)}, 0},
-    {"concat", DW_OP_CONCAT, {X(NORMAL, 2, B, 3), X(NORMAL, 2, B, 1), X(NORMAL, 2, B, 2)},
-     {INT(AXIS, 1)}, 0},
+    {"concat",
+     DW_OP_CONCAT,
+     {X(NORMAL, 2, B, 3), X(NORMAL, 2, B, 1), X(NORMAL, 2, B, 2)},
+     {INT(AXIS, 1)},
+     0},
     {"take", DW_OP_TAKE, {X(NORMAL, 3, B, 4, 2), I(INDEX, 4, 2, 3, 2)}, {INT(AXIS, 1)}, 0},
     {"take_along", DW_OP_TAKE_ALONG, {X(NORMAL, 2, B, 4), I(INDEX, 4, 2, B, 6)}, {INT(AXIS, 1)}, 0},
-    {"scatter_add", DW_OP_SCATTER_ADD, {I(INDEX, 5, 1, 4), X(NORMAL, 3, B, 4, 2)},
-     {INT(AXIS, 1), LIST(SIZE, 5)}, 0},
-    {"put_along_add", DW_OP_PUT_ALONG_ADD, {I(INDEX, 5, 2, B, 6), X(NORMAL, 2, B, 6)},
-     {INT(AXIS, 1), LIST(SIZE, B, 5)}, 0},
+    {"scatter_add",
+     DW_OP_SCATTER_ADD,
+     {I(INDEX, 5, 1, 4), X(NORMAL, 3, B, 4, 2)},
+     {INT(AXIS, 1), LIST(SIZE, 5)},
+     0},
+    {"put_along_add",
+     DW_OP_PUT_ALONG_ADD,
+     {I(INDEX, 5, 2, B, 6), X(NORMAL, 2, B, 6)},
+     {INT(AXIS, 1), LIST(SIZE, B, 5)},
+     0},
     {"reduce_sum", DW_OP_REDUCE_SUM, {X(NORMAL, 3, B, 4, 2)}, {LIST(AXES, 0, 2)}, 0},
-    {"reduce_sum keep", DW_OP_REDUCE_SUM, {X(NORMAL, 3, B, 4, 2)}, {LIST(AXES, 1), INT(KEEP, 1)}, 0},
+    {"reduce_sum keep",
+     DW_OP_REDUCE_SUM,
+     {X(NORMAL, 3, B, 4, 2)},
+     {LIST(AXES, 1), INT(KEEP, 1)},
+     0},
     {"reduce_max", DW_OP_REDUCE_MAX, {X(EVEN_ODD, 2, B, 4)}, {LIST(AXES, 1)}, 0},
     {"reduce_min", DW_OP_REDUCE_MIN, {X(EVEN_ODD, 2, B, 4)}, {LIST(AXES, 0), INT(KEEP, 1)}, 0},
     {"reduce_prod", DW_OP_REDUCE_PROD, {X(HOLES, 2, 7, 4)}, {LIST(AXES, 1)}, 0},
@@ -110,79 +163,167 @@ static const op_case cases[] = {
     {"sort", DW_OP_SORT, {X(EVEN_ODD, 2, B, 5)}, {INT(AXIS, 1)}, 0},
     {"top_k", DW_OP_TOP_K, {X(EVEN_ODD, 2, B, 5)}, {INT(AXIS, 1), LIST(SIZE, 2)}, 0},
     {"matmul", DW_OP_MATMUL, {X(NORMAL, 3, B, 4, 2), X(NORMAL, 3, B, 2, 3)}, {{0}}, 0},
-    {"matmul at", DW_OP_MATMUL, {X(NORMAL, 3, B, 2, 4), X(NORMAL, 3, B, 2, 3)},
-     {INT(TRANSPOSE_A, 1)}, 0},
+    {"matmul at",
+     DW_OP_MATMUL,
+     {X(NORMAL, 3, B, 2, 4), X(NORMAL, 3, B, 2, 3)},
+     {INT(TRANSPOSE_A, 1)},
+     0},
     {"matmul bt", DW_OP_MATMUL, {X(NORMAL, 2, 4, 2), X(NORMAL, 2, 3, 2)}, {INT(TRANSPOSE_B, 1)}, 0},
-    {"matmul at bt", DW_OP_MATMUL, {X(NORMAL, 2, 2, 4), X(NORMAL, 2, 3, 2)},
-     {INT(TRANSPOSE_A, 1), INT(TRANSPOSE_B, 1)}, 0},
+    {"matmul at bt",
+     DW_OP_MATMUL,
+     {X(NORMAL, 2, 2, 4), X(NORMAL, 2, 3, 2)},
+     {INT(TRANSPOSE_A, 1), INT(TRANSPOSE_B, 1)},
+     0},
     {"softmax", DW_OP_SOFTMAX, {X(NORMAL, 3, B, 4, 2)}, {INT(AXIS, 1)}, 0},
     {"log_softmax", DW_OP_LOG_SOFTMAX, {X(NORMAL, 2, B, 5)}, {INT(AXIS, 1)}, 0},
-    {"softmax_backward", DW_OP_SOFTMAX_BACKWARD, {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5)},
-     {INT(AXIS, 0)}, 0},
-    {"log_softmax_backward", DW_OP_LOG_SOFTMAX_BACKWARD, {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5)},
-     {INT(AXIS, 1)}, 0},
-    {"linear", DW_OP_LINEAR, {X(NORMAL, 3, B, S, 4), X(NORMAL, 2, 3, 4), X(NORMAL, 1, 3)}, {{0}}, 0},
-    {"linear [K,N]", DW_OP_LINEAR, {X(NORMAL, 3, B, S, 4), X(NORMAL, 2, 4, 3), X(ABSENT, 0, 0)},
-     {INT(TRANSPOSE_W, 0)}, 0},
-    {"linear of a vector", DW_OP_LINEAR, {X(NORMAL, 1, 4), X(NORMAL, 2, 3, 4), X(NORMAL, 1, 3)},
-     {{0}}, 0},
-    {"embedding", DW_OP_EMBEDDING, {X(NORMAL, 2, 5, 3), I(INDEX, 5, 2, B, S)},
-     {INT(PADDING_INDEX, -1)}, 0},
-    {"embedding_backward", DW_OP_EMBEDDING_BACKWARD, {I(INDEX, 5, 2, B, S), X(NORMAL, 3, B, S, 2)},
-     {LIST(SIZE, 5), INT(PADDING_INDEX, 1)}, 0},
-    {"layer_norm", DW_OP_LAYER_NORM, {X(NORMAL, 3, B, 2, 7), X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
-     {FLOAT(EPS, 1e-2)}, 0},
-    {"layer_norm plain", DW_OP_LAYER_NORM, {X(NORMAL, 2, B, 7), X(ABSENT, 0, 0), X(ABSENT, 0, 0)},
-     {FLOAT(EPS, 1e-2)}, 0},
-    {"layer_norm_backward", DW_OP_LAYER_NORM_BACKWARD,
+    {"softmax_backward",
+     DW_OP_SOFTMAX_BACKWARD,
+     {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5)},
+     {INT(AXIS, 0)},
+     0},
+    {"log_softmax_backward",
+     DW_OP_LOG_SOFTMAX_BACKWARD,
+     {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5)},
+     {INT(AXIS, 1)},
+     0},
+    {"linear",
+     DW_OP_LINEAR,
+     {X(NORMAL, 3, B, S, 4), X(NORMAL, 2, 3, 4), X(NORMAL, 1, 3)},
+     {{0}},
+     0},
+    {"linear [K,N]",
+     DW_OP_LINEAR,
+     {X(NORMAL, 3, B, S, 4), X(NORMAL, 2, 4, 3), X(ABSENT, 0, 0)},
+     {INT(TRANSPOSE_W, 0)},
+     0},
+    {"linear of a vector",
+     DW_OP_LINEAR,
+     {X(NORMAL, 1, 4), X(NORMAL, 2, 3, 4), X(NORMAL, 1, 3)},
+     {{0}},
+     0},
+    {"embedding",
+     DW_OP_EMBEDDING,
+     {X(NORMAL, 2, 5, 3), I(INDEX, 5, 2, B, S)},
+     {INT(PADDING_INDEX, -1)},
+     0},
+    {"embedding_backward",
+     DW_OP_EMBEDDING_BACKWARD,
+     {I(INDEX, 5, 2, B, S), X(NORMAL, 3, B, S, 2)},
+     {LIST(SIZE, 5), INT(PADDING_INDEX, 1)},
+     0},
+    {"layer_norm",
+     DW_OP_LAYER_NORM,
+     {X(NORMAL, 3, B, 2, 7), X(NORMAL, 1, 7), X(NORMAL, 1, 7)},
+     {FLOAT(EPS, 1e-2)},
+     0},
+    {"layer_norm plain",
+     DW_OP_LAYER_NORM,
+     {X(NORMAL, 2, B, 7), X(ABSENT, 0, 0), X(ABSENT, 0, 0)},
+     {FLOAT(EPS, 1e-2)},
+     0},
+    {"layer_norm_backward",
+     DW_OP_LAYER_NORM_BACKWARD,
      {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5), X(NORMAL, 1, 5), X(NORMAL, 1, B), X(POSITIVE, 1, B)},
-     {{0}}, 0},
+     {{0}},
+     0},
     {"rms_norm", DW_OP_RMS_NORM, {X(NORMAL, 3, B, 2, 7), X(NORMAL, 1, 7)}, {FLOAT(EPS, 1e-2)}, 0},
-    {"rms_norm plain", DW_OP_RMS_NORM, {X(NORMAL, 2, B, 7), X(ABSENT, 0, 0)}, {FLOAT(EPS, 1e-2)}, 0},
-    {"rms_norm_backward", DW_OP_RMS_NORM_BACKWARD,
-     {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5), X(NORMAL, 1, 5), X(POSITIVE, 1, B)}, {{0}}, 0},
-    {"rope", DW_OP_ROPE, {X(NORMAL, 4, B, 2, S, 6), X(NORMAL, 4, 1, 1, S, 4), X(NORMAL, 4, 1, 1, S, 4)},
-     {{0}}, 6},
-    {"rope interleaved", DW_OP_ROPE,
+    {"rms_norm plain",
+     DW_OP_RMS_NORM,
+     {X(NORMAL, 2, B, 7), X(ABSENT, 0, 0)},
+     {FLOAT(EPS, 1e-2)},
+     0},
+    {"rms_norm_backward",
+     DW_OP_RMS_NORM_BACKWARD,
+     {X(NORMAL, 2, B, 5), X(NORMAL, 2, B, 5), X(NORMAL, 1, 5), X(POSITIVE, 1, B)},
+     {{0}},
+     0},
+    {"rope",
+     DW_OP_ROPE,
+     {X(NORMAL, 4, B, 2, S, 6), X(NORMAL, 4, 1, 1, S, 4), X(NORMAL, 4, 1, 1, S, 4)},
+     {{0}},
+     6},
+    {"rope interleaved",
+     DW_OP_ROPE,
      {X(NORMAL, 4, B, 2, S, 4), X(NORMAL, 4, 1, 1, S, 4), X(NORMAL, 4, 1, 1, S, 4)},
-     {INT(INTERLEAVED, 1)}, 6},
-    {"rope transposed", DW_OP_ROPE,
-     {X(NORMAL, 3, B, S, 6), X(NORMAL, 3, B, S, 4), X(NORMAL, 3, 1, 1, 4)}, {INT(TRANSPOSED, 1)}, 0},
-    {"rope, cos and sin too", DW_OP_ROPE,
-     {X(NORMAL, 3, B, S, 4), X(NORMAL, 3, 1, S, 4), X(NORMAL, 3, 1, S, 4)}, {INT(INTERLEAVED, 1)}, 0},
-    {"attention", DW_OP_ATTENTION,
-     {X(NORMAL, 4, B, 4, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2),
-      X(ABSENT, 0, 0), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.5)}, 0},
-    {"attention causal", DW_OP_ATTENTION,
-     {X(NORMAL, 4, 2, 1, S, 3), X(NORMAL, 4, 2, 1, S, 3), X(NORMAL, 4, 2, 1, S, 3),
-      X(ABSENT, 0, 0), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.5), INT(CAUSAL, 1)}, 0},
-    {"attention window", DW_OP_ATTENTION,
-     {X(NORMAL, 4, 1, 2, S, 3), X(NORMAL, 4, 1, 1, 7, 3), X(NORMAL, 4, 1, 1, 7, 2),
-      X(ABSENT, 0, 0), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.7), INT(CAUSAL, 2), INT(WINDOW, 2)}, 0},
-    {"attention mask", DW_OP_ATTENTION,
+     {INT(INTERLEAVED, 1)},
+     6},
+    {"rope transposed",
+     DW_OP_ROPE,
+     {X(NORMAL, 3, B, S, 6), X(NORMAL, 3, B, S, 4), X(NORMAL, 3, 1, 1, 4)},
+     {INT(TRANSPOSED, 1)},
+     0},
+    {"rope, cos and sin too",
+     DW_OP_ROPE,
+     {X(NORMAL, 3, B, S, 4), X(NORMAL, 3, 1, S, 4), X(NORMAL, 3, 1, S, 4)},
+     {INT(INTERLEAVED, 1)},
+     0},
+    {"attention",
+     DW_OP_ATTENTION,
+     {X(NORMAL, 4, B, 4, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2), X(ABSENT, 0, 0),
+      X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.5)},
+     0},
+    {"attention causal",
+     DW_OP_ATTENTION,
+     {X(NORMAL, 4, 2, 1, S, 3), X(NORMAL, 4, 2, 1, S, 3), X(NORMAL, 4, 2, 1, S, 3), X(ABSENT, 0, 0),
+      X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.5), INT(CAUSAL, 1)},
+     0},
+    {"attention window",
+     DW_OP_ATTENTION,
+     {X(NORMAL, 4, 1, 2, S, 3), X(NORMAL, 4, 1, 1, 7, 3), X(NORMAL, 4, 1, 1, 7, 2), X(ABSENT, 0, 0),
+      X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.7), INT(CAUSAL, 2), INT(WINDOW, 2)},
+     0},
+    {"attention mask",
+     DW_OP_ATTENTION,
      {X(NORMAL, 4, B, 2, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2),
-      X(TRUTH, 4, B, 1, S, 7), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.5)}, 0},
-    {"attention float mask", DW_OP_ATTENTION,
+      X(TRUTH, 4, B, 1, S, 7), X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.5)},
+     0},
+    {"attention float mask",
+     DW_OP_ATTENTION,
      {X(NORMAL, 4, B, 2, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2),
-      X(NORMAL, 4, 1, 2, 1, 7), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.5)}, 0},
-    {"attention -inf mask", DW_OP_ATTENTION,
+      X(NORMAL, 4, 1, 2, 1, 7), X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.5)},
+     0},
+    {"attention -inf mask",
+     DW_OP_ATTENTION,
      {X(NORMAL, 4, B, 2, S, 3), X(NORMAL, 4, B, 2, 3, 3), X(NORMAL, 4, B, 2, 3, 2),
-      X(SCORES, 4, B, 1, S, 3), X(ABSENT, 0, 0)}, {FLOAT(SCALE, 0.5)}, 8},
-    {"attention dropout", DW_OP_ATTENTION,
-     {X(NORMAL, 4, B, 2, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2),
-      X(ABSENT, 0, 0), X(SEED, 1, 2)}, {FLOAT(SCALE, 0.5), FLOAT(P, 0.3), INT(STREAM, 1)}, 0},
-    {"cross_entropy", DW_OP_CROSS_ENTROPY, {X(NORMAL, 2, B, 5), I(INDEX, 5, 1, B)},
-     {STRING(REDUCTION, "mean"), INT(IGNORE_INDEX, 2)}, 0},
-    {"cross_entropy sum", DW_OP_CROSS_ENTROPY, {X(NORMAL, 2, S, 4), I(INDEX, 4, 1, S)},
-     {STRING(REDUCTION, "sum"), FLOAT(LABEL_SMOOTHING, 0.1)}, 0},
-    {"cross_entropy none", DW_OP_CROSS_ENTROPY, {X(NORMAL, 2, S, 4), I(INDEX, 4, 1, S)},
-     {STRING(REDUCTION, "none"), INT(IGNORE_INDEX, 1), FLOAT(LABEL_SMOOTHING, 0.2)}, 0},
-    {"cross_entropy_backward", DW_OP_CROSS_ENTROPY_BACKWARD,
+      X(SCORES, 4, B, 1, S, 3), X(ABSENT, 0, 0)},
+     {FLOAT(SCALE, 0.5)},
+     8},
+    {"attention dropout",
+     DW_OP_ATTENTION,
+     {X(NORMAL, 4, B, 2, S, 3), X(NORMAL, 4, B, 2, 7, 3), X(NORMAL, 4, B, 2, 7, 2), X(ABSENT, 0, 0),
+      X(SEED, 1, 2)},
+     {FLOAT(SCALE, 0.5), FLOAT(P, 0.3), INT(STREAM, 1)},
+     0},
+    {"cross_entropy",
+     DW_OP_CROSS_ENTROPY,
+     {X(NORMAL, 2, B, 5), I(INDEX, 5, 1, B)},
+     {STRING(REDUCTION, "mean"), INT(IGNORE_INDEX, 2)},
+     0},
+    {"cross_entropy sum",
+     DW_OP_CROSS_ENTROPY,
+     {X(NORMAL, 2, S, 4), I(INDEX, 4, 1, S)},
+     {STRING(REDUCTION, "sum"), FLOAT(LABEL_SMOOTHING, 0.1)},
+     0},
+    {"cross_entropy none",
+     DW_OP_CROSS_ENTROPY,
+     {X(NORMAL, 2, S, 4), I(INDEX, 4, 1, S)},
+     {STRING(REDUCTION, "none"), INT(IGNORE_INDEX, 1), FLOAT(LABEL_SMOOTHING, 0.2)},
+     0},
+    {"cross_entropy_backward",
+     DW_OP_CROSS_ENTROPY_BACKWARD,
      {X(NORMAL, 2, B, 5), I(INDEX, 5, 1, B), X(NORMAL, 1, B), X(NORMAL, 0, 0)},
-     {STRING(REDUCTION, "mean"), INT(IGNORE_INDEX, 2)}, 0},
-    {"cross_entropy_backward none", DW_OP_CROSS_ENTROPY_BACKWARD,
+     {STRING(REDUCTION, "mean"), INT(IGNORE_INDEX, 2)},
+     0},
+    {"cross_entropy_backward none",
+     DW_OP_CROSS_ENTROPY_BACKWARD,
      {X(NORMAL, 2, S, 4), I(INDEX, 4, 1, S), X(NORMAL, 1, S), X(NORMAL, 1, S)},
-     {STRING(REDUCTION, "none"), FLOAT(LABEL_SMOOTHING, 0.1)}, 0},
+     {STRING(REDUCTION, "none"), FLOAT(LABEL_SMOOTHING, 0.1)},
+     0},
 };
 
 /* ---- making a graph of a case --------------------------------------------------------------- */
@@ -209,7 +350,9 @@ typedef struct problem {
     dw__tensor leaves[MAX_LEAVES]; /* in the graph's order */
 } problem;
 
-static dw_dim real_dim(const problem *p, dw_dim dim) { return dim < 0 ? p->symbols[-1 - dim] : dim; }
+static dw_dim real_dim(const problem *p, dw_dim dim) {
+    return dim < 0 ? p->symbols[-1 - dim] : dim;
+}
 
 static dw_dtype dtype_of(fill f) {
     if (f == TRUTH) return DW_BOOL;
@@ -239,8 +382,8 @@ static uint32_t real_attrs(const problem *p, const op_case *c, dw_attr *attrs,
         if (dw_attr_kind_of(a->key) == DW_ATTR_INT || dw_attr_kind_of(a->key) == DW_ATTR_DTYPE)
             a->number = 0;
         for (uint32_t i = 0; i < a->count; i++)
-            lists[count][i] = dw_attr_kind_of(a->key) == DW_ATTR_DIMS ? real_dim(p, a->list[i])
-                                                                      : a->list[i];
+            lists[count][i] =
+                dw_attr_kind_of(a->key) == DW_ATTR_DIMS ? real_dim(p, a->list[i]) : a->list[i];
         if (a->count) a->list = lists[count];
     }
     return count;
@@ -293,7 +436,8 @@ static void open_problem(problem *p, const op_case *c, int only) {
     dw_attr attrs[6];
     int64_t lists[6][8];
     uint32_t attr_count = real_attrs(p, c, attrs, lists);
-    OK(dw_graph_append(p->graph, c->op, p->operand_count, p->operands, attr_count, attrs, &p->node));
+    OK(dw_graph_append(p->graph, c->op, p->operand_count, p->operands, attr_count, attrs,
+                       &p->node));
     for (uint32_t i = 0; i < dw_node_output_count(p->graph, p->node); i++) {
         dw_value y = dw_node_output(p->graph, p->node, i);
         char name[16];
@@ -308,8 +452,7 @@ static void open_problem(problem *p, const op_case *c, int only) {
         if (p->operands[i] != DW_NONE && dtype_of(c->leaves[i].fill) == DW_F64 &&
             !(c->no_gradient >> i & 1))
             p->wrt[p->wrt_count++] = p->operands[i];
-    for (uint32_t i = 0; i < p->output_count; i++)
-        OK(dw_graph_add_output(p->graph, p->outputs[i]));
+    for (uint32_t i = 0; i < p->output_count; i++) OK(dw_graph_add_output(p->graph, p->outputs[i]));
     OK(dw_graph_gradient(p->graph, p->output_count, p->outputs, p->output_grads, p->wrt_count,
                          p->wrt, p->grads));
     for (uint32_t i = 0; i < p->wrt_count; i++)
@@ -453,10 +596,9 @@ static void compare(const op_case *c, const char *what, const dw__tensor *a, con
 
 static void passes_keep_the_numbers(void **state) {
     (void)state;
-    static const dw_pass order[] = {DW_PASS_DEAD_CODE, DW_PASS_COMMON,    DW_PASS_FOLD,
-                                    DW_PASS_RECOGNIZE, DW_PASS_EXPAND,    DW_PASS_FOLD,
-                                    DW_PASS_RECOGNIZE, DW_PASS_DEAD_CODE, DW_PASS_COMMON,
-                                    DW_PASS_FUSE};
+    static const dw_pass order[] = {
+        DW_PASS_DEAD_CODE, DW_PASS_COMMON,    DW_PASS_FOLD,      DW_PASS_RECOGNIZE, DW_PASS_EXPAND,
+        DW_PASS_FOLD,      DW_PASS_RECOGNIZE, DW_PASS_DEAD_CODE, DW_PASS_COMMON,    DW_PASS_FUSE};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         problem p;
         dw__tensor want[16] = {0}, have[16] = {0};

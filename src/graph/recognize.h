@@ -1,0 +1,52 @@
+/* Recognising composites: what the recognisers share.
+ *
+ * A recogniser looks at the node just copied (its root) and at what stands before it, and where
+ * the whole is a composite it makes that node and returns its result. Matching is structural:
+ * operations, operands, axes and constants must be those of the definition, and what the
+ * composite swallows must have no other reader (else it would be computed twice). When in doubt
+ * it doesn't match.
+ */
+#ifndef DW_GRAPH_RECOGNIZE_H
+#define DW_GRAPH_RECOGNIZE_H
+
+#include "graph/passes.h"
+
+typedef struct dw__matcher {
+    dw__emitter e; /* into rewrite->graph */
+    const dw__rewrite *rewrite;
+    dw_node root;
+} dw__matcher;
+
+/* The replacement of the root's output 0, or DW_NONE. `dw__recognize_attention` replaces all. */
+typedef dw_value dw__recognizer(dw__matcher *m);
+dw__recognizer dw__recognize_gelu, dw__recognize_silu, dw__recognize_swiglu;
+dw__recognizer dw__recognize_layer_norm, dw__recognize_rms_norm, dw__recognize_norm_weight,
+    dw__recognize_norm_bias, dw__recognize_softmax;
+dw__recognizer dw__recognize_rope, dw__recognize_partial_rope;
+dw__recognizer dw__recognize_product, dw__recognize_bias, dw__recognize_flat_linear;
+/* True when it made a node that replaces the root, `replacement`. */
+bool dw__recognize_attention(dw__matcher *m, dw_node *replacement);
+/* Not local: works on the whole graph, after the others. */
+dw_status dw__recognize_loss(dw_graph **graph);
+
+/* ---- looking -------------------------------------------------------------------------------- */
+
+/* Operand `index` of the node. */
+dw_value dw__operand(const dw__matcher *m, dw_node node, uint32_t index);
+/* Nothing but one reader needs it. */
+bool dw__single(const dw__matcher *m, dw_value value);
+/* Made by `op` as its output 0, and with one reader; else DW_NONE. */
+dw_node dw__swallow(const dw__matcher *m, dw_value value, dw_op op);
+/* Equal within the rounding of F32, so that constants may have been written in any precision. */
+bool dw__near(double number, double want);
+/* value = op(x, number), or for a commutative op(number, x). */
+bool dw__with_number(const dw__matcher *m, dw_value value, dw_op op, dw_value *x, double *number);
+/* What was broadcast, to value's rank by dims of 1 in front or at the back: the operand of a
+ * broadcast (and of a reshape that only puts ones in front of it), else the value itself. */
+dw_value dw__unbroadcast(const dw__matcher *m, dw_value value);
+/* `value` is a row [N] spread over [.., N]: the row, else DW_NONE. */
+dw_value dw__spread_row(const dw__matcher *m, dw_value value);
+/* `value` [.., N] is `inner` [.., 1] spread along the last axis; DW_NONE if not. One reader. */
+dw_value dw__spread_column(const dw__matcher *m, dw_value value);
+
+#endif
