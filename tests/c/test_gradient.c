@@ -4,7 +4,6 @@
  */
 #include "graph/emit.h"
 #include "kernel/reference/interpret.h"
-#include <cmocka.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +11,8 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #define OK(call) assert_string_equal((call) == DW_OK ? "" : dw_last_error(), "")
 #define MAX_LEAVES 24
