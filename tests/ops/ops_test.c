@@ -7,10 +7,11 @@
  *
  * factor: the kernel's tolerance_factor; u: unit roundoff of the type computed in (F32 for BF16
  * and F16, but in bodies of `fused`, where each step rounds); n: terms per element; scale: largest
- * magnitude of the result (of operands too, for gelu); A: how much the result moves, per relative
- * change of the operands, when they are perturbed at random (the problem's conditioning, which no
- * kernel can beat); half: unit roundoff of a BF16 or F16 result; tiny: its smallest normal number,
- * n times. Bools and integers must be equal. */
+ * magnitude of the result; A: how much the result moves, per relative change of the operands, when
+ * they are perturbed at random (the problem's conditioning, which no kernel can beat); half: unit
+ * roundoff of a BF16 or F16 result; tiny: its smallest normal number, n times. Elementwise
+ * operations are held to the same with scale and A of the single element (and 1 * A). Bools and
+ * integers must be equal. */
 #include "base/pool.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/scalar.h"
@@ -24,7 +25,8 @@ typedef struct expectation {
     uint32_t count;
     dw__tensor values[OPS_MAX_OUTPUTS];    /* F64 for every float */
     double scale[OPS_MAX_OUTPUTS];         /* largest finite magnitude */
-    double amplification[OPS_MAX_OUTPUTS]; /* A above */
+    double amplification[OPS_MAX_OUTPUTS]; /* A above, the largest of */
+    double *changes[OPS_MAX_OUTPUTS];      /* A of every element; NULL where not a float */
 } expectation;
 
 typedef struct test_run {
@@ -72,12 +74,12 @@ static dw_status measure_amplification(const variant *v, expectation *expected, 
     DW_TRY(ops_operands_perturbed(v->operands, relative, seed, &moved));
     DW_TRY(interpret(v->graph, &moved, results));
     for (uint32_t i = 0; i < expected->count; i++) {
-        if (results[i].dtype != DW_F64) continue;
+        if (!expected->changes[i]) continue;
         const double *was = expected->values[i].data, *is = results[i].data;
         for (int64_t j = 0; j < dw__tensor_count(&results[i]); j++) {
-            double change = fabs(is[j] - was[j]) / relative;
-            if (isfinite(change))
-                expected->amplification[i] = fmax(expected->amplification[i], change);
+            double change = fabs(is[j] - was[j]) / relative, *most = &expected->changes[i][j];
+            if (isfinite(change)) *most = fmax(*most, change);
+            expected->amplification[i] = fmax(expected->amplification[i], *most);
         }
     }
 cleanup:
@@ -86,10 +88,12 @@ cleanup:
     return status;
 }
 
-/* The definition of gelu sums 1 and a number near -1: its error is that of the operands' magnitude,
- * however small the result. */
+/* Operations whose definition subtracts what may be nearly equal (gelu: 1 and a number near -1; the
+ * slope of silu has a root; rem): the error is that of the operands' magnitude, however small the
+ * result. A fused body may contain any of them. */
 static bool cancels(dw_op op) {
-    return op == DW_OP_GELU || op == DW_OP_GELU_BACKWARD || op == DW_OP_FUSED;
+    return op == DW_OP_GELU || op == DW_OP_GELU_BACKWARD || op == DW_OP_SILU_BACKWARD ||
+           op == DW_OP_REM || op == DW_OP_FUSED;
 }
 
 static double largest_operand(const ops_operands *operands) {
@@ -109,6 +113,11 @@ static dw_status expect(const variant *v, expectation *out) {
     DW_RETURN_IF_FAILED(interpret(v->graph, v->operands, out->values));
     out->count = dw_graph_output_count(v->graph);
     for (uint32_t i = 0; i < out->count; i++) {
+        size_t count = (size_t)dw__tensor_count(&out->values[i]);
+        if (out->values[i].dtype == DW_F64) {
+            out->changes[i] = dw__calloc(count, sizeof **out->changes);
+            if (!out->changes[i]) return dw__fail_memory("changes", count * sizeof **out->changes);
+        }
         if (cancels(v->c->op)) out->scale[i] = largest_operand(v->operands);
         for (int64_t j = 0; j < dw__tensor_count(&out->values[i]); j++) {
             double magnitude = fabs(ops_element(&out->values[i], j));
@@ -131,19 +140,27 @@ static const struct {
     [DW_F64] = {0x1p-53, 0x1p-1022, 0x1.fffffffffffffp1023},
 };
 
+/* The bound for an element that is `wanted`. Elementwise operations are held to it by the element;
+ * others mix elements, so that theirs is by the largest. */
 static double error_bound(const variant *v, const dw__kernel *kernel, uint32_t output,
-                          dw_dtype dtype) {
+                          int64_t element, double wanted, dw_dtype dtype) {
     double n = ops_case_length(v->c), scale = v->expected->scale[output];
     double unit = dtype == DW_F64 ? float_traits[DW_F64].unit : float_traits[DW_F32].unit;
     double half = dtype == DW_BF16 || dtype == DW_F16 ? float_traits[dtype].unit : 0.0;
+    double change = 4.0 * v->expected->amplification[output];
     /* Each step of a fused body rounds to its type; composites compute in F32. */
     if (v->c->op == DW_OP_FUSED && half > 0.0) unit = half;
-    double spread = sqrt(n) * scale + 4.0 * v->expected->amplification[output];
+    if (dw_op_is_elementwise(v->c->op)) {
+        change = v->expected->changes[output][element];
+        if (!cancels(v->c->op) && isfinite(wanted)) scale = fabs(wanted);
+    }
+    double spread = sqrt(n) * scale + change;
     return kernel->tolerance_factor * unit * spread + half * scale + n * float_traits[dtype].tiny;
 }
 
 static bool agrees(double got, double wanted, double bound, dw_dtype dtype) {
     double largest = float_traits[dtype].largest;
+    if (bound >= largest) return true; /* so ill-conditioned that the operands determine no digit */
     if (isnan(wanted)) return isnan(got);
     if (isinf(got) && fabs(wanted) + bound >= largest) return (got > 0) == (wanted > 0);
     if (isinf(wanted)) return got == wanted;
@@ -155,9 +172,9 @@ static bool check_output(const variant *v, const dw__kernel *kernel, const dw__t
                          uint32_t i, char *reason, size_t bytes) {
     const dw__tensor *wanted = &v->expected->values[i];
     bool is_float = dw__dtype_is_float(got->dtype);
-    double bound = is_float ? error_bound(v, kernel, i, got->dtype) : 0.0;
     for (int64_t j = 0; j < dw__tensor_count(got); j++) {
         double a = ops_element(got, j), b = ops_element(wanted, j);
+        double bound = is_float ? error_bound(v, kernel, i, j, b, got->dtype) : 0.0;
         bool good = is_float ? agrees(a, b, bound, got->dtype) : a == b;
         if (good && bound > 0.0 && isfinite(a - b))
             v->run->worst = fmax(v->run->worst, fabs(a - b) / bound);
@@ -320,6 +337,7 @@ static dw_status test_variant(test_run *run, const ops_case *c, const dw_graph *
         if (ops_wants_kernel(run->options, *kernel)) DW_TRY(test_kernel(&v, *kernel, thorough));
 cleanup:
     forget(expected.values, OPS_MAX_OUTPUTS);
+    for (int i = 0; i < OPS_MAX_OUTPUTS; i++) dw__free(expected.changes[i]);
     ops_operands_destroy(&operands);
     if (status != DW_OK) {
         run->of_op.failed++;
