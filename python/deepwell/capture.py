@@ -10,7 +10,9 @@ The module is not touched: no parameter, gradient, buffer, flag or random state 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -19,7 +21,11 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils import _pytree as pytree
 
 from deepwell.errors import CaptureError
@@ -30,6 +36,7 @@ from deepwell.lowering.dims import Dim
 from deepwell.lowering.graph import (
     GraphLowering,
     MutationError,
+    NoLowering,
     NotUniform,
     OperationError,
 )
@@ -201,6 +208,31 @@ class _Call(torch.nn.Module):
         return self._call(tensors)
 
 
+# Which axes of the arguments get symbolic sizes. Some operations need a fixed size of features, which
+# nothing but the arguments may fix: so all axes come first, then all but the last of numbers.
+_ALL, _LEADING, _NONE = "all", "leading", "none"
+
+
+def _varying(example: torch.Tensor, axes: str) -> range:
+    if axes == _NONE:
+        return range(0)
+    fixed = axes == _LEADING and example.dtype.is_floating_point and example.dim() > 1
+    return range(example.dim() - (1 if fixed else 0))
+
+
+def _symbolic(mode: FakeTensorMode, example: torch.Tensor, axes: range) -> torch.Tensor:
+    sizes = [DimDynamic.DYNAMIC if a in axes else DimDynamic.STATIC for a in range(example.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(example, symbolic_context=context)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether no other way of tracing can help."""
+    if isinstance(error, OperationError):
+        return isinstance(error.__cause__, NoLowering)
+    return type(error).__name__ == "GuardOnDataDependentSymNode"
+
+
 class _Capture:
     def __init__(self, module: torch.nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]):
         register_cache_types()
@@ -220,21 +252,38 @@ class _Capture:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CaptureError("autocast is on; a graph has the dtypes of the module itself")
         grad_enabled = torch.is_grad_enabled()
-        attempts: List[Tuple[Callable[[bool], _Traced], bool]] = []
-        for symbolic in (True, False) if dynamic and self._has_axes() else (False,):
-            attempts += [(self._export, symbolic), (self._make_fx, symbolic)]
+        attempts: List[Tuple[Callable[[str], _Traced], str]] = [
+            (self._export, _ALL), (self._export, _LEADING), (self._make_fx, _LEADING),
+            (self._export, _NONE), (self._make_fx, _NONE),
+        ]  # fmt: skip
+        if not dynamic:
+            attempts = attempts[3:]
         failures: List[Exception] = []
-        with _quiet_tracing() as observed:
-            for trace, symbolic in attempts:
+        with _quiet_tracing(), _unchanged(self.module), _watched() as observed, _settled_rope(
+            self.module, observed, self._names_positions()
+        ):
+            self._observed = observed
+            for trace, axes in attempts:
+                observed.limits.clear()
                 try:
-                    captured = self._lower_in_either_form(trace(symbolic), symbolic)
+                    captured = self._lower_in_either_form(trace(axes))
                     break
                 except CaptureError:
                     raise
                 except Exception as error:  # tracing runs arbitrary code of the module
                     failures.append(error)
+                    if _is_final(error):
+                        raise self._explain(failures) from error
             else:
                 raise self._explain(failures)
+        if observed.refusal is not None:
+            raise observed.refusal
+        sizes = [self.placeholders[i].shape[axis] for i, axis in captured.symbol_sources]
+        if not captured.accepts_sizes(sizes):
+            raise CaptureError(
+                f"{type(self.module).__name__} was traced under assumptions about sizes that this "
+                f"call breaks: {', '.join(map(str, captured.guards.relations))}"
+            )
         if observed.pads_with_zeros and not grad_enabled:
             raise CaptureError(
                 "nn.TransformerEncoder turns padded batches into nested tensors when it evaluates "
@@ -246,8 +295,12 @@ class _Capture:
             captured.guards = _with(captured.guards, grad_enabled=True)
         return captured
 
-    def _has_axes(self) -> bool:
-        return any(isinstance(v, torch.Tensor) and v.dim() for v in self.flat)
+    def _names_positions(self) -> bool:
+        """Whether the call says where its tokens stand."""
+        return any(
+            isinstance(v, torch.Tensor) and "position_ids" in path
+            for path, v in zip(self.paths, self.flat)
+        )
 
     def _explain(self, failures: Sequence[Exception]) -> CaptureError:
         """The one message for all attempts: what the graph lacks, else what tracing objected to."""
@@ -287,12 +340,12 @@ class _Capture:
     def _tensor_positions(self) -> List[int]:
         return [i for i, v in enumerate(self.placeholders) if isinstance(v, torch.Tensor)]
 
-    def _export(self, symbolic: bool) -> _Traced:
+    def _export(self, axes: str) -> _Traced:
         call, examples = self._call()
         shapes = None
-        if symbolic:
+        if axes != _NONE:
             auto = torch.export.Dim.AUTO
-            shapes = {"tensors": tuple({a: auto for a in range(e.dim())} for e in examples)}
+            shapes = {"tensors": tuple({a: auto for a in _varying(e, axes)} for e in examples)}
         program = torch.export.export(call, tuple(examples), dynamic_shapes=shapes, strict=False)
         traced = self._from_program(program, call.output_spec())
         traced.functional = lambda: self._from_program(
@@ -322,7 +375,7 @@ class _Capture:
                 raise LoweringError(f"an input of kind {kind}")
         return _Traced(program.graph_module, inputs, output_spec, "export")
 
-    def _make_fx(self, symbolic: bool) -> _Traced:
+    def _make_fx(self, axes: str) -> _Traced:
         """Parameters and buffers become arguments, with fixed sizes, of a function that is traced."""
         call, examples = self._call()
         state = {f"{_WRAPPER}.{n}": t for n, t in self.module.named_parameters()}
@@ -332,9 +385,8 @@ class _Capture:
             held = dict(zip(state, tensors[len(examples) :]))
             return torch.func.functional_call(call, held, tensors[: len(examples)])
 
-        shape_env = ShapeEnv() if symbolic else None
-        mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-        fakes = [mode.from_tensor(e, static_shapes=not symbolic) for e in examples]
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        fakes = [_symbolic(mode, e, _varying(e, axes)) for e in examples]
         fakes += [mode.from_tensor(t.detach(), static_shapes=True) for t in state.values()]
         with mode, _module_paths(self.module):
             traced = make_fx(forward, pre_dispatch=True)(*fakes)
@@ -346,15 +398,15 @@ class _Capture:
 
     # ---- lowering -------------------------------------------------------------------------------
 
-    def _lower_in_either_form(self, traced: _Traced, symbolic: bool) -> Captured:
+    def _lower_in_either_form(self, traced: _Traced) -> Captured:
         try:
-            return self._lower(traced, symbolic)
+            return self._lower(traced)
         except MutationError:
             if traced.functional is None:
                 raise
-        return self._lower(traced.functional(), symbolic)
+        return self._lower(traced.functional())
 
-    def _lower(self, traced: _Traced, symbolic: bool) -> Captured:
+    def _lower(self, traced: _Traced) -> Captured:
         placeholders = [n for n in traced.graph_module.graph.nodes if n.op == "placeholder"]
         examples = [node.meta.get("val") for node in placeholders]
         symbols = _Symbols(
@@ -402,11 +454,11 @@ class _Capture:
                 arguments=self._argument_guards(leaves),
                 training=tuple(m.training for m in self.module.modules()),
                 grad_enabled=None,
-                relations=symbols.relations(translator),
+                relations=symbols.relations(translator, self._observed.limits, builder.at_least_zero),
             ),
             symbol_sources=[source for _, source in sources],
             method=traced.method,
-            dynamic=symbolic,
+            dynamic=bool(sources),
             _module=weakref.ref(self.module),
         )
 
@@ -505,18 +557,25 @@ class _Symbols:
             count += 1
         return f"D{count}"
 
-    def relations(self, translator: Translator) -> Tuple[sympy.Expr, ...]:
-        """What the trace assumed about sizes and the graph's shapes do not say by themselves."""
+    def relations(self, translator: Translator,
+                  limits: Sequence[Tuple[Any, int, int]],
+                  at_least_zero: Sequence[Dim]) -> Tuple[sympy.Expr, ...]:
+        """What the trace assumed about sizes and the graph's shapes do not say by themselves.
+
+        Further assumptions: `limits`, (size, lowest, highest), and dimensions `at_least_zero`.
+        """
         if self._shape_env is None or not self.names:
             return ()
         plain = {
             symbol: sympy.Symbol(name, integer=True, positive=True)
             for symbol, name in self.names.items()
         }
-        kept = []
+        kept: List[sympy.Expr] = []
         assumed = [guard.expr for guard in self._shape_env.guards]
-        for assumption in assumed:
-            relation = sympy.sympify(assumption)
+        for size, low, high in limits:
+            if isinstance(size, torch.SymInt):
+                assumed += [sympy.Ge(size.node.expr, low), sympy.Le(size.node.expr, high)]
+        for relation in assumed:
             if isinstance(relation, sympy.Rel) and _holds_always(relation, translator):
                 continue
             relation = self._shape_env.replace(relation).xreplace(plain)
@@ -529,6 +588,11 @@ class _Symbols:
                 kept.append(sympy.Le(plain[symbol], high))
             if low > 2:
                 kept.append(sympy.Ge(plain[symbol], low))
+        named = {name: symbol for symbol, name in zip(plain.values(), self.names.values())}
+        for dim in at_least_zero:
+            if not _at_least_one(dim + 1):
+                terms = dim.terms.items() if isinstance(dim, dims.Poly) else [((), dim)]
+                kept.append(sympy.Ge(sum(c * sympy.prod([named[n] for n in m]) for m, c in terms), 0))
         return tuple(kept)
 
     def _ranges(self) -> Iterator[Tuple[sympy.Symbol, int, Optional[int]]]:
@@ -714,50 +778,121 @@ def _placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
 # ---- the world while tracing --------------------------------------------------------------------
 
 
-@dataclass
-class _Observed:
-    pads_with_zeros: bool = False
-
-
 _tracing = threading.RLock()
 
 
 @contextlib.contextmanager
-def _quiet_tracing() -> Iterator[_Observed]:
+def _quiet_tracing() -> Iterator[None]:
     """Tracing on the plain code paths, one at a time, leaving global state as it was.
 
     The fused inference paths of nn.TransformerEncoderLayer and nn.MultiheadAttention compute what
     the plain ones do. nn.TransformerEncoder reads its mask to find out whether it is causal, only
     to take a faster path: a graph does not, and applies the mask.
     """
-    observed = _Observed()
     transformer = torch.nn.modules.transformer
     detect = getattr(transformer, "_detect_is_causal_mask", None)
-    encoder_forward = torch.nn.TransformerEncoder.forward
 
     def declared_causal(mask: Any, is_causal: Optional[bool] = None, size: Any = None) -> bool:
         return is_causal is True
 
-    def watched_forward(self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
-                        is_causal: Optional[bool] = None) -> Any:
-        nested = getattr(self, "use_nested_tensor", False) and not self.training
-        if nested and src_key_padding_mask is not None:
-            observed.pads_with_zeros = True
-        return encoder_forward(self, src, mask, src_key_padding_mask, is_causal)
-
-    with _tracing, torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_tracing)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of tracers, about code that is not the user's to change
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         if detect is not None:
             transformer._detect_is_causal_mask = declared_causal
-        torch.nn.TransformerEncoder.forward = watched_forward
         try:
-            yield observed
+            yield
         finally:
-            torch.nn.TransformerEncoder.forward = encoder_forward
             if detect is not None:
                 transformer._detect_is_causal_mask = detect
             torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Undoes what a forward that is being traced assigns to its modules: those are fake tensors."""
+    saved = [(m, dict(m.__dict__), dict(m._buffers)) for m in module.modules()]
+    try:
+        yield
+    finally:
+        for m, attributes, buffers in saved:
+            for name in [n for n in m.__dict__ if n not in attributes]:
+                del m.__dict__[name]
+            m.__dict__.update(attributes)
+            m._buffers.clear()
+            m._buffers.update(buffers)
+
+
+@dataclass
+class _Observed:
+    """What was seen while the forward was traced."""
+
+    pads_with_zeros: bool = False
+    limits: List[Tuple[Any, int, int]] = field(default_factory=list)  # (size, lowest, highest)
+    refusal: Optional[CaptureError] = None
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[_Observed]:
+    """Notices nn.TransformerEncoder where it would use nested tensors."""
+    observed = _Observed()
+    forward = torch.nn.TransformerEncoder.forward
+
+    def watched(self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
+                is_causal: Optional[bool] = None) -> Any:
+        nested = getattr(self, "use_nested_tensor", False) and not self.training
+        if nested and src_key_padding_mask is not None:
+            observed.pads_with_zeros = True
+        return forward(self, src, mask, src_key_padding_mask, is_causal)
+
+    torch.nn.TransformerEncoder.forward = watched
+    try:
+        yield observed
+    finally:
+        torch.nn.TransformerEncoder.forward = forward
+
+
+@contextlib.contextmanager
+def _settled_rope(module: torch.nn.Module, observed: _Observed,
+                  positions_given: bool) -> Iterator[None]:
+    """Hugging Face's RoPE of type "dynamic" without its look at the largest position.
+
+    It computes new frequencies once a sequence is longer than any before, and the first ones again
+    for short sequences after that. Between the two limits it uses the frequencies it has: that is what
+    a graph can say, for positions that count from 0, and the limits become relations on the size.
+    """
+    for m in module.modules():
+        kind = getattr(m, "rope_type", None)
+        plain = inspect.unwrap(type(m).forward)
+        if not (isinstance(kind, str) and "dynamic" in kind) or plain is type(m).forward:
+            continue
+        longest, original = int(m.max_seq_len_cached), int(m.original_max_seq_len)
+        shortest = original if longest > original else 0
+
+        def forward(x: Any, position_ids: Any, *rest: Any, _m: Any = m, _plain: Any = plain,
+                    _limits: Tuple[int, int] = (shortest, longest), **named: Any) -> Any:
+            if positions_given:
+                observed.refusal = CaptureError(
+                    "RoPE of type 'dynamic' depends on the values of position_ids; call the model "
+                    "without them, or choose another rope_type"
+                )
+            size, (low, high) = position_ids.shape[-1], _limits
+            if isinstance(size, int) and not low <= size <= high:
+                observed.refusal = CaptureError(
+                    f"RoPE of type 'dynamic' computes new frequencies for {size} tokens; it keeps "
+                    f"those it has from {low} to {high}"
+                )
+            observed.limits.append((size, low, high))
+            with torch.no_grad():
+                return _plain(_m, x, position_ids, *rest, **named)
+
+        m.__dict__["forward"] = forward  # _unchanged takes it away again
+    yield
 
 
 @contextlib.contextmanager

@@ -186,9 +186,14 @@ def test_llama(call: str, train: bool) -> None:
     module = transformers.LlamaForCausalLM(llama_config()).double().train(train)
     captured = check(module, [((), TEXT_CALLS[call](b, s)) for b, s in SIZES])
     attention = node_of(captured, "attention")
-    shapes = {l["name"]: l for l in json.loads(captured.json)["leaves"]}
-    assert "lm_head.weight" in shapes
-    assert attention["attrs"]["causal"] == (1 if call != "positions" else 0) or call == "positions"
+    if call != "positions":
+        assert attention["attrs"]["causal"] == 1
+    if call not in ("padding", "positions"):
+        assert attention["inputs"][3] is None
+    leaves = {leaf["name"]: leaf["shape"] for leaf in json.loads(captured.json)["leaves"]}
+    key = next(n for n in json.loads(captured.json)["nodes"] if "k_proj" in n["module"])
+    assert leaves[key["inputs"][1]] == [16, 32]  # two key heads for four query heads
+    assert operations(captured).count("attention") == 2
 
 
 ROPE = {
@@ -209,10 +214,48 @@ def test_llama_rope_scaling(kind: str, tied: bool) -> None:
     scaling = {"rope_theta": 10000.0, **ROPE[kind]}
     config = llama_config(tie_word_embeddings=tied, rope_parameters=scaling)
     module = transformers.LlamaForCausalLM(config).double()
-    captured = check(module, [((), TEXT_CALLS["labels"](b, s)) for b, s in SIZES])
+    sizes = SIZES + [(2, 20)]  # beyond original_max_position_embeddings
+    captured = check(module, [((), TEXT_CALLS["labels"](b, s)) for b, s in sizes])
     names = [leaf.target for leaf in captured.leaves if leaf.kind == "parameter"]
     assert ("lm_head.weight" in names) != tied
     assert len(names) == len(set(names))
+
+
+def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
+    scaling = {"rope_theta": 10000.0, **ROPE["dynamic"]}
+    module = transformers.LlamaForCausalLM(llama_config(rope_parameters=scaling)).double()
+    captured = capture_graph(module, (), TEXT_CALLS["ids"](2, 7))
+    assert captured.accepts_sizes([2, 64]) and not captured.accepts_sizes([2, 65])
+    with pytest.raises(CaptureError, match="S <= 64"):
+        capture_graph(module, (), TEXT_CALLS["ids"](2, 65))
+    with pytest.raises(CaptureError, match="position_ids"):
+        capture_graph(module, (), TEXT_CALLS["positions"](2, 7))
+    assert module.model.rotary_emb.forward.__func__ is type(module.model.rotary_emb).forward
+
+
+def test_grouped_heads_are_shared_not_repeated() -> None:
+    module = transformers.LlamaForCausalLM(llama_config())
+    captured = capture_graph(module, (), TEXT_CALLS["no cache"](2, 7))
+    nodes = json.loads(captured.json)["nodes"]
+    assert not [n for n in nodes if n["op"] == "broadcast" and n["region"] == "attn" and
+                len(n["attrs"]["shape"]) == 5]  # fmt: skip
+
+
+def test_a_cache_as_argument_is_refused() -> None:
+    module = transformers.LlamaForCausalLM(llama_config()).eval()
+    cache = module(random_ids(2, 3), use_cache=True).past_key_values
+    with pytest.raises(CaptureError, match="cache"):
+        capture_graph(module, (random_ids(2, 1),), {"past_key_values": cache})
+
+
+def test_regions_layers_and_modules() -> None:
+    module = transformers.LlamaForCausalLM(llama_config())
+    captured = capture_graph(module, (), TEXT_CALLS["labels"](2, 7))
+    found = {(n["region"], n["layer"]) for n in json.loads(captured.json)["nodes"]}
+    assert {("embed", -1), ("norm", 0), ("attn", 0), ("mlp", 1), ("attn", 1), ("norm", -1),
+            ("head", -1), ("loss", -1)} <= found  # fmt: skip
+    for node in json.loads(captured.json)["nodes"]:
+        module.get_submodule(node["module"])
 
 
 # ---- torch.nn: the transformer classes ----------------------------------------------------------
@@ -416,3 +459,353 @@ def test_sizes_of_one_are_fixed() -> None:
     captured = check(module, [((source(1, 7),), {}), ((source(1, 5),), {})])
     shapes = {l["name"]: l["shape"] for l in json.loads(captured.json)["leaves"]}
     assert [1, "S", 12] in shapes.values()
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+
+
+def test_each_dropout_site_has_its_own_stream() -> None:
+    config = gpt2_config(resid_pdrop=0.1, embd_pdrop=0.2, attn_pdrop=0.3)
+    module = transformers.GPT2LMHeadModel(config).train()
+    graph = json.loads(capture_graph(module, (), TEXT_CALLS["ids"](2, 7)).json)
+    sites = [n for n in graph["nodes"] if "stream" in n["attrs"]]
+    assert [n["attrs"]["p"] for n in sites] == [0.2, 0.3, 0.1, 0.1, 0.3, 0.1, 0.1]
+    assert len({n["attrs"]["stream"] for n in sites}) == len(sites)
+    seeds = [leaf for leaf in graph["leaves"] if leaf["role"] == "seed"]
+    assert seeds == [{"name": "seed", "role": "seed", "dtype": "i64", "shape": [2]}]
+    graph = json.loads(capture_graph(module.eval(), (), TEXT_CALLS["ids"](2, 7)).json)
+    assert not [leaf for leaf in graph["leaves"] if leaf["role"] == "seed"]
+
+
+def test_dropout_keeps_and_scales() -> None:
+    module = nn.Dropout(0.25).train()
+    x = torch.ones(64, 65)
+    captured = capture_graph(module, (x,))
+    y = run(captured, module, (x,), {}, seed=(7, 9))
+    assert set(y.unique().tolist()) == {0.0, float(torch.tensor(1.0) / 0.75)}
+    kept = (y != 0).float().mean().item()
+    deviation = (0.25 * 0.75 / x.numel()) ** 0.5
+    assert abs(kept - 0.75) < 5 * deviation
+    assert not torch.equal(y, run(captured, module, (x,), {}, seed=(7, 10)))
+    assert torch.equal(y, run(captured, module, (x,), {}, seed=(7, 9)))
+
+
+# ---- what may be captured -----------------------------------------------------------------------
+
+
+def test_one_tensor_as_two_arguments() -> None:
+    module = transformers.GPT2LMHeadModel(gpt2_config()).double()
+    ids = random_ids(2, 7)
+    captured = capture_graph(module, (), {"input_ids": ids, "labels": ids})
+    kwargs = {"input_ids": random_ids(3, 5), "labels": random_ids(3, 5)}
+    assert_same(run(captured, module, (), kwargs), module(**kwargs))
+
+
+def test_meta_device() -> None:
+    config = llama_config(hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(config)
+    captured = capture_graph(module, (), TEXT_CALLS["labels"](2, 7))
+    assert captured.dynamic and operations(captured).count("attention") == 2
+
+
+def test_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        module = transformers.GPT2LMHeadModel(gpt2_config())
+        captured = capture_graph(module, (), {"input_ids": torch.zeros(2, 7, dtype=torch.long)})
+    assert captured.dynamic and operations(captured).count("attention") == 2
+    module = transformers.GPT2LMHeadModel(gpt2_config())
+    with FakeTensorMode():
+        ids = torch.zeros(2, 7, dtype=torch.long)
+    assert capture_graph(module, (ids,)).dynamic
+
+
+def test_make_fx_behind_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepwell import capture
+
+    def fail(self: Any, axes: str) -> None:
+        raise RuntimeError("no export today")
+
+    monkeypatch.setattr(capture._Capture, "_export", fail)
+    module = transformers.LlamaForCausalLM(llama_config()).double()
+    captured = capture_graph(module, (), TEXT_CALLS["labels"](2, 7))
+    assert captured.method == "make_fx" and captured.dynamic
+    for b, s in SIZES:
+        kwargs = TEXT_CALLS["labels"](b, s)
+        assert_same(run(captured, module, (), kwargs), module(**kwargs))
+    modules = {n["module"] for n in json.loads(captured.json)["nodes"]}
+    assert "model.layers.1.self_attn.q_proj" in modules
+
+
+class Function(nn.Module):
+    """A module from a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def test_output_structure() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, flag: bool) -> Any:
+        z = x + y
+        return {"z": z, "again": [z, x, None, flag, 3.5], "size": x.shape[0] * 2, "text": "t"}
+
+    module = Function(function)
+    args = (torch.randn(4, 3), torch.randn(4, 3), True)
+    captured = capture_graph(module, args)
+    got = run(captured, module, args, {})
+    assert_same(got, module(*args))
+    assert got["again"][0] is got["z"] and got["again"][1] is args[0]
+    longer = (torch.randn(5, 3), torch.randn(5, 3), True)
+    assert run(captured, module, longer, {})["size"] == 10
+    assert operations(captured) == ["add"]
+
+
+def test_keyword_order_and_nesting() -> None:
+    module = Function(lambda pair, *, b, a: pair["x"] - a * b[0])
+    kwargs = {"a": torch.randn(3), "b": [torch.randn(3)]}
+    args = ({"x": torch.randn(3)},)
+    captured = capture_graph(module, args, kwargs)
+    assert_same(run(captured, module, args, kwargs), module(*args, **kwargs))
+    targets = [leaf.target for leaf in captured.leaves]
+    assert targets == ["[0][0]['x']", "[1]['a']", "[1]['b'][0]"]
+
+
+def test_parameter_as_output() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.randn(3))
+    module.forward = lambda x: (x * module.weight, module.weight)
+    captured = capture_graph(module, (torch.randn(3),))
+    assert run(captured, module, (torch.randn(3),), {})[1] is module.weight
+
+
+def test_static_capture_on_request() -> None:
+    module = nn.Linear(12, 3).double()
+    captured = capture_graph(module, (source(2, 7),), dynamic=False)
+    assert captured.symbols == [] and not captured.dynamic
+    assert_same(run(captured, module, (source(2, 7),), {}), module(source(2, 7)), 100)
+
+
+def test_gradients_stop_where_the_module_stops_them() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.sum()
+        return x.detach() * 2 + x * scale
+
+    captured = capture_graph(Function(function), (torch.randn(3, 4),))
+    x = torch.randn(5, 4, dtype=torch.float32, requires_grad=True)
+    (want,) = torch.autograd.grad(function(x).sum(), x)
+    (got,) = torch.autograd.grad(run(captured, Function(function), (x,), {}).sum(), x)
+    torch.testing.assert_close(got, want)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+class Inner(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svd(x)[0]
+
+
+def test_unsupported_operation_names_operation_and_module() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Inner()))
+    with pytest.raises(CaptureError) as caught:
+        capture_graph(module, (torch.randn(4, 4),))
+    assert "svd" in caught.value.operation and caught.value.module_path == "1.0"
+    assert "svd" in str(caught.value) and "'1.0'" in str(caught.value)
+    assert "runs in PyTorch" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[x > 0],
+        lambda x: x * 2 if x.sum() > 0 else x,
+        lambda x: x * x.max().item(),
+    ],
+)
+def test_data_dependence_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(CaptureError):
+        capture_graph(Function(function), (torch.randn(4, 3),))
+
+
+def test_batch_norm_statistics_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    with pytest.raises(CaptureError, match="running_mean|num_batches_tracked|batch_norm"):
+        capture_graph(module, (torch.randn(5, 4),))
+    assert all(torch.equal(before[n], b) for n, b in module.named_buffers())
+
+
+def test_input_mutation_is_refused() -> None:
+    with pytest.raises(CaptureError, match="in place"):
+        capture_graph(Function(lambda x: x.add_(1)), (torch.randn(4, 3),))
+
+
+def test_unknown_argument_is_refused() -> None:
+    with pytest.raises(CaptureError, match="object"):
+        capture_graph(Function(lambda x, o: x), (torch.randn(4, 3), object()))
+
+
+def test_autocast_is_refused() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
+        capture_graph(nn.Linear(4, 4), (torch.randn(4, 4),))
+
+
+# ---- operations ---------------------------------------------------------------------------------
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y += 1
+    y.mul_(x)
+    y[:, 0] = 0  # through a view
+    return y.clamp_(min=-1)
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(x.shape[0], -1, 4, 3).transpose(1, 2)
+
+
+OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
+    "slices": lambda x: (x[:, 1:], x[:, :-1], x[..., ::2], x[:, -3:-1], x[0], x[:, None, 2]),
+    "select": lambda x: x.select(1, -1),
+    "split": lambda x: x.split(5, 2),
+    "split sizes": lambda x: x.split([3, 9], dim=-1),
+    "chunk": lambda x: x.chunk(5, -1),
+    "unbind": lambda x: x.unbind(2)[3],
+    "cat": lambda x: torch.cat([x, x[:, :1], torch.zeros_like(x)], 1),
+    "stack": lambda x: torch.stack([x, x + 1], 1),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "repeat_interleave": lambda x: x.repeat_interleave(3, 1),
+    "roll": lambda x: (x.roll(1, 1), x.roll((2, -1), (1, 2)), x.roll(2, 0), x.roll(-5, 1)),
+    "flip": lambda x: x.flip(1),
+    "pad": lambda x: nn.functional.pad(x, (1, 2, 0, 3), value=0.5),
+    "pad cuts": lambda x: nn.functional.pad(x, (-1, 2)),
+    "tril": lambda x: (x.tril(), x.triu(1), (x > 0).tril(-1)),
+    "flatten": lambda x: (x.flatten(), x.flatten(1), x.unflatten(2, (3, -1))),
+    "permute": lambda x: (x.permute(2, 0, 1), x.movedim(0, 2), x.mT, x.transpose(0, -1)),
+    "squeeze": lambda x: (x[:, :1].squeeze(1), x.unsqueeze(-2).squeeze()),
+    "expand": lambda x: x[:, :1].expand(-1, 4, -1),
+    "arange": lambda x: (torch.arange(2, 20, 3), torch.arange(x.shape[1]) * 0.5),
+    "full": lambda x: (x.new_full((2,), 3), torch.ones(3, dtype=torch.bool), torch.eye(3)),
+    "size as tensor": lambda x: x * x.shape[1] + x.shape[0],
+    "scalars": lambda x: (2 - x, 1 / (x.abs() + 1), x / 3, x // 1, x - 0.5, -x, x**2, x**3),
+    "powers": lambda x: (x.abs() ** 0.5, x.abs() ** 1.5, 2.0**x, x.square()),
+    "integers": lambda x: (torch.arange(9) // 2, torch.arange(-4, 5) % 3, torch.arange(4) / 2),
+    "promotion": lambda x: (torch.arange(12) * x, x + torch.tensor(1.0), torch.arange(3) * 1.5,
+                            torch.ones(3, dtype=torch.bool) + 1, x.float() * 2 + x),
+    "comparisons": lambda x: ((x > 0) & (x <= 1), (x < 0) | (x == 1), ~(x >= 0), x != 2),
+    "where": lambda x: (torch.where(x > 0, x, 0.0), x.masked_fill(x < 0, float("-inf"))),
+    "extremes": lambda x: (x.max(), x.max(1), x.min(-1, keepdim=True), x.amax((0, 2)), x.argmax(1)),
+    "maximum": lambda x: (torch.maximum(x, -x), x.clamp(-1, 1), x.clamp_min(0), x.argmin()),
+    "reductions": lambda x: (x.sum(), x.mean((0, 1)), x.sum(-1, keepdim=True), x.prod(2)),
+    "variance": lambda x: (x.var(-1), x.var(1, unbiased=False), x.std(dim=-1), x.var((0, 1))),
+    "any": lambda x: ((x > 2).any(1), (x < 5).all()),
+    "cumsum": lambda x: (x.cumsum(1), (x > 0).cumsum(-1), x.diff(dim=1)),
+    "sort": lambda x: (x.sort(-1), x.sort(1, descending=True).values),
+    "topk": lambda x: x.topk(3, -1),
+    "gather": lambda x: x.gather(2, x.argsort(-1)[:, :, :4]),
+    "index": lambda x: (x[:, torch.tensor([0, 2, -1])], x[torch.tensor([[0], [1]]), :, 3]),
+    "index pairs": lambda x: x[torch.arange(x.shape[0]), torch.tensor(2)],
+    "index both": lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])],
+    "index last": lambda x: x[:, :, torch.tensor([[1, 0], [3, 2]])],
+    "index_select": lambda x: x.index_select(1, torch.tensor([1, 1, 0])),
+    "matmul": lambda x: (x @ x.mT, x[0] @ x[0].mT, x @ torch.ones(12, 3).double(), x @ x[0, 0]),
+    "products": lambda x: (torch.bmm(x.mT, x), torch.mv(x[0], x[0, 0]), x[0, 0] @ x[0].mT),
+    "baddbmm": lambda x: torch.baddbmm(x[:, :1], x @ x.mT, x, beta=0.5, alpha=2),
+    "einsum": lambda x: (torch.einsum("bse,bte->bst", x, x), torch.einsum("bse->eb", x),
+                         torch.einsum("bse,be,t->bt", x, x[:, 0], x[0, :, 0])),
+    "softmax": lambda x: (x.softmax(-1), x.log_softmax(1), x.logsumexp(-1)),
+    "norm": lambda x: (x.norm(dim=-1), nn.functional.normalize(x, dim=-1)),
+    "losses": lambda x: (nn.functional.mse_loss(x, x * 2), nn.functional.l1_loss(x, x.exp())),
+    "sdpa": lambda x: nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "gqa": lambda x: nn.functional.scaled_dot_product_attention(
+        _heads(x), _heads(x)[:, :2], _heads(x)[:, 2:], enable_gqa=True),
+    "written": _written,
+    "nan": lambda x: (x.isnan(), (x / 0).isinf(), x.isfinite(), x.nan_to_num()),
+    "trigonometry": lambda x: (x.sin(), x.cos(), x.erf(), x.exp(), x.expm1(), x.abs().log1p()),
+    "rounding": lambda x: (x.floor(), x.ceil(), x.trunc(), x.sign(), x.to(torch.int64)),
+    "lerp": lambda x: (x.lerp(-x, 0.3), torch.addcmul(x, x, x, value=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation(name: str) -> None:
+    function = OPERATIONS[name]
+    calls = [((2 * source(b, s),), {}) for b, s in SIZES]
+    check(Function(function), calls)
+
+
+LOSSES: List[Dict[str, Any]] = [
+    {},
+    {"reduction": "sum"},
+    {"reduction": "none"},
+    {"ignore_index": 3},
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 0.2, "ignore_index": 0, "reduction": "sum"},
+]
+
+
+@pytest.mark.parametrize("options", LOSSES, ids=str)
+@pytest.mark.parametrize("extra", [False, True])
+def test_cross_entropy(options: Dict[str, Any], extra: bool) -> None:
+    def call(b: int, s: int) -> Call:
+        shape = (b * s, 7, 3) if extra else (b * s, 7)
+        target = torch.randint(0, 7, (b * s, 3) if extra else (b * s,))
+        target[0] = options.get("ignore_index", -100)
+        return (torch.randn(shape).double(), target), {}
+
+    module = nn.CrossEntropyLoss(**options)
+    captured = check(module, [call(b, s) for b, s in SIZES])
+    assert node_of(captured, "cross_entropy")["region"] == "loss"
+
+
+def test_nll_of_log_softmax() -> None:
+    module = Function(lambda x, t: nn.functional.nll_loss(x.log_softmax(1), t))
+    calls = [((torch.randn(b, 5).double(), torch.randint(0, 5, (b,))), {}) for b in (4, 3, 9)]
+    assert "cross_entropy" in operations(check(module, calls))
+
+
+# ---- masks in closed form -----------------------------------------------------------------------
+
+
+def _masked(make: Callable[[int, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = make(q.shape[-2], k.shape[-2])
+        return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    return function
+
+
+def _index(n: int) -> torch.Tensor:
+    return torch.arange(n)
+
+
+@pytest.mark.parametrize(
+    "make, causal, window, keys",
+    [
+        (lambda q, k: _index(k)[None] <= _index(q)[:, None], 1, -1, 0),
+        (lambda q, k: torch.ones(q, k, dtype=torch.bool).tril(), 1, -1, 0),
+        (lambda q, k: ~(_index(k)[None] > _index(q)[:, None]), 1, -1, 0),
+        (lambda q, k: _index(k)[None] <= _index(q)[:, None] + (k - q), 2, -1, 4),
+        (lambda q, k: (_index(k)[None] <= _index(q)[:, None])
+         & (_index(k)[None] > _index(q)[:, None] - 3), 1, 3, 0),
+        (lambda q, k: torch.ones(q, k, dtype=torch.bool), 0, -1, 0),
+    ],
+)  # fmt: skip
+def test_masks_that_need_no_memory(make: Any, causal: int, window: int, keys: int) -> None:
+    module = Function(_masked(make))
+    calls = [
+        ((torch.randn(b, 2, s, 4).double(), torch.randn(b, 2, s + keys, 4).double()), {})
+        for b, s in SIZES
+    ]
+    captured = check(module, calls, dynamic=None)
+    node = node_of(captured, "attention")
+    assert node["inputs"][3] is None
+    assert node["attrs"]["causal"] == causal and node["attrs"].get("window", -1) == window

@@ -97,6 +97,8 @@ class Builder:
         self.origin = Origin()
         self._names: Dict[str, int] = {}
         self._constants: Dict[Tuple, Value] = {}
+        # Dimensions that the graph takes to be at least 0, where sizes could make them negative.
+        self.at_least_zero: List[Dim] = []
         self._seed: Optional[Value] = None
         self._streams = 0
 

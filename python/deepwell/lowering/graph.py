@@ -292,10 +292,12 @@ class GraphLowering:
 
     def _higher_order(self, node: torch.fx.Node, name: str,
                       env: Dict[torch.fx.Node, Any]) -> Any:
+        # The operands themselves: the nested graph is what reads them, and may write to them.
+        operands = [env[a] if isinstance(a, torch.fx.Node) else a for a in node.args]
         if name == "wrap_with_set_grad_enabled":
-            enabled, body, *inputs = self._map(node.args, env)
+            enabled, body, *inputs = operands
         elif name == "wrap_with_autocast":
-            _device, _dtype, autocast, _cache, body, *inputs = self._map(node.args, env)
+            _device, _dtype, autocast, _cache, body, *inputs = operands
             enabled = self._grad_enabled
             if autocast:
                 raise LoweringError("autocast inside a forward is not supported")
@@ -310,7 +312,7 @@ class GraphLowering:
     def _decompose(self, node: torch.fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
         """Traces the one operation into simpler ones, by PyTorch's own decompositions."""
         if self._depth >= _DECOMPOSITION_DEPTH:
-            raise LoweringError("its decomposition does not end")
+            raise NoLowering("no decomposition into supported operations exists")
         examples, spec = pytree.tree_flatten((node.args, node.kwargs))
         samples = [e.meta.get("val") if isinstance(e, torch.fx.Node) else e for e in examples]
         at = [i for i, s in enumerate(samples) if isinstance(s, torch.Tensor)]
@@ -324,13 +326,19 @@ class GraphLowering:
 
         traced = _trace_pieces(call, [samples[i] for i in at], target)
         if traced is None:
-            raise LoweringError("no lowering and no decomposition into supported operations exists")
+            raise NoLowering("no lowering and no decomposition into supported operations exists")
         flat, _ = pytree.tree_flatten((args, kwargs))
+        outer, self._root_origin = self._root_origin, self.builder.origin
         self._depth += 1
         try:
             return self.run(traced, [flat[i] for i in at])
         finally:
             self._depth -= 1
+            self._root_origin = outer
+
+
+class NoLowering(LoweringError):
+    """An operation that has no counterpart, whatever its operands."""
 
 
 class NotUniform(LoweringError):

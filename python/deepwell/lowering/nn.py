@@ -200,6 +200,31 @@ def native_group_norm(c: Context, input: Value, weight: Optional[Value], bias: O
     return group_norm(c, input, group, weight, bias, eps), None, None
 
 
+@lowers("batch_norm")
+def batch_norm(c: Context, input: Value, weight: Optional[Value], bias: Optional[Value],
+               running_mean: Optional[Value], running_var: Optional[Value], training: bool,
+               momentum: float, eps: float, cudnn_enabled: bool = True) -> Value:
+    if training and running_mean is not None:
+        raise LoweringError("training updates the buffers running_mean and running_var in place")
+    b = c.builder
+    row = input.shape[1:2] + (1,) * (input.rank - 2)
+    if training:
+        axes = (0,) + tuple(range(2, input.rank))
+        mean = b.reduce("mean", input, axes, True)
+        center = b.binary("sub", input, mean)
+        variance = b.reduce("mean", b.binary("mul", center, center), axes, True)
+    else:
+        if running_mean is None or running_var is None:
+            raise LoweringError("there are no running statistics")
+        center = b.binary("sub", input, b.reshape(running_mean, row))
+        variance = b.reshape(running_var, row)
+    rstd = b.unary("rsqrt", b.binary("add", variance, b.scalar_like(variance, eps)))
+    y = b.binary("mul", center, rstd)
+    if weight is not None:
+        y = b.binary("mul", y, b.reshape(weight, row))
+    return y if bias is None else b.binary("add", y, b.reshape(bias, row))
+
+
 # ---- dropout ------------------------------------------------------------------------------------
 
 

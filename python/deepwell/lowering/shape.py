@@ -306,6 +306,7 @@ def _roll_axis(c: Context, x: Value, shift: Dim, axis: int) -> Value:
         cut = size - shift
     elif isinstance(shift, int):
         cut = size - shift if shift > 0 else -shift
+        c.builder.at_least_zero.append(size - abs(shift))
     else:
         raise LoweringError("a roll by a varying number is not supported")
     if cut == 0 or cut == size:
