@@ -280,7 +280,7 @@ static dw_status read_name(reader *in, const char **name) {
 }
 
 static dw_status read_value(reader *in, dw_value *value) {
-    const char *name;
+    const char *name = NULL;
     DW_RETURN_IF_FAILED(read_name(in, &name));
     *value = dw_graph_find(in->graph, name);
     if (*value != DW_NONE) return DW_OK;
@@ -303,7 +303,7 @@ static dw_status read_integer(reader *in, int64_t *integer) {
 }
 
 static dw_status read_dim(reader *in, dw_dim *dim) {
-    const char *text;
+    const char *text = NULL;
     skip_spaces(in);
     size_t length = strcspn(in->at, ",]\n");
     DW_RETURN_IF_FAILED(keep(in, in->at, length, &text));
@@ -329,7 +329,7 @@ static dw_status read_list(reader *in, bool dims, int64_t *list, uint32_t *count
 }
 
 static dw_status read_dtype(reader *in, dw_dtype *dtype) {
-    const char *word;
+    const char *word = NULL;
     DW_RETURN_IF_FAILED(read_word(in, "an element type", &word));
     int found = dw__dtype_find(word);
     if (found < 0)
@@ -387,7 +387,7 @@ static dw_status read_attrs(reader *in) {
     dw__description *node = &in->node;
     if (!accept(in, "{")) return DW_OK;
     do {
-        const char *word;
+        const char *word = NULL;
         if (node->attr_count == DW_ATTR_KEY_COUNT) return malformed(in, "}");
         DW_RETURN_IF_FAILED(read_word(in, "an attribute", &word));
         int key = dw__attr_find(word);
@@ -411,7 +411,7 @@ static dw_status read_layer(reader *in, int *layer) {
 
 /* "# backward attn 0 h.0.attn": the module path is the rest of the line, taken as it is. */
 static dw_status read_origin(reader *in) {
-    const char *word;
+    const char *word = NULL;
     if (!accept(in, "#")) return DW_OK;
     DW_RETURN_IF_FAILED(read_word(in, "a region", &word));
     in->node.backward = strcmp(word, "backward") == 0;
@@ -460,7 +460,7 @@ static dw_status read_operands(reader *in) {
 
 static dw_status read_node(reader *in) {
     dw__description *node = &in->node;
-    const char *op;
+    const char *op = NULL;
     node->input_count = node->output_count = node->attr_count = 0;
     node->region = DW_REGION_NONE;
     node->layer = -1;
@@ -480,7 +480,7 @@ static dw_status read_node(reader *in) {
 }
 
 static dw_status read_leaf(reader *in) {
-    const char *word, *name;
+    const char *word = NULL, *name = NULL;
     dw_dtype dtype;
     int rank;
     dw_dim shape[DW_MAX_RANK];
@@ -507,7 +507,7 @@ static dw_status read_outputs(reader *in) {
 
 static dw_status read_symbols(reader *in) {
     do {
-        const char *word;
+        const char *word = NULL;
         dw_dim dim;
         uint32_t before = dw_graph_symbol_count(in->graph);
         DW_RETURN_IF_FAILED(read_word(in, "a symbol", &word));

@@ -78,6 +78,8 @@ static dw_status refuse(const dw__draft *draft, dw_status status, const char *fo
     return dw__fail(status, "%s: %s", op_name(draft), message);
 }
 
+#define refuse(...) dw__not_ok((refuse)(__VA_ARGS__))
+
 /* A failure of the arithmetic of dims, said of this operation. */
 static dw_status named(const dw__draft *draft, dw_status status) {
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "%s", op_name(draft));
@@ -302,7 +304,7 @@ dw_status dw__elementwise_dtype(dw_op op, uint32_t input_count, const dw_dtype *
 }
 
 dw_status dw__infer_elementwise(const dw__draft *draft, dw__inferred *out) {
-    dw_dtype inputs[3], result;
+    dw_dtype inputs[3] = {DW_BOOL}, result;
     dw_dtype typed_attr = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, DW_F32);
     for (uint32_t i = 0; i < draft->input_count; i++) inputs[i] = dtype_of(draft, i);
     dw_status status =
@@ -1065,7 +1067,7 @@ static dw_dtype body_dtype(const dw__draft *draft, const dw__body *body,
 }
 
 dw_status dw__infer_fused(const dw__draft *draft, dw__inferred *out) {
-    dw_dtype dtypes[DW_MAX_INPUTS];
+    dw_dtype dtypes[DW_MAX_INPUTS] = {DW_BOOL};
     dw_dim shape[DW_MAX_RANK];
     int rank = 0;
     dw__body body;

@@ -101,7 +101,7 @@ static dw_status copy_node(const copier *c, dw_node node) {
     const dw__node_record *record = &c->from->nodes.items[node];
     dw_value inputs[DW_MAX_INPUTS];
     const char *names[DW_MAX_OUTPUTS];
-    const dw_attr *attrs;
+    const dw_attr *attrs = NULL;
     dw_node made;
     DW_RETURN_IF_FAILED(map_operands(c, node, inputs));
     choose_names(c, record, names);

@@ -131,10 +131,11 @@ static void run_mutation(sample *scratch) {
 }
 
 int main(int argc, char **argv) {
-    sample scratch = {malloc(MAX_BYTES), 0};
+    static uint8_t room[MAX_BYTES];
+    sample scratch = {room, 0};
     size_t mutations = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
     random_state = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
-    if (argc < 2 || !scratch.bytes || !read_corpus(argv[1])) {
+    if (argc < 2 || !read_corpus(argv[1])) {
         fprintf(stderr, "usage: %s CORPUS [MUTATIONS [SEED]]; CORPUS is a folder with files\n",
                 argv[0]);
         return 2;
@@ -144,6 +145,5 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < mutations; i++) run_mutation(&scratch);
     printf("%zu files, %zu mutations\n", corpus_count, mutations);
     for (size_t i = 0; i < corpus_count; i++) free(corpus[i].bytes);
-    free(scratch.bytes);
     return 0;
 }
