@@ -16,6 +16,7 @@
 #include "engine/views.h"
 #include "graph/body.h"
 #include "kernel/cpu/cpu.h"
+#include "kernel/cpu/data.h"
 #include <string.h>
 
 typedef struct lowering {
@@ -569,35 +570,38 @@ static bool may_overwrite(const lowering *l, const dw__step *step, const dw__ste
     return !product || reads_in(product, input->storage) == 0;
 }
 
-/* Before place_outputs: lets outputs of an elementwise step take over the storage of an input.
- * Where the output belongs in a caller's gradient buffer the input moves there instead. */
-static dw_status reuse_inputs(lowering *l, dw__step *step, const dw__step *product) {
+/* Lets output `o` of the elementwise step take over the storage of input `i`, if it may. Where the
+ * output belongs in a caller's gradient buffer the input moves there instead. */
+static bool take_over(lowering *l, dw__step *step, const dw__step *product, uint32_t i,
+                      uint32_t o) {
+    if (step->inputs[i].view.rank < 0 || !may_overwrite(l, step, product, i, o)) return false;
+    uint32_t slot = l->engine->direct[record_of(l, step->node)->outputs[o]];
+    if (slot != DW_NONE && !l->claimed[slot]) {
+        /* Only what backward computed for this step alone may vanish with the gradient. */
+        dw__storage *storage = storage_of(l, step->inputs[i].storage);
+        if (slot < l->engine->output_count || storage->reads != 1 || storage->saved ||
+            step->output_count != 1) {
+            return false;
+        }
+        storage->home = DW_HOME_GRAD;
+        storage->index = output_position(l, slot);
+        l->claimed[slot] = true;
+    }
+    step->outputs[o].storage = step->inputs[i].storage;
+    step->outputs[o].offset = 0;
+    return true;
+}
+
+/* Before place_outputs: lets outputs of an elementwise step take over the storages of inputs. */
+static void reuse_inputs(lowering *l, dw__step *step, const dw__step *product) {
     const dw__node_record *record = record_of(l, step->node);
-    if (record->op != DW_OP_FUSED && !dw_op_is_elementwise(record->op)) return DW_OK;
+    if (record->op != DW_OP_FUSED && !dw_op_is_elementwise(record->op)) return;
     for (uint32_t o = 0; o < step->output_count; o++) {
         dw_value value = record->outputs[o];
-        uint32_t slot = l->engine->direct[value];
-        bool direct = slot != DW_NONE && !l->claimed[slot];
         if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
-        for (uint32_t i = 0; i < step->input_count; i++) {
-            if (step->inputs[i].view.rank < 0 || !may_overwrite(l, step, product, i, o)) continue;
-            if (direct) {
-                /* Only what backward computed for this step alone may vanish with the gradient. */
-                dw__storage *storage = storage_of(l, step->inputs[i].storage);
-                if (slot < l->engine->output_count || storage->reads != 1 || storage->saved ||
-                    step->output_count != 1) {
-                    break;
-                }
-                storage->home = DW_HOME_GRAD;
-                storage->index = output_position(l, slot);
-                l->claimed[slot] = true;
-            }
-            step->outputs[o].storage = step->inputs[i].storage;
-            step->outputs[o].offset = 0;
-            break;
-        }
+        uint32_t i = 0;
+        while (i < step->input_count && !take_over(l, step, product, i, o)) i++;
     }
-    return DW_OK;
 }
 
 static void finish_node(lowering *l, const dw__step *step) {
@@ -613,7 +617,7 @@ static dw_status lower_plain(lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(make_step(l, node, &step));
     DW_RETURN_IF_FAILED(try_hints(l, &step));
     DW_RETURN_IF_FAILED(choose_kernel(l, &step));
-    if (!is_reference(step.kernel)) DW_RETURN_IF_FAILED(reuse_inputs(l, &step, NULL));
+    if (!is_reference(step.kernel)) reuse_inputs(l, &step, NULL);
     DW_RETURN_IF_FAILED(place_outputs(l, &step));
     DW_RETURN_IF_FAILED(add_step(l, &step));
     finish_node(l, &step);
@@ -671,7 +675,10 @@ static bool is_near(const lowering *l, dw_node node, dw_node reader) {
 
 static bool may_wait(const lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (record->op != DW_OP_MATMUL && record->op != DW_OP_LINEAR) return false;
+    if (record->op != DW_OP_MATMUL && record->op != DW_OP_LINEAR &&
+        record->op != DW_OP_EMBEDDING_BACKWARD) {
+        return false;
+    }
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0]);
     return reader != DW_NONE && record_of(l, reader)->op == DW_OP_FUSED &&
@@ -734,7 +741,7 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
         product.outputs[0] = l->values[record_of(l, node)->outputs[0]];
     }
     place->deferred = DW_NONE;
-    DW_TRY(reuse_inputs(l, fused, &product));
+    reuse_inputs(l, fused, &product);
     DW_TRY(place_outputs(l, fused));
     DW_TRY(add_instruction(l, &product, fused, (int)i, scratch));
     for (uint32_t j = 0; j < product.input_count; j++) {
@@ -745,6 +752,47 @@ cleanup:
     dw__free(fused->prepared);
     fused->prepared = NULL;
     return status;
+}
+
+/* True when the fused step is the sum of its two inputs and nothing else. */
+static bool is_sum(const lowering *l, const dw__step *fused) {
+    const dw_attr *text = dw__find_attr(fused->attr_count, fused->attrs, DW_ATTR_KEY_BODY);
+    const dw_dtype dtypes[2] = {DW_F32, DW_F32};
+    if (fused->input_count != 2 || fused->output_count != 1 || !text ||
+        fused->inputs[0].view.dtype != DW_F32 || fused->inputs[1].view.dtype != DW_F32 ||
+        dw__body_parse(text->string, 2, dtypes, l->body) != DW_OK) {
+        return false;
+    }
+    const dw__body_code *code = &l->body->code[0];
+    return l->body->code_count == 1 && code->op == DW_OP_ADD &&
+           code->operands[0].source == DW_BODY_INPUT && code->operands[1].source == DW_BODY_INPUT &&
+           code->operands[0].index != code->operands[1].index &&
+           l->body->outputs[0].source == DW_BODY_RESULT;
+}
+
+/* The gradient of a table that is used twice (tied embeddings) is a sum, one operand of which is
+ * embedding_backward's, input `i`: its rows are added to the other operand where that lies. */
+static dw_status accumulate_rows(lowering *l, dw__step *fused, uint32_t i, bool *done) {
+    *done = false;
+    if (!is_sum(l, fused)) return DW_OK;
+    uint32_t storage = fused->inputs[i].storage;
+    dw_node node = storage_of(l, storage)->deferred;
+    dw__step rows;
+    DW_RETURN_IF_FAILED(make_step(l, node, &rows));
+    dw__step_shape(&rows, &l->call);
+    if (storage_of(l, storage)->reads_left != 1 || !is_whole(l, &fused->inputs[i]) ||
+        !dw__cpu_embedding_accumulate.fits(&l->call) || !take_over(l, fused, &rows, 1 - i, 0)) {
+        return DW_OK;
+    }
+    storage_of(l, storage)->deferred = DW_NONE;
+    rows.kernel = &dw__cpu_embedding_accumulate;
+    rows.outputs[0].storage = fused->outputs[0].storage;
+    DW_RETURN_IF_FAILED(add_step(l, &rows));
+    for (uint32_t j = 0; j < rows.input_count; j++) {
+        read_once(l, record_of(l, node)->inputs[j]);
+    }
+    *done = true;
+    return DW_OK;
 }
 
 static bool waits(const lowering *l, const dw__operand *operand) {
@@ -773,7 +821,12 @@ static dw_status lower_fused(lowering *l, dw_node node) {
         /* Other waiting products are operands of the epilogue: they come first. */
         DW_RETURN_IF_FAILED(lower_deferred_inputs(l, node, step.inputs[i].storage));
         bool done = false;
-        DW_RETURN_IF_FAILED(fuse_product(l, &step, i, &done));
+        dw_node waiting = storage_of(l, step.inputs[i].storage)->deferred;
+        if (record_of(l, waiting)->op == DW_OP_EMBEDDING_BACKWARD) {
+            DW_RETURN_IF_FAILED(accumulate_rows(l, &step, i, &done));
+        } else {
+            DW_RETURN_IF_FAILED(fuse_product(l, &step, i, &done));
+        }
         if (done) {
             finish_node(l, &step);
             return DW_OK;

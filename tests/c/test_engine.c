@@ -574,10 +574,8 @@ static void threads_may_share_a_plan(void **state) {
         workers[t] = (worker){.f = &f, .expected = &alone};
         assert_int_equal(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
     }
-    for (int t = 0; t < 3; t++) {
-        pthread_join(threads[t], NULL);
-        assert_true(workers[t].same);
-    }
+    for (int t = 0; t < 3; t++) pthread_join(threads[t], NULL);
+    for (int t = 0; t < 3; t++) assert_true(workers[t].same);
     results_end(&alone);
     fixture_end(&f);
 }
