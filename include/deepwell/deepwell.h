@@ -2,6 +2,7 @@
 #ifndef DEEPWELL_DEEPWELL_H
 #define DEEPWELL_DEEPWELL_H
 
+#include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/graph.h"
 #include "deepwell/log.h"

@@ -9,7 +9,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 typedef struct module_state {
     PyObject *error; /* deepwell._deepwell.Error */
@@ -31,55 +30,40 @@ static PyObject *fail(dw_status status) {
 
 static void *object_slot(PyObject *self) { return (char *)self + sizeof(PyObject); }
 
-/* ---- arenas --------------------------------------------------------------------------------------
- * Memory for one run, mapped apart from the heap so that it is returned when the object dies, and in
- * huge pages where the kernel has them: an arena is walked from end to end at every step. */
+/* ---- arenas ---------------------------------------------------------------------------------------- */
 
 typedef struct arena_slot {
+    const dw_device *device;
     void *base;
     size_t bytes;
 } arena_slot;
 
-#define HUGE_PAGE ((size_t)2 << 20)
-
 static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    Py_ssize_t wanted = 0;
-    if (!PyArg_ParseTuple(args, "n:Arena", &wanted)) return NULL;
-    if (wanted < 0) {
-        PyErr_Format(PyExc_ValueError, "Arena: %zd bytes; a size cannot be negative", wanted);
+    Py_ssize_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "n:Arena", &bytes)) return NULL;
+    if (bytes < 0) {
+        PyErr_Format(PyExc_ValueError, "Arena: %zd bytes; a size cannot be negative", bytes);
         return NULL;
     }
-    size_t bytes = wanted > 0 ? (size_t)wanted : 1;
-    bool huge = bytes >= HUGE_PAGE;
-    size_t unit = huge ? HUGE_PAGE : 4096;
-    bytes = (bytes + unit - 1) / unit * unit;
-    size_t mapped = bytes + (huge ? HUGE_PAGE : 0); /* room to align */
-    char *raw = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) {
+    arena_slot made = {.bytes = (size_t)bytes};
+    dw_status status = dw_device_find("cpu", &made.device);
+    if (status == DW_OK) status = dw_device_allocate(made.device, made.bytes, &made.base);
+    if (status == DW_OUT_OF_MEMORY) {
         PyErr_Format(PyExc_MemoryError,
-                     "Deepwell needs an arena of %zu bytes and the system has no memory for it: use "
+                     "Deepwell needs an arena of %zd bytes and the system has no memory for it: use "
                      "a smaller batch or sequence",
                      bytes);
         return NULL;
     }
-    char *base = raw;
-    if (huge) {
-        size_t skip = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
-        base = raw + skip;
-        if (skip > 0) munmap(raw, skip);
-        if (HUGE_PAGE - skip > 0) munmap(base + bytes, HUGE_PAGE - skip);
-        madvise(base, bytes, MADV_HUGEPAGE); /* advice: failure changes nothing but speed */
-    }
+    if (status != DW_OK) return fail(status);
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *self = allocate(type, 0);
     if (self == NULL) {
-        munmap(base, bytes);
+        dw_device_release(made.device, made.base, made.bytes);
         return NULL;
     }
-    arena_slot *slot = object_slot(self);
-    slot->base = base;
-    slot->bytes = bytes;
+    *(arena_slot *)object_slot(self) = made;
     return self;
 }
 
@@ -92,7 +76,7 @@ static void release_object(PyObject *self) {
 
 static void arena_dealloc(PyObject *self) {
     arena_slot *slot = object_slot(self);
-    if (slot->base != NULL) munmap(slot->base, slot->bytes);
+    dw_device_release(slot->device, slot->base, slot->bytes);
     release_object(self);
 }
 
@@ -115,9 +99,11 @@ static PyObject *arena_copy_from(PyObject *self, PyObject *args) {
                      from->bytes, to->bytes);
         return NULL;
     }
+    dw_status status;
     Py_BEGIN_ALLOW_THREADS;
-    memcpy(to->base, from->base, (size_t)bytes);
+    status = dw_device_copy(to->device, to->base, from->base, (size_t)bytes);
     Py_END_ALLOW_THREADS;
+    if (status != DW_OK) return fail(status);
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,33 @@
+/* Devices: where memory lies and work is done. One table of functions each; "cpu" is the one built so far.
+ * Devices are found, not made: the pointers are valid until the process ends, from any thread.
+ */
+#ifndef DEEPWELL_DEVICE_H
+#define DEEPWELL_DEVICE_H
+
+#include "deepwell/status.h"
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dw_device dw_device;
+
+/* "cpu". DW_NOT_FOUND lists the devices that exist; DW_UNSUPPORTED for one that this version only knows
+ * by name ("cuda", "emulator:sm_100a"). */
+DW_API dw_status dw_device_find(const char *name, const dw_device **device);
+DW_API const char *dw_device_name(const dw_device *device);
+
+/* Memory for tensors and arenas, aligned to 64 bytes at least; contents undefined. `bytes` may be 0.
+ * DW_OUT_OF_MEMORY names the size. */
+DW_API dw_status dw_device_allocate(const dw_device *device, size_t bytes, void **memory);
+/* `bytes` as given to allocate; NULL memory is allowed. */
+DW_API void dw_device_release(const dw_device *device, void *memory, size_t bytes);
+/* Device to device; the ranges do not overlap. */
+DW_API dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes);
+DW_API dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

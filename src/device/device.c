@@ -1,0 +1,40 @@
+/* The devices that exist, and the public calls through their tables. */
+#include "device/device.h"
+#include <string.h>
+
+static const dw_device *const devices[] = {&dw__device_cpu};
+
+/* Named in the design, not built: told apart from a misspelling. */
+static const char *const planned[] = {"cuda", "emulator"};
+
+dw_status dw_device_find(const char *name, const dw_device **device) {
+    for (size_t i = 0; i < DW_COUNT(devices); i++) {
+        if (strcmp(name, devices[i]->name) != 0) continue;
+        *device = devices[i];
+        return DW_OK;
+    }
+    for (size_t i = 0; i < DW_COUNT(planned); i++) {
+        if (strncmp(name, planned[i], strlen(planned[i])) != 0) continue;
+        return dw__fail(DW_UNSUPPORTED, "device \"%s\" is not supported in this version: use \"cpu\"",
+                        name);
+    }
+    return dw__fail(DW_NOT_FOUND, "there is no device \"%s\": use \"cpu\"", name);
+}
+
+const char *dw_device_name(const dw_device *device) { return device->name; }
+
+dw_status dw_device_allocate(const dw_device *device, size_t bytes, void **memory) {
+    return device->allocate(bytes, memory);
+}
+
+void dw_device_release(const dw_device *device, void *memory, size_t bytes) {
+    if (memory) device->release(memory, bytes);
+}
+
+dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes) {
+    return bytes > 0 ? device->copy(to, from, bytes) : DW_OK;
+}
+
+dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes) {
+    return bytes > 0 ? device->fill(memory, byte, bytes) : DW_OK;
+}
