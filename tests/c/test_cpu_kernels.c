@@ -65,11 +65,11 @@ static void check_guards(const uint8_t *block) {
 }
 
 static void release_blocks(void) {
-    for (size_t i = 0; i < block_count; i++) {
-        check_guards(blocks[i]);
-        free(blocks[i]);
+    while (block_count > 0) {
+        uint8_t *block = blocks[--block_count];
+        check_guards(block);
+        free(block);
     }
-    block_count = 0;
 }
 
 static dw__tensor make_tensor(dw_dtype dtype, int rank, const int64_t *shape) {
@@ -583,7 +583,7 @@ static void check_softmax(bool logarithm, int64_t rows, int64_t n, double spread
             double v = at(&x, &y, row * n + i), p = exp(v - max) / sum;
             double expected = logarithm ? v - max - log(sum) : max == -INFINITY ? 0.0 : p;
             double bound = logarithm ? 4 * EPS * (fabs(v - max) + log((double)n) + 1.0)
-                                     : 8 * EPS * p * (1.0 + fabs(v - max)) + 0x1p-126;
+                                     : 8 * EPS * p * (1.0 + fabs(v - max) + sqrt((double)n) / 16) + 0x1p-126;
             expect_near("softmax", row * n + i, get(&y, row * n + i), expected, bound);
             double saved = get(&y, row * n + i);
             dot += get(&dy, row * n + i) * (logarithm ? 1.0 : saved);
@@ -610,6 +610,584 @@ static void test_softmax(void **state) {
     }
 }
 
+/* ---- data movement -------------------------------------------------------------------------------- */
+
+static dw_attr list_attr(dw_attr_key key, int count, const int64_t *list) {
+    return dw_attr_list(key, (uint32_t)count, list);
+}
+
+static void expect_same(const char *what, const dw__tensor *got, int64_t i, double expected) {
+    expect_near(what, i, get(got, i), expected, 0.0);
+}
+
+static void check_permute(dw_dtype dtype, int rank, const int64_t *shape, const int64_t *perm) {
+    dw_attr attr = list_attr(DW_ATTR_KEY_PERM, rank, perm);
+    dw__call call = make_call(DW_OP_PERMUTE, 1, &attr);
+    dw__tensor x = random_tensor(dtype, -100, 100, rank, shape), view = x;
+    int64_t out[DW_MAX_RANK];
+    for (int i = 0; i < rank; i++) {
+        out[i] = view.shape[i] = shape[perm[i]];
+        view.stride[i] = x.stride[perm[i]];
+    }
+    add_input(&call, x);
+    add_output(&call, make_tensor(dtype, rank, out));
+    run_call(&call);
+    for (int64_t i = 0; i < dw__tensor_count(&x); i++)
+        expect_same("permute", &call.outputs[0], i, at(&view, &call.outputs[0], i));
+    release_blocks();
+}
+
+static void test_permute(void **state) {
+    (void)state;
+    static const dw_dtype types[] = {DW_BOOL, DW_BF16, DW_F32, DW_I64};
+    for (size_t t = 0; t < DW_COUNT(types); t++) {
+        check_permute(types[t], SHAPE(1, 1), (const int64_t[]){1, 0});
+        check_permute(types[t], SHAPE(16, 16), (const int64_t[]){1, 0});
+        check_permute(types[t], SHAPE(37, 129), (const int64_t[]){1, 0});
+        check_permute(types[t], SHAPE(300, 5), (const int64_t[]){1, 0});
+        check_permute(types[t], SHAPE(3, 65, 7, 33), (const int64_t[]){0, 2, 1, 3});
+        check_permute(types[t], SHAPE(3, 65, 7, 33), (const int64_t[]){0, 2, 3, 1});
+        check_permute(types[t], SHAPE(5, 9, 17, 2), (const int64_t[]){3, 1, 2, 0});
+        check_permute(types[t], SHAPE(2, 20000), (const int64_t[]){1, 0});
+        check_permute(types[t], SHAPE(0, 3), (const int64_t[]){1, 0});
+    }
+}
+
+/* Strided operands everywhere: x is a transposed view. */
+static void test_slice_pad_concat(void **state) {
+    (void)state;
+    static const dw_dtype types[] = {DW_BOOL, DW_F16, DW_I32, DW_F64};
+    for (size_t k = 0; k < DW_COUNT(types); k++) {
+        dw__tensor x = transposed(random_tensor(types[k], -100, 100, SHAPE(31, 4, 19)), 0, 2);
+        /* slice: [19, 4, 31] -> [3.., 1.., 30 down by 4] */
+        static const int64_t start[] = {2, 1, 3}, limit[] = {19, 4, 30}, step[] = {3, 1, 4};
+        dw_attr attrs[] = {list_attr(DW_ATTR_KEY_START, 3, start),
+                           list_attr(DW_ATTR_KEY_LIMIT, 3, limit),
+                           list_attr(DW_ATTR_KEY_STEP, 3, step)};
+        dw__call call = make_call(DW_OP_SLICE, 3, attrs);
+        add_input(&call, x);
+        add_output(&call, make_tensor(types[k], SHAPE(6, 3, 7)));
+        run_call(&call);
+        for (int64_t i = 0; i < 6 * 3 * 7; i++) {
+            int64_t a = i / 21, b = i / 7 % 3, c = i % 7;
+            int64_t from = ((2 + 3 * a) * 4 + 1 + b) * 31 + 3 + 4 * c;
+            expect_same("slice", &call.outputs[0], i, at(&x, &x, from));
+        }
+        /* pad */
+        static const int64_t low[] = {2, 0, 1}, high[] = {0, 3, 5};
+        dw_attr pads[] = {list_attr(DW_ATTR_KEY_LOW, 3, low), list_attr(DW_ATTR_KEY_HIGH, 3, high),
+                          dw_attr_float(DW_ATTR_KEY_VALUE, 1.0)};
+        dw__call padded = make_call(DW_OP_PAD, 3, pads);
+        add_input(&padded, x);
+        add_output(&padded, make_tensor(types[k], SHAPE(21, 7, 37)));
+        run_call(&padded);
+        for (int64_t i = 0; i < 21 * 7 * 37; i++) {
+            int64_t a = i / (7 * 37) - 2, b = i / 37 % 7, c = i % 37 - 1;
+            bool inside = a >= 0 && a < 19 && b < 4 && c >= 0 && c < 31;
+            expect_same("pad", &padded.outputs[0], i,
+                        inside ? at(&x, &x, (a * 4 + b) * 31 + c) : 1.0);
+        }
+        /* concat along the middle axis, one operand empty */
+        dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+        dw__call joined = make_call(DW_OP_CONCAT, 1, &axis);
+        dw__tensor y = random_tensor(types[k], -100, 100, SHAPE(19, 2, 31));
+        add_input(&joined, x);
+        add_input(&joined, make_tensor(types[k], SHAPE(19, 0, 31)));
+        add_input(&joined, y);
+        add_output(&joined, make_tensor(types[k], SHAPE(19, 6, 31)));
+        run_call(&joined);
+        for (int64_t i = 0; i < 19 * 6 * 31; i++) {
+            int64_t a = i / (6 * 31), b = i / 31 % 6, c = i % 31;
+            expect_same("concat", &joined.outputs[0], i,
+                        b < 4 ? at(&x, &x, (a * 4 + b) * 31 + c)
+                              : get(&y, (a * 2 + b - 4) * 31 + c));
+        }
+        release_blocks();
+    }
+}
+
+static void test_broadcast_reshape_iota(void **state) {
+    (void)state;
+    dw__call call = make_call(DW_OP_BROADCAST, 0, NULL);
+    add_input(&call, random_tensor(DW_F32, -1, 1, SHAPE(7, 1, 33)));
+    add_output(&call, make_tensor(DW_F32, SHAPE(3, 7, 5, 33)));
+    run_call(&call);
+    for (int64_t i = 0; i < 3 * 7 * 5 * 33; i++)
+        expect_same("broadcast", &call.outputs[0], i, at(&call.inputs[0], &call.outputs[0], i));
+    dw__call flat = make_call(DW_OP_RESHAPE, 0, NULL);
+    dw__tensor x = transposed(random_tensor(DW_F32, -1, 1, SHAPE(40, 50)), 0, 1);
+    add_input(&flat, x);
+    add_output(&flat, make_tensor(DW_F32, SHAPE(2000)));
+    run_call(&flat);
+    for (int64_t i = 0; i < 2000; i++)
+        expect_same("reshape", &flat.outputs[0], i, at(&x, &x, i));
+    release_blocks();
+    for (int axis = 0; axis < 3; axis++) {
+        static const int64_t sizes[] = {5, 7, 11};
+        for (int t = 0; t < DW_DTYPE_COUNT; t++) {
+            if (t == DW_BOOL) continue;
+            dw_attr attr = dw_attr_int(DW_ATTR_KEY_AXIS, axis);
+            dw__call iota = make_call(DW_OP_IOTA, 1, &attr);
+            add_output(&iota, make_tensor((dw_dtype)t, 3, sizes));
+            run_call(&iota);
+            for (int64_t i = 0; i < 5 * 7 * 11; i++) {
+                int64_t index[] = {i / 77, i / 11 % 7, i % 11};
+                expect_same("iota", &iota.outputs[0], i, (double)index[axis]);
+            }
+            dw_attr value = dw_attr_float(DW_ATTR_KEY_VALUE, 3.0);
+            dw__call constant = make_call(DW_OP_CONSTANT, 1, &value);
+            add_output(&constant, make_tensor((dw_dtype)t, SHAPE(3, 77)));
+            run_call(&constant);
+            for (int64_t i = 0; i < 3 * 77; i++)
+                expect_same("constant", &constant.outputs[0], i, 3.0);
+            release_blocks();
+        }
+    }
+}
+
+/* ---- indices -------------------------------------------------------------------------------------- */
+
+static dw__tensor random_indices(dw_dtype dtype, int64_t bound, int rank, const int64_t *shape) {
+    dw__tensor t = make_tensor(dtype, rank, shape);
+    for (int64_t i = 0; i < dw__tensor_count(&t); i++)
+        put(&t, i, (double)(random_bits() % (uint64_t)bound));
+    return t;
+}
+
+static void check_take(dw_dtype dtype, int64_t before, int64_t bound, int64_t after) {
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+    dw__call call = make_call(DW_OP_TAKE, 1, &axis);
+    dw__tensor x = random_tensor(dtype, -100, 100, SHAPE(before, bound, after));
+    dw__tensor index = transposed(random_indices(DW_I64, bound, SHAPE(9, 13)), 0, 1);
+    add_input(&call, x);
+    add_input(&call, index);
+    add_output(&call, make_tensor(dtype, SHAPE(before, 13, 9, after)));
+    run_call(&call);
+    for (int64_t i = 0; i < before * 117 * after; i++) {
+        int64_t b = i / (117 * after), t = i / after % 117, c = i % after;
+        int64_t row = (int64_t)at(&index, &index, t);
+        expect_same("take", &call.outputs[0], i, get(&x, (b * bound + row) * after + c));
+    }
+    release_blocks();
+}
+
+static void test_take(void **state) {
+    (void)state;
+    check_take(DW_F32, 1, 50, 33);
+    check_take(DW_BF16, 3, 7, 1);
+    check_take(DW_BOOL, 2, 100, 17);
+    check_take(DW_I64, 1, 1, 300);
+}
+
+/* Many updates of few rows, in index order; one row that padding_index leaves out. */
+static void check_scatter(int64_t before, int64_t bound, int64_t after, bool embedding) {
+    int64_t padding = bound / 2;
+    dw_attr attrs[] = {embedding ? dw_attr_int(DW_ATTR_KEY_PADDING_INDEX, padding)
+                                 : dw_attr_int(DW_ATTR_KEY_AXIS, 1),
+                       list_attr(DW_ATTR_KEY_SIZE, 1, &bound)};
+    dw__call call = make_call(embedding ? DW_OP_EMBEDDING_BACKWARD : DW_OP_SCATTER_ADD, 2, attrs);
+    dw__tensor index = random_indices(DW_I64, bound, SHAPE(7, 29));
+    dw__tensor u = embedding ? random_tensor(DW_F32, -1, 1, SHAPE(7, 29, after))
+                             : random_tensor(DW_F32, -1, 1, SHAPE(before, 7, 29, after));
+    add_input(&call, index);
+    add_input(&call, u);
+    add_output(&call, embedding ? make_tensor(DW_F32, SHAPE(bound, after))
+                                : make_tensor(DW_F32, SHAPE(before, bound, after)));
+    run_call(&call);
+    for (int64_t i = 0; i < before * bound * after; i++) {
+        int64_t b = i / (bound * after), row = i / after % bound, c = i % after;
+        double sum = 0.0, size = 0.0;
+        for (int64_t t = 0; t < 7 * 29; t++) {
+            if ((int64_t)get(&index, t) != row || (embedding && row == padding)) continue;
+            sum += get(&u, (b * 7 * 29 + t) * after + c);
+            size += 1.0;
+        }
+        expect_near("scatter", i, get(&call.outputs[0], i), sum, EPS * size * size);
+    }
+    release_blocks();
+}
+
+static void test_scatter(void **state) {
+    (void)state;
+    check_scatter(1, 50, 33, true);
+    check_scatter(1, 3, 700, true);
+    check_scatter(2, 17, 5, false);
+    check_scatter(1, 1000, 1, false);
+}
+
+static void test_index_outside(void **state) {
+    (void)state;
+    dw__call call = make_call(DW_OP_EMBEDDING, 0, NULL);
+    add_input(&call, random_tensor(DW_F32, -1, 1, SHAPE(10, 4)));
+    dw__tensor index = random_indices(DW_I64, 10, SHAPE(6));
+    put(&index, 4, 10.0);
+    add_input(&call, index);
+    add_output(&call, random_tensor(DW_F32, 7, 7, SHAPE(6, 4)));
+    assert_int_equal(run_once(find_kernel(&call), &call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "10"));
+    for (int64_t i = 0; i < 24; i++) expect_same("untouched", &call.outputs[0], i, 7.0);
+    release_blocks();
+}
+
+/* ---- reductions ------------------------------------------------------------------------------------ */
+
+static void check_reduce(dw_op op, dw__tensor x, int axis_count, const int64_t *axes) {
+    dw_attr attrs[] = {list_attr(DW_ATTR_KEY_AXES, axis_count, axes),
+                       dw_attr_int(DW_ATTR_KEY_KEEP, 1)};
+    dw__call call = make_call(op, 2, attrs);
+    int64_t shape[DW_MAX_RANK], n = 1;
+    memcpy(shape, x.shape, sizeof shape);
+    for (int i = 0; i < axis_count; i++) {
+        n *= shape[axes[i]];
+        shape[axes[i]] = 1;
+    }
+    add_input(&call, x);
+    add_output(&call, make_tensor(DW_F32, x.rank, shape));
+    run_call(&call);
+    const dw__tensor *y = &call.outputs[0];
+    int64_t count = dw__tensor_count(y);
+    double *expected = malloc((size_t)count * sizeof *expected);
+    for (int64_t i = 0; i < count; i++)
+        expected[i] = op == DW_OP_REDUCE_MAX ? -INFINITY : op == DW_OP_REDUCE_MIN ? INFINITY : 0.0;
+    for (int64_t i = 0; i < dw__tensor_count(&x); i++) {
+        double value = at(&x, &x, i), *e = &expected[offset_of(y, &x, i)];
+        if (op == DW_OP_REDUCE_MAX) *e = value > *e || isnan(value) ? value : *e;
+        else if (op == DW_OP_REDUCE_MIN) *e = value < *e || isnan(value) ? value : *e;
+        else *e += value;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        double e = op == DW_OP_MEAN ? expected[i] / (double)n : expected[i];
+        bool exact = op == DW_OP_REDUCE_MAX || op == DW_OP_REDUCE_MIN;
+        /* |x| <= 1, so partial sums are about sqrt(n); at most 32 + 4 + 64 additions in turn */
+        double bound = 16.0 * EPS * (sqrt((double)n) + fabs(expected[i]));
+        expect_near(dw_op_name(op), i, get(y, i), e,
+                    exact ? 0.0 : op == DW_OP_MEAN ? bound / (double)n : bound);
+    }
+    free(expected);
+    release_blocks();
+}
+
+static void test_reduce(void **state) {
+    (void)state;
+    static const dw_op ops[] = {DW_OP_REDUCE_SUM, DW_OP_REDUCE_MAX, DW_OP_REDUCE_MIN, DW_OP_MEAN};
+#define R(...) random_tensor(DW_F32, -1, 1, SHAPE(__VA_ARGS__))
+#define AXES(...) (int)DW_COUNT(((const int64_t[]){__VA_ARGS__})), (const int64_t[]) { __VA_ARGS__ }
+    for (size_t k = 0; k < DW_COUNT(ops); k++) {
+        check_reduce(ops[k], R(37, 129), AXES(1));
+        check_reduce(ops[k], R(37, 129), AXES(0));
+        check_reduce(ops[k], R(1000, 1), AXES(0));
+        check_reduce(ops[k], R(1, 5), AXES(0));
+        check_reduce(ops[k], R(2051, 67), AXES(0));
+        check_reduce(ops[k], R(3, 700, 519), AXES(0, 1));
+        check_reduce(ops[k], R(300001), AXES(0));
+        check_reduce(ops[k], R(4, 9, 33, 5), AXES(0, 2));
+        check_reduce(ops[k], R(4, 9, 33, 5), AXES(1, 3));
+        check_reduce(ops[k], R(4, 9, 33, 5), AXES(0, 1, 2, 3));
+        check_reduce(ops[k], R(2, 9, 20000), AXES(0, 2));
+        check_reduce(ops[k], transposed(R(65, 33, 7), 0, 2), AXES(0));
+        check_reduce(ops[k], transposed(R(65, 33, 7), 0, 2), AXES(1, 2));
+        check_reduce(ops[k], transposed(R(65, 333), 0, 1), AXES(1));
+        if (ops[k] != DW_OP_MEAN) check_reduce(ops[k], R(0, 33), AXES(0));
+        dw__tensor x = R(40, 70);
+        put(&x, 99, NAN);
+        check_reduce(ops[k], x, AXES(0));
+        x = R(40, 70);
+        put(&x, 99, NAN);
+        check_reduce(ops[k], x, AXES(1));
+    }
+}
+
+static void test_cumsum(void **state) {
+    (void)state;
+    static const dw_dtype types[] = {DW_F32, DW_I32, DW_I64};
+    for (int k = 0; k < 12; k++) {
+        int axis = k & 1, reverse = k >> 1 & 1;
+        dw_dtype dtype = types[k / 4];
+        dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, axis),
+                           dw_attr_int(DW_ATTR_KEY_REVERSE, reverse)};
+        dw__call call = make_call(DW_OP_CUMSUM, 2, attrs);
+        dw__tensor x = transposed(random_tensor(dtype, -9, 9, SHAPE(71, 43)), 0, 1);
+        add_input(&call, x);
+        add_output(&call, make_tensor(dtype, SHAPE(43, 71)));
+        run_call(&call);
+        for (int64_t i = 0; i < 43 * 71; i++) {
+            int64_t index[2] = {i / 71, i % 71}, size[2] = {43, 71};
+            double sum = 0.0;
+            for (int64_t j = 0; j < size[axis]; j++) {
+                if (reverse ? j < index[axis] : j > index[axis]) continue;
+                int64_t from[2] = {index[0], index[1]};
+                from[axis] = j;
+                sum += at(&x, &x, from[0] * 71 + from[1]);
+            }
+            expect_near("cumsum", i, get(&call.outputs[0], i), sum,
+                        dtype == DW_F32 ? EPS * 700.0 : 0.0);
+        }
+        release_blocks();
+    }
+}
+
+/* ---- rotary embedding --------------------------------------------------------------------------- */
+
+static void check_rope(int64_t d, int64_t turned, bool interleaved, bool adjoint, bool per_batch) {
+    dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_INTERLEAVED, interleaved),
+                       dw_attr_int(DW_ATTR_KEY_TRANSPOSED, adjoint)};
+    dw__call call = make_call(DW_OP_ROPE, 2, attrs);
+    dw__tensor x = transposed(random_tensor(DW_F32, -1, 1, SHAPE(3, 11, 5, d)), 1, 2);
+    int64_t batch = per_batch ? 3 : 1;
+    dw__tensor c = random_tensor(DW_F32, -1, 1, SHAPE(batch, 1, 11, turned));
+    dw__tensor s = random_tensor(DW_F32, -1, 1, SHAPE(batch, 1, 11, turned));
+    add_input(&call, x);
+    add_input(&call, c);
+    add_input(&call, s);
+    add_output(&call, make_tensor(DW_F32, SHAPE(3, 5, 11, d)));
+    run_call(&call);
+    const dw__tensor *y = &call.outputs[0];
+    for (int64_t row = 0; row < 3 * 5 * 11; row++) {
+        int64_t table = (per_batch ? row / 55 * 11 : 0) * turned + row % 11 * turned;
+        for (int64_t i = 0; i < d; i++) {
+            double v = at(&x, y, row * d + i), expected = v;
+            if (i < turned) {
+                int64_t half = turned / 2;
+                bool first = interleaved ? i % 2 == 0 : i < half;
+                int64_t other = interleaved ? i ^ 1 : first ? i + half : i - half;
+                double w = at(&x, y, row * d + other);
+                double sine = get(&s, table + (adjoint ? other : i));
+                double sign = first == adjoint ? 1.0 : -1.0;
+                expected = v * get(&c, table + i) + sign * w * sine;
+            }
+            expect_near("rope", row * d + i, get(y, row * d + i), expected, 3.0 * EPS);
+        }
+    }
+    release_blocks();
+}
+
+static void test_rope(void **state) {
+    (void)state;
+    for (int k = 0; k < 8; k++) {
+        check_rope(64, 64, k & 1, k & 2, k & 4);
+        check_rope(80, 18, k & 1, k & 2, k & 4);
+        check_rope(2, 2, k & 1, k & 2, k & 4);
+        check_rope(131, 130, k & 1, k & 2, k & 4);
+    }
+}
+
+/* ---- losses ----------------------------------------------------------------------------------------- */
+
+static void check_cross_entropy(const char *reduction, int64_t rows, int64_t classes,
+                                double smoothing, bool all_ignored) {
+    bool none = strcmp(reduction, "none") == 0, mean = strcmp(reduction, "mean") == 0;
+    dw_attr attrs[] = {dw_attr_string(DW_ATTR_KEY_REDUCTION, reduction),
+                       dw_attr_int(DW_ATTR_KEY_IGNORE_INDEX, -7),
+                       dw_attr_float(DW_ATTR_KEY_LABEL_SMOOTHING, smoothing)};
+    dw__tensor x = random_tensor(DW_F32, -8, 8, SHAPE(rows, classes + 3));
+    x.shape[1] = classes; /* rows lie further apart than they are long */
+    dw__tensor target = random_indices(DW_I64, classes, SHAPE(rows));
+    double counted = 0.0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (i % 5 == 3 || all_ignored) put(&target, i, -7.0);
+        else counted += 1.0;
+    }
+    dw__call call = make_call(DW_OP_CROSS_ENTROPY, 3, attrs);
+    add_input(&call, x);
+    add_input(&call, target);
+    add_output(&call, none ? make_tensor(DW_F32, SHAPE(rows)) : make_tensor(DW_F32, 0, NULL));
+    add_output(&call, make_tensor(DW_F32, SHAPE(rows)));
+    run_call(&call);
+    dw__tensor lse = call.outputs[1], dloss = none ? random_tensor(DW_F32, -1, 1, SHAPE(rows))
+                                                   : random_tensor(DW_F32, -1, 1, 0, NULL);
+    dw__call back = make_call(DW_OP_CROSS_ENTROPY_BACKWARD, 3, attrs);
+    add_input(&back, x);
+    add_input(&back, target);
+    add_input(&back, lse);
+    add_input(&back, dloss);
+    add_output(&back, make_tensor(DW_F32, SHAPE(rows, classes)));
+    run_call(&back);
+    double total = 0.0;
+    for (int64_t row = 0; row < rows; row++) {
+        double max = -INFINITY, sum = 0.0, plain = 0.0;
+        for (int64_t i = 0; i < classes; i++) max = fmax(max, at(&x, &x, row * classes + i));
+        for (int64_t i = 0; i < classes; i++) {
+            sum += exp(at(&x, &x, row * classes + i) - max);
+            plain += at(&x, &x, row * classes + i);
+        }
+        double reference = max + log(sum);
+        expect_near("lse", row, get(&lse, row), reference, 4.0 * EPS * (fabs(reference) + 1.0));
+        int64_t label = (int64_t)get(&target, row);
+        double loss = 0.0;
+        if (label >= 0)
+            loss = (1.0 - smoothing) * (reference - at(&x, &x, row * classes + label)) +
+                   smoothing * (reference - plain / (double)classes);
+        total += loss;
+        if (none) expect_near("loss", row, get(&call.outputs[0], row), loss, 4.0 * EPS * 24.0);
+        double weight = get(&dloss, none ? row : 0) / (mean ? counted : 1.0);
+        for (int64_t i = 0; i < classes; i++) {
+            double p = exp(at(&x, &x, row * classes + i) - get(&lse, row)), expected = 0.0;
+            if (label >= 0)
+                expected = (p - smoothing / (double)classes - (i == label ? 1.0 - smoothing : 0.0)) *
+                           weight;
+            /* the argument of exp, up to 16 or so, is rounded once */
+            expect_near("cross_entropy_backward", row * classes + i,
+                        get(&back.outputs[0], row * classes + i), expected,
+                        fabs(weight) * EPS * (32.0 * p + 4.0 * smoothing) +
+                            2.0 * EPS * fabs(expected));
+        }
+    }
+    double expected = mean ? total / counted : total;
+    if (!none)
+        expect_near("loss", 0, get(&call.outputs[0], 0), expected,
+                    4.0 * EPS * (mean ? 24.0 : 24.0 * (double)rows));
+    release_blocks();
+}
+
+static void test_cross_entropy(void **state) {
+    (void)state;
+    static const char *const reductions[] = {"mean", "sum", "none"};
+    for (int k = 0; k < 3; k++) {
+        for (int s = 0; s < 2; s++) {
+            double smoothing = s ? 0.1 : 0.0;
+            check_cross_entropy(reductions[k], 1, 1, smoothing, false);
+            check_cross_entropy(reductions[k], 9, 17, smoothing, false);
+            check_cross_entropy(reductions[k], 301, 65, smoothing, false);
+            check_cross_entropy(reductions[k], 5, 50257, smoothing, false);
+            check_cross_entropy(reductions[k], 6, 2049, smoothing, true);
+        }
+    }
+}
+
+static void test_target_outside(void **state) {
+    (void)state;
+    dw__call call = make_call(DW_OP_CROSS_ENTROPY, 0, NULL);
+    add_input(&call, random_tensor(DW_F32, -1, 1, SHAPE(6, 10)));
+    dw__tensor target = random_indices(DW_I64, 10, SHAPE(6));
+    put(&target, 3, 10.0);
+    add_input(&call, target);
+    add_output(&call, random_tensor(DW_F32, 7, 7, 0, NULL));
+    add_output(&call, random_tensor(DW_F32, 7, 7, SHAPE(6)));
+    assert_int_equal(run_once(find_kernel(&call), &call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "row 3 is 10"));
+    expect_same("untouched", &call.outputs[0], 0, 7.0);
+    for (int64_t i = 0; i < 6; i++) expect_same("untouched", &call.outputs[1], i, 7.0);
+    release_blocks();
+}
+
+/* ---- AdamW -------------------------------------------------------------------------------------------- */
+
+typedef struct adamw_reference {
+    double p, m, v;
+} adamw_reference;
+
+static adamw_reference adamw(adamw_reference s, double g, const dw_adamw_options *o) {
+    g *= o->maximize ? -o->grad_scale : o->grad_scale;
+    s.p *= 1.0 - o->lr * o->weight_decay;
+    s.m = o->beta1 * s.m + (1.0 - o->beta1) * g;
+    s.v = o->beta2 * s.v + (1.0 - o->beta2) * g * g;
+    double m_hat = s.m / (1.0 - pow(o->beta1, (double)o->step));
+    double v_hat = s.v / (1.0 - pow(o->beta2, (double)o->step));
+    s.p -= o->lr * m_hat / (sqrt(v_hat) + o->eps);
+    return s;
+}
+
+/* Many tensors, some empty, some longer than a task; three steps; every thread count the same bits. */
+static void test_adamw_step(void **state) {
+    (void)state;
+    enum { TENSORS = 7 };
+    static const int64_t counts[TENSORS] = {1, 0, 17, 40000, 3, 16384, 100};
+    static float *first[TENSORS];
+    for (int threads = 1; threads <= 3; threads++) {
+        assert_int_equal(dw_set_threads(threads), DW_OK);
+        random_state = 12345;
+        dw_adamw_tensor tensors[TENSORS];
+        adamw_reference *references[TENSORS];
+        for (int t = 0; t < TENSORS; t++) {
+            int64_t n = counts[t];
+            float *p = guarded((size_t)n * 4), *m = guarded((size_t)n * 4);
+            float *v = guarded((size_t)n * 4), *g = guarded((size_t)n * 4);
+            references[t] = malloc((size_t)(n + 1) * sizeof **references);
+            for (int64_t i = 0; i < n; i++) {
+                p[i] = (float)uniform(-1, 1);
+                m[i] = v[i] = 0.0f;
+                references[t][i] = (adamw_reference){(double)p[i], 0.0, 0.0};
+            }
+            tensors[t] = (dw_adamw_tensor){p, g, m, v, n};
+        }
+        for (int step = 1; step <= 3; step++) {
+            dw_adamw_options options = {sizeof options, 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.5,
+                                        step,           step == 2};
+            for (int t = 0; t < TENSORS; t++)
+                for (int64_t i = 0; i < counts[t]; i++) {
+                    float g = (float)uniform(-1, 1);
+                    ((float *)tensors[t].grad)[i] = g;
+                    references[t][i] = adamw(references[t][i], (double)g, &options);
+                }
+            assert_int_equal(dw_adamw_step(tensors, TENSORS, &options), DW_OK);
+        }
+        for (int t = 0; t < TENSORS; t++) {
+            for (int64_t i = 0; i < counts[t]; i++) {
+                adamw_reference r = references[t][i];
+                /* m is the difference of values up to 1: its error is absolute, and the step divides
+                 * it by sqrt(v) */
+                double relative = 16.0 * EPS * (1.0 + 1.0 / (fabs(r.m) + 1e-3));
+                expect_near("adamw, m", i, (double)tensors[t].exp_avg[i], r.m, 4.0 * EPS);
+                expect_near("adamw, v", i, (double)tensors[t].exp_avg_sq[i], r.v, 8.0 * EPS * r.v);
+                expect_near("adamw, p", i, (double)tensors[t].param[i], r.p,
+                            4.0 * EPS + 3e-2 * relative);
+            }
+            size_t bytes = (size_t)counts[t] * 4;
+            if (threads == 1) {
+                first[t] = malloc(bytes + 1);
+                memcpy(first[t], tensors[t].param, bytes);
+            } else {
+                assert_memory_equal(first[t], tensors[t].param, bytes);
+            }
+            if (threads == 3) free(first[t]);
+            free(references[t]);
+        }
+        release_blocks();
+    }
+}
+
+static void test_adamw_operation(void **state) {
+    (void)state;
+    dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_LR, 1e-2), dw_attr_float(DW_ATTR_KEY_BETA1, 0.9),
+                       dw_attr_float(DW_ATTR_KEY_BETA2, 0.99), dw_attr_float(DW_ATTR_KEY_EPS, 1e-6),
+                       dw_attr_float(DW_ATTR_KEY_WEIGHT_DECAY, 0.1)};
+    dw__call call = make_call(DW_OP_ADAMW, 5, attrs);
+    for (int i = 0; i < 4; i++)
+        add_input(&call, random_tensor(DW_F32, i == 3 ? 0.1 : -1, 1, SHAPE(51, 413)));
+    dw__tensor step = make_tensor(DW_I64, 0, NULL);
+    put(&step, 0, 4.0);
+    add_input(&call, step);
+    for (int i = 0; i < 3; i++) add_output(&call, make_tensor(DW_F32, SHAPE(51, 413)));
+    run_call(&call);
+    dw_adamw_options options = {sizeof options, 1e-2, 0.9, 0.99, 1e-6, 0.1, 1.0, 4, 0};
+    for (int64_t i = 0; i < 51 * 413; i++) {
+        adamw_reference s = {get(&call.inputs[0], i), get(&call.inputs[2], i),
+                             get(&call.inputs[3], i)};
+        s = adamw(s, get(&call.inputs[1], i), &options);
+        expect_near("adamw op, p", i, get(&call.outputs[0], i), s.p, 8.0 * EPS);
+        expect_near("adamw op, m", i, get(&call.outputs[1], i), s.m, 4.0 * EPS);
+        expect_near("adamw op, v", i, get(&call.outputs[2], i), s.v, 4.0 * EPS);
+    }
+    release_blocks();
+}
+
+static void test_adamw_errors(void **state) {
+    (void)state;
+    float x[4] = {0};
+    dw_adamw_tensor good = {x, x, x, x, 4}, bad = {x, NULL, x, x, 4};
+    dw_adamw_options options = {sizeof options, 1e-3, 0.9, 0.999, 1e-8, 0.0, 1.0, 1, 0};
+    assert_int_equal(dw_adamw_step(NULL, 0, &options), DW_OK);
+    assert_int_equal(dw_adamw_step(&bad, 1, &options), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_adamw_step(NULL, 1, &options), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_adamw_step(&good, 1, NULL), DW_INVALID_ARGUMENT);
+    options.step = 0;
+    assert_int_equal(dw_adamw_step(&good, 1, &options), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "step"));
+    options.step = 1;
+    options.beta2 = 1.0;
+    assert_int_equal(dw_adamw_step(&good, 1, &options), DW_INVALID_ARGUMENT);
+}
+
 /* ---- all ------------------------------------------------------------------------------------------ */
 
 static int run_all(void) {
@@ -624,6 +1202,20 @@ static int run_all(void) {
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_norm_backward_in_part),
         cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_permute),
+        cmocka_unit_test(test_slice_pad_concat),
+        cmocka_unit_test(test_broadcast_reshape_iota),
+        cmocka_unit_test(test_take),
+        cmocka_unit_test(test_scatter),
+        cmocka_unit_test(test_index_outside),
+        cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_cumsum),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_target_outside),
+        cmocka_unit_test(test_adamw_step),
+        cmocka_unit_test(test_adamw_operation),
+        cmocka_unit_test(test_adamw_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
