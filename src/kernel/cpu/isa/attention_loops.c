@@ -44,9 +44,22 @@ static void transpose_block(int64_t count, int64_t size, const float *from, int6
 
 /* ---- which keys a query may attend to --------------------------------------------------------- */
 
-/* One tile: `query_count` queries from `query`, `key_count` keys from `key`. */
+enum { STEP = 16, STEPS = QUERIES / STEP };
+_Static_assert(QUERIES == KEYS && STEP % DW_LANES == 0, "stairs are squares of whole vectors");
+
+/* One tile: `query_count` queries from `query`, `key_count` keys from `key`. Causality cuts a staircase
+ * out of it, in squares of STEP; only the squares that some query may attend to are computed:
+ *
+ *               queries
+ *      keys     [x x x x]     first_lane[step of keys]: queries before it attend to none of them
+ *               [. x x x]     key_limit[step of queries]: they attend to none of the keys from there on
+ *               [. . x x]
+ *               [. . . x]
+ */
 typedef struct tile {
     int64_t batch, head, query, query_count, key, key_count;
+    bool has_stairs;
+    int64_t first_lane[STEPS], key_limit[STEPS];
 } tile;
 
 /* Keys in [*first, *end) cover all that some query of the block may attend to by position. */
@@ -59,10 +72,26 @@ static void reachable_keys(const dw__attention *a, int64_t query, int64_t query_
     if (*end <= *first) *first = *end = 0;
 }
 
+/* Places the tile at `key`. */
+static void place_tile(const dw__attention *a, int64_t key, tile *t) {
+    t->key = key;
+    t->key_count = at_most(KEYS, a->keys - key);
+    t->has_stairs = a->causal && key + t->key_count - 1 > t->query + a->shift;
+    for (int step = 0; step < STEPS; step++) t->key_limit[step] = t->has_stairs ? 0 : t->key_count;
+    for (int64_t step = 0; step < STEPS && step * STEP < t->key_count; step++) {
+        int64_t position = key + step * STEP - a->shift - t->query; /* among the block's queries */
+        int64_t lane = at_most(QUERIES, at_least(0, position) / STEP * STEP);
+        t->first_lane[step] = t->has_stairs ? lane : 0;
+        for (int64_t i = t->first_lane[step] / STEP; i < STEPS; i++) {
+            t->key_limit[i] = at_most(t->key_count, (step + 1) * STEP);
+        }
+    }
+}
+
 /* True when position alone forbids some pair of the tile. */
 static bool is_cut_by_position(const dw__attention *a, const tile *t) {
-    int64_t last_key = t->key + t->key_count - 1, last_query = t->query + t->query_count - 1;
-    if (a->causal && last_key > t->query + a->shift) return true;
+    int64_t last_query = t->query + t->query_count - 1;
+    if (t->has_stairs) return true;
     return a->window >= 0 && t->key <= last_query + a->shift - a->window;
 }
 
@@ -113,26 +142,145 @@ static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
     return true;
 }
 
-/* keep[key][query] = 0 or 1/(1-p) */
-static void fill_dropout(const dw__attention *a, const tile *t, float *keep) {
-    float factor = 1.0f / (1.0f - a->p);
+/* ---- the three products of a tile --------------------------------------------------------------- */
+
+/* out[key][query] = alpha * (rows of K or V) * (packed block of Q or dO); `depth` is the head size. */
+static void multiply_rows(const tile *t, int64_t depth, float alpha, const float *rows,
+                          int64_t stride, const float *block, float *out) {
+    if (!t->has_stairs) {
+        multiply(false, t->key_count, QUERIES, depth, alpha, rows, stride, block, QUERIES, 0.0f,
+                 out, QUERIES);
+        return;
+    }
+    for (int64_t key = 0; key < t->key_count; key += STEP) {
+        int64_t lane = t->first_lane[key / STEP];
+        if (lane == QUERIES) break;
+        multiply(false, at_most(STEP, t->key_count - key), QUERIES - lane, depth, alpha,
+                 rows + key * stride, stride, block + lane, QUERIES, 0.0f,
+                 out + key * QUERIES + lane, QUERIES);
+    }
+}
+
+/* out[key] = beta * out[key] + x[key][..] * (rows of Q or dO): gradients of K and V */
+static void reduce_queries(const tile *t, int64_t size, const float *x, const float *rows,
+                           int64_t stride, float beta, float *out, int64_t out_stride) {
+    if (!t->has_stairs) {
+        multiply(false, t->key_count, size, t->query_count, 1.0f, x, QUERIES, rows, stride, beta,
+                 out, out_stride);
+        return;
+    }
+    for (int64_t key = 0; key < t->key_count; key += STEP) {
+        int64_t lane = at_most(t->first_lane[key / STEP], t->query_count);
+        multiply(false, at_most(STEP, t->key_count - key), size, t->query_count - lane, 1.0f,
+                 x + key * QUERIES + lane, QUERIES, rows + lane * stride, stride, beta,
+                 out + key * out_stride, out_stride);
+    }
+}
+
+/* out[query] = beta * out[query] + x[..][query] * (rows of V or K): output, gradient of Q */
+static void reduce_keys(const tile *t, int64_t size, const float *x, const float *rows,
+                        int64_t stride, float beta, float *out, int64_t out_stride) {
+    if (!t->has_stairs) {
+        multiply(true, t->query_count, size, t->key_count, 1.0f, x, QUERIES, rows, stride, beta,
+                 out, out_stride);
+        return;
+    }
+    for (int64_t lane = 0; lane < t->query_count; lane += STEP) {
+        multiply(true, at_most(STEP, t->query_count - lane), size, t->key_limit[lane / STEP], 1.0f,
+                 x + lane, QUERIES, rows, stride, beta, out + lane * out_stride, out_stride);
+    }
+}
+
+/* ---- dropout ------------------------------------------------------------------------------------- */
+
+enum { PHILOX_GROUP = 16 };
+
+/* The four words of block[i], for all i: dw__philox side by side, so that the loops are vectors. */
+static void philox_group(const dw__attention *a, const uint64_t *block,
+                         uint32_t words[4][PHILOX_GROUP]) {
+    uint32_t x0[PHILOX_GROUP], x1[PHILOX_GROUP], x2[PHILOX_GROUP], x3[PHILOX_GROUP];
+    uint32_t key0 = (uint32_t)a->seed[0], key1 = (uint32_t)((uint64_t)a->seed[0] >> 32);
+    for (int i = 0; i < PHILOX_GROUP; i++) {
+        dw__philox_words counter = dw__philox_counter(a->seed[1], a->stream, block[i]);
+        x0[i] = counter.word[0], x1[i] = counter.word[1];
+        x2[i] = counter.word[2], x3[i] = counter.word[3];
+    }
+    for (int round = 0; round < DW_PHILOX_ROUNDS; round++) {
+        for (int i = 0; i < PHILOX_GROUP; i++) {
+            uint64_t product0 = (uint64_t)0xD2511F53u * x0[i];
+            uint64_t product1 = (uint64_t)0xCD9E8D57u * x2[i];
+            x0[i] = (uint32_t)(product1 >> 32) ^ x1[i] ^ key0;
+            x1[i] = (uint32_t)product1;
+            x2[i] = (uint32_t)(product0 >> 32) ^ x3[i] ^ key1;
+            x3[i] = (uint32_t)product0;
+        }
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    memcpy(words[0], x0, sizeof x0);
+    memcpy(words[1], x1, sizeof x1);
+    memcpy(words[2], x2, sizeof x2);
+    memcpy(words[3], x3, sizeof x3);
+}
+
+/* Element number, in [B, H, Sq, Sk], of the tile's pair (0, 0). */
+static uint64_t first_element(const dw__attention *a, const tile *t) {
+    int64_t row = (t->batch * a->heads + t->head) * a->queries + t->query;
+    return (uint64_t)(row * a->keys + t->key);
+}
+
+/* Rows of scores start at a multiple of four: a Philox call's four words are four keys of a query, and
+ * as many calls as queries run side by side. */
+static void fill_dropout_aligned(const dw__attention *a, const tile *t, float factor, float *keep) {
+    uint64_t first = first_element(a, t) / 4, per_row = (uint64_t)a->keys / 4;
+    for (int64_t lane = 0; lane < t->query_count; lane += PHILOX_GROUP) {
+        for (int64_t key = 0; key < t->key_limit[lane / STEP]; key += 4) {
+            uint64_t block[PHILOX_GROUP];
+            uint32_t words[4][PHILOX_GROUP];
+            for (int i = 0; i < PHILOX_GROUP; i++) {
+                block[i] = first + (uint64_t)(lane + i) * per_row + (uint64_t)(key / 4);
+            }
+            philox_group(a, block, words);
+            for (int word = 0; word < 4; word++) {
+                float *row = keep + (key + word) * QUERIES + lane;
+                for (int i = 0; i < PHILOX_GROUP; i++) {
+                    row[i] = dw__philox_to_uniform(words[word][i]) >= a->p ? factor : 0.0f;
+                }
+            }
+        }
+    }
+}
+
+static void fill_dropout_anywhere(const dw__attention *a, const tile *t, float factor,
+                                  float *keep) {
     float uniform[KEYS];
     for (int64_t i = 0; i < t->query_count; i++) {
-        int64_t row = (t->batch * a->heads + t->head) * a->queries + t->query + i;
-        dw__philox_fill(a->seed[0], a->seed[1], a->stream, (uint64_t)(row * a->keys + t->key),
-                        t->key_count, uniform);
+        dw__philox_fill(a->seed[0], a->seed[1], a->stream,
+                        first_element(a, t) + (uint64_t)(i * a->keys), t->key_count, uniform);
         for (int64_t kk = 0; kk < t->key_count; kk++) {
             keep[kk * QUERIES + i] = uniform[kk] >= a->p ? factor : 0.0f;
         }
     }
-    for (int64_t kk = 0; kk < t->key_count; kk++) { /* lanes without a query */
-        for (int64_t i = t->query_count; i < QUERIES; i++) keep[kk * QUERIES + i] = 0.0f;
+}
+
+/* keep[key][query] = 0 or 1/(1-p), where the tile has a pair of both */
+static void fill_dropout(const dw__attention *a, const tile *t, float *keep) {
+    float factor = 1.0f / (1.0f - a->p);
+    if (a->keys % 4 == 0) {
+        fill_dropout_aligned(a, t, factor, keep);
+    } else {
+        fill_dropout_anywhere(a, t, factor, keep);
     }
 }
 
-/* x *= y */
-static void multiply_elements(int64_t count, float *x, const float *y) {
-    for (int64_t i = 0; i < count; i += DW_LANES) v_store(x + i, v_load(x + i) * v_load(y + i));
+/* to = x * y, where the tile has queries */
+static void multiply_elements(const tile *t, const float *x, const float *y, float *to) {
+    for (int64_t lane = 0; lane < t->query_count; lane += DW_LANES) {
+        for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
+            int64_t at = kk * QUERIES + lane;
+            v_store(to + at, v_load(x + at) * v_load(y + at));
+        }
+    }
 }
 
 /* e^x, with 0 below e^-87: a masked score would otherwise take the slow path that CPUs have for
@@ -154,9 +302,10 @@ typedef struct forward_state {
 
 /* Scores become exp(score - maximum); maximum, sum and the correction of what was summed before are
  * updated. A query that may attend to nothing so far keeps maximum -inf and sum 0. */
-static void softmax_step(int64_t key_count, const float *bias, forward_state *s) {
+static void softmax_step(const tile *t, const float *bias, forward_state *s) {
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
         float *scores = s->scores + lane;
+        int64_t key_count = t->key_limit[lane / STEP];
         vf before = v_load(s->maximum + lane), maximum = before;
         if (bias) {
             for (int64_t kk = 0; kk < key_count; kk++) {
@@ -192,19 +341,17 @@ static void correct_output(int64_t count, int64_t size, const float *correction,
 }
 
 static void forward_tile(const dw__attention *a, const tile *t, bool first, forward_state *s) {
-    int64_t dv = a->value_size;
-    multiply(false, t->key_count, QUERIES, a->head_size, a->scale,
-             rows_at(&a->k, t->batch, t->head / (a->heads / a->key_heads), t->key), a->k.row,
-             s->queries, QUERIES, 0.0f, s->scores, QUERIES);
-    softmax_step(t->key_count, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
+    int64_t key_head = t->head / (a->heads / a->key_heads);
+    multiply_rows(t, a->head_size, a->scale, rows_at(&a->k, t->batch, key_head, t->key), a->k.row,
+                  s->queries, s->scores);
+    softmax_step(t, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
     if (a->p > 0.0f) {
         fill_dropout(a, t, s->bias);
-        multiply_elements(t->key_count * QUERIES, s->scores, s->bias);
+        multiply_elements(t, s->scores, s->bias, s->scores);
     }
-    if (!first) correct_output(t->query_count, dv, s->correction, s->output);
-    multiply(true, t->query_count, dv, t->key_count, 1.0f, s->scores, QUERIES,
-             rows_at(&a->v, t->batch, t->head / (a->heads / a->key_heads), t->key), a->v.row,
-             first ? 0.0f : 1.0f, s->output, dv);
+    if (!first) correct_output(t->query_count, a->value_size, s->correction, s->output);
+    reduce_keys(t, a->value_size, s->scores, rows_at(&a->v, t->batch, key_head, t->key), a->v.row,
+                first ? 0.0f : 1.0f, s->output, a->value_size);
 }
 
 static void finish_forward(const dw__attention *a, const tile *t, const forward_state *s) {
@@ -237,15 +384,16 @@ static void forward(const dw__attention *a, int64_t batch, int64_t head, int64_t
         s.maximum[i] = -INFINITY;
         s.sum[i] = 0.0f;
     }
-    tile t = {batch, head, query, at_most(QUERIES, a->queries - query), 0, 0};
+    tile t = {.batch = batch, .head = head, .query = query};
+    t.query_count = at_most(QUERIES, a->queries - query);
     transpose_block(t.query_count, a->head_size, rows_at(&a->q, batch, head, query), a->q.row,
                     s.queries);
     int64_t first, end;
     reachable_keys(a, query, t.query_count, &first, &end);
     int64_t start = first / KEYS * KEYS;
-    for (t.key = start; t.key < end; t.key += KEYS) {
-        t.key_count = at_most(KEYS, a->keys - t.key);
-        forward_tile(a, &t, t.key == start, &s);
+    for (int64_t key = start; key < end; key += KEYS) {
+        place_tile(a, key, &t);
+        forward_tile(a, &t, key == start, &s);
     }
     finish_forward(a, &t, &s);
 }
@@ -263,10 +411,10 @@ typedef struct backward_state {
 } backward_state;
 
 /* Scores become P = exp(score - lse). */
-static void probabilities(int64_t key_count, const float *bias, backward_state *s) {
+static void probabilities(const tile *t, const float *bias, backward_state *s) {
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
         vf lse = v_load(s->lse + lane);
-        for (int64_t kk = 0; kk < key_count; kk++) {
+        for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
             float *x = s->scores + kk * QUERIES + lane;
             vf score = v_load(x);
             if (bias) score += v_load(bias + kk * QUERIES + lane);
@@ -276,10 +424,10 @@ static void probabilities(int64_t key_count, const float *bias, backward_state *
 }
 
 /* dS = P * (dP - delta) * scale */
-static void score_gradients(int64_t key_count, float scale, backward_state *s) {
+static void score_gradients(const tile *t, float scale, backward_state *s) {
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
         vf delta = v_load(s->delta + lane);
-        for (int64_t kk = 0; kk < key_count; kk++) {
+        for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
             int64_t at = kk * QUERIES + lane;
             v_store(s->d_scores + at,
                     v_load(s->scores + at) * scale * (v_load(s->d_scores + at) - delta));
@@ -287,38 +435,35 @@ static void score_gradients(int64_t key_count, float scale, backward_state *s) {
     }
 }
 
+/* `first_keys`: nothing was added to dq yet; `first_queries`: nor to dk and dv of these keys. */
 static void backward_tile(const dw__attention *a, const dw__attention_part *part, const tile *t,
-                          bool first_keys, backward_state *s) {
-    int64_t d = a->head_size, dv = a->value_size;
+                          bool first_keys, bool first_queries, backward_state *s) {
     const float *k = rows_at(&a->k, t->batch, part->key_head, t->key);
     const float *v = rows_at(&a->v, t->batch, part->key_head, t->key);
-    multiply(false, t->key_count, QUERIES, d, a->scale, k, a->k.row, s->queries, QUERIES, 0.0f,
-             s->scores, QUERIES);
-    probabilities(t->key_count, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
-    multiply(false, t->key_count, QUERIES, dv, 1.0f, v, a->v.row, s->grads, QUERIES, 0.0f,
-             s->d_scores, QUERIES);
     const float *dropped = s->scores;
+    multiply_rows(t, a->head_size, a->scale, k, a->k.row, s->queries, s->scores);
+    probabilities(t, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
+    multiply_rows(t, a->value_size, 1.0f, v, a->v.row, s->grads, s->d_scores);
     if (a->p > 0.0f) {
         fill_dropout(a, t, s->bias);
-        memcpy(s->dropped, s->scores, TILE * sizeof(float));
-        multiply_elements(t->key_count * QUERIES, s->dropped, s->bias);
-        multiply_elements(t->key_count * QUERIES, s->d_scores, s->bias);
+        multiply_elements(t, s->scores, s->bias, s->dropped);
+        multiply_elements(t, s->d_scores, s->bias, s->d_scores);
         dropped = s->dropped;
     }
-    score_gradients(t->key_count, a->scale, s);
+    score_gradients(t, a->scale, s);
     if (part->wants_dkv && a->dv.data) {
-        multiply(false, t->key_count, dv, t->query_count, 1.0f, dropped, QUERIES,
-                 rows_at(&a->d_o, t->batch, t->head, t->query), a->d_o.row, 1.0f,
-                 rows_at(&a->dv, t->batch, part->key_head, t->key), a->dv.row);
+        reduce_queries(t, a->value_size, dropped, rows_at(&a->d_o, t->batch, t->head, t->query),
+                       a->d_o.row, first_queries ? 0.0f : 1.0f,
+                       rows_at(&a->dv, t->batch, part->key_head, t->key), a->dv.row);
     }
     if (part->wants_dkv && a->dk.data) {
-        multiply(false, t->key_count, d, t->query_count, 1.0f, s->d_scores, QUERIES,
-                 rows_at(&a->q, t->batch, t->head, t->query), a->q.row, 1.0f,
-                 rows_at(&a->dk, t->batch, part->key_head, t->key), a->dk.row);
+        reduce_queries(t, a->head_size, s->d_scores, rows_at(&a->q, t->batch, t->head, t->query),
+                       a->q.row, first_queries ? 0.0f : 1.0f,
+                       rows_at(&a->dk, t->batch, part->key_head, t->key), a->dk.row);
     }
     if (part->wants_dq && a->dq.data) {
-        multiply(true, t->query_count, d, t->key_count, 1.0f, s->d_scores, QUERIES, k, a->k.row,
-                 first_keys ? 0.0f : 1.0f, rows_at(&a->dq, t->batch, t->head, t->query), a->dq.row);
+        reduce_keys(t, a->head_size, s->d_scores, k, a->k.row, first_keys ? 0.0f : 1.0f,
+                    rows_at(&a->dq, t->batch, t->head, t->query), a->dq.row);
     }
 }
 
@@ -351,8 +496,17 @@ static void zero_rows(const dw__attention_rows *rows, int64_t batch, int64_t hea
     }
 }
 
+static void zero_keys(const dw__attention *a, const dw__attention_part *part, int64_t first,
+                      int64_t end) {
+    if (!part->wants_dkv) return;
+    zero_rows(&a->dk, part->batch, part->key_head, first, end, a->head_size);
+    zero_rows(&a->dv, part->batch, part->key_head, first, end, a->value_size);
+}
+
+/* dk and dv are written up to *written; blocks of keys behind it are begun, not added to. Both ends of
+ * the keys that a block of queries reaches only grow with it, so one number tells. */
 static void backward_queries(const dw__attention *a, const dw__attention_part *part, tile *t,
-                             backward_state *s) {
+                             int64_t *written, backward_state *s) {
     int64_t first, end;
     reachable_keys(a, t->query, t->query_count, &first, &end);
     int64_t start = at_least(part->key, first / KEYS * KEYS);
@@ -363,10 +517,15 @@ static void backward_queries(const dw__attention *a, const dw__attention_part *p
         }
         return;
     }
+    if (start > *written) {
+        zero_keys(a, part, *written, start);
+        *written = start;
+    }
     load_queries(a, t, s);
-    for (t->key = start; t->key < end; t->key += KEYS) {
-        t->key_count = at_most(KEYS, a->keys - t->key);
-        backward_tile(a, part, t, t->key == start, s);
+    for (int64_t key = start; key < end; key += KEYS) {
+        place_tile(a, key, t);
+        backward_tile(a, part, t, key == start, key >= *written, s);
+        *written = at_least(*written, key + t->key_count);
     }
 }
 
@@ -378,16 +537,15 @@ static void backward(const dw__attention *a, const dw__attention_part *part, flo
     s.d_scores = s.scores + TILE;
     s.bias = s.d_scores + TILE;
     s.dropped = s.bias + TILE;
-    if (part->wants_dkv) {
-        zero_rows(&a->dk, part->batch, part->key_head, part->key, part->key_end, a->head_size);
-        zero_rows(&a->dv, part->batch, part->key_head, part->key, part->key_end, a->value_size);
-    }
+    int64_t written = part->key;
     for (int64_t head = part->head; head < part->head_end; head++) {
         for (int64_t query = part->query; query < part->query_end; query += QUERIES) {
-            tile t = {part->batch, head, query, at_most(QUERIES, part->query_end - query), 0, 0};
-            backward_queries(a, part, &t, &s);
+            tile t = {.batch = part->batch, .head = head, .query = query};
+            t.query_count = at_most(QUERIES, part->query_end - query);
+            backward_queries(a, part, &t, &written, &s);
         }
     }
+    zero_keys(a, part, written, part->key_end);
 }
 
 const dw__attention_loops DW_ISA_NAME(dw__attention_loops) = {
