@@ -93,6 +93,7 @@ dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out
     plan->sizes = dw__arena_alloc(plan->memory, (symbols + 1) * sizeof *plan->sizes);
     if (!plan->sizes) DW_TRY(dw__fail_memory("a plan's sizes", symbols * sizeof *plan->sizes));
     for (uint32_t i = 0; i < symbols; i++) plan->sizes[i] = sizes[i];
+    DW_TRY(dw__graph_check_sizes(engine->graph, plan->sizes));
     if (pthread_mutex_init(&plan->lock, NULL) != 0) {
         DW_TRY(dw__fail(DW_OUT_OF_MEMORY, "no mutex for a plan: the system is out of resources"));
     }
