@@ -346,12 +346,21 @@ cleanup:
     return DW_OK;
 }
 
+/* A backward whose lse was rounded to a half type: with scores in the thousands that alone puts
+ * exp(score - lse) beyond any range, and nothing is left to compare. */
+static bool lse_is_rounded(const ops_case *c, dw_dtype dtype) {
+    bool reads_lse = c->op == DW_OP_ATTENTION_BACKWARD || c->op == DW_OP_CROSS_ENTROPY_BACKWARD ||
+                     c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
+    return reads_lse && (dtype == DW_BF16 || dtype == DW_F16);
+}
+
 static dw_status test_variants(test_run *run, const ops_case *c, const dw_graph *graph,
                                dw_dtype dtype) {
     bool plain = c->must_fail || c->input_count == 0 || (run->options->quick && dtype != DW_F32);
     for (int layout = 0; layout < OPS_LAYOUT_COUNT; layout++)
         if (layout == OPS_CONTIGUOUS || !plain)
             DW_RETURN_IF_FAILED(test_variant(run, c, graph, (ops_layout)layout, OPS_NORMAL));
+    if (lse_is_rounded(c, dtype)) return DW_OK;
     for (int data = OPS_NORMAL + 1; data < OPS_DATA_COUNT; data++)
         if (!plain && dw__dtype_is_float(dtype))
             DW_RETURN_IF_FAILED(test_variant(run, c, graph, OPS_CONTIGUOUS, (ops_data)data));
