@@ -46,7 +46,7 @@ void dw_graph_destroy(dw_graph *graph) {
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence at `text` (RFC 3629), 0 when it is malformed or a control character. */
+/* Length of the UTF-8 sequence at `text` (RFC 3629), 0 when malformed or a control character. */
 static int character_length(const unsigned char *text) {
     if (text[0] < 0x80) return text[0] >= 0x20 && text[0] != 0x7f;
     int length = text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;

@@ -7,13 +7,14 @@
  *     parameter %wte: f32[256, 384]
  *
  *     %h: f32[B, S, 384] = embedding(%wte, %ids)  # embed - transformer.wte
- *     %5: f32[B, S, 384], %6: f32[B, S], %7: f32[B, S] = layer_norm(%h, _, _) {eps=1e-05}  # norm 0 ln_1
+ *     %5: f32[B, S, 384], %6: f32[B, S], %7: f32[B, S] = layer_norm(%h, _, _) {eps=0.1}  # norm 0 ln
  *
  *     return %5
  *
- * "_" is an absent operand. After "#" comes where a node is from: "backward" if it is of the backward
- * pass, region, layer ("-": none), module path to the end of the line; nothing when all are unknown.
- * Types of results may be left out: %h = embedding(%wte, %ids). Lines that begin with "#" are skipped.
+ * "_" is an absent operand. After "#" comes where a node is from: "backward" if it is of the
+ * backward pass, region, layer ("-": none), module path to the end of the line; nothing when all
+ * are unknown. Types of results may be left out: %h = embedding(%wte, %ids). Lines that begin with
+ * "#" are skipped.
  * Names other than letters, digits, "_" and "." are quoted: %"a b". docs/graph.md has the grammar.
  */
 #include "graph/internal.h"

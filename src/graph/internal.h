@@ -152,10 +152,10 @@ const char *dw__operand_name(dw_op op, uint32_t index);
 
 /* ---- rewriting ------------------------------------------------------------------------------- */
 
-/* A pass copies a graph node by node into a new one: dw__rewriter_begin makes the destination with all
- * leaves, map[old value] gives the new value (DW_NONE: not made), dw__rewriter_copy copies one node as
- * it is, dw__rewriter_end adds the outputs and verifies. Nodes emitted by other means go through
- * dw_graph_append on `to` and set map themselves. */
+/* A pass copies a graph node by node into a new one: dw__rewriter_begin makes the destination with
+ * all leaves, map[old value] gives the new value (DW_NONE: not made), dw__rewriter_copy copies one
+ * node as it is, dw__rewriter_end adds the outputs and verifies. Nodes emitted by other means go
+ * through dw_graph_append on `to` and set map themselves. */
 typedef struct dw__rewriter {
     const dw_graph *from;
     dw_graph *to;
@@ -181,13 +181,13 @@ dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);
 dw_status dw__append_named(dw_graph *graph, dw_op op, uint32_t input_count, const dw_value *inputs,
                            uint32_t attr_count, const dw_attr *attrs, uint32_t name_count,
                            const char *const *names, dw_node *node);
-/* Every rule of the table at these symbol sizes, among them the bounds that symbols alone leave open
- * (a slice's limit within its dim). Once for each new set of sizes, before anything runs. */
+/* Every rule of the table at these symbol sizes, among them the bounds that symbols alone leave
+ * open (a slice's limit within its dim). Once for each new set of sizes, before anything runs. */
 dw_status dw__graph_check_sizes(const dw_graph *graph, const int64_t *sizes);
 /* True for names that dw__append_named made up ("%7"). */
 bool dw__is_automatic_name(const char *name);
 
-/* ---- checks and look-ups shared by building, parsing and verifying ----------------------------- */
+/* ---- checks and look-ups shared by building, parsing and verifying -------------------------- */
 
 /* A draft against its row (operand count and existence, attributes), then the row's infer(). */
 dw_status dw__draft_infer(const dw__draft *draft, dw__inferred *out);
@@ -203,7 +203,7 @@ dw_status dw__sort_attrs(const dw_graph *graph, dw_op op, uint32_t attr_count, c
 bool dw__is_float(dw_dtype dtype);
 bool dw__is_integer(dw_dtype dtype);
 
-/* ---- reading and writing forms ------------------------------------------------------------------ */
+/* ---- reading and writing forms -------------------------------------------------------------- */
 
 /* Shortest decimal that reads back as the same double, whatever the locale; "inf" "-inf" "nan". */
 enum { DW__NUMBER_BYTES = 32 };

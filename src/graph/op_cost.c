@@ -205,8 +205,8 @@ dw_status dw__cost_norm(const dw_graph *graph, dw_node node, const int64_t *size
 dw_status dw__cost_norm_backward(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                  dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
-    /* layer: normalized x 2, dw 2, db 1, two row sums 3, dx 5, times w 1; root mean square: normalized
-     * x 1, dw 2, row sum 2, dx 3, times w 1 */
+    /* layer: normalized x 2, dw 2, db 1, two row sums 3, dx 5, times w 1; root mean square:
+     * normalized x 1, dw 2, row sum 2, dx 3, times w 1 */
     double flops = m.node->op == DW_OP_LAYER_NORM_BACKWARD ? 13 : 8;
     if (input(&m, 2) != DW_NONE) flops += 1;
     return give(&m, flops * elements(&m, input(&m, 1)), bytes_once(&m), cost);

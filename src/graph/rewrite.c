@@ -10,8 +10,7 @@ typedef struct copier {
     const dw_graph *from;
     dw_value *map;
     const int64_t *sizes;
-    bool
-        keep_automatic; /* names: kept in whole copies; in a rewritten graph they would say nothing */
+    bool keep_automatic; /* names: in a rewritten graph the old ones would say nothing */
 } copier;
 
 static dw_status copy_dims(const copier *c, uint32_t count, const dw_dim *dims, dw_dim *copies) {

@@ -680,7 +680,7 @@ static void bodies_reject_malformed_text(void **state) {
 
 /* ---- building ------------------------------------------------------------------------------ */
 
-/* A block of GPT-2's form with every kind of attribute, absent operands, three regions, odd names. */
+/* A block of GPT-2's form: every kind of attribute, absent operands, several regions, odd names. */
 static const char gpt_block[] =
     "deepwell graph 1\n"
     "symbols B, S\n"
