@@ -451,6 +451,8 @@ static void test_dropout(void **state) {
     static const problem problems[] = {
         {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0.1, false, 1},
         {1, 2, 1, 130, 130, 16, 16, 1, -1, BOOL_PADDING, 0.5, true, 1},
+        {2, 2, 2, 75, 132, 8, 8, 0, -1, NO_MASK, 0.3, false, 1}, /* rows of whole Philox calls */
+        {1, 2, 2, 130, 128, 8, 8, 1, -1, NO_MASK, 0.9, false, 1},
     };
     check_all(problems, DW_COUNT(problems));
 }

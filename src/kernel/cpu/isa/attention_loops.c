@@ -2,9 +2,9 @@
  * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
  * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
 #include "kernel/cpu/attention.h"
+#include "kernel/cpu/isa/philox_lanes.h"
 #include "kernel/cpu/isa/transpose.h"
 #include "kernel/cpu/isa/vector_math.h"
-#include "number/philox.h"
 #include <math.h>
 
 extern const dw__gemm_loops DW_ISA_NAME(dw__gemm_loops);
@@ -193,36 +193,6 @@ static void reduce_keys(const tile *t, int64_t size, const float *x, const float
 
 /* ---- dropout ------------------------------------------------------------------------------------- */
 
-enum { PHILOX_GROUP = 16 };
-
-/* The four words of block[i], for all i: dw__philox side by side, so that the loops are vectors. */
-static void philox_group(const dw__attention *a, const uint64_t *block,
-                         uint32_t words[4][PHILOX_GROUP]) {
-    uint32_t x0[PHILOX_GROUP], x1[PHILOX_GROUP], x2[PHILOX_GROUP], x3[PHILOX_GROUP];
-    uint32_t key0 = (uint32_t)a->seed[0], key1 = (uint32_t)((uint64_t)a->seed[0] >> 32);
-    for (int i = 0; i < PHILOX_GROUP; i++) {
-        dw__philox_words counter = dw__philox_counter(a->seed[1], a->stream, block[i]);
-        x0[i] = counter.word[0], x1[i] = counter.word[1];
-        x2[i] = counter.word[2], x3[i] = counter.word[3];
-    }
-    for (int round = 0; round < DW_PHILOX_ROUNDS; round++) {
-        for (int i = 0; i < PHILOX_GROUP; i++) {
-            uint64_t product0 = (uint64_t)0xD2511F53u * x0[i];
-            uint64_t product1 = (uint64_t)0xCD9E8D57u * x2[i];
-            x0[i] = (uint32_t)(product1 >> 32) ^ x1[i] ^ key0;
-            x1[i] = (uint32_t)product1;
-            x2[i] = (uint32_t)(product0 >> 32) ^ x3[i] ^ key1;
-            x3[i] = (uint32_t)product0;
-        }
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    memcpy(words[0], x0, sizeof x0);
-    memcpy(words[1], x1, sizeof x1);
-    memcpy(words[2], x2, sizeof x2);
-    memcpy(words[3], x3, sizeof x3);
-}
-
 /* Element number, in [B, H, Sq, Sk], of the tile's pair (0, 0). */
 static uint64_t first_element(const dw__attention *a, const tile *t) {
     int64_t row = (t->batch * a->heads + t->head) * a->queries + t->query;
@@ -230,23 +200,21 @@ static uint64_t first_element(const dw__attention *a, const tile *t) {
 }
 
 /* Rows of scores start at a multiple of four: a Philox call's four words are four keys of a query, and
- * as many calls as queries run side by side. */
+ * the calls for as many queries as there are lanes run side by side. */
 static void fill_dropout_aligned(const dw__attention *a, const tile *t, float factor, float *keep) {
     uint64_t first = first_element(a, t) / 4, per_row = (uint64_t)a->keys / 4;
-    for (int64_t lane = 0; lane < t->query_count; lane += PHILOX_GROUP) {
+    for (int64_t lane = 0; lane < t->query_count; lane += DW_LANES) {
+        uint64_t block[DW_LANES];
+        for (int i = 0; i < DW_LANES; i++) block[i] = first + (uint64_t)(lane + i) * per_row;
         for (int64_t key = 0; key < t->key_limit[lane / STEP]; key += 4) {
-            uint64_t block[PHILOX_GROUP];
-            uint32_t words[4][PHILOX_GROUP];
-            for (int i = 0; i < PHILOX_GROUP; i++) {
-                block[i] = first + (uint64_t)(lane + i) * per_row + (uint64_t)(key / 4);
-            }
-            philox_group(a, block, words);
+            vu words[4];
+            dw__philox_lanes(a->seed, a->stream, block, words);
             for (int word = 0; word < 4; word++) {
-                float *row = keep + (key + word) * QUERIES + lane;
-                for (int i = 0; i < PHILOX_GROUP; i++) {
-                    row[i] = dw__philox_to_uniform(words[word][i]) >= a->p ? factor : 0.0f;
-                }
+                vm kept = v_ge(dw__philox_lanes_to_uniform(words[word]), v_set(a->p));
+                v_store(keep + (key + word) * QUERIES + lane,
+                        v_select(kept, v_set(factor), v_set(0.0f)));
             }
+            for (int i = 0; i < DW_LANES; i++) block[i]++;
         }
     }
 }
