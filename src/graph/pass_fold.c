@@ -48,6 +48,10 @@ static dw_value emit_output_constant(fold *f, double number) {
     return dw__emit_constant(&f->e, f->out.dtype, f->out.rank, f->out.shape, number);
 }
 
+static bool is_shared(const fold *f, dw_value value) {
+    return value < f->rewrite->uses.count && f->rewrite->uses.items[value] > 1;
+}
+
 static bool same_type(const dw__type *a, const dw__type *b) {
     return a->dtype == b->dtype && dw__shape_equal(a, b);
 }
@@ -203,7 +207,11 @@ static dw_value fold_reshape(fold *f) {
     if (same_type(&f->in, &f->out)) return f->inputs[0];
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_RESHAPE);
     if (inner == DW_NONE) return DW_NONE;
-    return dw__emit_reshape(&f->e, dw_node_input(f->e.graph, inner, 0), f->out.rank, f->out.shape);
+    dw_value x = dw_node_input(f->e.graph, inner, 0);
+    dw__type first = dw__type_of(f->e.graph, x);
+    /* An inner one that others read too is there anyway, perhaps as the copy of a permuted x. */
+    if (is_shared(f, f->inputs[0]) && !dw__shape_equal(&first, &f->out)) return DW_NONE;
+    return dw__emit_reshape(&f->e, x, f->out.rank, f->out.shape);
 }
 
 static dw_value fold_permute(fold *f) {
@@ -253,10 +261,8 @@ static dw_value fold_slice(fold *f) {
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_SLICE);
     if (inner == DW_NONE || has_steps(dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_STEP)))
         return DW_NONE;
-    /* A part that others read too is made anyway, and says what it is: x[:R], say, which
-     * rotates. */
-    if (f->inputs[0] < f->rewrite->uses.count && f->rewrite->uses.items[f->inputs[0]] > 1)
-        return DW_NONE;
+    /* A part that others read too is there anyway, and says what it is: x[:R], say, which turns. */
+    if (is_shared(f, f->inputs[0])) return DW_NONE;
     const dw_attr *start = attr(f, DW_ATTR_KEY_START), *limit = attr(f, DW_ATTR_KEY_LIMIT);
     const dw_attr *base = dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_START);
     dw_dim starts[DW_MAX_RANK], limits[DW_MAX_RANK];

@@ -596,6 +596,34 @@ static void dlogits_that_others_read_stay(void **state) {
     assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD), 0);
 }
 
+/* Gradients of the slices that cut one product up: disjoint pads, added in any order. */
+static dw_value pad_at(dw_value x, dw_dim low, dw_dim high) {
+    dw_dim lows[2] = {0, low}, highs[2] = {0, high};
+    dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_LOW, 2, lows),
+                       dw_attr_list(DW_ATTR_KEY_HIGH, 2, highs)};
+    return dw__emit(&e, DW_OP_PAD, 1, &x, 2, attrs);
+}
+
+static void pads_side_by_side_are_concat(void **state) {
+    (void)state;
+    dw_value a = leaf("a", DW_F32, 2, B, D(2)), b = leaf("b", DW_F32, 2, B, D(3));
+    dw_value c = leaf("c", DW_F32, 2, B, D(4));
+    output(add(add(pad_at(c, 5, 0), pad_at(a, 0, 7)), pad_at(b, 2, 4)));
+    RECOGNIZE();
+    assert_int_equal(dw_graph_node_count(e.graph), 1);
+    assert_int_equal(count_op(DW_OP_CONCAT), 1);
+}
+
+static void pads_with_gaps_or_overlap_are_added(void **state) {
+    (void)state;
+    dw_value a = leaf("a", DW_F32, 2, B, D(2)), b = leaf("b", DW_F32, 2, B, D(3));
+    output(add(pad_at(a, 0, 4), pad_at(b, 3, 0))); /* 2 is nobody's */
+    output(add(pad_at(a, 0, 2), pad_at(b, 1, 0))); /* 1 is both's */
+    output(add(pad_at(a, 0, 3), number(DW_OP_ADD, pad_at(b, 2, 0), 1.0)));
+    RECOGNIZE();
+    assert_int_equal(count_op(DW_OP_CONCAT), 0);
+}
+
 /* ---- fold ----------------------------------------------------------------------------------- */
 
 static dw_value folded(void) { return dw_graph_output(e.graph, 0); }
@@ -950,6 +978,8 @@ int main(void) {
         TEST(a_sum_with_more_than_a_row_is_no_bias),
         TEST(the_loss_goes_back_through_its_head),
         TEST(dlogits_that_others_read_stay),
+        TEST(pads_side_by_side_are_concat),
+        TEST(pads_with_gaps_or_overlap_are_added),
         TEST(identities_fold_and_others_stay),
         TEST(folded_constants_have_the_bits_of_run_time),
         TEST(equal_nodes_are_made_once),

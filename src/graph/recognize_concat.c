@@ -1,0 +1,70 @@
+/* Pieces put side by side by padding each with zeros and adding: what the gradients of slices that
+ * cut up one value (queries, keys and values of one product) come to. That is concat, up to the sign
+ * of zeros: 0 + -0 is 0.
+ */
+#include "graph/recognize.h"
+
+#define MAX_PIECES 16
+
+typedef struct pieces {
+    int axis, count;
+    dw_value x[MAX_PIECES];
+    dw_dim low[MAX_PIECES];
+} pieces;
+
+/* The one axis that a pad with zeros pads, or -1. */
+static int padded_axis(const dw_graph *graph, dw_node pad) {
+    const dw_attr *low = dw_node_attr(graph, pad, DW_ATTR_KEY_LOW);
+    const dw_attr *high = dw_node_attr(graph, pad, DW_ATTR_KEY_HIGH);
+    int axis = -1;
+    if (dw_node_float(graph, pad, DW_ATTR_KEY_VALUE, 0.0) != 0.0) return -1;
+    for (int i = 0; i < (int)low->count; i++) {
+        if (low->list[i] == 0 && high->list[i] == 0) continue;
+        if (axis >= 0) return -1;
+        axis = i;
+    }
+    return axis;
+}
+
+/* Adds the pads that `value` is the sum of; false when it is something else. */
+static bool collect(const dw__matcher *m, dw_value value, bool root, pieces *p) {
+    const dw_graph *graph = m->e.graph;
+    if (!root && !dw__single(m, value)) return false;
+    dw_node node = dw__made_by(graph, value, DW_OP_ADD);
+    if (node != DW_NONE)
+        return collect(m, dw__operand(m, node, 0), false, p) &&
+               collect(m, dw__operand(m, node, 1), false, p);
+    node = dw__made_by(graph, value, DW_OP_PAD);
+    if (node == DW_NONE || p->count == MAX_PIECES) return false;
+    int axis = padded_axis(graph, node);
+    if (axis < 0 || (p->count > 0 && axis != p->axis)) return false;
+    p->axis = axis;
+    p->low[p->count] = dw_node_attr(graph, node, DW_ATTR_KEY_LOW)->list[axis];
+    p->x[p->count++] = dw__operand(m, node, 0);
+    return true;
+}
+
+/* The piece that begins at `start` and has a length, or -1. */
+static int piece_at(const dw_graph *graph, const pieces *p, dw_dim start) {
+    for (int i = 0; i < p->count; i++)
+        if (p->low[i] == start && dw_value_shape(graph, p->x[i])[p->axis] != 0) return i;
+    return -1;
+}
+
+/* Pads that follow each other without gap or overlap from 0 to the end. */
+dw_value dw__recognize_concat(dw__matcher *m) {
+    const dw_graph *graph = m->e.graph;
+    dw_value ordered[MAX_PIECES], whole = dw_node_output(graph, m->root, 0);
+    pieces p = {0};
+    dw_dim at = 0;
+    if (!collect(m, whole, true, &p)) return DW_NONE;
+    for (int i = 0; i < p.count; i++) {
+        int piece = piece_at(graph, &p, at);
+        if (piece < 0) return DW_NONE;
+        ordered[i] = p.x[piece];
+        at = dw__emit_dim_add(&m->e, at, dw_value_shape(graph, ordered[i])[p.axis]);
+    }
+    if (at != dw_value_shape(graph, whole)[p.axis]) return DW_NONE;
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, p.axis);
+    return dw__emit(&m->e, DW_OP_CONCAT, (uint32_t)p.count, ordered, 1, &axis);
+}
