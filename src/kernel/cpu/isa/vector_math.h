@@ -276,8 +276,8 @@ static inline vf v_scale(vf p, vf n) {
 #else
     vi whole = __builtin_convertvector(n, vi);
     vi half = whole >> 1;
-    vf first = (vf)((half + 127) << 23);
-    vf second = (vf)((whole - half + 127) << 23);
+    vf first = (vf)((vu)(half + 127) << 23);
+    vf second = (vf)((vu)(whole - half + 127) << 23);
     return p * first * second;
 #endif
 }
@@ -358,7 +358,7 @@ static inline vf v_log(vf x) {
     vf scaled = v_select(tiny, x * 0x1p23f, x);
     vf bias = v_select(tiny, v_set(-23.0f), v_set(0.0f));
     /* Subtracting the bits of sqrt(1/2) makes the exponent field step exactly there. */
-    vi bits = (vi)scaled - 0x3f3504f3;
+    vi bits = (vi)((vu)scaled - 0x3f3504f3u); /* may wrap for x < 0 */
     vf k = __builtin_convertvector(bits >> 23, vf) + bias;
     vf f = (vf)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
     vf p = v_set(6.746640333e-02f);
@@ -405,9 +405,12 @@ static inline vf v_log1p(vf x) {
 #define DW_V_ROUND_DOUBLE(x) (((x) + 0x1.8p52) - 0x1.8p52)
 #endif
 typedef int64_t vl __attribute__((vector_size(DW_VECTOR_BYTES)));
+typedef uint64_t vw __attribute__((vector_size(DW_VECTOR_BYTES)));
 
 /* An integral double of magnitude below 2^51 as an integer, through the bits of 1.5 * 2^52 + n. */
-static inline vl v_integer_double(vd n) { return (vl)(n + 0x1.8p52) - 0x4338000000000000; }
+static inline vl v_integer_double(vd n) {
+    return (vl)((vw)(n + 0x1.8p52) - 0x4338000000000000u);
+}
 
 /* sin(x + quadrant * pi/2) for |x| <= 2^22: r = x - n pi/2 in [-pi/4, pi/4], to 1e-14. */
 static inline vd v_sin_double(vd x, int64_t quadrant) {
@@ -427,7 +430,7 @@ static inline vd v_sin_double(vd x, int64_t quadrant) {
     c = (c * z) * z + (1.0 - 0.5 * z);
     vl odd = -(q & 1);
     vl bits = ((vl)c & odd) | ((vl)s & ~odd);
-    return (vd)(bits ^ ((q & 2) << 62));
+    return (vd)((vw)bits ^ (((vw)q & 2) << 62));
 }
 
 static inline vf v_sin_quadrant(vf x, int64_t quadrant) {
@@ -472,7 +475,7 @@ static inline vd v_pow_double(vd x, vd y) {
     e = e * r + 0.5;
     e = e * r + 1.0;
     e = e * r + 1.0;
-    return (vd)((vl)e + (v_integer_double(n) << 52));
+    return (vd)((vw)e + ((vw)v_integer_double(n) << 52));
 }
 
 /* The vector path takes normal positive x and results far from overflow; else C's powf decides. */
