@@ -215,6 +215,18 @@ DW__GRADIENT(dw__gradient_min) {
     return gradient_of_choice(graph, node, DW_OP_LT, output_grads[0], needed, input_grads);
 }
 
+/* rem(a, b) = a - b*floor(a/b), and the floor is flat. */
+DW__GRADIENT(dw__gradient_rem) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);
+    if (needed[0]) input_grads[0] = output_grads[0];
+    if (needed[1]) {
+        dw_value times_b = dw__emit_unary(&e, DW_OP_FLOOR, dw__emit_binary(&e, DW_OP_DIV, a, b));
+        input_grads[1] = neg(&e, mul(&e, output_grads[0], times_b));
+    }
+    return e.status;
+}
+
 DW__GRADIENT(dw__gradient_select) {
     dw__emitter e = {graph, DW_OK};
     dw_value condition = dw_node_input(graph, node, 0), dy = output_grads[0];

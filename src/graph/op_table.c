@@ -135,7 +135,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
     [DW_OP_REM] = { /* x - y * floor(x / y) */
         .name = "rem", .stratum = DW__PRIMITIVE, .operands = {"x", "y"},
         .min_inputs = 2, .max_inputs = 2, .typing = DW__NUMBER_TO_SAME, .elementwise = true,
-        .stops_gradient = true, .infer = dw__infer_elementwise, .cost = dw__cost_elementwise},
+        .infer = dw__infer_elementwise, .gradient = dw__gradient_rem,
+        .cost = dw__cost_elementwise},
     [DW_OP_EQ] = { /* x == y */
         .name = "eq", .stratum = DW__PRIMITIVE, .operands = {"x", "y"},
         .min_inputs = 2, .max_inputs = 2, .typing = DW__ANY_TO_BOOL, .elementwise = true,
