@@ -370,8 +370,9 @@ static dw_status lower_view(lowering *l, dw_node node) {
 
 /* ---- layouts that later nodes ask for -------------------------------------------------------- */
 
+/* Operations with a kernel that writes strided results. */
 static bool chooses_layout(dw_op op) {
-    return op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD;
+    return op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD || op == DW_OP_ROPE;
 }
 
 /* Given where the node's result (a reshape or a permute) should lie, where its operand should. */

@@ -625,6 +625,36 @@ static void a_plan_describes_itself(void **state) {
     fixture_end(&f);
 }
 
+/* Heads are split and merged by views: no instruction of the plans moves elements alone. */
+static void heads_are_never_copied(void **state) {
+    (void)state;
+    static const char *const moves[] = {"permute", "pad", "concat", "reshape"};
+    for (int o = 0; o < 2; o++) {
+        fixture f;
+        char *text = NULL;
+        fixture_begin(&f, o ? model_llama : model_gpt, 0.0, 1);
+        OK(dw_plan_describe(f.plan, &text));
+        for (size_t i = 0; i < DW_COUNT(moves); i++) {
+            const char *found = strstr(text, moves[i]);
+            if (found) fail_msg("a plan has %.80s", found);
+        }
+        dw_text_free(text);
+        fixture_end(&f);
+    }
+}
+
+/* The gradient of a tied table is summed in the caller's buffer: no second table in the arena. */
+static void a_tied_table_needs_no_second_gradient(void **state) {
+    (void)state;
+    fixture f;
+    char *text = NULL;
+    fixture_begin(&f, model_gpt, 0.0, 1);
+    OK(dw_plan_describe(f.plan, &text));
+    assert_non_null(strstr(text, "embedding_accumulate"));
+    dw_text_free(text);
+    fixture_end(&f);
+}
+
 static void inference_saves_nothing(void **state) {
     (void)state;
     fixture f;
@@ -797,6 +827,8 @@ int main(void) {
         cmocka_unit_test(threads_may_share_a_plan),
         cmocka_unit_test(plans_are_cached_and_kept_while_in_use),
         cmocka_unit_test(a_plan_describes_itself),
+        cmocka_unit_test(heads_are_never_copied),
+        cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(inference_saves_nothing),
         cmocka_unit_test(misuse_is_reported),
         cmocka_unit_test(every_failing_allocation_is_survived),
