@@ -10,6 +10,7 @@
 
 static const cli_command commands[] = {
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
+    {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

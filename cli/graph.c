@@ -1,0 +1,215 @@
+/* `deepwell graph`: a graph from a file, as text, with what it costs and what the engine makes of it. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct request {
+    const char *file;
+    const char *sizes; /* "B=8,S=256", or NULL */
+    int passes, plan;
+    long grad_output; /* -1: inference */
+} request;
+
+static void print_help(void) {
+    printf("Usage: deepwell graph FILE [OPTION...]\n"
+           "\n"
+           "Prints a graph that Deepwell wrote as JSON or text.\n"
+           "\n"
+           "  --passes        as it is after the engine's passes and scheduling\n"
+           "  --sizes SIZES   values of its symbols (B=8,S=256): adds operations and bytes\n"
+           "  --plan SIZES    the same, and the engine's plan: kernels, buffers, arena\n"
+           "  --grad OUTPUT   with the gradients of output number OUTPUT (from 0) with respect\n"
+           "                  to all parameters\n");
+}
+
+static int fail(const char *what) {
+    fprintf(stderr, "deepwell: %s: %s\n", what, dw_last_error());
+    return CLI_FAILED;
+}
+
+/* NULL, with a message on stderr, when the file cannot be read. Released with free. */
+static char *read_file(const char *path, size_t *bytes) {
+    enum { BLOCK = 1 << 16 };
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        fprintf(stderr, "deepwell: cannot open %s: %s\n", path, strerror(errno));
+        return NULL;
+    }
+    char *text = NULL;
+    size_t used = 0, capacity = 0;
+    for (;;) {
+        if (capacity - used < BLOCK) {
+            capacity = 2 * capacity + 2 * (size_t)BLOCK;
+            char *larger = realloc(text, capacity);
+            if (!larger) break;
+            text = larger;
+        }
+        size_t got = fread(text + used, 1, BLOCK, file);
+        used += got;
+        if (got == 0) break;
+    }
+    int bad = ferror(file) || !text || capacity - used < BLOCK;
+    fclose(file);
+    if (bad) {
+        fprintf(stderr, "deepwell: cannot read %s: %s\n", path, strerror(errno));
+        free(text);
+        return NULL;
+    }
+    text[used] = '\0';
+    *bytes = used;
+    return text;
+}
+
+static dw_status load(const char *text, size_t bytes, dw_graph **graph) {
+    size_t first = strspn(text, " \t\r\n");
+    return text[first] == '{' ? dw_graph_from_json(text, bytes, graph)
+                              : dw_graph_from_text(text, graph);
+}
+
+/* "B=8,S=256" into one size per symbol; 0 with a message when a symbol is missing or unknown. */
+static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
+    uint32_t count = dw_graph_symbol_count(graph);
+    for (uint32_t i = 0; i < count; i++) sizes[i] = -1;
+    while (*text) {
+        size_t name = strcspn(text, "=");
+        uint32_t at = 0;
+        while (at < count && (strlen(dw_graph_symbol_name(graph, at)) != name ||
+                              strncmp(dw_graph_symbol_name(graph, at), text, name) != 0)) {
+            at++;
+        }
+        char *end = NULL;
+        errno = 0;
+        int64_t value = text[name] ? strtoll(text + name + 1, &end, 10) : -1;
+        if (at == count || value < 0 || errno || !end || end == text + name + 1 ||
+            (*end && *end != ',')) {
+            cli_usage_error("'%s' does not begin with SYMBOL=SIZE of a symbol of the graph", text);
+            return 0;
+        }
+        sizes[at] = value;
+        text = *end ? end + 1 : end;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (sizes[i] >= 0) continue;
+        cli_usage_error("the size of %s is missing", dw_graph_symbol_name(graph, i));
+        return 0;
+    }
+    return 1;
+}
+
+static dw_status make_engine(const dw_graph *graph, long grad_output, dw_engine **engine) {
+    if (grad_output < 0) return dw_engine_create(graph, 0, NULL, 0, NULL, NULL, engine);
+    uint32_t leaf_count = dw_graph_leaf_count(graph), wrt_count = 0;
+    uint32_t output = (uint32_t)grad_output;
+    dw_value *wrt = malloc((leaf_count + 1) * sizeof *wrt);
+    if (!wrt) return DW_OUT_OF_MEMORY;
+    for (uint32_t i = 0; i < leaf_count; i++) {
+        dw_value leaf = dw_graph_leaf_at(graph, i);
+        if (dw_value_role(graph, leaf) == DW_ROLE_PARAMETER) wrt[wrt_count++] = leaf;
+    }
+    dw_status status = dw_engine_create(graph, 1, &output, wrt_count, wrt, NULL, engine);
+    free(wrt);
+    return status;
+}
+
+static int print_graph(const dw_graph *graph) {
+    char *text = NULL;
+    if (dw_graph_to_text(graph, &text) != DW_OK) return fail("the graph as text");
+    fputs(text, stdout);
+    dw_text_free(text);
+    return CLI_DONE;
+}
+
+static int print_cost(const dw_graph *graph, const int64_t *sizes) {
+    dw_cost cost;
+    if (dw_graph_cost(graph, sizes, &cost) != DW_OK) return fail("the graph's cost");
+    printf("cost: %.6g floating-point operations, %.6g bytes moved at least\n", cost.flops,
+           cost.bytes);
+    return CLI_DONE;
+}
+
+static int print_plan(dw_engine *engine, const int64_t *sizes) {
+    dw_plan *plan = NULL;
+    char *text = NULL;
+    if (dw_engine_plan(engine, sizes, &plan) != DW_OK) return fail("the plan");
+    int result = CLI_DONE;
+    if (dw_plan_describe(plan, &text) == DW_OK)
+        fputs(text, stdout);
+    else
+        result = fail("the plan's description");
+    dw_text_free(text);
+    dw_plan_release(plan);
+    return result;
+}
+
+static int show(const request *r, const dw_graph *graph) {
+    int64_t *sizes = calloc(dw_graph_symbol_count(graph) + 1u, sizeof *sizes);
+    if (!sizes) {
+        fprintf(stderr, "deepwell: out of memory\n");
+        return CLI_FAILED;
+    }
+    dw_engine *engine = NULL;
+    int result = CLI_DONE;
+    if (r->sizes && !read_sizes(graph, r->sizes, sizes)) result = CLI_USAGE;
+    int wants_engine = r->passes || r->plan || r->grad_output >= 0;
+    if (result == CLI_DONE && wants_engine &&
+        make_engine(graph, r->grad_output, &engine) != DW_OK) {
+        result = fail(r->file);
+    }
+    const dw_graph *shown = engine ? dw_engine_graph(engine) : graph;
+    if (result == CLI_DONE) result = print_graph(shown);
+    if (result == CLI_DONE && r->sizes) result = print_cost(shown, sizes);
+    if (result == CLI_DONE && r->plan) result = print_plan(engine, sizes);
+    dw_engine_destroy(engine);
+    free(sizes);
+    return result;
+}
+
+/* CLI_DONE when `r` is complete. */
+static int read_arguments(int argc, char **argv, request *r) {
+    for (int at = 1; at < argc; at++) {
+        const char *argument = argv[at], *value = at + 1 < argc ? argv[at + 1] : NULL;
+        int takes_value = strcmp(argument, "--sizes") == 0 || strcmp(argument, "--plan") == 0 ||
+                          strcmp(argument, "--grad") == 0;
+        if (takes_value && !value) return cli_usage_error("%s needs a value", argument);
+        if (takes_value) at++;
+        if (strcmp(argument, "--passes") == 0) {
+            r->passes = 1;
+        } else if (strcmp(argument, "--grad") == 0) {
+            char *end = NULL;
+            r->grad_output = strtol(value, &end, 10);
+            if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX) {
+                return cli_usage_error("--grad needs the number of an output, not '%s'", value);
+            }
+        } else if (takes_value) {
+            r->sizes = value;
+            r->plan |= strcmp(argument, "--plan") == 0;
+        } else if (argument[0] == '-' || r->file) {
+            return cli_usage_error("graph does not know '%s'", argument);
+        } else {
+            r->file = argument;
+        }
+    }
+    return r->file ? CLI_DONE : cli_usage_error("graph needs a file");
+}
+
+int cli_graph(int argc, char **argv) {
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return CLI_DONE;
+    }
+    request r = {.grad_output = -1};
+    int result = read_arguments(argc, argv, &r);
+    if (result != CLI_DONE) return result;
+    size_t bytes = 0;
+    char *text = read_file(r.file, &bytes);
+    if (!text) return CLI_FAILED;
+    dw_graph *graph = NULL;
+    result = load(text, bytes, &graph) == DW_OK ? show(&r, graph) : fail(r.file);
+    dw_graph_destroy(graph);
+    free(text);
+    return result;
+}
