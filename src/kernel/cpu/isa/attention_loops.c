@@ -106,7 +106,7 @@ static void fill_position(const dw__attention *a, const tile *t, float *bias) {
         if (a->window >= 0) end = (int32_t)at_least(first, at_most(QUERIES, position + a->window));
         float *row = bias + kk * QUERIES;
         for (int32_t i = 0; i < QUERIES; i++) {
-            row[i] = (i >= first) & (i < end) ? 0.0f : -INFINITY;
+            row[i] = ((i >= first) & (i < end)) ? 0.0f : -INFINITY;
         }
     }
 }
