@@ -230,12 +230,19 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
     return e.status;
 }
 
+/* Rows taken at padding_index carry no gradient. */
 dw_status dw__expand_embedding(dw_graph *graph, const dw_graph *source, dw_node node,
                                const dw_value *inputs, dw_value *outputs) {
-    (void)source, (void)node;
     dw__emitter e = {graph, DW_OK};
+    int64_t padding = dw_node_int(source, node, DW_ATTR_KEY_PADDING_INDEX, -1);
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
-    outputs[0] = dw__emit(&e, DW_OP_TAKE, 2, inputs, 1, &axis);
+    dw_value y = dw__emit(&e, DW_OP_TAKE, 2, inputs, 1, &axis);
+    if (padding >= 0) {
+        dw_value hit = dw__emit_with_number(&e, DW_OP_EQ, inputs[1], (double)padding);
+        dw_value still = dw__emit_unary(&e, DW_OP_STOP_GRADIENT, y);
+        y = dw__emit_select(&e, dw__emit_spread_last(&e, hit, y), still, y);
+    }
+    outputs[0] = y;
     return e.status;
 }
 

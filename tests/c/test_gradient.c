@@ -582,6 +582,36 @@ static void pow_of_zero_has_a_finite_gradient(void **state) {
     dw_graph_destroy(g);
 }
 
+/* The row of padding gets no gradient, although results depend on it: by the rule, and by the
+ * gradient of the expansion. */
+static void padding_gets_no_gradient(void **state) {
+    (void)state;
+    static const op_case padded = {"padding",
+                                   DW_OP_EMBEDDING,
+                                   {X(NORMAL, 2, 5, 3), I(INDEX, 5, 2, B, S)},
+                                   {INT(PADDING_INDEX, 1)},
+                                   0};
+    for (int expanded = 0; expanded < 2; expanded++) {
+        problem p;
+        dw__tensor results[2] = {0};
+        open_problem(&p, &padded, -1);
+        dw_value dw = p.grads[0];
+        if (expanded) {
+            bool needed[2] = {true, false};
+            dw_value grads[2];
+            OK(dw__gradient_by_expansion(p.graph, p.node, p.output_grads, needed, grads));
+            dw = grads[0];
+        }
+        p.graph->outputs.count = 0;
+        OK(dw_graph_add_output(p.graph, dw));
+        OK(dw__interpret(p.graph, sizes, p.leaves, results, NULL));
+        const double *gradient = results[0].data;
+        for (int row = 0; row < 5; row++) assert_int_equal(gradient[3 * row] == 0.0, row == 1);
+        release(results, 1);
+        close_problem(&p);
+    }
+}
+
 /* ---- passes on the same graphs -------------------------------------------------------------- */
 
 static void compare(const op_case *c, const char *what, const dw__tensor *a, const dw__tensor *b,
@@ -717,6 +747,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_rule_agrees_with_differences),
         cmocka_unit_test(pow_of_zero_has_a_finite_gradient),
+        cmocka_unit_test(padding_gets_no_gradient),
         cmocka_unit_test(passes_keep_the_numbers),
         cmocka_unit_test(gradient_of_an_output_listed_twice_is_the_sum),
         cmocka_unit_test(an_input_that_is_an_output_gets_its_gradient),
