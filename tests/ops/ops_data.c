@@ -39,7 +39,7 @@ double ops_random_normal(ops_random *random) {
 
 /* ---- guarded blocks -------------------------------------------------------------------------- */
 
-enum { GUARD_BYTES = 256, GUARD_PATTERN = 0xA5, NAN_PATTERN = 0xFF };
+enum { GUARD_BYTES = 4096, GUARD_PATTERN = 0xA5, NAN_PATTERN = 0xFF };
 
 dw_status ops_block_create(size_t bytes, ops_block *block) {
     block->bytes = bytes;

@@ -220,18 +220,21 @@ static bool same_bytes(const ops_call *a, const ops_call *b) {
     return true;
 }
 
-/* The same call once more into other memory, on one thread: the bits must not change. */
+/* The same call once more into other memory, on one thread: the bits must not change. Scratch is
+ * asked for at the number of threads that it is used with. */
 static bool check_repeats(const variant *v, const dw__kernel *kernel, const ops_call *first,
                           char *reason, size_t bytes) {
     ops_call *again = NULL;
     int threads = dw__pool_threads();
     bool good = false;
     dw_status status = ops_call_create(v->graph, v->operands, &again);
-    if (status == DW_OK) status = ops_call_bind(again, kernel);
     if (status == DW_OK) status = dw__pool_set_threads(1);
+    if (status == DW_OK) status = ops_call_bind(again, kernel);
     if (status == DW_OK) status = kernel->run(&again->call, again->scratch.data);
     if (status != DW_OK)
-        snprintf(reason, bytes, "second run: %s", dw_last_error());
+        snprintf(reason, bytes, "on one thread: %s", dw_last_error());
+    else if (ops_call_damage(again))
+        snprintf(reason, bytes, "on one thread: %s", ops_call_damage(again));
     else if (!same_bytes(first, again))
         snprintf(reason, bytes, "a run on one thread gives other bits than one on %d", threads);
     else
