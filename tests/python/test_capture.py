@@ -74,7 +74,8 @@ def check(module: nn.Module, calls: Sequence[Call], tolerance: float = 1e-9,
     _deepwell.Graph(captured.json)  # the core's own verifier
     for args, kwargs in calls:
         with torch.no_grad():
-            assert_same(run(captured, module, args, kwargs), _fresh(module, args, kwargs), tolerance)
+            want = _fresh(module, args, kwargs)
+        assert_same(run(captured, module, args, kwargs), want, tolerance)
     return captured
 
 
@@ -91,6 +92,7 @@ def _snapshot(module: nn.Module) -> Any:
     tensors = [(n, t._version, id(t)) for n, t in module.state_dict(keep_vars=True).items()]
     grads = [p.grad is None for p in module.parameters()]
     flags = [m.training for m in module.modules()]
+    flags += [(sorted(m.__dict__), len(m._forward_hooks)) for m in module.modules()]
     return tensors, grads, flags, torch.get_rng_state().tolist(), torch.is_grad_enabled()
 
 
@@ -157,7 +159,7 @@ TEXT_CALLS: Dict[str, Callable[[int, int], Dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", TEXT_CALLS)
 def test_gpt2_lm(call: str, train: bool) -> None:
     module = transformers.GPT2LMHeadModel(gpt2_config()).double().train(train)
@@ -180,7 +182,7 @@ def test_gpt2_eager_attention() -> None:
     check(module, [((), TEXT_CALLS["padding"](b, s)) for b, s in SIZES])
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", TEXT_CALLS)
 def test_llama(call: str, train: bool) -> None:
     module = transformers.LlamaForCausalLM(llama_config()).double().train(train)
@@ -209,7 +211,7 @@ ROPE = {
 
 
 @pytest.mark.parametrize("kind", ROPE)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_llama_rope_scaling(kind: str, tied: bool) -> None:
     scaling = {"rope_theta": 10000.0, **ROPE[kind]}
     config = llama_config(tie_word_embeddings=tied, rope_parameters=scaling)
@@ -279,7 +281,7 @@ def late_keys(batch: int, length: int) -> torch.Tensor:
     return padding(batch, length) == 0
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -523,12 +525,12 @@ def test_fake_tensors() -> None:
 
 
 def test_make_fx_behind_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepwell import capture
+    from deepwell.lowering.trace import Tracer
 
-    def fail(self: Any, axes: str) -> None:
+    def export(self: Any, axes: str) -> None:
         raise RuntimeError("no export today")
 
-    monkeypatch.setattr(capture._Capture, "_export", fail)
+    monkeypatch.setattr(Tracer, "export", export)
     module = transformers.LlamaForCausalLM(llama_config()).double()
     captured = capture_graph(module, (), TEXT_CALLS["labels"](2, 7))
     assert captured.method == "make_fx" and captured.dynamic
@@ -582,6 +584,25 @@ def test_parameter_as_output() -> None:
     module.forward = lambda x: (x * module.weight, module.weight)
     captured = capture_graph(module, (torch.randn(3),))
     assert run(captured, module, (torch.randn(3),), {})[1] is module.weight
+
+
+def test_tensors_that_are_neither_parameters_nor_buffers() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.arange(3.0)
+            self.factor = torch.tensor(2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table * self.factor + torch.tensor([1.0, 5.0, 2.0]) - torch.tensor(4.0)
+
+    module = Tables()
+    x = torch.randn(4, 3)
+    captured = capture_graph(module, (x,))
+    assert_same(run(captured, module, (x,), {}), module(x))
+    module.table.add_(1)
+    module.factor.mul_(3)
+    assert_same(run(captured, module, (x,), {}), module(x))
 
 
 def test_static_capture_on_request() -> None:

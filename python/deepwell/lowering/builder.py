@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -155,7 +155,7 @@ class Builder:
         node.module = self.origin.module
         for dtype, shape in results:
             if len(shape) > MAX_RANK:
-                raise LoweringError(f"a result of rank {len(shape)}; at most {MAX_RANK} is supported")
+                raise LoweringError(f"a result of rank {len(shape)}; {MAX_RANK} is the most")
             differentiable = from_differentiable and dtype in FLOATS
             value = Value(self.name(op), dtype, tuple(shape), differentiable, node, form)
             node.outputs.append(value)
@@ -280,7 +280,8 @@ class Builder:
             return x
         if dims.product(shape) != dims.product(x.shape):
             raise LoweringError(f"reshape of {_text(x.shape)} to {_text(shape)}")
-        return self.emit("reshape", [x], [(x.dtype, shape)], _reshaped_form(x, shape), shape=shape)[0]
+        form = _reshaped_form(x, shape)
+        return self.emit("reshape", [x], [(x.dtype, shape)], form, shape=shape)[0]
 
     def permute(self, x: Value, perm: Sequence[int]) -> Value:
         perm = tuple(perm)
@@ -409,7 +410,7 @@ class Builder:
     def matmul(self, a: Value, b: Value) -> Value:
         """a [batch.., M, K], b [batch.., K, N]; transposes that come before are folded in."""
         if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
-            raise LoweringError(f"matmul of {a.dtype}{_text(a.shape)} and {b.dtype}{_text(b.shape)}")
+            raise LoweringError(f"matmul of {a.dtype}{_text(a.shape)}, {b.dtype}{_text(b.shape)}")
         shape = a.shape[:-1] + b.shape[-1:]
         a, transpose_a = _untransposed(a)
         b, transpose_b = _untransposed(b)

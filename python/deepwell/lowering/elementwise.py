@@ -425,7 +425,7 @@ def type_as(c: Context, self: Value, other: Value) -> Value:
     return c.builder.cast(self, other.dtype)
 
 
-@lowers("contiguous", "clone", "alias", "lift", "lift_fresh", "lift_fresh_copy", "positive")  # fmt: skip
+@lowers("contiguous", "clone", "alias", "lift", "lift_fresh", "lift_fresh_copy", "positive")
 def identity(c: Context, self: Value, *_: Any, **__: Any) -> Value:
     return self
 
@@ -433,8 +433,3 @@ def identity(c: Context, self: Value, *_: Any, **__: Any) -> Value:
 @lowers("detach", "detach_")
 def detach(c: Context, self: Value) -> Value:
     return c.builder.stop_gradient(self)
-
-
-@lowers("item", "_local_scalar_dense")
-def item(c: Context, self: Value) -> Value:
-    raise LoweringError("a tensor's value is read into Python, which fixes it at capture")

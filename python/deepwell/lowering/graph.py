@@ -49,10 +49,10 @@ class MutationError(Exception):
 
 
 class _Unknown:
-    """A size without a polynomial, reported where something uses it."""
+    """A number that no polynomial gives, reported where something uses it."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 class GraphLowering:
@@ -122,7 +122,7 @@ class GraphLowering:
         if isinstance(argument, torch.fx.Node):
             found = env[argument]
             if isinstance(found, _Unknown):
-                raise NotPolynomial(found.reason)
+                raise found.error
             return self._current(found) if self._writes else found
         if isinstance(argument, (list, tuple)):
             return [self._map(a, env) for a in argument]
@@ -138,14 +138,13 @@ class GraphLowering:
         target = node.target
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._size(value)
+            return self._number(node, value)
         if target is operator.getitem:
             return self._map(node.args[0], env)[node.args[1]]
         if target is torch._C._set_grad_enabled:
             self._grad_enabled = bool(node.args[0])
             return None
-        stack = node.meta.get("nn_module_stack")
-        origin = regions.origin_of(stack, self._origins) if stack else self._root_origin
+        origin = self._origin(node)
         name = _name(target)
         if regions.is_loss(name):
             origin = Origin("loss", origin.layer, origin.module)
@@ -162,7 +161,7 @@ class GraphLowering:
         if not isinstance(target, torch._ops.OpOverload):
             if isinstance(value := node.meta.get("val"), (bool, int, float)):
                 return value
-            return _Unknown(f"{name} in the traced program")
+            return _Unknown(NotPolynomial(f"{name} in the traced program"))
         if target._opname in _DROPPED:
             return None
         if writes_to_operand(target):
@@ -180,13 +179,24 @@ class GraphLowering:
             result = self._without_gradient(result)
         return self._note_views(target, args, result) if self._writes else result
 
-    def _size(self, value: Any) -> Any:
-        if isinstance(value, torch.SymInt):
-            try:
-                return self._translator.dim(value)
-            except NotPolynomial as error:
-                return _Unknown(str(error))
-        return _Unknown(f"{value} is computed from sizes")
+    def _number(self, node: torch.fx.Node, value: Any) -> Any:
+        """A Python number that the program computes: from sizes, or else from tensors' elements."""
+        if _name(node.target) in ("item", "_local_scalar_dense"):
+            return _Unknown(
+                OperationError(
+                    _display(node.target),
+                    self._origin(node).module,
+                    "a tensor's element becomes a Python number, which each call may change",
+                )
+            )
+        try:
+            return self._translator.dim(value)
+        except NotPolynomial as error:
+            return _Unknown(error)
+
+    def _origin(self, node: torch.fx.Node) -> Origin:
+        stack = node.meta.get("nn_module_stack")
+        return regions.origin_of(stack, self._origins) if stack else self._root_origin
 
     def _describe_results(self, value: Any) -> None:
         values = value if isinstance(value, (list, tuple)) else (value,)

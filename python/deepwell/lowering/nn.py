@@ -9,7 +9,7 @@ from . import dims
 from .builder import FLOATS, LoweringError, Value
 from .dims import Dim
 from .elementwise import add, arithmetic, mul
-from .forms import Affine, Predicate
+from .forms import Predicate
 from .table import Context, lowers
 
 # ---- products -----------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""A module's forward as an fx graph of ATen operations, by torch.export or by make_fx."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx as trace_function
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils import _pytree as pytree
+
+from .builder import LoweringError
+from .graph import MutationError
+
+
+@dataclass
+class Traced:
+    """A traced forward: what its placeholders and its outputs stand for."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: List[Tuple[str, Any]]  # (kind, target): as Leaf's; constant: (kind, tensor or value)
+    output_spec: Any
+    method: str
+    functional: Optional[Callable[[], "Traced"]] = None  # the same, with no operation in place
+
+
+_WRAPPER = "module"  # where _Call keeps the module: the first part of every dotted name in a trace
+
+
+def _without_wrapper(name: str) -> str:
+    return name[len(_WRAPPER) + 1 :] if name.startswith(_WRAPPER + ".") else name
+
+
+class _Call(torch.nn.Module):
+    """The module as a function from tensors to the flat list of its outputs.
+
+    Tracers see no keyword argument, container or constant: all of these are settled here.
+    """
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], at: Sequence[int],
+                 spec: Any) -> None:
+        super().__init__()
+        self.module = module
+        results: List[Any] = []
+
+        def call(tensors: Sequence[torch.Tensor]) -> List[Any]:
+            values = list(leaves)
+            for position, tensor in zip(at, tensors):
+                values[position] = tensor
+            args, kwargs = pytree.tree_unflatten(values, spec)
+            outputs, output_spec = pytree.tree_flatten(self.module(*args, **kwargs))
+            results.append(output_spec)
+            return outputs
+
+        self._call = call
+        self.output_spec = lambda: results[-1]
+
+    def forward(self, *tensors: torch.Tensor) -> List[Any]:
+        return self._call(tensors)
+
+
+# Which axes of the arguments get symbolic sizes. Some operations need a fixed size of features,
+# which nothing but the arguments may fix: so all axes come first, then all but the last of numbers.
+ALL, LEADING, NONE = "all", "leading", "none"
+
+
+def _varying(example: torch.Tensor, axes: str) -> range:
+    if axes == NONE:
+        return range(0)
+    fixed = axes == LEADING and example.dtype.is_floating_point and example.dim() > 1
+    return range(example.dim() - (1 if fixed else 0))
+
+
+def _symbolic(mode: FakeTensorMode, example: torch.Tensor, axes: range) -> torch.Tensor:
+    sizes = [DimDynamic.DYNAMIC if a in axes else DimDynamic.STATIC for a in range(example.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(example, symbolic_context=context)
+
+
+class Tracer:
+    """Traces `module` called with `leaves` (empty tensors, constants) in the structure `spec`."""
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], spec: Any,
+                 paths: Sequence[str]) -> None:
+        self.module = module
+        self.placeholders = leaves
+        self.spec = spec
+        self.paths = paths
+
+    def _call(self) -> Tuple["_Call", List[torch.Tensor]]:
+        """The module as a function of its tensor arguments, and examples of these. Each example is
+        an object of its own: torch.export takes inputs that are one object for one input."""
+        at = self._tensor_positions()
+        call = _Call(self.module, self.placeholders, at, self.spec)
+        return call, [placeholder(self.placeholders[i], False) for i in at]
+
+    def _tensor_positions(self) -> List[int]:
+        return [i for i, v in enumerate(self.placeholders) if isinstance(v, torch.Tensor)]
+
+    def export(self, axes: str) -> Traced:
+        call, examples = self._call()
+        shapes = None
+        if axes != NONE:
+            auto = torch.export.Dim.AUTO
+            shapes = {"tensors": tuple({a: auto for a in _varying(e, axes)} for e in examples)}
+        with contextlib.redirect_stderr(io.StringIO()):  # a failure prints its partial graph there
+            program = torch.export.export(
+                call, tuple(examples), dynamic_shapes=shapes, strict=False
+            )
+        traced = self._from_program(program, call.output_spec())
+        traced.functional = lambda: self._from_program(
+            program.run_decompositions({}), traced.output_spec
+        )
+        return traced
+
+    def _from_program(self, program: Any, output_spec: Any) -> Traced:
+        signature = program.graph_signature
+        for name in ("buffers_to_mutate", "parameters_to_mutate", "user_inputs_to_mutate"):
+            changed = getattr(signature, name, None)
+            if changed:
+                raise MutationError(self._written_name(next(iter(changed.values()))))
+        positions = iter(self._tensor_positions())
+        inputs: List[Tuple[str, Any]] = []
+        for spec in signature.input_specs:
+            kind = spec.kind.name
+            if kind == "PARAMETER":
+                inputs.append(("parameter", _without_wrapper(spec.target)))
+            elif kind == "BUFFER":
+                inputs.append(("buffer", _without_wrapper(spec.target)))
+            elif kind == "CONSTANT_TENSOR":
+                inputs.append(("constant", program.constants[spec.target]))
+            elif kind == "USER_INPUT":
+                inputs.append(("input", next(positions)))
+            else:
+                raise LoweringError(f"an input of kind {kind}")
+        return Traced(program.graph_module, inputs, output_spec, "export")
+
+    def _written_name(self, name: str) -> str:
+        """What a name in the traced program is called by the user."""
+        prefix, _, number = name.rpartition("_")
+        if prefix == "tensors" and number.isdigit():
+            return f"the argument {self.paths[self._tensor_positions()[int(number)]]}"
+        return f"'{_without_wrapper(name)}'"
+
+    def make_fx(self, axes: str) -> Traced:
+        """Traces a function whose last arguments are the parameters and buffers."""
+        call, examples = self._call()
+        state = {f"{_WRAPPER}.{n}": t for n, t in self.module.named_parameters()}
+        state.update((f"{_WRAPPER}.{n}", t) for n, t in self.module.named_buffers())
+
+        def forward(*tensors: torch.Tensor) -> Any:
+            held = dict(zip(state, tensors[len(examples) :]))
+            return torch.func.functional_call(call, held, tensors[: len(examples)])
+
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        fakes = [_symbolic(mode, e, _varying(e, axes)) for e in examples]
+        fakes += [mode.from_tensor(t.detach(), static_shapes=True) for t in state.values()]
+        with mode, _module_paths(self.module):
+            traced = trace_function(forward, pre_dispatch=True)(*fakes)
+        inputs: List[Tuple[str, Any]] = [("input", i) for i in self._tensor_positions()]
+        parameters = dict(self.module.named_parameters())
+        for name in map(_without_wrapper, state):
+            inputs.append(("parameter" if name in parameters else "buffer", name))
+        return Traced(traced, inputs, call.output_spec(), "make_fx")
+
+
+def placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
+    """A tensor like `tensor` with nothing in it."""
+    device = tensor.device
+    if on_meta:
+        device = torch.device("meta")
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return made.requires_grad_(tensor.requires_grad and tensor.dtype.is_floating_point)
+
+
+@contextlib.contextmanager
+def _module_paths(module: torch.nn.Module) -> Iterator[None]:
+    """Writes the calling modules into the nodes that make_fx records, as torch.export does."""
+    from torch.fx import traceback as fx_traceback
+
+    names = {id(m): name for name, m in module.named_modules()}
+    stack: List[torch.nn.Module] = []
+
+    def describe() -> None:
+        entries = {
+            names.get(id(m), ""): (names.get(id(m), ""), type(m)) for m in stack
+        }
+        fx_traceback.current_meta["nn_module_stack"] = entries
+
+    def enter(m: torch.nn.Module, _inputs: Any) -> None:
+        stack.append(m)
+        describe()
+
+    def leave(m: torch.nn.Module, _inputs: Any, _result: Any) -> None:
+        if stack and stack[-1] is m:
+            stack.pop()
+        describe()
+
+    hooks = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave),
+    ]
+    try:
+        with fx_traceback.preserve_node_meta():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
