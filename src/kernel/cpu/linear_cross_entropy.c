@@ -3,6 +3,7 @@
  * db while it is still in cache. Chunks depend on the shape alone and follow each other, so results do
  * not depend on threads. */
 #include "base/pool.h"
+#include "kernel/cpu/head_gradient.h"
 #include "kernel/cpu/logit_gradient.h"
 #include "kernel/cpu/product.h"
 #include <math.h>
@@ -17,28 +18,18 @@ enum {
 };
 static const int64_t CHUNK_FLOATS = 12 << 20; /* 48 MB of dlogits */
 
-typedef struct head_gradient {
-    int64_t tokens, size, vocabulary; /* T, K, V */
-    const dw__tensor *x, *w, *logits, *target, *lse, *dloss;
-    float *dx, *dw, *db; /* NULL: not wanted */
-    bool transpose_w;    /* w is [V, K], else [K, V] */
-    bool is_mean, is_none;
-    int64_t ignore_index;
-    float label_smoothing;
-    int64_t chunk; /* rows */
-} head_gradient;
-
-static int64_t chunk_rows(int64_t tokens, int64_t vocabulary) {
-    int64_t rows = CHUNK_FLOATS / (vocabulary > 0 ? vocabulary : 1) / CHUNK_GRAIN * CHUNK_GRAIN;
+static int64_t chunk_rows(const dw__head_gradient *g) {
+    int64_t vocabulary = g->vocabulary > 0 ? g->vocabulary : 1;
+    int64_t rows = CHUNK_FLOATS / vocabulary / CHUNK_GRAIN * CHUNK_GRAIN;
     if (rows < CHUNK_ROWS_MIN) rows = CHUNK_ROWS_MIN;
-    return dw__min64(rows, tokens);
+    return dw__min64(rows, g->tokens);
 }
 
 static bool is_f32(const dw__tensor *t, int rank) { return t->dtype == DW_F32 && t->rank == rank; }
 
-static bool read_call(const dw__call *call, head_gradient *out) {
+bool dw__head_gradient_read(const dw__call *call, dw__head_gradient *out) {
     const dw_attr *reduction = dw__call_attr(call, DW_ATTR_KEY_REDUCTION);
-    *out = (head_gradient){
+    *out = (dw__head_gradient){
         .x = &call->inputs[0],
         .w = &call->inputs[1],
         .logits = &call->inputs[3],
@@ -60,14 +51,13 @@ static bool read_call(const dw__call *call, head_gradient *out) {
     out->tokens = out->logits->shape[0];
     out->vocabulary = out->logits->shape[1];
     out->size = out->x->shape[1];
-    out->chunk = chunk_rows(out->tokens, out->vocabulary);
     return out->vocabulary <= 1 || out->logits->stride[1] == 1;
 }
 
 /* ---- the products of one chunk ------------------------------------------------------------------- */
 
 /* dx[first..] = dlogits * w */
-static dw__product dx_product(const head_gradient *g, const float *dlogits, int64_t first,
+static dw__product dx_product(const dw__head_gradient *g, const float *dlogits, int64_t first,
                               int64_t rows) {
     const dw__tensor *w = g->w;
     return (dw__product){
@@ -86,7 +76,7 @@ static dw__product dx_product(const head_gradient *g, const float *dlogits, int6
 }
 
 /* dw (+)= dlogits^T * x [V, K], or its transpose */
-static dw__product dw_product(const head_gradient *g, const float *dlogits, int64_t first,
+static dw__product dw_product(const dw__head_gradient *g, const float *dlogits, int64_t first,
                               int64_t rows) {
     const dw__tensor *x = g->x;
     const float *rows_of_x = x->data ? (const float *)x->data + first * x->stride[0] : NULL;
@@ -104,37 +94,40 @@ static dw__product dw_product(const head_gradient *g, const float *dlogits, int6
 /* ---- dlogits --------------------------------------------------------------------------------------- */
 
 typedef struct chunk_job {
-    const head_gradient *g;
+    const dw__head_gradient *g;
     const dw__logit_gradient_loops *loops;
-    int64_t first, rows;
-    double normalizer; /* of the loss: 1, or targets that count */
+    int64_t chunk, first, rows;
     float *dlogits;
 } chunk_job;
 
-static int64_t target_of(const head_gradient *g, int64_t token) {
+static int64_t target_of(const dw__head_gradient *g, int64_t token) {
     return ((const int64_t *)g->target->data)[token * g->target->stride[0]];
 }
 
-/* p - ((1 - s) onehot + s / V), times the loss's own gradient; 0 for a token that is ignored. */
-static void dlogits_task(void *context, int64_t index, int worker) {
-    (void)worker;
-    const chunk_job *j = context;
-    const head_gradient *g = j->g;
-    int64_t token = j->first + index, target = target_of(g, token);
-    float *out = j->dlogits + index * g->vocabulary;
+void dw__head_gradient_row(const dw__head_gradient *g, int64_t token, int64_t column, int64_t columns,
+                           float *out) {
+    int64_t target = target_of(g, token);
     if (target == g->ignore_index) {
-        memset(out, 0, (size_t)g->vocabulary * sizeof(float));
+        memset(out, 0, (size_t)columns * sizeof(float));
         return;
     }
     const float *dloss = g->dloss->data;
     float grad = g->is_none ? dloss[token * g->dloss->stride[0]] : dloss[0];
-    float factor = (float)(grad / j->normalizer);
+    float factor = (float)(grad / g->normalizer);
     float smooth = g->label_smoothing / (float)g->vocabulary;
     const float *logits = (const float *)g->logits->data + token * g->logits->stride[0];
     float lse = ((const float *)g->lse->data)[token * g->lse->stride[0]];
-    j->loops->row(g->vocabulary, logits, lse, factor, smooth, out);
+    dw__logit_gradient_loops_now()->row(columns, logits + column, lse, factor, smooth, out);
+    if (target < column || target >= column + columns) return;
     float p = expf(logits[target] - lse);
-    out[target] = factor * (p - (1.0f - g->label_smoothing) - smooth);
+    out[target - column] = factor * (p - (1.0f - g->label_smoothing) - smooth);
+}
+
+static void dlogits_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const chunk_job *j = context;
+    int64_t vocabulary = j->g->vocabulary;
+    dw__head_gradient_row(j->g, j->first + index, 0, vocabulary, j->dlogits + index * vocabulary);
 }
 
 static void db_task(void *context, int64_t index, int worker) {
@@ -145,8 +138,8 @@ static void db_task(void *context, int64_t index, int worker) {
                           vocabulary, j->first > 0, j->g->db + column);
 }
 
-static dw_status check_targets(const head_gradient *g, int64_t *counted) {
-    *counted = 0;
+dw_status dw__head_gradient_begin(dw__head_gradient *g) {
+    int64_t counted = 0;
     for (int64_t token = 0; token < g->tokens; token++) {
         int64_t target = target_of(g, token);
         if (target == g->ignore_index) continue;
@@ -157,26 +150,27 @@ static dw_status check_targets(const head_gradient *g, int64_t *counted) {
                             (long long)target, (long long)token, (long long)g->vocabulary,
                             (long long)g->ignore_index);
         }
-        ++*counted;
+        counted++;
     }
+    g->normalizer = g->is_mean ? (double)counted : 1.0;
     return DW_OK;
 }
 
 /* ---- kernel ------------------------------------------------------------------------------------- */
 
 static bool fits(const dw__call *call) {
-    head_gradient g;
-    return read_call(call, &g);
+    dw__head_gradient g;
+    return dw__head_gradient_read(call, &g);
 }
 
 /* Floats of dlogits, up to a cache line. */
-static size_t dlogits_floats(const head_gradient *g) {
-    return (size_t)dw__round_up(g->chunk * g->vocabulary, 16);
+static size_t dlogits_floats(const dw__head_gradient *g) {
+    return (size_t)dw__round_up(chunk_rows(g) * g->vocabulary, 16);
 }
 
 /* The last chunk has fewer rows, and another cut of its products. */
-static size_t product_bytes(const head_gradient *g) {
-    int64_t last = g->chunk > 0 ? g->tokens % g->chunk : 0, sizes[] = {g->chunk, last};
+static size_t product_bytes(const dw__head_gradient *g) {
+    int64_t chunk = chunk_rows(g), sizes[] = {chunk, chunk > 0 ? g->tokens % chunk : 0};
     size_t most = 0;
     for (size_t i = 0; i < DW_COUNT(sizes); i++) {
         dw__product dx = dx_product(g, NULL, 0, sizes[i]), dw = dw_product(g, NULL, 0, sizes[i]);
@@ -189,13 +183,13 @@ static size_t product_bytes(const head_gradient *g) {
 }
 
 static size_t scratch_bytes(const dw__call *call) {
-    head_gradient g;
-    if (!read_call(call, &g)) return 0;
+    dw__head_gradient g;
+    if (!dw__head_gradient_read(call, &g)) return 0;
     return dlogits_floats(&g) * sizeof(float) + product_bytes(&g);
 }
 
 static dw_status run_chunk(chunk_job *j, void *product_scratch) {
-    const head_gradient *g = j->g;
+    const dw__head_gradient *g = j->g;
     dw__pool_run(j->rows, dlogits_task, j);
     if (g->dx) {
         dw__product p = dx_product(g, j->dlogits, j->first, j->rows);
@@ -210,23 +204,22 @@ static dw_status run_chunk(chunk_job *j, void *product_scratch) {
 }
 
 static dw_status run(const dw__call *call, void *scratch) {
-    head_gradient g;
-    if (!read_call(call, &g)) {
+    dw__head_gradient g;
+    if (!dw__head_gradient_read(call, &g)) {
         return dw__fail(DW_INTERNAL,
                         "cpu.linear_cross_entropy_backward.chunked was given a call that "
                         "it does not fit");
     }
-    int64_t counted;
-    DW_RETURN_IF_FAILED(check_targets(&g, &counted));
+    DW_RETURN_IF_FAILED(dw__head_gradient_begin(&g));
     if (g.tokens == 0) {
         if (g.dw) memset(g.dw, 0, (size_t)(g.vocabulary * g.size) * sizeof(float));
         if (g.db) memset(g.db, 0, (size_t)g.vocabulary * sizeof(float));
         return DW_OK;
     }
     chunk_job job = {.g = &g, .loops = dw__logit_gradient_loops_now(), .dlogits = scratch};
-    job.normalizer = g.is_mean ? (double)counted : 1.0;
-    for (; job.first < g.tokens; job.first += g.chunk) {
-        job.rows = dw__min64(g.chunk, g.tokens - job.first);
+    job.chunk = chunk_rows(&g);
+    for (; job.first < g.tokens; job.first += job.chunk) {
+        job.rows = dw__min64(job.chunk, g.tokens - job.first);
         DW_RETURN_IF_FAILED(run_chunk(&job, job.dlogits + dlogits_floats(&g)));
     }
     return DW_OK;

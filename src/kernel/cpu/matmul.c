@@ -272,5 +272,6 @@ const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
                                                     &linear_onednn,
                                                     &matmul_packed,
                                                     &linear_packed,
+                                                    &dw__linear_cross_entropy_backward_amx,
                                                     &dw__linear_cross_entropy_backward_chunked,
                                                     NULL};

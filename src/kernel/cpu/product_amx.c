@@ -139,8 +139,7 @@ static void pack_task(void *context, int64_t index, int worker) {
     if (!splits) atomic_store_explicit(&j->unsplit[index / panels], 1, memory_order_relaxed);
 }
 
-/* C tile (+)= product tile, within the matrix; bias with the first block. */
-static void put_tile(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
+void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
                      bool add, const float *bias) {
     for (int64_t row = 0; row < rows; row++) {
         const float *from = tile + row * DW_AMX_PANEL;
@@ -225,7 +224,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
                 }
                 dw__amx_multiply(steps_of(k), cut->share_a ? shared : own,
                                  cut->share_a ? own : shared, tile, DW_AMX_PANEL);
-                put_tile(tile, rows, columns, to, c_stride, add, bias);
+                dw__amx_put(tile, rows, columns, to, c_stride, add, bias);
             }
             int64_t done = along + shared_count;
             bool due = done - pending >= EPILOGUE_PANELS * DW_AMX_PANEL || done == cut->shared;
@@ -264,6 +263,8 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
 }
 
 #else /* built without AMX */
+
+bool dw__amx_available(void) { return false; }
 
 bool dw__product_amx_fits(const dw__product *p, bool passing) {
     (void)p, (void)passing;
