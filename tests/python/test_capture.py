@@ -192,6 +192,11 @@ def test_llama(call: str, train: bool) -> None:
         assert attention["attrs"]["causal"] == 1
     if call not in ("padding", "positions"):
         assert attention["inputs"][3] is None
+    if call == "padding":  # what is left of the mask once "key <= query" is an attribute
+        mask = attention["inputs"][3]
+        made = next(n for n in json.loads(captured.json)["nodes"] if mask in n["outputs"])
+        assert made["op"] == "reshape" and made["attrs"]["shape"] == ["B", 1, 1, "S"]
+        assert "take" not in operations(captured)
     leaves = {leaf["name"]: leaf["shape"] for leaf in json.loads(captured.json)["leaves"]}
     key = next(n for n in json.loads(captured.json)["nodes"] if "k_proj" in n["module"])
     assert leaves[key["inputs"][1]] == [16, 32]  # two key heads for four query heads
@@ -248,6 +253,23 @@ def test_a_cache_as_argument_is_refused() -> None:
     cache = module(random_ids(2, 3), use_cache=True).past_key_values
     with pytest.raises(CaptureError, match="cache"):
         capture_graph(module, (random_ids(2, 1),), {"past_key_values": cache})
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_gradients(family: str) -> None:
+    """The oracle is differentiable: the graph must have the module's gradients too."""
+    if family == "gpt2":
+        module = transformers.GPT2LMHeadModel(gpt2_config()).double()
+    else:
+        module = transformers.LlamaForCausalLM(llama_config()).double()
+    captured = capture_graph(module, (), TEXT_CALLS["padding"](2, 7))
+    kwargs = TEXT_CALLS["padding"](3, 5)
+    names, parameters = zip(*module.named_parameters())
+    want = torch.autograd.grad(module(**kwargs).loss, parameters)
+    got = torch.autograd.grad(run(captured, module, (), kwargs).loss, parameters)
+    for name, g, w in zip(names, got, want):
+        error = (g - w).norm() / w.norm().clamp_min(1e-12)
+        assert error < 2e-5 or w.norm() < 1e-12, name  # the models compute partly in FP32
 
 
 def test_regions_layers_and_modules() -> None:
