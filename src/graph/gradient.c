@@ -6,7 +6,6 @@
  * of its own; the pass `common` afterwards shares what forward and backward compute alike.
  */
 #include "graph/emit.h"
-#include <string.h>
 
 typedef struct tape {
     dw_graph *graph;
@@ -75,8 +74,8 @@ static dw_status call_rule(tape *t, dw_node n, const dw_value *output_grads, con
 static dw_status tape_step(tape *t, dw_node n) {
     /* by copy: the graph's records move while the rule appends */
     dw__node_record node = t->graph->nodes.items[n];
-    dw_value output_grads[DW_MAX_OUTPUTS], input_grads[DW_MAX_INPUTS];
-    bool needed[DW_MAX_INPUTS], any_needed = false, any_grad = false;
+    dw_value output_grads[DW_MAX_OUTPUTS] = {0}, input_grads[DW_MAX_INPUTS] = {0};
+    bool needed[DW_MAX_INPUTS] = {false}, any_needed = false, any_grad = false;
     if (dw__op_table[node.op].stops_gradient) return DW_OK;
     for (uint32_t i = 0; i < node.output_count; i++) {
         output_grads[i] = t->grads[node.outputs[i]];

@@ -16,15 +16,15 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
     return hash ^ hash >> 29;
 }
 
-static uint64_t hash_bits(uint64_t hash, double number) {
+static uint64_t bits_of(double number) {
     uint64_t bits;
     memcpy(&bits, &number, sizeof bits);
-    return mix(hash, bits);
+    return bits;
 }
 
 static uint64_t hash_attr(uint64_t hash, const dw_attr *attr) {
     hash = mix(mix(hash, attr->key), (uint64_t)attr->integer);
-    hash = hash_bits(hash, attr->number);
+    hash = mix(hash, bits_of(attr->number));
     for (uint32_t i = 0; i < attr->count; i++) hash = mix(hash, (uint64_t)attr->list[i]);
     for (const char *c = attr->string; c && *c; c++) hash = mix(hash, (unsigned char)*c);
     return hash;
@@ -40,7 +40,7 @@ static uint64_t hash_node(const dw__node_record *node) {
 static bool attr_equal(const dw_attr *a, const dw_attr *b) {
     if (a->key != b->key || a->integer != b->integer || a->count != b->count) return false;
     /* by bits: 0 and -0 differ, a NaN equals itself */
-    if (memcmp(&a->number, &b->number, sizeof a->number) != 0) return false;
+    if (bits_of(a->number) != bits_of(b->number)) return false;
     if ((a->string == NULL) != (b->string == NULL)) return false;
     if (a->string && strcmp(a->string, b->string) != 0) return false;
     return a->count == 0 || memcmp(a->list, b->list, a->count * sizeof *a->list) == 0;

@@ -227,23 +227,12 @@ static dw_value fold_permute(fold *f) {
     return dw__emit_permute(&f->e, dw_node_input(f->e.graph, inner, 0), (int)perm->count, joint);
 }
 
-/* True for a reshape that only puts dims of 1 in front: `broadcast` does that by itself. */
-static bool prepends_ones(const dw_graph *graph, dw_node reshape) {
-    dw__type in = dw__type_of(graph, dw_node_input(graph, reshape, 0));
-    dw__type out = dw__type_of(graph, dw_node_output(graph, reshape, 0));
-    int lead = out.rank - in.rank;
-    if (lead < 0) return false;
-    for (int i = 0; i < out.rank; i++)
-        if (out.shape[i] != (i < lead ? 1 : in.shape[i - lead])) return false;
-    return true;
-}
-
 static dw_value fold_broadcast(fold *f) {
     if (same_type(&f->in, &f->out)) return f->inputs[0];
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_BROADCAST);
     if (inner == DW_NONE) {
         inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_RESHAPE);
-        if (inner == DW_NONE || !prepends_ones(f->e.graph, inner)) return DW_NONE;
+        if (inner == DW_NONE || !dw__prepends_ones(f->e.graph, inner)) return DW_NONE;
     }
     return dw__emit_broadcast(&f->e, dw_node_input(f->e.graph, inner, 0), f->out.rank,
                               f->out.shape);

@@ -26,17 +26,6 @@ typedef struct writer {
 
 /* ---- operands ------------------------------------------------------------------------------- */
 
-/* True for a reshape that only puts dims of 1 in front. */
-static bool prepends_ones(const dw_graph *graph, dw_node reshape) {
-    dw__type in = dw__type_of(graph, dw_node_input(graph, reshape, 0));
-    dw__type out = dw__type_of(graph, dw_node_output(graph, reshape, 0));
-    int lead = out.rank - in.rank;
-    if (lead < 0) return false;
-    for (int i = 0; i < out.rank; i++)
-        if (out.shape[i] != (i < lead ? 1 : in.shape[i - lead])) return false;
-    return true;
-}
-
 /* What `value` was before it was broadcast: a fused node broadcasts its operands by itself. */
 static dw_value peel(const dw_graph *graph, dw_value value) {
     bool spread = false;
@@ -45,7 +34,7 @@ static dw_value peel(const dw_graph *graph, dw_value value) {
         spread = spread || node != DW_NONE;
         if (node == DW_NONE && spread) {
             node = dw__made_by(graph, value, DW_OP_RESHAPE);
-            if (node != DW_NONE && !prepends_ones(graph, node)) node = DW_NONE;
+            if (node != DW_NONE && !dw__prepends_ones(graph, node)) node = DW_NONE;
         }
         if (node == DW_NONE) return value;
         value = dw_node_input(graph, node, 0);

@@ -31,23 +31,13 @@ bool dw__with_number(const dw__matcher *m, dw_value value, dw_op op, dw_value *x
     return false;
 }
 
-static bool prepends_ones(const dw_graph *graph, dw_node reshape) {
-    dw__type in = dw__type_of(graph, dw_node_input(graph, reshape, 0));
-    dw__type out = dw__type_of(graph, dw_node_output(graph, reshape, 0));
-    int lead = out.rank - in.rank;
-    if (lead < 0) return false;
-    for (int i = 0; i < out.rank; i++)
-        if (out.shape[i] != (i < lead ? 1 : in.shape[i - lead])) return false;
-    return true;
-}
-
 dw_value dw__unbroadcast(const dw__matcher *m, dw_value value) {
     const dw_graph *graph = m->e.graph;
     for (;;) {
         dw_node node = dw__made_by(graph, value, DW_OP_BROADCAST);
         if (node == DW_NONE) node = dw__made_by(graph, value, DW_OP_RESHAPE);
         if (node == DW_NONE) return value;
-        if (graph->nodes.items[node].op == DW_OP_RESHAPE && !prepends_ones(graph, node))
+        if (graph->nodes.items[node].op == DW_OP_RESHAPE && !dw__prepends_ones(graph, node))
             return value;
         value = dw_node_input(graph, node, 0);
     }

@@ -1,6 +1,6 @@
 #include "graph/passes.h"
 #include "number/half.h"
-#include <string.h>
+#include <assert.h>
 
 static const struct {
     const char *name;
@@ -58,6 +58,7 @@ static dw_status rewrite_node(dw__rewriter *rewriter, dw__rewrite *rewrite, cons
     dw_value replacements[DW_MAX_OUTPUTS];
     DW_RETURN_IF_FAILED(dw__rewriter_copy(rewriter, old));
     DW_RETURN_IF_FAILED(extend_uses(rewrite, 0));
+    assert(rewrite->uses.items); /* every node has an output */
     for (uint32_t i = 0; i < record->output_count; i++) {
         dw_value made = rewriter->map[record->outputs[i]];
         replacements[i] = made;
@@ -126,6 +127,16 @@ dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op) {
     const dw__value_record *record = &graph->values.items[value];
     if (record->node == DW_NONE || record->index != 0) return DW_NONE;
     return graph->nodes.items[record->node].op == op ? record->node : DW_NONE;
+}
+
+bool dw__prepends_ones(const dw_graph *graph, dw_node reshape) {
+    dw__type in = dw__type_of(graph, dw_node_input(graph, reshape, 0));
+    dw__type out = dw__type_of(graph, dw_node_output(graph, reshape, 0));
+    int lead = out.rank - in.rank;
+    if (lead < 0) return false;
+    for (int i = 0; i < out.rank; i++)
+        if (out.shape[i] != (i < lead ? 1 : in.shape[i - lead])) return false;
+    return true;
 }
 
 double dw__round_to(dw_dtype dtype, double number) {

@@ -39,6 +39,8 @@ dw_status dw__rewrite_each(dw_graph **graph, dw__rewrite_rule *rule, void *conte
 
 /* The node that makes `value` as its output 0 by `op`, else DW_NONE. */
 dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op);
+/* True for a reshape that only puts dims of 1 in front: `broadcast` does that by itself. */
+bool dw__prepends_ones(const dw_graph *graph, dw_node reshape);
 /* True when every element of `value` is one known number (constants, also broadcast, reshaped or
  * cast between floating-point types): `number` as it is written, not rounded to the value's
  * type. */

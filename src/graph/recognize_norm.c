@@ -179,7 +179,7 @@ static dw_value spread_reduction(const dw__matcher *m, dw_value value, dw_op op,
 /* exp(x - max x) / sum exp(x - max x). (A row of -inf alone then gives zeros, not NaN.) */
 dw_value dw__recognize_softmax(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
-    int64_t axis, same;
+    int64_t axis = -1, same = -1;
     dw_value weights = dw__operand(m, m->root, 0);
     dw_node exp = dw__made_by(graph, weights, DW_OP_EXP);
     if (exp == DW_NONE || weights >= m->rewrite->uses.count ||
