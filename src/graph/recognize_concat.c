@@ -1,6 +1,6 @@
-/* Pieces put side by side by padding each with zeros and adding: what the gradients of slices that
- * cut up one value (queries, keys and values of one product) come to. That is concat, up to the sign
- * of zeros: 0 + -0 is 0.
+/* Pieces put side by side by padding each with zeros and adding: what the gradients of slices
+ * that cut up one value (queries, keys and values of one product) come to. That is concat, up to
+ * the sign of zeros: 0 + -0 is 0.
  */
 #include "graph/recognize.h"
 
