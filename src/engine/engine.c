@@ -286,7 +286,9 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->profile = profile_wanted();
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
-    if (!engine->grad_slot || !engine->wrt_of) DW_TRY(dw__fail_memory("an engine", wrt_count));
+    engine->prepared_index = dw__map_create();
+    if (!engine->grad_slot || !engine->wrt_of || !engine->prepared_index)
+        DW_TRY(dw__fail_memory("an engine", wrt_count));
     if (pthread_mutex_init(&engine->lock, NULL) != 0) {
         DW_TRY(dw__fail(DW_OUT_OF_MEMORY, "no mutex for an engine: the system is out of them"));
     }
@@ -309,6 +311,9 @@ void dw_engine_destroy(dw_engine *engine) {
     }
     if (engine->has_lock) pthread_mutex_destroy(&engine->lock);
     dw_graph_destroy(engine->graph);
+    for (size_t i = 0; i < engine->prepared.count; i++) dw__free(engine->prepared.items[i]);
+    dw__free(engine->prepared.items);
+    dw__map_destroy(engine->prepared_index);
     dw__free(engine->grad_slot);
     dw__free(engine->wrt_of);
     dw__free(engine->use_start);

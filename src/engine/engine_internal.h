@@ -42,6 +42,13 @@ struct dw_engine {
     uint8_t *leaf_reads;   /* DW_READ_ flags by leaf */
     uint8_t *output_reads; /* DW_READ_BACKWARD where backward may read the caller's buffer */
 
+    /* What kernels prepared, shared by all steps and plans with the same attributes and types. */
+    struct {
+        void **items;
+        size_t count, capacity;
+    } prepared;
+    dw__map *prepared_index; /* by kernel, attributes and types, as text */
+
     bool profile;
     bool has_lock;
     pthread_mutex_t lock; /* of the plans' list and reference counts */
@@ -79,7 +86,7 @@ typedef struct dw__step {
     uint32_t attr_count, input_count, output_count;
     const dw_attr *attrs;
     dw__operand *inputs, *outputs;
-    void *prepared; /* owned */
+    const void *prepared; /* the engine's */
 } dw__step;
 
 typedef struct dw__instruction {

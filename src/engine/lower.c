@@ -217,15 +217,60 @@ static dw_status make_step(lowering *l, dw_node node, dw__step *step) {
     return DW_OK;
 }
 
-static dw_status prepare(lowering *l, dw__step *step) {
-    if (!step->kernel || !step->kernel->prepare) return DW_OK;
-    dw__step_shape(step, &l->call);
-    return step->kernel->prepare(&l->call, &step->prepared);
+/* What tells prepared calls of one kernel apart: attributes in text form and element types. */
+static dw_status prepared_key(const dw__step *step, dw__text *key) {
+    DW_RETURN_IF_FAILED(dw__text_printf(key, "%s %d:", step->kernel->name, (int)step->op));
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        DW_RETURN_IF_FAILED(dw__text_printf(key, " %d", (int)step->inputs[i].view.dtype));
+    }
+    DW_RETURN_IF_FAILED(dw__text_printf(key, " ->"));
+    for (uint32_t o = 0; o < step->output_count; o++) {
+        DW_RETURN_IF_FAILED(dw__text_printf(key, " %d", (int)step->outputs[o].view.dtype));
+    }
+    for (uint32_t a = 0; a < step->attr_count; a++) {
+        const dw_attr *attr = &step->attrs[a];
+        DW_RETURN_IF_FAILED(dw__text_printf(key, " %d=%lld %.17g \"%s\"", (int)attr->key,
+                                            (long long)attr->integer, attr->number,
+                                            attr->string ? attr->string : ""));
+        for (uint32_t i = 0; i < attr->count; i++) {
+            DW_RETURN_IF_FAILED(dw__text_printf(key, ",%lld", (long long)attr->list[i]));
+        }
+    }
+    return DW_OK;
 }
 
-/* Takes over `step` (and `epilogue`): from here on the plan owns what they prepared. */
-static dw_status add_instruction(lowering *l, dw__step *step, dw__step *epilogue, int replaced,
-                                 size_t scratch_bytes) {
+static dw_status prepare_new(lowering *l, const dw__step *step, const char *key, uint32_t *index) {
+    dw_engine *engine = l->plan->engine;
+    void *prepared = NULL;
+    dw__step_shape(step, &l->call);
+    DW_RETURN_IF_FAILED(step->kernel->prepare(&l->call, &prepared));
+    *index = (uint32_t)engine->prepared.count;
+    dw_status status = DW_PUSH(&engine->prepared, prepared);
+    if (status != DW_OK) {
+        dw__free(prepared);
+        return status;
+    }
+    return dw__map_set(engine->prepared_index, key, *index);
+}
+
+/* Layers repeat the same bodies, and so do plans: each is prepared once. */
+static dw_status prepare(lowering *l, dw__step *step) {
+    if (!step->kernel->prepare) return DW_OK;
+    dw_status status = DW_OK;
+    dw__text key = {0};
+    uint32_t index = 0;
+    DW_TRY(prepared_key(step, &key));
+    if (!dw__map_get(l->engine->prepared_index, key.text, &index)) {
+        DW_TRY(prepare_new(l, step, key.text, &index));
+    }
+    step->prepared = l->engine->prepared.items[index];
+cleanup:
+    dw__text_free(&key);
+    return status;
+}
+
+static dw_status add_instruction(lowering *l, const dw__step *step, const dw__step *epilogue,
+                                 int replaced, size_t scratch_bytes) {
     dw__instruction fresh = {.step = *step, .replaced = replaced, .scratch = DW_NONE};
     if (scratch_bytes) {
         DW_RETURN_IF_FAILED(add_storage(l, DW_HOME_ARENA, 0, scratch_bytes, &fresh.scratch));
@@ -235,27 +280,19 @@ static dw_status add_instruction(lowering *l, dw__step *step, dw__step *epilogue
         if (!fresh.epilogue) return dw__fail_memory("an epilogue", sizeof *epilogue);
         *fresh.epilogue = *epilogue;
     }
-    DW_RETURN_IF_FAILED(DW_PUSH(&l->plan->code, fresh));
-    step->prepared = NULL;
-    if (epilogue) epilogue->prepared = NULL;
-    return DW_OK;
+    return DW_PUSH(&l->plan->code, fresh);
 }
 
 static dw_status add_step(lowering *l, dw__step *step) {
-    dw_status status = DW_OK;
     bool empty = true;
     for (uint32_t o = 0; o < step->output_count; o++) {
         empty &= dw__tensor_count(&step->outputs[o].view) == 0;
     }
     if (empty) return DW_OK; /* no element to compute */
-    DW_TRY(prepare(l, step));
+    DW_RETURN_IF_FAILED(prepare(l, step));
     dw__step_shape(step, &l->call);
     size_t scratch = step->kernel->scratch_bytes ? step->kernel->scratch_bytes(&l->call) : 0;
-    DW_TRY(add_instruction(l, step, NULL, -1, scratch));
-cleanup:
-    dw__free(step->prepared);
-    step->prepared = NULL;
-    return status;
+    return add_instruction(l, step, NULL, -1, scratch);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -713,17 +750,12 @@ static dw_status lower_deferred(lowering *l, uint32_t storage) {
     return DW_OK;
 }
 
-static bool is_row_major(const lowering *l, const dw__operand *operand) {
-    return operand->offset == 0 && dw__tensor_is_contiguous(&operand->view) && is_whole(l, operand);
-}
-
 /* Tries to make one instruction of the fused step and the product that is its input `i`. */
 static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *done) {
-    dw_status status = DW_OK;
     *done = false;
     uint32_t storage = fused->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
-    if (reads_in(fused, storage) != 1 || !is_row_major(l, &fused->inputs[i]) ||
+    if (reads_in(fused, storage) != 1 || !is_whole(l, &fused->inputs[i]) ||
         dw__tensor_count(&fused->inputs[i].view) != dw__tensor_count(&fused->outputs[0].view) ||
         dw__tensor_count(&fused->outputs[0].view) == 0) {
         return DW_OK;
@@ -732,10 +764,10 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
     DW_RETURN_IF_FAILED(make_step(l, node, &product));
     fused->kernel = select_kernel(l, fused);
     if (is_reference(fused->kernel)) return DW_OK;
-    DW_TRY(prepare(l, fused));
+    DW_RETURN_IF_FAILED(prepare(l, fused));
     dw__step_shape(&product, &l->call);
     dw__step_shape(fused, &l->second);
-    if (!dw__matmul_fits_epilogue(&l->call, &l->second, (int)i)) goto cleanup;
+    if (!dw__matmul_fits_epilogue(&l->call, &l->second, (int)i)) return DW_OK;
     size_t scratch = dw__matmul_epilogue_scratch(&l->call, &l->second, (int)i);
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
@@ -743,16 +775,13 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
     }
     place->deferred = DW_NONE;
     reuse_inputs(l, fused, &product);
-    DW_TRY(place_outputs(l, fused));
-    DW_TRY(add_instruction(l, &product, fused, (int)i, scratch));
+    DW_RETURN_IF_FAILED(place_outputs(l, fused));
+    DW_RETURN_IF_FAILED(add_instruction(l, &product, fused, (int)i, scratch));
     for (uint32_t j = 0; j < product.input_count; j++) {
         read_once(l, record_of(l, node)->inputs[j]);
     }
     *done = true;
-cleanup:
-    dw__free(fused->prepared);
-    fused->prepared = NULL;
-    return status;
+    return DW_OK;
 }
 
 /* True when the fused step is the sum of its two inputs and nothing else. */

@@ -110,10 +110,6 @@ cleanup:
 
 void dw__plan_destroy(dw_plan *plan) {
     if (!plan) return;
-    for (size_t i = 0; i < plan->code.count; i++) {
-        dw__free(plan->code.items[i].step.prepared);
-        if (plan->code.items[i].epilogue) dw__free(plan->code.items[i].epilogue->prepared);
-    }
     while (plan->states) {
         dw__run_state *next = plan->states->next;
         dw__free(plan->states);

@@ -41,7 +41,8 @@ typedef struct dw__kernel {
     bool (*fits)(const dw__call *call);
     /* Scratch the call needs; may be NULL for none. The same arithmetic that run() uses. */
     size_t (*scratch_bytes)(const dw__call *call);
-    /* Optional: parse attributes once (a fused body); freed with dw__free. */
+    /* Optional: parse attributes once (a fused body); freed with dw__free. It may depend on the
+     * attributes and element types alone: calls that agree in those share it. */
     dw_status (*prepare)(const dw__call *call, void **prepared);
     dw_status (*run)(const dw__call *call, void *scratch);
     /* Tolerance against the reference in FP64, relative to the largest magnitude of the result, at
