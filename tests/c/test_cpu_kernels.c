@@ -196,8 +196,10 @@ static void run_call(dw__call *call) {
             }
             if (memcmp(first[i], out->data, bytes) != 0)
                 fail_msg("%s: %d threads give other bits", kernel->name, threads);
-            if (threads == 2) memset(out->data, 0xEE, bytes);
-            else free(first[i]);
+            if (threads == 2)
+                memset(out->data, 0xEE, bytes);
+            else
+                free(first[i]);
         }
     }
 }
@@ -278,9 +280,9 @@ static void test_single_operations(void **state) {
     static const struct {
         dw_op op;
         double (*f)(double);
-    } unary[] = {{DW_OP_EXP, exp},   {DW_OP_TANH, tanh}, {DW_OP_SIN, sin},  {DW_OP_COS, cos},
-                 {DW_OP_ERF, erf},   {DW_OP_ABS, fabs},  {DW_OP_FLOOR, floor},
-                 {DW_OP_CEIL, ceil}, {DW_OP_LOG1P, log1p}};
+    } unary[] = {{DW_OP_EXP, exp},     {DW_OP_TANH, tanh}, {DW_OP_SIN, sin},
+                 {DW_OP_COS, cos},     {DW_OP_ERF, erf},   {DW_OP_ABS, fabs},
+                 {DW_OP_FLOOR, floor}, {DW_OP_CEIL, ceil}, {DW_OP_LOG1P, log1p}};
     static const dw_dtype types[] = {DW_F32, DW_BF16, DW_F16, DW_F64};
     static const double roundoff[] = {0x1p-24, 0x1p-9, 0x1p-12, 0x1p-53};
     for (size_t k = 0; k < DW_COUNT(unary); k++) {
@@ -307,8 +309,8 @@ static int64_t floor_div(int64_t x, int64_t y) {
 
 static void test_integers(void **state) {
     (void)state;
-    static const dw_op ops[] = {DW_OP_ADD, DW_OP_SUB, DW_OP_MUL, DW_OP_DIV, DW_OP_REM,
-                                DW_OP_MAX, DW_OP_LT,  DW_OP_EQ};
+    static const dw_op ops[] = {DW_OP_ADD, DW_OP_SUB, DW_OP_MUL, DW_OP_DIV,
+                                DW_OP_REM, DW_OP_MAX, DW_OP_LT,  DW_OP_EQ};
     for (int t = 0; t < 2; t++) {
         dw_dtype dtype = t ? DW_I64 : DW_I32;
         for (size_t k = 0; k < DW_COUNT(ops); k++) {
@@ -322,10 +324,9 @@ static void test_integers(void **state) {
             run_call(&call);
             for (int64_t i = 0; i < 1031; i++) {
                 int64_t a = (int64_t)get(&call.inputs[0], i), b = (int64_t)get(&y, i);
-                int64_t expected[] = {a + b,           a - b,
-                                      a * b,           floor_div(a, b),
-                                      a - b * floor_div(a, b), a > b ? a : b,
-                                      a < b,           a == b};
+                int64_t expected[] = {
+                    a + b,         a - b, a * b, floor_div(a, b), a - b * floor_div(a, b),
+                    a > b ? a : b, a < b, a == b};
                 assert_int_equal((int64_t)get(&call.outputs[0], i), expected[k]);
             }
             release_blocks();
@@ -365,9 +366,9 @@ static void test_casts(void **state) {
             release_blocks();
         }
     }
-    dw_attr body = dw_attr_string(
-        DW_ATTR_KEY_BODY, "t0=cast_f32(i0);t1=gt(t0,c0);t2=and(t1,i1);t3=logical_not(t2);"
-                          "t4=select(t3,t0,c-1);t5=cast_bf16(t4);out(t5,t2)");
+    dw_attr body = dw_attr_string(DW_ATTR_KEY_BODY,
+                                  "t0=cast_f32(i0);t1=gt(t0,c0);t2=and(t1,i1);t3=logical_not(t2);"
+                                  "t4=select(t3,t0,c-1);t5=cast_bf16(t4);out(t5,t2)");
     dw__call call = make_call(DW_OP_FUSED, 1, &body);
     add_input(&call, random_tensor(DW_BF16, -3, 3, SHAPE(9, 201)));
     add_input(&call, random_tensor(DW_BOOL, 0, 1, SHAPE(9, 1)));
@@ -411,8 +412,8 @@ static void test_dropout(void **state) {
 static void test_tile(void **state) {
     (void)state;
     enum { ROWS = 37, COLUMNS = 1301 };
-    dw_attr body = dw_attr_string(
-        DW_ATTR_KEY_BODY, "t0=add(i0,i1);t1=gelu_tanh(t0);t2=add(t1,i2);out(t2,t0)");
+    dw_attr body =
+        dw_attr_string(DW_ATTR_KEY_BODY, "t0=add(i0,i1);t1=gelu_tanh(t0);t2=add(t1,i2);out(t2,t0)");
     dw__call call = make_call(DW_OP_FUSED, 1, &body);
     dw__tensor product = random_tensor(DW_F32, -3, 3, SHAPE(ROWS, COLUMNS));
     dw__tensor hidden = product;
@@ -450,7 +451,8 @@ static void test_tile(void **state) {
 /* `offset` makes the mean large beside the deviation: what a one-pass variance loses. */
 static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, double offset) {
     dw_attr eps = dw_attr_float(DW_ATTR_KEY_EPS, 1e-5);
-    dw__tensor x = transposed(random_tensor(DW_F32, offset - 1, offset + 1, SHAPE(3, rows, n)), 0, 1);
+    dw__tensor x =
+        transposed(random_tensor(DW_F32, offset - 1, offset + 1, SHAPE(3, rows, n)), 0, 1);
     dw__tensor w = random_tensor(DW_F32, 0.5, 1.5, SHAPE(n));
     dw__tensor b = random_tensor(DW_F32, -1, 1, SHAPE(n));
     dw__call call = make_call(centred ? DW_OP_LAYER_NORM : DW_OP_RMS_NORM, 1, &eps);
@@ -465,7 +467,8 @@ static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, dou
     run_call(&call);
 
     dw__tensor dy = random_tensor(DW_F32, -1, 1, SHAPE(rows, 3, n));
-    dw__call back = make_call(centred ? DW_OP_LAYER_NORM_BACKWARD : DW_OP_RMS_NORM_BACKWARD, 0, NULL);
+    dw__call back =
+        make_call(centred ? DW_OP_LAYER_NORM_BACKWARD : DW_OP_RMS_NORM_BACKWARD, 0, NULL);
     add_input(&back, dy);
     add_input(&back, x);
     add_input(&back, weighted ? w : no_tensor);
@@ -523,7 +526,7 @@ static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, dou
 
 static void test_norms(void **state) {
     (void)state;
-    static const int64_t shapes[][2] = {{1, 1},  {1, 7},   {5, 16},   {3, 17},   {2, 64},
+    static const int64_t shapes[][2] = {{1, 1},   {1, 7},    {5, 16},   {3, 17},   {2, 64},
                                         {40, 65}, {67, 129}, {11, 768}, {300, 33}, {2, 4099}};
     for (size_t i = 0; i < DW_COUNT(shapes); i++)
         for (int k = 0; k < 4; k++)
@@ -562,8 +565,8 @@ static void test_norm_backward_in_part(void **state) {
 static void check_softmax(bool logarithm, int64_t rows, int64_t n, double spread) {
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 2);
     dw__tensor x = transposed(random_tensor(DW_F32, -spread, spread, SHAPE(2, rows, n)), 0, 1);
-    for (int64_t i = 0; i < n; i++) put(&x, i, -INFINITY);                   /* a row of it */
-    if (n > 2 && rows > 1) put(&x, 2 * n - 1, -INFINITY);                    /* one of it */
+    for (int64_t i = 0; i < n; i++) put(&x, i, -INFINITY); /* a row of it */
+    if (n > 2 && rows > 1) put(&x, 2 * n - 1, -INFINITY);  /* one of it */
     dw__call call = make_call(logarithm ? DW_OP_LOG_SOFTMAX : DW_OP_SOFTMAX, 1, &axis);
     add_input(&call, x);
     add_output(&call, make_tensor(DW_F32, SHAPE(rows, 2, n)));
@@ -582,8 +585,9 @@ static void check_softmax(bool logarithm, int64_t rows, int64_t n, double spread
         for (int64_t i = 0; i < n; i++) {
             double v = at(&x, &y, row * n + i), p = exp(v - max) / sum;
             double expected = logarithm ? v - max - log(sum) : max == -INFINITY ? 0.0 : p;
-            double bound = logarithm ? 4 * EPS * (fabs(v - max) + log((double)n) + 1.0)
-                                     : 8 * EPS * p * (1.0 + fabs(v - max) + sqrt((double)n) / 16) + 0x1p-126;
+            double bound =
+                logarithm ? 4 * EPS * (fabs(v - max) + log((double)n) + 1.0)
+                          : 8 * EPS * p * (1.0 + fabs(v - max) + sqrt((double)n) / 16) + 0x1p-126;
             expect_near("softmax", row * n + i, get(&y, row * n + i), expected, bound);
             double saved = get(&y, row * n + i);
             dot += get(&dy, row * n + i) * (logarithm ? 1.0 : saved);
@@ -593,7 +597,8 @@ static void check_softmax(bool logarithm, int64_t rows, int64_t n, double spread
             double expected = logarithm ? g - exp(saved) * dot : saved * (g - dot);
             double scale = logarithm ? 1.0 + sqrt((double)n) * exp(saved) : saved * 2.0;
             expect_near("softmax backward", row * n + i, get(&back.outputs[0], row * n + i),
-                        expected, 16 * EPS * scale * (1.0 + fabs(isfinite(saved) ? saved : 0)) + 0x1p-126);
+                        expected,
+                        16 * EPS * scale * (1.0 + fabs(isfinite(saved) ? saved : 0)) + 0x1p-126);
         }
     }
     release_blocks();
@@ -719,8 +724,7 @@ static void test_broadcast_reshape_iota(void **state) {
     add_input(&flat, x);
     add_output(&flat, make_tensor(DW_F32, SHAPE(2000)));
     run_call(&flat);
-    for (int64_t i = 0; i < 2000; i++)
-        expect_same("reshape", &flat.outputs[0], i, at(&x, &x, i));
+    for (int64_t i = 0; i < 2000; i++) expect_same("reshape", &flat.outputs[0], i, at(&x, &x, i));
     release_blocks();
     for (int axis = 0; axis < 3; axis++) {
         static const int64_t sizes[] = {5, 7, 11};
@@ -851,9 +855,12 @@ static void check_reduce(dw_op op, dw__tensor x, int axis_count, const int64_t *
         expected[i] = op == DW_OP_REDUCE_MAX ? -INFINITY : op == DW_OP_REDUCE_MIN ? INFINITY : 0.0;
     for (int64_t i = 0; i < dw__tensor_count(&x); i++) {
         double value = at(&x, &x, i), *e = &expected[offset_of(y, &x, i)];
-        if (op == DW_OP_REDUCE_MAX) *e = value > *e || isnan(value) ? value : *e;
-        else if (op == DW_OP_REDUCE_MIN) *e = value < *e || isnan(value) ? value : *e;
-        else *e += value;
+        if (op == DW_OP_REDUCE_MAX)
+            *e = value > *e || isnan(value) ? value : *e;
+        else if (op == DW_OP_REDUCE_MIN)
+            *e = value < *e || isnan(value) ? value : *e;
+        else
+            *e += value;
     }
     for (int64_t i = 0; i < count; i++) {
         double e = op == DW_OP_MEAN ? expected[i] / (double)n : expected[i];
@@ -861,7 +868,9 @@ static void check_reduce(dw_op op, dw__tensor x, int axis_count, const int64_t *
         /* |x| <= 1, so partial sums are about sqrt(n); at most 32 + 4 + 64 additions in turn */
         double bound = 16.0 * EPS * (sqrt((double)n) + fabs(expected[i]));
         expect_near(dw_op_name(op), i, get(y, i), e,
-                    exact ? 0.0 : op == DW_OP_MEAN ? bound / (double)n : bound);
+                    exact              ? 0.0
+                    : op == DW_OP_MEAN ? bound / (double)n
+                                       : bound);
     }
     free(expected);
     release_blocks();
@@ -871,7 +880,8 @@ static void test_reduce(void **state) {
     (void)state;
     static const dw_op ops[] = {DW_OP_REDUCE_SUM, DW_OP_REDUCE_MAX, DW_OP_REDUCE_MIN, DW_OP_MEAN};
 #define R(...) random_tensor(DW_F32, -1, 1, SHAPE(__VA_ARGS__))
-#define AXES(...) (int)DW_COUNT(((const int64_t[]){__VA_ARGS__})), (const int64_t[]) { __VA_ARGS__ }
+#define AXES(...)                                                                                  \
+    (int)DW_COUNT(((const int64_t[]){__VA_ARGS__})), (const int64_t[]) { __VA_ARGS__ }
     for (size_t k = 0; k < DW_COUNT(ops); k++) {
         check_reduce(ops[k], R(37, 129), AXES(1));
         check_reduce(ops[k], R(37, 129), AXES(0));
@@ -984,8 +994,10 @@ static void check_cross_entropy(const char *reduction, int64_t rows, int64_t cla
     dw__tensor target = random_indices(DW_I64, classes, SHAPE(rows));
     double counted = 0.0;
     for (int64_t i = 0; i < rows; i++) {
-        if (i % 5 == 3 || all_ignored) put(&target, i, -7.0);
-        else counted += 1.0;
+        if (i % 5 == 3 || all_ignored)
+            put(&target, i, -7.0);
+        else
+            counted += 1.0;
     }
     dw__call call = make_call(DW_OP_CROSS_ENTROPY, 3, attrs);
     add_input(&call, x);
@@ -1023,8 +1035,9 @@ static void check_cross_entropy(const char *reduction, int64_t rows, int64_t cla
         for (int64_t i = 0; i < classes; i++) {
             double p = exp(at(&x, &x, row * classes + i) - get(&lse, row)), expected = 0.0;
             if (label >= 0)
-                expected = (p - smoothing / (double)classes - (i == label ? 1.0 - smoothing : 0.0)) *
-                           weight;
+                expected =
+                    (p - smoothing / (double)classes - (i == label ? 1.0 - smoothing : 0.0)) *
+                    weight;
             /* the argument of exp, up to 16 or so, is rounded once */
             expect_near("cross_entropy_backward", row * classes + i,
                         get(&back.outputs[0], row * classes + i), expected,
@@ -1111,7 +1124,7 @@ static void test_adamw_step(void **state) {
             tensors[t] = (dw_adamw_tensor){p, g, m, v, n};
         }
         for (int step = 1; step <= 3; step++) {
-            dw_adamw_options options = {sizeof options, 1e-2, 0.9, 0.999, 1e-8, 0.1, 0.5,
+            dw_adamw_options options = {sizeof options, 1e-2,     0.9, 0.999, 1e-8, 0.1, 0.5,
                                         step,           step == 2};
             for (int t = 0; t < TENSORS; t++)
                 for (int64_t i = 0; i < counts[t]; i++) {

@@ -4,6 +4,7 @@
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/fused.h"
 #include "number/half.h"
+#include "number/philox.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,7 +71,8 @@ static double error_in_ulp(float got, double reference) {
         return isinf(got) && !signbit(got) == !signbit(reference) ? 0.0 : INFINITY;
     }
     if (isinf(got)) return fabs(reference) > 0x1.fffffdp127 ? 1.0 : INFINITY;
-    if (reference == 0.0 && got == 0.0) return !signbit(reference) == !signbit(got) ? 0.0 : INFINITY;
+    if (reference == 0.0 && got == 0.0)
+        return !signbit(reference) == !signbit(got) ? 0.0 : INFINITY;
     return fabs((double)got - reference) / ulp(reference);
 }
 
@@ -134,9 +136,9 @@ static uint32_t random_bits(uint64_t *state) {
 /* Exponents spread so that results cover underflow to overflow; every pair of special values. */
 static void test_pow(void **state) {
     (void)state;
-    static const float special[] = {0.0f, -0.0f, 1.0f,     -1.0f,     2.0f, -2.0f,   0.5f,
-                                    3.0f, -3.0f, INFINITY, -INFINITY, NAN,  1e-40f,  1e30f,
-                                    2.5f, -0.5f, 1e-30f,   16777216.0f};
+    static const float special[] = {0.0f,   -0.0f, 1.0f,  -1.0f,    2.0f,      -2.0f,
+                                    0.5f,   3.0f,  -3.0f, INFINITY, -INFINITY, NAN,
+                                    1e-40f, 1e30f, 2.5f,  -0.5f,    1e-30f,    16777216.0f};
     enum { SPECIAL = (int)DW_COUNT(special) };
     for (int isa = 0; isa <= (int)dw__cpu_isa(); isa++) {
         static float x[BLOCK], y[BLOCK], z[BLOCK];
@@ -187,8 +189,7 @@ static void test_activations(void **state) {
             static const int ops[5] = {DW_OP_SILU, DW_OP_GELU, DW_LANE_GELU_TANH,
                                        DW_OP_GELU_BACKWARD, DW_LANE_GELU_TANH_BACKWARD};
             for (int k = 0; k < 5; k++) {
-                dw__lane_args args = {
-                    .count = 1, .out = &y[k], .in = {&x, &one}, .step = {1, 1}};
+                dw__lane_args args = {.count = 1, .out = &y[k], .in = {&x, &one}, .step = {1, 1}};
                 loops->apply[DW_LANE_F32][ops[k]](&args);
                 double scale = k < 3 ? fabs(v) : 1.0;
                 double bound = 4.0 * 0x1p-24 * scale;
@@ -200,11 +201,34 @@ static void test_activations(void **state) {
     }
 }
 
+/* Dropout's random numbers where the block's number passes 2^32, at every alignment of the chunk. */
+static void test_dropout_numbers(void **state) {
+    (void)state;
+    enum { COUNT = 777 };
+    static float ones[COUNT], y[COUNT];
+    for (int i = 0; i < COUNT; i++) ones[i] = 1.0f;
+    for (int isa = 0; isa <= (int)dw__cpu_isa(); isa++) {
+        for (uint64_t shift = 0; shift < 9; shift++) {
+            dw__lane_dropout dropout = {
+                {INT64_C(-5), INT64_C(77) << 33}, 9, (UINT64_C(1) << 34) - 200 + shift, 0.25};
+            dw__lane_args args = {.count = COUNT, .out = y, .in = {ones}, .step = {1}};
+            loops_of((dw__isa)isa)->dropout(&args, &dropout);
+            for (uint64_t i = 0; i < COUNT; i++) {
+                float u =
+                    dw__philox_uniform(dropout.seed[0], dropout.seed[1], 9, dropout.first + i);
+                float expected = u >= 0.25f ? 1.0f / 0.75f : 0.0f;
+                assert_true(y[i] == expected);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_pow),
         cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_dropout_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,8 +44,10 @@ static uint32_t tensor_of(const update *u, int64_t element) {
     uint32_t low = 0, high = u->count - 1;
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (u->starts[middle] <= element) low = middle;
-        else high = middle - 1;
+        if (u->starts[middle] <= element)
+            low = middle;
+        else
+            high = middle - 1;
     }
     return low;
 }
@@ -61,7 +63,8 @@ static void update_task(void *context, int64_t task, int worker) {
         if (stop > limit) stop = limit;
         float *p = t->param + first, *m = t->exp_avg + first, *v = t->exp_avg_sq + first;
         if (stop > at)
-            dw__loss_loops_now()->adamw(stop - at, &u->constants, p, t->grad + first, m, v, p, m, v);
+            dw__loss_loops_now()->adamw(stop - at, &u->constants, p, t->grad + first, m, v, p, m,
+                                        v);
         at = stop;
     }
 }

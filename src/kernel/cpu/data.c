@@ -44,8 +44,10 @@ static void merge_views(copy_plan *plan, const dw__tensor *to, const dw__tensor 
         if (size == 1) continue;
         bool joins = rank > 0 && plan->to_stride[rank - 1] == to->stride[axis] * size &&
                      plan->from_stride[rank - 1] == from->stride[axis] * size;
-        if (joins) plan->shape[--rank] *= size;
-        else plan->shape[rank] = size;
+        if (joins)
+            plan->shape[--rank] *= size;
+        else
+            plan->shape[rank] = size;
         plan->to_stride[rank] = to->stride[axis];
         plan->from_stride[rank] = from->stride[axis];
         rank++;
@@ -63,8 +65,7 @@ static void merge_views(copy_plan *plan, const dw__tensor *to, const dw__tensor 
 /* Takes the source's contiguous axis out of the leading ones, if it pays to go by tiles. */
 static void find_transpose(copy_plan *plan) {
     enum { LEAST = 8 };
-    if (plan->from_step == 0 || plan->from_step == 1 || plan->to_step != 1 ||
-        plan->length < LEAST)
+    if (plan->from_step == 0 || plan->from_step == 1 || plan->to_step != 1 || plan->length < LEAST)
         return;
     for (int axis = 0; axis < plan->rank; axis++) {
         if (plan->from_stride[axis] != 1 || plan->shape[axis] < LEAST) continue;
@@ -394,11 +395,24 @@ KERNEL(RANDOM_UNIFORM, random_uniform, random_fits, "random_uniform.philox");
 KERNEL(ROPE, rope, rope_fits, "rope.rows");
 
 const dw__kernel *const dw__kernels_cpu_data[] = {
-    &kernel_RESHAPE,      &kernel_PERMUTE,        &kernel_BROADCAST,
-    &kernel_SLICE,        &kernel_PAD,            &kernel_CONCAT,
-    &kernel_CONSTANT,     &kernel_IOTA,           &kernel_RANDOM_UNIFORM,
-    &kernel_ROPE,         &dw__cpu_take,          &dw__cpu_embedding,
-    &dw__cpu_scatter_add, &dw__cpu_embedding_backward, &dw__cpu_reduce_sum,
-    &dw__cpu_reduce_max,  &dw__cpu_reduce_min,    &dw__cpu_mean,
-    &dw__cpu_cumsum,      NULL,
+    &kernel_RESHAPE,
+    &kernel_PERMUTE,
+    &kernel_BROADCAST,
+    &kernel_SLICE,
+    &kernel_PAD,
+    &kernel_CONCAT,
+    &kernel_CONSTANT,
+    &kernel_IOTA,
+    &kernel_RANDOM_UNIFORM,
+    &kernel_ROPE,
+    &dw__cpu_take,
+    &dw__cpu_embedding,
+    &dw__cpu_scatter_add,
+    &dw__cpu_embedding_backward,
+    &dw__cpu_reduce_sum,
+    &dw__cpu_reduce_max,
+    &dw__cpu_reduce_min,
+    &dw__cpu_mean,
+    &dw__cpu_cumsum,
+    NULL,
 };

@@ -1,8 +1,8 @@
 /* Rows picked by an index, and their transpose: take and embedding, scatter_add and embedding_backward.
  *
  * Every index is checked before anything is written. The transpose adds in the order of the indices:
- * the result is cut into ranges of rows and blocks of columns, each task owns one of them and looks for
- * its rows among all indices, so no two tasks add to one element and the bits are those of a serial loop.
+ * the result is cut into ranges of rows (or blocks of columns), each task owns one and looks for its
+ * rows among all indices, so no two tasks add to one element and the bits are those of a serial loop.
  */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -16,8 +16,8 @@ DW_ISA_TABLE(dw__data_loops)
 
 enum {
     TASK_BYTES = 64 * 1024,
-    RANGES = 16,  /* ranges of rows of a scattered result */
-    COLUMNS = 256 /* block of columns of a scattered result */
+    RANGES = 64,  /* ranges of rows of a scattered result */
+    COLUMNS = 256 /* block of columns of one that has too few rows for that */
 };
 
 /* [before, .., after] around an axis, and the index operand flattened. */
@@ -26,7 +26,7 @@ typedef struct gather_run {
     const dw__tensor *indices;
     int64_t before, after, count, bound, padding;
     int64_t row_bytes, axis_bytes, task_rows; /* take */
-    int64_t ranges, blocks;                   /* scatter */
+    int64_t ranges, blocks, width;            /* scatter */
     bool indices_contiguous;
     bool accumulates; /* scatter: the result holds a sum already */
 } gather_run;
@@ -130,9 +130,9 @@ static void scatter_task(void *context, int64_t task, int worker) {
     const dw__data_loops *loops = dw__data_loops_now();
     const float *updates = run->call->inputs[1].data;
     float *out = run->call->outputs[0].data;
-    int64_t column = task % run->blocks * COLUMNS, range = task / run->blocks % run->ranges;
+    int64_t column = task % run->blocks * run->width, range = task / run->blocks % run->ranges;
     int64_t outer = task / run->blocks / run->ranges;
-    int64_t width = run->after - column < COLUMNS ? run->after - column : COLUMNS;
+    int64_t width = run->after - column < run->width ? run->after - column : run->width;
     int64_t share = dw__ceil_div(run->bound, run->ranges);
     int64_t first = range * share, limit = first + share < run->bound ? first + share : run->bound;
     updates += outer * run->count * run->after + column;
@@ -162,7 +162,8 @@ static dw_status scatter_into(const dw__call *call, bool accumulates) {
                       .accumulates = accumulates};
     DW_RETURN_IF_FAILED(check_indices(&run));
     run.ranges = run.bound < RANGES ? 1 : RANGES;
-    run.blocks = dw__ceil_div(run.after, COLUMNS);
+    run.width = run.ranges > 1 ? run.after : COLUMNS;
+    run.blocks = dw__ceil_div(run.after, run.width);
     dw__pool_run(run.before * run.ranges * run.blocks, scatter_task, &run);
     return DW_OK;
 }

@@ -17,10 +17,10 @@ DW_ISA_TABLE(dw__data_loops)
 
 enum {
     TASK_ELEMENTS = 16 * 1024,
-    PIECE = 4096,      /* of a row, summed in F32 vectors */
-    COLUMNS = 512,     /* block of columns */
-    BLOCK_ROWS = 32,   /* rows summed in F32 before they are added to the block's total */
-    FEW = 32,          /* so many tasks keep any machine of ours busy enough */
+    PIECE = 4096,    /* of a row, summed in F32 vectors */
+    COLUMNS = 512,   /* block of columns */
+    BLOCK_ROWS = 32, /* rows summed in F32 before they are added to the block's total */
+    FEW = 32,        /* so many tasks keep any machine of ours busy enough */
     PARTS = 64,
     LEAST_PART_ROWS = 16
 };
@@ -36,7 +36,7 @@ typedef struct reduction {
     axis_list kept, reduced; /* without the last axis */
     bool last_reduced;
     int64_t last, last_stride;
-    int64_t rows;  /* folded into one result, or into one block of columns: pieces count */
+    int64_t rows; /* folded into one result, or into one block of columns: pieces count */
     int64_t pieces, blocks, parts, part_rows;
     int64_t task_results;
     double scale;
@@ -70,8 +70,10 @@ static int merged_axes(const dw__call *call, int64_t *shape, int64_t *stride, bo
         if (x->shape[axis] == 1) continue;
         bool joins = rank > 0 && reduced[rank - 1] == role[axis] &&
                      stride[rank - 1] == x->stride[axis] * x->shape[axis];
-        if (joins) shape[--rank] *= x->shape[axis];
-        else shape[rank] = x->shape[axis];
+        if (joins)
+            shape[--rank] *= x->shape[axis];
+        else
+            shape[rank] = x->shape[axis];
         stride[rank] = x->stride[axis];
         reduced[rank++] = role[axis];
     }
@@ -79,7 +81,9 @@ static int merged_axes(const dw__call *call, int64_t *shape, int64_t *stride, bo
 }
 
 static dw__fold fold_of(dw_op op) {
-    return op == DW_OP_REDUCE_MAX ? DW_FOLD_MAX : op == DW_OP_REDUCE_MIN ? DW_FOLD_MIN : DW_FOLD_SUM;
+    return op == DW_OP_REDUCE_MAX   ? DW_FOLD_MAX
+           : op == DW_OP_REDUCE_MIN ? DW_FOLD_MIN
+                                    : DW_FOLD_SUM;
 }
 
 static reduction plan_reduction(const dw__call *call) {
@@ -149,8 +153,7 @@ static double fold_part(const reduction *r, int64_t kept, int64_t part) {
     for (int64_t row = part * r->part_rows; row < limit; row++) {
         int64_t first = row % r->pieces * PIECE, count = r->last - first;
         if (count > PIECE) count = PIECE;
-        const float *from =
-            x + list_offset(&r->reduced, row / r->pieces) + first * r->last_stride;
+        const float *from = x + list_offset(&r->reduced, row / r->pieces) + first * r->last_stride;
         value = loops->fold_row(r->fold, count, packed(from, count, r->last_stride, buffer), value);
     }
     return value;
@@ -197,8 +200,7 @@ static void fold_block(const reduction *r, const float *x, int64_t first, int64_
     for (int64_t row = first; row < limit;) {
         bool is_first = row == first;
         float *target = is_first ? to : sum;
-        memcpy(target,
-               packed(x + list_offset(&r->reduced, row), width, r->last_stride, buffer),
+        memcpy(target, packed(x + list_offset(&r->reduced, row), width, r->last_stride, buffer),
                (size_t)width * sizeof *to);
         int64_t stop = row + BLOCK_ROWS < limit ? row + BLOCK_ROWS : limit;
         for (row++; row < stop; row++)

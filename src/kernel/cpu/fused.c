@@ -9,10 +9,10 @@
  *
  * An element's value does not depend on how the shape is cut, so neither do the bits.
  */
+#include "kernel/cpu/fused.h"
 #include "base/pool.h"
 #include "graph/body.h"
 #include "kernel/cpu/cpu.h"
-#include "kernel/cpu/fused.h"
 #include "kernel/reference/scalar.h"
 #include <stdalign.h>
 #include <stdatomic.h>
@@ -41,8 +41,8 @@ typedef struct program_step {
     bool is_dropout;
     uint8_t operand_count;
     program_operand operands[DW_LANE_OPERANDS];
-    uint16_t slot;     /* the buffer of the result, unless it is written in place */
-    int16_t output;    /* the output that can be written in place, or -1 */
+    uint16_t slot;  /* the buffer of the result, unless it is written in place */
+    int16_t output; /* the output that can be written in place, or -1 */
 } program_step;
 
 typedef struct program {
@@ -245,14 +245,14 @@ cleanup:
 typedef struct iteration {
     const dw__call *call;
     const program *program;
-    int rank;                     /* after merging; at least 1 */
+    int rank; /* after merging; at least 1 */
     int64_t shape[DW_MAX_RANK];
     int64_t stride[DW_MAX_INPUTS][DW_MAX_RANK];
     int64_t total;
-    bool crosses_rows;            /* chunks may hold several rows */
-    int64_t chunk;                /* elements */
-    size_t spacing;               /* bytes from one buffer to the next */
-    int replaced;                 /* input read from a tile, or -1 */
+    bool crosses_rows; /* chunks may hold several rows */
+    int64_t chunk;     /* elements */
+    size_t spacing;    /* bytes from one buffer to the next */
+    int replaced;      /* input read from a tile, or -1 */
     _Atomic int failed;
 } iteration;
 
@@ -283,7 +283,8 @@ static void merge_axes(iteration *it, bool keep_last) {
     for (uint32_t i = 0; i < inputs; i++)
         if (it->program->used[i] && (int)i != it->replaced)
             broadcast_strides(&it->call->inputs[i], shape, strides[i]);
-        else memset(strides[i], 0, sizeof strides[i]);
+        else
+            memset(strides[i], 0, sizeof strides[i]);
     it->rank = 0;
     for (int axis = 0; axis < shape->rank; axis++) {
         int64_t size = shape->shape[axis];
@@ -292,7 +293,8 @@ static void merge_axes(iteration *it, bool keep_last) {
         int at = it->rank;
         if (at > 0 && !is_last && axes_merge(it, at - 1, size, strides, axis))
             it->shape[--at] *= size;
-        else it->shape[at] = size;
+        else
+            it->shape[at] = size;
         for (uint32_t i = 0; i < inputs; i++) it->stride[i][at] = strides[i][axis];
         it->rank = at + 1;
     }
@@ -303,7 +305,8 @@ static void merge_axes(iteration *it, bool keep_last) {
     }
 }
 
-static void begin(iteration *it, const dw__call *call, const program *p, int replaced, bool keep_last) {
+static void begin(iteration *it, const dw__call *call, const program *p, int replaced,
+                  bool keep_last) {
     it->call = call;
     it->program = p;
     it->replaced = replaced;
@@ -330,9 +333,9 @@ typedef struct lane {
 /* A worker's buffers, and where each value of the current chunk is. */
 typedef struct chunk_state {
     const iteration *it;
-    int64_t position, count;        /* in the flattened iteration shape */
-    int64_t index[DW_MAX_RANK];     /* of `position` */
-    const float *tile;              /* the replaced input's elements */
+    int64_t position, count;    /* in the flattened iteration shape */
+    int64_t index[DW_MAX_RANK]; /* of `position` */
+    const float *tile;          /* the replaced input's elements */
     lane inputs[DW_MAX_INPUTS];
     void *results[DW_BODY_MAX_CODE];
     uint8_t splats[DW_MAX_INPUTS][DW_LANE_SPLAT_BYTES];
@@ -379,7 +382,8 @@ static void gather(const chunk_state *s, uint32_t input, void *out) {
     for (uint8_t *to = out; left > 0;) {
         int64_t run = it->shape[last] - index[last];
         if (run > left) run = left;
-        const uint8_t *from = (const uint8_t *)in->data + input_offset(it, input, index) * (int64_t)size;
+        const uint8_t *from =
+            (const uint8_t *)in->data + input_offset(it, input, index) * (int64_t)size;
         copy_strided(to, from, run, it->stride[input][last], size);
         to += (size_t)run * size;
         left -= run;
@@ -465,7 +469,8 @@ static uint8_t *output_at(const chunk_state *s, int output) {
     return (uint8_t *)out->data + s->position * (int64_t)dw_dtype_bytes(out->dtype);
 }
 
-static void run_dropout(const chunk_state *s, const dw__body_code *code, const dw__lane_args *args) {
+static void run_dropout(const chunk_state *s, const dw__body_code *code,
+                        const dw__lane_args *args) {
     const dw__tensor *seed = &s->it->call->inputs[code->operands[1].index];
     const int64_t *words = seed->data;
     dw__lane_dropout dropout = {{words[0], words[seed->stride[0]]},
@@ -495,8 +500,8 @@ static dw_status run_scalars(const dw__body_code *code, const dw__lane_args *arg
     for (int64_t i = 0; i < args->count; i++) {
         dw__scalar x[DW_LANE_OPERANDS] = {{.integer = 0}}, y;
         for (int j = 0; j < operands; j++)
-            x[j] = dw__scalar_load(args->in[j], kind_dtype[operand_kind(code, j)],
-                                   i * args->step[j]);
+            x[j] =
+                dw__scalar_load(args->in[j], kind_dtype[operand_kind(code, j)], i * args->step[j]);
         DW_RETURN_IF_FAILED(dw__scalar_apply(code->op, code->tanh_approximation,
                                              kind_dtype[operand_kind(code, 0)], x, &y));
         dw__scalar_store(args->out, of_result, i, y);
@@ -515,9 +520,12 @@ static dw_status run_step(chunk_state *s, int at) {
         args.in[i] = from.data;
         args.step[i] = from.step;
     }
-    if (step->loop) step->loop(&args);
-    else if (step->is_dropout) run_dropout(s, code, &args);
-    else return run_scalars(code, &args, step->operand_count);
+    if (step->loop)
+        step->loop(&args);
+    else if (step->is_dropout)
+        run_dropout(s, code, &args);
+    else
+        return run_scalars(code, &args, step->operand_count);
     return DW_OK;
 }
 
@@ -528,9 +536,12 @@ static void store_output(chunk_state *s, int output) {
     if (!out->data || p->in_place[output]) return;
     lane from = locate(s, p->outputs[output]);
     dw__lane_args args = {s->count, output_at(s, output), {from.data}, {from.step}};
-    if (out->dtype == DW_BF16) loops->store_bf16(&args);
-    else if (out->dtype == DW_F16) loops->store_f16(&args);
-    else loops->copy[kind_of(out->dtype)](&args);
+    if (out->dtype == DW_BF16)
+        loops->store_bf16(&args);
+    else if (out->dtype == DW_F16)
+        loops->store_f16(&args);
+    else
+        loops->copy[kind_of(out->dtype)](&args);
 }
 
 static dw_status run_chunk(chunk_state *s, int64_t position, int64_t count) {
@@ -545,8 +556,7 @@ static dw_status run_chunk(chunk_state *s, int64_t position, int64_t count) {
     s->index[0] = rest;
     for (uint32_t i = 0; i < it->call->input_count; i++)
         if (it->program->used[i]) locate_input(s, i);
-    for (int i = 0; i < it->program->body.code_count; i++)
-        DW_RETURN_IF_FAILED(run_step(s, i));
+    for (int i = 0; i < it->program->body.code_count; i++) DW_RETURN_IF_FAILED(run_step(s, i));
     for (int i = 0; i < it->program->body.output_count; i++) store_output(s, i);
     return DW_OK;
 }
@@ -655,11 +665,12 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
                                            .run = run,                                             \
                                            .tolerance_factor = 8.0};
 #define EACH_OPERATION(X)                                                                          \
-    X(NEG) X(ABS) X(SIGN) X(EXP) X(LOG) X(LOG1P) X(SQRT) X(RSQRT) X(RECIPROCAL) X(SIN) X(COS)      \
-    X(TANH) X(ERF) X(SIGMOID) X(FLOOR) X(CEIL) X(LOGICAL_NOT) X(IS_FINITE) X(ADD) X(SUB) X(MUL)    \
-    X(DIV) X(POW) X(MAX) X(MIN) X(REM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(SELECT)  \
-    X(CAST) X(STOP_GRADIENT) X(RELU) X(SILU) X(GELU) X(SWIGLU) X(GELU_BACKWARD) X(SILU_BACKWARD)   \
-    X(DROPOUT) X(FUSED)
+    X(NEG)                                                                                         \
+    X(ABS) X(SIGN) X(EXP) X(LOG) X(LOG1P) X(SQRT) X(RSQRT) X(RECIPROCAL) X(SIN) X(COS) X(TANH)     \
+        X(ERF) X(SIGMOID) X(FLOOR) X(CEIL) X(LOGICAL_NOT) X(IS_FINITE) X(ADD) X(SUB) X(MUL) X(DIV) \
+            X(POW) X(MAX) X(MIN) X(REM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(SELECT) \
+                X(CAST) X(STOP_GRADIENT) X(RELU) X(SILU) X(GELU) X(SWIGLU) X(GELU_BACKWARD)        \
+                    X(SILU_BACKWARD) X(DROPOUT) X(FUSED)
 EACH_OPERATION(KERNEL)
 
 #define LISTED(OP) &kernel_##OP,

@@ -51,8 +51,8 @@ static dw_status count_targets(loss_run *run) {
         if (target == run->ignored) continue;
         if (target < 0 || target >= run->x.length)
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "%s: the target of row %" PRId64 " is %" PRId64
-                            ", outside [0, %" PRId64 ") and not ignore_index %" PRId64
+                            "%s: the target of row %" PRId64 " is %" PRId64 ", outside [0, %" PRId64
+                            ") and not ignore_index %" PRId64
                             "; check the labels against the number of classes",
                             dw_op_name(run->call->op), row, target, run->x.length, run->ignored);
         counted++;
@@ -117,8 +117,10 @@ static dw_status forward(const dw__call *call, void *scratch) {
     if (!out) return DW_OK;
     double sum = 0.0;
     for (int64_t row = 0; row < run.x.count; row++) {
-        if (run.reduction == REDUCTION_NONE) out[row] = (float)run.losses[row];
-        else sum += run.losses[row];
+        if (run.reduction == REDUCTION_NONE)
+            out[row] = (float)run.losses[row];
+        else
+            sum += run.losses[row];
     }
     if (run.reduction == REDUCTION_SUM) out[0] = (float)sum;
     if (run.reduction == REDUCTION_MEAN) /* of no target at all: NaN */
@@ -154,7 +156,8 @@ static void backward_task(void *context, int64_t task, int worker) {
             run->reduction == REDUCTION_NONE ? weights[row * dloss->stride[0]] : weights[0];
         if (run->reduction == REDUCTION_MEAN) weight /= run->counted;
         double even = run->smoothing / (double)n;
-        double probability = exp((double)x[target] - (double)lse[row]); /* before x is overwritten */
+        double probability =
+            exp((double)x[target] - (double)lse[row]); /* before x is overwritten */
         loops->backward_row(n, x, lse[row], (float)even, (float)weight, dx);
         dx[target] = (float)((probability - even - (1.0 - run->smoothing)) * weight);
     }

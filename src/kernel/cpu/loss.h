@@ -12,8 +12,8 @@ typedef struct dw__row_sums {
 
 /* One update of AdamW as torch.optim.AdamW makes it, with the constants worked out in double. */
 typedef struct dw__adamw_constants {
-    float grad_scale;          /* negative to maximize */
-    float decay;               /* 1 - lr * weight_decay */
+    float grad_scale; /* negative to maximize */
+    float decay;      /* 1 - lr * weight_decay */
     float one_minus_beta1, beta2, one_minus_beta2;
     float inverse_sqrt_correction2; /* 1 / sqrt(1 - beta2^step) */
     float eps;

@@ -213,9 +213,8 @@ static void softmax_task(void *context, int64_t index, int worker) {
 static dw_status softmax(const dw__call *call, void *scratch) {
     (void)scratch;
     if (!call->outputs[0].data) return DW_OK;
-    row_run run = {.call = call,
-                   .loops = dw__norm_loops_now(),
-                   .first = dw__rows_of(&call->inputs[0])};
+    row_run run = {
+        .call = call, .loops = dw__norm_loops_now(), .first = dw__rows_of(&call->inputs[0])};
     if (call->input_count > 1) run.second = dw__rows_of(&call->inputs[1]);
     run.task_rows = rows_per_task(&run.first);
     run_rows(&run, softmax_task);
@@ -267,9 +266,13 @@ SOFTMAX_KERNEL(log_softmax_backward_kernel, DW_OP_LOG_SOFTMAX_BACKWARD,
                "cpu.log_softmax_backward.rows");
 
 const dw__kernel *const dw__kernels_cpu_norm[] = {
-    &layer_norm,         &rms_norm,
-    &layer_norm_backward, &rms_norm_backward,
-    &softmax_kernel,     &log_softmax_kernel,
-    &softmax_backward_kernel, &log_softmax_backward_kernel,
+    &layer_norm,
+    &rms_norm,
+    &layer_norm_backward,
+    &rms_norm_backward,
+    &softmax_kernel,
+    &log_softmax_kernel,
+    &softmax_backward_kernel,
+    &log_softmax_backward_kernel,
     NULL,
 };

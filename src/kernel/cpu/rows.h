@@ -23,8 +23,10 @@ static inline dw__rows dw__rows_of(const dw__tensor *t) {
         rows.count *= size;
         if (size == 1) continue;
         int at = rows.rank;
-        if (at > 0 && rows.stride[at - 1] == stride * size) rows.shape[--at] *= size;
-        else rows.shape[at] = size;
+        if (at > 0 && rows.stride[at - 1] == stride * size)
+            rows.shape[--at] *= size;
+        else
+            rows.shape[at] = size;
         rows.stride[at] = stride;
         rows.rank = at + 1;
     }

@@ -1,6 +1,6 @@
 /* Loops of data movement and reductions (see kernel/cpu/data.h). */
-#include "kernel/cpu/data.h"
 #include "kernel/cpu/cpu.h"
+#include "kernel/cpu/data.h"
 #include "kernel/cpu/isa/vector_math.h"
 
 /* ---- moving --------------------------------------------------------------------------------------- */
@@ -42,7 +42,8 @@ enum { TILE = 16 };
                 const type *x = (const type *)from + j * from_stride + i;                          \
                 if (down == TILE && across == TILE)                                                \
                     TRANSPOSE_WHOLE_##size(y, to_stride, x, from_stride);                          \
-                else transpose_tile_##size(down, across, y, to_stride, x, from_stride);            \
+                else                                                                               \
+                    transpose_tile_##size(down, across, y, to_stride, x, from_stride);             \
             }                                                                                      \
         }                                                                                          \
     }
@@ -101,8 +102,10 @@ MOVES(8, uint64_t)
     }
 
 static void copy(int size, int64_t n, void *to, const void *from, int64_t stride) {
-    if (stride == 1) memcpy(to, from, (size_t)(n * size));
-    else BY_SIZE(copy, n, to, from, stride)
+    if (stride == 1)
+        memcpy(to, from, (size_t)(n * size));
+    else
+        BY_SIZE(copy, n, to, from, stride)
 }
 
 static void transpose(int size, int64_t rows, int64_t columns, void *to, int64_t to_stride,
@@ -168,9 +171,8 @@ static inline void fold_any_rows(dw__fold fold, int64_t n, float *to, const floa
     for (; i + DW_LANES <= n; i += DW_LANES)
         v_store(to + i, combine(fold, v_load(to + i), v_load(from + i)));
     if (i < n)
-        v_store_part(to + i,
-                     combine(fold, v_load_part(to + i, n - i), v_load_part(from + i, n - i)),
-                     n - i);
+        v_store_part(
+            to + i, combine(fold, v_load_part(to + i, n - i), v_load_part(from + i, n - i)), n - i);
 }
 
 static void fold_rows(dw__fold fold, int64_t n, float *to, const float *from) {

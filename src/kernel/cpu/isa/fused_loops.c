@@ -128,8 +128,7 @@ static void f32_select(const dw__lane_args *args) {
     for (; i + DW_LANES <= n; i += DW_LANES)
         v_store(out + i, v_select(v_load_mask(c + i * step_c), v_load(a + i * step_a),
                                   v_load(b + i * step_b)));
-    for (; i < n; i++)
-        out[i] = c[step_c ? i : 0] ? a[step_a ? i : 0] : b[step_b ? i : 0];
+    for (; i < n; i++) out[i] = c[step_c ? i : 0] ? a[step_a ? i : 0] : b[step_b ? i : 0];
 }
 
 /* ---- the other kinds ------------------------------------------------------------------------------ */
@@ -141,7 +140,7 @@ static void f32_select(const dw__lane_args *args) {
     } else if (args->step[0]) {                                                                    \
         body(i, 0)                                                                                 \
     } else {                                                                                       \
-        body(0, i * step_b)                                                                        \
+        body(0, i *step_b)                                                                         \
     }
 #define PLAIN_BINARY(name, type, result, expression)                                               \
     static void name(const dw__lane_args *args) {                                                  \
@@ -183,7 +182,8 @@ static void f32_select(const dw__lane_args *args) {
     static void name(const dw__lane_args *args) {                                                  \
         const type *a = args->in[0];                                                               \
         type *out = args->out;                                                                     \
-        if (args->step[0]) memcpy(out, a, (size_t)args->count * sizeof(type));                     \
+        if (args->step[0])                                                                         \
+            memcpy(out, a, (size_t)args->count * sizeof(type));                                    \
         else                                                                                       \
             for (int64_t i = 0; i < args->count; i++) out[i] = a[0];                               \
     }
@@ -275,38 +275,31 @@ CAST(store_f16, float, uint16_t, dw__f32_to_f16(x))
 
 /* ---- dropout ----------------------------------------------------------------------------------------- */
 
-enum { PHILOX_GROUP = 16, PHILOX_WORDS = 4 * PHILOX_GROUP };
+enum { PHILOX_WORDS = 4 * DW_LANES };
 
-/* The words of 16 blocks, element after element. Plain loops over arrays: each becomes a few vector
- * instructions. */
+/* The words of DW_LANES blocks, element after element: a lane is a block. */
 static void philox_group(const dw__lane_dropout *d, uint64_t block, uint32_t *words) {
-    uint32_t x0[PHILOX_GROUP], x1[PHILOX_GROUP], x2[PHILOX_GROUP], x3[PHILOX_GROUP];
     uint32_t key0 = (uint32_t)d->seed[0], key1 = (uint32_t)((uint64_t)d->seed[0] >> 32);
-    for (int i = 0; i < PHILOX_GROUP; i++) {
-        uint64_t b = block + (uint64_t)i;
-        x0[i] = (uint32_t)b;
-        x1[i] = (uint32_t)d->stream ^ ((uint32_t)(b >> 32) << 20);
-        x2[i] = (uint32_t)d->seed[1];
-        x3[i] = (uint32_t)((uint64_t)d->seed[1] >> 32);
-    }
+    dw__philox_words first = dw__philox_counter(d->seed[1], d->stream, block);
+    vu lane;
+    for (int i = 0; i < DW_LANES; i++) lane[i] = (uint32_t)i;
+    vu x0 = first.word[0] + lane, x1 = v_set_uint(first.word[1]);
+    vu x2 = v_set_uint(first.word[2]), x3 = v_set_uint(first.word[3]);
+    if (first.word[0] > UINT32_MAX - DW_LANES) /* the upper half of the block's number steps too */
+        for (int i = 0; i < DW_LANES; i++)
+            x1[i] = dw__philox_counter(d->seed[1], d->stream, block + (uint64_t)i).word[1];
     for (int round = 0; round < DW_PHILOX_ROUNDS; round++) {
-        for (int i = 0; i < PHILOX_GROUP; i++) {
-            uint64_t product0 = (uint64_t)0xD2511F53u * x0[i];
-            uint64_t product1 = (uint64_t)0xCD9E8D57u * x2[i];
-            x0[i] = (uint32_t)(product1 >> 32) ^ x1[i] ^ key0;
-            x1[i] = (uint32_t)product1;
-            x2[i] = (uint32_t)(product0 >> 32) ^ x3[i] ^ key1;
-            x3[i] = (uint32_t)product0;
-        }
+        vu low0, low1;
+        vu high0 = v_multiply_wide(x0, 0xD2511F53u, &low0);
+        vu high1 = v_multiply_wide(x2, 0xCD9E8D57u, &low1);
+        x0 = high1 ^ x1 ^ key0;
+        x1 = low1;
+        x2 = high0 ^ x3 ^ key1;
+        x3 = low0;
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }
-    for (int i = 0; i < PHILOX_GROUP; i++) {
-        words[4 * i] = x0[i];
-        words[4 * i + 1] = x1[i];
-        words[4 * i + 2] = x2[i];
-        words[4 * i + 3] = x3[i];
-    }
+    v_store_interleaved(words, x0, x1, x2, x3);
 }
 
 static void f32_dropout(const dw__lane_args *args, const dw__lane_dropout *d) {

@@ -1,7 +1,7 @@
 /* Rows of cross-entropy, and the AdamW update. */
-#include "kernel/cpu/loss.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/isa/vector_math.h"
+#include "kernel/cpu/loss.h"
 
 /* A block's maximum first, then its exponentials while it lies in L1: memory is read once. */
 enum { BLOCK = 2048 };
@@ -56,8 +56,7 @@ static void backward_row(int64_t n, const float *x, float lse, float even, float
                          float *dx) {
     vf l = v_set(lse), e = v_set(even), w = v_set(weight);
     int64_t i = 0;
-    for (; i + DW_LANES <= n; i += DW_LANES)
-        v_store(dx + i, (v_exp(v_load(x + i) - l) - e) * w);
+    for (; i + DW_LANES <= n; i += DW_LANES) v_store(dx + i, (v_exp(v_load(x + i) - l) - e) * w);
     if (i < n) v_store_part(dx + i, (v_exp(v_load_part(x + i, n - i) - l) - e) * w, n - i);
 }
 

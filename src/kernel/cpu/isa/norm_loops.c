@@ -1,8 +1,8 @@
 /* Rows of layer norm, RMS norm and softmax. Sums run in four vectors of partial sums, which are added in
  * double: rounding grows with n / (4 DW_LANES), not with n. */
-#include "kernel/cpu/norm.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/isa/vector_math.h"
+#include "kernel/cpu/norm.h"
 
 static inline double sum_of(vf a, vf b, vf c, vf d) { return v_sum((a + b) + (c + d)); }
 
@@ -143,8 +143,10 @@ static inline double exp_row(int64_t n, const float *x, float max, float *y) {
         vf e = v_exp((whole ? v_load(x + i) : v_load_part_or(x + i, left, -INFINITY)) - m);
         a += e;
         if (!y) continue;
-        if (whole) v_store(y + i, e);
-        else v_store_part(y + i, e, left);
+        if (whole)
+            v_store(y + i, e);
+        else
+            v_store_part(y + i, e, left);
     }
     return v_sum(a + b);
 }
@@ -196,8 +198,10 @@ static void softmax_backward(bool logarithm, int64_t n, const float *y, const fl
         vf t = whole ? v_load(dy + i) : v_load_part(dy + i, left);
         vf p = whole ? v_load(y + i) : v_load_part(y + i, left);
         vf r = logarithm ? t - v_exp(p) * sum : p * (t - sum);
-        if (whole) v_store(dx + i, r);
-        else v_store_part(dx + i, r, left);
+        if (whole)
+            v_store(dx + i, r);
+        else
+            v_store_part(dx + i, r, left);
     }
 }
 

@@ -408,9 +408,7 @@ typedef int64_t vl __attribute__((vector_size(DW_VECTOR_BYTES)));
 typedef uint64_t vw __attribute__((vector_size(DW_VECTOR_BYTES)));
 
 /* An integral double of magnitude below 2^51 as an integer, through the bits of 1.5 * 2^52 + n. */
-static inline vl v_integer_double(vd n) {
-    return (vl)((vw)(n + 0x1.8p52) - 0x4338000000000000u);
-}
+static inline vl v_integer_double(vd n) { return (vl)((vw)(n + 0x1.8p52) - 0x4338000000000000u); }
 
 /* sin(x + quadrant * pi/2) for |x| <= 2^22: r = x - n pi/2 in [-pi/4, pi/4], to 1e-14. */
 static inline vd v_sin_double(vd x, int64_t quadrant) {
@@ -497,6 +495,58 @@ static inline vf v_pow(vf x, vf y) {
                     v_pow_double(v_widen_high(x), v_widen_high(y)));
 }
 
+/* ---- 32-bit products, for random numbers ---------------------------------------------------------- */
+
+/* Upper halves of the products x[i] * factor; the lower ones to `low`. */
+static inline vu v_multiply_wide(vu x, uint32_t factor, vu *low) {
+#if DW_VECTOR_AVX512
+    __m512i f = _mm512_set1_epi32((int)factor), a = (__m512i)x;
+    __m512i even = _mm512_mul_epu32(a, f), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), f);
+    *low = (vu)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+    return (vu)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+#elif DW_VECTOR_AVX2
+    __m256i f = _mm256_set1_epi32((int)factor), a = (__m256i)x;
+    __m256i even = _mm256_mul_epu32(a, f), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), f);
+    *low = (vu)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    return (vu)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+#else
+    vu high;
+    for (int i = 0; i < DW_LANES; i++) {
+        uint64_t product = (uint64_t)x[i] * factor;
+        (*low)[i] = (uint32_t)product;
+        high[i] = (uint32_t)(product >> 32);
+    }
+    return high;
+#endif
+}
+
+/* out[4 i + w] = x_w[i] */
+static inline void v_store_interleaved(uint32_t *out, vu x0, vu x1, vu x2, vu x3) {
+#if DW_VECTOR_AVX512 || DW_VECTOR_AVX2
+#if DW_VECTOR_AVX512
+#define DW_UNPACK(half, bits, a, b) (vu) _mm512_unpack##half##_epi##bits((__m512i)(a), (__m512i)(b))
+#else
+#define DW_UNPACK(half, bits, a, b) (vu) _mm256_unpack##half##_epi##bits((__m256i)(a), (__m256i)(b))
+#endif
+    vu low01 = DW_UNPACK(lo, 32, x0, x1), low23 = DW_UNPACK(lo, 32, x2, x3);
+    vu high01 = DW_UNPACK(hi, 32, x0, x1), high23 = DW_UNPACK(hi, 32, x2, x3);
+    /* In 128-bit lane l of quads[k]: the four words of i = 4 l + k. */
+    vu quads[4] = {DW_UNPACK(lo, 64, low01, low23), DW_UNPACK(hi, 64, low01, low23),
+                   DW_UNPACK(lo, 64, high01, high23), DW_UNPACK(hi, 64, high01, high23)};
+#undef DW_UNPACK
+    for (int l = 0; l < DW_LANES / 4; l++)
+        for (int k = 0; k < 4; k++)
+            memcpy(out + 16 * l + 4 * k, (const char *)&quads[k] + 16 * l, 16);
+#else
+    for (int i = 0; i < DW_LANES; i++) {
+        out[4 * i] = x0[i];
+        out[4 * i + 1] = x1[i];
+        out[4 * i + 2] = x2[i];
+        out[4 * i + 3] = x3[i];
+    }
+#endif
+}
+
 /* ---- activations -------------------------------------------------------------------------------- */
 
 static inline vf v_silu(vf x) { return x * v_sigmoid(x); }
@@ -515,7 +565,8 @@ static inline vf v_gelu_tanh(vf x) {
 static inline vf v_gelu_tanh_slope(vf x) {
     vf z = x * x, slope;
     vf s = v_sigmoid_and_slope(x * (z * 0.07135481282f + 1.595769122f), &slope);
-    vf inner = x * (z * 0.2140644385f + 1.595769122f); /* x du2/dx, kept from infinity: slope is 0 */
+    vf inner =
+        x * (z * 0.2140644385f + 1.595769122f); /* x du2/dx, kept from infinity: slope is 0 */
     return s + v_min(v_set(1e30f), v_max(v_set(-1e30f), inner)) * slope;
 }
 /* x Phi(x), Phi the normal distribution's. */
