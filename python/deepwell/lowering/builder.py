@@ -146,7 +146,13 @@ class Builder:
         form: Union[Affine, Predicate, None] = None,
         **attrs: Any,
     ) -> List[Value]:
-        """Appends a node; `results` are its outputs' dtypes and shapes."""
+        """Appends a node; `results` are its outputs' dtypes and shapes.
+
+        What is known to be one number everywhere becomes a constant.
+        """
+        number = None if op == "constant" else _constant_of(form)
+        if number is not None:
+            return [self.constant(dtype, shape, number) for dtype, shape in results]
         from_differentiable = op != "stop_gradient" and any(
             x is not None and x.differentiable for x in inputs
         )
@@ -217,6 +223,10 @@ class Builder:
         if x.dtype != y.dtype:
             raise LoweringError(f"{op} of {x.dtype} and {y.dtype}")
         x, y = self.broadcast_together(x, y)
+        if op in ("and", "or"):
+            for one, other in ((x, y), (y, x)):
+                if _constant_of(one.form) == (op == "and"):  # the operation's neutral element
+                    return other
         compares = op in ("eq", "ne", "lt", "le", "gt", "ge")
         dtype = "bool" if compares else x.dtype
         return self.emit(op, [x, y], [(dtype, x.shape)], self._binary_form(op, x, y))[0]
@@ -466,6 +476,14 @@ class Builder:
             ],
             "outputs": [v.name for v in outputs],
         }, allow_nan=False)
+
+
+def _constant_of(form: Union[Affine, Predicate, None]) -> Union[bool, int, None]:
+    if isinstance(form, Predicate):
+        return form.constant
+    if isinstance(form, Affine) and form.is_constant and isinstance(form.constant, int):
+        return form.constant
+    return None
 
 
 def _text(shape: Sequence[Dim]) -> str:
