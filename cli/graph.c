@@ -1,4 +1,4 @@
-/* `deepwell graph`: a graph from a file, as text, with what it costs and what the engine makes of it. */
+/* `deepwell graph`: a graph from a file, as text, with its cost and what the engine makes of it. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <errno.h>

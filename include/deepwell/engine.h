@@ -48,8 +48,8 @@ DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 
 /* `sizes`: one per symbol of the graph. The plan has room for as many threads as dw_get_threads says
  * now: run with more, it fails with DW_STATE (do not change their number between forward and
- * backward). The plan belongs to the engine (an LRU of 32; a plan in use is
- * not evicted: dw_plan_release gives it back). */
+ * backward). The plan belongs to the engine (an LRU of 32; a plan in use is not evicted:
+ * dw_plan_release gives it back). */
 DW_API dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **plan);
 DW_API void dw_plan_release(dw_plan *plan);
 

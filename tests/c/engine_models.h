@@ -1,4 +1,4 @@
-/* Small transformers for the engine's tests, built node by node, with random data for their leaves. */
+/* Small transformers for the engine's tests, node by node, with random data for their leaves. */
 #ifndef DW_TESTS_ENGINE_MODELS_H
 #define DW_TESTS_ENGINE_MODELS_H
 
@@ -41,7 +41,7 @@ static inline dw_value model_leaf(model *m, dw_role role, const char *name, dw_d
 static inline dw_value model_parameter(model *m, const char *name, int layer, int rank, dw_dim rows,
                                        dw_dim columns) {
     char full[64];
-    snprintf(full, sizeof full, layer < 0 ? "%s" : "%s.%d", name, layer);
+    snprintf(full, sizeof full, layer < 0 ? "%.40s" : "%.40s.%d", name, layer);
     dw_dim shape[2] = {rows, columns};
     return model_leaf(m, DW_ROLE_PARAMETER, full, DW_F32, rank, shape);
 }
@@ -51,7 +51,7 @@ static inline dw_value model_linear(model *m, dw_value x, const char *name, int 
     char full[64];
     dw_value operands[3] = {x, model_parameter(m, name, layer, 2, outputs, inputs), DW_NONE};
     if (bias) {
-        snprintf(full, sizeof full, "%s.bias", name);
+        snprintf(full, sizeof full, "%.40s.bias", name);
         operands[2] = model_parameter(m, full, layer, 1, outputs, 0);
     }
     return dw__emit(&m->e, DW_OP_LINEAR, 3, operands, 0, NULL);
@@ -91,7 +91,7 @@ static inline dw_value model_attention(model *m, dw_value q, dw_value k, dw_valu
 
 static inline dw_value model_layer_norm(model *m, dw_value x, const char *name, int layer) {
     char bias[64];
-    snprintf(bias, sizeof bias, "%s.bias", name);
+    snprintf(bias, sizeof bias, "%.40s.bias", name);
     dw_attr eps = dw_attr_float(DW_ATTR_KEY_EPS, 1e-5);
     dw_value operands[3] = {x, model_parameter(m, name, layer, 1, MODEL_WIDTH, 0),
                             model_parameter(m, bias, layer, 1, MODEL_WIDTH, 0)};

@@ -1,13 +1,14 @@
 /* The engine against the interpreter in FP64, on whole models.
  *
- * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is what rounding
- * alone costs on this data; the engine, which adds in another order, may be SLACK times as far, plus
- * a few units in the last place of the tensor's norm.
+ * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is what
+ * rounding alone costs on this data; the engine, which adds in another order, may be SLACK times as
+ * far, plus a few units in the last place of the tensor's norm.
  */
 #include "base/pool.h"
 #include "deepwell/engine.h"
 #include "engine_models.h"
 #include "kernel/reference/interpret.h"
+#include <jansson.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -230,8 +231,8 @@ static void expect_close(const char *name, const dw__tensor *got, const dw__tens
     if (!(error <= allowed)) fail_msg("%s: error %g, allowed %g", name, error, allowed);
 }
 
-/* A tenth of the mean norm: a gradient that cancels (that of a query which sees one key) is as wrong as
- * the terms that it is the sum of. */
+/* A tenth of the mean norm: a gradient that cancels (that of a query which sees one key) is as
+ * wrong as the terms that it is the sum of. */
 static double cancelling_scale(const results *f64) {
     double sum = 0.0;
     for (uint32_t j = 0; j < f64->grad_count; j++) {
@@ -655,6 +656,28 @@ static void a_tied_table_needs_no_second_gradient(void **state) {
     fixture_end(&f);
 }
 
+static void the_machine_describes_itself(void **state) {
+    (void)state;
+    char *text = NULL;
+    OK(dw_machine_describe(&text));
+    json_t *machine = json_loads(text, 0, NULL);
+    assert_non_null(machine);
+    assert_true(json_is_string(json_object_get(machine, "isa")));
+    assert_int_equal(json_integer_value(json_object_get(machine, "threads")), dw_get_threads());
+    const json_t *kernels = json_object_get(machine, "kernels");
+    assert_int_equal(json_object_size(kernels), DW_OP_COUNT);
+    /* The reference is the last candidate of every operation. */
+    const char *op;
+    json_t *list;
+    json_object_foreach((json_t *)kernels, op, list) {
+        const json_t *last = json_array_get(list, json_array_size(list) - 1);
+        const char *name = json_string_value(json_object_get(last, "name"));
+        if (!name || strncmp(name, "reference.", 10) != 0) fail_msg("%s: %s", op, name);
+    }
+    json_decref(machine);
+    dw_text_free(text);
+}
+
 static void inference_saves_nothing(void **state) {
     (void)state;
     fixture f;
@@ -683,7 +706,7 @@ static void inference_saves_nothing(void **state) {
     fixture_end(&f);
 }
 
-/* ---- outputs and gradients that are views, leaves, or each other ------------------------------- */
+/* ---- outputs and gradients that are views, leaves, or each other ----------------------------- */
 
 static dw_status odd_outputs(model *m) {
     model_begin(m);
@@ -829,6 +852,7 @@ int main(void) {
         cmocka_unit_test(a_plan_describes_itself),
         cmocka_unit_test(heads_are_never_copied),
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
+        cmocka_unit_test(the_machine_describes_itself),
         cmocka_unit_test(inference_saves_nothing),
         cmocka_unit_test(misuse_is_reported),
         cmocka_unit_test(every_failing_allocation_is_survived),

@@ -1,4 +1,4 @@
-/* Views against indices: every element of a view lies where the definition of the operation says. */
+/* Views against indices: each element of a view lies where the operation's definition says. */
 #include "engine/views.h"
 #include <setjmp.h>
 #include <stdarg.h>
