@@ -1,9 +1,9 @@
-/* The CPU's elementwise, norm, data-movement and loss kernels against naive loops in double, on awkward
- * shapes and strides, on every instruction set that this CPU has.
+/* The CPU's elementwise, norm, data-movement and loss kernels against naive loops in double, on
+ * awkward shapes and strides, on every instruction set that this CPU has.
  *
- * Every run goes through run_call(): the kernel must claim the call, is given exactly the scratch that it
- * asked for, and runs on 1, 2 and 3 threads; the bits must agree, and the guard bytes around outputs and
- * scratch must survive. */
+ * Every run goes through run_call(): the kernel must claim the call, is given exactly the scratch
+ * that it asked for, and runs on 1, 2 and 3 threads; the bits must agree, and the guard bytes
+ * around outputs and scratch must survive. */
 #include "base/base.h"
 #include "deepwell/engine.h"
 #include "deepwell/threads.h"
@@ -24,7 +24,7 @@
 
 #include <cmocka.h>
 
-/* ---- data --------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 static uint64_t random_state = 88172645463325252u;
 
@@ -141,7 +141,7 @@ static double at(const dw__tensor *t, const dw__tensor *shape, int64_t index) {
     return get(t, offset_of(t, shape, index));
 }
 
-/* ---- running ------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static const dw__kernel *find_kernel(const dw__call *call) {
     static const dw__kernel *const *const lists[] = {dw__kernels_cpu_elementwise,
@@ -229,9 +229,9 @@ static void expect_near(const char *what, int64_t index, double got, double expe
 
 static const double EPS = 0x1p-24; /* unit roundoff of F32 */
 
-/* ---- elementwise --------------------------------------------------------------------------------- */
+/* ---- elementwise ----------------------------------------------------------------------------- */
 
-/* A body with a constant, a reused result, two outputs, in one pass; inputs broadcast in every way. */
+/* A body with a constant, a reused result, two outputs, in one pass; every kind of broadcast. */
 static void check_fused(int rank, const int64_t *shape, dw__tensor a, dw__tensor b, dw__tensor c) {
     dw_attr body = dw_attr_string(DW_ATTR_KEY_BODY,
                                   "t0=mul(i0,i1);t1=add(t0,i2);t2=tanh(t1);t3=mul(t2,c0.5);"
@@ -446,7 +446,7 @@ static void test_tile(void **state) {
     release_blocks();
 }
 
-/* ---- norms --------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
 /* `offset` makes the mean large beside the deviation: what a one-pass variance loses. */
 static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, double offset) {
@@ -615,7 +615,7 @@ static void test_softmax(void **state) {
     }
 }
 
-/* ---- data movement -------------------------------------------------------------------------------- */
+/* ---- data movement --------------------------------------------------------------------------- */
 
 static dw_attr list_attr(dw_attr_key key, int count, const int64_t *list) {
     return dw_attr_list(key, (uint32_t)count, list);
@@ -749,7 +749,7 @@ static void test_broadcast_reshape_iota(void **state) {
     }
 }
 
-/* ---- indices -------------------------------------------------------------------------------------- */
+/* ---- indices --------------------------------------------------------------------------------- */
 
 static dw__tensor random_indices(dw_dtype dtype, int64_t bound, int rank, const int64_t *shape) {
     dw__tensor t = make_tensor(dtype, rank, shape);
@@ -833,7 +833,7 @@ static void test_index_outside(void **state) {
     release_blocks();
 }
 
-/* ---- reductions ------------------------------------------------------------------------------------ */
+/* ---- reductions ------------------------------------------------------------------------------ */
 
 static void check_reduce(dw_op op, dw__tensor x, int axis_count, const int64_t *axes) {
     dw_attr attrs[] = {list_attr(DW_ATTR_KEY_AXES, axis_count, axes),
@@ -936,7 +936,7 @@ static void test_cumsum(void **state) {
     }
 }
 
-/* ---- rotary embedding --------------------------------------------------------------------------- */
+/* ---- rotary embedding ------------------------------------------------------------------------ */
 
 static void check_rope(int64_t d, int64_t turned, bool interleaved, bool adjoint, bool per_batch) {
     dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_INTERLEAVED, interleaved),
@@ -981,7 +981,7 @@ static void test_rope(void **state) {
     }
 }
 
-/* ---- losses ----------------------------------------------------------------------------------------- */
+/* ---- losses ---------------------------------------------------------------------------------- */
 
 static void check_cross_entropy(const char *reduction, int64_t rows, int64_t classes,
                                 double smoothing, bool all_ignored) {
@@ -1083,7 +1083,7 @@ static void test_target_outside(void **state) {
     release_blocks();
 }
 
-/* ---- AdamW -------------------------------------------------------------------------------------------- */
+/* ---- AdamW ----------------------------------------------------------------------------------- */
 
 typedef struct adamw_reference {
     double p, m, v;
@@ -1100,7 +1100,7 @@ static adamw_reference adamw(adamw_reference s, double g, const dw_adamw_options
     return s;
 }
 
-/* Many tensors, some empty, some longer than a task; three steps; every thread count the same bits. */
+/* Many tensors, some empty, some longer than a task; three steps; the same bits on any threads. */
 static void test_adamw_step(void **state) {
     (void)state;
     enum { TENSORS = 7 };
@@ -1137,8 +1137,8 @@ static void test_adamw_step(void **state) {
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t i = 0; i < counts[t]; i++) {
                 adamw_reference r = references[t][i];
-                /* m is the difference of values up to 1: its error is absolute, and the step divides
-                 * it by sqrt(v) */
+                /* m is the difference of values up to 1: its error is absolute, and the step
+                 * divides it by sqrt(v) */
                 double relative = 16.0 * EPS * (1.0 + 1.0 / (fabs(r.m) + 1e-3));
                 expect_near("adamw, m", i, (double)tensors[t].exp_avg[i], r.m, 4.0 * EPS);
                 expect_near("adamw, v", i, (double)tensors[t].exp_avg_sq[i], r.v, 8.0 * EPS * r.v);
@@ -1201,7 +1201,7 @@ static void test_adamw_errors(void **state) {
     assert_int_equal(dw_adamw_step(&good, 1, &options), DW_INVALID_ARGUMENT);
 }
 
-/* ---- all ------------------------------------------------------------------------------------------ */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static int run_all(void) {
     const struct CMUnitTest tests[] = {

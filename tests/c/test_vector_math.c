@@ -1,5 +1,5 @@
-/* The vector functions behind the elementwise loops, on every instruction set that this CPU has, swept
- * over the floats against the C library in double precision. The bounds are those that
+/* The vector functions behind the elementwise loops, on every instruction set that this CPU has,
+ * swept over the floats against the C library in double precision. The bounds are those that
  * src/kernel/cpu/isa/vector_math.h states; error is in units in the last place of the result. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/fused.h"
@@ -201,7 +201,7 @@ static void test_activations(void **state) {
     }
 }
 
-/* Dropout's random numbers where the block's number passes 2^32, at every alignment of the chunk. */
+/* Dropout's random numbers where the number of the block passes 2^32, at every alignment. */
 static void test_dropout_numbers(void **state) {
     (void)state;
     enum { COUNT = 777 };

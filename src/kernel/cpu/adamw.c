@@ -1,6 +1,6 @@
-/* AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory: four streams in, three out.
- * The elements of all tensors are numbered through and cut into equal tasks, so that thousands of small
- * tensors and one large one share the threads alike.
+/* AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory: four streams in, three
+ * out. The elements of all tensors are numbered through and cut into equal tasks, so that thousands
+ * of small tensors and one large one share the threads alike.
  */
 #include "base/pool.h"
 #include "deepwell/engine.h"
@@ -30,7 +30,7 @@ static dw__adamw_constants make_constants(const dw_adamw_options *options) {
     };
 }
 
-/* ---- many tensors ---------------------------------------------------------------------------------- */
+/* ---- many tensors ---------------------------------------------------------------------------- */
 
 typedef struct update {
     const dw_adamw_tensor *tensors;
@@ -123,7 +123,7 @@ dw_status dw_adamw_step(const dw_adamw_tensor *tensors, uint32_t count,
     return DW_OK;
 }
 
-/* ---- the operation ----------------------------------------------------------------------------------- */
+/* ---- the operation --------------------------------------------------------------------------- */
 
 typedef struct node_run {
     const dw__call *call;

@@ -1,5 +1,5 @@
-/* Moving elements on the CPU: every operation that only copies is a view of its operand and a view of its
- * result, copied by one engine; making constants; rotary embedding.
+/* Moving elements on the CPU: every operation that only copies is a view of its operand and a view
+ * of its result, copied by one engine; making constants; rotary embedding.
  *
  * The engine merges axes as far as both views allow and then has three forms: runs (both sides
  * contiguous along the last axis: memcpy), transposes (the source is contiguous along another axis:
@@ -21,7 +21,7 @@ enum {
     STRIP = 64 /* width of a strip of transposed tiles: four cache lines of F32 */
 };
 
-/* ---- the copying engine ------------------------------------------------------------------------- */
+/* ---- the copying engine ---------------------------------------------------------------------- */
 
 typedef struct copy_plan {
     int size; /* bytes of an element */
@@ -140,7 +140,7 @@ static void copy_view(const dw__tensor *to, const dw__tensor *from) {
     dw__pool_run(dw__ceil_div(plan.units, plan.task_units), copy_task, &plan);
 }
 
-/* ---- operations that are a copy ---------------------------------------------------------------------- */
+/* ---- operations that are a copy -------------------------------------------------------------- */
 
 static bool always_fits(const dw__call *call) {
     (void)call;
@@ -283,7 +283,7 @@ static dw_status iota(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- random numbers --------------------------------------------------------------------------------- */
+/* ---- random numbers -------------------------------------------------------------------------- */
 
 static bool random_fits(const dw__call *call) {
     return call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
@@ -315,7 +315,7 @@ static dw_status random_uniform(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- rotary embedding (Su et al. 2021) ----------------------------------------------------------- */
+/* ---- rotary embedding (Su et al. 2021) ------------------------------------------------------- */
 
 typedef struct rope_run {
     const dw__call *call;
@@ -373,7 +373,7 @@ static dw_status rope(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- list ------------------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
 /* Copies are exact; the factor of the others is that of two products and a sum. */
 #define KERNEL(OP, function, predicate, text)                                                      \

@@ -1,5 +1,5 @@
-/* Inner loops of data movement and reductions. Elements that are only moved are described by their size
- * in bytes (1, 2, 4 or 8); reductions are F32. Strides are in elements. */
+/* Inner loops of data movement and reductions. Elements that are only moved are described by their
+ * size in bytes (1, 2, 4 or 8); reductions are F32. Strides are in elements. */
 #ifndef DW_CPU_DATA_H
 #define DW_CPU_DATA_H
 
@@ -20,7 +20,7 @@ typedef struct dw__data_loops {
     double (*fold_row)(dw__fold fold, int64_t n, const float *x, double start);
     /* to[i] = fold(to[i], from[i]) */
     void (*fold_rows)(dw__fold fold, int64_t n, float *to, const float *from);
-    /* One row of rotary embedding: the first `turned` of n elements rotate, the others are copied. */
+    /* One row of rotary embedding: the first `turned` of n elements rotate, the rest is copied. */
     void (*rope)(bool interleaved, bool transposed, int64_t n, int64_t turned, const float *x,
                  const float *cosine, const float *sine, float *y);
 } dw__data_loops;
@@ -28,8 +28,8 @@ typedef struct dw__data_loops {
 /* data_gather.c */
 extern const dw__kernel dw__cpu_take, dw__cpu_embedding, dw__cpu_scatter_add,
     dw__cpu_embedding_backward;
-/* embedding_backward that adds to what its result holds. Not in the registry: only who owns the result
- * knows that it holds something. */
+/* embedding_backward that adds to what its result holds. Not in the registry: only who owns the
+ * result knows that it holds something. */
 extern const dw__kernel dw__cpu_embedding_accumulate;
 /* data_reduce.c */
 extern const dw__kernel dw__cpu_reduce_sum, dw__cpu_reduce_max, dw__cpu_reduce_min, dw__cpu_mean,

@@ -1,8 +1,10 @@
-/* Rows picked by an index, and their transpose: take and embedding, scatter_add and embedding_backward.
+/* Rows picked by an index, and their transpose: take and embedding, scatter_add and
+ * embedding_backward.
  *
- * Every index is checked before anything is written. The transpose adds in the order of the indices:
- * the result is cut into ranges of rows (or blocks of columns), each task owns one and looks for its
- * rows among all indices, so no two tasks add to one element and the bits are those of a serial loop.
+ * Every index is checked before anything is written. The transpose adds in the order of the
+ * indices: the result is cut into ranges of rows (or blocks of columns), each task owns one and
+ * looks for its rows among all indices, so no two tasks add to one element and the bits are those
+ * of a serial loop.
  */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -65,7 +67,7 @@ static int64_t product(const int64_t *shape, int from, int to) {
     return count;
 }
 
-/* ---- take, embedding ----------------------------------------------------------------------------- */
+/* ---- take, embedding ------------------------------------------------------------------------- */
 
 static int take_axis(const dw__call *call) {
     return call->op == DW_OP_EMBEDDING ? 0 : (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 0);
@@ -116,12 +118,22 @@ static dw_status take(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- scatter_add, embedding_backward ----------------------------------------------------------------- */
+/* ---- scatter_add, embedding_backward --------------------------------------------------------- */
 
 static bool scatter_fits(const dw__call *call) {
     return is_index(&call->inputs[0]) && call->inputs[1].dtype == DW_F32 &&
            call->outputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->inputs[1]) &&
            dw__tensor_is_contiguous(&call->outputs[0]);
+}
+
+/* Whole rows are one long stretch, which memset writes without first reading it. */
+static void clear_rows(float *out, int64_t first, int64_t limit, int64_t width, int64_t stride) {
+    if (width == stride && first < limit) {
+        memset(out + first * stride, 0, (size_t)((limit - first) * stride) * sizeof *out);
+        return;
+    }
+    for (int64_t row = first; row < limit; row++)
+        memset(out + row * stride, 0, (size_t)width * sizeof *out);
 }
 
 static void scatter_task(void *context, int64_t task, int worker) {
@@ -137,8 +149,7 @@ static void scatter_task(void *context, int64_t task, int worker) {
     int64_t first = range * share, limit = first + share < run->bound ? first + share : run->bound;
     updates += outer * run->count * run->after + column;
     out += outer * run->bound * run->after + column;
-    for (int64_t row = first; row < limit && !run->accumulates; row++)
-        memset(out + row * run->after, 0, (size_t)width * sizeof *out);
+    if (!run->accumulates) clear_rows(out, first, limit, width, run->after);
     for (int64_t i = 0; i < run->count; i++) {
         int64_t row = index_at(run, i);
         if (row >= first && row < limit && row != run->padding)
@@ -178,7 +189,7 @@ static dw_status accumulate(const dw__call *call, void *scratch) {
     return scatter_into(call, true);
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 #define KERNEL(variable, OP, text, predicate, function)                                            \
     const dw__kernel variable = {.name = text,                                                     \

@@ -1,10 +1,12 @@
 /* Sums, maxima, minima and means over any set of axes, and cumulative sums.
  *
- * Axes are merged where strides and their role (kept or reduced) allow; the last one decides the form:
+ * Axes are merged where strides and their role (kept or reduced) allow; the last one decides the
+ * form:
  *   reduced: each result is the fold of rows; sums of pieces of a row are added in double;
  *   kept:    each block of columns is the fold of rows of the block (a bias' gradient).
- * Where there are few results, what is folded is cut into parts, by shape alone; each part has its place
- * in scratch and the parts are folded in order. So the bits do not depend on the number of threads.
+ * Where there are few results, what is folded is cut into parts, by shape alone; each part has its
+ * place in scratch and the parts are folded in order. So the bits do not depend on the number of
+ * threads.
  */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -125,7 +127,7 @@ static size_t reduce_scratch(const dw__call *call) {
     return (size_t)(r.kept.count * r.parts * r.last) * sizeof(float);
 }
 
-/* ---- the last axis is reduced ---------------------------------------------------------------------- */
+/* ---- the last axis is reduced ---------------------------------------------------------------- */
 
 static double identity(dw__fold fold) {
     return fold == DW_FOLD_SUM ? 0.0 : fold == DW_FOLD_MAX ? -INFINITY : INFINITY;
@@ -189,7 +191,7 @@ static void reduce_rows(reduction *r) {
     }
 }
 
-/* ---- the last axis is kept --------------------------------------------------------------------------- */
+/* ---- the last axis is kept ------------------------------------------------------------------- */
 
 /* Folds rows [first, limit) of a block of columns into `to`: in blocks of rows, so that a long sum
  * does not round at every row against all that came before. */
@@ -250,7 +252,7 @@ static void reduce_columns(reduction *r) {
     if (r->parts > 1) dw__pool_run(r->kept.count * r->blocks, parts_task, r);
 }
 
-/* ---- entry ------------------------------------------------------------------------------------------- */
+/* ---- entry ----------------------------------------------------------------------------------- */
 
 static bool reduce_fits(const dw__call *call) {
     return call->inputs[0].dtype == DW_F32 && dw__tensor_is_contiguous(&call->outputs[0]);
@@ -274,7 +276,7 @@ static dw_status reduce(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- cumulative sums ------------------------------------------------------------------------------- */
+/* ---- cumulative sums ------------------------------------------------------------------------- */
 
 typedef struct cumsum_run {
     const dw__call *call;
@@ -339,7 +341,7 @@ static dw_status cumsum(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 #define REDUCE(variable, OP, text)                                                                 \
     const dw__kernel variable = {.name = text,                                                     \

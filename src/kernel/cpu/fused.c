@@ -1,11 +1,11 @@
 /* Elementwise programs on the CPU: the `fused` node and every elementwise operation by itself.
  *
- * prepare() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK elements,
- * allocated by liveness, that live on the worker's stack and stay in its L1 cache. run() walks the
- * iteration shape, whose axes are first merged as far as all inputs allow, in chunks; each step is one
- * vector loop over the chunk. Inputs that lie in memory as the loops want them are read in place,
- * constant ones are one vector, others are gathered into a buffer. A step whose result is an output
- * writes it in place.
+ * prepare() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK
+ * elements, allocated by liveness, that live on the worker's stack and stay in its L1 cache. run()
+ * walks the iteration shape, whose axes are first merged as far as all inputs allow, in chunks;
+ * each step is one vector loop over the chunk. Inputs that lie in memory as the loops want them are
+ * read in place, constant ones are one vector, others are gathered into a buffer. A step whose
+ * result is an output writes it in place.
  *
  * An element's value does not depend on how the shape is cut, so neither do the bits.
  */
@@ -29,7 +29,7 @@ enum {
     BUFFER_SKEW = 192
 };
 
-/* ---- the program --------------------------------------------------------------------------------- */
+/* ---- the program ----------------------------------------------------------------------------- */
 
 typedef struct program_operand {
     dw__body_source source;
@@ -240,7 +240,7 @@ cleanup:
     return status;
 }
 
-/* ---- the iteration -------------------------------------------------------------------------------- */
+/* ---- the iteration --------------------------------------------------------------------------- */
 
 typedef struct iteration {
     const dw__call *call;
@@ -323,7 +323,7 @@ static void begin(iteration *it, const dw__call *call, const program *p, int rep
     atomic_init(&it->failed, 0);
 }
 
-/* ---- one chunk ------------------------------------------------------------------------------------- */
+/* ---- one chunk ------------------------------------------------------------------------------- */
 
 typedef struct lane {
     const void *data;
@@ -395,7 +395,8 @@ static void gather(const chunk_state *s, uint32_t input, void *out) {
     }
 }
 
-/* Whether the chunk's elements of the input are all one (step 0), or lie in a row (step 1), or neither. */
+/* Whether the chunk's elements of the input are all one (step 0), or lie in a row (step 1), or
+ * neither. */
 static int input_step(const chunk_state *s, uint32_t input) {
     const iteration *it = s->it;
     bool one_row = s->index[it->rank - 1] + s->count <= it->shape[it->rank - 1];
@@ -620,7 +621,7 @@ static bool fits(const dw__call *call) {
     return call->input_count > 0 && call->output_count > 0;
 }
 
-/* ---- tiles of a matrix product ------------------------------------------------------------------- */
+/* ---- tiles of a matrix product --------------------------------------------------------------- */
 
 bool dw__fused_fits_tile(const dw__call *fused, int replaced) {
     const dw__tensor *out = &fused->outputs[0];
@@ -653,7 +654,7 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
     return DW_OK;
 }
 
-/* ---- list ----------------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
 /* Factor: 2 ulp of a function, some more where a composite cancels (gelu near its zero, slopes). */
 #define KERNEL(OP)                                                                                 \
@@ -664,13 +665,14 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
                                            .prepare = prepare,                                     \
                                            .run = run,                                             \
                                            .tolerance_factor = 8.0};
+/* clang-format off */
 #define EACH_OPERATION(X)                                                                          \
-    X(NEG)                                                                                         \
-    X(ABS) X(SIGN) X(EXP) X(LOG) X(LOG1P) X(SQRT) X(RSQRT) X(RECIPROCAL) X(SIN) X(COS) X(TANH)     \
-        X(ERF) X(SIGMOID) X(FLOOR) X(CEIL) X(LOGICAL_NOT) X(IS_FINITE) X(ADD) X(SUB) X(MUL) X(DIV) \
-            X(POW) X(MAX) X(MIN) X(REM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(SELECT) \
-                X(CAST) X(STOP_GRADIENT) X(RELU) X(SILU) X(GELU) X(SWIGLU) X(GELU_BACKWARD)        \
-                    X(SILU_BACKWARD) X(DROPOUT) X(FUSED)
+    X(NEG) X(ABS) X(SIGN) X(EXP) X(LOG) X(LOG1P) X(SQRT) X(RSQRT) X(RECIPROCAL) X(SIN) X(COS)      \
+    X(TANH) X(ERF) X(SIGMOID) X(FLOOR) X(CEIL) X(LOGICAL_NOT) X(IS_FINITE) X(ADD) X(SUB) X(MUL)    \
+    X(DIV) X(POW) X(MAX) X(MIN) X(REM) X(EQ) X(NE) X(LT) X(LE) X(GT) X(GE) X(AND) X(OR) X(SELECT)  \
+    X(CAST) X(STOP_GRADIENT) X(RELU) X(SILU) X(GELU) X(SWIGLU) X(GELU_BACKWARD) X(SILU_BACKWARD)   \
+    X(DROPOUT) X(FUSED)
+/* clang-format on */
 EACH_OPERATION(KERNEL)
 
 #define LISTED(OP) &kernel_##OP,

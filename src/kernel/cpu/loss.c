@@ -72,7 +72,7 @@ static bool logits_fit(const dw__call *call) {
            call->inputs[1].dtype == DW_I64;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static bool forward_fits(const dw__call *call) {
     if (!logits_fit(call)) return false;
@@ -128,7 +128,7 @@ static dw_status forward(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static bool backward_fits(const dw__call *call) {
     const dw__tensor *lse = &call->inputs[2], *dloss = &call->inputs[3];
@@ -172,7 +172,7 @@ static dw_status backward(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- list ----------------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
 static const dw__kernel cross_entropy = {.name = "cpu.cross_entropy.online",
                                          .op = DW_OP_CROSS_ENTROPY,

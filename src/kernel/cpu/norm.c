@@ -1,8 +1,8 @@
 /* Layer norm, RMS norm, softmax and log-softmax along the last axis, forward and backward, in F32.
  *
- * Rows are independent, but for the gradients of w and b, which sum over them: there the rows are cut
- * into at most PARTS parts, by their number alone; each part sums in its own row of scratch, and the
- * parts are added in order. So the bits do not depend on the number of threads.
+ * Rows are independent, but for the gradients of w and b, which sum over them: there the rows are
+ * cut into at most PARTS parts, by their number alone; each part sums in its own row of scratch,
+ * and the parts are added in order. So the bits do not depend on the number of threads.
  */
 #include "kernel/cpu/norm.h"
 #include "base/pool.h"
@@ -19,7 +19,7 @@ enum {
     SUM_COLUMNS = 512
 };
 
-/* ---- predicates -------------------------------------------------------------------------------- */
+/* ---- predicates ------------------------------------------------------------------------------ */
 
 static bool absent(const dw__tensor *t) { return t->rank < 0; }
 
@@ -60,7 +60,7 @@ static bool softmax_fits(const dw__call *call) {
            dw__call_int(call, DW_ATTR_KEY_AXIS, -1) == call->inputs[0].rank - 1;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 typedef struct row_run {
     const dw__call *call;
@@ -117,7 +117,7 @@ static dw_status forward(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static int64_t part_rows(int64_t rows) {
     int64_t share = dw__ceil_div(rows, PARTS);
@@ -192,7 +192,7 @@ static dw_status backward(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- softmax --------------------------------------------------------------------------------------- */
+/* ---- softmax --------------------------------------------------------------------------------- */
 
 static void softmax_task(void *context, int64_t index, int worker) {
     (void)worker;
@@ -221,10 +221,10 @@ static dw_status softmax(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* ---- list ----------------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
-/* Factors: a row's statistics round as a blocked sum does, some ulp at any length; the sums over rows
- * add at most PARTS + rows / PARTS terms in turn. */
+/* Factors: a row's statistics round as a blocked sum does, some ulp at any length; the sums over
+ * rows add at most PARTS + rows / PARTS terms in turn. */
 #define SOURCE "ours, vector rows"
 static const dw__kernel layer_norm = {.name = "cpu.layer_norm.rows",
                                       .op = DW_OP_LAYER_NORM,

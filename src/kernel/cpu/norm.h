@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef struct dw__norm_loops {
-    /* w and b may be NULL; y, mean and rstd too. Without `centred`: RMS norm, mean is not written. */
+    /* w, b, y, mean and rstd may be NULL. Without `centred`: RMS norm, and mean is not written. */
     void (*forward)(bool centred, int64_t n, const float *x, const float *w, const float *b,
                     double eps, float *y, float *mean, float *rstd);
     /* Adds this row's share to dw and db [n]; w, dx, dw and db may be NULL. */

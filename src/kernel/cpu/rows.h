@@ -1,5 +1,5 @@
-/* A tensor as rows: the last axis is a row of unit stride, all others together number the rows. What the
- * kernels that work along the last axis have in common. */
+/* A tensor as rows: the last axis is a row of unit stride, all others together number the rows.
+ * What the kernels that work along the last axis have in common. */
 #ifndef DW_CPU_ROWS_H
 #define DW_CPU_ROWS_H
 

@@ -3,12 +3,12 @@
 #include "kernel/cpu/data.h"
 #include "kernel/cpu/isa/vector_math.h"
 
-/* ---- moving --------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 enum { TILE = 16 };
 
-/* One function per element size, so that the compiler sees it. In a transpose, tiles of 16 by 16: both
- * sides then use whole cache lines while they are in L1. */
+/* One function per element size, so that the compiler sees it. In a transpose, tiles of 16 by 16:
+ * both sides then use whole cache lines while they are in L1. */
 #define MOVES(size, type)                                                                          \
     static void copy_##size(int64_t n, void *to, const void *from, int64_t stride) {               \
         type *y = to;                                                                              \
@@ -117,7 +117,7 @@ static void scatter(int size, int64_t n, void *to, int64_t stride, const void *f
     BY_SIZE(scatter, n, to, stride, from)
 }
 
-/* ---- adding and folding ---------------------------------------------------------------------------- */
+/* ---- adding and folding ---------------------------------------------------------------------- */
 
 static void add(int64_t n, float *to, const float *from) {
     int64_t i = 0;
@@ -183,10 +183,10 @@ static void fold_rows(dw__fold fold, int64_t n, float *to, const float *from) {
     }
 }
 
-/* ---- rotary embedding ---------------------------------------------------------------------------- */
+/* ---- rotary embedding ------------------------------------------------------------------------ */
 
-/* Pairs (x1, x2) turn to (x1 c1 - x2 s1, x2 c2 + x1 s2); transposed, to (x1 c1 + x2 s2, x2 c2 - x1 s1).
- * step 1: a pair is `half` apart; step 2: neighbours. */
+/* Pairs (x1, x2) turn to (x1 c1 - x2 s1, x2 c2 + x1 s2); transposed, to (x1 c1 + x2 s2, x2 c2 - x1
+ * s1). step 1: a pair is `half` apart; step 2: neighbours. */
 static inline void rope_pairs(bool transposed, int64_t count, int64_t step, int64_t apart,
                               const float *x, const float *cosine, const float *sine, float *y) {
     for (int64_t i = 0; i < count; i++) {

@@ -1,12 +1,12 @@
-/* One loop for each instruction of an elementwise program (see kernel/cpu/fused.h). F32, where the time
- * goes, is written with vectors; the other kinds are plain loops for the compiler. */
+/* One loop for each instruction of an elementwise program (see kernel/cpu/fused.h). F32, where the
+ * time goes, is written with vectors; the other kinds are plain loops for the compiler. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/fused.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "number/half.h"
 #include "number/philox.h"
 
-/* ---- F32 --------------------------------------------------------------------------------------- */
+/* ---- F32 ------------------------------------------------------------------------------------- */
 
 #define UNARY(name, expression)                                                                    \
     static void name(const dw__lane_args *args) {                                                  \
@@ -131,7 +131,7 @@ static void f32_select(const dw__lane_args *args) {
     for (; i < n; i++) out[i] = c[step_c ? i : 0] ? a[step_a ? i : 0] : b[step_b ? i : 0];
 }
 
-/* ---- the other kinds ------------------------------------------------------------------------------ */
+/* ---- the other kinds ------------------------------------------------------------------------- */
 
 /* The two steps are known inside each loop, so that the compiler can make vectors of it. */
 #define EACH_STEP(body)                                                                            \
@@ -221,7 +221,7 @@ static void bool_not(const dw__lane_args *args) {
     for (int64_t i = 0; i < args->count; i++) out[i] = a[i * step] == 0;
 }
 
-/* ---- casts ---------------------------------------------------------------------------------------- */
+/* ---- casts ----------------------------------------------------------------------------------- */
 
 /* Outside the range, or NaN: the least integer, as the x86 instructions give. */
 static inline int32_t to_i32(double x) {
@@ -273,7 +273,7 @@ CAST(load_f16, uint16_t, float, dw__f16_to_f32(x))
 CAST(store_bf16, float, uint16_t, dw__f32_to_bf16(x))
 CAST(store_f16, float, uint16_t, dw__f32_to_f16(x))
 
-/* ---- dropout ----------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 enum { PHILOX_WORDS = 4 * DW_LANES };
 
@@ -321,7 +321,7 @@ static void f32_dropout(const dw__lane_args *args, const dw__lane_dropout *d) {
     }
 }
 
-/* ---- table -------------------------------------------------------------------------------------------- */
+/* ---- table ----------------------------------------------------------------------------------- */
 
 #define COMPARES(kind)                                                                             \
     [DW_OP_EQ] = kind##_eq, [DW_OP_NE] = kind##_ne, [DW_OP_LT] = kind##_lt,                        \

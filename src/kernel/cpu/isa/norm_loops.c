@@ -1,5 +1,5 @@
-/* Rows of layer norm, RMS norm and softmax. Sums run in four vectors of partial sums, which are added in
- * double: rounding grows with n / (4 DW_LANES), not with n. */
+/* Rows of layer norm, RMS norm and softmax. Sums run in four vectors of partial sums, which are
+ * added in double: rounding grows with n / (4 DW_LANES), not with n. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/norm.h"

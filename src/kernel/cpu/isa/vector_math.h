@@ -1,7 +1,8 @@
-/* Vectors of F32, as wide as the instruction set that this translation unit is compiled for, and the
- * functions that elementwise loops need. Everything is inline: a loop keeps its constants in registers.
+/* Vectors of F32, as wide as the instruction set that this translation unit is compiled for, and
+ * the functions that elementwise loops need. Everything is inline: a loop keeps its constants in
+ * registers.
  *
- *   vf  DW_LANES floats      vi  as many int32      vu  as many uint32      vm  one truth value a lane
+ *   vf  DW_LANES floats    vi  as many int32    vu  as many uint32    vm  one truth value a lane
  *
  * The baseline is written in GCC's portable vector extensions. AVX2 and AVX-512 replace the few
  * functions for which an instruction does better. Arithmetic on vf is plain C: a * b + c (which the
@@ -9,7 +10,7 @@
  *
  * Accuracy, the largest error that tests/c/test_vector_math.c finds (it sweeps the floats against
  * double precision) and holds each function to, in units in the last place:
- *   exp 1.1   log 1.1   log1p 2.0   tanh 1.6   erf 1.5   sigmoid 2.0   sin, cos, pow 0.6   rsqrt 1.5
+ *   exp 1.1  log 1.1  log1p 2.0  tanh 1.6  erf 1.5  sigmoid 2.0  sin, cos, pow 0.6  rsqrt 1.5
  * Zeros, infinities, NaN, subnormal arguments and results, overflow: as C's math library has them.
  * Polynomials are minimax fits of our own over the interval named beside each.
  */
@@ -43,7 +44,7 @@ typedef __mmask16 vm;
 typedef vi vm; /* a lane is 0 or -1 */
 #endif
 
-/* ---- making, loading, storing ------------------------------------------------------------------ */
+/* ---- making, loading, storing ---------------------------------------------------------------- */
 
 static inline vf v_set(float x) { return x - (vf){0}; }
 static inline vi v_set_int(int32_t x) { return x - (vi){0}; }
@@ -86,7 +87,7 @@ static inline void v_store_part(float *p, vf x, int64_t count) {
 #endif
 }
 
-/* ---- truth values ------------------------------------------------------------------------------ */
+/* ---- truth values ---------------------------------------------------------------------------- */
 
 #if DW_VECTOR_AVX512
 #define DW_V_COMPARE(name, operator, code)                                                         \
@@ -148,7 +149,7 @@ static inline vm v_load_mask(const uint8_t *p) {
 #endif
 }
 
-/* ---- elementary ------------------------------------------------------------------------------- */
+/* ---- elementary ------------------------------------------------------------------------------ */
 
 static inline vf v_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 /* y, made negative where x is (-0 included). */
@@ -253,7 +254,7 @@ static inline vf v_narrow(vd low, vd high) {
 #endif
 }
 
-/* ---- sums over lanes, in a fixed order ---------------------------------------------------------- */
+/* ---- sums over lanes, in a fixed order ------------------------------------------------------- */
 
 static inline double v_sum(vf x) {
     double sum = 0.0;
@@ -267,7 +268,7 @@ static inline float v_max_lane(vf x) {
     return max;
 }
 
-/* ---- exp and its family ------------------------------------------------------------------------- */
+/* ---- exp and its family ---------------------------------------------------------------------- */
 
 /* p * 2^n for an integral n in [-200, 200], rounded once. */
 static inline vf v_scale(vf p, vf n) {
@@ -298,8 +299,8 @@ static inline vf v_exp(vf x) {
     return v_scale(p, n);
 }
 
-/* s = 1 / (1 + e^-x) and s (1 - s), neither by a difference: e^-|x| does not overflow, and one division
- * serves both signs. */
+/* s = 1 / (1 + e^-x) and s (1 - s), neither by a difference: e^-|x| does not overflow, and one
+ * division serves both signs. */
 static inline vf v_sigmoid_and_slope(vf x, vf *slope) {
     vf e = v_exp(-v_abs(x));
     vf above = 1.0f / (e + 1.0f), below = e * above;
@@ -350,7 +351,7 @@ static inline vf v_erf(vf x) {
     return v_with_sign(v_select(v_lt(a, v_set(0.92f)), p, large), x);
 }
 
-/* ---- logarithms --------------------------------------------------------------------------------- */
+/* ---- logarithms ------------------------------------------------------------------------------ */
 
 /* x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt 2); log(1 + f) = f - f^2/2 + f^3 P(f). */
 static inline vf v_log(vf x) {
@@ -393,7 +394,7 @@ static inline vf v_log1p(vf x) {
     return v_select(edge_high, v_set(INFINITY), y);
 }
 
-/* ---- sine, cosine, powers: in double inside, for they need the bits ------------------------------- */
+/* ---- sine, cosine, powers: in double inside, for they need the bits -------------------------- */
 
 #if DW_VECTOR_AVX512
 #define DW_V_ROUND_DOUBLE(x)                                                                       \
@@ -446,7 +447,8 @@ static inline vf v_sin(vf x) {
 }
 static inline vf v_cos(vf x) { return v_sin_quadrant(x, 1); }
 
-/* x^y for normal x > 0 and y with |y log2 x| < 150: log x = k ln 2 + 2 atanh(s), s = (m-1)/(m+1). */
+/* x^y for normal x > 0 and y with |y log2 x| < 150: log x = k ln 2 + 2 atanh(s),
+ * s = (m-1)/(m+1). */
 static inline vd v_pow_double(vd x, vd y) {
     vl bits = (vl)x - 0x3fe6a09e667f3bcd; /* sqrt(1/2) */
     vl exponent = bits >> 52;
@@ -481,7 +483,8 @@ static inline vf v_pow(vf x, vf y) {
     vf a = v_abs(y);
     vm plain_x = v_ge(x, v_set(0x1p-120f)), small_x = v_le(x, v_set(0x1p120f));
     vf ok = v_select(plain_x, v_select(small_x, v_set(1.0f), v_set(0.0f)), v_set(0.0f));
-    /* |log2 x| <= 120 here, |log2 x| <= |x - 1| * 1.5 + 1 near 1: bound y by 1 without knowing more. */
+    /* |log2 x| <= 120 here, |log2 x| <= |x - 1| * 1.5 + 1 near 1: bound y by 1 without knowing
+     * more. */
     vi exponent = (((vi)x >> 23) & 255) - 127;
     vf reach = (__builtin_convertvector(exponent, vf) + 0.5f);
     reach = (v_abs(reach) + 0.5f) * a;
@@ -495,7 +498,7 @@ static inline vf v_pow(vf x, vf y) {
                     v_pow_double(v_widen_high(x), v_widen_high(y)));
 }
 
-/* ---- 32-bit products, for random numbers ---------------------------------------------------------- */
+/* ---- 32-bit products, for random numbers ----------------------------------------------------- */
 
 /* Upper halves of the products x[i] * factor; the lower ones to `low`. */
 static inline vu v_multiply_wide(vu x, uint32_t factor, vu *low) {
@@ -547,7 +550,7 @@ static inline void v_store_interleaved(uint32_t *out, vu x0, vu x1, vu x2, vu x3
 #endif
 }
 
-/* ---- activations -------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
 static inline vf v_silu(vf x) { return x * v_sigmoid(x); }
 /* d/dx x s(x) = s + x s (1 - s) */
@@ -556,7 +559,8 @@ static inline vf v_silu_slope(vf x) {
     return s + x * slope;
 }
 
-/* Hendrycks and Gimpel 2016: 0.5 x (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
+/* Hendrycks and Gimpel 2016: 0.5 x (1 + tanh u) = x sigmoid(2u),
+ * u = sqrt(2/pi) (x + 0.044715 x^3). */
 static inline vf v_gelu_tanh(vf x) {
     vf z = x * x;
     vf u2 = x * (z * 0.07135481282f + 1.595769122f);
