@@ -86,11 +86,15 @@ static double element(const dw__tensor *t, int64_t batch, int64_t row, int64_t c
     return data[batch * t->stride[0] + i * t->stride[1] + j * t->stride[2]];
 }
 
-static void run(const dw__kernel *kernel, const dw__call *call) {
+/* Scratch is asked for at the present number of threads, which `threads` (at most as many) then use. */
+static void run_on(const dw__kernel *kernel, const dw__call *call, int threads) {
     assert_true(kernel->fits(call));
     int64_t floats = kernel->scratch_bytes ? (int64_t)kernel->scratch_bytes(call) / 4 : 0;
     float *scratch = guarded(floats);
+    int planned = dw__pool_threads();
+    assert_int_equal(dw__pool_set_threads(threads), DW_OK);
     assert_int_equal(kernel->run(call, scratch), DW_OK);
+    assert_int_equal(dw__pool_set_threads(planned), DW_OK);
     release(scratch, floats);
 }
 
@@ -132,15 +136,13 @@ static void check_matmul(const dw__kernel *kernel, const problem *p) {
     float *a = guarded_random(a_count), *b = guarded_random(b_count), *y = guarded(y_count);
     float *again = guarded(y_count);
     call = matmul_call(p, a, b, y, attrs);
-    run(kernel, &call);
+    run_on(kernel, &call, 2);
     check_product(p, &call, NULL);
     for (int threads = 1; threads <= 3; threads++) {
-        assert_int_equal(dw__pool_set_threads(threads), DW_OK);
         call.outputs[0].data = again;
-        run(kernel, &call);
+        run_on(kernel, &call, threads);
         assert_memory_equal(again, y, (size_t)y_count * sizeof(float));
     }
-    assert_int_equal(dw__pool_set_threads(2), DW_OK);
     release(a, a_count);
     release(b, b_count);
     release(y, y_count);
@@ -150,9 +152,10 @@ static void check_matmul(const dw__kernel *kernel, const problem *p) {
 static void test_shapes(void **state) {
     (void)state;
     static const int64_t sizes[][4] = {
-        {1, 1, 1, 1},     {1, 1, 97, 31},    {1, 7, 1, 13},     {1, 17, 49, 385}, {1, 97, 769, 3},
-        {3, 5, 47, 29},   {1, 131, 17, 800}, {1, 193, 101, 64}, {1, 2, 5, 1031},  {5, 61, 67, 71},
-        {1, 48, 96, 384}, {40, 9, 10, 11},   {1, 33, 33, 0},    {1, 0, 3, 4},     {2, 3, 0, 4},
+        {1, 1, 1, 1},    {1, 1, 97, 31},  {1, 7, 1, 13},     {1, 17, 49, 385},
+        {1, 97, 769, 3}, {3, 5, 47, 29},  {1, 131, 17, 800}, {1, 193, 101, 64},
+        {1, 2, 5, 1031}, {5, 61, 67, 71}, {1, 48, 96, 384},  {1, 129, 257, 129},
+        {40, 9, 10, 11}, {1, 33, 33, 0},  {1, 0, 3, 4},      {2, 3, 0, 4},
     };
     for (size_t s = 0; s < DW_COUNT(sizes); s++) {
         for (int flags = 0; flags < 16; flags++) {
@@ -201,7 +204,7 @@ static void check_linear(const dw__kernel *kernel, int64_t batch, int64_t m, int
     call.inputs[2] = (dw__tensor){bias, DW_F32, with_bias ? 1 : -1, {n}, {1}};
     call.outputs[0] = matrix(y, batch, m, n, 0);
     if (kernel->fits(&call)) {
-        run(kernel, &call);
+        run_on(kernel, &call, 2);
         check_product(&p, &flat, with_bias ? bias : NULL);
     }
     release(a, a_count);
@@ -235,13 +238,95 @@ static void test_linear_refuses_scattered_rows(void **state) {
     }
 }
 
+/* ---- epilogues ------------------------------------------------------------------------------------ */
+
+static const dw__kernel *fused_kernel(const dw__call *call) {
+    for (int i = 0; dw__kernels_cpu_elementwise[i]; i++) {
+        const dw__kernel *kernel = dw__kernels_cpu_elementwise[i];
+        if (kernel->op == DW_OP_FUSED && kernel->fits(call)) return kernel;
+    }
+    fail_msg("no kernel for the epilogue");
+    return NULL;
+}
+
+/* z = relu(x w^T + bias) * r + r, with the product kept or only passing through. */
+static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threads) {
+    problem p = {1, m, n, k, false, true, 0, 0};
+    dw_attr attrs[2], transpose = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, 1);
+    dw_attr body =
+        dw_attr_string(DW_ATTR_KEY_BODY, "t0=relu(i1);t1=mul(t0,i0);t2=add(t1,i0);out(t2)");
+    float *x = guarded_random(m * k), *w = guarded_random(n * k), *bias = guarded_random(n);
+    float *r = guarded_random(m * n), *y = guarded(m * n), *z = guarded(m * n);
+    dw__call flat = matmul_call(&p, x, w, y, attrs);
+    dw__call call = {.op = DW_OP_LINEAR,
+                     .attr_count = 1,
+                     .attrs = &transpose,
+                     .input_count = 3,
+                     .output_count = 1};
+    call.inputs[0] = (dw__tensor){x, DW_F32, 2, {m, k}, {k, 1}};
+    call.inputs[1] = (dw__tensor){w, DW_F32, 2, {n, k}, {k, 1}};
+    call.inputs[2] = (dw__tensor){bias, DW_F32, 1, {n}, {1}};
+    call.outputs[0] = (dw__tensor){NULL, DW_F32, 2, {m, n}, {n, 1}};
+    dw__call then = {
+        .op = DW_OP_FUSED, .attr_count = 1, .attrs = &body, .input_count = 2, .output_count = 1};
+    then.inputs[0] = (dw__tensor){r, DW_F32, 2, {m, n}, {n, 1}};
+    then.inputs[1] = call.outputs[0];
+    then.outputs[0] = (dw__tensor){z, DW_F32, 2, {m, n}, {n, 1}};
+    void *prepared = NULL;
+    assert_int_equal(fused_kernel(&then)->prepare(&then, &prepared), DW_OK);
+    then.prepared = prepared;
+
+    assert_true(dw__matmul_fits_epilogue(&call, &then, 1));
+    int64_t floats = (int64_t)dw__matmul_epilogue_scratch(&call, &then, 1) / 4;
+    float *scratch = guarded(floats);
+    if (keep) call.outputs[0].data = y;
+    int planned = dw__pool_threads();
+    assert_int_equal(dw__pool_set_threads(threads), DW_OK);
+    assert_int_equal(dw__matmul_run_epilogue(&call, &then, 1, scratch), DW_OK);
+    assert_int_equal(dw__pool_set_threads(planned), DW_OK);
+    if (keep) check_product(&p, &flat, bias);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = bias[j], magnitude = fabs(sum), factor = r[i * n + j];
+            for (int64_t e = 0; e < k; e++) {
+                double term = (double)x[i * k + e] * w[j * k + e];
+                sum += term;
+                magnitude += fabs(term);
+            }
+            double want = (sum > 0.0 ? sum : 0.0) * factor + factor;
+            assert_close(z[i * n + j], want, (magnitude + 1.0) * fabs(factor), k + 4);
+        }
+    }
+    dw__free(prepared);
+    release(scratch, floats);
+    release(x, m * k);
+    release(w, n * k);
+    release(bias, n);
+    release(r, m * n);
+    release(y, m * n);
+    release(z, m * n);
+}
+
+static void test_epilogue(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {
+        {1, 1, 1}, {7, 97, 0}, {131, 65, 401}, {97, 1000, 130}, {530, 49, 33}, {3, 97, 45007},
+    };
+    for (size_t s = 0; s < DW_COUNT(sizes); s++) {
+        for (int threads = 1; threads <= 2; threads++) {
+            check_epilogue(sizes[s][0], sizes[s][1], sizes[s][2], true, threads);
+            check_epilogue(sizes[s][0], sizes[s][1], sizes[s][2], false, threads);
+        }
+    }
+}
+
 int main(void) {
     random_state = 42;
+    if (dw__pool_set_threads(3) != DW_OK) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_rounds),
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_linear_refuses_scattered_rows),
+        cmocka_unit_test(test_shapes),   cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_linear),   cmocka_unit_test(test_linear_refuses_scattered_rows),
+        cmocka_unit_test(test_epilogue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

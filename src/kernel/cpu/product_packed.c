@@ -33,10 +33,14 @@ typedef struct cuts {
     size_t packed_b, packed_a, tile, workers; /* floats: shared; of one worker; of one worker */
 } cuts;
 
+static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks) {
+    return dw__min64(dw__round_up(p->n, blocks->columns),
+                     TILE_COLUMNS / blocks->columns * blocks->columns);
+}
+
 static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, cuts *out) {
     out->tile_m = TILE_ROWS;
-    out->tile_n = dw__min64(dw__round_up(p->n, blocks->columns),
-                            TILE_COLUMNS / blocks->columns * blocks->columns);
+    out->tile_n = widest_tile(p, blocks);
     for (;;) {
         int64_t tasks =
             p->batches * dw__divide_up(p->m, out->tile_m) * dw__divide_up(p->n, out->tile_n);
@@ -84,8 +88,11 @@ static cuts cut(const dw__product *p, bool passing) {
     }
     out.tile_n = dw__min64(out.tile_n, out.round_n);
     out.packed_b = (size_t)(out.round_batches * out.round_n * out.round_k);
-    out.packed_a = (size_t)dw__round_up(out.tile_m * out.depth, CACHE_LINE / 4);
-    out.tile = passing ? (size_t)dw__round_up(out.tile_m * out.tile_n, CACHE_LINE / 4) : 0;
+    /* For the largest tiles, whatever the number of threads made of them: scratch that was planned for
+     * some threads must do for fewer. */
+    out.packed_a = (size_t)dw__round_up(TILE_ROWS * out.depth, CACHE_LINE / 4);
+    out.tile =
+        passing ? (size_t)dw__round_up(TILE_ROWS * widest_tile(p, blocks), CACHE_LINE / 4) : 0;
     out.workers = (size_t)dw__pool_threads();
     return out;
 }
