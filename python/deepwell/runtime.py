@@ -76,11 +76,13 @@ class _Variant:
         self._plans: dict[tuple[int, ...], _deepwell.Plan] = {}
 
     def plan(self, sizes: tuple[int, ...]) -> _deepwell.Plan:
-        plan = self._plans.get(sizes)
+        """The plan at these sizes and the present number of threads: kernels' scratch is per thread."""
+        key = (_deepwell.get_threads(), *sizes)
+        plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= 32:
                 self._plans.pop(next(iter(self._plans)), None)
-            plan = self._plans[sizes] = self.engine.plan(sizes)
+            plan = self._plans[key] = self.engine.plan(sizes)
         return plan
 
 
@@ -155,6 +157,7 @@ class Program:
 
     def prepare(self, leaves: list[torch.Tensor], sizes: tuple[int, ...]) -> None:
         """Engine and plan for a run on such leaves, made now rather than then."""
+        _deepwell.set_threads(torch.get_num_threads())
         wrt = self._wrt(leaves)
         self.variant(wrt, self._expected_outputs(sizes) if wrt else ()).plan(sizes)
 
@@ -187,6 +190,7 @@ class _Run(torch.autograd.Function):
         contiguous = [leaf.contiguous() for leaf in leaves]
         outputs, ctx.lease = program._forward(variant, plan, contiguous)
         ctx.program, ctx.variant, ctx.plan, ctx.sizes = program, variant, plan, sizes
+        ctx.threads = _deepwell.get_threads()
         # Copies made for contiguity are ours alone; everything else goes through autograd, which
         # notices when it is changed in place before backward.
         ctx.copies = {
@@ -219,7 +223,7 @@ class _Run(torch.autograd.Function):
         if not used or ctx.lease is None:
             return nothing
         program.expect(used)
-        _deepwell.set_threads(torch.get_num_threads())
+        _deepwell.set_threads(ctx.threads)  # what the plan has room for
         keeps_graph = _keeps_graph()
         if set(used) <= set(variant.grad_outputs):
             leaves: list[torch.Tensor | None] = [None] * len(ctx.versions)

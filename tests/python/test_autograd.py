@@ -216,6 +216,22 @@ def test_output_may_be_changed_in_place_where_pytorch_allows_it() -> None:
     assert_grads_close(ours, plain)
 
 
+def test_number_of_threads_may_change_between_forward_and_backward() -> None:
+    plain, ours = pair()
+    threads = torch.get_num_threads()
+    try:
+        for before, after in ((1, 3), (3, 1)):
+            torch.set_num_threads(before)
+            losses = [loss_of(model, 1) for model in (plain, ours)]
+            torch.set_num_threads(after)
+            for model, loss in zip((plain, ours), losses):
+                model.zero_grad()
+                loss.backward()
+            assert_grads_close(ours, plain)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_threads_share_a_model() -> None:
     import threading
 
