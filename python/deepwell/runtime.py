@@ -18,6 +18,9 @@ from torch.autograd.function import once_differentiable
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
 
+# Tensors from this size on are asked for in huge pages.
+_LARGE = 4 << 20
+
 DTYPES = {
     "bool": torch.bool,
     "i32": torch.int32,
@@ -175,7 +178,7 @@ class Program:
     def _forward(
         self, variant: _Variant, plan: _deepwell.Plan, leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Lease]:
-        outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in plan.outputs]
+        outputs = [_empty(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
         lease = self.lease(plan)
         plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
         return outputs, lease
@@ -254,7 +257,7 @@ class _Run(torch.autograd.Function):
         seeds = [None if seed is None else seed.contiguous() for seed in seeds]
         wanted = ctx.needs_input_grad[3:]
         grads = [
-            torch.empty(ctx.shapes[leaf], dtype=program.leaf_dtypes[leaf])
+            _empty(ctx.shapes[leaf], program.leaf_dtypes[leaf])
             if has and wanted[leaf]
             else None
             for leaf, has in zip(variant.wrt, variant.has_grad)
@@ -279,6 +282,14 @@ def _unchanged_leaves(ctx) -> list[torch.Tensor]:
             )
         leaves.append(ctx.copies[index] if leaf is None else leaf.detach())
     return leaves
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that the engine is about to fill."""
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.nbytes >= _LARGE:
+        _deepwell.advise(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
