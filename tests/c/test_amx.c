@@ -186,6 +186,34 @@ static void test_same_bits_on_any_number_of_threads(void **state) {
     dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c), dw__free_aligned(first);
 }
 
+static void test_scratch_serves_fewer_threads(void **state) {
+    (void)state;
+    if (!dw__amx_available()) skip();
+    int threads = dw__pool_threads();
+    for (size_t s = 0; s < DW_COUNT(shapes); s++) {
+        int64_t m = shapes[s][0], n = shapes[s][1], k = shapes[s][2];
+        float *a = random_matrix(m * k), *b = random_matrix(k * n), *c = random_matrix(m * n);
+        dw__product p = make_product(m, n, k, 0, a, b);
+        p.c = c;
+        for (int asked = 5; asked > 1; asked--) {
+            assert_int_equal(dw__pool_set_threads(asked), DW_OK);
+            size_t bytes = dw__product_amx_scratch(&p, false);
+            for (int count = asked; count >= 1; count--) {
+                assert_int_equal(dw__pool_set_threads(count), DW_OK);
+                assert_true(dw__product_amx_scratch(&p, false) <= bytes);
+            }
+            void *scratch = guarded_scratch(bytes);
+            dw__epilogue none = {0};
+            dw__product_amx_run(&p, &none, scratch);
+            check_guard(scratch, bytes);
+            dw__free_aligned(scratch);
+        }
+        check_product(&p, c, false, NULL);
+        dw__free_aligned(a), dw__free_aligned(b), dw__free_aligned(c);
+    }
+    assert_int_equal(dw__pool_set_threads(threads), DW_OK);
+}
+
 /* ---- the head's gradient ------------------------------------------------------------------------- */
 
 typedef struct head {
@@ -385,6 +413,7 @@ int main(void) {
         cmocka_unit_test(test_numbers_that_cannot_be_split),
         cmocka_unit_test(test_all_magnitudes),
         cmocka_unit_test(test_same_bits_on_any_number_of_threads),
+        cmocka_unit_test(test_scratch_serves_fewer_threads),
         cmocka_unit_test(test_head_gradient),
         cmocka_unit_test(test_head_gradient_in_rounds_and_on_threads),
         cmocka_unit_test(test_head_gradient_of_numbers_that_cannot_be_split),

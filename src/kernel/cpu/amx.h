@@ -38,6 +38,10 @@ void dw__amx_end(void);
  * x[i*stride + k*k_stride], and one of the two strides is 1. True when every number could be split. */
 bool dw__amx_pack(bool as_a, int64_t count, int64_t k, const float *x, int64_t stride,
                   int64_t k_stride, void *panel);
+/* The same for any number of rows or columns: panel i of 32 begins at panels + i * panel_bytes. Walks memory
+ * along its rows as far as it can. */
+bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
+                         int64_t k_stride, void *panels, size_t panel_bytes);
 /* tile[32][32] (row stride in elements) = panel of A times panel of B over `steps` steps. */
 void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, int64_t stride);
 /* c[rows][columns] (row stride c_stride) gets the product tile[32][32]: added to it, or in its place with

@@ -130,23 +130,12 @@ static void multiply_panels(int64_t rows, int64_t columns, int64_t k, const char
     }
 }
 
-/* Packs `extent` rows or columns of an operand; false when a number cannot be split. */
-static bool pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
-                        int64_t k_stride, char *panels, size_t panel) {
-    bool splits = true;
-    for (int64_t at = 0; at < extent; at += DW_AMX_PANEL) {
-        splits &= dw__amx_pack(as_a, dw__min64(DW_AMX_PANEL, extent - at), k, x + at * stride, stride,
-                               k_stride, panels + (size_t)(at / DW_AMX_PANEL) * panel);
-    }
-    return splits;
-}
-
 /* dx of the group += dlogits * w, over this chunk of the vocabulary. */
 static void add_dx(const head_job *j, const head_worker *own, int64_t token, int64_t count,
                    int64_t vocable, int64_t width, bool w_splits, bool add, float *partial) {
     const dw__head_gradient *g = j->g;
     float *c = partial + token * g->size;
-    bool splits = w_splits && pack_panels(true, count, width, own->dlogits, BLOCK, 1, own->for_dx,
+    bool splits = w_splits && dw__amx_pack_panels(true, count, width, own->dlogits, BLOCK, 1, own->for_dx,
                                           j->cut.panel);
     if (splits) {
         multiply_panels(count, g->size, width, own->for_dx, own->w_panels, j->cut.panel, own->tile, c,
@@ -167,7 +156,7 @@ static void add_dw(const head_job *j, const head_worker *own, int64_t token, int
     int64_t block = token / BLOCK;
     const char *x_panels = j->x_shared + (size_t)(block * panels_of(g->size)) * j->cut.panel;
     bool splits = !atomic_load_explicit(&j->unsplit[block], memory_order_relaxed) &&
-                  pack_panels(g->transpose_w, width, count, own->dlogits, 1, BLOCK, own->for_dw,
+                  dw__amx_pack_panels(g->transpose_w, width, count, own->dlogits, 1, BLOCK, own->for_dw,
                               j->cut.panel);
     const dw__tensor *x = g->x;
     const float *rows = (const float *)x->data + (j->first + token) * x->stride[0];
@@ -207,7 +196,7 @@ static void group_task(void *context, int64_t group, int worker) {
         bool w_splits = true;
         if (g->dx) {
             int64_t v_stride = g->w->stride[g->transpose_w ? 0 : 1];
-            w_splits = pack_panels(false, g->size, width, (const float *)g->w->data + vocable * v_stride,
+            w_splits = dw__amx_pack_panels(false, g->size, width, (const float *)g->w->data + vocable * v_stride,
                                    g->w->stride[g->transpose_w ? 1 : 0], v_stride, own.w_panels,
                                    j->cut.panel);
         }

@@ -21,6 +21,7 @@ DW_ISA_TABLE(dw__gemm_loops)
 enum {
     BLOCK_K = 1024,        /* of K: a chunk of 128 packed is 768 KB of a 2 MB L2 */
     CHUNK_MAX = 128,       /* rows or columns a task packs for itself */
+    SHARED_PANELS = 4,     /* of the shared operand, packed by one task */
     EPILOGUE_PANELS = 4,   /* panels of the shared operand between two runs of the epilogue */
     K_MIN = 32,            /* below, the corrections cost more than they carry */
     OUTER_MIN = 16,        /* rows and columns: below, a panel is mostly zeros */
@@ -38,8 +39,6 @@ typedef struct amx_cuts {
     int64_t chunk;     /* rows or columns, a multiple of DW_AMX_PANEL */
     size_t shared_bytes, worker_bytes;
 } amx_cuts;
-
-static int64_t steps_of(int64_t k) { return dw__divide_up(k, DW_AMX_STEP); }
 
 /* The width that ends soonest when every thread takes its share of whole chunks; wide where it is equal. */
 static int64_t choose_chunk(int64_t extent) {
@@ -63,16 +62,18 @@ static amx_cuts cut(const dw__product *p, bool passing) {
     int64_t blocks = dw__divide_up(p->k, BLOCK_K);
     out.block_k = dw__round_up(dw__divide_up(p->k, blocks), DW_AMX_STEP);
     blocks = dw__divide_up(p->k, out.block_k);
-    size_t block_bytes = (size_t)(dw__divide_up(out.shared, DW_AMX_PANEL) * steps_of(out.block_k)) *
-                         DW_AMX_STEP_BYTES;
+    size_t panel_bytes = dw__amx_panel_bytes(out.block_k);
+    size_t block_bytes = (size_t)dw__divide_up(out.shared, DW_AMX_PANEL) * panel_bytes;
     out.round_blocks = dw__min64(blocks, (int64_t)(SHARED_MAX / block_bytes));
     if (out.round_blocks == 0) out.round_blocks = 1;
     if (passing && out.round_blocks < blocks) return (amx_cuts){0};
     out.chunk = choose_chunk(out.chunked);
     out.shared_bytes = (size_t)out.round_blocks * block_bytes;
-    out.worker_bytes = (size_t)(out.chunk / DW_AMX_PANEL * steps_of(out.block_k)) * DW_AMX_STEP_BYTES +
+    /* For the widest chunk, whatever is chosen: scratch that was asked for at one number of threads then
+     * serves any smaller number, which may choose wider chunks. */
+    out.worker_bytes = CHUNK_MAX / DW_AMX_PANEL * panel_bytes +
                        sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
-    if (passing) out.worker_bytes += sizeof(float) * (size_t)(out.shared * out.chunk);
+    if (passing) out.worker_bytes += sizeof(float) * (size_t)(out.shared * CHUNK_MAX);
     out.worker_bytes = (size_t)dw__round_up((int64_t)out.worker_bytes, 64);
     return out;
 }
@@ -107,6 +108,7 @@ typedef struct amx_job {
     dw__epilogue *then;
     amx_cuts cut;
     operand shared, chunked;
+    size_t panel_bytes; /* of one block of K */
     char *shared_panels, *worker_scratch;
     _Atomic int *unsplit; /* per block of the round: the shared operand could not be split */
     int64_t batch, first_block, block_count, blocks; /* this round, of all */
@@ -118,25 +120,32 @@ static int64_t block_length(const amx_job *j, int64_t block) {
 
 static char *shared_panel(const amx_job *j, int64_t block, int64_t panel) {
     int64_t panels = dw__divide_up(j->cut.shared, DW_AMX_PANEL);
-    return j->shared_panels + ((block - j->first_block) * panels + panel) *
-                                  steps_of(j->cut.block_k) * DW_AMX_STEP_BYTES;
+    return j->shared_panels + (size_t)((block - j->first_block) * panels + panel) * j->panel_bytes;
 }
 
-static bool pack(const operand *from, bool as_a, int64_t start, int64_t k_start, int64_t k,
-                 void *panel) {
-    return dw__amx_pack(as_a, dw__min64(DW_AMX_PANEL, from->extent - start), k,
-                        from->data + start * from->stride + k_start * from->k_stride, from->stride,
-                        from->k_stride, panel);
+/* Packs [start, start+count) of an operand over k's [k_start, k_start+k) into panels. */
+static bool pack(const operand *from, bool as_a, int64_t start, int64_t count, int64_t k_start, int64_t k,
+                 char *panels, size_t panel_bytes) {
+    return dw__amx_pack_panels(as_a, count, k,
+                               from->data + start * from->stride + k_start * from->k_stride,
+                               from->stride, from->k_stride, panels, panel_bytes);
+}
+
+static int64_t shared_tasks(const amx_job *j) {
+    return dw__divide_up(j->cut.shared, SHARED_PANELS * DW_AMX_PANEL);
 }
 
 static void pack_task(void *context, int64_t index, int worker) {
     (void)worker;
     amx_job *j = context;
-    int64_t panels = dw__divide_up(j->cut.shared, DW_AMX_PANEL);
-    int64_t block = j->first_block + index / panels, panel = index % panels;
-    bool splits = pack(&j->shared, j->cut.share_a, panel * DW_AMX_PANEL, block * j->cut.block_k,
-                       block_length(j, block), shared_panel(j, block, panel));
-    if (!splits) atomic_store_explicit(&j->unsplit[index / panels], 1, memory_order_relaxed);
+    int64_t tasks = shared_tasks(j), block = j->first_block + index / tasks;
+    int64_t panel = index % tasks * SHARED_PANELS, start = panel * DW_AMX_PANEL;
+    int64_t count = dw__min64(SHARED_PANELS * DW_AMX_PANEL, j->cut.shared - start);
+    bool splits = pack(&j->shared, j->cut.share_a, start, count, block * j->cut.block_k,
+                       block_length(j, block), shared_panel(j, block, panel), j->panel_bytes);
+    if (!splits) {
+        atomic_store_explicit(&j->unsplit[block - j->first_block], 1, memory_order_relaxed);
+    }
 }
 
 void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
@@ -179,8 +188,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
     const amx_cuts *cut = &j->cut;
     int64_t first = index * cut->chunk, count = dw__min64(cut->chunk, cut->chunked - first);
     char *chunk_panels = j->worker_scratch + (size_t)worker * cut->worker_bytes;
-    int64_t panel_bytes = steps_of(cut->block_k) * DW_AMX_STEP_BYTES;
-    float *tile = (float *)(chunk_panels + cut->chunk / DW_AMX_PANEL * panel_bytes);
+    float *tile = (float *)(chunk_panels + (size_t)(cut->chunk / DW_AMX_PANEL) * j->panel_bytes);
     /* C of this chunk: in place, or in the worker's memory when the product is not kept. */
     float *c = tile + DW_AMX_PANEL * DW_AMX_PANEL;
     int64_t c_stride = cut->share_a ? cut->chunk : p->n;
@@ -194,16 +202,14 @@ static void multiply_task(void *context, int64_t index, int worker) {
         bool add = p->accumulate || block > 0, last = block + 1 == j->blocks;
         bool splits = !atomic_load_explicit(&j->unsplit[block - j->first_block],
                                             memory_order_relaxed);
-        for (int64_t at = 0; at < count; at += DW_AMX_PANEL) {
-            splits &= pack(&j->chunked, !cut->share_a, first + at, k_start, k,
-                           chunk_panels + at / DW_AMX_PANEL * panel_bytes);
-        }
+        splits &= pack(&j->chunked, !cut->share_a, first, count, k_start, k, chunk_panels,
+                       j->panel_bytes);
         int64_t pending = 0; /* first shared index whose epilogue is still to run */
         for (int64_t along = 0; along < cut->shared; along += DW_AMX_PANEL) {
             const char *shared = shared_panel(j, block, along / DW_AMX_PANEL);
             int64_t shared_count = dw__min64(DW_AMX_PANEL, cut->shared - along);
             for (int64_t at = 0; at < count; at += DW_AMX_PANEL) {
-                const char *own = chunk_panels + at / DW_AMX_PANEL * panel_bytes;
+                const char *own = chunk_panels + (size_t)(at / DW_AMX_PANEL) * j->panel_bytes;
                 int64_t own_count = dw__min64(DW_AMX_PANEL, count - at);
                 int64_t row = cut->share_a ? along : first + at;
                 int64_t column = cut->share_a ? first + at : along;
@@ -218,11 +224,11 @@ static void multiply_task(void *context, int64_t index, int worker) {
                 }
                 bool whole = rows == DW_AMX_PANEL && columns == DW_AMX_PANEL;
                 if (whole && !add && !bias) {
-                    dw__amx_multiply(steps_of(k), cut->share_a ? shared : own,
+                    dw__amx_multiply(dw__amx_steps(k), cut->share_a ? shared : own,
                                      cut->share_a ? own : shared, to, c_stride);
                     continue;
                 }
-                dw__amx_multiply(steps_of(k), cut->share_a ? shared : own,
+                dw__amx_multiply(dw__amx_steps(k), cut->share_a ? shared : own,
                                  cut->share_a ? own : shared, tile, DW_AMX_PANEL);
                 dw__amx_put(tile, rows, columns, to, c_stride, add, bias);
             }
@@ -246,7 +252,7 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
     j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
-    int64_t panels = dw__divide_up(j.cut.shared, DW_AMX_PANEL);
+    j.panel_bytes = dw__amx_panel_bytes(j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {
         operand a = {p->a + dw__product_batch_offset(p, p->a_batch, j.batch), p->m, p->a_row, p->a_k};
         operand b = {p->b + dw__product_batch_offset(p, p->b_batch, j.batch), p->n, p->b_column,
@@ -256,7 +262,7 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
         for (j.first_block = 0; j.first_block < j.blocks; j.first_block += j.block_count) {
             j.block_count = dw__min64(j.cut.round_blocks, j.blocks - j.first_block);
             for (int64_t block = 0; block < j.block_count; block++) atomic_init(&j.unsplit[block], 0);
-            dw__pool_run(j.block_count * panels, pack_task, &j);
+            dw__pool_run(j.block_count * shared_tasks(&j), pack_task, &j);
             dw__pool_run(dw__divide_up(j.cut.chunked, j.cut.chunk), multiply_task, &j);
         }
     }

@@ -161,6 +161,24 @@ bool dw__amx_pack(bool as_a, int64_t count, int64_t k, const float *x, int64_t s
     return splits;
 }
 
+bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
+                         int64_t k_stride, void *panels, size_t panel_bytes) {
+    /* Numbers contiguous, k's far apart: some k's of all panels, then the next, so that each row of
+     * memory is read on before another one is begun. */
+    int64_t slab = k_stride == 1 ? k : 4 * DW_AMX_STEP;
+    bool splits = true;
+    for (int64_t start = 0; start < k; start += slab) {
+        int64_t count = k - start < slab ? k - start : slab;
+        for (int64_t at = 0; at < extent; at += DW_AMX_PANEL) {
+            int64_t present = extent - at < DW_AMX_PANEL ? extent - at : DW_AMX_PANEL;
+            char *panel = (char *)panels + (size_t)(at / DW_AMX_PANEL) * panel_bytes;
+            splits &= dw__amx_pack(as_a, present, count, x + at * stride + start * k_stride, stride,
+                                   k_stride, panel + dw__amx_panel_bytes(start));
+        }
+    }
+    return splits;
+}
+
 /* ---- multiplying ---------------------------------------------------------------------------------- */
 
 /* Accumulators 0 to 3: a 2 x 2 block of tiles; 4, 5: two tiles of A; 6, 7: two of B. */
