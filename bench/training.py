@@ -135,6 +135,14 @@ def speed(name: str, rounds: int) -> dict:
             times[way].append(seconds(forward_backward, way))
     medians = {way: statistics.median(values) for way, values in times.items()}
 
+    threads = torch.get_num_threads()
+    scaling = {}
+    for count in sorted({1, threads}):
+        torch.set_num_threads(count)
+        forward_backward("deepwell")
+        scaling[count] = statistics.median(seconds(forward_backward, "deepwell") for _ in range(3))
+    torch.set_num_threads(threads)
+
     optimizers = {
         "torch AdamW": lambda p: torch.optim.AdamW(p, lr=1e-4),
         "torch AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
@@ -170,6 +178,7 @@ def speed(name: str, rounds: int) -> dict:
         "linear_flops": flops,
         "forward_backward_seconds": medians,
         "forward_backward_all": times,
+        "deepwell_seconds_by_threads": scaling,
         "first_step_seconds": first,
         "capture_seconds": unit.capture_seconds,
         "losses": losses,
@@ -274,6 +283,11 @@ def show(result: dict) -> None:
             f"{result['first_step_seconds'][way]:11.1f}s{result['losses'][way]:10.4f}"
         )
     print(f"  capture and compile: {result['capture_seconds']:.2f} s")
+    row = ", ".join(
+        f"{count}: {value * 1e3:.0f} ms"
+        for count, value in result["deepwell_seconds_by_threads"].items()
+    )
+    print(f"  deepwell by threads: {row}")
     for label, times in result["whole_step_seconds"].items():
         row = ", ".join(f"{way} {times[way] * 1e3:.0f} ms" for way in WAYS)
         print(f"  whole step, {label}: {row}")

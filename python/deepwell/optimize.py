@@ -56,7 +56,7 @@ def optimize(
         precision: "auto" (the model's own) or "fp32". Others are not supported in this version.
         target: "auto" or "cpu". Others are not supported in this version.
         verbose: print what was replaced and what was left alone, and why, at the first call.
-        profile: keep the time of each call; ``deepwell.summary(model)`` shows it.
+        profile: ``deepwell.summary(model)`` shows the mean time of a forward.
         inplace: False works on ``copy.deepcopy(model)``.
         logits: False (outputs without logits) is not supported in this version.
 
@@ -304,8 +304,10 @@ class OptimizedForward:
             key = (key, training_flags(self._submodules))
             entry, reason = self._find(key, flat, args, kwargs)
             if entry is not None:
-                self.session.report.count_call(self.path)
-                return entry.run(flat)
+                started = time.perf_counter()
+                result = entry.run(flat)
+                self.session.report.count_call(self.path, time.perf_counter() - started)
+                return result
         if self._left_alone is None:
             self.session.report.count_fallback(self.path, reason)
         return self.original(*args, **kwargs)

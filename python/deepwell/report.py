@@ -43,6 +43,7 @@ class _Unit:
     milliseconds: dict[str, tuple[float, float]] = field(default_factory=dict)
     slower: set[str] = field(default_factory=set)
     calls: int = 0
+    seconds: float = 0.0  # of the calls, forward only, while profiling
     fallbacks: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -100,8 +101,10 @@ class Report:
         if text not in notes:
             notes.append(text)
 
-    def count_call(self, path: str) -> None:
-        self._unit(path).calls += 1
+    def count_call(self, path: str, seconds: float) -> None:
+        unit = self._unit(path)
+        unit.calls += 1
+        unit.seconds += seconds
 
     def count_fallback(self, path: str, reason: str) -> None:
         self._unit(path).fallbacks[reason] += 1
@@ -139,6 +142,9 @@ class Report:
                 lines.append(
                     f"      {what}: {original:.2f} ms in PyTorch, {engine:.2f} ms here: {verdict}"
                 )
+            if self.profile and unit.calls:
+                mean = unit.seconds / unit.calls * 1e3
+                lines.append(f"      profile: {mean:.2f} ms a forward, over {unit.calls} calls")
             lines += _counts(unit)
         for unit in alone:
             lines.append(f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}")

@@ -229,6 +229,13 @@ def test_summary_format(capsys, always) -> None:  # noqa: F811
     assert capsys.readouterr().out == ""
 
 
+def test_profile(always) -> None:  # noqa: F811
+    model = deepwell.optimize(mlp(), verbose=False, profile=True)
+    for _ in range(3):
+        model(torch.randn(4, 37))
+    assert "ms a forward, over 3 calls" in deepwell.summary(model)
+
+
 @pytest.mark.parametrize(
     "options", [{"precision": "mxfp8"}, {"target": "sm_100a"}, {"logits": False}], ids=str
 )
