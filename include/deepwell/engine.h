@@ -79,6 +79,17 @@ DW_API dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *
                                   const dw_binding *outputs, const dw_binding *output_grads,
                                   const dw_binding *grads);
 
+/* Backward in parts, to be run in order from part 0: each completes some of the gradients, which the caller
+ * may then hand on. dw_plan_backward is all parts at once. */
+DW_API uint32_t dw_plan_part_count(const dw_plan *plan);
+/* The gradient of wrt[index] is written from part *first on and complete after part *last: its binding must
+ * be the same in all of these, and may be NULL in all others. */
+DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, uint32_t *last);
+/* The other arguments as for dw_plan_backward, the same for every part of one backward. */
+DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena,
+                                       const dw_binding *leaves, const dw_binding *outputs,
+                                       const dw_binding *output_grads, const dw_binding *grads);
+
 /* One AdamW update (Loshchilov and Hutter 2019) of many F32 tensors at once, in place. */
 typedef struct dw_adamw_tensor {
     float *param;

@@ -173,7 +173,7 @@ class Program:
             leaves = [leaf.contiguous() for leaf in leaves]
             return tuple(self._forward(variant, variant.plan(sizes), leaves)[0])
         variant = self.variant(wrt, self._expected_outputs(sizes))
-        return _Run.apply(self, variant, sizes, *leaves)
+        return _apply(_Pass(self, variant, sizes), leaves)
 
     def _forward(
         self, variant: _Variant, plan: _deepwell.Plan, leaves: Sequence[torch.Tensor]
@@ -184,16 +184,97 @@ class Program:
         return outputs, lease
 
 
+class _Pass:
+    """One forward and its backward, which runs in parts: what their autograd functions share.
+
+    Part 0 belongs to the function that made the outputs (_Run), each later part to a function of its own
+    (_Part), chained behind it by a token. Autograd runs them in this order, and accumulates the gradients
+    of each part before it asks for the next one: they never all exist beside the ones in ``.grad``, and
+    DistributedDataParallel can send the first while the others are computed.
+    """
+
+    def __init__(self, program: Program, variant: _Variant, sizes: tuple[int, ...]) -> None:
+        self.program, self.variant, self.sizes = program, variant, sizes
+        self.plan = variant.plan(sizes)
+        self.threads = _deepwell.get_threads()
+        self.lease: Lease | None = None  # of forward's arena
+
+    def leaves_by_part(self) -> list[list[int]]:
+        """Leaves whose gradients each part completes; those that get none are with part 0."""
+        parts: list[list[int]] = [[] for _ in range(self.plan.part_count)]
+        for leaf, (_, last) in zip(self.variant.wrt, self.plan.grad_parts):
+            parts[last].append(leaf)
+        return parts
+
+    def begin(self, leaves, outputs, output_grads) -> None:
+        """Before part 0: what all parts read."""
+        self.keeps_graph = _keeps_graph()
+        self.bound = leaves, outputs, output_grads
+        self.grads: dict[int, torch.Tensor] = {}
+        self.running = self.lease
+        if self.keeps_graph:
+            # Backward overwrites what forward saved; keep the original for the next backward.
+            self.running = self.program.lease(self.plan)
+            self.running.arena.copy_from(self.lease.arena, self.plan.saved_bytes)
+        self.all_at_once = False
+
+    def begin_again(self, leaves: list[torch.Tensor], used: tuple[int, ...], output_grads) -> None:
+        """Gradients arrived that this engine does not take: forward once more with one that does, and its
+        whole backward at once."""
+        self.keeps_graph = _keeps_graph()
+        variant = self.program.variant(self.variant.wrt, used)
+        plan = variant.plan(self.sizes)
+        outputs, lease = self.program._forward(variant, plan, leaves)
+        seeds = [_dense(output_grads[index]) for index in used]
+        grads = [self._new_grad(leaf) if has else None for leaf, has in zip(variant.wrt, variant.has_grad)]
+        plan.backward(-1, lease.arena.address, *map(_addresses, (leaves, outputs, seeds, grads)))
+        self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
+        self.bound = self.running = None
+        self.all_at_once = True
+
+    def _new_grad(self, leaf: int) -> torch.Tensor:
+        return _empty(self.shapes[leaf], self.program.leaf_dtypes[leaf])
+
+    def run(self, part: int) -> None:
+        """Runs one part; its gradients can then be taken."""
+        last_part = self.plan.part_count - 1
+        if not self.all_at_once:
+            _deepwell.set_threads(self.threads)  # what the plan has room for
+            grads: list[torch.Tensor | None] = []
+            for leaf, has, (first, last) in zip(
+                self.variant.wrt, self.variant.has_grad, self.plan.grad_parts
+            ):
+                if has and first == part:
+                    self.grads[leaf] = self._new_grad(leaf)
+                grads.append(self.grads.get(leaf) if first <= part <= last else None)
+            arguments = map(_addresses, (*self.bound, grads))
+            self.plan.backward(part, self.running.arena.address, *arguments)
+        if part == last_part:
+            if self.running is not None:
+                self.running.release()
+            self.bound = self.running = None
+            if not self.keeps_graph and self.lease is not None:
+                self.lease.release()
+                self.lease = None
+
+    def take(self, leaf: int) -> torch.Tensor | None:
+        return self.grads.pop(leaf, None)
+
+
+def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return None if grad is None else grad.contiguous()
+
+
 class _Run(torch.autograd.Function):
-    """Forward and backward of a Program. What backward reads is saved through autograd."""
+    """Forward, and part 0 of backward. What backward reads is saved through autograd."""
 
     @staticmethod
-    def forward(ctx, program: Program, variant: _Variant, sizes: tuple[int, ...], *leaves):
-        plan = variant.plan(sizes)
+    def forward(ctx, shared: _Pass, own: list[int], token, *leaves):
+        program, variant = shared.program, shared.variant
         contiguous = [leaf.contiguous() for leaf in leaves]
-        outputs, ctx.lease = program._forward(variant, plan, contiguous)
-        ctx.program, ctx.variant, ctx.plan, ctx.sizes = program, variant, plan, sizes
-        ctx.threads = _deepwell.get_threads()
+        outputs, shared.lease = program._forward(variant, shared.plan, contiguous)
+        shared.shapes = [leaf.shape for leaf in leaves]
+        ctx.shared, ctx.own, ctx.token = shared, set(own), token is not None
         # Copies made for contiguity are ours alone; everything else goes through autograd, which
         # notices when it is changed in place before backward.
         ctx.copies = {
@@ -209,7 +290,6 @@ class _Run(torch.autograd.Function):
         # Kept to run forward again, when gradients arrive that nobody expected. References only.
         ctx.leaves = [None if index in ctx.copies else leaf for index, leaf in enumerate(leaves)]
         ctx.versions = [leaf._version for leaf in leaves]
-        ctx.shapes = [leaf.shape for leaf in leaves]
         ctx.mark_non_differentiable(
             *[output for output in outputs if not output.dtype.is_floating_point]
         )
@@ -220,54 +300,60 @@ class _Run(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *output_grads):
         saved = ctx.saved_tensors  # a second backward without retain_graph fails here
-        program, variant, plan = ctx.program, ctx.variant, ctx.plan
-        nothing = (None,) * (3 + len(ctx.versions))
+        shared, program = ctx.shared, ctx.shared.program
         used = tuple([index for index, grad in enumerate(output_grads) if grad is not None])
-        if not used or ctx.lease is None:
-            return nothing
+        if not used:
+            return (None, None, None, *[None] * len(ctx.versions))
         program.expect(used)
-        _deepwell.set_threads(ctx.threads)  # what the plan has room for
-        keeps_graph = _keeps_graph()
-        if set(used) <= set(variant.grad_outputs):
+        if set(used) <= set(shared.variant.grad_outputs):
             leaves: list[torch.Tensor | None] = [None] * len(ctx.versions)
             for index, tensor in zip(ctx.saved_leaves, saved):
                 leaves[index] = tensor
             for index, copy in ctx.copies.items():
                 leaves[index] = copy
             outputs: list[torch.Tensor | None] = [None] * program.output_count
-            for index, tensor in zip(variant.outputs_read, saved[len(ctx.saved_leaves) :]):
+            for index, tensor in zip(shared.variant.outputs_read, saved[len(ctx.saved_leaves) :]):
                 outputs[index] = tensor
-            lease = ctx.lease
-            if keeps_graph:
-                # Backward overwrites what forward saved; keep the original for the next backward.
-                lease = program.lease(plan)
-                lease.arena.copy_from(ctx.lease.arena, plan.saved_bytes)
+            seeds = [_dense(output_grads[index]) for index in shared.variant.grad_outputs]
+            shared.begin(leaves, outputs, seeds)
         else:
-            # Gradients arrived that this engine does not take: run forward again with one that does.
-            leaves = _unchanged_leaves(ctx)
-            variant = program.variant(variant.wrt, used)
-            plan = variant.plan(ctx.sizes)
-            outputs, lease = program._forward(variant, plan, leaves)
-        if not keeps_graph:
+            shared.begin_again(_unchanged_leaves(ctx), used, output_grads)
+        if not shared.keeps_graph:
             ctx.leaves = None
-            if lease is not ctx.lease:
-                ctx.lease.release()
-            ctx.lease = None
-        seeds = [output_grads[index] for index in variant.grad_outputs]
-        seeds = [None if seed is None else seed.contiguous() for seed in seeds]
-        wanted = ctx.needs_input_grad[3:]
-        grads = [
-            _empty(ctx.shapes[leaf], program.leaf_dtypes[leaf])
-            if has and wanted[leaf]
-            else None
-            for leaf, has in zip(variant.wrt, variant.has_grad)
-        ]
-        plan.backward(lease.arena.address, *map(_addresses, (leaves, outputs, seeds, grads)))
-        lease.release()
-        result: list[Any] = [None] * len(ctx.versions)
-        for leaf, grad in zip(variant.wrt, grads):
-            result[leaf] = grad
-        return (None, None, None, *result)
+        shared.run(0)
+        grads = [shared.take(leaf) if leaf in ctx.own else None for leaf in range(len(ctx.versions))]
+        return (None, None, torch.zeros(()) if ctx.token else None, *grads)
+
+
+class _Part(torch.autograd.Function):
+    """A later part of backward. Forward does nothing but make the token that links it to the one before."""
+
+    @staticmethod
+    def forward(ctx, shared: _Pass, part: int, own: list[int], token, *leaves):
+        del leaves
+        ctx.shared, ctx.part, ctx.own, ctx.token = shared, part, own, token is not None
+        return torch.zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        del grad
+        ctx.shared.run(ctx.part)
+        grads = [ctx.shared.take(leaf) for leaf in ctx.own]
+        return (None, None, None, torch.zeros(()) if ctx.token else None, *grads)
+
+
+def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The functions of one pass, last part first."""
+    parts = shared.leaves_by_part()
+    given = list(leaves)
+    token = None
+    for part in range(len(parts) - 1, 0, -1):
+        own = parts[part]
+        token = _Part.apply(shared, part, own, token, *[leaves[leaf] for leaf in own])
+        for leaf in own:  # its gradient comes from there
+            given[leaf] = leaves[leaf].detach()
+    return _Run.apply(shared, parts[0], token, *given)
 
 
 def _unchanged_leaves(ctx) -> list[torch.Tensor]:

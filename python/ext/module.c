@@ -264,48 +264,73 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(arena, leaves, outputs, output_grads, grads): addresses, None where absent. */
+/* backward(part, arena, leaves, outputs, output_grads, grads): addresses, None where absent. A negative
+ * part: all of them. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
-    if (count != 5) {
-        PyErr_SetString(PyExc_TypeError,
-                        "backward(arena, leaves, outputs, output_grads, grads) takes 5 arguments");
+    if (count != 6) {
+        PyErr_SetString(PyExc_TypeError, "backward(part, arena, leaves, outputs, output_grads, grads) "
+                                         "takes 6 arguments");
         return NULL;
     }
-    void *arena = PyLong_AsVoidPtr(args[0]);
+    long part = PyLong_AsLong(args[0]);
+    void *arena = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
     if (PyErr_Occurred()) return NULL;
     const char *names[4] = {"leaves", "outputs", "output_grads", "grads"};
     Py_ssize_t expected[4] = {slot->leaf_count, slot->output_count, slot->grad_output_count,
                               slot->wrt_count};
-    dw_binding *bindings[4] = {NULL, NULL, NULL, NULL};
+    dw_binding *bound[4] = {NULL, NULL, NULL, NULL};
     bool read = true;
     for (int i = 0; i < 4 && read; i++) {
-        bindings[i] = read_bindings(args[i + 1], expected[i], names[i]);
-        read = bindings[i] != NULL;
+        bound[i] = read_bindings(args[i + 2], expected[i], names[i]);
+        read = bound[i] != NULL;
     }
     dw_status status = DW_OK;
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
-        status = dw_plan_backward(slot->plan, arena, bindings[0], bindings[1], bindings[2],
-                                  bindings[3]);
+        status = part < 0 ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3])
+                          : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0], bound[1],
+                                                  bound[2], bound[3]);
         Py_END_ALLOW_THREADS;
     }
-    for (int i = 0; i < 4; i++) PyMem_Free(bindings[i]);
+    for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);
     if (!read) return NULL;
     if (status != DW_OK) return fail(status);
     Py_RETURN_NONE;
+}
+
+static PyObject *plan_part_count(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(dw_plan_part_count(((plan_slot *)object_slot(self))->plan));
+}
+
+/* ((first part, last part), ...) for each wrt. */
+static PyObject *plan_grad_parts(PyObject *self, void *closure) {
+    (void)closure;
+    plan_slot *slot = object_slot(self);
+    PyObject *parts = PyTuple_New(slot->wrt_count);
+    for (Py_ssize_t i = 0; parts != NULL && i < slot->wrt_count; i++) {
+        uint32_t first, last;
+        dw_plan_grad_parts(slot->plan, (uint32_t)i, &first, &last);
+        PyObject *pair = Py_BuildValue("(II)", first, last);
+        if (pair == NULL) Py_CLEAR(parts);
+        else PyTuple_SetItem(parts, i, pair);
+    }
+    return parts;
 }
 
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
+    {"part_count", plan_part_count, NULL, "parts of backward", NULL},
+    {"grad_parts", plan_grad_parts, NULL, "((first part, last part), ...) for each wrt", NULL},
     {0}};
 static PyMethodDef plan_methods[] = {
     {"forward", (PyCFunction)(void (*)(void))plan_forward, METH_FASTCALL,
      "forward(arena, leaves, outputs)"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
-     "backward(arena, leaves, outputs, output_grads, grads)"},
+     "backward(part, arena, leaves, outputs, output_grads, grads); part -1: all"},
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
     {0}};
 static PyType_Slot plan_slots[] = {{Py_tp_dealloc, plan_dealloc},

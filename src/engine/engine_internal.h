@@ -125,12 +125,20 @@ struct dw_plan {
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
     size_t bound_bytes; /* no placement needs less (rounded up) */
+    uint32_t part_count; /* of backward */
+    uint32_t *part_ends; /* instructions; the last is the end of the code */
+    uint32_t *grad_first, *grad_last; /* parts, for each wrt; first UINT32_MAX: never written */
 
     pthread_mutex_t lock; /* of the states */
     bool has_lock;
     dw__run_state *states;
     _Atomic uint64_t runs;
 };
+
+/* ---- parts.c --------------------------------------------------------------------------------- */
+
+/* Once lifetimes are known. */
+dw_status dw__plan_cut_backward(dw_plan *plan);
 
 /* ---- schedule.c ------------------------------------------------------------------------------ */
 

@@ -100,6 +100,7 @@ dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out
     plan->has_lock = true;
     DW_TRY(dw__lower(plan));
     find_lifetimes(plan);
+    DW_TRY(dw__plan_cut_backward(plan));
     DW_TRY(place_storages(plan));
     *out = plan;
     plan = NULL;

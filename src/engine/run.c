@@ -189,7 +189,7 @@ static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, u
     return DW_OK;
 }
 
-/* ---- the two calls --------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                           const dw_binding *outputs) {
@@ -222,9 +222,10 @@ static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads,
     return DW_OK;
 }
 
-dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
-                           const dw_binding *outputs, const dw_binding *output_grads,
-                           const dw_binding *grads) {
+/* Instructions [from, to) of backward. */
+static dw_status run_backward(dw_plan *plan, uint32_t from, uint32_t to, void *arena,
+                              const dw_binding *leaves, const dw_binding *outputs,
+                              const dw_binding *output_grads, const dw_binding *grads) {
     const dw_engine *engine = plan->engine;
     if (engine->wrt_count == 0) {
         return dw__fail(DW_STATE, "the engine was made without gradients: name the leaves whose "
@@ -249,9 +250,28 @@ dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                   .grads = grads};
     DW_TRY(make_zeros(plan, output_grads, &b.zeros));
     DW_TRY(take_state(plan, &state));
-    status = run_range(plan, &b, plan->first_backward, (uint32_t)plan->code.count, state);
+    status = run_range(plan, &b, from, to, state);
     give_state(plan, state);
 cleanup:
     dw__free_aligned(b.zeros);
     return status;
+}
+
+dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
+                           const dw_binding *outputs, const dw_binding *output_grads,
+                           const dw_binding *grads) {
+    return run_backward(plan, plan->first_backward, (uint32_t)plan->code.count, arena, leaves,
+                        outputs, output_grads, grads);
+}
+
+dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const dw_binding *leaves,
+                                const dw_binding *outputs, const dw_binding *output_grads,
+                                const dw_binding *grads) {
+    if (part >= plan->part_count) {
+        return dw__fail(DW_INVALID_ARGUMENT, "part %u of backward was asked for, and there are %u",
+                        part, plan->part_count);
+    }
+    uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
+    return run_backward(plan, from, plan->part_ends[part], arena, leaves, outputs, output_grads,
+                        grads);
 }

@@ -90,6 +90,82 @@ class SelfAttention(nn.Module):
         return x + out if weights is None else x + out + weights.mean()
 
 
+class CrossAttention(nn.Module):
+    """nn.MultiheadAttention as it is: queries, keys and values of their own."""
+
+    def __init__(self, width: int, heads: int, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, **options)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any):
+        return self.attention(q, k, v, **call)
+
+
+def attention_arguments(
+    width: int,
+    *,
+    kdim: int | None = None,
+    vdim: int | None = None,
+    batch_first: bool = False,
+    batched: bool = True,
+    mask: str | None = None,
+    padding: str | None = None,
+    heads: int = 1,
+    **call: Any,
+):
+    """Arguments of a call with S queries and S + 3 keys. Masks: "bool", "float", "bool3" (one for each
+    batch and head), "causal"; padding: "bool" or "float". No query is left without a key."""
+
+    def arguments(batch: int, length: int, generator: torch.Generator) -> Arguments:
+        keys = length if mask == "causal" else length + 3
+
+        def sequence(count: int, size: int) -> torch.Tensor:
+            if not batched:
+                return torch.randn(count, size, generator=generator)
+            shape = (batch, count, size) if batch_first else (count, batch, size)
+            return torch.randn(shape, generator=generator)
+
+        kwargs = dict(call)
+        if mask in ("bool", "bool3", "float"):
+            shape = (batch * heads, length, keys) if mask == "bool3" else (length, keys)
+            hidden = torch.rand(shape, generator=generator) < 0.3
+            hidden[..., 0] = False
+            kwargs["attn_mask"] = hidden
+            if mask == "float":
+                kwargs["attn_mask"] = torch.randn(shape, generator=generator)
+        elif mask == "causal":
+            kwargs["attn_mask"] = torch.triu(torch.ones(length, keys, dtype=torch.bool), 1)
+            kwargs["is_causal"] = True
+        if padding is not None:
+            padded = torch.zeros(batch, keys, dtype=torch.bool)
+            padded[:, -2:] = True
+            kwargs["key_padding_mask"] = padded
+            if padding == "float":
+                kwargs["key_padding_mask"] = padded.float() * -3.0
+        return (
+            sequence(length, width),
+            sequence(keys, kdim or width),
+            sequence(keys, vdim or width),
+        ), kwargs
+
+    return arguments
+
+
+def encoder_arguments(width: int, heads: int, *, padding: bool = False, causal: bool = False):
+    def arguments(batch: int, length: int, generator: torch.Generator) -> Arguments:
+        kwargs: dict[str, Any] = {}
+        if padding:
+            padded = torch.zeros(batch, length, dtype=torch.bool)
+            padded[:, -1:] = length > 1
+            kwargs["src_key_padding_mask"] = padded
+        if causal:
+            kwargs["mask"] = nn.Transformer.generate_square_subsequent_mask(length)
+            kwargs["is_causal"] = True
+        return (torch.randn(batch, length, width, generator=generator),), kwargs
+
+    return arguments
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(37, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 53), nn.SiLU(),
@@ -133,5 +209,54 @@ _HIDDEN = {
         hidden_arguments(36),
     ),
 }
-CASES = [Case(name, *made) for name, made in {**_LANGUAGE, **_HIDDEN}.items()]
+_ROPE = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "longrope": {
+        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + 0.3 * i for i in range(8)],
+    },
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+def _rope_case(kind: str):
+    def build() -> nn.Module:
+        return llama(rope_parameters={"rope_theta": 10000.0, **_ROPE[kind]})
+
+    return build, language_model_arguments(199)
+
+
+def _attention_case(options: dict[str, Any], **call: Any):
+    sizes = {name: options[name] for name in ("kdim", "vdim", "batch_first") if name in options}
+    return (
+        lambda: CrossAttention(24, 3, **options),
+        attention_arguments(24, heads=3, **sizes, **call),
+    )
+
+
+_OPTIONS = {
+    **{f"llama-rope-{kind}": _rope_case(kind) for kind in _ROPE},
+    "mha-cross": _attention_case({}),
+    "mha-batch-first": _attention_case({"batch_first": True}, need_weights=False),
+    "mha-no-bias": _attention_case({"bias": False}, need_weights=False),
+    "mha-kdim-vdim": _attention_case({"kdim": 20, "vdim": 28}),
+    "mha-each-heads-weights": _attention_case({}, average_attn_weights=False),
+    "mha-bool-mask": _attention_case({}, mask="bool", need_weights=False),
+    "mha-bool-mask-per-head": _attention_case({"batch_first": True}, mask="bool3"),
+    "mha-float-mask": _attention_case({}, mask="float", need_weights=False),
+    "mha-causal": _attention_case({}, mask="causal", need_weights=False),
+    "mha-padding": _attention_case({"batch_first": True}, padding="bool", need_weights=False),
+    "mha-padding-and-mask": _attention_case({}, padding="float", mask="float"),
+    "mha-unbatched": _attention_case({}, batched=False),
+    "mha-bias-kv-zero-cross": _attention_case({"add_bias_kv": True, "add_zero_attn": True}),
+    "encoder-padding": (encoder, encoder_arguments(40, 4, padding=True)),
+    "encoder-causal": (lambda: encoder(norm_first=True), encoder_arguments(40, 4, causal=True)),
+}
+CASES = [Case(name, *made) for name, made in {**_LANGUAGE, **_HIDDEN, **_OPTIONS}.items()]
 BY_NAME = {case.name: case for case in CASES}

@@ -1,0 +1,64 @@
+/* Backward in parts: the instructions of backward are cut where enough gradients are complete, so that a
+ * caller can hand gradients on, and their memory with them, before all of them are there. */
+#include "engine/engine_internal.h"
+
+enum { PARTS = 8 }; /* about: each completes an eighth of the gradients' bytes */
+static const size_t PART_BYTES_MIN = (size_t)8 << 20;
+
+/* Bytes of the gradients whose last use is instruction `index`. */
+static size_t completed_at(const dw_plan *plan, uint32_t index) {
+    size_t bytes = 0;
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        bool grad = storage->home == DW_HOME_GRAD && storage->first <= storage->last;
+        if (grad && storage->last == index) bytes += storage->bytes;
+    }
+    return bytes;
+}
+
+static uint32_t part_of(const dw_plan *plan, uint32_t instruction) {
+    uint32_t part = 0;
+    while (part + 1 < plan->part_count && instruction >= plan->part_ends[part]) part++;
+    return part;
+}
+
+dw_status dw__plan_cut_backward(dw_plan *plan) {
+    uint32_t wrt_count = plan->engine->wrt_count, end = (uint32_t)plan->code.count;
+    plan->part_ends = dw__arena_alloc(plan->memory, (PARTS + 2) * sizeof *plan->part_ends);
+    plan->grad_first = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_first);
+    plan->grad_last = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_last);
+    if (!plan->part_ends || !plan->grad_first || !plan->grad_last)
+        return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
+
+    size_t total = 0;
+    for (uint32_t i = plan->first_backward; i < end; i++) total += completed_at(plan, i);
+    size_t enough = total / PARTS > PART_BYTES_MIN ? total / PARTS : PART_BYTES_MIN, complete = 0;
+    for (uint32_t i = plan->first_backward; i < end; i++) {
+        complete += completed_at(plan, i);
+        if (complete < enough || plan->part_count == PARTS) continue;
+        plan->part_ends[plan->part_count++] = i + 1;
+        complete = 0;
+    }
+    /* What is left belongs to the last part; without gradients it would be a part of its own for nothing. */
+    if (plan->part_count == 0 || complete > 0) plan->part_count++;
+    plan->part_ends[plan->part_count - 1] = end;
+
+    for (uint32_t i = 0; i < wrt_count; i++) plan->grad_first[i] = UINT32_MAX;
+    for (size_t s = 0; s < plan->storages.count; s++) {
+        const dw__storage *storage = &plan->storages.items[s];
+        if (storage->home != DW_HOME_GRAD || storage->first > storage->last) continue;
+        uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
+        uint32_t *grad_first = &plan->grad_first[storage->index];
+        if (first < *grad_first) *grad_first = first;
+        if (last > plan->grad_last[storage->index]) plan->grad_last[storage->index] = last;
+    }
+    return DW_OK;
+}
+
+uint32_t dw_plan_part_count(const dw_plan *plan) { return plan->part_count; }
+
+void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, uint32_t *last) {
+    bool written = index < plan->engine->wrt_count && plan->grad_first[index] != UINT32_MAX;
+    *first = written ? plan->grad_first[index] : 0;
+    *last = written ? plan->grad_last[index] : 0;
+}

@@ -1,0 +1,97 @@
+"""Backward in parts: a model large enough that its gradients are handed on in several portions."""
+
+import copy
+
+import pytest
+import torch
+
+import deepwell
+from test_autograd import assert_grads_close, loss_of
+from test_same_function import always, engine_calls  # noqa: F401
+from zoo import llama
+
+pytestmark = pytest.mark.usefixtures("always")
+
+
+@pytest.fixture
+def models():
+    plain = llama(
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=4000,
+    ).train()  # fmt: skip
+    return plain, deepwell.optimize(copy.deepcopy(plain), verbose=False)
+
+
+def part_count(model) -> int:
+    """Parts of the plans that the model's training engines have."""
+    entries = [e for made in model.forward._entries.values() for e in made]
+    return max(
+        plan.part_count
+        for entry in entries
+        for (wrt, _), variant in entry.program._variants.items()
+        if wrt
+        for plan in variant._plans.values()
+    )
+
+
+def test_gradients_agree_and_accumulate(models) -> None:
+    for model in models:
+        for seed in (1, 2):
+            loss_of(model, seed).backward()
+    assert_grads_close(models[1], models[0])
+    assert part_count(models[1]) >= 4 and engine_calls(models[1]) == (2, 0)
+
+
+def test_gradients_arrive_in_portions(models) -> None:
+    """The head's gradient is in .grad before the first layer's is computed."""
+    _, ours = models
+    order = []
+    for name, parameter in ours.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    loss_of(ours, 1).backward()
+    assert len(order) == len(list(ours.parameters()))
+    assert order.index("lm_head.weight") < order.index("model.layers.0.mlp.up_proj.weight")
+    assert order.index("model.layers.3.mlp.up_proj.weight") < order.index(
+        "model.layers.0.mlp.up_proj.weight"
+    )
+
+
+def test_two_forwards_retain_graph_and_second_backward(models) -> None:
+    for model in models:
+        first, second = loss_of(model, 1), loss_of(model, 2, (3, 7))
+        (first + 2 * second).backward(retain_graph=True)
+        (first - second).backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            first.backward()
+    assert_grads_close(models[1], models[0])
+
+
+def test_gradient_of_some_parameters(models) -> None:
+    found = []
+    for model in models:
+        wanted = [model.lm_head.weight, model.model.layers[1].mlp.up_proj.weight]
+        found.append(torch.autograd.grad(loss_of(model, 1), wanted))
+        assert all(parameter.grad is None for parameter in model.parameters())
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * b.abs().max().item())
+    for model in models:  # and the arena of a backward left half-way is not in the way
+        loss_of(model, 2).backward()
+    assert_grads_close(models[1], models[0])
+
+
+def test_unexpected_outputs(models) -> None:
+    ids = torch.randint(0, 4000, (2, 9), generator=torch.Generator().manual_seed(1))
+    for use_logits in (False, True, False):
+        for model in models:
+            model.zero_grad()
+            out = model(input_ids=ids, labels=ids.clone())
+            (out.logits.square().mean() if use_logits else out.loss).backward()
+        assert_grads_close(models[1], models[0])
+
+
+def test_frozen_layers(models) -> None:
+    for model in models:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers.1" not in name and "embed" not in name)
+        loss_of(model, 1).backward()
+    assert_grads_close(models[1], models[0])
