@@ -5,8 +5,7 @@
 First the floor: the time of the model's matrix products alone, forward and backward, by PyTorch and by
 our kernels' own matmul nodes. Then, interleaved round by round so that drift of the machine touches
 all alike: forward + backward, and the whole step with each optimizer. Memory is measured in a process
-per way (``--memory WAY MODEL``): the highest resident memory of a step above what is resident when idle
-with parameters, gradients and optimizer state in place.
+per way (``--memory WAY MODEL``): the peak of a step above parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import ctypes
 import datetime
 import gc
 import json
@@ -196,33 +196,42 @@ def _status(field: str) -> int:
     raise SystemExit(f"/proc/self/status has no {field}")
 
 
-def memory(way: str, name: str) -> int:
-    """Bytes of one training step above what is resident when idle."""
+def memory(way: str, name: str) -> dict[str, int]:
+    """Peak bytes of resident memory above parameters, gradients and optimizer state, two ways:
+
+    in_place: forward and backward with all gradients in place, as in gradient accumulation: what
+    activations and temporaries need. plain_loop: forward, backward, step, zero_grad (which drops the
+    gradients), less what is resident at rest with all gradients in place.
+    """
     model, batch, length = build(name)
     data = data_for(model, batch, length)
     step_model = prepared(way, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)  # gradients stay: they are not what is measured
+    def forward_backward() -> None:
         step_model(**data).loss.backward()
+
+    def plain_step() -> None:
+        optimizer.zero_grad()
+        forward_backward()
         optimizer.step()
 
-    step()
-    step()
-    if way == "deepwell":
-        model.forward.session.pool.clear()
-    gc.collect()
-    import ctypes
+    def peak(function) -> int:
+        if way == "deepwell":
+            model.forward.session.pool.clear()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        at_rest = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        function()
+        return _status("VmHWM") - at_rest
 
-    ctypes.CDLL(None).malloc_trim(0)
-    idle = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    step()
-    return _status("VmHWM") - idle
+    plain_step()
+    plain_step()
+    return {"in_place": peak(forward_backward), "plain_loop": peak(plain_step)}
 
 
-def measured_memory(way: str, name: str) -> int:
+def measured_memory(way: str, name: str) -> dict[str, int]:
     environment = dict(
         os.environ, MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072"
     )
@@ -230,7 +239,7 @@ def measured_memory(way: str, name: str) -> int:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return int(done.stdout.split()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # ---- report -----------------------------------------------------------------------------------------
@@ -275,13 +284,17 @@ def show(result: dict) -> None:
         f"{'of eager':>10}{'first step':>12}{'loss':>10}"
     )
     for way in WAYS:
-        used = result["memory_bytes"][way]
+        used = result["memory_bytes"][way]["in_place"]
         print(
             f"  {way:10}{medians[way] * 1e3:12.1f}{eager / medians[way]:9.2f}x"
             f"{result['floor_seconds'] / medians[way]:12.2f}{used / 2**20:10.0f}"
-            f"{used / result['memory_bytes']['eager']:10.2f}"
+            f"{used / result['memory_bytes']['eager']['in_place']:10.2f}"
             f"{result['first_step_seconds'][way]:11.1f}s{result['losses'][way]:10.4f}"
         )
+    row = ", ".join(
+        f"{way} {used['plain_loop'] / 2**20:.0f} MiB" for way, used in result["memory_bytes"].items()
+    )
+    print(f"  memory of a plain loop with torch AdamW: {row}")
     print(f"  capture and compile: {result['capture_seconds']:.2f} s")
     row = ", ".join(
         f"{count}: {value * 1e3:.0f} ms"
@@ -301,7 +314,7 @@ def main() -> int:
     parser.add_argument("--memory", choices=WAYS, help="print one way's bytes and stop")
     options = parser.parse_args()
     if options.memory:
-        print(memory(options.memory, options.models[0]))
+        print(json.dumps(memory(options.memory, options.models[0])))
         return 0
     results = []
     for name in options.models or MODELS:
