@@ -225,6 +225,18 @@ _ROPE = {
 }
 
 
+def longrope_branches_on_data() -> bool:
+    """Before some version transformers chose between long and short factors by an `if` on a tensor: a
+    forward that no graph can hold (its modules are optimized one by one)."""
+    import inspect
+
+    from transformers import modeling_rope_utils
+
+    source = inspect.getsource(modeling_rope_utils.dynamic_rope_update)
+    chooser = source.partition("def longrope_frequency_update")[2].partition("    def ")[0]
+    return "if seq_len >" in chooser
+
+
 def _rope_case(kind: str):
     def build() -> nn.Module:
         return llama(rope_parameters={"rope_theta": 10000.0, **_ROPE[kind]})
@@ -241,7 +253,11 @@ def _attention_case(options: dict[str, Any], **call: Any):
 
 
 _OPTIONS = {
-    **{f"llama-rope-{kind}": _rope_case(kind) for kind in _ROPE},
+    **{
+        f"llama-rope-{kind}": _rope_case(kind)
+        for kind in _ROPE
+        if kind != "longrope" or not longrope_branches_on_data()
+    },
     "mha-cross": _attention_case({}),
     "mha-batch-first": _attention_case({"batch_first": True}, need_weights=False),
     "mha-no-bias": _attention_case({"bias": False}, need_weights=False),
