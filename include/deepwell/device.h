@@ -26,10 +26,6 @@ DW_API void dw_device_release(const dw_device *device, void *memory, size_t byte
 /* Device to device; the ranges do not overlap. */
 DW_API dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes);
 DW_API dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes);
-/* Tells the device that memory which others allocated is about to be written from end to end: the CPU asks
- * for huge pages, so that fresh memory costs a page fault every 2 MB and not every 4 KB. Advice: it changes
- * no contents and cannot fail. */
-DW_API void dw_device_advise(const dw_device *device, void *memory, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -18,9 +18,6 @@ from torch.autograd.function import once_differentiable
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
 
-# Tensors from this size on are asked for in huge pages.
-_LARGE = 4 << 20
-
 DTYPES = {
     "bool": torch.bool,
     "i32": torch.int32,
@@ -178,7 +175,7 @@ class Program:
     def _forward(
         self, variant: _Variant, plan: _deepwell.Plan, leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Lease]:
-        outputs = [_empty(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
+        outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in plan.outputs]
         lease = self.lease(plan)
         plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
         return outputs, lease
@@ -233,7 +230,7 @@ class _Pass:
         self.all_at_once = True
 
     def _new_grad(self, leaf: int) -> torch.Tensor:
-        return _empty(self.shapes[leaf], self.program.leaf_dtypes[leaf])
+        return torch.empty(self.shapes[leaf], dtype=self.program.leaf_dtypes[leaf])
 
     def run(self, part: int) -> None:
         """Runs one part; its gradients can then be taken."""
@@ -368,14 +365,6 @@ def _unchanged_leaves(ctx) -> list[torch.Tensor]:
             )
         leaves.append(ctx.copies[index] if leaf is None else leaf.detach())
     return leaves
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that the engine is about to fill."""
-    tensor = torch.empty(shape, dtype=dtype)
-    if tensor.nbytes >= _LARGE:
-        _deepwell.advise(tensor.data_ptr(), tensor.nbytes)
-    return tensor
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:

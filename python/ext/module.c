@@ -664,23 +664,6 @@ static PyObject *module_get_threads(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(dw_get_threads());
 }
 
-/* advise(address, bytes): see dw_device_advise. */
-static PyObject *module_advise(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "advise(address, bytes) takes 2 arguments");
-        return NULL;
-    }
-    void *memory = PyLong_AsVoidPtr(args[0]);
-    size_t bytes = memory == NULL ? 0 : PyLong_AsSize_t(args[1]);
-    if (PyErr_Occurred()) return NULL;
-    const dw_device *device = NULL;
-    dw_status status = dw_device_find("cpu", &device);
-    if (status != DW_OK) return fail(status);
-    dw_device_advise(device, memory, bytes);
-    Py_RETURN_NONE;
-}
-
 /* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat:
  * param, grad, exp_avg, exp_avg_sq addresses and element count of each, in turn. */
 static PyObject *module_adamw(PyObject *self, PyObject *args) {
@@ -727,8 +710,6 @@ static PyMethodDef functions[] = {
     {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},
     {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
-    {"advise", (PyCFunction)(void (*)(void))module_advise, METH_FASTCALL,
-     "advise(address, bytes): this memory is about to be written from end to end"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};
 static struct PyModuleDef definition = {

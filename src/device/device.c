@@ -38,7 +38,3 @@ dw_status dw_device_copy(const dw_device *device, void *to, const void *from, si
 dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes) {
     return bytes > 0 ? device->fill(memory, byte, bytes) : DW_OK;
 }
-
-void dw_device_advise(const dw_device *device, void *memory, size_t bytes) {
-    if (device->advise) device->advise(memory, bytes);
-}

@@ -15,7 +15,6 @@ struct dw_device {
     void (*release)(void *memory, size_t bytes);
     dw_status (*copy)(void *to, const void *from, size_t bytes);
     dw_status (*fill)(void *memory, int byte, size_t bytes);
-    void (*advise)(void *memory, size_t bytes); /* optional */
 };
 
 extern const dw_device dw__device_cpu;

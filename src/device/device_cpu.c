@@ -48,13 +48,6 @@ static dw_status cpu_fill(void *memory, int byte, size_t bytes) {
     return DW_OK;
 }
 
-/* Whole huge pages inside the range. */
-static void cpu_advise(void *memory, size_t bytes) {
-    uintptr_t start = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (end > start) madvise((void *)start, end - start, MADV_HUGEPAGE);
-}
-
 const dw_device dw__device_cpu = {
     .version = DW_DEVICE_VERSION,
     .name = "cpu",
@@ -62,5 +55,4 @@ const dw_device dw__device_cpu = {
     .release = cpu_release,
     .copy = cpu_copy,
     .fill = cpu_fill,
-    .advise = cpu_advise,
 };
