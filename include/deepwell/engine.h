@@ -85,6 +85,8 @@ DW_API uint32_t dw_plan_part_count(const dw_plan *plan);
 /* The gradient of wrt[index] is written from part *first on and complete after part *last: its binding must
  * be the same in all of these, and may be NULL in all others. */
 DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, uint32_t *last);
+/* The last part that reads output `index`: in later ones its binding may be NULL. */
+DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
 /* The other arguments as for dw_plan_backward, the same for every part of one backward. */
 DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena,
                                        const dw_binding *leaves, const dw_binding *outputs,

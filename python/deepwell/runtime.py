@@ -246,6 +246,11 @@ class _Pass:
                 grads.append(self.grads.get(leaf) if first <= part <= last else None)
             arguments = map(_addresses, (*self.bound, grads))
             self.plan.backward(part, self.running.arena.address, *arguments)
+            # What only the parts so far have read (the logits, mostly) need not wait for the last one.
+            outputs = self.bound[1]
+            for index, last in enumerate(self.plan.output_parts):
+                if last <= part:
+                    outputs[index] = None
         if part == last_part:
             if self.running is not None:
                 self.running.release()

@@ -319,11 +319,25 @@ static PyObject *plan_grad_parts(PyObject *self, void *closure) {
     return parts;
 }
 
+/* (last part that reads it, ...) for each output. */
+static PyObject *plan_output_parts(PyObject *self, void *closure) {
+    (void)closure;
+    plan_slot *slot = object_slot(self);
+    PyObject *parts = PyTuple_New(slot->output_count);
+    for (Py_ssize_t i = 0; parts != NULL && i < slot->output_count; i++) {
+        PyObject *part = PyLong_FromUnsignedLong(dw_plan_output_part(slot->plan, (uint32_t)i));
+        if (part == NULL) Py_CLEAR(parts);
+        else PyTuple_SetItem(parts, i, part);
+    }
+    return parts;
+}
+
 static PyGetSetDef plan_getset[] = {
     {"arena_bytes", plan_arena_bytes, NULL, "arena that forward and backward need", NULL},
     {"saved_bytes", plan_saved_bytes, NULL, "prefix of it that backward reads", NULL},
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
     {"part_count", plan_part_count, NULL, "parts of backward", NULL},
+    {"output_parts", plan_output_parts, NULL, "last part of backward that reads each output", NULL},
     {"grad_parts", plan_grad_parts, NULL, "((first part, last part), ...) for each wrt", NULL},
     {0}};
 static PyMethodDef plan_methods[] = {

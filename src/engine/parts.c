@@ -2,7 +2,7 @@
  * caller can hand gradients on, and their memory with them, before all of them are there. */
 #include "engine/engine_internal.h"
 
-enum { PARTS = 8 }; /* about: each completes an eighth of the gradients' bytes */
+enum { PARTS = 16 }; /* about: each completes a sixteenth of the gradients' bytes */
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
 /* Bytes of the gradients whose last use is instruction `index`. */
@@ -27,7 +27,9 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     plan->part_ends = dw__arena_alloc(plan->memory, (PARTS + 2) * sizeof *plan->part_ends);
     plan->grad_first = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_first);
     plan->grad_last = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_last);
-    if (!plan->part_ends || !plan->grad_first || !plan->grad_last)
+    uint32_t output_count = plan->engine->output_count;
+    plan->output_last = dw__arena_alloc(plan->memory, (output_count + 1) * sizeof *plan->output_last);
+    if (!plan->part_ends || !plan->grad_first || !plan->grad_last || !plan->output_last)
         return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
 
     size_t total = 0;
@@ -46,7 +48,13 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     for (uint32_t i = 0; i < wrt_count; i++) plan->grad_first[i] = UINT32_MAX;
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
-        if (storage->home != DW_HOME_GRAD || storage->first > storage->last) continue;
+        if (storage->first > storage->last) continue;
+        if (storage->home == DW_HOME_OUTPUT && storage->last >= plan->first_backward) {
+            uint32_t *output_last = &plan->output_last[storage->index];
+            uint32_t last = part_of(plan, storage->last);
+            if (last > *output_last) *output_last = last;
+        }
+        if (storage->home != DW_HOME_GRAD) continue;
         uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
         uint32_t *grad_first = &plan->grad_first[storage->index];
         if (first < *grad_first) *grad_first = first;
@@ -61,4 +69,8 @@ void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, ui
     bool written = index < plan->engine->wrt_count && plan->grad_first[index] != UINT32_MAX;
     *first = written ? plan->grad_first[index] : 0;
     *last = written ? plan->grad_last[index] : 0;
+}
+
+uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index) {
+    return index < plan->engine->output_count ? plan->output_last[index] : 0;
 }

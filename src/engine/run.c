@@ -179,10 +179,12 @@ static dw_status check_leaves(const dw_plan *plan, const dw_binding *leaves, uin
     return DW_OK;
 }
 
-static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, uint8_t when) {
+/* `part`: of backward; outputs that only earlier ones read may be NULL. */
+static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, uint8_t when,
+                               uint32_t part) {
     const dw_engine *engine = plan->engine;
     for (uint32_t i = 0; i < engine->output_count; i++) {
-        if (!(engine->output_reads[i] & when)) continue;
+        if (!(engine->output_reads[i] & when) || plan->output_last[i] < part) continue;
         const char *name = dw_value_name(engine->graph, dw_graph_output(engine->graph, i));
         DW_RETURN_IF_FAILED(check_tensor("output", name, &plan->outputs[i], &outputs[i]));
     }
@@ -196,7 +198,7 @@ dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
     DW_RETURN_IF_FAILED(check_threads(plan));
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
-    DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD));
+    DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
     bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs};
     dw__run_state *state = NULL;
     DW_RETURN_IF_FAILED(take_state(plan, &state));
@@ -222,8 +224,8 @@ static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads,
     return DW_OK;
 }
 
-/* Instructions [from, to) of backward. */
-static dw_status run_backward(dw_plan *plan, uint32_t from, uint32_t to, void *arena,
+/* Instructions [from, to) of backward; `part` is the first of its parts that they belong to. */
+static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint32_t to, void *arena,
                               const dw_binding *leaves, const dw_binding *outputs,
                               const dw_binding *output_grads, const dw_binding *grads) {
     const dw_engine *engine = plan->engine;
@@ -234,7 +236,7 @@ static dw_status run_backward(dw_plan *plan, uint32_t from, uint32_t to, void *a
     DW_RETURN_IF_FAILED(check_threads(plan));
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_BACKWARD));
-    DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_BACKWARD));
+    DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_BACKWARD, part));
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
         if (!output_grads[i].data) continue;
         dw_value leaf = dw_graph_leaf_at(engine->graph, engine->leaf_count + i);
@@ -260,7 +262,7 @@ cleanup:
 dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *leaves,
                            const dw_binding *outputs, const dw_binding *output_grads,
                            const dw_binding *grads) {
-    return run_backward(plan, plan->first_backward, (uint32_t)plan->code.count, arena, leaves,
+    return run_backward(plan, 0, plan->first_backward, (uint32_t)plan->code.count, arena, leaves,
                         outputs, output_grads, grads);
 }
 
@@ -272,6 +274,6 @@ dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const
                         part, plan->part_count);
     }
     uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
-    return run_backward(plan, from, plan->part_ends[part], arena, leaves, outputs, output_grads,
+    return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs, output_grads,
                         grads);
 }
