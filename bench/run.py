@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes bench/results/<what>-<date>.json.
 
-    make bench        or        python bench/run.py [training] [operations]
+make bench        or        python bench/run.py [training] [operations]
 """
 
 from __future__ import annotations

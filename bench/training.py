@@ -30,10 +30,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["DEEPWELL_MEASURE"] = "0"  # measured here, by us
 warnings.filterwarnings("ignore")
 
+import deepwell  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-
-import deepwell  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
@@ -51,8 +50,14 @@ def build(name: str) -> tuple[torch.nn.Module, int, int]:
         return GPT2LMHeadModel(GPT2Config(**still)).train(), 2, 256
     if name == "llama-6x384":
         config = LlamaConfig(
-            hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
-            num_key_value_heads=2, vocab_size=50257, bos_token_id=0, eos_token_id=0,
+            hidden_size=384,
+            intermediate_size=1024,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            vocab_size=50257,
+            bos_token_id=0,
+            eos_token_id=0,
         )
         return LlamaForCausalLM(config).train(), 8, 256
     raise SystemExit(f"no model called '{name}': one of {', '.join(MODELS)}")
@@ -164,7 +169,7 @@ def speed(name: str, rounds: int) -> dict:
                 if round_ > 0:
                     step_times[way].append(elapsed)
         whole[label] = {way: statistics.median(values) for way, values in step_times.items()}
-        del made
+        made.clear()
         gc.collect()
     unit = models["deepwell"].forward.session.report._units[""]
     assert unit.calls and not unit.fallbacks, deepwell.summary(models["deepwell"])
@@ -232,9 +237,7 @@ def memory(way: str, name: str) -> dict[str, int]:
 
 
 def measured_memory(way: str, name: str) -> dict[str, int]:
-    environment = dict(
-        os.environ, MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072"
-    )
+    environment = dict(os.environ, MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072")
     command = [sys.executable, __file__, "--memory", way, name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -292,7 +295,8 @@ def show(result: dict) -> None:
             f"{result['first_step_seconds'][way]:11.1f}s{result['losses'][way]:10.4f}"
         )
     row = ", ".join(
-        f"{way} {used['plain_loop'] / 2**20:.0f} MiB" for way, used in result["memory_bytes"].items()
+        f"{way} {used['plain_loop'] / 2**20:.0f} MiB"
+        for way, used in result["memory_bytes"].items()
     )
     print(f"  memory of a plain loop with torch AdamW: {row}")
     print(f"  capture and compile: {result['capture_seconds']:.2f} s")

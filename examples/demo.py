@@ -29,10 +29,9 @@ if os.environ.get("MALLOC_MMAP_THRESHOLD_") is None:
     os.execv(sys.executable, [sys.executable, *sys.argv])
 warnings.filterwarnings("ignore")
 
+import deepwell  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-
-import deepwell  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
@@ -63,16 +62,30 @@ def models(quick: bool) -> dict[str, torch.nn.Module]:
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(
         GPT2Config(
-            n_layer=layers, n_embd=width, n_head=width // 64, n_positions=256, vocab_size=256,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+            n_layer=layers,
+            n_embd=width,
+            n_head=width // 64,
+            n_positions=256,
+            vocab_size=256,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=0,
         )
     )
     llama = LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=width, intermediate_size=width * 8 // 3 // 32 * 32,
-            num_hidden_layers=layers, num_attention_heads=width // 32,
-            num_key_value_heads=width // 64, max_position_embeddings=256, vocab_size=256,
-            bos_token_id=0, eos_token_id=0, pad_token_id=0,
+            hidden_size=width,
+            intermediate_size=width * 8 // 3 // 32 * 32,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 32,
+            num_key_value_heads=width // 64,
+            max_position_embeddings=256,
+            vocab_size=256,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
         )
     )
     return {"GPT-2": gpt2, "Llama": llama}
@@ -156,7 +169,9 @@ def compare(name: str, model: torch.nn.Module, text: torch.Tensor, steps: int, w
         runs.append(run)
     progress("")
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {steps} steps of {batch} x {length} bytes")
+    print(
+        f"\n{name}: {parameters / 1e6:.1f} M parameters, {steps} steps of {batch} x {length} bytes"
+    )
     print(
         f"  {'':14}{'loss, first':>12}{'loss, last':>12}{'ms/step':>10}{'tokens/s':>11}"
         f"{'MiB/step':>10}{'first step':>12}{'speed-up':>10}"
@@ -172,12 +187,21 @@ def compare(name: str, model: torch.nn.Module, text: torch.Tensor, steps: int, w
         )
     worst = max(abs(a - b) for a, b in zip(plain.losses, runs[-1].losses))
     agree = worst <= 1e-3
-    print(f"  Deepwell's losses {'agree' if agree else 'DO NOT AGREE'} with PyTorch's: "
-          f"largest difference {worst:.1e} over {steps} steps (allowed 1e-3)")
-    print("  " + next(
-        (line.strip() for line in deepwell.summary(runs[-1].model).splitlines() if "[model]" in line),
-        "",
-    ))
+    print(
+        f"  Deepwell's losses {'agree' if agree else 'DO NOT AGREE'} with PyTorch's: "
+        f"largest difference {worst:.1e} over {steps} steps (allowed 1e-3)"
+    )
+    print(
+        "  "
+        + next(
+            (
+                line.strip()
+                for line in deepwell.summary(runs[-1].model).splitlines()
+                if "[model]" in line
+            ),
+            "",
+        )
+    )
     return agree
 
 

@@ -23,11 +23,12 @@ typedef struct dw_engine dw_engine;
 typedef struct dw_plan dw_plan;
 
 typedef struct dw_engine_options {
-    size_t struct_size;    /* sizeof(dw_engine_options) */
-    int recompute;         /* 1: elementwise results and norms are recomputed in backward, not saved */
-    int fuse;              /* 1 */
+    size_t struct_size; /* sizeof(dw_engine_options) */
+    int recompute;      /* 1: elementwise results and norms are recomputed in backward, not saved */
+    int fuse;           /* 1 */
 } dw_engine_options;
-#define DW_ENGINE_OPTIONS_DEFAULT {sizeof(dw_engine_options), 1, 1}
+#define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
+    { sizeof(dw_engine_options), 1, 1 }
 
 /* `graph` holds the forward pass only and is not changed. `grad_outputs`: indices of the outputs that
  * will receive gradients; `wrt`: leaves whose gradients are wanted (both may be empty: inference).
@@ -84,7 +85,8 @@ DW_API dw_status dw_plan_backward(dw_plan *plan, void *arena, const dw_binding *
 DW_API uint32_t dw_plan_part_count(const dw_plan *plan);
 /* The gradient of wrt[index] is written from part *first on and complete after part *last: its binding must
  * be the same in all of these, and may be NULL in all others. */
-DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, uint32_t *last);
+DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first,
+                               uint32_t *last);
 /* The last part that reads output `index`: in later ones its binding may be NULL. */
 DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
 /* The other arguments as for dw_plan_backward, the same for every part of one backward. */

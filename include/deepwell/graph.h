@@ -30,7 +30,7 @@ typedef uint32_t dw_node;  /* index of a node, in topological order */
 typedef int64_t dw_dim;
 #define DW_NONE UINT32_MAX /* no value: an optional input that is absent */
 #define DW_MAX_RANK 8
-#define DW_MAX_INPUTS 64  /* concat and fused have as many */
+#define DW_MAX_INPUTS 64 /* concat and fused have as many */
 #define DW_MAX_OUTPUTS 64
 
 typedef enum dw_dtype {
@@ -132,7 +132,7 @@ DW_API dw_attr_kind dw_attr_kind_of(dw_attr_key key);
 
 typedef struct dw_attr {
     dw_attr_key key;
-    uint32_t count;      /* of list */
+    uint32_t count; /* of list */
     int64_t integer;
     double number;
     const char *string;
@@ -268,12 +268,12 @@ DW_API dw_status dw_graph_gradient(dw_graph *graph, uint32_t output_count, const
                                    const dw_value *wrt, dw_value *grads);
 
 typedef enum dw_pass {
-    DW_PASS_DEAD_CODE,  /* nodes that no output needs; leaves stay */
-    DW_PASS_COMMON,     /* equal operation, inputs, attributes: computed once */
-    DW_PASS_FOLD,       /* constants and identities (x+0, x*1, reshape of reshape, ...) */
-    DW_PASS_RECOGNIZE,  /* chains of primitives that are a composite become that composite */
-    DW_PASS_EXPAND,     /* every composite becomes primitives */
-    DW_PASS_FUSE,       /* chains of elementwise nodes become `fused` nodes */
+    DW_PASS_DEAD_CODE, /* nodes that no output needs; leaves stay */
+    DW_PASS_COMMON,    /* equal operation, inputs, attributes: computed once */
+    DW_PASS_FOLD,      /* constants and identities (x+0, x*1, reshape of reshape, ...) */
+    DW_PASS_RECOGNIZE, /* chains of primitives that are a composite become that composite */
+    DW_PASS_EXPAND,    /* every composite becomes primitives */
+    DW_PASS_FUSE,      /* chains of elementwise nodes become `fused` nodes */
     DW_PASS_COUNT
 } dw_pass;
 DW_API const char *dw_pass_name(dw_pass pass);

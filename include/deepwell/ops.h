@@ -93,6 +93,7 @@
 extern "C" {
 #endif
 
+/* clang-format off */
 /* enumerator, name in text and JSON */
 #define DW_OP_MAP(X)                                                                               \
     X(NEG, "neg") X(ABS, "abs") X(SIGN, "sign") X(EXP, "exp") X(LOG, "log") X(LOG1P, "log1p")      \
@@ -132,6 +133,7 @@ typedef enum dw_op {
 #undef DW_OP_ENUM
         DW_OP_COUNT
 } dw_op;
+/* clang-format on */
 
 /* "add"; "?" for a value that is no operation. */
 DW_API const char *dw_op_name(dw_op op);

@@ -191,8 +191,11 @@ class _Capture:
         if not dynamic:
             attempts = attempts[3:]
         failures: Dict[str, List[Exception]] = {"export": [], "make_fx": []}
-        with quiet_tracing(), unchanged(self.module), watched_encoder() as observed, settled_rope(
-            self.module, observed, self._positions_given
+        with (
+            quiet_tracing(),
+            unchanged(self.module),
+            watched_encoder() as observed,
+            settled_rope(self.module, observed, self._positions_given),
         ):
             self._observed = observed
             for trace, axes in attempts:
@@ -374,8 +377,9 @@ def _with(guards: Guards, **changes: Any) -> Guards:
 class _Leaves:
     """The graph's leaves and where their tensors come from."""
 
-    def __init__(self, capture: _Capture, builder: Builder, lowering: GraphLowering,
-                 translator: Translator) -> None:
+    def __init__(
+        self, capture: _Capture, builder: Builder, lowering: GraphLowering, translator: Translator
+    ) -> None:
         self._capture = capture
         self._builder = builder
         self._lowering = lowering
@@ -534,5 +538,3 @@ def register_cache_types() -> None:
         return
     with contextlib.suppress(ValueError):  # registered by someone else meanwhile
         register_dynamic_cache_export_support()
-
-

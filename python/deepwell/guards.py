@@ -84,7 +84,9 @@ class ModuleState:
                     attributes.get("forward") if submodule is not module else None,
                 )
             )
-        self._configs = [(config, _simple_items(vars(config))) for config in _configurations(module)]
+        self._configs = [
+            (config, _simple_items(vars(config))) for config in _configurations(module)
+        ]
 
     def changed(self) -> str | None:
         """None while everything is as it was; else what changed, for the summary."""
@@ -92,7 +94,9 @@ class ModuleState:
             if getattr(nn_module, name, None):
                 return f"global hooks ({name}) are registered"
         for record in self._modules:
-            path, submodule, attributes, kind, parameters, buffers, children, simple, forward = record
+            path, submodule, attributes, kind, parameters, buffers, children, simple, forward = (
+                record
+            )
             if (
                 type(submodule) is not kind
                 or [id(value) for value in attributes["_parameters"].values()] != parameters

@@ -147,7 +147,9 @@ class Report:
                 lines.append(f"      profile: {mean:.2f} ms a forward, over {unit.calls} calls")
             lines += _counts(unit)
         for unit in alone:
-            lines.append(f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}")
+            lines.append(
+                f"  [{unit.path or 'model'}] {unit.class_name} left alone: {_reason(unit)}"
+            )
             lines += _counts(unit)
         lines += [_RULE, "Optimization Summary", _RULE]
         lines.append(f"Total modules replaced: {len(replaced)}")

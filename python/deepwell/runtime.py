@@ -139,7 +139,9 @@ class Program:
         """
         if self._expected is None:
             outputs = self.variant((), ()).plan(sizes).outputs
-            floating = [i for i, (dtype, _) in enumerate(outputs) if DTYPES[dtype].is_floating_point]
+            floating = [
+                i for i, (dtype, _) in enumerate(outputs) if DTYPES[dtype].is_floating_point
+            ]
             scalars = [i for i in floating if len(outputs[i][1]) == 0]
             self._expected = tuple(scalars[:1] or floating)
         return self._expected
@@ -223,7 +225,10 @@ class _Pass:
         plan = variant.plan(self.sizes)
         outputs, lease = self.program._forward(variant, plan, leaves)
         seeds = [_dense(output_grads[index]) for index in used]
-        grads = [self._new_grad(leaf) if has else None for leaf, has in zip(variant.wrt, variant.has_grad)]
+        grads = [
+            self._new_grad(leaf) if has else None
+            for leaf, has in zip(variant.wrt, variant.has_grad)
+        ]
         plan.backward(-1, lease.arena.address, *map(_addresses, (leaves, outputs, seeds, grads)))
         self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
         self.bound = self.running = None
@@ -323,7 +328,9 @@ class _Run(torch.autograd.Function):
         if not shared.keeps_graph:
             ctx.leaves = None
         shared.run(0)
-        grads = [shared.take(leaf) if leaf in ctx.own else None for leaf in range(len(ctx.versions))]
+        grads = [
+            shared.take(leaf) if leaf in ctx.own else None for leaf in range(len(ctx.versions))
+        ]
         return (None, None, torch.zeros(()) if ctx.token else None, *grads)
 
 
@@ -385,5 +392,3 @@ def _keeps_graph() -> bool:
 def fresh_seed() -> torch.Tensor:
     """Philox key and offset of one call, from PyTorch's CPU generator: torch.manual_seed repeats it."""
     return torch.empty(2, dtype=torch.int64).random_()
-
-

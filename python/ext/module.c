@@ -50,10 +50,11 @@ static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     dw_status status = dw_device_find("cpu", &made.device);
     if (status == DW_OK) status = dw_device_allocate(made.device, made.bytes, &made.base);
     if (status == DW_OUT_OF_MEMORY) {
-        PyErr_Format(PyExc_MemoryError,
-                     "Deepwell needs an arena of %zd bytes and the system has no memory for it: use "
-                     "a smaller batch or sequence",
-                     bytes);
+        PyErr_Format(
+            PyExc_MemoryError,
+            "Deepwell needs an arena of %zd bytes and the system has no memory for it: use "
+            "a smaller batch or sequence",
+            bytes);
         return NULL;
     }
     if (status != DW_OK) return fail(status);
@@ -218,15 +219,19 @@ static PyObject *plan_outputs(PyObject *self, void *closure) {
         PyObject *dims = PyTuple_New(rank);
         for (int axis = 0; dims != NULL && axis < rank; axis++) {
             PyObject *dim = PyLong_FromLongLong(shape[axis]);
-            if (dim == NULL) Py_CLEAR(dims);
-            else PyTuple_SetItem(dims, axis, dim);
+            if (dim == NULL)
+                Py_CLEAR(dims);
+            else
+                PyTuple_SetItem(dims, axis, dim);
         }
         PyObject *entry =
             dims == NULL
                 ? NULL
                 : Py_BuildValue("(sN)", dw_dtype_name(dw_plan_output_dtype(plan, i)), dims);
-        if (entry == NULL) Py_CLEAR(outputs);
-        else PyTuple_SetItem(outputs, (Py_ssize_t)i, entry);
+        if (entry == NULL)
+            Py_CLEAR(outputs);
+        else
+            PyTuple_SetItem(outputs, (Py_ssize_t)i, entry);
     }
     return outputs;
 }
@@ -269,8 +274,9 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 6) {
-        PyErr_SetString(PyExc_TypeError, "backward(part, arena, leaves, outputs, output_grads, grads) "
-                                         "takes 6 arguments");
+        PyErr_SetString(PyExc_TypeError,
+                        "backward(part, arena, leaves, outputs, output_grads, grads) "
+                        "takes 6 arguments");
         return NULL;
     }
     long part = PyLong_AsLong(args[0]);
@@ -288,9 +294,10 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     dw_status status = DW_OK;
     if (read) {
         Py_BEGIN_ALLOW_THREADS;
-        status = part < 0 ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3])
-                          : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0], bound[1],
-                                                  bound[2], bound[3]);
+        status = part < 0
+                     ? dw_plan_backward(slot->plan, arena, bound[0], bound[1], bound[2], bound[3])
+                     : dw_plan_backward_part(slot->plan, (uint32_t)part, arena, bound[0], bound[1],
+                                             bound[2], bound[3]);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < 4; i++) PyMem_Free(bound[i]);
@@ -313,8 +320,10 @@ static PyObject *plan_grad_parts(PyObject *self, void *closure) {
         uint32_t first, last;
         dw_plan_grad_parts(slot->plan, (uint32_t)i, &first, &last);
         PyObject *pair = Py_BuildValue("(II)", first, last);
-        if (pair == NULL) Py_CLEAR(parts);
-        else PyTuple_SetItem(parts, i, pair);
+        if (pair == NULL)
+            Py_CLEAR(parts);
+        else
+            PyTuple_SetItem(parts, i, pair);
     }
     return parts;
 }
@@ -326,8 +335,10 @@ static PyObject *plan_output_parts(PyObject *self, void *closure) {
     PyObject *parts = PyTuple_New(slot->output_count);
     for (Py_ssize_t i = 0; parts != NULL && i < slot->output_count; i++) {
         PyObject *part = PyLong_FromUnsignedLong(dw_plan_output_part(slot->plan, (uint32_t)i));
-        if (part == NULL) Py_CLEAR(parts);
-        else PyTuple_SetItem(parts, i, part);
+        if (part == NULL)
+            Py_CLEAR(parts);
+        else
+            PyTuple_SetItem(parts, i, part);
     }
     return parts;
 }
@@ -353,8 +364,7 @@ static PyType_Slot plan_slots[] = {{Py_tp_dealloc, plan_dealloc},
                                    {Py_tp_doc, "An engine's plan at one set of sizes"},
                                    {0, NULL}};
 static PyType_Spec plan_spec = {"deepwell._deepwell.Plan", sizeof(PyObject) + sizeof(plan_slot), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                plan_slots};
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};
 
 /* ---- Graph ----------------------------------------------------------------------------------------- */
 
@@ -372,8 +382,10 @@ static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status != DW_OK) return fail(status);
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *self = allocate(type, 0);
-    if (self == NULL) dw_graph_destroy(graph);
-    else ((graph_slot *)object_slot(self))->graph = graph;
+    if (self == NULL)
+        dw_graph_destroy(graph);
+    else
+        ((graph_slot *)object_slot(self))->graph = graph;
     return self;
 }
 
@@ -434,8 +446,10 @@ static PyObject *graph_leaves(PyObject *self, void *closure) {
     PyObject *names = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; names != NULL && i < count; i++) {
         PyObject *name = PyUnicode_FromString(dw_value_name(graph, dw_graph_leaf_at(graph, i)));
-        if (name == NULL) Py_CLEAR(names);
-        else PyTuple_SetItem(names, (Py_ssize_t)i, name);
+        if (name == NULL)
+            Py_CLEAR(names);
+        else
+            PyTuple_SetItem(names, (Py_ssize_t)i, name);
     }
     return names;
 }
@@ -444,10 +458,9 @@ static PyObject *graph_nodes(PyObject *self, void *closure) {
     return PyLong_FromUnsignedLong(dw_graph_node_count(((graph_slot *)object_slot(self))->graph));
 }
 
-static PyGetSetDef graph_getset[] = {
-    {"leaves", graph_leaves, NULL, "names, in order", NULL},
-    {"node_count", graph_nodes, NULL, "number of nodes", NULL},
-    {0}};
+static PyGetSetDef graph_getset[] = {{"leaves", graph_leaves, NULL, "names, in order", NULL},
+                                     {"node_count", graph_nodes, NULL, "number of nodes", NULL},
+                                     {0}};
 static PyMethodDef graph_methods[] = {
     {"text", graph_text, METH_NOARGS, "the readable form"},
     {"json", graph_json, METH_NOARGS, "the JSON form"},
@@ -705,9 +718,9 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
     }
     for (Py_ssize_t i = 0; i < count / 5; i++) {
         const int64_t *one = flat + 5 * i;
-        tensors[i] = (dw_adamw_tensor){(float *)(uintptr_t)one[0], (const float *)(uintptr_t)one[1],
-                                       (float *)(uintptr_t)one[2], (float *)(uintptr_t)one[3],
-                                       one[4]};
+        tensors[i] =
+            (dw_adamw_tensor){(float *)(uintptr_t)one[0], (const float *)(uintptr_t)one[1],
+                              (float *)(uintptr_t)one[2], (float *)(uintptr_t)one[3], one[4]};
     }
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
@@ -726,9 +739,15 @@ static PyMethodDef functions[] = {
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_deepwell", "libdeepwell for Python", -1, functions, NULL, NULL, NULL,
-    NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "_deepwell",
+                                        "libdeepwell for Python",
+                                        -1,
+                                        functions,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
@@ -744,9 +763,9 @@ static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
 PyMODINIT_FUNC PyInit__deepwell(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    state.error = PyErr_NewExceptionWithDoc(
-        "deepwell._deepwell.Error", "A failure in libdeepwell; .status names its kind.",
-        PyExc_RuntimeError, NULL);
+    state.error = PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
+                                            "A failure in libdeepwell; .status names its kind.",
+                                            PyExc_RuntimeError, NULL);
     if (state.error == NULL) goto failed;
     Py_INCREF(state.error);
     if (PyModule_AddObject(module, "Error", state.error) != 0) goto failed;

@@ -15,8 +15,8 @@ dw_status dw_device_find(const char *name, const dw_device **device) {
     }
     for (size_t i = 0; i < DW_COUNT(planned); i++) {
         if (strncmp(name, planned[i], strlen(planned[i])) != 0) continue;
-        return dw__fail(DW_UNSUPPORTED, "device \"%s\" is not supported in this version: use \"cpu\"",
-                        name);
+        return dw__fail(DW_UNSUPPORTED,
+                        "device \"%s\" is not supported in this version: use \"cpu\"", name);
     }
     return dw__fail(DW_NOT_FOUND, "there is no device \"%s\": use \"cpu\"", name);
 }

@@ -124,9 +124,9 @@ struct dw_plan {
     dw__tensor *leaves;      /* shapes, with contiguous strides */
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
-    size_t bound_bytes; /* no placement needs less (rounded up) */
-    uint32_t part_count; /* of backward */
-    uint32_t *part_ends; /* instructions; the last is the end of the code */
+    size_t bound_bytes;               /* no placement needs less (rounded up) */
+    uint32_t part_count;              /* of backward */
+    uint32_t *part_ends;              /* instructions; the last is the end of the code */
     uint32_t *grad_first, *grad_last; /* parts, for each wrt; first UINT32_MAX: never written */
     uint32_t *output_last; /* part, for each output: the last one that reads it, 0 when none does */
 

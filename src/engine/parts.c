@@ -28,7 +28,8 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     plan->grad_first = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_first);
     plan->grad_last = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_last);
     uint32_t output_count = plan->engine->output_count;
-    plan->output_last = dw__arena_alloc(plan->memory, (output_count + 1) * sizeof *plan->output_last);
+    plan->output_last =
+        dw__arena_alloc(plan->memory, (output_count + 1) * sizeof *plan->output_last);
     if (!plan->part_ends || !plan->grad_first || !plan->grad_last || !plan->output_last)
         return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
 

@@ -274,6 +274,6 @@ dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const
                         part, plan->part_count);
     }
     uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
-    return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs, output_grads,
-                        grads);
+    return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs,
+                        output_grads, grads);
 }

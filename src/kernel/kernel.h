@@ -28,14 +28,15 @@ typedef struct dw__call {
     uint32_t attr_count;
     const dw_attr *attrs; /* sorted by key; DIMS lists hold numbers */
     uint32_t input_count, output_count;
-    dw__tensor inputs[DW_MAX_INPUTS];   /* rank -1: absent */
-    dw__tensor outputs[DW_MAX_OUTPUTS]; /* contiguous unless the kernel says otherwise; an output that
+    dw__tensor inputs[DW_MAX_INPUTS]; /* rank -1: absent */
+    dw__tensor
+        outputs[DW_MAX_OUTPUTS]; /* contiguous unless the kernel says otherwise; an output that
                                            nobody reads has data NULL and need not be computed */
-    const void *prepared; /* what prepare() made, or NULL */
+    const void *prepared;        /* what prepare() made, or NULL */
 } dw__call;
 
 typedef struct dw__kernel {
-    const char *name;   /* "cpu.attention.tiled" */
+    const char *name; /* "cpu.attention.tiled" */
     dw_op op;
     const char *source; /* what it is: "ours, portable C", "oneDNN 2.6 sgemm", ... */
     bool (*fits)(const dw__call *call);
@@ -67,12 +68,15 @@ void dw__tensor_set_contiguous(dw__tensor *tensor);
 
 /* ---- groups of kernels, each listed in the registry -------------------------------------------- */
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
-extern const dw__kernel *const dw__kernels_cpu_matmul[];    /* matmul, linear, linear_cross_entropy_backward */
-extern const dw__kernel *const dw__kernels_cpu_attention[]; /* attention, attention_backward */
+extern const dw__kernel
+    *const dw__kernels_cpu_matmul[]; /* matmul, linear, linear_cross_entropy_backward */
+extern const dw__kernel *const dw__kernels_cpu_attention[];   /* attention, attention_backward */
 extern const dw__kernel *const dw__kernels_cpu_elementwise[]; /* fused and every elementwise op */
-extern const dw__kernel *const dw__kernels_cpu_norm[];      /* layer_norm, rms_norm and their backwards, softmax family */
-extern const dw__kernel *const dw__kernels_cpu_data[];      /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
-extern const dw__kernel *const dw__kernels_cpu_loss[];      /* cross_entropy and backward, adamw */
-extern const dw__kernel *const dw__kernels_reference[];     /* one for every operation */
+extern const dw__kernel
+    *const dw__kernels_cpu_norm[]; /* layer_norm, rms_norm and their backwards, softmax family */
+extern const dw__kernel *const dw__kernels_cpu_data
+    []; /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
+extern const dw__kernel *const dw__kernels_cpu_loss[];  /* cross_entropy and backward, adamw */
+extern const dw__kernel *const dw__kernels_reference[]; /* one for every operation */
 
 #endif

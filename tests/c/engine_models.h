@@ -41,8 +41,10 @@ static inline dw_value model_leaf(model *m, dw_role role, const char *name, dw_d
 static inline dw_value model_parameter(model *m, const char *name, int layer, int rank, dw_dim rows,
                                        dw_dim columns) {
     char full[64];
-    if (layer < 0) snprintf(full, sizeof full, "%.40s", name);
-    else snprintf(full, sizeof full, "%.40s.%d", name, layer);
+    if (layer < 0)
+        snprintf(full, sizeof full, "%.40s", name);
+    else
+        snprintf(full, sizeof full, "%.40s.%d", name, layer);
     dw_dim shape[2] = {rows, columns};
     return model_leaf(m, DW_ROLE_PARAMETER, full, DW_F32, rank, shape);
 }

@@ -49,25 +49,28 @@ static void check_guard(const void *memory, size_t bytes) {
 /* |error| <= bound: each product carries at most 2^-23 of |a||b| (the parts that are dropped and the
  * roundings inside a step), and summing k of them in blocks adds at most about sqrt(6 k) roundings of
  * the running sum, itself below the sum of |a||b|. */
-static void check_product(const dw__product *p, const float *c, bool with_bias, const float *before) {
+static void check_product(const dw__product *p, const float *c, bool with_bias,
+                          const float *before) {
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             double sum = with_bias ? p->bias[j] : 0.0, magnitude = fabs(sum);
             if (before) sum += before[i * p->n + j], magnitude += fabs(before[i * p->n + j]);
             for (int64_t k = 0; k < p->k; k++) {
-                double term = (double)p->a[i * p->a_row + k * p->a_k] *
-                              p->b[k * p->b_k + j * p->b_column];
+                double term =
+                    (double)p->a[i * p->a_row + k * p->a_k] * p->b[k * p->b_k + j * p->b_column];
                 sum += term;
                 magnitude += fabs(term);
             }
             double bound = magnitude * (0x1p-23 + sqrt(6.0 * (double)p->k) * 0x1p-24);
             float got = c[i * p->n + j];
-            if (isnan(sum)) assert_true(isnan(got));
-            else if (isinf((float)sum)) assert_true(got == (float)sum);
+            if (isnan(sum))
+                assert_true(isnan(got));
+            else if (isinf((float)sum))
+                assert_true(got == (float)sum);
             else if (!(fabs(got - sum) <= bound))
                 fail_msg("%lld x %lld x %lld, element (%lld, %lld): %.9g, expected %.9g +- %.3g",
-                         (long long)p->m, (long long)p->n, (long long)p->k, (long long)i, (long long)j,
-                         got, sum, bound);
+                         (long long)p->m, (long long)p->n, (long long)p->k, (long long)i,
+                         (long long)j, got, sum, bound);
         }
     }
 }
@@ -98,7 +101,7 @@ static void run_amx(const dw__product *p) {
 }
 
 static const int64_t shapes[][3] = {
-    {33, 47, 129}, {32, 32, 32}, {31, 65, 33},   {100, 37, 1500}, {17, 300, 333},
+    {33, 47, 129},  {32, 32, 32},   {31, 65, 33},    {100, 37, 1500},    {17, 300, 333},
     {257, 129, 65}, {16, 16, 2100}, {129, 16, 1025}, {40, 1000, 31 + 1},
 };
 
@@ -141,8 +144,10 @@ static void test_numbers_that_cannot_be_split(void **state) {
         for (int in_a = 0; in_a < 2; in_a++) {
             float *a = random_matrix(m * k), *b = random_matrix(k * n), *c = random_matrix(m * n);
             /* Beside a number whose lower parts are 0: infinity times those would be NaN. */
-            if (in_a) a[37 * k + 1050] = odd[i], b[1050 * n + 3] = 0.25f;
-            else b[1050 * n + 3] = odd[i], a[37 * k + 1050] = 0.25f;
+            if (in_a)
+                a[37 * k + 1050] = odd[i], b[1050 * n + 3] = 0.25f;
+            else
+                b[1050 * n + 3] = odd[i], a[37 * k + 1050] = 0.25f;
             dw__product p = make_product(m, n, k, 0, a, b);
             p.c = c;
             run_amx(&p);
@@ -290,9 +295,9 @@ static double dlogit(const head *h, int64_t token, int64_t vocable, const char *
                      double counted) {
     int64_t target = h->target[token];
     if (target == -100) return 0.0;
-    double factor = strcmp(reduction, "none") == 0   ? h->dloss[token]
+    double factor = strcmp(reduction, "none") == 0  ? h->dloss[token]
                     : strcmp(reduction, "sum") == 0 ? h->dloss[0]
-                                                     : h->dloss[0] / counted;
+                                                    : h->dloss[0] / counted;
     double p = exp((double)h->logits[token * h->vocabulary + vocable] - h->lse[token]);
     return factor * (p - (vocable == target ? 1.0 - s : 0.0) - s / (double)h->vocabulary);
 }
@@ -303,7 +308,8 @@ static void check_head(const head *h, const char *reduction, double smoothing) {
     for (int64_t i = 0; i < t; i++) counted += h->target[i] != -100;
     double *d = dw__malloc((size_t)(t * v) * sizeof *d);
     for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < v; j++) d[i * v + j] = dlogit(h, i, j, reduction, smoothing, counted);
+        for (int64_t j = 0; j < v; j++)
+            d[i * v + j] = dlogit(h, i, j, reduction, smoothing, counted);
     /* exp in F32 carries some 2^-22; sums as for products. A sample of elements, all corners among them. */
     for (int64_t i = 0; i < t; i += i + 11 < t ? 11 : 1) {
         for (int64_t c = 0; c < k; c += c + 7 < k ? 7 : 1) {
@@ -319,7 +325,8 @@ static void check_head(const head *h, const char *reduction, double smoothing) {
     for (int64_t j = 0; j < v; j += j + 97 < v ? 97 : 1) {
         double total = 0, absolute = 0;
         for (int64_t i = 0; i < t; i++) total += d[i * v + j], absolute += fabs(d[i * v + j]);
-        assert_true(fabs(h->db[j] - total) <= absolute * (0x1p-20 + sqrt((double)t) * 0x1p-24) + 1e-30);
+        assert_true(fabs(h->db[j] - total) <=
+                    absolute * (0x1p-20 + sqrt((double)t) * 0x1p-24) + 1e-30);
         for (int64_t c = 0; c < k; c += c + 13 < k ? 13 : 1) {
             double sum = 0, magnitude = 0;
             for (int64_t i = 0; i < t; i++) {

@@ -35,9 +35,11 @@ def objective(outputs: Any) -> torch.Tensor:
 
 def to_double(value: Any) -> Any:
     return pytree.tree_map(
-        lambda leaf: leaf.detach().double()
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        else leaf,
+        lambda leaf: (
+            leaf.detach().double()
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            else leaf
+        ),
         value,
     )
 

@@ -2,10 +2,9 @@
 
 import copy
 
+import deepwell
 import pytest
 import torch
-
-import deepwell
 from compare import assert_same_function, gradients
 from test_same_function import always, engine_calls  # noqa: F401
 from zoo import BY_NAME, gpt2, llama

@@ -7,19 +7,23 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
-
 from deepwell import _deepwell
 from deepwell.capture import Captured, CaptureError, capture_graph
 from graph_eval import evaluate
+from torch import nn
+from torch.utils import _pytree as pytree
 from zoo import longrope_branches_on_data
 
 # ---- running a capture --------------------------------------------------------------------------
 
 
-def run(captured: Captured, module: nn.Module, args: Sequence[Any], kwargs: Dict[str, Any],
-        seed: Tuple[int, int] = (1, 2)) -> Any:
+def run(
+    captured: Captured,
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Dict[str, Any],
+    seed: Tuple[int, int] = (1, 2),
+) -> Any:
     """The captured graph in place of module(*args, **kwargs), by the oracle."""
     flat, _ = pytree.tree_flatten((tuple(args), kwargs))
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -62,8 +66,12 @@ def assert_same(got: Any, want: Any, tolerance: float = 1e-9) -> None:
 Call = Tuple[Sequence[Any], Dict[str, Any]]
 
 
-def check(module: nn.Module, calls: Sequence[Call], tolerance: float = 1e-9,
-          dynamic: Optional[bool] = True) -> Captured:
+def check(
+    module: nn.Module,
+    calls: Sequence[Call],
+    tolerance: float = 1e-9,
+    dynamic: Optional[bool] = True,
+) -> Captured:
     """Captures at the first call's sizes; the one capture must be right for all calls."""
     args, kwargs = calls[0]
     before = _snapshot(module)
@@ -484,7 +492,7 @@ def test_embedding_bag_of_tokens() -> None:
 def test_sizes_of_one_are_fixed() -> None:
     module = nn.Linear(12, 9).double()
     captured = check(module, [((source(1, 7),), {}), ((source(1, 5),), {})])
-    shapes = {l["name"]: l["shape"] for l in json.loads(captured.json)["leaves"]}
+    shapes = {leaf["name"]: leaf["shape"] for leaf in json.loads(captured.json)["leaves"]}
     assert [1, "S", 12] in shapes.values()
 
 

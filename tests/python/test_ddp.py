@@ -3,11 +3,10 @@
 import os
 import socket
 
+import deepwell
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-import deepwell
 
 
 def _free_port() -> int:

@@ -1,9 +1,8 @@
 """deepwell.capture: what it shows, on real and on meta devices, and what it says when it cannot."""
 
+import deepwell
 import pytest
 import torch
-
-import deepwell
 from zoo import gpt2, llama, mlp
 
 

@@ -4,14 +4,13 @@ import copy
 import inspect
 import pickle
 
+import deepwell
 import pytest
 import torch
-from torch import nn
-
-import deepwell
 from deepwell.optimize import OptimizedForward
 from deepwell.runtime import fresh_seed
 from test_same_function import always, engine_calls  # noqa: F401
+from torch import nn
 from zoo import gpt2, llama, mlp
 
 
@@ -89,7 +88,10 @@ def test_new_length_is_not_a_capture(always) -> None:  # noqa: F811
     "change, reason",
     [
         (lambda m: setattr(m.transformer.h[0].attn.resid_dropout, "p", 0.25), "changed from"),
-        (lambda m: setattr(m.transformer.h[1], "mlp", copy.deepcopy(m.transformer.h[0].mlp)), "sub"),
+        (
+            lambda m: setattr(m.transformer.h[1], "mlp", copy.deepcopy(m.transformer.h[0].mlp)),
+            "sub",
+        ),
         (lambda m: setattr(m.lm_head, "weight", nn.Parameter(m.lm_head.weight * 2)), "parameters"),
         (lambda m: setattr(m.config, "use_cache", False), "use_cache"),
     ],

@@ -2,10 +2,9 @@
 
 import copy
 
+import deepwell
 import pytest
 import torch
-
-import deepwell
 from test_autograd import assert_grads_close, loss_of
 from test_same_function import always, engine_calls  # noqa: F401
 from zoo import llama

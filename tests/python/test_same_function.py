@@ -2,10 +2,9 @@
 
 import copy
 
+import deepwell
 import pytest
 import torch
-
-import deepwell
 from compare import assert_same_function
 from zoo import CASES, Case
 

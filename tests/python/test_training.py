@@ -2,16 +2,17 @@
 
 import copy
 
+import deepwell
 import pytest
 import torch
-
-import deepwell
 from test_same_function import always  # noqa: F401
 from zoo import BY_NAME
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, deepwell.AdamW], ids=["torch", "deepwell"])
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.AdamW, deepwell.AdamW], ids=["torch", "deepwell"]
+)
 def test_200_steps(name: str, optimizer, always) -> None:  # noqa: F811
     """Losses within 1e-3 of PyTorch's FP32 losses over 200 steps on a learnable sequence."""
     case = BY_NAME[name]

@@ -56,8 +56,16 @@ def gpt2(**changes: Any) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     options = dict(
-        n_layer=2, n_embd=48, n_head=3, vocab_size=211, n_positions=128, bos_token_id=0,
-        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        n_layer=2,
+        n_embd=48,
+        n_head=3,
+        vocab_size=211,
+        n_positions=128,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     options.update(changes)
     return GPT2LMHeadModel(GPT2Config(**options))
@@ -67,9 +75,16 @@ def llama(**changes: Any) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     options = dict(
-        hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=199, max_position_embeddings=128, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=199,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
     )
     options.update(changes)
     return LlamaForCausalLM(LlamaConfig(**options))
@@ -168,8 +183,16 @@ def encoder_arguments(width: int, heads: int, *, padding: bool = False, causal: 
 
 def mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(37, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 53), nn.SiLU(),
-        nn.RMSNorm(53), nn.Linear(53, 11), nn.Tanh(), nn.Linear(11, 3), nn.Softmax(-1),
+        nn.Linear(37, 64),
+        nn.GELU(),
+        nn.LayerNorm(64),
+        nn.Linear(64, 53),
+        nn.SiLU(),
+        nn.RMSNorm(53),
+        nn.Linear(53, 11),
+        nn.Tanh(),
+        nn.Linear(11, 3),
+        nn.Softmax(-1),
     )
 
 
@@ -214,12 +237,17 @@ _ROPE = {
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     "longrope": {
-        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32,
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
         "short_factor": [1.0 + 0.1 * i for i in range(8)],
         "long_factor": [2.0 + 0.3 * i for i in range(8)],
     },
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     },
 }

@@ -183,8 +183,9 @@ class Builder:
             form = Affine(int(value))
         elif dtype == "bool":
             form = TRUE if value else FALSE
-        (y,) = self.emit("constant", [], [(dtype, shape)], form,
-                         dtype=dtype, shape=tuple(shape), value=number)
+        (y,) = self.emit(
+            "constant", [], [(dtype, shape)], form, dtype=dtype, shape=tuple(shape), value=number
+        )
         self._constants[key] = y
         return y
 
@@ -199,12 +200,18 @@ class Builder:
         form = None
         if dtype in INTEGERS:
             form = Affine.make(0, {axis: 0 if shape[axis] == 1 else 1})
-        return self.emit("iota", [], [(dtype, shape)], form,
-                         dtype=dtype, shape=tuple(shape), axis=axis)[0]
+        return self.emit(
+            "iota", [], [(dtype, shape)], form, dtype=dtype, shape=tuple(shape), axis=axis
+        )[0]
 
     def random_uniform(self, shape: Sequence[Dim]) -> Value:
-        return self.emit("random_uniform", [self.seed()], [("f32", shape)],
-                         shape=tuple(shape), stream=self.stream())[0]
+        return self.emit(
+            "random_uniform",
+            [self.seed()],
+            [("f32", shape)],
+            shape=tuple(shape),
+            stream=self.stream(),
+        )[0]
 
     # ---- elementwise ----------------------------------------------------------------------------
 
@@ -335,8 +342,13 @@ class Builder:
         shape = self.broadcast_shape(*(v.shape for v in values))
         return [self.broadcast(v, shape) for v in values]
 
-    def slice(self, x: Value, start: Sequence[Dim], limit: Sequence[Dim],
-              step: Optional[Sequence[int]] = None) -> Value:
+    def slice(
+        self,
+        x: Value,
+        start: Sequence[Dim],
+        limit: Sequence[Dim],
+        step: Optional[Sequence[int]] = None,
+    ) -> Value:
         start, limit = tuple(start), tuple(limit)
         step = tuple(step) if step is not None else (1,) * x.rank
         if all(s == 0 for s in start) and limit == x.shape and all(s == 1 for s in step):
@@ -351,8 +363,9 @@ class Builder:
             form = TRUE
             for atom in x.form.atoms:
                 form = form.both(at_least_zero(atom.slice(start, step, shape)))
-        return self.emit("slice", [x], [(x.dtype, shape)], form,
-                         start=start, limit=limit, step=step)[0]
+        return self.emit(
+            "slice", [x], [(x.dtype, shape)], form, start=start, limit=limit, step=step
+        )[0]
 
     def slice_axis(self, x: Value, axis: int, start: Dim, limit: Dim, step: int = 1) -> Value:
         starts, limits, steps = [0] * x.rank, list(x.shape), [1] * x.rank
@@ -363,8 +376,9 @@ class Builder:
         if all(p == 0 for p in low) and all(p == 0 for p in high):
             return x
         shape = tuple(d + lo + hi for d, lo, hi in zip(x.shape, low, high))
-        return self.emit("pad", [x], [(x.dtype, shape)],
-                         low=tuple(low), high=tuple(high), value=float(value))[0]
+        return self.emit(
+            "pad", [x], [(x.dtype, shape)], low=tuple(low), high=tuple(high), value=float(value)
+        )[0]
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         values = [v for v in values if v.shape[axis] != 0] or list(values[:1])
@@ -424,15 +438,17 @@ class Builder:
         shape = a.shape[:-1] + b.shape[-1:]
         a, transpose_a = _untransposed(a)
         b, transpose_b = _untransposed(b)
-        return self.emit("matmul", [a, b], [(a.dtype, shape)],
-                         transpose_a=transpose_a, transpose_b=transpose_b)[0]
+        return self.emit(
+            "matmul", [a, b], [(a.dtype, shape)], transpose_a=transpose_a, transpose_b=transpose_b
+        )[0]
 
     def linear(self, x: Value, w: Value, bias: Optional[Value], transpose_w: int = 1) -> Value:
         k, n = (w.shape[1], w.shape[0]) if transpose_w else (w.shape[0], w.shape[1])
         if x.shape[-1] != k or x.dtype != w.dtype or (bias is not None and bias.dtype != x.dtype):
             raise LoweringError(f"linear of {x.dtype}{_text(x.shape)} by {w.dtype}{_text(w.shape)}")
-        return self.emit("linear", [x, w, bias], [(x.dtype, x.shape[:-1] + (n,))],
-                         transpose_w=transpose_w)[0]
+        return self.emit(
+            "linear", [x, w, bias], [(x.dtype, x.shape[:-1] + (n,))], transpose_w=transpose_w
+        )[0]
 
     # ---- the result -----------------------------------------------------------------------------
 
@@ -447,35 +463,43 @@ class Builder:
         live.reverse()
         return live
 
-    def to_json(self, symbols: Sequence[str], leaves: Sequence[Leaf], nodes: Sequence[Node],
-                outputs: Sequence[Value]) -> str:
-        return json.dumps({
-            "format": "deepwell.graph",
-            "version": 1,
-            "symbols": list(symbols),
-            "leaves": [
-                {
-                    "name": leaf.value.name,
-                    "role": leaf.role,
-                    "dtype": leaf.value.dtype,
-                    "shape": [dims.json_form(d) for d in leaf.value.shape],
-                }
-                for leaf in leaves
-            ],
-            "nodes": [
-                {
-                    "op": node.op,
-                    "inputs": [None if v is None else v.name for v in node.inputs],
-                    "outputs": [v.name for v in node.outputs],
-                    "attrs": {key: _attr_json(key, v) for key, v in node.attrs.items()},
-                    "region": node.region,
-                    "layer": node.layer,
-                    "module": node.module,
-                }
-                for node in nodes
-            ],
-            "outputs": [v.name for v in outputs],
-        }, allow_nan=False)
+    def to_json(
+        self,
+        symbols: Sequence[str],
+        leaves: Sequence[Leaf],
+        nodes: Sequence[Node],
+        outputs: Sequence[Value],
+    ) -> str:
+        return json.dumps(
+            {
+                "format": "deepwell.graph",
+                "version": 1,
+                "symbols": list(symbols),
+                "leaves": [
+                    {
+                        "name": leaf.value.name,
+                        "role": leaf.role,
+                        "dtype": leaf.value.dtype,
+                        "shape": [dims.json_form(d) for d in leaf.value.shape],
+                    }
+                    for leaf in leaves
+                ],
+                "nodes": [
+                    {
+                        "op": node.op,
+                        "inputs": [None if v is None else v.name for v in node.inputs],
+                        "outputs": [v.name for v in node.outputs],
+                        "attrs": {key: _attr_json(key, v) for key, v in node.attrs.items()},
+                        "region": node.region,
+                        "layer": node.layer,
+                        "module": node.module,
+                    }
+                    for node in nodes
+                ],
+                "outputs": [v.name for v in outputs],
+            },
+            allow_nan=False,
+        )
 
 
 def _constant_of(form: Union[Affine, Predicate, None]) -> Union[bool, int, None]:

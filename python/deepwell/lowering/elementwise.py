@@ -388,8 +388,9 @@ def bitwise_not(c: Context, self: Value) -> Value:
 @lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(c: Context, condition: Value, self: Any, other: Any) -> Value:
     dtype = promote(self, other)
-    return c.builder.select(c.builder.cast(condition, "bool"), c.tensor(self, dtype),
-                            c.tensor(other, dtype))
+    return c.builder.select(
+        c.builder.cast(condition, "bool"), c.tensor(self, dtype), c.tensor(other, dtype)
+    )
 
 
 @lowers("masked_fill")

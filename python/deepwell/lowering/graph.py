@@ -81,8 +81,9 @@ class GraphLowering:
         env: Dict[torch.fx.Node, Any] = {}
         supplied = iter(inputs)
         if not self._writes:
-            self._writes = any(writes_to_operand(n.target) for m in _nested(graph_module)
-                               for n in m.graph.nodes)
+            self._writes = any(
+                writes_to_operand(n.target) for m in _nested(graph_module) for n in m.graph.nodes
+            )
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(supplied)
@@ -154,8 +155,9 @@ class GraphLowering:
         except LoweringError as error:
             raise OperationError(_display(target), origin.module, str(error)) from error
 
-    def _result(self, node: torch.fx.Node, target: Any, name: str,
-                env: Dict[torch.fx.Node, Any]) -> Any:
+    def _result(
+        self, node: torch.fx.Node, target: Any, name: str, env: Dict[torch.fx.Node, Any]
+    ) -> Any:
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, name, env)
         if not isinstance(target, torch._ops.OpOverload):
@@ -300,8 +302,7 @@ class GraphLowering:
 
     # ---- nested graphs --------------------------------------------------------------------------
 
-    def _higher_order(self, node: torch.fx.Node, name: str,
-                      env: Dict[torch.fx.Node, Any]) -> Any:
+    def _higher_order(self, node: torch.fx.Node, name: str, env: Dict[torch.fx.Node, Any]) -> Any:
         # The operands themselves: the nested graph is what reads them, and may write to them.
         operands = [env[a] if isinstance(a, torch.fx.Node) else a for a in node.args]
         if name == "wrap_with_set_grad_enabled":
@@ -362,8 +363,9 @@ class NotUniform(LoweringError):
 _PLACEMENT = frozenset(("device", "layout", "pin_memory", "memory_format", "requires_grad"))
 
 
-def _trace_pieces(call: Callable[..., Any], samples: List[torch.Tensor],
-                  target: Any) -> Optional[torch.fx.GraphModule]:
+def _trace_pieces(
+    call: Callable[..., Any], samples: List[torch.Tensor], target: Any
+) -> Optional[torch.fx.GraphModule]:
     mode = next((m for m in (getattr(s, "fake_mode", None) for s in samples) if m), None)
     table = {**core_aten_decompositions(), **get_decompositions([target])}
     try:

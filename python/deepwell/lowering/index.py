@@ -22,13 +22,20 @@ def wrapped(c: Context, index: Value, size: Dim) -> Value:
 
 
 @lowers("embedding")
-def embedding(c: Context, weight: Value, indices: Value, padding_idx: int = -1,
-              scale_grad_by_freq: bool = False, sparse: bool = False) -> Value:
+def embedding(
+    c: Context,
+    weight: Value,
+    indices: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
     if scale_grad_by_freq or sparse:
         raise LoweringError("sparse or frequency-scaled embedding gradients are not supported")
     shape = indices.shape + weight.shape[1:]
-    return c.builder.emit("embedding", [weight, indices], [(weight.dtype, shape)],
-                          padding_index=padding_idx)[0]
+    return c.builder.emit(
+        "embedding", [weight, indices], [(weight.dtype, shape)], padding_index=padding_idx
+    )[0]
 
 
 @lowers("index_select")
@@ -46,12 +53,15 @@ def take_along_dim(c: Context, self: Value, indices: Value, dim: Optional[int] =
     if dim is None:
         raise LoweringError("take_along_dim without a dim is not supported")
     axis = axis_of(dim, self.rank)
-    batch = c.builder.broadcast_shape(self.shape[:axis] + (1,) + self.shape[axis + 1 :],
-                                      indices.shape[:axis] + (1,) + indices.shape[axis + 1 :])
+    batch = c.builder.broadcast_shape(
+        self.shape[:axis] + (1,) + self.shape[axis + 1 :],
+        indices.shape[:axis] + (1,) + indices.shape[axis + 1 :],
+    )
     x_shape, i_shape = list(batch), list(batch)
     x_shape[axis], i_shape[axis] = self.shape[axis], indices.shape[axis]
-    return c.builder.take_along(c.builder.broadcast(self, x_shape),
-                                c.builder.broadcast(indices, i_shape), axis)
+    return c.builder.take_along(
+        c.builder.broadcast(self, x_shape), c.builder.broadcast(indices, i_shape), axis
+    )
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -81,8 +91,9 @@ def index(c: Context, self: Value, indices: Sequence[Optional[Value]]) -> Value:
     return b.take(b.reshape(x, merged), flat, first)
 
 
-def _index_by_moving(c: Context, x: Value, axes: List[int],
-                     tensors: List[Value]) -> Optional[Value]:
+def _index_by_moving(
+    c: Context, x: Value, axes: List[int], tensors: List[Value]
+) -> Optional[Value]:
     """Indexing by whole ranges and by fixed positions, such as x[arange(B)[:, None], arange(S)],
     moves axes and reads no index tensor. None where the indices are anything else."""
     if axes != list(range(len(axes))):

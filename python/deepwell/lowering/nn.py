@@ -66,16 +66,18 @@ def bmm(c: Context, self: Value, mat2: Value) -> Value:
 
 
 @lowers("addmm")
-def addmm(c: Context, self: Value, mat1: Value, mat2: Value, beta: Any = 1,
-          alpha: Any = 1) -> Value:
+def addmm(
+    c: Context, self: Value, mat1: Value, mat2: Value, beta: Any = 1, alpha: Any = 1
+) -> Value:
     if beta == 1 and alpha == 1 and self.rank == 1 and self.shape[0] == mat2.shape[1]:
         return _times_matrix(c, mat1, mat2, self)
     return _scaled_sum(c, self, _times_matrix(c, mat1, mat2), beta, alpha)
 
 
 @lowers("baddbmm")
-def baddbmm(c: Context, self: Value, batch1: Value, batch2: Value, beta: Any = 1,
-            alpha: Any = 1) -> Value:
+def baddbmm(
+    c: Context, self: Value, batch1: Value, batch2: Value, beta: Any = 1, alpha: Any = 1
+) -> Value:
     return _scaled_sum(c, self, c.builder.matmul(batch1, batch2), beta, alpha)
 
 
@@ -136,8 +138,9 @@ def _sum_private(c: Context, x: Value, term: str, needed: set) -> Tuple[Value, s
 # ---- norms --------------------------------------------------------------------------------------
 
 
-def _rows(c: Context, x: Value, normalized_shape: Sequence[Dim],
-          *affine: Optional[Value]) -> Tuple[Value, List[Optional[Value]]]:
+def _rows(
+    c: Context, x: Value, normalized_shape: Sequence[Dim], *affine: Optional[Value]
+) -> Tuple[Value, List[Optional[Value]]]:
     """x and its weights with the normalized axes merged into one."""
     count = len(normalized_shape)
     size = dims.product(normalized_shape)
@@ -146,9 +149,15 @@ def _rows(c: Context, x: Value, normalized_shape: Sequence[Dim],
 
 
 @lowers("layer_norm", "native_layer_norm")
-def layer_norm(c: Context, input: Value, normalized_shape: Sequence[Dim],
-               weight: Optional[Value] = None, bias: Optional[Value] = None, eps: float = 1e-5,
-               cudnn_enable: bool = True) -> Any:
+def layer_norm(
+    c: Context,
+    input: Value,
+    normalized_shape: Sequence[Dim],
+    weight: Optional[Value] = None,
+    bias: Optional[Value] = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
     x, (w, shift) = _rows(c, input, normalized_shape, weight, bias)
     row = x.shape[:-1]
     y, mean, rstd = c.builder.emit(
@@ -162,8 +171,13 @@ def layer_norm(c: Context, input: Value, normalized_shape: Sequence[Dim],
 
 
 @lowers("rms_norm", "_fused_rms_norm")
-def rms_norm(c: Context, input: Value, normalized_shape: Sequence[Dim],
-             weight: Optional[Value] = None, eps: Optional[float] = None) -> Any:
+def rms_norm(
+    c: Context,
+    input: Value,
+    normalized_shape: Sequence[Dim],
+    weight: Optional[Value] = None,
+    eps: Optional[float] = None,
+) -> Any:
     if eps is None:  # PyTorch takes the machine epsilon of the dtype it computes in
         eps = 2.0**-52 if input.dtype == "f64" else 2.0**-23
     x, (w,) = _rows(c, input, normalized_shape, weight)
@@ -176,9 +190,15 @@ def rms_norm(c: Context, input: Value, normalized_shape: Sequence[Dim],
 
 
 @lowers("group_norm")
-def group_norm(c: Context, input: Value, num_groups: int, weight: Optional[Value] = None,
-               bias: Optional[Value] = None, eps: float = 1e-5,
-               cudnn_enabled: bool = True) -> Value:
+def group_norm(
+    c: Context,
+    input: Value,
+    num_groups: int,
+    weight: Optional[Value] = None,
+    bias: Optional[Value] = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
     b = c.builder
     group = dims.divide(dims.product(input.shape[1:]), num_groups)
     grouped = b.reshape(input, (input.shape[0], num_groups, group))
@@ -195,15 +215,33 @@ def group_norm(c: Context, input: Value, num_groups: int, weight: Optional[Value
 
 
 @lowers("native_group_norm")
-def native_group_norm(c: Context, input: Value, weight: Optional[Value], bias: Optional[Value],
-                      N: Dim, C: Dim, HxW: Dim, group: int, eps: float) -> Any:
+def native_group_norm(
+    c: Context,
+    input: Value,
+    weight: Optional[Value],
+    bias: Optional[Value],
+    N: Dim,
+    C: Dim,
+    HxW: Dim,
+    group: int,
+    eps: float,
+) -> Any:
     return group_norm(c, input, group, weight, bias, eps), None, None
 
 
 @lowers("batch_norm")
-def batch_norm(c: Context, input: Value, weight: Optional[Value], bias: Optional[Value],
-               running_mean: Optional[Value], running_var: Optional[Value], training: bool,
-               momentum: float, eps: float, cudnn_enabled: bool = True) -> Value:
+def batch_norm(
+    c: Context,
+    input: Value,
+    weight: Optional[Value],
+    bias: Optional[Value],
+    running_mean: Optional[Value],
+    running_var: Optional[Value],
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Value:
     if training and running_mean is not None:
         raise LoweringError("training updates the buffers running_mean and running_var in place")
     b = c.builder
@@ -235,8 +273,9 @@ def dropout(c: Context, input: Value, p: float, train: bool) -> Value:
     if p == 1:
         return mul(c, input, 0.0)
     b = c.builder
-    return b.emit("dropout", [input, b.seed()], [(input.dtype, input.shape)],
-                  p=float(p), stream=b.stream())[0]
+    return b.emit(
+        "dropout", [input, b.seed()], [(input.dtype, input.shape)], p=float(p), stream=b.stream()
+    )[0]
 
 
 @lowers("alpha_dropout", "feature_alpha_dropout", "feature_dropout")
@@ -255,9 +294,17 @@ def native_dropout(c: Context, input: Value, p: float, train: Optional[bool]) ->
 
 
 @lowers("scaled_dot_product_attention")
-def attention(c: Context, query: Value, key: Value, value: Value,
-              attn_mask: Optional[Value] = None, dropout_p: float = 0.0, is_causal: bool = False,
-              scale: Optional[float] = None, enable_gqa: bool = False) -> Value:
+def attention(
+    c: Context,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Optional[Value] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Value:
     b = c.builder
     if scale is None:
         depth = query.shape[-1]
@@ -281,8 +328,9 @@ def attention(c: Context, query: Value, key: Value, value: Value,
     else:
         inputs.append(None)
     shape = q.shape[:3] + v.shape[3:]
-    o, _lse = b.emit("attention", inputs, [(q.dtype, shape), (_statistics(q.dtype), q.shape[:3])],
-                     **attrs)
+    o, _lse = b.emit(
+        "attention", inputs, [(q.dtype, shape), (_statistics(q.dtype), q.shape[:3])], **attrs
+    )
     batch = b.broadcast_shape(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     heads = query.shape[-3:-2] if query.rank >= 3 else ()
     return b.reshape(o, batch + heads + query.shape[-2:-1] + value.shape[-1:])
@@ -293,8 +341,9 @@ def _statistics(dtype: str) -> str:
     return dtype
 
 
-def _four_axes(c: Context, q: Value, k: Value, v: Value,
-               grouped: bool) -> Tuple[Value, Value, Value]:
+def _four_axes(
+    c: Context, q: Value, k: Value, v: Value, grouped: bool
+) -> Tuple[Value, Value, Value]:
     """[B, H, S, D] of operands of any rank from 2; batch axes broadcast and merge into B."""
     b = c.builder
     batch = b.broadcast_shape(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -347,8 +396,9 @@ def _before_repeat(x: Value) -> Optional[Value]:
     return source.inputs[0]
 
 
-def _mask(c: Context, q: Value, k: Value, mask: Optional[Value],
-          query_rank: int) -> Tuple[Optional[Value], int, int]:
+def _mask(
+    c: Context, q: Value, k: Value, mask: Optional[Value], query_rank: int
+) -> Tuple[Optional[Value], int, int]:
     """(mask, causal, window) for `attention` from PyTorch's mask."""
     if mask is None:
         return None, 0, -1
@@ -416,9 +466,15 @@ def _class_rows(c: Context, x: Value) -> Value:
 
 
 @lowers("cross_entropy_loss")
-def cross_entropy(c: Context, self: Value, target: Value, weight: Optional[Value] = None,
-                  reduction: int = 1, ignore_index: Any = -100,
-                  label_smoothing: float = 0.0) -> Value:
+def cross_entropy(
+    c: Context,
+    self: Value,
+    target: Value,
+    weight: Optional[Value] = None,
+    reduction: int = 1,
+    ignore_index: Any = -100,
+    label_smoothing: float = 0.0,
+) -> Value:
     if weight is not None:
         raise LoweringError("cross_entropy with class weights is not supported")
     if target.dtype in FLOATS:
@@ -428,16 +484,26 @@ def cross_entropy(c: Context, self: Value, target: Value, weight: Optional[Value
     flat = b.cast(b.reshape(target, x.shape[:1]), "i64")
     name = _reduction(reduction)
     shape = x.shape[:1] if name == "none" else ()
-    loss, _lse = b.emit("cross_entropy", [x, flat],
-                        [(x.dtype, shape), (_statistics(x.dtype), x.shape[:1])],
-                        reduction=name, ignore_index=ignore_index,
-                        label_smoothing=float(label_smoothing))
+    loss, _lse = b.emit(
+        "cross_entropy",
+        [x, flat],
+        [(x.dtype, shape), (_statistics(x.dtype), x.shape[:1])],
+        reduction=name,
+        ignore_index=ignore_index,
+        label_smoothing=float(label_smoothing),
+    )
     return b.reshape(loss, target.shape) if name == "none" else loss
 
 
 @lowers("nll_loss", "nll_loss_nd", "nll_loss2d")
-def nll_loss(c: Context, self: Value, target: Value, weight: Optional[Value] = None,
-             reduction: int = 1, ignore_index: Any = -100) -> Value:
+def nll_loss(
+    c: Context,
+    self: Value,
+    target: Value,
+    weight: Optional[Value] = None,
+    reduction: int = 1,
+    ignore_index: Any = -100,
+) -> Value:
     """On the result of log_softmax this is cross_entropy of what log_softmax was given."""
     node = self.node
     if node is None or node.op != "log_softmax" or node.attrs["axis"] != min(1, self.rank - 1):

@@ -102,8 +102,13 @@ def watched_encoder() -> Iterator[Observed]:
     observed = Observed()
     forward = torch.nn.TransformerEncoder.forward
 
-    def watched(self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
-                is_causal: Optional[bool] = None) -> Any:
+    def watched(
+        self: Any,
+        src: Any,
+        mask: Any = None,
+        src_key_padding_mask: Any = None,
+        is_causal: Optional[bool] = None,
+    ) -> Any:
         nested = getattr(self, "use_nested_tensor", False) and not self.training
         if nested and src_key_padding_mask is not None:
             observed.pads_with_zeros = True
@@ -117,8 +122,9 @@ def watched_encoder() -> Iterator[Observed]:
 
 
 @contextlib.contextmanager
-def settled_rope(module: torch.nn.Module, observed: Observed,
-                  positions_given: bool) -> Iterator[None]:
+def settled_rope(
+    module: torch.nn.Module, observed: Observed, positions_given: bool
+) -> Iterator[None]:
     """Hugging Face's RoPE of type "dynamic" without its look at the largest position.
 
     It computes new frequencies once a sequence is longer than any before, and the first ones again
@@ -134,8 +140,15 @@ def settled_rope(module: torch.nn.Module, observed: Observed,
         longest, original = int(m.max_seq_len_cached), int(m.original_max_seq_len)
         shortest = original if longest > original else 0
 
-        def forward(x: Any, position_ids: Any, *rest: Any, _m: Any = m, _plain: Any = plain,
-                    _limits: Tuple[int, int] = (shortest, longest), **named: Any) -> Any:
+        def forward(
+            x: Any,
+            position_ids: Any,
+            *rest: Any,
+            _m: Any = m,
+            _plain: Any = plain,
+            _limits: Tuple[int, int] = (shortest, longest),
+            **named: Any,
+        ) -> Any:
             if positions_given:
                 observed.refusal = CaptureError(
                     "RoPE of type 'dynamic' depends on the values of position_ids; call the model "

@@ -10,15 +10,17 @@ from .table import Context, axes_of, axis_of, convert_dtype, is_float, lowers
 
 
 @lowers("sum")
-def reduce_sum(c: Context, self: Value, dim: Any = None, keepdim: bool = False,
-               dtype: Any = None) -> Value:
+def reduce_sum(
+    c: Context, self: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
     x = c.builder.cast(self, c.dtype)
     return c.builder.reduce("reduce_sum", x, axes_of(dim, x.rank), keepdim)
 
 
 @lowers("mean")
-def mean(c: Context, self: Value, dim: Any = None, keepdim: bool = False,
-         dtype: Any = None) -> Value:
+def mean(
+    c: Context, self: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
     if not isinstance(dim, (int, list, tuple, type(None))):  # mean(self, dtype)
         dim = None
     x = c.builder.cast(self, c.dtype)
@@ -26,8 +28,9 @@ def mean(c: Context, self: Value, dim: Any = None, keepdim: bool = False,
 
 
 @lowers("prod.dim_int")
-def reduce_prod(c: Context, self: Value, dim: int, keepdim: bool = False,
-                dtype: Any = None) -> Value:
+def reduce_prod(
+    c: Context, self: Value, dim: int, keepdim: bool = False, dtype: Any = None
+) -> Value:
     x = c.builder.cast(self, c.dtype)
     return c.builder.reduce("reduce_prod", x, axes_of(dim, x.rank), keepdim)
 
@@ -57,22 +60,40 @@ def _correction(unbiased: Any, correction: Any) -> Any:
 
 
 @lowers("var")
-def var(c: Context, self: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
-        correction: Any = None) -> Value:
+def var(
+    c: Context,
+    self: Value,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    correction: Any = None,
+) -> Value:
     if isinstance(dim, bool):  # var(self, unbiased)
         dim, unbiased = None, dim
     return _variance(c, self, dim, _correction(unbiased, correction), keepdim)
 
 
 @lowers("std")
-def std(c: Context, self: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False,
-        correction: Any = None) -> Value:
+def std(
+    c: Context,
+    self: Value,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    correction: Any = None,
+) -> Value:
     return c.builder.unary("sqrt", var(c, self, dim, unbiased, keepdim, correction))
 
 
 @lowers("var_mean")
-def var_mean(c: Context, self: Value, dim: Any = None, unbiased: Any = None,
-             keepdim: bool = False, correction: Any = None) -> Tuple[Value, Value]:
+def var_mean(
+    c: Context,
+    self: Value,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    correction: Any = None,
+) -> Tuple[Value, Value]:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     variance = _variance(c, self, dim, _correction(unbiased, correction), keepdim)
@@ -148,8 +169,14 @@ def cumsum(c: Context, self: Value, dim: int, dtype: Any = None) -> Value:
 
 
 @lowers("diff")
-def diff(c: Context, self: Value, n: int = 1, dim: int = -1, prepend: Optional[Value] = None,
-         append: Optional[Value] = None) -> Value:
+def diff(
+    c: Context,
+    self: Value,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Optional[Value] = None,
+    append: Optional[Value] = None,
+) -> Value:
     b = c.builder
     axis = axis_of(dim, self.rank)
     x = b.concat([v for v in (prepend, self, append) if v is not None], axis)
@@ -161,24 +188,34 @@ def diff(c: Context, self: Value, n: int = 1, dim: int = -1, prepend: Optional[V
 
 
 @lowers("sort", "sort.stable")
-def sort(c: Context, self: Value, stable: Any = None, dim: int = -1,
-         descending: bool = False) -> Any:
+def sort(
+    c: Context, self: Value, stable: Any = None, dim: int = -1, descending: bool = False
+) -> Any:
     if isinstance(stable, int) and not isinstance(stable, bool):  # sort(self, dim, descending)
         dim, descending = stable, bool(dim) if isinstance(dim, bool) else descending
     axis = axis_of(dim, self.rank)
-    return tuple(c.builder.emit("sort", [self], [(self.dtype, self.shape), ("i64", self.shape)],
-                                axis=axis, descending=int(descending)))
+    return tuple(
+        c.builder.emit(
+            "sort",
+            [self],
+            [(self.dtype, self.shape), ("i64", self.shape)],
+            axis=axis,
+            descending=int(descending),
+        )
+    )
 
 
 @lowers("topk")
-def topk(c: Context, self: Value, k: Any, dim: int = -1, largest: bool = True,
-         sorted: bool = True) -> Any:
+def topk(
+    c: Context, self: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
     if not largest:
         raise LoweringError("topk of the smallest elements is not supported")
     axis = axis_of(dim, self.rank)
     shape = self.shape[:axis] + (k,) + self.shape[axis + 1 :]
-    return tuple(c.builder.emit("top_k", [self], [(self.dtype, shape), ("i64", shape)],
-                                axis=axis, size=(k,)))
+    return tuple(
+        c.builder.emit("top_k", [self], [(self.dtype, shape), ("i64", shape)], axis=axis, size=(k,))
+    )
 
 
 def _softmax(c: Context, op: str, x: Value, dim: int, dtype: Any) -> Value:
@@ -224,8 +261,9 @@ def logsumexp(c: Context, self: Value, dim: Sequence[int], keepdim: bool = False
 
 
 @lowers("norm.ScalarOpt_dim", "linalg_vector_norm")
-def vector_norm(c: Context, self: Value, p: Any = 2, dim: Any = None, keepdim: bool = False,
-                dtype: Any = None) -> Value:
+def vector_norm(
+    c: Context, self: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
     if p not in (2, 2.0, None) or self.dtype not in FLOATS:
         raise LoweringError(f"the norm of order {p} is not supported, only of order 2")
     x = convert_dtype(c, self, dtype)

@@ -147,8 +147,9 @@ def _bounded(c: Context, index: Dim, size: Dim) -> Dim:
 
 
 @lowers("slice.Tensor", "slice_copy.Tensor")
-def slice_tensor(c: Context, self: Value, dim: int = 0, start: Any = None, end: Any = None,
-                 step: Any = 1) -> Value:
+def slice_tensor(
+    c: Context, self: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Value:
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     first = 0 if start is None else _bounded(c, start, size)
@@ -277,8 +278,9 @@ def tile(c: Context, self: Value, dims: Sequence[Dim]) -> Value:
 
 
 @lowers("repeat_interleave.self_int")
-def repeat_interleave(c: Context, self: Value, repeats: Dim, dim: Optional[int] = None,
-                      output_size: Any = None) -> Value:
+def repeat_interleave(
+    c: Context, self: Value, repeats: Dim, dim: Optional[int] = None, output_size: Any = None
+) -> Value:
     x = flatten(c, self) if dim is None else self
     axis = 0 if dim is None else axis_of(dim, x.rank)
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
@@ -327,8 +329,9 @@ def flip(c: Context, self: Value, dims: Sequence[int]) -> Value:
 
 
 @lowers("pad", "constant_pad_nd")
-def pad(c: Context, self: Value, pad: Sequence[Dim], mode: Any = "constant",
-        value: Any = None) -> Value:
+def pad(
+    c: Context, self: Value, pad: Sequence[Dim], mode: Any = "constant", value: Any = None
+) -> Value:
     if not isinstance(mode, str):  # constant_pad_nd has its value here
         mode, value = "constant", mode
     if mode != "constant":
@@ -355,11 +358,8 @@ def pad(c: Context, self: Value, pad: Sequence[Dim], mode: Any = "constant",
 @lowers("arange")
 def arange(c: Context, *bounds: Any, **kwargs: Any) -> Value:
     bounds = tuple(bounds) + tuple(kwargs[k] for k in ("start", "end", "step") if k in kwargs)
-    start, end, step = 0, bounds[0], 1
-    if len(bounds) >= 2:
-        start, end = bounds[0], bounds[1]
-    if len(bounds) == 3:
-        step = bounds[2]
+    start = bounds[0] if len(bounds) >= 2 else 0
+    step = bounds[2] if len(bounds) == 3 else 1
     (length,) = c.shape
     b = c.builder
     x = b.iota((length,), 0, c.dtype)

@@ -48,8 +48,14 @@ class Symbols:
                 self.sources.append((name, (position, axis)))
             self.names[expr] = name
 
-    def _same_axis(self, expr: sympy.Symbol, axis: int, size: int, found: Sequence[Tuple],
-                   together: Dict[sympy.Symbol, set]) -> Optional[str]:
+    def _same_axis(
+        self,
+        expr: sympy.Symbol,
+        axis: int,
+        size: int,
+        found: Sequence[Tuple],
+        together: Dict[sympy.Symbol, set],
+    ) -> Optional[str]:
         for other, _, other_axis, other_size in found:
             name = self.names.get(other)
             if name is None or other_axis != axis or other_size != size:
@@ -69,9 +75,12 @@ class Symbols:
             count += 1
         return f"D{count}"
 
-    def relations(self, translator: Translator,
-                  limits: Sequence[Tuple[Any, int, int]],
-                  at_least_zero: Sequence[Dim]) -> Tuple[sympy.Expr, ...]:
+    def relations(
+        self,
+        translator: Translator,
+        limits: Sequence[Tuple[Any, int, int]],
+        at_least_zero: Sequence[Dim],
+    ) -> Tuple[sympy.Expr, ...]:
         """What the trace assumed about sizes and the graph's shapes do not say by themselves.
 
         Further assumptions: `limits`, (size, lowest, highest), and dimensions `at_least_zero`.

@@ -45,8 +45,9 @@ class _Call(torch.nn.Module):
     Tracers see no keyword argument, container or constant: all of these are settled here.
     """
 
-    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], at: Sequence[int],
-                 spec: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, leaves: Sequence[Any], at: Sequence[int], spec: Any
+    ) -> None:
         super().__init__()
         self.module = module
         results: List[Any] = []
@@ -88,8 +89,9 @@ def _symbolic(mode: FakeTensorMode, example: torch.Tensor, axes: range) -> torch
 class Tracer:
     """Traces `module` called with `leaves` (empty tensors, constants) in the structure `spec`."""
 
-    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], spec: Any,
-                 paths: Sequence[str]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, leaves: Sequence[Any], spec: Any, paths: Sequence[str]
+    ) -> None:
         self.module = module
         self.placeholders = leaves
         self.spec = spec
@@ -190,9 +192,7 @@ def _module_paths(module: torch.nn.Module) -> Iterator[None]:
     stack: List[torch.nn.Module] = []
 
     def describe() -> None:
-        entries = {
-            names.get(id(m), ""): (names.get(id(m), ""), type(m)) for m in stack
-        }
+        entries = {names.get(id(m), ""): (names.get(id(m), ""), type(m)) for m in stack}
         fx_traceback.current_meta["nn_module_stack"] = entries
 
     def enter(m: torch.nn.Module, _inputs: Any) -> None:

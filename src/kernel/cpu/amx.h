@@ -46,8 +46,8 @@ bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, i
 void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, int64_t stride);
 /* c[rows][columns] (row stride c_stride) gets the product tile[32][32]: added to it, or in its place with
  * `bias` [columns] (or NULL) added. */
-void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride, bool add,
-                 const float *bias);
+void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
+                 bool add, const float *bias);
 static inline int64_t dw__amx_steps(int64_t k) { return (k + DW_AMX_STEP - 1) / DW_AMX_STEP; }
 /* Bytes of one panel over k's [0, k). */
 static inline size_t dw__amx_panel_bytes(int64_t k) {

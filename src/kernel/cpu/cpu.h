@@ -47,8 +47,7 @@ const char *dw__isa_name(dw__isa isa);
  * (row, column)) instead of from its tensor: the product's tile, still in cache. Serial: called from a
  * pool task. */
 dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, int64_t column,
-                             int64_t columns, int replaced, const float *tile,
-                             int64_t tile_stride);
+                             int64_t columns, int replaced, const float *tile, int64_t tile_stride);
 /* True when dw__fused_run_tile can do it: all dtypes F32 (or supported), inputs whose rows are linear in
  * the 2-D view. */
 bool dw__fused_fits_tile(const dw__call *fused, int replaced);
@@ -67,9 +66,9 @@ dw_status dw__matmul_run_epilogue(const dw__call *call, const dw__call *epilogue
  * [n,k] by flags. Single-threaded, for operands in L1/L2. Part of the per-ISA table dw__gemm_loops
  * (isa/gemm_loops.c). */
 typedef struct dw__gemm_loops {
-    void (*small)(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, float alpha,
-                  const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
-                  int64_t ldc);
+    void (*small)(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
+                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                  float *c, int64_t ldc);
 } dw__gemm_loops;
 
 #endif

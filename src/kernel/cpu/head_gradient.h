@@ -21,7 +21,7 @@ bool dw__head_gradient_read(const dw__call *call, dw__head_gradient *out);
 dw_status dw__head_gradient_begin(dw__head_gradient *g);
 /* Columns [column, column+columns) of dlogits of one token: p - ((1 - s) onehot + s / V), times the loss's
  * own gradient; 0 for a token that is ignored. */
-void dw__head_gradient_row(const dw__head_gradient *g, int64_t token, int64_t column, int64_t columns,
-                           float *out);
+void dw__head_gradient_row(const dw__head_gradient *g, int64_t token, int64_t column,
+                           int64_t columns, float *out);
 
 #endif

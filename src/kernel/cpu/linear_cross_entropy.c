@@ -104,8 +104,8 @@ static int64_t target_of(const dw__head_gradient *g, int64_t token) {
     return ((const int64_t *)g->target->data)[token * g->target->stride[0]];
 }
 
-void dw__head_gradient_row(const dw__head_gradient *g, int64_t token, int64_t column, int64_t columns,
-                           float *out) {
+void dw__head_gradient_row(const dw__head_gradient *g, int64_t token, int64_t column,
+                           int64_t columns, float *out) {
     int64_t target = target_of(g, token);
     if (target == g->ignore_index) {
         memset(out, 0, (size_t)columns * sizeof(float));

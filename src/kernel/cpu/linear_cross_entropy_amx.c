@@ -22,8 +22,8 @@ DW_ISA_TABLE(dw__gemm_loops)
 DW_ISA_TABLE(dw__logit_gradient_loops)
 
 enum {
-    BLOCK = 384, /* tokens, and vocabulary: dlogits and its two packings stay near L2 */
-    GROUPS = 16, /* tasks, each with a partial dx */
+    BLOCK = 384,        /* tokens, and vocabulary: dlogits and its two packings stay near L2 */
+    GROUPS = 16,        /* tasks, each with a partial dx */
     SUM_FLOATS = 16384, /* of dx, per task of the last sum */
     SIZE_MIN = 64,
     TOKENS_MIN = 64,
@@ -54,7 +54,8 @@ static head_cuts cut(const dw__head_gradient *g) {
     out.w_panels = (size_t)panels_of(g->size) * out.panel;
     out.dlogits = sizeof(float) * BLOCK * BLOCK;
     out.packed = (size_t)panels_of(BLOCK) * out.panel;
-    out.worker = out.w_panels + out.dlogits + 2 * out.packed + sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
+    out.worker =
+        out.w_panels + out.dlogits + 2 * out.packed + sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
     out.total = sizeof(float) * GROUPS * out.partial + out.x_shared +
                 (size_t)dw__round_up(blocks * (int64_t)sizeof(_Atomic int), 64) +
                 (size_t)dw__pool_threads() * out.worker;
@@ -108,11 +109,14 @@ static void pack_x_task(void *context, int64_t index, int worker) {
     (void)worker;
     head_job *j = context;
     const dw__tensor *x = j->g->x;
-    int64_t panels = panels_of(j->g->size), block = index / panels, column = index % panels * DW_AMX_PANEL;
+    int64_t panels = panels_of(j->g->size), block = index / panels,
+            column = index % panels * DW_AMX_PANEL;
     int64_t token = block * BLOCK, count = dw__min64(BLOCK, j->rows - token);
-    const float *from = (const float *)x->data + (j->first + token) * x->stride[0] + column * x->stride[1];
-    bool splits = dw__amx_pack(!j->g->transpose_w, dw__min64(DW_AMX_PANEL, j->g->size - column), count,
-                               from, x->stride[1], x->stride[0], j->x_shared + (size_t)index * j->cut.panel);
+    const float *from =
+        (const float *)x->data + (j->first + token) * x->stride[0] + column * x->stride[1];
+    bool splits =
+        dw__amx_pack(!j->g->transpose_w, dw__min64(DW_AMX_PANEL, j->g->size - column), count, from,
+                     x->stride[1], x->stride[0], j->x_shared + (size_t)index * j->cut.panel);
     if (!splits) atomic_store_explicit(&j->unsplit[block], 1, memory_order_relaxed);
 }
 
@@ -124,8 +128,8 @@ static void multiply_panels(int64_t rows, int64_t columns, int64_t k, const char
             dw__amx_multiply(dw__amx_steps(k), a + (size_t)(row / DW_AMX_PANEL) * panel,
                              b + (size_t)(column / DW_AMX_PANEL) * panel, tile, DW_AMX_PANEL);
             dw__amx_put(tile, dw__min64(DW_AMX_PANEL, rows - row),
-                        dw__min64(DW_AMX_PANEL, columns - column), c + row * c_stride + column, c_stride,
-                        add, NULL);
+                        dw__min64(DW_AMX_PANEL, columns - column), c + row * c_stride + column,
+                        c_stride, add, NULL);
         }
     }
 }
@@ -135,17 +139,19 @@ static void add_dx(const head_job *j, const head_worker *own, int64_t token, int
                    int64_t vocable, int64_t width, bool w_splits, bool add, float *partial) {
     const dw__head_gradient *g = j->g;
     float *c = partial + token * g->size;
-    bool splits = w_splits && dw__amx_pack_panels(true, count, width, own->dlogits, BLOCK, 1, own->for_dx,
-                                          j->cut.panel);
+    bool splits = w_splits && dw__amx_pack_panels(true, count, width, own->dlogits, BLOCK, 1,
+                                                  own->for_dx, j->cut.panel);
     if (splits) {
-        multiply_panels(count, g->size, width, own->for_dx, own->w_panels, j->cut.panel, own->tile, c,
-                        g->size, add);
+        multiply_panels(count, g->size, width, own->for_dx, own->w_panels, j->cut.panel, own->tile,
+                        c, g->size, add);
         return;
     }
-    int64_t v_stride = g->w->stride[g->transpose_w ? 0 : 1], k_stride = g->w->stride[g->transpose_w ? 1 : 0];
+    int64_t v_stride = g->w->stride[g->transpose_w ? 0 : 1],
+            k_stride = g->w->stride[g->transpose_w ? 1 : 0];
     const float *w = (const float *)g->w->data + vocable * v_stride;
-    dw__gemm_loops_now()->small(false, k_stride != 1, count, g->size, width, 1.0f, own->dlogits, BLOCK, w,
-                                k_stride != 1 ? k_stride : v_stride, add ? 1.0f : 0.0f, c, g->size);
+    dw__gemm_loops_now()->small(false, k_stride != 1, count, g->size, width, 1.0f, own->dlogits,
+                                BLOCK, w, k_stride != 1 ? k_stride : v_stride, add ? 1.0f : 0.0f, c,
+                                g->size);
 }
 
 /* dw of this chunk (+)= dlogits^T * x, or its transpose, over this block of tokens. */
@@ -156,19 +162,20 @@ static void add_dw(const head_job *j, const head_worker *own, int64_t token, int
     int64_t block = token / BLOCK;
     const char *x_panels = j->x_shared + (size_t)(block * panels_of(g->size)) * j->cut.panel;
     bool splits = !atomic_load_explicit(&j->unsplit[block], memory_order_relaxed) &&
-                  dw__amx_pack_panels(g->transpose_w, width, count, own->dlogits, 1, BLOCK, own->for_dw,
-                              j->cut.panel);
+                  dw__amx_pack_panels(g->transpose_w, width, count, own->dlogits, 1, BLOCK,
+                                      own->for_dw, j->cut.panel);
     const dw__tensor *x = g->x;
     const float *rows = (const float *)x->data + (j->first + token) * x->stride[0];
     bool x_rows = x->stride[1] == 1;
     if (g->transpose_w) {
         float *c = g->dw + vocable * g->size;
         if (splits) {
-            multiply_panels(width, g->size, count, own->for_dw, x_panels, j->cut.panel, own->tile, c,
-                            g->size, add);
+            multiply_panels(width, g->size, count, own->for_dw, x_panels, j->cut.panel, own->tile,
+                            c, g->size, add);
         } else {
-            dw__gemm_loops_now()->small(true, !x_rows, width, g->size, count, 1.0f, own->dlogits, BLOCK,
-                                        rows, x->stride[x_rows ? 0 : 1], add ? 1.0f : 0.0f, c, g->size);
+            dw__gemm_loops_now()->small(true, !x_rows, width, g->size, count, 1.0f, own->dlogits,
+                                        BLOCK, rows, x->stride[x_rows ? 0 : 1], add ? 1.0f : 0.0f,
+                                        c, g->size);
         }
         return;
     }
@@ -178,8 +185,8 @@ static void add_dw(const head_job *j, const head_worker *own, int64_t token, int
                         g->vocabulary, add);
     } else {
         dw__gemm_loops_now()->small(x_rows, false, g->size, width, count, 1.0f, rows,
-                                    x->stride[x_rows ? 0 : 1], own->dlogits, BLOCK, add ? 1.0f : 0.0f, c,
-                                    g->vocabulary);
+                                    x->stride[x_rows ? 0 : 1], own->dlogits, BLOCK,
+                                    add ? 1.0f : 0.0f, c, g->vocabulary);
     }
 }
 
@@ -196,14 +203,15 @@ static void group_task(void *context, int64_t group, int worker) {
         bool w_splits = true;
         if (g->dx) {
             int64_t v_stride = g->w->stride[g->transpose_w ? 0 : 1];
-            w_splits = dw__amx_pack_panels(false, g->size, width, (const float *)g->w->data + vocable * v_stride,
-                                   g->w->stride[g->transpose_w ? 1 : 0], v_stride, own.w_panels,
-                                   j->cut.panel);
+            w_splits = dw__amx_pack_panels(
+                false, g->size, width, (const float *)g->w->data + vocable * v_stride,
+                g->w->stride[g->transpose_w ? 1 : 0], v_stride, own.w_panels, j->cut.panel);
         }
         for (int64_t token = 0; token < j->rows; token += BLOCK) {
             int64_t count = dw__min64(BLOCK, j->rows - token);
             for (int64_t i = 0; i < count; i++) {
-                dw__head_gradient_row(g, j->first + token + i, vocable, width, own.dlogits + i * BLOCK);
+                dw__head_gradient_row(g, j->first + token + i, vocable, width,
+                                      own.dlogits + i * BLOCK);
             }
             if (g->dx)
                 add_dx(j, &own, token, count, vocable, width, w_splits, chunk > first, partial);
@@ -232,8 +240,9 @@ static void sum_task(void *context, int64_t index, int worker) {
 static dw_status run(const dw__call *call, void *scratch) {
     dw__head_gradient g;
     if (!dw__head_gradient_read(call, &g)) {
-        return dw__fail(DW_INTERNAL, "cpu.linear_cross_entropy_backward.amx was given a call that it does "
-                                     "not fit");
+        return dw__fail(DW_INTERNAL,
+                        "cpu.linear_cross_entropy_backward.amx was given a call that it does "
+                        "not fit");
     }
     DW_RETURN_IF_FAILED(dw__head_gradient_begin(&g));
     head_job j = {.g = &g, .cut = cut(&g), .partials = scratch};

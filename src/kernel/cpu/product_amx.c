@@ -19,24 +19,24 @@
 DW_ISA_TABLE(dw__gemm_loops)
 
 enum {
-    BLOCK_K = 1024,        /* of K: a chunk of 128 packed is 768 KB of a 2 MB L2 */
-    CHUNK_MAX = 128,       /* rows or columns a task packs for itself */
-    SHARED_PANELS = 4,     /* of the shared operand, packed by one task */
-    EPILOGUE_PANELS = 4,   /* panels of the shared operand between two runs of the epilogue */
-    K_MIN = 32,            /* below, the corrections cost more than they carry */
-    OUTER_MIN = 16,        /* rows and columns: below, a panel is mostly zeros */
+    BLOCK_K = 1024,      /* of K: a chunk of 128 packed is 768 KB of a 2 MB L2 */
+    CHUNK_MAX = 128,     /* rows or columns a task packs for itself */
+    SHARED_PANELS = 4,   /* of the shared operand, packed by one task */
+    EPILOGUE_PANELS = 4, /* panels of the shared operand between two runs of the epilogue */
+    K_MIN = 32,          /* below, the corrections cost more than they carry */
+    OUTER_MIN = 16,      /* rows and columns: below, a panel is mostly zeros */
 };
-static const int64_t WORK_MIN = 1 << 20;         /* multiply-adds */
+static const int64_t WORK_MIN = 1 << 20;           /* multiply-adds */
 static const size_t SHARED_MAX = (size_t)48 << 20; /* packed bytes of one round */
 
 /* ---- how it is cut --------------------------------------------------------------------------------- */
 
 typedef struct amx_cuts {
-    bool share_a;      /* A is the shared operand, B is packed in chunks */
+    bool share_a;            /* A is the shared operand, B is packed in chunks */
     int64_t shared, chunked; /* outer extents */
-    int64_t block_k;   /* a multiple of DW_AMX_STEP */
-    int64_t round_blocks; /* blocks of K per round */
-    int64_t chunk;     /* rows or columns, a multiple of DW_AMX_PANEL */
+    int64_t block_k;         /* a multiple of DW_AMX_STEP */
+    int64_t round_blocks;    /* blocks of K per round */
+    int64_t chunk;           /* rows or columns, a multiple of DW_AMX_PANEL */
     size_t shared_bytes, worker_bytes;
 } amx_cuts;
 
@@ -45,7 +45,8 @@ static int64_t choose_chunk(int64_t extent) {
     int64_t threads = dw__pool_threads(), best = CHUNK_MAX, best_cost = INT64_MAX;
     for (int64_t width = CHUNK_MAX; width >= DW_AMX_PANEL; width -= DW_AMX_PANEL) {
         int64_t tasks = dw__divide_up(extent, width);
-        int64_t cost = dw__divide_up(tasks, threads) * (width + 4); /* 4: what a task costs by itself */
+        int64_t cost =
+            dw__divide_up(tasks, threads) * (width + 4); /* 4: what a task costs by itself */
         if (cost < best_cost) {
             best = width;
             best_cost = cost;
@@ -71,8 +72,8 @@ static amx_cuts cut(const dw__product *p, bool passing) {
     out.shared_bytes = (size_t)out.round_blocks * block_bytes;
     /* For the widest chunk, whatever is chosen: scratch that was asked for at one number of threads then
      * serves any smaller number, which may choose wider chunks. */
-    out.worker_bytes = CHUNK_MAX / DW_AMX_PANEL * panel_bytes +
-                       sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
+    out.worker_bytes =
+        CHUNK_MAX / DW_AMX_PANEL * panel_bytes + sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
     if (passing) out.worker_bytes += sizeof(float) * (size_t)(out.shared * CHUNK_MAX);
     out.worker_bytes = (size_t)dw__round_up((int64_t)out.worker_bytes, 64);
     return out;
@@ -92,7 +93,8 @@ static size_t verdict_bytes(const amx_cuts *cuts) {
 
 size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
     amx_cuts cuts = cut(p, passing);
-    return cuts.shared_bytes + verdict_bytes(&cuts) + cuts.worker_bytes * (size_t)dw__pool_threads();
+    return cuts.shared_bytes + verdict_bytes(&cuts) +
+           cuts.worker_bytes * (size_t)dw__pool_threads();
 }
 
 /* ---- running ----------------------------------------------------------------------------------------- */
@@ -124,8 +126,8 @@ static char *shared_panel(const amx_job *j, int64_t block, int64_t panel) {
 }
 
 /* Packs [start, start+count) of an operand over k's [k_start, k_start+k) into panels. */
-static bool pack(const operand *from, bool as_a, int64_t start, int64_t count, int64_t k_start, int64_t k,
-                 char *panels, size_t panel_bytes) {
+static bool pack(const operand *from, bool as_a, int64_t start, int64_t count, int64_t k_start,
+                 int64_t k, char *panels, size_t panel_bytes) {
     return dw__amx_pack_panels(as_a, count, k,
                                from->data + start * from->stride + k_start * from->k_stride,
                                from->stride, from->k_stride, panels, panel_bytes);
@@ -149,7 +151,7 @@ static void pack_task(void *context, int64_t index, int worker) {
 }
 
 void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
-                     bool add, const float *bias) {
+                 bool add, const float *bias) {
     for (int64_t row = 0; row < rows; row++) {
         const float *from = tile + row * DW_AMX_PANEL;
         float *to = c + row * c_stride;
@@ -169,14 +171,14 @@ static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t 
                            int64_t columns, int64_t k_start, int64_t k, float *c, int64_t c_stride,
                            bool add, const float *bias) {
     const dw__product *p = j->p;
-    const float *a = (j->cut.share_a ? &j->shared : &j->chunked)->data + row * p->a_row +
-                     k_start * p->a_k;
-    const float *b = (j->cut.share_a ? &j->chunked : &j->shared)->data + column * p->b_column +
-                     k_start * p->b_k;
+    const float *a =
+        (j->cut.share_a ? &j->shared : &j->chunked)->data + row * p->a_row + k_start * p->a_k;
+    const float *b =
+        (j->cut.share_a ? &j->chunked : &j->shared)->data + column * p->b_column + k_start * p->b_k;
     bool a_transposed = p->a_k != 1, b_transposed = p->b_column != 1;
-    dw__gemm_loops_now()->small(a_transposed, b_transposed, rows, columns, k, 1.0f, a,
-                                a_transposed ? p->a_k : p->a_row, b,
-                                b_transposed ? p->b_column : p->b_k, add ? 1.0f : 0.0f, c, c_stride);
+    dw__gemm_loops_now()->small(
+        a_transposed, b_transposed, rows, columns, k, 1.0f, a, a_transposed ? p->a_k : p->a_row, b,
+        b_transposed ? p->b_column : p->b_k, add ? 1.0f : 0.0f, c, c_stride);
     if (!bias || add) return;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t n = 0; n < columns; n++) c[i * c_stride + n] += bias[n];
@@ -200,8 +202,8 @@ static void multiply_task(void *context, int64_t index, int worker) {
     for (int64_t block = j->first_block; block < j->first_block + j->block_count; block++) {
         int64_t k_start = block * cut->block_k, k = block_length(j, block);
         bool add = p->accumulate || block > 0, last = block + 1 == j->blocks;
-        bool splits = !atomic_load_explicit(&j->unsplit[block - j->first_block],
-                                            memory_order_relaxed);
+        bool splits =
+            !atomic_load_explicit(&j->unsplit[block - j->first_block], memory_order_relaxed);
         splits &= pack(&j->chunked, !cut->share_a, first, count, k_start, k, chunk_panels,
                        j->panel_bytes);
         int64_t pending = 0; /* first shared index whose epilogue is still to run */
@@ -254,14 +256,16 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
     j.panel_bytes = dw__amx_panel_bytes(j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {
-        operand a = {p->a + dw__product_batch_offset(p, p->a_batch, j.batch), p->m, p->a_row, p->a_k};
+        operand a = {p->a + dw__product_batch_offset(p, p->a_batch, j.batch), p->m, p->a_row,
+                     p->a_k};
         operand b = {p->b + dw__product_batch_offset(p, p->b_batch, j.batch), p->n, p->b_column,
                      p->b_k};
         j.shared = j.cut.share_a ? a : b;
         j.chunked = j.cut.share_a ? b : a;
         for (j.first_block = 0; j.first_block < j.blocks; j.first_block += j.block_count) {
             j.block_count = dw__min64(j.cut.round_blocks, j.blocks - j.first_block);
-            for (int64_t block = 0; block < j.block_count; block++) atomic_init(&j.unsplit[block], 0);
+            for (int64_t block = 0; block < j.block_count; block++)
+                atomic_init(&j.unsplit[block], 0);
             dw__pool_run(j.block_count * shared_tasks(&j), pack_task, &j);
             dw__pool_run(dw__divide_up(j.cut.chunked, j.cut.chunk), multiply_task, &j);
         }

@@ -83,8 +83,8 @@ static bool split_along_k(int64_t count, int64_t k, const float *x, int64_t stri
         splits &= split(_mm512_maskz_loadu_ps(i < count ? low : 0, row), first);
         splits &= split(_mm512_maskz_loadu_ps(i < count ? high : 0, row + 16), second);
         for (int part = 0; part < PARTS; part++) {
-            parts[part][i] = _mm512_inserti64x4(_mm512_castsi256_si512(first[part]), second[part],
-                                                1);
+            parts[part][i] =
+                _mm512_inserti64x4(_mm512_castsi256_si512(first[part]), second[part], 1);
         }
     }
     return splits;
