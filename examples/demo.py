@@ -123,7 +123,7 @@ class Run:
         elif way == "Deepwell":
             self.step_model = deepwell.optimize(self.model, verbose=False)
             optimizer = deepwell.AdamW
-        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
+        self.optimizer = optimizer(self.model.parameters(), lr=3e-4)
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.peak = 0
