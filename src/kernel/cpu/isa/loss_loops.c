@@ -1,24 +1,11 @@
 /* Rows of cross-entropy, and the AdamW update. */
 #include "kernel/cpu/cpu.h"
+#include "kernel/cpu/isa/row_max.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/loss.h"
 
 /* A block's maximum first, then its exponentials while it lies in L1: memory is read once. */
 enum { BLOCK = 2048 };
-
-static inline float block_max(int64_t n, const float *x) {
-    vf low = v_set(-INFINITY), a = low, b = low, c = low, d = low;
-    int64_t i = 0;
-    for (; i + 4 * DW_LANES <= n; i += 4 * DW_LANES) {
-        a = v_max(v_load(x + i), a);
-        b = v_max(v_load(x + i + DW_LANES), b);
-        c = v_max(v_load(x + i + 2 * DW_LANES), c);
-        d = v_max(v_load(x + i + 3 * DW_LANES), d);
-    }
-    for (; i + DW_LANES <= n; i += DW_LANES) a = v_max(v_load(x + i), a);
-    if (i < n) b = v_max(v_load_part_or(x + i, n - i, -INFINITY), b);
-    return v_max_lane(v_max(v_max(a, b), v_max(c, d)));
-}
 
 /* NaNs are passed over by the maximum and come back through the sum of exponentials. */
 static dw__row_sums row_sums(int64_t n, const float *x) {
@@ -27,7 +14,7 @@ static dw__row_sums row_sums(int64_t n, const float *x) {
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t count = n - at < BLOCK ? n - at : BLOCK, i = 0;
         const float *from = x + at;
-        float top = block_max(count, from);
+        float top = max_row(count, from);
         if (top > max) {
             if (exponents != 0.0) exponents *= exp((double)max - (double)top);
             max = top;

@@ -1,6 +1,7 @@
 /* Rows of layer norm, RMS norm and softmax. Sums run in four vectors of partial sums, which are
  * added in double: rounding grows with n / (4 DW_LANES), not with n. */
 #include "kernel/cpu/cpu.h"
+#include "kernel/cpu/isa/row_max.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/norm.h"
 
@@ -108,21 +109,6 @@ static void backward(bool centred, int64_t n, const float *dy, const float *x, c
             v_store_part(dx + i, r * (g - mean_g - h * mean_along), left);
         }
     }
-}
-
-/* The largest element; NaNs are passed over (they come back through the sum). */
-static inline float max_row(int64_t n, const float *x) {
-    vf low = v_set(-INFINITY), a = low, b = low, c = low, d = low;
-    int64_t i = 0;
-    for (; i + 4 * DW_LANES <= n; i += 4 * DW_LANES) {
-        a = v_max(v_load(x + i), a);
-        b = v_max(v_load(x + i + DW_LANES), b);
-        c = v_max(v_load(x + i + 2 * DW_LANES), c);
-        d = v_max(v_load(x + i + 3 * DW_LANES), d);
-    }
-    for (; i + DW_LANES <= n; i += DW_LANES) a = v_max(v_load(x + i), a);
-    if (i < n) b = v_max(v_load_part_or(x + i, n - i, -INFINITY), b);
-    return v_max_lane(v_max(v_max(a, b), v_max(c, d)));
 }
 
 /* Sum of e^(x - max); y, unless NULL, receives the terms. */
