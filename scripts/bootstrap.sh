@@ -20,6 +20,10 @@ has_cmocka() {
     has_command "$cc" && printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h |
         "$cc" -E -x c - >/dev/null 2>&1
 }
+has_fuzzer() {
+    has_command clang && echo 'int LLVMFuzzerTestOneInput() { return 0; }' |
+        clang -w -fsanitize=fuzzer -x c - -o /dev/null >/dev/null 2>&1
+}
 python_can() { has_command "$python" && "$python" -c "$1" >/dev/null 2>&1; }
 
 find_missing() {
@@ -41,6 +45,8 @@ find_missing() {
     python_can 'import os, sysconfig
 os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' || required+=(python3-dev)
     has_header oneapi/dnnl/dnnl.h || optional+=(libdnnl-dev)
+    # For the fuzz targets: libFuzzer comes with clang's run time.
+    has_fuzzer || optional+=(clang libclang-rt-dev)
 }
 
 install_missing() {
@@ -54,7 +60,7 @@ install_missing() {
     local package
     for package in "${optional[@]}"; do
         apt-get install -y -qq --no-install-recommends "$package" ||
-            echo "$package could not be installed: matrix products use the portable kernel"
+            echo "$package could not be installed: Deepwell does without it"
     done
 }
 
@@ -79,7 +85,7 @@ if [ ${#required[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
         echo "  sudo apt-get install ${required[*]} ${optional[*]}" >&2
         exit 1
     else
-        echo "For faster matrix products: sudo apt-get install ${optional[*]}"
+        echo "For faster matrix products and fuzzing: sudo apt-get install ${optional[*]}"
     fi
 fi
 check_python_version
