@@ -101,6 +101,24 @@ dw_status dw__file_read(const char *path, char **bytes, size_t *count);
  * old file or the new one, whole. A device or a pipe is written in place. DW_IO as above. */
 dw_status dw__file_write(const char *path, const void *bytes, size_t count);
 
+/* The same for a file that is written in pieces. */
+typedef struct dw__file_writer dw__file_writer;
+dw_status dw__file_writer_create(const char *path, dw__file_writer **writer);
+dw_status dw__file_writer_put(dw__file_writer *writer, const void *bytes, size_t count);
+/* Synced and renamed; at most once, after which only destroy may follow. */
+dw_status dw__file_writer_commit(dw__file_writer *writer);
+void dw__file_writer_destroy(dw__file_writer *writer); /* uncommitted: `path` is what it was */
+
+/* A folder that appears whole. begin makes an empty temporary beside `path` (dw__free its name); what is
+ * written into it with the functions above is on disk; commit syncs it and puts it in the place of `path`,
+ * which may exist (its files are then removed). Where the file system can exchange two names (Linux's own
+ * can) `path` is the old folder or the new one at every moment; elsewhere it is for an instant neither, and the
+ * old one is PATH.old. A failed commit leaves the temporary, for dw__folder_remove. */
+dw_status dw__folder_begin(const char *path, char **temporary);
+dw_status dw__folder_commit(const char *temporary, const char *path);
+/* With all that is in it; links are removed, not followed. Absent is no failure. */
+dw_status dw__folder_remove(const char *path);
+
 /* ---- log ----------------------------------------------------------------------------------- */
 
 typedef enum dw__log_level { DW_LOG_DEBUG, DW_LOG_INFO, DW_LOG_WARNING } dw__log_level;

@@ -1,0 +1,110 @@
+/* Files of tensors in the safetensors format, read and written.
+ *
+ *     8 bytes: n, little-endian | n bytes of JSON | data
+ *     {"__metadata__": {"format": "pt"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+ *
+ * (https://github.com/huggingface/safetensors, "Format".) A file comes from anywhere, so everything that its
+ * header says is checked before any of it is handed out; what is wrong is one message with the file, the
+ * tensor, the value and what was expected.
+ *
+ * Data are read, not mapped: a file that shrinks while it is open is a message and not a signal.
+ */
+#ifndef DEEPWELL_SAFETENSORS_H
+#define DEEPWELL_SAFETENSORS_H
+
+#include "deepwell/graph.h"
+#include "deepwell/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* enumerator, name in files, bytes of one element */
+#define DW_STORED_DTYPE_MAP(X)                                                                     \
+    X(BOOL, "BOOL", 1)                                                                             \
+    X(U8, "U8", 1)                                                                                 \
+    X(I8, "I8", 1)                                                                                 \
+    X(I16, "I16", 2)                                                                               \
+    X(I32, "I32", 4)                                                                               \
+    X(I64, "I64", 8)                                                                               \
+    X(F8_E4M3, "F8_E4M3", 1)                                                                       \
+    X(F8_E5M2, "F8_E5M2", 1)                                                                       \
+    X(BF16, "BF16", 2)                                                                             \
+    X(F16, "F16", 2)                                                                               \
+    X(F32, "F32", 4)                                                                               \
+    X(F64, "F64", 8)
+
+/* Element types of files: more than the graph has. */
+typedef enum dw_stored_dtype {
+#define DW_STORED_DTYPE_ENUM(key, name, bytes) DW_STORED_##key,
+    DW_STORED_DTYPE_MAP(DW_STORED_DTYPE_ENUM)
+#undef DW_STORED_DTYPE_ENUM
+        DW_STORED_DTYPE_COUNT
+} dw_stored_dtype;
+DW_API const char *dw_stored_dtype_name(dw_stored_dtype dtype);
+DW_API size_t dw_stored_dtype_bytes(dw_stored_dtype dtype);
+
+/* What a file says of one tensor. The strings and the shape belong to whoever gave it. */
+typedef struct dw_stored_tensor {
+    const char *name;
+    dw_stored_dtype dtype;
+    int rank;             /* 0..DW_MAX_RANK */
+    const int64_t *shape; /* rank dims, 0 or more */
+    int64_t count;        /* elements: their product */
+} dw_stored_tensor;
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+typedef struct dw_safetensors dw_safetensors;
+
+/* `path`: a .safetensors file; an index of shards (.json: {"weight_map": {tensor: file}}); or a folder, which
+ * has model.safetensors or model.safetensors.index.json. Shards are named by plain file names, in the
+ * index's folder. Only headers are read. DW_IO, DW_PARSE, DW_NOT_FOUND, DW_UNSUPPORTED (an element type). */
+DW_API dw_status dw_safetensors_open(const char *path, dw_safetensors **file);
+DW_API void dw_safetensors_close(dw_safetensors *file); /* NULL allowed */
+
+/* Tensors are in the order of their data, shard after shard. */
+DW_API uint32_t dw_safetensors_count(const dw_safetensors *file);
+DW_API const dw_stored_tensor *dw_safetensors_at(const dw_safetensors *file, uint32_t index);
+/* *index of the tensor; DW_NOT_FOUND. */
+DW_API dw_status dw_safetensors_find(const dw_safetensors *file, const char *name, uint32_t *index);
+/* A value of "__metadata__" (of the first shard that has it), NULL when absent. */
+DW_API const char *dw_safetensors_metadata(const dw_safetensors *file, const char *key);
+
+/* `bytes` of the tensor's data as stored (little-endian, row-major), from byte `from` of it. Any number of
+ * threads may read one file. */
+DW_API dw_status dw_safetensors_read_bytes(const dw_safetensors *file, uint32_t index,
+                                           uint64_t from, void *to, size_t bytes);
+/* The whole tensor as F32: F32, BF16, F16, F8_E4M3 and F8_E5M2 exactly, F64 rounded to nearest. Any other
+ * type is DW_TYPE. */
+DW_API dw_status dw_safetensors_read_f32(const dw_safetensors *file, uint32_t index, float *to);
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+typedef struct dw_safetensors_writer dw_safetensors_writer;
+
+/* Starts a temporary beside `path` with the header of `count` tensors (of each: name, dtype, rank, shape;
+ * names differ) in the order in which their data will follow. `metadata`: keys and values in turn,
+ * 2 * metadata_count strings; {"format": "pt"} is always there. */
+DW_API dw_status dw_safetensors_writer_create(const char *path, uint32_t count,
+                                              const dw_stored_tensor *tensors,
+                                              uint32_t metadata_count, const char *const *metadata,
+                                              dw_safetensors_writer **writer);
+/* The next bytes of data, in pieces of any size, tensor after tensor. */
+DW_API dw_status dw_safetensors_writer_put(dw_safetensors_writer *writer, const void *bytes,
+                                           size_t count);
+/* The next `count` elements of a tensor that is declared F32, BF16 or F16, from F32: rounded to nearest even. */
+DW_API dw_status dw_safetensors_writer_put_f32(dw_safetensors_writer *writer, const float *elements,
+                                               int64_t count);
+/* All data must have been put (else DW_STATE). Synced and renamed over `path`: readers see the old file or
+ * the new one. After a failure `path` is what it was. */
+DW_API dw_status dw_safetensors_writer_commit(dw_safetensors_writer *writer);
+/* NULL allowed. What was not committed is removed. */
+DW_API void dw_safetensors_writer_destroy(dw_safetensors_writer *writer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
