@@ -20,6 +20,8 @@ dw_status dw__fail(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 dw_status dw__fail_prefix(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 /* Out of memory while making `what`, `bytes` long. */
 dw_status dw__fail_memory(const char *what, size_t bytes);
+/* DW_IO: `ACTION "PATH": reason; what to do`, from an errno. */
+dw_status dw__fail_io(const char *action, const char *path, int error);
 /* A failure is never DW_OK. Told to the compiler, which would else see paths where a function has failed,
  * its out-parameters are not set, and its caller goes on. */
 static inline dw_status dw__not_ok(dw_status status) {
@@ -29,6 +31,7 @@ static inline dw_status dw__not_ok(dw_status status) {
 #define dw__fail(...) dw__not_ok((dw__fail)(__VA_ARGS__))
 #define dw__fail_prefix(...) dw__not_ok((dw__fail_prefix)(__VA_ARGS__))
 #define dw__fail_memory(...) dw__not_ok((dw__fail_memory)(__VA_ARGS__))
+#define dw__fail_io(...) dw__not_ok((dw__fail_io)(__VA_ARGS__))
 
 /* Inside a function that has `dw_status status = DW_OK;` and a label `cleanup:` */
 #define DW_TRY(call)                                                                               \
@@ -97,6 +100,10 @@ dw_status dw__map_set(dw__map *map, const char *key, uint32_t value);
 
 /* Whole file into a malloc'ed, NUL-terminated buffer (dw__free). DW_IO: path and reason. */
 dw_status dw__file_read(const char *path, char **bytes, size_t *count);
+/* The same of a regular file of at most `most` bytes (DW_PARSE if it has more). */
+dw_status dw__file_read_at_most(const char *path, size_t most, char **bytes, size_t *count);
+/* A regular file, opened for reading, and its size now. */
+dw_status dw__file_open(const char *path, int *file, uint64_t *bytes);
 /* Written to a temporary beside it, fsynced, renamed over `path`, folder fsynced: readers see the
  * old file or the new one, whole. A device or a pipe is written in place. DW_IO as above. */
 dw_status dw__file_write(const char *path, const void *bytes, size_t count);
@@ -118,6 +125,9 @@ dw_status dw__folder_begin(const char *path, char **temporary);
 dw_status dw__folder_commit(const char *temporary, const char *path);
 /* With all that is in it; links are removed, not followed. Absent is no failure. */
 dw_status dw__folder_remove(const char *path);
+/* A folder's list of names is on disk: of a folder, and of the folder that holds `path`. */
+dw_status dw__folder_sync(const char *folder);
+dw_status dw__folder_sync_of(const char *path);
 
 /* ---- log ----------------------------------------------------------------------------------- */
 

@@ -442,6 +442,135 @@ static void file_reads_pipes_and_survives_failed_allocations(void **state) {
     free(data);
 }
 
+static void expect_content(const char *path, const char *content) {
+    char *back = NULL;
+    size_t count = 0;
+    assert_int_equal(dw__file_read(path, &back, &count), DW_OK);
+    assert_string_equal(back, content);
+    dw__free(back);
+}
+
+static void file_written_in_pieces_appears_whole(void **state) {
+    (void)state;
+    char path[128];
+    strcpy(path, in_folder("pieces"));
+    dw__file_writer *writer = NULL;
+    assert_int_equal(dw__file_writer_create(path, &writer), DW_OK);
+    assert_int_equal(dw__file_writer_put(writer, "one ", 4), DW_OK);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_int_equal(dw__file_writer_put(writer, "two", 3), DW_OK);
+    assert_int_equal(dw__file_writer_commit(writer), DW_OK);
+    dw__file_writer_destroy(writer);
+    expect_content(path, "one two");
+
+    assert_int_equal(dw__file_writer_create(path, &writer), DW_OK);
+    assert_int_equal(dw__file_writer_put(writer, "lost", 4), DW_OK);
+    dw__file_writer_destroy(writer);
+    expect_content(path, "one two");
+
+    int64_t before = dw__memory_live();
+    dw__memory_fail_after(0);
+    dw_status status = dw__file_writer_create(path, &writer);
+    dw__memory_fail_after(-1);
+    assert_int_equal(status, DW_OUT_OF_MEMORY);
+    assert_int_equal(dw__memory_live(), before);
+    unlink(path);
+}
+
+/* What is no regular file, or too long, is refused before it is read: a pipe would wait for ever. */
+static void file_open_takes_regular_files_only(void **state) {
+    (void)state;
+    char path[128], *bytes;
+    size_t count;
+    uint64_t size = 0;
+    int file = -1;
+    strcpy(path, in_folder("kind"));
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_io(dw__file_open(path, &file, &size), "/kind", "a device or a pipe");
+    expect_io(dw__file_read_at_most(path, 10, &bytes, &count), "/kind", "a device or a pipe");
+    unlink(path);
+    expect_io(dw__file_open("/dev/zero", &file, &size), "/dev/zero", "a device or a pipe");
+    expect_io(dw__file_open(folder, &file, &size), folder, "directory");
+    assert_int_equal(symlink("kind", path), 0);
+    expect_io(dw__file_open(path, &file, &size), "/kind", "symbolic links");
+    unlink(path);
+    assert_int_equal(dw__file_write(path, "12345", 5), DW_OK);
+    assert_int_equal(dw__file_open(path, &file, &size), DW_OK);
+    assert_int_equal(size, 5);
+    close(file);
+    assert_int_equal(dw__file_read_at_most(path, 5, &bytes, &count), DW_OK);
+    dw__free(bytes);
+    assert_int_equal(dw__file_read_at_most(path, 4, &bytes, &count), DW_PARSE);
+    assert_non_null(strstr(dw_last_error(), "more than 4 bytes"));
+    unlink(path);
+}
+
+/* One file in a new folder, put in the place of `path`. */
+static void publish(const char *path, const char *name) {
+    char *temporary = NULL, file[256];
+    assert_int_equal(dw__folder_begin(path, &temporary), DW_OK);
+    snprintf(file, sizeof file, "%s/%s", temporary, name);
+    assert_int_equal(dw__file_write(file, name, strlen(name)), DW_OK);
+    snprintf(file, sizeof file, "%s/inside", temporary);
+    assert_int_equal(mkdir(file, 0777), 0);
+    assert_int_equal(dw__folder_commit(temporary, path), DW_OK);
+    assert_int_not_equal(access(temporary, F_OK), 0);
+    dw__free(temporary);
+}
+
+static void folder_appears_whole_and_replaces(void **state) {
+    (void)state;
+    char path[128], slashed[132], link[128], file[160];
+    strcpy(path, in_folder("whole"));
+    strcpy(link, in_folder("link"));
+    snprintf(slashed, sizeof slashed, "%s//", path);
+    snprintf(file, sizeof file, "%s/second", path);
+    publish(path, "first");
+    publish(slashed, "second");
+    expect_content(file, "second");
+    snprintf(file, sizeof file, "%s/first", path);
+    assert_int_not_equal(access(file, F_OK), 0);
+
+    assert_int_equal(symlink("whole", link), 0);
+    publish(link, "third");
+    struct stat info;
+    assert_int_equal(lstat(link, &info), 0);
+    assert_true(S_ISLNK(info.st_mode));
+    snprintf(file, sizeof file, "%s/third", path);
+    expect_content(file, "third");
+    unlink(link);
+
+    /* Removal does not follow links. */
+    char outside[128];
+    strcpy(outside, in_folder("outside"));
+    assert_int_equal(dw__file_write(outside, "stays", 5), DW_OK);
+    snprintf(file, sizeof file, "%s/inside/link", path);
+    assert_int_equal(symlink(outside, file), 0);
+    assert_int_equal(dw__folder_remove(path), DW_OK);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_int_equal(dw__folder_remove(path), DW_OK);
+    expect_content(outside, "stays");
+
+    char *temporary = NULL;
+    expect_io(dw__folder_begin(outside, &temporary), "/outside", "Not a directory");
+    expect_io(dw__folder_begin(in_folder("absent/folder"), &temporary), "/absent/folder",
+              "No such file");
+    unlink(outside);
+    for (int64_t allowed = 0; allowed < 3; allowed++) {
+        int64_t before = dw__memory_live();
+        dw__memory_fail_after(allowed);
+        dw_status status = dw__folder_begin(path, &temporary);
+        dw__memory_fail_after(-1);
+        if (status == DW_OK) {
+            assert_int_equal(dw__folder_remove(temporary), DW_OK);
+            dw__free(temporary);
+        } else {
+            assert_int_equal(status, DW_OUT_OF_MEMORY);
+        }
+        assert_int_equal(dw__memory_live(), before);
+    }
+}
+
 /* ---- log and time -------------------------------------------------------------------------- */
 
 typedef struct heard {
@@ -502,6 +631,9 @@ int main(void) {
         cmocka_unit_test(file_failures_name_path_and_reason),
         cmocka_unit_test(file_write_failure_keeps_the_old_file),
         cmocka_unit_test(file_reads_pipes_and_survives_failed_allocations),
+        cmocka_unit_test(file_written_in_pieces_appears_whole),
+        cmocka_unit_test(file_open_takes_regular_files_only),
+        cmocka_unit_test(folder_appears_whole_and_replaces),
         cmocka_unit_test(log_reaches_the_sink),
         cmocka_unit_test(clock_runs_forward),
     };
