@@ -89,6 +89,8 @@ DW_API void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *fi
                                uint32_t *last);
 /* The last part that reads output `index`: in later ones its binding may be NULL. */
 DW_API uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index);
+/* The last part that reads leaf `index`: once it has run, the leaf may be changed (updated, say). */
+DW_API uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index);
 /* The other arguments as for dw_plan_backward, the same for every part of one backward. */
 DW_API dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena,
                                        const dw_binding *leaves, const dw_binding *outputs,

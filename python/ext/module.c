@@ -328,19 +328,28 @@ static PyObject *plan_grad_parts(PyObject *self, void *closure) {
     return parts;
 }
 
-/* (last part that reads it, ...) for each output. */
-static PyObject *plan_output_parts(PyObject *self, void *closure) {
-    (void)closure;
-    plan_slot *slot = object_slot(self);
-    PyObject *parts = PyTuple_New(slot->output_count);
-    for (Py_ssize_t i = 0; parts != NULL && i < slot->output_count; i++) {
-        PyObject *part = PyLong_FromUnsignedLong(dw_plan_output_part(slot->plan, (uint32_t)i));
+/* (last part that reads it, ...) for each of `count` leaves or outputs. */
+static PyObject *last_parts(const dw_plan *plan, Py_ssize_t count,
+                            uint32_t (*last_part)(const dw_plan *, uint32_t)) {
+    PyObject *parts = PyTuple_New(count);
+    for (Py_ssize_t i = 0; parts != NULL && i < count; i++) {
+        PyObject *part = PyLong_FromUnsignedLong(last_part(plan, (uint32_t)i));
         if (part == NULL)
             Py_CLEAR(parts);
         else
             PyTuple_SetItem(parts, i, part);
     }
     return parts;
+}
+static PyObject *plan_output_parts(PyObject *self, void *closure) {
+    (void)closure;
+    plan_slot *slot = object_slot(self);
+    return last_parts(slot->plan, slot->output_count, dw_plan_output_part);
+}
+static PyObject *plan_leaf_parts(PyObject *self, void *closure) {
+    (void)closure;
+    plan_slot *slot = object_slot(self);
+    return last_parts(slot->plan, slot->leaf_count, dw_plan_leaf_part);
 }
 
 static PyGetSetDef plan_getset[] = {
@@ -349,6 +358,7 @@ static PyGetSetDef plan_getset[] = {
     {"outputs", plan_outputs, NULL, "((dtype, shape), ...)", NULL},
     {"part_count", plan_part_count, NULL, "parts of backward", NULL},
     {"output_parts", plan_output_parts, NULL, "last part of backward that reads each output", NULL},
+    {"leaf_parts", plan_leaf_parts, NULL, "last part of backward that reads each leaf", NULL},
     {"grad_parts", plan_grad_parts, NULL, "((first part, last part), ...) for each wrt", NULL},
     {0}};
 static PyMethodDef plan_methods[] = {
@@ -732,7 +742,45 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* first_change(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and
+ * values that its dict had, in order. The position of the first dict that no longer holds these very
+ * objects, or -1. A list in the place of a dict is compared item by item. */
+static PyObject *module_first_change(PyObject *self, PyObject *watched) {
+    (void)self;
+    if (!PyList_Check(watched)) {
+        PyErr_SetString(PyExc_TypeError, "first_change(watched) takes a list");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(watched);
+    for (Py_ssize_t i = 0; i + 1 < count; i += 2) {
+        PyObject *container = PyList_GetItem(watched, i);
+        PyObject *kept = PyList_GetItem(watched, i + 1);
+        Py_ssize_t size = PyTuple_Size(kept);
+        if (size < 0) return NULL;
+        bool same = false;
+        if (PyDict_Check(container)) {
+            PyObject *key = NULL, *value = NULL;
+            Py_ssize_t position = 0, at = 0;
+            same = 2 * PyDict_Size(container) == size;
+            while (same && PyDict_Next(container, &position, &key, &value)) {
+                same = PyTuple_GetItem(kept, at) == key && PyTuple_GetItem(kept, at + 1) == value;
+                at += 2;
+            }
+        } else if (PyList_Check(container)) {
+            same = PyList_Size(container) == size;
+            for (Py_ssize_t at = 0; same && at < size; at++)
+                same = PyList_GetItem(container, at) == PyTuple_GetItem(kept, at);
+        } else {
+            PyErr_SetString(PyExc_TypeError, "first_change: neither a dict nor a list");
+            return NULL;
+        }
+        if (!same) return PyLong_FromSsize_t(i);
+    }
+    return PyLong_FromLong(-1);
+}
+
 static PyMethodDef functions[] = {
+    {"first_change", module_first_change, METH_O, "first_change([dict, kept, ...]) -> position"},
     {"version", module_version, METH_NOARGS, "version of libdeepwell"},
     {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},
     {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},

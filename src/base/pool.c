@@ -43,6 +43,7 @@ static struct {
     dw__task task;
     void *context;
     int64_t count;
+    int helpers; /* workers numbered up to this may take part */
 
     int workers; /* started, besides the caller */
     pthread_t threads[DW_POOL_MAX_THREADS];
@@ -61,6 +62,7 @@ static struct {
 
 static _Thread_local bool inside_task;
 static _Thread_local int own_worker;
+static _Thread_local int limit; /* of threads, for the loops of this caller; 0: none */
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
@@ -97,6 +99,7 @@ static bool spin_while(uint32_t mask, uint32_t value) {
 /* ---- workers ------------------------------------------------------------------------------- */
 
 static void take_indexes(int worker) {
+    if (worker > pool.helpers) return;
     for (;;) {
         int64_t index = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed);
         if (index >= pool.count) return;
@@ -230,16 +233,19 @@ static int decide_threads(void) {
 
 /* ---- the loop ------------------------------------------------------------------------------ */
 
-static void open_generation(int64_t count, dw__task task, void *context) {
+static void open_generation(int64_t count, int helpers, dw__task task, void *context) {
     pool.task = task;
     pool.context = context;
     pool.count = count;
+    pool.helpers = helpers;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
     /* Closed and empty: nobody else changes the word now. */
     atomic_store(&pool.state, (atomic_load(&pool.state) + GENERATION) | OPEN);
     if (atomic_load(&pool.sleepers) > 0) {
-        int64_t helpers = count - 1 < pool.workers ? count - 1 : pool.workers;
-        wake(&pool.state, (int)helpers);
+        /* Where some may not help, all are woken, so that those who may are among them. */
+        int64_t sleepers = pool.workers;
+        if (helpers >= pool.workers && count - 1 < sleepers) sleepers = count - 1;
+        wake(&pool.state, (int)sleepers);
     }
 }
 
@@ -270,9 +276,10 @@ void dw__pool_run(int64_t count, dw__task task, void *context) {
     pthread_mutex_lock(&pool.turn);
     inside_task = true;
     int threads = decide_threads();
+    if (limit > 0 && limit < threads) threads = limit;
     if (count > 1 && pool.workers < threads - 1) start_workers(threads);
-    if (count > 1 && pool.workers > 0) {
-        open_generation(count, task, context);
+    if (count > 1 && pool.workers > 0 && threads > 1) {
+        open_generation(count, threads - 1, task, context);
         take_indexes(0);
         close_generation();
     } else {
@@ -282,7 +289,13 @@ void dw__pool_run(int64_t count, dw__task task, void *context) {
     pthread_mutex_unlock(&pool.turn);
 }
 
-int dw__pool_threads(void) { return decide_threads(); }
+int dw__pool_threads(void) { return limit > 0 ? limit : decide_threads(); }
+
+int dw__pool_limit(int threads) {
+    int before = limit;
+    limit = threads;
+    return before;
+}
 
 dw_status dw__pool_set_threads(int threads) {
     if (threads < 1 || threads > DW_POOL_MAX_THREADS) {
@@ -304,4 +317,4 @@ dw_status dw__pool_set_threads(int threads) {
 
 dw_status dw_set_threads(int threads) { return dw__pool_set_threads(threads); }
 
-int dw_get_threads(void) { return dw__pool_threads(); }
+int dw_get_threads(void) { return decide_threads(); }

@@ -18,8 +18,12 @@ typedef void (*dw__task)(void *context, int64_t index, int worker);
 
 /* `worker` is in [0, dw__pool_threads()): use it to pick per-thread scratch, never to pick work. */
 void dw__pool_run(int64_t count, dw__task task, void *context);
-/* Threads that dw__pool_run uses; see deepwell/threads.h. */
+/* Threads that dw__pool_run uses at most; see deepwell/threads.h. */
 int dw__pool_threads(void);
+/* From here on the calling thread's loops use at most `threads` threads, and dw__pool_threads() says so to
+ * it, whatever other callers set meanwhile: scratch that was measured for that many suffices. 0 lifts the
+ * limit. Returns the limit before. */
+int dw__pool_limit(int threads);
 dw_status dw__pool_set_threads(int threads);
 #define DW_POOL_MAX_THREADS DW_MAX_THREADS
 

@@ -129,6 +129,7 @@ struct dw_plan {
     uint32_t *part_ends;              /* instructions; the last is the end of the code */
     uint32_t *grad_first, *grad_last; /* parts, for each wrt; first UINT32_MAX: never written */
     uint32_t *output_last; /* part, for each output: the last one that reads it, 0 when none does */
+    uint32_t *leaf_last;   /* likewise for each leaf of the caller's graph */
 
     pthread_mutex_t lock; /* of the states */
     bool has_lock;

@@ -30,7 +30,10 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     uint32_t output_count = plan->engine->output_count;
     plan->output_last =
         dw__arena_alloc(plan->memory, (output_count + 1) * sizeof *plan->output_last);
-    if (!plan->part_ends || !plan->grad_first || !plan->grad_last || !plan->output_last)
+    uint32_t leaf_count = plan->engine->leaf_count;
+    plan->leaf_last = dw__arena_alloc(plan->memory, (leaf_count + 1) * sizeof *plan->leaf_last);
+    if (!plan->part_ends || !plan->grad_first || !plan->grad_last || !plan->output_last ||
+        !plan->leaf_last)
         return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
 
     size_t total = 0;
@@ -50,10 +53,12 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
         if (storage->first > storage->last) continue;
-        if (storage->home == DW_HOME_OUTPUT && storage->last >= plan->first_backward) {
-            uint32_t *output_last = &plan->output_last[storage->index];
-            uint32_t last = part_of(plan, storage->last);
-            if (last > *output_last) *output_last = last;
+        if (storage->last >= plan->first_backward) {
+            uint32_t *reader = NULL, last = part_of(plan, storage->last);
+            if (storage->home == DW_HOME_OUTPUT) reader = &plan->output_last[storage->index];
+            if (storage->home == DW_HOME_LEAF && storage->index < leaf_count)
+                reader = &plan->leaf_last[storage->index];
+            if (reader && last > *reader) *reader = last;
         }
         if (storage->home != DW_HOME_GRAD) continue;
         uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
@@ -70,6 +75,10 @@ void dw_plan_grad_parts(const dw_plan *plan, uint32_t index, uint32_t *first, ui
     bool written = index < plan->engine->wrt_count && plan->grad_first[index] != UINT32_MAX;
     *first = written ? plan->grad_first[index] : 0;
     *last = written ? plan->grad_last[index] : 0;
+}
+
+uint32_t dw_plan_leaf_part(const dw_plan *plan, uint32_t index) {
+    return index < plan->engine->leaf_count ? plan->leaf_last[index] : 0;
 }
 
 uint32_t dw_plan_output_part(const dw_plan *plan, uint32_t index) {

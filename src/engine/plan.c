@@ -88,6 +88,7 @@ dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out
     if (!plan) return dw__fail_memory("a plan", sizeof *plan);
     plan->engine = engine;
     plan->threads = dw__pool_threads();
+    int limit = dw__pool_limit(plan->threads); /* every kernel measures its scratch for as many */
     plan->memory = dw__arena_create();
     if (!plan->memory) DW_TRY(dw__fail_memory("a plan's memory", 1));
     plan->sizes = dw__arena_alloc(plan->memory, (symbols + 1) * sizeof *plan->sizes);
@@ -105,6 +106,7 @@ dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out
     *out = plan;
     plan = NULL;
 cleanup:
+    dw__pool_limit(limit);
     dw__plan_destroy(plan);
     return status;
 }

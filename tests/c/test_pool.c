@@ -51,6 +51,36 @@ static void runs_each_index_once(void **state) {
     }
 }
 
+typedef struct limited {
+    int limit;
+    _Atomic int highest;
+} limited;
+
+static void note_worker(void *context, int64_t index, int worker) {
+    limited *l = context;
+    (void)index;
+    int seen = atomic_load(&l->highest);
+    while (worker > seen && !atomic_compare_exchange_weak(&l->highest, &seen, worker)) continue;
+    usleep(50); /* so that others get their turn */
+}
+
+/* Scratch for two threads stays enough when another caller asks for five. */
+static void a_limit_holds_whatever_others_set(void **state) {
+    (void)state;
+    assert_int_equal(dw__pool_set_threads(5), DW_OK);
+    for (int limit = 1; limit <= 6; limit++) {
+        limited l = {.limit = limit};
+        assert_int_equal(dw__pool_limit(limit), 0);
+        assert_int_equal(dw__pool_threads(), limit);
+        assert_int_equal(dw_get_threads(), 5);
+        for (int loop = 0; loop < 20; loop++) dw__pool_run(64, note_worker, &l);
+        assert_int_equal(dw__pool_limit(0), limit);
+        assert_true(l.highest < limit);
+        if (limit > 1) assert_true(l.highest > 0);
+    }
+    assert_int_equal(dw__pool_threads(), 5);
+}
+
 /* Many short loops: each start and each end races with workers going to sleep. */
 static void survives_many_short_loops(void **state) {
     (void)state;
@@ -298,6 +328,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(environment_decides_first, program),
         cmocka_unit_test(runs_each_index_once),
+        cmocka_unit_test(a_limit_holds_whatever_others_set),
         cmocka_unit_test(survives_many_short_loops),
         cmocka_unit_test(results_do_not_depend_on_threads),
         cmocka_unit_test(nested_loops_run_serially_on_their_worker),
