@@ -78,9 +78,12 @@
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time
  *  cross_entropy_backward(x, target, lse, dloss; as cross_entropy) -> dx
- *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V], target, lse, dloss; as cross_entropy, and
- *      transpose_w=1) -> dx [T,K], dw, db [V]     the gradients of cross_entropy(linear(x, w, b)), with never
- *                                         more than some rows of dlogits in memory
+ *  linear_cross_entropy(x [T,K], w, b?, target [T] i64; as cross_entropy, and transpose_w=1) -> loss, lse [T]
+ *                                         cross_entropy(linear(x, w, b)), with never more than a block of the
+ *                                         logits [T,V] in memory
+ *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V]?, target, lse, dloss; as linear_cross_entropy)
+ *      -> dx [T,K], dw, db [V]            the gradients of cross_entropy(linear(x, w, b)), with never more than
+ *                                         a block of dlogits in memory; without logits they are made again
  *  adamw(p, g, m, v, step; lr, beta1, beta2, eps, weight_decay) -> p, m, v     step: i64 scalar, from 1
  *                                         (Loshchilov and Hutter 2019, algorithm 2, as torch.optim.AdamW)
  */
@@ -124,6 +127,7 @@ extern "C" {
     X(ROPE, "rope") X(DROPOUT, "dropout")                                                          \
     X(ATTENTION, "attention") X(ATTENTION_BACKWARD, "attention_backward")                          \
     X(CROSS_ENTROPY, "cross_entropy") X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward")          \
+    X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy")                                                \
     X(LINEAR_CROSS_ENTROPY_BACKWARD, "linear_cross_entropy_backward")                              \
     X(ADAMW, "adamw")
 

@@ -274,13 +274,34 @@ dw_status dw__cost_cross_entropy(const dw_graph *graph, dw_node node, const int6
     return give(&m, flops * elements(&m, input(&m, 0)), bytes_once(&m), cost);
 }
 
-/* The gradient of the logits, its two products, and the sum for the bias. */
+/* Logits of the head's operands x [T, K], w and b?: T * V. */
+static double head_logits(measure *m) {
+    enum { X, W };
+    double size = last_dim(m, input(m, X));
+    double vocabulary = size > 0 ? elements(m, input(m, W)) / size : 0;
+    return elements(m, input(m, X)) / (size > 0 ? size : 1) * vocabulary;
+}
+
+/* linear(x, w, b) */
+static double head_flops(measure *m) {
+    enum { X = 0, B = 2 };
+    return head_logits(m) * (2 * last_dim(m, input(m, X)) + (input(m, B) != DW_NONE));
+}
+
+dw_status dw__cost_linear_cross_entropy(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                        dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return give(&m, head_flops(&m) + 4 * head_logits(&m), bytes_once(&m), cost);
+}
+
+/* The gradient of the logits, its two products, and the sum for the bias; the logits where they are
+ * not given. */
 dw_status dw__cost_linear_cross_entropy_backward(const dw_graph *graph, dw_node node,
                                                  const int64_t *sizes, dw_cost *cost) {
     enum { X = 0, LOGITS = 3 };
     measure m = measure_of(graph, node, sizes);
-    double logits = elements(&m, input(&m, LOGITS));
-    double flops = logits * (3 + 4 * last_dim(&m, input(&m, X)) + 1);
+    double flops = head_logits(&m) * (3 + 4 * last_dim(&m, input(&m, X)) + 1);
+    if (input(&m, LOGITS) == DW_NONE) flops += head_flops(&m);
     return give(&m, flops, bytes_once(&m), cost);
 }
 

@@ -1,5 +1,5 @@
-/* Expansions of cross-entropy, its backward, and the backward of cross-entropy after a linear
- * layer. x is [T, V]: T targets, V classes.
+/* Expansions of cross-entropy and of cross-entropy after a linear layer, forward and backward. x is
+ * [T, V]: T targets, V classes.
  */
 #include "graph/emit.h"
 #include "graph/op_rules.h"
@@ -26,36 +26,42 @@ static dw_value emit_valid_count(dw__emitter *e, dw_value valid, dw_dtype dtype)
     return dw__emit_reduce(e, DW_OP_REDUCE_SUM, dw__emit_cast(e, valid, dtype), 0, false);
 }
 
+/* outputs: loss, lse. */
+static dw_status expand_loss(dw__emitter *e, const dw_graph *source, dw_node node, dw_value logits,
+                             dw_value target, dw_value *outputs) {
+    options o = read_options(source, node);
+    dw_value x = dw__emit_widen(e, logits), lse = DW_NONE;
+    if (e->status != DW_OK) return e->status;
+    dw__type type = dw__type_of(e->graph, x);
+    dw__emit_softmax(e, x, 1, NULL, &lse);
+    dw_value valid = dw__emit_with_number(e, DW_OP_NE, target, o.ignore_index);
+    dw_value label = dw__emit_select(e, valid, target, dw__emit_like(e, target, 0.0));
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+    dw_value picked = dw__emit(e, DW_OP_TAKE_ALONG, 2,
+                               (dw_value[]){x, dw__emit_unsqueeze_last(e, label)}, 1, &axis);
+    picked = dw__emit_reshape(e, picked, 1, type.shape);
+    dw_value loss = dw__emit_binary(e, DW_OP_SUB, lse, picked);
+    if (o.smoothing != 0.0) { /* (1-s)*(lse - x[target]) + s*(lse - mean(x)) */
+        dw_value sum = dw__emit_reduce(e, DW_OP_REDUCE_SUM, x, 1, false);
+        dw_value mean = dw__emit_divide_by_dim(e, sum, type.shape[1]);
+        dw_value even = dw__emit_binary(e, DW_OP_SUB, lse, mean);
+        loss = dw__emit_binary(e, DW_OP_ADD,
+                               dw__emit_with_number(e, DW_OP_MUL, loss, 1.0 - o.smoothing),
+                               dw__emit_with_number(e, DW_OP_MUL, even, o.smoothing));
+    }
+    loss = dw__emit_select(e, valid, loss, dw__emit_like(e, loss, 0.0));
+    if (o.reduction != REDUCTION_NONE) loss = dw__emit_reduce(e, DW_OP_REDUCE_SUM, loss, 0, false);
+    if (o.reduction == REDUCTION_MEAN)
+        loss = dw__emit_binary(e, DW_OP_DIV, loss, emit_valid_count(e, valid, type.dtype));
+    outputs[0] = dw__emit_cast(e, loss, dw__output_dtype(source, node, 0));
+    outputs[1] = dw__emit_cast(e, lse, dw__output_dtype(source, node, 1));
+    return e->status;
+}
+
 dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
                                    const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
-    options o = read_options(source, node);
-    dw_value x = dw__emit_widen(&e, inputs[0]), target = inputs[1], lse = DW_NONE;
-    if (e.status != DW_OK) return e.status;
-    dw__type type = dw__type_of(graph, x);
-    dw__emit_softmax(&e, x, 1, NULL, &lse);
-    dw_value valid = dw__emit_with_number(&e, DW_OP_NE, target, o.ignore_index);
-    dw_value label = dw__emit_select(&e, valid, target, dw__emit_like(&e, target, 0.0));
-    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
-    dw_value picked = dw__emit(&e, DW_OP_TAKE_ALONG, 2,
-                               (dw_value[]){x, dw__emit_unsqueeze_last(&e, label)}, 1, &axis);
-    picked = dw__emit_reshape(&e, picked, 1, type.shape);
-    dw_value loss = dw__emit_binary(&e, DW_OP_SUB, lse, picked);
-    if (o.smoothing != 0.0) { /* (1-s)*(lse - x[target]) + s*(lse - mean(x)) */
-        dw_value sum = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, x, 1, false);
-        dw_value mean = dw__emit_divide_by_dim(&e, sum, type.shape[1]);
-        dw_value even = dw__emit_binary(&e, DW_OP_SUB, lse, mean);
-        loss = dw__emit_binary(&e, DW_OP_ADD,
-                               dw__emit_with_number(&e, DW_OP_MUL, loss, 1.0 - o.smoothing),
-                               dw__emit_with_number(&e, DW_OP_MUL, even, o.smoothing));
-    }
-    loss = dw__emit_select(&e, valid, loss, dw__emit_like(&e, loss, 0.0));
-    if (o.reduction != REDUCTION_NONE) loss = dw__emit_reduce(&e, DW_OP_REDUCE_SUM, loss, 0, false);
-    if (o.reduction == REDUCTION_MEAN)
-        loss = dw__emit_binary(&e, DW_OP_DIV, loss, emit_valid_count(&e, valid, type.dtype));
-    outputs[0] = dw__emit_cast(&e, loss, dw__output_dtype(source, node, 0));
-    outputs[1] = dw__emit_cast(&e, lse, dw__output_dtype(source, node, 1));
-    return e.status;
+    return expand_loss(&e, source, node, inputs[0], inputs[1], outputs);
 }
 
 /* (softmax(x) - (1-s)*onehot(target) - s/V) * weight, weight = dloss where the target counts, over
@@ -96,15 +102,35 @@ dw_status dw__expand_cross_entropy_backward(dw_graph *graph, const dw_graph *sou
     return e.status;
 }
 
-/* Operands: x, w, b?, logits, target, lse, dloss. dlogits stays in the compute type. */
+/* Logits in the compute type. */
+static dw_value emit_logits(dw__emitter *e, dw_value x, dw_value w, dw_value b, bool transpose_w) {
+    dw_value logits = dw__emit_matmul(e, x, w, false, transpose_w);
+    if (b == DW_NONE) return logits;
+    return dw__emit_binary(e, DW_OP_ADD, logits,
+                           dw__emit_broadcast_like(e, dw__emit_widen(e, b), logits));
+}
+
+/* Operands: x, w, b?, target. The logits are never rounded to the operands' type. */
+dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
+                                          const dw_value *inputs, dw_value *outputs) {
+    dw__emitter e = {graph, DW_OK};
+    bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    dw_value logits = emit_logits(&e, dw__emit_widen(&e, inputs[0]), dw__emit_widen(&e, inputs[1]),
+                                  inputs[2], transpose_w);
+    return expand_loss(&e, source, node, logits, inputs[3], outputs);
+}
+
+/* Operands: x, w, b?, logits?, target, lse, dloss. dlogits stays in the compute type. */
 dw_status dw__expand_linear_cross_entropy_backward(dw_graph *graph, const dw_graph *source,
                                                    dw_node node, const dw_value *inputs,
                                                    dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
+    dw_value logits =
+        inputs[3] != DW_NONE ? inputs[3] : emit_logits(&e, x, w, inputs[2], transpose_w);
     dw_value dlogits =
-        emit_dlogits(&e, read_options(source, node), inputs[3], inputs[4], inputs[5], inputs[6]);
+        emit_dlogits(&e, read_options(source, node), logits, inputs[4], inputs[5], inputs[6]);
     dw_value dx = dw__emit_matmul(&e, dlogits, w, false, !transpose_w);
     dw_value dw = transpose_w ? dw__emit_matmul(&e, dlogits, x, true, false)
                               : dw__emit_matmul(&e, x, dlogits, true, false);

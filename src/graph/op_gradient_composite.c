@@ -147,6 +147,24 @@ static dw_value flatten_rows(dw__emitter *e, dw_value x) {
     return dw__emit_reshape(e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
 }
 
+/* The logits are not kept: backward makes them again. */
+DW__GRADIENT(dw__gradient_linear_cross_entropy) {
+    if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
+        return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
+    dw__emitter e = {graph, DW_OK};
+    enum { X, W, B, TARGET };
+    dw_value operands[] = {dw_node_input(graph, node, X),
+                           dw_node_input(graph, node, W),
+                           dw_node_input(graph, node, B),
+                           DW_NONE,
+                           dw_node_input(graph, node, TARGET),
+                           dw_node_output(graph, node, 1),
+                           output_grads[0]};
+    hand_out(&e, emit_as(&e, DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD, 7, operands, node), 0, 3, needed,
+             input_grads);
+    return e.status;
+}
+
 /* dx = dy w with w the other way round; dw = dy^T x, or x^T dy for w [K,N]; db = sum of dy's
  * rows. */
 DW__GRADIENT(dw__gradient_linear) {

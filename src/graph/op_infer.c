@@ -997,16 +997,26 @@ dw_status dw__infer_cross_entropy_backward(const dw__draft *draft, dw__inferred 
     return give_like(draft, out, 0);
 }
 
+dw_status dw__infer_linear_cross_entropy(const dw__draft *draft, dw__inferred *out) {
+    enum { X, W, B, TARGET };
+    dw_dim results;
+    DW_RETURN_IF_FAILED(check_linear(draft, X, W, B, &results));
+    DW_RETURN_IF_FAILED(check_loss(draft, X, TARGET));
+    give(out, dtype_of(draft, X), reduces_to_scalar(draft) ? 0 : 1, shape_of(draft, X));
+    return give_rows(draft, out, X);
+}
+
 dw_status dw__infer_linear_cross_entropy_backward(const dw__draft *draft, dw__inferred *out) {
     enum { X, W, B, LOGITS, TARGET, LSE };
     dw_dim results;
-    DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
     DW_RETURN_IF_FAILED(check_linear(draft, X, W, B, &results));
-    const dw_dim logits[2] = {shape_of(draft, X)[0], results};
-    DW_RETURN_IF_FAILED(want_same_dtype(draft, X, LOGITS, LOGITS));
-    DW_RETURN_IF_FAILED(want_shape(draft, LOGITS, 2, logits, "linear(x, w, b)"));
-    DW_RETURN_IF_FAILED(check_loss(draft, LOGITS, TARGET));
-    DW_RETURN_IF_FAILED(check_loss_backward(draft, LOGITS, LSE));
+    DW_RETURN_IF_FAILED(check_loss(draft, X, TARGET));
+    if (has(draft, LOGITS)) {
+        const dw_dim logits[2] = {shape_of(draft, X)[0], results};
+        DW_RETURN_IF_FAILED(want_same_dtype(draft, X, LOGITS, LOGITS));
+        DW_RETURN_IF_FAILED(want_shape(draft, LOGITS, 2, logits, "linear(x, w, b)"));
+    }
+    DW_RETURN_IF_FAILED(check_loss_backward(draft, X, LSE));
     give_like(draft, out, X);
     give_like(draft, out, W);
     return give(out, dtype_of(draft, X), 1, &results);

@@ -20,7 +20,8 @@ dw__infer_function dw__infer_elementwise, dw__infer_dropout, dw__infer_constant,
     dw__infer_linear, dw__infer_embedding, dw__infer_embedding_backward, dw__infer_layer_norm,
     dw__infer_layer_norm_backward, dw__infer_rms_norm, dw__infer_rms_norm_backward,
     dw__infer_rope, dw__infer_attention, dw__infer_attention_backward, dw__infer_cross_entropy,
-    dw__infer_cross_entropy_backward, dw__infer_linear_cross_entropy_backward, dw__infer_adamw;
+    dw__infer_cross_entropy_backward, dw__infer_linear_cross_entropy,
+    dw__infer_linear_cross_entropy_backward, dw__infer_adamw;
 
 typedef dw_status dw__gradient_function(dw_graph *graph, dw_node node, const dw_value *output_grads,
                                         const bool *needed, dw_value *input_grads);
@@ -40,7 +41,8 @@ dw__gradient_function dw__gradient_neg, dw__gradient_abs, dw__gradient_exp, dw__
 dw__gradient_function dw__gradient_relu, dw__gradient_silu, dw__gradient_gelu,
     dw__gradient_swiglu, dw__gradient_softmax, dw__gradient_log_softmax, dw__gradient_linear,
     dw__gradient_embedding, dw__gradient_layer_norm, dw__gradient_rms_norm, dw__gradient_rope,
-    dw__gradient_dropout, dw__gradient_attention, dw__gradient_cross_entropy, dw__gradient_mean;
+    dw__gradient_dropout, dw__gradient_attention, dw__gradient_cross_entropy,
+    dw__gradient_linear_cross_entropy, dw__gradient_mean;
 
 /* All composites. */
 typedef dw_status dw__expansion_function(dw_graph *graph, const dw_graph *source, dw_node node,
@@ -52,7 +54,7 @@ dw__expansion_function dw__expand_mean, dw__expand_relu, dw__expand_silu, dw__ex
     dw__expand_layer_norm, dw__expand_layer_norm_backward, dw__expand_rms_norm,
     dw__expand_rms_norm_backward, dw__expand_rope, dw__expand_dropout, dw__expand_attention,
     dw__expand_attention_backward, dw__expand_cross_entropy, dw__expand_cross_entropy_backward,
-    dw__expand_linear_cross_entropy_backward, dw__expand_adamw;
+    dw__expand_linear_cross_entropy, dw__expand_linear_cross_entropy_backward, dw__expand_adamw;
 
 typedef dw_status dw__cost_function(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                     dw_cost *cost);
@@ -60,7 +62,7 @@ dw__cost_function dw__cost_elementwise, dw__cost_move, dw__cost_take, dw__cost_s
     dw__cost_reduce, dw__cost_sort, dw__cost_matmul, dw__cost_fused, dw__cost_norm,
     dw__cost_norm_backward, dw__cost_softmax, dw__cost_linear, dw__cost_embedding, dw__cost_rope,
     dw__cost_attention, dw__cost_attention_backward, dw__cost_cross_entropy,
-    dw__cost_linear_cross_entropy_backward, dw__cost_adamw;
+    dw__cost_linear_cross_entropy, dw__cost_linear_cross_entropy_backward, dw__cost_adamw;
 
 /* clang-format on */
 

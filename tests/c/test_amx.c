@@ -4,6 +4,7 @@
 #include "base/base.h"
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
+#include "kernel/cpu/head.h"
 #include "kernel/cpu/product.h"
 #include <math.h>
 #include <setjmp.h>

@@ -199,6 +199,7 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_CROSS_ENTROPY_BACKWARD:
     case DW_OP_LAYER_NORM_BACKWARD:
     case DW_OP_RMS_NORM_BACKWARD: length = operand_count(x); break;
+    case DW_OP_LINEAR_CROSS_ENTROPY:
     case DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD:
         length = operand_count(x) + operand_count(&c->inputs[1]);
         break;

@@ -193,7 +193,10 @@ static const struct derivation {
     {DW_OP_ATTENTION_BACKWARD, DW_OP_ATTENTION, {0, 1, 2, 3, 4, MAP_END}, {5, 6}},
     {DW_OP_CROSS_ENTROPY_BACKWARD, DW_OP_CROSS_ENTROPY, {0, 1, MAP_END}, {MAP_END, 2}},
     {DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD, DW_OP_LINEAR, {0, 1, 2, MAP_END}, {3, MAP_END}},
-    {DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD, DW_OP_CROSS_ENTROPY, {3, 4, MAP_END}, {MAP_END, 5}},
+    {DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
+     DW_OP_LINEAR_CROSS_ENTROPY,
+     {0, 1, 2, 4, MAP_END},
+     {MAP_END, 5}},
 };
 
 /* The forward node as a case: the operands' types, and the attributes that it may carry. */
@@ -239,7 +242,8 @@ static dw_status derive(const struct derivation *d, const ops_case *c, ops_opera
             leaves[leaf_count++] = operands->tensors[d->from[i]];
     DW_TRY(dw__interpret(graph, NULL, leaves, results, &high));
     for (uint32_t i = 0; i < dw_graph_output_count(graph); i++)
-        if (d->to[i] != MAP_END) store_rounded(&operands->tensors[d->to[i]], &results[i]);
+        if (d->to[i] != MAP_END && operands->tensors[d->to[i]].rank >= 0)
+            store_rounded(&operands->tensors[d->to[i]], &results[i]);
 cleanup:
     for (size_t i = 0; i < DW_COUNT(results); i++) dw__free_aligned(results[i].data);
     dw_graph_destroy(graph);

@@ -331,6 +331,26 @@ static const char *const rows[] = {
     "cross_entropy_backward F[17,33] i64[17]:target33 F[17] F[] reduction=sum label_smoothing=0.1",
     "cross_entropy_backward F[17,33] i64[17]:target33 F[17] F[17] reduction=none",
     "cross_entropy_backward F[3,5] i64[3]:ignored F[3] F[] reduction=sum",
+    "linear_cross_entropy F[3,7] F[5,7] F[5] i64[3]:index5 reduction=mean",
+    "linear_cross_entropy F[1,1] F[1,1] - i64[1]:index1 reduction=sum",
+    "linear_cross_entropy F[33,17] F[65,17] - i64[33]:target65 reduction=none ignore_index=3",
+    "linear_cross_entropy F[33,17] F[17,65] F[65] i64[33]:target65 reduction=sum "
+    "label_smoothing=0.1 transpose_w=0",
+    "linear_cross_entropy F[129,31] F[1543,31] F[1543] i64[129]:target1543 reduction=mean "
+    "label_smoothing=0.2",
+    "linear_cross_entropy F[3,5] F[7,5] - i64[3]:ignored reduction=mean",
+    "linear_cross_entropy F[0,5] F[7,5] - i64[0]:index7 reduction=sum",
+    "!linear_cross_entropy F[3,7] F[5,7] - i64[3]:outside5 reduction=mean",
+    "linear_cross_entropy f32[16389,5] f32[391,5] f32[391] i64[16389]:target391 reduction=none",
+    "linear_cross_entropy_backward F[3,7] F[5,7] F[5] - i64[3]:index5 F[3] F[] reduction=mean",
+    "linear_cross_entropy_backward F[129,31] F[1543,31] - - i64[129]:target1543 F[129] F[129] "
+    "reduction=none",
+    "linear_cross_entropy_backward F[33,17] F[17,65] F[65] - i64[33]:target65 F[33] F[] "
+    "reduction=sum label_smoothing=0.1 transpose_w=0",
+    "linear_cross_entropy_backward F[3,5] F[7,5] F[7] - i64[3]:ignored F[3] F[] reduction=sum",
+    "linear_cross_entropy_backward F[0,5] F[7,5] F[7] - i64[0]:index7 F[0] F[] reduction=sum",
+    "linear_cross_entropy_backward f32[16389,5] f32[391,5] f32[391] - i64[16389]:target391 "
+    "f32[16389] f32[] reduction=sum label_smoothing=0.1",
     "linear_cross_entropy_backward F[3,7] F[5,7] F[5] F[3,5] i64[3]:index5 F[3] F[] reduction=mean",
     "linear_cross_entropy_backward F[33,17] F[65,17] - F[33,65] i64[33]:target65 F[33] F[] "
     "reduction=mean",
@@ -371,6 +391,9 @@ static const char *const perf_rows[] = {
     "f32[8,6,256,64] scale=0.125 causal=1",
     "cross_entropy f32[512,8192] i64[512]:index8192 reduction=mean",
     "cross_entropy_backward f32[512,8192] i64[512]:index8192 f32[512] f32[] reduction=mean",
+    "linear_cross_entropy f32[512,384] f32[8192,384] - i64[512]:index8192 reduction=mean",
+    "linear_cross_entropy_backward f32[512,384] f32[8192,384] - - i64[512]:index8192 f32[512] "
+    "f32[] reduction=mean",
     "linear_cross_entropy_backward f32[512,384] f32[8192,384] - f32[512,8192] i64[512]:index8192 "
     "f32[512] f32[] reduction=mean",
     "embedding f32[8192,768] i64[2048]:index8192",

@@ -349,9 +349,11 @@ cleanup:
     return DW_OK;
 }
 
-/* A backward whose lse was rounded to a half type: with scores in the thousands that alone puts
- * exp(score - lse) beyond any range, and nothing is left to compare. */
+/* A backward whose lse was rounded to a half type, or is that of other logits than those it makes again: with
+ * scores in the thousands that alone puts exp(score - lse) beyond any range, and nothing is left to compare. */
 static bool lse_is_rounded(const ops_case *c, dw_dtype dtype) {
+    enum { LOGITS = 3 };
+    if (c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD && c->inputs[LOGITS].absent) return true;
     bool reads_lse = c->op == DW_OP_ATTENTION_BACKWARD || c->op == DW_OP_CROSS_ENTROPY_BACKWARD ||
                      c->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD;
     return reads_lse && (dtype == DW_BF16 || dtype == DW_F16);

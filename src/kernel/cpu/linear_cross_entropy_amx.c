@@ -11,7 +11,7 @@
  */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
-#include "kernel/cpu/head_gradient.h"
+#include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
 #include "kernel/cpu/product.h"
 #include <string.h>
@@ -43,7 +43,7 @@ typedef struct head_cuts {
 
 static int64_t panels_of(int64_t extent) { return dw__divide_up(extent, DW_AMX_PANEL); }
 
-static head_cuts cut(const dw__head_gradient *g) {
+static head_cuts cut(const dw__head *g) {
     head_cuts out = {.panel = dw__amx_panel_bytes(BLOCK)};
     int64_t rows = PARTIAL_FLOATS / g->size / BLOCK * BLOCK;
     out.round = dw__min64(rows > BLOCK ? rows : BLOCK, g->tokens);
@@ -66,21 +66,21 @@ static head_cuts cut(const dw__head_gradient *g) {
 static bool packs(const dw__tensor *t) { return t->stride[0] == 1 || t->stride[1] == 1; }
 
 static bool fits(const dw__call *call) {
-    dw__head_gradient g;
-    return dw__amx_available() && dw__head_gradient_read(call, &g) && packs(g.x) && packs(g.w) &&
+    dw__head g;
+    return dw__amx_available() && dw__head_read(call, &g) && g.logits && packs(g.x) && packs(g.w) &&
            g.size >= SIZE_MIN && g.tokens >= TOKENS_MIN && g.vocabulary >= VOCABULARY_MIN;
 }
 
 static size_t scratch_bytes(const dw__call *call) {
-    dw__head_gradient g;
-    if (!dw__head_gradient_read(call, &g)) return 0;
+    dw__head g;
+    if (!dw__head_read(call, &g)) return 0;
     return cut(&g).total;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------- */
 
 typedef struct head_job {
-    const dw__head_gradient *g;
+    const dw__head *g;
     head_cuts cut;
     float *partials;      /* [GROUPS][round, K] */
     char *x_shared;       /* [blocks of tokens][panels of K] over the block's tokens */
@@ -137,7 +137,7 @@ static void multiply_panels(int64_t rows, int64_t columns, int64_t k, const char
 /* dx of the group += dlogits * w, over this chunk of the vocabulary. */
 static void add_dx(const head_job *j, const head_worker *own, int64_t token, int64_t count,
                    int64_t vocable, int64_t width, bool w_splits, bool add, float *partial) {
-    const dw__head_gradient *g = j->g;
+    const dw__head *g = j->g;
     float *c = partial + token * g->size;
     bool splits = w_splits && dw__amx_pack_panels(true, count, width, own->dlogits, BLOCK, 1,
                                                   own->for_dx, j->cut.panel);
@@ -157,7 +157,7 @@ static void add_dx(const head_job *j, const head_worker *own, int64_t token, int
 /* dw of this chunk (+)= dlogits^T * x, or its transpose, over this block of tokens. */
 static void add_dw(const head_job *j, const head_worker *own, int64_t token, int64_t count,
                    int64_t vocable, int64_t width) {
-    const dw__head_gradient *g = j->g;
+    const dw__head *g = j->g;
     bool add = j->first + token > 0;
     int64_t block = token / BLOCK;
     const char *x_panels = j->x_shared + (size_t)(block * panels_of(g->size)) * j->cut.panel;
@@ -192,7 +192,7 @@ static void add_dw(const head_job *j, const head_worker *own, int64_t token, int
 
 static void group_task(void *context, int64_t group, int worker) {
     const head_job *j = context;
-    const dw__head_gradient *g = j->g;
+    const dw__head *g = j->g;
     head_worker own = worker_of(j, worker);
     float *partial = j->partials + (size_t)group * j->cut.partial;
     int64_t first = group * j->cut.chunks / GROUPS, last = (group + 1) * j->cut.chunks / GROUPS;
@@ -210,8 +210,10 @@ static void group_task(void *context, int64_t group, int worker) {
         for (int64_t token = 0; token < j->rows; token += BLOCK) {
             int64_t count = dw__min64(BLOCK, j->rows - token);
             for (int64_t i = 0; i < count; i++) {
-                dw__head_gradient_row(g, j->first + token + i, vocable, width,
-                                      own.dlogits + i * BLOCK);
+                int64_t at = j->first + token + i;
+                const float *logits =
+                    (const float *)g->logits->data + at * g->logits->stride[0] + vocable;
+                dw__head_gradient_row(g, at, vocable, width, logits, own.dlogits + i * BLOCK);
             }
             if (g->dx)
                 add_dx(j, &own, token, count, vocable, width, w_splits, chunk > first, partial);
@@ -238,13 +240,13 @@ static void sum_task(void *context, int64_t index, int worker) {
 }
 
 static dw_status run(const dw__call *call, void *scratch) {
-    dw__head_gradient g;
-    if (!dw__head_gradient_read(call, &g)) {
+    dw__head g;
+    if (!dw__head_read(call, &g)) {
         return dw__fail(DW_INTERNAL,
                         "cpu.linear_cross_entropy_backward.amx was given a call that it does "
                         "not fit");
     }
-    DW_RETURN_IF_FAILED(dw__head_gradient_begin(&g));
+    DW_RETURN_IF_FAILED(dw__head_begin(&g));
     head_job j = {.g = &g, .cut = cut(&g), .partials = scratch};
     int64_t blocks = dw__divide_up(j.cut.round, BLOCK);
     j.x_shared = (char *)(j.partials + GROUPS * j.cut.partial);

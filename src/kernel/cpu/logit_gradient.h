@@ -9,7 +9,7 @@ typedef struct dw__logit_gradient_loops {
     /* out[j] = factor * (exp(logits[j] - lse) - smooth) */
     void (*row)(int64_t count, const float *logits, float lse, float factor, float smooth,
                 float *out);
-    /* sums[j] (+)= x[0][j] + x[1][j] + ..., in this order, added to what sums holds if `accumulate` */
+    /* sums[j] (+)= x[0][j] + x[1][j] + ..., added to what sums holds if `accumulate` */
     void (*column_sums)(int64_t rows, int64_t columns, const float *x, int64_t stride,
                         bool accumulate, float *sums);
 } dw__logit_gradient_loops;

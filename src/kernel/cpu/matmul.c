@@ -1,4 +1,5 @@
 /* matmul and linear in F32: their operands as one product, and the kernels of the registry. */
+#include "kernel/cpu/head.h"
 #include "kernel/cpu/product.h"
 #include "kernel/library/onednn.h"
 #include <stdio.h>
@@ -272,6 +273,8 @@ const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
                                                     &linear_onednn,
                                                     &matmul_packed,
                                                     &linear_packed,
+                                                    &dw__linear_cross_entropy_blocks,
+                                                    &dw__linear_cross_entropy_backward_blocks,
                                                     &dw__linear_cross_entropy_backward_amx,
                                                     &dw__linear_cross_entropy_backward_chunked,
                                                     NULL};

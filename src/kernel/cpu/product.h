@@ -55,10 +55,6 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
 size_t dw__product_scratch(const dw__product *p, bool passing);
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* linear_cross_entropy.c */
-extern const dw__kernel dw__linear_cross_entropy_backward_amx;
-extern const dw__kernel dw__linear_cross_entropy_backward_chunked;
-
 static inline int64_t dw__min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t dw__divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t dw__round_up(int64_t a, int64_t b) { return dw__divide_up(a, b) * b; }

@@ -118,6 +118,7 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     COMPOSITE(ATTENTION_BACKWARD, "attention_backward"),
     COMPOSITE(CROSS_ENTROPY, "cross_entropy"),
     COMPOSITE(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward"),
+    COMPOSITE(LINEAR_CROSS_ENTROPY, "linear_cross_entropy"),
     COMPOSITE(LINEAR_CROSS_ENTROPY_BACKWARD, "linear_cross_entropy_backward"),
     COMPOSITE(ADAMW, "adamw"),
 };

@@ -14,15 +14,24 @@ static void row(int64_t count, const float *logits, float lse, float factor, flo
     }
 }
 
+/* Rows are summed in parts: equal terms, which a long sum would round the same way each time, are common
+ * here. */
+enum { PART = 128 };
+
 static void column_sums(int64_t rows, int64_t columns, const float *x, int64_t stride,
                         bool accumulate, float *sums) {
     for (int64_t j = 0; j < columns; j += DW_LANES) {
         int64_t left = columns - j;
         vf sum = {0};
         if (accumulate) sum = left < DW_LANES ? v_load_part(sums + j, left) : v_load(sums + j);
-        for (int64_t i = 0; i < rows; i++) {
-            const float *at = x + i * stride + j;
-            sum += left < DW_LANES ? v_load_part(at, left) : v_load(at);
+        for (int64_t first = 0; first < rows; first += PART) {
+            int64_t last = rows - first < PART ? rows : first + PART;
+            vf part = {0};
+            for (int64_t i = first; i < last; i++) {
+                const float *at = x + i * stride + j;
+                part += left < DW_LANES ? v_load_part(at, left) : v_load(at);
+            }
+            sum += part;
         }
         if (left < DW_LANES) {
             v_store_part(sums + j, sum, left);

@@ -1,0 +1,317 @@
+/* cross_entropy(linear(x, w, b)) and its gradients without the logits: a block of them is made by a product,
+ * used while it is there, and overwritten by the next.
+ *
+ *               vocabulary ->          Blocks follow each other along the vocabulary, so that each part of w is
+ *     tokens  +----+----+----+         read once for a round of tokens. Forward keeps three running numbers a
+ *       |     |    |####|    |         token: maximum, sum of exponentials (Milakov and Gimelshein 2018,
+ *       v     +----+----+----+         "Online normalizer calculation for softmax"), sum of logits. Backward
+ *                                      makes the block again, turns it into dlogits in place, and adds its
+ *                                      products into dx and dw.
+ *
+ * Blocks depend on the shape alone and follow each other: results do not depend on threads.
+ */
+#include "base/pool.h"
+#include "kernel/cpu/head.h"
+#include "kernel/cpu/logit_gradient.h"
+#include "kernel/cpu/loss.h"
+#include "kernel/cpu/product.h"
+#include <math.h>
+#include <string.h>
+
+DW_ISA_TABLE(dw__loss_loops)
+DW_ISA_TABLE(dw__logit_gradient_loops)
+
+enum {
+    ROUND_ROWS = 8192,      /* tokens at a time */
+    GRAIN = 384,            /* of a block's width, as the products like it */
+    BLOCK_FLOATS = 4 << 20, /* of a block, about: 16 MB */
+    SUM_COLUMNS = 1024,     /* of db, per task */
+};
+
+/* ---- how it is cut ----------------------------------------------------------------------------- */
+
+/* The running numbers of one token. */
+typedef struct token_sums {
+    dw__row_sums row;
+    double picked; /* the target's logit */
+} token_sums;
+
+typedef struct cuts {
+    int64_t rows, width; /* of a block, the largest */
+    /* bytes */
+    size_t block, tokens, product;
+} cuts;
+
+static dw__product logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                                  int64_t width, float *block) {
+    const dw__tensor *x = h->x, *w = h->w;
+    return (dw__product){
+        .m = rows,
+        .n = width,
+        .k = h->size,
+        .batches = 1,
+        .a = x->data ? (const float *)x->data + first * x->stride[0] : NULL,
+        .b = w->data ? (const float *)w->data + column * w->stride[0] : NULL,
+        .bias = h->b && h->b->data ? (const float *)h->b->data + column : NULL,
+        .c = block,
+        .a_row = x->stride[0],
+        .a_k = x->stride[1],
+        .b_k = w->stride[1],
+        .b_column = w->stride[0],
+    };
+}
+
+/* dx[first..] (+)= dlogits * w */
+static dw__product dx_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                              int64_t width, const float *block) {
+    const dw__tensor *w = h->w;
+    return (dw__product){
+        .m = rows,
+        .n = h->size,
+        .k = width,
+        .batches = 1,
+        .a = block,
+        .b = w->data ? (const float *)w->data + column * w->stride[0] : NULL,
+        .c = h->dx ? h->dx + first * h->size : NULL,
+        .accumulate = column > 0,
+        .a_row = width,
+        .a_k = 1,
+        .b_k = w->stride[0],
+        .b_column = w->stride[1],
+    };
+}
+
+/* dw[column..] (+)= dlogits^T * x */
+static dw__product dw_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
+                              int64_t width, const float *block) {
+    const dw__tensor *x = h->x;
+    return (dw__product){
+        .m = width,
+        .n = h->size,
+        .k = rows,
+        .batches = 1,
+        .a = block,
+        .b = x->data ? (const float *)x->data + first * x->stride[0] : NULL,
+        .c = h->dw ? h->dw + column * h->size : NULL,
+        .accumulate = first > 0,
+        .a_row = 1,
+        .a_k = width,
+        .b_k = x->stride[0],
+        .b_column = x->stride[1],
+    };
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Scratch of all products of a block. Sums into C, and those in its place, may be cut otherwise. */
+static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward) {
+    size_t most = 0;
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        dw__product products[] = {logits_product(h, 0, rows, 0, width, NULL),
+                                  dx_product(h, 0, rows, 0, width, NULL),
+                                  dw_product(h, 0, rows, 0, width, NULL)};
+        for (size_t i = 0; i < (backward ? DW_COUNT(products) : 1); i++) {
+            products[i].accumulate = i > 0 && accumulate;
+            most = larger(most, dw__product_scratch(&products[i], false));
+        }
+    }
+    return most;
+}
+
+static cuts cut(const dw__head *h, bool backward) {
+    cuts out = {.rows = dw__min64(h->tokens, ROUND_ROWS)};
+    int64_t wide = out.rows > 0 ? BLOCK_FLOATS / out.rows / GRAIN * GRAIN : GRAIN;
+    out.width = dw__min64(wide > GRAIN ? wide : GRAIN, h->vocabulary);
+    out.block = (size_t)dw__round_up(out.rows * out.width, 16) * sizeof(float);
+    if (!backward) out.tokens = (size_t)dw__round_up(h->tokens * (int64_t)sizeof(token_sums), 64);
+    /* The last round and the last block are smaller, and their products may be cut otherwise. */
+    int64_t rows[] = {out.rows, out.rows > 0 ? h->tokens % out.rows : 0};
+    int64_t widths[] = {out.width, h->vocabulary % out.width};
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            if (rows[i] > 0 && widths[j] > 0)
+                out.product = larger(out.product, product_bytes(h, rows[i], widths[j], backward));
+    return out;
+}
+
+/* w the way of torch.nn.Linear, so that a block of dw is contiguous. */
+static bool reads(const dw__call *call, dw__head *out) {
+    return dw__head_read(call, out) && !out->logits && out->transpose_w && out->size > 0 &&
+           out->vocabulary > 0 && (!out->b || out->b->stride[0] == 1 || out->vocabulary == 1);
+}
+
+static bool fits(const dw__call *call) {
+    dw__head head;
+    return reads(call, &head);
+}
+
+static size_t scratch_bytes(const dw__call *call) {
+    dw__head head;
+    if (!reads(call, &head)) return 0;
+    cuts c = cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD);
+    return c.block + c.tokens + c.product;
+}
+
+/* ---- running ------------------------------------------------------------------------------------ */
+
+typedef struct block_job {
+    const dw__head *head;
+    float *block;
+    token_sums *tokens;
+    void *product;
+    int64_t first, rows, column, width;
+} block_job;
+
+static block_job job_of(const dw__head *head, const cuts *c, void *scratch) {
+    char *at = scratch;
+    return (block_job){.head = head,
+                       .block = scratch,
+                       .tokens = (token_sums *)(at + c->block),
+                       .product = at + c->block + c->tokens};
+}
+
+typedef dw_status use_block(block_job *job);
+
+/* Makes every block of logits in turn and gives it to `use`. */
+static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
+    const dw__head *h = j->head;
+    for (j->first = 0; j->first < h->tokens; j->first += c->rows) {
+        j->rows = dw__min64(c->rows, h->tokens - j->first);
+        for (j->column = 0; j->column < h->vocabulary; j->column += c->width) {
+            j->width = dw__min64(c->width, h->vocabulary - j->column);
+            dw__product p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
+            DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+            DW_RETURN_IF_FAILED(use(j));
+        }
+    }
+    return DW_OK;
+}
+
+static dw_status misfit(const dw__call *call) {
+    return dw__fail(DW_INTERNAL, "cpu.%s.blocks was given a call that it does not fit",
+                    dw_op_name(call->op));
+}
+
+/* ---- forward ------------------------------------------------------------------------------------ */
+
+static void add_row_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const block_job *j = context;
+    token_sums *sums = &j->tokens[j->first + index];
+    const float *logits = j->block + index * j->width;
+    dw__row_sums more = dw__loss_loops_now()->row_sums(j->width, logits);
+    if (j->column == 0) {
+        *sums = (token_sums){.row = more};
+    } else {
+        dw__row_sums *sum = &sums->row;
+        double max = more.max > sum->max ? more.max : sum->max;
+        sum->exponents =
+            sum->exponents * exp(sum->max - max) + more.exponents * exp(more.max - max);
+        sum->plain += more.plain;
+        sum->max = max;
+    }
+    int64_t target = dw__head_target(j->head, j->first + index) - j->column;
+    if (target >= 0 && target < j->width) sums->picked = logits[target];
+}
+
+static dw_status add_rows(block_job *j) {
+    dw__pool_run(j->rows, add_row_task, j);
+    return DW_OK;
+}
+
+static double token_loss(const dw__head *h, const token_sums *sums) {
+    double log_sum = log(sums->row.exponents);
+    double loss = (sums->row.max - sums->picked) + log_sum;
+    if (h->label_smoothing == 0.0f) return loss;
+    double even = (sums->row.max - sums->row.plain / (double)h->vocabulary) + log_sum;
+    double smoothing = (double)h->label_smoothing;
+    return (1.0 - smoothing) * loss + smoothing * even;
+}
+
+static dw_status forward(const dw__call *call, void *scratch) {
+    dw__head h;
+    if (!reads(call, &h)) return misfit(call);
+    DW_RETURN_IF_FAILED(dw__head_begin(&h));
+    cuts c = cut(&h, false);
+    block_job job = job_of(&h, &c, scratch);
+    DW_RETURN_IF_FAILED(each_block(&job, &c, add_rows));
+    float *loss = call->outputs[0].data, *lse = call->outputs[1].data;
+    double sum = 0.0;
+    for (int64_t token = 0; token < h.tokens; token++) {
+        const token_sums *sums = &job.tokens[token];
+        if (lse) lse[token] = (float)(sums->row.max + log(sums->row.exponents));
+        bool counts = dw__head_target(&h, token) != h.ignore_index;
+        double own = counts ? token_loss(&h, sums) : 0.0;
+        if (h.is_none && loss) loss[token] = (float)own;
+        sum += own;
+    }
+    if (loss && !h.is_none) /* a mean of no target at all: NaN */
+        loss[0] = h.normalizer > 0.0 ? (float)(sum / h.normalizer) : NAN;
+    return DW_OK;
+}
+
+/* ---- backward ----------------------------------------------------------------------------------- */
+
+static void gradient_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const block_job *j = context;
+    float *row = j->block + index * j->width;
+    dw__head_gradient_row(j->head, j->first + index, j->column, j->width, row, row);
+}
+
+static void db_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const block_job *j = context;
+    int64_t column = index * SUM_COLUMNS;
+    dw__logit_gradient_loops_now()->column_sums(j->rows, dw__min64(SUM_COLUMNS, j->width - column),
+                                                j->block + column, j->width, j->first > 0,
+                                                j->head->db + j->column + column);
+}
+
+static dw_status add_gradients(block_job *j) {
+    const dw__head *h = j->head;
+    dw__pool_run(j->rows, gradient_task, j);
+    if (h->dx) {
+        dw__product p = dx_product(h, j->first, j->rows, j->column, j->width, j->block);
+        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+    }
+    if (h->dw) {
+        dw__product p = dw_product(h, j->first, j->rows, j->column, j->width, j->block);
+        DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+    }
+    if (h->db) dw__pool_run(dw__divide_up(j->width, SUM_COLUMNS), db_task, j);
+    return DW_OK;
+}
+
+static dw_status backward(const dw__call *call, void *scratch) {
+    dw__head h;
+    if (!reads(call, &h)) return misfit(call);
+    DW_RETURN_IF_FAILED(dw__head_begin(&h));
+    if (h.tokens == 0) {
+        if (h.dw) memset(h.dw, 0, (size_t)(h.vocabulary * h.size) * sizeof(float));
+        if (h.db) memset(h.db, 0, (size_t)h.vocabulary * sizeof(float));
+        return DW_OK;
+    }
+    cuts c = cut(&h, true);
+    block_job job = job_of(&h, &c, scratch);
+    return each_block(&job, &c, add_gradients);
+}
+
+const dw__kernel dw__linear_cross_entropy_blocks = {
+    .name = "cpu.linear_cross_entropy.blocks",
+    .op = DW_OP_LINEAR_CROSS_ENTROPY,
+    .source = "ours, over the products that linear uses",
+    .fits = fits,
+    .scratch_bytes = scratch_bytes,
+    .run = forward,
+    .tolerance_factor = 8.0,
+};
+const dw__kernel dw__linear_cross_entropy_backward_blocks = {
+    .name = "cpu.linear_cross_entropy_backward.blocks",
+    .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
+    .source = "ours, over the products that linear uses",
+    .fits = fits,
+    .scratch_bytes = scratch_bytes,
+    .run = backward,
+    .tolerance_factor = 8.0,
+};
