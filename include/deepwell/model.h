@@ -77,9 +77,12 @@ typedef struct dw_model_graph_options {
     dw_model_output output;
     int dropout;    /* 1: training, with the configuration's dropout; 0: none */
     dw_dtype dtype; /* of parameters and logits: DW_F32 or DW_F64 */
+    /* Of DW_MODEL_LOSS. 0: position t is scored on label t + 1, as transformers does with labels that are the
+     * input_ids. 1: on label t: the caller has moved them, and every position counts. */
+    int labels_moved;
 } dw_model_graph_options;
 #define DW_MODEL_GRAPH_OPTIONS_DEFAULT                                                             \
-    { sizeof(dw_model_graph_options), DW_MODEL_LOGITS, 0, DW_F32 }
+    { sizeof(dw_model_graph_options), DW_MODEL_LOGITS, 0, DW_F32, 0 }
 
 /* The forward pass over the symbols B (0) and S (1). Leaves: the parameters; input_ids [B,S] i64;
  * with DW_MODEL_LOSS labels [B,S] i64; with dropout, where a probability is above 0, "seed", i64[2] of
