@@ -7,6 +7,7 @@
 #include "deepwell/graph.h"
 #include "deepwell/log.h"
 #include "deepwell/model.h"
+#include "deepwell/number.h"
 #include "deepwell/ops.h"
 #include "deepwell/safetensors.h"
 #include "deepwell/status.h"

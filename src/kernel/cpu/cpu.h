@@ -2,42 +2,13 @@
  *
  * Files in kernel/cpu/ hold strategy: predicates, partition into tasks for the pool, scratch. Files in
  * kernel/cpu/isa/ hold inner loops, written with GCC vector extensions or plain C, and are compiled
- * once per instruction set (DW_ISA = avx512, avx2, baseline). Each such file defines one table, named
- * with DW_ISA_NAME(x), e.g. `const dw__norm_loops DW_ISA_NAME(dw__norm_loops) = {...}`; the strategy
- * file picks one at run time with dw__cpu_isa().
+ * once per instruction set (base/isa.h).
  */
 #ifndef DW_CPU_H
 #define DW_CPU_H
 
+#include "base/isa.h"
 #include "kernel/kernel.h"
-
-typedef enum dw__isa { DW_ISA_BASELINE, DW_ISA_AVX2, DW_ISA_AVX512, DW_ISA_COUNT } dw__isa;
-/* Best one this CPU has; DEEPWELL_ISA=baseline|avx2|avx512 lowers it (for tests). */
-dw__isa dw__cpu_isa(void);
-const char *dw__isa_name(dw__isa isa);
-
-#define DW_ISA_CONCAT_(name, isa) name##_##isa
-#define DW_ISA_CONCAT(name, isa) DW_ISA_CONCAT_(name, isa)
-#ifdef DW_ISA
-#define DW_ISA_NAME(name) DW_ISA_CONCAT(name, DW_ISA)
-#endif
-/* In a strategy file: DW_ISA_TABLE(dw__norm_loops) declares the three and defines
- * `static const dw__norm_loops *dw__norm_loops_now(void)`. */
-#if defined(__x86_64__)
-#define DW_ISA_TABLE(type)                                                                         \
-    extern const type type##_avx512, type##_avx2, type##_baseline;                                 \
-    static const type *type##_now(void) {                                                          \
-        switch (dw__cpu_isa()) {                                                                   \
-        case DW_ISA_AVX512: return &type##_avx512;                                                 \
-        case DW_ISA_AVX2: return &type##_avx2;                                                     \
-        default: return &type##_baseline;                                                          \
-        }                                                                                          \
-    }
-#else
-#define DW_ISA_TABLE(type)                                                                         \
-    extern const type type##_baseline;                                                             \
-    static const type *type##_now(void) { return &type##_baseline; }
-#endif
 
 /* ---- elementwise bodies on tiles: also the epilogue of a matrix product ------------------------- */
 

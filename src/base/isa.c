@@ -1,5 +1,6 @@
 /* Which instruction set the inner loops use on this machine. */
-#include "kernel/cpu/cpu.h"
+#include "base/isa.h"
+#include "base/base.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

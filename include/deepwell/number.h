@@ -1,0 +1,258 @@
+/* Number formats of 16 bits and fewer, and quantization in blocks that share a scale.
+ *
+ *     dw_encode, dw_decode                   single numbers: F32 to codes and back
+ *     dw_block_quantize, dw_block_dequantize MXFP8, MXFP6, MXFP4, NVFP4, FP8-block
+ *     dw_hadamard                            random Hadamard transform
+ *     dw_scales_swizzle, _unswizzle          the order in which tensor cores read block scales
+ *
+ * Every result is a function of the arguments alone: the same bits on every CPU, on any number of threads,
+ * whatever the calling thread's floating-point mode. Work is spread over the library's threads.
+ * Sizes are checked; pointers are the caller's business. Inputs and outputs must not overlap.
+ *
+ * Sources. OCP MX: "OCP Microscaling Formats (MX) Specification v1.0", 2023. OFP8: "OCP 8-bit Floating Point
+ * Specification v1.0", 2023. PTX: "Parallel Thread Execution ISA 9.0", sections cvt and tcgen05. NVFP4:
+ * "Pretraining Large Language Models with NVFP4", arXiv 2509.25149. MXFP8 recipe: "Recipes for Pre-training
+ * LLMs with MXFP8", arXiv 2506.08027. DeepSeek: "DeepSeek-V3 Technical Report", arXiv 2412.19437, 3.3.
+ */
+#ifndef DEEPWELL_NUMBER_H
+#define DEEPWELL_NUMBER_H
+
+#include "deepwell/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- single numbers ------------------------------------------------------------------------------ */
+
+/* key, name, bits of a code, exponent bits, fraction bits, exponent bias, largest finite code.
+ * A code is sign, exponent, fraction from the highest bit down; exponent field 0 is subnormal. */
+#define DW_FORMAT_MAP(X)                                                                           \
+    X(BF16, "bf16", 16, 8, 7, 127, 0x7F7F)                                                         \
+    X(F16, "f16", 16, 5, 10, 15, 0x7BFF)                                                           \
+    X(E4M3, "e4m3", 8, 4, 3, 7, 0x7E)  /* OFP8: no infinity; 0x7F is NaN ("fn"). 448 */            \
+    X(E5M2, "e5m2", 8, 5, 2, 15, 0x7B) /* OFP8: as IEEE. 57344 */                                  \
+    X(E3M2, "e3m2", 6, 3, 2, 3, 0x1F)  /* OCP MX: no infinity, no NaN. 28 */                       \
+    X(E2M3, "e2m3", 6, 2, 3, 1, 0x1F)  /* OCP MX: no infinity, no NaN. 7.5 */                      \
+    X(E2M1, "e2m1", 4, 2, 1, 1, 0x7)   /* OCP MX: no infinity, no NaN. 6 */                        \
+    X(E8M0, "e8m0", 8, 8, 0, 127,                                                                  \
+      0xFE) /* OCP MX 5.4.1: 2^(code-127); no sign, no zero; 0xFF NaN */                           \
+    X(UE4M3, "ue4m3", 8, 4, 3, 7, 0x7E) /* PTX: E4M3 with its sign bit always 0 */
+
+typedef enum dw_format {
+#define DW_FORMAT_ENUM(key, name, bits, exponent, fraction, bias, largest) DW_FORMAT_##key,
+    DW_FORMAT_MAP(DW_FORMAT_ENUM)
+#undef DW_FORMAT_ENUM
+        DW_FORMAT_COUNT
+} dw_format;
+DW_API const char *dw_format_name(dw_format format); /* "bf16" ...; "unknown" */
+DW_API int dw_format_bits(dw_format format);         /* of one code: 16, 8, 6, 4 */
+DW_API float dw_format_max(dw_format format);        /* largest finite number */
+/* Bytes of an array of codes: 16-bit formats two each (as the machine orders them), E2M1 half a byte (two
+ * codes per byte, the first in the low nibble; a last odd one is followed by a zero nibble), all others one
+ * each, the code in the low bits, the others 0. -1 for a format that is none or a negative count. */
+DW_API int64_t dw_format_bytes(dw_format format, int64_t count);
+
+/* What becomes of a number whose rounding exceeds the largest finite one, and of infinity:
+ *   SATURATE   the largest finite number, sign kept (PTX .satfinite; torch's cast to E4M3)
+ *   NONFINITE  infinity where the format has one (BF16, F16, E5M2), NaN in E4M3, UE4M3 and E8M0 (ml_dtypes);
+ *              E3M2, E2M3 and E2M1 have neither and saturate
+ * In both, NaN becomes NaN: E4M3 and E5M2 0x7F with the sign kept (torch), UE4M3 0x7F, E8M0 0xFF, BF16 and F16
+ * a quiet NaN with the sign and the payload that fits; in E3M2, E2M3, E2M1 the largest number, positive (PTX).
+ * UE4M3 and E8M0 have no sign: -0 is 0; a number below it becomes code 0 (SATURATE) or NaN (NONFINITE). */
+typedef enum dw_overflow { DW_OVERFLOW_SATURATE, DW_OVERFLOW_NONFINITE } dw_overflow;
+
+/*   NEAREST     to the nearest number, ties to the even code, subnormals included. E8M0, whose codes are all
+ *               powers of two, takes the upper one in a tie (1.5 * 2^e), as ml_dtypes and torch; 0 and
+ *               everything below 2^-127 is code 0.
+ *   STOCHASTIC  x between neighbours a and b = a + q (in magnitude) becomes b when
+ *               w + floor((x - a) / q * 2^32) >= 2^32 for a random 32-bit word w: b has probability
+ *               (x - a) / q, short of it by less than 2^-32. Not for E8M0. */
+typedef enum dw_rounding { DW_ROUND_NEAREST, DW_ROUND_STOCHASTIC } dw_rounding;
+
+/* Random words: Philox4x32-10, as the operation `random_uniform` uses it. The word of element `index` is
+ * word index % 4 of block index / 4, key = {low32(seed), high32(seed)},
+ * counter = {low32(block), low32(stream) ^ high32(block) << 20, low32(offset), high32(offset)}. */
+typedef struct dw_random {
+    int64_t seed, offset, stream;
+} dw_random;
+
+typedef struct dw_encode_options {
+    size_t struct_size; /* sizeof(dw_encode_options) */
+    dw_overflow overflow;
+    dw_rounding rounding;
+    dw_random random; /* STOCHASTIC */
+} dw_encode_options;
+#define DW_ENCODE_OPTIONS_DEFAULT                                                                  \
+    {                                                                                              \
+        sizeof(dw_encode_options), DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, { 0, 0, 0 }             \
+    }
+
+/* codes: dw_format_bytes(format, count) bytes. options NULL: the defaults. DW_INVALID_ARGUMENT. */
+DW_API dw_status dw_encode(dw_format format, int64_t count, const float *values,
+                           const dw_encode_options *options, void *codes);
+/* Exact. Bits above a code's own are ignored, in UE4M3 its highest one too. NaNs become 0x7FC00000 with the
+ * code's sign (BF16 and F16: with the payload). */
+DW_API dw_status dw_decode(dw_format format, int64_t count, const void *codes, float *values);
+
+/* Four 6-bit codes in three bytes: code i has bits 6i..6i+5 of the stream, lowest bit first. `packed` has
+ * (6 * count + 7) / 8 bytes; unused bits are 0. */
+DW_API dw_status dw_fp6_pack(int64_t count, const uint8_t *codes, uint8_t *packed);
+DW_API dw_status dw_fp6_unpack(int64_t count, const uint8_t *packed, uint8_t *codes);
+
+/* ---- blocks ---------------------------------------------------------------------------------------- */
+
+/* key, name, element format, block length, scale format (AMAX of FP8_BLOCK: F32), exponent of the largest number */
+#define DW_SCHEME_MAP(X)                                                                           \
+    X(MXFP8_E4M3, "mxfp8_e4m3", E4M3, 32, E8M0)                                                    \
+    X(MXFP8_E5M2, "mxfp8_e5m2", E5M2, 32, E8M0)                                                    \
+    X(MXFP6_E3M2, "mxfp6_e3m2", E3M2, 32, E8M0)                                                    \
+    X(MXFP6_E2M3, "mxfp6_e2m3", E2M3, 32, E8M0)                                                    \
+    X(MXFP4, "mxfp4", E2M1, 32, E8M0)                                                              \
+    X(NVFP4, "nvfp4", E2M1, 16, UE4M3)                                                             \
+    X(FP8_BLOCK, "fp8_block", E4M3, 128, E8M0)
+
+typedef enum dw_scheme {
+#define DW_SCHEME_ENUM(key, name, element, block, scale) DW_SCHEME_##key,
+    DW_SCHEME_MAP(DW_SCHEME_ENUM)
+#undef DW_SCHEME_ENUM
+        DW_SCHEME_COUNT
+} dw_scheme;
+DW_API const char *dw_scheme_name(dw_scheme scheme); /* "mxfp8_e4m3" ...; "unknown" */
+
+/* How a block's scale follows from amax, its largest magnitude (M: the element format's largest number,
+ * 2^m <= M < 2^(m+1)):
+ *   RCEIL  2^e, e the smallest with amax <= M * 2^e: nothing saturates (MXFP8 recipe; PTX cvt.rp of amax / M)
+ *   FLOOR  2^e, e = floor(log2(amax)) - m: amax up to 2^(m+1-e) saturates (OCP MX 6.3)
+ *   CEIL   2^e, e = ceil(log2(amax)) - m: up to one binary digit less than RCEIL (torchao's "ceil")
+ *   AMAX   amax / M rounded to the scale's own format: F32 in FP8_BLOCK (DeepSeek); in NVFP4
+ *          (amax / 6) / tensor_scale, each quotient rounded to F32, then to UE4M3, nearest, saturating (NVFP4)
+ * DEFAULT: RCEIL for MX, AMAX for NVFP4 and FP8_BLOCK. MX takes RCEIL, FLOOR, CEIL; NVFP4 AMAX only; FP8_BLOCK
+ * all four. In the first three the scale is E8M0, e held to [-127, 127]; a zero block has e = -127.
+ *
+ * Elements, always saturating (x stands for the element, s for the scale's value):
+ *   E8M0 scales      x * 2^-e, which is exact wherever it matters
+ *   FP8_BLOCK, AMAX  x / s rounded to F32, then to the format; s = 0 gives zeros
+ *   NVFP4            x * r rounded to F32, then to the format; r = min((1 / tensor_scale) / s, FLT_MAX),
+ *                    each quotient rounded to F32; s = 0 gives zeros
+ * Zeros keep the sign of x.
+ *
+ * NaN and infinity. A NaN makes its block's scale NaN (E8M0 0xFF, UE4M3 0x7F, F32 0x7FC00000) and all its codes
+ * those of a positive NaN (E4M3 and E5M2 0x7F, else the largest). A block with an infinity and no NaN gets, in
+ * RCEIL, e = 127; in FLOOR and CEIL, what the rule gives for amax = 2^128; in AMAX of FP8_BLOCK, 2^120: its
+ * infinities then come back as infinities, and finite elements stay finite. The scales of NVFP4 have no such
+ * number: there the block becomes NaN. */
+typedef enum dw_scale_rule {
+    DW_SCALE_DEFAULT,
+    DW_SCALE_RCEIL,
+    DW_SCALE_FLOOR,
+    DW_SCALE_CEIL,
+    DW_SCALE_AMAX
+} dw_scale_rule;
+
+/* A matrix [rows, cols] is cut along `axis`, the one that a matrix product sums over. What comes out is laid out
+ * for that product, its summed axis last:
+ *
+ *     axis 1   outer = rows, inner = cols
+ *     axis 0   outer = cols, inner = rows: codes and scales are those of the transposed matrix
+ *     codes    [outer, inner], rows of dw_format_bytes(element, inner) bytes, or code_stride bytes apart
+ *     scales   [outer, ceil(inner / block)]; square: [ceil(outer / block), ceil(inner / block)]
+ *
+ * Where inner is no multiple of the block the last block is shorter, as though zeros followed; where code_stride
+ * leaves room, the codes that complete it are written as zeros. Nothing else beyond a row is touched.
+ * Transposing means quantizing again (along the other axis), except with square blocks. */
+typedef struct dw_block_options {
+    size_t struct_size; /* sizeof(dw_block_options) */
+    dw_scheme scheme;
+    dw_scale_rule scale_rule;
+    int square; /* 1: a scale belongs to block x block elements (FP8_BLOCK 128x128 and NVFP4 16x16 for weights) */
+    int axis; /* 1 or 0 */
+    dw_rounding rounding;
+    dw_random random; /* STOCHASTIC: element (i, k) of [outer, inner] uses word i * inner + k */
+    float
+        tensor_scale; /* NVFP4: a normal positive number, see dw_nvfp4_tensor_scale; others do not read it */
+} dw_block_options;
+#define DW_BLOCK_OPTIONS_DEFAULT                                                                   \
+    {                                                                                              \
+        sizeof(dw_block_options), DW_SCHEME_MXFP8_E4M3, DW_SCALE_DEFAULT, 0, 1, DW_ROUND_NEAREST,  \
+            {0, 0, 0}, 1.0f                                                                        \
+    }
+
+typedef struct dw_block_layout {
+    int64_t outer, inner;
+    int64_t block;     /* elements along inner that share a scale */
+    int64_t row_bytes; /* of codes, tight */
+    int64_t scale_rows, scale_cols;
+    size_t code_bytes, scale_bytes; /* of the whole arrays, tight */
+    dw_format element;
+    dw_format scale; /* DW_FORMAT_COUNT: F32 */
+} dw_block_layout;
+/* DW_INVALID_ARGUMENT for options or sizes that are wrong. */
+DW_API dw_status dw_block_layout_of(const dw_block_options *options, int64_t rows, int64_t cols,
+                                    dw_block_layout *layout);
+
+/* source: F32, rows row_stride elements apart (>= cols). code_stride: bytes from one row of codes to the next;
+ * 0: tight. scales: bytes, or float where layout.scale says so, tight. Rows or cols may be 0.
+ * DW_INVALID_ARGUMENT, DW_OUT_OF_MEMORY. */
+DW_API dw_status dw_block_quantize(const dw_block_options *options, int64_t rows, int64_t cols,
+                                   const float *source, int64_t row_stride, void *codes,
+                                   int64_t code_stride, void *scales);
+/* Back to [rows, cols], the inverse layout. Element * scale (NVFP4: (element * scale) * tensor_scale, the first
+ * product exact), rounded once to F32. */
+DW_API dw_status dw_block_dequantize(const dw_block_options *options, int64_t rows, int64_t cols,
+                                     const void *codes, int64_t code_stride, const void *scales,
+                                     float *result, int64_t row_stride);
+
+/* Largest finite magnitude in a matrix; 0 if there is none. */
+DW_API dw_status dw_amax(int64_t rows, int64_t cols, const float *source, int64_t row_stride,
+                         float *amax);
+/* amax / (448 * 6), rounded to F32 and at least 2^-126; 1 where amax is 0 or not finite. */
+DW_API float dw_nvfp4_tensor_scale(float amax);
+
+/* ---- random Hadamard transform ------------------------------------------------------------------- */
+
+/* Each run of `size` elements of a row, a vector x, becomes x D H / sqrt(size): H is the Hadamard matrix in
+ * Sylvester's order (H[i][j] = (-1)^popcount(i & j)), D a diagonal of signs, the same for all runs: D[j] is -1
+ * where bit j % 32 of word j / 32 of `random` is set (words as for elements above). The inverse is x H D / sqrt(size).
+ * Orthogonal, so that a product over transformed operands is unchanged but for rounding (NVFP4, section on RHT:
+ * size 16 on the inputs of weight gradients).
+ *
+ * size: 2, 4, ... 128. Sums are taken in F32 by radix-2 butterflies, stride 1 first, then multiplied by
+ * 1 / sqrt(size) rounded to F32. A last run that is shorter than `size` is an error: cols must be a multiple.
+ * axis 0: the runs go down the columns, and rows must be a multiple. result may be source. */
+typedef struct dw_hadamard_options {
+    size_t struct_size; /* sizeof(dw_hadamard_options) */
+    int size;           /* 16 */
+    int axis;           /* 1 or 0 */
+    int inverse;
+    int random_signs; /* 0: D is the identity */
+    dw_random random;
+} dw_hadamard_options;
+#define DW_HADAMARD_OPTIONS_DEFAULT                                                                \
+    {                                                                                              \
+        sizeof(dw_hadamard_options), 16, 1, 0, 1, { 0, 0, 0 }                                      \
+    }
+DW_API dw_status dw_hadamard(const dw_hadamard_options *options, int64_t rows, int64_t cols,
+                             const float *source, int64_t row_stride, float *result,
+                             int64_t result_stride);
+
+/* ---- the order in which tensor cores read block scales ------------------------------------------ */
+
+/* One-byte scales [rows, cols] in tiles of 128 x 4, each an atom of 512 bytes: scale (r, c) of a tile lies at byte
+ * (r % 32) * 16 + (r / 32) * 4 + c (32 x 4 x 4). Tiles of one row of tiles follow each other, then the next row's.
+ * PTX, tcgen05.mma block scaling (the 32x128b.warpx4 copy reads an atom); cuBLAS, "Block scaling factors layout".
+ * Rows and columns that complete a tile are 0. `repeat` > 1: row r of the scales stands for rows r * repeat ... of
+ * the operand (square blocks of that many rows): `rows` counts the operand's rows, the scales have
+ * ceil(rows / repeat). Unswizzle with repeat takes the first row of each. */
+DW_API int64_t dw_scales_swizzled_bytes(int64_t rows, int64_t cols); /* -1: negative or too large */
+DW_API dw_status dw_scales_swizzle(int64_t rows, int64_t cols, int64_t repeat,
+                                   const uint8_t *scales, uint8_t *swizzled);
+DW_API dw_status dw_scales_unswizzle(int64_t rows, int64_t cols, int64_t repeat,
+                                     const uint8_t *swizzled, uint8_t *scales);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,193 @@
+/* Arrays of single numbers: encoding, decoding, packing. */
+#include "base/base.h"
+#include "number/number_loops.h"
+#include "number/run.h"
+
+DW_ISA_TABLE(dw__number_loops)
+
+/* Elements of a task, and of a pass over buffers on the stack; both even, for pairs of codes. */
+enum { TASK = 1 << 15, PASS = 1024 };
+
+typedef struct array_call {
+    const dw__number_loops *loops;
+    dw_format format;
+    int64_t count;
+    float *values;
+    uint8_t *codes;
+    dw_encode_options options;
+} array_call;
+
+static int64_t pass_end(int64_t start, int64_t end) {
+    return start + PASS < end ? start + PASS : end;
+}
+
+static int64_t task_count(int64_t count) { return count / TASK + (count % TASK != 0); }
+
+/* ---- encoding ------------------------------------------------------------------------------ */
+
+static void encode_wide(const array_call *call, int64_t start, int64_t count,
+                        const uint32_t *words) {
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t code =
+            (uint16_t)dw__encode_one(call->format, call->values[start + i], call->options.overflow,
+                                     call->options.rounding, words ? words[i] : 0);
+        memcpy(call->codes + 2 * (start + i), &code, sizeof code);
+    }
+}
+
+static void encode_bytes(const array_call *call, int64_t start, int64_t count,
+                         const uint32_t *words) {
+    if (call->loops->encode[call->format] == NULL) {
+        for (int64_t i = 0; i < count; i++)
+            call->codes[start + i] = (uint8_t)dw__encode_one(
+                call->format, call->values[start + i], call->options.overflow,
+                call->options.rounding, words ? words[i] : 0);
+        return;
+    }
+    if (call->format != DW_FORMAT_E2M1) {
+        call->loops->encode[call->format](call->values + start, count, call->options.overflow,
+                                          words, call->codes + start);
+        return;
+    }
+    uint8_t unpacked[PASS + 1] = {0}; /* a last odd code is followed by zero */
+    call->loops->encode[call->format](call->values + start, count, call->options.overflow, words,
+                                      unpacked);
+    call->loops->pack_pairs(unpacked, (count + 1) / 2, call->codes + start / 2);
+}
+
+static void encode_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const array_call *call = context;
+    int64_t end = (index + 1) * TASK < call->count ? (index + 1) * TASK : call->count;
+    for (int64_t start = index * TASK; start < end; start = pass_end(start, end)) {
+        int64_t count = pass_end(start, end) - start;
+        uint32_t buffer[PASS];
+        const uint32_t *words = NULL;
+        if (call->options.rounding == DW_ROUND_STOCHASTIC) {
+            call->loops->words(&call->options.random, (uint64_t)start, count, buffer);
+            words = buffer;
+        }
+        if (dw__format_is_byte(call->format))
+            encode_bytes(call, start, count, words);
+        else
+            encode_wide(call, start, count, words);
+    }
+}
+
+static dw_status check_format(const char *function, dw_format format, int64_t count) {
+    if ((unsigned)format >= DW_FORMAT_COUNT)
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: format is %d, which is none of dw_format",
+                        function, (int)format);
+    if (dw_format_bytes(format, count) < 0)
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: count is %lld: expected 0 to 2^62", function,
+                        (long long)count);
+    return DW_OK;
+}
+
+dw_status dw_encode(dw_format format, int64_t count, const float *values,
+                    const dw_encode_options *options, void *codes) {
+    const dw_encode_options defaults = DW_ENCODE_OPTIONS_DEFAULT;
+    if (options == NULL) options = &defaults;
+    if (options->struct_size != sizeof *options)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "dw_encode_options.struct_size is %zu, this library knows %zu: begin with "
+                        "DW_ENCODE_OPTIONS_DEFAULT",
+                        options->struct_size, sizeof *options);
+    DW_RETURN_IF_FAILED(check_format("dw_encode", format, count));
+    if ((unsigned)options->overflow > DW_OVERFLOW_NONFINITE)
+        return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: overflow is %d: expected %d or %d",
+                        (int)options->overflow, DW_OVERFLOW_SATURATE, DW_OVERFLOW_NONFINITE);
+    if ((unsigned)options->rounding > DW_ROUND_STOCHASTIC)
+        return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: rounding is %d: expected %d or %d",
+                        (int)options->rounding, DW_ROUND_NEAREST, DW_ROUND_STOCHASTIC);
+    if (format == DW_FORMAT_E8M0 && options->rounding == DW_ROUND_STOCHASTIC)
+        return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: e8m0 has no stochastic rounding: scales "
+                                             "are rounded to the nearest, or by a scale rule");
+    array_call call = {.loops = dw__number_loops_now(),
+                       .format = format,
+                       .count = count,
+                       .values = (float *)values,
+                       .codes = codes,
+                       .options = *options};
+    dw__number_run(task_count(count), encode_task, &call);
+    return DW_OK;
+}
+
+/* ---- decoding ------------------------------------------------------------------------------ */
+
+static void decode_bytes(const array_call *call, int64_t start, int64_t count) {
+    const uint8_t *codes = call->codes + start;
+    float *values = call->values + start;
+    if (call->loops->decode[call->format] == NULL) {
+        for (int64_t i = 0; i < count; i++) values[i] = dw__decode_one(call->format, codes[i]);
+        return;
+    }
+    if (call->format != DW_FORMAT_E2M1) {
+        call->loops->decode[call->format](codes, count, 1.0f, 1.0f, values);
+        return;
+    }
+    uint8_t unpacked[PASS + 1];
+    call->loops->unpack_pairs(call->codes + start / 2, (count + 1) / 2, unpacked);
+    call->loops->decode[call->format](unpacked, count, 1.0f, 1.0f, values);
+}
+
+static void decode_task(void *context, int64_t index, int worker) {
+    (void)worker;
+    const array_call *call = context;
+    int64_t end = (index + 1) * TASK < call->count ? (index + 1) * TASK : call->count;
+    for (int64_t start = index * TASK; start < end; start = pass_end(start, end)) {
+        int64_t count = pass_end(start, end) - start;
+        if (dw__format_is_byte(call->format)) {
+            decode_bytes(call, start, count);
+            continue;
+        }
+        for (int64_t i = start; i < start + count; i++) {
+            uint16_t code;
+            memcpy(&code, call->codes + 2 * i, sizeof code);
+            call->values[i] = dw__decode_one(call->format, code);
+        }
+    }
+}
+
+dw_status dw_decode(dw_format format, int64_t count, const void *codes, float *values) {
+    DW_RETURN_IF_FAILED(check_format("dw_decode", format, count));
+    array_call call = {.loops = dw__number_loops_now(),
+                       .format = format,
+                       .count = count,
+                       .values = values,
+                       .codes = (uint8_t *)codes};
+    dw__number_run(task_count(count), decode_task, &call);
+    return DW_OK;
+}
+
+/* ---- six-bit codes --------------------------------------------------------------------------- */
+
+static dw_status check_count(const char *function, int64_t count) {
+    if (count >= 0 && count <= INT64_MAX / 8) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "%s: count is %lld: expected 0 to 2^60", function,
+                    (long long)count);
+}
+
+dw_status dw_fp6_pack(int64_t count, const uint8_t *codes, uint8_t *packed) {
+    DW_RETURN_IF_FAILED(check_count("dw_fp6_pack", count));
+    for (int64_t i = 0; i < count; i += 4) {
+        uint32_t stream = 0;
+        int64_t left = count - i < 4 ? count - i : 4;
+        for (int64_t j = 0; j < left; j++) stream |= (uint32_t)(codes[i + j] & 0x3F) << 6 * j;
+        for (int64_t byte = 0; byte < (6 * left + 7) / 8; byte++)
+            *packed++ = (uint8_t)(stream >> 8 * byte);
+    }
+    return DW_OK;
+}
+
+dw_status dw_fp6_unpack(int64_t count, const uint8_t *packed, uint8_t *codes) {
+    DW_RETURN_IF_FAILED(check_count("dw_fp6_unpack", count));
+    for (int64_t i = 0; i < count; i += 4) {
+        uint32_t stream = 0;
+        int64_t left = count - i < 4 ? count - i : 4;
+        for (int64_t byte = 0; byte < (6 * left + 7) / 8; byte++)
+            stream |= (uint32_t)*packed++ << 8 * byte;
+        for (int64_t j = 0; j < left; j++) codes[i + j] = (uint8_t)(stream >> 6 * j & 0x3F);
+    }
+    return DW_OK;
+}

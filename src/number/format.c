@@ -1,0 +1,132 @@
+/* The formats, and the encoding and decoding of one number in each. */
+#include "number/format.h"
+#include "base/base.h"
+
+const dw__format_info dw__formats[DW_FORMAT_COUNT] = {
+#define ROW(key, name, bits, exponent, fraction, bias, largest)                                    \
+    [DW_FORMAT_##key] = {name, bits, exponent, fraction, bias, largest},
+    DW_FORMAT_MAP(ROW)
+#undef ROW
+};
+
+static bool is_format(dw_format format) { return (unsigned)format < DW_FORMAT_COUNT; }
+
+const char *dw_format_name(dw_format format) {
+    return is_format(format) ? dw__formats[format].name : "unknown";
+}
+
+int dw_format_bits(dw_format format) { return is_format(format) ? dw__formats[format].bits : 0; }
+
+float dw_format_max(dw_format format) {
+    return is_format(format) ? dw__decode_one(format, dw__formats[format].largest) : 0.0f;
+}
+
+int64_t dw_format_bytes(dw_format format, int64_t count) {
+    if (!is_format(format) || count < 0 || count > INT64_MAX / 2) return -1;
+    if (!dw__format_is_byte(format)) return 2 * count;
+    return format == DW_FORMAT_E2M1 ? (count + 1) / 2 : count;
+}
+
+/* ---- encoding ------------------------------------------------------------------------------ */
+
+enum { F32_FRACTION = 23, F32_BIAS = 127 };
+
+/* The code of a finite magnitude, as though the exponent had no upper end. */
+static uint64_t round_magnitude(const dw__format_info *format, uint32_t bits, dw_rounding rounding,
+                                uint32_t word) {
+    int field = (int)(bits >> F32_FRACTION);
+    uint64_t significand = bits & 0x7FFFFFu;
+    if (field == 0)
+        field = 1; /* subnormal F32: no hidden bit */
+    else
+        significand |= 0x800000u;
+    /* The format's smallest normal number has this field in F32; below it the quantum stays the same. */
+    int least = F32_BIAS - format->bias + 1;
+    int binade = field > least ? field - least : 0;
+    int shift = F32_FRACTION - format->fraction_bits + (field < least ? least - field : 0);
+    if (shift > 63) return 0;
+    uint64_t kept = significand >> shift;
+    uint64_t dropped = significand & ((UINT64_C(1) << shift) - 1);
+    if (rounding == DW_ROUND_STOCHASTIC) {
+        uint64_t share = shift <= 32 ? dropped << (32 - shift) : dropped >> (shift - 32);
+        kept += (share + word) >> 32;
+    } else {
+        uint64_t half = UINT64_C(1) << (shift - 1);
+        kept += dropped > half || (dropped == half && (kept & 1));
+    }
+    /* A normal number's hidden bit adds one to the exponent field. */
+    return ((uint64_t)binade << format->fraction_bits) + kept;
+}
+
+static uint32_t encode_e8m0(float value, dw_overflow overflow) {
+    uint32_t bits = dw__f32_bits(value);
+    uint32_t magnitude = bits & 0x7FFFFFFFu;
+    bool saturate = overflow == DW_OVERFLOW_SATURATE;
+    if (magnitude > 0x7F800000u) return 0xFF;
+    if (bits >> 31 && magnitude) return saturate ? 0 : 0xFF;
+    if (magnitude < 0x00800000u) return magnitude >= 0x00600000u; /* 1.5 * 2^-127 is code 1 */
+    uint32_t code = (magnitude + 0x00400000u) >> F32_FRACTION;
+    return code < 0xFF ? code : saturate ? 0xFE : 0xFF;
+}
+
+uint32_t dw__encode_one(dw_format format, float value, dw_overflow overflow, dw_rounding rounding,
+                        uint32_t word) {
+    if (format == DW_FORMAT_E8M0) return encode_e8m0(value, overflow);
+    const dw__format_info *info = &dw__formats[format];
+    uint32_t bits = dw__f32_bits(value);
+    uint32_t magnitude = bits & 0x7FFFFFFFu;
+    uint32_t sign = bits >> 31 << (info->bits - 1);
+    bool saturate = overflow == DW_OVERFLOW_SATURATE;
+    if (magnitude > 0x7F800000u) {
+        if (format == DW_FORMAT_BF16) return dw__f32_to_bf16(value);
+        if (format == DW_FORMAT_F16) return dw__f32_to_f16(value);
+        bool has_signed_nan = format == DW_FORMAT_E4M3 || format == DW_FORMAT_E5M2;
+        return dw__format_nan(format) | (has_signed_nan ? sign : 0);
+    }
+    if (format == DW_FORMAT_UE4M3) {
+        if (sign && magnitude) return saturate ? 0 : dw__format_nan(format);
+        sign = 0;
+    }
+    uint64_t code =
+        magnitude == 0x7F800000u ? UINT64_MAX : round_magnitude(info, magnitude, rounding, word);
+    if (code <= info->largest) return sign | (uint32_t)code;
+    if (saturate) return sign | info->largest;
+    switch (format) {
+    case DW_FORMAT_BF16: return sign | 0x7F80;
+    case DW_FORMAT_F16: return sign | 0x7C00;
+    case DW_FORMAT_E5M2: return sign | 0x7C;
+    case DW_FORMAT_E4M3: return sign | 0x7F;
+    case DW_FORMAT_UE4M3: return 0x7F;
+    default: return sign | info->largest;
+    }
+}
+
+/* ---- decoding ------------------------------------------------------------------------------ */
+
+float dw__decode_one(dw_format format, uint32_t code) {
+    if (format == DW_FORMAT_BF16) {
+        uint32_t bits = (code & 0xFFFFu) << 16;
+        bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+        return dw__f32_from_bits(bits | (nan ? 0x00400000u : 0));
+    }
+    if (format == DW_FORMAT_F16) return dw__f16_to_f32((uint16_t)code);
+    if (format == DW_FORMAT_E8M0) {
+        code &= 0xFFu;
+        if (code == 0xFF) return dw__f32_from_bits(0x7FC00000u);
+        return dw__f32_from_bits(code ? code << F32_FRACTION : 0x00400000u);
+    }
+    const dw__format_info *info = &dw__formats[format];
+    uint32_t magnitude = code & ((1u << (info->bits - 1)) - 1);
+    uint32_t sign = format == DW_FORMAT_UE4M3 ? 0 : code >> (info->bits - 1) << 31;
+    if (magnitude > info->largest) {
+        bool infinite = format == DW_FORMAT_E5M2 && magnitude == 0x7C;
+        return dw__f32_from_bits(sign | (infinite ? 0x7F800000u : 0x7FC00000u));
+    }
+    uint32_t field = magnitude >> info->fraction_bits;
+    uint32_t fraction = magnitude & ((1u << info->fraction_bits) - 1);
+    uint32_t significand = field ? fraction | 1u << info->fraction_bits : fraction;
+    int exponent = (int)(field ? field : 1) - info->bias - info->fraction_bits;
+    /* Both factors and their product are normal F32 numbers, or 0: exact. */
+    float power = dw__f32_from_bits((uint32_t)(F32_BIAS + exponent) << F32_FRACTION);
+    return dw__f32_from_bits(dw__f32_bits((float)significand * power) | sign);
+}

@@ -1,0 +1,10 @@
+/* Tasks of number formats on the thread pool, in the default floating-point mode whatever the calling thread's
+ * is (one that flushes subnormals, or rounds upwards, would change bits). */
+#ifndef DW_RUN_H
+#define DW_RUN_H
+
+#include "base/pool.h"
+
+void dw__number_run(int64_t count, dw__task task, void *context);
+
+#endif

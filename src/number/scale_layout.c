@@ -1,0 +1,60 @@
+/* Scales in tiles of 128 x 4, in the order in which tensor cores read them (deepwell/number.h). */
+#include "base/base.h"
+#include "deepwell/number.h"
+#include <string.h>
+
+enum { TILE_ROWS = 128, TILE_COLS = 4, TILE_BYTES = 512, ATOM_ROWS = 32, ATOM_BYTES = 16 };
+
+static int64_t tiles(int64_t count, int64_t size) { return count / size + (count % size != 0); }
+
+int64_t dw_scales_swizzled_bytes(int64_t rows, int64_t cols) {
+    if (rows < 0 || cols < 0) return -1;
+    int64_t high = tiles(rows, TILE_ROWS), wide = tiles(cols, TILE_COLS), bytes;
+    if (__builtin_mul_overflow(high, wide, &bytes) ||
+        __builtin_mul_overflow(bytes, (int64_t)TILE_BYTES, &bytes))
+        return -1;
+    return bytes;
+}
+
+static dw_status check(const char *function, int64_t rows, int64_t cols, int64_t repeat) {
+    if (dw_scales_swizzled_bytes(rows, cols) < 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: the scales are [%lld, %lld]: expected sizes from "
+                        "0 on whose product an int64 holds",
+                        function, (long long)rows, (long long)cols);
+    if (repeat < 1)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%s: repeat is %lld: expected 1, or the rows of a "
+                        "square block",
+                        function, (long long)repeat);
+    return DW_OK;
+}
+
+static int64_t swizzled_index(int64_t row, int64_t col, int64_t cols) {
+    int64_t tile = row / TILE_ROWS * tiles(cols, TILE_COLS) + col / TILE_COLS;
+    int64_t r = row % TILE_ROWS;
+    return tile * TILE_BYTES + r % ATOM_ROWS * ATOM_BYTES + r / ATOM_ROWS * TILE_COLS +
+           col % TILE_COLS;
+}
+
+dw_status dw_scales_swizzle(int64_t rows, int64_t cols, int64_t repeat, const uint8_t *scales,
+                            uint8_t *swizzled) {
+    DW_RETURN_IF_FAILED(check("dw_scales_swizzle", rows, cols, repeat));
+    int64_t bytes = dw_scales_swizzled_bytes(rows, cols);
+    if (bytes > 0) memset(swizzled, 0, (size_t)bytes);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t col = 0; col < cols; col++)
+            swizzled[swizzled_index(row, col, cols)] = scales[row / repeat * cols + col];
+    return DW_OK;
+}
+
+dw_status dw_scales_unswizzle(int64_t rows, int64_t cols, int64_t repeat, const uint8_t *swizzled,
+                              uint8_t *scales) {
+    DW_RETURN_IF_FAILED(check("dw_scales_unswizzle", rows, cols, repeat));
+    for (int64_t row = 0; row < rows; row += repeat) {
+        for (int64_t col = 0; col < cols; col++)
+            scales[row / repeat * cols + col] = swizzled[swizzled_index(row, col, cols)];
+        if (repeat > rows - row) break; /* row + repeat may not fit */
+    }
+    return DW_OK;
+}
