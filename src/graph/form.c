@@ -58,6 +58,33 @@ dw_status dw__parse_known_dim(dw_graph *graph, const char *text, dw_dim *dim) {
     return DW_OK;
 }
 
+/* A dim as a number or, between two of `quote`, as a polynomial (of letters, digits and " +-*"). */
+static dw_status write_dim(dw__text *out, const dw_graph *graph, dw_dim dim, const char *quote) {
+    char text[256];
+    if (dim >= 0) return dw__text_printf(out, "%lld", (long long)dim);
+    size_t length = dw_dim_text(graph, dim, text, sizeof text);
+    if (length < sizeof text) return dw__text_printf(out, "%s%s%s", quote, text, quote);
+    char *longer = dw__malloc(length + 1); /* a polynomial of many terms */
+    if (!longer) return dw__fail_memory("the text of a dim", length + 1);
+    dw_dim_text(graph, dim, longer, length + 1);
+    dw_status status = dw__text_printf(out, "%s%s%s", quote, longer, quote);
+    dw__free(longer);
+    return status;
+}
+
+dw_status dw__write_list(dw__text *out, const dw_graph *dims_of, uint32_t count,
+                         const int64_t *list, const char *quote) {
+    DW_RETURN_IF_FAILED(dw__text_append(out, "[", 1));
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ", ", 2));
+        if (dims_of)
+            DW_RETURN_IF_FAILED(write_dim(out, dims_of, list[i], quote));
+        else
+            DW_RETURN_IF_FAILED(dw__text_printf(out, "%lld", (long long)list[i]));
+    }
+    return dw__text_append(out, "]", 1);
+}
+
 /* ---- nodes --------------------------------------------------------------------------------- */
 
 dw_status dw__form_status(dw_status status) {

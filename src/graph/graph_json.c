@@ -31,32 +31,6 @@ static dw_status write_string(dw__text *out, const char *text) {
     return dw__text_append(out, "\"", 1);
 }
 
-static dw_status write_dim(dw__text *out, const dw_graph *graph, dw_dim dim) {
-    char text[256];
-    if (dim >= 0) return dw__text_printf(out, "%lld", (long long)dim);
-    size_t length = dw_dim_text(graph, dim, text, sizeof text);
-    if (length < sizeof text) return write_string(out, text);
-    char *longer = dw__malloc(length + 1); /* a polynomial of many terms */
-    if (!longer) return dw__fail_memory("the text of a dim", length + 1);
-    dw_dim_text(graph, dim, longer, length + 1);
-    dw_status status = write_string(out, longer);
-    dw__free(longer);
-    return status;
-}
-
-static dw_status write_list(dw__text *out, const dw_graph *graph, uint32_t count,
-                            const int64_t *list, bool dims) {
-    DW_RETURN_IF_FAILED(dw__text_append(out, "[", 1));
-    for (uint32_t i = 0; i < count; i++) {
-        if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ", ", 2));
-        if (dims)
-            DW_RETURN_IF_FAILED(write_dim(out, graph, list[i]));
-        else
-            DW_RETURN_IF_FAILED(dw__text_printf(out, "%lld", (long long)list[i]));
-    }
-    return dw__text_append(out, "]", 1);
-}
-
 /* "name": .., ["role": ..,] "dtype": .., "shape": [..] */
 static dw_status write_value(dw__text *out, const dw_graph *graph, dw_value value) {
     const dw__value_record *record = &graph->values.items[value];
@@ -66,7 +40,7 @@ static dw_status write_value(dw__text *out, const dw_graph *graph, dw_value valu
         DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"role\": \"%s\"", dw_role_name(record->role)));
     DW_RETURN_IF_FAILED(
         dw__text_printf(out, ", \"dtype\": \"%s\", \"shape\": ", dw_dtype_name(record->dtype)));
-    DW_RETURN_IF_FAILED(write_list(out, graph, (uint32_t)record->rank, record->shape, true));
+    DW_RETURN_IF_FAILED(dw__write_list(out, graph, (uint32_t)record->rank, record->shape, "\""));
     return dw__text_append(out, "}", 1);
 }
 
@@ -83,8 +57,8 @@ static dw_status write_attr(dw__text *out, const dw_graph *graph, const dw_attr 
     case DW_ATTR_FLOAT: return write_number(out, attr->number);
     case DW_ATTR_DTYPE: return write_string(out, dw_dtype_name((dw_dtype)attr->integer));
     case DW_ATTR_STRING: return write_string(out, attr->string);
-    case DW_ATTR_INTS: return write_list(out, graph, attr->count, attr->list, false);
-    case DW_ATTR_DIMS: return write_list(out, graph, attr->count, attr->list, true);
+    case DW_ATTR_INTS: return dw__write_list(out, NULL, attr->count, attr->list, "");
+    case DW_ATTR_DIMS: return dw__write_list(out, graph, attr->count, attr->list, "\"");
     }
     return DW_OK;
 }

@@ -48,36 +48,11 @@ static dw_status write_name(dw__text *out, const char *name) {
     return write_quoted(out, name);
 }
 
-static dw_status write_dim(dw__text *out, const dw_graph *graph, dw_dim dim) {
-    char text[256];
-    size_t length = dw_dim_text(graph, dim, text, sizeof text);
-    if (length < sizeof text) return dw__text_append(out, text, length);
-    char *longer = dw__malloc(length + 1); /* a polynomial of many terms */
-    if (!longer) return dw__fail_memory("the text of a dim", length + 1);
-    dw_dim_text(graph, dim, longer, length + 1);
-    dw_status status = dw__text_append(out, longer, length);
-    dw__free(longer);
-    return status;
-}
-
-static dw_status write_list(dw__text *out, const dw_graph *graph, uint32_t count,
-                            const int64_t *list, bool dims) {
-    DW_RETURN_IF_FAILED(dw__text_append(out, "[", 1));
-    for (uint32_t i = 0; i < count; i++) {
-        if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ", ", 2));
-        if (dims)
-            DW_RETURN_IF_FAILED(write_dim(out, graph, list[i]));
-        else
-            DW_RETURN_IF_FAILED(dw__text_printf(out, "%lld", (long long)list[i]));
-    }
-    return dw__text_append(out, "]", 1);
-}
-
 static dw_status write_typed_name(dw__text *out, const dw_graph *graph, dw_value value) {
     const dw__value_record *record = &graph->values.items[value];
     DW_RETURN_IF_FAILED(write_name(out, record->name));
     DW_RETURN_IF_FAILED(dw__text_printf(out, ": %s", dw_dtype_name(record->dtype)));
-    return write_list(out, graph, (uint32_t)record->rank, record->shape, true);
+    return dw__write_list(out, graph, (uint32_t)record->rank, record->shape, "");
 }
 
 static dw_status write_attr(dw__text *out, const dw_graph *graph, const dw_attr *attr) {
@@ -90,8 +65,8 @@ static dw_status write_attr(dw__text *out, const dw_graph *graph, const dw_attr 
         return dw__text_append(out, number, strlen(number));
     case DW_ATTR_DTYPE: return dw__text_printf(out, "%s", dw_dtype_name((dw_dtype)attr->integer));
     case DW_ATTR_STRING: return write_quoted(out, attr->string);
-    case DW_ATTR_INTS: return write_list(out, graph, attr->count, attr->list, false);
-    case DW_ATTR_DIMS: return write_list(out, graph, attr->count, attr->list, true);
+    case DW_ATTR_INTS: return dw__write_list(out, NULL, attr->count, attr->list, "");
+    case DW_ATTR_DIMS: return dw__write_list(out, graph, attr->count, attr->list, "");
     }
     return DW_OK;
 }

@@ -210,6 +210,9 @@ enum { DW__NUMBER_BYTES = 32 };
 void dw__number_text(double number, char text[DW__NUMBER_BYTES]);
 /* What dw__number_text writes; NULL when `text` begins with no number, else where it ends. */
 const char *dw__number_parse(const char *text, double *number);
+/* "[1, 2]": numbers, or with `dims_of` dims of that graph, symbolic ones between two of `quote`. */
+dw_status dw__write_list(dw__text *out, const dw_graph *dims_of, uint32_t count,
+                         const int64_t *list, const char *quote);
 /* A node as a form describes it. */
 typedef struct dw__description {
     dw_op op;
