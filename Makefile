@@ -24,7 +24,7 @@ demo: ## train GPT-2 and Llama beside plain PyTorch and compare
 demo: all
 	$(VENV_PYTHON) examples/demo.py
 
-test: ## all quick tests: C (plain, ASan + UBSan, TSan), operations, Python
+test: ## all quick tests: C (plain, ASan + UBSan, TSan), fuzzing, operations, Python
 test: all
 	bash scripts/test.sh quick
 

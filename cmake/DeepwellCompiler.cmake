@@ -19,3 +19,6 @@ if(DEEPWELL_SANITIZE)
         -fsanitize=${DEEPWELL_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(deepwell_flags INTERFACE -fsanitize=${DEEPWELL_SANITIZE})
 endif()
+if(DEEPWELL_LIBFUZZER) # tells the fuzzer which branches an input has taken
+    target_compile_options(deepwell_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()

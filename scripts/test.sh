@@ -23,6 +23,9 @@ sanitized() {
     cmake --build "build/$preset" && ctest --preset "$preset"
 }
 
+# The same inputs each time, starting from what is committed.
+fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 5; }
+
 demo() { "$python" examples/demo.py --quick --steps 5; }
 
 python_tests() { "$python" -m pytest -q -m "$1"; }
@@ -35,6 +38,7 @@ quick)
     stage "C" ctest --preset release
     stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan
     stage "C under ThreadSanitizer" sanitized tsan
+    stage "fuzzing" fuzz_briefly
     stage "operations" "$release/bin/deepwell-ops" test --quick
     stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
     stage "examples" demo
@@ -47,6 +51,7 @@ long)
         stage "C under $preset" sanitized "$preset"
         stage "operations under $preset" "build/$preset/bin/deepwell-ops" test --quick
     done
+    stage "fuzzing" scripts/fuzz.sh 600
     stage "Python, slow" slow_python_tests
     ;;
 *)

@@ -4,6 +4,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 static const char *const names[DW_ISA_COUNT] = {"baseline", "avx2", "avx512"};
 
@@ -11,13 +14,20 @@ const char *dw__isa_name(dw__isa isa) {
     return isa >= 0 && isa < DW_ISA_COUNT ? names[isa] : "unknown";
 }
 
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows this one. Its registers are AVX's. */
+static bool has_f16c(void) {
+    unsigned eax, ebx, ecx = 0, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 /* The features that the build's flags for each set name, and the OS must save the registers:
  * __builtin_cpu_supports looks at both. */
 static dw__isa detect(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     return avx512 ? DW_ISA_AVX512 : avx2 ? DW_ISA_AVX2 : DW_ISA_BASELINE;
