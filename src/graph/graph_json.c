@@ -9,8 +9,8 @@
  *
  * Written by hand, one line for each leaf and node; read with jansson. docs/graph.md has the rules.
  */
+#include "base/json.h"
 #include "graph/internal.h"
-#include <jansson.h>
 #include <math.h>
 #include <string.h>
 
@@ -137,37 +137,18 @@ dw_status dw_graph_to_json(const dw_graph *graph, char **text) {
 
 /* ---- reading: kinds ------------------------------------------------------------------------ */
 
-static const char *kind_of(const json_t *json) {
-    if (!json) return "missing";
-    switch (json_typeof(json)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "an array";
-    case JSON_STRING: return "a string";
-    case JSON_INTEGER: return "an integer";
-    case JSON_REAL: return "a real number";
-    case JSON_TRUE:
-    case JSON_FALSE: return "a boolean";
-    case JSON_NULL: return "null";
-    }
-    return "unknown";
-}
-
-static dw_status wrong_kind(const char *what, const json_t *json, const char *expected) {
-    return dw__fail(DW_PARSE, "%.64s is %s; expected %s", what, kind_of(json), expected);
-}
-
 static dw_status read_string(const json_t *json, const char *what, const char **text) {
     *text = json_string_value(json); /* NULL for every other kind */
-    return *text ? DW_OK : wrong_kind(what, json, "a string");
+    return *text ? DW_OK : dw__json_wrong_kind(what, json, "a string");
 }
 
 static dw_status read_integer(const json_t *json, const char *what, int64_t *integer) {
     *integer = json_integer_value(json); /* 0 for every other kind */
-    return json_is_integer(json) ? DW_OK : wrong_kind(what, json, "an integer");
+    return json_is_integer(json) ? DW_OK : dw__json_wrong_kind(what, json, "an integer");
 }
 
 static dw_status read_array(const json_t *json, const char *what, size_t limit, size_t *count) {
-    if (!json_is_array(json)) return wrong_kind(what, json, "an array");
+    if (!json_is_array(json)) return dw__json_wrong_kind(what, json, "an array");
     *count = json_array_size(json);
     if (*count <= limit) return DW_OK;
     return dw__fail(DW_PARSE, "%s has %zu entries; expected at most %zu", what, *count, limit);
@@ -177,7 +158,7 @@ static dw_status read_array(const json_t *json, const char *what, size_t limit, 
 static dw_status check_keys(json_t *object, const char *what, const char *const *keys) {
     const char *key;
     json_t *member;
-    if (!json_is_object(object)) return wrong_kind(what, object, "an object");
+    if (!json_is_object(object)) return dw__json_wrong_kind(what, object, "an object");
     json_object_foreach(object, key, member) {
         size_t i = 0;
         while (keys[i] && strcmp(keys[i], key) != 0) i++;
@@ -196,7 +177,7 @@ static dw_status read_number(const json_t *json, const char *what, double *numbe
         const char *end = dw__number_parse(text, number);
         if (end && *end == '\0' && !isfinite(*number)) return DW_OK;
     }
-    return wrong_kind(what, json, "a number, \"inf\", \"-inf\" or \"nan\"");
+    return dw__json_wrong_kind(what, json, "a number, \"inf\", \"-inf\" or \"nan\"");
 }
 
 static dw_status read_dtype(const json_t *json, const char *what, dw_dtype *dtype) {
@@ -213,7 +194,8 @@ static dw_status read_dtype(const json_t *json, const char *what, dw_dtype *dtyp
 static dw_status read_dim(dw_graph *graph, const json_t *json, const char *what, dw_dim *dim) {
     if (json_is_string(json)) return dw__parse_known_dim(graph, json_string_value(json), dim);
     if (!json_is_integer(json))
-        return wrong_kind(what, json, "an integer or a string such as \"B*S\" for each dim");
+        return dw__json_wrong_kind(what, json,
+                                   "an integer or a string such as \"B*S\" for each dim");
     *dim = json_integer_value(json);
     if (*dim >= 0) return DW_OK;
     return dw__fail(DW_SHAPE, "%s has the dim %lld; expected 0 or more", what, (long long)*dim);
@@ -305,7 +287,7 @@ static dw_status read_attrs(dw_graph *graph, json_t *json, lists *lists, dw__des
     const char *name;
     json_t *member;
     if (!json) return DW_OK;
-    if (!json_is_object(json)) return wrong_kind("attrs", json, "an object");
+    if (!json_is_object(json)) return dw__json_wrong_kind("attrs", json, "an object");
     json_object_foreach(json, name, member) {
         int key = dw__attr_find(name);
         if (key < 0) return dw__fail(DW_PARSE, "there is no attribute \"%.64s\"", name);
@@ -336,7 +318,7 @@ static dw_status read_output(dw_graph *graph, json_t *json, dw__description *nod
     node->types[index].given = json_is_object(json);
     if (json_is_string(json)) return read_string(json, "an output", &node->names[index]);
     if (!json_is_object(json))
-        return wrong_kind("an entry of outputs", json, "a name or an object");
+        return dw__json_wrong_kind("an entry of outputs", json, "a name or an object");
     DW_RETURN_IF_FAILED(check_keys(json, "an entry of outputs", keys));
     DW_RETURN_IF_FAILED(
         read_string(json_object_get(json, "name"), "an output's name", &node->names[index]));
@@ -378,7 +360,7 @@ static dw_status read_origin(const json_t *json, dw__description *node) {
         node->layer = (int)number;
     }
     if (backward && !json_is_boolean(backward))
-        return wrong_kind("backward", backward, "true or false");
+        return dw__json_wrong_kind("backward", backward, "true or false");
     node->backward = json_is_true(backward);
     return DW_OK;
 }
@@ -430,7 +412,7 @@ static dw_status read_header(dw_graph *graph, json_t *root) {
         return dw__fail(DW_UNSUPPORTED, "version is %lld; this Deepwell reads version %d",
                         (long long)version, VERSION);
     const json_t *symbols = json_object_get(root, "symbols");
-    if (!json_is_array(symbols)) return wrong_kind("symbols", symbols, "an array");
+    if (!json_is_array(symbols)) return dw__json_wrong_kind("symbols", symbols, "an array");
     for (size_t i = 0; i < json_array_size(symbols); i++) {
         const char *name;
         dw_dim dim;
@@ -443,7 +425,7 @@ static dw_status read_header(dw_graph *graph, json_t *root) {
 }
 
 static dw_status read_leaves(dw_graph *graph, const json_t *leaves) {
-    if (!json_is_array(leaves)) return wrong_kind("leaves", leaves, "an array");
+    if (!json_is_array(leaves)) return dw__json_wrong_kind("leaves", leaves, "an array");
     for (size_t i = 0; i < json_array_size(leaves); i++)
         DW_RETURN_IF_FAILED(read_leaf(graph, json_array_get(leaves, i), i));
     return DW_OK;
@@ -451,7 +433,7 @@ static dw_status read_leaves(dw_graph *graph, const json_t *leaves) {
 
 static dw_status read_nodes(dw_graph *graph, const json_t *nodes) {
     dw_status status = DW_OK;
-    if (!json_is_array(nodes)) return wrong_kind("nodes", nodes, "an array");
+    if (!json_is_array(nodes)) return dw__json_wrong_kind("nodes", nodes, "an array");
     dw__description *node = dw__calloc(1, sizeof *node);
     lists *lists = dw__calloc(1, sizeof *lists);
     if (!node || !lists) {
@@ -473,7 +455,7 @@ cleanup:
 }
 
 static dw_status read_graph_outputs(dw_graph *graph, const json_t *outputs) {
-    if (!json_is_array(outputs)) return wrong_kind("outputs", outputs, "an array");
+    if (!json_is_array(outputs)) return dw__json_wrong_kind("outputs", outputs, "an array");
     for (size_t i = 0; i < json_array_size(outputs); i++) {
         dw_value value;
         DW_RETURN_IF_FAILED(
@@ -494,13 +476,11 @@ static dw_status read_graph(dw_graph *graph, json_t *root) {
 
 dw_status dw_graph_from_json(const char *text, size_t bytes, dw_graph **graph) {
     dw_status status = DW_OK;
-    json_error_t error;
+    static const dw__json_limits limits = {64, SIZE_MAX}; /* a graph may be of any size */
     dw_graph *made = NULL;
+    json_t *root = NULL;
     if (!text || !graph) return dw__fail(DW_INVALID_ARGUMENT, "the JSON of a graph is NULL");
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root)
-        return dw__fail(DW_PARSE, "JSON of a graph: line %d, column %d: %s", error.line,
-                        error.column, error.text);
+    DW_TRY(dw__json_parse("JSON of a graph", text, bytes, limits, &root));
     DW_TRY(dw_graph_create(&made));
     status = read_graph(made, root);
     if (status != DW_OK) {

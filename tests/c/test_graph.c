@@ -1260,7 +1260,7 @@ static void json_errors_name_the_node(void **state) {
     char *deep = test_malloc(DEPTH);
     memset(deep, '[', DEPTH);
     dw_graph *graph = NULL;
-    assert_fails(dw_graph_from_json(deep, DEPTH, &graph), DW_PARSE, "maximum parsing depth");
+    assert_fails(dw_graph_from_json(deep, DEPTH, &graph), DW_PARSE, "within one another");
     test_free(deep);
 }
 

@@ -1,0 +1,178 @@
+#include "base/json.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* jansson says that it could not parse when it had no memory, so what happened is noted here. */
+static _Thread_local bool out_of_memory;
+
+static void *allocate(size_t bytes) {
+    void *memory = dw__malloc(bytes);
+    if (!memory) out_of_memory = true;
+    return memory;
+}
+
+static void use_our_memory(void) { json_set_alloc_funcs(allocate, dw__free); }
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+const char *dw__json_kind(const json_t *json) {
+    if (!json) return "missing";
+    switch (json_typeof(json)) {
+    case JSON_OBJECT: return "an object";
+    case JSON_ARRAY: return "an array";
+    case JSON_STRING: return "a string";
+    case JSON_INTEGER: return "an integer";
+    case JSON_REAL: return "a real number";
+    case JSON_TRUE:
+    case JSON_FALSE: return "a boolean";
+    case JSON_NULL: return "null";
+    }
+    return "of no kind";
+}
+
+dw_status(dw__json_wrong_kind)(const char *what, const json_t *json, const char *expected) {
+    return dw__fail(DW_PARSE, "%.64s is %s; expected %s", what, dw__json_kind(json), expected);
+}
+
+bool dw__json_is_plain(const char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) return false;
+    return true;
+}
+
+/* Depth and number of values, without building anything. Text that is no JSON is jansson's to refuse. */
+static dw_status check_limits(const char *what, const char *text, size_t bytes,
+                              dw__json_limits limits) {
+    int depth = 0;
+    size_t values = 1;
+    bool in_string = false;
+    for (size_t i = 0; i < bytes; i++) {
+        char at = text[i];
+        if (in_string) {
+            if (at == '\\')
+                i++;
+            else if (at == '"')
+                in_string = false;
+            continue;
+        }
+        switch (at) {
+        case '"': in_string = true; break;
+        case '[':
+        case '{':
+            values++;
+            if (++depth > limits.depth)
+                return dw__fail(DW_PARSE,
+                                "%s: byte %zu opens array or object number %d within one "
+                                "another; expected at most %d",
+                                what, i, depth, limits.depth);
+            break;
+        case ']':
+        case '}': depth--; break;
+        case ',':
+            if (++values > limits.values)
+                return dw__fail(DW_PARSE, "%s has more than %zu values; expected fewer", what,
+                                limits.values);
+            break;
+        default: break;
+        }
+    }
+    return DW_OK;
+}
+
+dw_status dw__json_parse(const char *what, const char *text, size_t bytes, dw__json_limits limits,
+                         json_t **root) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    json_error_t error;
+    pthread_once(&once, use_our_memory);
+    DW_RETURN_IF_FAILED(check_limits(what, text, bytes, limits));
+    out_of_memory = false;
+    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (*root) return DW_OK;
+    if (out_of_memory) return dw__fail_memory(what, bytes);
+    return dw__fail(DW_PARSE, "%s: line %d, column %d: %s", what, error.line, error.column,
+                    error.text);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+static dw_status write_value(const json_t *json, int indent, dw__text *out);
+
+static dw_status new_line(int indent, dw__text *out) {
+    return dw__text_printf(out, "\n%*s", indent, "");
+}
+
+static dw_status write_string(const char *text, size_t bytes, dw__text *out) {
+    DW_RETURN_IF_FAILED(dw__text_append(out, "\"", 1));
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char at = (unsigned char)text[i];
+        if (at == '"' || at == '\\')
+            DW_RETURN_IF_FAILED(dw__text_printf(out, "\\%c", at));
+        else if (at < 0x20)
+            DW_RETURN_IF_FAILED(dw__text_printf(out, "\\u%04x", at));
+        else
+            DW_RETURN_IF_FAILED(dw__text_append(out, text + i, 1));
+    }
+    return dw__text_append(out, "\"", 1);
+}
+
+static dw_status write_real(double value, dw__text *out) {
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    char *comma = strchr(text, ','); /* where the program has set such a locale */
+    if (comma) *comma = '.';
+    bool is_real = strpbrk(text, ".e") != NULL;
+    return dw__text_printf(out, is_real ? "%s" : "%s.0", text);
+}
+
+static dw_status write_array(const json_t *json, int indent, dw__text *out) {
+    size_t count = json_array_size(json);
+    DW_RETURN_IF_FAILED(dw__text_append(out, "[", 1));
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) DW_RETURN_IF_FAILED(dw__text_append(out, ",", 1));
+        DW_RETURN_IF_FAILED(new_line(indent + 2, out));
+        DW_RETURN_IF_FAILED(write_value(json_array_get(json, i), indent + 2, out));
+    }
+    if (count > 0) DW_RETURN_IF_FAILED(new_line(indent, out));
+    return dw__text_append(out, "]", 1);
+}
+
+static dw_status write_object(const json_t *json, int indent, dw__text *out) {
+    json_t *object = (json_t *)json; /* jansson's iterators do not take const; nothing is changed */
+    bool first = true;
+    DW_RETURN_IF_FAILED(dw__text_append(out, "{", 1));
+    for (void *at = json_object_iter(object); at; at = json_object_iter_next(object, at)) {
+        const char *key = json_object_iter_key(at);
+        if (!first) DW_RETURN_IF_FAILED(dw__text_append(out, ",", 1));
+        first = false;
+        DW_RETURN_IF_FAILED(new_line(indent + 2, out));
+        DW_RETURN_IF_FAILED(write_string(key, strlen(key), out));
+        DW_RETURN_IF_FAILED(dw__text_append(out, ": ", 2));
+        DW_RETURN_IF_FAILED(write_value(json_object_iter_value(at), indent + 2, out));
+    }
+    if (!first) DW_RETURN_IF_FAILED(new_line(indent, out));
+    return dw__text_append(out, "}", 1);
+}
+
+static dw_status write_value(const json_t *json, int indent, dw__text *out) {
+    switch (json_typeof(json)) {
+    case JSON_OBJECT: return write_object(json, indent, out);
+    case JSON_ARRAY: return write_array(json, indent, out);
+    case JSON_STRING: return write_string(json_string_value(json), json_string_length(json), out);
+    case JSON_INTEGER:
+        return dw__text_printf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(json));
+    case JSON_REAL: return write_real(json_real_value(json), out);
+    case JSON_TRUE: return dw__text_append(out, "true", 4);
+    case JSON_FALSE: return dw__text_append(out, "false", 5);
+    case JSON_NULL: return dw__text_append(out, "null", 4);
+    }
+    return dw__fail(DW_INTERNAL, "JSON of no kind");
+}
+
+dw_status dw__json_write(const json_t *json, dw__text *out) { return write_value(json, 0, out); }

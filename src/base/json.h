@@ -1,0 +1,31 @@
+/* JSON that may come from anywhere, read with jansson, whose memory is ours (dw__malloc). */
+#ifndef DW_BASE_JSON_H
+#define DW_BASE_JSON_H
+
+#include "base/base.h"
+#include <jansson.h>
+
+/* What a document may cost, seen before it is parsed: a megabyte of "[[[[" or "0,0,0," becomes many megabytes
+ * of nodes. */
+typedef struct dw__json_limits {
+    int depth;     /* of nested arrays and objects */
+    size_t values; /* elements and members in all of them */
+} dw__json_limits;
+
+/* DW_PARSE: not JSON (with line and column), a key that is twice in one object, or over the limits; the
+ * message begins with `what`. The root is an object or an array; release it with json_decref. */
+dw_status dw__json_parse(const char *what, const char *text, size_t bytes, dw__json_limits limits,
+                         json_t **root);
+/* "an object" ... "null"; "missing" for NULL. */
+const char *dw__json_kind(const json_t *json);
+/* DW_PARSE: "WHAT is a string; expected EXPECTED". */
+dw_status dw__json_wrong_kind(const char *what, const json_t *json, const char *expected);
+#define dw__json_wrong_kind(...) dw__not_ok((dw__json_wrong_kind)(__VA_ARGS__))
+/* Whether the text may be shown: it has no control characters. */
+bool dw__json_is_plain(const char *text);
+
+/* Appends the text of `json`, indented by two as Python's json module does it. Numbers keep their value: reals have
+ * as many digits as that takes. */
+dw_status dw__json_write(const json_t *json, dw__text *out);
+
+#endif
