@@ -103,6 +103,7 @@ typedef enum dw_attr_kind {
     X(STREAM, "stream", INT)                                                                       \
     X(CAUSAL, "causal", INT)                                                                       \
     X(WINDOW, "window", INT)                                                                       \
+    X(SOFTCAP, "softcap", FLOAT)                                                                   \
     X(TRANSPOSE_A, "transpose_a", INT)                                                             \
     X(TRANSPOSE_B, "transpose_b", INT)                                                             \
     X(TRANSPOSE_W, "transpose_w", INT)                                                             \

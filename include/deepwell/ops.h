@@ -65,10 +65,11 @@
  *                                         y = x*cos + rotate(x)*sin, rotate(x) = (-x2, x1) on halves (or, with
  *                                         interleaved, on even and odd elements). transposed: the adjoint
  *  dropout(x, seed; p, stream)            x/(1-p) where random_uniform(seed; x.shape, stream) >= p, else 0
- *  attention(q [B,H,Sq,D], k [B,Hk,Sk,D], v [B,Hk,Sk,Dv], mask?, seed?; scale, causal=0, window=-1, p=0, stream)
- *      -> o [B,H,Sq,Dv], lse [B,H,Sq]     H a multiple of Hk (query head h reads key head h/(H/Hk)).
+ *  attention(q [B,H,Sq,D], k [B,Hk,Sk,D], v [B,Hk,Sk,Dv], mask?, seed?; scale, softcap=0, causal=0, window=-1,
+ *      p=0, stream) -> o [B,H,Sq,Dv], lse [B,H,Sq]     H a multiple of Hk (query head h reads key head h/(H/Hk)).
+ *                                         softcap C > 0: scaled scores x become C*tanh(x/C).
  *                                         mask rank 4, each dim 1 or that of [B,H,Sq,Sk]: bool (true = may
- *                                         attend) or float (added after scaling). causal 1: key <= query;
+ *                                         attend) or float (added to the scores). causal 1: key <= query;
  *                                         2: key <= query + Sk - Sq. window W >= 0: key > query - W (shifted
  *                                         likewise). A query that may attend to nothing gets o = 0,
  *                                         lse = -inf. p, stream: dropout of the probabilities,

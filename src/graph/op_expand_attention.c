@@ -16,7 +16,7 @@ typedef struct shapes {
 
 typedef struct operands {
     dw_value q, k, v, mask, seed;
-    double scale, p;
+    double scale, softcap, p;
     int64_t causal, window, stream;
 } operands;
 
@@ -45,6 +45,7 @@ static operands read_operands(dw__emitter *e, const dw_graph *source, dw_node no
         .mask = inputs[3],
         .seed = inputs[4],
         .scale = dw_node_float(source, node, DW_ATTR_KEY_SCALE, 1.0),
+        .softcap = dw_node_float(source, node, DW_ATTR_KEY_SOFTCAP, 0.0),
         .p = dw_node_float(source, node, DW_ATTR_KEY_P, 0.0),
         .causal = dw_node_int(source, node, DW_ATTR_KEY_CAUSAL, 0),
         .window = dw_node_int(source, node, DW_ATTR_KEY_WINDOW, -1),
@@ -91,11 +92,21 @@ static dw_value position_mask(dw__emitter *e, const shapes *s, const operands *i
     return allowed;
 }
 
-/* scale * q k^T with every mask applied, [B, H, Sq, Sk] */
-static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in) {
+/* scale * q k^T, soft-capped, with every mask applied, [B, H, Sq, Sk]. `slope`, unless NULL: the soft
+ * cap's derivative, where there is one; else DW_NONE. */
+static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in, dw_value *slope) {
     dw_value q = to_groups(e, s, in->q, s->head);
     dw_value scores = to_heads(e, s, dw__emit_matmul(e, q, in->k, false, true), s->full[3]);
     scores = dw__emit_with_number(e, DW_OP_MUL, scores, in->scale);
+    if (in->softcap > 0.0) {
+        scores = dw__emit_with_number(e, DW_OP_DIV, scores, in->softcap);
+        scores = dw__emit_unary(e, DW_OP_TANH, scores);
+        if (slope) {
+            dw_value square = dw__emit_binary(e, DW_OP_MUL, scores, scores);
+            *slope = dw__emit_binary(e, DW_OP_SUB, dw__emit_like(e, square, 1.0), square);
+        }
+        scores = dw__emit_with_number(e, DW_OP_MUL, scores, in->softcap);
+    }
     dw_value allowed = position_mask(e, s, in);
     if (e->status != DW_OK) return DW_NONE;
     if (allowed != DW_NONE) allowed = dw__emit_broadcast(e, allowed, 4, s->full);
@@ -128,7 +139,7 @@ dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node 
     dw__emitter e = {graph, DW_OK};
     operands in = read_operands(&e, source, node, inputs);
     shapes s = read_shapes(&e, &in);
-    dw_value scores = emit_scores(&e, &s, &in);
+    dw_value scores = emit_scores(&e, &s, &in, NULL);
     dw_value probabilities = DW_NONE, lse = DW_NONE, kept = DW_NONE;
     dw__emit_softmax(&e, scores, 3, &probabilities, &lse);
     dw_value weights = emit_dropped(&e, &s, &in, probabilities, &kept);
@@ -149,7 +160,8 @@ static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse
 }
 
 /* With P the probabilities, Z their dropout: dv = Z^T do; dP = dropout(do v^T);
- * dS = P * (dP - rowsum(do * o)); dq = scale dS k; dk = scale dS^T q (Dao 2023, section 2.3). */
+ * dS = P * (dP - rowsum(do * o)), times the soft cap's slope; dq = scale dS k; dk = scale dS^T q
+ * (Dao 2023, section 2.3). */
 dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                         const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -157,7 +169,8 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
     dw_value o = dw__emit_widen(&e, inputs[5]), lse = dw__emit_widen(&e, inputs[6]);
     dw_value d_o = dw__emit_widen(&e, inputs[7]), kept = DW_NONE;
     shapes s = read_shapes(&e, &in);
-    dw_value p = emit_probabilities(&e, emit_scores(&e, &s, &in), lse);
+    dw_value slope = DW_NONE, scores = emit_scores(&e, &s, &in, &slope);
+    dw_value p = emit_probabilities(&e, scores, lse);
     dw_value z = to_groups(&e, &s, emit_dropped(&e, &s, &in, p, &kept), s.full[3]);
     dw_value d_o_groups = to_groups(&e, &s, d_o, s.value_head);
     dw_value dv = dw__emit_matmul(&e, z, d_o_groups, true, false);
@@ -166,8 +179,9 @@ dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source,
     dw_value dot =
         dw__emit_reduce(&e, DW_OP_REDUCE_SUM, dw__emit_binary(&e, DW_OP_MUL, d_o, o), 3, false);
     dw_value inner = dw__emit_binary(&e, DW_OP_SUB, dp, dw__emit_spread_last(&e, dot, dp));
-    dw_value ds =
-        dw__emit_with_number(&e, DW_OP_MUL, dw__emit_binary(&e, DW_OP_MUL, p, inner), in.scale);
+    dw_value ds = dw__emit_binary(&e, DW_OP_MUL, p, inner);
+    if (slope != DW_NONE) ds = dw__emit_binary(&e, DW_OP_MUL, ds, slope);
+    ds = dw__emit_with_number(&e, DW_OP_MUL, ds, in.scale);
     ds = to_groups(&e, &s, ds, s.full[3]);
     dw_value dq = to_heads(&e, &s, dw__emit_matmul(&e, ds, in.k, false, false), s.head);
     dw_value dk = dw__emit_matmul(&e, ds, to_groups(&e, &s, in.q, s.head), true, false);

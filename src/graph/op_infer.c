@@ -914,6 +914,13 @@ static dw_status want_attention_dropout(const dw__draft *draft) {
                   float_of(draft, DW_ATTR_KEY_P, 0));
 }
 
+static dw_status want_softcap(const dw__draft *draft) {
+    double cap = float_of(draft, DW_ATTR_KEY_SOFTCAP, 0.0);
+    if (cap >= 0.0 && isfinite(cap)) return DW_OK;
+    return refuse(draft, DW_INVALID_ARGUMENT, "softcap=%g; expected 0 (none) or a positive number",
+                  cap);
+}
+
 static dw_status check_attention_shapes(const dw__draft *draft) {
     const dw_dim *query = shape_of(draft, 0), *key = shape_of(draft, 1);
     if (key[0] != query[0] || key[3] != query[3])
@@ -932,6 +939,7 @@ static dw_status check_attention(const dw__draft *draft) {
     DW_RETURN_IF_FAILED(want_attention_mask(draft));
     DW_RETURN_IF_FAILED(want_attention_dropout(draft));
     DW_RETURN_IF_FAILED(want_finite(draft, DW_ATTR_KEY_SCALE));
+    DW_RETURN_IF_FAILED(want_softcap(draft));
     DW_RETURN_IF_FAILED(
         want_int_between(draft, DW_ATTR_KEY_CAUSAL, int_of(draft, DW_ATTR_KEY_CAUSAL, 0), 0, 2));
     return want_int_between(draft, DW_ATTR_KEY_WINDOW, int_of(draft, DW_ATTR_KEY_WINDOW, -1), -1,

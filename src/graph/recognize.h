@@ -24,11 +24,32 @@ dw__recognizer dw__recognize_layer_norm, dw__recognize_rms_norm, dw__recognize_n
     dw__recognize_norm_bias, dw__recognize_softmax;
 dw__recognizer dw__recognize_rope, dw__recognize_partial_rope;
 dw__recognizer dw__recognize_product, dw__recognize_bias, dw__recognize_flat_linear;
+dw__recognizer dw__recognize_written_attention;
 dw__recognizer dw__recognize_concat;
 /* True when it made a node that replaces the root, `replacement`. */
 bool dw__recognize_attention(dw__matcher *m, dw_node *replacement);
 /* Not local: works on the whole graph, after the others. */
 dw_status dw__recognize_loss(dw_graph **graph);
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* An attention node's operands and attributes, while they are put together. */
+typedef struct dw__attention_parts {
+    dw_value operands[5]; /* q, k, v, mask, seed */
+    double scale, softcap, p;
+    int64_t causal, window, stream;
+} dw__attention_parts;
+
+/* Repeated heads, broadcast masks and masks that positions say; false when there is nothing of it. */
+bool dw__simplify_attention(dw__matcher *m, dw__attention_parts *parts);
+/* A float mask that is very low where a position is out of reach becomes causal and window of `parts`
+ * and what else it adds (DW_NONE: nothing). For a mask that is added alone, or to learned biases. */
+bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bias);
+/* A table of parameters read by index, however moved: its elements are ordinary numbers. */
+bool dw__is_learned(const dw__matcher *m, dw_value value);
+dw_node dw__emit_attention(dw__matcher *m, const dw__attention_parts *parts);
+/* A mask [..] as rank 4 with ones in front. */
+dw_value dw__to_rank_4(dw__matcher *m, dw_value mask);
 
 /* ---- looking -------------------------------------------------------------------------------- */
 

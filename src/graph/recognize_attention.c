@@ -136,6 +136,9 @@ static dw_value repeated_operand(const dw__matcher *m, dw_value value) {
 /* ---- masks ---------------------------------------------------------------------------------- */
 
 #define MAX_CONDITIONS 8
+/* Biases below this take a key away wherever a query has another: they swallow any score. Models write
+ * the least number of a type. */
+#define LEAST_BIAS (-1e30)
 
 /* A position: the index along an axis (counted from the last one, 0), plus `offset`. */
 typedef struct position {
@@ -192,21 +195,26 @@ static bool is_position(const dw__matcher *m, dw_value value, position *at) {
     }
 }
 
-/* True for a condition that says key <= query, in any spelling. */
-static bool is_causal(const dw__matcher *m, dw_value condition) {
+typedef enum reach { NO_REACH, CAUSAL, WINDOW } reach;
+
+/* What a condition says about positions, in any spelling: key <= query, or key > query - window. */
+static reach position_condition(const dw__matcher *m, dw_value condition, int64_t *window) {
     const dw_graph *graph = m->e.graph;
     dw_node n = dw_value_node(graph, condition);
-    if (n == DW_NONE) return false;
+    if (n == DW_NONE) return NO_REACH;
     dw_op op = dw_node_op(graph, n);
     bool flipped = op == DW_OP_GE || op == DW_OP_GT; /* query >= key */
     position low, high;
-    if (op != DW_OP_LE && op != DW_OP_LT && !flipped) return false;
+    if (op != DW_OP_LE && op != DW_OP_LT && !flipped) return NO_REACH;
     if (!is_position(m, dw__operand(m, n, flipped), &low) ||
         !is_position(m, dw__operand(m, n, !flipped), &high))
-        return false;
-    /* key + low.offset <= query + high.offset; a strict comparison takes one more */
+        return NO_REACH;
+    /* low's index <= high's index + slack; a strict comparison takes one more */
     double slack = high.offset - low.offset - (op == DW_OP_LT || op == DW_OP_GT);
-    return low.axis == 0 && high.axis == 1 && slack == 0.0;
+    if (low.axis == 0 && high.axis == 1) return slack == 0.0 ? CAUSAL : NO_REACH;
+    if (low.axis != 1 || high.axis != 0 || slack < -1.0 || slack > 0x1p53) return NO_REACH;
+    *window = (int64_t)slack + 1; /* query <= key + slack */
+    return WINDOW;
 }
 
 /* The conditions that a bool mask is the conjunction of; false when there are too many. */
@@ -226,8 +234,7 @@ static bool split_conditions(const dw__matcher *m, dw_value mask, dw_value *cond
     return true;
 }
 
-/* [..] as rank 4 with ones in front */
-static dw_value to_rank_4(dw__matcher *m, dw_value mask) {
+dw_value dw__to_rank_4(dw__matcher *m, dw_value mask) {
     if (m->e.status != DW_OK) return DW_NONE;
     dw__type type = dw__type_of(m->e.graph, mask);
     dw_dim shape[4] = {1, 1, 1, 1};
@@ -246,33 +253,87 @@ static dw_value both_conditions(dw__matcher *m, dw_value a, dw_value b) {
                            dw__emit_broadcast(&m->e, b, 4, x.shape));
 }
 
-/* A bool mask without its causal part: DW_NONE when nothing is left. False: no causal part. */
-static bool remove_causal(dw__matcher *m, dw_value mask, dw_value *rest) {
+/* A bool mask without what it says about positions, which goes to `parts`; DW_NONE when nothing is
+ * left. False: it says nothing about them. */
+static bool remove_positions(dw__matcher *m, dw_value mask, dw__attention_parts *parts,
+                             dw_value *rest) {
     dw_value conditions[MAX_CONDITIONS];
+    dw__attention_parts found = *parts;
     uint32_t count = 0, kept = 0;
-    if (!split_conditions(m, mask, conditions, &count)) return false;
-    for (uint32_t i = 0; i < count; i++)
-        if (!is_causal(m, conditions[i])) conditions[kept++] = conditions[i];
+    if (parts->causal == 2 || !split_conditions(m, mask, conditions, &count)) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t window = 0;
+        reach says = position_condition(m, conditions[i], &window);
+        if (says == CAUSAL) found.causal = 1;
+        if (says == WINDOW && (found.window < 0 || window < found.window)) found.window = window;
+        if (says == NO_REACH) conditions[kept++] = conditions[i];
+    }
     if (kept == count) return false;
-    *rest = kept > 0 ? to_rank_4(m, conditions[0]) : DW_NONE;
+    *rest = kept > 0 ? dw__to_rank_4(m, conditions[0]) : DW_NONE;
     for (uint32_t i = 1; i < kept; i++)
-        *rest = both_conditions(m, *rest, to_rank_4(m, conditions[i]));
+        *rest = both_conditions(m, *rest, dw__to_rank_4(m, conditions[i]));
+    *parts = found;
+    return true;
+}
+
+bool dw__is_learned(const dw__matcher *m, dw_value value) {
+    const dw_graph *graph = m->e.graph;
+    for (;;) {
+        dw_node n = dw_value_node(graph, value);
+        if (n == DW_NONE) return dw_value_role(graph, value) == DW_ROLE_PARAMETER;
+        switch (dw_node_op(graph, n)) {
+        case DW_OP_EMBEDDING:
+        case DW_OP_TAKE:
+        case DW_OP_RESHAPE:
+        case DW_OP_PERMUTE:
+        case DW_OP_BROADCAST:
+        case DW_OP_SLICE: value = dw__operand(m, n, 0); break;
+        default: return false;
+        }
+    }
+}
+
+/* Every query sees a key: the first one, or (under a window) its own. */
+static bool sees_a_key(const dw__matcher *m, const dw__attention_parts *parts) {
+    dw__type q = dw__type_of(m->e.graph, parts->operands[0]);
+    dw__type k = dw__type_of(m->e.graph, parts->operands[1]);
+    return parts->window < 0 || (parts->window > 0 && q.shape[2] == k.shape[2]);
+}
+
+bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bias) {
+    const dw_graph *graph = m->e.graph;
+    dw_value bare = dw__unbroadcast(m, *bias), rest;
+    dw_node choice = dw__made_by(graph, bare, DW_OP_SELECT);
+    double low, zero = 1.0;
+    if (choice == DW_NONE || !dw__is_splat(graph, dw__operand(m, choice, 2), &low)) return false;
+    dw_value chosen = dw__unbroadcast(m, dw__operand(m, choice, 1));
+    bool is_zero = dw__is_splat(graph, chosen, &zero) && zero == 0.0;
+    if (low > LEAST_BIAS || !(is_zero || dw__is_learned(m, chosen))) return false;
+    dw__attention_parts found = *parts;
+    if (!remove_positions(m, dw__operand(m, choice, 0), &found, &rest)) return false;
+    /* A finite bias, however low, leaves a query that sees no key uniform weights. */
+    if (rest != DW_NONE || !sees_a_key(m, &found)) return false;
+    *parts = found;
+    *bias = is_zero ? DW_NONE : dw__to_rank_4(m, chosen);
     return true;
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* The mask un-broadcast, and `causal` found in it. True when anything changed. */
-static bool simplify_mask(dw__matcher *m, dw_value *mask, int64_t *causal) {
+/* The mask without what attributes can say, and un-broadcast. True when anything changed. */
+static bool simplify_mask(dw__matcher *m, dw__attention_parts *parts) {
+    dw_value *mask = &parts->operands[3];
     if (*mask == DW_NONE) return false;
     dw_value bare = dw__unbroadcast(m, *mask), rest;
-    if (dw_value_dtype(m->e.graph, bare) == DW_BOOL && *causal != 2 &&
-        remove_causal(m, bare, &rest)) {
-        *mask = rest;
-        *causal = 1;
+    if (dw_value_dtype(m->e.graph, bare) == DW_BOOL) {
+        if (remove_positions(m, bare, parts, &rest)) {
+            *mask = rest;
+            return true;
+        }
+    } else if (dw__simplify_bias(m, parts, mask)) {
         return true;
     }
-    bare = to_rank_4(m, bare);
+    bare = dw__to_rank_4(m, bare);
     if (bare == *mask) return false;
     dw__type before = dw__type_of(m->e.graph, *mask), after = dw__type_of(m->e.graph, bare);
     if (dw__shape_equal(&before, &after)) return false;
@@ -280,25 +341,49 @@ static bool simplify_mask(dw__matcher *m, dw_value *mask, int64_t *causal) {
     return true;
 }
 
+/* Key and value heads as they were before they were repeated. */
+static bool share_heads(dw__matcher *m, dw__attention_parts *parts) {
+    const dw_graph *graph = m->e.graph;
+    dw_value k = repeated_operand(m, parts->operands[1]),
+             v = repeated_operand(m, parts->operands[2]);
+    if (k == DW_NONE || v == DW_NONE || dw_value_shape(graph, k)[1] != dw_value_shape(graph, v)[1])
+        return false;
+    parts->operands[1] = k;
+    parts->operands[2] = v;
+    return true;
+}
+
+bool dw__simplify_attention(dw__matcher *m, dw__attention_parts *parts) {
+    bool shared = share_heads(m, parts);
+    return simplify_mask(m, parts) || shared;
+}
+
+dw_node dw__emit_attention(dw__matcher *m, const dw__attention_parts *parts) {
+    dw_attr attrs[6];
+    uint32_t count = 0;
+    attrs[count++] = dw_attr_float(DW_ATTR_KEY_SCALE, parts->scale);
+    if (parts->softcap > 0.0) attrs[count++] = dw_attr_float(DW_ATTR_KEY_SOFTCAP, parts->softcap);
+    if (parts->window >= 0) attrs[count++] = dw_attr_int(DW_ATTR_KEY_WINDOW, parts->window);
+    if (parts->operands[4] != DW_NONE) {
+        attrs[count++] = dw_attr_float(DW_ATTR_KEY_P, parts->p);
+        attrs[count++] = dw_attr_int(DW_ATTR_KEY_STREAM, parts->stream);
+    }
+    attrs[count++] = dw_attr_int(DW_ATTR_KEY_CAUSAL, parts->causal);
+    return dw__emit_node(&m->e, DW_OP_ATTENTION, 5, parts->operands, count, attrs);
+}
+
 bool dw__recognize_attention(dw__matcher *m, dw_node *replacement) {
     const dw_graph *graph = m->e.graph;
-    dw_value operands[5];
-    dw_attr attrs[DW_ATTR_KEY_COUNT];
-    uint32_t count = graph->nodes.items[m->root].attr_count, kept = 0;
-    for (uint32_t i = 0; i < 5; i++) operands[i] = dw__operand(m, m->root, i);
-    int64_t causal = dw_node_int(graph, m->root, DW_ATTR_KEY_CAUSAL, 0);
-    for (uint32_t i = 0; i < count; i++)
-        if (graph->nodes.items[m->root].attrs[i].key != DW_ATTR_KEY_CAUSAL)
-            attrs[kept++] = graph->nodes.items[m->root].attrs[i];
-    dw_value k = repeated_operand(m, operands[1]), v = repeated_operand(m, operands[2]);
-    bool shared =
-        k != DW_NONE && v != DW_NONE && dw_value_shape(graph, k)[1] == dw_value_shape(graph, v)[1];
-    if (shared) {
-        operands[1] = k;
-        operands[2] = v;
-    }
-    if (!simplify_mask(m, &operands[3], &causal) && !shared) return false;
-    attrs[kept++] = dw_attr_int(DW_ATTR_KEY_CAUSAL, causal);
-    *replacement = dw__emit_node(&m->e, DW_OP_ATTENTION, 5, operands, kept, attrs);
+    dw__attention_parts parts = {
+        .scale = dw_node_float(graph, m->root, DW_ATTR_KEY_SCALE, 1.0),
+        .softcap = dw_node_float(graph, m->root, DW_ATTR_KEY_SOFTCAP, 0.0),
+        .p = dw_node_float(graph, m->root, DW_ATTR_KEY_P, 0.0),
+        .causal = dw_node_int(graph, m->root, DW_ATTR_KEY_CAUSAL, 0),
+        .window = dw_node_int(graph, m->root, DW_ATTR_KEY_WINDOW, -1),
+        .stream = dw_node_int(graph, m->root, DW_ATTR_KEY_STREAM, 0),
+    };
+    for (uint32_t i = 0; i < 5; i++) parts.operands[i] = dw__operand(m, m->root, i);
+    if (!dw__simplify_attention(m, &parts)) return false;
+    *replacement = dw__emit_attention(m, &parts);
     return m->e.status == DW_OK;
 }

@@ -50,6 +50,7 @@ typedef struct problem {
     double p;
     bool rows_first; /* memory order [B, S, H, D] instead of [B, H, S, D], and rows padded */
     float magnitude; /* of q and k */
+    double softcap;  /* 0: none */
 } problem;
 
 enum { Q, K, V, O, DO, DQ, DK, DV, LSE, ROWS };
@@ -61,7 +62,7 @@ typedef struct data {
     uint8_t *mask_bytes;
     float *mask_floats;
     int64_t seeds[2];
-    dw_attr attrs[5];
+    dw_attr attrs[6];
     dw__call forward, backward;
 } data;
 
@@ -138,10 +139,11 @@ static void make(data *d, const problem *p) {
     d->attrs[2] = dw_attr_int(DW_ATTR_KEY_STREAM, 5);
     d->attrs[3] = dw_attr_int(DW_ATTR_KEY_CAUSAL, p->causal);
     d->attrs[4] = dw_attr_int(DW_ATTR_KEY_WINDOW, p->window);
+    d->attrs[5] = dw_attr_float(DW_ATTR_KEY_SOFTCAP, p->softcap);
     dw__tensor lse = {d->block[LSE], DW_F32, 3, {p->batches, p->heads, p->queries}, {0}};
     dw__tensor_set_contiguous(&lse);
     d->forward = (dw__call){.op = DW_OP_ATTENTION,
-                            .attr_count = 5,
+                            .attr_count = 6,
                             .attrs = d->attrs,
                             .input_count = 5,
                             .output_count = 2};
@@ -179,10 +181,10 @@ static double bias_of(const data *d, const problem *p, int64_t b, int64_t h, int
     return d->mask_floats[index];
 }
 
-/* One query: probabilities, what dropout multiplies them by, log-sum-exp, and a bound on the relative
- * error of any probability in F32. */
+/* One query: probabilities, what dropout multiplies them by, the soft cap's slope, log-sum-exp, and a
+ * bound on the relative error of any probability in F32. */
 typedef struct row {
-    double *p, *keep, lse, error;
+    double *p, *keep, *slope, lse, error;
 } row;
 
 static const double UNIT = 0x1p-24;
@@ -198,6 +200,9 @@ static void softmax_row(const data *d, const problem *p, int64_t b, int64_t h, i
             score += term;
             magnitude += fabs(term);
         }
+        double bent = p->softcap > 0 ? tanh(score / p->softcap) : 0.0;
+        if (p->softcap > 0) score = p->softcap * bent;
+        out->slope[j] = 1.0 - bent * bent;
         out->p[j] = score + bias_of(d, p, b, h, i, j);
         if (out->p[j] > highest) highest = out->p[j];
         if (magnitude > spread) spread = magnitude;
@@ -282,9 +287,13 @@ static void backward_row(const data *d, const problem *p, int64_t b, int64_t h, 
                 delta_magnitude += r->p[j] * magnitude;
                 continue;
             }
-            double ds = scale * r->p[j] * (dp - delta);
+            double ds = scale * r->p[j] * (dp - delta) * r->slope[j];
             double error = 2.0 * scale * r->p[j] * (magnitude + delta_magnitude) *
                            (2.0 * r->error + UNIT * terms);
+            /* The slope 1 - tanh^2 changes by at most 0.77 / cap per score, and is itself rounded. */
+            if (p->softcap > 0)
+                error +=
+                    fabs(scale * r->p[j] * (dp - delta)) * (r->error / p->softcap + 8.0 * UNIT);
             for (int64_t e = 0; e < size; e++) {
                 double k = *at(d, K, b, kh, j, e), q = *at(d, Q, b, h, i, e);
                 add_to(dq, e, ds * k, error * fabs(k));
@@ -387,13 +396,15 @@ static void check(const problem *p) {
     make(&d, p);
     run(&d.forward);
     run(&d.backward);
-    row r = {dw__calloc((size_t)p->keys + 1, sizeof(double)),
-             dw__calloc((size_t)p->keys + 1, sizeof(double)), 0.0, 0.0};
+    row r = {.p = dw__calloc((size_t)p->keys + 1, sizeof(double)),
+             .keep = dw__calloc((size_t)p->keys + 1, sizeof(double)),
+             .slope = dw__calloc((size_t)p->keys + 1, sizeof(double))};
     check_forward(&d, p, &r);
     check_backward(&d, p, &r);
     check_same_bits(&d);
     dw__free(r.p);
     dw__free(r.keep);
+    dw__free(r.slope);
     destroy(&d);
 }
 
@@ -406,13 +417,13 @@ static void check_all(const problem *problems, size_t count) {
 static void test_shapes(void **state) {
     (void)state;
     static const problem problems[] = {
-        {1, 1, 1, 1, 1, 1, 1, 0, -1, NO_MASK, 0, false, 1},
-        {2, 3, 3, 65, 67, 17, 13, 0, -1, NO_MASK, 0, false, 1},
-        {1, 2, 2, 64, 64, 64, 64, 0, -1, NO_MASK, 0, false, 1},
-        {1, 1, 1, 3, 129, 1, 256, 0, -1, NO_MASK, 0, false, 1},
-        {1, 1, 1, 131, 2, 255, 1, 0, -1, NO_MASK, 0, true, 1},
-        {3, 4, 2, 31, 33, 8, 24, 0, -1, NO_MASK, 0, true, 1},
-        {1, 1, 1, 5, 0, 8, 8, 0, -1, NO_MASK, 0, false, 1},
+        {1, 1, 1, 1, 1, 1, 1, 0, -1, NO_MASK, 0, false, 1, 0},
+        {2, 3, 3, 65, 67, 17, 13, 0, -1, NO_MASK, 0, false, 1, 0},
+        {1, 2, 2, 64, 64, 64, 64, 0, -1, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 3, 129, 1, 256, 0, -1, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 131, 2, 255, 1, 0, -1, NO_MASK, 0, true, 1, 0},
+        {3, 4, 2, 31, 33, 8, 24, 0, -1, NO_MASK, 0, true, 1, 0},
+        {1, 1, 1, 5, 0, 8, 8, 0, -1, NO_MASK, 0, false, 1, 0},
     };
     check_all(problems, DW_COUNT(problems));
 }
@@ -420,15 +431,15 @@ static void test_shapes(void **state) {
 static void test_positions(void **state) {
     (void)state;
     static const problem problems[] = {
-        {2, 2, 1, 130, 130, 16, 16, 1, -1, NO_MASK, 0, true, 1},
-        {1, 2, 2, 70, 150, 8, 8, 2, -1, NO_MASK, 0, false, 1},
-        {1, 2, 2, 150, 70, 8, 8, 2, -1, NO_MASK, 0, false, 1}, /* first queries attend to nothing */
-        {1, 2, 2, 70, 150, 8, 8, 1, -1, NO_MASK, 0, false, 1},
-        {1, 1, 1, 200, 200, 8, 8, 1, 3, NO_MASK, 0, false, 1},
-        {1, 1, 1, 200, 200, 8, 8, 1, 65, NO_MASK, 0, false, 1},
-        {1, 1, 1, 100, 200, 8, 8, 2, 17, NO_MASK, 0, false, 1},
-        {1, 1, 1, 200, 50, 8, 8, 0, 20, NO_MASK, 0, false, 1}, /* later ones look past all keys */
-        {1, 1, 1, 20, 20, 8, 8, 1, 0, NO_MASK, 0, false, 1},
+        {2, 2, 1, 130, 130, 16, 16, 1, -1, NO_MASK, 0, true, 1, 0},
+        {1, 2, 2, 70, 150, 8, 8, 2, -1, NO_MASK, 0, false, 1, 0},
+        {1, 2, 2, 150, 70, 8, 8, 2, -1, NO_MASK, 0, false, 1, 0}, /* some see nothing */
+        {1, 2, 2, 70, 150, 8, 8, 1, -1, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 200, 200, 8, 8, 1, 3, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 200, 200, 8, 8, 1, 65, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 100, 200, 8, 8, 2, 17, NO_MASK, 0, false, 1, 0},
+        {1, 1, 1, 200, 50, 8, 8, 0, 20, NO_MASK, 0, false, 1, 0}, /* looks past keys */
+        {1, 1, 1, 20, 20, 8, 8, 1, 0, NO_MASK, 0, false, 1, 0},
     };
     check_all(problems, DW_COUNT(problems));
 }
@@ -436,12 +447,12 @@ static void test_positions(void **state) {
 static void test_masks(void **state) {
     (void)state;
     for (int mask = BOOL_FULL; mask <= FLOAT_HEADS; mask++) {
-        problem p = {2, 4, 2, 67, 71, 12, 20, 0, -1, (mask_kind)mask, 0, mask % 2, 1};
+        problem p = {2, 4, 2, 67, 71, 12, 20, 0, -1, (mask_kind)mask, 0, mask % 2, 1, 0};
         check(&p);
         p.causal = 1;
         check(&p);
         p = (problem){2, 2,     2, 9, 3, 4, 4, 0, -1, (mask_kind)mask,
-                      0, false, 1}; /* some rows empty */
+                      0, false, 1, 0}; /* some rows empty */
         check(&p);
     }
 }
@@ -449,10 +460,21 @@ static void test_masks(void **state) {
 static void test_dropout(void **state) {
     (void)state;
     static const problem problems[] = {
-        {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0.1, false, 1},
-        {1, 2, 1, 130, 130, 16, 16, 1, -1, BOOL_PADDING, 0.5, true, 1},
-        {2, 2, 2, 75, 132, 8, 8, 0, -1, NO_MASK, 0.3, false, 1}, /* rows of whole Philox calls */
-        {1, 2, 2, 130, 128, 8, 8, 1, -1, NO_MASK, 0.9, false, 1},
+        {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0.1, false, 1, 0},
+        {1, 2, 1, 130, 130, 16, 16, 1, -1, BOOL_PADDING, 0.5, true, 1, 0},
+        {2, 2, 2, 75, 132, 8, 8, 0, -1, NO_MASK, 0.3, false, 1, 0}, /* rows of whole Philox calls */
+        {1, 2, 2, 130, 128, 8, 8, 1, -1, NO_MASK, 0.9, false, 1, 0},
+    };
+    check_all(problems, DW_COUNT(problems));
+}
+
+static void test_soft_cap(void **state) {
+    (void)state;
+    static const problem problems[] = {
+        {2, 4, 2, 67, 71, 12, 20, 0, -1, NO_MASK, 0, false, 4, 2.0},
+        {1, 2, 1, 130, 130, 16, 16, 1, 40, NO_MASK, 0.2, true, 4, 0.5},
+        {2, 2, 2, 70, 66, 16, 16, 0, -1, FLOAT_FULL, 0, false, 4, 50.0},
+        {2, 2, 1, 9, 3, 4, 4, 0, -1, BOOL_FULL, 0, false, 4, 1.0}, /* some rows empty */
     };
     check_all(problems, DW_COUNT(problems));
 }
@@ -461,8 +483,8 @@ static void test_dropout(void **state) {
 static void test_large_scores(void **state) {
     (void)state;
     static const problem problems[] = {
-        {1, 2, 2, 70, 140, 16, 16, 0, -1, NO_MASK, 0, false, 60},
-        {1, 1, 1, 70, 140, 16, 16, 1, -1, NO_MASK, 0, false, 1e-20f},
+        {1, 2, 2, 70, 140, 16, 16, 0, -1, NO_MASK, 0, false, 60, 0},
+        {1, 1, 1, 70, 140, 16, 16, 1, -1, NO_MASK, 0, false, 1e-20f, 0},
     };
     check_all(problems, DW_COUNT(problems));
 }
@@ -471,7 +493,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),       cmocka_unit_test(test_positions),
         cmocka_unit_test(test_masks),        cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_large_scores),
+        cmocka_unit_test(test_large_scores), cmocka_unit_test(test_soft_cap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

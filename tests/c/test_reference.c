@@ -583,7 +583,7 @@ typedef struct attention_case {
     float q[B * H * SQ * D], k[B * HK * SK * D], v[B * HK * SK * DV];
     uint8_t mask[B * SK];
     int64_t seed[2];
-    double scale, p;
+    double scale, p, softcap;
     int64_t causal, window, stream;
 } attention_case;
 
@@ -602,7 +602,9 @@ static void attend(const attention_case *c, int b, int h, int query, double *o, 
         double score = 0.0;
         for (int d = 0; d < D; d++)
             score += (double)c->q[row * D + d] * c->k[(kv * SK + key) * D + d];
-        weights[key] = may_attend(c, b, query, key) ? exp(score * c->scale) : 0.0;
+        score *= c->scale;
+        if (c->softcap > 0.0) score = c->softcap * tanh(score / c->softcap);
+        weights[key] = may_attend(c, b, query, key) ? exp(score) : 0.0;
         total += weights[key];
     }
     *lse = log(total);
@@ -634,6 +636,7 @@ static void check_attention(const attention_case *c) {
     out(DW_F32, lse, 3, B, H, SQ);
     attr_float(DW_ATTR_KEY_SCALE, c->scale);
     attr_float(DW_ATTR_KEY_P, c->p);
+    attr_float(DW_ATTR_KEY_SOFTCAP, c->softcap);
     attr_int(DW_ATTR_KEY_STREAM, c->stream);
     attr_int(DW_ATTR_KEY_CAUSAL, c->causal);
     attr_int(DW_ATTR_KEY_WINDOW, c->window);
@@ -674,6 +677,8 @@ static void attention_is_what_its_definition_says(void **state) {
             c.mask[0] = c.mask[3] = c.mask[SK + 1] = 0;
             check_attention(&c);
             c.p = 0.4;
+            check_attention(&c);
+            c.softcap = 1.5;
             check_attention(&c);
         }
     }

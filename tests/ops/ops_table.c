@@ -288,6 +288,9 @@ static const char *const rows[] = {
     "attention F[1,2,17,16] F[1,1,17,16] F[1,1,17,16] scale=0.25 causal=1 window=5",
     "attention F[1,2,5,4] F[1,1,17,4] F[1,1,17,4] scale=0.5 causal=2 window=3",
     "attention F[1,2,5,4] F[1,1,9,4] F[1,1,9,4] scale=0.5 window=0",
+    "attention " Q_3x5 " scale=0.35 softcap=2",
+    "attention " Q_3x5 " F[1,4,3,5] i64[2]:seed scale=0.35 softcap=0.7 causal=1 p=0.2 stream=3",
+    "attention F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] scale=0.17 softcap=3 causal=1 window=40",
     "attention " Q_3x5 " bool[2,1,1,5] scale=0.35",
     "attention " Q_3x5 " bool[1,4,3,5] scale=0.35 causal=1",
     "attention " Q_3x5 " bool[1,1,3,5]:masked scale=0.35",
@@ -306,6 +309,10 @@ static const char *const rows[] = {
     "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 causal=2 window=2",
     "attention_backward " Q_3x5 " bool[2,1,1,5] - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5 " F[1,4,3,5] - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
+    "attention_backward " Q_3x5 " - - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 softcap=2",
+    "attention_backward F[1,6,65,32] F[1,2,65,32] F[1,2,65,32] F[1,6,65,65] i64[2]:seed "
+    "F[1,6,65,32] "
+    "F[1,6,65] F[1,6,65,32] scale=0.17 softcap=3 causal=1 window=40 p=0.2 stream=3",
     "attention_backward " Q_3x5 " bool[1,1,3,5]:masked - F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35",
     "attention_backward " Q_3x5
     " - i64[2]:seed F[2,4,3,8] F[2,4,3] F[2,4,3,8] scale=0.35 causal=1 p=0.3 stream=2",

@@ -467,11 +467,13 @@ def dropout(x: Tensor, seed: Tensor, p: float, stream: int) -> Tensor:
 @op("attention")
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor] = None, seed: Optional[Tensor] = None,
-    *, scale: float, causal: int = 0, window: int = -1, p: float = 0.0, stream: int = 0,
+    *, scale: float, softcap: float = 0.0, causal: int = 0, window: int = -1, p: float = 0.0, stream: int = 0,
 ):  # fmt: skip
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = scale * (q @ k.mT)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
     queries, keys = scores.shape[-2:]
     row, column = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
     shift = keys - queries if causal == 2 else 0

@@ -11,7 +11,8 @@ size_t dw__attention_forward_floats(const dw__attention *a) {
 }
 
 size_t dw__attention_backward_floats(const dw__attention *a) {
-    return (size_t)((a->head_size + a->value_size) * DW_ATTENTION_QUERIES + 4 * TILE);
+    int tiles = a->softcap > 0.0f ? 5 : 4;
+    return (size_t)((a->head_size + a->value_size) * DW_ATTENTION_QUERIES + tiles * TILE);
 }
 
 /* ---- operands ---------------------------------------------------------------------------------- */
@@ -66,6 +67,7 @@ static bool read_common(const dw__call *call, dw__attention *out) {
     out->k = rows_of(k);
     out->v = rows_of(v);
     out->scale = (float)dw__call_float(call, DW_ATTR_KEY_SCALE, 1.0);
+    out->softcap = (float)dw__call_float(call, DW_ATTR_KEY_SOFTCAP, 0.0);
     int64_t causal = dw__call_int(call, DW_ATTR_KEY_CAUSAL, 0);
     out->causal = causal != 0;
     out->shift = causal == 2 ? out->keys - out->queries : 0;

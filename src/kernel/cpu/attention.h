@@ -26,6 +26,7 @@ typedef struct dw__attention_rows {
 typedef struct dw__attention {
     int64_t batches, heads, key_heads, queries, keys, head_size, value_size;
     float scale;
+    float softcap; /* 0: none */
     bool causal;
     int64_t shift;     /* query i stands at position i + shift among the keys */
     int64_t window;    /* < 0: none */

@@ -251,6 +251,21 @@ static void multiply_elements(const tile *t, const float *x, const float *y, flo
     }
 }
 
+/* ---- soft cap ------------------------------------------------------------------------------------ */
+
+/* Scores x become cap * tanh(x / cap); slope, unless NULL, the derivative: 1 - tanh^2. */
+static void cap_scores(const tile *t, float cap, float *scores, float *slope) {
+    float inverse = 1.0f / cap;
+    for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
+        for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
+            int64_t at = kk * QUERIES + lane;
+            vf bent = v_tanh(v_load(scores + at) * inverse);
+            v_store(scores + at, bent * cap);
+            if (slope) v_store(slope + at, 1.0f - bent * bent);
+        }
+    }
+}
+
 /* e^x, with 0 below e^-87: a masked score would otherwise take the slow path that CPUs have for
  * subnormal results, and a probability that small is lost in any sum with the largest one. */
 static inline vf exp_or_zero(vf x) {
@@ -312,6 +327,7 @@ static void forward_tile(const dw__attention *a, const tile *t, bool first, forw
     int64_t key_head = t->head / (a->heads / a->key_heads);
     multiply_rows(t, a->head_size, a->scale, rows_at(&a->k, t->batch, key_head, t->key), a->k.row,
                   s->queries, s->scores);
+    if (a->softcap > 0.0f) cap_scores(t, a->softcap, s->scores, NULL);
     softmax_step(t, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
     if (a->p > 0.0f) {
         fill_dropout(a, t, s->bias);
@@ -375,6 +391,7 @@ typedef struct backward_state {
     float *d_scores; /* dP^T, then dS^T */
     float *bias;
     float *dropped;                     /* P^T after dropout */
+    float *slope;                       /* of the soft cap; NULL: none */
     float lse[QUERIES], delta[QUERIES]; /* delta = sum of dO * O: the softmax's inner product */
 } backward_state;
 
@@ -410,6 +427,7 @@ static void backward_tile(const dw__attention *a, const dw__attention_part *part
     const float *v = rows_at(&a->v, t->batch, part->key_head, t->key);
     const float *dropped = s->scores;
     multiply_rows(t, a->head_size, a->scale, k, a->k.row, s->queries, s->scores);
+    if (a->softcap > 0.0f) cap_scores(t, a->softcap, s->scores, s->slope);
     probabilities(t, fill_bias(a, t, s->bias) ? s->bias : NULL, s);
     multiply_rows(t, a->value_size, 1.0f, v, a->v.row, s->grads, s->d_scores);
     if (a->p > 0.0f) {
@@ -419,6 +437,7 @@ static void backward_tile(const dw__attention *a, const dw__attention_part *part
         dropped = s->dropped;
     }
     score_gradients(t, a->scale, s);
+    if (s->slope) multiply_elements(t, s->d_scores, s->slope, s->d_scores);
     if (part->wants_dkv && a->dv.data) {
         reduce_queries(t, a->value_size, dropped, rows_at(&a->d_o, t->batch, t->head, t->query),
                        a->d_o.row, first_queries ? 0.0f : 1.0f,
@@ -505,6 +524,7 @@ static void backward(const dw__attention *a, const dw__attention_part *part, flo
     s.d_scores = s.scores + TILE;
     s.bias = s.d_scores + TILE;
     s.dropped = s.bias + TILE;
+    s.slope = a->softcap > 0.0f ? s.dropped + TILE : NULL;
     int64_t written = part->key;
     for (int64_t head = part->head; head < part->head_end; head++) {
         for (int64_t query = part->query; query < part->query_end; query += QUERIES) {
