@@ -9,9 +9,7 @@ The module is not touched: no parameter, gradient, buffer, flag or random state 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -20,6 +18,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from deepwell.caches import is_cache
 from deepwell.errors import CaptureError
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
 from deepwell.lowering.builder import DTYPES
@@ -165,7 +164,6 @@ def _is_final(error: Exception) -> bool:
 
 class _Capture:
     def __init__(self, module: torch.nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]):
-        register_cache_types()
         self.module = module
         _check_arguments(module, args, kwargs)
         self._positions_given = self._names_positions(args, kwargs)
@@ -495,7 +493,7 @@ def _check_arguments(
     module: torch.nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> None:
     for value in [*args, *kwargs.values()]:
-        if any(kind.__name__ == "Cache" for kind in type(value).__mro__):
+        if is_cache(value):
             raise CaptureError(
                 f"{type(module).__name__} is called with a key-value cache, which it updates in "
                 "place; decoding with a cache runs in PyTorch"
@@ -513,28 +511,3 @@ def _check_argument(path: str, value: Any) -> None:
             f"the argument {path} is a {type(value).__name__}; tensors, numbers, strings and "
             "containers of them are supported"
         )
-
-
-_registered = False
-
-
-def register_cache_types() -> None:
-    """Makes Hugging Face's DynamicCache a pytree node, once, when transformers is in use."""
-    global _registered
-    if _registered:
-        return
-    if "transformers" not in sys.modules:
-        return
-    _registered = True
-    try:
-        from transformers.cache_utils import DynamicCache
-    except ImportError:
-        return
-    if DynamicCache in pytree.SUPPORTED_NODES:
-        return
-    try:
-        from transformers.integrations.executorch import register_dynamic_cache_export_support
-    except ImportError:
-        return
-    with contextlib.suppress(ValueError):  # registered by someone else meanwhile
-        register_dynamic_cache_export_support()

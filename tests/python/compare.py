@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from deepwell.caches import flatten_outputs, is_cache
 from torch.utils import _pytree as pytree
 
 
@@ -14,12 +15,11 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
     if hasattr(outputs, "to_tuple"):
         outputs = outputs.to_tuple()
     found = []
-    for value in pytree.tree_leaves(outputs, is_leaf=lambda value: hasattr(value, "layers")):
+    for value in pytree.tree_leaves(outputs, is_leaf=is_cache):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             found.append(value)
-        elif hasattr(value, "layers"):
-            for layer in value.layers:
-                found += [layer.keys, layer.values]
+        elif is_cache(value):
+            found += tensors_of(flatten_outputs(value)[0])
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import pytest
 import torch
 from deepwell import _deepwell
+from deepwell.caches import flatten_outputs
 from deepwell.capture import Captured, CaptureError, capture_graph
 from graph_eval import evaluate
 from torch import nn
@@ -47,8 +48,8 @@ def run(
 
 def assert_same(got: Any, want: Any, tolerance: float = 1e-9) -> None:
     assert type(got) is type(want)
-    got_flat, got_spec = pytree.tree_flatten(got)
-    want_flat, want_spec = pytree.tree_flatten(want)
+    got_flat, got_spec = flatten_outputs(got)
+    want_flat, want_spec = flatten_outputs(want)
     assert got_spec == want_spec
     for g, w in zip(got_flat, want_flat):
         if not isinstance(w, torch.Tensor):
@@ -138,13 +139,15 @@ def gpt2_config(**changes: Any) -> Any:
     return transformers.GPT2Config(**{**settings, **changes})
 
 
+LLAMA_SETTINGS = dict(
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32,
+    intermediate_size=40, vocab_size=61, max_position_embeddings=64, bos_token_id=0,
+    eos_token_id=0, pad_token_id=0,
+)  # fmt: skip
+
+
 def llama_config(**changes: Any) -> Any:
-    settings = dict(
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32,
-        intermediate_size=40, vocab_size=61, max_position_embeddings=64, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaConfig(**{**settings, **changes})
+    return transformers.LlamaConfig(**{**LLAMA_SETTINGS, **changes})
 
 
 def padding(batch: int, length: int) -> torch.Tensor:
@@ -249,6 +252,21 @@ def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
     with pytest.raises(CaptureError, match="position_ids"):
         capture_graph(module, (), TEXT_CALLS["positions"](2, 7))
     assert module.model.rotary_emb.forward.__func__ is type(module.model.rotary_emb).forward
+
+
+def test_a_cache_comes_back_as_it_was_made() -> None:
+    """Each layer of its class, with its window, and tokens counted that the window has dropped."""
+    config = transformers.MistralConfig(**{**LLAMA_SETTINGS, "sliding_window": 4})
+    module = transformers.MistralForCausalLM(config)
+    captured = capture_graph(module, (), TEXT_CALLS["ids"](2, 7))
+    for b, s in [(2, 7), (3, 9)]:
+        kwargs = TEXT_CALLS["ids"](b, s)
+        got = run(captured, module, (), kwargs).past_key_values
+        want = module(**kwargs).past_key_values
+        assert got.get_seq_length() == want.get_seq_length() == s
+        tokens = random_ids(b, 1)
+        again = module(tokens, past_key_values=got).logits
+        torch.testing.assert_close(again, module(tokens, past_key_values=want).logits)
 
 
 def test_grouped_heads_are_shared_not_repeated() -> None:
@@ -785,6 +803,13 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "nan": lambda x: (x.isnan(), (x / 0).isinf(), x.isfinite(), x.nan_to_num()),
     "trigonometry": lambda x: (x.sin(), x.cos(), x.erf(), x.exp(), x.expm1(), x.abs().log1p()),
     "rounding": lambda x: (x.floor(), x.ceil(), x.trunc(), x.sign(), x.to(torch.int64)),
+    "patches": lambda x: (
+        nn.functional.conv1d(x.mT, torch.linspace(-1, 1, 72).double().view(2, 12, 3), stride=3),
+        nn.functional.conv2d(
+            x[:, None], torch.linspace(-1, 1, 10).double().view(2, 1, 1, 5),
+            torch.tensor([1.0, 2.0]).double(), stride=(1, 5)),
+        nn.functional.conv1d(x.mT, torch.ones(4, 12, 1).double()),
+    ),
     "lerp": lambda x: (x.lerp(-x, 0.3), torch.addcmul(x, x, x, value=2)),
 }  # fmt: skip
 

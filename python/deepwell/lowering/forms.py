@@ -94,6 +94,8 @@ FALSE = Predicate(frozenset([Affine(-1)]))
 def at_least_zero(form: Affine) -> Predicate:
     if form.is_constant and isinstance(form.constant, int):
         return TRUE if form.constant >= 0 else FALSE
+    if form.is_non_negative:  # an index is never below zero
+        return TRUE
     return Predicate(frozenset([form]))
 
 

@@ -528,3 +528,68 @@ def _reduced_loss(c: Context, x: Value, reduction: int) -> Value:
         return x
     op = "mean" if name == "mean" else "reduce_sum"
     return c.builder.reduce(op, x, tuple(range(x.rank)), False)
+
+
+# ---- patches ------------------------------------------------------------------------------------
+
+
+@lowers("conv1d", "conv2d", "conv3d")
+def convolution_of_patches(
+    c: Context,
+    input: Value,
+    weight: Value,
+    bias: Optional[Value] = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    """A convolution whose windows lie side by side (a vision model's patch embedding, or a kernel of
+    one element) is a linear layer over patches."""
+    kernel = weight.shape[2:]
+    axes = len(kernel)
+    stride, padding, dilation = (_per_axis(value, axes) for value in (stride, padding, dilation))
+    side_by_side = stride == kernel and all(p in (0, "valid") for p in padding)
+    if not side_by_side or groups != 1 or any(d != 1 and k != 1 for d, k in zip(dilation, kernel)):
+        raise LoweringError(
+            "convolutions are supported where their windows lie side by side: stride equal to the "
+            "kernel, no padding, no dilation, one group"
+        )
+    b = c.builder
+    x = input if input.rank == axes + 2 else b.reshape(input, (1,) + input.shape)
+    batch, channels = x.shape[:2]
+    counts = c.shape[-axes:]
+    split: Tuple[Dim, ...] = (batch, channels)
+    for axis, (count, size) in enumerate(zip(counts, kernel), 2):
+        x = b.slice_axis(x, axis, 0, count * size)  # a rest that fills no window is not read
+        split += (count, size)
+    places = [2 + 2 * i for i in range(axes)]
+    patches = b.permute(b.reshape(x, split), [0, *places, 1, *(place + 1 for place in places)])
+    rows = b.reshape(patches, (batch,) + counts + (dims.product((channels,) + kernel),))
+    flat = b.reshape(weight, (weight.shape[0], dims.product((channels,) + kernel)))
+    y = b.permute(b.linear(rows, flat, bias), [0, axes + 1, *range(1, axes + 1)])
+    return b.reshape(y, c.shape)
+
+
+def _per_axis(value: Any, axes: int) -> Tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        return (value,) * axes
+    return tuple(value) if len(value) == axes else tuple(value) * axes
+
+
+@lowers("convolution")
+def convolution(
+    c: Context,
+    input: Value,
+    weight: Value,
+    bias: Optional[Value],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
+    if transposed:
+        raise LoweringError("transposed convolutions are not supported")
+    return convolution_of_patches(c, input, weight, bias, stride, padding, dilation, groups)

@@ -17,6 +17,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils import _pytree as pytree
 
+from deepwell.caches import flatten_outputs
+
 from .builder import LoweringError
 from .graph import MutationError
 
@@ -57,7 +59,7 @@ class _Call(torch.nn.Module):
             for position, tensor in zip(at, tensors):
                 values[position] = tensor
             args, kwargs = pytree.tree_unflatten(values, spec)
-            outputs, output_spec = pytree.tree_flatten(self.module(*args, **kwargs))
+            outputs, output_spec = flatten_outputs(self.module(*args, **kwargs))
             results.append(output_spec)
             return outputs
 
