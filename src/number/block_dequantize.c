@@ -4,24 +4,25 @@
 
 DW_ISA_TABLE(dw__number_loops)
 
-static float scale_at(const dw__block_call *call, int64_t index) {
-    if (call->layout.scale == DW_FORMAT_COUNT) return ((const float *)call->scales)[index];
-    return dw__decode_one(call->layout.scale, ((const uint8_t *)call->scales)[index]);
-}
+enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of a pass */
 
 /* A NaN scale is written, not multiplied: which of two NaNs a product keeps is the compiler's choice. */
 static void decode_pass(const dw__block_call *call, int64_t outer, int64_t inner,
                         const uint8_t *codes, int64_t count, float *x) {
-    const int64_t block = call->layout.block;
+    const int64_t block = call->layout.block, blocks = (count + block - 1) / block;
+    const int64_t index = dw__block_scale_index(call, outer, inner);
     float beyond = call->options.scheme == DW_SCHEME_NVFP4 ? call->options.tensor_scale : 1.0f;
-    for (int64_t done = 0; done < count; done += block) {
-        int64_t length = count - done < block ? count - done : block;
-        float scale = scale_at(call, dw__block_scale_index(call, outer, inner + done));
-        if (scale != scale) {
-            for (int64_t i = 0; i < length; i++) x[done + i] = dw__f32_from_bits(0x7FC00000u);
-            continue;
-        }
-        call->loops->decode[call->layout.element](codes + done, length, scale, beyond, x + done);
+    float scales[MOST_BLOCKS];
+    if (call->layout.scale == DW_FORMAT_COUNT)
+        memcpy(scales, (const float *)call->scales + index, (size_t)blocks * sizeof *scales);
+    else
+        call->loops->scale_values[call->layout.scale]((const uint8_t *)call->scales + index, blocks,
+                                                      scales);
+    call->loops->decode[call->layout.element](codes, count, block, scales, beyond, x);
+    for (int64_t i = 0; i < blocks; i++) {
+        if (scales[i] == scales[i]) continue;
+        int64_t end = (i + 1) * block < count ? (i + 1) * block : count;
+        for (int64_t j = i * block; j < end; j++) x[j] = dw__f32_from_bits(0x7FC00000u);
     }
 }
 

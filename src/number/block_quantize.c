@@ -2,106 +2,64 @@
  * (axis 1), or a transposed copy on the stack (axis 0). */
 #include "number/block.h"
 #include "number/run.h"
-#include <float.h>
 
 DW_ISA_TABLE(dw__number_loops)
 
-/* ---- a block's scale ------------------------------------------------------------------------- */
-
-typedef struct block_scale {
-    bool nan;
-    uint8_t code; /* of E8M0 and UE4M3 */
-    float value;  /* of F32 scales, which elements are divided by */
-    float factor; /* else: what elements are multiplied by */
-} block_scale;
-
+enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of a pass */
 static const uint32_t infinite_bits = 0x7F800000u;
 
-static block_scale nan_scale(const dw__block_call *call) {
-    uint32_t code = call->layout.scale == DW_FORMAT_UE4M3 ? 0x7F : 0xFF;
-    return (block_scale){
-        .nan = true, .code = (uint8_t)code, .value = dw__f32_from_bits(0x7FC00000u)};
-}
-
-static block_scale nvfp4_scale(const dw__block_call *call, float amax) {
-    float wanted = amax / 6.0f / call->options.tensor_scale;
-    uint32_t code =
-        dw__encode_one(DW_FORMAT_UE4M3, wanted, DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0);
-    float scale = dw__decode_one(DW_FORMAT_UE4M3, code);
-    float factor = 0.0f;
-    if (scale > 0.0f) {
-        factor = 1.0f / call->options.tensor_scale / scale;
-        factor = factor < FLT_MAX ? factor : FLT_MAX;
-    }
-    return (block_scale){.code = (uint8_t)code, .factor = factor};
-}
-
-/* From the bits of amax. */
-static block_scale find_scale(const dw__block_call *call, uint32_t amax) {
-    if (amax > infinite_bits) return nan_scale(call);
+/* Scales of consecutive blocks, from the bits of amax; stored from `index` on. */
+static void find_scales(const dw__block_call *call, const uint32_t *amax, int64_t blocks,
+                        int64_t index, float *factors) {
+    uint8_t *codes = (uint8_t *)call->scales + index;
     switch (call->layout.scale) {
-    case DW_FORMAT_E8M0: {
-        uint32_t code = dw__mx_scale(&call->mx, amax);
-        return (block_scale){.code = (uint8_t)code, .factor = dw__mx_factor(code)};
-    }
+    case DW_FORMAT_E8M0: call->loops->mx_scales(&call->mx, amax, blocks, codes, factors); break;
     case DW_FORMAT_UE4M3:
-        return amax == infinite_bits ? nan_scale(call) : nvfp4_scale(call, dw__f32_from_bits(amax));
-    default: {
-        float scale = amax == infinite_bits ? 0x1p120f : dw__f32_from_bits(amax) / 448.0f;
-        return (block_scale){.value = scale};
-    }
+        call->loops->nvfp4_scales(call->options.tensor_scale, amax, blocks, codes, factors);
+        break;
+    default: call->loops->f32_scales(amax, blocks, (float *)call->scales + index, factors);
     }
 }
 
-static void store_scale(const dw__block_call *call, int64_t index, const block_scale *scale) {
+/* One byte each. */
+static void encode_blocks(const dw__block_call *call, const uint32_t *amax, const float *factors,
+                          const float *x, int64_t count, const uint32_t *words, uint8_t *codes) {
+    const dw_format element = call->layout.element;
+    const int64_t block = call->layout.block;
     if (call->layout.scale == DW_FORMAT_COUNT)
-        ((float *)call->scales)[index] = scale->value;
+        call->loops->divide(x, count, block, factors, words, codes);
     else
-        ((uint8_t *)call->scales)[index] = scale->code;
+        call->loops->scale[element](x, count, block, factors, words, codes);
+    uint32_t nan = call->layout.scale == DW_FORMAT_UE4M3 ? infinite_bits : infinite_bits + 1;
+    for (int64_t start = 0; start < count; start += block, amax++) {
+        int64_t length = count - start < block ? count - start : block;
+        if (*amax >= nan) memset(codes + start, (int)dw__format_nan(element), (size_t)length);
+    }
 }
 
-/* ---- codes ----------------------------------------------------------------------------------- */
+/* Blocks of square tiles are given with their amax and factors; a row's own are found here. */
+typedef struct given_blocks {
+    const uint32_t *amax;
+    const float *factors;
+} given_blocks;
 
-/* One byte each, of `count` elements under one scale. */
-static void encode_block(const dw__block_call *call, const block_scale *scale, const float *x,
-                         int64_t count, const uint32_t *words, uint8_t *codes) {
-    dw_format element = call->layout.element;
-    if (scale->nan)
-        memset(codes, (int)dw__format_nan(element), (size_t)count);
-    else if (call->layout.scale == DW_FORMAT_COUNT && scale->value > 0.0f)
-        call->loops->divide(x, scale->value, count, words, codes);
-    else
-        call->loops->scale[element](x, scale->factor, count, words, codes);
-}
-
-/* Blocks of one row; scales found here, or given for square blocks. Passes begin at blocks' starts. */
-static void encode_pass(const dw__block_call *call, const block_scale *given, int64_t outer,
+static void encode_pass(const dw__block_call *call, const given_blocks *given, int64_t outer,
                         int64_t inner, const float *x, int64_t count, const uint32_t *words,
                         uint8_t *codes) {
-    enum { MX_BLOCK = 32 };
+    if (given) {
+        encode_blocks(call, given->amax, given->factors, x, count, words, codes);
+        return;
+    }
+    uint32_t amax[MOST_BLOCKS];
+    float factors[MOST_BLOCKS];
     const int64_t block = call->layout.block;
-    int64_t done = 0;
-    if (!given && !words && block == MX_BLOCK) {
-        uint8_t *scales = (uint8_t *)call->scales + dw__block_scale_index(call, outer, inner);
-        call->loops->mx[call->layout.element](x, count / MX_BLOCK, &call->mx, codes, scales);
-        done = count / MX_BLOCK * MX_BLOCK;
-    }
-    for (; done < count; done += block) {
-        int64_t length = count - done < block ? count - done : block;
-        block_scale own;
-        const block_scale *scale = given;
-        if (!scale) {
-            own = find_scale(call, call->loops->amax(x + done, length));
-            store_scale(call, dw__block_scale_index(call, outer, inner + done), &own);
-            scale = &own;
-        } else {
-            given++;
-        }
-        encode_block(call, scale, x + done, length, words ? words + done : NULL, codes + done);
-    }
+    call->loops->amax(x, count, block, amax);
+    find_scales(call, amax, (count + block - 1) / block, dw__block_scale_index(call, outer, inner),
+                factors);
+    encode_blocks(call, amax, factors, x, count, words, codes);
 }
 
-static void encode_row(const dw__block_call *call, const block_scale *given, int64_t outer,
+static void encode_row(const dw__block_call *call, const given_blocks *given, int64_t outer,
                        int64_t inner, const float *x, int64_t count) {
     bool pairs = call->layout.element == DW_FORMAT_E2M1;
     uint8_t *row = call->codes + outer * call->code_stride + dw__block_bytes(call, inner);
@@ -115,8 +73,13 @@ static void encode_row(const dw__block_call *call, const block_scale *given, int
             call->loops->words(&call->options.random, first, length, buffer);
             words = buffer;
         }
-        encode_pass(call, given ? given + start / call->layout.block : NULL, outer, inner + start,
-                    x + start, length, words, pairs ? unpacked : row + start);
+        given_blocks here;
+        if (given) {
+            int64_t done = start / call->layout.block;
+            here = (given_blocks){given->amax + done, given->factors + done};
+        }
+        encode_pass(call, given ? &here : NULL, outer, inner + start, x + start, length, words,
+                    pairs ? unpacked : row + start);
         if (pairs) {
             unpacked[length] = 0; /* follows a last odd code */
             call->loops->pack_pairs(unpacked, (length + 1) / 2, row + start / 2);
@@ -136,22 +99,18 @@ static void encode_row(const dw__block_call *call, const block_scale *given, int
 static void encode_square(const dw__block_call *call, const dw__block_region *region,
                           const float *x, int64_t stride, int64_t first, int64_t rows) {
     enum { MOST = DW_BLOCK_TASK / 16 / 16 }; /* blocks across a region */
-    block_scale scales[MOST];
-    const int64_t block = call->layout.block;
-    for (int64_t start = 0; start < region->inners; start += block) {
-        int64_t length = region->inners - start < block ? region->inners - start : block;
-        uint32_t amax = 0;
-        for (int64_t row = first; row < first + rows; row++) {
-            uint32_t own = call->loops->amax(x + row * stride + start, length);
-            amax = own > amax ? own : amax;
-        }
-        block_scale *scale = &scales[start / block];
-        *scale = find_scale(call, amax);
-        store_scale(call, dw__block_scale_index(call, region->outer + first, region->inner + start),
-                    scale);
+    uint32_t amax[MOST] = {0}, own[MOST];
+    float factors[MOST];
+    const int64_t block = call->layout.block, blocks = (region->inners + block - 1) / block;
+    for (int64_t row = first; row < first + rows; row++) {
+        call->loops->amax(x + row * stride, region->inners, block, own);
+        for (int64_t i = 0; i < blocks; i++) amax[i] = own[i] > amax[i] ? own[i] : amax[i];
     }
+    find_scales(call, amax, blocks,
+                dw__block_scale_index(call, region->outer + first, region->inner), factors);
+    const given_blocks given = {amax, factors};
     for (int64_t row = first; row < first + rows; row++)
-        encode_row(call, scales, region->outer + row, region->inner, x + row * stride,
+        encode_row(call, &given, region->outer + row, region->inner, x + row * stride,
                    region->inners);
 }
 

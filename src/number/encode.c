@@ -118,17 +118,18 @@ dw_status dw_encode(dw_format format, int64_t count, const float *values,
 static void decode_bytes(const array_call *call, int64_t start, int64_t count) {
     const uint8_t *codes = call->codes + start;
     float *values = call->values + start;
+    const float one = 1.0f;
     if (call->loops->decode[call->format] == NULL) {
         for (int64_t i = 0; i < count; i++) values[i] = dw__decode_one(call->format, codes[i]);
         return;
     }
     if (call->format != DW_FORMAT_E2M1) {
-        call->loops->decode[call->format](codes, count, 1.0f, 1.0f, values);
+        call->loops->decode[call->format](codes, count, PASS, &one, 1.0f, values);
         return;
     }
     uint8_t unpacked[PASS + 1];
     call->loops->unpack_pairs(call->codes + start / 2, (count + 1) / 2, unpacked);
-    call->loops->decode[call->format](unpacked, count, 1.0f, 1.0f, values);
+    call->loops->decode[call->format](unpacked, count, PASS, &one, 1.0f, values);
 }
 
 static void decode_task(void *context, int64_t index, int worker) {

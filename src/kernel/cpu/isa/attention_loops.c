@@ -2,8 +2,8 @@
  * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
  * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
 #include "kernel/cpu/attention.h"
-#include "kernel/cpu/isa/philox_lanes.h"
-#include "kernel/cpu/isa/transpose.h"
+#include "number/isa/philox_lanes.h"
+#include "base/transpose.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include <math.h>
 

@@ -2,7 +2,7 @@
 #ifndef DW_PHILOX_LANES_H
 #define DW_PHILOX_LANES_H
 
-#include "kernel/cpu/isa/vector_math.h"
+#include "base/vector.h"
 #include "number/philox.h"
 
 /* The 64-bit products of lanes, as high and low words. x86 multiplies the even lanes of a vector; the
