@@ -51,6 +51,7 @@ long)
         stage "C under $preset" sanitized "$preset"
         stage "operations under $preset" "build/$preset/bin/deepwell-ops" test --quick
     done
+    stage "every allocation failing" env DEEPWELL_TEST_LONG=1 "$release/bin/test_out_of_memory"
     stage "fuzzing" scripts/fuzz.sh 600
     stage "Python, slow" slow_python_tests
     ;;

@@ -49,13 +49,21 @@ static inline dw_status dw__not_ok(dw_status status) {
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* All host memory of the library comes through these three, so that tests can make each
- * allocation fail in turn (dw__memory_fail_after). NULL on failure; size 0 is valid. */
+ * allocation fail in turn (dw__memory_fail_after, _once). NULL on failure; size 0 is valid. */
 void *dw__malloc(size_t bytes);
 void *dw__calloc(size_t count, size_t bytes);
 void *dw__realloc(void *pointer, size_t bytes);
 void dw__free(void *pointer);
 /* Tests only: `count` more allocations succeed, every later one fails. Negative: no limit. */
 void dw__memory_fail_after(int64_t count);
+/* Tests only: the allocation after the next `count` fails, and it alone: what goes on as if it had not
+ * failed is seen by its result. */
+void dw__memory_fail_once(int64_t count);
+/* How many allocations one of these two has made fail since it was called. */
+int64_t dw__memory_failures(void);
+/* Asked by what takes memory from the system itself (mapped blocks, a thread's stack): false when a test
+ * makes it fail. */
+bool dw__memory_allowed(void);
 /* Number of live allocations made through dw__malloc and friends. */
 int64_t dw__memory_live(void);
 

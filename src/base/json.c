@@ -6,16 +6,43 @@
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* jansson says that it could not parse when it had no memory, so what happened is noted here. */
-static _Thread_local bool out_of_memory;
+/* jansson (2.14) does not survive every failing allocation: where its buffer for the text of a token cannot
+ * grow, it goes on with the shorter text and reads past its end. So while it parses there is a reserve, from
+ * which what it asks for comes once memory is out, and its input ends at the next block: it then stops by
+ * itself. What it made is thrown away before the reserve is. */
+enum { RESERVE_BYTES = 512 << 10, RESERVE_TOKENS = 6, RESERVE_ALIGNMENT = 16 };
+
+typedef struct reserve {
+    char *bytes;
+    size_t size, used;
+    bool needed; /* memory was out */
+} reserve;
+
+static _Thread_local reserve *current;
 
 static void *allocate(size_t bytes) {
-    void *memory = dw__malloc(bytes);
-    if (!memory) out_of_memory = true;
+    void *memory = current && current->needed ? NULL : dw__malloc(bytes);
+    if (memory || !current) return memory;
+    current->needed = true;
+    if (bytes > current->size - current->used - RESERVE_ALIGNMENT) return NULL;
+    memory = current->bytes + current->used;
+    current->used += (bytes + RESERVE_ALIGNMENT - 1) / RESERVE_ALIGNMENT * RESERVE_ALIGNMENT;
     return memory;
 }
 
-static void use_our_memory(void) { json_set_alloc_funcs(allocate, dw__free); }
+static void release(void *memory) {
+    uintptr_t at = (uintptr_t)memory, from = current ? (uintptr_t)current->bytes : 0;
+    if (!current || at < from || at >= from + current->size) dw__free(memory);
+}
+
+/* The functions are the process's. A program that has set its own keeps them, and what was made with the
+ * ones that jansson begins with, malloc and free, may be given to ours. */
+static void use_our_memory(void) {
+    json_malloc_t its_malloc;
+    json_free_t its_free;
+    json_get_alloc_funcs(&its_malloc, &its_free);
+    if (its_malloc == malloc && its_free == free) json_set_alloc_funcs(allocate, release);
+}
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
@@ -44,14 +71,19 @@ bool dw__json_is_plain(const char *text) {
     return true;
 }
 
-/* Depth and number of values, without building anything. Text that is no JSON is jansson's to refuse. */
+/* Depth and number of values, without building anything, and the length of the longest token. Text that is
+ * no JSON is jansson's to refuse. */
 static dw_status check_limits(const char *what, const char *text, size_t bytes,
-                              dw__json_limits limits) {
+                              dw__json_limits limits, size_t *longest) {
     int depth = 0;
-    size_t values = 1;
+    size_t values = 1, token = 0;
     bool in_string = false;
+    *longest = 0;
     for (size_t i = 0; i < bytes; i++) {
         char at = text[i];
+        /* What lies between two of these is one token or several: never less than the longest. */
+        token = !in_string && strchr(" \t\r\n[]{},:", at) ? 0 : token + 1;
+        if (token > *longest) *longest = token;
         if (in_string) {
             if (at == '\\')
                 i++;
@@ -83,18 +115,47 @@ static dw_status check_limits(const char *what, const char *text, size_t bytes,
     return DW_OK;
 }
 
+typedef struct input {
+    const char *text;
+    size_t left;
+} input;
+
+static size_t next_block(void *buffer, size_t room, void *context) {
+    input *in = context;
+    if (current->needed) return (size_t)-1;
+    size_t bytes = in->left < room ? in->left : room;
+    memcpy(buffer, in->text, bytes);
+    in->text += bytes;
+    in->left -= bytes;
+    return bytes;
+}
+
 dw_status dw__json_parse(const char *what, const char *text, size_t bytes, dw__json_limits limits,
                          json_t **root) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t error;
+    size_t longest = 0;
+    dw_status status = DW_OK;
     pthread_once(&once, use_our_memory);
-    DW_RETURN_IF_FAILED(check_limits(what, text, bytes, limits));
-    out_of_memory = false;
-    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (*root) return DW_OK;
-    if (out_of_memory) return dw__fail_memory(what, bytes);
-    return dw__fail(DW_PARSE, "%s: line %d, column %d: %s", what, error.line, error.column,
-                    error.text);
+    DW_RETURN_IF_FAILED(check_limits(what, text, bytes, limits, &longest));
+    reserve kept = {.size = RESERVE_BYTES + RESERVE_TOKENS * longest};
+    kept.bytes = dw__malloc(kept.size);
+    if (!kept.bytes) return dw__fail_memory(what, kept.size);
+    current = &kept;
+    input in = {text, bytes};
+    json_t *read = json_load_callback(next_block, &in, JSON_REJECT_DUPLICATES, &error);
+    if (kept.needed) {
+        json_decref(read);
+        read = NULL;
+        status = dw__fail_memory(what, bytes);
+    } else if (!read) {
+        status = dw__fail(DW_PARSE, "%s: line %d, column %d: %s", what, error.line, error.column,
+                          error.text);
+    }
+    current = NULL;
+    dw__free(kept.bytes);
+    if (status == DW_OK) *root = read;
+    return status;
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */

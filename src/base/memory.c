@@ -8,17 +8,32 @@ enum { TENSOR_ALIGNMENT = 64 }; /* a cache line, and the widest vector register 
 
 static _Atomic int64_t live;
 static _Atomic int64_t remaining = -1; /* allocations that may still succeed; negative: no limit */
+static _Atomic int64_t failures;
+static _Atomic bool only_one; /* fails, and lifts the limit */
 
-void dw__memory_fail_after(int64_t count) { atomic_store(&remaining, count < 0 ? -1 : count); }
+static void limit(int64_t count, bool once) {
+    atomic_store(&failures, 0);
+    atomic_store(&only_one, once);
+    atomic_store(&remaining, count < 0 ? -1 : count);
+}
+
+void dw__memory_fail_after(int64_t count) { limit(count, false); }
+
+void dw__memory_fail_once(int64_t count) { limit(count, true); }
+
+int64_t dw__memory_failures(void) { return atomic_load(&failures); }
 
 int64_t dw__memory_live(void) { return atomic_load(&live); }
 
-static bool allowed(void) {
+bool dw__memory_allowed(void) {
     int64_t left = atomic_load_explicit(&remaining, memory_order_relaxed);
     while (left > 0) {
         if (atomic_compare_exchange_weak(&remaining, &left, left - 1)) return true;
     }
-    return left < 0;
+    if (left < 0) return true;
+    atomic_fetch_add(&failures, 1);
+    if (atomic_load(&only_one)) atomic_store(&remaining, -1);
+    return false;
 }
 
 static void *counted(void *pointer) {
@@ -26,16 +41,16 @@ static void *counted(void *pointer) {
     return pointer;
 }
 
-void *dw__malloc(size_t bytes) { return allowed() ? counted(malloc(bytes ? bytes : 1)) : NULL; }
+void *dw__malloc(size_t bytes) { return dw__memory_allowed() ? counted(malloc(bytes ? bytes : 1)) : NULL; }
 
 void *dw__calloc(size_t count, size_t bytes) {
-    if ((bytes && count > SIZE_MAX / bytes) || !allowed()) return NULL;
+    if ((bytes && count > SIZE_MAX / bytes) || !dw__memory_allowed()) return NULL;
     return counted(count && bytes ? calloc(count, bytes) : calloc(1, 1));
 }
 
 void *dw__realloc(void *pointer, size_t bytes) {
     if (!pointer) return dw__malloc(bytes);
-    return allowed() ? realloc(pointer, bytes ? bytes : 1) : NULL;
+    return dw__memory_allowed() ? realloc(pointer, bytes ? bytes : 1) : NULL;
 }
 
 void dw__free(void *pointer) {
@@ -45,7 +60,7 @@ void dw__free(void *pointer) {
 }
 
 void *dw__malloc_aligned(size_t bytes) {
-    if (bytes > SIZE_MAX - TENSOR_ALIGNMENT || !allowed()) return NULL;
+    if (bytes > SIZE_MAX - TENSOR_ALIGNMENT || !dw__memory_allowed()) return NULL;
     size_t rounded = (bytes + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
     return counted(aligned_alloc(TENSOR_ALIGNMENT, rounded ? rounded : TENSOR_ALIGNMENT));
 }

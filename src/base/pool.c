@@ -198,8 +198,10 @@ static void start_workers(int threads) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.workers < threads - 1) {
         int worker = pool.workers + 1;
-        int error =
-            pthread_create(&pool.threads[pool.workers], NULL, work, (void *)(intptr_t)worker);
+        int error = EAGAIN; /* what a system without memory for a stack says */
+        if (dw__memory_allowed())
+            error =
+                pthread_create(&pool.threads[pool.workers], NULL, work, (void *)(intptr_t)worker);
         if (error != 0) {
             /* Fewer threads give the same results, later. */
             char reason[128];

@@ -14,6 +14,7 @@ static size_t mapped_bytes(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE
 
 /* Maps a multiple of HUGE_PAGE on a boundary of HUGE_PAGE; NULL when there is no memory. */
 static void *map_aligned(size_t bytes) {
+    if (!dw__memory_allowed()) return NULL;
     char *raw =
         mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return NULL;
