@@ -9,6 +9,7 @@
 #include "deepwell/model.h"
 #include "deepwell/number.h"
 #include "deepwell/ops.h"
+#include "deepwell/precision.h"
 #include "deepwell/safetensors.h"
 #include "deepwell/status.h"
 #include "deepwell/threads.h"

@@ -13,7 +13,7 @@
 #ifndef DEEPWELL_ENGINE_H
 #define DEEPWELL_ENGINE_H
 
-#include "deepwell/graph.h"
+#include "deepwell/precision.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,9 +26,11 @@ typedef struct dw_engine_options {
     size_t struct_size; /* sizeof(dw_engine_options) */
     int recompute;      /* 1: elementwise results and norms are recomputed in backward, not saved */
     int fuse;           /* 1 */
+    /* Which linear layers multiply quantized operands; NULL: none. Read while the engine is made. */
+    const dw_precision_policy *precision;
 } dw_engine_options;
 #define DW_ENGINE_OPTIONS_DEFAULT                                                                  \
-    { sizeof(dw_engine_options), 1, 1 }
+    { sizeof(dw_engine_options), 1, 1, NULL }
 
 /* `graph` holds the forward pass only and is not changed. `grad_outputs`: indices of the outputs that
  * will receive gradients; `wrt`: leaves whose gradients are wanted (both may be empty: inference).
@@ -44,6 +46,8 @@ DW_API int dw_engine_has_grad(const dw_engine *engine, uint32_t index);
  * forward. Where it is 0 the binding's data may be NULL at backward. */
 DW_API int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index);
 DW_API int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index);
+/* Linear layers that multiply quantized operands, by the options' policy. */
+DW_API uint32_t dw_engine_quantized_count(const dw_engine *engine);
 /* The whole graph after passes, forward and backward. */
 DW_API const dw_graph *dw_engine_graph(const dw_engine *engine);
 

@@ -120,7 +120,12 @@ typedef enum dw_attr_kind {
     X(BETA1, "beta1", FLOAT)                                                                       \
     X(BETA2, "beta2", FLOAT)                                                                       \
     X(WEIGHT_DECAY, "weight_decay", FLOAT)                                                         \
-    X(BODY, "body", STRING)
+    X(BODY, "body", STRING)                                                                        \
+    X(FORMAT, "format", STRING)                                                                    \
+    X(RECIPE, "recipe", STRING)                                                                    \
+    X(SQUARE, "square", INT)                                                                       \
+    X(HADAMARD, "hadamard", INT)                                                                   \
+    X(STOCHASTIC, "stochastic", INT)
 
 typedef enum dw_attr_key {
 #define DW_ATTR_ENUM(key, name, kind) DW_ATTR_KEY_##key,

@@ -41,8 +41,17 @@
  *   sort(x; axis, descending=0) -> values, indices i64      stable
  *   top_k(x; axis, size) -> values, indices i64             largest first; equal ones by index
  *  products:
- *   matmul(a, b; transpose_a=0, transpose_b=0)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
- *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]
+ *   matmul(a, b; transpose_a=0, transpose_b=0, dtype)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
+ *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]. dtype, of the
+ *                                         result: the operands' (if absent), or f32 for bf16 and f16
+ *   quantize(x [M,N], seed?; format="bf16"|"mxfp8"|"nvfp4", axis, square=0, hadamard=0, stochastic=0, stream)
+ *      -> y bf16 [M,N], scale f32 []      what a product that sums over axis reads of x: x is about y * scale, and y
+ *                                         holds exactly what codes and block scales mean (deepwell/number.h). mxfp8:
+ *                                         E4M3 in blocks of 32, scales by RCEIL; nvfp4: E2M1 in blocks of 16, square:
+ *                                         16 x 16. The last block may be shorter. scale: nvfp4's tensor scale, else 1.
+ *                                         hadamard (nvfp4): whole runs of 16 along axis are rotated first, by
+ *                                         dw_hadamard with random signs of seed 0, offset 0, stream 0. stochastic
+ *                                         (nvfp4): rounding by seed and stream. Gradient: straight through
  *  fused(x...; body) -> y...              an elementwise chain in one pass (graph/body.h). Every input
  *                                         broadcasts to the one iteration shape as `broadcast` would
  *
@@ -54,6 +63,10 @@
  *                                         a row of -inf alone gives zeros (softmax)
  *  linear(x [..,K], w, b? [N]; transpose_w=1) -> [..,N]     w is [N,K] (torch.nn.Linear), or [K,N] with
  *                                         transpose_w=0
+ *  quantized_linear(x [..,K], w, b? [N], seed?; recipe="bf16"|"mxfp8"|"nvfp4", transpose_w=1, stream) -> [..,N]
+ *                                         linear whose products, this one and the two of its gradient, have quantized
+ *                                         operands and F32 results; docs/precision.md says which are rounded how.
+ *                                         nvfp4 needs seed and stream
  *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
  *  embedding_backward(i, dy; size, padding_index=-1) -> [V,E]     size = [V]
  *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance
@@ -117,12 +130,13 @@ extern "C" {
     X(REDUCE_SUM, "reduce_sum") X(REDUCE_MAX, "reduce_max") X(REDUCE_MIN, "reduce_min")            \
     X(REDUCE_PROD, "reduce_prod") X(ARG_MAX, "arg_max") X(ARG_MIN, "arg_min")                      \
     X(CUMSUM, "cumsum") X(SORT, "sort") X(TOP_K, "top_k")                                          \
-    X(MATMUL, "matmul") X(FUSED, "fused")                                                          \
+    X(MATMUL, "matmul") X(QUANTIZE, "quantize") X(FUSED, "fused")                                  \
     X(MEAN, "mean") X(RELU, "relu") X(SILU, "silu") X(GELU, "gelu") X(SWIGLU, "swiglu")            \
     X(GELU_BACKWARD, "gelu_backward") X(SILU_BACKWARD, "silu_backward")                            \
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \
     X(LOG_SOFTMAX_BACKWARD, "log_softmax_backward")                                                \
-    X(LINEAR, "linear") X(EMBEDDING, "embedding") X(EMBEDDING_BACKWARD, "embedding_backward")      \
+    X(LINEAR, "linear") X(QUANTIZED_LINEAR, "quantized_linear")                                    \
+    X(EMBEDDING, "embedding") X(EMBEDDING_BACKWARD, "embedding_backward")                          \
     X(LAYER_NORM, "layer_norm") X(LAYER_NORM_BACKWARD, "layer_norm_backward")                      \
     X(RMS_NORM, "rms_norm") X(RMS_NORM_BACKWARD, "rms_norm_backward")                              \
     X(ROPE, "rope") X(DROPOUT, "dropout")                                                          \

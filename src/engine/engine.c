@@ -1,6 +1,7 @@
 /* Engines: a graph made ready once, and the cache of its plans. */
 #include "base/pool.h"
 #include "engine/engine_internal.h"
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,12 @@ static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_
     return DW_OK;
 }
 
+static bool has_op(const dw_graph *graph, dw_op op) {
+    for (size_t n = 0; n < graph->nodes.count; n++)
+        if (graph->nodes.items[n].op == op) return true;
+    return false;
+}
+
 static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uint32_t *grad_outputs,
                              const dw_value *wrt, const dw_engine_options *options) {
     static const dw_pass before[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
@@ -106,6 +113,7 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
     /* Patterns of backward are recognised after the gradient. */
     static const dw_pass after[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
                                     DW_PASS_DEAD_CODE};
+    static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};
     static const dw_pass fuse[] = {DW_PASS_FUSE, DW_PASS_DEAD_CODE};
     dw_status status = DW_OK;
     uint32_t *wrt_leaves = dw__malloc((engine->wrt_count + 1) * sizeof *wrt_leaves);
@@ -113,11 +121,21 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
     DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, wrt_leaves));
     DW_TRY(dw_graph_clone(graph, &engine->graph));
     DW_TRY(run_passes(&engine->graph, DW_COUNT(before), before));
+    if (options->precision) {
+        DW_TRY(
+            dw_graph_apply_precision(&engine->graph, options->precision, &engine->quantized_count));
+    }
     if (engine->wrt_count) {
         DW_TRY(differentiate(engine, grad_outputs, wrt_leaves));
         DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
     }
     DW_TRY(dw__join_pads(&engine->graph));
+    /* Only after the gradient, which quantized layers have of their own. What several layers, or forward
+     * and backward, quantize alike is then done once. */
+    if (has_op(engine->graph, DW_OP_QUANTIZED_LINEAR)) {
+        DW_TRY(dw__expand_op(&engine->graph, DW_OP_QUANTIZED_LINEAR));
+        DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
+    }
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
 cleanup:
@@ -255,13 +273,15 @@ static dw_status index_graph(dw_engine *engine) {
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
     if (!given) return DW_OK;
-    if (given->struct_size != sizeof *options) {
+    /* Programs built before the last members were added give fewer. */
+    size_t first_version = offsetof(dw_engine_options, precision);
+    if (given->struct_size != sizeof *options && given->struct_size != first_version) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_engine_options.struct_size is %zu, this library knows %zu: begin with "
                         "DW_ENGINE_OPTIONS_DEFAULT and rebuild",
                         given->struct_size, sizeof *options);
     }
-    *options = *given;
+    memcpy(options, given, given->struct_size);
     return DW_OK;
 }
 
@@ -336,6 +356,8 @@ int dw_engine_backward_reads_leaf(const dw_engine *engine, uint32_t index) {
 int dw_engine_backward_reads_output(const dw_engine *engine, uint32_t index) {
     return index < engine->output_count && (engine->output_reads[index] & DW_READ_BACKWARD) != 0;
 }
+
+uint32_t dw_engine_quantized_count(const dw_engine *engine) { return engine->quantized_count; }
 
 const dw_graph *dw_engine_graph(const dw_engine *engine) { return engine->graph; }
 

@@ -29,9 +29,10 @@ struct dw_engine {
     /* Of the caller's graph. The scheduled graph has the same leaves followed by one per gradient
      * of an output, and the same outputs followed by the gradients that exist. */
     uint32_t leaf_count, output_count, grad_output_count, wrt_count;
-    uint32_t *grad_slot;     /* by wrt: index of its output in the scheduled graph, or DW_NONE */
-    uint32_t *wrt_of;        /* by output of the scheduled graph less output_count: its wrt */
-    uint32_t first_backward; /* node */
+    uint32_t *grad_slot;      /* by wrt: index of its output in the scheduled graph, or DW_NONE */
+    uint32_t *wrt_of;         /* by output of the scheduled graph less output_count: its wrt */
+    uint32_t first_backward;  /* node */
+    uint32_t quantized_count; /* linear layers with a recipe */
 
     /* Readers of each value: nodes use_nodes[use_start[v] .. use_start[v + 1]). */
     uint32_t *use_start;

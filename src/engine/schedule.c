@@ -41,6 +41,7 @@ static bool is_cheap(dw_op op) {
     case DW_OP_ROPE:
     case DW_OP_DROPOUT:
     case DW_OP_EMBEDDING:
+    case DW_OP_QUANTIZE:
     case DW_OP_TAKE:
     case DW_OP_PAD:
     case DW_OP_CONCAT:

@@ -103,6 +103,13 @@ dw_value dw__emit_reshape(dw__emitter *e, dw_value x, int rank, const dw_dim *sh
     return emit_shaped(e, DW_OP_RESHAPE, x, rank, shape);
 }
 
+dw_value dw__emit_flatten_rows(dw__emitter *e, dw_value x) {
+    if (e->status != DW_OK) return DW_NONE;
+    dw__type type = dw__type_of(e->graph, x);
+    dw_dim rows = dw__emit_dim_product(e, type.rank - 1, type.shape);
+    return dw__emit_reshape(e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
+}
+
 dw_value dw__emit_broadcast(dw__emitter *e, dw_value x, int rank, const dw_dim *shape) {
     return emit_shaped(e, DW_OP_BROADCAST, x, rank, shape);
 }

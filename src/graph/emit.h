@@ -51,6 +51,8 @@ dw_value dw__emit_iota(dw__emitter *e, dw_dtype dtype, int rank, const dw_dim *s
 
 /* x when it has the shape already. */
 dw_value dw__emit_reshape(dw__emitter *e, dw_value x, int rank, const dw_dim *shape);
+/* x [.., N] as [rows, N] */
+dw_value dw__emit_flatten_rows(dw__emitter *e, dw_value x);
 dw_value dw__emit_broadcast(dw__emitter *e, dw_value x, int rank, const dw_dim *shape);
 dw_value dw__emit_broadcast_like(dw__emitter *e, dw_value x, dw_value like);
 dw_value dw__emit_permute(dw__emitter *e, dw_value x, int rank, const int64_t *perm);

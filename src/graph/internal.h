@@ -174,6 +174,9 @@ dw_status dw__import_dim(dw_graph *to, const dw_graph *from, dw_dim dim, dw_dim 
 /* All attributes of a node, DIMS lists imported; memory in to's arena. */
 dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, const dw_attr **attrs);
 
+/* Every node of one composite operation becomes its expansion (DW_OP_COUNT: of all of them). */
+dw_status dw__expand_op(dw_graph **graph, dw_op op);
+
 /* Later nodes of `to` come from where `node` of `from` comes from (region, layer, module, pass). */
 dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);
 /* dw_graph_append with names for the outputs: `names` NULL or one per output, entries NULL or names

@@ -183,6 +183,13 @@ dw_status dw__cost_matmul(const dw_graph *graph, dw_node node, const int64_t *si
     return give(&m, flops, bytes_once(&m), cost);
 }
 
+/* A scale and a rounding for each element. */
+dw_status dw__cost_quantize(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                            dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    return give(&m, 2 * elements(&m, input(&m, 0)), bytes_once(&m), cost);
+}
+
 dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
                           dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);

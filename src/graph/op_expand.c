@@ -217,9 +217,7 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
     dw_value x = dw__emit_widen(&e, inputs[0]), w = dw__emit_widen(&e, inputs[1]);
     if (e.status != DW_OK) return e.status;
     dw__type type = dw__type_of(graph, x), weight = dw__type_of(graph, w);
-    dw_dim rows = dw__emit_dim_product(&e, type.rank - 1, type.shape);
-    dw_value flat = dw__emit_reshape(&e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
-    dw_value y = dw__emit_matmul(&e, flat, w, false, transpose_w);
+    dw_value y = dw__emit_matmul(&e, dw__emit_flatten_rows(&e, x), w, false, transpose_w);
     type.shape[type.rank - 1] = weight.shape[transpose_w ? 0 : 1];
     y = dw__emit_reshape(&e, y, type.rank, type.shape);
     if (inputs[2] != DW_NONE) {

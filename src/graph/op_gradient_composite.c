@@ -139,14 +139,6 @@ DW__GRADIENT(dw__gradient_rms_norm) {
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* x [.., N] as [rows, N] */
-static dw_value flatten_rows(dw__emitter *e, dw_value x) {
-    if (e->status != DW_OK) return DW_NONE;
-    dw__type type = dw__type_of(e->graph, x);
-    dw_dim rows = dw__emit_dim_product(e, type.rank - 1, type.shape);
-    return dw__emit_reshape(e, x, 2, (dw_dim[]){rows, type.shape[type.rank - 1]});
-}
-
 /* The logits are not kept: backward makes them again. */
 DW__GRADIENT(dw__gradient_linear_cross_entropy) {
     if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
@@ -177,7 +169,7 @@ DW__GRADIENT(dw__gradient_linear) {
         input_grads[0] = dw__emit(&e, DW_OP_LINEAR, 2, (dw_value[]){dy, w}, 1, &attr);
     }
     if (needed[1]) {
-        dw_value rows = flatten_rows(&e, x), dy_rows = flatten_rows(&e, dy);
+        dw_value rows = dw__emit_flatten_rows(&e, x), dy_rows = dw__emit_flatten_rows(&e, dy);
         input_grads[1] = transpose_w ? dw__emit_matmul(&e, dy_rows, rows, true, false)
                                      : dw__emit_matmul(&e, rows, dy_rows, true, false);
     }

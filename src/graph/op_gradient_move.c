@@ -265,11 +265,14 @@ DW__GRADIENT(dw__gradient_cumsum) {
 /* ---- products ------------------------------------------------------------------------------- */
 
 /* y = A B, where A is a or its transpose, B likewise: dA = dy B^T, dB = A^T dy; the gradient of a
- * transposed operand is the transposed product. */
+ * transposed operand is the transposed product. Where the result is wider than the operands both products
+ * are taken in its type. */
 DW__GRADIENT(dw__gradient_matmul) {
     dw__emitter e = {graph, DW_OK};
     dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);
     dw_value dy = output_grads[0];
+    dw_dtype narrow = dw_value_dtype(graph, a), wide = dw_value_dtype(graph, dy);
+    a = dw__emit_cast(&e, a, wide), b = dw__emit_cast(&e, b, wide);
     bool ta = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0;
     bool tb = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
     if (needed[0])
@@ -278,5 +281,7 @@ DW__GRADIENT(dw__gradient_matmul) {
     if (needed[1])
         input_grads[1] =
             tb ? dw__emit_matmul(&e, dy, a, true, ta) : dw__emit_matmul(&e, a, dy, !ta, false);
+    for (uint32_t i = 0; i < 2; i++)
+        if (needed[i]) input_grads[i] = dw__emit_cast(&e, input_grads[i], narrow);
     return e.status;
 }

@@ -709,7 +709,63 @@ dw_status dw__infer_matmul(const dw__draft *draft, dw__inferred *out) {
             show_dim(draft, inner_a).text, show_dim(draft, inner_b).text);
     shape[rank - 2] = dim_from_end(draft, 0, transpose_a ? 1 : 2);
     shape[rank - 1] = dim_from_end(draft, 1, transpose_b ? 2 : 1);
-    return give(out, dtype_of(draft, 0), rank, shape);
+    dw_dtype operands = dtype_of(draft, 0);
+    dw_dtype result = (dw_dtype)int_of(draft, DW_ATTR_KEY_DTYPE, operands);
+    bool half = operands == DW_BF16 || operands == DW_F16;
+    if (result != operands && !(half && result == DW_F32))
+        return refuse(draft, DW_TYPE, "dtype=%s for operands of %s; expected %s%s",
+                      dw_dtype_name(result), dw_dtype_name(operands), dw_dtype_name(operands),
+                      half ? " or f32" : "");
+    return give(out, result, rank, shape);
+}
+
+/* Operands of formats that the codecs read: F64 has more digits than they can weigh. */
+static dw_status want_quantizable(const dw__draft *draft, uint32_t index) {
+    DW_RETURN_IF_FAILED(want_float(draft, index));
+    if (dtype_of(draft, index) != DW_F64) return DW_OK;
+    return refuse(draft, DW_TYPE, "%s is f64; expected f32, bf16 or f16: cast it first",
+                  operand_name(draft, index));
+}
+
+static const char *const quantized_formats[] = {"bf16", "mxfp8", "nvfp4"};
+
+static bool word_is(const dw__draft *draft, dw_attr_key key, const char *word) {
+    return strcmp(attr_of(draft, key)->string, word) == 0;
+}
+
+static dw_status want_seed_and_stream(const dw__draft *draft, uint32_t index, const char *why) {
+    if (!has(draft, index))
+        return refuse(draft, DW_INVALID_ARGUMENT, "%s is absent; expected one, for %s",
+                      operand_name(draft, index), why);
+    if (!attr_of(draft, DW_ATTR_KEY_STREAM))
+        return refuse(draft, DW_INVALID_ARGUMENT, "stream is absent; expected one, for %s", why);
+    return DW_OK;
+}
+
+dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
+    static const dw_attr_key only_nvfp4[] = {DW_ATTR_KEY_SQUARE, DW_ATTR_KEY_HADAMARD,
+                                             DW_ATTR_KEY_STOCHASTIC};
+    int axis;
+    DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
+    DW_RETURN_IF_FAILED(want_rank(draft, 0, 2));
+    DW_RETURN_IF_FAILED(
+        want_word(draft, DW_ATTR_KEY_FORMAT, quantized_formats, DW_COUNT(quantized_formats)));
+    DW_RETURN_IF_FAILED(read_axis(draft, 2, &axis));
+    DW_RETURN_IF_FAILED(want_stream(draft));
+    if (has(draft, 1)) DW_RETURN_IF_FAILED(want_seed(draft, 1));
+    for (size_t i = 0; i < DW_COUNT(only_nvfp4); i++) {
+        DW_RETURN_IF_FAILED(want_flag(draft, only_nvfp4[i]));
+        if (int_of(draft, only_nvfp4[i], 0) && !word_is(draft, DW_ATTR_KEY_FORMAT, "nvfp4"))
+            return refuse(draft, DW_INVALID_ARGUMENT, "%s=1 with format=%s; only nvfp4 has it",
+                          dw_attr_name(only_nvfp4[i]), attr_of(draft, DW_ATTR_KEY_FORMAT)->string);
+    }
+    if (int_of(draft, DW_ATTR_KEY_SQUARE, 0) && int_of(draft, DW_ATTR_KEY_HADAMARD, 0))
+        return refuse(draft, DW_INVALID_ARGUMENT,
+                      "hadamard=1 with square=1; a rotation is for blocks along one axis");
+    if (int_of(draft, DW_ATTR_KEY_STOCHASTIC, 0))
+        DW_RETURN_IF_FAILED(want_seed_and_stream(draft, 1, "stochastic rounding"));
+    give(out, DW_BF16, 2, shape_of(draft, 0));
+    return give(out, DW_F32, 0, NULL);
 }
 
 /* The rows' length K of x and the number N of its results for weight `w` and bias `b`. */
@@ -740,6 +796,17 @@ dw_status dw__infer_linear(const dw__draft *draft, dw__inferred *out) {
     memcpy(shape, shape_of(draft, 0), (size_t)rank * sizeof *shape);
     shape[rank - 1] = results;
     return give(out, dtype_of(draft, 0), rank, shape);
+}
+
+dw_status dw__infer_quantized_linear(const dw__draft *draft, dw__inferred *out) {
+    DW_RETURN_IF_FAILED(want_quantizable(draft, 0));
+    DW_RETURN_IF_FAILED(
+        want_word(draft, DW_ATTR_KEY_RECIPE, quantized_formats, DW_COUNT(quantized_formats)));
+    DW_RETURN_IF_FAILED(want_stream(draft));
+    if (has(draft, 3)) DW_RETURN_IF_FAILED(want_seed(draft, 3));
+    if (word_is(draft, DW_ATTR_KEY_RECIPE, "nvfp4"))
+        DW_RETURN_IF_FAILED(want_seed_and_stream(draft, 3, "stochastic rounding of gradients"));
+    return dw__infer_linear(draft, out);
 }
 
 static dw_status want_padding_index(const dw__draft *draft, dw_dim rows) {

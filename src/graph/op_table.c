@@ -306,8 +306,16 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
     /* ---- products and programs */
     [DW_OP_MATMUL] = { /* a b, in batches */
         .name = "matmul", .stratum = DW__PRIMITIVE, .operands = {"a", "b"},
-        .min_inputs = 2, .max_inputs = 2, .allowed_attrs = A(TRANSPOSE_A) | A(TRANSPOSE_B),
+        .min_inputs = 2, .max_inputs = 2,
+        .allowed_attrs = A(TRANSPOSE_A) | A(TRANSPOSE_B) | A(DTYPE),
         .infer = dw__infer_matmul, .gradient = dw__gradient_matmul, .cost = dw__cost_matmul},
+    [DW_OP_QUANTIZE] = { /* x as a low-precision product reads it */
+        .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
+        .min_inputs = 1, .max_inputs = 2, .optional_inputs = OPERAND(1),
+        .required_attrs = A(FORMAT) | A(AXIS),
+        .allowed_attrs = A(FORMAT) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
+        .infer = dw__infer_quantize, .gradient = dw__gradient_quantize,
+        .cost = dw__cost_quantize},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
         .name = "fused", .stratum = DW__PRIMITIVE, .operands = {"x"},
         .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .required_attrs = A(BODY),
@@ -374,6 +382,12 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .min_inputs = 2, .max_inputs = 3, .optional_inputs = OPERAND(2),
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_linear,
         .gradient = dw__gradient_linear, .expand = dw__expand_linear, .cost = dw__cost_linear},
+    [DW_OP_QUANTIZED_LINEAR] = { /* linear with quantized operands */
+        .name = "quantized_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b", "seed"},
+        .min_inputs = 2, .max_inputs = 4, .optional_inputs = OPERAND(2) | OPERAND(3),
+        .required_attrs = A(RECIPE), .allowed_attrs = A(RECIPE) | A(TRANSPOSE_W) | A(STREAM),
+        .infer = dw__infer_quantized_linear, .gradient = dw__gradient_quantized_linear,
+        .expand = dw__expand_quantized_linear, .cost = dw__cost_linear},
     [DW_OP_EMBEDDING] = { /* rows i of w */
         .name = "embedding", .stratum = DW__COMPOSITE, .operands = {"w", "i"},
         .min_inputs = 2, .max_inputs = 2, .allowed_attrs = A(PADDING_INDEX),

@@ -84,6 +84,12 @@ static dw_value fold_moved_constant(fold *f) {
     return emit_output_constant(f, number);
 }
 
+/* BF16 has no blocks: the rounding is a cast, which chains of elementwise operations can take in. */
+static dw_value fold_quantize(fold *f) {
+    if (strcmp(attr(f, DW_ATTR_KEY_FORMAT)->string, "bf16") != 0) return DW_NONE;
+    return dw__emit_cast(&f->e, f->inputs[0], DW_BF16);
+}
+
 static dw_value fold_size(fold *f) {
     dw_dim dim = attr(f, DW_ATTR_KEY_SIZE)->list[0];
     if (dim < 0 || dim >= INT64_C(1) << 53 || (f->out.dtype == DW_I32 && dim > INT32_MAX) ||
@@ -323,6 +329,7 @@ static dw_value fold_identity(fold *f) {
     case DW_OP_PAD: return fold_pad(f);
     case DW_OP_CONCAT: return fold_concat(f);
     case DW_OP_DROPOUT: return fold_dropout(f);
+    case DW_OP_QUANTIZE: return fold_quantize(f);
     case DW_OP_SIZE: return fold_size(f);
     case DW_OP_IOTA: return fold_iota(f);
     default: return DW_NONE;

@@ -4,11 +4,11 @@
 #include "graph/recognize.h"
 #include <string.h>
 
-/* A product of two matrices, the first one not transposed. */
+/* A product of two matrices, the first one not transposed, in one type throughout. */
 dw_value dw__recognize_product(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value a = dw__operand(m, m->root, 0), b = dw__operand(m, m->root, 1);
-    if (dw_value_rank(graph, a) != 2 ||
+    if (dw_value_rank(graph, a) != 2 || dw_node_attr(graph, m->root, DW_ATTR_KEY_DTYPE) ||
         dw_node_int(graph, m->root, DW_ATTR_KEY_TRANSPOSE_A, 0) != 0)
         return DW_NONE;
     dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W,

@@ -76,7 +76,8 @@ extern const dw__kernel
     *const dw__kernels_cpu_norm[]; /* layer_norm, rms_norm and their backwards, softmax family */
 extern const dw__kernel *const dw__kernels_cpu_data
     []; /* permute, slice, concat, pad, take, scatter_add, embedding, rope, reduce_* */
-extern const dw__kernel *const dw__kernels_cpu_loss[];  /* cross_entropy and backward, adamw */
-extern const dw__kernel *const dw__kernels_reference[]; /* one for every operation */
+extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
+extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
+extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
 
 #endif

@@ -181,6 +181,7 @@ double ops_case_length(const ops_case *c) {
         length = x->shape[x->rank - (case_int(c, DW_ATTR_KEY_TRANSPOSE_A, 0) ? 2 : 1)];
         break;
     case DW_OP_LINEAR:
+    case DW_OP_QUANTIZED_LINEAR:
     case DW_OP_RMS_NORM:
     case DW_OP_LAYER_NORM: length = last; break;
     case DW_OP_SOFTMAX:

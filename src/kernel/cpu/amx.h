@@ -1,4 +1,4 @@
-/* F32 products on AMX: the inner loops (isa/amx_loops.c) for the strategy in product_amx.c.
+/* F32 and BF16 products on AMX: the inner loops (isa/amx_loops.c) for the strategy in product_amx.c.
  *
  * AMX multiplies BF16 and accumulates F32. An F32 number is, but for its last bit or two, the sum of
  * three BF16 numbers, x = x0 + x1 + x2, each the rounding of what the ones before leave; so
@@ -15,7 +15,7 @@
  *
  *     step | part 0: tile, tile | part 1: tile, tile | part 2: tile, tile | next step
  *
- * a tile being 16 x 64 bytes: of A, row i holds a(i, k..k+31); of B, row p holds the pairs
+ * (of an operand in BF16, part 0 alone), a tile being 16 x 64 bytes: of A, row i holds a(i, k..k+31); of B, row p holds the pairs
  * b(k+2p, j), b(k+2p+1, j) for 16 columns j (Intel SDM, TDPBF16PS). Missing rows, columns and k's are 0.
  */
 #ifndef DW_AMX_H
@@ -24,9 +24,10 @@
 #include "kernel/cpu/cpu.h"
 
 enum {
-    DW_AMX_PANEL = 32,        /* rows or columns of a panel */
-    DW_AMX_STEP = 32,         /* k's of a step */
-    DW_AMX_STEP_BYTES = 6144, /* of a panel, one step */
+    DW_AMX_PANEL = 32, /* rows or columns of a panel */
+    DW_AMX_STEP = 32,  /* k's of a step */
+    DW_AMX_PARTS = 3,
+    DW_AMX_STEP_BYTES = 6144, /* of a panel, one step; a third of it in BF16 */
 };
 
 /* True when this CPU and this kernel can; asks the kernel for permission once. */
@@ -42,8 +43,13 @@ bool dw__amx_pack(bool as_a, int64_t count, int64_t k, const float *x, int64_t s
  * along its rows as far as it can. */
 bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
                          int64_t k_stride, void *panels, size_t panel_bytes);
+/* The same for an operand in BF16, of which there is one part. */
+void dw__amx_pack_bf16_panels(bool as_a, int64_t extent, int64_t k, const uint16_t *x,
+                              int64_t stride, int64_t k_stride, void *panels, size_t panel_bytes);
 /* tile[32][32] (row stride in elements) = panel of A times panel of B over `steps` steps. */
 void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, int64_t stride);
+void dw__amx_multiply_bf16(int64_t steps, const void *a, const void *b, float *tile,
+                           int64_t stride);
 /* c[rows][columns] (row stride c_stride) gets the product tile[32][32]: added to it, or in its place with
  * `bias` [columns] (or NULL) added. */
 void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int64_t c_stride,
@@ -52,6 +58,9 @@ static inline int64_t dw__amx_steps(int64_t k) { return (k + DW_AMX_STEP - 1) / 
 /* Bytes of one panel over k's [0, k). */
 static inline size_t dw__amx_panel_bytes(int64_t k) {
     return (size_t)dw__amx_steps(k) * DW_AMX_STEP_BYTES;
+}
+static inline size_t dw__amx_panel_bytes_bf16(int64_t k) {
+    return dw__amx_panel_bytes(k) / DW_AMX_PARTS;
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* matmul and linear in F32: their operands as one product, and the kernels of the registry. */
+/* matmul and linear in F32, and matmul of BF16 with results in F32: their operands as one product, and the
+ * kernels of the registry. */
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/product.h"
 #include "kernel/library/onednn.h"
@@ -52,8 +53,7 @@ static bool matmul_product(const dw__call *call, dw__product *out) {
         .n = b->shape[b_column],
         .k = a->shape[a_k],
         .batches = 1,
-        .a = a->data,
-        .b = b->data,
+        .bf16 = a->dtype == DW_BF16,
         .c = call->outputs[0].data,
         .a_row = a->stride[a_row],
         .a_k = a->stride[a_k],
@@ -61,6 +61,10 @@ static bool matmul_product(const dw__call *call, dw__product *out) {
         .b_column = b->stride[b_column],
         .batch_rank = a->rank - 2,
     };
+    if (out->bf16)
+        out->a_bf16 = a->data, out->b_bf16 = b->data;
+    else
+        out->a = a->data, out->b = b->data;
     for (int axis = 0; axis < out->batch_rank; axis++) {
         out->batch_shape[axis] = a->shape[axis];
         out->a_batch[axis] = a->stride[axis];
@@ -71,7 +75,10 @@ static bool matmul_product(const dw__call *call, dw__product *out) {
 }
 
 static bool describe(const dw__call *call, dw__product *out) {
-    if (call->inputs[0].dtype != DW_F32 || call->inputs[1].dtype != DW_F32) return false;
+    dw_dtype dtype = call->inputs[0].dtype;
+    bool narrow = call->op == DW_OP_MATMUL && dtype == DW_BF16;
+    if (dtype != call->inputs[1].dtype || (dtype != DW_F32 && !narrow)) return false;
+    if (call->outputs[0].dtype != DW_F32) return false;
     return call->op == DW_OP_LINEAR ? linear_product(call, out) : matmul_product(call, out);
 }
 
@@ -108,6 +115,7 @@ dw_status dw__epilogue_status(const dw__epilogue *then) {
 
 size_t dw__product_scratch(const dw__product *p, bool passing) {
     if (dw__product_amx_fits(p, passing)) return dw__product_amx_scratch(p, passing);
+    if (p->bf16) return dw__product_widened_scratch(p, passing);
     return dw__product_onednn_fits(p) ? dw__product_onednn_scratch(p, passing)
                                       : dw__product_packed_scratch(p, passing);
 }
@@ -117,6 +125,8 @@ dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratc
     if (!then) then = &none;
     if (dw__product_amx_fits(p, !p->c)) {
         dw__product_amx_run(p, then, scratch);
+    } else if (p->bf16) {
+        return dw__product_widened_run(p, then, scratch);
     } else if (dw__product_onednn_fits(p)) {
         dw__product_onednn_run(p, then, scratch);
     } else {
@@ -135,7 +145,7 @@ static dw_status misfit(const dw__call *call) {
 
 static bool packed_fits(const dw__call *call) {
     dw__product p;
-    return describe(call, &p);
+    return describe(call, &p) && !p.bf16;
 }
 
 static size_t packed_scratch(const dw__call *call) {
@@ -151,9 +161,31 @@ static dw_status packed_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
+static bool widened_fits(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) && p.bf16;
+}
+
+static size_t widened_scratch(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) ? dw__product_widened_scratch(&p, false) : 0;
+}
+
+static dw_status widened_run(const dw__call *call, void *scratch) {
+    dw__product p;
+    dw__epilogue none = {0};
+    if (!describe(call, &p)) return misfit(call);
+    return dw__product_widened_run(&p, &none, scratch);
+}
+
 static bool amx_fits(const dw__call *call) {
     dw__product p;
-    return describe(call, &p) && dw__product_amx_fits(&p, false);
+    return describe(call, &p) && !p.bf16 && dw__product_amx_fits(&p, false);
+}
+
+static bool amx_bf16_fits(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) && p.bf16 && dw__product_amx_fits(&p, false);
 }
 
 static size_t amx_scratch(const dw__call *call) {
@@ -171,7 +203,7 @@ static dw_status amx_run(const dw__call *call, void *scratch) {
 
 static bool onednn_fits(const dw__call *call) {
     dw__product p;
-    return describe(call, &p) && dw__product_onednn_fits(&p);
+    return describe(call, &p) && !p.bf16 && dw__product_onednn_fits(&p);
 }
 
 static dw_status onednn_run(const dw__call *call, void *scratch) {
@@ -185,11 +217,11 @@ static dw_status onednn_run(const dw__call *call, void *scratch) {
 bool dw__matmul_fits_epilogue(const dw__call *call, const dw__call *then, int replaced) {
     dw__product p;
     if (!describe(call, &p) || then->output_count == 0) return false;
+    /* Tiles are rows and columns of both, however the rows are cut into axes. */
     const dw__tensor *y = &call->outputs[0], *shape = &then->outputs[0];
-    if (y->rank != shape->rank) return false;
-    for (int axis = 0; axis < y->rank; axis++) {
-        if (y->shape[axis] != shape->shape[axis]) return false;
-    }
+    if (y->rank < 1 || shape->rank < 1 || dw__tensor_count(y) != dw__tensor_count(shape) ||
+        y->shape[y->rank - 1] != shape->shape[shape->rank - 1])
+        return false;
     return dw__fused_fits_tile(then, replaced);
 }
 
@@ -221,6 +253,24 @@ static const dw__kernel matmul_amx = {
     .fits = amx_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,
+    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+};
+static const dw__kernel matmul_amx_bf16 = {
+    .name = "cpu.matmul.amx_bf16",
+    .op = DW_OP_MATMUL,
+    .source = "ours, BF16 on AMX",
+    .fits = amx_bf16_fits,
+    .scratch_bytes = amx_scratch,
+    .run = amx_run,
+    .tolerance_factor = DW_PRODUCT_TOLERANCE,
+};
+static const dw__kernel matmul_widened = {
+    .name = "cpu.matmul.widened",
+    .op = DW_OP_MATMUL,
+    .source = "ours, BF16 copied to F32",
+    .fits = widened_fits,
+    .scratch_bytes = widened_scratch,
+    .run = widened_run,
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
 static const dw__kernel linear_amx = {
@@ -268,11 +318,13 @@ static const dw__kernel linear_packed = {
 };
 
 const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
+                                                    &matmul_amx_bf16,
                                                     &linear_amx,
                                                     &matmul_onednn,
                                                     &linear_onednn,
                                                     &matmul_packed,
                                                     &linear_packed,
+                                                    &matmul_widened,
                                                     &dw__linear_cross_entropy_blocks,
                                                     &dw__linear_cross_entropy_backward_blocks,
                                                     &dw__linear_cross_entropy_backward_amx,

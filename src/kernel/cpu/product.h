@@ -1,7 +1,8 @@
 /* One matrix product, whatever operation asks for it: described by pointers and strides, cut into
  * tasks for the pool. Three ways compute it: AMX (product_amx.c) where the CPU has it and the product
  * is large enough, oneDNN (product_onednn.c) where the build has it and the operands suit it, and our
- * packed loops (product_packed.c), which take every stride. */
+ * packed loops (product_packed.c), which take every stride. Operands in BF16 go to AMX as they are, else
+ * through copies in F32 (product_widened.c), where products of two of them are exact. */
 #ifndef DW_PRODUCT_H
 #define DW_PRODUCT_H
 
@@ -11,7 +12,9 @@
 /* C[batch][m,n] = A[batch][m,k] * B[batch][k,n] + bias[n], or C += A * B. C is contiguous. */
 typedef struct dw__product {
     int64_t m, n, k, batches;
+    bool bf16; /* operands are a_bf16, b_bf16 instead of a, b */
     const float *a, *b;
+    const uint16_t *a_bf16, *b_bf16;
     const float *bias;                 /* [n] or NULL */
     float *c;                          /* NULL with an epilogue: the product itself is not kept */
     bool accumulate;                   /* C += A * B; then neither bias nor epilogue */
@@ -47,11 +50,16 @@ bool dw__product_onednn_fits(const dw__product *p);
 size_t dw__product_onednn_scratch(const dw__product *p, bool passing);
 void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
+/* Of operands in BF16, by the best of the ways above for F32. */
+size_t dw__product_widened_scratch(const dw__product *p, bool passing);
+dw_status dw__product_widened_run(const dw__product *p, dw__epilogue *then, void *scratch);
+
+/* The only one of the three that takes operands in BF16. */
 bool dw__product_amx_fits(const dw__product *p, bool passing);
 size_t dw__product_amx_scratch(const dw__product *p, bool passing);
 void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* The best of the three. `then` may be NULL. */
+/* The best of them. `then` may be NULL. */
 size_t dw__product_scratch(const dw__product *p, bool passing);
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch);
 

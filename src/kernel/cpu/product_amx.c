@@ -1,4 +1,4 @@
-/* A matrix product on AMX: how it is cut, and who packs what (amx.h says why it is F32).
+/* A matrix product on AMX: how it is cut, and who packs what (amx.h says why it may be F32).
  *
  * The operand with the smaller outer extent is packed once and shared; the other is packed by each task
  * for itself, a chunk of some panels and one block of K at a time, so that the chunk stays in L2 while the
@@ -7,7 +7,8 @@
  * results depend neither on threads nor on the cut into chunks.
  *
  * A block whose numbers cannot be split into BF16 parts (NaN, infinities, from 2^127 up) is multiplied by
- * the F32 loops: the shared operand's verdict is kept per block, the chunk's is the task's own.
+ * the F32 loops: the shared operand's verdict is kept per block, the chunk's is the task's own. Operands in
+ * BF16 need no splitting.
  */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
@@ -27,6 +28,7 @@ enum {
     OUTER_MIN = 16,      /* rows and columns: below, a panel is mostly zeros */
 };
 static const int64_t WORK_MIN = 1 << 20;           /* multiply-adds */
+static const int64_t BF16_WORK_MIN = 1 << 15;      /* likewise: the other way makes copies in F32 */
 static const size_t SHARED_MAX = (size_t)48 << 20; /* packed bytes of one round */
 
 /* ---- how it is cut --------------------------------------------------------------------------------- */
@@ -55,6 +57,10 @@ static int64_t choose_chunk(int64_t extent) {
     return best;
 }
 
+static size_t panel_bytes_of(const dw__product *p, int64_t k) {
+    return p->bf16 ? dw__amx_panel_bytes_bf16(k) : dw__amx_panel_bytes(k);
+}
+
 /* `passing`: tiles do not outlive their task, so K cannot go in rounds; shared_bytes 0 then says no. */
 static amx_cuts cut(const dw__product *p, bool passing) {
     amx_cuts out = {.share_a = p->m <= p->n};
@@ -63,7 +69,7 @@ static amx_cuts cut(const dw__product *p, bool passing) {
     int64_t blocks = dw__divide_up(p->k, BLOCK_K);
     out.block_k = dw__round_up(dw__divide_up(p->k, blocks), DW_AMX_STEP);
     blocks = dw__divide_up(p->k, out.block_k);
-    size_t panel_bytes = dw__amx_panel_bytes(out.block_k);
+    size_t panel_bytes = panel_bytes_of(p, out.block_k);
     size_t block_bytes = (size_t)dw__divide_up(out.shared, DW_AMX_PANEL) * panel_bytes;
     out.round_blocks = dw__min64(blocks, (int64_t)(SHARED_MAX / block_bytes));
     if (out.round_blocks == 0) out.round_blocks = 1;
@@ -82,7 +88,7 @@ static amx_cuts cut(const dw__product *p, bool passing) {
 bool dw__product_amx_fits(const dw__product *p, bool passing) {
     if (!dw__amx_available()) return false;
     if (p->m < OUTER_MIN || p->n < OUTER_MIN || p->k < K_MIN) return false;
-    if (p->m * p->n < WORK_MIN / p->k) return false;
+    if (p->m * p->n < (p->bf16 ? BF16_WORK_MIN : WORK_MIN) / p->k) return false;
     bool a_unit = p->a_k == 1 || p->a_row == 1, b_unit = p->b_k == 1 || p->b_column == 1;
     return a_unit && b_unit && cut(p, passing).shared_bytes > 0;
 }
@@ -101,7 +107,7 @@ size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
 
 /* One operand as outer index and k, whichever side it is on. */
 typedef struct operand {
-    const float *data;
+    const void *data; /* float, or BF16 */
     int64_t extent, stride, k_stride;
 } operand;
 
@@ -126,11 +132,23 @@ static char *shared_panel(const amx_job *j, int64_t block, int64_t panel) {
 }
 
 /* Packs [start, start+count) of an operand over k's [k_start, k_start+k) into panels. */
-static bool pack(const operand *from, bool as_a, int64_t start, int64_t count, int64_t k_start,
-                 int64_t k, char *panels, size_t panel_bytes) {
-    return dw__amx_pack_panels(as_a, count, k,
-                               from->data + start * from->stride + k_start * from->k_stride,
-                               from->stride, from->k_stride, panels, panel_bytes);
+static bool pack(const amx_job *j, const operand *from, bool as_a, int64_t start, int64_t count,
+                 int64_t k_start, int64_t k, char *panels) {
+    int64_t first = start * from->stride + k_start * from->k_stride;
+    if (!j->p->bf16)
+        return dw__amx_pack_panels(as_a, count, k, (const float *)from->data + first, from->stride,
+                                   from->k_stride, panels, j->panel_bytes);
+    dw__amx_pack_bf16_panels(as_a, count, k, (const uint16_t *)from->data + first, from->stride,
+                             from->k_stride, panels, j->panel_bytes);
+    return true;
+}
+
+static void multiply_panels(const amx_job *j, int64_t k, const void *a, const void *b, float *tile,
+                            int64_t stride) {
+    if (j->p->bf16)
+        dw__amx_multiply_bf16(dw__amx_steps(k), a, b, tile, stride);
+    else
+        dw__amx_multiply(dw__amx_steps(k), a, b, tile, stride);
 }
 
 static int64_t shared_tasks(const amx_job *j) {
@@ -143,8 +161,8 @@ static void pack_task(void *context, int64_t index, int worker) {
     int64_t tasks = shared_tasks(j), block = j->first_block + index / tasks;
     int64_t panel = index % tasks * SHARED_PANELS, start = panel * DW_AMX_PANEL;
     int64_t count = dw__min64(SHARED_PANELS * DW_AMX_PANEL, j->cut.shared - start);
-    bool splits = pack(&j->shared, j->cut.share_a, start, count, block * j->cut.block_k,
-                       block_length(j, block), shared_panel(j, block, panel), j->panel_bytes);
+    bool splits = pack(j, &j->shared, j->cut.share_a, start, count, block * j->cut.block_k,
+                       block_length(j, block), shared_panel(j, block, panel));
     if (!splits) {
         atomic_store_explicit(&j->unsplit[block - j->first_block], 1, memory_order_relaxed);
     }
@@ -171,10 +189,10 @@ static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t 
                            int64_t columns, int64_t k_start, int64_t k, float *c, int64_t c_stride,
                            bool add, const float *bias) {
     const dw__product *p = j->p;
-    const float *a =
-        (j->cut.share_a ? &j->shared : &j->chunked)->data + row * p->a_row + k_start * p->a_k;
-    const float *b =
-        (j->cut.share_a ? &j->chunked : &j->shared)->data + column * p->b_column + k_start * p->b_k;
+    const float *a = (j->cut.share_a ? &j->shared : &j->chunked)->data;
+    const float *b = (j->cut.share_a ? &j->chunked : &j->shared)->data;
+    a += row * p->a_row + k_start * p->a_k;
+    b += column * p->b_column + k_start * p->b_k;
     bool a_transposed = p->a_k != 1, b_transposed = p->b_column != 1;
     dw__gemm_loops_now()->small(
         a_transposed, b_transposed, rows, columns, k, 1.0f, a, a_transposed ? p->a_k : p->a_row, b,
@@ -204,8 +222,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
         bool add = p->accumulate || block > 0, last = block + 1 == j->blocks;
         bool splits =
             !atomic_load_explicit(&j->unsplit[block - j->first_block], memory_order_relaxed);
-        splits &= pack(&j->chunked, !cut->share_a, first, count, k_start, k, chunk_panels,
-                       j->panel_bytes);
+        splits &= pack(j, &j->chunked, !cut->share_a, first, count, k_start, k, chunk_panels);
         int64_t pending = 0; /* first shared index whose epilogue is still to run */
         for (int64_t along = 0; along < cut->shared; along += DW_AMX_PANEL) {
             const char *shared = shared_panel(j, block, along / DW_AMX_PANEL);
@@ -226,12 +243,12 @@ static void multiply_task(void *context, int64_t index, int worker) {
                 }
                 bool whole = rows == DW_AMX_PANEL && columns == DW_AMX_PANEL;
                 if (whole && !add && !bias) {
-                    dw__amx_multiply(dw__amx_steps(k), cut->share_a ? shared : own,
-                                     cut->share_a ? own : shared, to, c_stride);
+                    multiply_panels(j, k, cut->share_a ? shared : own, cut->share_a ? own : shared,
+                                    to, c_stride);
                     continue;
                 }
-                dw__amx_multiply(dw__amx_steps(k), cut->share_a ? shared : own,
-                                 cut->share_a ? own : shared, tile, DW_AMX_PANEL);
+                multiply_panels(j, k, cut->share_a ? shared : own, cut->share_a ? own : shared,
+                                tile, DW_AMX_PANEL);
                 dw__amx_put(tile, rows, columns, to, c_stride, add, bias);
             }
             int64_t done = along + shared_count;
@@ -254,12 +271,15 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
     j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
-    j.panel_bytes = dw__amx_panel_bytes(j.cut.block_k);
+    j.panel_bytes = panel_bytes_of(p, j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {
-        operand a = {p->a + dw__product_batch_offset(p, p->a_batch, j.batch), p->m, p->a_row,
-                     p->a_k};
-        operand b = {p->b + dw__product_batch_offset(p, p->b_batch, j.batch), p->n, p->b_column,
-                     p->b_k};
+        int64_t a_first = dw__product_batch_offset(p, p->a_batch, j.batch);
+        int64_t b_first = dw__product_batch_offset(p, p->b_batch, j.batch);
+        operand a = {NULL, p->m, p->a_row, p->a_k}, b = {NULL, p->n, p->b_column, p->b_k};
+        if (p->bf16)
+            a.data = p->a_bf16 + a_first, b.data = p->b_bf16 + b_first;
+        else
+            a.data = p->a + a_first, b.data = p->b + b_first;
         j.shared = j.cut.share_a ? a : b;
         j.chunked = j.cut.share_a ? b : a;
         for (j.first_block = 0; j.first_block < j.blocks; j.first_block += j.block_count) {

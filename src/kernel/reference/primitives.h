@@ -34,6 +34,8 @@ dw_status dw__reference_cumsum(const dw__call *call, void *scratch);
 dw_status dw__reference_sort(const dw__call *call, void *scratch);
 /* reference_matmul.c */
 dw_status dw__reference_matmul(const dw__call *call, void *scratch);
+/* reference_quantize.c */
+dw_status dw__reference_quantize(const dw__call *call, void *scratch);
 
 /* reference_fused.c: `input_dtypes` are the types that the body's text was written for; with
  * `high_precision` the tensors hold F64 instead of every float type and nothing is rounded. */

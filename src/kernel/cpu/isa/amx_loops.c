@@ -52,7 +52,7 @@ void dw__amx_end(void) { _tile_release(); }
 
 /* ---- packing -------------------------------------------------------------------------------------- */
 
-enum { PARTS = 3, TILE_BYTES = 1024 };
+enum { PARTS = DW_AMX_PARTS, TILE_BYTES = 1024 };
 
 typedef __m512i tile_rows[16];
 
@@ -110,6 +110,27 @@ static bool split_along_index(int64_t count, int64_t k, const float *x, int64_t 
     return splits;
 }
 
+/* As split_along_k and split_along_index, of numbers that are BF16. */
+static void load_along_k(int64_t count, int64_t k, const uint16_t *x, int64_t stride,
+                         tile_rows rows) {
+    __mmask32 valid = k >= 32 ? 0xffffffff : (1u << k) - 1;
+    for (int64_t i = 0; i < 16; i++)
+        rows[i] = _mm512_maskz_loadu_epi16(i < count ? valid : 0, x + (i < count ? i : 0) * stride);
+}
+
+static void load_along_index(int64_t count, int64_t k, const uint16_t *x, int64_t k_stride,
+                             tile_rows rows) {
+    __mmask16 valid = count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1);
+    for (int64_t pair = 0; pair < 16; pair++) {
+        const uint16_t *row = x + (2 * pair < k ? 2 * pair : 0) * k_stride;
+        const uint16_t *next = 2 * pair + 1 < k ? row + k_stride : row;
+        __m256i even = _mm256_maskz_loadu_epi16(2 * pair < k ? valid : 0, row);
+        __m256i odd = _mm256_maskz_loadu_epi16(2 * pair + 1 < k ? valid : 0, next);
+        rows[pair] = _mm512_or_si512(_mm512_cvtepu16_epi32(even),
+                                     _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+    }
+}
+
 /* Element (i, j) of 16 x 16 words to (j, i): pairs of rows, of pairs, of quarters. */
 static void transpose(tile_rows rows) {
     __m512i a[16], b[16];
@@ -161,11 +182,35 @@ bool dw__amx_pack(bool as_a, int64_t count, int64_t k, const float *x, int64_t s
     return splits;
 }
 
+static void pack_bf16(bool as_a, int64_t count, int64_t k, const uint16_t *x, int64_t stride,
+                      int64_t k_stride, char *out) {
+    bool along_k = k_stride == 1;
+    for (int64_t start = 0; start < k; start += DW_AMX_STEP) {
+        for (int half = 0; half < 2; half++, out += TILE_BYTES) {
+            tile_rows rows;
+            int64_t present = count - 16 * half;
+            if (present <= 0) {
+                memset(rows, 0, sizeof rows);
+            } else {
+                const uint16_t *from = x + 16 * half * stride + start * k_stride;
+                if (along_k)
+                    load_along_k(present, k - start, from, stride, rows);
+                else
+                    load_along_index(present, k - start, from, k_stride, rows);
+            }
+            if (along_k != as_a) transpose(rows);
+            memcpy(out, rows, TILE_BYTES);
+        }
+    }
+}
+
+/* Numbers contiguous, k's far apart: some k's of all panels, then the next, so that each row of memory is
+ * read on before another one is begun. */
+static int64_t slab_of(int64_t k, int64_t k_stride) { return k_stride == 1 ? k : 4 * DW_AMX_STEP; }
+
 bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
                          int64_t k_stride, void *panels, size_t panel_bytes) {
-    /* Numbers contiguous, k's far apart: some k's of all panels, then the next, so that each row of
-     * memory is read on before another one is begun. */
-    int64_t slab = k_stride == 1 ? k : 4 * DW_AMX_STEP;
+    int64_t slab = slab_of(k, k_stride);
     bool splits = true;
     for (int64_t start = 0; start < k; start += slab) {
         int64_t count = k - start < slab ? k - start : slab;
@@ -177,6 +222,20 @@ bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, i
         }
     }
     return splits;
+}
+
+void dw__amx_pack_bf16_panels(bool as_a, int64_t extent, int64_t k, const uint16_t *x,
+                              int64_t stride, int64_t k_stride, void *panels, size_t panel_bytes) {
+    int64_t slab = slab_of(k, k_stride);
+    for (int64_t start = 0; start < k; start += slab) {
+        int64_t count = k - start < slab ? k - start : slab;
+        for (int64_t at = 0; at < extent; at += DW_AMX_PANEL) {
+            int64_t present = extent - at < DW_AMX_PANEL ? extent - at : DW_AMX_PANEL;
+            char *panel = (char *)panels + (size_t)(at / DW_AMX_PANEL) * panel_bytes;
+            pack_bf16(as_a, present, count, x + at * stride + start * k_stride, stride, k_stride,
+                      panel + dw__amx_panel_bytes_bf16(start));
+        }
+    }
 }
 
 /* ---- multiplying ---------------------------------------------------------------------------------- */
@@ -194,11 +253,19 @@ bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, i
     _tile_dpbf16ps(2, 5, 6);                                                                       \
     _tile_dpbf16ps(3, 5, 7)
 
+#define CLEAR()                                                                                    \
+    _tile_zero(0);                                                                                 \
+    _tile_zero(1);                                                                                 \
+    _tile_zero(2);                                                                                 \
+    _tile_zero(3)
+#define STORE(tile, stride)                                                                        \
+    _tile_stored(0, tile, (int)(stride)*4);                                                        \
+    _tile_stored(1, (tile) + 16, (int)(stride)*4);                                                 \
+    _tile_stored(2, (tile) + 16 * (stride), (int)(stride)*4);                                      \
+    _tile_stored(3, (tile) + 16 * (stride) + 16, (int)(stride)*4)
+
 void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, int64_t stride) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    CLEAR();
     /* Seven pairs of loads for six products: consecutive products share an operand. */
     for (int64_t step = 0; step < steps; step++) {
         const char *a_step = (const char *)a + step * DW_AMX_STEP_BYTES;
@@ -217,8 +284,18 @@ void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, 
         LOAD_B(0);
         MULTIPLY(); /* a0 b0 */
     }
-    _tile_stored(0, tile, (int)stride * 4);
-    _tile_stored(1, tile + 16, (int)stride * 4);
-    _tile_stored(2, tile + 16 * stride, (int)stride * 4);
-    _tile_stored(3, tile + 16 * stride + 16, (int)stride * 4);
+    STORE(tile, stride);
+}
+
+void dw__amx_multiply_bf16(int64_t steps, const void *a, const void *b, float *tile,
+                           int64_t stride) {
+    CLEAR();
+    for (int64_t step = 0; step < steps; step++) {
+        const char *a_step = (const char *)a + step * (DW_AMX_STEP_BYTES / PARTS);
+        const char *b_step = (const char *)b + step * (DW_AMX_STEP_BYTES / PARTS);
+        LOAD_A(0);
+        LOAD_B(0);
+        MULTIPLY();
+    }
+    STORE(tile, stride);
 }

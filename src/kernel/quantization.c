@@ -1,0 +1,101 @@
+#include "kernel/quantization.h"
+#include <string.h>
+
+enum { RUN = 16 }; /* of a rotation */
+
+dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
+    const dw__tensor *x = &call->inputs[0], *seed = &call->inputs[1];
+    const char *format = dw__call_attr(call, DW_ATTR_KEY_FORMAT)->string;
+    *q = (dw__quantization){.rows = x->shape[0], .cols = x->shape[1]};
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    q->options = options;
+    q->bf16 = strcmp(format, "bf16") == 0;
+    if (q->bf16) return DW_OK;
+    q->tensor_scale = strcmp(format, "nvfp4") == 0;
+    q->hadamard = dw__call_int(call, DW_ATTR_KEY_HADAMARD, 0) != 0;
+    q->options.scheme = q->tensor_scale ? DW_SCHEME_NVFP4 : DW_SCHEME_MXFP8_E4M3;
+    q->options.square = dw__call_int(call, DW_ATTR_KEY_SQUARE, 0) != 0;
+    q->options.axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 1);
+    if (dw__call_int(call, DW_ATTR_KEY_STOCHASTIC, 0)) {
+        q->options.rounding = DW_ROUND_STOCHASTIC;
+        q->options.random.stream = dw__call_int(call, DW_ATTR_KEY_STREAM, 0);
+        const int64_t *words = seed->data;
+        if (words) {
+            q->options.random.seed = words[0];
+            q->options.random.offset = words[seed->stride[0]];
+        }
+    }
+    return dw_block_layout_of(&q->options, q->rows, q->cols, &q->layout);
+}
+
+/* ---- scratch: codes, scales, and the rotated matrix where there is one ------------------------- */
+
+static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static void *scales_of(const dw__quantization *q, const void *scratch) {
+    return (char *)scratch + round_up(q->layout.code_bytes);
+}
+
+static float *rotated_of(const dw__quantization *q, void *scratch) {
+    return (float *)((char *)scales_of(q, scratch) + round_up(q->layout.scale_bytes));
+}
+
+size_t dw__quantize_scratch(const dw__quantization *q) {
+    if (q->bf16) return 0;
+    size_t rotated = q->hadamard ? (size_t)(q->rows * q->cols) * sizeof(float) : 0;
+    return round_up(q->layout.code_bytes) + round_up(q->layout.scale_bytes) + round_up(rotated);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------------- */
+
+/* A last run that is shorter stays as it is: it does so in both operands of a product, which is then still
+ * the same product. */
+static dw_status rotate(const dw__quantization *q, const float *x, int64_t row_stride, float *out) {
+    dw_hadamard_options options = DW_HADAMARD_OPTIONS_DEFAULT;
+    options.size = RUN;
+    options.axis = q->options.axis;
+    int64_t rows = q->rows, cols = q->cols;
+    if (options.axis == 0) {
+        rows -= rows % RUN;
+        for (int64_t row = rows; row < q->rows; row++)
+            memcpy(out + row * q->cols, x + row * row_stride, (size_t)q->cols * sizeof *out);
+    } else {
+        cols -= cols % RUN;
+        size_t left = (size_t)(q->cols - cols) * sizeof *out;
+        for (int64_t row = 0; left && row < rows; row++)
+            memcpy(out + row * q->cols + cols, x + row * row_stride + cols, left);
+    }
+    return dw_hadamard(&options, rows, cols, x, row_stride, out, q->cols);
+}
+
+dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t row_stride,
+                              void *scratch, float *scale) {
+    dw_block_options options = q->options;
+    *scale = 1.0f;
+    if (q->hadamard) {
+        float *rotated = rotated_of(q, scratch);
+        DW_RETURN_IF_FAILED(rotate(q, x, row_stride, rotated));
+        x = rotated;
+        row_stride = q->cols;
+    }
+    if (q->tensor_scale) {
+        float amax = 0.0f;
+        DW_RETURN_IF_FAILED(dw_amax(q->rows, q->cols, x, row_stride, &amax));
+        *scale = options.tensor_scale = dw_nvfp4_tensor_scale(amax);
+    }
+    return dw_block_quantize(&options, q->rows, q->cols, x, row_stride, scratch, 0,
+                             scales_of(q, scratch));
+}
+
+dw_status dw__quantize_decode(const dw__quantization *q, const void *scratch, int64_t first,
+                              int64_t count, float *result) {
+    dw_block_options options = q->options;
+    options.tensor_scale = 1.0f; /* applied to the product */
+    int64_t scale_row = options.square ? first / q->layout.block : first;
+    const char *codes = (const char *)scratch + first * q->layout.row_bytes;
+    const uint8_t *scales =
+        (const uint8_t *)scales_of(q, scratch) + scale_row * q->layout.scale_cols;
+    bool rows = options.axis == 1;
+    return dw_block_dequantize(&options, rows ? count : q->rows, rows ? q->cols : count, codes, 0,
+                               scales, result, rows ? q->cols : count);
+}

@@ -1,0 +1,48 @@
+/* `quantize` by the codecs' own functions, on a plain copy of the matrix. */
+#include "kernel/quantization.h"
+#include "kernel/reference/primitives.h"
+#include "kernel/reference/scalar.h"
+#include "number/half.h"
+
+static void load(const dw__tensor *x, float *out) {
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        for (int64_t j = 0; j < x->shape[1]; j++)
+            out[i * x->shape[1] + j] =
+                (float)dw__scalar_load(x->data, x->dtype, i * x->stride[0] + j * x->stride[1])
+                    .number;
+}
+
+static void store(const float *values, const dw__tensor *out) {
+    for (int64_t i = 0; i < dw__tensor_count(out); i++)
+        dw__scalar_store(out->data, out->dtype, i, (dw__scalar){.number = (double)values[i]});
+}
+
+/* The result is BF16 also where the interpreter holds it as F64. */
+static void round_to_bf16(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++) values[i] = dw__bf16_to_f32(dw__f32_to_bf16(values[i]));
+}
+
+dw_status dw__reference_quantize(const dw__call *call, void *unused) {
+    (void)unused;
+    dw_status status = DW_OK;
+    dw__quantization q;
+    float scale = 1.0f;
+    DW_RETURN_IF_FAILED(dw__quantization_of(call, &q));
+    int64_t count = q.rows * q.cols;
+    size_t bytes = (size_t)count * sizeof(float), scratch_bytes = dw__quantize_scratch(&q);
+    float *values = dw__malloc_aligned(bytes + 1);
+    void *scratch = dw__malloc_aligned(scratch_bytes + 1);
+    if (!values || !scratch) DW_TRY(dw__fail_memory("a matrix to quantize", bytes + scratch_bytes));
+    load(&call->inputs[0], values);
+    if (!q.bf16) {
+        DW_TRY(dw__quantize_encode(&q, values, q.cols, scratch, &scale));
+        DW_TRY(dw__quantize_decode(&q, scratch, 0, q.options.axis == 1 ? q.rows : q.cols, values));
+    }
+    round_to_bf16(values, count);
+    if (call->outputs[0].data) store(values, &call->outputs[0]);
+    if (call->outputs[1].data) store(&scale, &call->outputs[1]);
+cleanup:
+    dw__free_aligned(values);
+    dw__free_aligned(scratch);
+    return status;
+}

@@ -1,0 +1,412 @@
+/* Precision policies: which layers get which recipe, what is refused, and that engines with quantized layers
+ * compute what the reference says, with and without recomputation, also when memory runs out. What the
+ * recipes round is tested from Python, against the rules written out there. */
+#include "deepwell/deepwell.h"
+#include "engine/engine_internal.h"
+#include "kernel/reference/interpret.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        if ((call) != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                           \
+    } while (0)
+
+static const char *const layers =
+    "deepwell graph 1\n"
+    "symbols B\n"
+    "\n"
+    "input %x: f32[B, 35]\n"
+    "seed %seed: i64[2]\n"
+    "parameter %w0: f32[51, 35]\n"
+    "parameter %b0: f32[51]\n"
+    "parameter %w1: f32[51, 35]\n"
+    "parameter %w2: f32[35, 35]\n"
+    "parameter %wide: f64[35, 35]\n"
+    "parameter %head: f32[17, 35]\n"
+    "\n"
+    "%d: f32[B, 35] = dropout(%x, %seed) {p=0.1, stream=3}\n"
+    "%h0: f32[B, 51] = linear(%d, %w0, %b0)  # mlp 0 h.0.mlp.c_fc\n"
+    "%g: f32[B, 51] = gelu(%h0) {approximate=\"tanh\"}  # mlp 0 h.0.mlp\n"
+    "%h1: f32[B, 35] = linear(%g, %w1, _) {transpose_w=0}  # mlp 0 h.0.mlp.c_proj\n"
+    "%h2: f32[B, 35] = linear(%h1, %w2, _) {transpose_w=1}  # none - h.00\n"
+    "%scores: f32[B, B] = linear(%h0, %h0, _)  # attn 0 h.0.attn\n"
+    "%f: f64[B, 35] = cast(%h1) {dtype=f64}\n"
+    "%f1: f64[B, 35] = linear(%f, %wide, _)  # mlp 1 h.1.mlp\n"
+    "%logits: f32[B, 17] = linear(%h2, %head, _)  # head - lm_head\n"
+    "\n"
+    "return %logits, %scores, %f1\n";
+
+static dw_graph *make_graph(void) {
+    dw_graph *graph;
+    OK(dw_graph_from_text(layers, &graph));
+    return graph;
+}
+
+/* Recipe of the linear layer that makes `name`. */
+static const char *recipe_at(const dw_graph *graph, const char *name) {
+    dw_value value = dw_graph_find(graph, name);
+    assert_int_not_equal(value, DW_NONE);
+    dw_node node = dw_value_node(graph, value);
+    if (dw_node_op(graph, node) == DW_OP_LINEAR) return "fp32";
+    assert_int_equal(dw_node_op(graph, node), DW_OP_QUANTIZED_LINEAR);
+    return dw_node_attr(graph, node, DW_ATTR_KEY_RECIPE)->string;
+}
+
+static void the_default_policy_leaves_heads_and_products_of_activations(void **state) {
+    (void)state;
+    dw_graph *graph = make_graph();
+    dw_precision_policy policy;
+    uint32_t count = 0;
+    dw_precision_policy_init(&policy, DW_RECIPE_MXFP8);
+    OK(dw_graph_apply_precision(&graph, &policy, &count));
+    assert_int_equal(count, 3);
+    assert_string_equal(recipe_at(graph, "h0"), "mxfp8");
+    assert_string_equal(recipe_at(graph, "h1"), "mxfp8");
+    assert_string_equal(recipe_at(graph, "h2"), "mxfp8");
+    assert_string_equal(recipe_at(graph, "scores"), "fp32");
+    assert_string_equal(recipe_at(graph, "f1"), "fp32");
+    assert_string_equal(recipe_at(graph, "logits"), "fp32");
+    dw_node h1 = dw_value_node(graph, dw_graph_find(graph, "h1"));
+    assert_int_equal(dw_node_int(graph, h1, DW_ATTR_KEY_TRANSPOSE_W, 1), 0);
+    assert_int_equal(dw_node_region(graph, h1), DW_REGION_MLP);
+    assert_string_equal(dw_node_module(graph, h1), "h.0.mlp.c_proj");
+    dw_graph_destroy(graph);
+}
+
+static void shares_and_exceptions(void **state) {
+    (void)state;
+    dw_precision_policy policy;
+    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    assert_true(policy.bf16_share == 0.15);
+    dw_graph *graph = make_graph(); /* 0.15 of 3 layers is none */
+    OK(dw_graph_apply_precision(&graph, &policy, NULL));
+    assert_string_equal(recipe_at(graph, "h2"), "nvfp4");
+    /* Two streams each, behind dropout's. */
+    dw_node h0 = dw_value_node(graph, dw_graph_find(graph, "h0"));
+    dw_node h1 = dw_value_node(graph, dw_graph_find(graph, "h1"));
+    assert_int_equal(dw_node_int(graph, h0, DW_ATTR_KEY_STREAM, -1), 5);
+    assert_int_equal(dw_node_int(graph, h1, DW_ATTR_KEY_STREAM, -1), 7);
+    dw_graph_destroy(graph);
+
+    graph = make_graph();
+    policy.bf16_share = 0.6; /* 1.8 layers, which is two */
+    OK(dw_graph_apply_precision(&graph, &policy, NULL));
+    assert_string_equal(recipe_at(graph, "h0"), "nvfp4");
+    assert_string_equal(recipe_at(graph, "h1"), "bf16");
+    assert_string_equal(recipe_at(graph, "h2"), "bf16");
+    dw_graph_destroy(graph);
+
+    /* By module: "h.0" is not "h.00". The last one that matches holds, and regions do not count then. */
+    const dw_precision_exception exceptions[] = {
+        {"h.0", DW_RECIPE_NONE}, {"h.0.mlp.c_proj", DW_RECIPE_MXFP8}, {"lm_head", DW_RECIPE_BF16}};
+    graph = make_graph();
+    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    policy.exceptions = exceptions;
+    policy.exception_count = DW_COUNT(exceptions);
+    OK(dw_graph_apply_precision(&graph, &policy, NULL));
+    assert_string_equal(recipe_at(graph, "h0"), "fp32");
+    assert_string_equal(recipe_at(graph, "h1"), "mxfp8");
+    assert_string_equal(recipe_at(graph, "h2"), "nvfp4");
+    assert_string_equal(recipe_at(graph, "logits"), "bf16");
+    dw_graph_destroy(graph);
+}
+
+static void recipes_have_names(void **state) {
+    (void)state;
+    dw_recipe recipe;
+    for (int i = 0; i < DW_RECIPE_COUNT; i++) {
+        OK(dw_recipe_find(dw_recipe_name((dw_recipe)i), &recipe));
+        assert_int_equal(recipe, i);
+    }
+    assert_string_equal(dw_recipe_name(DW_RECIPE_COUNT), "?");
+    assert_int_equal(dw_recipe_find("fp8", &recipe), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "\"fp8\" is not supported: use fp32, bf16"));
+    assert_int_equal(dw_recipe_find("int4", &recipe), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_recipe_find(NULL, &recipe), DW_INVALID_ARGUMENT);
+}
+
+static void refuse(dw_graph **graph, const dw_precision_policy *policy, const char *message) {
+    dw_graph *before = *graph;
+    assert_int_equal(dw_graph_apply_precision(graph, policy, NULL), DW_INVALID_ARGUMENT);
+    if (!strstr(dw_last_error(), message)) fail_msg("%s lacks: %s", dw_last_error(), message);
+    assert_ptr_equal(*graph, before);
+}
+
+static void wrong_policies_are_refused(void **state) {
+    (void)state;
+    dw_graph *graph = make_graph();
+    dw_precision_policy good, policy;
+    dw_precision_policy_init(&good, DW_RECIPE_MXFP8);
+    policy = good, policy.struct_size--;
+    refuse(&graph, &policy, "struct_size");
+    policy = good, policy.recipe = DW_RECIPE_COUNT;
+    refuse(&graph, &policy, "recipe of the precision policy is 4");
+    policy = good, policy.bf16_share = NAN;
+    refuse(&graph, &policy, "bf16_share of the precision policy is nan");
+    policy = good, policy.bf16_share = 1.5;
+    refuse(&graph, &policy, "expected a share from 0 to 1");
+    const dw_precision_exception nameless = {NULL, DW_RECIPE_BF16};
+    policy = good, policy.exceptions = &nameless, policy.exception_count = 1;
+    refuse(&graph, &policy, "exception 0 of the precision policy names no module");
+    dw_graph_destroy(graph);
+
+    OK(dw_graph_from_text("deepwell graph 1\n\ninput %x: f32[2, 3]\nparameter %w: f32[5, 3]\n\n"
+                          "%y = linear(%x, %w)\n\nreturn %y\n",
+                          &graph));
+    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    refuse(&graph, &policy, "the graph has no seed: add a leaf of role DW_ROLE_SEED");
+    dw_graph_destroy(graph);
+}
+
+/* ---- engines --------------------------------------------------------------------------------- */
+
+enum { ROWS = 37, LEAVES = 8 };
+static const int64_t sizes[] = {ROWS};
+
+typedef struct problem {
+    dw_graph *graph;
+    dw__tensor leaves[LEAVES];
+    dw_value wrt[LEAVES];
+    uint32_t wrt_count;
+} problem;
+
+static uint64_t random_state = 99;
+static float random_float(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(random_state >> 40) * 0x1p-23f - 1.0f;
+}
+
+static void fill(dw__tensor *tensor) {
+    int64_t count = dw__tensor_count(tensor);
+    tensor->data = dw__malloc_aligned((size_t)count * dw_dtype_bytes(tensor->dtype));
+    assert_non_null(tensor->data);
+    for (int64_t i = 0; i < count; i++) {
+        switch (tensor->dtype) {
+        case DW_F32: ((float *)tensor->data)[i] = random_float(); break;
+        case DW_F64: ((double *)tensor->data)[i] = random_float(); break;
+        default: ((int64_t *)tensor->data)[i] = 1234567 + i; break;
+        }
+    }
+}
+
+static void problem_begin(problem *p) {
+    memset(p, 0, sizeof *p);
+    p->graph = make_graph();
+    assert_int_equal(dw_graph_leaf_count(p->graph), LEAVES);
+    for (uint32_t i = 0; i < LEAVES; i++) {
+        dw_value leaf = dw_graph_leaf_at(p->graph, i);
+        OK(dw__value_tensor_at(p->graph, leaf, sizes, &p->leaves[i]));
+        fill(&p->leaves[i]);
+        if (p->leaves[i].dtype == DW_F32) p->wrt[p->wrt_count++] = leaf;
+    }
+}
+
+static void problem_end(problem *p) {
+    for (int i = 0; i < LEAVES; i++) dw__free_aligned(p->leaves[i].data);
+    dw_graph_destroy(p->graph);
+}
+
+enum { OUTPUTS = 3 };
+
+/* Outputs, then the gradients of output 0, whose own gradient is `seeds`. */
+static void run_engine(const problem *p, const dw_engine_options *options, const dw__tensor *seeds,
+                       dw__tensor *results) {
+    dw_engine *engine;
+    dw_plan *plan;
+    OK(dw_engine_create(p->graph, 1, (uint32_t[]){0}, p->wrt_count, p->wrt, options, &engine));
+    OK(dw_engine_plan(engine, sizes, &plan));
+    dw_binding leaves[LEAVES] = {{0}}, outputs[OUTPUTS] = {{0}}, grads[LEAVES] = {{0}};
+    for (int i = 0; i < LEAVES; i++) leaves[i].data = p->leaves[i].data;
+    for (uint32_t i = 0; i < OUTPUTS; i++) {
+        OK(dw__value_tensor_at(p->graph, dw_graph_output(p->graph, i), sizes, &results[i]));
+        fill(&results[i]);
+        outputs[i].data = results[i].data;
+    }
+    for (uint32_t i = 0; i < p->wrt_count; i++) {
+        dw__tensor *grad = &results[OUTPUTS + i];
+        OK(dw__value_tensor_at(p->graph, p->wrt[i], sizes, grad));
+        fill(grad);
+        if (dw_engine_has_grad(engine, i)) grads[i].data = grad->data;
+    }
+    void *arena = dw__malloc_aligned(dw_plan_arena_bytes(plan) + 64);
+    dw_binding output_grads = {seeds->data, NULL};
+    OK(dw_plan_forward(plan, arena, leaves, outputs));
+    OK(dw_plan_backward(plan, arena, leaves, outputs, &output_grads, grads));
+    for (uint32_t i = 0; i < p->wrt_count; i++)
+        if (!dw_engine_has_grad(engine, i))
+            dw__free_aligned(results[OUTPUTS + i].data), results[OUTPUTS + i].data = NULL;
+    dw__free_aligned(arena);
+    dw_plan_release(plan);
+    dw_engine_destroy(engine);
+}
+
+/* The same by the interpreter, on the graph with its gradient, every kernel the reference. */
+static void run_reference(const problem *p, const dw_precision_policy *policy,
+                          const dw__tensor *seeds, dw__tensor *results, bool *has) {
+    dw_graph *graph;
+    dw_value gradient, grads[LEAVES], wrt[LEAVES];
+    dw__tensor leaves[LEAVES + 1], found[OUTPUTS + LEAVES];
+    dw_dim shape[2];
+    OK(dw_graph_clone(p->graph, &graph));
+    OK(dw_graph_apply_precision(&graph, policy, NULL));
+    dw_value logits = dw_graph_output(graph, 0);
+    memcpy(shape, dw_value_shape(graph, logits), sizeof shape);
+    OK(dw_graph_leaf(graph, DW_ROLE_GRADIENT, "gradient", DW_F32, 2, shape, &gradient));
+    for (uint32_t i = 0; i < p->wrt_count; i++)
+        wrt[i] = dw_graph_find(graph, dw_value_name(p->graph, p->wrt[i]));
+    OK(dw_graph_gradient(graph, 1, &logits, &gradient, p->wrt_count, wrt, grads));
+    for (uint32_t i = 0; i < p->wrt_count; i++) {
+        has[i] = grads[i] != DW_NONE;
+        if (has[i]) OK(dw_graph_add_output(graph, grads[i]));
+    }
+    memcpy(leaves, p->leaves, sizeof p->leaves);
+    leaves[LEAVES] = *seeds;
+    OK(dw__interpret(graph, sizes, leaves, found, NULL));
+    uint32_t at = OUTPUTS;
+    for (uint32_t i = 0; i < OUTPUTS + p->wrt_count; i++) {
+        if (i < OUTPUTS)
+            results[i] = found[i];
+        else if (has[i - OUTPUTS])
+            results[i] = found[at++];
+        else
+            results[i].data = NULL;
+    }
+    dw_graph_destroy(graph);
+}
+
+/* Off by no more than F32's rounding in several layers: small beside the largest element. */
+static double apart(const dw__tensor *a, const dw__tensor *b) {
+    double most = 0, largest = 1e-30;
+    for (int64_t i = 0; i < dw__tensor_count(a); i++) {
+        bool wide = a->dtype == DW_F64;
+        double x = wide ? ((double *)a->data)[i] : (double)((float *)a->data)[i];
+        double y = wide ? ((double *)b->data)[i] : (double)((float *)b->data)[i];
+        assert_true(isfinite(x));
+        most = fmax(most, fabs(x - y)), largest = fmax(largest, fabs(y));
+    }
+    return most / largest;
+}
+
+/* A code that lies at a boundary falls to the other side when F32 sums before it differ: a few of those move
+ * a result by a code's step in a sum of dozens. BF16: 2^-8 / 35; E4M3: 2^-4 / 35; E2M1: 2^-2 / 35 of the
+ * largest, and gradients pass through three layers. A wrong operand moves all elements by a code's step. */
+static void engines_agree_with_the_reference(void **state) {
+    (void)state;
+    static const double bounds[DW_RECIPE_COUNT] = {1e-5, 1e-3, 1e-2, 4e-2};
+    problem p;
+    problem_begin(&p);
+    dw__tensor seeds;
+    OK(dw__value_tensor_at(p.graph, dw_graph_output(p.graph, 0), sizes, &seeds));
+    fill(&seeds);
+    for (int recipe = DW_RECIPE_NONE; recipe < DW_RECIPE_COUNT; recipe++) {
+        dw_precision_policy policy;
+        dw_precision_policy_init(&policy, (dw_recipe)recipe);
+        dw__tensor wanted[OUTPUTS + LEAVES], first[OUTPUTS + LEAVES], got[OUTPUTS + LEAVES];
+        bool has[LEAVES];
+        run_reference(&p, &policy, &seeds, wanted, has);
+        for (int variant = 0; variant < 4; variant++) {
+            dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+            options.precision = &policy;
+            options.recompute = variant & 1;
+            options.fuse = variant >> 1;
+            dw__tensor *results = variant == 0 ? first : got;
+            run_engine(&p, &options, &seeds, results);
+            for (uint32_t i = 0; i < OUTPUTS + p.wrt_count; i++) {
+                assert_int_equal(results[i].data != NULL, wanted[i].data != NULL);
+                if (!results[i].data) continue;
+                double error = apart(&results[i], &wanted[i]);
+                if (error > bounds[recipe])
+                    fail_msg("%s, variant %d, result %u: %.3g apart",
+                             dw_recipe_name((dw_recipe)recipe), variant, i, error);
+            }
+            for (uint32_t i = 0; variant && i < OUTPUTS + p.wrt_count; i++)
+                dw__free_aligned(results[i].data);
+        }
+        for (uint32_t i = 0; i < OUTPUTS + p.wrt_count; i++) {
+            dw__free_aligned(wanted[i].data);
+            dw__free_aligned(first[i].data);
+        }
+    }
+    dw__free_aligned(seeds.data);
+    problem_end(&p);
+}
+
+static void options_of_the_first_version_are_taken(void **state) {
+    (void)state;
+    problem p;
+    problem_begin(&p);
+    dw_engine *engine;
+    dw_precision_policy wrong = {.struct_size = 1}; /* not read */
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.precision = &wrong;
+    options.struct_size = offsetof(dw_engine_options, precision);
+    OK(dw_engine_create(p.graph, 0, NULL, 0, NULL, &options, &engine));
+    assert_int_equal(dw_engine_quantized_count(engine), 0);
+    dw_engine_destroy(engine);
+    options.struct_size = sizeof options;
+    assert_int_equal(dw_engine_create(p.graph, 0, NULL, 0, NULL, &options, &engine),
+                     DW_INVALID_ARGUMENT);
+    options.struct_size = sizeof options + 8;
+    assert_int_equal(dw_engine_create(p.graph, 0, NULL, 0, NULL, &options, &engine),
+                     DW_INVALID_ARGUMENT);
+    problem_end(&p);
+}
+
+static void every_failing_allocation_is_survived(void **state) {
+    (void)state;
+    problem p;
+    problem_begin(&p);
+    dw_precision_policy policy;
+    dw_precision_policy_init(&policy, DW_RECIPE_NVFP4);
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    options.precision = &policy;
+    int64_t live = dw__memory_live();
+    bool done = false;
+    for (int64_t allowed = 0; !done; allowed += 1 + allowed / 64) {
+        dw_engine *engine = NULL;
+        dw_plan *plan = NULL;
+        dw__memory_fail_after(allowed);
+        dw_status status =
+            dw_engine_create(p.graph, 1, (uint32_t[]){0}, p.wrt_count, p.wrt, &options, &engine);
+        if (status == DW_OK) status = dw_engine_plan(engine, sizes, &plan);
+        dw__memory_fail_after(-1);
+        done = status == DW_OK;
+        if (!done) assert_int_equal(status, DW_OUT_OF_MEMORY);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    done = false;
+    for (int64_t allowed = 0; !done; allowed++) {
+        dw_graph *before = p.graph;
+        dw__memory_fail_after(allowed);
+        dw_status status = dw_graph_apply_precision(&p.graph, &policy, NULL);
+        dw__memory_fail_after(-1);
+        done = status == DW_OK;
+        if (done) break;
+        assert_int_equal(status, DW_OUT_OF_MEMORY);
+        assert_ptr_equal(p.graph, before);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    problem_end(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_default_policy_leaves_heads_and_products_of_activations),
+        cmocka_unit_test(shares_and_exceptions),
+        cmocka_unit_test(recipes_have_names),
+        cmocka_unit_test(wrong_policies_are_refused),
+        cmocka_unit_test(engines_agree_with_the_reference),
+        cmocka_unit_test(options_of_the_first_version_are_taken),
+        cmocka_unit_test(every_failing_allocation_is_survived),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
