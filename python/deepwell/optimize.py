@@ -36,6 +36,7 @@ _MAX_CAPTURES = 16
 # The comparison with PyTorch at the first call ends after this long, unless the engine is behind.
 _MEASURE_SECONDS = 0.5
 _MEASURE_ROUNDS = 5
+_PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
 # The engine must not be slower; timings this close count as equal.
 _MEASURE_SLACK = 1.03
 
@@ -53,7 +54,9 @@ def optimize(
 
     Args:
         model: any module. Parameters, names, ``state_dict``, hooks and outputs stay what they are.
-        precision: "auto" (the model's own) or "fp32". Others are not supported in this version.
+        precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' products are
+            rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results are
+            then not the model's own, and PyTorch runs it only where the engine cannot, with a warning.
         target: "auto" or "cpu". Others are not supported in this version.
         verbose: print what was replaced and what was left alone, and why, at the first call.
         profile: ``deepwell.summary(model)`` shows the mean time of a forward.
@@ -62,14 +65,19 @@ def optimize(
 
     Raises:
         TypeError: ``model`` is not a module.
+        ValueError: a precision that does not exist.
         UnsupportedError: an option that this version does not have.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"deepwell.optimize takes a torch.nn.Module, not {type(model).__name__}")
-    if precision not in ("auto", "fp32"):
+    if precision == "fp8":
         raise UnsupportedError(
-            f"precision={precision!r} is not supported in this version: use precision='auto', which "
-            "keeps the model's own dtype"
+            "precision='fp8' is not supported in this version: use 'mxfp8', which has FP8 elements, "
+            "'nvfp4', 'bf16' or 'fp32'"
+        )
+    if precision not in _PRECISIONS:
+        raise ValueError(
+            f"precision={precision!r} does not exist: use one of {', '.join(_PRECISIONS)}"
         )
     if target not in ("auto", "cpu"):
         raise UnsupportedError(
@@ -84,8 +92,9 @@ def optimize(
         model = copy.deepcopy(model)
     restore(model)
     root = _unwrap(model)
-    report = Report(root, verbose=verbose, profile=profile)
-    session = Session(report)
+    precision = "fp32" if precision == "auto" else precision
+    report = Report(root, verbose=verbose, profile=profile, precision=precision)
+    session = Session(report, precision)
     reason = _unsupported_module(root)
     if reason is not None:
         report.leave("", root, reason)
@@ -138,8 +147,9 @@ def _unsupported_module(module: torch.nn.Module) -> str | None:
 class Session:
     """One call of optimize(): the report and the arenas its modules share."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, precision: str) -> None:
         self.report = report
+        self.precision = precision
         self.pool = ArenaPool()
 
     def install(self, module: torch.nn.Module, path: str) -> None:
@@ -160,18 +170,21 @@ class Session:
 
     # A copied model has its own report of the same module tree and no arenas.
     def __getstate__(self) -> dict[str, Any]:
-        return {"report": self.report}
+        return {"report": self.report, "precision": self.precision}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.report = saved["report"]
+        self.precision = saved["precision"]
         self.pool = ArenaPool()
 
 
 class _Entry:
     """One captured kind of call: the program, where its leaves come from, how outputs are rebuilt."""
 
-    def __init__(self, captured: Captured, module: torch.nn.Module, pool: ArenaPool) -> None:
-        self.program = Program(captured.json, pool)
+    def __init__(
+        self, captured: Captured, module: torch.nn.Module, pool: ArenaPool, precision: str
+    ) -> None:
+        self.program = Program(captured.json, pool, precision)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured
         self._valid: dict[tuple[int, ...], bool] = {}
@@ -188,6 +201,8 @@ class _Entry:
                 self._leaves[index] = leaf.value
             elif leaf.kind == "input":
                 self._inputs.append((index, leaf.position))
+        # A seed that only the precision asked for has no place in the capture.
+        self._leaves += [None] * (len(self.program.leaf_roles) - len(captured.leaves))
         self.slower: dict[bool, bool] = {}  # by grad mode: measured slower than the original
 
     def _bind(self, flat: list[Any]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
@@ -365,7 +380,7 @@ class OptimizedForward:
         try:
             with self._as_it_was():
                 captured = capture_graph(self.module, args, kwargs)
-            entry = _Entry(captured, self.module, self.session.pool)
+            entry = _Entry(captured, self.module, self.session.pool, self.session.precision)
         except (CaptureError, _deepwell.Error) as error:
             self._failed[key] = reason = str(error)
             self._give_up_on_structure(reason)
@@ -414,9 +429,12 @@ class OptimizedForward:
         DEEPWELL_MEASURE=0 in the environment skips this: the engine runs whatever it can.
         """
         grad = torch.is_grad_enabled()
-        if os.environ.get("DEEPWELL_MEASURE") == "0" or any(
-            parameter._backward_hooks for parameter in self.module.parameters()
-        ):  # gradient hooks of the user would run: do not measure
+        if (
+            os.environ.get("DEEPWELL_MEASURE") == "0"
+            or self.session.precision != "fp32"  # PyTorch would compute something else
+            # gradient hooks of the user would run
+            or any(parameter._backward_hooks for parameter in self.module.parameters())
+        ):
             entry.slower[grad] = False
             return
         copies = [_measuring_copy(value) for value in flat]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class _Unit:
     class_name: str
     inside: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
+    quantized: int = 0  # linear layers
     captures: int = 0
     capture_seconds: float = 0.0
     left_alone: str | None = None
@@ -49,11 +51,16 @@ class _Unit:
 
 
 class Report:
-    def __init__(self, root: torch.nn.Module, *, verbose: bool, profile: bool) -> None:
+    def __init__(
+        self, root: torch.nn.Module, *, verbose: bool, profile: bool, precision: str = "fp32"
+    ) -> None:
         machine = json.loads(_deepwell.machine())
         dtypes = {str(p.dtype).removeprefix("torch.").upper() for p in root.parameters()}
-        precision = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
-        self._title = "CPU " + "/".join(sorted(precision.get(d, d) for d in dtypes) or ["FP32"])
+        names = {"FLOAT32": "FP32", "BFLOAT16": "BF16", "FLOAT16": "FP16"}
+        self._title = "CPU " + "/".join(sorted(names.get(d, d) for d in dtypes) or ["FP32"])
+        self._precision = precision.upper() if precision != "fp32" else None
+        if self._precision:
+            self._title += f", linear layers in {self._precision}"
         self._machine = f"{machine.get('isa', 'cpu')}, {torch.get_num_threads()} threads"
         self._units: dict[str, _Unit] = {}
         self._verbose = verbose
@@ -69,6 +76,12 @@ class Report:
     # ---- events --------------------------------------------------------------------------------------
 
     def leave(self, path: str, module: torch.nn.Module, reason: str) -> None:
+        if self._precision and any(True for _ in module.parameters()):
+            warnings.warn(
+                f"deepwell: {path or 'the model'} is left to PyTorch, not in {self._precision}: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._unit(path, module).left_alone = reason
 
     def captured(self, path: str, module: torch.nn.Module, program, seconds: float) -> None:
@@ -76,6 +89,8 @@ class Report:
         unit.captures += 1
         unit.capture_seconds += seconds
         unit.nodes = program.graph.node_count
+        if self._precision:
+            unit.quantized = program.quantized_count
         unit.inside = Counter(
             kind for submodule in module.modules() if (kind := _kind(submodule)) is not None
         )
@@ -107,7 +122,14 @@ class Report:
         unit.seconds += seconds
 
     def count_fallback(self, path: str, reason: str) -> None:
-        self._unit(path).fallbacks[reason] += 1
+        fallbacks = self._unit(path).fallbacks
+        if self._precision and not fallbacks[reason]:
+            warnings.warn(
+                f"deepwell: {path or 'the model'} ran in PyTorch, not in {self._precision}: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        fallbacks[reason] += 1
 
     # ---- text ----------------------------------------------------------------------------------------
 
@@ -137,6 +159,8 @@ class Report:
                 f"  [{name}] {unit.class_name} -> engine "
                 f"({unit.nodes} nodes, captured in {unit.capture_seconds:.2f} s)"
             )
+            if self._precision:
+                lines.append(f"      {unit.quantized} linear layers in {self._precision}")
             for what, (original, engine) in unit.milliseconds.items():
                 verdict = "left to PyTorch" if what in unit.slower else f"{original / engine:.2f}x"
                 lines.append(

@@ -65,11 +65,15 @@ class _Variant:
     """The engine for one choice of gradients: which leaves want one, which outputs receive one."""
 
     def __init__(
-        self, graph: _deepwell.Graph, wrt: tuple[int, ...], grad_outputs: tuple[int, ...]
+        self,
+        graph: _deepwell.Graph,
+        wrt: tuple[int, ...],
+        grad_outputs: tuple[int, ...],
+        precision: str,
     ) -> None:
         self.wrt = wrt
         self.grad_outputs = grad_outputs
-        self.engine = _deepwell.Engine(graph, grad_outputs, wrt)
+        self.engine = _deepwell.Engine(graph, grad_outputs, wrt, precision=precision)
         self.has_grad = [self.engine.has_grad(index) for index in range(len(wrt))]
         self.leaves_read = self.engine.backward_leaves
         self.outputs_read = self.engine.backward_outputs
@@ -86,12 +90,31 @@ class _Variant:
         return plan
 
 
-class Program:
-    """A captured graph, ready to run on tensors: one engine for each way it is differentiated."""
+def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
+    """The parsed graph with one more leaf, the seed."""
+    names = {leaf["name"] for leaf in graph["leaves"]}
+    for node in graph["nodes"]:
+        for output in node["outputs"]:
+            names.add(output if isinstance(output, str) else output["name"])
+    name = "seed"
+    while name in names:
+        name += "_"
+    graph["leaves"].append({"name": name, "role": "seed", "dtype": "i64", "shape": [2]})
+    return graph
 
-    def __init__(self, graph_json: str, pool: ArenaPool) -> None:
-        self.graph = _deepwell.Graph(graph_json)
+
+class Program:
+    """A captured graph, ready to run on tensors: one engine for each way it is differentiated.
+
+    A precision that rounds at random needs a seed: a graph without one gets it as its last leaf.
+    """
+
+    def __init__(self, graph_json: str, pool: ArenaPool, precision: str = "fp32") -> None:
         parsed = json.loads(graph_json)
+        if precision == "nvfp4" and all(leaf["role"] != "seed" for leaf in parsed["leaves"]):
+            graph_json = json.dumps(_with_seed(parsed))
+        self.graph = _deepwell.Graph(graph_json)
+        self.precision = precision
         self.symbols: list[str] = parsed["symbols"]
         self.leaf_roles = [leaf["role"] for leaf in parsed["leaves"]]
         self.leaf_dtypes = [DTYPES[leaf["dtype"]] for leaf in parsed["leaves"]]
@@ -124,8 +147,15 @@ class Program:
             with self._lock:
                 variant = self._variants.get(key)
                 if variant is None:
-                    variant = self._variants[key] = _Variant(self.graph, wrt, grad_outputs)
+                    variant = self._variants[key] = _Variant(
+                        self.graph, wrt, grad_outputs, self.precision
+                    )
         return variant
+
+    @property
+    def quantized_count(self) -> int:
+        """Linear layers whose products have quantized operands."""
+        return self.variant((), ()).engine.quantized_count
 
     def expect(self, grad_outputs: tuple[int, ...]) -> None:
         """The outputs that the last backward was called on: the next forward prepares for them."""

@@ -501,13 +501,24 @@ static void engine_dealloc(PyObject *self) {
 
 /* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True): indices of outputs and of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"graph", "grad_outputs", "wrt", "recompute", "fuse", NULL};
+    static char *names[] = {"graph", "grad_outputs", "wrt",        "recompute",
+                            "fuse",  "precision",    "bf16_share", NULL};
     PyObject *graph_object = NULL, *outputs_object = NULL, *wrt_object = NULL;
     int recompute = 1, fuse = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|pp:Engine", names, state.graph_type,
-                                     &graph_object, &outputs_object, &wrt_object, &recompute,
-                                     &fuse))
+    const char *precision = "fp32";
+    double bf16_share = -1.0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO|ppsd:Engine", names, state.graph_type,
+                                     &graph_object, &outputs_object, &wrt_object, &recompute, &fuse,
+                                     &precision, &bf16_share))
         return NULL;
+    dw_recipe recipe;
+    dw_precision_policy policy;
+    if (dw_recipe_find(precision, &recipe) != DW_OK) {
+        PyErr_SetString(PyExc_ValueError, dw_last_error());
+        return NULL;
+    }
+    dw_precision_policy_init(&policy, recipe);
+    if (bf16_share >= 0.0) policy.bf16_share = bf16_share;
     const dw_graph *graph = ((graph_slot *)object_slot(graph_object))->graph;
     PyObject *self = NULL;
     uint32_t *output_indices = NULL;
@@ -541,6 +552,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
     options.recompute = recompute;
     options.fuse = fuse;
+    if (recipe != DW_RECIPE_NONE) options.precision = &policy;
     dw_engine *engine = NULL;
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
@@ -570,6 +582,12 @@ cleanup:
     PyMem_Free(output_indices);
     PyMem_Free(wrt);
     return self;
+}
+
+static PyObject *engine_quantized_count(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(
+        dw_engine_quantized_count(((engine_slot *)object_slot(self))->engine));
 }
 
 static PyObject *engine_has_grad(PyObject *self, PyObject *args) {
@@ -609,6 +627,7 @@ static PyObject *engine_backward_outputs(PyObject *self, void *closure) {
 static PyGetSetDef engine_getset[] = {
     {"backward_leaves", engine_backward_leaves, NULL, "leaves that backward reads", NULL},
     {"backward_outputs", engine_backward_outputs, NULL, "outputs that backward reads", NULL},
+    {"quantized_count", engine_quantized_count, NULL, "linear layers with a recipe", NULL},
     {0}};
 
 static PyObject *engine_text(PyObject *self, PyObject *unused) {
@@ -667,7 +686,8 @@ static PyType_Slot engine_slots[] = {
     {Py_tp_dealloc, engine_dealloc},
     {Py_tp_methods, engine_methods},
     {Py_tp_getset, engine_getset},
-    {Py_tp_doc, "Engine(graph, grad_outputs, wrt, recompute=True, fuse=True)"},
+    {Py_tp_doc, "Engine(graph, grad_outputs, wrt, recompute=True, fuse=True, precision='fp32', "
+                "bf16_share=-1)"},
     {0, NULL}};
 static PyType_Spec engine_spec = {"deepwell._deepwell.Engine",
                                   sizeof(PyObject) + sizeof(engine_slot), 0, Py_TPFLAGS_DEFAULT,

@@ -1,0 +1,469 @@
+"""optimize(precision=...): the products of linear layers against the recipes' rules, written out here.
+
+The rules stand below in NumPy and Python (Philox, BF16, MXFP8, NVFP4, the random Hadamard transform), with
+their sources; products are taken in FP64. What may differ is the order of F32 sums alone: a sum of n
+products in F32, in any order, is off by at most n * 2^-24 times the sum of their magnitudes (Higham 2002,
+"Accuracy and Stability of Numerical Algorithms", 3.1), and each rounding behind it by 2^-24 of the result.
+One code of one operand that is off moves the result by far more.
+"""
+
+import copy
+import warnings
+
+import deepwell
+import numpy as np
+import pytest
+import torch
+from deepwell import _deepwell
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+RECIPES = ("bf16", "mxfp8", "nvfp4")
+# rows, K, N: blocks that end early, one row, primes, one past a block, and one large enough for AMX
+SHAPES = [(1, 1, 1), (1, 37, 5), (7, 33, 17), (16, 32, 16), (130, 161, 97)]
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+def philox(seed, stream, count):
+    """Words of elements 0..count: Philox4x32-10 (Salmon et al. 2011), counters as number.h has them."""
+    block = np.arange((count + 3) // 4, dtype=np.uint64)
+    mask = np.uint64(0xFFFFFFFF)
+    key = [np.uint64(seed[0] & 0xFFFFFFFF), np.uint64(seed[0] >> 32 & 0xFFFFFFFF)]
+    c = [
+        block & mask,
+        np.uint64(stream) ^ block >> np.uint64(32) << np.uint64(20),
+        np.full_like(block, seed[1] & 0xFFFFFFFF),
+        np.full_like(block, seed[1] >> 32 & 0xFFFFFFFF),
+    ]
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [
+            (p1 >> np.uint64(32)) ^ c[1] ^ key[0],
+            p1 & mask,
+            (p0 >> np.uint64(32)) ^ c[3] ^ key[1],
+            p0 & mask,
+        ]
+        key = [(key[0] + np.uint64(0x9E3779B9)) & mask, (key[1] + np.uint64(0xBB67AE85)) & mask]
+    return np.stack(c, axis=-1).reshape(-1)[:count]
+
+
+def blocked(x, size):
+    """[outer, inner] with inner filled up with zeros and cut: [outer, blocks, size]."""
+    outer, inner = x.shape
+    x = np.pad(x, ((0, 0), (0, -inner % size)))
+    return x.reshape(outer, -1, size)
+
+
+def bf16(x):
+    return torch.from_numpy(x).bfloat16().double().numpy()
+
+
+def e4m3(x):
+    return torch.from_numpy(np.asarray(x, np.float32)).to(torch.float8_e4m3fn).double().numpy()
+
+
+def mxfp8(x):
+    """E4M3 in blocks of 32; scale 2^e, the smallest with amax <= 448 * 2^e (arXiv 2506.08027)."""
+    parts = blocked(x, 32)
+    amax = np.abs(parts).max(-1, keepdims=True).astype(np.float64)
+    mantissa, exponent = np.frexp(amax / 448.0)  # exact: 448 is 7 * 2^6, and doubles have room
+    exponent = exponent - (mantissa == 0.5)
+    exponent = np.where(amax == 0, -127, np.clip(exponent, -127, 127))
+    scale = np.ldexp(1.0, exponent)
+    return (e4m3(parts / scale) * scale).reshape(x.shape[0], -1)[:, : x.shape[1]]
+
+
+GRID = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
+
+
+def e2m1(x, words=None):
+    """To the nearest (ties to the even code), or at random where words are given; saturating."""
+    magnitude = np.minimum(np.abs(x.astype(np.float64)), 6.0)
+    below = np.searchsorted(GRID, magnitude, side="right") - 1
+    above = np.minimum(below + 1, 7)
+    gap = np.where(above > below, GRID[above] - GRID[below], 1.0)
+    fraction = (magnitude - GRID[below]) / gap
+    if words is None:
+        up = (fraction > 0.5) | ((fraction == 0.5) & (below % 2 == 1))
+    else:
+        up = words + np.floor(fraction * 2.0**32) >= 2.0**32
+    return np.copysign(GRID[np.where(up, above, below)], x)
+
+
+def nvfp4(x, square=False, random=None):
+    """Codes times block scales, and the tensor's scale (arXiv 2509.25149, appendix on quantization)."""
+    outer, inner = x.shape
+    f32 = np.float32
+    amax = np.abs(x).max(initial=0.0)
+    tensor = f32(amax / f32(448 * 6)) if amax > 0 else f32(1)
+    largest = np.abs(blocked(x, 16)).max(-1)
+    if square:
+        tall = np.pad(largest, ((0, -outer % 16), (0, 0))).reshape(-1, 16, largest.shape[1]).max(1)
+        largest = np.repeat(tall, 16, axis=0)[:outer]
+    scale = e4m3(np.minimum((largest.astype(f32) / f32(6)) / tensor, f32(448))).astype(f32)
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = np.minimum((f32(1) / tensor) / scale, np.finfo(f32).max)
+    scaled = blocked(x, 16) * factor[..., None].astype(f32)
+    scaled = np.where(scale[..., None] == 0, np.copysign(f32(0), scaled), scaled)
+    words = None
+    if random is not None:
+        words = philox(*random, outer * inner).reshape(outer, inner)
+        words = blocked(words.astype(np.float64), 16)
+    codes = e2m1(scaled, words)
+    return (codes * scale[..., None]).reshape(outer, -1)[:, :inner].astype(np.float64), tensor
+
+
+def rotated(x):
+    """Runs of 16 times D H / 4, D of fixed random signs; a shorter last run as it is. Butterflies in F32."""
+    whole = x.shape[1] // 16 * 16
+    signs = np.where(
+        philox((0, 0), 0, 1)[0] >> np.arange(16, dtype=np.uint64) & np.uint64(1), -1, 1
+    )
+    runs = (x[:, :whole].reshape(x.shape[0], -1, 16) * signs).astype(np.float32)
+    for stride in (1, 2, 4, 8):
+        pairs = runs.reshape(*runs.shape[:2], 8 // stride, 2, stride)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        runs = np.stack([a + b, a - b], axis=-2).reshape(runs.shape)
+    runs = runs * np.float32(0.25)
+    return np.concatenate([runs.reshape(x.shape[0], whole), x[:, whole:]], axis=1)
+
+
+def operand(x, recipe, kind, columns=False, random=None):
+    """What a product that sums over the last axis reads of the matrix, as FP64; its tensor scale apart."""
+    if recipe == "bf16":
+        return bf16(x), 1.0
+    if recipe == "mxfp8":
+        return mxfp8(x), 1.0
+    if columns:
+        x = rotated(x)
+    return nvfp4(x, square=kind == "weight", random=random)
+
+
+def product(a, b):
+    """(a b^T, largest error of any sum in F32)."""
+    (a, a_scale), (b, b_scale) = a, b
+    scale = float(np.float32(a_scale)) * float(np.float32(b_scale))
+    y = a @ b.T * scale
+    bound = (a.shape[1] + 4) * 2.0**-24 * (np.abs(a) @ np.abs(b).T) * scale
+    return y, bound + 2.0**-120
+
+
+def linear(recipe, x, w, b, dy, seed):
+    """y, dx, dw, db and their bounds for w [N, K]."""
+
+    def contiguous(t):
+        return np.ascontiguousarray(t)
+
+    y, y_bound = product(operand(x, recipe, "activation"), operand(w, recipe, "weight"))
+    y = y + b
+    dx, dx_bound = product(
+        operand(dy, recipe, "gradient", random=(seed, 0)),
+        operand(contiguous(w.T), recipe, "weight"),
+    )
+    dw, dw_bound = product(
+        operand(contiguous(dy.T), recipe, "gradient", columns=True, random=(seed, 1)),
+        operand(contiguous(x.T), recipe, "activation", columns=True),
+    )
+    db_bound = len(dy) * 2.0**-24 * np.abs(dy).sum(0)
+    return (
+        (y, y_bound + 2.0**-23 * np.abs(y)),
+        (dx, dx_bound),
+        (dw, dw_bound),
+        (dy.astype(np.float64).sum(0), db_bound),
+    )
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def values(kind, *shape):
+    x = torch.randn(*shape)
+    if kind == "mixed":  # magnitudes over six decades, whole blocks of zeros
+        x = x * torch.exp2(torch.randint(-12, 9, shape).float())
+        x[: (shape[0] + 1) // 3] = 0
+    return x
+
+
+def check_layer(plain, model, recipe, x, dy):
+    """One call of the layer, its backward, and all four results."""
+    plain.weight.grad = plain.bias.grad = None
+    torch.manual_seed(77)
+    seed = [int(word) for word in torch.empty(2, dtype=torch.int64).random_()]
+    torch.manual_seed(77)
+    y = model(x)
+    y.backward(dy)
+    transposed = isinstance(plain, Conv1D)
+    w = plain.weight.detach().T if transposed else plain.weight.detach()
+    expected = linear(
+        recipe, x.detach().numpy(), w.numpy().copy(), plain.bias.detach().numpy(), dy.numpy(), seed
+    )
+    dw = plain.weight.grad.T if transposed else plain.weight.grad
+    for name, got, (wanted, bound) in zip(
+        ("y", "dx", "dw", "db"), (y.detach(), x.grad, dw, plain.bias.grad), expected
+    ):
+        error = np.abs(got.double().numpy() - wanted)
+        worst = (error / bound).max()
+        assert worst <= 1, f"{name}: {error.max():.3g} off, {worst:.2f} of what F32 sums may be"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("layout", ["linear", "conv1d"])
+def test_products_of_a_linear_layer(layout, recipe, shape):
+    rows, inputs, outputs = shape
+    if layout == "conv1d" and rows not in (7, 130):
+        pytest.skip("the layouts differ in strides alone: two shapes are enough")
+    torch.manual_seed(rows)
+    plain = torch.nn.Linear(inputs, outputs) if layout == "linear" else Conv1D(outputs, inputs)
+    model = deepwell.optimize(plain, precision=recipe, verbose=False)
+    for kind in ("normal", "mixed"):
+        with torch.no_grad():
+            plain.weight.copy_(values(kind, *plain.weight.shape))
+            plain.bias.normal_()
+        x, dy = values(kind, rows, inputs).requires_grad_(), values(kind, rows, outputs)
+        check_layer(plain, model, recipe, x, dy)
+    assert "2 calls by the engine, 0 by PyTorch" in deepwell.summary(model)
+
+
+def test_three_axes_and_no_bias():
+    """Leading axes are rows; a layer without a bias; input that needs no gradient."""
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(35, 21, bias=False)
+    flat = copy.deepcopy(plain)
+    x = torch.randn(2, 3, 5, 35)
+    dy = torch.randn(2, 3, 5, 21)
+    results = []
+    for model, x_, dy_ in ((plain, x, dy), (flat, x.reshape(30, 35), dy.reshape(30, 21))):
+        deepwell.optimize(model, precision="mxfp8", verbose=False)
+        y = model(x_)
+        y.backward(dy_)
+        results.append((y.detach().reshape(30, 21), model.weight.grad))
+    for ours, theirs in zip(*results):
+        assert torch.equal(ours, theirs)
+
+
+def test_stochastic_rounding_is_unbiased():
+    """The mean of many roundings of one gradient comes near the gradient; of nearest ones it does not."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(16, 16, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(16))  # dx is then the rounded dy
+    deepwell.optimize(model, precision="nvfp4", verbose=False)
+    dy, x = torch.randn(1, 16), torch.randn(1, 16).requires_grad_()
+    count = 2000
+    total = torch.zeros(1, 16, dtype=torch.float64)
+    for _ in range(count):
+        x.grad = None
+        model(x).backward(dy)
+        total += x.grad
+    # A code's step is at most 2 of the block's 6; the root of the variance is at most half of it.
+    deviation = dy.abs().max() / 6.0 / count**0.5
+    assert ((total / count - dy).abs() <= 5 * deviation + 1e-3 * dy.abs()).all()
+    assert ((x.grad - dy).abs() > 5 * deviation).any()
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=4, n_head=2, n_embd=64, n_positions=64, vocab_size=96)
+    )
+
+
+def llama():
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=4,
+            hidden_size=64,
+            intermediate_size=160,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=96,
+            max_position_embeddings=64,
+        )
+    )
+
+
+MODELS = {"gpt2": gpt2, "llama": llama}
+
+
+def train(make, precision, steps, threads=2, dropout=False):
+    """Losses of `steps` steps on text that repeats itself, which is learnt quickly."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        model = make()
+        model.train(dropout)
+        if precision is not None:
+            deepwell.optimize(model, precision=precision, verbose=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        data = torch.Generator().manual_seed(1)
+        losses = []
+        for _ in range(steps):
+            start = torch.randint(0, 96, (8, 1), generator=data)
+            step = torch.randint(1, 4, (8, 1), generator=data)
+            ids = (start + step * torch.arange(32)) % 96
+            optimizer.zero_grad()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, model
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_models_learn_as_in_fp32(name):
+    """Loss curves beside FP32's: the tolerances are part of what docs/precision.md states."""
+    steps = 40
+    exact, _ = train(MODELS[name], None, steps)
+    assert exact[-1] < exact[0] / 2
+    for recipe, tolerance in (("bf16", 0.02), ("mxfp8", 0.05), ("nvfp4", 0.15)):
+        losses, model = train(MODELS[name], recipe, steps)
+        assert losses != exact
+        apart = max(abs(a - b) / b for a, b in zip(losses, exact))
+        print(
+            f"{name} {recipe}: {losses[-1]:.4f} against {exact[-1]:.4f}, {apart:.4f} apart at most"
+        )
+        assert apart <= tolerance
+        assert f"linear layers in {recipe.upper()}" in deepwell.summary(model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_runs_repeat_bit_for_bit_on_any_number_of_threads(recipe):
+    runs = [train(gpt2, recipe, 4, threads, dropout=True)[0] for threads in (1, 2, 3)]
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("name,count", [("gpt2", 16), ("llama", 28)])
+def test_which_layers_have_the_recipe(name, count):
+    """Attention's and the MLP's layers, and not the head; the last ones of NVFP4 are BF16."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    deepwell.optimize(model, precision="nvfp4", verbose=False)
+    ids = torch.arange(12).reshape(1, 12)
+    model(input_ids=ids, labels=ids)
+    assert f"{count} linear layers in NVFP4" in deepwell.summary(model)
+
+
+def engine_text(recipe, share=-1.0):
+    """The scheduled graph of three layers, forward and backward."""
+    from deepwell.capture import capture_graph
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(32, 32, bias=False) for _ in range(3)])
+    captured = capture_graph(model, (torch.randn(4, 32),))
+    graph = captured.json.replace(
+        '"leaves": [', '"leaves": [{"name": "s", "role": "seed", "dtype": "i64", "shape": [2]}, ', 1
+    )
+    graph = _deepwell.Graph(graph)
+    wrt = [i for i, leaf in enumerate(captured.leaves, 1) if leaf.kind == "parameter"]
+    return _deepwell.Engine(graph, [0], wrt, precision=recipe, bf16_share=share, recompute=False)
+
+
+def test_share_in_bf16():
+    def count(engine, what):
+        return sum(what in line for line in engine.text().splitlines())
+
+    full = engine_text("nvfp4", 0.0)
+    assert full.quantized_count == 3
+    # x, w of each of three; dy twice and x once more of each, but w is forward's and layer 0 needs no dx
+    assert count(full, 'format="nvfp4"') == 3 * 2 + 3 + 2 + 3
+    tail = engine_text("nvfp4", 0.34)
+    assert tail.quantized_count == 3
+    assert count(tail, 'format="nvfp4"') == 2 * 2 + 2 + 1 + 2
+    assert count(engine_text("mxfp8"), 'format="mxfp8"') == 3 * 2 + 3 + 2 * 2 + 3
+    assert count(engine_text("bf16"), "quantize") == 0  # casts
+
+
+# ---- with the rest of what users do ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_retain_graph_and_two_forwards(recipe):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(33, 65), torch.nn.GELU(), torch.nn.Dropout(0.2), torch.nn.Linear(65, 17)
+    )
+    deepwell.optimize(model, precision=recipe, verbose=False)
+    xs = [torch.randn(9, 33).requires_grad_() for _ in range(2)]
+    outputs = [model(x).square().sum() for x in xs]  # two forwards, each with a seed of its own
+    grads = []
+    for _ in range(2):
+        model.zero_grad()
+        xs[1].grad = None
+        outputs[1].backward(retain_graph=True)
+        grads.append([xs[1].grad, *[p.grad.clone() for p in model.parameters()]])
+    for first, second in zip(*grads):
+        assert torch.equal(first, second)
+    outputs[0].backward()
+    assert torch.isfinite(xs[0].grad).all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_backward_in_parts(recipe):
+    """Gradients large enough to be handed over in parts: each is the layer's own product."""
+    torch.manual_seed(0)
+    size = 1500
+    model = torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(3)])
+    alone = copy.deepcopy(model[0])
+    deepwell.optimize(model, precision=recipe, verbose=False)
+    deepwell.optimize(alone, precision=recipe, verbose=False)
+    x, dy = torch.randn(5, size).requires_grad_(), torch.randn(5, size)
+    torch.manual_seed(1)
+    y = model(x)
+    y.backward(dy)
+    forward = model.__dict__["forward"]
+    (entries,) = forward._entries.values()
+    (variant,) = [v for v in entries[0].program._variants.values() if v.wrt]
+    assert variant.plan((5,) if entries[0].program.symbols else ()).part_count > 1
+    # The first layer's weight gradient again, from the gradient that reached it.
+    for layer in model:
+        assert torch.isfinite(layer.weight.grad).all() and layer.weight.grad.abs().max() > 0
+    if recipe == "bf16":  # the slow rules here take long for so many numbers
+        y_alone = alone(x.detach())
+        reached = torch.randn(5, size)
+        y_alone.backward(reached)
+        expected = linear(
+            recipe,
+            x.detach().numpy(),
+            alone.weight.detach().numpy(),
+            np.zeros(size),
+            reached.numpy(),
+            None,
+        )
+        wanted, bound = expected[2]
+        assert (np.abs(alone.weight.grad.double().numpy() - wanted) <= bound).all()
+
+
+def test_fallbacks_warn():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    deepwell.optimize(model, precision="bf16", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.randn(3, 8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(RuntimeWarning, match="ran in PyTorch, not in BF16"):
+            model(torch.randn(3, 8))
+
+
+def test_wrong_precisions():
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(deepwell.UnsupportedError, match="'fp8' is not supported.*'mxfp8'"):
+        deepwell.optimize(model, precision="fp8")
+    with pytest.raises(ValueError, match="precision='int8' does not exist: use one of auto, fp32"):
+        deepwell.optimize(model, precision="int8")
+    with pytest.raises(ValueError, match='precision "int8" is no precision'):
+        _deepwell.Engine(
+            _deepwell.Graph(
+                '{"format": "deepwell.graph", "version": 1, "symbols": [], "leaves": '
+                '[], "nodes": [], "outputs": []}'
+            ),
+            [],
+            [],
+            precision="int8",
+        )
