@@ -1,0 +1,81 @@
+/* A model's configuration as the layer knows it: every field that its function depends on, checked. */
+#ifndef DW_MODEL_H
+#define DW_MODEL_H
+
+#include "base/base.h"
+#include "base/json.h"
+#include "deepwell/model.h"
+
+typedef enum dw__family {
+    DW__FAMILY_GPT2,
+    DW__FAMILY_LLAMA,
+    DW__FAMILY_QWEN3,
+    DW__FAMILY_MISTRAL,
+    DW__FAMILY_COUNT
+} dw__family;
+
+typedef enum dw__activation {
+    DW__ACTIVATION_GELU,
+    DW__ACTIVATION_GELU_TANH,
+    DW__ACTIVATION_RELU,
+    DW__ACTIVATION_SILU,
+    DW__ACTIVATION_TANH
+} dw__activation;
+
+typedef enum dw__rope_type { DW__ROPE_DEFAULT, DW__ROPE_LINEAR, DW__ROPE_LLAMA3 } dw__rope_type;
+
+typedef struct dw__rope {
+    dw__rope_type type;
+    double theta, factor;                 /* factor: linear, llama3 */
+    double low_frequency, high_frequency; /* llama3 */
+    double original_positions;            /* llama3 */
+} dw__rope;
+
+/* How a parameter is initialised. */
+typedef enum dw__initial {
+    DW__INITIAL_NORMAL, /* normal(0, initializer_range) */
+    DW__INITIAL_RESIDUAL, /* the same / sqrt(2 layers): GPT-2's projections into the residual stream */
+    DW__INITIAL_ZEROS,
+    DW__INITIAL_ONES
+} dw__initial;
+
+typedef struct dw__parameter {
+    const char *name;
+    int rank;
+    int64_t shape[2];
+    dw__initial initial;
+} dw__parameter;
+
+struct dw_model_config {
+    dw__arena *arena; /* names of parameters */
+    json_t *json;     /* the file's, as it was read */
+    dw__family family;
+    int64_t vocabulary, width, layers, heads, key_value_heads, head_width, mlp_width, positions;
+    int64_t padding_index; /* row of the embedding that receives no gradient; -1: none */
+    int64_t window;        /* of sliding layers, 0: none */
+    bool *sliding;         /* for each layer */
+    double eps, initializer_range;
+    double embedding_dropout, residual_dropout, attention_dropout;
+    bool tied, attention_bias, mlp_bias;
+    bool scale_by_width, scale_by_layer; /* of attention: 1/sqrt(head_width), 1/(layer + 1) */
+    dw__activation activation;
+    dw__rope rope;
+    struct {
+        dw__parameter *items;
+        size_t count, capacity;
+    } parameters;
+};
+
+typedef struct dw__family_row {
+    const char *name,
+        *architecture;             /* model_type; transformers' class with a language-model head */
+    const char *base_architecture; /* the class without it */
+    const char *prefix;            /* of the base model's parameters */
+    const char *ignored[2];        /* names that end so are buffers, which old files hold */
+} dw__family_row;
+extern const dw__family_row dw__families[DW__FAMILY_COUNT];
+
+/* In model_parameters.c: fills config->parameters from the other fields. */
+dw_status dw__model_list_parameters(dw_model_config *config);
+
+#endif

@@ -1,0 +1,508 @@
+/* config.json -> dw_model_config.
+ *
+ * What decides the function that a model computes is what transformers' class of that model_type reads; each of
+ * those fields is read here with the class's default, or refused with its value where Deepwell builds something
+ * else. Fields that the class does not read (token ids of generation, versions, ...) are left alone.
+ */
+#include "model/model.h"
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    CONFIG_MOST = 1 << 24, /* bytes of a config.json */
+    LAYERS_MOST = 1 << 13,
+    SIZE_MOST = 1 << 24, /* of a width or a number of heads */
+    VOCABULARY_MOST = 1 << 28,
+};
+static const dw__json_limits config_limits = {32, 1 << 20};
+
+/* ---- reading fields ------------------------------------------------------------------------ */
+
+/* The member, NULL when it is absent; null counts as absent. */
+static const json_t *member(const json_t *json, const char *name) {
+    const json_t *found = json_object_get(json, name);
+    return json_is_null(found) ? NULL : found;
+}
+
+static dw_status read_size(const json_t *json, const char *name, int64_t low, int64_t high,
+                           int64_t absent, int64_t *value) {
+    const json_t *found = member(json, name);
+    *value = absent;
+    if (!found && absent >= 0) return DW_OK;
+    if (!json_is_integer(found)) return dw__json_wrong_kind(name, found, "an integer");
+    *value = json_integer_value(found);
+    if (*value >= low && *value <= high) return DW_OK;
+    return dw__fail(DW_PARSE, "%s is %lld; expected %lld to %lld", name, (long long)*value,
+                    (long long)low, (long long)high);
+}
+
+/* GPT-2's fields have two names each; both are read, and may not contradict each other. */
+static dw_status read_size_either(const json_t *json, const char *name, const char *other,
+                                  int64_t high, int64_t absent, int64_t *value) {
+    int64_t second;
+    if (!member(json, name)) return read_size(json, other, 1, high, absent, value);
+    DW_RETURN_IF_FAILED(read_size(json, name, 1, high, absent, value));
+    DW_RETURN_IF_FAILED(read_size(json, other, 1, high, *value, &second));
+    if (second == *value) return DW_OK;
+    return dw__fail(DW_PARSE,
+                    "%s is %lld and %s is %lld; expected them to be equal: they are one "
+                    "thing",
+                    name, (long long)*value, other, (long long)second);
+}
+
+static dw_status read_number(const json_t *json, const char *name, double low, double high,
+                             double absent, double *value) {
+    const json_t *found = member(json, name);
+    *value = absent;
+    if (!found && !isnan(absent)) return DW_OK;
+    if (!json_is_number(found)) return dw__json_wrong_kind(name, found, "a number");
+    *value = json_number_value(found);
+    if (*value >= low && *value <= high) return DW_OK;
+    return dw__fail(DW_PARSE, "%s is %g; expected %g to %g", name, *value, low, high);
+}
+
+static dw_status read_flag(const json_t *json, const char *name, bool absent, bool *value) {
+    const json_t *found = member(json, name);
+    *value = absent;
+    if (!found) return DW_OK;
+    if (!json_is_boolean(found)) return dw__json_wrong_kind(name, found, "true or false");
+    *value = json_is_true(found);
+    return DW_OK;
+}
+
+/* *value NULL when absent; a string without control characters. */
+static dw_status read_text(const json_t *json, const char *name, const char **value) {
+    const json_t *found = member(json, name);
+    *value = NULL;
+    if (!found) return DW_OK;
+    if (!json_is_string(found)) return dw__json_wrong_kind(name, found, "a string");
+    *value = json_string_value(found);
+    if (dw__json_is_plain(*value)) return DW_OK;
+    return dw__fail(DW_PARSE, "%s has control characters; expected plain text", name);
+}
+
+static dw_status read_dropout(const json_t *json, const char *name, double absent, double *value) {
+    return read_number(json, name, 0.0, 0.999999, absent, value);
+}
+
+/* ---- what other models have ---------------------------------------------------------------- */
+
+/* Flags that must have a value, since the other one is a model that is not built. */
+static dw_status refuse_other_models(const json_t *json) {
+    static const struct {
+        const char *name;
+        bool only;
+        const char *meaning;
+    } flags[] = {
+        {"add_cross_attention", false, "cross-attention"},
+        {"is_encoder_decoder", false, "an encoder"},
+        {"is_causal", true, "attention in both directions"},
+        {"use_bidirectional_attention", false, "attention in both directions"},
+    };
+    static const char *const objects[] = {"quantization_config", "auto_map"};
+    for (size_t i = 0; i < DW_COUNT(flags); i++) {
+        bool value;
+        DW_RETURN_IF_FAILED(read_flag(json, flags[i].name, flags[i].only, &value));
+        if (value != flags[i].only)
+            return dw__fail(DW_UNSUPPORTED,
+                            "%s is %s: a model with %s is not supported; train it "
+                            "with deepwell.optimize in PyTorch",
+                            flags[i].name, value ? "true" : "false", flags[i].meaning);
+    }
+    for (size_t i = 0; i < DW_COUNT(objects); i++)
+        if (member(json, objects[i]))
+            return dw__fail(DW_UNSUPPORTED, "%s is %s: models with %s are not supported",
+                            objects[i], dw__json_kind(member(json, objects[i])),
+                            i == 0 ? "quantized weights; save a dequantized copy first"
+                                   : "code of their own; use deepwell.optimize in PyTorch");
+    const json_t *pruned = member(json, "pruned_heads");
+    if (json_object_size(pruned) > 0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "pruned_heads names %zu layers: pruned heads are not "
+                        "supported",
+                        json_object_size(pruned));
+    return DW_OK;
+}
+
+static dw_status read_family(const json_t *json, dw__family *family) {
+    const char *type;
+    DW_RETURN_IF_FAILED(read_text(json, "model_type", &type));
+    if (!type) return dw__json_wrong_kind("model_type", NULL, "gpt2, llama, qwen3 or mistral");
+    for (int i = 0; i < DW__FAMILY_COUNT; i++)
+        if (strcmp(dw__families[i].name, type) == 0) {
+            *family = (dw__family)i;
+            return DW_OK;
+        }
+    return dw__fail(DW_UNSUPPORTED,
+                    "model_type is \"%.64s\"; gpt2, llama, qwen3 and mistral are "
+                    "built without Python; for others use deepwell.optimize in PyTorch",
+                    type);
+}
+
+/* A sequence classifier has the same model_type and another head. */
+static dw_status check_architecture(const json_t *json, dw__family family) {
+    const dw__family_row *row = &dw__families[family];
+    const json_t *list = member(json, "architectures");
+    if (!list) return DW_OK;
+    if (!json_is_array(list)) return dw__json_wrong_kind("architectures", list, "an array");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        if (!name)
+            return dw__json_wrong_kind("an entry of architectures", json_array_get(list, i),
+                                       "a string");
+        if (strcmp(name, row->architecture) != 0 && strcmp(name, row->base_architecture) != 0)
+            return dw__fail(DW_UNSUPPORTED, "architectures has \"%.64s\"; expected %s",
+                            dw__json_is_plain(name) ? name : "?", row->architecture);
+    }
+    return DW_OK;
+}
+
+/* ---- parts --------------------------------------------------------------------------------- */
+
+static dw_status read_activation(const json_t *json, const char *name, const char *absent,
+                                 dw__activation *activation) {
+    static const struct {
+        const char *name;
+        dw__activation activation;
+    } known[] = {
+        {"gelu", DW__ACTIVATION_GELU},          {"gelu_python", DW__ACTIVATION_GELU},
+        {"gelu_new", DW__ACTIVATION_GELU_TANH}, {"gelu_pytorch_tanh", DW__ACTIVATION_GELU_TANH},
+        {"relu", DW__ACTIVATION_RELU},          {"silu", DW__ACTIVATION_SILU},
+        {"swish", DW__ACTIVATION_SILU},         {"tanh", DW__ACTIVATION_TANH},
+    };
+    const char *text;
+    DW_RETURN_IF_FAILED(read_text(json, name, &text));
+    if (!text) text = absent;
+    for (size_t i = 0; i < DW_COUNT(known); i++)
+        if (strcmp(known[i].name, text) == 0) {
+            *activation = known[i].activation;
+            return DW_OK;
+        }
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s is \"%.64s\"; Deepwell builds gelu, gelu_new, "
+                    "gelu_pytorch_tanh, relu, silu and tanh",
+                    name, text);
+}
+
+/* transformers 5 writes rope_parameters, with the base in it; 4 wrote rope_theta and rope_scaling. */
+static dw_status read_rope(const json_t *json, dw_model_config *config) {
+    dw__rope *rope = &config->rope;
+    const json_t *scaling = member(json, "rope_scaling");
+    const json_t *parameters = member(json, "rope_parameters");
+    const char *type, *key;
+    json_t *value;
+    double partial;
+    if (scaling && !json_is_object(scaling))
+        return dw__json_wrong_kind("rope_scaling", scaling, "an object");
+    if (parameters && !json_is_object(parameters))
+        return dw__json_wrong_kind("rope_parameters", parameters, "an object");
+    if (json_object_size(scaling) > 0 && json_object_size(parameters) > 0 &&
+        !json_equal(scaling, parameters))
+        return dw__fail(DW_PARSE, "rope_scaling and rope_parameters differ; expected one of them");
+    if (json_object_size(scaling) > 0) parameters = scaling;
+
+    json_object_foreach((json_t *)parameters, key, value) {
+        if (json_is_object(value))
+            return dw__fail(DW_UNSUPPORTED,
+                            "rope_parameters has an object \"%.64s\": positions "
+                            "that differ between layers are not supported",
+                            dw__json_is_plain(key) ? key : "?");
+    }
+    DW_RETURN_IF_FAILED(read_number(json, "rope_theta", 1e-3, 1e30, 10000.0, &rope->theta));
+    DW_RETURN_IF_FAILED(read_number(json, "partial_rotary_factor", 0.0, 1.0, 1.0, &partial));
+    if (parameters) {
+        DW_RETURN_IF_FAILED(
+            read_number(parameters, "rope_theta", 1e-3, 1e30, rope->theta, &rope->theta));
+        DW_RETURN_IF_FAILED(
+            read_number(parameters, "partial_rotary_factor", 0.0, 1.0, partial, &partial));
+    }
+    if (partial != 1.0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "partial_rotary_factor is %g; Deepwell rotates whole heads "
+                        "in this model",
+                        partial);
+    rope->type = DW__ROPE_DEFAULT;
+    if (!parameters) return DW_OK;
+    DW_RETURN_IF_FAILED(read_text(parameters, "rope_type", &type));
+    if (!type) DW_RETURN_IF_FAILED(read_text(parameters, "type", &type));
+    if (!type || strcmp(type, "default") == 0) return DW_OK;
+    if (strcmp(type, "linear") == 0) {
+        rope->type = DW__ROPE_LINEAR;
+        return read_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor);
+    }
+    if (strcmp(type, "llama3") != 0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "rope_type is \"%.64s\"; Deepwell builds default, linear and "
+                        "llama3",
+                        type);
+    rope->type = DW__ROPE_LLAMA3;
+    DW_RETURN_IF_FAILED(read_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor));
+    DW_RETURN_IF_FAILED(
+        read_number(parameters, "low_freq_factor", 1e-3, 1e6, NAN, &rope->low_frequency));
+    DW_RETURN_IF_FAILED(
+        read_number(parameters, "high_freq_factor", 1e-3, 1e6, NAN, &rope->high_frequency));
+    if (rope->high_frequency <= rope->low_frequency)
+        return dw__fail(DW_PARSE,
+                        "high_freq_factor is %g and low_freq_factor is %g; expected the "
+                        "first to be larger",
+                        rope->high_frequency, rope->low_frequency);
+    double inner;
+    DW_RETURN_IF_FAILED(read_number(parameters, "original_max_position_embeddings", 1.0, 1e12,
+                                    (double)config->positions, &inner));
+    return read_number(json, "original_max_position_embeddings", 1.0, 1e12, inner,
+                       &rope->original_positions);
+}
+
+/* Which layers see a window of keys only. `by_default`: from this layer on. */
+static dw_status read_windows(const json_t *json, dw_model_config *config, int64_t by_default) {
+    const json_t *types = member(json, "layer_types");
+    config->sliding = dw__arena_alloc(config->arena, (size_t)config->layers * sizeof(bool));
+    if (!config->sliding) return dw__fail_memory("layers", (size_t)config->layers);
+    for (int64_t i = 0; i < config->layers; i++)
+        config->sliding[i] = config->window > 0 && i >= by_default;
+    if (!types) return DW_OK;
+    if (!json_is_array(types)) return dw__json_wrong_kind("layer_types", types, "an array");
+    if ((int64_t)json_array_size(types) != config->layers)
+        return dw__fail(DW_PARSE,
+                        "layer_types has %zu entries; expected one for each of the %lld "
+                        "layers",
+                        json_array_size(types), (long long)config->layers);
+    for (int64_t i = 0; i < config->layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        if (!type)
+            return dw__json_wrong_kind("an entry of layer_types", json_array_get(types, (size_t)i),
+                                       "a string");
+        bool sliding = strcmp(type, "sliding_attention") == 0;
+        if (!sliding && strcmp(type, "full_attention") != 0)
+            return dw__fail(DW_UNSUPPORTED,
+                            "layer_types has \"%.64s\"; Deepwell builds "
+                            "full_attention and sliding_attention",
+                            dw__json_is_plain(type) ? type : "?");
+        if (sliding && config->window == 0)
+            return dw__fail(DW_PARSE,
+                            "layer_types has sliding_attention for layer %lld, and there "
+                            "is no sliding_window",
+                            (long long)i);
+        if (config->family != DW__FAMILY_QWEN3 && sliding != config->sliding[i])
+            return dw__fail(DW_UNSUPPORTED,
+                            "layer_types has \"%s\" for layer %lld, which "
+                            "transformers' %s does not honour; leave the field out, or use the "
+                            "model_type that does",
+                            type, (long long)i, dw__families[config->family].architecture);
+        config->sliding[i] = sliding;
+    }
+    return DW_OK;
+}
+
+static dw_status read_padding(const json_t *json, dw_model_config *config) {
+    const json_t *found = member(json, "pad_token_id");
+    config->padding_index = -1;
+    if (!found) return DW_OK;
+    if (!json_is_integer(found)) return dw__json_wrong_kind("pad_token_id", found, "an integer");
+    int64_t index = json_integer_value(found), given = index;
+    if (index < 0 && index >= -config->vocabulary) index += config->vocabulary; /* as torch does */
+    if (index < 0 || index >= config->vocabulary)
+        return dw__fail(DW_PARSE,
+                        "pad_token_id is %lld; expected a row of the %lld of the "
+                        "embedding",
+                        (long long)given, (long long)config->vocabulary);
+    config->padding_index = index;
+    return DW_OK;
+}
+
+/* ---- families ------------------------------------------------------------------------------ */
+
+static dw_status check_heads(const dw_model_config *config) {
+    if (config->heads % config->key_value_heads != 0)
+        return dw__fail(DW_PARSE,
+                        "num_attention_heads is %lld and num_key_value_heads is %lld; "
+                        "expected a multiple",
+                        (long long)config->heads, (long long)config->key_value_heads);
+    if (config->family != DW__FAMILY_GPT2 && config->head_width % 2 != 0)
+        return dw__fail(DW_PARSE, "head_dim is %lld; rotary positions need an even number",
+                        (long long)config->head_width);
+    return DW_OK;
+}
+
+static dw_status read_gpt2(const json_t *json, dw_model_config *c) {
+    DW_RETURN_IF_FAILED(read_size_either(json, "n_embd", "hidden_size", SIZE_MOST, 768, &c->width));
+    DW_RETURN_IF_FAILED(
+        read_size_either(json, "n_layer", "num_hidden_layers", LAYERS_MOST, 12, &c->layers));
+    DW_RETURN_IF_FAILED(
+        read_size_either(json, "n_head", "num_attention_heads", SIZE_MOST, 12, &c->heads));
+    DW_RETURN_IF_FAILED(read_size_either(json, "n_positions", "max_position_embeddings",
+                                         VOCABULARY_MOST, 1024, &c->positions));
+    DW_RETURN_IF_FAILED(read_size(json, "vocab_size", 1, VOCABULARY_MOST, 50257, &c->vocabulary));
+    DW_RETURN_IF_FAILED(read_size(json, "n_inner", 1, SIZE_MOST, 4 * c->width, &c->mlp_width));
+    if (c->width % c->heads != 0)
+        return dw__fail(DW_PARSE, "n_embd is %lld and n_head is %lld; expected a multiple",
+                        (long long)c->width, (long long)c->heads);
+    c->key_value_heads = c->heads;
+    c->head_width = c->width / c->heads;
+    c->padding_index = -1;
+    c->attention_bias = c->mlp_bias = true;
+    DW_RETURN_IF_FAILED(read_activation(json, "activation_function", "gelu_new", &c->activation));
+    DW_RETURN_IF_FAILED(read_number(json, "layer_norm_epsilon", 0.0, 1.0, 1e-5, &c->eps));
+    DW_RETURN_IF_FAILED(read_dropout(json, "embd_pdrop", 0.1, &c->embedding_dropout));
+    DW_RETURN_IF_FAILED(read_dropout(json, "resid_pdrop", 0.1, &c->residual_dropout));
+    DW_RETURN_IF_FAILED(read_dropout(json, "attn_pdrop", 0.1, &c->attention_dropout));
+    DW_RETURN_IF_FAILED(read_flag(json, "scale_attn_weights", true, &c->scale_by_width));
+    DW_RETURN_IF_FAILED(
+        read_flag(json, "scale_attn_by_inverse_layer_idx", false, &c->scale_by_layer));
+    DW_RETURN_IF_FAILED(read_flag(json, "tie_word_embeddings", true, &c->tied));
+    return read_windows(json, c, 0);
+}
+
+static dw_status read_llama_heads(const json_t *json, dw_model_config *c) {
+    bool qwen3 = c->family == DW__FAMILY_QWEN3;
+    bool heads_given = json_object_get(json, "num_key_value_heads") != NULL;
+    bool width_given = json_object_get(json, "head_dim") != NULL;
+    DW_RETURN_IF_FAILED(read_size(json, "num_attention_heads", 1, SIZE_MOST, 32, &c->heads));
+    /* The classes' defaults are for fields that are absent; null means something else. */
+    int64_t absent_heads = c->heads, absent_width = 0;
+    if (!heads_given && qwen3) absent_heads = 32;
+    if (!heads_given && c->family == DW__FAMILY_MISTRAL) absent_heads = 8;
+    DW_RETURN_IF_FAILED(
+        read_size(json, "num_key_value_heads", 1, SIZE_MOST, absent_heads, &c->key_value_heads));
+    if (qwen3)
+        absent_width = width_given ? -1 : 128; /* and null is refused, as transformers does */
+    DW_RETURN_IF_FAILED(read_size(json, "head_dim", 1, SIZE_MOST, absent_width, &c->head_width));
+    if (c->head_width == 0) {
+        if (c->width % c->heads != 0)
+            return dw__fail(DW_PARSE,
+                            "hidden_size is %lld and num_attention_heads is %lld; "
+                            "expected a multiple, or head_dim",
+                            (long long)c->width, (long long)c->heads);
+        c->head_width = c->width / c->heads;
+    }
+    return DW_OK;
+}
+
+static dw_status read_llama(const json_t *json, dw_model_config *c) {
+    static const int64_t mlp_widths[] = {0, 11008, 22016, 14336};
+    static const int64_t vocabularies[] = {0, 32000, 151936, 32000};
+    static const int64_t positions[] = {0, 2048, 32768, 131072};
+    int64_t first_window = 0;
+    bool windows = c->family == DW__FAMILY_MISTRAL;
+    DW_RETURN_IF_FAILED(
+        read_size(json, "vocab_size", 1, VOCABULARY_MOST, vocabularies[c->family], &c->vocabulary));
+    DW_RETURN_IF_FAILED(read_size(json, "hidden_size", 1, SIZE_MOST, 4096, &c->width));
+    DW_RETURN_IF_FAILED(read_size(json, "num_hidden_layers", 1, LAYERS_MOST, 32, &c->layers));
+    DW_RETURN_IF_FAILED(
+        read_size(json, "intermediate_size", 1, SIZE_MOST, mlp_widths[c->family], &c->mlp_width));
+    DW_RETURN_IF_FAILED(read_size(json, "max_position_embeddings", 1, INT64_C(1) << 40,
+                                  positions[c->family], &c->positions));
+    DW_RETURN_IF_FAILED(read_llama_heads(json, c));
+    DW_RETURN_IF_FAILED(read_activation(json, "hidden_act", "silu", &c->activation));
+    DW_RETURN_IF_FAILED(read_number(json, "rms_norm_eps", 0.0, 1.0, 1e-6, &c->eps));
+    DW_RETURN_IF_FAILED(read_dropout(json, "attention_dropout", 0.0, &c->attention_dropout));
+    DW_RETURN_IF_FAILED(read_flag(json, "tie_word_embeddings", false, &c->tied));
+    c->scale_by_width = true;
+    if (c->family != DW__FAMILY_MISTRAL)
+        DW_RETURN_IF_FAILED(read_flag(json, "attention_bias", false, &c->attention_bias));
+    if (c->family == DW__FAMILY_LLAMA)
+        DW_RETURN_IF_FAILED(read_flag(json, "mlp_bias", false, &c->mlp_bias));
+    if (c->family == DW__FAMILY_QWEN3) {
+        DW_RETURN_IF_FAILED(read_flag(json, "use_sliding_window", false, &windows));
+        DW_RETURN_IF_FAILED(read_size(json, "max_window_layers", 0, SIZE_MOST, 28, &first_window));
+    }
+    if (windows) {
+        bool given = json_object_get(json, "sliding_window") != NULL;
+        DW_RETURN_IF_FAILED(
+            read_size(json, "sliding_window", 1, INT64_C(1) << 40, given ? 0 : 4096, &c->window));
+    }
+    DW_RETURN_IF_FAILED(read_padding(json, c));
+    DW_RETURN_IF_FAILED(read_rope(json, c));
+    return read_windows(json, c, first_window);
+}
+
+/* ---- lifecycle ----------------------------------------------------------------------------- */
+
+static dw_status read_config(dw_model_config *config) {
+    const json_t *json = config->json;
+    if (!json_is_object(json)) return dw__json_wrong_kind("it", json, "an object");
+    DW_RETURN_IF_FAILED(read_family(json, &config->family));
+    DW_RETURN_IF_FAILED(check_architecture(json, config->family));
+    DW_RETURN_IF_FAILED(refuse_other_models(json));
+    DW_RETURN_IF_FAILED(
+        read_number(json, "initializer_range", 0.0, 1.0, 0.02, &config->initializer_range));
+    if (config->family == DW__FAMILY_GPT2)
+        DW_RETURN_IF_FAILED(read_gpt2(json, config));
+    else
+        DW_RETURN_IF_FAILED(read_llama(json, config));
+    DW_RETURN_IF_FAILED(check_heads(config));
+    return dw__model_list_parameters(config);
+}
+
+dw_status dw_model_config_parse(const char *json, size_t bytes, dw_model_config **config) {
+    dw_status status = DW_OK;
+    if (!json || !config) return dw__fail(DW_INVALID_ARGUMENT, "a configuration is NULL");
+    dw_model_config *made = dw__calloc(1, sizeof *made);
+    if (!made) return dw__fail_memory("a configuration", sizeof *made);
+    made->arena = dw__arena_create();
+    if (!made->arena) DW_TRY(dw__fail_memory("a configuration", sizeof *made));
+    DW_TRY(dw__json_parse("config.json", json, bytes, config_limits, &made->json));
+    status = read_config(made);
+    if (status != DW_OK && status != DW_OUT_OF_MEMORY)
+        status = dw__fail_prefix(status, "config.json");
+    if (status != DW_OK) goto cleanup;
+    *config = made;
+    made = NULL;
+cleanup:
+    dw_model_config_destroy(made);
+    return status;
+}
+
+dw_status dw_model_config_load(const char *path, dw_model_config **config) {
+    char whole[PATH_MAX], *text = NULL;
+    size_t bytes = 0;
+    struct stat info;
+    if (!path || !config) return dw__fail(DW_INVALID_ARGUMENT, "the path of a model is NULL");
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        if (snprintf(whole, sizeof whole, "%s/config.json", path) >= (int)sizeof whole)
+            return dw__fail_io("cannot open", path, ENAMETOOLONG);
+        path = whole;
+    }
+    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, CONFIG_MOST, &text, &bytes));
+    dw_status status = dw_model_config_parse(text, bytes, config);
+    dw__free(text);
+    if (status == DW_PARSE || status == DW_UNSUPPORTED)
+        status = dw__fail_prefix(status, "\"%s\"", path);
+    return status;
+}
+
+void dw_model_config_destroy(dw_model_config *config) {
+    if (!config) return;
+    json_decref(config->json);
+    dw__free(config->parameters.items);
+    dw__arena_destroy(config->arena);
+    dw__free(config);
+}
+
+void dw_model_describe(const dw_model_config *config, dw_model_info *info) {
+    double most =
+        fmax(config->attention_dropout, fmax(config->embedding_dropout, config->residual_dropout));
+    *info = (dw_model_info){
+        .family = dw__families[config->family].name,
+        .vocabulary = config->vocabulary,
+        .width = config->width,
+        .layers = config->layers,
+        .heads = config->heads,
+        .key_value_heads = config->key_value_heads,
+        .head_width = config->head_width,
+        .mlp_width = config->mlp_width,
+        .positions = config->positions,
+        .positions_are_limit = config->family == DW__FAMILY_GPT2,
+        .tied = config->tied,
+        .dropout = most > 0.0,
+    };
+    for (uint32_t i = 0; i < dw_model_parameter_count(config); i++) {
+        dw_model_parameter parameter;
+        dw_model_parameter_at(config, i, &parameter);
+        info->parameter_elements += parameter.count;
+    }
+}
