@@ -2,10 +2,7 @@
  * as exceptions. Limited API, so that one binary serves CPython 3.10 and later. The GIL is released
  * while an engine runs. Whoever calls keeps the tensors behind the addresses alive.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include "deepwell/deepwell.h"
+#include "ext.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +24,8 @@ static PyObject *fail(dw_status status) {
     Py_DECREF(error);
     return NULL;
 }
+
+PyObject *extension_fail(dw_status status) { return fail(status); }
 
 static void *object_slot(PyObject *self) { return (char *)self + sizeof(PyObject); }
 
@@ -831,6 +830,7 @@ static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
 PyMODINIT_FUNC PyInit__deepwell(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
+    if (PyModule_AddFunctions(module, model_functions) != 0) goto failed;
     state.error = PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
                                             "A failure in libdeepwell; .status names its kind.",
                                             PyExc_RuntimeError, NULL);

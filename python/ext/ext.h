@@ -1,0 +1,15 @@
+/* What the files of the extension share. */
+#ifndef DW_PYTHON_EXT_H
+#define DW_PYTHON_EXT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "deepwell/deepwell.h"
+
+/* Raises deepwell._deepwell.Error with the last message; returns NULL. */
+PyObject *extension_fail(dw_status status);
+
+extern PyMethodDef model_functions[]; /* model.c */
+
+#endif
