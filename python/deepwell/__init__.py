@@ -15,10 +15,11 @@ except ImportError as error:  # pragma: no cover - needs an environment without 
         "that fits this machine (see pytorch.org), then import deepwell again"
     ) from error
 
-from deepwell import _deepwell
+from deepwell import _deepwell, numbers
 from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
+from deepwell.precision import MicroscalingConfig, Precision
 
 # Last: the function takes the name of the module that it is built on.
 from deepwell.ir import IR, capture  # isort: skip
@@ -30,9 +31,12 @@ __all__ = [
     "CaptureError",
     "DeepwellError",
     "IR",
+    "MicroscalingConfig",
+    "Precision",
     "UnsupportedError",
     "__version__",
     "capture",
+    "numbers",
     "optimize",
     "restore",
     "summary",

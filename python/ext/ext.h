@@ -10,6 +10,7 @@
 /* Raises deepwell._deepwell.Error with the last message; returns NULL. */
 PyObject *extension_fail(dw_status status);
 
-extern PyMethodDef model_functions[]; /* model.c */
+extern PyMethodDef model_functions[];  /* model.c */
+extern PyMethodDef number_functions[]; /* number.c */
 
 #endif

@@ -831,6 +831,7 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     if (PyModule_AddFunctions(module, model_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, number_functions) != 0) goto failed;
     state.error = PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
                                             "A failure in libdeepwell; .status names its kind.",
                                             PyExc_RuntimeError, NULL);

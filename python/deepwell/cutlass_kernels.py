@@ -1,0 +1,10 @@
+"""Another name of deepwell.kernels.cutlass_bindings."""
+
+from deepwell.kernels import cutlass_bindings as _bindings
+from deepwell.kernels.cutlass_bindings import CUTLASS_AVAILABLE, MicroscaleManager
+
+__all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
+
+
+def __getattr__(name: str):
+    return getattr(_bindings, name)

@@ -1,0 +1,1 @@
+"""Kernels by the names of their bindings."""
