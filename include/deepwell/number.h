@@ -65,8 +65,8 @@ DW_API int64_t dw_format_bytes(dw_format format, int64_t count);
 typedef enum dw_overflow { DW_OVERFLOW_SATURATE, DW_OVERFLOW_NONFINITE } dw_overflow;
 
 /*   NEAREST     to the nearest number, ties to the even code, subnormals included. E8M0, whose codes are all
- *               powers of two, takes the upper one in a tie (1.5 * 2^e), as ml_dtypes and torch; 0 and
- *               everything below 2^-127 is code 0.
+ *               powers of two, takes the upper one in a tie (1.5 * 2^e); what lies between 2^-127 and 2^-126,
+ *               subnormal in F32, becomes 2^-126, and all below 2^-127 code 0 (as in ml_dtypes and torch).
  *   STOCHASTIC  x between neighbours a and b = a + q (in magnitude) becomes b when
  *               w + floor((x - a) / q * 2^32) >= 2^32 for a random 32-bit word w: b has probability
  *               (x - a) / q, short of it by less than 2^-32. Not for E8M0. */
