@@ -365,7 +365,8 @@ static fold open_fold(const dw__rewrite *rewrite, dw_node node) {
 static dw_status fold_node(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     dw_graph *graph = rewrite->graph;
     for (int round = 0; round < FOLD_ROUNDS; round++) {
-        if (graph->nodes.items[node].output_count != 1) return DW_OK;
+        const dw__node_record *record = &graph->nodes.items[node];
+        if (record->output_count != 1 && record->op != DW_OP_QUANTIZE) return DW_OK;
         fold f = open_fold(rewrite, node);
         dw_value made = fold_constant(&f);
         if (made == DW_NONE && f.e.status == DW_OK) made = fold_identity(&f);
