@@ -1,5 +1,6 @@
 /* Element types of tensor files. */
 #include "checkpoint/checkpoint.h"
+#include "deepwell/number.h"
 #include "number/half.h"
 #include <string.h>
 
@@ -49,16 +50,7 @@ dw_status dw__stored_size(dw_stored_dtype dtype, int rank, const int64_t *shape,
     return DW_OK;
 }
 
-/* OFP8 E4M3: 1 sign, 4 exponent (bias 7), 3 fraction bits; no infinity, all ones are NaN. */
-static float e4m3_to_f32(uint8_t code) {
-    uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7Fu;
-    if (magnitude == 0x7Fu) return dw__f32_from_bits(sign | 0x7FC00000u);
-    if (magnitude >= 8) return dw__f32_from_bits(sign | ((magnitude << 20) + (120u << 23)));
-    return dw__f32_from_bits(dw__f32_bits((float)magnitude * 0x1p-9f) | sign);
-}
-
 bool dw__stored_to_f32(dw_stored_dtype dtype, size_t count, const void *from, float *to) {
-    const uint8_t *bytes = from;
     const uint16_t *halves = from;
     const double *doubles = from;
     switch (dtype) {
@@ -72,12 +64,8 @@ bool dw__stored_to_f32(dw_stored_dtype dtype, size_t count, const void *from, fl
     case DW_STORED_F16:
         for (size_t i = 0; i < count; i++) to[i] = dw__f16_to_f32(halves[i]);
         return true;
-    case DW_STORED_F8_E4M3:
-        for (size_t i = 0; i < count; i++) to[i] = e4m3_to_f32(bytes[i]);
-        return true;
-    case DW_STORED_F8_E5M2: /* the upper half of an F16 */
-        for (size_t i = 0; i < count; i++) to[i] = dw__f16_to_f32((uint16_t)(bytes[i] << 8));
-        return true;
+    case DW_STORED_F8_E4M3: return dw_decode(DW_FORMAT_E4M3, (int64_t)count, from, to) == DW_OK;
+    case DW_STORED_F8_E5M2: return dw_decode(DW_FORMAT_E5M2, (int64_t)count, from, to) == DW_OK;
     default: return false;
     }
 }
