@@ -12,7 +12,6 @@
 #ifndef DEEPWELL_SAFETENSORS_H
 #define DEEPWELL_SAFETENSORS_H
 
-#include "deepwell/graph.h"
 #include "deepwell/status.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -46,11 +45,13 @@ typedef enum dw_stored_dtype {
 DW_API const char *dw_stored_dtype_name(dw_stored_dtype dtype);
 DW_API size_t dw_stored_dtype_bytes(dw_stored_dtype dtype);
 
+#define DW_STORED_MAX_RANK 8
+
 /* What a file says of one tensor. The strings and the shape belong to whoever gave it. */
 typedef struct dw_stored_tensor {
     const char *name;
     dw_stored_dtype dtype;
-    int rank;             /* 0..DW_MAX_RANK */
+    int rank;             /* 0..DW_STORED_MAX_RANK */
     const int64_t *shape; /* rank dims, 0 or more */
     int64_t count;        /* elements: their product */
 } dw_stored_tensor;

@@ -60,9 +60,9 @@ static dw_status copy_text(dw_safetensors *file, const char *text, const char **
 static dw_status read_shape(dw_safetensors *file, const json_t *json, dw_stored_tensor *tensor) {
     if (!json_is_array(json)) return dw__json_wrong_kind("shape", json, "an array");
     size_t rank = json_array_size(json);
-    if (rank > DW_MAX_RANK)
+    if (rank > DW_STORED_MAX_RANK)
         return dw__fail(DW_UNSUPPORTED, "it has %zu dims; Deepwell reads tensors of at most %d",
-                        rank, DW_MAX_RANK);
+                        rank, DW_STORED_MAX_RANK);
     int64_t *shape = dw__arena_alloc(file->arena, (rank + 1) * sizeof *shape);
     if (!shape) return dw__fail_memory("a shape", (rank + 1) * sizeof *shape);
     for (size_t i = 0; i < rank; i++) {

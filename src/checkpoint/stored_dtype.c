@@ -31,8 +31,8 @@ dw_status dw__stored_size(dw_stored_dtype dtype, int rank, const int64_t *shape,
                           uint64_t *bytes) {
     bool empty = false;
     int64_t product = 1, total;
-    if (rank < 0 || rank > DW_MAX_RANK)
-        return dw__fail(DW_SHAPE, "it has %d dims; expected at most %d", rank, DW_MAX_RANK);
+    if (rank < 0 || rank > DW_STORED_MAX_RANK)
+        return dw__fail(DW_SHAPE, "it has %d dims; expected at most %d", rank, DW_STORED_MAX_RANK);
     for (int axis = 0; axis < rank; axis++) {
         if (shape[axis] < 0)
             return dw__fail(DW_SHAPE, "dim %d is %lld; expected 0 or more", axis,

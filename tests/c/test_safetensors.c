@@ -123,7 +123,7 @@ static void what_is_written_reads_back(void **state) {
     assert_ok(dw_safetensors_open(path, &file));
     assert_int_equal(dw_safetensors_count(file), DW_COUNT(tensors));
     for (uint32_t i = 0; i < DW_COUNT(tensors); i++) {
-        uint32_t index = DW_NONE;
+        uint32_t index = UINT32_MAX;
         assert_ok(dw_safetensors_find(file, tensors[i].name, &index));
         const dw_stored_tensor *found = dw_safetensors_at(file, index);
         assert_string_equal(found->name, tensors[i].name);

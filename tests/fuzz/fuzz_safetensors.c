@@ -15,7 +15,7 @@ static void read_tensor(const dw_safetensors *file, uint32_t index) {
     static float numbers[MOST_READ];
     const dw_stored_tensor *tensor = dw_safetensors_at(file, index);
     size_t size = (size_t)tensor->count * dw_stored_dtype_bytes(tensor->dtype);
-    uint32_t found = DW_NONE;
+    uint32_t found = UINT32_MAX;
     fuzz_require(dw_safetensors_find(file, tensor->name, &found) == DW_OK && found == index,
                  "found by its name");
     fuzz_require(size <= MOST_READ, "no larger than the file");
@@ -49,7 +49,7 @@ static void write_again(const dw_safetensors *file) {
     fuzz_require(dw_safetensors_open(path, &again) == DW_OK, "read what was written");
     fuzz_require(dw_safetensors_count(again) == count, "as many tensors");
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = DW_NONE;
+        uint32_t at = UINT32_MAX;
         fuzz_require(dw_safetensors_find(again, tensors[i].name, &at) == DW_OK, "same names");
         fuzz_require(dw_safetensors_at(again, at)->count == tensors[i].count, "same sizes");
     }
