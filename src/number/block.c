@@ -1,5 +1,6 @@
 /* Schemes, options, layouts. */
 #include "number/block.h"
+#include <fenv.h>
 #include <float.h>
 
 typedef struct scheme_info {
@@ -21,7 +22,12 @@ const char *dw_scheme_name(dw_scheme scheme) {
 
 float dw_nvfp4_tensor_scale(float amax) {
     if (!(amax > 0.0f) || amax > FLT_MAX) return 1.0f;
-    float scale = amax / (448.0f * 6.0f);
+    fenv_t before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    volatile float scale = amax; /* the quotient stays between the two modes */
+    scale = scale / (448.0f * 6.0f);
+    fesetenv(&before);
     return scale > FLT_MIN ? scale : FLT_MIN;
 }
 

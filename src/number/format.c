@@ -64,7 +64,8 @@ static uint32_t encode_e8m0(float value, dw_overflow overflow) {
     bool saturate = overflow == DW_OVERFLOW_SATURATE;
     if (magnitude > 0x7F800000u) return 0xFF;
     if (bits >> 31 && magnitude) return saturate ? 0 : 0xFF;
-    if (magnitude < 0x00800000u) return magnitude > 0x00400000u; /* subnormal in F32: up from 2^-127 */
+    if (magnitude < 0x00800000u)
+        return magnitude > 0x00400000u; /* subnormal in F32: up from 2^-127 */
     uint32_t code = (magnitude + 0x00400000u) >> F32_FRACTION;
     return code < 0xFF ? code : saturate ? 0xFE : 0xFF;
 }

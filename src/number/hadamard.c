@@ -2,11 +2,14 @@
 #include "base/base.h"
 #include "number/number_loops.h"
 #include "number/run.h"
-#include <math.h>
 
 DW_ISA_TABLE(dw__number_loops)
 
 enum { MOST = 128, WORD_BITS = 32, LINES = 64 };
+
+/* 1 / sqrt(2), 1 / sqrt(4) ... 1 / sqrt(128), as F32. */
+static const float inverse_roots[] = {0x1.6a09e6p-1f, 0x1p-1f, 0x1.6a09e6p-2f, 0x1p-2f,
+                                      0x1.6a09e6p-3f, 0x1p-3f, 0x1.6a09e6p-4f};
 
 typedef struct hadamard_call {
     const dw__number_loops *loops;
@@ -97,7 +100,7 @@ dw_status dw_hadamard(const dw_hadamard_options *options, int64_t rows, int64_t 
     hadamard_call call = {.loops = dw__number_loops_now(),
                           .size = options->size,
                           .axis = options->axis,
-                          .scale = (float)(1.0 / sqrt((double)options->size)),
+                          .scale = inverse_roots[__builtin_ctz((unsigned)options->size) - 1],
                           .rows = rows,
                           .cols = cols,
                           .source_stride = row_stride,

@@ -1,0 +1,346 @@
+/* Number formats below Python: every instruction set and number of threads gives the definition's bits, rows are not
+ * written beyond their ends, wrong arguments are refused. The rules themselves are tested in Python, against others. */
+#include "base/base.h"
+#include "base/isa.h"
+#include "deepwell/deepwell.h"
+#include "number/format.h"
+#include <fenv.h>
+#include <float.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static uint64_t random_state;
+static uint32_t random_word(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random_state >> 32);
+}
+/* Mostly of middling size, with every other pattern strewn in. */
+static float random_float(void) {
+    uint32_t word = random_word();
+    if (word % 16 == 0) return dw__f32_from_bits(random_word());
+    float fraction = (float)(int32_t)random_word() * 0x1p-31f;
+    return ldexpf(fraction, (int)(word >> 8) % 32 - 16);
+}
+
+/* ---- the definition -------------------------------------------------------------------------- */
+
+static uint32_t code_at(dw_format format, const uint8_t *codes, int64_t i) {
+    if (!dw__format_is_byte(format)) return codes[2 * i] | (uint32_t)codes[2 * i + 1] << 8;
+    if (format == DW_FORMAT_E2M1) return i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 0xFu;
+    return codes[i];
+}
+
+/* Lengths around a group, a pass, a task; a canary behind. */
+static void arrays_are_the_definition(void **state) {
+    enum { MOST = 33000 };
+    static const int64_t counts[] = {0, 1, 15, 16, 17, 1023, 1025, MOST};
+    (void)state;
+    random_state = 1;
+    float *x = malloc(MOST * sizeof *x), *back = malloc((MOST + 1) * sizeof *back);
+    uint8_t *codes = malloc(2 * MOST + 1);
+    assert_true(x && back && codes);
+    for (int i = 0; i < MOST; i++) x[i] = random_float();
+    for (int format = 0; format < DW_FORMAT_COUNT; format++) {
+        for (size_t c = 0; c < DW_COUNT(counts); c++) {
+            int64_t count = counts[c], bytes = dw_format_bytes((dw_format)format, count);
+            dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
+            options.overflow = c % 2 ? DW_OVERFLOW_NONFINITE : DW_OVERFLOW_SATURATE;
+            codes[bytes] = 0xA5;
+            back[count] = 42.0f;
+            assert_int_equal(dw_encode((dw_format)format, count, x, &options, codes), DW_OK);
+            assert_int_equal(dw_decode((dw_format)format, count, codes, back), DW_OK);
+            assert_int_equal(codes[bytes], 0xA5);
+            assert_true(back[count] == 42.0f);
+            for (int64_t i = 0; i < count; i++) {
+                uint32_t code =
+                    dw__encode_one((dw_format)format, x[i], options.overflow, DW_ROUND_NEAREST, 0);
+                assert_int_equal(code_at((dw_format)format, codes, i), code);
+                assert_int_equal(dw__f32_bits(back[i]),
+                                 dw__f32_bits(dw__decode_one((dw_format)format, code)));
+            }
+        }
+    }
+    free(x);
+    free(back);
+    free(codes);
+}
+
+/* Every F32 of 2^32 / STEP patterns, each format: the loops and the definition. */
+static void patterns_across_the_range(void **state) {
+    enum { STEP = 4099, AT_ONCE = 1 << 14 };
+    (void)state;
+    static float x[AT_ONCE];
+    static uint8_t codes[AT_ONCE];
+    uint64_t pattern = 0;
+    while (pattern < UINT64_C(1) << 32) {
+        int count = 0;
+        for (; count < AT_ONCE && pattern < UINT64_C(1) << 32; pattern += STEP)
+            x[count++] = dw__f32_from_bits((uint32_t)pattern);
+        for (int format = DW_FORMAT_E4M3; format <= DW_FORMAT_E2M3; format++) {
+            assert_int_equal(dw_encode((dw_format)format, count, x, NULL, codes), DW_OK);
+            for (int i = 0; i < count; i++)
+                if (codes[i] != dw__encode_one((dw_format)format, x[i], DW_OVERFLOW_SATURATE,
+                                               DW_ROUND_NEAREST, 0))
+                    fail_msg("%s of %a is 0x%X", dw_format_name((dw_format)format), (double)x[i],
+                             codes[i]);
+        }
+    }
+}
+
+/* ---- the same bits everywhere ------------------------------------------------------------------ */
+
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
+    const uint8_t *b = bytes; /* FNV-1a */
+    for (size_t i = 0; i < count; i++) hash = (hash ^ b[i]) * 0x100000001b3u;
+    return hash;
+}
+
+enum { ROWS = 67, COLS = 397 };
+
+static uint64_t hash_blocks(uint64_t hash, const float *matrix) {
+    static uint8_t codes[ROWS * COLS];
+    static float scales[ROWS * COLS], back[ROWS * COLS];
+    for (int which = 0; which < DW_SCHEME_COUNT * 16; which++) {
+        dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+        options.scheme = (dw_scheme)(which / 16);
+        options.axis = which & 1;
+        options.square = which >> 1 & 1;
+        options.rounding = which >> 2 & 1 ? DW_ROUND_STOCHASTIC : DW_ROUND_NEAREST;
+        if (which >> 3 & 1)
+            options.scale_rule = options.scheme == DW_SCHEME_NVFP4 ? DW_SCALE_AMAX : DW_SCALE_FLOOR;
+        options.random = (dw_random){77, -5, 9};
+        options.tensor_scale = 0.0123f;
+        dw_block_layout layout;
+        assert_int_equal(dw_block_layout_of(&options, ROWS, COLS, &layout), DW_OK);
+        assert_int_equal(dw_block_quantize(&options, ROWS, COLS, matrix, COLS, codes, 0, scales),
+                         DW_OK);
+        assert_int_equal(dw_block_dequantize(&options, ROWS, COLS, codes, 0, scales, back, COLS),
+                         DW_OK);
+        hash = hash_bytes(hash, codes, layout.code_bytes);
+        hash = hash_bytes(hash, scales, layout.scale_bytes);
+        hash = hash_bytes(hash, back, sizeof back);
+    }
+    return hash;
+}
+
+static uint64_t hash_arrays(uint64_t hash, const float *x, int64_t count) {
+    static uint8_t codes[2 * ROWS * COLS];
+    static float back[ROWS * COLS];
+    for (int which = 0; which < DW_FORMAT_COUNT * 4; which++) {
+        dw_format format = (dw_format)(which / 4);
+        dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
+        options.overflow = which & 1 ? DW_OVERFLOW_NONFINITE : DW_OVERFLOW_SATURATE;
+        options.rounding = which & 2 ? DW_ROUND_STOCHASTIC : DW_ROUND_NEAREST;
+        options.random = (dw_random){-1, 1, 1};
+        if (format == DW_FORMAT_E8M0) options.rounding = DW_ROUND_NEAREST;
+        assert_int_equal(dw_encode(format, count, x, &options, codes), DW_OK);
+        assert_int_equal(dw_decode(format, count, codes, back), DW_OK);
+        hash = hash_bytes(hash, codes, (size_t)dw_format_bytes(format, count));
+        hash = hash_bytes(hash, back, (size_t)count * sizeof *back);
+    }
+    return hash;
+}
+
+static uint64_t hash_everything(int mode) {
+    static float difficult[ROWS * COLS], matrix[ROWS * COLS], turned[ROWS * COLS];
+    random_state = 2;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        difficult[i] = random_float();
+        matrix[i] = (float)(int32_t)random_word() * 0x1p-31f;
+    }
+    fesetround(mode);
+    uint64_t hash = hash_arrays(0xcbf29ce484222325u, difficult, ROWS * COLS);
+    hash = hash_blocks(hash, difficult);
+    for (int size = 2; size <= 128; size *= 2) {
+        for (int axis = 0; axis < 2; axis++) {
+            dw_hadamard_options options = DW_HADAMARD_OPTIONS_DEFAULT;
+            options.size = size;
+            options.axis = axis;
+            int64_t rows = axis ? ROWS : 128, cols = axis ? 384 : 101;
+            assert_int_equal(dw_hadamard(&options, rows, cols, matrix, cols, turned, cols), DW_OK);
+            hash = hash_bytes(hash, turned, (size_t)(rows * cols) * sizeof *turned);
+        }
+    }
+    float amax = 0.0f;
+    assert_int_equal(dw_amax(ROWS, 300, matrix, COLS, &amax), DW_OK);
+    amax = dw_nvfp4_tensor_scale(amax / 4.0f);
+    return hash_bytes(hash, &amax, sizeof amax);
+}
+
+/* In a child, before anything has asked for the instruction set. */
+static uint64_t hash_in_child(const char *isa, const char *threads, int mode) {
+    int channel[2];
+    uint64_t hash = 0;
+    assert_int_equal(pipe(channel), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        setenv("DEEPWELL_ISA", isa, 1);
+        setenv("DEEPWELL_THREADS", threads, 1);
+        hash = hash_everything(mode);
+        _exit(write(channel[1], &hash, sizeof hash) == sizeof hash ? 0 : 1);
+    }
+    close(channel[1]);
+    assert_int_equal(read(channel[0], &hash, sizeof hash), sizeof hash);
+    close(channel[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    return hash;
+}
+
+/* Comes first: the process itself must not have chosen yet. */
+static void instruction_sets_and_threads_agree(void **state) {
+    (void)state;
+    uint64_t expected = hash_in_child("baseline", "1", FE_TONEAREST);
+    assert_true(hash_in_child("avx2", "2", FE_TONEAREST) == expected);
+    assert_true(hash_in_child("avx512", "3", FE_TONEAREST) == expected);
+    assert_true(hash_in_child("avx512", "2", FE_UPWARD) == expected);
+    assert_true(hash_in_child("baseline", "2", FE_TOWARDZERO) == expected);
+}
+
+/* ---- rows and their ends ------------------------------------------------------------------------- */
+
+static void a_row_is_completed_and_no_more(void **state) {
+    enum { CODE_STRIDE = 80, INNER = 37 };
+    (void)state;
+    random_state = 3;
+    for (int scheme = 0; scheme < DW_SCHEME_COUNT; scheme++) {
+        float x[3 * INNER];
+        uint8_t codes[3 * CODE_STRIDE], tight[3 * INNER];
+        float scales[16], same[16];
+        for (int i = 0; i < 3 * INNER; i++) x[i] = (float)(int32_t)random_word() * 0x1p-31f;
+        dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+        options.scheme = (dw_scheme)scheme;
+        dw_block_layout layout;
+        assert_int_equal(dw_block_layout_of(&options, 3, INNER, &layout), DW_OK);
+        memset(codes, 0xEE, sizeof codes);
+        assert_int_equal(
+            dw_block_quantize(&options, 3, INNER, x, INNER, codes, CODE_STRIDE, scales), DW_OK);
+        assert_int_equal(dw_block_quantize(&options, 3, INNER, x, INNER, tight, 0, same), DW_OK);
+        assert_memory_equal(scales, same, layout.scale_bytes);
+        int64_t whole = dw_format_bytes(layout.element, layout.scale_cols * layout.block);
+        if (whole > CODE_STRIDE) whole = CODE_STRIDE;
+        for (int row = 0; row < 3; row++) {
+            assert_memory_equal(codes + row * CODE_STRIDE, tight + row * layout.row_bytes,
+                                (size_t)layout.row_bytes);
+            for (int64_t i = layout.row_bytes; i < CODE_STRIDE; i++)
+                assert_int_equal(codes[row * CODE_STRIDE + i], i < whole ? 0 : 0xEE);
+        }
+        float back[3 * INNER], other[3 * INNER];
+        assert_int_equal(
+            dw_block_dequantize(&options, 3, INNER, codes, CODE_STRIDE, scales, back, INNER),
+            DW_OK);
+        assert_int_equal(dw_block_dequantize(&options, 3, INNER, tight, 0, same, other, INNER),
+                         DW_OK);
+        assert_memory_equal(back, other, sizeof back);
+    }
+}
+
+/* Larger than a task in both directions: compared with rows taken one at a time. */
+static void tasks_meet_without_a_seam(void **state) {
+    enum { TALL = 70, WIDE = 40000 };
+    (void)state;
+    random_state = 4;
+    float *x = malloc((size_t)TALL * WIDE * sizeof *x);
+    uint8_t *codes = malloc((size_t)TALL * WIDE), *own = malloc(WIDE);
+    uint8_t *scales = malloc((size_t)TALL * WIDE / 16), *own_scales = malloc(WIDE / 16);
+    assert_true(x && codes && own && scales && own_scales);
+    for (int i = 0; i < TALL * WIDE; i++) x[i] = (float)(int32_t)random_word() * 0x1p-29f;
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    assert_int_equal(dw_block_quantize(&options, TALL, WIDE, x, WIDE, codes, 0, scales), DW_OK);
+    for (int row = 0; row < TALL; row++) {
+        assert_int_equal(
+            dw_block_quantize(&options, 1, WIDE, x + (size_t)row * WIDE, WIDE, own, 0, own_scales),
+            DW_OK);
+        assert_memory_equal(own, codes + (size_t)row * WIDE, WIDE);
+        assert_memory_equal(own_scales, scales + (size_t)row * WIDE / 32, WIDE / 32);
+    }
+    free(x);
+    free(codes);
+    free(own);
+    free(scales);
+    free(own_scales);
+}
+
+/* ---- refusals -------------------------------------------------------------------------------------- */
+
+#define REFUSED(call, words)                                                                       \
+    do {                                                                                           \
+        assert_int_equal(call, DW_INVALID_ARGUMENT);                                               \
+        if (!strstr(dw_last_error(), words)) fail_msg("\"%s\" in %s", words, dw_last_error());     \
+    } while (0)
+
+static void wrong_arguments_are_refused(void **state) {
+    (void)state;
+    float x[64] = {0};
+    uint8_t codes[64], scales[64];
+    REFUSED(dw_encode((dw_format)99, 1, x, NULL, codes), "format is 99");
+    REFUSED(dw_encode(DW_FORMAT_E4M3, -1, x, NULL, codes), "count is -1");
+    REFUSED(dw_decode(DW_FORMAT_COUNT, 1, codes, x), "format");
+    REFUSED(dw_decode(DW_FORMAT_E4M3, INT64_MAX, codes, x), "count");
+    dw_encode_options encode = {0};
+    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "struct_size");
+    encode = (dw_encode_options)DW_ENCODE_OPTIONS_DEFAULT;
+    encode.overflow = (dw_overflow)2;
+    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "overflow is 2");
+    encode = (dw_encode_options)DW_ENCODE_OPTIONS_DEFAULT;
+    encode.rounding = (dw_rounding)7;
+    REFUSED(dw_encode(DW_FORMAT_E4M3, 1, x, &encode, codes), "rounding is 7");
+    REFUSED(dw_fp6_pack(-1, codes, scales), "count is -1");
+    REFUSED(dw_fp6_unpack(INT64_MAX, codes, scales), "count");
+
+    dw_block_options block = DW_BLOCK_OPTIONS_DEFAULT;
+    REFUSED(dw_block_quantize(NULL, 1, 1, x, 1, codes, 0, scales), "options are missing");
+    REFUSED(dw_block_quantize(&block, 2, 32, x, 31, codes, 0, scales), "row_stride is 31");
+    REFUSED(dw_block_quantize(&block, 2, 32, x, 32, codes, 31, scales), "code_stride is 31");
+    REFUSED(dw_block_quantize(&block, -1, 32, x, 32, codes, 0, scales), "[-1, 32]");
+    REFUSED(dw_block_quantize(&block, INT64_MAX, INT64_MAX, x, INT64_MAX, codes, 0, scales),
+            "fit into memory");
+    block.axis = 2;
+    REFUSED(dw_block_dequantize(&block, 1, 1, codes, 0, scales, x, 1), "axis is 2");
+    block = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
+    block.scheme = DW_SCHEME_COUNT;
+    REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "scheme is");
+    block = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
+    block.scale_rule = DW_SCALE_AMAX;
+    REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "mxfp8_e4m3 does not have");
+    block = (dw_block_options)DW_BLOCK_OPTIONS_DEFAULT;
+    block.scheme = DW_SCHEME_NVFP4;
+    block.tensor_scale = FLT_MIN / 2;
+    REFUSED(dw_block_layout_of(&block, 1, 1, &(dw_block_layout){0}), "tensor_scale");
+
+    float amax;
+    REFUSED(dw_amax(1, 4, x, 3, &amax), "row_stride 3");
+    dw_hadamard_options hadamard = DW_HADAMARD_OPTIONS_DEFAULT;
+    REFUSED(dw_hadamard(&hadamard, 1, 24, x, 24, x, 24), "24 columns");
+    hadamard.size = 256;
+    REFUSED(dw_hadamard(&hadamard, 1, 256, x, 256, x, 256), "size is 256");
+    REFUSED(dw_scales_swizzle(-1, 4, 1, scales, codes), "[-1, 4]");
+    REFUSED(dw_scales_swizzle(INT64_MAX, INT64_MAX, 1, scales, codes), "int64");
+    REFUSED(dw_scales_unswizzle(4, 4, 0, scales, codes), "repeat is 0");
+    assert_true(dw_scales_swizzled_bytes(129, 5) == 2 * 2 * 512);
+    assert_true(dw_scales_swizzled_bytes(-1, 5) == -1);
+    assert_string_equal(dw_scheme_name((dw_scheme)-1), "unknown");
+    assert_string_equal(dw_format_name((dw_format)-1), "unknown");
+    assert_true(dw_format_max(DW_FORMAT_E4M3) == 448.0f && dw_format_bits(DW_FORMAT_E3M2) == 6);
+    assert_true(dw_format_bytes(DW_FORMAT_E2M1, 5) == 3 && dw_format_bytes(DW_FORMAT_F16, 5) == 10);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(instruction_sets_and_threads_agree),
+        cmocka_unit_test(arrays_are_the_definition),
+        cmocka_unit_test(patterns_across_the_range),
+        cmocka_unit_test(a_row_is_completed_and_no_more),
+        cmocka_unit_test(tasks_meet_without_a_seam),
+        cmocka_unit_test(wrong_arguments_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
