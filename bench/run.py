@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes bench/results/<what>-<date>.json.
 
-make bench        or        python bench/run.py [training] [operations]
+make bench        or        python bench/run.py [training] [operations] [formats]
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def operations(stamp: str) -> int:
     return subprocess.call([str(driver), "perf"])
 
 
-KINDS = {"training": training, "operations": operations}
+def formats(stamp: str) -> int:
+    """Quantizing and dequantizing beside memcpy."""
+    target = HERE / "results" / f"formats-cpu-{stamp}.json"
+    return subprocess.call([sys.executable, str(HERE / "formats.py"), "--json", str(target)])
+
+
+KINDS = {"training": training, "operations": operations, "formats": formats}
 
 
 def main() -> int:

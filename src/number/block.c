@@ -167,7 +167,7 @@ dw_status dw__block_prepare(const char *function, const dw_block_options *option
     } else {
         enum { COLUMNS = 64 }; /* of the source, read together: whole cache lines */
         call->outer_step = options->square && layout.block > COLUMNS ? layout.block : COLUMNS;
-        call->inner_step = DW_BLOCK_SCRATCH / call->outer_step;
+        call->inner_step = DW_BLOCK_TURNED / call->outer_step;
     }
     call->outer_tasks = blocks(layout.outer, call->outer_step);
     call->inner_tasks = blocks(layout.inner, call->inner_step);

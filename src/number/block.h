@@ -8,7 +8,9 @@
 enum {
     DW_BLOCK_PASS = 1024,        /* elements of a row handled at a time, in buffers on the stack */
     DW_BLOCK_TASK = 1 << 15,     /* elements of a task along axis 1 */
-    DW_BLOCK_SCRATCH = 128 * 128 /* and along axis 0, where they are transposed on the stack */
+    DW_BLOCK_TURNED = 128 * 128, /* and along axis 0, where they are transposed on the stack, */
+    DW_BLOCK_GAP = 16,           /* with a gap behind each row: powers of two share cache sets */
+    DW_BLOCK_SCRATCH = DW_BLOCK_TURNED + 128 * DW_BLOCK_GAP
 };
 
 typedef struct dw__block_call {

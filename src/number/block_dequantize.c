@@ -49,11 +49,11 @@ static void dequantize_task(void *context, int64_t index, int worker) {
                        x + row * call->row_stride);
         return;
     }
+    const int64_t stride = call->inner_step + DW_BLOCK_GAP;
     float turned[DW_BLOCK_SCRATCH];
     for (int64_t row = 0; row < region.outers; row++)
-        decode_row(call, region.outer + row, region.inner, region.inners,
-                   turned + row * call->inner_step);
-    call->loops->transpose(turned, call->inner_step, region.outers, region.inners,
+        decode_row(call, region.outer + row, region.inner, region.inners, turned + row * stride);
+    call->loops->transpose(turned, stride, region.outers, region.inners,
                            call->result + region.inner * call->row_stride + region.outer,
                            call->row_stride);
 }

@@ -139,10 +139,10 @@ static void quantize_task(void *context, int64_t index, int worker) {
         return;
     }
     float turned[DW_BLOCK_SCRATCH];
+    const int64_t stride = call->inner_step + DW_BLOCK_GAP;
     call->loops->transpose(call->source + region.inner * call->row_stride + region.outer,
-                           call->row_stride, region.inners, region.outers, turned,
-                           call->inner_step);
-    encode_region(call, &region, turned, call->inner_step);
+                           call->row_stride, region.inners, region.outers, turned, stride);
+    encode_region(call, &region, turned, stride);
 }
 
 dw_status dw_block_quantize(const dw_block_options *options, int64_t rows, int64_t cols,

@@ -490,13 +490,21 @@ static void words(const dw_random *random, uint64_t first, int64_t count, uint32
     }
 }
 
+/* The side whose rows lie further apart is walked along its rows: the other one is small and in cache. */
 static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t cols, float *to,
                       int64_t to_stride) {
     int64_t whole_rows = rows / DW_QUAD * DW_QUAD, whole_cols = cols / DW_QUAD * DW_QUAD;
-    for (int64_t i = 0; i < whole_rows; i += DW_QUAD)
+    if (from_stride >= to_stride) {
+        for (int64_t i = 0; i < whole_rows; i += DW_QUAD)
+            for (int64_t j = 0; j < whole_cols; j += DW_QUAD)
+                dw__transpose_quad(from + i * from_stride + j, from_stride, to + j * to_stride + i,
+                                   to_stride);
+    } else {
         for (int64_t j = 0; j < whole_cols; j += DW_QUAD)
-            dw__transpose_quad(from + i * from_stride + j, from_stride, to + j * to_stride + i,
-                               to_stride);
+            for (int64_t i = 0; i < whole_rows; i += DW_QUAD)
+                dw__transpose_quad(from + i * from_stride + j, from_stride, to + j * to_stride + i,
+                                   to_stride);
+    }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = i < whole_rows ? whole_cols : 0; j < cols; j++)
             to[j * to_stride + i] = from[i * from_stride + j];
