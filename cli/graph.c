@@ -33,29 +33,37 @@ static int fail(const char *what) {
 
 /* NULL, with a message on stderr, when the file cannot be read. Released with free. */
 static char *read_file(const char *path, size_t *bytes) {
-    enum { BLOCK = 1 << 16 };
+    enum { BLOCK = 1 << 16, MOST = 1 << 30 }; /* a device such as /dev/zero never ends */
+    const char *reason = NULL;
+    char *text = NULL;
+    size_t used = 0, capacity = 0;
     FILE *file = fopen(path, "rb");
     if (!file) {
         fprintf(stderr, "deepwell: cannot open %s: %s\n", path, strerror(errno));
         return NULL;
     }
-    char *text = NULL;
-    size_t used = 0, capacity = 0;
     for (;;) {
-        if (capacity - used < BLOCK) {
-            capacity = 2 * capacity + 2 * (size_t)BLOCK;
-            char *larger = realloc(text, capacity);
-            if (!larger) break;
+        if (capacity - used <= BLOCK) {
+            size_t wanted = 2 * capacity + 2 * (size_t)BLOCK;
+            char *larger = used > MOST ? NULL : realloc(text, wanted);
+            if (!larger) {
+                reason =
+                    used > MOST ? "it is larger than 1 GiB, which no graph is" : "out of memory";
+                break;
+            }
             text = larger;
+            capacity = wanted;
         }
         size_t got = fread(text + used, 1, BLOCK, file);
         used += got;
-        if (got == 0) break;
+        if (got > 0) continue;
+        if (ferror(file)) reason = strerror(errno);
+        break;
     }
-    int bad = ferror(file) || !text || capacity - used < BLOCK;
     fclose(file);
-    if (bad) {
-        fprintf(stderr, "deepwell: cannot read %s: %s\n", path, strerror(errno));
+    if (!reason && memchr(text, '\0', used)) reason = "it has a byte 0, which no graph has";
+    if (reason) {
+        fprintf(stderr, "deepwell: cannot read %s: %s\n", path, reason);
         free(text);
         return NULL;
     }

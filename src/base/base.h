@@ -14,7 +14,8 @@
 /* ---- failure ------------------------------------------------------------------------------- */
 
 /* Record a message for this thread and return `status`: `return dw__fail(DW_SHAPE, "...", ...)`.
- * A message names the thing, the value, what was expected, and the next step. */
+ * A message names the thing, the value, what was expected, and the next step. It is one line of UTF-8: what
+ * a file or a name brings into it besides (control characters, broken or cut sequences) becomes "?". */
 dw_status dw__fail(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
 /* Put "prefix: " before the message already recorded; returns `status`. */
 dw_status dw__fail_prefix(dw_status status, const char *format, ...) DW_PRINTF(2, 3);
@@ -88,6 +89,9 @@ dw_status dw__grow(void **items, size_t *capacity, size_t needed, size_t item_by
          ? ((list)->items[(list)->count++] = (item), DW_OK)                                        \
          : DW_OUT_OF_MEMORY)
 
+/* Length of the UTF-8 sequence at `text` (RFC 3629), 0 when malformed or a control character. `text` ends
+ * with a NUL, which is a control character. */
+int dw__utf8_length(const char *text);
 /* Growing text buffer. `text` is NUL-terminated after any successful call. */
 typedef struct dw__text {
     char *text;

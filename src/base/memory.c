@@ -41,7 +41,9 @@ static void *counted(void *pointer) {
     return pointer;
 }
 
-void *dw__malloc(size_t bytes) { return dw__memory_allowed() ? counted(malloc(bytes ? bytes : 1)) : NULL; }
+void *dw__malloc(size_t bytes) {
+    return dw__memory_allowed() ? counted(malloc(bytes ? bytes : 1)) : NULL;
+}
 
 void *dw__calloc(size_t count, size_t bytes) {
     if ((bytes && count > SIZE_MAX / bytes) || !dw__memory_allowed()) return NULL;

@@ -3,6 +3,19 @@
 #include <stdio.h>
 #include <string.h>
 
+int dw__utf8_length(const char *characters) {
+    const unsigned char *text = (const unsigned char *)characters;
+    if (text[0] < 0x80) return text[0] >= 0x20 && text[0] != 0x7f;
+    int length = text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;
+    if (text[0] < 0xc2 || text[0] > 0xf4) return 0;
+    for (int i = 1; i < length; i++)
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    bool overlong = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
+    bool surrogate = text[0] == 0xed && text[1] >= 0xa0;
+    bool beyond = text[0] == 0xf4 && text[1] >= 0x90;
+    return overlong || surrogate || beyond ? 0 : length;
+}
+
 static dw_status reserve(dw__text *out, size_t more) {
     if (more > SIZE_MAX - out->length - 1) return dw__fail_memory("a text buffer", SIZE_MAX);
     return dw__grow((void **)&out->text, &out->capacity, out->length + more + 1, 1);

@@ -37,14 +37,15 @@ static bool may_be_in_sum(const dw_graph *graph, dw_value value) {
     return dw_node_op(graph, node) == DW_OP_ADD || dw_node_op(graph, node) == DW_OP_PAD;
 }
 
-/* Collects the pads that `value` is the sum of; false when something else is in the sum. */
-static bool collect(pad_sum *sum, dw_value value) {
-    if (!may_be_in_sum(sum->graph, value)) return false;
+/* Collects the pads that `value` is the sum of; false when something else is in the sum. A sum of no more
+ * than DW_MAX_INPUTS is no deeper either. */
+static bool collect(pad_sum *sum, dw_value value, int depth) {
+    if (depth == DW_MAX_INPUTS || !may_be_in_sum(sum->graph, value)) return false;
     dw_node node = dw_value_node(sum->graph, value);
     if (dw_node_op(sum->graph, node) == DW_OP_ADD) {
         dw_value x = dw_node_input(sum->graph, node, 0), y = dw_node_input(sum->graph, node, 1);
-        return may_be_in_sum(sum->graph, x) && may_be_in_sum(sum->graph, y) && collect(sum, x) &&
-               collect(sum, y);
+        return may_be_in_sum(sum->graph, x) && may_be_in_sum(sum->graph, y) &&
+               collect(sum, x, depth + 1) && collect(sum, y, depth + 1);
     }
     if (sum->count == DW_MAX_INPUTS) return false;
     int64_t axis = padded_axis(sum->graph, node);
@@ -81,7 +82,7 @@ static dw_status join(dw__rewrite *rewrite, dw_node node, dw_value *replacements
     if (dw_node_op(rewrite->graph, node) != DW_OP_ADD) return DW_OK;
     pad_sum sum = {.graph = rewrite->graph};
     dw_value parts[DW_MAX_INPUTS];
-    if (!collect(&sum, dw_node_output(rewrite->graph, node, 0)) || !line_up(&sum, parts)) {
+    if (!collect(&sum, dw_node_output(rewrite->graph, node, 0), 0) || !line_up(&sum, parts)) {
         return DW_OK;
     }
     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, sum.axis);

@@ -488,9 +488,12 @@ static dw_status hint_concat(lowering *l, dw_node node) {
     return DW_OK;
 }
 
+/* One behind the other that are looked through: a bound for the stack, and for time. */
+enum { MOST_VIEWS = 16 };
+
 /* Looks through the readers of `value` for a concat (through reshapes and permutes), else for a
  * permute, and leaves a hint for `source`. */
-static dw_status find_hint(lowering *l, dw_value source, dw_value value) {
+static dw_status find_hint(lowering *l, dw_value source, dw_value value, int depth) {
     enum { MANY_READERS = 8 };
     const dw_engine *engine = l->engine;
     uint32_t end = engine->use_start[value + 1];
@@ -500,8 +503,8 @@ static dw_status find_hint(lowering *l, dw_value source, dw_value value) {
         dw_node reader = engine->use_nodes[u];
         dw_op op = record_of(l, reader)->op;
         if (op == DW_OP_CONCAT) DW_RETURN_IF_FAILED(hint_concat(l, reader));
-        if (op == DW_OP_RESHAPE || op == DW_OP_PERMUTE) {
-            DW_RETURN_IF_FAILED(find_hint(l, source, record_of(l, reader)->outputs[0]));
+        if ((op == DW_OP_RESHAPE || op == DW_OP_PERMUTE) && depth < MOST_VIEWS) {
+            DW_RETURN_IF_FAILED(find_hint(l, source, record_of(l, reader)->outputs[0], depth + 1));
         }
         if (l->hints[source].storage != DW_NONE) return DW_OK;
     }
@@ -542,7 +545,7 @@ static dw_status try_hints(lowering *l, dw__step *step) {
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
         if (l->engine->direct[value] != DW_NONE) continue;
-        DW_RETURN_IF_FAILED(find_hint(l, value, value));
+        DW_RETURN_IF_FAILED(find_hint(l, value, value, 0));
         if (l->hints[value].storage == DW_NONE) continue;
         step->outputs[o] = l->hints[value];
         any = true;
@@ -689,12 +692,12 @@ static dw_status lower_concat(lowering *l, dw_node node) {
 /* ---- products with an epilogue --------------------------------------------------------------- */
 
 /* First node that reads the value's elements, looking through reshapes. */
-static dw_node first_reader(const lowering *l, dw_value value) {
+static dw_node first_reader(const lowering *l, dw_value value, int depth) {
     dw_node first = DW_NONE;
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         dw_node reader = l->engine->use_nodes[u];
-        if (record_of(l, reader)->op == DW_OP_RESHAPE) {
-            reader = first_reader(l, record_of(l, reader)->outputs[0]);
+        if (record_of(l, reader)->op == DW_OP_RESHAPE && depth < MOST_VIEWS) {
+            reader = first_reader(l, record_of(l, reader)->outputs[0], depth + 1);
         }
         if (reader < first) first = reader;
     }
@@ -718,7 +721,7 @@ static bool may_wait(const lowering *l, dw_node node) {
         return false;
     }
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
-    dw_node reader = first_reader(l, record->outputs[0]);
+    dw_node reader = first_reader(l, record->outputs[0], 0);
     return reader != DW_NONE && record_of(l, reader)->op == DW_OP_FUSED &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }

@@ -71,7 +71,14 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, s
         dw__interval *item = order[i];
         item->offset =
             item->pinned ? align_up(*pinned_bytes) : find_offset(item, placed_count, placed);
+        /* Offsets are at most DW_PLACEMENT_MOST and so is each size: no sum has wrapped so far. */
         size_t end = item->offset + item->bytes;
+        if (item->bytes > DW_PLACEMENT_MOST || end > DW_PLACEMENT_MOST) {
+            dw__free(order);
+            return dw__fail(DW_SHAPE,
+                            "the buffers need more than 2^62 bytes together at these sizes: use a "
+                            "smaller batch or sequence");
+        }
         if (item->pinned) *pinned_bytes = end;
         if (end > *peak) *peak = end;
         insert_sorted(item, placed_count++, placed);

@@ -10,6 +10,7 @@
 #include "base/base.h"
 
 enum { DW_PLACEMENT_ALIGNMENT = 64 }; /* a cache line, and the widest vector register */
+#define DW_PLACEMENT_MOST ((size_t)1 << 62)
 
 typedef struct dw__interval {
     size_t bytes; /* 0: gets offset 0 and takes no room */
@@ -20,7 +21,7 @@ typedef struct dw__interval {
 
 /* Pinned intervals are stacked from 0 in the order of `first`, whether or not their lives meet: a
  * prefix of `pinned_bytes` holds them all. The others go into holes or above. `peak` is the end of
- * the highest buffer, to the byte. */
+ * the highest buffer, to the byte. DW_SHAPE when it is beyond DW_PLACEMENT_MOST. */
 dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, size_t *peak);
 
 /* Most bytes alive at one step, each rounded up to the alignment: no placement has a lower peak

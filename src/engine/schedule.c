@@ -71,6 +71,8 @@ typedef struct schedule {
     bool *real;      /* by node: chosen by the scheduler, not emitted on demand */
     uint32_t *reads; /* by root: reads by real nodes not yet emitted */
     bool *live;      /* by root: in memory now */
+    bool *ready;     /* by node emitted on demand: all that it needs is there, and stays so */
+    dw_node *stack;  /* a path of nodes, each an operand of the one below */
     dw__rewriter rewriter;
 } schedule;
 
@@ -96,8 +98,10 @@ static dw_status allocate(schedule *s) {
     s->real = dw__calloc(nodes, sizeof *s->real);
     s->reads = dw__calloc(values, sizeof *s->reads);
     s->live = dw__calloc(values, sizeof *s->live);
+    s->ready = dw__calloc(nodes, sizeof *s->ready);
+    s->stack = dw__calloc(nodes, sizeof *s->stack);
     if (!s->sizes || !s->bytes || !s->root || !s->in_forward || !s->free_root || !s->recomputed ||
-        !s->order || !s->emitted || !s->real || !s->reads || !s->live) {
+        !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack) {
         return dw__fail_memory("the schedule", values * sizeof *s->bytes);
     }
     for (size_t i = 0; i < symbols; i++) s->sizes[i] = NOMINAL_SIZE;
@@ -116,6 +120,8 @@ static void release(schedule *s) {
     dw__free(s->real);
     dw__free(s->reads);
     dw__free(s->live);
+    dw__free(s->ready);
+    dw__free(s->stack);
 }
 
 /* Bytes at nominal sizes; a dim that has no value there ("S - 1000") counts as one element. */
@@ -359,30 +365,51 @@ static bool on_demand(const schedule *s, dw_node node) {
     return s->in_forward[node] || dw__is_view_op(record->op) || record->input_count == 0;
 }
 
-/* Emits the node after all that it needs. Recursion is as deep as a chain of on-demand nodes: real
- * nodes are emitted only when their real producers have been. */
-static void emit(schedule *s, dw_node node) {
-    if (s->emitted[node]) return;
-    s->emitted[node] = true;
-    const dw__node_record *record = record_of(s, node);
-    for (uint32_t i = 0; i < record->input_count; i++) {
-        dw_value input = record->inputs[i];
-        if (input != DW_NONE && computed_in_backward(s, input)) emit(s, producer(s, input));
-    }
-    s->order[s->order_count++] = node;
-    for (uint32_t o = 0; o < record->output_count; o++) s->live[record->outputs[o]] = true;
-}
-
-/* Ready: every real node that it depends on, directly or through on-demand nodes, has been emitted.
- */
-static bool is_ready(const schedule *s, dw_node node) {
+/* A node that makes an operand of `node` and has not been emitted, or DW_NONE. What has been found ready is
+ * missing only where it has to be emitted. */
+static dw_node missing_producer(const schedule *s, dw_node node, bool ready_is_missing) {
     const dw__node_record *record = record_of(s, node);
     for (uint32_t i = 0; i < record->input_count; i++) {
         dw_value input = record->inputs[i];
         if (input == DW_NONE || !computed_in_backward(s, input)) continue;
         dw_node from = producer(s, input);
-        if (s->emitted[from]) continue;
-        if (s->real[from] || !is_ready(s, from)) return false;
+        if (!s->emitted[from] && (ready_is_missing || !s->ready[from])) return from;
+    }
+    return DW_NONE;
+}
+
+/* Emits the node after all that it needs. */
+static void emit(schedule *s, dw_node node) {
+    uint32_t height = 0;
+    if (s->emitted[node]) return;
+    s->stack[height++] = node;
+    while (height > 0) {
+        dw_node top = s->stack[height - 1], missing = missing_producer(s, top, true);
+        if (missing != DW_NONE) {
+            s->stack[height++] = missing;
+            continue;
+        }
+        s->emitted[top] = true;
+        s->order[s->order_count++] = top;
+        const dw__node_record *record = record_of(s, top);
+        for (uint32_t o = 0; o < record->output_count; o++) s->live[record->outputs[o]] = true;
+        height--;
+    }
+}
+
+/* Ready: every real node that it depends on, directly or through on-demand nodes, has been emitted. */
+static bool is_ready(schedule *s, dw_node node) {
+    uint32_t height = 0;
+    s->stack[height++] = node;
+    while (height > 0) {
+        dw_node top = s->stack[height - 1], missing = missing_producer(s, top, false);
+        if (missing == DW_NONE) {
+            if (!s->real[top]) s->ready[top] = true;
+            height--;
+        } else {
+            if (s->real[missing]) return false;
+            s->stack[height++] = missing;
+        }
     }
     return true;
 }

@@ -46,28 +46,14 @@ void dw_graph_destroy(dw_graph *graph) {
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-/* Length of the UTF-8 sequence at `text` (RFC 3629), 0 when malformed or a control character. */
-static int character_length(const unsigned char *text) {
-    if (text[0] < 0x80) return text[0] >= 0x20 && text[0] != 0x7f;
-    int length = text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 : 2;
-    if (text[0] < 0xc2 || text[0] > 0xf4) return 0;
-    for (int i = 1; i < length; i++)
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    bool overlong = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
-    bool surrogate = text[0] == 0xed && text[1] >= 0xa0;
-    bool beyond = text[0] == 0xf4 && text[1] >= 0x90;
-    return overlong || surrogate || beyond ? 0 : length;
-}
-
 static dw_status check_characters(const char *what, const char *text) {
-    const unsigned char *at = (const unsigned char *)text;
-    while (*at) {
-        int length = character_length(at);
+    for (const char *at = text; *at;) {
+        int length = dw__utf8_length(at);
         if (length == 0)
             return dw__fail(DW_INVALID_ARGUMENT,
                             "%s has the byte 0x%02x at position %zu; expected UTF-8 text without "
                             "control characters",
-                            what, *at, (size_t)(at - (const unsigned char *)text) + 1);
+                            what, (unsigned char)*at, (size_t)(at - text) + 1);
         at += length;
     }
     return DW_OK;

@@ -149,25 +149,30 @@ double dw__round_to(dw_dtype dtype, double number) {
 }
 
 bool dw__is_splat(const dw_graph *graph, dw_value value, double *number) {
-    if (value == DW_NONE) return false;
-    const dw__value_record *record = &graph->values.items[value];
-    if (record->node == DW_NONE) return false;
-    const dw__node_record *node = &graph->nodes.items[record->node];
-    switch (node->op) {
-    case DW_OP_CONSTANT:
-        *number = dw_node_float(graph, record->node, DW_ATTR_KEY_VALUE, 0.0);
-        return true;
-    case DW_OP_RESHAPE:
-    case DW_OP_BROADCAST:
-    case DW_OP_PERMUTE:
-    case DW_OP_STOP_GRADIENT: return dw__is_splat(graph, node->inputs[0], number);
-    case DW_OP_CAST:
-        if (!dw__is_float(record->dtype) ||
-            !dw__is_float(graph->values.items[node->inputs[0]].dtype) ||
-            !dw__is_splat(graph, node->inputs[0], number))
-            return false;
-        *number = dw__round_to(record->dtype, *number);
-        return true;
-    default: return false;
+    dw_dtype casts[DW__LOOK_THROUGH]; /* from the outside in */
+    int cast_count = 0;
+    for (int looked = 0; looked < DW__LOOK_THROUGH && value != DW_NONE; looked++) {
+        const dw__value_record *record = &graph->values.items[value];
+        if (record->node == DW_NONE) return false;
+        const dw__node_record *node = &graph->nodes.items[record->node];
+        switch (node->op) {
+        case DW_OP_CONSTANT:
+            *number = dw_node_float(graph, record->node, DW_ATTR_KEY_VALUE, 0.0);
+            while (cast_count > 0) *number = dw__round_to(casts[--cast_count], *number);
+            return true;
+        case DW_OP_CAST:
+            if (!dw__is_float(record->dtype) ||
+                !dw__is_float(graph->values.items[node->inputs[0]].dtype))
+                return false;
+            casts[cast_count++] = record->dtype;
+            break;
+        case DW_OP_RESHAPE:
+        case DW_OP_BROADCAST:
+        case DW_OP_PERMUTE:
+        case DW_OP_STOP_GRADIENT: break;
+        default: return false;
+        }
+        value = node->inputs[0];
     }
+    return false;
 }

@@ -37,6 +37,9 @@ dw_status dw__rewrite_each(dw_graph **graph, dw__rewrite_rule *rule, void *conte
 
 /* ---- looking at a graph: for rules ----------------------------------------------------------- */
 
+/* Nodes that a rule looks through on its way to what it is about. A longer chain is no pattern of any model,
+ * and so none is too long for the stack, or makes the time of a pass quadratic. */
+enum { DW__LOOK_THROUGH = 64 };
 /* The node that makes `value` as its output 0 by `op`, else DW_NONE. */
 dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op);
 /* True for a reshape that only puts dims of 1 in front: `broadcast` does that by itself. */

@@ -30,21 +30,22 @@ static bool add_power(const dw__matcher *m, product *p, dw_node pow) {
 }
 
 /* Flattens `value` into `p`; an inner result that has other readers is a factor as it is. */
-static bool flatten(const dw__matcher *m, dw_value value, bool inner, product *p) {
+static bool flatten(const dw__matcher *m, dw_value value, int depth, product *p) {
     double number;
+    if (depth == DW__LOOK_THROUGH) return false;
     if (dw__is_splat(m->e.graph, value, &number)) {
         p->coefficient *= number;
         return true;
     }
-    if (inner && !dw__single(m, value)) return add_factor(p, value, 1);
+    if (depth > 0 && !dw__single(m, value)) return add_factor(p, value, 1);
     dw_node node = dw__made_by(m->e.graph, value, DW_OP_MUL);
     if (node != DW_NONE)
-        return flatten(m, dw__operand(m, node, 0), true, p) &&
-               flatten(m, dw__operand(m, node, 1), true, p);
+        return flatten(m, dw__operand(m, node, 0), depth + 1, p) &&
+               flatten(m, dw__operand(m, node, 1), depth + 1, p);
     node = dw__made_by(m->e.graph, value, DW_OP_DIV);
     if (node != DW_NONE && dw__is_splat(m->e.graph, dw__operand(m, node, 1), &number)) {
         p->coefficient /= number;
-        return flatten(m, dw__operand(m, node, 0), true, p);
+        return flatten(m, dw__operand(m, node, 0), depth + 1, p);
     }
     node = dw__made_by(m->e.graph, value, DW_OP_POW);
     if (node != DW_NONE && add_power(m, p, node)) return true;
@@ -53,7 +54,7 @@ static bool flatten(const dw__matcher *m, dw_value value, bool inner, product *p
 
 static bool flatten_inner(const dw__matcher *m, dw_value value, product *p) {
     *p = (product){.coefficient = 1.0};
-    return flatten(m, value, true, p);
+    return flatten(m, value, 1, p);
 }
 
 /* value = coefficient * x^power */
@@ -109,8 +110,7 @@ static const char *gelu_form(const dw__matcher *m, dw_value value, dw_value x) {
 dw_value dw__recognize_gelu(dw__matcher *m) {
     product p = {.coefficient = 1.0};
     dw_value root = dw_node_output(m->e.graph, m->root, 0);
-    if (!flatten(m, root, false, &p) || p.count != 2 || !dw__near(p.coefficient, 0.5))
-        return DW_NONE;
+    if (!flatten(m, root, 0, &p) || p.count != 2 || !dw__near(p.coefficient, 0.5)) return DW_NONE;
     for (int i = 0; i < 2; i++) {
         const char *form = gelu_form(m, p.factors[1 - i], p.factors[i]);
         if (!form) continue;

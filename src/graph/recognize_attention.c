@@ -165,12 +165,12 @@ static int reshaped_axis(const dw_graph *graph, dw_node reshape, int axis) {
 }
 
 /* True when `value` is a position, looked at through what doesn't change it. */
-static bool is_position(const dw__matcher *m, dw_value value, position *at) {
+static bool is_position(const dw__matcher *m, dw_value value, int depth, position *at) {
     const dw_graph *graph = m->e.graph;
     dw_node n = dw_value_node(graph, value);
     double number;
     dw_value x;
-    if (n == DW_NONE) return false;
+    if (n == DW_NONE || depth == DW__LOOK_THROUGH) return false;
     switch (dw_node_op(graph, n)) {
     case DW_OP_IOTA:
         if (!dw__is_integer(dw_value_dtype(graph, value))) return false;
@@ -178,16 +178,18 @@ static bool is_position(const dw__matcher *m, dw_value value, position *at) {
             dw_value_rank(graph, value) - 1 - (int)dw_node_int(graph, n, DW_ATTR_KEY_AXIS, 0), 0.0};
         return true;
     case DW_OP_BROADCAST:
-    case DW_OP_STOP_GRADIENT: return is_position(m, dw__operand(m, n, 0), at);
+    case DW_OP_STOP_GRADIENT: return is_position(m, dw__operand(m, n, 0), depth + 1, at);
     case DW_OP_CAST:
-        return dw_value_dtype(graph, value) == DW_I64 && is_position(m, dw__operand(m, n, 0), at);
+        return dw_value_dtype(graph, value) == DW_I64 &&
+               is_position(m, dw__operand(m, n, 0), depth + 1, at);
     case DW_OP_RESHAPE:
-        if (!is_position(m, dw__operand(m, n, 0), at)) return false;
+        if (!is_position(m, dw__operand(m, n, 0), depth + 1, at)) return false;
         at->axis = reshaped_axis(graph, n, at->axis);
         return at->axis >= 0;
     case DW_OP_ADD:
     case DW_OP_SUB:
-        if (!dw__with_number(m, value, dw_node_op(graph, n), &x, &number) || !is_position(m, x, at))
+        if (!dw__with_number(m, value, dw_node_op(graph, n), &x, &number) ||
+            !is_position(m, x, depth + 1, at))
             return false;
         at->offset += dw_node_op(graph, n) == DW_OP_ADD ? number : -number;
         return true;
@@ -206,8 +208,8 @@ static reach position_condition(const dw__matcher *m, dw_value condition, int64_
     bool flipped = op == DW_OP_GE || op == DW_OP_GT; /* query >= key */
     position low, high;
     if (op != DW_OP_LE && op != DW_OP_LT && !flipped) return NO_REACH;
-    if (!is_position(m, dw__operand(m, n, flipped), &low) ||
-        !is_position(m, dw__operand(m, n, !flipped), &high))
+    if (!is_position(m, dw__operand(m, n, flipped), 0, &low) ||
+        !is_position(m, dw__operand(m, n, !flipped), 0, &high))
         return NO_REACH;
     /* low's index <= high's index + slack; a strict comparison takes one more */
     double slack = high.offset - low.offset - (op == DW_OP_LT || op == DW_OP_GT);
@@ -217,15 +219,16 @@ static reach position_condition(const dw__matcher *m, dw_value condition, int64_
     return WINDOW;
 }
 
-/* The conditions that a bool mask is the conjunction of; false when there are too many. */
-static bool split_conditions(const dw__matcher *m, dw_value mask, dw_value *conditions,
+/* The conditions that a bool mask is the conjunction of; false when there are too many. One of no more than
+ * MAX_CONDITIONS is no deeper either. */
+static bool split_conditions(const dw__matcher *m, dw_value mask, int depth, dw_value *conditions,
                              uint32_t *count) {
     dw_value bare = dw__unbroadcast(m, mask);
     dw_node both = dw__made_by(m->e.graph, bare, DW_OP_AND);
     uint32_t before = *count;
-    if (both != DW_NONE) {
-        if (split_conditions(m, dw__operand(m, both, 0), conditions, count) &&
-            split_conditions(m, dw__operand(m, both, 1), conditions, count))
+    if (both != DW_NONE && depth < MAX_CONDITIONS) {
+        if (split_conditions(m, dw__operand(m, both, 0), depth + 1, conditions, count) &&
+            split_conditions(m, dw__operand(m, both, 1), depth + 1, conditions, count))
             return true;
         *count = before; /* the conjunction as one condition, then */
     }
@@ -260,7 +263,7 @@ static bool remove_positions(dw__matcher *m, dw_value mask, dw__attention_parts 
     dw_value conditions[MAX_CONDITIONS];
     dw__attention_parts found = *parts;
     uint32_t count = 0, kept = 0;
-    if (parts->causal == 2 || !split_conditions(m, mask, conditions, &count)) return false;
+    if (parts->causal == 2 || !split_conditions(m, mask, 0, conditions, &count)) return false;
     for (uint32_t i = 0; i < count; i++) {
         int64_t window = 0;
         reach says = position_condition(m, conditions[i], &window);

@@ -26,14 +26,15 @@ static int padded_axis(const dw_graph *graph, dw_node pad) {
     return axis;
 }
 
-/* Adds the pads that `value` is the sum of; false when it is something else. */
-static bool collect(const dw__matcher *m, dw_value value, bool root, pieces *p) {
+/* Adds the pads that `value` is the sum of; false when it is something else. A sum of no more than
+ * MAX_PIECES is no deeper either. */
+static bool collect(const dw__matcher *m, dw_value value, int depth, pieces *p) {
     const dw_graph *graph = m->e.graph;
-    if (!root && !dw__single(m, value)) return false;
+    if (depth == MAX_PIECES || (depth > 0 && !dw__single(m, value))) return false;
     dw_node node = dw__made_by(graph, value, DW_OP_ADD);
     if (node != DW_NONE)
-        return collect(m, dw__operand(m, node, 0), false, p) &&
-               collect(m, dw__operand(m, node, 1), false, p);
+        return collect(m, dw__operand(m, node, 0), depth + 1, p) &&
+               collect(m, dw__operand(m, node, 1), depth + 1, p);
     node = dw__made_by(graph, value, DW_OP_PAD);
     if (node == DW_NONE || p->count == MAX_PIECES) return false;
     int axis = padded_axis(graph, node);
@@ -57,7 +58,7 @@ dw_value dw__recognize_concat(dw__matcher *m) {
     dw_value ordered[MAX_PIECES], whole = dw_node_output(graph, m->root, 0);
     pieces p = {0};
     dw_dim at = 0;
-    if (!collect(m, whole, true, &p)) return DW_NONE;
+    if (!collect(m, whole, 0, &p)) return DW_NONE;
     for (int i = 0; i < p.count; i++) {
         int piece = piece_at(graph, &p, at);
         if (piece < 0) return DW_NONE;

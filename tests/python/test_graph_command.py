@@ -1,7 +1,11 @@
 """`deepwell graph`: a graph from a file as text, with its cost and its plan."""
 
+import os
+import resource
+import subprocess
+
 import pytest
-from test_program import run
+from test_program import find_program, run
 
 GRAPH = """deepwell graph 1
 symbols B
@@ -68,3 +72,53 @@ def test_malformed_and_missing_files(tmp_path):
         result = run("graph", str(path))
         assert result.returncode == 1
         assert path.name in result.stderr
+
+
+def test_what_is_no_graph_is_one_message(tmp_path):
+    def refused(path, expected):
+        result = run("graph", str(path))
+        assert result.returncode == 1
+        assert result.stderr.startswith("deepwell: ")
+        assert result.stderr.count("\n") == 1
+        assert expected in result.stderr
+
+    def file(name, content):
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    refused(tmp_path, "directory")
+    refused(tmp_path / "absent", "No such file")
+    refused("/proc/self/mem", "error")
+    refused(file("empty", b""), "header")
+    refused(file("zeros", b"deepwell graph 1\n\0\0"), "byte 0")
+    refused(file("escapes", b"\x1b[2J\x1b]0;title\x07"), "header")
+    refused(file("latin", "deepwell graph 1\ninput %é: f32[2]\n".encode("latin-1")), "expected a name")
+    refused(file("deep", b'{"a":' + b"[" * 1000000), "within one another")
+    unreadable = file("unreadable", GRAPH.encode())
+    unreadable.chmod(0)
+    if os.geteuid() != 0:  # root reads what it likes
+        refused(unreadable, "Permission denied")
+
+
+def test_an_endless_file_is_refused():
+    """Within an address space that holds what is read, and not much more."""
+    limit = 3 << 30
+    result = subprocess.run(
+        [find_program(), "graph", "/dev/zero"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert result.returncode == 1
+    assert "cannot read /dev/zero" in result.stderr
+
+
+def test_a_plan_beyond_memory_is_arithmetic(graph):
+    """It is described, since nothing of it is allocated; what cannot be counted is refused."""
+    result = run("graph", graph, "--plan", "B=1000000000000")
+    assert result.returncode == 0
+    assert "f32[1000000000000,5]" in result.stdout
+    result = run("graph", graph, "--plan", "B=1000000000000000000")
+    assert result.returncode == 1
+    assert "2^61 bytes" in result.stderr
