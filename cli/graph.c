@@ -12,6 +12,7 @@ typedef struct request {
     const char *sizes; /* "B=8,S=256", or NULL */
     int passes, plan;
     long grad_output; /* -1: inference */
+    dw_recipe precision;
 } request;
 
 static void print_help(void) {
@@ -23,7 +24,8 @@ static void print_help(void) {
            "  --sizes SIZES   values of its symbols (B=8,S=256): adds operations and bytes\n"
            "  --plan SIZES    the same, and the engine's plan: kernels, buffers, arena\n"
            "  --grad OUTPUT   with the gradients of output number OUTPUT (from 0) with respect\n"
-           "                  to all parameters\n");
+           "                  to all parameters\n"
+           "  --precision P   linear layers as P multiplies them: fp32, bf16, mxfp8, nvfp4\n");
 }
 
 static int fail(const char *what) {
@@ -108,8 +110,13 @@ static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
     return 1;
 }
 
-static dw_status make_engine(const dw_graph *graph, long grad_output, dw_engine **engine) {
-    if (grad_output < 0) return dw_engine_create(graph, 0, NULL, 0, NULL, NULL, engine);
+static dw_status make_engine(const dw_graph *graph, const request *r, dw_engine **engine) {
+    long grad_output = r->grad_output;
+    dw_precision_policy policy;
+    dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_precision_policy_init(&policy, r->precision);
+    options.precision = &policy;
+    if (grad_output < 0) return dw_engine_create(graph, 0, NULL, 0, NULL, &options, engine);
     uint32_t leaf_count = dw_graph_leaf_count(graph), wrt_count = 0;
     uint32_t output = (uint32_t)grad_output;
     dw_value *wrt = malloc((leaf_count + 1) * sizeof *wrt);
@@ -118,7 +125,7 @@ static dw_status make_engine(const dw_graph *graph, long grad_output, dw_engine 
         dw_value leaf = dw_graph_leaf_at(graph, i);
         if (dw_value_role(graph, leaf) == DW_ROLE_PARAMETER) wrt[wrt_count++] = leaf;
     }
-    dw_status status = dw_engine_create(graph, 1, &output, wrt_count, wrt, NULL, engine);
+    dw_status status = dw_engine_create(graph, 1, &output, wrt_count, wrt, &options, engine);
     free(wrt);
     return status;
 }
@@ -162,9 +169,9 @@ static int show(const request *r, const dw_graph *graph) {
     dw_engine *engine = NULL;
     int result = CLI_DONE;
     if (r->sizes && !read_sizes(graph, r->sizes, sizes)) result = CLI_USAGE;
-    int wants_engine = r->passes || r->plan || r->grad_output >= 0;
-    if (result == CLI_DONE && wants_engine &&
-        make_engine(graph, r->grad_output, &engine) != DW_OK) {
+    int wants_engine =
+        r->passes || r->plan || r->grad_output >= 0 || r->precision != DW_RECIPE_NONE;
+    if (result == CLI_DONE && wants_engine && make_engine(graph, r, &engine) != DW_OK) {
         result = fail(r->file);
     }
     const dw_graph *shown = engine ? dw_engine_graph(engine) : graph;
@@ -181,7 +188,7 @@ static int read_arguments(int argc, char **argv, request *r) {
     for (int at = 1; at < argc; at++) {
         const char *argument = argv[at], *value = at + 1 < argc ? argv[at + 1] : NULL;
         int takes_value = strcmp(argument, "--sizes") == 0 || strcmp(argument, "--plan") == 0 ||
-                          strcmp(argument, "--grad") == 0;
+                          strcmp(argument, "--grad") == 0 || strcmp(argument, "--precision") == 0;
         if (takes_value && !value) return cli_usage_error("%s needs a value", argument);
         if (takes_value) at++;
         if (strcmp(argument, "--passes") == 0) {
@@ -192,6 +199,9 @@ static int read_arguments(int argc, char **argv, request *r) {
             if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX) {
                 return cli_usage_error("--grad needs the number of an output, not '%s'", value);
             }
+        } else if (strcmp(argument, "--precision") == 0) {
+            if (dw_recipe_find(value, &r->precision) != DW_OK)
+                return cli_usage_error("%s", dw_last_error());
         } else if (takes_value) {
             r->sizes = value;
             r->plan |= strcmp(argument, "--plan") == 0;

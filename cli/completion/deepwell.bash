@@ -8,7 +8,7 @@ _deepwell() {
     case ${COMP_WORDS[1]} in
     graph)
         mapfile -t COMPREPLY < <(
-            compgen -W '--passes --sizes --plan --grad --help' -- "$word"
+            compgen -W '--passes --sizes --plan --grad --precision --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -191,7 +191,7 @@ dw_status dw_graph_apply_precision(dw_graph **graph, const dw_precision_policy *
     dw_value seed = find_seed(from);
     if (needs_seed && seed == DW_NONE)
         DW_TRY(dw__fail(DW_INVALID_ARGUMENT,
-                        "precision %s rounds gradients at random, and the graph has no seed: add a "
+                        "%s rounds gradients at random, and the graph has no seed: add a "
                         "leaf of role DW_ROLE_SEED, i64[2], and bind a new one at each step",
                         dw_recipe_name(policy->recipe)));
     DW_TRY(assign(from, policy, &recipes));

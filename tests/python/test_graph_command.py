@@ -48,6 +48,14 @@ def test_plan_of_a_gradient(graph):
     assert "f32[5,3]@grad:0" in result.stdout
 
 
+def test_precision(graph):
+    result = run("graph", graph, "--precision", "mxfp8", "--grad", "0", "--plan", "B=33")
+    assert result.returncode == 0, result.stderr
+    # x and w for the result, x and the gradient along the batch for w's gradient
+    assert result.stdout.count('format="mxfp8"') == 4
+    assert result.stdout.count("cpu.quantize") == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -57,6 +65,8 @@ def test_plan_of_a_gradient(graph):
         (["--plan"], 2),
         (["--grad", "first"], 2),
         (["--grad", "9"], 1),
+        (["--precision", "fp8"], 2),
+        (["--precision", "nvfp4"], 1),  # the graph has no seed
     ],
 )
 def test_wrong_usage(graph, arguments, status):
