@@ -24,6 +24,17 @@ if(NOT TARGET deepwell_jansson)
         "(Debian and Ubuntu: libjansson-dev), then configure again")
 endif()
 
+# Compiled in from its header alone.
+find_path(DEEPWELL_XXHASH_INCLUDE_DIR xxhash.h)
+mark_as_advanced(DEEPWELL_XXHASH_INCLUDE_DIR)
+if(NOT DEEPWELL_XXHASH_INCLUDE_DIR)
+    message(FATAL_ERROR
+        "xxHash (checksums) was not found: install its development package "
+        "(Debian and Ubuntu: libxxhash-dev), then configure again")
+endif()
+add_library(deepwell_xxhash INTERFACE)
+target_include_directories(deepwell_xxhash SYSTEM INTERFACE ${DEEPWELL_XXHASH_INCLUDE_DIR})
+
 if(NOT DEEPWELL_ONEDNN MATCHES "^(AUTO|OFF)$")
     message(FATAL_ERROR "DEEPWELL_ONEDNN is \"${DEEPWELL_ONEDNN}\": expected AUTO or OFF")
 endif()

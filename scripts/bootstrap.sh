@@ -39,6 +39,7 @@ find_missing() {
         has_command ninja || required+=(ninja-build)
     fi
     has_header jansson.h || required+=(libjansson-dev)
+    has_header xxhash.h || required+=(libxxhash-dev)
     has_cmocka || required+=(libcmocka-dev)
     has_command "$python" || required+=(python3)
     python_can 'import venv, ensurepip' || required+=(python3-venv)

@@ -13,6 +13,7 @@
 #include "deepwell/safetensors.h"
 #include "deepwell/status.h"
 #include "deepwell/threads.h"
+#include "deepwell/trainer.h"
 #include "deepwell/version.h"
 
 #endif

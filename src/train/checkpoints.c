@@ -1,0 +1,209 @@
+#include "train/checkpoints.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define COMPLETE "step-"
+#define WRITING ".writing-"
+#define REMOVING ".removing-"
+
+struct dw__checkpoints {
+    char folder[PATH_MAX];
+    int lock;
+    int64_t newest;
+    char newest_path[PATH_MAX];
+    int64_t writing; /* step begun, -1: none */
+    char writing_path[PATH_MAX];
+};
+
+/* folder/prefix000000000020; the folder's length was checked when it was opened. */
+static void path_of(const dw__checkpoints *c, const char *prefix, int64_t step,
+                    char path[PATH_MAX]) {
+    int length = snprintf(path, PATH_MAX, "%s/%s%012" PRId64, c->folder, prefix, step);
+    if (length >= PATH_MAX) path[0] = '\0';
+}
+
+/* The step in prefix000000000020, else -1. */
+static int64_t step_of(const char *name, const char *prefix) {
+    size_t length = strlen(prefix);
+    if (strncmp(name, prefix, length) != 0 || strspn(name + length, "0123456789") < 12) return -1;
+    char *end = NULL;
+    errno = 0;
+    int64_t step = strtoll(name + length, &end, 10);
+    return *end || errno ? -1 : step;
+}
+
+/* ---- what is there --------------------------------------------------------------------------- */
+
+typedef struct listing {
+    int64_t *items;
+    size_t count, capacity;
+} listing;
+
+static int later_first(const void *a, const void *b) {
+    int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
+    return (left < right) - (left > right);
+}
+
+static bool has_manifest(const dw__checkpoints *c, int64_t step) {
+    char folder[PATH_MAX], manifest[PATH_MAX + 16];
+    path_of(c, COMPLETE, step, folder);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", folder);
+    return access(manifest, F_OK) == 0;
+}
+
+/* Complete checkpoints, newest first; leftovers are removed on the way when `clean`. */
+static dw_status list(const dw__checkpoints *c, bool clean, listing *found) {
+    dw_status status = DW_OK;
+    char path[PATH_MAX];
+    DIR *opened = opendir(c->folder);
+    if (!opened) return dw__fail_io("cannot list folder", c->folder, errno);
+    for (struct dirent *entry; (entry = readdir(opened));) {
+        const char *name = entry->d_name;
+        int64_t step = step_of(name, COMPLETE);
+        if (step >= 0 && has_manifest(c, step)) DW_TRY(DW_PUSH(found, step));
+        if (!clean || (step_of(name, WRITING) < 0 && step_of(name, REMOVING) < 0)) continue;
+        if (snprintf(path, sizeof path, "%s/%s", c->folder, name) < PATH_MAX)
+            DW_TRY(dw__folder_remove(path));
+    }
+    if (found->count > 1) qsort(found->items, found->count, sizeof *found->items, later_first);
+cleanup:
+    closedir(opened);
+    return status;
+}
+
+static void set_newest(dw__checkpoints *c, int64_t step) {
+    c->newest = step;
+    c->newest_path[0] = '\0';
+    if (step >= 0) path_of(c, COMPLETE, step, c->newest_path);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* mkdir -p */
+static dw_status make_folder(const char *folder) {
+    char path[PATH_MAX];
+    size_t length = strlen(folder);
+    memcpy(path, folder, length + 1);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != '\0') continue;
+        char kept = path[i];
+        path[i] = '\0';
+        struct stat info;
+        int error = mkdir(path, 0777) == 0 ? 0 : errno;
+        if (error != 0 && !(stat(path, &info) == 0 && S_ISDIR(info.st_mode)))
+            return dw__fail_io("cannot make folder", path, error == EEXIST ? ENOTDIR : error);
+        path[i] = kept;
+    }
+    return DW_OK;
+}
+
+static dw_status lock(dw__checkpoints *c) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s/.lock", PATH_MAX - 16, c->folder);
+    c->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (c->lock < 0) return dw__fail_io("cannot write", path, errno);
+    if (flock(c->lock, LOCK_EX | LOCK_NB) == 0) return DW_OK;
+    if (errno == EWOULDBLOCK)
+        return dw__fail(
+            DW_STATE,
+            "another process is writing checkpoints to \"%s\"; end it, or name another folder",
+            c->folder);
+    return dw__fail_io("cannot lock", path, errno);
+}
+
+dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints) {
+    enum { ROOM_FOR_NAMES = 256 };
+    dw_status status = DW_OK;
+    listing found = {0};
+    size_t length = strlen(folder);
+    if (length == 0 || length > PATH_MAX - ROOM_FOR_NAMES)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the checkpoint folder's path has %zu characters; use between 1 and %d",
+                        length, PATH_MAX - ROOM_FOR_NAMES);
+    dw__checkpoints *c = dw__calloc(1, sizeof *c);
+    if (!c) return dw__fail_memory("a folder of checkpoints", sizeof *c);
+    memcpy(c->folder, folder, length + 1);
+    c->lock = -1;
+    c->writing = -1;
+    DW_TRY(make_folder(c->folder));
+    DW_TRY(lock(c));
+    DW_TRY(list(c, true, &found));
+    set_newest(c, found.count > 0 ? found.items[0] : -1);
+    *checkpoints = c;
+    c = NULL;
+cleanup:
+    dw__checkpoints_close(c);
+    dw__free(found.items);
+    return status;
+}
+
+void dw__checkpoints_close(dw__checkpoints *c) {
+    if (!c) return;
+    dw__checkpoints_abort(c);
+    if (c->lock >= 0) close(c->lock);
+    dw__free(c);
+}
+
+int64_t dw__checkpoints_newest(const dw__checkpoints *c) { return c->newest; }
+const char *dw__checkpoints_newest_path(const dw__checkpoints *c) { return c->newest_path; }
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+dw_status dw__checkpoints_begin(dw__checkpoints *c, int64_t step, const char **folder) {
+    path_of(c, WRITING, step, c->writing_path);
+    DW_RETURN_IF_FAILED(dw__folder_remove(c->writing_path));
+    if (mkdir(c->writing_path, 0777) != 0)
+        return dw__fail_io("cannot make folder", c->writing_path, errno);
+    c->writing = step;
+    *folder = c->writing_path;
+    return DW_OK;
+}
+
+void dw__checkpoints_abort(dw__checkpoints *c) {
+    if (c->writing < 0) return;
+    c->writing = -1;
+    (void)dw__folder_remove(c->writing_path); /* what stays is removed at the next start */
+}
+
+/* Out of sight by a rename first, so that a checkpoint is never seen half removed. */
+static dw_status remove_checkpoint(dw__checkpoints *c, int64_t step) {
+    char path[PATH_MAX], removing[PATH_MAX];
+    path_of(c, COMPLETE, step, path);
+    path_of(c, REMOVING, step, removing);
+    DW_RETURN_IF_FAILED(dw__folder_remove(removing));
+    if (rename(path, removing) != 0) return dw__fail_io("cannot rename", path, errno);
+    return dw__folder_remove(removing);
+}
+
+static dw_status remove_old(dw__checkpoints *c, int64_t keep) {
+    dw_status status = DW_OK;
+    listing found = {0};
+    DW_TRY(list(c, false, &found));
+    for (size_t i = (size_t)keep; i < found.count; i++)
+        DW_TRY(remove_checkpoint(c, found.items[i]));
+cleanup:
+    dw__free(found.items);
+    return status;
+}
+
+dw_status dw__checkpoints_commit(dw__checkpoints *c, int64_t keep) {
+    char path[PATH_MAX];
+    path_of(c, COMPLETE, c->writing, path);
+    /* Its files are on disk already: whatever writes one syncs it. */
+    DW_RETURN_IF_FAILED(dw__folder_sync(c->writing_path));
+    if (rename(c->writing_path, path) != 0)
+        return dw__fail_io("cannot rename", c->writing_path, errno);
+    set_newest(c, c->writing);
+    c->writing = -1;
+    DW_RETURN_IF_FAILED(dw__folder_sync(c->folder));
+    return remove_old(c, keep);
+}

@@ -1,0 +1,287 @@
+#include "train/manifest.h"
+#include "base/json.h"
+#include "train/file_hash.h"
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FORMAT "deepwell checkpoint"
+enum { VERSION = 1, HEX_BYTES = 17 };
+
+static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
+    snprintf(hex, HEX_BYTES, "%016" PRIx64, hash);
+}
+
+/* ---- what matters ---------------------------------------------------------------------------- */
+
+/* Options that change what a step computes. Those of validation, logs and checkpoints do not. NULL: no memory. */
+static json_t *options_json(const dw_trainer_options *o) {
+    return json_pack(
+        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s}",
+        "sequence", (json_int_t)o->sequence, "batch", (json_int_t)o->batch, "micro_batch",
+        (json_int_t)o->micro_batch, "init", o->init != 0, "shuffle", o->shuffle != 0, "dropout",
+        o->dropout != 0, "steps", (json_int_t)o->steps, "warmup_steps", (json_int_t)o->warmup_steps,
+        "lr", o->lr, "min_lr_ratio", o->min_lr_ratio, "beta1", o->beta1, "beta2", o->beta2, "eps",
+        o->eps, "weight_decay", o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip,
+        "precision", o->precision);
+}
+
+static json_t *data_json(const dw__dataset *data) {
+    json_t *list = json_array();
+    for (uint32_t i = 0; list && i < dw__dataset_file_count(data); i++) {
+        const dw__dataset_file *f = dw__dataset_file_at(data, i);
+        char hex[HEX_BYTES];
+        hex_of(f->hash, hex);
+        /* A path that is not UTF-8 cannot be in JSON; its hash tells it apart all the same. */
+        json_t *path = json_string(f->path);
+        json_t *entry =
+            json_pack("{s:o, s:I, s:s, s:I}", "path", path ? path : json_null(), "bytes",
+                      (json_int_t)f->bytes, "xxh3", hex, "tokens", (json_int_t)f->layout.count);
+        if (!entry || json_array_append_new(list, entry) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static int is_file(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+static dw_status add_file(json_t *list, const char *folder, const char *name) {
+    char path[PATH_MAX], hex[HEX_BYTES];
+    uint64_t bytes = 0, hash = 0;
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX)
+        return dw__fail(DW_INVALID_ARGUMENT, "the path of \"%s\" is too long", name);
+    DW_RETURN_IF_FAILED(dw__file_hash(path, &bytes, &hash));
+    hex_of(hash, hex);
+    json_t *entry =
+        json_pack("{s:s, s:I, s:s}", "name", name, "bytes", (json_int_t)bytes, "xxh3", hex);
+    if (!entry || json_array_append_new(list, entry) != 0)
+        return dw__fail_memory("a checkpoint's manifest", sizeof path);
+    return DW_OK;
+}
+
+static dw_status files_json(const char *folder, json_t *list) {
+    struct dirent **entries = NULL;
+    int count = scandir(folder, &entries, is_file, alphasort);
+    if (count < 0) return dw__fail_io("cannot list folder", folder, errno);
+    dw_status status = DW_OK;
+    for (int i = 0; i < count; i++) {
+        if (status == DW_OK) status = add_file(list, folder, entries[i]->d_name);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+dw_status dw__manifest_write(const char *folder, const dw_trainer_options *options,
+                             const dw__dataset *data, int64_t step, int64_t updates) {
+    dw_status status = DW_OK;
+    char path[PATH_MAX];
+    dw__text text = {0};
+    json_t *files = json_array(), *root = NULL;
+    if (!files) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    DW_TRY(files_json(folder, files));
+    root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:{s:s, s:I}, s:o, s:o, s:O}", "format", FORMAT,
+                     "version", VERSION, "deepwell", dw_version(), "step", (json_int_t)step,
+                     "updates", (json_int_t)updates, "random", "generator", "philox4x32-10", "seed",
+                     (json_int_t)options->seed, "options", options_json(options), "data",
+                     data_json(data), "files", files);
+    if (!root) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
+    if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= PATH_MAX)
+        DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder));
+    DW_TRY(dw__json_write(root, &text));
+    DW_TRY(dw__text_printf(&text, "\n"));
+    DW_TRY(dw__file_write(path, text.text, text.length));
+cleanup:
+    dw__text_free(&text);
+    json_decref(root);
+    json_decref(files);
+    return status;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static dw_status fail_manifest(const char *path, const char *expected) {
+    return dw__fail(
+        DW_PARSE,
+        "\"%s\": expected %s; it is not what deepwell wrote: remove the folder that it is in, to "
+        "resume from an earlier checkpoint",
+        path, expected);
+}
+
+static dw_status load(const char *path, json_t **root) {
+    static const dw__json_limits limits = {.depth = 8, .values = 1 << 20};
+    enum { MOST_BYTES = 1 << 26 };
+    char what[PATH_MAX + 2];
+    char *bytes = NULL;
+    size_t count = 0;
+    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, MOST_BYTES, &bytes, &count));
+    snprintf(what, sizeof what, "\"%s\"", path);
+    dw_status status = dw__json_parse(what, bytes, count, limits, root);
+    dw__free(bytes);
+    return status;
+}
+
+static dw_status check_form(const char *path, const json_t *root) {
+    const char *format = json_string_value(json_object_get(root, "format"));
+    const json_t *version = json_object_get(root, "version");
+    if (!format || strcmp(format, FORMAT) != 0)
+        return fail_manifest(path, "\"format\": \"" FORMAT "\"");
+    if (!json_is_integer(version)) return fail_manifest(path, "an integer \"version\"");
+    if (json_integer_value(version) != VERSION)
+        return dw__fail(
+            DW_UNSUPPORTED,
+            "\"%s\": version %lld of the checkpoint format; this Deepwell (%s) reads version "
+            "%d: use the version that wrote it",
+            path, (long long)json_integer_value(version), dw_version(), VERSION);
+    return DW_OK;
+}
+
+static dw_status count_of(const char *path, const json_t *root, const char *key, int64_t *value) {
+    const json_t *number = json_object_get(root, key);
+    char expected[128];
+    snprintf(expected, sizeof expected, "an integer \"%s\" of 0 or more", key);
+    if (!json_is_integer(number) || json_integer_value(number) < 0)
+        return fail_manifest(path, expected);
+    *value = json_integer_value(number);
+    return DW_OK;
+}
+
+static dw_status check_file(const char *folder, const char *manifest, const json_t *entry) {
+    const char *name = json_string_value(json_object_get(entry, "name"));
+    const char *hash = json_string_value(json_object_get(entry, "xxh3"));
+    const json_t *bytes = json_object_get(entry, "bytes");
+    char path[PATH_MAX], hex[HEX_BYTES];
+    uint64_t found_bytes = 0, found_hash = 0;
+    if (!name || !hash || !json_is_integer(bytes) || strchr(name, '/') || name[0] == '.')
+        return fail_manifest(manifest, "\"files\" to have a plain name, bytes and xxh3 each");
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX)
+        return fail_manifest(manifest, "a shorter name in \"files\"");
+    DW_RETURN_IF_FAILED(dw__file_hash(path, &found_bytes, &found_hash));
+    hex_of(found_hash, hex);
+    if (found_bytes != (uint64_t)json_integer_value(bytes))
+        return dw__fail(DW_IO,
+                        "\"%s\" has %" PRIu64
+                        " bytes, but its manifest says %lld: the checkpoint is "
+                        "damaged; remove its folder to resume from an earlier one",
+                        path, found_bytes, (long long)json_integer_value(bytes));
+    if (strcmp(hex, hash) != 0)
+        return dw__fail(
+            DW_IO,
+            "\"%s\" is not what was written (hash %s, its manifest says %.32s): the checkpoint is "
+            "damaged; remove its folder to resume from an earlier one",
+            path, hex, hash);
+    return DW_OK;
+}
+
+/* The two files without which there is nothing to go on from must be among those listed. */
+static dw_status check_files(const char *folder, const char *manifest, const json_t *root) {
+    const json_t *files = json_object_get(root, "files");
+    bool config = false, optimizer = false;
+    if (!json_is_array(files)) return fail_manifest(manifest, "a list \"files\"");
+    for (size_t i = 0; i < json_array_size(files); i++) {
+        const json_t *entry = json_array_get(files, i);
+        DW_RETURN_IF_FAILED(check_file(folder, manifest, entry));
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        config |= strcmp(name, "config.json") == 0;
+        optimizer |= strcmp(name, "optimizer.safetensors") == 0;
+    }
+    if (!config || !optimizer)
+        return fail_manifest(manifest, "config.json and optimizer.safetensors in \"files\"");
+    return DW_OK;
+}
+
+/* "batch is 8 (checkpoint: 4)" for each that differs, into `out`. */
+static dw_status compare_values(dw__text *out, const json_t *here, const json_t *there) {
+    const char *key = NULL;
+    json_t *value = NULL;
+    json_object_foreach((json_t *)here, key, value) {
+        const json_t *other = json_object_get(there, key);
+        if (other && json_equal(value, other)) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s%s is ", out->length > 0 ? "; " : "", key));
+        DW_RETURN_IF_FAILED(dw__json_write(value, out));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, " (checkpoint: "));
+        DW_RETURN_IF_FAILED(other ? dw__json_write(other, out) : dw__text_printf(out, "absent"));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, ")"));
+    }
+    return DW_OK;
+}
+
+static dw_status compare_data(dw__text *out, const dw__dataset *data, const json_t *there) {
+    size_t count = json_array_size(there);
+    const char *separator = out->length > 0 ? "; " : "";
+    if (dw__dataset_file_count(data) != count)
+        return dw__text_printf(out, "%sthe data are %" PRIu32 " files (checkpoint: %zu)", separator,
+                               dw__dataset_file_count(data), count);
+    for (uint32_t i = 0; i < count; i++) {
+        const dw__dataset_file *f = dw__dataset_file_at(data, i);
+        const json_t *entry = json_array_get(there, i);
+        const char *hash = json_string_value(json_object_get(entry, "xxh3"));
+        const char *path = json_string_value(json_object_get(entry, "path"));
+        int64_t bytes = json_integer_value(json_object_get(entry, "bytes"));
+        int64_t tokens = json_integer_value(json_object_get(entry, "tokens"));
+        char hex[HEX_BYTES];
+        hex_of(f->hash, hex);
+        if (hash && strcmp(hash, hex) == 0 && (uint64_t)bytes == f->bytes &&
+            tokens == f->layout.count)
+            continue;
+        return dw__text_printf(
+            out,
+            "%sdata file %" PRIu32 " is \"%s\" with %" PRIu64 " bytes, hash %s (checkpoint: "
+            "\"%.300s\" with %" PRId64 " bytes, hash %.32s)",
+            separator, i + 1, f->path, f->bytes, hex, path ? path : "?", bytes, hash ? hash : "?");
+    }
+    return DW_OK;
+}
+
+static dw_status compare(const char *folder, const json_t *root, const dw_trainer_options *options,
+                         const dw__dataset *data) {
+    dw_status status = DW_OK;
+    dw__text out = {0};
+    json_t *random =
+        json_pack("{s:s, s:I}", "generator", "philox4x32-10", "seed", (json_int_t)options->seed);
+    json_t *mine = options_json(options);
+    if (!random || !mine) DW_TRY(dw__fail_memory("comparing options", HEX_BYTES));
+    DW_TRY(compare_values(&out, random, json_object_get(root, "random")));
+    DW_TRY(compare_values(&out, mine, json_object_get(root, "options")));
+    DW_TRY(compare_data(&out, data, json_object_get(root, "data")));
+    if (out.length > 0)
+        DW_TRY(dw__fail(
+            DW_STATE,
+            "this run is not that of the checkpoint \"%s\": %s. Give the checkpoint's values to "
+            "go on; to train further in another way, start a new run with that folder as the "
+            "model",
+            folder, out.text));
+cleanup:
+    dw__text_free(&out);
+    json_decref(random);
+    json_decref(mine);
+    return status;
+}
+
+dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
+                            const dw__dataset *data, int64_t *step, int64_t *updates) {
+    dw_status status = DW_OK;
+    char path[PATH_MAX];
+    json_t *root = NULL;
+    if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= PATH_MAX)
+        return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
+    DW_TRY(load(path, &root));
+    DW_TRY(check_form(path, root));
+    DW_TRY(count_of(path, root, "step", step));
+    DW_TRY(count_of(path, root, "updates", updates));
+    DW_TRY(check_files(folder, path, root));
+    DW_TRY(compare(folder, root, options, data));
+    if (*step > options->steps || *updates > *step)
+        DW_TRY(fail_manifest(path, "a step within the run, and no more updates than steps"));
+cleanup:
+    json_decref(root);
+    return status;
+}

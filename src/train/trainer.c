@@ -1,0 +1,347 @@
+/* A trainer's life: made, begun, described, destroyed. What a step does is in trainer_step.c, what a checkpoint
+ * holds in trainer_checkpoint.c. */
+#include "train/gradient_norm.h"
+#include "train/trainer_internal.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static dw_status allocate(const dw_trainer *t, size_t bytes, dw__block *block) {
+    DW_RETURN_IF_FAILED(dw_device_allocate(t->device, bytes, &block->data));
+    block->bytes = bytes;
+    return DW_OK;
+}
+
+static void release(const dw_trainer *t, dw__block *block) {
+    if (block->data) dw_device_release(t->device, block->data, block->bytes);
+    *block = (dw__block){0};
+}
+
+/* Pages of this process that are in memory now; 0 when the system does not say. */
+static size_t resident_bytes(void) {
+    long pages = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (!file) return 0;
+    if (fscanf(file, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    fclose(file);
+    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+static dw_status read_config(dw_trainer *t) {
+    struct stat info;
+    const char *model = t->options.model;
+    if (t->options.init && stat(model, &info) != 0 &&
+        dw_model_config_named(model, &t->config) == DW_OK)
+        return DW_OK;
+    return dw_model_config_load(model, &t->config);
+}
+
+/* Where each parameter lies in the flat blocks. */
+static dw_status lay_out_parameters(dw_trainer *t) {
+    enum { ALIGNMENT_ELEMENTS = DW_PLACEMENT_ALIGNMENT / sizeof(float) };
+    t->count = dw_model_parameter_count(t->config);
+    t->parameters = dw__arena_alloc(t->memory, t->count * sizeof *t->parameters);
+    t->offsets = dw__arena_alloc(t->memory, t->count * sizeof *t->offsets);
+    t->weight_pointers = dw__arena_alloc(t->memory, t->count * sizeof *t->weight_pointers);
+    t->gradients_bound = dw__arena_alloc(t->memory, t->count * sizeof *t->gradients_bound);
+    t->part_bound = dw__arena_alloc(t->memory, t->count * sizeof *t->part_bound);
+    t->tensors = dw__arena_alloc(t->memory, t->count * sizeof *t->tensors);
+    if (!t->parameters || !t->offsets || !t->weight_pointers || !t->gradients_bound ||
+        !t->part_bound || !t->tensors)
+        return dw__fail_memory("a trainer's parameters", t->count * sizeof *t->parameters);
+    for (uint32_t i = 0; i < t->count; i++) {
+        dw_model_parameter_at(t->config, i, &t->parameters[i]);
+        t->offsets[i] = t->elements;
+        t->elements += (t->parameters[i].count + ALIGNMENT_ELEMENTS - 1) / ALIGNMENT_ELEMENTS *
+                       ALIGNMENT_ELEMENTS;
+    }
+    return DW_OK;
+}
+
+/* ---- programs -------------------------------------------------------------------------------- */
+
+static void release_program(dw__program *p) {
+    if (p->plan) dw_plan_release(p->plan);
+    dw_engine_destroy(p->engine);
+    dw_graph_destroy(p->graph);
+    *p = (dw__program){0};
+}
+
+/* A recipe may round at random where the model itself needs no random numbers. */
+static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
+    const dw_dim two = 2;
+    dw_value seed;
+    if (!dw_recipe_needs_seed(t->recipe) || dw_graph_find(graph, "seed") != DW_NONE) return DW_OK;
+    return dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &two, &seed);
+}
+
+/* The loss of a micro-batch; its gradients with respect to all parameters when `training`. */
+static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
+    dw_status status = DW_OK;
+    dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
+    options.output = DW_MODEL_LOSS;
+    options.dropout = training && t->options.dropout;
+    options.labels_moved = 1;
+    dw_precision_policy policy;
+    dw_engine_options engine = DW_ENGINE_OPTIONS_DEFAULT;
+    dw_precision_policy_init(&policy, t->recipe);
+    engine.precision = &policy;
+    const uint32_t loss = 0;
+    int64_t sizes[2] = {t->options.micro_batch, t->options.sequence};
+    dw_value *wrt = dw__malloc(t->count * sizeof *wrt);
+    if (!wrt) return dw__fail_memory("a list of parameters", t->count * sizeof *wrt);
+    DW_TRY(dw_model_graph(t->config, &options, &p->graph));
+    DW_TRY(add_seed(t, p->graph));
+    for (uint32_t i = 0; i < t->count; i++) wrt[i] = dw_graph_leaf_at(p->graph, i);
+    DW_TRY(dw_engine_create(p->graph, training ? 1 : 0, &loss, training ? t->count : 0, wrt,
+                            &engine, &p->engine));
+    DW_TRY(dw_engine_plan(p->engine, sizes, &p->plan));
+    size_t bytes = dw_graph_leaf_count(p->graph) * sizeof *p->leaves;
+    p->leaves = dw__arena_alloc(t->memory, bytes);
+    if (!p->leaves) DW_TRY(dw__fail_memory("a trainer's bindings", bytes));
+cleanup:
+    dw__free(wrt);
+    return status;
+}
+
+static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
+    uint32_t leaf_count = dw_graph_leaf_count(p->graph);
+    for (uint32_t i = 0; i < leaf_count; i++) {
+        const char *name = dw_value_name(p->graph, dw_graph_leaf_at(p->graph, i));
+        if (i < t->count)
+            p->leaves[i].data = t->weight_pointers[i];
+        else if (strcmp(name, "input_ids") == 0)
+            p->leaves[i].data = t->input;
+        else if (strcmp(name, "labels") == 0)
+            p->leaves[i].data = t->labels;
+        else if (strcmp(name, "seed") == 0)
+            p->leaves[i].data = t->random_seed;
+        else
+            return dw__fail(DW_INTERNAL, "the model's graph has a leaf \"%s\"", name);
+    }
+    return DW_OK;
+}
+
+/* Gradients of the micro-batches after the first need room only until they are added. */
+static dw_status place_accumulation(dw_trainer *t) {
+    if (t->options.micro_batch == t->options.batch) return DW_OK;
+    size_t pinned = 0;
+    t->lives = dw__arena_alloc(t->memory, t->count * sizeof *t->lives);
+    if (!t->lives) return dw__fail_memory("lives of gradients", t->count * sizeof *t->lives);
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (!dw_engine_has_grad(t->train.engine, i)) continue;
+        t->lives[i].bytes = (size_t)t->parameters[i].count * sizeof(float);
+        dw_plan_grad_parts(t->train.plan, i, &t->lives[i].first, &t->lives[i].last);
+    }
+    return dw__place(t->count, t->lives, &pinned, &t->accumulation.bytes);
+}
+
+/* ---- create ---------------------------------------------------------------------------------- */
+
+static dw_status check_sequence(const dw_trainer *t) {
+    if (!t->model.positions_are_limit || t->options.sequence <= t->model.positions) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "sequence is %" PRId64 ", but the model (%s) has %" PRId64
+                    " positions; use at most that",
+                    t->options.sequence, t->model.family, t->model.positions);
+}
+
+static dw_status open_data(dw_trainer *t) {
+    const dw_trainer_options *o = &t->options;
+    dw__token_store raw = t->model.vocabulary <= 65536 ? DW_TOKEN_STORE_U16 : DW_TOKEN_STORE_U32;
+    if (o->token_type == DW_TOKEN_U16) raw = DW_TOKEN_STORE_U16;
+    if (o->token_type == DW_TOKEN_U32) raw = DW_TOKEN_STORE_U32;
+    DW_RETURN_IF_FAILED(dw__dataset_open(o->data_count, o->data, raw, o->sequence, &t->data));
+    if (o->validation_count == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__dataset_open(o->validation_count, o->validation, raw, o->sequence, &t->validation));
+    if (dw__dataset_sequences(t->validation) >= o->micro_batch) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "\"%s\": the validation data have %" PRId64
+                    " sequences, but a micro-batch needs %" PRId64
+                    "; use more data, or a smaller micro-batch or sequence",
+                    o->validation[0], dw__dataset_sequences(t->validation), o->micro_batch);
+}
+
+static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
+    DW_RETURN_IF_FAILED(dw__trainer_take_options(t, options));
+    DW_RETURN_IF_FAILED(dw_device_find("cpu", &t->device));
+    DW_RETURN_IF_FAILED(read_config(t));
+    dw_model_describe(t->config, &t->model);
+    DW_RETURN_IF_FAILED(check_sequence(t));
+    DW_RETURN_IF_FAILED(lay_out_parameters(t));
+    DW_RETURN_IF_FAILED(open_data(t));
+    DW_RETURN_IF_FAILED(make_program(t, true, &t->train));
+    if (t->validation) DW_RETURN_IF_FAILED(make_program(t, false, &t->validate));
+    DW_RETURN_IF_FAILED(place_accumulation(t));
+    t->norm_bytes = dw__norm_scratch(t->elements);
+    t->arena.bytes = dw_plan_arena_bytes(t->train.plan);
+    if (t->validation && dw_plan_arena_bytes(t->validate.plan) > t->arena.bytes)
+        t->arena.bytes = dw_plan_arena_bytes(t->validate.plan);
+    return DW_OK;
+}
+
+dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trainer) {
+    size_t baseline = resident_bytes();
+    dw_trainer *t = dw__calloc(1, sizeof *t);
+    if (!t) return dw__fail_memory("a trainer", sizeof *t);
+    t->baseline_bytes = baseline;
+    t->memory = dw__arena_create();
+    dw_status status = t->memory ? create(t, options) : dw__fail_memory("a trainer", sizeof *t);
+    if (status == DW_OK) {
+        *trainer = t;
+    } else {
+        dw_trainer_destroy(t);
+    }
+    return status;
+}
+
+/* The message of a failure must outlive the cleaning up, so nothing below may fail with one of its own. */
+void dw_trainer_destroy(dw_trainer *t) {
+    if (!t) return;
+    dw__checkpoints_close(t->checkpoints);
+    release_program(&t->train);
+    release_program(&t->validate);
+    dw__dataset_close(t->data);
+    dw__dataset_close(t->validation);
+    dw_model_config_destroy(t->config);
+    dw__block *blocks[] = {&t->weights,    &t->gradients, &t->exp_avg,
+                           &t->exp_avg_sq, &t->arena,     &t->accumulation};
+    for (size_t i = 0; i < DW_COUNT(blocks); i++) release(t, blocks[i]);
+    dw__free(t->norm_scratch);
+    dw__free(t->input);
+    if (t->memory) dw__arena_destroy(t->memory);
+    dw__free(t);
+}
+
+void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
+    const dw_trainer_options *o = &t->options;
+    size_t flat = (size_t)t->elements * sizeof(float);
+    *info = (dw_trainer_info){
+        .family = t->model.family,
+        .parameters = t->model.parameter_elements,
+        .tokens_per_step = o->batch * o->sequence,
+        .data_tokens = dw__dataset_tokens(t->data),
+        .data_sequences = dw__dataset_sequences(t->data),
+        .data_files = dw__dataset_file_count(t->data),
+        .parameter_bytes = flat,
+        .gradient_bytes = flat,
+        .optimizer_bytes = 2 * flat,
+        .arena_bytes = t->arena.bytes,
+        .accumulation_bytes = t->accumulation.bytes,
+        .batch_bytes =
+            (size_t)(2 * o->micro_batch * o->sequence + o->sequence + 1) * sizeof(int64_t),
+    };
+    if (t->validation) {
+        info->validation_tokens = dw__dataset_tokens(t->validation);
+        info->validation_sequences = dw__dataset_sequences(t->validation);
+    }
+    info->predicted_bytes = t->baseline_bytes + info->parameter_bytes + info->gradient_bytes +
+                            info->optimizer_bytes + info->arena_bytes + info->accumulation_bytes +
+                            info->batch_bytes + t->norm_bytes;
+}
+
+/* ---- begin ----------------------------------------------------------------------------------- */
+
+/* Zeros everywhere, so that what lies between parameters adds nothing to a norm. */
+static dw_status allocate_zeros(dw_trainer *t, dw__block *block) {
+    DW_RETURN_IF_FAILED(allocate(t, (size_t)t->elements * sizeof(float), block));
+    return dw_device_fill(t->device, block->data, 0, block->bytes);
+}
+
+static dw_status allocate_batch(dw_trainer *t) {
+    int64_t tokens = t->options.micro_batch * t->options.sequence;
+    size_t bytes = (size_t)(2 * tokens + t->options.sequence + 1) * sizeof(int64_t);
+    t->input = dw__malloc(bytes);
+    t->norm_scratch = dw__malloc(t->norm_bytes);
+    if (!t->input || !t->norm_scratch) return dw__fail_memory("a batch of tokens", bytes);
+    t->labels = t->input + tokens;
+    t->sequence = t->labels + tokens;
+    return DW_OK;
+}
+
+static dw_status allocate_all(dw_trainer *t) {
+    size_t arena_bytes = t->arena.bytes, accumulation_bytes = t->accumulation.bytes;
+    t->arena.bytes = t->accumulation.bytes = 0; /* not there yet */
+    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->weights));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->gradients));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg));
+    DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg_sq));
+    DW_RETURN_IF_FAILED(allocate(t, arena_bytes, &t->arena));
+    DW_RETURN_IF_FAILED(allocate(t, accumulation_bytes, &t->accumulation));
+    return allocate_batch(t);
+}
+
+/* AdamW's tensors, the ones that are decayed first. */
+static void list_tensors(dw_trainer *t) {
+    for (int decayed = 1; decayed >= 0; decayed--) {
+        for (uint32_t i = 0; i < t->count; i++) {
+            bool decays = t->options.decay_all || t->parameters[i].decay;
+            if (decays != (bool)decayed || !dw_engine_has_grad(t->train.engine, i)) continue;
+            t->tensors[t->updated++] = (dw_adamw_tensor){
+                .param = t->weight_pointers[i],
+                .grad = dw__trainer_tensor(&t->gradients, t, i),
+                .exp_avg = dw__trainer_tensor(&t->exp_avg, t, i),
+                .exp_avg_sq = dw__trainer_tensor(&t->exp_avg_sq, t, i),
+                .count = t->parameters[i].count,
+            };
+        }
+        if (decayed) t->decayed = t->updated;
+    }
+}
+
+static dw_status bind_all(dw_trainer *t) {
+    for (uint32_t i = 0; i < t->count; i++) {
+        t->weight_pointers[i] = dw__trainer_tensor(&t->weights, t, i);
+        if (dw_engine_has_grad(t->train.engine, i))
+            t->gradients_bound[i].data = dw__trainer_tensor(&t->gradients, t, i);
+    }
+    list_tensors(t);
+    DW_RETURN_IF_FAILED(bind_leaves(t, &t->train));
+    return t->validation ? bind_leaves(t, &t->validate) : DW_OK;
+}
+
+static dw_status open_checkpoints(dw_trainer *t, bool resume) {
+    if (!t->options.checkpoint) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__checkpoints_open(t->options.checkpoint, &t->checkpoints));
+    int64_t newest = dw__checkpoints_newest(t->checkpoints);
+    if (resume || newest < 0) return DW_OK;
+    return dw__fail(DW_STATE,
+                    "\"%s\" holds checkpoints of an earlier run, up to step %" PRId64
+                    "; resume it, or name another folder",
+                    t->options.checkpoint, newest);
+}
+
+static dw_status load_weights(dw_trainer *t, bool resume) {
+    if (resume && dw__checkpoints_newest(t->checkpoints) >= 0) return dw__trainer_resume(t);
+    if (t->options.init) return dw_model_init(t->config, t->options.seed, t->weight_pointers);
+    return dw_model_load(t->config, t->options.model, NULL, t->weight_pointers);
+}
+
+dw_status dw_trainer_begin(dw_trainer *t, int resume) {
+    if (t->begun || t->input)
+        return dw__fail(DW_STATE, "dw_trainer_begin was called before; make a new trainer");
+    if (resume && !t->options.checkpoint)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "there is nothing to resume from: name the folder of checkpoints");
+    DW_RETURN_IF_FAILED(open_checkpoints(t, resume));
+    DW_RETURN_IF_FAILED(dw__dataset_check(t->data, t->model.vocabulary));
+    if (t->validation) DW_RETURN_IF_FAILED(dw__dataset_check(t->validation, t->model.vocabulary));
+    DW_RETURN_IF_FAILED(allocate_all(t));
+    DW_RETURN_IF_FAILED(bind_all(t));
+    DW_RETURN_IF_FAILED(load_weights(t, resume));
+    t->begun = true;
+    return DW_OK;
+}
+
+int64_t dw_trainer_steps_done(const dw_trainer *t) { return t->step; }
+
+const char *dw_trainer_checkpoint_path(const dw_trainer *t) {
+    return t->checkpoints ? dw__checkpoints_newest_path(t->checkpoints) : "";
+}

@@ -1,0 +1,181 @@
+/* What a checkpoint holds, written and read back. */
+#include "deepwell/safetensors.h"
+#include "train/manifest.h"
+#include "train/trainer_internal.h"
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Tensors of optimizer.safetensors: the average of gradients of each parameter, then that of their squares. */
+static const char *const averages[] = {"exp_avg", "exp_avg_sq"};
+
+static const dw__block *average_block(const dw_trainer *t, size_t which) {
+    return which == 0 ? &t->exp_avg : &t->exp_avg_sq;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static dw_status describe_averages(const dw_trainer *t, dw__arena *memory,
+                                   dw_stored_tensor *tensors) {
+    for (size_t which = 0; which < DW_COUNT(averages); which++) {
+        for (uint32_t i = 0; i < t->count; i++) {
+            const dw_model_parameter *p = &t->parameters[i];
+            char *name = dw__arena_printf(memory, "%s.%s", averages[which], p->name);
+            if (!name) return dw__fail_memory("names of tensors", t->count);
+            *tensors++ = (dw_stored_tensor){.name = name,
+                                            .dtype = DW_STORED_F32,
+                                            .rank = p->rank,
+                                            .shape = p->shape,
+                                            .count = p->count};
+        }
+    }
+    return DW_OK;
+}
+
+static dw_status write_averages(const dw_trainer *t, const char *path) {
+    dw_status status = DW_OK;
+    uint32_t count = (uint32_t)DW_COUNT(averages) * t->count;
+    dw_safetensors_writer *writer = NULL;
+    dw__arena *memory = dw__arena_create();
+    dw_stored_tensor *tensors = memory ? dw__arena_alloc(memory, count * sizeof *tensors) : NULL;
+    if (!tensors) DW_TRY(dw__fail_memory("a list of tensors", count * sizeof *tensors));
+    DW_TRY(describe_averages(t, memory, tensors));
+    DW_TRY(dw_safetensors_writer_create(path, count, tensors, 0, NULL, &writer));
+    for (size_t which = 0; which < DW_COUNT(averages); which++)
+        for (uint32_t i = 0; i < t->count; i++)
+            DW_TRY(dw_safetensors_writer_put(writer,
+                                             dw__trainer_tensor(average_block(t, which), t, i),
+                                             (size_t)t->parameters[i].count * sizeof(float)));
+    DW_TRY(dw_safetensors_writer_commit(writer));
+cleanup:
+    dw_safetensors_writer_destroy(writer);
+    if (memory) dw__arena_destroy(memory);
+    return status;
+}
+
+/* Where tokenizer files are copied from, NULL for none. */
+static const char *source_folder(const dw_trainer *t) {
+    struct stat info;
+    bool folder = stat(t->options.model, &info) == 0 && S_ISDIR(info.st_mode);
+    return folder ? t->options.model : NULL;
+}
+
+static dw_status write_into(const dw_trainer *t, const char *folder) {
+    char path[PATH_MAX];
+    dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
+    save.source = source_folder(t);
+    if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
+        return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
+    DW_RETURN_IF_FAILED(
+        dw_model_save_into(t->config, folder, &save, (const float *const *)t->weight_pointers));
+    DW_RETURN_IF_FAILED(write_averages(t, path));
+    return dw__manifest_write(folder, &t->options, t->data, t->step, t->updates);
+}
+
+dw_status dw_trainer_checkpoint(dw_trainer *t) {
+    if (!t->begun || !t->checkpoints)
+        return dw__fail(DW_STATE, "the trainer has not begun, or has no folder of checkpoints");
+    if (dw__checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
+    const char *folder = NULL;
+    DW_RETURN_IF_FAILED(dw__checkpoints_begin(t->checkpoints, t->step, &folder));
+    dw_status status = write_into(t, folder);
+    if (status == DW_OK) status = dw__checkpoints_commit(t->checkpoints, t->options.keep);
+    if (status == DW_OK) return DW_OK;
+    /* Cleaning up may fail for the same reason; the first message is the one that says why. */
+    char message[1024];
+    snprintf(message, sizeof message, "%s", dw_last_error());
+    dw__checkpoints_abort(t->checkpoints);
+    return dw__fail(status, "the checkpoint of step %" PRId64 " was not written: %s", t->step,
+                    message);
+}
+
+dw_status dw_trainer_save(dw_trainer *t, const char *folder) {
+    if (!t->begun) return dw__fail(DW_STATE, "call dw_trainer_begin first, and with success");
+    dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
+    save.source = source_folder(t);
+    return dw_model_save(t->config, folder, &save, (const float *const *)t->weight_pointers);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static dw_status read_average(const dw_trainer *t, const dw_safetensors *file, const char *path,
+                              size_t which, uint32_t i) {
+    const dw_model_parameter *p = &t->parameters[i];
+    char name[1024];
+    uint32_t at = 0;
+    snprintf(name, sizeof name, "%s.%s", averages[which], p->name);
+    DW_RETURN_IF_FAILED(dw_safetensors_find(file, name, &at));
+    const dw_stored_tensor *stored = dw_safetensors_at(file, at);
+    bool same = stored->dtype == DW_STORED_F32 && stored->rank == p->rank &&
+                memcmp(stored->shape, p->shape, (size_t)p->rank * sizeof *p->shape) == 0;
+    if (!same)
+        return dw__fail(
+            DW_SHAPE,
+            "\"%s\": \"%s\" does not have the shape of its parameter, or is not F32; the "
+            "checkpoint is not of this model",
+            path, name);
+    return dw_safetensors_read_bytes(file, at, 0, dw__trainer_tensor(average_block(t, which), t, i),
+                                     (size_t)p->count * sizeof(float));
+}
+
+static dw_status read_averages(const dw_trainer *t, const char *path) {
+    dw_status status = DW_OK;
+    dw_safetensors *file = NULL;
+    DW_TRY(dw_safetensors_open(path, &file));
+    for (size_t which = 0; which < DW_COUNT(averages); which++)
+        for (uint32_t i = 0; i < t->count; i++) DW_TRY(read_average(t, file, path, which, i));
+cleanup:
+    dw_safetensors_close(file);
+    return status;
+}
+
+/* The text of the training graph of `config`: all that it computes, without the weights. dw_text_free. */
+static dw_status graph_text(const dw_trainer *t, const dw_model_config *config, char **text) {
+    dw_graph *graph = NULL;
+    dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
+    options.output = DW_MODEL_LOSS;
+    options.dropout = t->options.dropout;
+    options.labels_moved = 1;
+    dw_status status = dw_model_graph(config, &options, &graph);
+    if (status == DW_OK) status = dw_graph_to_text(graph, text);
+    dw_graph_destroy(graph);
+    return status;
+}
+
+static dw_status check_model(const dw_trainer *t, const char *folder) {
+    dw_status status = DW_OK;
+    dw_model_config *there = NULL;
+    char *mine = NULL, *its = NULL;
+    DW_TRY(dw_model_config_load(folder, &there));
+    DW_TRY(graph_text(t, t->config, &mine));
+    DW_TRY(graph_text(t, there, &its));
+    if (strcmp(mine, its) != 0)
+        DW_TRY(dw__fail(
+            DW_STATE,
+            "the model \"%s\" is not that of the checkpoint \"%s\": their config.json build "
+            "different graphs; resume with the model that the run began with",
+            t->options.model, folder));
+cleanup:
+    dw_text_free(mine);
+    dw_text_free(its);
+    dw_model_config_destroy(there);
+    return status;
+}
+
+dw_status dw__trainer_resume(dw_trainer *t) {
+    const char *folder = dw__checkpoints_newest_path(t->checkpoints);
+    char path[PATH_MAX];
+    int64_t step = 0, updates = 0;
+    if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
+        return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
+    DW_RETURN_IF_FAILED(dw__manifest_read(folder, &t->options, t->data, &step, &updates));
+    DW_RETURN_IF_FAILED(check_model(t, folder));
+    DW_RETURN_IF_FAILED(dw_model_load(t->config, folder, NULL, t->weight_pointers));
+    DW_RETURN_IF_FAILED(read_averages(t, path));
+    t->step = step;
+    t->updates = updates;
+    return DW_OK;
+}

@@ -1,0 +1,76 @@
+/* What a trainer holds. */
+#ifndef DW_TRAINER_INTERNAL_H
+#define DW_TRAINER_INTERNAL_H
+
+#include "deepwell/device.h"
+#include "deepwell/engine.h"
+#include "deepwell/model.h"
+#include "deepwell/trainer.h"
+#include "engine/placement.h"
+#include "train/checkpoints.h"
+#include "train/dataset.h"
+
+/* A block of the device's memory. */
+typedef struct dw__block {
+    void *data;
+    size_t bytes;
+} dw__block;
+
+/* One engine with its plan of a micro-batch, and where its leaves' data are. */
+typedef struct dw__program {
+    dw_graph *graph;
+    dw_engine *engine;
+    dw_plan *plan;
+    dw_binding *leaves; /* one per leaf of the graph */
+} dw__program;
+
+struct dw_trainer {
+    dw_trainer_options options; /* strings in `memory` */
+    dw_recipe recipe;           /* of linear layers */
+    dw__arena *memory;
+    dw_model_config *config;
+    dw_model_info model;
+    dw__dataset *data, *validation; /* validation NULL: none */
+    const dw_device *device;
+    dw__program train, validate; /* validate.plan NULL: none */
+
+    /* All parameters one after the other, each on a boundary of 64 bytes, with zeros between them; gradients
+     * and AdamW's averages lie alike. */
+    uint32_t count;
+    dw_model_parameter *parameters; /* count */
+    int64_t *offsets;               /* count, in elements */
+    int64_t elements;               /* with the zeros */
+    dw__block weights, gradients, exp_avg, exp_avg_sq, arena;
+    float **weight_pointers; /* count */
+
+    /* With several micro-batches, the gradients of all but the first: each lives from its first to its last
+     * part of backward and is then added. */
+    dw__block accumulation;
+    dw__interval *lives;         /* count, or NULL */
+    dw_binding *gradients_bound; /* count: of the first micro-batch */
+    dw_binding *part_bound;      /* count: of the others */
+
+    dw_adamw_tensor *tensors; /* count: decayed ones first */
+    uint32_t decayed, updated;
+    double *norm_scratch;
+    size_t norm_bytes;
+    int64_t *input, *labels, *sequence; /* [micro_batch, S], the same, [S + 1] */
+    int64_t random_seed[2];
+    size_t baseline_bytes; /* resident before the trainer was made */
+
+    dw__checkpoints *checkpoints; /* NULL: none */
+    bool begun;
+    int64_t step, updates, bad_in_a_row;
+};
+
+/* Copies `options` into t->options and checks them. */
+dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options);
+
+/* Parameters, averages and counts from the newest checkpoint. */
+dw_status dw__trainer_resume(dw_trainer *t);
+
+static inline float *dw__trainer_tensor(const dw__block *block, const dw_trainer *t, uint32_t i) {
+    return (float *)block->data + t->offsets[i];
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* A trainer's options: copied, so that the caller's strings may go, and checked one by one. */
+#include "train/trainer_internal.h"
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+static dw_status copy_string(dw_trainer *t, const char **text) {
+    if (!*text) return DW_OK;
+    *text = dw__arena_strdup(t->memory, *text);
+    return *text ? DW_OK : dw__fail_memory("an option", 1);
+}
+
+static dw_status copy_list(dw_trainer *t, uint32_t count, const char *const **list) {
+    const char **copy = dw__arena_alloc(t->memory, count * sizeof *copy);
+    if (!copy) return dw__fail_memory("an option", count * sizeof *copy);
+    for (uint32_t i = 0; i < count; i++) {
+        copy[i] = (*list)[i];
+        DW_RETURN_IF_FAILED(copy_string(t, &copy[i]));
+    }
+    *list = copy;
+    return DW_OK;
+}
+
+static dw_status check_count(const char *name, int64_t value, int64_t least, int64_t most) {
+    if (value >= least && value <= most) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "%s is %" PRId64 "; use a number from %" PRId64 " to %" PRId64, name, value,
+                    least, most);
+}
+
+/* In [least, most), NaN refused. */
+static dw_status check_number(const char *name, double value, double least, double most) {
+    if (value >= least && value < most) return DW_OK;
+    if (isinf(most))
+        return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a finite number of %g or more", name,
+                        value, least);
+    return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a number of at least %g and less than %g",
+                    name, value, least, most);
+}
+
+static dw_status check_counts(dw_trainer_options *o) {
+    const int64_t most = INT64_C(1) << 31;
+    DW_RETURN_IF_FAILED(check_count("sequence", o->sequence, 1, most));
+    DW_RETURN_IF_FAILED(check_count("batch", o->batch, 1, most));
+    if (o->micro_batch == 0) o->micro_batch = o->batch;
+    DW_RETURN_IF_FAILED(check_count("micro_batch", o->micro_batch, 1, o->batch));
+    if (o->batch % o->micro_batch != 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "batch is %" PRId64 " and micro_batch %" PRId64
+                        ", which does not divide it",
+                        o->batch, o->micro_batch);
+    DW_RETURN_IF_FAILED(check_count("steps", o->steps, 1, INT64_C(1) << 40));
+    DW_RETURN_IF_FAILED(check_count("warmup_steps", o->warmup_steps, 0, o->steps));
+    DW_RETURN_IF_FAILED(check_count("bad_steps", o->bad_steps, 1, INT64_MAX));
+    DW_RETURN_IF_FAILED(check_count("validation_batches", o->validation_batches, 0, INT64_MAX));
+    DW_RETURN_IF_FAILED(check_count("keep", o->keep, 1, INT64_C(1) << 30));
+    if (o->seed > INT64_MAX)
+        return dw__fail(DW_INVALID_ARGUMENT, "seed is %" PRIu64 "; use a number below 2^63",
+                        o->seed);
+    return DW_OK;
+}
+
+static dw_status check_numbers(const dw_trainer_options *o) {
+    DW_RETURN_IF_FAILED(check_number("lr", o->lr, 0.0, INFINITY));
+    DW_RETURN_IF_FAILED(check_number("min_lr_ratio", o->min_lr_ratio, 0.0, nextafter(1.0, 2.0)));
+    DW_RETURN_IF_FAILED(check_number("beta1", o->beta1, 0.0, 1.0));
+    DW_RETURN_IF_FAILED(check_number("beta2", o->beta2, 0.0, 1.0));
+    DW_RETURN_IF_FAILED(check_number("eps", o->eps, 0.0, INFINITY));
+    DW_RETURN_IF_FAILED(check_number("weight_decay", o->weight_decay, 0.0, INFINITY));
+    return check_number("clip", o->clip, 0.0, INFINITY);
+}
+
+dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
+    if (!options || options->struct_size < sizeof *options)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "dw_trainer_create: options are missing or of an older layout; begin with "
+                        "DW_TRAINER_OPTIONS_DEFAULT");
+    dw_trainer_options *o = &t->options;
+    *o = *options;
+    o->init = o->init != 0;
+    o->shuffle = o->shuffle != 0;
+    if (!o->model) return dw__fail(DW_INVALID_ARGUMENT, "no model is named; give its folder");
+    if (o->data_count == 0)
+        return dw__fail(DW_INVALID_ARGUMENT, "no data are named; give files of tokens or a folder");
+    if (!o->precision) o->precision = "fp32";
+    if (o->checkpoint && !*o->checkpoint)
+        return dw__fail(DW_INVALID_ARGUMENT, "the checkpoint folder's name is empty");
+    DW_RETURN_IF_FAILED(check_counts(o));
+    DW_RETURN_IF_FAILED(check_numbers(o));
+    DW_RETURN_IF_FAILED(dw_recipe_find(o->precision, &t->recipe));
+    DW_RETURN_IF_FAILED(copy_string(t, &o->model));
+    DW_RETURN_IF_FAILED(copy_string(t, &o->precision));
+    DW_RETURN_IF_FAILED(copy_string(t, &o->checkpoint));
+    DW_RETURN_IF_FAILED(copy_list(t, o->data_count, &o->data));
+    return copy_list(t, o->validation_count, &o->validation);
+}

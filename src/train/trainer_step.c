@@ -1,0 +1,180 @@
+/* One step: micro-batches forward and backward, the norm, AdamW. */
+#include "train/gradient_norm.h"
+#include "train/permutation.h"
+#include "train/schedule.h"
+#include "train/trainer_internal.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* Row `row` of the micro-batch: sequence `index` of `data`, and one token further as labels. */
+static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index, int64_t row) {
+    int64_t length = t->options.sequence;
+    DW_RETURN_IF_FAILED(dw__dataset_read(data, index, t->model.vocabulary, t->sequence));
+    memcpy(t->input + row * length, t->sequence, (size_t)length * sizeof(int64_t));
+    memcpy(t->labels + row * length, t->sequence + 1, (size_t)length * sizeof(int64_t));
+    return DW_OK;
+}
+
+/* Sample number n = (step - 1) * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N,
+ * in that epoch's order. */
+static dw_status read_micro_batch(dw_trainer *t, int64_t micro) {
+    const dw_trainer_options *o = &t->options;
+    int64_t count = dw__dataset_sequences(t->data);
+    for (int64_t row = 0; row < o->micro_batch; row++) {
+        int64_t sample = t->step * o->batch + micro * o->micro_batch + row;
+        int64_t index = sample % count;
+        if (o->shuffle)
+            index = dw__permute_index(index, count, o->seed, (uint64_t)(sample / count));
+        DW_RETURN_IF_FAILED(read_row(t, t->data, index, row));
+    }
+    return DW_OK;
+}
+
+/* ---- forward and backward -------------------------------------------------------------------- */
+
+static dw_status backward_first(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
+    return dw_plan_backward(t->train.plan, t->arena.data, t->train.leaves, loss, grad,
+                            t->gradients_bound);
+}
+
+/* Part by part; a gradient that a part completes is added to the sum, and its room is free again. */
+static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
+    uint32_t parts = dw_plan_part_count(t->train.plan);
+    for (uint32_t part = 0; part < parts; part++) {
+        for (uint32_t i = 0; i < t->count; i++) {
+            const dw__interval *life = &t->lives[i];
+            bool alive = life->bytes > 0 && life->first <= part && part <= life->last;
+            t->part_bound[i].data = alive ? (char *)t->accumulation.data + life->offset : NULL;
+        }
+        DW_RETURN_IF_FAILED(dw_plan_backward_part(t->train.plan, part, t->arena.data,
+                                                  t->train.leaves, loss, grad, t->part_bound));
+        for (uint32_t i = 0; i < t->count; i++)
+            if (t->part_bound[i].data && t->lives[i].last == part)
+                dw__accumulate(t->gradients_bound[i].data, t->part_bound[i].data,
+                               t->parameters[i].count);
+    }
+    return DW_OK;
+}
+
+/* Loss and gradients of the whole batch: means over its tokens, of which each micro-batch has as many. */
+static dw_status run_batch(dw_trainer *t, double *loss) {
+    int64_t micro_batches = t->options.batch / t->options.micro_batch;
+    float micro_loss = 0.0f, share = (float)(1.0 / (double)micro_batches);
+    dw_binding loss_bound = {&micro_loss, NULL}, grad_bound = {&share, NULL};
+    *loss = 0.0;
+    for (int64_t micro = 0; micro < micro_batches; micro++) {
+        DW_RETURN_IF_FAILED(read_micro_batch(t, micro));
+        t->random_seed[0] = (int64_t)t->options.seed;
+        t->random_seed[1] = t->step * micro_batches + micro;
+        DW_RETURN_IF_FAILED(
+            dw_plan_forward(t->train.plan, t->arena.data, t->train.leaves, &loss_bound));
+        DW_RETURN_IF_FAILED(micro == 0 ? backward_first(t, &loss_bound, &grad_bound)
+                                       : backward_more(t, &loss_bound, &grad_bound));
+        *loss += (double)micro_loss / (double)micro_batches;
+    }
+    return DW_OK;
+}
+
+/* ---- update ---------------------------------------------------------------------------------- */
+
+static dw_status update(dw_trainer *t, double norm, double lr) {
+    const dw_trainer_options *o = &t->options;
+    /* As torch.nn.utils.clip_grad_norm_ has it. */
+    double scale = o->clip > 0.0 ? o->clip / (norm + 1e-6) : 1.0;
+    dw_adamw_options adamw = {.struct_size = sizeof adamw,
+                              .lr = lr,
+                              .beta1 = o->beta1,
+                              .beta2 = o->beta2,
+                              .eps = o->eps,
+                              .weight_decay = o->weight_decay,
+                              .grad_scale = scale < 1.0 ? scale : 1.0,
+                              .step = t->updates + 1};
+    DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors, t->decayed, &adamw));
+    adamw.weight_decay = 0.0;
+    DW_RETURN_IF_FAILED(dw_adamw_step(t->tensors + t->decayed, t->updated - t->decayed, &adamw));
+    t->updates++;
+    return DW_OK;
+}
+
+/* Names what is not finite. */
+static void find_culprit(const dw_trainer *t, dw_train_report *report) {
+    const char *name = "a gradient";
+    if (!isfinite(report->loss)) {
+        name = "the loss";
+    } else {
+        for (uint32_t i = 0; i < t->count; i++) {
+            if (!t->gradients_bound[i].data) continue;
+            if (isfinite(
+                    dw__norm(t->gradients_bound[i].data, t->parameters[i].count, t->norm_scratch)))
+                continue;
+            name = t->parameters[i].name;
+            break;
+        }
+    }
+    snprintf(report->culprit, sizeof report->culprit, "%s", name);
+}
+
+static dw_status judge_bad_step(dw_trainer *t, const dw_train_report *report) {
+    t->bad_in_a_row++;
+    if (t->bad_in_a_row < t->options.bad_steps) return DW_OK;
+    bool loss = !isfinite(report->loss);
+    return dw__fail(
+        DW_STATE,
+        "training has diverged: %" PRId64 " steps in a row up to step %" PRId64
+        " were not finite (%s%s%s; loss %g, gradient norm %g) and were not applied; resume with a "
+        "new run from an earlier checkpoint as the model, with a smaller learning rate or a longer "
+        "warm-up",
+        t->bad_in_a_row, report->step, loss ? "" : "the gradient of \"", report->culprit,
+        loss ? "" : "\"", report->loss, report->gradient_norm);
+}
+
+static dw_status check_begun(const dw_trainer *t) {
+    if (t->begun) return DW_OK;
+    return dw__fail(DW_STATE, "call dw_trainer_begin first, and with success");
+}
+
+dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
+    DW_RETURN_IF_FAILED(check_begun(t));
+    if (t->step >= t->options.steps)
+        return dw__fail(DW_STATE, "all %" PRId64 " steps are done", t->options.steps);
+    double start = dw__seconds();
+    *report =
+        (dw_train_report){.step = t->step + 1, .lr = dw__learning_rate(&t->options, t->step + 1)};
+    DW_RETURN_IF_FAILED(run_batch(t, &report->loss));
+    report->gradient_norm = dw__norm(t->gradients.data, t->elements, t->norm_scratch);
+    report->applied = isfinite(report->loss) && isfinite(report->gradient_norm);
+    if (report->applied)
+        DW_RETURN_IF_FAILED(update(t, report->gradient_norm, report->lr));
+    else
+        find_culprit(t, report);
+    t->step++;
+    report->seconds = dw__seconds() - start;
+    if (!report->applied) return judge_bad_step(t, report);
+    t->bad_in_a_row = 0;
+    return DW_OK;
+}
+
+dw_status dw_trainer_validate(dw_trainer *t, double *loss) {
+    DW_RETURN_IF_FAILED(check_begun(t));
+    if (!t->validation) return dw__fail(DW_STATE, "the trainer was made without validation data");
+    int64_t rows = t->options.micro_batch;
+    int64_t batches = dw__dataset_sequences(t->validation) / rows;
+    if (t->options.validation_batches > 0 && batches > t->options.validation_batches)
+        batches = t->options.validation_batches;
+    float batch_loss = 0.0f;
+    dw_binding bound = {&batch_loss, NULL};
+    double sum = 0.0;
+    for (int64_t i = 0; i < batches; i++) {
+        for (int64_t row = 0; row < rows; row++)
+            DW_RETURN_IF_FAILED(read_row(t, t->validation, i * rows + row, row));
+        DW_RETURN_IF_FAILED(
+            dw_plan_forward(t->validate.plan, t->arena.data, t->validate.leaves, &bound));
+        sum += batch_loss;
+    }
+    *loss = sum / (double)batches;
+    return DW_OK;
+}
