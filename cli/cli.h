@@ -13,6 +13,7 @@ typedef struct cli_command {
 
 int cli_doctor(int argc, char **argv);
 int cli_graph(int argc, char **argv);
+int cli_train(int argc, char **argv);
 
 /* `text` in bold when stdout is a terminal and NO_COLOR is not set. */
 void cli_print_bold(const char *text);

@@ -11,6 +11,7 @@
 static const cli_command commands[] = {
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
+    {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

@@ -26,7 +26,14 @@ sanitized() {
 # The same inputs each time, starting from what is committed.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 5; }
 
-demo() { "$python" examples/demo.py --quick --steps 5; }
+examples() {
+    local folder result
+    "$python" examples/demo.py --quick --steps 5 || return 1
+    folder=$(mktemp -d) && bash examples/train.sh "$folder"
+    result=$?
+    rm -rf "$folder"
+    return $result
+}
 
 python_tests() { "$python" -m pytest -q -m "$1"; }
 
@@ -41,7 +48,7 @@ quick)
     stage "fuzzing" fuzz_briefly
     stage "operations" "$release/bin/deepwell-ops" test --quick
     stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
-    stage "examples" demo
+    stage "examples" examples
     stage "Python" python_tests "not gpu and not slow"
     ;;
 long)

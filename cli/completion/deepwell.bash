@@ -2,13 +2,24 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'doctor graph --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'doctor graph train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
     graph)
         mapfile -t COMPREPLY < <(
             compgen -W '--passes --sizes --plan --grad --precision --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    train)
+        local options='--model --init --data --val --val-every --val-batches --token-type
+            --no-shuffle --sequence --batch --micro-batch --seed --no-dropout --steps
+            --warmup --lr --min-lr-ratio --betas --eps --weight-decay --decay-all --clip
+            --max-bad-steps --precision --checkpoint --save-every --keep --resume --output
+            --log --report-every --json --dry-run --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -1,0 +1,220 @@
+/* `deepwell train`: the loop around a trainer, and what happens when it is interrupted. */
+#include "train.h"
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- signals --------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_signal;
+
+/* The next one ends the program at once. */
+static void stop(int number) {
+    stop_signal = number;
+    signal(number, SIG_DFL);
+}
+
+static void catch_signals(void) {
+    const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
+        struct sigaction before;
+        /* What the caller ignores (nohup) stays ignored. */
+        if (sigaction(stopping[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(stopping[i], &action, NULL);
+    }
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+typedef struct run {
+    const train_request *request;
+    dw_trainer *trainer;
+    train_reporter reporter;
+    FILE *log;
+} run;
+
+static int exit_of(dw_status status) {
+    return status == DW_UNSUPPORTED ? CLI_UNSUPPORTED : CLI_FAILED;
+}
+
+static int fail(run *r, dw_status status) {
+    if (r) train_report_end(&r->reporter);
+    fflush(stdout);
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return exit_of(status);
+}
+
+static int log_line(run *r, json_t *line) {
+    int fine = !r->log || train_log_write(r->log, r->request->log, line);
+    json_decref(line);
+    return fine ? CLI_DONE : CLI_FAILED;
+}
+
+static int validate(run *r, int64_t step) {
+    double loss = 0.0;
+    dw_status status = dw_trainer_validate(r->trainer, &loss);
+    if (status != DW_OK) return fail(r, status);
+    train_report_validation(&r->reporter, step, loss);
+    return log_line(r, train_validation_json(step, loss));
+}
+
+static int checkpoint(run *r, int64_t step) {
+    if (r->log && !train_log_sync(r->log, r->request->log)) return CLI_FAILED;
+    dw_status status = dw_trainer_checkpoint(r->trainer);
+    if (status != DW_OK) return fail(r, status);
+    train_report_event(&r->reporter, "checkpoint", step, dw_trainer_checkpoint_path(r->trainer),
+                       "checkpoint");
+    return CLI_DONE;
+}
+
+static int due(int64_t step, int64_t every, int64_t last) {
+    return step == last || (every > 0 && step % every == 0);
+}
+
+/* One step and what is due after it. */
+static int advance(run *r) {
+    const train_request *q = r->request;
+    int64_t last = q->options.steps;
+    dw_train_report report = {0};
+    dw_status status = dw_trainer_step(r->trainer, &report);
+    if (report.step == 0 || (status != DW_OK && report.applied)) return fail(r, status);
+    train_report_step(&r->reporter, &report);
+    int result = log_line(r, train_step_json(&report, r->reporter.info.tokens_per_step));
+    if (status != DW_OK) return fail(r, status);
+    if (result == CLI_DONE && q->options.validation_count > 0 &&
+        due(report.step, q->validate_every, last))
+        result = validate(r, report.step);
+    if (result == CLI_DONE && q->options.checkpoint && due(report.step, q->save_every, last))
+        result = checkpoint(r, report.step);
+    return result;
+}
+
+/* Output that nobody reads any more stops the run as a signal does: with a checkpoint. */
+static int interrupted(void) { return stop_signal != 0 || ferror(stdout); }
+
+static int stop_early(run *r) {
+    int64_t step = dw_trainer_steps_done(r->trainer);
+    const char *kept = r->request->options.checkpoint;
+    int result = kept ? checkpoint(r, step) : CLI_DONE;
+    train_report_end(&r->reporter);
+    if (result != CLI_DONE) return result;
+    fprintf(stderr, "deepwell: stopped after step %lld of %lld; %s\n", (long long)step,
+            (long long)r->request->options.steps,
+            kept ? "go on with --resume" : "without --checkpoint nothing is kept");
+    return stop_signal ? 128 + stop_signal : CLI_FAILED;
+}
+
+static int save(run *r) {
+    const char *output = r->request->output;
+    if (!output) return CLI_DONE;
+    dw_status status = dw_trainer_save(r->trainer, output);
+    if (status != DW_OK) return fail(r, status);
+    train_report_event(&r->reporter, "model", dw_trainer_steps_done(r->trainer), output,
+                       "model in");
+    return CLI_DONE;
+}
+
+static int loop(run *r) {
+    int64_t last = r->request->options.steps;
+    while (dw_trainer_steps_done(r->trainer) < last) {
+        int result = advance(r);
+        if (result != CLI_DONE) return result;
+        if (interrupted() && dw_trainer_steps_done(r->trainer) < last) return stop_early(r);
+    }
+    return save(r);
+}
+
+/* A folder that cannot be written is found out before training, not after it. */
+static int check_output(const char *output) {
+    char parent[PATH_MAX];
+    struct stat info;
+    size_t length = strlen(output);
+    while (length > 1 && output[length - 1] == '/') length--;
+    if (length + 2 > sizeof parent) {
+        fprintf(stderr, "deepwell: the path of --output is too long\n");
+        return CLI_FAILED;
+    }
+    memcpy(parent, output, length);
+    parent[length] = '\0';
+    int exists = stat(parent, &info) == 0;
+    if (exists && !S_ISDIR(info.st_mode)) {
+        fprintf(stderr, "deepwell: --output \"%s\" is a file; name a folder\n", output);
+        return CLI_FAILED;
+    }
+    char *slash = strrchr(parent, '/');
+    if (!slash)
+        strcpy(parent, ".");
+    else
+        slash[slash == parent] = '\0';
+    if (access(parent, W_OK | X_OK) == 0) return CLI_DONE;
+    fprintf(stderr, "deepwell: --output \"%s\" cannot be made: \"%s\": %s\n", output, parent,
+            strerror(errno));
+    return CLI_FAILED;
+}
+
+static int begin(run *r) {
+    const train_request *q = r->request;
+    if (q->output && check_output(q->output) != CLI_DONE) return CLI_FAILED;
+    dw_status status = dw_trainer_begin(r->trainer, q->resume);
+    if (status != DW_OK) return fail(r, status);
+    int64_t step = dw_trainer_steps_done(r->trainer);
+    if (step > 0)
+        train_report_event(&r->reporter, "resume", step, dw_trainer_checkpoint_path(r->trainer),
+                           "resumed from");
+    else if (q->resume)
+        train_report_event(&r->reporter, "start", 0, q->options.checkpoint,
+                           "there is no checkpoint yet in");
+    if (!q->log) return CLI_DONE;
+    r->log = train_log_open(q->log, step, q->resume);
+    return r->log ? CLI_DONE : CLI_FAILED;
+}
+
+static int train(const train_request *request) {
+    run r = {.request = request};
+    dw_trainer_info info;
+    dw_status status = dw_trainer_create(&request->options, &r.trainer);
+    if (status != DW_OK) {
+        int result = fail(NULL, status);
+        /* Here it is an option whose value does not fit. */
+        return status == DW_INVALID_ARGUMENT ? CLI_USAGE : result;
+    }
+    dw_trainer_describe(r.trainer, &info);
+    train_report_begin(&r.reporter, request, &info);
+    train_report_plan(&r.reporter);
+    int result = CLI_DONE;
+    if (!request->dry_run) {
+        result = begin(&r);
+        catch_signals();
+        if (result == CLI_DONE) result = loop(&r);
+    }
+    train_report_end(&r.reporter);
+    if (r.log && fclose(r.log) != 0 && result == CLI_DONE) {
+        fprintf(stderr, "deepwell: cannot write the log \"%s\"\n", request->log);
+        result = CLI_FAILED;
+    }
+    dw_trainer_destroy(r.trainer);
+    return result;
+}
+
+int cli_train(int argc, char **argv) {
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        train_print_help();
+        return CLI_DONE;
+    }
+    /* A file that may grow no more and a reader that is gone are errors of write, with a message. */
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    train_request request;
+    int result = train_read_arguments(argc, argv, &request);
+    if (result == CLI_DONE) result = train(&request);
+    train_free_arguments(&request);
+    return result;
+}

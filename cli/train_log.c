@@ -1,0 +1,85 @@
+/* The log of a run: appended to, and cut back to the step that a run resumes from, so that it reads as if the run
+ * had never been interrupted. */
+#include "train.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void complain(const char *action, const char *path) {
+    fprintf(stderr, "deepwell: cannot %s the log \"%s\": %s\n", action, path, strerror(errno));
+}
+
+/* A whole line about a step that the run has done. */
+static int belongs(const char *line, int64_t step) {
+    json_t *object = json_loads(line, 0, NULL);
+    const json_t *number = json_object_get(object, "step");
+    int keep = json_is_integer(number) && json_integer_value(number) <= step;
+    json_decref(object);
+    return keep && line[strlen(line) - 1] == '\n';
+}
+
+/* Copies the lines that stay; 0 when that failed. */
+static int copy_lines(FILE *from, FILE *to, int64_t step) {
+    char *line = NULL;
+    size_t capacity = 0;
+    int fine = 1;
+    while (fine && getline(&line, &capacity, from) > 0)
+        if (belongs(line, step)) fine = fputs(line, to) >= 0;
+    free(line);
+    return fine && !ferror(from) && fflush(to) == 0 && fsync(fileno(to)) == 0;
+}
+
+/* Through a temporary and a rename, so that the old log or the new one is there, whole. */
+static int cut_back(const char *path, int64_t step) {
+    char temporary[PATH_MAX];
+    if (snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return 0;
+    }
+    FILE *from = fopen(path, "re"), *to = from ? fopen(temporary, "we") : NULL;
+    int fine = to && copy_lines(from, to, step);
+    if (from) fclose(from);
+    if (to && fclose(to) != 0) fine = 0;
+    if (fine && rename(temporary, path) != 0) fine = 0;
+    if (!fine && to) unlink(temporary);
+    return fine;
+}
+
+FILE *train_log_open(const char *path, int64_t step, int resume) {
+    struct stat info;
+    int exists = stat(path, &info) == 0, regular = exists && S_ISREG(info.st_mode);
+    if (regular && info.st_size > 0 && !resume) {
+        fprintf(stderr,
+                "deepwell: the log \"%s\" holds lines of an earlier run; name another file, remove "
+                "it, or "
+                "resume that run\n",
+                path);
+        return NULL;
+    }
+    if (regular && info.st_size > 0 && !cut_back(path, step)) {
+        complain("cut back", path);
+        return NULL;
+    }
+    FILE *log = fopen(path, "ae");
+    if (!log) complain("open", path);
+    return log;
+}
+
+int train_log_write(FILE *log, const char *path, const json_t *line) {
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (!text) errno = ENOMEM;
+    int fine = text && fprintf(log, "%s\n", text) > 0 && fflush(log) == 0;
+    if (!fine) complain("write", path);
+    free(text);
+    return fine;
+}
+
+int train_log_sync(FILE *log, const char *path) {
+    /* EINVAL: a device or a pipe, which has nothing to sync. */
+    if (fsync(fileno(log)) == 0 || errno == EINVAL || errno == EROFS) return 1;
+    complain("sync", path);
+    return 0;
+}

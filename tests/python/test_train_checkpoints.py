@@ -1,0 +1,448 @@
+"""Checkpoints of `deepwell train`: killed at any moment, resumed bit for bit, damaged, on a full disk."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import train_runs
+from train_runs import SEQUENCE, command, read_log, run
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A model and data, and the arguments of a run of 60 steps in micro-batches, with dropout."""
+    folder = tmp_path_factory.mktemp("start")
+    train_runs.save_model(folder / "model", "gpt2")
+    train_runs.save_tokens(folder / "tokens.bin", train_runs.random_tokens(600))
+    return [
+        *("--model", folder / "model", "--data", folder / "tokens.bin", "--sequence", SEQUENCE),
+        *(
+            "--steps",
+            60,
+            "--batch",
+            4,
+            "--micro-batch",
+            2,
+            "--lr",
+            1e-3,
+            "--warmup",
+            7,
+            "--seed",
+            5,
+        ),
+    ]
+
+
+def whole(folder) -> dict[str, bytes]:
+    """What the run ends with: the model, and the averages of AdamW in its last checkpoint."""
+    (last,) = (folder / "ck").glob("step-000000000060")
+    files = [
+        folder / "out" / "model.safetensors",
+        last / "model.safetensors",
+        last / "optimizer.safetensors",
+    ]
+    return {f"{file.parent.name}/{file.name}": file.read_bytes() for file in files}
+
+
+def kept(folder) -> list[str]:
+    return sorted(path.name for path in (folder / "ck").iterdir() if path.name != ".lock")
+
+
+def completed(folder) -> list[str]:
+    return (
+        [name for name in kept(folder) if name.startswith("step-")]
+        if (folder / "ck").exists()
+        else []
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run(*start, *places(folder), "--save-every", 1)
+    return folder
+
+
+def places(folder) -> list:
+    return [
+        "--checkpoint",
+        folder / "ck",
+        "--output",
+        folder / "out",
+        "--log",
+        folder / "log.jsonl",
+    ]
+
+
+def log_of(folder) -> list[dict]:
+    lines = read_log(folder / "log.jsonl")
+    for line in lines:
+        line.pop("tokens_per_second", None)
+    return lines
+
+
+def kill_and_resume(start, folder, kills: int, seed: int, uninterrupted) -> None:
+    """Kills at random moments until `kills` processes died; each time the newest checkpoint must be whole."""
+    chance = random.Random(seed)
+    died = 0
+    arguments = command(*start, *places(folder), "--save-every", 1, "--resume")
+    (folder / "timed").mkdir()
+    began = time.monotonic()
+    subprocess.run(command(*start, *places(folder / "timed"), "--save-every", 1), check=True,
+                   capture_output=True, timeout=60)  # fmt: skip
+    length = time.monotonic() - began
+    newest_before = -1
+    while died < kills:
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            # A third of the kills fall into the start and the first steps, where there is the most to get wrong.
+            process.wait(chance.uniform(0, length / (20 if chance.random() < 1 / 3 else 4)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        error = process.communicate()[1]
+        assert process.returncode in (0, -signal.SIGKILL), error
+        died += process.returncode == -signal.SIGKILL
+        complete = completed(folder)
+        newest = int(complete[-1][5:]) if complete else -1
+        assert newest >= newest_before, "a checkpoint was lost"
+        newest_before = newest
+        if complete:
+            check_whole(folder / "ck" / complete[-1])
+        if process.returncode == 0:
+            compare(folder, uninterrupted)
+            for name in ("ck", "out"):
+                shutil.rmtree(folder / name)
+            (folder / "log.jsonl").unlink()
+            newest_before = -1
+    run(*start, *places(folder), "--save-every", 1, "--resume")
+    compare(folder, uninterrupted)
+
+
+def check_whole(checkpoint) -> None:
+    from safetensors.numpy import load_file
+
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert manifest["step"] == int(checkpoint.name[5:])
+    for file in manifest["files"]:
+        assert (checkpoint / file["name"]).stat().st_size == file["bytes"]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert all(np.isfinite(tensor).all() for tensor in load_file(checkpoint / name).values())
+
+
+def compare(folder, uninterrupted) -> None:
+    assert whole(folder) == whole(uninterrupted)
+    assert log_of(folder) == log_of(uninterrupted)
+    assert kept(folder) == ["step-000000000059", "step-000000000060"]  # no leftovers
+
+
+def test_killed_a_hundred_times(start, uninterrupted, tmp_path):
+    kill_and_resume(start, tmp_path, 100, 1, uninterrupted)
+
+
+def test_signals_end_with_a_checkpoint(start, uninterrupted, tmp_path):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        folder = tmp_path / number.name
+        folder.mkdir()
+        process = subprocess.Popen(
+            command(*start, *places(folder), "--json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in process.stdout:
+            if json.loads(line).get("step", 0) == 3:
+                process.send_signal(number)
+                break
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, error
+        assert "--resume" in error
+        (step,) = kept(folder)
+        assert 3 <= int(step[5:]) < 60
+        assert not (folder / "out").exists()
+        run(*start, *places(folder), "--resume")
+        assert whole(folder) == whole(uninterrupted)
+        assert log_of(folder) == log_of(uninterrupted)
+
+
+def test_checkpoint_is_a_model_that_transformers_loads(uninterrupted):
+    model = train_runs.load_model(uninterrupted / "ck" / "step-000000000060")
+    other = train_runs.load_model(uninterrupted / "out")
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert (a == b).all()
+
+
+def test_keep_and_save_every(start, tmp_path):
+    run(*start, *places(tmp_path), "--save-every", 25, "--keep", 3)
+    assert kept(tmp_path) == [f"step-{step:012}" for step in (25, 50, 60)]
+
+
+def test_resume_where_there_is_nothing_yet(start, uninterrupted, tmp_path):
+    said = run(*start, *places(tmp_path), "--save-every", 1, "--resume").stdout
+    assert "no checkpoint yet" in said
+    compare(tmp_path, uninterrupted)
+
+
+def test_resume_of_a_finished_run_changes_nothing(start, uninterrupted, tmp_path):
+    shutil.copytree(uninterrupted, tmp_path / "copy")
+    run(*start, *places(tmp_path / "copy"), "--save-every", 1, "--resume")
+    compare(tmp_path / "copy", uninterrupted)
+
+
+# ---- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(start, tmp_path):
+    """Stopped in the middle: the last checkpoint, of step 40, is there."""
+    run(*start, *places(tmp_path), "--save-every", 20)
+    shutil.rmtree(tmp_path / "ck" / "step-000000000060")
+    shutil.rmtree(tmp_path / "out")
+    return tmp_path
+
+
+def test_what_differs_is_named(start, half):
+    def refused(*changes, status=1):
+        return run(*start, *places(half), "--resume", *changes, status=status).stderr
+
+    before = whole_tree(half)
+    for changes, named in {
+        ("--batch", 8): ["batch is 8 (checkpoint: 4)"],
+        ("--lr", 2e-3, "--seed", 6): [
+            "lr is 0.002 (checkpoint: 0.001)",
+            "seed is 6 (checkpoint: 5)",
+        ],
+        ("--steps", 80): ["steps is 80 (checkpoint: 60)"],
+        ("--micro-batch", 4): ["micro_batch"],
+        ("--no-dropout",): ["dropout is false (checkpoint: true)"],
+        ("--no-shuffle",): ["shuffle"],
+        ("--data", start[3]): ["the data are 2 files (checkpoint: 1)"],
+    }.items():
+        error = refused(*changes)
+        assert all(text in error for text in named), error
+    other = train_runs.save_tokens(half / "other.bin", train_runs.random_tokens(600, seed=9))
+    error = run(
+        "--model", start[1], "--data", other, *start[4:], *places(half), "--resume", status=1
+    ).stderr
+    assert "other.bin" in error and "tokens.bin" in error
+    train_runs.config("gpt2").save_pretrained(half / "narrow")
+    altered = json.loads((half / "narrow" / "config.json").read_text())
+    altered["layer_norm_epsilon"] = 1e-3
+    (half / "narrow" / "config.json").write_text(json.dumps(altered))
+    error = run("--model", half / "narrow", *start[2:], *places(half), "--resume", status=1).stderr
+    assert "narrow" in error and "config.json" in error
+    shutil.rmtree(half / "narrow")
+    other.unlink()
+    assert whole_tree(half) == before
+
+
+def whole_tree(folder) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_data_may_move(start, half, uninterrupted):
+    moved = half / "moved.bin"
+    shutil.copy(start[3], moved)
+    run(*start[:3], moved, *start[4:], *places(half), "--resume")
+    assert whole(half) == whole(uninterrupted)
+
+
+def test_a_folder_in_use_is_not_overwritten(start, half):
+    error = run(*start, *places(half), status=1).stderr
+    assert "resume" in error and "step 40" in error
+    shutil.rmtree(half / "ck")
+    assert "log.jsonl" in run(*start, *places(half), status=1).stderr
+
+
+def test_two_runs_in_one_folder(start, tmp_path):
+    slow = ["--steps", 100000, "--warmup", 0]
+    process = subprocess.Popen(
+        command(*start, *slow, *places(tmp_path), "--json"), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        for line in process.stdout:
+            if json.loads(line)["event"] == "step":
+                break
+        error = run(*start, "--checkpoint", tmp_path / "ck", "--resume", status=1).stderr
+        assert "another process" in error
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def damage_manifest(change):
+    def apply(checkpoint):
+        path = checkpoint / "manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return apply
+
+
+def cut(name):
+    def apply(checkpoint):
+        os.truncate(checkpoint / name, (checkpoint / name).stat().st_size - 7)
+
+    return apply
+
+
+def flip(name):
+    def apply(checkpoint):
+        content = bytearray((checkpoint / name).read_bytes())
+        content[-9] ^= 1
+        (checkpoint / name).write_bytes(content)
+
+    return apply
+
+
+def text(content):
+    return lambda checkpoint: (checkpoint / "manifest.json").write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named", "status"),
+    [
+        (cut("model.safetensors"), "model.safetensors", 1),
+        (cut("optimizer.safetensors"), "optimizer.safetensors", 1),
+        (flip("model.safetensors"), "model.safetensors", 1),
+        (flip("optimizer.safetensors"), "optimizer.safetensors", 1),
+        (lambda c: (c / "optimizer.safetensors").unlink(), "optimizer.safetensors", 1),
+        (lambda c: (c / "config.json").unlink(), "config.json", 1),
+        (cut("manifest.json"), "manifest.json", 1),
+        (text(""), "manifest.json", 1),
+        (text("[" * 100000), "manifest.json", 1),
+        (text("{}"), "deepwell checkpoint", 1),
+        (damage_manifest(lambda m: m.update(version=2)), "version 2", 3),
+        (damage_manifest(lambda m: m.update(version="1")), "version", 1),
+        (damage_manifest(lambda m: m.update(step=-1)), "step", 1),
+        (damage_manifest(lambda m: m.update(step=61)), "step", 1),
+        (damage_manifest(lambda m: m.pop("updates")), "updates", 1),
+        (damage_manifest(lambda m: m.pop("options")), "checkpoint: absent", 1),
+        (damage_manifest(lambda m: m.update(data=5)), "the data are 1 file", 1),
+        (damage_manifest(lambda m: m.update(files=[])), "config.json", 1),
+        (damage_manifest(lambda m: m["files"][0].update(name="../../x")), "plain name", 1),
+        (damage_manifest(lambda m: m["files"][0].update(bytes=1 << 60)), "bytes", 1),
+    ],
+)
+def test_damage_is_named(damage, named, status, start, half):
+    checkpoint = half / "ck" / "step-000000000040"
+    damage(checkpoint)
+    before = whole_tree(half)
+    assert named in run(*start, *places(half), "--resume", status=status).stderr
+    assert whole_tree(half) == before
+
+
+def test_without_the_damaged_one_the_earlier_serves(start, half, uninterrupted):
+    cut("model.safetensors")(half / "ck" / "step-000000000040")
+    error = run(*start, *places(half), "--resume", status=1).stderr
+    assert "remove" in error
+    shutil.rmtree(half / "ck" / "step-000000000040")
+    run(*start, *places(half), "--resume", "--save-every", 1)
+    assert whole(half)["out/model.safetensors"] == whole(uninterrupted)["out/model.safetensors"]
+
+
+# ---- disks -----------------------------------------------------------------------------------------
+
+
+def test_files_that_may_not_grow(start, half, uninterrupted):
+    """A limit below the size of the weights, so that a checkpoint fails in the middle of writing."""
+    limit = (half / "ck" / "step-000000000040" / "model.safetensors").stat().st_size // 2
+    before = whole_tree(half / "ck")
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    arguments = [*start, "--checkpoint", half / "ck", "--resume"]
+    error = run(*arguments, preexec_fn=limited, status=1).stderr
+    assert "step 60 was not written" in error and "File too large" in error
+    assert whole_tree(half / "ck") == before  # and no leftovers
+    run(*arguments, "--output", half / "out")
+    assert whole(half) == whole(uninterrupted)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(start, uninterrupted, small_disk, tmp_path):
+    arguments = [*start, "--checkpoint", small_disk / "ck", "--keep", 100]
+    error = run(*arguments, "--save-every", 1, status=1).stderr
+    assert (
+        "No space left" in error
+        and "earlier checkpoints are untouched" in error
+        or "free space" in error
+    )
+    names = sorted(path.name for path in (small_disk / "ck").glob("step-*"))
+    assert names and not list((small_disk / "ck").glob(".writing*"))
+    check_whole(small_disk / "ck" / names[-1])
+    for name in names[:-1]:
+        shutil.rmtree(small_disk / "ck" / name)
+    run(*arguments, "--resume", "--output", tmp_path / "out")
+    wanted = (uninterrupted / "out" / "model.safetensors").read_bytes()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == wanted
+
+
+@pytest.fixture
+def closed():
+    """A folder that may be read only, where also a test that runs as root can be nobody."""
+    top = Path(tempfile.mkdtemp(prefix="deepwell-test-"))
+    top.chmod(0o755)
+    (top / "closed").mkdir(mode=0o555)
+    yield top / "closed"
+    shutil.rmtree(top)
+
+
+def test_folders_that_cannot_be_written(start, closed):
+    for name, source in (("model", start[1]), ("tokens.bin", start[3])):
+        copied = closed.parent / name
+        shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
+    for copied in (closed.parent / "model").iterdir():
+        copied.chmod(0o644)
+    arguments = [
+        "--model",
+        closed.parent / "model",
+        "--data",
+        closed.parent / "tokens.bin",
+        *start[4:],
+    ]
+    free = closed.parent / "free"
+    free.mkdir()
+    free.chmod(0o777)
+    nobody = {"preexec_fn": lambda: os.setuid(65534)} if os.geteuid() == 0 else {}
+    for option in ("--checkpoint", "--output", "--log"):
+        where = (
+            [option, closed / "here"]
+            if option != "--log"
+            else ["--output", free / "out", "--log", closed / "here"]
+        )
+        error = run(*arguments, *where, status=1, **nobody).stderr
+        assert "Permission denied" in error and str(closed) in error
+
+
+def test_folders_that_cannot_be(start, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for place in ("file", "file/below"):
+        error = run(*start, "--checkpoint", tmp_path / place, status=1).stderr
+        assert str(tmp_path / "file") in error
+        run(*start, "--output", tmp_path / place, status=1)
+    assert "proc" in run(*start, "--checkpoint", "/proc/deepwell", status=1).stderr
+    assert (tmp_path / "file").read_text() == "x"

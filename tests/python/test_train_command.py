@@ -1,0 +1,503 @@
+"""`deepwell train` against PyTorch: the same start, the same batches, torch's AdamW, a schedule and clipping."""
+
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import train_runs
+from train_runs import SEQUENCE, VOCABULARY, command, losses, read_log, run
+
+FAMILIES = ["gpt2", "llama", "qwen3", "mistral"]
+STEPS, BATCH, SEED = 50, 4, 3
+LR, WARMUP, RATIO, DECAY, CLIP = 5e-3, 5, 0.1, 0.1, 0.7
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return train_runs.random_tokens(900)
+
+
+@pytest.fixture(scope="module")
+def data(tokens, tmp_path_factory):
+    return train_runs.save_tokens(tmp_path_factory.mktemp("data") / "tokens.bin", tokens)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {family: train_runs.save_model(folder / family, family) for family in FAMILIES}
+
+
+def schedule(step: int) -> float:
+    if step <= WARMUP:
+        return LR * step / WARMUP
+    progress = (step - WARMUP) / (STEPS - WARMUP)
+    return LR * (RATIO + (1 - RATIO) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def mean_loss(model, rows: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=rows[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def train_in_torch(folder, tokens, shuffle=True, decay_all=False):
+    """Losses, gradient norms and the model."""
+    model = train_runs.load_model(folder)
+    model.eval()  # no dropout
+    parameters = list(model.parameters())
+    matrices = [p for p in parameters if decay_all or p.dim() == 2]
+    others = [p for p in parameters if not decay_all and p.dim() != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=DECAY,
+    )
+    found, norms = [], []
+    for step in range(1, STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(step)
+        loss = mean_loss(model, train_runs.batch(tokens, step, BATCH, SEED, shuffle))
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, CLIP)))
+        optimizer.step()
+        found.append(float(loss))
+    return found, norms, model
+
+
+OPTIONS = [
+    *("--steps", STEPS, "--batch", BATCH, "--sequence", SEQUENCE, "--seed", SEED, "--lr", LR),
+    *("--warmup", WARMUP, "--min-lr-ratio", RATIO, "--weight-decay", DECAY, "--clip", CLIP),
+    "--no-dropout",
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trains_as_torch_does(family, models, data, tokens, tmp_path):
+    log, output = tmp_path / "log.jsonl", tmp_path / "out"
+    run("--model", models[family], "--data", data, "--val", data, "--val-batches", 0, *OPTIONS,
+        "--output", output, "--log", log)  # fmt: skip
+    wanted, norms, model = train_in_torch(models[family], tokens)
+    found = losses(log)
+    assert len(found) == STEPS
+    assert found[-1] < found[0] - 0.5  # it learns, so what is compared is not flat
+    assert max(norms) > CLIP > min(norms) or min(norms) > CLIP
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+    steps = [line for line in read_log(log) if "loss" in line]
+    np.testing.assert_allclose([s["gradient_norm"] for s in steps], norms, rtol=1e-3)
+    np.testing.assert_allclose(
+        [s["lr"] for s in steps], [schedule(s["step"]) for s in steps], rtol=1e-12
+    )
+
+    # transformers loads what was written, whole, and computes what was trained.
+    loaded, report = type(model).from_pretrained(
+        output, dtype=torch.float32, output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    loaded.eval()
+    rows = torch.tensor(tokens[: 20 * SEQUENCE].astype(np.int64)).view(20, SEQUENCE)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(rows).logits, model(rows).logits, rtol=0, atol=5e-3)
+        count = (len(tokens) - 1) // SEQUENCE // BATCH * BATCH
+        whole = np.stack([tokens[i * SEQUENCE : (i + 1) * SEQUENCE + 1] for i in range(count)])
+        validation = float(mean_loss(loaded, torch.tensor(whole.astype(np.int64))))
+    reported = read_log(log)[-1]
+    assert reported["step"] == STEPS
+    assert abs(reported["validation_loss"] - validation) < 1e-5
+
+
+def test_micro_batches_give_the_same_run(models, data, tmp_path):
+    logs = []
+    for micro in (4, 2, 1):
+        logs.append(tmp_path / f"{micro}.jsonl")
+        run("--model", models["gpt2"], "--data", data, *OPTIONS, "--micro-batch", micro,
+            "--output", tmp_path / f"out{micro}", "--log", logs[-1])  # fmt: skip
+    for log in logs[1:]:
+        np.testing.assert_allclose(losses(log), losses(logs[0]), rtol=0, atol=1e-4)
+        norms = [[line["gradient_norm"] for line in read_log(path)] for path in (log, logs[0])]
+        np.testing.assert_allclose(*norms, rtol=1e-3)
+
+
+def test_same_bits_on_any_number_of_threads(models, data, tmp_path):
+    found = []
+    for threads in ("1", "2", "5"):
+        output = tmp_path / threads
+        run("--model", models["llama"], "--data", data, *OPTIONS, "--micro-batch", 2,
+            "--output", output, environment={"DEEPWELL_THREADS": threads})  # fmt: skip
+        found.append((output / "model.safetensors").read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8", "nvfp4"])
+def test_quantized_linear_layers(precision, models, data, tmp_path):
+    """Another function, but one that learns as well: losses within a tenth of the way that FP32 comes down."""
+    logs = {}
+    for name in ("fp32", precision, precision + " again"):
+        logs[name] = tmp_path / f"{name}.jsonl"
+        run("--model", models["llama"], "--data", data, *OPTIONS, "--precision", name.split()[0],
+            "--output", tmp_path / "out", "--log", logs[name])  # fmt: skip
+    full, low, again = (losses(log) for log in logs.values())
+    assert low == again and low != full
+    fall = np.mean(full[:5]) - np.mean(full[-10:])
+    assert abs(np.mean(low[-10:]) - np.mean(full[-10:])) < 0.1 * fall
+
+
+def test_order_of_the_files_and_decay_of_everything(models, data, tokens, tmp_path):
+    log = tmp_path / "log.jsonl"
+    run("--model", models["gpt2"], "--data", data, *OPTIONS, "--no-shuffle", "--decay-all",
+        "--output", tmp_path / "out", "--log", log)  # fmt: skip
+    wanted, _, _ = train_in_torch(models["gpt2"], tokens, shuffle=False, decay_all=True)
+    np.testing.assert_allclose(losses(log), wanted, rtol=0, atol=1e-4)
+
+
+def test_longest_sequence_of_learned_positions(models, data, tmp_path):
+    few = ["--model", models["gpt2"], "--data", data, "--steps", 2, "--output", tmp_path / "out"]
+    run(*few, "--sequence", 24)
+    assert "24 positions" in run(*few, "--sequence", 25, status=2).stderr
+
+
+# ---- data ------------------------------------------------------------------------------------------
+
+
+def data_in_every_form(folder: Path, tokens: np.ndarray) -> dict[str, list]:
+    def llm_c(name, magic, version, kind):
+        header = np.zeros(256, "<i4")
+        header[:3] = magic, version, len(tokens)
+        (folder / name).write_bytes(header.tobytes() + tokens.astype(kind).tobytes())
+        return ["--data", folder / name]
+
+    forms = {
+        "uint32": ["--data", train_runs.save_tokens(folder / "wide.bin", tokens, "<u4")]
+        + ["--token-type", "uint32"],
+        "llm.c gpt2": llm_c("gpt2.bin", 20240520, 1, "<u2"),
+        "llm.c llama3": llm_c("llama3.bin", 20240801, 7, "<u4"),
+    }
+    for kind in ("uint16", "int32", "int64"):
+        np.save(folder / f"{kind}.npy", tokens.astype(kind))
+        forms[kind + ".npy"] = ["--data", folder / f"{kind}.npy"]
+    # Cut between two sequences: the same sequences out of two files.
+    cut = 20 * SEQUENCE
+    (folder / "parts").mkdir()
+    train_runs.save_tokens(folder / "parts" / "a.bin", tokens[: cut + 1])
+    np.save(folder / "parts" / "b.npy", tokens[cut:].astype("int32"))
+    (folder / "parts" / "readme.txt").write_text("not tokens")
+    forms["folder"] = ["--data", folder / "parts"]
+    forms["two"] = ["--data", folder / "parts" / "a.bin", "--data", folder / "parts" / "b.npy"]
+    return forms
+
+
+def test_every_form_of_data_is_the_same_data(models, data, tokens, tmp_path):
+    few = ["--model", models["gpt2"], "--steps", 3, "--batch", BATCH, "--sequence", SEQUENCE]
+    found = {}
+    for name, form in {"uint16": ["--data", data], **data_in_every_form(tmp_path, tokens)}.items():
+        log = tmp_path / f"{name}.jsonl"
+        run(*few, *form, "--log", log, "--output", tmp_path / "out")
+        found[name] = losses(log)
+    assert all(f == found["uint16"] for f in found.values()), found
+
+
+def test_data_that_cannot_be_used(models, data, tokens, tmp_path):
+    def refused(path, *more, status=1):
+        arguments = ["--model", models["gpt2"], "--steps", 1, "--sequence", SEQUENCE]
+        return run(
+            *arguments, "--data", path, *more, "--output", tmp_path / "o", status=status
+        ).stderr
+
+    bad = tokens.copy()
+    bad[123] = VOCABULARY
+    error = refused(train_runs.save_tokens(tmp_path / "bad.bin", bad))
+    assert "bad.bin" in error and "token 123 " in error and str(VOCABULARY) in error
+    np.save(tmp_path / "negative.npy", -tokens.astype("int64"))
+    assert "token " in refused(tmp_path / "negative.npy")
+    text = tmp_path / "story.txt"
+    text.write_text("once upon a time")
+    assert "deepwell.tokenize" in refused(text, status=3)
+    assert "missing.bin" in refused(tmp_path / "missing.bin")
+    wide = train_runs.save_tokens(tmp_path / "wide.bin", tokens + 1, "<u4")
+    assert "uint32" in refused(wide)
+    assert "odd.bin" in refused(data_of(tmp_path / "odd.bin", b"abc"))
+    (tmp_path / "empty").mkdir()
+    assert ".npy" in refused(tmp_path / "empty")
+    refused(data_of(tmp_path / "few.bin", bytes(2 * SEQUENCE)), status=2)
+    refused(data, "--val", data_of(tmp_path / "short.bin", bytes(2 * SEQUENCE + 2)), "--val",
+            tmp_path / "nowhere.bin")  # fmt: skip
+    truncated = (tmp_path / "negative.npy").read_bytes()[:-3]
+    assert "truncated" in refused(data_of(tmp_path / "cut.npy", truncated))
+    assert not (tmp_path / "o").exists()
+
+
+def data_of(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# ---- the command line -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (["--steps", "many"], 2, "many"),
+        (["--steps", 0], 2, "steps"),
+        (["--lr", "nan"], 2, "lr"),
+        (["--lr", "-1"], 2, "lr"),
+        (["--betas", "0.9"], 2, "0.9"),
+        (["--betas", "0.9,1"], 2, "beta2"),
+        (["--batch", 4, "--micro-batch", 3], 2, "micro_batch"),
+        (["--warmup", 9, "--steps", 8], 2, "warmup"),
+        (["--no-such-option"], 2, "--no-such-option"),
+        (["--seed"], 2, "--seed"),
+        (["--resume"], 2, "--checkpoint"),
+        (["--val-every", 3], 2, "--val"),
+        (["--precision", "bf17"], 2, "bf17"),
+        (["--token-type", "int8"], 2, "int8"),
+        (["--precision", "fp8"], 3, "fp8"),
+    ],
+)
+def test_wrong_usage(arguments, status, named, models, data, tmp_path):
+    whole = [
+        "--model",
+        models["gpt2"],
+        "--data",
+        data,
+        "--sequence",
+        SEQUENCE,
+        "--output",
+        tmp_path / "o",
+    ]
+    assert named in run(*whole, *arguments, status=status).stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_is_missing_is_named(models, data, tmp_path):
+    assert "--model" in run("--data", data, "--output", tmp_path / "o", status=2).stderr
+    assert "--data" in run("--model", models["gpt2"], "--output", tmp_path / "o", status=2).stderr
+    assert "--output" in run("--model", models["gpt2"], "--data", data, status=2).stderr
+    nowhere = run(
+        "--model", tmp_path / "none", "--data", data, "--output", tmp_path / "o", status=1
+    )
+    assert "none" in nowhere.stderr
+
+
+def test_dry_run_says_what_it_would_take(models, data, tmp_path):
+    plan = ["--model", models["llama"], "--data", data, *OPTIONS, "--dry-run"]
+    text = run(*plan).stdout
+    parameters = sum(p.numel() for p in train_runs.load_model(models["llama"]).parameters())
+    assert f"llama, {parameters} parameters" in text
+    assert f"{STEPS} steps of {BATCH * SEQUENCE} tokens" in text
+    (event,) = [json.loads(line) for line in run(*plan, "--json").stdout.splitlines()]
+    assert event["event"] == "plan" and event["parameters"] == parameters
+    assert event["memory"]["optimizer"] >= 8 * parameters
+    # Far too large for this machine, but only planned.
+    huge = [
+        "--init",
+        "--model",
+        "gpt2",
+        "--data",
+        data,
+        "--batch",
+        64,
+        "--sequence",
+        12,
+        "--dry-run",
+    ]
+    assert "124439808 parameters" in run(*huge).stdout
+
+
+def test_json_and_plain_lines(models, data, tmp_path):
+    few = ["--model", models["gpt2"], "--data", data, "--sequence", SEQUENCE, "--steps", 25,
+           "--val", data, "--val-every", 10, "--output", tmp_path / "o"]  # fmt: skip
+    events = [json.loads(line) for line in run(*few, "--json").stdout.splitlines()]
+    assert [e["event"] for e in events].count("step") == 25
+    assert [e["step"] for e in events if e["event"] == "validation"] == [10, 20, 25]
+    assert events[0]["event"] == "plan" and events[-1]["event"] == "model"
+    lines = run(*few).stdout.splitlines()
+    assert [line.split()[1] for line in lines if "tokens/s" in line] == [
+        "1/25",
+        "10/25",
+        "20/25",
+        "25/25",
+    ]
+    assert not any("\r" in line or "\033" in line for line in lines)
+
+
+def test_one_updating_line_on_a_terminal(models, data, tmp_path):
+    few = ["--model", models["gpt2"], "--data", data, "--sequence", SEQUENCE, "--steps", 20,
+           "--output", tmp_path / "o"]  # fmt: skip
+    for environment, bold in (({}, True), ({"NO_COLOR": "1"}, False)):
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            command(*few), stdout=slave, stderr=slave, env={**os.environ, **environment}
+        )
+        os.close(slave)
+        text = b""
+        try:
+            while block := os.read(master, 65536):
+                text += block
+        except OSError:  # the other end is closed
+            pass
+        os.close(master)
+        assert process.wait(60) == 0, text
+        assert b"\r\033[Kstep 20/20" in text
+        assert (b"\033[1m" in text) == bold
+
+
+def test_closed_output_and_full_disks_are_failures(models, data, tmp_path):
+    few = ["--model", models["gpt2"], "--data", data, "--sequence", SEQUENCE, "--steps", 5,
+           "--output", tmp_path / "o"]  # fmt: skip
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(*few), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1 and "without --checkpoint" in done.stderr
+    error = run(*few, "--log", "/dev/full", status=1).stderr
+    assert "/dev/full" in error and "No space" in error
+
+
+def test_from_a_configuration_alone(data, tmp_path):
+    folder = tmp_path / "config"
+    train_runs.config("qwen3").save_pretrained(folder)
+    arguments = ["--init", "--model", folder, "--data", data, *OPTIONS]
+    assert "safetensors" in run(*arguments[1:], "--output", tmp_path / "o", status=1).stderr
+    for name in ("a", "b"):
+        run(*arguments, "--output", tmp_path / name, "--log", tmp_path / f"{name}.jsonl")
+    run(*arguments, "--seed", SEED + 1, "--output", tmp_path / "c", "--log", tmp_path / "c.jsonl")
+    a, b, c = (losses(tmp_path / f"{name}.jsonl") for name in "abc")
+    assert a == b and a[0] != c[0]
+    assert abs(a[0] - math.log(VOCABULARY)) < 0.5 and a[-1] < a[0] - 0.3
+    train_runs.load_model(tmp_path / "a")
+
+
+def test_dropout_depends_on_the_seed_and_the_step(models, data, tmp_path):
+    few = ["--model", models["gpt2"], "--data", data, "--sequence", SEQUENCE, "--steps", 4, "--lr", 0,
+           "--no-shuffle", "--batch", 1, "--output", tmp_path / "o"]  # fmt: skip
+    found = {}
+    for name, more in {"none": ["--no-dropout"], "a": [], "again": [], "b": ["--seed", 1]}.items():
+        run(*few, *more, "--log", tmp_path / f"{name}.jsonl")
+        found[name] = losses(tmp_path / f"{name}.jsonl")
+    assert found["a"] == found["again"]
+    assert all(x != y for x, y in zip(found["a"], found["none"]))
+    assert all(x != y for x, y in zip(found["a"], found["b"]))
+
+
+def test_steps_that_are_not_finite(models, data, tmp_path):
+    # A learning rate at which weights overflow: the loss is not finite from then on.
+    arguments = ["--model", models["llama"], "--data", data, "--sequence", SEQUENCE, "--steps", 40,
+                 "--lr", 1e38, "--max-bad-steps", 3, "--log", tmp_path / "log.jsonl",
+                 "--checkpoint", tmp_path / "ck", "--save-every", 1]  # fmt: skip
+    done = run(*arguments, status=1)
+    assert "diverged" in done.stderr and "3 steps in a row" in done.stderr
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["applied"] for line in lines[-3:]] == [False] * 3 and lines[0]["applied"]
+    assert all("not_finite" in line for line in lines[-3:])
+    assert "was not applied" in done.stdout
+    # What was kept is of before the failure, and its weights were not touched by it.
+    newest = sorted((tmp_path / "ck").glob("step-*"))[-1]
+    assert int(newest.name[5:]) == lines[-1]["step"] - 1
+    assert json.loads((newest / "manifest.json").read_text())["updates"] == sum(
+        x["applied"] for x in lines
+    )
+
+
+def test_prediction_of_memory(tmp_path):
+    """The largest resident set lies between what is certainly touched and the prediction plus what is not
+    counted: kernels' libraries, the file that is read, allocators (12 MiB)."""
+    folder, data = tmp_path / "config", tmp_path / "tokens.bin"
+    config = train_runs.config("gpt2")
+    config.n_embd, config.n_layer, config.n_positions, config.vocab_size = 256, 4, 128, 8000
+    config.save_pretrained(folder)
+    train_runs.save_tokens(data, np.random.default_rng(0).integers(0, 8000, 20000))
+    for more in ([], ["--micro-batch", 4]):
+        events = run("--init", "--model", folder, "--data", data, "--steps", 2, "--sequence", 128,
+                     "--batch", 16, *more, "--output", tmp_path / "o", "--json").stdout  # fmt: skip
+        events = [json.loads(line) for line in events.splitlines()]
+        predicted = events[0]["memory"]["predicted_peak"]
+        used = max(e["memory_peak"] for e in events if e["event"] == "step")
+        assert predicted > 100 << 20
+        assert 0.85 * predicted < used < predicted + (12 << 20), (predicted, used)
+
+
+# ---- text ------------------------------------------------------------------------------------------
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    import tokenizers
+    import transformers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<end>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def tokenize(*arguments, status=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "deepwell.tokenize", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_text_becomes_tokens(tmp_path, monkeypatch):
+    import deepwell.tokenize
+    import transformers
+
+    folder = tokenizer_folder(tmp_path / "model")
+    text = Path(__file__).read_text()
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.jsonl").write_text('{"text": "one\\n"}\n\n{"text": "two"}\n')
+    output = tmp_path / "tokens.bin"
+    said = tokenize(
+        "--model", folder, tmp_path / "a.txt", tmp_path / "b.jsonl", "-o", output
+    ).stdout
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    wanted = [
+        t for document in (text, "one\n", "two") for t in [*reference(document)["input_ids"], 0]
+    ]
+    assert np.fromfile(output, "<u2").tolist() == wanted
+    assert f"{len(wanted):,} tokens" in said
+
+    # In pieces: at the ends of lines between words this tokenizer splits too; elsewhere the text is the same.
+    monkeypatch.setattr(deepwell.tokenize, "PIECE", 100)
+    lines = "\n".join(text.split())
+    for name, content in (("lines", lines), ("indented", text), ("unbroken", "ab" * 3000)):
+        (tmp_path / name).write_text(content)
+        output = tmp_path / f"{name}.npy"
+        deepwell.tokenize.tokenize(reference, [str(tmp_path / name)], output)
+        made = np.load(output)
+        assert made.dtype == np.uint16
+        assert reference.decode(made[:-1]) == content
+        if name == "lines":
+            assert made.tolist() == [*reference(content)["input_ids"], 0]
+
+    broken = tmp_path / "c.jsonl"
+    broken.write_text('{"text": "fine"}\n{"txt": 1}\n')
+    assert (
+        "line 2" in tokenize("--model", folder, broken, "-o", tmp_path / "c.bin", status=1).stderr
+    )
+    assert (
+        "nowhere"
+        in tokenize("--model", tmp_path / "nowhere", broken, "-o", output, status=1).stderr
+    )
+    assert sorted(p.name for p in tmp_path.iterdir() if "bin" in p.name) == ["tokens.bin"]
