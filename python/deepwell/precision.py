@@ -6,8 +6,8 @@ import dataclasses
 import enum
 
 
-class Precision(enum.Enum):
-    """What a matrix product's operands are stored in."""
+class Precision(str, enum.Enum):
+    """What a matrix product's operands are stored in. Equal to its name in lower case."""
 
     FP32 = "fp32"
     FP16 = "fp16"

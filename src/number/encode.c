@@ -25,12 +25,27 @@ static int64_t task_count(int64_t count) { return count / TASK + (count % TASK !
 
 /* ---- encoding ------------------------------------------------------------------------------ */
 
+static void encode_nearest_wide(const array_call *call, int64_t start, int64_t count) {
+    const bool bf16 = call->format == DW_FORMAT_BF16;
+    const uint16_t infinity = bf16 ? 0x7F80 : 0x7C00;
+    const bool saturate = call->options.overflow == DW_OVERFLOW_SATURATE;
+    for (int64_t i = start; i < start + count; i++) {
+        uint16_t code = bf16 ? dw__f32_to_bf16(call->values[i]) : dw__f32_to_f16(call->values[i]);
+        if (saturate && (code & 0x7FFF) == infinity) code--; /* to the largest number */
+        memcpy(call->codes + 2 * i, &code, sizeof code);
+    }
+}
+
 static void encode_wide(const array_call *call, int64_t start, int64_t count,
                         const uint32_t *words) {
+    if (words == NULL) {
+        encode_nearest_wide(call, start, count);
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         uint16_t code =
             (uint16_t)dw__encode_one(call->format, call->values[start + i], call->options.overflow,
-                                     call->options.rounding, words ? words[i] : 0);
+                                     DW_ROUND_STOCHASTIC, words[i]);
         memcpy(call->codes + 2 * (start + i), &code, sizeof code);
     }
 }

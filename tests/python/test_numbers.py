@@ -769,7 +769,7 @@ def test_precisions_by_name():
     scaled = {"MXFP8", "MXFP6", "MXFP4", "NVFP4"}
     assert {p.name for p in dw.Precision if p.is_microscaled} == scaled
     assert {p.name for p in dw.Precision if p.requires_blackwell} == scaled
-    assert dw.Precision("mxfp8") is dw.Precision.MXFP8
+    assert dw.Precision("mxfp8") is dw.Precision.MXFP8 and dw.Precision.MXFP8 == "mxfp8"
     assert dw.MicroscalingConfig(block_size=32).scale_rule == "rceil"
 
 

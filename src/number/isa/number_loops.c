@@ -514,7 +514,7 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
 DW_INLINE void transform(const float *x, const float *before, const float *after, int size,
                          float scale, float *result) {
     enum { MOST = 128 };
-    float values[MOST];
+    float values[MOST] = {0};
     for (int i = 0; i < size; i++) values[i] = x[i] * before[i];
     for (int stride = 1; stride < size; stride *= 2) {
         for (int start = 0; start < size; start += 2 * stride) {
