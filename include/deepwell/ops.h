@@ -88,6 +88,8 @@
  *                                         lse = -inf. p, stream: dropout of the probabilities,
  *                                         random_uniform's element index over [B,H,Sq,Sk]
  *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention) -> dq, dk, dv
+ *                                         probabilities are exp(score - lse), and their rows sum to 1 also
+ *                                         where lse < DW_LOW_SCORE, which holds no digit of a score
  *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time
@@ -105,6 +107,9 @@
 #define DEEPWELL_OPS_H
 
 #include "deepwell/status.h"
+
+/* Attention's scores below this were swallowed by a mask: models write the least number of a type. */
+#define DW_LOW_SCORE (-1e30)
 
 #ifdef __cplusplus
 extern "C" {

@@ -150,13 +150,19 @@ dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node 
     return e.status;
 }
 
-/* exp(scores - lse); a query that may attend to nothing has lse = -inf and zeros */
+/* exp(scores - lse); a query that may attend to nothing has lse = -inf and zeros. Where every score was
+ * swallowed by the mask, lse is the largest of them and has lost the logarithm of their number: such
+ * rows are divided by their sum. */
 static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse) {
     dw_value empty = dw__emit_with_number(e, DW_OP_EQ, lse, -INFINITY);
     dw_value shift = dw__emit_select(e, empty, dw__emit_like(e, lse, 0.0), lse);
-    return dw__emit_unary(
+    dw_value p = dw__emit_unary(
         e, DW_OP_EXP,
         dw__emit_binary(e, DW_OP_SUB, scores, dw__emit_spread_last(e, shift, scores)));
+    dw_value low = dw__emit_with_number(e, DW_OP_LT, shift, DW_LOW_SCORE);
+    dw_value sum = dw__emit_reduce(e, DW_OP_REDUCE_SUM, p, 3, false);
+    sum = dw__emit_select(e, low, sum, dw__emit_like(e, sum, 1.0));
+    return dw__emit_binary(e, DW_OP_DIV, p, dw__emit_spread_last(e, sum, p));
 }
 
 /* With P the probabilities, Z their dropout: dv = Z^T do; dP = dropout(do v^T);

@@ -136,9 +136,6 @@ static dw_value repeated_operand(const dw__matcher *m, dw_value value) {
 /* ---- masks ---------------------------------------------------------------------------------- */
 
 #define MAX_CONDITIONS 8
-/* Biases below this take a key away wherever a query has another: they swallow any score. Models write
- * the least number of a type. */
-#define LEAST_BIAS (-1e30)
 
 /* A position: the index along an axis (counted from the last one, 0), plus `offset`. */
 typedef struct position {
@@ -311,7 +308,7 @@ bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bia
     if (choice == DW_NONE || !dw__is_splat(graph, dw__operand(m, choice, 2), &low)) return false;
     dw_value chosen = dw__unbroadcast(m, dw__operand(m, choice, 1));
     bool is_zero = dw__is_splat(graph, chosen, &zero) && zero == 0.0;
-    if (low > LEAST_BIAS || !(is_zero || dw__is_learned(m, chosen))) return false;
+    if (low > DW_LOW_SCORE || !(is_zero || dw__is_learned(m, chosen))) return false;
     dw__attention_parts found = *parts;
     if (!remove_positions(m, dw__operand(m, choice, 0), &found, &rest)) return false;
     /* A finite bias, however low, leaves a query that sees no key uniform weights. */

@@ -41,7 +41,14 @@ static void release(float *data, int64_t count) {
 
 /* ---- problems ----------------------------------------------------------------------------------- */
 
-typedef enum mask_kind { NO_MASK, BOOL_FULL, BOOL_PADDING, FLOAT_FULL, FLOAT_HEADS } mask_kind;
+typedef enum mask_kind {
+    NO_MASK,
+    BOOL_FULL,
+    BOOL_PADDING,
+    FLOAT_FULL,
+    FLOAT_HEADS,
+    FLOAT_LOW /* F32's least number: one key in four, and all keys of one query in three */
+} mask_kind;
 
 typedef struct problem {
     int64_t batches, heads, key_heads, queries, keys, head_size, value_size;
@@ -111,6 +118,9 @@ static void make_mask(data *d, const problem *p) {
         d->mask.data = d->mask_floats = dw__malloc((size_t)count * sizeof(float));
         for (int64_t i = 0; i < count; i++) {
             d->mask_floats[i] = random_float() > 0.9f ? -INFINITY : random_float();
+            if (p->mask != FLOAT_LOW) continue;
+            bool low = i / p->keys % 3 == 0 || random_float() > 0.5f;
+            d->mask_floats[i] = low ? -FLT_MAX : 0.0f;
         }
     }
 }
@@ -446,7 +456,7 @@ static void test_positions(void **state) {
 
 static void test_masks(void **state) {
     (void)state;
-    for (int mask = BOOL_FULL; mask <= FLOAT_HEADS; mask++) {
+    for (int mask = BOOL_FULL; mask <= FLOAT_LOW; mask++) {
         problem p = {2, 4, 2, 67, 71, 12, 20, 0, -1, (mask_kind)mask, 0, mask % 2, 1, 0};
         check(&p);
         p.causal = 1;

@@ -525,6 +525,169 @@ static void heads_repeated_in_another_order_are_not(void **state) {
         dw_value_shape(e.graph, dw_node_input(e.graph, find_op(DW_OP_ATTENTION), 1))[1], 6);
 }
 
+/* ---- recognise: attention written out ------------------------------------------------------- */
+
+#define LEAST (-3.4028234663852886e38) /* F32's least number, which models write for "never" */
+
+static dw_value product_of_heads(void) {
+    dw_value q = leaf("q", DW_F32, 4, B, D(2), S, D(3)), k = leaf("k", DW_F32, 4, B, D(2), S, D(3));
+    return dw__emit_matmul(&e, q, k, false, true);
+}
+
+static dw_value softmax_last(dw_value x) {
+    dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 3);
+    return dw__emit(&e, DW_OP_SOFTMAX, 1, &x, 1, &axis);
+}
+
+static dw_value times_values(dw_value weights) {
+    return dw__emit_matmul(&e, weights, leaf("v", DW_F32, 4, B, D(2), S, D(4)), false, false);
+}
+
+/* 0 where the condition holds, else `low` */
+static dw_value bias_where(dw_value condition, double low) {
+    dw_value zero = dw__emit_cast(&e, condition, DW_F32);
+    return dw__emit_select(&e, condition, dw__emit_like(&e, zero, 0.0),
+                           dw__emit_like(&e, zero, low));
+}
+
+static dw_node the_attention(void) {
+    RECOGNIZE();
+    assert_int_equal(count_op(DW_OP_ATTENTION), 1);
+    assert_int_equal(count_op(DW_OP_SOFTMAX), 0);
+    return find_op(DW_OP_ATTENTION);
+}
+
+static void written_attention_is_recognised(void **state) {
+    for (int form = 0; form < 4; form++) {
+        dw_value scores = product_of_heads();
+        double scale = 1.0;
+        if (form == 1) scores = number(DW_OP_MUL, scores, scale = 0.25);
+        if (form == 2) scores = op2(DW_OP_DIV, scores, spread(scores, 8.0)), scale = 0.125;
+        if (form == 3) { /* soft cap 5, scale 0.7 */
+            scores = number(DW_OP_DIV, number(DW_OP_MUL, scores, 0.7), 5.0);
+            scores = number(DW_OP_MUL, op1(DW_OP_TANH, scores), 5.0);
+            scale = 0.7;
+        }
+        if (form > 0) scores = add(scores, spread(scores, 0.0)); /* a mask that hides nothing */
+        output(times_values(softmax_last(scores)));
+        dw_node node = the_attention();
+        assert_true(fabs(dw_node_float(e.graph, node, DW_ATTR_KEY_SCALE, 0) - scale) < 1e-12);
+        assert_true(dw_node_float(e.graph, node, DW_ATTR_KEY_SOFTCAP, 0) == (form == 3 ? 5 : 0));
+        assert_int_equal(dw_node_input(e.graph, node, 3), DW_NONE);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+static void written_dropout_keeps_its_mask(void **state) {
+    (void)state;
+    dw_value seed = leaf("seed", DW_I64, 1, D(2));
+    dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_P, 0.4), dw_attr_int(DW_ATTR_KEY_STREAM, 3)};
+    dw_value weights = softmax_last(product_of_heads());
+    weights = dw__emit(&e, DW_OP_DROPOUT, 2, (dw_value[]){weights, seed}, 2, attrs);
+    output(times_values(weights));
+    dw_node node = the_attention();
+    assert_true(dw_node_float(e.graph, node, DW_ATTR_KEY_P, 0) == 0.4);
+    assert_int_equal(count_op(DW_OP_DROPOUT), 0);
+}
+
+/* key > query - 2 */
+static dw_value window_condition(void) {
+    dw_value key = broadcast(positions(1, false), 4, D(1), D(1), S, S);
+    dw_value query = broadcast(positions(0, false), 4, D(1), D(1), S, S);
+    return op2(DW_OP_GT, key, number(DW_OP_SUB, query, 2.0));
+}
+
+static void low_biases_out_of_reach_are_positions(void **state) {
+    for (int form = 0; form < 3; form++) {
+        dw_value allowed = causal_condition(0);
+        if (form > 0) allowed = op2(DW_OP_AND, window_condition(), allowed);
+        dw_value bias = bias_where(allowed, form == 2 ? (double)-INFINITY : LEAST);
+        output(
+            times_values(softmax_last(add(product_of_heads(), broadcast(bias, 4, B, D(2), S, S)))));
+        dw_node node = the_attention();
+        assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_CAUSAL, 0), 1);
+        assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_WINDOW, -1), form > 0 ? 2 : -1);
+        assert_int_equal(dw_node_input(e.graph, node, 3), DW_NONE);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+static void windows_of_bool_masks_are_recognised(void **state) {
+    (void)state;
+    dw_value allowed = op2(DW_OP_AND, window_condition(), causal_condition(3));
+    output(attend(broadcast(allowed, 4, B, D(2), S, S), 0));
+    dw_node node = the_attention();
+    assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_WINDOW, -1), 2);
+    assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_CAUSAL, 0), 1);
+    assert_int_equal(dw_node_input(e.graph, node, 3), DW_NONE);
+}
+
+/* A padded query sees nothing; a finite bias then gives it uniform weights, over all keys. */
+static void low_biases_with_padding_stay(void **state) {
+    (void)state;
+    dw_value padding = reshape(leaf("padding", DW_BOOL, 2, B, S), 4, B, D(1), D(1), S);
+    dw_value allowed = op2(DW_OP_AND, broadcast(causal_condition(0), 4, B, D(1), S, S),
+                           broadcast(padding, 4, B, D(1), S, S));
+    dw_value bias = broadcast(bias_where(allowed, LEAST), 4, B, D(2), S, S);
+    output(times_values(softmax_last(add(product_of_heads(), bias))));
+    dw_node node = the_attention();
+    assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_CAUSAL, 0), 0);
+    dw_value mask = dw_node_input(e.graph, node, 3);
+    assert_int_equal(dw_value_dtype(e.graph, mask), DW_F32);
+    assert_int_equal(dw_value_shape(e.graph, mask)[1], 1);
+}
+
+/* Two biases: that of positions is an attribute only if the other one cannot be low as well. */
+static void a_learned_bias_stays_beside_positions(void **state) {
+    for (int learned = 0; learned < 2; learned++) {
+        dw_value table, other = DW_NONE;
+        OK(dw_graph_leaf(e.graph, DW_ROLE_PARAMETER, "table", DW_F32, 2, (dw_dim[]){5, 2}, &table));
+        if (learned) {
+            dw_value index = leaf("index", DW_I64, 2, S, S);
+            other = dw__emit(&e, DW_OP_EMBEDDING, 2, (dw_value[]){table, index}, 0, NULL);
+            other = dw__emit_permute(&e, other, 3, (int64_t[]){2, 0, 1});
+        } else {
+            other = leaf("other", DW_F32, 3, D(2), S, S);
+        }
+        dw_value causal = broadcast(bias_where(causal_condition(0), LEAST), 4, B, D(2), S, S);
+        dw_value scores = add(product_of_heads(), broadcast(other, 4, B, D(2), S, S));
+        output(times_values(softmax_last(add(scores, causal))));
+        dw_node node = the_attention();
+        assert_int_equal(dw_node_int(e.graph, node, DW_ATTR_KEY_CAUSAL, 0), learned);
+        assert_int_equal(dw_value_shape(e.graph, dw_node_input(e.graph, node, 3))[0], 1);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
+static void hidden_scores_are_a_mask(void **state) {
+    (void)state;
+    dw_value scores = product_of_heads(), allowed = leaf("allowed", DW_BOOL, 2, S, S);
+    dw_value other = leaf("other", DW_F32, 3, D(2), S, S);
+    scores = add(scores, broadcast(other, 4, B, D(2), S, S));
+    scores = dw__emit_select(&e, broadcast(allowed, 4, B, D(2), S, S), scores,
+                             dw__emit_like(&e, scores, -INFINITY));
+    output(times_values(softmax_last(scores)));
+    dw_value mask = dw_node_input(e.graph, the_attention(), 3);
+    assert_int_equal(dw_value_dtype(e.graph, mask), DW_F32);
+}
+
+static void weights_that_are_read_stay(void **state) {
+    for (int form = 0; form < 3; form++) {
+        dw_value scores = product_of_heads(), weights = softmax_last(scores);
+        if (form == 0) output(weights);
+        if (form == 1) output(scores);
+        if (form == 2) weights = softmax_last(op1(DW_OP_ABS, scores)); /* no product */
+        output(times_values(weights));
+        RECOGNIZE();
+        assert_int_equal(count_op(DW_OP_ATTENTION), 0);
+        close_graph(state);
+        open_graph(state);
+    }
+}
+
 /* ---- recognise: linear, loss ---------------------------------------------------------------- */
 
 static dw_dim rows(void) {
@@ -969,6 +1132,14 @@ int main(void) {
         TEST(partial_rope_is_recognised),
         TEST(another_rotation_is_no_rope),
         TEST(causal_masks_are_recognised),
+        TEST(written_attention_is_recognised),
+        TEST(written_dropout_keeps_its_mask),
+        TEST(low_biases_out_of_reach_are_positions),
+        TEST(windows_of_bool_masks_are_recognised),
+        TEST(low_biases_with_padding_stay),
+        TEST(a_learned_bias_stays_beside_positions),
+        TEST(hidden_scores_are_a_mask),
+        TEST(weights_that_are_read_stay),
         TEST(causal_and_padding_leaves_the_padding),
         TEST(other_masks_are_not_causal),
         TEST(masks_are_passed_unbroadcast),

@@ -61,6 +61,10 @@ def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: An
     exact_args, exact_kwargs = to_double((args, kwargs))
     exact_outputs, exact_grads = gradients(exact_model, exact_args, exact_kwargs)
     plain_outputs, plain_grads = gradients(plain, args, kwargs)
+    if any(t.isnan().any() for t in exact_outputs):
+        # Eager attention of transformers takes its softmax in FP32 even in an FP64 model, whose masks
+        # (FP64's least number) are -inf there: a row that sees nothing is NaN. FP32 judges then.
+        exact_outputs, exact_grads = plain_outputs, plain_grads
     our_outputs, our_grads = gradients(ours, args, kwargs)
 
     assert len(our_outputs) == len(exact_outputs)
@@ -72,6 +76,8 @@ def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: An
     assert our_grads.keys() == exact_grads.keys()
     norms = torch.tensor([g.norm() for g in exact_grads.values() if g is not None])
     median = norms.median().item() if len(norms) else 0.0
+    # A gradient that is exactly zero (of queries, where there is one key) is rounding of larger terms.
+    largest = norms.max().item() if len(norms) else 0.0
     for name, exact in exact_grads.items():
         our, own = our_grads[name], plain_grads[name]
         assert (our is None) == (own is None), f"{name}: one gradient is None"
@@ -79,6 +85,8 @@ def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: An
             continue
         error = _error(our, exact)
         allowed = 1e-4 * max(exact.norm().item(), 1e-3 * median)
+        if exact.norm().item() < 1e-9 * largest:
+            allowed = max(allowed, 8 * 2.0**-24 * largest)
         assert error <= max(allowed, 2 * _error(own, exact)), (
             f"{name}: error {error:.3g}, norm {exact.norm():.3g}, PyTorch's own {_error(own, exact):.3g}"
         )

@@ -38,13 +38,16 @@ _STILL = dict(hidden_dropout=0.0, attention_dropout=0.0)
 
 @dataclass(frozen=True)
 class Family:
-    """How a family is built, and what its graph consists of: nodes of each composite in two layers."""
+    """How a family is built, and what the graph of its plain variant consists of: nodes of each composite in
+    two layers, and what each attention is told."""
 
     name: str
     model: str
     config: str
     options: dict[str, Any]
     composites: dict[str, int]
+    attention: tuple[dict[str, Any], ...] = ()
+    why: str = ""  # what is special
 
 
 FAMILIES = [
@@ -54,6 +57,8 @@ FAMILIES = [
         "Qwen2Config",
         _GROUPED,
         dict(attention=2, rms_norm=5, rope=4, swiglu=2),
+        (dict(causal=1, mask=False),) * 2,
+        "biases of queries, keys and values; grouped heads",
     ),
     Family(
         "qwen3",
@@ -61,6 +66,8 @@ FAMILIES = [
         "Qwen3Config",
         dict(_GROUPED, head_dim=24),
         dict(attention=2, rms_norm=9, rope=4, swiglu=2),  # with norms of queries and keys
+        (dict(causal=1, mask=False),) * 2,
+        "norms of queries and keys; grouped heads of a size of their own",
     ),
     Family(
         "mistral",
@@ -68,6 +75,8 @@ FAMILIES = [
         "MistralConfig",
         dict(_GROUPED, sliding_window=WINDOW),
         dict(attention=2, rms_norm=5, rope=4, swiglu=2),
+        (dict(causal=1, window=WINDOW, mask=False),) * 2,
+        "sliding window; shorter and longer sequences",
     ),
     Family(
         "gemma",
@@ -75,6 +84,8 @@ FAMILIES = [
         "GemmaConfig",
         dict(_GROUPED, head_dim=24),
         dict(attention=2, rms_norm=5, rope=4, gelu=2),
+        (dict(causal=1, mask=False),) * 2,
+        "scaled embeddings, norms that multiply by 1 + w",
     ),
     Family(
         "gemma2",
@@ -90,6 +101,11 @@ FAMILIES = [
             attn_implementation="eager",
         ),
         dict(attention=2, rms_norm=9, rope=4, gelu=2),
+        (
+            dict(causal=1, window=WINDOW, softcap=0.4, mask=False),
+            dict(causal=1, window=None, softcap=0.4, mask=False),
+        ),
+        "soft caps, windows in every other layer",
     ),
     Family(
         "gemma3",
@@ -103,6 +119,8 @@ FAMILIES = [
             layer_types=["sliding_attention", "full_attention"],
         ),
         dict(attention=2, rms_norm=13, rope=4, gelu=2),
+        (dict(causal=1, window=WINDOW, mask=False), dict(causal=1, window=None, mask=False)),
+        "windows in some layers, two rotary bases, norms of queries and keys",
     ),
     Family(
         "phi",
@@ -110,6 +128,8 @@ FAMILIES = [
         "PhiConfig",
         dict(_TINY, partial_rotary_factor=0.5),
         dict(attention=2, layer_norm=3, rope=4, gelu=2),
+        (dict(causal=1, mask=False),) * 2,
+        "parallel block; the first part of each head turns",
     ),
     Family(
         "phi3",
@@ -117,6 +137,8 @@ FAMILIES = [
         "Phi3Config",
         dict(_GROUPED),
         dict(attention=2, rms_norm=5, rope=4, swiglu=2),
+        (dict(causal=1, mask=False),) * 2,
+        "queries, keys and values from one product; gate and up likewise",
     ),
     Family(
         "gpt-neox",
@@ -124,6 +146,8 @@ FAMILIES = [
         "GPTNeoXConfig",
         _TINY,
         dict(attention=2, layer_norm=5, rope=4, gelu=2),
+        (dict(causal=1, mask=False),) * 2,
+        "parallel block; the first part of each head turns",
     ),
     Family(
         "opt",
@@ -136,6 +160,8 @@ FAMILIES = [
             dropout=0.0,
         ),
         dict(attention=2, layer_norm=5),
+        (dict(causal=1, mask=False),) * 2,
+        "learned positions, counted from the mask",
     ),
     Family(
         "bert",
@@ -143,6 +169,8 @@ FAMILIES = [
         "BertConfig",
         dict(_TINY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         dict(attention=2, layer_norm=6, gelu=3),
+        (dict(causal=0, mask=True),) * 2,
+        "bidirectional; masked-token head",
     ),
     Family(
         "bert-classes",
@@ -150,6 +178,8 @@ FAMILIES = [
         "BertConfig",
         dict(_TINY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3),
         dict(attention=2, layer_norm=5, gelu=2),
+        (dict(causal=0, mask=True),) * 2,
+        "bidirectional; sequence classification",
     ),
     Family(
         "t5",
@@ -169,6 +199,16 @@ FAMILIES = [
             pad_token_id=0,
         ),
         dict(attention=6, rms_norm=12),  # each decoder layer has two attentions
+        # encoder: bias and padding; decoder: bias, causal; across: padding
+        (
+            dict(causal=0, mask=True),
+            dict(causal=0, mask=True),
+            dict(causal=1, mask=True),
+            dict(causal=0, mask=True),
+            dict(causal=1, mask=True),
+            dict(causal=0, mask=True),
+        ),
+        "encoder and decoder, learned relative bias",
     ),
     Family(
         "vit",
@@ -184,6 +224,8 @@ FAMILIES = [
             num_labels=5,
         ),
         dict(attention=2, layer_norm=5, gelu=2),
+        (dict(causal=0, mask=False),) * 2,
+        "images; the patch embedding is a linear layer",
     ),
 ]
 BY_FAMILY = {family.name: family for family in FAMILIES}
@@ -311,7 +353,7 @@ def _decoder(family: str, *more: Variant) -> list[Variant]:
         Variant(family, "right padding", arguments=text_arguments(pad="right")),
         Variant(family, "eager", _EAGER),
         Variant(family, "eager, left padding", _EAGER, text_arguments(pad="left")),
-        Variant(family, "one token, one row", sizes=_EDGES),
+        Variant(family, "one token, one row", arguments=text_arguments(labels=None), sizes=_EDGES),
         *more,
     ]
 
@@ -360,7 +402,7 @@ VARIANTS: list[Variant] = [
         Variant(
             "gemma2", "no caps", {"attn_logit_softcapping": None, "final_logit_softcapping": None}
         ),
-        Variant("gemma2", "bool mask", arguments=text_arguments(extra="float mask")),
+        Variant("gemma2", "float mask", arguments=text_arguments(extra="float mask")),
     ),
     *_decoder("gemma3", Variant("gemma3", "around the window", sizes=_AROUND_WINDOW)),
     *_decoder(
@@ -396,7 +438,7 @@ VARIANTS: list[Variant] = [
     Variant("bert", "bool mask", arguments=text_arguments(extra="bool mask")),
     Variant("bert", "untied", {"tie_word_embeddings": False}),
     Variant("bert", "decoder", {"is_decoder": True}),
-    Variant("bert", "one token, one row", sizes=_EDGES),
+    Variant("bert", "one token, one row", arguments=text_arguments(labels=None), sizes=_EDGES),
     Variant("bert-classes", "plain", arguments=_classes(pad="right")),
     Variant("bert-classes", "eager", _EAGER, _classes(pad="right")),
     Variant("bert-classes", "no labels", arguments=text_arguments(labels=None, pad="right")),
@@ -417,3 +459,19 @@ VARIANTS: list[Variant] = [
     Variant("vit", "no labels", arguments=image_arguments(labels=False)),
     Variant("vit", "no query bias", {"qkv_bias": False}, image_arguments()),
 ]
+
+
+# ---- docs/models.md -----------------------------------------------------------------------------
+
+
+def document() -> str:
+    """The table of families and variants in docs/models.md. Each variant is run as one whole by the tests."""
+    lines = ["| family | class | what is special | variants | how |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
+        names = "; ".join(v.name for v in VARIANTS if v.family == family.name)
+        lines.append(f"| {family.name} | `{family.model}` | {family.why} | {names} | whole |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

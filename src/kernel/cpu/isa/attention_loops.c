@@ -393,6 +393,8 @@ typedef struct backward_state {
     float *dropped;                     /* P^T after dropout */
     float *slope;                       /* of the soft cap; NULL: none */
     float lse[QUERIES], delta[QUERIES]; /* delta = sum of dO * O: the softmax's inner product */
+    bool has_low_rows;                  /* rows whose lse has lost the sum of their exponentials: */
+    float inverse_sum[QUERIES];         /* what their probabilities are multiplied by; else 1 */
 } backward_state;
 
 /* Scores become P = exp(score - lse). */
@@ -404,6 +406,12 @@ static void probabilities(const tile *t, const float *bias, backward_state *s) {
             vf score = v_load(x);
             if (bias) score += v_load(bias + kk * QUERIES + lane);
             v_store(x, exp_or_zero(score - lse));
+        }
+        if (!s->has_low_rows) continue;
+        vf inverse = v_load(s->inverse_sum + lane);
+        for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
+            float *x = s->scores + kk * QUERIES + lane;
+            v_store(x, v_load(x) * inverse);
         }
     }
 }
@@ -454,19 +462,38 @@ static void backward_tile(const dw__attention *a, const dw__attention_part *part
     }
 }
 
+/* Sum of exp(score - lse) over the keys of a query whose scores the mask swallowed: what the mask says is
+ * what they are. */
+static float sum_of_low_row(const dw__attention *a, const tile *t, int64_t query, float lse) {
+    const float *added = a->mask;
+    int64_t first, end;
+    float sum = 0.0f;
+    reachable_keys(a, query, 1, &first, &end);
+    if (!added || a->mask_is_bool) return 1.0f; /* it was the scores themselves */
+    added += t->batch * a->mask_stride[0] + t->head * a->mask_stride[1] + query * a->mask_stride[2];
+    for (int64_t key = first; key < end; key++) sum += expf(added[key * a->mask_stride[3]] - lse);
+    return sum;
+}
+
 static void load_queries(const dw__attention *a, const tile *t, backward_state *s) {
     const float *d_o = rows_at(&a->d_o, t->batch, t->head, t->query);
     const float *o = rows_at(&a->o, t->batch, t->head, t->query);
     transpose_block(t->query_count, a->head_size, rows_at(&a->q, t->batch, t->head, t->query),
                     a->q.row, s->queries);
     transpose_block(t->query_count, a->value_size, d_o, a->d_o.row, s->grads);
+    s->has_low_rows = false;
     for (int64_t i = 0; i < QUERIES; i++) {
+        s->inverse_sum[i] = 1.0f;
         /* P = exp(score - inf) = 0 where there is no query, or it may attend to nothing. */
         s->lse[i] = INFINITY;
         s->delta[i] = 0.0f;
         if (i >= t->query_count) continue;
         float lse = *rows_at(&a->lse, t->batch, t->head, t->query + i);
         if (lse != -INFINITY) s->lse[i] = lse;
+        if (lse < (float)DW_LOW_SCORE && lse != -INFINITY) {
+            s->has_low_rows = true;
+            s->inverse_sum[i] = 1.0f / sum_of_low_row(a, t, t->query + i, lse);
+        }
         float delta = 0.0f;
         for (int64_t e = 0; e < a->value_size; e++) {
             delta += d_o[i * a->d_o.row + e] * o[i * a->o.row + e];
