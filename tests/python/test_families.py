@@ -79,7 +79,7 @@ def test_evaluation(variant: Variant, always) -> None:  # noqa: F811
     assert engine_calls(ours) == (2 * len(variant.sizes), 0), deepwell.summary(ours)
 
 
-_QUICK_TRAININGS = ("mistral", "bert", "t5")
+_QUICK_TRAININGS = ("mistral", "bert")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
     assert len(dropped) == attentions
 
 
+@pytest.mark.slow
 def test_relative_bias_is_trained(always) -> None:  # noqa: F811
     """T5's bias is an operand of attention and receives its gradient, from every layer that adds it."""
     if not available(BY_FAMILY["t5"]):
