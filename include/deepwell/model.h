@@ -124,7 +124,9 @@ typedef struct dw_model_save_options {
 
 /* config.json (the fields as they were read, with architectures and dtype set), model.safetensors (or shards and
  * an index), and what is copied from the source: into a temporary folder beside `folder`, synced, and put in
- * its place. Killed at any moment it leaves the old folder or the new one. options NULL: defaults. */
+ * its place. Killed at any moment it leaves the old folder or the new one (where the file system cannot exchange
+ * two names, for an instant the old one as FOLDER.old). DW_STATE: the folder has files of other kinds, which
+ * would be lost. options NULL: defaults. */
 DW_API dw_status dw_model_save(const dw_model_config *config, const char *folder,
                                const dw_model_save_options *options, const float *const *weights);
 /* The same, into a folder that exists and which the caller publishes (a checkpoint that holds more). */
