@@ -102,7 +102,9 @@ def test_what_is_no_graph_is_one_message(tmp_path):
     refused(file("empty", b""), "header")
     refused(file("zeros", b"deepwell graph 1\n\0\0"), "byte 0")
     refused(file("escapes", b"\x1b[2J\x1b]0;title\x07"), "header")
-    refused(file("latin", "deepwell graph 1\ninput %é: f32[2]\n".encode("latin-1")), "expected a name")
+    refused(
+        file("latin", "deepwell graph 1\ninput %é: f32[2]\n".encode("latin-1")), "expected a name"
+    )
     refused(file("deep", b'{"a":' + b"[" * 1000000), "within one another")
     unreadable = file("unreadable", GRAPH.encode())
     unreadable.chmod(0)

@@ -19,6 +19,15 @@ STEPS, BATCH, SEED = 50, 4, 3
 LR, WARMUP, RATIO, DECAY, CLIP = 5e-3, 5, 0.1, 0.1, 0.7
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Of PyTorch: these models are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def tokens():
     return train_runs.random_tokens(900)
@@ -69,7 +78,7 @@ def train_in_torch(folder, tokens, shuffle=True, decay_all=False):
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, CLIP)))
         optimizer.step()
-        found.append(float(loss))
+        found.append(loss.item())
     return found, norms, model
 
 
@@ -409,7 +418,7 @@ def test_steps_that_are_not_finite(models, data, tmp_path):
 
 def test_prediction_of_memory(tmp_path):
     """The largest resident set lies between what is certainly touched and the prediction plus what is not
-    counted: kernels' libraries, the file that is read, allocators (12 MiB)."""
+    counted: kernels' libraries, the file that is read, allocators (8 MiB)."""
     folder, data = tmp_path / "config", tmp_path / "tokens.bin"
     config = train_runs.config("gpt2")
     config.n_embd, config.n_layer, config.n_positions, config.vocab_size = 256, 4, 128, 8000
@@ -422,7 +431,7 @@ def test_prediction_of_memory(tmp_path):
         predicted = events[0]["memory"]["predicted_peak"]
         used = max(e["memory_peak"] for e in events if e["event"] == "step")
         assert predicted > 100 << 20
-        assert 0.85 * predicted < used < predicted + (12 << 20), (predicted, used)
+        assert 0.85 * predicted < used < predicted + (8 << 20), (predicted, used)
 
 
 # ---- text ------------------------------------------------------------------------------------------
@@ -448,18 +457,18 @@ def tokenizer_folder(folder: Path) -> Path:
     return folder
 
 
-def tokenize(*arguments, status=0):
+def tokenize(*arguments):
     done = subprocess.run(
         [sys.executable, "-m", "deepwell.tokenize", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == status, done.stderr
+    assert done.returncode == 0, done.stderr
     return done
 
 
-def test_text_becomes_tokens(tmp_path, monkeypatch):
+def test_text_becomes_tokens(tmp_path, monkeypatch, capsys):
     import deepwell.tokenize
     import transformers
 
@@ -493,11 +502,8 @@ def test_text_becomes_tokens(tmp_path, monkeypatch):
 
     broken = tmp_path / "c.jsonl"
     broken.write_text('{"text": "fine"}\n{"txt": 1}\n')
-    assert (
-        "line 2" in tokenize("--model", folder, broken, "-o", tmp_path / "c.bin", status=1).stderr
-    )
-    assert (
-        "nowhere"
-        in tokenize("--model", tmp_path / "nowhere", broken, "-o", output, status=1).stderr
-    )
+    for model, named in ((folder, "line 2"), (tmp_path / "nowhere", "nowhere")):
+        arguments = ["--model", str(model), str(broken), "-o", str(tmp_path / "c.bin")]
+        assert deepwell.tokenize.main(arguments) == 1
+        assert named in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir() if "bin" in p.name) == ["tokens.bin"]
