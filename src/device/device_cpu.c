@@ -26,8 +26,10 @@ static void *map_aligned(size_t bytes) {
 }
 
 static dw_status cpu_allocate(size_t bytes, void **memory) {
-    bool large = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - 2 * HUGE_PAGE;
-    *memory = large ? map_aligned(mapped_bytes(bytes)) : dw__malloc_aligned(bytes);
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) /* cannot be rounded up */
+        *memory = NULL;
+    else
+        *memory = bytes >= HUGE_PAGE ? map_aligned(mapped_bytes(bytes)) : dw__malloc_aligned(bytes);
     return *memory ? DW_OK : dw__fail_memory("a block of the CPU device", bytes);
 }
 

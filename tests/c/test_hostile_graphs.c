@@ -46,7 +46,7 @@ typedef struct chain {
 
 /* A recursion of this depth does not fit on the stack below, however small its frames. What is saved for
  * backward costs more time: fewer links. */
-enum { LONG = 12000, LONG_SAVED = 3000 };
+enum { LONG = 8000, LONG_SAVED = 2000 };
 
 static const chain chains[] = {
     {SQUARE "%v0 = neg(%x)\n", "sin(%v#)", SUM, LONG_SAVED, true},
@@ -120,7 +120,7 @@ static void *run_chain(void *argument) {
 
 static void long_chains_fit_on_a_small_stack(void **state) {
     (void)state;
-    enum { STACK = 512 << 10 }; /* of which a frame of a pass takes a few KB */
+    enum { STACK = 384 << 10 }; /* of which a frame of a pass takes a few KB */
     for (size_t i = 0; i < DW_COUNT(chains); i++) {
         pthread_attr_t attributes;
         pthread_t thread;
