@@ -18,7 +18,8 @@ class ArenaPool:
     """Idle arenas. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: while it is held the garbage collector may run, and release a lease of this thread.
+        self._lock = threading.RLock()
         self._idle: list[_deepwell.Arena] = []
 
     def lease(self, size: int) -> "Lease":

@@ -9,10 +9,11 @@ The module is not touched: no parameter, gradient, buffer, flag or random state 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import sympy
 import torch
@@ -20,8 +21,9 @@ from torch.utils import _pytree as pytree
 
 from deepwell.caches import is_cache
 from deepwell.errors import CaptureError
+from deepwell.guards import Effects
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
-from deepwell.lowering.builder import DTYPES
+from deepwell.lowering.builder import DTYPES, FLOATS
 from deepwell.lowering.dims import Dim
 from deepwell.lowering.graph import (
     GraphLowering,
@@ -30,7 +32,13 @@ from deepwell.lowering.graph import (
     NotUniform,
     OperationError,
 )
-from deepwell.lowering.quiet import quiet_tracing, settled_rope, unchanged, watched_encoder
+from deepwell.lowering.quiet import (
+    quiet_tracing,
+    settled_rope,
+    unchanged,
+    watched_autograd,
+    watched_encoder,
+)
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
 
@@ -100,6 +108,10 @@ class Captured:
     symbol_sources: List[Tuple[int, int]] = field(default_factory=list)  # (input position, axis)
     method: str = "export"  # how the forward was traced: export or make_fx
     dynamic: bool = True  # False: captured for fixed sizes
+    # For each output of the graph, the leaves (by position) that it can be differentiated by.
+    depends: List[FrozenSet[int]] = field(default_factory=list)
+    # Tensors that the forward reads and whose value became part of the graph, with their versions.
+    folded: List[Tuple[torch.Tensor, int]] = field(default_factory=list)
     _module: Any = None  # weak reference, for parameters that are returned as they are
 
     @property
@@ -162,6 +174,14 @@ def _is_final(error: Exception) -> bool:
     return type(error).__name__ == "GuardOnDataDependentSymNode"
 
 
+def _without_frames(error: BaseException) -> Any:
+    """The error, no longer keeping alive what its tracebacks were about (the module, among others)."""
+    for part in (error, error.__cause__, error.__context__):
+        if part is not None:
+            part.__traceback__ = None
+    return error
+
+
 class _Capture:
     def __init__(self, module: torch.nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]):
         self.module = module
@@ -181,7 +201,8 @@ class _Capture:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CaptureError("autocast is on; a graph has the dtypes of the module itself")
         grad_enabled = torch.is_grad_enabled()
-        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths)
+        effects = Effects(self.module)
+        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths, effects.look)
         attempts: List[Tuple[Callable[[str], Traced], str]] = [
             (tracer.export, ALL), (tracer.export, LEADING), (tracer.make_fx, LEADING),
             (tracer.export, NONE), (tracer.make_fx, NONE),
@@ -191,7 +212,10 @@ class _Capture:
         failures: Dict[str, List[Exception]] = {"export": [], "make_fx": []}
         with (
             quiet_tracing(),
-            unchanged(self.module),
+            contextlib.closing(tracer),
+            contextlib.closing(effects),
+            watched_autograd() as autograd,
+            unchanged(effects),
             watched_encoder() as observed,
             settled_rope(self.module, observed, self._positions_given),
         ):
@@ -204,13 +228,18 @@ class _Capture:
                 except CaptureError:
                     raise
                 except Exception as error:  # tracing runs arbitrary code of the module
-                    failures[trace.__name__].append(error)
+                    failures[trace.__name__].append(_without_frames(error))
                     if _is_final(error):
-                        raise self._explain(failures) from error
+                        raise self._explain(failures) from None
             else:
                 raise self._explain(failures)
         if observed.refusal is not None:
             raise observed.refusal
+        for seen in (*effects.seen, *autograd):
+            raise CaptureError(
+                f"{type(self.module).__name__} {seen}; a graph has no such effects. Leave it: the module "
+                "runs in PyTorch, and the modules inside it may still be captured"
+            )
         sizes = [self.placeholders[i].shape[axis] for i, axis in captured.symbol_sources]
         if not captured.accepts_sizes(sizes):
             raise CaptureError(
@@ -329,6 +358,8 @@ class _Capture:
             symbol_sources=[source for _, source in sources],
             method=traced.method,
             dynamic=bool(sources),
+            depends=_differentiable_by(kept, nodes, graph_outputs),
+            folded=leaves.folded,
             _module=weakref.ref(self.module),
         )
 
@@ -365,6 +396,24 @@ class _Capture:
         return tuple(guards)
 
 
+def _differentiable_by(
+    leaves: Sequence[Any], nodes: Sequence[Any], outputs: Sequence[Value]
+) -> List[FrozenSet[int]]:
+    """For each output the leaves from which a path of floating-point values leads to it."""
+    reach: Dict[str, FrozenSet[int]] = {
+        leaf.value.name: frozenset((i,)) if leaf.value.dtype in FLOATS else frozenset()
+        for i, leaf in enumerate(leaves)
+    }
+    for node in nodes:
+        inputs = [
+            reach[v.name] for v in node.inputs if v is not None and node.op != "stop_gradient"
+        ]
+        for value in node.outputs:
+            floating = value.dtype in FLOATS
+            reach[value.name] = frozenset().union(*inputs) if floating else frozenset()
+    return [reach[value.name] for value in outputs]
+
+
 def _with(guards: Guards, **changes: Any) -> Guards:
     return Guards(**{**guards.__dict__, **changes})
 
@@ -392,6 +441,7 @@ class _Leaves:
             for v in m.__dict__.values()
             if type(v) is torch.Tensor and not v.is_meta and v.layout is torch.strided
         }
+        self.folded: List[Tuple[torch.Tensor, int]] = []
         self._first_name: Dict[str, str] = {}
         first: Dict[int, str] = {}
         for named in (module.named_parameters, module.named_buffers):
@@ -413,9 +463,18 @@ class _Leaves:
         """A tensor that the forward made of Python numbers, or one that is a module's plain
         attribute: this one stays the user's, who may change it in place."""
         owned = self._attributes.get(tensor.data_ptr()) if not tensor.is_meta else None
+        if (tensor if owned is None else owned).requires_grad:
+            raise CaptureError(
+                f"{type(self._capture.module).__name__} uses a tensor of shape {list(tensor.shape)} that "
+                "requires gradients and is no parameter of it: register it with register_parameter, or "
+                "its module with add_module"
+            )
         if owned is None:
             try:
-                return self._lowering.constant_tensor(tensor)
+                value = self._lowering.constant_tensor(tensor)
+                if not tensor.is_inference():
+                    self.folded.append((tensor, tensor._version))
+                return value
             except NotUniform:
                 owned = tensor.detach()
         value = self._leaf("constant", len(self._records), "constant", example)
@@ -496,18 +555,24 @@ def _check_arguments(
         if is_cache(value):
             raise CaptureError(
                 f"{type(module).__name__} is called with a key-value cache, which it updates in "
-                "place; decoding with a cache runs in PyTorch"
+                "place; decoding with a cache runs in PyTorch",
+                of_call=True,
             )
 
 
 def _check_argument(path: str, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_nested:
-            raise CaptureError(f"the argument {path} is sparse or nested; pass a dense tensor")
+            raise CaptureError(
+                f"the argument {path} is sparse or nested; pass a dense tensor", of_call=True
+            )
         if value.dtype not in DTYPES:
-            raise CaptureError(f"the argument {path} has the unsupported dtype {value.dtype}")
+            raise CaptureError(
+                f"the argument {path} has the unsupported dtype {value.dtype}", of_call=True
+            )
     elif not isinstance(value, _CONSTANTS):
         raise CaptureError(
             f"the argument {path} is a {type(value).__name__}; tensors, numbers, strings and "
-            "containers of them are supported"
+            "containers of them are supported",
+            of_call=True,
         )

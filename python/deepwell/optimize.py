@@ -12,27 +12,39 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import os
+import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 from torch.utils import _pytree as pytree
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool
+from deepwell.caches import flatten_outputs, is_cache
 from deepwell.capture import Captured, capture_graph
 from deepwell.errors import CaptureError, UnsupportedError
-from deepwell.guards import HOOKS, ModuleState, hooked_submodule, training_flags, unusual_mode
+from deepwell.guards import HOOKS, ModuleState, named_tensors, unusual_mode
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
 # Captures of one module: each distinct kind of call (which arguments, which dtypes, which axes are 1,
 # which submodules train) is one. Beyond this the arguments vary without end, and PyTorch runs them.
 _MAX_CAPTURES = 16
+# Of these, kinds that differ in nothing but a number: a step or a count that is new at every call.
+_MAX_NUMBERS = 4
+# Captures in all, over every state that the module has been in: flags may change without end as well.
+_MAX_CAPTURES_EVER = 64
+# States whose captures are kept: switching between two configurations is not a capture.
+_MAX_STATES = 8
+# A module of which no kind of call could be captured is left alone after this many attempts.
+_MAX_FAILURES = 4
 # The comparison with PyTorch at the first call ends after this long, unless the engine is behind.
 _MEASURE_SECONDS = 0.5
 _MEASURE_ROUNDS = 5
@@ -95,12 +107,15 @@ def optimize(
     precision = "fp32" if precision == "auto" else precision
     report = Report(root, verbose=verbose, profile=profile, precision=precision)
     session = Session(report, precision)
-    reason = _unsupported_module(root)
+    if isinstance(root, torch.jit.ScriptModule):
+        reason = "it is a TorchScript module"
+    else:
+        reason = _unsupported_tensor(named_tensors(root))
+        session.install(root, "")  # all the same: it may be converted later
     if reason is not None:
         report.leave("", root, reason)
         report.announce()
     else:
-        session.install(root, "")
         report.announce_start()
     return model
 
@@ -108,8 +123,8 @@ def optimize(
 def restore(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes ``optimize`` exactly; returns the model. Does nothing to a model never optimized."""
     for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, OptimizedForward):
+        forward = _installed.get(module)
+        if forward is not None:
             forward.remove()
     return model
 
@@ -117,30 +132,35 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
 def summary(model: torch.nn.Module) -> str:
     """What was replaced, what was left alone and why, calls and fallbacks so far."""
     for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, OptimizedForward):
+        forward = _installed.get(module)
+        if forward is not None:
             return forward.session.report.text()
     return "deepwell: this model is not optimized (deepwell.optimize(model) does it)"
 
 
 def _unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The module to optimize: inside DistributedDataParallel, the module it wraps."""
+    """The module to optimize: the one that DistributedDataParallel or torch.compile wraps."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return model.module
+        return _unwrap(model.module)
+    if type(model).__name__ == "OptimizedModule" and "_orig_mod" in model._modules:
+        return _unwrap(model._modules["_orig_mod"])
     return model
 
 
-def _unsupported_module(module: torch.nn.Module) -> str | None:
-    """Why no engine of this version can run ``module``, or None."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is a TorchScript module"
-    for name, tensor in module.named_parameters():
-        if tensor.device.type not in ("cpu", "meta"):
-            return f"parameter '{name}' is on {tensor.device}: only the CPU is supported so far"
-        if tensor.dtype != torch.float32:
-            return f"parameter '{name}' is {tensor.dtype}: only torch.float32 is supported so far"
+def _unsupported_tensor(tensors: dict[str, torch.Tensor]) -> str | None:
+    """Why no engine of this version can run on these parameters and buffers, or None."""
+    for name, tensor in tensors.items():
+        trained = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if type(tensor) is not torch.nn.Parameter and type(tensor) is not torch.Tensor:
             return f"parameter '{name}' is a {type(tensor).__name__}, not a plain tensor"
+        if tensor.device.type != "cpu":
+            return f"'{name}' is on {tensor.device}: only the CPU is supported so far"
+        if trained and tensor.dtype != torch.float32:
+            return f"parameter '{name}' is {tensor.dtype}: only torch.float32 is supported so far"
+        if tensor.layout != torch.strided:
+            return f"'{name}' has the layout {tensor.layout}: only dense tensors are supported"
+        if tensor.is_inference():
+            return f"'{name}' was made under torch.inference_mode"
     return None
 
 
@@ -153,7 +173,9 @@ class Session:
         self.pool = ArenaPool()
 
     def install(self, module: torch.nn.Module, path: str) -> None:
-        module.__dict__["forward"] = OptimizedForward(module, path, self)
+        forward = OptimizedForward(module, path, self)
+        module.__dict__["forward"] = _installed[module] = forward
+        self.report.installed(path, module)
 
     def descend(self, module: torch.nn.Module, path: str) -> None:
         """``module`` is left to PyTorch; its submodules are tried one by one."""
@@ -162,7 +184,10 @@ class Session:
             if type(child).forward is torch.nn.Module.forward:  # a container without a forward
                 self.descend(child, child_path)
             elif "forward" in child.__dict__:
-                continue
+                if _installed.get(child) is None:
+                    self.report.leave(child_path, child, "its forward has been replaced already")
+            elif isinstance(child, torch.jit.ScriptModule):
+                self.report.leave(child_path, child, "it is a TorchScript module")
             elif not any(True for _ in child.children()):
                 self.report.leave(child_path, child, "a single operation gains nothing by itself")
             else:
@@ -182,28 +207,38 @@ class _Entry:
     """One captured kind of call: the program, where its leaves come from, how outputs are rebuilt."""
 
     def __init__(
-        self, captured: Captured, module: torch.nn.Module, pool: ArenaPool, precision: str
+        self,
+        captured: Captured,
+        tensors: dict[str, torch.Tensor],
+        pool: ArenaPool,
+        precision: str,
     ) -> None:
         self.program = Program(captured.json, pool, precision)
+        self.program.set_dependencies(captured.depends)
         self.rebuild = captured.rebuild_outputs
         self._captured = captured
         self._valid: dict[tuple[int, ...], bool] = {}
         self._sizes = captured.symbol_sources
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        parameters.update(module.named_buffers(remove_duplicate=False))
-        self._leaves: list[torch.Tensor | None] = []
-        self._inputs: list[tuple[int, int]] = []
-        for index, leaf in enumerate(captured.leaves):
-            self._leaves.append(None)
-            if leaf.kind in ("parameter", "buffer"):
-                self._leaves[index] = parameters[leaf.target]
-            elif leaf.kind == "constant":
-                self._leaves[index] = leaf.value
-            elif leaf.kind == "input":
-                self._inputs.append((index, leaf.position))
-        # A seed that only the precision asked for has no place in the capture.
-        self._leaves += [None] * (len(self.program.leaf_roles) - len(captured.leaves))
+        self._inputs = [
+            (index, leaf.position)
+            for index, leaf in enumerate(captured.leaves)
+            if leaf.kind == "input"
+        ]
+        self.bind(tensors)
+        self.program.check_inputs([index for index, _ in self._inputs])
         self.slower: dict[bool, bool] = {}  # by grad mode: measured slower than the original
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Takes parameters and buffers from ``tensors``."""
+        leaves: list[torch.Tensor | None] = []
+        for leaf in self._captured.leaves:
+            if leaf.kind in ("parameter", "buffer"):
+                leaves.append(tensors[leaf.target])
+            else:
+                leaves.append(leaf.value if leaf.kind == "constant" else None)
+        # A seed that only the precision asked for has no place in the capture.
+        missing = len(self.program.leaf_roles) - len(leaves)
+        self._leaves = [*leaves, *[None] * missing]
 
     def _bind(self, flat: list[Any]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
         """Tensors of all leaves, the seed still missing, and the sizes of the symbols."""
@@ -216,6 +251,8 @@ class _Entry:
         leaves, sizes = self._bind(flat)
         if not self.program.accepts(leaves, sizes):
             return False
+        if any(tensor._version != version for tensor, version in self._captured.folded):
+            return False  # a tensor whose value is part of the graph
         needs_grad_mode = self._captured.guards.grad_enabled
         if needs_grad_mode is not None and needs_grad_mode != torch.is_grad_enabled():
             return False
@@ -228,41 +265,99 @@ class _Entry:
         """Makes engine and plan for such a call, so that a timed one does not."""
         self.program.prepare(*self._bind(flat))
 
-    def run(self, flat: list[Any]) -> Any:
+    def run(self, flat: list[Any], original: Callable[[list[Any]], Any] | None = None) -> Any:
+        """``original`` is the forward that PyTorch would run on the flattened arguments: what a backward
+        that the engine can't run (a second derivative) goes back to."""
         leaves, sizes = self._bind(flat)
         if self.program.seed_leaf is not None:
             leaves[self.program.seed_leaf] = fresh_seed()
-        return self.rebuild(self.program.run(leaves, sizes), flat)
+        replay = None if original is None else functools.partial(self._replay, original, flat)
+        return self.rebuild(self.program.run(leaves, sizes, replay), flat)
+
+    def _replay(self, original: Callable[[list[Any]], Any], flat: list[Any]) -> list[torch.Tensor]:
+        """The graph's outputs once more, by PyTorch."""
+        values, _ = flatten_outputs(original(flat))
+        outputs: dict[int, torch.Tensor] = {}
+        for value, output in zip(values, self._captured.outputs, strict=True):
+            if output.kind == "graph":
+                outputs[output.index] = value
+        return [outputs[index] for index in range(len(outputs))]
+
+
+# The forwards of ours, by module: also found where someone has wrapped one (Accelerate does).
+_installed: "weakref.WeakKeyDictionary[torch.nn.Module, OptimizedForward]"
+_installed = weakref.WeakKeyDictionary()
+
+
+class _Tracing(threading.local):
+    """Whether this thread is capturing: every forward of ours stands aside then."""
+
+    active = False
+
+
+_tracing = _Tracing()
+
+
+class _State:
+    """What the module was like at one time, and what was captured then."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = ModuleState(module)
+        self.reason = self.module.reason or _unsupported_tensor(self.module.tensors())
+        self.entries: dict[Any, list[_Entry]] = {}
+        self.failed: dict[Any, str] = {}
+        self.count = 0
+        self.numbers: dict[Any, int] = {}  # captures by kind of call, numbers aside
+
+    def adopt(self, now: "_State") -> None:
+        """Goes on as ``now``, in which only the tensors may be others."""
+        self.module.adopt(now.module)
+        for made in self.entries.values():
+            for entry in made:
+                entry.bind(self.module.tensors())
 
 
 class OptimizedForward:
-    """A module's forward while it is optimized. Called as the original would be."""
+    """A module's forward while it is optimized. Called as the original would be.
+
+    It behaves like the bound method that it stands for, but does not keep its module alive: a model is
+    freed when its last reference goes.
+    """
 
     def __init__(self, module: torch.nn.Module, path: str, session: Session) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self.path = path
         self.session = session
-        self._previous = module.__dict__.get("forward")
+        self.previous = module.__dict__.get("forward")
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._busy = threading.local()
-        self._state: ModuleState | None = None
-        self._submodules: list[torch.nn.Module] = []
-        self._entries: dict[Any, list[_Entry]] = {}
-        self._failed: dict[Any, str] = {}
-        self._left_alone: str | None = None
-        self._capture_count = 0
+        self._states: list[_State] = []  # the present one first
+        self._left_alone: str | None = None  # for good
+        self._captured_once = False
+        self._attempts = 0
 
     # ---- being a forward ---------------------------------------------------------------------------
 
     @property
+    def module(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            raise RuntimeError(
+                "the model of this optimized forward is gone: keep the model, not its forward alone, or "
+                "take the forward after deepwell.restore(model)"
+            )
+        return module
+
+    @property
     def original(self):
         """The forward that the module had before optimize()."""
-        if self._previous is not None:
-            return self._previous
-        return type(self.module).forward.__get__(self.module)
+        if self.previous is not None:
+            return self.previous
+        module = self.module
+        return type(module).forward.__get__(module)
 
     @property
     def __wrapped__(self):
@@ -280,115 +375,194 @@ class OptimizedForward:
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self.original.__doc__
 
+    @property
+    def __self__(self) -> torch.nn.Module:
+        return self.module
+
+    @property
+    def __func__(self):
+        """What wrappers of bound methods ask for (Accelerate wraps it and binds it again)."""
+        return _unbound(type(self.module))
+
+    def __getattr__(self, name: str) -> Any:
+        # As a bound method, which has its function's attributes (__code__, and the user's own).
+        if name.startswith("_") and not name.startswith("__"):
+            raise AttributeError(name)
+        asking = sys._getframe(1).f_globals.get("__name__")
+        if name == "__globals__" and asking == "torch._jit_internal":
+            raise UnsupportedError(
+                "torch.jit.script compiles source code, and an optimized forward has none: call "
+                "deepwell.restore(model) first, or use torch.jit.trace or torch.export"
+            )
+        return getattr(self.original, name)
+
     def remove(self) -> None:
-        if self._previous is not None:
-            self.module.__dict__["forward"] = self._previous
-        else:
-            self.module.__dict__.pop("forward", None)
+        """Puts back what was there. Where a wrapper holds on to this forward it becomes the original."""
+        self._left_alone = "deepwell.restore was called"
+        module = self.module
+        found = module.__dict__.get("forward")
+        ours = getattr(found, "__func__", None) is _unbound(type(module))
+        if found is self or ours:
+            if self.previous is not None:
+                module.__dict__["forward"] = self.previous
+            else:
+                module.__dict__.pop("forward", None)
+        _installed.pop(module, None)
 
     def __reduce__(self):
-        return (_unpickle, (self.module, self.path, self.session, self._previous))
+        return (_unpickle, (self.module, self.path, self.session, self.previous))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OptimizedForward":
         return _unpickle(
             copy.deepcopy(self.module, memo),
             self.path,
             copy.deepcopy(self.session, memo),
-            copy.deepcopy(self._previous, memo),
+            copy.deepcopy(self.previous, memo),
         )
 
     # ---- a call ------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
+    @functools.partial(torch.compiler.disable, reason="an engine of Deepwell runs this forward")
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._call(args, kwargs)
-        if not self.session.report.announced and not self.path:
+        if not self.session.report.announced and not self.path and not _tracing.active:
             self.session.report.announce()
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._left_alone is not None or getattr(self._busy, "capturing", False):
+        if self._left_alone is not None or getattr(self._busy, "out", False) or _tracing.active:
             return self.original(*args, **kwargs)
-        reason = unusual_mode()
+        attempts_before = self._attempts
+        reason = unusual_mode() or _cache_given(args, kwargs)
         if reason is None:
             flat, spec = pytree.tree_flatten((args, kwargs))
             key, reason = _signature(flat, spec)
         if reason is None:
-            reason = self._refresh()
+            state = self._state()
+            reason = state.reason
         if reason is None:
-            key = (key, training_flags(self._submodules))
-            entry, reason = self._find(key, flat, args, kwargs)
+            entry, reason = self._find(state, (key, state.module.training), flat, args, kwargs)
             if entry is not None:
                 started = time.perf_counter()
-                result = entry.run(flat)
+                result = entry.run(flat, functools.partial(self._original_on, spec, state))
                 self.session.report.count_call(self.path, time.perf_counter() - started)
                 return result
-        if self._left_alone is None:
+        if self._captured_once or self._attempts == 0:
             self.session.report.count_fallback(self.path, reason)
-        return self.original(*args, **kwargs)
+        attempts = self._attempts
+        try:
+            return self.original(*args, **kwargs)
+        except BaseException:
+            if (
+                attempts > attempts_before
+            ):  # wrong arguments, say: nothing has been learnt about others
+                self._attempts = attempts_before
+                self._left_alone = None
+                state.failed.pop((key, state.module.training), None)
+            raise
 
-    def _refresh(self) -> str | None:
-        """Drops every capture when the module is no longer what was captured; why no engine can run."""
-        if self._state is not None:
-            changed = self._state.changed()
-            if changed is None:
-                return None
-            with self._lock:
-                self._entries.clear()
-                self._failed.clear()
-                self._state = None
-            self.session.report.note(self.path, changed)
-        self._submodules = list(self.module.modules())
-        hooked = hooked_submodule(self.module)
-        if hooked is not None:
-            return f"hooks are registered on '{hooked}'"
-        return _unsupported_module(self.module)
+    def _original_on(self, spec: Any, state: _State, flat: list[Any]) -> Any:
+        """The original forward on flattened arguments, some time after the call was made."""
+        if not state.module.unchanged():
+            raise RuntimeError(
+                f"{type(self.module).__name__} has changed since its forward, and this backward runs the "
+                "forward again: call backward before changing the model, or deepwell.restore(model)"
+            )
+        args, kwargs = pytree.tree_unflatten(flat, spec)
+        with self._out():
+            return self.original(*args, **kwargs)
 
-    def _find(self, key: Any, flat: list[Any], args: Any, kwargs: Any):
+    @contextlib.contextmanager
+    def _out(self) -> Iterator[None]:
+        """Calls by this thread go to the original."""
+        was = getattr(self._busy, "out", False)
+        self._busy.out = True
+        try:
+            yield
+        finally:
+            self._busy.out = was
+
+    def _state(self) -> _State:
+        """The module's present state: the one of the last call, or one that it was in before, or new."""
+        states = self._states
+        if states and states[0].module.unchanged():
+            return states[0]
+        with self._lock:
+            now = _State(self.module)
+            change = None
+            for position, state in enumerate(self._states):
+                difference = state.module.compare(now.module)
+                if difference is None and state.reason == now.reason:
+                    state.adopt(now)
+                    self._states = [state, *self._states[:position], *self._states[position + 1 :]]
+                    return state
+                change = change or difference
+            if change is not None:
+                self.session.report.note(self.path, change)
+            self._states = [now, *self._states[: _MAX_STATES - 1]]
+            return now
+
+    def _find(self, state: _State, key: Any, flat: list[Any], args: Any, kwargs: Any):
         """(entry, None), or (None, why the original must run)."""
         grad = torch.is_grad_enabled()
-        entry = self._accepting(key, flat)
+        entry = self._accepting(state, key, flat)
         if entry is None:
-            if key in self._failed:
-                return None, self._failed[key]
+            if key in state.failed:
+                return None, state.failed[key]
             with self._lock:
-                entry = self._accepting(key, flat)  # another thread may have been first
-                reason = None if entry is not None else self._capture(key, args, kwargs)
+                entry = self._accepting(state, key, flat)  # another thread may have been first
+                reason = None if entry is not None else self._capture(state, key, args, kwargs)
             if reason is not None:
                 return None, reason
-            entry = self._accepting(key, flat)
+            entry = self._accepting(state, key, flat)
             if entry is None:
-                self._failed[key] = "the captured graph does not describe these shapes"
-                return None, self._failed[key]
+                state.failed[key] = "the captured graph does not describe these shapes"
+                return None, state.failed[key]
         if grad not in entry.slower:
-            self._measure(entry, flat, args, kwargs)
+            with self._lock:
+                if grad not in entry.slower:
+                    self._measure(entry, flat, args, kwargs)
         if entry.slower[grad]:
             return None, "measured slower than PyTorch"
         return entry, None
 
-    def _accepting(self, key: Any, flat: list[Any]) -> _Entry | None:
-        for entry in self._entries.get(key, ()):
+    def _accepting(self, state: _State, key: Any, flat: list[Any]) -> _Entry | None:
+        for entry in state.entries.get(key, ()):
             if entry.accepts(flat):
                 return entry
         return None
 
-    def _capture(self, key: Any, args: Any, kwargs: Any) -> str | None:
+    def _capture(self, state: _State, key: Any, args: Any, kwargs: Any) -> str | None:
         """Captures this kind of call; None, or why it stays with PyTorch."""
-        if self._capture_count >= _MAX_CAPTURES:
+        if state.count >= _MAX_CAPTURES:
             return f"{_MAX_CAPTURES} kinds of call are captured already"
+        if self._attempts >= _MAX_CAPTURES_EVER:
+            return f"{_MAX_CAPTURES_EVER} captures were made already: the module keeps changing"
+        kind = _without_numbers(key)
+        if state.numbers.get(kind, 0) >= _MAX_NUMBERS:
+            return (
+                f"{_MAX_NUMBERS} kinds of call that differ in a number are captured already: pass "
+                "numbers that vary as tensors"
+            )
         started = time.perf_counter()
+        self._attempts += 1
         try:
             with self._as_it_was():
                 captured = capture_graph(self.module, args, kwargs)
-            entry = _Entry(captured, self.module, self.session.pool, self.session.precision)
+            entry = _Entry(
+                captured, state.module.tensors(), self.session.pool, self.session.precision
+            )
         except (CaptureError, _deepwell.Error) as error:
-            self._failed[key] = reason = str(error)
-            self._give_up_on_structure(reason)
+            state.failed[key] = reason = str(error)
+            if getattr(error, "of_call", False):
+                self._attempts -= 1  # nothing was traced
+            elif not self._captured_once:
+                self._descend(reason)
             return reason
-        if self._state is None:
-            self._state = ModuleState(self.module)
-        self._entries.setdefault(key, []).append(entry)
-        self._capture_count += 1
+        self._captured_once = True
+        state.entries.setdefault(key, []).append(entry)
+        state.count += 1
+        state.numbers[kind] = state.numbers.get(kind, 0) + 1
         self.session.report.captured(
             self.path, self.module, entry.program, time.perf_counter() - started
         )
@@ -399,24 +573,20 @@ class OptimizedForward:
         """The module with its own forward and without its hooks, which run around the engine: tracing
         must neither run them nor make them part of the graph."""
         attributes = self.module.__dict__
-        kept = {name: attributes[name] for name in ("forward", *HOOKS)}
-        self._busy.capturing = True
+        kept = {name: attributes[name] for name in HOOKS if attributes[name]}
+        _tracing.active = True
         try:
-            attributes.update({name: OrderedDict() for name in HOOKS})
-            if self._previous is not None:
-                attributes["forward"] = self._previous
-            else:
-                del attributes["forward"]
+            attributes.update({name: OrderedDict() for name in kept})
             yield
         finally:
             attributes.update(kept)
-            self._busy.capturing = False
+            _tracing.active = False
 
-    def _give_up_on_structure(self, reason: str) -> None:
-        """The first capture failed: leave this module to PyTorch and try what is inside."""
-        if self._capture_count > 0 or self._left_alone is not None:
-            return
-        self._left_alone = reason
+    def _descend(self, reason: str) -> None:
+        """A capture failed, and none has been made: the modules inside are tried instead. This one is tried
+        again for other kinds of call and when it changes, a few times."""
+        if self._attempts >= _MAX_FAILURES:
+            self._left_alone = reason
         self.session.report.leave(self.path, self.module, reason)
         self.session.descend(self.module, self.path)
 
@@ -451,24 +621,20 @@ class OptimizedForward:
             return self.original(*copied_args, **copied_kwargs)
 
         def engine() -> Any:
-            return entry.run(copies)
+            return entry.run(copies)  # without the original: only the first derivative is taken
 
         best_original = best_engine = float("inf")
-        self._busy.capturing = True
-        try:
+        with self._out(), torch.random.fork_rng(devices=[]):
             entry.prepare(copies)
-            with torch.random.fork_rng(devices=[]):
-                spent = 0.0
-                for _ in range(_MEASURE_ROUNDS):
-                    engine_time = _timed(engine, targets if grad else [])
-                    original_time = _timed(original, targets if grad else [])
-                    best_engine = min(best_engine, engine_time)
-                    best_original = min(best_original, original_time)
-                    spent += engine_time + original_time
-                    if spent > _MEASURE_SECONDS and best_engine <= best_original:
-                        break
-        finally:
-            self._busy.capturing = False
+            spent = 0.0
+            for _ in range(_MEASURE_ROUNDS):
+                engine_time = _timed(engine, targets if grad else [])
+                original_time = _timed(original, targets if grad else [])
+                best_engine = min(best_engine, engine_time)
+                best_original = min(best_original, original_time)
+                spent += engine_time + original_time
+                if spent > _MEASURE_SECONDS and best_engine <= best_original:
+                    break
         entry.slower[grad] = best_engine > best_original * _MEASURE_SLACK
         self.session.report.measured(
             self.path, self.module, grad, best_original, best_engine, entry.slower[grad]
@@ -477,14 +643,40 @@ class OptimizedForward:
 
 def _unpickle(module, path, session, previous) -> OptimizedForward:
     forward = OptimizedForward.__new__(OptimizedForward)
-    forward.module, forward.path, forward.session, forward._previous = (
-        module,
-        path,
-        session,
-        previous,
-    )
+    forward._module = weakref.ref(module)
+    forward.path, forward.session, forward.previous = path, session, previous
     forward._reset()
+    _installed[module] = forward
     return forward
+
+
+@functools.lru_cache(maxsize=1024)
+def _unbound(kind: type):
+    """The optimized forward of modules of class ``kind`` as a function of the module."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        ours = _installed.get(self)
+        if ours is None:  # restored, or a copy made without it
+            return kind.forward(self, *args, **kwargs)
+        return ours(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(kind.forward)
+    forward.__doc__ = kind.forward.__doc__
+    return forward
+
+
+def _cache_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Decoding updates a key-value cache in place, which a graph does not."""
+    for value in (*args, *kwargs.values()):
+        if is_cache(value):
+            return "called with a key-value cache"
+    return None
+
+
+def _without_numbers(key: Any) -> Any:
+    """A kind of call, apart from the values of its numbers."""
+    (spec, parts), training = key
+    return spec, training, tuple([p[0] if p[0] in (int, float) else p for p in parts])
 
 
 def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
@@ -496,6 +688,10 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
                 return None, f"an argument is a {type(value).__name__}, not a plain tensor"
             if value.device.type != "cpu" or value.layout != torch.strided:
                 return None, f"an argument is on {value.device} with layout {value.layout}"
+            if value.is_neg() or value.is_conj():
+                return None, "an argument is negated or conjugated lazily"
+            if value.is_inference() and torch.is_grad_enabled():
+                return None, "an argument was made under torch.inference_mode"
             shape = value.shape
             if 0 in shape:
                 return None, "an argument has no elements"
@@ -504,6 +700,7 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
             parts.append((type(value), value))
         else:
             return None, f"an argument is a {type(value).__name__}"
+    parts.append((torch.dtype, torch.get_default_dtype()))
     return (spec, tuple(parts)), None
 
 

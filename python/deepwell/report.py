@@ -75,6 +75,9 @@ class Report:
 
     # ---- events --------------------------------------------------------------------------------------
 
+    def installed(self, path: str, module: torch.nn.Module) -> None:
+        self._unit(path, module)
+
     def leave(self, path: str, module: torch.nn.Module, reason: str) -> None:
         if self._precision and any(True for _ in module.parameters()):
             warnings.warn(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
@@ -119,25 +118,43 @@ class Program:
         self.leaf_roles = [leaf["role"] for leaf in parsed["leaves"]]
         self.leaf_dtypes = [DTYPES[leaf["dtype"]] for leaf in parsed["leaves"]]
         self.seed_leaf = self.leaf_roles.index("seed") if "seed" in self.leaf_roles else None
-        self._check = _shape_check([leaf["shape"] for leaf in parsed["leaves"]], self.symbols)
         self._leaf_shapes = [leaf["shape"] for leaf in parsed["leaves"]]
+        self.check_inputs([i for i, role in enumerate(self.leaf_roles) if role != "seed"])
         self._pool = pool
         self._lock = threading.Lock()
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}
         # Outputs that received gradients last time; None until a backward has told.
         self._expected: tuple[int, ...] | None = None
         self.output_count = len(parsed["outputs"])
+        self._depends: list[frozenset[int]] = []
+        self._constant_outputs: dict[tuple[int, ...], list[int]] = {}
+
+    def set_dependencies(self, depends: Sequence[frozenset[int]]) -> None:
+        """For each output, the leaves that it can be differentiated by."""
+        self._depends = list(depends)
+
+    def constant_outputs(self, wrt: tuple[int, ...]) -> list[int]:
+        """Outputs that none of the leaves ``wrt`` changes: they require no gradient."""
+        found = self._constant_outputs.get(wrt)
+        if found is None:
+            wanted = frozenset(wrt)
+            found = [i for i, leaves in enumerate(self._depends) if not leaves & wanted]
+            self._constant_outputs[wrt] = found
+        return found
+
+    def check_inputs(self, inputs: Sequence[int]) -> None:
+        """Only these leaves differ from call to call; the others are looked after by the caller."""
+        self._inputs = [(i, self.leaf_dtypes[i], len(self._leaf_shapes[i])) for i in inputs]
+        self._check = _shape_check([self._leaf_shapes[i] for i in inputs], self.symbols)
 
     def accepts(self, leaves: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> bool:
-        """Whether these tensors have the shapes and dtypes that the graph was captured for."""
+        """Whether the inputs have the shapes and dtypes that the graph was captured for."""
         shapes = []
-        for leaf, dtype, shape in zip(leaves, self.leaf_dtypes, self._leaf_shapes):
-            if leaf is None:  # the seed is made at each run
-                shapes.append(shape)
-            elif leaf.dtype != dtype or leaf.dim() != len(shape):
+        for index, dtype, rank in self._inputs:
+            leaf = leaves[index]
+            if leaf.dtype != dtype or leaf.dim() != rank:
                 return False
-            else:
-                shapes.append(leaf.shape)
+            shapes.append(leaf.shape)
         return self._check(shapes, sizes)
 
     def variant(self, wrt: tuple[int, ...], grad_outputs: tuple[int, ...]) -> _Variant:
@@ -189,28 +206,37 @@ class Program:
 
     def prepare(self, leaves: list[torch.Tensor], sizes: tuple[int, ...]) -> None:
         """Engine and plan for a run on such leaves, made now rather than then."""
-        _deepwell.set_threads(torch.get_num_threads())
+        _use_pytorchs_threads()
         wrt = self._wrt(leaves)
         self.variant(wrt, self._expected_outputs(sizes) if wrt else ()).plan(sizes)
 
-    def run(self, leaves: list[torch.Tensor], sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """Forward on ``leaves`` (one tensor per leaf, in graph order), differentiable."""
-        _deepwell.set_threads(torch.get_num_threads())
+    def run(
+        self, leaves: list[torch.Tensor], sizes: tuple[int, ...], replay: Replay | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Forward on ``leaves`` (one tensor per leaf, in graph order), differentiable. ``replay`` makes
+        the same outputs by PyTorch, for backwards that the engine can't run."""
+        _use_pytorchs_threads()
         wrt = self._wrt(leaves)
         if not wrt:
             variant = self.variant((), ())
             leaves = [leaf.contiguous() for leaf in leaves]
             return tuple(self._forward(variant, variant.plan(sizes), leaves)[0])
         variant = self.variant(wrt, self._expected_outputs(sizes))
-        return _apply(_Pass(self, variant, sizes), leaves)
+        return _apply(_Pass(self, variant, sizes, replay), leaves)
 
     def _forward(
         self, variant: _Variant, plan: _deepwell.Plan, leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Lease]:
-        outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in plan.outputs]
+        outputs = [
+            torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for dtype, shape in plan.outputs
+        ]
         lease = self.lease(plan)
         plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
         return outputs, lease
+
+
+# Makes the graph's outputs by PyTorch, on autograd's graph.
+Replay = Callable[[], "list[torch.Tensor]"]
 
 
 class _Pass:
@@ -222,23 +248,31 @@ class _Pass:
     DistributedDataParallel can send the first while the others are computed.
     """
 
-    def __init__(self, program: Program, variant: _Variant, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, program: Program, variant: _Variant, sizes: tuple[int, ...], replay: Replay | None
+    ) -> None:
         self.program, self.variant, self.sizes = program, variant, sizes
         self.plan = variant.plan(sizes)
-        self.threads = _deepwell.get_threads()
         self.lease: Lease | None = None  # of forward's arena
+        self.replay = replay
 
     def leaves_by_part(self) -> list[list[int]]:
-        """Leaves whose gradients each part completes; those that get none are with part 0."""
+        """Leaves whose gradients are handed on after each part: when they are complete, and when no later
+        part reads the leaf, which a hook may update as soon as it has its gradient. Those that get none
+        are with part 0."""
         parts: list[list[int]] = [[] for _ in range(self.plan.part_count)]
-        for leaf, (_, last) in zip(self.variant.wrt, self.plan.grad_parts):
-            parts[last].append(leaf)
+        last_reads = self.plan.leaf_parts
+        for leaf, has, (_, last) in zip(
+            self.variant.wrt, self.variant.has_grad, self.plan.grad_parts
+        ):
+            parts[max(last, last_reads[leaf]) if has else 0].append(leaf)
         return parts
 
     def begin(self, leaves, outputs, output_grads) -> None:
         """Before part 0: what all parts read."""
         self.keeps_graph = _keeps_graph()
         self.bound = leaves, outputs, output_grads
+        self.versions = [None if leaf is None else leaf._version for leaf in leaves]
         self.grads: dict[int, torch.Tensor] = {}
         self.running = self.lease
         if self.keeps_graph:
@@ -264,14 +298,43 @@ class _Pass:
         self.bound = self.running = None
         self.all_at_once = True
 
+    def begin_in_pytorch(self, leaves, used: tuple[int, ...], output_grads) -> None:
+        """A backward that is itself to be differentiated, or that runs on batches of gradients: forward once
+        more, by PyTorch, and its backward."""
+        self.keeps_graph = _keeps_graph()
+        if self.replay is None or self.program.seed_leaf is not None:
+            raise RuntimeError(
+                "this backward needs PyTorch's own graph (a second derivative, or gradients in batches), and "
+                "the forward that Deepwell ran draws random numbers that PyTorch cannot repeat: call "
+                "deepwell.restore(model) first, or model.eval()"
+            )
+        if self.program.precision != "fp32":
+            raise RuntimeError(
+                "this backward needs PyTorch's own graph (a second derivative, or gradients in batches), which "
+                f"has no precision {self.program.precision!r}: call deepwell.restore(model) first"
+            )
+        with torch.enable_grad():
+            outputs = self.replay()
+            found = torch.autograd.grad(
+                [outputs[index] for index in used],
+                [leaves[leaf] for leaf in self.variant.wrt],
+                [output_grads[index] for index in used],
+                create_graph=self.differentiated_again,
+                allow_unused=True,
+            )
+        self.grads = {leaf: grad for leaf, grad in zip(self.variant.wrt, found) if grad is not None}
+        self.bound = self.running = None
+        self.all_at_once = True
+
     def _new_grad(self, leaf: int) -> torch.Tensor:
-        return torch.empty(self.shapes[leaf], dtype=self.program.leaf_dtypes[leaf])
+        return torch.empty(self.shapes[leaf], dtype=self.program.leaf_dtypes[leaf], device="cpu")
 
     def run(self, part: int) -> None:
         """Runs one part; its gradients can then be taken."""
         last_part = self.plan.part_count - 1
         if not self.all_at_once:
-            _deepwell.set_threads(self.threads)  # what the plan has room for
+            if part > 0:
+                self._check_unchanged(part)
             grads: list[torch.Tensor | None] = []
             for leaf, has, (first, last) in zip(
                 self.variant.wrt, self.variant.has_grad, self.plan.grad_parts
@@ -294,12 +357,18 @@ class _Pass:
                 self.lease.release()
                 self.lease = None
 
+    def _check_unchanged(self, part: int) -> None:
+        """Between two parts of backward hooks of the user have run."""
+        for leaf, version, last in zip(self.bound[0], self.versions, self.plan.leaf_parts):
+            if leaf is not None and last >= part and leaf._version != version:
+                raise _changed_in_place(leaf, version)
+
     def take(self, leaf: int) -> torch.Tensor | None:
         return self.grads.pop(leaf, None)
 
 
 def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
-    return None if grad is None else grad.contiguous()
+    return None if grad is None else grad.resolve_neg().to_dense().contiguous()
 
 
 class _Run(torch.autograd.Function):
@@ -327,20 +396,29 @@ class _Run(torch.autograd.Function):
         # Kept to run forward again, when gradients arrive that nobody expected. References only.
         ctx.leaves = [None if index in ctx.copies else leaf for index, leaf in enumerate(leaves)]
         ctx.versions = [leaf._version for leaf in leaves]
+        constant = program.constant_outputs(variant.wrt)
         ctx.mark_non_differentiable(
-            *[output for output in outputs if not output.dtype.is_floating_point]
+            *[
+                output
+                for index, output in enumerate(outputs)
+                if index in constant or not output.dtype.is_floating_point
+            ]
         )
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *output_grads):
         saved = ctx.saved_tensors  # a second backward without retain_graph fails here
         shared, program = ctx.shared, ctx.shared.program
         used = tuple([index for index, grad in enumerate(output_grads) if grad is not None])
         if not used:
             return (None, None, None, *[None] * len(ctx.versions))
+        # Grad mode is on in a backward that is itself differentiated (create_graph).
+        shared.differentiated_again = torch.is_grad_enabled()
+        if shared.differentiated_again or not _all_plain(output_grads):
+            shared.begin_in_pytorch(_unchanged_leaves(ctx, attached=True), used, output_grads)
+            return _Run._hand_on(ctx)
         program.expect(used)
         if set(used) <= set(shared.variant.grad_outputs):
             leaves: list[torch.Tensor | None] = [None] * len(ctx.versions)
@@ -355,13 +433,18 @@ class _Run(torch.autograd.Function):
             shared.begin(leaves, outputs, seeds)
         else:
             shared.begin_again(_unchanged_leaves(ctx), used, output_grads)
+        return _Run._hand_on(ctx)
+
+    @staticmethod
+    def _hand_on(ctx):
+        shared = ctx.shared
         if not shared.keeps_graph:
-            ctx.leaves = None
+            ctx.leaves = shared.leaves = shared.replay = None
         shared.run(0)
         grads = [
             shared.take(leaf) if leaf in ctx.own else None for leaf in range(len(ctx.versions))
         ]
-        return (None, None, torch.zeros(()) if ctx.token else None, *grads)
+        return (None, None, _token() if ctx.token else None, *grads)
 
 
 class _Part(torch.autograd.Function):
@@ -371,20 +454,24 @@ class _Part(torch.autograd.Function):
     def forward(ctx, shared: _Pass, part: int, own: list[int], token, *leaves):
         del leaves
         ctx.shared, ctx.part, ctx.own, ctx.token = shared, part, own, token is not None
-        return torch.zeros(())
+        return _token()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         del grad
         ctx.shared.run(ctx.part)
         grads = [ctx.shared.take(leaf) for leaf in ctx.own]
-        return (None, None, None, torch.zeros(()) if ctx.token else None, *grads)
+        return (None, None, None, _token() if ctx.token else None, *grads)
+
+
+def _token() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The functions of one pass, last part first."""
     parts = shared.leaves_by_part()
+    shared.leaves = leaves
     given = list(leaves)
     token = None
     for part in range(len(parts) - 1, 0, -1):
@@ -395,18 +482,51 @@ def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor,
     return _Run.apply(shared, parts[0], token, *given)
 
 
-def _unchanged_leaves(ctx) -> list[torch.Tensor]:
-    """Every leaf of the forward, or an error where one has been changed in place since."""
+def _unchanged_leaves(ctx, attached: bool = False) -> list[torch.Tensor]:
+    """Every leaf of the forward, or an error where one has been changed in place since. ``attached``: as
+    part of autograd's graph."""
     leaves = []
     for index, (leaf, version) in enumerate(zip(ctx.leaves, ctx.versions)):
         if leaf is not None and leaf._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: a tensor of shape {list(leaf.shape)} is at version {leaf._version}, and "
-                f"backward needs version {version}"
-            )
-        leaves.append(ctx.copies[index] if leaf is None else leaf.detach())
+            raise _changed_in_place(leaf, version)
+        if attached:
+            leaves.append(ctx.shared.leaves[index])
+        else:
+            leaves.append(ctx.copies[index] if leaf is None else leaf.detach())
     return leaves
+
+
+def _changed_in_place(leaf: torch.Tensor, version: int) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a tensor of shape {list(leaf.shape)} is at version {leaf._version}, and "
+        f"backward needs version {version}"
+    )
+
+
+def _all_plain(grads: Sequence[torch.Tensor | None]) -> bool:
+    """Whether these are tensors with memory of their own, and not batches of vmap or fake ones."""
+    for grad in grads:
+        if grad is not None:
+            try:
+                grad.data_ptr()
+            except RuntimeError:
+                return False
+            if type(grad) not in (torch.Tensor, torch.nn.Parameter):
+                return False
+    return True
+
+
+_threads_set = 0
+
+
+def _use_pytorchs_threads() -> None:
+    """As many threads as PyTorch would use now. A run goes on with those that its plan was made for."""
+    global _threads_set
+    threads = torch.get_num_threads()
+    if threads != _threads_set or threads != _deepwell.get_threads():
+        _deepwell.set_threads(threads)
+        _threads_set = threads
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
@@ -421,4 +541,4 @@ def _keeps_graph() -> bool:
 
 def fresh_seed() -> torch.Tensor:
     """Philox key and offset of one call, from PyTorch's CPU generator: torch.manual_seed repeats it."""
-    return torch.empty(2, dtype=torch.int64).random_()
+    return torch.empty(2, dtype=torch.int64, device="cpu").random_()

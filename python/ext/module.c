@@ -763,7 +763,8 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
 
 /* first_change(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and
  * values that its dict had, in order. The position of the first dict that no longer holds these very
- * objects, or -1. A list in the place of a dict is compared item by item. */
+ * objects, or -1. A list in the place of a dict is compared item by item. Where a tuple has an Ellipsis,
+ * any value will do. */
 static PyObject *module_first_change(PyObject *self, PyObject *watched) {
     (void)self;
     if (!PyList_Check(watched)) {
@@ -782,7 +783,8 @@ static PyObject *module_first_change(PyObject *self, PyObject *watched) {
             Py_ssize_t position = 0, at = 0;
             same = 2 * PyDict_Size(container) == size;
             while (same && PyDict_Next(container, &position, &key, &value)) {
-                same = PyTuple_GetItem(kept, at) == key && PyTuple_GetItem(kept, at + 1) == value;
+                PyObject *was = PyTuple_GetItem(kept, at + 1);
+                same = PyTuple_GetItem(kept, at) == key && (was == value || was == Py_Ellipsis);
                 at += 2;
             }
         } else if (PyList_Check(container)) {

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import logging
+import random
+import sys
 import threading
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
+import torch.utils.checkpoint
 
 from deepwell.errors import CaptureError
+from deepwell.guards import Effects
 
 _tracing = threading.RLock()
 
@@ -33,6 +38,7 @@ def quiet_tracing() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing)
+        stack.enter_context(_collected())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(warnings.catch_warnings())
@@ -52,6 +58,21 @@ def quiet_tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Collects what tracers leave behind: cycles that hold parameters, which would outlive their model.
+    What was there before is not looked at, unless the program has frozen objects of its own."""
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if freezes:
+            gc.unfreeze()
+
+
+@contextlib.contextmanager
 def _silent(logger_name: str) -> Iterator[None]:
     logger = logging.getLogger(logger_name)
     level = logger.level
@@ -63,28 +84,68 @@ def _silent(logger_name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Undoes what a forward that is being traced leaves in its modules: attributes and buffers that
-    are fake tensors, hooks (Hugging Face installs some at the first call that needs them)."""
-    saved = []
-    for m in module.modules():
-        tables = [(t, dict(t)) for t in m.__dict__.values() if isinstance(t, dict)]
-        saved.append((m.__dict__, dict(m.__dict__), tables))
+def unchanged(effects: Effects) -> Iterator[None]:
+    """Undoes what a forward that is being traced leaves behind: attributes and buffers that are fake
+    tensors, items of lists, hooks (Hugging Face installs some at the first call that needs them), draws
+    from Python's and NumPy's generators. `seen` then says what a graph would leave out."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    seen = effects.seen
     try:
         yield
     finally:
-        for attributes, before, tables in saved:
-            for name in [n for n in attributes if n not in before]:
-                del attributes[name]
-            attributes.update(before)
-            for table, content in tables:
-                if _identities(table) != _identities(content):
-                    table.clear()
-                    table.update(content)
+        effects.undo()
+        if random.getstate() != python_state:
+            random.setstate(python_state)
+            seen.append("draws from Python's random generator in its forward")
+        if numpy_state is not None and numpy is not None:
+            now = numpy.random.get_state()
+            if now[2:] != numpy_state[2:] or not (now[1] == numpy_state[1]).all():
+                numpy.random.set_state(numpy_state)
+                seen.append("draws from NumPy's random generator in its forward")
 
 
-def _identities(table: Dict[Any, Any]) -> List[Tuple[Any, int]]:
-    return [(key, id(value)) for key, value in table.items()]
+@contextlib.contextmanager
+def watched_autograd() -> Iterator[List[str]]:
+    """Notices what a forward does to autograd that no trace shows: functions with a backward of their own
+    (torch.autograd.Function), hooks on tensors. Checkpoints that keep autograd as it is (use_reentrant=
+    False) are seen through: what is computed again is the engine's own choice."""
+    seen: List[str] = []
+    tracing = threading.get_ident()
+    function = torch.autograd.Function
+    apply = function.__dict__["apply"]
+    hook = torch.Tensor.register_hook
+    checkpoint = torch.utils.checkpoint
+    recording = checkpoint._checkpoint_without_reentrant_generator
+
+    def watched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == tracing and torch.is_grad_enabled():
+            seen.append(f"has a backward of its own in its forward ({cls.__qualname__})")
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    def watched_hook(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == tracing:
+            seen.append("registers a hook on a tensor in its forward")
+        return hook(tensor, *args, **kwargs)
+
+    def not_recording(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if threading.get_ident() != tracing:
+            return recording(*args, **kwargs)
+        return nothing()
+
+    def nothing() -> Iterator[None]:
+        yield
+
+    function.apply = classmethod(watched_apply)
+    torch.Tensor.register_hook = watched_hook
+    checkpoint._checkpoint_without_reentrant_generator = not_recording
+    try:
+        yield seen
+    finally:
+        function.apply = apply
+        torch.Tensor.register_hook = hook
+        checkpoint._checkpoint_without_reentrant_generator = recording
 
 
 @dataclass

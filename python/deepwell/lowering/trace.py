@@ -48,7 +48,12 @@ class _Call(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, leaves: Sequence[Any], at: Sequence[int], spec: Any
+        self,
+        module: torch.nn.Module,
+        leaves: Sequence[Any],
+        at: Sequence[int],
+        spec: Any,
+        after: Callable[[], None],
     ) -> None:
         super().__init__()
         self.module = module
@@ -59,12 +64,18 @@ class _Call(torch.nn.Module):
             for position, tensor in zip(at, tensors):
                 values[position] = tensor
             args, kwargs = pytree.tree_unflatten(values, spec)
-            outputs, output_spec = flatten_outputs(self.module(*args, **kwargs))
+            outputs, output_spec = flatten_outputs(module(*args, **kwargs))
+            after()
             results.append(output_spec)
             return outputs
 
         self._call = call
         self.output_spec = lambda: results[-1]
+
+    def release(self) -> None:
+        """Lets go of the module: what tracers leave behind is in cycles, and would keep it alive."""
+        self._modules.clear()
+        self._call = None
 
     def forward(self, *tensors: torch.Tensor) -> List[Any]:
         return self._call(tensors)
@@ -92,19 +103,34 @@ class Tracer:
     """Traces `module` called with `leaves` (empty tensors, constants) in the structure `spec`."""
 
     def __init__(
-        self, module: torch.nn.Module, leaves: Sequence[Any], spec: Any, paths: Sequence[str]
+        self,
+        module: torch.nn.Module,
+        leaves: Sequence[Any],
+        spec: Any,
+        paths: Sequence[str],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
+        """`after` is called each time the forward has run."""
         self.module = module
+        self.after = after
         self.placeholders = leaves
         self.spec = spec
         self.paths = paths
+        self._calls: List[_Call] = []
 
     def _call(self) -> Tuple["_Call", List[torch.Tensor]]:
         """The module as a function of its tensor arguments, and examples of these. Each example is
         an object of its own: torch.export takes inputs that are one object for one input."""
         at = self._tensor_positions()
-        call = _Call(self.module, self.placeholders, at, self.spec)
+        call = _Call(self.module, self.placeholders, at, self.spec, self.after)
+        self._calls.append(call)
         return call, [placeholder(self.placeholders[i], False) for i in at]
+
+    def close(self) -> None:
+        """When tracing is over: keeps the module alive no longer."""
+        for call in self._calls:
+            call.release()
+        self.module = self.after = None
 
     def _tensor_positions(self) -> List[int]:
         return [i for i, v in enumerate(self.placeholders) if isinstance(v, torch.Tensor)]
@@ -119,10 +145,9 @@ class Tracer:
             program = torch.export.export(
                 call, tuple(examples), dynamic_shapes=shapes, strict=False
             )
-        traced = self._from_program(program, call.output_spec())
-        traced.functional = lambda: self._from_program(
-            program.run_decompositions({}), traced.output_spec
-        )
+        output_spec = call.output_spec()
+        traced = self._from_program(program, output_spec)
+        traced.functional = lambda: self._from_program(program.run_decompositions({}), output_spec)
         return traced
 
     def _from_program(self, program: Any, output_spec: Any) -> Traced:
