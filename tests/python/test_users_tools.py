@@ -1,0 +1,291 @@
+"""PyTorch's tools around an optimized model: compilers, exporters, profilers; threads, processes, memory."""
+
+import copy
+import gc
+import multiprocessing
+import os
+import threading
+import weakref
+
+import deepwell
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from users import Net, close, optimized, pair, rows, same, train_step, uneven
+
+
+@pytest.mark.support("Compilers", "torch.compile(model) after optimize", "engine")
+def test_compile_after(support) -> None:
+    plain, ours = pair()
+    compiled = torch.compile(ours, backend="eager")
+    same(plain, ours, lambda m: train_step(compiled if m is ours else m))
+    ours.compile(backend="eager")
+    same(plain, ours, train_step)
+    support.check(ours)
+
+
+@pytest.mark.support("Compilers", "optimize(torch.compile(model))", "engine")
+def test_compile_before(support) -> None:
+    plain = Net()
+    inner = copy.deepcopy(plain)
+    ours = deepwell.optimize(torch.compile(inner, backend="eager"), verbose=False)
+    same(plain, inner, lambda m: train_step(ours if m is inner else m))
+    support.check(ours)
+    deepwell.restore(ours)
+    assert "forward" not in inner.__dict__
+
+
+@pytest.mark.support(
+    "Compilers",
+    "torch.compile(fullgraph=True) around it",
+    "refused",
+    "an engine of Deepwell runs this forward",
+)
+def test_fullgraph(support) -> None:
+    ours = optimized(Net())
+
+    def step(x):
+        return ours(x) * 2
+
+    with support.refused(Exception):
+        torch.compile(step, backend="eager", fullgraph=True)(rows())
+
+
+@pytest.mark.support(
+    "Compilers",
+    "torch.jit.trace, torch.export, torch.fx",
+    "engine and PyTorch",
+    "traced by torch.jit",
+)
+def test_exporters(support) -> None:
+    plain, ours = pair()
+    x = rows()
+    traced = torch.jit.trace(ours, x)
+    exported = torch.export.export(ours, (x,)).module()
+    symbolic = torch.fx.symbolic_trace(ours)
+    for found in (traced, exported, symbolic):
+        close(found(rows(2)).detach(), plain(rows(2)).detach())
+    support.check(ours)
+
+
+@pytest.mark.support(
+    "Compilers", "torch.jit.script", "refused", "call deepwell.restore(model) first"
+)
+def test_script(support) -> None:
+    with support.refused(deepwell.UnsupportedError):
+        torch.jit.script(optimized(Net()))
+
+
+@pytest.mark.support("Tools", "torch.profiler, anomaly mode, deterministic algorithms", "engine")
+def test_tools(support) -> None:
+    def use(model):
+        results = []
+        with torch.profiler.profile() as profile:
+            results.append(train_step(model))
+        assert len(profile.events()) > 0
+        with torch.autograd.detect_anomaly(check_nan=True):
+            results.append(train_step(model, 2))
+        torch.use_deterministic_algorithms(True)
+        try:
+            results.append(train_step(model, 3))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        return results
+
+    plain, ours = pair()
+    with pytest.warns(UserWarning, match="Anomaly"):
+        same(plain, ours, use)
+    support.check(ours)
+
+
+# ---- threads and processes ---------------------------------------------------------------------------
+
+
+def in_threads(work, count: int) -> None:
+    errors = []
+
+    def guarded(index):
+        try:
+            work(index)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def train(model: nn.Module, steps: int) -> torch.Tensor:
+    optimizer = deepwell.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+    for seed in range(steps):
+        optimizer.zero_grad()
+        loss = train_step(model, seed)
+        optimizer.step()
+    return loss
+
+
+@pytest.mark.support(
+    "Threads and processes", "four threads train four models, captures included", "engine"
+)
+def test_threads_with_models_of_their_own(support) -> None:
+    built = [nn.Sequential(Net(), nn.Tanh(), Net()) for _ in range(4)]
+    models = [optimized(model) for model in built]
+    found = {}
+
+    def work(index):
+        torch.set_num_threads(1 + index % 3)  # of this thread: plans for several numbers at once
+        found[index] = train(models[index], 6)
+
+    before = torch.get_num_threads()
+    in_threads(work, 4)
+    torch.set_num_threads(before)
+    for index, plain in enumerate(built):
+        close(found[index], train(plain, 6))
+        for a, b in zip(models[index].parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    support.check(*models)
+
+
+@pytest.mark.support("Threads and processes", "four threads share one model", "engine")
+def test_threads_share_a_model(support) -> None:
+    plain, ours = pair()
+
+    def work(index):
+        for seed in range(5):
+            with torch.no_grad():
+                close(ours(rows(10 * index + seed)), plain(rows(10 * index + seed)))
+        weights = torch.autograd.grad(uneven(ours(rows(index))), list(ours.parameters()))
+        expected = torch.autograd.grad(uneven(plain(rows(index))), list(plain.parameters()))
+        for a, b in zip(weights, expected):
+            close(a, b)
+
+    in_threads(work, 4)
+    support.check(ours)
+
+
+class Numbered(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return rows(index, 1)[0]
+
+
+@pytest.mark.support("Threads and processes", "DataLoader workers forked after optimize", "engine")
+def test_data_loader(support) -> None:
+    def use(model):
+        train_step(model)
+        loader = DataLoader(Numbered(), batch_size=3, num_workers=2, multiprocessing_context="fork")
+        for batch in loader:
+            uneven(model(batch)).backward()
+
+    plain, ours = pair()
+    same(plain, ours, use)
+    support.check(ours)
+
+
+def _child(model, expected, queue):
+    try:
+        with torch.no_grad():
+            close(model(rows(3)), expected)
+        train_step(model)
+        queue.put("well")
+    except BaseException as error:
+        queue.put(repr(error))
+
+
+@pytest.mark.support(
+    "Threads and processes", "the model used in a forked child, and in the parent after", "engine"
+)
+def test_fork(support) -> None:
+    plain, ours = pair()
+    same(plain, ours, train_step)
+    with torch.no_grad():
+        expected = plain(rows(3))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    children = [context.Process(target=_child, args=(ours, expected, queue)) for _ in range(2)]
+    for child in children:
+        child.start()
+    assert [queue.get(timeout=120) for _ in children] == ["well", "well"]
+    for child in children:
+        child.join(timeout=60)
+    same(plain, ours, train_step)
+    support.check(ours)
+
+
+# ---- memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.support("Memory", "a model is freed with its last reference", "engine")
+def test_freed(support) -> None:
+    ours = optimized(Net())
+    train_step(ours)
+    support.check(ours)
+    gc.collect()
+    gc.disable()
+    try:
+        model, weight = weakref.ref(ours), weakref.ref(ours.first.weight)
+        forward = weakref.ref(ours.forward)
+        del ours
+        assert model() is None and weight() is None and forward() is None
+    finally:
+        gc.enable()
+
+
+def test_a_forward_without_its_model_says_so() -> None:
+    forward = optimized(Net()).forward
+    gc.collect()
+    with pytest.raises(RuntimeError, match="keep the model"):
+        forward(rows())
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.support(
+    "Memory", "hundreds of steps, some without a backward, leave nothing", "engine"
+)
+def test_steps_leave_nothing(support) -> None:
+    """A step's output alone is 64 kB and its arena more: a leak of one a step would be 20 MB and more."""
+    ours = optimized(Net())
+
+    def steps(count):
+        for step in range(count):
+            loss = uneven(ours(rows(1, 2048)))
+            if step % 3:
+                loss.backward(retain_graph=step % 2 == 0)
+            ours.zero_grad()
+
+    steps(30)
+    gc.collect()
+    before = resident()
+    steps(300)
+    gc.collect()
+    assert resident() - before < 16 << 20
+    support.check(ours)
+
+
+@pytest.mark.support("Memory", "models made, trained and dropped in turn leave nothing", "engine")
+def test_models_leave_nothing(support) -> None:
+    def one():
+        model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024))
+        deepwell.optimize(model, verbose=False)
+        model(torch.randn(64, 1024)).sum().backward()
+        return model  # 8 MB of parameters, as much of gradients
+
+    last = one()
+    one()
+    gc.collect()
+    before = resident()
+    for _ in range(4):
+        one()
+    assert resident() - before < 24 << 20
+    support.check(last)

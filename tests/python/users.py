@@ -1,0 +1,147 @@
+"""What the tests of users' behaviours share: a small model beside its optimized copy, and how it was served.
+
+A test marked ``support(area, behaviour, served, because)`` states how Deepwell serves that behaviour:
+"engine", "PyTorch", "engine and PyTorch" or "refused". Its ``support`` fixture reads from the report what
+served the model; a test that does not ask it fails. docs/support.md is made of these marks
+(scripts/support.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from typing import Any, Callable
+
+import deepwell
+import pytest
+import torch
+from deepwell.optimize import OptimizedForward, _installed
+from torch import nn
+
+SERVED = ("engine", "PyTorch", "engine and PyTorch", "refused")
+
+
+class Net(nn.Module):
+    """Two linear layers and a norm: all that most questions need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.first(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.hidden(x)))
+
+
+def rows(seed: int = 1, count: int = 4) -> torch.Tensor:
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def optimized(model: nn.Module) -> nn.Module:
+    """An optimized copy of ``model``."""
+    return deepwell.optimize(copy.deepcopy(model), verbose=False)
+
+
+def pair(build: Callable[[], nn.Module] = Net) -> tuple[nn.Module, nn.Module]:
+    plain = build()
+    return plain, optimized(plain)
+
+
+def close(ours: Any, plain: Any, what: str = "value") -> None:
+    if ours is None or plain is None:
+        assert ours is plain, f"{what}: one is None"
+        return
+    assert ours.dtype == plain.dtype and ours.shape == plain.shape, what
+    if not plain.is_floating_point():
+        assert torch.equal(ours, plain), what
+        return
+    scale = plain.detach().abs().max().item() if plain.numel() else 0.0
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5 * scale + 1e-9, msg=what)
+
+
+def same_grads(ours: nn.Module, plain: nn.Module) -> None:
+    for (name, a), (_, b) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+        close(a.grad, b.grad, name)
+
+
+def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> None:
+    """``use`` gives the same results on both, and leaves the same gradients and parameters."""
+    results = []
+    for model in (plain, ours):
+        torch.manual_seed(7)
+        found = use(model)
+        results.append(found if isinstance(found, (list, tuple)) else [found])
+    for index, (a, b) in enumerate(zip(results[1], results[0], strict=True)):
+        if isinstance(b, torch.Tensor):
+            close(a, b, f"result {index}")
+        else:
+            assert a == b, f"result {index}: {a} and {b}"
+    same_grads(ours, plain)
+    for (name, a), (_, b) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+        close(a.detach(), b.detach(), f"parameter {name}")
+
+
+def uneven(y: torch.Tensor) -> torch.Tensor:
+    """A loss to which no norm or softmax before it is blind."""
+    weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).to(y.dtype)
+    return (torch.sin(2 * y) * weights.view(y.shape)).sum()
+
+
+def train_step(model: nn.Module, seed: int = 1) -> torch.Tensor:
+    """Gradients are added to, and the loss is returned."""
+    loss = uneven(model(rows(seed)))
+    loss.backward()
+    return loss.detach()
+
+
+def tally(model: nn.Module) -> tuple[int, Counter[str]]:
+    """(calls by the engine, calls by PyTorch by reason), reasons of modules left alone included."""
+    calls, reasons = 0, Counter()
+    seen = set()
+    for module in model.modules():
+        forward = _installed.get(module)
+        if isinstance(forward, OptimizedForward) and id(forward.session.report) not in seen:
+            seen.add(id(forward.session.report))
+            for unit in forward.session.report._units.values():
+                calls += unit.calls
+                reasons += unit.fallbacks
+                alone = unit.left_alone not in (None, "a single operation gains nothing by itself")
+                if alone and not unit.captures:
+                    reasons[unit.left_alone] += 1
+    return calls, reasons
+
+
+class Support:
+    """What a marked test says about its behaviour, to be checked against what happened."""
+
+    def __init__(self, area: str, behaviour: str, served: str, because: str = "") -> None:
+        assert served in SERVED, f"{served!r} is none of {SERVED}"
+        self.served, self.because = served, because
+        self.checked = False
+
+    def check(self, *models: nn.Module) -> None:
+        self.checked = True
+        calls, reasons = 0, Counter()
+        for model in models:
+            more_calls, more_reasons = tally(model)
+            calls, reasons = calls + more_calls, reasons + more_reasons
+        text = "\n".join(deepwell.summary(model) for model in models)
+        by_engine = self.served in ("engine", "engine and PyTorch")
+        by_pytorch = self.served in ("PyTorch", "engine and PyTorch")
+        assert (calls > 0) == by_engine, f"{calls} calls of the engine\n{text}"
+        assert bool(reasons) == by_pytorch, f"{dict(reasons)}\n{text}"
+        if by_pytorch:
+            assert self.because, "say why PyTorch runs it"
+            assert any(self.because in reason for reason in reasons), f"{dict(reasons)}"
+
+    @contextlib.contextmanager
+    def refused(self, kind: type[BaseException]):
+        self.checked = True
+        assert self.served == "refused" and self.because
+        with pytest.raises(kind) as caught:
+            yield
+        assert self.because in str(caught.value), str(caught.value)
