@@ -8,28 +8,35 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t stop_signal;
+/* Signals are held back, in every thread that is started, and asked for between steps: nothing interrupts a kernel. */
+static int stop_signal;
+static sigset_t stopping;
 
-/* The next one ends the program at once. */
-static void stop(int number) {
-    stop_signal = number;
-    signal(number, SIG_DFL);
-}
-
-static void catch_signals(void) {
-    const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
+static void hold_signals(void) {
+    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    sigemptyset(&stopping);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction before;
         /* What the caller ignores (nohup) stays ignored. */
-        if (sigaction(stopping[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(stopping[i], &action, NULL);
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaddset(&stopping, numbers[i]);
     }
+    pthread_sigmask(SIG_BLOCK, &stopping, NULL);
+}
+
+/* Takes a signal that is waiting; from then on the next one ends the program at once. */
+static int take_signal(void) {
+    const struct timespec none = {0, 0};
+    int number = sigtimedwait(&stopping, NULL, &none);
+    if (number <= 0) return 0;
+    stop_signal = number;
+    pthread_sigmask(SIG_UNBLOCK, &stopping, NULL);
+    return 1;
 }
 
 /* ---- the run --------------------------------------------------------------------------------- */
@@ -98,7 +105,7 @@ static int advance(run *r) {
 }
 
 /* Output that nobody reads any more stops the run as a signal does: with a checkpoint. */
-static int interrupted(void) { return stop_signal != 0 || ferror(stdout); }
+static int interrupted(void) { return take_signal() || ferror(stdout); }
 
 static int stop_early(run *r) {
     int64_t step = dw_trainer_steps_done(r->trainer);
@@ -180,6 +187,7 @@ static int begin(run *r) {
 static int train(const train_request *request) {
     run r = {.request = request};
     dw_trainer_info info;
+    hold_signals();
     dw_status status = dw_trainer_create(&request->options, &r.trainer);
     if (status != DW_OK) {
         int result = fail(NULL, status);
@@ -192,7 +200,6 @@ static int train(const train_request *request) {
     int result = CLI_DONE;
     if (!request->dry_run) {
         result = begin(&r);
-        catch_signals();
         if (result == CLI_DONE) result = loop(&r);
     }
     train_report_end(&r.reporter);
