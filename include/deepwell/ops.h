@@ -67,6 +67,11 @@
  *                                         linear whose products, this one and the two of its gradient, have quantized
  *                                         operands and F32 results; docs/precision.md says which are rounded how.
  *                                         nvfp4 needs seed and stream
+ *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     each row by the matrix that
+ *                                         its integer chooses: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
+ *                                         transpose_w=0. An index outside is an error at run time
+ *  grouped_linear_backward_weight(x [T,M], y [T,N], i [T]; size) -> [E,M,N]     size = [E]; for each e the sum
+ *                                         of the outer products x[t] y[t]^T over the rows t with i[t] = e
  *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
  *  embedding_backward(i, dy; size, padding_index=-1) -> [V,E]     size = [V]
  *  layer_norm(x [..,N], w? [N], b? [N]; eps) -> y, mean [..], rstd [..]     biased variance
@@ -141,6 +146,8 @@ extern "C" {
     X(SOFTMAX, "softmax") X(LOG_SOFTMAX, "log_softmax") X(SOFTMAX_BACKWARD, "softmax_backward")    \
     X(LOG_SOFTMAX_BACKWARD, "log_softmax_backward")                                                \
     X(LINEAR, "linear") X(QUANTIZED_LINEAR, "quantized_linear")                                    \
+    X(GROUPED_LINEAR, "grouped_linear")                                                            \
+    X(GROUPED_LINEAR_BACKWARD_WEIGHT, "grouped_linear_backward_weight")                            \
     X(EMBEDDING, "embedding") X(EMBEDDING_BACKWARD, "embedding_backward")                          \
     X(LAYER_NORM, "layer_norm") X(LAYER_NORM_BACKWARD, "layer_norm_backward")                      \
     X(RMS_NORM, "rms_norm") X(RMS_NORM_BACKWARD, "rms_norm_backward")                              \

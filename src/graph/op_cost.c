@@ -6,7 +6,8 @@
  * and window leave; a mask operand takes none away, for its content is unknown.
  *
  * bytes: the least that must move between memory and processor: each distinct operand and each
- * result once. Views move nothing. Gathers read only the rows that they take.
+ * result once. Views move nothing. Gathers read only the rows that they take, and of the matrices of
+ * grouped_linear as many as there are rows, at most all.
  */
 #include "graph/body.h"
 #include "graph/op_rules.h"
@@ -196,6 +197,33 @@ dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *si
     double results = elements(&m, output(&m, 0));
     double flops = 2 * results * last_dim(&m, input(&m, 0));
     if (input(&m, 2) != DW_NONE) flops += results;
+    return give(&m, flops, bytes_once(&m), cost);
+}
+
+/* Rows need not use every matrix, and how many they use is data: at most one for each row, and each
+ * that is used is read once. */
+dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                                  dw_cost *cost) {
+    enum { X, W, I, B };
+    measure m = measure_of(graph, node, sizes);
+    double results = elements(&m, output(&m, 0));
+    double rows = dim_of(&m, input(&m, X), 0), experts = dim_of(&m, input(&m, W), 0);
+    double used = experts > 0 ? fmin(rows, experts) / experts : 0;
+    double flops = 2 * results * last_dim(&m, input(&m, X));
+    double bytes = bytes_of(&m, input(&m, X)) + used * bytes_of(&m, input(&m, W)) +
+                   bytes_of(&m, input(&m, I)) + bytes_of_outputs(&m);
+    if (input(&m, B) != DW_NONE) {
+        flops += results;
+        bytes += used * bytes_of(&m, input(&m, B));
+    }
+    return give(&m, flops, bytes, cost);
+}
+
+/* A product of row by row; what no row chooses is written too, as zeros. */
+dw_status dw__cost_grouped_linear_backward_weight(const dw_graph *graph, dw_node node,
+                                                  const int64_t *sizes, dw_cost *cost) {
+    measure m = measure_of(graph, node, sizes);
+    double flops = 2 * elements(&m, input(&m, 0)) * last_dim(&m, input(&m, 1));
     return give(&m, flops, bytes_once(&m), cost);
 }
 

@@ -177,6 +177,29 @@ DW__GRADIENT(dw__gradient_linear) {
     return e.status;
 }
 
+/* As of linear, row by row; db is the sum of dy's rows by their index. */
+DW__GRADIENT(dw__gradient_grouped_linear) {
+    dw__emitter e = {graph, DW_OK};
+    dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);
+    dw_value index = dw_node_input(graph, node, 2), dy = output_grads[0];
+    bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    dw_dim experts = dw__type_of(graph, w).shape[0];
+    dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &experts);
+    if (needed[0]) {
+        dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, !transpose_w);
+        input_grads[0] =
+            dw__emit(&e, DW_OP_GROUPED_LINEAR, 3, (dw_value[]){dy, w, index}, 1, &attr);
+    }
+    if (needed[1])
+        input_grads[1] =
+            dw__emit(&e, DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT, 3,
+                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, index}, 1, &size);
+    if (needed[3])
+        input_grads[3] =
+            dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2, (dw_value[]){index, dy}, 1, &size);
+    return e.status;
+}
+
 DW__GRADIENT(dw__gradient_embedding) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};

@@ -809,6 +809,47 @@ dw_status dw__infer_quantized_linear(const dw__draft *draft, dw__inferred *out) 
     return dw__infer_linear(draft, out);
 }
 
+/* Row t of operand `x` [T, ..] belongs to i[t]: i is integers [T]. */
+static dw_status want_group_index(const dw__draft *draft, uint32_t x, uint32_t i) {
+    DW_RETURN_IF_FAILED(want_float(draft, x));
+    DW_RETURN_IF_FAILED(want_rank(draft, x, 2));
+    DW_RETURN_IF_FAILED(want_integer(draft, i));
+    return want_shape(draft, i, 1, shape_of(draft, x), "[T] of x's rows");
+}
+
+dw_status dw__infer_grouped_linear(const dw__draft *draft, dw__inferred *out) {
+    enum { X, W, I, B };
+    DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_TRANSPOSE_W));
+    DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
+    DW_RETURN_IF_FAILED(want_same_dtype(draft, X, W, W));
+    DW_RETURN_IF_FAILED(want_rank(draft, W, 3));
+    bool transposed = int_of(draft, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    dw_dim length = shape_of(draft, X)[1], inner = shape_of(draft, W)[transposed ? 2 : 1];
+    if (inner != length)
+        return refuse(draft, DW_SHAPE,
+                      "w is %s with transpose_w=%d, so its %s dim must equal x's last dim %s",
+                      show(draft, W).text, transposed, transposed ? "last" : "middle",
+                      show_dim(draft, length).text);
+    dw_dim results = shape_of(draft, W)[transposed ? 1 : 2];
+    if (has(draft, B)) {
+        DW_RETURN_IF_FAILED(want_same_dtype(draft, X, B, B));
+        dw_dim bias[2] = {shape_of(draft, W)[0], results};
+        DW_RETURN_IF_FAILED(want_shape(draft, B, 2, bias, "[E, N] of w"));
+    }
+    return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
+}
+
+dw_status dw__infer_grouped_linear_backward_weight(const dw__draft *draft, dw__inferred *out) {
+    enum { X, Y, I };
+    const dw_attr *size = attr_of(draft, DW_ATTR_KEY_SIZE);
+    DW_RETURN_IF_FAILED(want_entries(draft, DW_ATTR_KEY_SIZE, 1));
+    DW_RETURN_IF_FAILED(want_group_index(draft, X, I));
+    DW_RETURN_IF_FAILED(want_group_index(draft, Y, I));
+    DW_RETURN_IF_FAILED(want_same_dtype(draft, X, Y, Y));
+    dw_dim shape[3] = {size->list[0], shape_of(draft, X)[1], shape_of(draft, Y)[1]};
+    return give(out, dtype_of(draft, X), 3, shape);
+}
+
 static dw_status want_padding_index(const dw__draft *draft, dw_dim rows) {
     int64_t index = int_of(draft, DW_ATTR_KEY_PADDING_INDEX, -1);
     return want_int_between(draft, DW_ATTR_KEY_PADDING_INDEX, index, -1,

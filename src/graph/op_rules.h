@@ -17,7 +17,9 @@ dw__infer_function dw__infer_elementwise, dw__infer_dropout, dw__infer_constant,
     dw__infer_take_along, dw__infer_scatter_add, dw__infer_put_along_add, dw__infer_reduce,
     dw__infer_arg_reduce, dw__infer_cumsum, dw__infer_sort, dw__infer_top_k, dw__infer_matmul,
     dw__infer_fused, dw__infer_gelu, dw__infer_softmax, dw__infer_softmax_backward,
-    dw__infer_linear, dw__infer_quantize, dw__infer_quantized_linear, dw__infer_embedding, dw__infer_embedding_backward, dw__infer_layer_norm,
+    dw__infer_linear, dw__infer_quantize, dw__infer_quantized_linear,
+    dw__infer_grouped_linear, dw__infer_grouped_linear_backward_weight,
+    dw__infer_embedding, dw__infer_embedding_backward, dw__infer_layer_norm,
     dw__infer_layer_norm_backward, dw__infer_rms_norm, dw__infer_rms_norm_backward,
     dw__infer_rope, dw__infer_attention, dw__infer_attention_backward, dw__infer_cross_entropy,
     dw__infer_cross_entropy_backward, dw__infer_linear_cross_entropy,
@@ -44,7 +46,7 @@ dw__gradient_function dw__gradient_relu, dw__gradient_silu, dw__gradient_gelu,
     dw__gradient_quantized_linear,
     dw__gradient_embedding, dw__gradient_layer_norm, dw__gradient_rms_norm, dw__gradient_rope,
     dw__gradient_dropout, dw__gradient_attention, dw__gradient_cross_entropy,
-    dw__gradient_linear_cross_entropy, dw__gradient_mean;
+    dw__gradient_linear_cross_entropy, dw__gradient_mean, dw__gradient_grouped_linear;
 
 /* All composites. */
 typedef dw_status dw__expansion_function(dw_graph *graph, const dw_graph *source, dw_node node,
@@ -52,7 +54,9 @@ typedef dw_status dw__expansion_function(dw_graph *graph, const dw_graph *source
 dw__expansion_function dw__expand_mean, dw__expand_relu, dw__expand_silu, dw__expand_gelu,
     dw__expand_swiglu, dw__expand_gelu_backward, dw__expand_silu_backward, dw__expand_softmax,
     dw__expand_log_softmax, dw__expand_softmax_backward, dw__expand_log_softmax_backward,
-    dw__expand_linear, dw__expand_quantized_linear, dw__expand_embedding, dw__expand_embedding_backward,
+    dw__expand_linear, dw__expand_quantized_linear,
+    dw__expand_grouped_linear, dw__expand_grouped_linear_backward_weight,
+    dw__expand_embedding, dw__expand_embedding_backward,
     dw__expand_layer_norm, dw__expand_layer_norm_backward, dw__expand_rms_norm,
     dw__expand_rms_norm_backward, dw__expand_rope, dw__expand_dropout, dw__expand_attention,
     dw__expand_attention_backward, dw__expand_cross_entropy, dw__expand_cross_entropy_backward,
@@ -62,7 +66,8 @@ typedef dw_status dw__cost_function(const dw_graph *graph, dw_node node, const i
                                     dw_cost *cost);
 dw__cost_function dw__cost_elementwise, dw__cost_move, dw__cost_take, dw__cost_scatter,
     dw__cost_reduce, dw__cost_sort, dw__cost_matmul, dw__cost_quantize, dw__cost_fused, dw__cost_norm,
-    dw__cost_norm_backward, dw__cost_softmax, dw__cost_linear, dw__cost_embedding, dw__cost_rope,
+    dw__cost_norm_backward, dw__cost_softmax, dw__cost_linear, dw__cost_grouped_linear,
+    dw__cost_grouped_linear_backward_weight, dw__cost_embedding, dw__cost_rope,
     dw__cost_attention, dw__cost_attention_backward, dw__cost_cross_entropy,
     dw__cost_linear_cross_entropy, dw__cost_linear_cross_entropy_backward, dw__cost_adamw;
 

@@ -388,6 +388,19 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .required_attrs = A(RECIPE), .allowed_attrs = A(RECIPE) | A(TRANSPOSE_W) | A(STREAM),
         .infer = dw__infer_quantized_linear, .gradient = dw__gradient_quantized_linear,
         .expand = dw__expand_quantized_linear, .cost = dw__cost_linear},
+    [DW_OP_GROUPED_LINEAR] = { /* each row by the matrix that its index chooses */
+        .name = "grouped_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "i", "b"},
+        .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
+        .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_grouped_linear,
+        .gradient = dw__gradient_grouped_linear, .expand = dw__expand_grouped_linear,
+        .cost = dw__cost_grouped_linear},
+    [DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT] = { /* dw of grouped_linear */
+        .name = "grouped_linear_backward_weight", .stratum = DW__COMPOSITE,
+        .operands = {"x", "y", "i"}, .min_inputs = 3, .max_inputs = 3,
+        .required_attrs = A(SIZE), .allowed_attrs = A(SIZE),
+        .infer = dw__infer_grouped_linear_backward_weight,
+        .expand = dw__expand_grouped_linear_backward_weight,
+        .cost = dw__cost_grouped_linear_backward_weight},
     [DW_OP_EMBEDDING] = { /* rows i of w */
         .name = "embedding", .stratum = DW__COMPOSITE, .operands = {"w", "i"},
         .min_inputs = 2, .max_inputs = 2, .allowed_attrs = A(PADDING_INDEX),

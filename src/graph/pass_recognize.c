@@ -81,6 +81,8 @@ static const struct {
     {DW_OP_ADD, dw__recognize_rope},
     {DW_OP_CONCAT, dw__recognize_partial_rope},
     {DW_OP_ADD, dw__recognize_concat},
+    {DW_OP_MATMUL, dw__recognize_grouped_product},
+    {DW_OP_ADD, dw__recognize_grouped_bias},
     {DW_OP_MATMUL, dw__recognize_product},
     {DW_OP_MATMUL, dw__recognize_written_attention},
     {DW_OP_ADD, dw__recognize_bias},

@@ -25,6 +25,7 @@ dw__recognizer dw__recognize_layer_norm, dw__recognize_rms_norm, dw__recognize_n
 dw__recognizer dw__recognize_rope, dw__recognize_partial_rope;
 dw__recognizer dw__recognize_product, dw__recognize_bias, dw__recognize_flat_linear;
 dw__recognizer dw__recognize_written_attention;
+dw__recognizer dw__recognize_grouped_product, dw__recognize_grouped_bias;
 dw__recognizer dw__recognize_concat;
 /* True when it made a node that replaces the root, `replacement`. */
 bool dw__recognize_attention(dw__matcher *m, dw_node *replacement);

@@ -70,6 +70,8 @@ void dw__tensor_set_contiguous(dw__tensor *tensor);
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */
 extern const dw__kernel
     *const dw__kernels_cpu_matmul[]; /* matmul, linear, linear_cross_entropy and its backward */
+extern const dw__kernel
+    *const dw__kernels_cpu_grouped[]; /* grouped_linear, grouped_linear_backward_weight */
 extern const dw__kernel *const dw__kernels_cpu_attention[];   /* attention, attention_backward */
 extern const dw__kernel *const dw__kernels_cpu_elementwise[]; /* fused and every elementwise op */
 extern const dw__kernel

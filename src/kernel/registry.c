@@ -6,9 +6,11 @@
 enum { MAX_CANDIDATES = 15 };
 
 static const dw__kernel *const *const lists[] = {
-    dw__kernels_cpu_matmul,   dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
-    dw__kernels_cpu_norm,     dw__kernels_cpu_data,      dw__kernels_cpu_loss,
-    dw__kernels_cpu_quantize, dw__kernels_reference, /* last: takes everything */
+    dw__kernels_cpu_matmul,    dw__kernels_cpu_grouped,
+    dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
+    dw__kernels_cpu_norm,      dw__kernels_cpu_data,
+    dw__kernels_cpu_loss,      dw__kernels_cpu_quantize,
+    dw__kernels_reference, /* last: takes everything */
 };
 
 static const dw__kernel *candidates[DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */

@@ -182,6 +182,7 @@ double ops_case_length(const ops_case *c) {
         break;
     case DW_OP_LINEAR:
     case DW_OP_QUANTIZED_LINEAR:
+    case DW_OP_GROUPED_LINEAR:
     case DW_OP_RMS_NORM:
     case DW_OP_LAYER_NORM: length = last; break;
     case DW_OP_SOFTMAX:
@@ -193,6 +194,7 @@ double ops_case_length(const ops_case *c) {
     case DW_OP_ATTENTION_BACKWARD: /* scores over D, sums over keys, or over a group's queries */
         length = last + c->inputs[1].shape[2] + x->shape[2] * (x->shape[1] / c->inputs[1].shape[1]);
         break;
+    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: length = x->shape[0]; break; /* all of one index */
     case DW_OP_MEAN:
     case DW_OP_REDUCE_SUM:
     case DW_OP_REDUCE_PROD:

@@ -108,6 +108,8 @@ static const dw__kernel kernels[DW_OP_COUNT] = {
     COMPOSITE(LOG_SOFTMAX_BACKWARD, "log_softmax_backward"),
     COMPOSITE(LINEAR, "linear"),
     COMPOSITE(QUANTIZED_LINEAR, "quantized_linear"),
+    COMPOSITE(GROUPED_LINEAR, "grouped_linear"),
+    COMPOSITE(GROUPED_LINEAR_BACKWARD_WEIGHT, "grouped_linear_backward_weight"),
     COMPOSITE(EMBEDDING, "embedding"),
     COMPOSITE(EMBEDDING_BACKWARD, "embedding_backward"),
     COMPOSITE(LAYER_NORM, "layer_norm"),
