@@ -740,6 +740,15 @@ def _written(x: torch.Tensor) -> torch.Tensor:
     return y.clamp_(min=-1)
 
 
+def _written_apart(x: torch.Tensor) -> Any:
+    """Tensors of equal content that are written to one by one."""
+    zeros, more = (torch.zeros(3, 12, dtype=torch.float64) for _ in range(2))
+    ones, others = (torch.ones(x.shape[1], 12, dtype=torch.float64) for _ in range(2))
+    zeros += x[0, :1]
+    others.mul_(5)
+    return zeros, more, ones, others, x * ones + others + more[0]
+
+
 def _heads(x: torch.Tensor) -> torch.Tensor:
     return x.view(x.shape[0], -1, 4, 3).transpose(1, 2)
 
@@ -800,6 +809,7 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "gqa": lambda x: nn.functional.scaled_dot_product_attention(
         _heads(x), _heads(x)[:, :2], _heads(x)[:, 2:], enable_gqa=True),
     "written": _written,
+    "written apart": _written_apart,
     "nan": lambda x: (x.isnan(), (x / 0).isinf(), x.isfinite(), x.nan_to_num()),
     "trigonometry": lambda x: (x.sin(), x.cos(), x.erf(), x.exp(), x.expm1(), x.abs().log1p()),
     "rounding": lambda x: (x.floor(), x.ceil(), x.trunc(), x.sign(), x.to(torch.int64)),

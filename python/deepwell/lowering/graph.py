@@ -255,12 +255,12 @@ class GraphLowering:
         return found
 
     def _note_views(self, target: Any, args: Any, result: Any) -> Any:
-        """Remembers what shares memory with what; a copy becomes a tensor of its own."""
+        """Remembers what shares memory with what; a copy becomes a tensor of its own. So does what is
+        made from nothing: two calls of `zeros` are two tensors, though one constant of the graph."""
         operand = next((a for a in args if isinstance(a, Value)), None)
-        if operand is None:
-            return result
         returns = target._schema.returns
-        view = bool(returns) and returns[0].alias_info is not None or target._opname == "dropout"
+        aliases = bool(returns) and returns[0].alias_info is not None
+        view = operand is not None and (aliases or target._opname == "dropout")
 
         def note(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
