@@ -33,6 +33,7 @@ from deepwell.lowering.graph import (
     OperationError,
 )
 from deepwell.lowering.quiet import (
+    batched_experts,
     quiet_tracing,
     settled_rope,
     unchanged,
@@ -164,7 +165,8 @@ def capture_graph(
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
     """
-    return _Capture(module, tuple(args), dict(kwargs or {})).run(dynamic)
+    with batched_experts(module):
+        return _Capture(module, tuple(args), dict(kwargs or {})).run(dynamic)
 
 
 def _is_final(error: Exception) -> bool:

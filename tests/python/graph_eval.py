@@ -310,6 +310,11 @@ def take_along(x: Tensor, i: Tensor, axis: int) -> Tensor:
     return x.gather(axis, i)
 
 
+@op("put_along_add")
+def put_along_add(i: Tensor, u: Tensor, axis: int, size: List[int]) -> Tensor:
+    return torch.zeros(size, dtype=u.dtype).scatter_add(axis, i.long(), u)
+
+
 # ---- reducing -----------------------------------------------------------------------------------
 
 

@@ -749,6 +749,22 @@ def _written_apart(x: torch.Tensor) -> Any:
     return zeros, more, ones, others, x * ones + others + more[0]
 
 
+def _slices_written(x: torch.Tensor) -> Any:
+    y, z = x.clone(), x.clone()
+    y[:, 1:3] = 0.5
+    y[..., :4] = x[..., 8:]
+    y[..., 4:] *= 2
+    z[:, -2:] = x[:, :2]
+    z[..., 3:7] = z[..., 5:9].clone()
+    return y, z
+
+
+def _scattered(x: torch.Tensor) -> Any:
+    """At places of which some are named twice."""
+    places = x.argsort(-1)[..., :5] % 4
+    return x.scatter(-1, places, 7.0), x.scatter_add(-1, places, x[..., 2:7])
+
+
 def _heads(x: torch.Tensor) -> torch.Tensor:
     return x.view(x.shape[0], -1, 4, 3).transpose(1, 2)
 
@@ -810,6 +826,10 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
         _heads(x), _heads(x)[:, :2], _heads(x)[:, 2:], enable_gqa=True),
     "written": _written,
     "written apart": _written_apart,
+    "slices written": _slices_written,
+    "scatter": _scattered,
+    "histogram": lambda x: torch.histc((2 * x).long().float(), bins=5, min=-2, max=3),
+    "index by values": lambda x: torch.arange(12)[x.long().clamp(-3, 3).sort(-1).values],
     "nan": lambda x: (x.isnan(), (x / 0).isinf(), x.isfinite(), x.nan_to_num()),
     "trigonometry": lambda x: (x.sin(), x.cos(), x.erf(), x.exp(), x.expm1(), x.abs().log1p()),
     "rounding": lambda x: (x.floor(), x.ceil(), x.trunc(), x.sign(), x.to(torch.int64)),

@@ -187,7 +187,7 @@ class Translator:
         return found
 
     def _convert(self, expr: sympy.Expr) -> Dim:
-        if expr.is_Integer:
+        if expr.is_Integer or expr.is_Float and expr == int(expr):
             return int(expr)
         if expr.is_Symbol:
             name = self._names.get(expr)
@@ -200,6 +200,8 @@ class Translator:
             return product(self.expression(arg) for arg in expr.args)
         if expr.is_Pow and expr.exp.is_Integer and expr.exp >= 0:
             return product([self.expression(expr.base)] * int(expr.exp))
+        if type(expr).__name__ == "ToFloat":
+            return self.expression(expr.args[0])
         if type(expr).__name__ in ("FloorDiv", "CleanDiv", "IntTrueDiv") and len(expr.args) == 2:
             return divide(self.expression(expr.args[0]), self.expression(expr.args[1]))
         raise NotPolynomial(str(expr))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from . import dims
 from .builder import LoweringError, Value
@@ -13,12 +13,21 @@ from .table import Context, axis_of, is_integer, lowers
 
 def wrapped(c: Context, index: Value, size: Dim) -> Value:
     """`index` with negative entries counted from the end, as PyTorch's indexing does."""
-    if isinstance(index.form, Affine) and index.form.is_non_negative:
+    if isinstance(index.form, Affine) and index.form.is_non_negative or _is_position(index):
         return index
     b = c.builder
     zero = b.scalar_like(index, 0)
     extent = b.broadcast(b.size(size, index.dtype), index.shape)
     return b.select(b.binary("lt", index, zero), b.binary("add", index, extent), index)
+
+
+def _is_position(index: Value) -> bool:
+    """Whether the values say where something was found in another tensor: none is negative."""
+    while index.node is not None and index.node.op in ("reshape", "permute", "broadcast", "slice"):
+        index = index.node.inputs[0]
+    if index.node is None or index.node.op not in ("top_k", "sort", "arg_max", "arg_min"):
+        return False
+    return index.name == index.node.outputs[-1].name  # not the values of top_k and sort
 
 
 @lowers("embedding")
@@ -62,6 +71,67 @@ def take_along_dim(c: Context, self: Value, indices: Value, dim: Optional[int] =
     return c.builder.take_along(
         c.builder.broadcast(self, x_shape), c.builder.broadcast(indices, i_shape), axis
     )
+
+
+def _check_whole(self: Value, axis: int, index: Value) -> None:
+    if any(a != b for i, (a, b) in enumerate(zip(self.shape, index.shape)) if i != axis):
+        raise LoweringError("indices that leave out part of another axis are not supported")
+
+
+@lowers("scatter.value")
+def scatter_value(c: Context, self: Value, dim: int, index: Value, value: Any) -> Value:
+    """One number at all indexed places: where at least one index points."""
+    b = c.builder
+    axis = axis_of(dim, self.rank)
+    _check_whole(self, axis, index)
+    ones = b.constant("i32", index.shape, 1)
+    (hits,) = b.emit(
+        "put_along_add", [index, ones], [("i32", self.shape)], axis=axis, size=self.shape
+    )
+    hit = b.binary("gt", hits, b.scalar_like(hits, 0))
+    return b.select(hit, b.scalar_like(self, value), self)
+
+
+@lowers("scatter_add")
+def scatter_add(c: Context, self: Value, dim: int, index: Value, src: Value) -> Value:
+    b = c.builder
+    axis = axis_of(dim, self.rank)
+    _check_whole(self, axis, index)
+    src = b.slice(src, (0,) * src.rank, index.shape)
+    (added,) = b.emit(
+        "put_along_add", [index, src], [(self.dtype, self.shape)], axis=axis, size=self.shape
+    )
+    return b.binary("add", self, added)
+
+
+@lowers("histc")
+def histc(c: Context, self: Value, bins: int = 100, min: Any = 0, max: Any = 0) -> Value:
+    """How often each integer stands in a tensor of integers, which models cast to a float first."""
+    whole = self
+    # FP32 and FP64 hold every integer that could fall into a bin.
+    while (
+        whole.node is not None
+        and whole.node.op in ("cast", "reshape")
+        and whole.dtype in ("f32", "f64")
+    ):
+        whole = whole.node.inputs[0]
+    if not is_integer(whole) or max - min != bins or min != int(min) or bins > 1 << 24:
+        raise LoweringError("a histogram is supported of integers, with one bin for each")
+    b = c.builder
+    whole = b.reshape(whole, (dims.product(whole.shape),))
+    low, high = b.scalar_like(whole, int(min)), b.scalar_like(whole, int(max))
+    inside = b.binary("and", b.binary("ge", whole, low), b.binary("le", whole, high))
+    # The last bin has both of its ends; what lies outside counts nowhere.
+    zero, last = b.scalar_like(whole, 0), b.scalar_like(whole, bins - 1)
+    place = b.binary("min", b.binary("max", b.binary("sub", whole, low), zero), last)
+    place = b.select(inside, place, zero)
+    return b.emit(
+        "put_along_add",
+        [place, b.cast(inside, c.dtype)],
+        [(c.dtype, (bins,))],
+        axis=0,
+        size=(bins,),
+    )[0]
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")

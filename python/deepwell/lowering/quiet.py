@@ -182,6 +182,33 @@ def watched_encoder() -> Iterator[Observed]:
         torch.nn.TransformerEncoder.forward = forward
 
 
+# Forms of Hugging Face's experts that compute the same, of which one depends on no data.
+_EXPERT_FORMS = (None, "eager", "batched_mm", "grouped_mm")
+
+
+@contextlib.contextmanager
+def batched_experts(module: torch.nn.Module) -> Iterator[None]:
+    """Hugging Face's experts in the form that gathers each token's matrices: it has no loop over the
+    experts that were chosen, and recognising it makes a grouped_linear of it."""
+    configs = {
+        id(m.config): m.config
+        for m in module.modules()
+        if hasattr(m, "_is_expert_parallel") and hasattr(m, "is_transposed")
+        if not m._is_expert_parallel and hasattr(m.config, "_experts_implementation")
+    }
+    before = []
+    try:
+        for config in configs.values():
+            form = config._experts_implementation
+            if form in _EXPERT_FORMS:
+                before.append((config, form))
+                config._experts_implementation = "batched_mm"
+        yield
+    finally:
+        for config, form in before:
+            config._experts_implementation = form
+
+
 @contextlib.contextmanager
 def settled_rope(
     module: torch.nn.Module, observed: Observed, positions_given: bool

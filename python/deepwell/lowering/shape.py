@@ -167,6 +167,46 @@ def slice_tensor(
     return c.builder.slice_axis(self, axis, first, last, step)
 
 
+@lowers("slice_scatter")
+def slice_scatter(
+    c: Context,
+    self: Value,
+    src: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Value:
+    """`self` with a part replaced: what stands before the part, the part, what stands behind."""
+    if step != 1:
+        raise LoweringError("writing a slice with a step is not supported")
+    axis = axis_of(dim, self.rank)
+    size, length = self.shape[axis], src.shape[axis]
+    if length == size:
+        return c.builder.cast(src, self.dtype)
+    first = 0 if start is None else _bounded(c, start, size)
+    if isinstance(end, int) and end >= HUGE or end is None:
+        first = size - length
+    pieces = [c.builder.cast(src, self.dtype)]
+    if first != 0:
+        pieces.insert(0, _part(c, self, axis, 0, first))
+    if first + length != size:
+        pieces.append(_part(c, self, axis, first + length, size))
+    return c.builder.concat(pieces, axis)
+
+
+def _part(c: Context, x: Value, axis: int, first: Dim, last: Dim) -> Value:
+    """A slice; of a concatenation, the pieces that it consists of."""
+    if x.node is not None and x.node.op == "concat" and x.node.attrs["axis"] == axis:
+        pieces = x.node.inputs
+        bounds: List[Dim] = [0]
+        for piece in pieces:
+            bounds.append(bounds[-1] + piece.shape[axis])
+        if first in bounds and last in bounds:
+            return c.builder.concat(pieces[bounds.index(first) : bounds.index(last)], axis)
+    return c.builder.slice_axis(x, axis, first, last)
+
+
 @lowers("narrow")
 def narrow(c: Context, self: Value, dim: int, start: Any, length: Dim) -> Value:
     if isinstance(start, Value):

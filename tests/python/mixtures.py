@@ -1,0 +1,74 @@
+"""Small mixtures of experts, of Hugging Face's classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+VOCABULARY = 151
+_BASE = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+    bos_token_id=0,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+
+
+def mixtral(**changes: Any) -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    options = dict(_BASE, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2)
+    return MixtralForCausalLM(MixtralConfig(**{**options, **changes}))
+
+
+def qwen3_moe(**changes: Any) -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    options = dict(
+        _BASE,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+        mlp_only_layers=[],
+    )
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**options, **changes}))
+
+
+_LATENT = dict(
+    num_key_value_heads=4,
+    moe_intermediate_size=20,
+    n_routed_experts=12,
+    num_experts_per_tok=3,
+    n_shared_experts=2,
+    n_group=4,
+    topk_group=2,
+    kv_lora_rank=16,
+    q_lora_rank=24,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=12,
+    v_head_dim=10,
+    first_k_dense_replace=1,
+    num_hidden_layers=3,
+)
+
+
+def deepseek_v2(**changes: Any) -> nn.Module:
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    options = dict(_BASE, **{**_LATENT, "topk_method": "group_limited_greedy"})
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**{**options, **changes}))
+
+
+def deepseek_v3(**changes: Any) -> nn.Module:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**{**_BASE, **_LATENT, **changes}))

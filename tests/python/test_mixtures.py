@@ -1,0 +1,96 @@
+"""Mixtures of experts: captured whole, the same function, and no matrix per token."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import deepwell
+import mixtures
+import pytest
+import torch
+from compare import assert_same_function
+from deepwell import _deepwell
+from deepwell.capture import capture_graph
+from test_same_function import always, engine_calls  # noqa: F401
+
+BUILDS = {
+    "mixtral": mixtures.mixtral,
+    "mixtral-window": lambda: mixtures.mixtral(sliding_window=5),
+    "qwen3-moe": mixtures.qwen3_moe,
+    "qwen3-moe-dense-layer": lambda: mixtures.qwen3_moe(mlp_only_layers=[0], norm_topk_prob=False),
+    "deepseek-v3-one-mixture": lambda: mixtures.deepseek_v3(num_hidden_layers=2),
+    "deepseek-v3": mixtures.deepseek_v3,
+    "deepseek-v3-direct": lambda: mixtures.deepseek_v3(q_lora_rank=None, rope_interleave=False),
+}
+QUICK = ("mixtral", "qwen3-moe", "deepseek-v3-one-mixture")
+
+
+def arguments(batch: int, length: int, **extra):
+    ids = torch.randint(
+        0, mixtures.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length)
+    )
+    return {"input_ids": ids, "labels": ids.clone(), **extra}
+
+
+def spread(model: torch.nn.Module) -> torch.nn.Module:
+    """Routers that choose clearly: random weights leave their scores nearly equal, and a choice that
+    rounding decides would be no error. PyTorch runs the loop over experts, which works in FP64."""
+    model.config._experts_implementation = "eager"
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "gate.weight" in name or "router" in name:
+            with torch.no_grad():
+                parameter.normal_(generator=generator)
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BUILDS]
+)
+def test_same_function(name: str, always) -> None:  # noqa: F811
+    torch.manual_seed(3)
+    plain = spread(BUILDS[name]().train())
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    for batch, length in ((2, 17), (1, 5), (3, 9)):
+        assert_same_function(plain, ours, (), arguments(batch, length))
+    calls, fallbacks = engine_calls(ours)
+    assert calls == 3 and fallbacks == 0, deepwell.summary(ours)
+
+
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3-moe"])
+def test_load_balancing_loss(name: str, padded: bool, always) -> None:  # noqa: F811
+    torch.manual_seed(3)
+    plain = spread(BUILDS[name]().train())
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    kwargs = arguments(2, 13, output_router_logits=True)
+    if padded:
+        kwargs["attention_mask"] = torch.ones(2, 13, dtype=torch.long)
+        kwargs["attention_mask"][1, 9:] = 0
+    assert_same_function(plain, ours, (), kwargs)
+    assert engine_calls(ours) == (1, 0), deepwell.summary(ours)
+
+
+def test_products_by_expert_and_symbols() -> None:
+    model = mixtures.mixtral()
+    before = model.config._experts_implementation
+    captured = capture_graph(model, (), arguments(2, 17))
+    assert model.config._experts_implementation == before
+    assert [name for name, _, _ in captured.symbols] == ["B", "S"]
+    graph = _deepwell.Graph(captured.json)
+    graph.run_pass("recognize")
+    operations = [node["op"] for node in json.loads(graph.json())["nodes"]]
+    assert operations.count("grouped_linear") == 4
+    assert "take" not in operations  # of no weight, one matrix per token
+
+
+@pytest.mark.slow
+def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:  # noqa: F811
+    """DeepSeek-V2 multiplies complex numbers, in each of its layers."""
+    torch.manual_seed(3)
+    plain = spread(mixtures.deepseek_v2().train())
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    assert_same_function(plain, ours, (), arguments(2, 17, use_cache=False))
+    assert engine_calls(ours)[0] == 0
+    assert "unsupported dtype torch.complex64" in deepwell.summary(ours)
