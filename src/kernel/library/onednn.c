@@ -1,6 +1,9 @@
 /* oneDNN threads itself through OpenMP. Called from a task of our pool it must stay on that thread,
  * so the calling thread's OpenMP team size is 1 for the time of the call and restored afterwards:
- * the thread may be the user's own, with OpenMP code of its own. */
+ * the thread may be the user's own, with OpenMP code of its own.
+ *
+ * Its generated kernels (seen in 2.6.3, for AVX-512) move the stack pointer into a workspace on the heap. A signal
+ * that arrives then has its frame written there, over what lies below: such kernels run with signals held back. */
 #include "kernel/library/onednn.h"
 
 #ifdef DW_HAVE_ONEDNN
@@ -8,6 +11,7 @@
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 
 static struct {
@@ -44,14 +48,26 @@ const char *dw__onednn_version(void) {
     return version;
 }
 
+/* All but those that a fault raises in the thread itself. */
+static void hold_signals(sigset_t *before) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigset_t held;
+    sigfillset(&held);
+    for (size_t i = 0; i < DW_COUNT(faults); i++) sigdelset(&held, faults[i]);
+    pthread_sigmask(SIG_BLOCK, &held, before);
+}
+
 dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
                            float *c, int64_t ldc) {
+    sigset_t before;
     pthread_once(&started, start);
     int team = openmp.get_max_threads ? openmp.get_max_threads() : 1;
     if (team != 1) openmp.set_num_threads(1);
+    hold_signals(&before);
     dnnl_status_t result = dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k,
                                       1.0f, a, lda, b, ldb, beta, c, ldc);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (team != 1) openmp.set_num_threads(team);
     if (result == dnnl_success) return DW_OK;
     return dw__fail(result == dnnl_out_of_memory ? DW_OUT_OF_MEMORY : DW_INTERNAL,
