@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes bench/results/<what>-<date>.json.
 
-make bench        or        python bench/run.py [training] [operations] [formats]
+make bench        or        python bench/run.py [training] [capture] [operations] [formats]
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ def training(stamp: str) -> int:
     return subprocess.call([sys.executable, str(HERE / "training.py"), "--json", str(target)])
 
 
+def capture(stamp: str) -> int:
+    """Models of hundreds of billions of parameters, without their weights."""
+    target = HERE / "results" / f"capture-cpu-{stamp}.json"
+    return subprocess.call([sys.executable, str(HERE / "capture.py"), "--json", str(target)])
+
+
 def operations(stamp: str) -> int:
     """Every kernel's speed."""
     del stamp
@@ -36,7 +42,7 @@ def formats(stamp: str) -> int:
     return subprocess.call([sys.executable, str(HERE / "formats.py"), "--json", str(target)])
 
 
-KINDS = {"training": training, "operations": operations, "formats": formats}
+KINDS = {"training": training, "capture": capture, "operations": operations, "formats": formats}
 
 
 def main() -> int:

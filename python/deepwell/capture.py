@@ -24,6 +24,7 @@ from deepwell.errors import CaptureError
 from deepwell.guards import Effects
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
 from deepwell.lowering.builder import DTYPES, FLOATS
+from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
 from deepwell.lowering.graph import (
     GraphLowering,
@@ -40,6 +41,7 @@ from deepwell.lowering.quiet import (
     watched_autograd,
     watched_encoder,
 )
+from deepwell.lowering.repeat import Repeats
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
 
@@ -113,6 +115,7 @@ class Captured:
     depends: List[FrozenSet[int]] = field(default_factory=list)
     # Tensors that the forward reads and whose value became part of the graph, with their versions.
     folded: List[Tuple[torch.Tensor, int]] = field(default_factory=list)
+    copied_layers: int = 0  # layers that were not traced, but copied from one of their kind
     _module: Any = None  # weak reference, for parameters that are returned as they are
 
     @property
@@ -154,6 +157,7 @@ def capture_graph(
     kwargs: Optional[Dict[str, Any]] = None,
     *,
     dynamic: bool = True,
+    repeat: bool = False,
 ) -> Captured:
     """Captures `module(*args, **kwargs)` as a graph.
 
@@ -161,12 +165,18 @@ def capture_graph(
         args, kwargs: arguments of one call. Of tensors only shape, dtype and device matter, so they
             may be fake or on the meta device; other arguments become part of the graph.
         dynamic: sizes of input axes other than 0 and 1 become symbols where the forward allows it.
+        repeat: layers that are alike are traced twice and copied (lowering/repeat.py); the whole is
+            traced where that cannot be.
 
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
     """
+    args, kwargs = tuple(args), dict(kwargs or {})
     with batched_experts(module):
-        return _Capture(module, tuple(args), dict(kwargs or {})).run(dynamic)
+        if repeat and Repeats(module).possible:
+            with contextlib.suppress(CaptureError):
+                return _Capture(module, args, kwargs, True).run(dynamic)
+        return _Capture(module, args, kwargs, False).run(dynamic)
 
 
 def _is_final(error: Exception) -> bool:
@@ -185,8 +195,15 @@ def _without_frames(error: BaseException) -> Any:
 
 
 class _Capture:
-    def __init__(self, module: torch.nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        repeat: bool,
+    ) -> None:
         self.module = module
+        self._repeat = repeat
         _check_arguments(module, args, kwargs)
         self._positions_given = self._names_positions(args, kwargs)
         paths, self.spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -225,7 +242,7 @@ class _Capture:
             for trace, axes in attempts:
                 observed.limits.clear()
                 try:
-                    captured = self._lower_in_either_form(trace(axes))
+                    captured = self._attempt(trace, axes)
                     break
                 except CaptureError:
                     raise
@@ -297,15 +314,30 @@ class _Capture:
 
     # ---- lowering -------------------------------------------------------------------------------
 
-    def _lower_in_either_form(self, traced: Traced) -> Captured:
+    def _attempt(self, trace: Callable[[str], Traced], axes: str) -> Captured:
+        """With copies of layers that are alike; whole, where that fails or there are none."""
+        repeats = Repeats(self.module) if self._repeat else None
+        if repeats is not None and repeats.possible:
+            try:
+                with repeats.tracing():
+                    captured = self._lower_in_either_form(trace(axes), repeats)
+                captured.copied_layers = repeats.copies
+                return captured
+            except Exception as error:
+                if _is_final(error):
+                    raise
+            self._observed.limits.clear()
+        return self._lower_in_either_form(trace(axes), None)
+
+    def _lower_in_either_form(self, traced: Traced, repeats: Optional[Repeats]) -> Captured:
         try:
-            return self._lower(traced)
+            return self._lower(traced, repeats)
         except MutationError:
             if traced.functional is None:
                 raise
-        return self._lower(traced.functional())
+        return self._lower(traced.functional(), repeats)
 
-    def _lower(self, traced: Traced) -> Captured:
+    def _lower(self, traced: Traced, repeats: Optional[Repeats]) -> Captured:
         placeholders = [n for n in traced.graph_module.graph.nodes if n.op == "placeholder"]
         examples = [node.meta.get("val") for node in placeholders]
         symbols = Symbols(
@@ -318,8 +350,11 @@ class _Capture:
         )
         translator = Translator(symbols.names)
         builder = Builder()
-        lowering = GraphLowering(builder, translator)
-        leaves = _Leaves(self, builder, lowering, translator)
+        leaves = _Leaves(self, builder, translator)
+        copies = None
+        if repeats is not None:
+            copies = Copies(repeats.sites, dict(zip(placeholders, traced.inputs)), leaves.bind)
+        lowering = leaves.lowering = GraphLowering(builder, translator, copies)
         inputs = [
             leaves.bind(kind, target, value)
             for (kind, target), value in zip(traced.inputs, examples)
@@ -426,12 +461,11 @@ def _with(guards: Guards, **changes: Any) -> Guards:
 class _Leaves:
     """The graph's leaves and where their tensors come from."""
 
-    def __init__(
-        self, capture: _Capture, builder: Builder, lowering: GraphLowering, translator: Translator
-    ) -> None:
+    lowering: GraphLowering
+
+    def __init__(self, capture: _Capture, builder: Builder, translator: Translator) -> None:
         self._capture = capture
         self._builder = builder
-        self._lowering = lowering
         self._translator = translator
         self._records: Dict[str, Leaf] = {}  # by name of the value
         self._values: Dict[Tuple[str, Any], Value] = {}
@@ -473,7 +507,7 @@ class _Leaves:
             )
         if owned is None:
             try:
-                value = self._lowering.constant_tensor(tensor)
+                value = self.lowering.constant_tensor(tensor)
                 if not tensor.is_inference():
                     self.folded.append((tensor, tensor._version))
                 return value

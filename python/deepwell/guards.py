@@ -100,11 +100,11 @@ class _Contents:
         elif isinstance(value, (set, frozenset)):
             return (kind, frozenset(v for v in value if isinstance(v, _SIMPLE)), len(value))
         elif _is_configuration(value, kind):
-            self._seen[id(value)] = None
+            self._seen[id(value)] = value  # kept, so that its id stays its own
             return (self._itself(value), self.describe(vars(value), depth + 1))
         else:
             return self._itself(value)
-        self._seen[id(value)] = None
+        self._seen[id(value)] = value  # kept, so that its id stays its own
         if isinstance(value, (dict, list)):
             self.containers.append(value)
         parts = []

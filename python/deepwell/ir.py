@@ -19,6 +19,7 @@ class IR:
     Attributes:
         symbols: names of the sizes that may vary, in order ("B", "S").
         parameters: {name: shape}, tied parameters once.
+        parameter_count: numbers in them.
         node_count: operations in the graph.
     """
 
@@ -32,6 +33,7 @@ class IR:
         self.parameters: dict[str, tuple[Any, ...]] = {
             leaf.target: shapes[leaf.name] for leaf in captured.leaves if leaf.kind == "parameter"
         }
+        self.parameter_count = sum(_count(shape) for shape in self.parameters.values())
         self.node_count: int = self._graph.node_count
 
     def text(self) -> str:
@@ -55,10 +57,9 @@ class IR:
             key = (node.get("layer", -1), node.get("region", "none"))
             groups.setdefault(key, Counter())[node["op"]] += 1
         layers = {layer for layer, _ in groups if layer >= 0}
-        total = sum(_count(shape) for shape in self.parameters.values())
         lines = [
             f"{self.name}: {len(layers)} layers, {len(self.parameters)} parameters "
-            f"({total / 1e6:.2f} M), {self.node_count} nodes, symbols {', '.join(self.symbols)}"
+            f"({self.parameter_count / 1e6:.2f} M), {self.node_count} nodes, symbols {', '.join(self.symbols)}"
         ]
         for (layer, region), operations in groups.items():
             what = ", ".join(
@@ -110,4 +111,5 @@ def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
         raise TypeError(
             f"example_inputs is a {type(example_inputs).__name__}; a tensor, a tuple or a dict is needed"
         )
-    return IR(type(model).__name__, capture_graph(model, args, kwargs))
+    without_weights = all(p.is_meta for p in model.parameters())
+    return IR(type(model).__name__, capture_graph(model, args, kwargs, repeat=without_weights))

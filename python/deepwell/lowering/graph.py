@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from . import regions
 from .builder import DTYPES, Builder, LoweringError, Origin, Value
+from .copies import Copies
 from .dims import NotPolynomial, Translator
 from .table import Context, find, find_functional
 
@@ -58,9 +59,12 @@ class _Unknown:
 class GraphLowering:
     """Lowers fx graphs that share one builder and one meaning of symbolic sizes."""
 
-    def __init__(self, builder: Builder, translator: Translator) -> None:
+    def __init__(
+        self, builder: Builder, translator: Translator, copies: Optional[Copies] = None
+    ) -> None:
         self.builder = builder
         self._translator = translator
+        self._copies = copies
         self._context = Context(builder)
         self._origins: Dict[Tuple, Origin] = {}
         self._root_origin = Origin()
@@ -87,15 +91,19 @@ class GraphLowering:
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(supplied)
-            elif node.op == "get_attr":
-                env[node] = self._attribute(graph_module, node)
-            elif node.op == "call_function":
-                env[node] = self._call(node, env)
             elif node.op == "output":
                 return self._map(node.args[0], env)
             else:
-                raise LoweringError(f"fx node {node.op} {node.target}")
+                env[node] = self.node(node, env)
         return None
+
+    def node(self, node: torch.fx.Node, env: Dict[torch.fx.Node, Any]) -> Any:
+        """The value of one node that is neither placeholder nor output."""
+        if node.op == "get_attr":
+            return self._attribute(node.graph.owning_module, node)
+        if node.op == "call_function":
+            return self._call(node, env)
+        raise LoweringError(f"fx node {node.op} {node.target}")
 
     # ---- operands -------------------------------------------------------------------------------
 
@@ -137,6 +145,8 @@ class GraphLowering:
 
     def _call(self, node: torch.fx.Node, env: Dict[torch.fx.Node, Any]) -> Any:
         target = node.target
+        if self._copies is not None and self._copies.concerns(target):
+            return self._copies.lower(node, env, self)
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self._number(node, value)
@@ -198,7 +208,11 @@ class GraphLowering:
 
     def _origin(self, node: torch.fx.Node) -> Origin:
         stack = node.meta.get("nn_module_stack")
-        return regions.origin_of(stack, self._origins) if stack else self._root_origin
+        if not stack:
+            return self._root_origin
+        origin = regions.origin_of(stack, self._origins)
+        moved = self._copies.moved if self._copies is not None else None
+        return regions.moved(origin, *moved) if moved is not None else origin
 
     def _describe_results(self, value: Any) -> None:
         values = value if isinstance(value, (list, tuple)) else (value,)

@@ -56,5 +56,16 @@ def _make_origin(stack: List[Tuple[str, str]]) -> Origin:
             region = "none"
         if region != "none":
             break
-    number = next((int(part) for part in path.split(".") if part.isdigit()), -1)
-    return Origin(region, number, path)
+    return Origin(region, _layer(path), path)
+
+
+def _layer(path: str) -> int:
+    return next((int(part) for part in path.split(".") if part.isdigit()), -1)
+
+
+def moved(origin: Origin, old: str, new: str) -> Origin:
+    """The origin in layer `new` that corresponds to one in layer `old`, of the same kind."""
+    if origin.module != old and not origin.module.startswith(old + "."):
+        return origin
+    path = new + origin.module[len(old) :]
+    return Origin(origin.region, _layer(path), path)
