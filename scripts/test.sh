@@ -20,7 +20,7 @@ sanitized() {
     local preset=$1
     [ -f "build/$preset/build.ninja" ] ||
         cmake --preset "$preset" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
-    cmake --build "build/$preset" && ctest --preset "$preset"
+    cmake --build "build/$preset" && ctest --preset "$preset" -j 2
 }
 
 # The same inputs each time, starting from what is committed.
@@ -35,7 +35,8 @@ examples() {
     return $result
 }
 
-python_tests() { "$python" -m pytest -q -m "$1"; }
+# Two files at a time, PyTorch with one thread in each: more threads than cores would spin against each other.
+python_tests() { OMP_NUM_THREADS=1 "$python" -m pytest -q -n 2 --dist loadfile -m "$1"; }
 
 # pytest says 5 when no test is marked slow, which is no failure.
 slow_python_tests() { python_tests "slow and not gpu" || [ $? -eq 5 ]; }
