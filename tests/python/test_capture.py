@@ -834,7 +834,8 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "trigonometry": lambda x: (x.sin(), x.cos(), x.erf(), x.exp(), x.expm1(), x.abs().log1p()),
     "rounding": lambda x: (x.floor(), x.ceil(), x.trunc(), x.sign(), x.to(torch.int64)),
     "patches": lambda x: (
-        nn.functional.conv1d(x.mT, torch.linspace(-1, 1, 72).double().view(2, 12, 3), stride=3),
+        nn.functional.conv1d(
+            x.reshape(-1, 1, 12), torch.linspace(-1, 1, 6).double().view(2, 1, 3), stride=3),
         nn.functional.conv2d(
             x[:, None], torch.linspace(-1, 1, 10).double().view(2, 1, 1, 5),
             torch.tensor([1.0, 2.0]).double(), stride=(1, 5)),

@@ -31,7 +31,7 @@ def _parameter(variant: Variant, *, quick: bool):
 
 def recognised(model: torch.nn.Module) -> list[dict]:
     """Nodes of the first graph of an optimized model, as the engine has them before gradients."""
-    (entries, *_) = model.forward._entries.values()
+    (entries, *_) = model.forward._states[0].entries.values()
     graph = _deepwell.Graph(entries[0]._captured.json)
     for name in ("fold", "recognize", "fold", "common", "dead_code"):
         graph.run_pass(name)
@@ -138,7 +138,7 @@ def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
     found = model(*args, **kwargs).loss
     parameters = dict(model.named_parameters())
     gradients = torch.autograd.grad(found, parameters.values())
-    (entries,) = model.forward._entries.values()
+    (entries,) = model.forward._states[0].entries.values()
     expected = run(entries[0]._captured, model, args, kwargs, (17, 4)).loss
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for name, ours, reference in zip(

@@ -23,7 +23,7 @@ def models():
 
 def part_count(model) -> int:
     """Parts of the plans that the model's training engines have."""
-    entries = [e for made in model.forward._entries.values() for e in made]
+    entries = [e for made in model.forward._states[0].entries.values() for e in made]
     return max(
         plan.part_count
         for entry in entries

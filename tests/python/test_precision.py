@@ -437,7 +437,7 @@ def test_backward_in_parts(recipe):
     y = model(x)
     y.backward(dy)
     forward = model.__dict__["forward"]
-    (entries,) = forward._entries.values()
+    (entries,) = forward._states[0].entries.values()
     (variant,) = [v for v in entries[0].program._variants.values() if v.wrt]
     assert variant.plan((5,) if entries[0].program.symbols else ()).part_count > 1
     # The first layer's weight gradient again, from the gradient that reached it.
