@@ -47,10 +47,10 @@ static struct {
 
     int workers; /* started, besides the caller */
     pthread_t threads[DW_POOL_MAX_THREADS];
-    bool spin; /* written while no worker runs */
 
     _Atomic int wanted; /* threads, caller included; 0: not decided yet */
     _Atomic bool stop;
+    _Atomic bool spin; /* no more threads than CPUs; workers may run while more are started */
     _Atomic uint32_t sleepers;  /* workers asleep, or about to be, on `state` */
     _Atomic bool caller_sleeps; /* on `emptied` */
 
@@ -85,7 +85,8 @@ static void pause_briefly(void) {
 /* Spin until (state & mask) differs from `value`; false when it took too long. */
 static bool spin_while(uint32_t mask, uint32_t value) {
     enum { LOOKS_PER_CLOCK = 16 };
-    if (!pool.spin) return (atomic_load(&pool.state) & mask) != value;
+    if (!atomic_load_explicit(&pool.spin, memory_order_relaxed))
+        return (atomic_load(&pool.state) & mask) != value;
     double deadline = dw__seconds() + SPIN_SECONDS;
     do {
         for (int look = 0; look < LOOKS_PER_CLOCK; look++) {
@@ -190,7 +191,7 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
 static void start_workers(int threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    pool.spin = threads <= usable_cpus();
+    atomic_store(&pool.spin, threads <= usable_cpus());
 
     /* Signals belong to the program's own threads. */
     sigset_t all, before;
