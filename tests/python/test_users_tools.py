@@ -4,6 +4,7 @@ import copy
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import weakref
 
@@ -166,6 +167,33 @@ def test_threads_share_a_model(support) -> None:
 
     in_threads(work, 4)
     support.check(ours)
+
+
+def test_a_capture_leaves_other_threads_alone(capfd) -> None:
+    plain = Net()
+    expected = plain(rows(2))
+    found = []
+
+    def elsewhere(_index):
+        found.append(plain(rows(2)))
+        print("from elsewhere", file=sys.stderr)
+
+    class Interrupted(Net):
+        def forward(self, x):
+            in_threads(elsewhere, 1)
+            return self.net(x)
+
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+    ours = deepwell.optimize(Interrupted())
+    ours(rows())
+    assert found, "nothing was traced"
+    for output in found:
+        assert type(output) is torch.Tensor
+        torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    assert capfd.readouterr().err.count("from elsewhere") == len(found)
 
 
 class Numbered(torch.utils.data.Dataset):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import io
 import logging
 import random
 import sys
 import threading
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.utils.checkpoint
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, _ModuleStackTracer
 
 from deepwell.errors import CaptureError
 from deepwell.guards import Effects
@@ -39,6 +41,7 @@ def quiet_tracing() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing)
         stack.enter_context(_collected())
+        stack.enter_context(_in_this_thread_only())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(warnings.catch_warnings())
@@ -70,6 +73,66 @@ def _collected() -> Iterator[None]:
         gc.collect()
         if freezes:
             gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _in_this_thread_only() -> Iterator[None]:
+    """Tracers take torch.nn.Module.__call__ and __getattr__ over for the whole process. What another
+    thread runs meanwhile is no part of the trace: it gets what it would have got without."""
+    tracing = threading.get_ident()
+    plain = {
+        "call_module": lambda _tracer, _module, forward, args, kwargs: forward(*args, **kwargs),
+        "getattr": lambda _tracer, _name, value, _proxies: value,
+    }
+    replaced = [
+        (tracer, name, vars(tracer)[name])
+        for tracer in (torch.fx.Tracer, PythonKeyTracer, _ModuleStackTracer)
+        for name in plain
+        if name in vars(tracer)
+    ]
+
+    def of_thread(traced: Callable[..., Any], untraced: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any) -> Any:
+            return (traced if threading.get_ident() == tracing else untraced)(*args)
+
+        return method
+
+    for tracer, name, traced in replaced:
+        setattr(tracer, name, of_thread(traced, plain[name]))
+    try:
+        yield
+    finally:
+        for tracer, name, traced in replaced:
+            setattr(tracer, name, traced)
+
+
+class _Discarding(io.TextIOBase):
+    """What the given thread writes is dropped; what others write goes on to `stream`."""
+
+    def __init__(self, stream: Any, thread: int) -> None:
+        self._stream, self._thread = stream, thread
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        if threading.get_ident() != self._thread:
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def no_stderr() -> Iterator[None]:
+    """Drops what this thread prints to sys.stderr."""
+    if sys.stderr is None:
+        yield
+        return
+    with contextlib.redirect_stderr(_Discarding(sys.stderr, threading.get_ident())):
+        yield
 
 
 @contextlib.contextmanager

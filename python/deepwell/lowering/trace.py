@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
@@ -21,6 +21,7 @@ from deepwell.caches import flatten_outputs
 
 from .builder import LoweringError
 from .graph import MutationError
+from .quiet import no_stderr
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Tracer:
         if axes != NONE:
             auto = torch.export.Dim.AUTO
             shapes = {"tensors": tuple({a: auto for a in _varying(e, axes)} for e in examples)}
-        with contextlib.redirect_stderr(io.StringIO()):  # a failure prints its partial graph there
+        with no_stderr():  # a failure prints its partial graph there
             program = torch.export.export(
                 call, tuple(examples), dynamic_shapes=shapes, strict=False
             )
@@ -217,16 +218,21 @@ def _module_paths(module: torch.nn.Module) -> Iterator[None]:
 
     names = {id(m): name for name, m in module.named_modules()}
     stack: List[torch.nn.Module] = []
+    tracing = threading.get_ident()
 
     def describe() -> None:
         entries = {names.get(id(m), ""): (names.get(id(m), ""), type(m)) for m in stack}
         fx_traceback.current_meta["nn_module_stack"] = entries
 
     def enter(m: torch.nn.Module, _inputs: Any) -> None:
+        if threading.get_ident() != tracing:
+            return
         stack.append(m)
         describe()
 
     def leave(m: torch.nn.Module, _inputs: Any, _result: Any) -> None:
+        if threading.get_ident() != tracing:
+            return
         if stack and stack[-1] is m:
             stack.pop()
         describe()
