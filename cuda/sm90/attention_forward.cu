@@ -1,0 +1,484 @@
+// Exact attention, forward: one pass over the keys with an online softmax, the matrix of scores never stored.
+//
+// A block of threads is one producer warpgroup, of which one thread drives the copy engine, and CONSUMERS warpgroups
+// of 64 query rows each. Blocks stay and take tile after tile (TILE_M rows of one head): while one tile ends, the
+// producer already fetches keys of the next. Within a consumer the scores of the next keys are multiplied while the
+// exponentials of these are taken (its tensor cores and its other units work at once), and consumers take turns to
+// issue products, so that one's exponentials fall beside another's products. After Shah, Bikshandi, Zhang, Thakkar,
+// Ramani, Dao: "FlashAttention-3" (2024).
+//
+// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES, CONSUMERS (attention_tiles.h), ELEMENT,
+// WINDOW (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED.
+
+#include "attention_params.h"
+#include "sm90.cuh"
+#include "philox.cuh"
+
+#define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
+#define CHUNKS (HEAD_DIM / 8)         // 16 bytes each
+#define Q_BYTES (TILE_M * BLOCKS * 128)
+#define KV_BYTES (TILE_N * BLOCKS * 128)
+#define THREADS (128 * (1 + CONSUMERS))
+#define NO_LIMIT (1 << 30)
+
+static_assert(TILE_M == 64 * CONSUMERS, "a consumer has 64 rows");
+static_assert(TILE_N % 16 == 0, "probabilities are multiplied 16 keys at a time");
+
+// ---- what a tile is -----------------------------------------------------------------------------------------
+
+typedef struct tile {
+    int batch, head, first_row;  // in its sequence
+    int rows_q, rows_k;          // of the sequence
+    int start_q, start_k;        // packed: where it begins
+    int diagonal;                // row i sees the keys around i + diagonal
+    int begin, end;              // blocks of TILE_N keys that some row of the tile sees
+} tile;
+
+// Work item `index` of the grid. With a window, tiles at the end of their sequences have most to do and come first;
+// without, tiles of one head lie side by side and share its keys in the cache. False: nothing there.
+DEVICE bool find_tile(const dw_attention_params &p, int index, tile &t) {
+    int m_blocks = (p.rows_q + TILE_M - 1) / TILE_M;
+#if WINDOW
+    int heads = p.batch * p.heads_q, head = index % heads;
+    int m = m_blocks - 1 - index / heads;
+#else
+    int head = index / m_blocks, m = index % m_blocks;
+#endif
+    t.batch = head / p.heads_q;
+    t.head = head - t.batch * p.heads_q;
+    t.first_row = m * TILE_M;
+    t.rows_q = p.rows_q;
+    t.rows_k = p.rows_k;
+    t.start_q = t.start_k = 0;
+#if PACKED
+    t.start_q = p.offsets_q[t.batch];
+    t.start_k = p.offsets_k[t.batch];
+    t.rows_q = p.offsets_q[t.batch + 1] - t.start_q;
+    t.rows_k = p.offsets_k[t.batch + 1] - t.start_k;
+    if (t.first_row >= t.rows_q) return false;
+#endif
+    t.diagonal = p.bottom_right ? t.rows_k - t.rows_q : 0;
+    int last_row = min(t.first_row + TILE_M, t.rows_q) - 1;
+    int last_key = t.rows_k - 1, first_key = 0;
+#if WINDOW
+    last_key = min(last_key, last_row + t.diagonal + p.window_right);
+    first_key = max(first_key, t.first_row + t.diagonal - p.window_left);
+#endif
+    t.begin = first_key / TILE_N;
+    t.end = last_key < first_key ? t.begin : last_key / TILE_N + 1;
+    return true;
+}
+
+// The work items of this block: every gridDim.x-th, forwards and backwards in turn, so that nobody always gets the
+// largest of each round.
+DEVICE int next_index(int round) {
+    int place = WINDOW && (round & 1) ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x;
+    return round * (int)gridDim.x + place;
+}
+
+// A ring of STAGES places: which one, and the parity of its phase.
+typedef struct ring {
+    int stage;
+    uint32 phase;
+} ring;
+
+DEVICE void advance(ring &r) {
+    if (++r.stage == STAGES) {
+        r.stage = 0;
+        r.phase ^= 1;
+    }
+}
+
+// ---- shared memory ------------------------------------------------------------------------------------------
+
+typedef struct shared_layout {
+    uint32 q, k, v;                                         // tiles; k and v STAGES each
+    uint32 q_full, q_empty, k_full, k_empty, v_full, v_empty; // barriers; those of k and v STAGES each, 8 bytes apart
+} shared_layout;
+
+DEVICE shared_layout layout_shared(uint32 base) {
+    shared_layout s;
+    base = (base + 1023) & ~1023u;
+    s.q = base;
+    s.k = s.q + Q_BYTES;
+    s.v = s.k + STAGES * KV_BYTES;
+    s.q_full = s.v + STAGES * KV_BYTES;
+    s.q_empty = s.q_full + 8;
+    s.k_full = s.q_empty + 8;
+    s.k_empty = s.k_full + 8 * STAGES;
+    s.v_full = s.k_empty + 8 * STAGES;
+    s.v_empty = s.v_full + 8 * STAGES;
+    return s;
+}
+
+// ---- producer -----------------------------------------------------------------------------------------------
+
+DEVICE void load_tile(uint32 to, int rows, const tensor_map *map, uint32 barrier, int row, int head, int batch) {
+    barrier_expect(barrier, rows * BLOCKS * 128);
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++)
+        tma_load(to + block * rows * 128, map, barrier, block * 64, row, head, batch);
+}
+
+DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const tensor_map *map_q,
+                    const tensor_map *map_k, const tensor_map *map_v) {
+    ring k = {0, 0}, v = {0, 0};
+    uint32 q_phase = 0;
+    for (int round = 0;; round++) {
+        int index = next_index(round);
+        if (round * (int)gridDim.x >= p.tiles) break;
+        tile t;
+        if (index >= p.tiles || !find_tile(p, index, t) || t.begin >= t.end) continue;
+        int batch = PACKED ? 0 : t.batch;
+        int head_kv = t.head / p.group;
+        barrier_wait(s.q_empty, q_phase ^ 1);
+        load_tile(s.q, TILE_M, map_q, s.q_full, t.start_q + t.first_row, t.head, batch);
+        q_phase ^= 1;
+        // In the order in which consumers need them: the next keys before these values.
+        for (int n = t.end - 1; n >= t.begin - 1; n--) {
+            if (n >= t.begin) {
+                barrier_wait(s.k_empty + 8 * k.stage, k.phase ^ 1);
+                load_tile(s.k + k.stage * KV_BYTES, TILE_N, map_k, s.k_full + 8 * k.stage, t.start_k + n * TILE_N,
+                          head_kv, batch);
+                advance(k);
+            }
+            if (n + 1 < t.end) {
+                barrier_wait(s.v_empty + 8 * v.stage, v.phase ^ 1);
+                load_tile(s.v + v.stage * KV_BYTES, TILE_N, map_v, s.v_full + 8 * v.stage,
+                          t.start_k + (n + 1) * TILE_N, head_kv, batch);
+                advance(v);
+            }
+        }
+    }
+}
+
+// ---- consumer -----------------------------------------------------------------------------------------------
+
+// S = Q K^T of this warpgroup's 64 rows; issued, not awaited.
+DEVICE void multiply_scores(float *scores, uint32 q, uint32 k) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        uint32 block = step / 4, column = step % 4 * 32;
+        wgmma_ss<TILE_N, 0, 0>(scores, tile_descriptor(q + block * TILE_M * 128 + column, 0),
+                               tile_descriptor(k + block * TILE_N * 128 + column, 0), step > 0);
+    }
+    wgmma_commit();
+}
+
+// O += P V; issued, not awaited.
+DEVICE void multiply_values(float *output, const uint32 *probabilities, uint32 v, int accumulate) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < TILE_N / 16; step++)
+        wgmma_rs<HEAD_DIM, 1>(output, probabilities + 4 * step, tile_descriptor(v + step * 2048, TILE_N * 128),
+                              accumulate || step > 0);
+    wgmma_commit();
+}
+
+// The two rows of a thread: what each has seen so far. Maxima are of unscaled scores.
+typedef struct softmax {
+    float maximum[2], sum[2];
+} softmax;
+
+// Where masks cut the two rows of this thread: it sees the keys first[i] <= key < last[i].
+typedef struct limits {
+    int first[2], last[2];
+} limits;
+
+DEVICE void cap_scores(const dw_attention_params &p, float *scores) {
+#if SOFTCAP
+#pragma unroll
+    for (int i = 0; i < TILE_N / 2; i++) scores[i] = tanh_exact(scores[i] * p.cap_scale);
+#endif
+}
+
+DEVICE void mask_scores(float *scores, const limits &limit, int first_key) {
+    int column = first_key + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        int last = limit.last[row] - column;
+#if WINDOW
+        int first = limit.first[row] - column;
+#endif
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                bool seen = 8 * i + j < last;
+#if WINDOW
+                seen = seen && 8 * i + j >= first;
+#endif
+                if (!seen) scores[4 * i + 2 * row + j] = -INFINITY_F;
+            }
+    }
+}
+
+// Scores to probabilities relative to the new maximum; `shrink` is what everything before is to be multiplied by.
+DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, float scale) {
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float maximum = state.maximum[row];
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++)
+            maximum = fmaxf(maximum, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffff, maximum, 2));
+        // A row that has seen no key yet: its scores are all -infinity, and so must stay their differences.
+        float finite = maximum == -INFINITY_F ? 0.f : maximum;
+        shrink[row] = exp2_approx((state.maximum[row] - finite) * scale);
+        state.maximum[row] = maximum;
+        float scaled = finite * scale, sum = 0.f;
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float &score = scores[4 * i + 2 * row + j];
+                score = exp2_approx(fmaf(score, scale, -scaled));
+                sum += score;
+            }
+        state.sum[row] = fmaf(state.sum[row], shrink[row], sum);
+    }
+}
+
+DEVICE void drop_probabilities(const dw_attention_params &p, float *scores, const tile &t, int row, int first_key) {
+#if DROPOUT
+    philox_key key = philox_key_of(p);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint64 line = ((uint64)((uint64)t.batch * p.heads_q + t.head) * p.rows_q + row + 8 * half) * p.rows_k;
+#pragma unroll
+        for (int i = 0; i < TILE_N / 8; i++) {
+            uint64 element = line + first_key + 8 * i + 2 * (lane_index() & 3);
+            uint32 kept = philox_keeps_pair(key, element, p.keep_threshold);
+            if (!(kept & 1)) scores[4 * i + 2 * half] = 0.f;
+            if (!(kept & 2)) scores[4 * i + 2 * half + 1] = 0.f;
+        }
+    }
+#endif
+}
+
+DEVICE void pack_probabilities(uint32 *packed, const float *scores) {
+#pragma unroll
+    for (int i = 0; i < TILE_N / 4; i++) packed[i] = pack_elements(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Rows of a packed batch behind this sequence's end are another's: whatever is there, infinities too, must not be
+// multiplied by our zero probabilities. Every consumer writes the same zeros.
+DEVICE void clear_rows(uint32 v, int from) {
+#if PACKED
+    for (int i = threadIdx.x & 127; i < (TILE_N - from) * BLOCKS * 8; i += 128) {
+        int row = from + i / (BLOCKS * 8);
+        shared_store16(tile_chunk(v, TILE_N, row, i % (BLOCKS * 8)), make_uint4(0, 0, 0, 0));
+    }
+    fence_async_shared();
+    named_sync(1 + CONSUMERS + threadIdx.x / 128, 128);
+#endif
+}
+
+// Output rows of this warp by way of the place where its rows of Q were.
+DEVICE void write_output(const dw_attention_params &p, const tile &t, uint32 q, float *output, const float *factor) {
+    int lane = lane_index(), warp_row = (threadIdx.x / 32 - 4) * 16; // the producer's warps come first
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        float *o = output + 8 * step;
+        uint32 m0 = pack_elements(o[0] * factor[0], o[1] * factor[0]);
+        uint32 m1 = pack_elements(o[2] * factor[1], o[3] * factor[1]);
+        uint32 m2 = pack_elements(o[4] * factor[0], o[5] * factor[0]);
+        uint32 m3 = pack_elements(o[6] * factor[1], o[7] * factor[1]);
+        store_matrices(tile_chunk(q, TILE_M, warp_row + (lane & 15), 2 * step + (lane >> 4)), m0, m1, m2, m3);
+    }
+    __syncwarp();
+    uint16 *to = (uint16 *)p.o.data + (PACKED ? 0 : t.batch * p.o.batch) + t.head * p.o.head;
+    for (int i = lane; i < 16 * CHUNKS; i += 32) {
+        int row = warp_row + i / CHUNKS, chunk = i % CHUNKS;
+        uint4 values = shared_load16(tile_chunk(q, TILE_M, row, chunk));
+        if (t.first_row + row < t.rows_q && chunk * 8 < p.head_dim)
+            *(uint4 *)(to + (long long)(t.start_q + t.first_row + row) * p.o.row + chunk * 8) = values;
+    }
+}
+
+DEVICE void write_lse(const dw_attention_params &p, const tile &t, int row, float value) {
+    if (p.lse == 0 || (lane_index() & 3) != 0 || row >= t.rows_q) return;
+    long long place = PACKED ? (long long)t.head * p.total_q + t.start_q + row
+                             : ((long long)t.batch * p.heads_q + t.head) * p.rows_q + row;
+    p.lse[place] = value;
+}
+
+// A tile of which no row sees a key.
+DEVICE void write_nothing(const dw_attention_params &p, const tile &t) {
+    uint16 *to = (uint16 *)p.o.data + (PACKED ? 0 : t.batch * p.o.batch) + t.head * p.o.head;
+    int chunks = p.head_dim / 8;
+    for (int i = threadIdx.x - 128; i < TILE_M * chunks; i += THREADS - 128) {
+        int row = t.first_row + i / chunks;
+        if (row < t.rows_q)
+            *(uint4 *)(to + (long long)(t.start_q + row) * p.o.row + i % chunks * 8) = make_uint4(0, 0, 0, 0);
+    }
+    for (int i = threadIdx.x - 128; i < TILE_M; i += THREADS - 128) {
+        int row = t.first_row + i;
+        long long place = PACKED ? (long long)t.head * p.total_q + t.start_q + row
+                                 : ((long long)t.batch * p.heads_q + t.head) * p.rows_q + row;
+        if (p.lse != 0 && row < t.rows_q) p.lse[place] = -INFINITY_F;
+    }
+}
+
+// Consumers take turns, in a ring, to issue their products: barrier 1 + i is consumer i's turn.
+DEVICE void take_turn(int consumer) {
+    if (CONSUMERS > 1) named_sync(1 + consumer, 256);
+}
+
+DEVICE void pass_turn(int consumer) {
+    if (CONSUMERS > 1) named_arrive(1 + (consumer + 1) % CONSUMERS, 256);
+}
+
+DEVICE void release(uint32 barrier) {
+    if ((threadIdx.x & 127) == 0) barrier_arrive(barrier);
+}
+
+DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
+    int consumer = threadIdx.x / 128 - 1;
+    int thread_row = consumer * 64 + (threadIdx.x & 127) / 32 * 16 + lane_index() / 4;
+    uint32 q_rows = s.q + consumer * 64 * 128;
+    float scale = p.scale_log2;
+    ring k = {0, 0}, v = {0, 0};
+    uint32 q_phase = 0;
+    if (consumer == CONSUMERS - 1) pass_turn(consumer); // the first turn is consumer 0's
+
+    for (int round = 0;; round++) {
+        int index = next_index(round);
+        if (round * (int)gridDim.x >= p.tiles) break;
+        tile t;
+        if (index >= p.tiles || !find_tile(p, index, t)) continue;
+        if (t.begin >= t.end) {
+            write_nothing(p, t);
+            continue;
+        }
+        int row = t.first_row + thread_row;
+        limits limit;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            limit.first[i] = 0;
+            limit.last[i] = t.rows_k;
+#if WINDOW
+            int center = row + 8 * i + t.diagonal;
+            limit.first[i] = max(0, center - p.window_left);
+            limit.last[i] = min(t.rows_k, center + p.window_right + 1);
+#endif
+        }
+        // Blocks that every row of this warpgroup sees whole need no mask: keys all_first <= key < all_last.
+        int all_first = 0, all_last = t.rows_k;
+#if WINDOW
+        int top = t.first_row + consumer * 64 + t.diagonal;
+        all_first = top + 63 - p.window_left;
+        all_last = min(t.rows_k, top + p.window_right + 1);
+#endif
+
+        float scores[TILE_N / 2], output[HEAD_DIM / 2], shrink[2];
+        uint32 probabilities[TILE_N / 4];
+        softmax state = {{-INFINITY_F, -INFINITY_F}, {0.f, 0.f}};
+
+        barrier_wait(s.q_full, q_phase);
+        q_phase ^= 1;
+
+        int n = t.end - 1;
+        barrier_wait(s.k_full + 8 * k.stage, k.phase);
+        take_turn(consumer);
+        multiply_scores(scores, q_rows, s.k + k.stage * KV_BYTES);
+        pass_turn(consumer);
+        wgmma_wait<0>();
+        keep<TILE_N / 2>(scores);
+        release(s.k_empty + 8 * k.stage);
+        advance(k);
+        cap_scores(p, scores);
+        if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
+        take_exponentials(scores, state, shrink, scale);
+        drop_probabilities(p, scores, t, row, n * TILE_N);
+        pack_probabilities(probabilities, scores);
+        int accumulate = 0;
+
+        // Each time round: scores of block n, output of block n + 1.
+        for (n--; n >= t.begin; n--) {
+            barrier_wait(s.k_full + 8 * k.stage, k.phase);
+            take_turn(consumer);
+            multiply_scores(scores, q_rows, s.k + k.stage * KV_BYTES);
+            barrier_wait(s.v_full + 8 * v.stage, v.phase);
+            uint32 values = s.v + v.stage * KV_BYTES;
+            if (PACKED && (n + 2) * TILE_N > t.rows_k) clear_rows(values, t.rows_k - (n + 1) * TILE_N);
+            multiply_values(output, probabilities, values, accumulate);
+            accumulate = 1;
+            pass_turn(consumer);
+            wgmma_wait<1>();
+            keep<TILE_N / 2>(scores);
+            release(s.k_empty + 8 * k.stage);
+            advance(k);
+            cap_scores(p, scores);
+            if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
+            take_exponentials(scores, state, shrink, scale);
+            drop_probabilities(p, scores, t, row, n * TILE_N);
+            wgmma_wait<0>();
+            keep<HEAD_DIM / 2>(output);
+            release(s.v_empty + 8 * v.stage);
+            advance(v);
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 2; i++) output[i] *= shrink[(i >> 1) & 1];
+            pack_probabilities(probabilities, scores);
+        }
+
+        barrier_wait(s.v_full + 8 * v.stage, v.phase);
+        uint32 values = s.v + v.stage * KV_BYTES;
+        if (PACKED && (t.begin + 1) * TILE_N > t.rows_k) clear_rows(values, t.rows_k - t.begin * TILE_N);
+        multiply_values(output, probabilities, values, accumulate);
+
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float sum = state.sum[i];
+            sum += __shfl_xor_sync(0xffffffff, sum, 1);
+            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            bool none = state.maximum[i] == -INFINITY_F;
+            factor[i] = none ? 0.f : p.keep_scale / sum;
+            float lse = fmaf(state.maximum[i], scale, log2_approx(sum)) * 0.6931471805599453f;
+            write_lse(p, t, row + 8 * i, none ? -INFINITY_F : lse);
+        }
+        wgmma_wait<0>();
+        keep<HEAD_DIM / 2>(output);
+        release(s.v_empty + 8 * v.stage);
+        advance(v);
+        write_output(p, t, s.q, output, factor);
+        fence_async_shared(); // of what was written where the next Q will arrive
+        __syncwarp();
+        if (lane_index() == 0) barrier_arrive(s.q_empty);
+    }
+    if (consumer == 0) take_turn(consumer); // what was passed on last
+}
+
+// ---- kernel -------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sm90_attention_forward(const __grid_constant__ tensor_map map_q, const __grid_constant__ tensor_map map_k,
+                           const __grid_constant__ tensor_map map_v, const __grid_constant__ dw_attention_params p) {
+    extern __shared__ uint8 memory[];
+    shared_layout s = layout_shared(shared_address(memory));
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_q);
+        prefetch_map(&map_k);
+        prefetch_map(&map_v);
+        barrier_init(s.q_full, 1);
+        barrier_init(s.q_empty, 4 * CONSUMERS);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(s.k_full + 8 * i, 1);
+            barrier_init(s.k_empty + 8 * i, CONSUMERS);
+            barrier_init(s.v_full + 8 * i, 1);
+            barrier_init(s.v_empty + 8 * i, CONSUMERS);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_down<CONSUMERS == 3 ? 32 : 24>();
+        if (threadIdx.x == 0) produce(p, s, &map_q, &map_k, &map_v);
+    } else {
+        registers_up<CONSUMERS == 3 ? 160 : 240>();
+        consume(p, s);
+    }
+}
