@@ -59,12 +59,17 @@ _ANY = ...
 
 
 class _Contents:
-    """Descriptions of attributes that are equal while the attributes mean the same to a forward."""
+    """Descriptions of attributes that are equal while the attributes mean the same to a forward.
+
+    Which objects attributes share says nothing: torch.export puts equal copies of lists in their place.
+    """
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
         self._items = 0
-        self._seen: dict[int, Any] = {}
+        # By identity and depth, on which alone a description depends; the value lives, so that its id is its own.
+        self._described: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._listed: set[int] = set()  # ids in the lists below
         self.containers: list[Any] = []  # dicts and lists that were looked into
         self.modules: list[torch.nn.Module] = []  # found in containers: registered nowhere
         self.alive: list[Any] = []  # what is described by its identity
@@ -78,9 +83,8 @@ class _Contents:
         if isinstance(value, torch.Tensor):
             return self._itself(value)
         if isinstance(value, torch.nn.Module):
-            if depth > 0 and id(value) not in self._seen:
-                self._seen[id(value)] = None
-                self.modules.append(value)
+            if depth > 0:
+                self._list(self.modules, value)
             return self._itself(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
             return self._itself(value)
@@ -88,9 +92,17 @@ class _Contents:
             return (kind, self._itself(value.__func__), self.describe(value.__self__, depth + 1))
         if isinstance(value, functools.partial):
             return (kind, self.describe([value.func, value.args, value.keywords], depth + 1))
-        if depth >= _DEPTH or self._items > _ITEMS or id(value) in self._seen:
+        if depth >= _DEPTH or self._items > _ITEMS:
             return (kind, "not looked into")
-        return self._inside(value, kind, depth)
+        key = id(value), depth
+        if key not in self._described:
+            self._described[key] = (value, self._inside(value, kind, depth))
+        return self._described[key][1]
+
+    def _list(self, found: list[Any], value: Any) -> None:
+        if id(value) not in self._listed:
+            self._listed.add(id(value))
+            found.append(value)
 
     def _inside(self, value: Any, kind: type, depth: int) -> Any:
         if isinstance(value, (list, tuple)):
@@ -100,13 +112,11 @@ class _Contents:
         elif isinstance(value, (set, frozenset)):
             return (kind, frozenset(v for v in value if isinstance(v, _SIMPLE)), len(value))
         elif _is_configuration(value, kind):
-            self._seen[id(value)] = value  # kept, so that its id stays its own
             return (self._itself(value), self.describe(vars(value), depth + 1))
         else:
             return self._itself(value)
-        self._seen[id(value)] = value  # kept, so that its id stays its own
         if isinstance(value, (dict, list)):
-            self.containers.append(value)
+            self._list(self.containers, value)
         parts = []
         for key, item in items:
             self._items += 1

@@ -183,6 +183,28 @@ def test_side_effects(build, support) -> None:
     support.check(ours)
 
 
+class SharesPlan(Net):
+    """What two modules hold is one object, and only a trace at a fixed size succeeds, the last one tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        step = ("rows", ["hidden"])
+        self.plan, self.first.plan = {"first": step}, {"first": step}
+
+    def forward(self, x):
+        if isinstance(x.shape[0], torch.SymInt):
+            raise TypeError("a size without a number")
+        return super().forward(x)
+
+
+@pytest.mark.support("Modules", "lists and tuples that several modules share", "engine")
+def test_shared_attributes(support) -> None:
+    """torch.export leaves equal copies in their place, which is no effect of the forward."""
+    plain, ours = pair(SharesPlan)
+    same(plain, ours, train_step)
+    support.check(ours)
+
+
 class DrawsPython(Net):
     def forward(self, x):
         return super().forward(x) * (2.0 if random.random() < 0.5 else 1.0)
