@@ -103,8 +103,6 @@ static bool is_zero(const dw__matcher *m, dw_value value) {
 /* The sum of the biases that positions don't say; DW_NONE for none. */
 static dw_value sum_biases(dw__matcher *m, const scores *s, dw__attention_parts *parts) {
     dw_value sum = DW_NONE;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < s->bias_count; i++) count += !is_zero(m, s->biases[i]);
     for (uint32_t i = 0; i < s->bias_count; i++) {
         dw_value bias = s->biases[i];
         if (is_zero(m, bias)) continue;

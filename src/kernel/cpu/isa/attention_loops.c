@@ -1,10 +1,10 @@
 /* Inner loops of tiled attention. Forward is the online softmax (Milakov and Gimelshein 2018; Dao et al.
  * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
  * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
-#include "kernel/cpu/attention.h"
-#include "number/isa/philox_lanes.h"
 #include "base/transpose.h"
+#include "kernel/cpu/attention.h"
 #include "kernel/cpu/isa/vector_math.h"
+#include "number/isa/philox_lanes.h"
 #include <math.h>
 
 extern const dw__gemm_loops DW_ISA_NAME(dw__gemm_loops);

@@ -2,8 +2,8 @@
  * which each step of k adds a column of A times a row of B. The tile is chosen so that
  * accumulators, one row of B and one broadcast element of A fill the register file, and loads (ROWS
  * + VECTORS per step) stay below the two per cycle that feed the two multiply-adds per cycle. */
-#include "kernel/cpu/gemm.h"
 #include "base/transpose.h"
+#include "kernel/cpu/gemm.h"
 #include "kernel/cpu/isa/vector_math.h"
 
 #if defined(__AVX512F__)
