@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -133,7 +134,9 @@ def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
     variant = next(v for v in PLAIN if v.family == family)
     model = Variant(family, "", {**changes, "attn_implementation": implementation}).build().train()
     deepwell.optimize(model, verbose=False)
-    monkeypatch.setattr("deepwell.optimize.fresh_seed", lambda: torch.tensor([17, 4]))
+    # The package's attribute of this name is the function.
+    module = sys.modules["deepwell.optimize"]
+    monkeypatch.setattr(module, "fresh_seed", lambda: torch.tensor([17, 4]))
     args, kwargs = variant.arguments(3, 13, torch.Generator().manual_seed(1))
     found = model(*args, **kwargs).loss
     parameters = dict(model.named_parameters())
