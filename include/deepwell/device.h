@@ -1,4 +1,4 @@
-/* Devices: where memory lies and work is done. One table of functions each; "cpu" is the one built so far.
+/* Devices: where memory lies and work is done. One table of functions each: "cpu", and "cuda" for NVIDIA GPUs.
  * Devices are found, not made: the pointers are valid until the process ends, from any thread.
  */
 #ifndef DEEPWELL_DEVICE_H
@@ -13,8 +13,9 @@ extern "C" {
 
 typedef struct dw_device dw_device;
 
-/* "cpu". DW_NOT_FOUND lists the devices that exist; DW_UNSUPPORTED for one that this version only knows
- * by name ("cuda", "emulator:sm_100a"). */
+/* "cpu" or "cuda": the GPU whose context is current on the calling thread, the first one where none is. DW_NOT_FOUND
+ * lists the devices that exist; DW_UNSUPPORTED for one that this version only knows by name ("emulator:sm_100a"), and
+ * for "cuda" where there is no driver, one that is too old, or no GPU. Nothing is loaded before "cuda" is asked for. */
 DW_API dw_status dw_device_find(const char *name, const dw_device **device);
 DW_API const char *dw_device_name(const dw_device *device);
 

@@ -2,23 +2,25 @@
 #include "device/device.h"
 #include <string.h>
 
-static const dw_device *const devices[] = {&dw__device_cpu};
+static const dw_device *const devices[] = {&dw__device_cpu, &dw__device_cuda};
 
 /* Named in the design, not built: told apart from a misspelling. */
-static const char *const planned[] = {"cuda", "emulator"};
+static const char *const planned[] = {"emulator"};
 
 dw_status dw_device_find(const char *name, const dw_device **device) {
     for (size_t i = 0; i < DW_COUNT(devices); i++) {
         if (strcmp(name, devices[i]->name) != 0) continue;
+        if (devices[i]->open) DW_RETURN_IF_FAILED(devices[i]->open());
         *device = devices[i];
         return DW_OK;
     }
     for (size_t i = 0; i < DW_COUNT(planned); i++) {
         if (strncmp(name, planned[i], strlen(planned[i])) != 0) continue;
         return dw__fail(DW_UNSUPPORTED,
-                        "device \"%s\" is not supported in this version: use \"cpu\"", name);
+                        "device \"%s\" is not supported in this version: use \"cpu\" or \"cuda\"",
+                        name);
     }
-    return dw__fail(DW_NOT_FOUND, "there is no device \"%s\": use \"cpu\"", name);
+    return dw__fail(DW_NOT_FOUND, "there is no device \"%s\": use \"cpu\" or \"cuda\"", name);
 }
 
 const char *dw_device_name(const dw_device *device) { return device->name; }
