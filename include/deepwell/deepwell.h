@@ -2,9 +2,11 @@
 #ifndef DEEPWELL_DEEPWELL_H
 #define DEEPWELL_DEEPWELL_H
 
+#include "deepwell/attention.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/graph.h"
+#include "deepwell/jit.h"
 #include "deepwell/log.h"
 #include "deepwell/model.h"
 #include "deepwell/number.h"

@@ -1,0 +1,168 @@
+/* Where a variant's image comes from, and the modules that are loaded. */
+#include "jit/jit.h"
+#include "jit/nvrtc.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+dw__jit_statistics dw__jit_statistics_now;
+
+void dw_jit_count(dw_jit_counts *counts) {
+    dw__jit_statistics *now = &dw__jit_statistics_now;
+    dw_jit_counts made = {
+        .size = sizeof made,
+        .embedded = atomic_load(&now->embedded),
+        .cached = atomic_load(&now->cached),
+        .compiled = atomic_load(&now->compiled),
+        .corrupt = atomic_load(&now->corrupt),
+        .unwritten = atomic_load(&now->unwritten),
+        .compile_seconds = 1e-9 * (double)atomic_load(&now->compile_nanoseconds),
+    };
+    size_t bytes = counts->size < sizeof made ? counts->size : sizeof made;
+    made.size = (uint32_t)bytes;
+    memcpy(counts, &made, bytes);
+}
+
+/* ---- images -------------------------------------------------------------------------------------- */
+
+static const dw__jit_file *find_embedded(const char *name) {
+    for (const dw__jit_file *module = dw__jit_modules; module->name; module++)
+        if (strcmp(module->name, name) == 0) return module;
+    return NULL;
+}
+
+/* The version alone does not tell one patch release from another: the library's size does. */
+static void identify_compiler(const dw__nvrtc *nvrtc, char *text, size_t bytes) {
+    struct stat info;
+    long long size = stat(nvrtc->path, &info) == 0 ? (long long)info.st_size : 0;
+    snprintf(text, bytes, "NVRTC %d.%d %lld", nvrtc->major, nvrtc->minor, size);
+}
+
+static dw_status compile_and_keep(const dw__jit_variant *variant, const dw__text *expanded,
+                                  const dw__jit_key *key, void **image, size_t *bytes) {
+    dw__jit_statistics *now = &dw__jit_statistics_now;
+    double begun = dw__seconds();
+    DW_RETURN_IF_FAILED(dw__jit_compile(variant, expanded, NULL, image, bytes, NULL));
+    atomic_fetch_add(&now->compiled, 1);
+    atomic_fetch_add(&now->compile_nanoseconds, (uint64_t)(1e9 * (dw__seconds() - begun)));
+    /* Without an entry the next process compiles again: slower, not wrong. */
+    if (dw__jit_cache_write(key, *image, *bytes) != DW_OK) atomic_fetch_add(&now->unwritten, 1);
+    return DW_OK;
+}
+
+static dw_status find_or_compile(const dw__jit_variant *variant, void **image, size_t *bytes) {
+    dw_status status = DW_OK;
+    const dw__nvrtc *nvrtc;
+    dw__text expanded = {0};
+    dw__jit_key key;
+    char compiler[64];
+    DW_TRY(dw__nvrtc_load(&nvrtc));
+    identify_compiler(nvrtc, compiler, sizeof compiler);
+    DW_TRY(dw__jit_expand(variant->source, &expanded));
+    DW_TRY(dw__jit_key_of(variant, &expanded, compiler, &key));
+    status = dw__jit_cache_read(&key, image, bytes);
+    if (status == DW_OK)
+        atomic_fetch_add(&dw__jit_statistics_now.cached, 1);
+    else if (status != DW_OUT_OF_MEMORY)
+        status = compile_and_keep(variant, &expanded, &key, image, bytes);
+
+cleanup:
+    dw__text_free(&expanded);
+    return status;
+}
+
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes, bool *embedded) {
+    dw_status status = DW_OK;
+    dw__text name = {0};
+    DW_TRY(dw__jit_variant_name(variant, &name));
+    const dw__jit_file *module = find_embedded(name.text);
+    *embedded = module != NULL;
+    if (module) {
+        *image = (void *)(uintptr_t)module->begin;
+        *bytes = (size_t)(module->end - module->begin);
+        atomic_fetch_add(&dw__jit_statistics_now.embedded, 1);
+    } else {
+        DW_TRY(find_or_compile(variant, image, bytes));
+    }
+
+cleanup:
+    dw__text_free(&name);
+    return status;
+}
+
+/* ---- modules -------------------------------------------------------------------------------------- */
+
+/* Loaded for the life of the context; entry points of one variant share one. */
+typedef struct loaded_module {
+    struct loaded_module *next;
+    uint64_t context;
+    void *module;
+    char name[];
+} loaded_module;
+
+static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
+static loaded_module *modules;
+
+static dw_status add_module(const dw__jit_variant *variant, const dw__context *context, const dw__text *name,
+                            void **module) {
+    const dw_device *cuda = &dw__device_cuda;
+    dw_status status = DW_OK;
+    void *image = NULL, *made = NULL;
+    size_t bytes = 0;
+    bool embedded = true;
+    int before = 0;
+    loaded_module *entry = dw__malloc(sizeof *entry + name->length + 1);
+    if (!entry) return dw__fail_memory("a loaded module", sizeof *entry + name->length + 1);
+    DW_TRY(dw__jit_image(variant, &image, &bytes, &embedded));
+    DW_TRY(cuda->capture_relax(&before)); /* the first use may lie inside of a graph's capture */
+    status = cuda->module_load(image, name->text, &made);
+    cuda->capture_restore(before);
+    if (status != DW_OK) goto cleanup;
+    entry->context = context->id;
+    entry->module = *module = made;
+    memcpy(entry->name, name->text, name->length + 1);
+    entry->next = modules;
+    modules = entry;
+    entry = NULL;
+
+cleanup:
+    if (!embedded) dw__free(image);
+    dw__free(entry);
+    return status;
+}
+
+static dw_status find_module(const dw__jit_variant *variant, const dw__context *context, void **module) {
+    dw_status status = DW_OK;
+    dw__text name = {0};
+    loaded_module *at = modules;
+    DW_TRY(dw__jit_variant_name(variant, &name));
+    while (at && (at->context != context->id || strcmp(at->name, name.text) != 0)) at = at->next;
+    if (at)
+        *module = at->module;
+    else
+        DW_TRY(add_module(variant, context, &name, module));
+
+cleanup:
+    dw__text_free(&name);
+    return status;
+}
+
+dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context, const dw__jit_variant *variant,
+                       unsigned shared_bytes, void **function) {
+    const dw_device *cuda = &dw__device_cuda;
+    dw_status status = DW_OK;
+    void *module, *made = NULL;
+    pthread_mutex_lock(&modules_lock);
+    *function = dw__jit_loaded(cell, context); /* by another thread, meanwhile */
+    if (*function) goto cleanup;
+    DW_TRY(find_module(variant, context, &module));
+    DW_TRY(cuda->module_function(module, variant->entry, &made));
+    if (shared_bytes > 48 * 1024) DW_TRY(cuda->function_shared(made, variant->entry, shared_bytes));
+    atomic_store_explicit(&cell->functions[context->index], made, memory_order_release);
+    *function = made;
+
+cleanup:
+    pthread_mutex_unlock(&modules_lock);
+    return status;
+}

@@ -1,0 +1,93 @@
+/* Device code: from the sources inside the library to a function that can be launched.
+ *
+ * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes, in
+ * this order, from the modules built into the library, from the disk cache, from NVRTC. What is loaded stays loaded;
+ * each call site keeps what it got in a cell, per context, and finds it there without a lock.
+ */
+#ifndef DW_JIT_H
+#define DW_JIT_H
+
+#include "base/base.h"
+#include "deepwell/jit.h"
+#include "device/device.h"
+#include <stdatomic.h>
+
+#define DW__JIT_DEFINES 16
+
+typedef struct dw__jit_define {
+    const char *name;
+    int value;
+} dw__jit_define;
+
+typedef struct dw__jit_variant {
+    const char *source; /* path below cuda/: "sm90/attention_forward.cu" */
+    const char *entry;  /* "sm90_attention_forward" */
+    const char *arch;   /* "sm_90a" */
+    uint32_t define_count;
+    dw__jit_define defines[DW__JIT_DEFINES]; /* any order: sorted by name where it matters */
+} dw__jit_variant;
+
+void dw__jit_add_define(dw__jit_variant *variant, const char *name, int value);
+/* "attention_forward.sm_90a.DROPOUT=0.ELEMENT=0....": the same for equal variants of a source, whatever their entry. */
+dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name);
+
+/* ---- steps, for the loader below and for tools ---------------------------------------------------- */
+
+/* The source with its includes in place of the lines that name them, each file once, with #line for the compiler's
+ * messages. An include is looked for beside the file that has it, in cuda/ and in cuda/common/. */
+dw_status dw__jit_expand(const char *source, dw__text *expanded);
+
+/* Cubin of the variant, by NVRTC. `log` (may be NULL) receives the compiler's output, with `options`, NULL-terminated,
+ * behind our own (may be NULL). The message of a failure carries the first error. */
+dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expanded,
+                          const char *const *options, void **image, size_t *bytes, dw__text *log);
+
+/* 128 bits over source, flags, defines and compiler version. */
+typedef struct dw__jit_key {
+    unsigned char bytes[16];
+} dw__jit_key;
+dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded, const char *compiler,
+                         dw__jit_key *key);
+
+/* The disk cache. Reading: DW_NOT_FOUND where there is no sound entry; a broken one is removed and counted. */
+dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes);
+dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t bytes);
+/* DW_NOT_FOUND: there is no folder for it (no HOME either). */
+dw_status dw__jit_cache_folder(dw__text *folder);
+
+/* The image, from wherever it comes first; release it with dw__free unless *embedded. */
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes, bool *embedded);
+
+/* ---- loading --------------------------------------------------------------------------------------- */
+
+typedef struct dw__jit_cell {
+    void *_Atomic functions[DW__CONTEXTS];
+} dw__jit_cell;
+
+/* NULL until dw__jit_load has been called for this cell and context. */
+static inline void *dw__jit_loaded(dw__jit_cell *cell, const dw__context *context) {
+    return atomic_load_explicit(&cell->functions[context->index], memory_order_acquire);
+}
+/* Compiles and loads if need be, in the current context, which is `context`, and fills the cell. `shared_bytes` of
+ * dynamic shared memory will be asked for. */
+dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context, const dw__jit_variant *variant,
+                       unsigned shared_bytes, void **function);
+
+/* ---- counters -------------------------------------------------------------------------------------- */
+
+typedef struct dw__jit_statistics {
+    _Atomic uint32_t embedded, cached, compiled, corrupt, unwritten;
+    _Atomic uint64_t compile_nanoseconds;
+} dw__jit_statistics;
+extern dw__jit_statistics dw__jit_statistics_now;
+
+/* ---- what the library carries ----------------------------------------------------------------------- */
+
+typedef struct dw__jit_file {
+    const char *name; /* sources: path below cuda/; modules: name of the variant */
+    const unsigned char *begin, *end;
+} dw__jit_file;
+/* Both end with a NULL name. */
+extern const dw__jit_file dw__jit_sources[], dw__jit_modules[];
+
+#endif
