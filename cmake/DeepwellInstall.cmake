@@ -5,7 +5,7 @@
 include(CMakePackageConfigHelpers)
 
 function(deepwell_install_wheel)
-    install(TARGETS deepwell LIBRARY DESTINATION deepwell COMPONENT python)
+    install(TARGETS deepwell dw_fmha_bridge_min LIBRARY DESTINATION deepwell COMPONENT python)
     install(DIRECTORY include/deepwell DESTINATION deepwell/include COMPONENT python
             FILES_MATCHING PATTERN "*.h")
     if(TARGET deepwell_python)
@@ -16,6 +16,7 @@ function(deepwell_install_wheel)
 endfunction()
 
 function(deepwell_install_system)
+    install(TARGETS dw_fmha_bridge_min LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(TARGETS deepwell EXPORT deepwellTargets
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(TARGETS deepwell_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -72,7 +72,8 @@ cleanup:
     return status;
 }
 
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes, bool *embedded) {
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes,
+                        bool *embedded) {
     dw_status status = DW_OK;
     dw__text name = {0};
     DW_TRY(dw__jit_variant_name(variant, &name));
@@ -104,8 +105,8 @@ typedef struct loaded_module {
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded_module *modules;
 
-static dw_status add_module(const dw__jit_variant *variant, const dw__context *context, const dw__text *name,
-                            void **module) {
+static dw_status add_module(const dw__jit_variant *variant, const dw__context *context,
+                            const dw__text *name, void **module) {
     const dw_device *cuda = &dw__device_cuda;
     dw_status status = DW_OK;
     void *image = NULL, *made = NULL;
@@ -132,7 +133,8 @@ cleanup:
     return status;
 }
 
-static dw_status find_module(const dw__jit_variant *variant, const dw__context *context, void **module) {
+static dw_status find_module(const dw__jit_variant *variant, const dw__context *context,
+                             void **module) {
     dw_status status = DW_OK;
     dw__text name = {0};
     loaded_module *at = modules;
@@ -148,8 +150,8 @@ cleanup:
     return status;
 }
 
-dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context, const dw__jit_variant *variant,
-                       unsigned shared_bytes, void **function) {
+dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context,
+                       const dw__jit_variant *variant, unsigned shared_bytes, void **function) {
     const dw_device *cuda = &dw__device_cuda;
     dw_status status = DW_OK;
     void *module, *made = NULL;

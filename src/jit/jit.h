@@ -46,8 +46,8 @@ dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expand
 typedef struct dw__jit_key {
     unsigned char bytes[16];
 } dw__jit_key;
-dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded, const char *compiler,
-                         dw__jit_key *key);
+dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded,
+                         const char *compiler, dw__jit_key *key);
 
 /* The disk cache. Reading: DW_NOT_FOUND where there is no sound entry; a broken one is removed and counted. */
 dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes);
@@ -56,7 +56,8 @@ dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t 
 dw_status dw__jit_cache_folder(dw__text *folder);
 
 /* The image, from wherever it comes first; release it with dw__free unless *embedded. */
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes, bool *embedded);
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes,
+                        bool *embedded);
 
 /* ---- loading --------------------------------------------------------------------------------------- */
 
@@ -70,8 +71,8 @@ static inline void *dw__jit_loaded(dw__jit_cell *cell, const dw__context *contex
 }
 /* Compiles and loads if need be, in the current context, which is `context`, and fills the cell. `shared_bytes` of
  * dynamic shared memory will be asked for. */
-dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context, const dw__jit_variant *variant,
-                       unsigned shared_bytes, void **function);
+dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context,
+                       const dw__jit_variant *variant, unsigned shared_bytes, void **function);
 
 /* ---- counters -------------------------------------------------------------------------------------- */
 

@@ -30,8 +30,8 @@ static void digest(XXH128_hash_t hash, unsigned char *bytes) {
     memcpy(bytes, canonical.digest, sizeof canonical.digest);
 }
 
-dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded, const char *compiler,
-                         dw__jit_key *key) {
+dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded,
+                         const char *compiler, dw__jit_key *key) {
     dw__text text = {0};
     dw_status status = DW_OK;
     DW_TRY(dw__jit_variant_name(variant, &text));
@@ -99,7 +99,8 @@ dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes
     char *entry = NULL;
     size_t count = 0;
     DW_TRY(entry_path(key, &path));
-    if (access(path.text, F_OK) != 0) DW_TRY(dw__fail(DW_NOT_FOUND, "\"%s\" is not there", path.text));
+    if (access(path.text, F_OK) != 0)
+        DW_TRY(dw__fail(DW_NOT_FOUND, "\"%s\" is not there", path.text));
     status = dw__file_read_at_most(path.text, MOST_BYTES, &entry, &count);
     if (status == DW_OUT_OF_MEMORY) goto cleanup;
     if (status != DW_OK || !is_sound(key, entry, count)) {

@@ -29,11 +29,9 @@ dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name) {
     dw__jit_variant v = sorted(variant);
     const char *slash = strrchr(v.source, '/');
     const char *file = slash ? slash + 1 : v.source;
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(name, "%.*s.%s", (int)strcspn(file, "."), file, v.arch));
+    DW_RETURN_IF_FAILED(dw__text_printf(name, "%.*s.%s", (int)strcspn(file, "."), file, v.arch));
     for (uint32_t i = 0; i < v.define_count; i++)
-        DW_RETURN_IF_FAILED(
-            dw__text_printf(name, ".%s=%d", v.defines[i].name, v.defines[i].value));
+        DW_RETURN_IF_FAILED(dw__text_printf(name, ".%s=%d", v.defines[i].name, v.defines[i].value));
     return DW_OK;
 }
 
@@ -45,12 +43,14 @@ typedef struct option_list {
     char arch[64], defines[DW__JIT_DEFINES][64];
 } option_list;
 
-static void list_options(const dw__jit_variant *variant, const char *const *more, option_list *list) {
+static void list_options(const dw__jit_variant *variant, const char *const *more,
+                         option_list *list) {
     dw__jit_variant v = sorted(variant);
     list->count = 0;
     snprintf(list->arch, sizeof list->arch, "--gpu-architecture=%s", v.arch);
     list->items[list->count++] = list->arch;
-    for (size_t i = 0; i < DW_COUNT(common_options); i++) list->items[list->count++] = common_options[i];
+    for (size_t i = 0; i < DW_COUNT(common_options); i++)
+        list->items[list->count++] = common_options[i];
     for (uint32_t i = 0; i < v.define_count; i++) {
         snprintf(list->defines[i], sizeof list->defines[i], "-D%s=%d", v.defines[i].name,
                  v.defines[i].value);
@@ -79,8 +79,9 @@ static dw_status read_log(const dw__nvrtc *nvrtc, void *program, char **log) {
     return DW_OK;
 }
 
-static dw_status compile_program(const dw__nvrtc *nvrtc, void *program, const dw__jit_variant *variant,
-                                 const char *const *more, void **image, size_t *bytes, dw__text *log) {
+static dw_status compile_program(const dw__nvrtc *nvrtc, void *program,
+                                 const dw__jit_variant *variant, const char *const *more,
+                                 void **image, size_t *bytes, dw__text *log) {
     dw_status status = DW_OK;
     option_list options;
     char *output = NULL, line[512];
@@ -104,7 +105,8 @@ static dw_status compile_program(const dw__nvrtc *nvrtc, void *program, const dw
         result = nvrtc->cubin(program, made);
     }
     if (result != 0)
-        DW_TRY(dw__fail(DW_UNSUPPORTED, "%s gives no machine code for %s (%s); a later one is needed",
+        DW_TRY(dw__fail(DW_UNSUPPORTED,
+                        "%s gives no machine code for %s (%s); a later one is needed",
                         nvrtc->description, variant->arch,
                         result > 0 ? nvrtc->error_text(result) : "it is empty"));
     *image = made;

@@ -52,7 +52,8 @@ static dw_status expand_file(expansion *e, const dw__jit_file *file) {
     for (size_t i = 0; i < e->count; i++)
         if (e->done[i] == file) return DW_OK; /* once each, as their guards would have it */
     if (e->count == MOST_INCLUDED)
-        return dw__fail(DW_INTERNAL, "\"%s\" is included beyond %d files", file->name, MOST_INCLUDED);
+        return dw__fail(DW_INTERNAL, "\"%s\" is included beyond %d files", file->name,
+                        MOST_INCLUDED);
     e->done[e->count++] = file;
     DW_RETURN_IF_FAILED(dw__text_printf(e->out, "#line 1 \"%s\"\n", file->name));
     int number = 1;
@@ -69,7 +70,8 @@ static dw_status expand_file(expansion *e, const dw__jit_file *file) {
                                 "%s:%d includes \"%.*s\", which is no device source of Deepwell",
                                 file->name, number, (int)length, name);
             DW_RETURN_IF_FAILED(expand_file(e, wanted));
-            DW_RETURN_IF_FAILED(dw__text_printf(e->out, "#line %d \"%s\"\n", number + 1, file->name));
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(e->out, "#line %d \"%s\"\n", number + 1, file->name));
         } else {
             DW_RETURN_IF_FAILED(dw__text_append(e->out, line, (size_t)(next - line)));
         }

@@ -170,11 +170,12 @@ static dw_status load_first(const candidates *list) {
             bool too_new = major_of(list->paths[i]) > served;
             if (too_new == (pass == 1) && load_from(list->paths[i]) == DW_OK) return DW_OK;
         }
-    return dw__fail(DW_UNSUPPORTED,
-                    "NVIDIA's run-time compiler (libnvrtc.so.13 or .12) was not found on the library path, in "
-                    "CUDA_HOME, /usr/local/cuda or the site-packages of python3 on PATH%s; install "
-                    "a CUDA build of PyTorch or the CUDA toolkit, or name the file in DEEPWELL_NVRTC",
-                    folder_count > 0 ? ", nor in the Python that runs" : "");
+    return dw__fail(
+        DW_UNSUPPORTED,
+        "NVIDIA's run-time compiler (libnvrtc.so.13 or .12) was not found on the library path, in "
+        "CUDA_HOME, /usr/local/cuda or the site-packages of python3 on PATH%s; install "
+        "a CUDA build of PyTorch or the CUDA toolkit, or name the file in DEEPWELL_NVRTC",
+        folder_count > 0 ? ", nor in the Python that runs" : "");
 }
 
 dw_status dw__nvrtc_load(const dw__nvrtc **nvrtc) {
@@ -186,8 +187,9 @@ dw_status dw__nvrtc_load(const dw__nvrtc **nvrtc) {
     if (named && *named) {
         status = load_from(named);
         if (status != DW_OK)
-            dw__fail_prefix(status, "DEEPWELL_NVRTC=%s cannot be loaded; name a libnvrtc.so.13 or "
-                                    ".12, or unset it",
+            dw__fail_prefix(status,
+                            "DEEPWELL_NVRTC=%s cannot be loaded; name a libnvrtc.so.13 or "
+                            ".12, or unset it",
                             named);
         goto cleanup;
     }

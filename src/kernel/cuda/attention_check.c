@@ -1,0 +1,186 @@
+/* Whether a call of attention makes sense: every member, before anything is launched. */
+#include "kernel/cuda/attention.h"
+#include <math.h>
+#include <stdio.h>
+
+/* Rows are counted in 32 bits on the device, with a window's reach of up to 2^30 added to them. */
+enum { MOST_ROWS = 1 << 29 };
+static const int64_t most_stride =
+    ((int64_t)1 << 40) / 2 - 8; /* elements: the hardware's bytes are below 2^40 */
+
+const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes) {
+    snprintf(text, bytes, "batch %d, %d query heads on %d, rows %d x %d, head_dim %d, %s%s%s%s%s",
+             (int)call->batch, (int)call->heads_q, (int)call->heads_kv, (int)call->rows_q,
+             (int)call->rows_k, (int)call->head_dim, call->dtype == DW_F16 ? "f16" : "bf16",
+             call->offsets_q ? ", packed" : "",
+             call->window_right == 0 && call->window_left < 0    ? ", causal"
+             : call->window_right >= 0 || call->window_left >= 0 ? ", window"
+                                                                 : "",
+             call->softcap > 0.0f ? ", soft cap" : "", call->dropout > 0.0f ? ", dropout" : "");
+    return text;
+}
+
+static dw_status check_sizes(const dw_attention *c) {
+    const struct {
+        const char *name;
+        int value, least, most;
+    } sizes[] = {
+        {"batch", c->batch, 0, 1 << 24},       {"heads_q", c->heads_q, 1, 1 << 16},
+        {"heads_kv", c->heads_kv, 1, 1 << 16}, {"rows_q", c->rows_q, 0, MOST_ROWS},
+        {"rows_k", c->rows_k, 0, MOST_ROWS},
+    };
+    for (size_t i = 0; i < DW_COUNT(sizes); i++)
+        if (sizes[i].value < sizes[i].least || sizes[i].value > sizes[i].most)
+            return dw__fail(DW_SHAPE, "attention: %s is %d; expected %d to %d", sizes[i].name,
+                            sizes[i].value, sizes[i].least, sizes[i].most);
+    if (c->heads_q % c->heads_kv != 0)
+        return dw__fail(DW_SHAPE,
+                        "attention: heads_q is %d and heads_kv is %d; expected a whole number of "
+                        "query heads for each head of keys",
+                        (int)c->heads_q, (int)c->heads_kv);
+    if (c->head_dim < 8 || c->head_dim > 256 || c->head_dim % 8 != 0)
+        return dw__fail(c->head_dim > 0 ? DW_UNSUPPORTED : DW_SHAPE,
+                        "attention: head_dim is %d; expected a multiple of 8 up to 256; pad the "
+                        "heads with zeros, or use another implementation",
+                        (int)c->head_dim);
+    return DW_OK;
+}
+
+static dw_status check_packed(const dw_attention *c) {
+    if (!c->offsets_q != !c->offsets_k)
+        return dw__fail(
+            DW_INVALID_ARGUMENT, "attention: %s is given and %s is NULL; a packed batch needs both",
+            c->offsets_q ? "offsets_q" : "offsets_k", c->offsets_q ? "offsets_k" : "offsets_q");
+    if (!c->offsets_q) return DW_OK;
+    const struct {
+        const char *name, *longest;
+        int64_t total;
+        int rows;
+        const void *offsets;
+    } sides[] = {{"total_q", "rows_q", c->total_q, c->rows_q, c->offsets_q},
+                 {"total_k", "rows_k", c->total_k, c->rows_k, c->offsets_k}};
+    for (size_t i = 0; i < DW_COUNT(sides); i++) {
+        int64_t total = sides[i].total, rows = sides[i].rows;
+        if (total < 0 || total > MOST_ROWS)
+            return dw__fail(DW_SHAPE, "attention: %s is %lld; expected 0 to %d", sides[i].name,
+                            (long long)total, MOST_ROWS);
+        if (rows > total || rows * c->batch < total)
+            return dw__fail(DW_SHAPE,
+                            "attention: %s is %lld and %s is %lld in a packed batch of %d; %s is "
+                            "the length of the longest sequence, and no sequence is longer",
+                            sides[i].name, (long long)total, sides[i].longest, (long long)rows,
+                            (int)c->batch, sides[i].longest);
+        if ((uintptr_t)sides[i].offsets % sizeof(int32_t) != 0)
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "attention: the offsets beside %s lie at %p; expected a multiple of 4",
+                            sides[i].name, sides[i].offsets);
+    }
+    return DW_OK;
+}
+
+static dw_status check_numbers(const dw_attention *c) {
+    if (!isfinite(c->scale))
+        return dw__fail(DW_INVALID_ARGUMENT, "attention: scale is %g; expected a finite number",
+                        (double)c->scale);
+    if (c->scale < 0.0f)
+        return dw__fail(
+            DW_UNSUPPORTED,
+            "attention: scale is %g; a negative scale is not supported: negate q instead",
+            (double)c->scale);
+    if (!isfinite(c->softcap) || c->softcap < 0.0f)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: softcap is %g; expected a positive number, or 0 for none",
+                        (double)c->softcap);
+    if (!(c->dropout >= 0.0f && c->dropout < 1.0f))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: dropout is %g; expected a probability from 0 to below 1",
+                        (double)c->dropout);
+    if ((uintptr_t)c->seed_memory % sizeof(int64_t) != 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: seed_memory is %p; expected a multiple of 8",
+                        (void *)c->seed_memory);
+    return DW_OK;
+}
+
+/* ---- tensors ---------------------------------------------------------------------------------- */
+
+static dw_status check_stride(const char *tensor, const char *axis, int64_t length, int64_t stride,
+                              bool written, int head_dim) {
+    if (length <= 1) return DW_OK;
+    if (stride == 0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: the %s stride of %s is 0 (an expanded tensor); make %s "
+                        "contiguous, or keep its one head and lower heads_kv",
+                        axis, tensor, tensor);
+    if (stride < 0 || stride % 8 != 0 || stride > most_stride)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: the %s stride of %s is %lld elements; expected a multiple of 8 "
+                        "(16 bytes) from 8 to %lld; make %s contiguous",
+                        axis, tensor, (long long)stride, (long long)most_stride, tensor);
+    if (written && stride < head_dim)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: the %s stride of %s is %lld elements, less than head_dim (%d): "
+                        "its rows overlap and it is written to",
+                        axis, tensor, (long long)stride, head_dim);
+    return DW_OK;
+}
+
+static dw_status check_tensor(const dw_attention *c, const dw_attention_tensor *t, const char *name,
+                              bool of_keys, bool written, bool launching) {
+    bool packed = c->offsets_q != NULL;
+    int heads = of_keys ? c->heads_kv : c->heads_q;
+    int64_t rows = packed ? (of_keys ? c->total_k : c->total_q) : of_keys ? c->rows_k : c->rows_q;
+    int64_t batch = packed ? 1 : c->batch;
+    if (batch == 0 || rows == 0) return DW_OK; /* no elements, no address */
+    if (launching && !t->data)
+        return dw__fail(DW_INVALID_ARGUMENT, "attention: %s is NULL; expected device memory", name);
+    if ((uintptr_t)t->data % 16 != 0)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: %s lies at %p; expected a multiple of 16 bytes; copy it to "
+                        "memory of its own",
+                        name, t->data);
+    DW_RETURN_IF_FAILED(check_stride(name, "batch", batch, t->batch, written, c->head_dim));
+    DW_RETURN_IF_FAILED(check_stride(name, "head", heads, t->head, written, c->head_dim));
+    return check_stride(name, "row", rows, t->row, written, c->head_dim);
+}
+
+static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, bool launching) {
+    bool backward = pass == DW__ATTENTION_BACKWARD;
+    const struct {
+        const dw_attention_tensor *tensor;
+        const char *name;
+        bool of_keys, written, of_backward;
+    } all[] = {
+        {&c->q, "q", false, false, false},    {&c->k, "k", true, false, false},
+        {&c->v, "v", true, false, false},     {&c->o, "o", false, !backward, false},
+        {&c->d_o, "d_o", false, false, true}, {&c->dq, "dq", false, true, true},
+        {&c->dk, "dk", true, true, true},     {&c->dv, "dv", true, true, true},
+    };
+    for (size_t i = 0; i < DW_COUNT(all); i++)
+        if (backward || !all[i].of_backward)
+            DW_RETURN_IF_FAILED(check_tensor(c, all[i].tensor, all[i].name, all[i].of_keys,
+                                             all[i].written, launching));
+    if ((uintptr_t)c->lse % sizeof(float) != 0)
+        return dw__fail(DW_INVALID_ARGUMENT, "attention: lse lies at %p; expected a multiple of 4",
+                        (void *)c->lse);
+    if (backward && launching && !c->lse && !dw__attention_is_empty(c))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: lse is NULL; backward needs the one that forward wrote");
+    return DW_OK;
+}
+
+dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching) {
+    if (!call) return dw__fail(DW_INVALID_ARGUMENT, "attention: the call is NULL");
+    if (call->size != sizeof *call)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention: size is %u; expected %zu: set it to sizeof(dw_attention), and "
+                        "build against the header of this version",
+                        (unsigned)call->size, sizeof *call);
+    if (call->dtype != DW_BF16 && call->dtype != DW_F16)
+        return dw__fail(DW_TYPE, "attention: the element type is %s; expected bf16 or f16",
+                        dw_dtype_name(call->dtype));
+    DW_RETURN_IF_FAILED(check_sizes(call));
+    DW_RETURN_IF_FAILED(check_packed(call));
+    DW_RETURN_IF_FAILED(check_numbers(call));
+    return check_tensors(call, pass, launching);
+}

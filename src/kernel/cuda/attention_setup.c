@@ -1,0 +1,159 @@
+/* A checked call of attention in the kernels' terms: variant, tiles, parameters, tensor maps. */
+#include "kernel/cuda/attention.h"
+#include "sm90/attention_tiles.h"
+#include <float.h>
+#include <math.h>
+
+enum { NO_LIMIT = 1 << 30 };
+static const double log2_e = 1.4426950408889634;
+
+/* Whether some row may not see some key on that side. Of packed sequences only the longest is known here. */
+static bool limits_right(const dw_attention *c) {
+    if (c->window_right < 0) return false;
+    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
+    return c->offsets_q || shift + c->window_right < c->rows_k - 1;
+}
+
+static bool limits_left(const dw_attention *c) {
+    if (c->window_left < 0) return false;
+    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
+    return c->offsets_q || c->rows_q - 1 + shift - c->window_left > 0;
+}
+
+/* With scale 0 every score is 0, capped or not. */
+static bool caps(const dw_attention *c) { return c->softcap > 0.0f && c->scale > 0.0f; }
+
+dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass) {
+    static const int head_dims[] = {64, 96, 128, 192, 256};
+    dw__attention_shape shape = {
+        .f16 = call->dtype == DW_F16,
+        .softcap = caps(call),
+        .dropout = call->dropout > 0.0f,
+        .packed = call->offsets_q != NULL,
+        .window = limits_right(call) || limits_left(call),
+        .deterministic = pass == DW__ATTENTION_BACKWARD && call->deterministic,
+    };
+    for (size_t i = DW_COUNT(head_dims); i > 0; i--)
+        if (call->head_dim <= head_dims[i - 1]) shape.head_dim = head_dims[i - 1];
+    return shape;
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------- */
+
+#define WIDE(head_dim) (((head_dim) + 63) / 64 * 64) /* columns of a row in shared memory */
+#define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
+
+static const dw__attention_tile forward_tiles[] = {
+#define ROW(d, window, m, n, stages, consumers)                                                    \
+    {d, window, m, n, stages, consumers, FORWARD_SHARED(d, m, n, stages)},
+    DW_SM90_FORWARD_TILES(ROW)
+#undef ROW
+};
+
+const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
+                                                dw__attention_pass pass) {
+    if (pass == DW__ATTENTION_BACKWARD) return NULL;
+    for (size_t i = 0; i < DW_COUNT(forward_tiles); i++)
+        if (forward_tiles[i].head_dim == shape->head_dim &&
+            forward_tiles[i].window == shape->window)
+            return &forward_tiles[i];
+    return NULL;
+}
+
+dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
+                                      const char *entry, const char *arch) {
+    bool backward = pass == DW__ATTENTION_BACKWARD;
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
+    dw__jit_variant variant = {
+        .source = backward ? "sm90/attention_backward.cu" : "sm90/attention_forward.cu",
+        .entry = entry,
+        .arch = arch,
+    };
+    dw__jit_add_define(&variant, "HEAD_DIM", shape->head_dim);
+    dw__jit_add_define(&variant, "ELEMENT", shape->f16);
+    dw__jit_add_define(&variant, "SOFTCAP", shape->softcap);
+    dw__jit_add_define(&variant, "DROPOUT", shape->dropout);
+    dw__jit_add_define(&variant, "PACKED", shape->packed);
+    dw__jit_add_define(&variant, "WINDOW", shape->window);
+    if (backward) dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
+    dw__jit_add_define(&variant, "TILE_M", tile->m);
+    dw__jit_add_define(&variant, "TILE_N", tile->n);
+    dw__jit_add_define(&variant, "STAGES", tile->stages);
+    dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
+    return variant;
+}
+
+/* ---- parameters --------------------------------------------------------------------------------- */
+
+static dw_strided strided(const dw_attention_tensor *t) {
+    return (dw_strided){t->data, t->batch, t->head, t->row};
+}
+
+static int reach(int32_t window, bool limited) {
+    return limited && window < NO_LIMIT ? window : NO_LIMIT;
+}
+
+void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
+    /* Where the scale is 0 a masked score must stay -infinity when it is multiplied by it. */
+    double scale = c->scale > 0.0f ? (double)c->scale : (double)FLT_MIN;
+    *p = (dw_attention_params){
+        .batch = c->batch,
+        .heads_q = c->heads_q,
+        .heads_kv = c->heads_kv,
+        .group = c->heads_q / c->heads_kv,
+        .rows_q = c->rows_q,
+        .rows_k = c->rows_k,
+        .head_dim = c->head_dim,
+        .offsets_q = c->offsets_q,
+        .offsets_k = c->offsets_k,
+        .total_q = c->total_q,
+        .scale = (float)scale,
+        .scale_log2 = (float)((caps(c) ? (double)c->softcap : scale) * log2_e),
+        .cap_scale = caps(c) ? (float)(scale / (double)c->softcap) : 0.0f,
+        .window_left = reach(c->window_left, limits_left(c)),
+        .window_right = reach(c->window_right, limits_right(c)),
+        .bottom_right = c->bottom_right,
+        .dropout = c->dropout,
+        .keep_scale = (float)(1.0 / (1.0 - (double)c->dropout)),
+        .keep_threshold = (unsigned)ceil((double)c->dropout * 16777216.0),
+        .seed = c->seed,
+        .seed_offset = c->seed_offset,
+        .seed_memory = (const long long *)c->seed_memory,
+        .q = strided(&c->q),
+        .k = strided(&c->k),
+        .v = strided(&c->v),
+        .o = strided(&c->o),
+        .d_o = strided(&c->d_o),
+        .dq = strided(&c->dq),
+        .dk = strided(&c->dk),
+        .dv = strided(&c->dv),
+        .lse = c->lse,
+    };
+}
+
+/* ---- tensor maps ---------------------------------------------------------------------------------- */
+
+dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
+                            const char *name, int heads, int64_t rows, int box_rows,
+                            dw__tensor_map *map) {
+    bool packed = call->offsets_q != NULL;
+    const int64_t lengths[] = {rows, heads, packed ? 1 : call->batch};
+    const int64_t strides[] = {tensor->row, tensor->head, tensor->batch};
+    dw__tensor_map_shape shape = {
+        .element = call->dtype == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16,
+        .rank = 4,
+        .address = tensor->data,
+        .size = {(uint64_t)call->head_dim},
+        .box = {64, (uint32_t)box_rows, 1, 1},
+        .swizzle_bytes = 128,
+    };
+    for (int axis = 0; axis < 3; axis++) {
+        shape.size[axis + 1] = (uint64_t)lengths[axis];
+        /* An axis of length 1 is only ever read at 0: its stride may be anything in the caller's tensor, but not in
+         * the map. */
+        shape.stride[axis] =
+            2 * (uint64_t)(lengths[axis] > 1 ? strides[axis] : WIDE(call->head_dim));
+    }
+    dw_status status = dw__device_cuda.tensor_map(&shape, map);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
+}

@@ -1,0 +1,47 @@
+/* A driver without a GPU: it stands for libcuda.so.1, does as it is told, and writes down what it was asked. Tests load
+ * it by its path first, so that the library's dlopen("libcuda.so.1") finds it already there. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include <stdint.h>
+
+enum { FAKE_MAPS = 8, FAKE_LAUNCHES = 8, FAKE_ARGUMENT_BYTES = 2048 };
+
+typedef struct fake_map {
+    int type, rank, interleave, swizzle, promotion, fill;
+    void *address;
+    uint64_t sizes[5], strides[4];
+    uint32_t box[5], steps[5];
+} fake_map;
+
+typedef struct fake_launch {
+    char name[64], image[64]; /* of the function; the first bytes of the module's image */
+    unsigned grid[3], block[3], shared_bytes;
+    void *stream;
+    int attribute_count, cluster[3], dependent;
+    unsigned largest_shared; /* what the function was allowed when it was launched */
+    unsigned char arguments[FAKE_LAUNCHES][FAKE_ARGUMENT_BYTES]; /* parameters, in order */
+} fake_launch;
+
+typedef struct fake_cuda {
+    /* What it is: set before the library first asks. */
+    int version, devices, capability, sm_count, shared_bytes;
+    /* The call of this name gives this result (and does nothing). */
+    const char *failing;
+    int result;
+    /* Parameters of launched kernels, in bytes: how many there are is not known to a driver. */
+    int argument_count, argument_bytes[8];
+    /* Contexts: 0 is none; `current` is per process here. */
+    uint64_t current;
+    int64_t memory; /* bytes allocated and not released */
+
+    /* What was asked. */
+    int calls, loads, functions, map_count, launch_count, retains, relaxed;
+    fake_map maps[FAKE_MAPS];            /* the last ones, from index map_count % FAKE_MAPS on */
+    fake_launch launches[FAKE_LAUNCHES]; /* likewise */
+    /* Runs in place of a kernel; may be NULL. */
+    void (*kernel)(const fake_launch *launch);
+} fake_cuda;
+
+/* fake_cuda *fake_cuda_state(void): exported by the library. */
+#endif
