@@ -19,7 +19,6 @@
 #define Q_BYTES (TILE_M * BLOCKS * 128)
 #define KV_BYTES (TILE_N * BLOCKS * 128)
 #define THREADS (128 * (1 + CONSUMERS))
-#define NO_LIMIT (1 << 30)
 
 static_assert(TILE_M == 64 * CONSUMERS, "a consumer has 64 rows");
 static_assert(TILE_N % 16 == 0, "probabilities are multiplied 16 keys at a time");
@@ -34,16 +33,41 @@ typedef struct tile {
     int begin, end;              // blocks of TILE_N keys that some row of the tile sees
 } tile;
 
-// Work item `index` of the grid. With a window, tiles at the end of their sequences have most to do and come first;
-// without, tiles of one head lie side by side and share its keys in the cache. False: nothing there.
-DEVICE bool find_tile(const dw_attention_params &p, int index, tile &t) {
-    int m_blocks = (p.rows_q + TILE_M - 1) / TILE_M;
-#if WINDOW
-    int heads = p.batch * p.heads_q, head = index % heads;
-    int m = m_blocks - 1 - index / heads;
-#else
-    int head = index / m_blocks, m = index % m_blocks;
-#endif
+// The work of this block of threads: `round` counts up, and `next_tile` says what the tile is (false: nothing) until
+// `is_over`. Tiles of one head lie side by side, so that its keys are read from the cache.
+//
+// With a window tiles differ: the last rows of a causal head see all keys, the first ones few. Where there is more
+// than one tile for each block of threads, a block takes them in pairs, j from the end of a head with j from the
+// beginning of the next head: pairs are alike, and so are the shares of all blocks. An odd head out is paired with
+// itself.
+DEVICE int tile_blocks(const dw_attention_params &p) { return (p.rows_q + TILE_M - 1) / TILE_M; }
+
+DEVICE bool is_paired(const dw_attention_params &p) { return WINDOW && p.tiles > (int)gridDim.x; }
+
+DEVICE bool is_over(const dw_attention_params &p, int round) {
+    if (!is_paired(p)) return round * (int)gridDim.x + (int)blockIdx.x >= p.tiles;
+    int blocks = tile_blocks(p), heads = p.batch * p.heads_q;
+    int pairs = heads / 2 * blocks + (heads & 1) * ((blocks + 1) / 2);
+    return (round >> 1) * (int)gridDim.x + (int)blockIdx.x >= pairs;
+}
+
+DEVICE bool next_tile(const dw_attention_params &p, int round, tile &t) {
+    int blocks = tile_blocks(p), head, m;
+    if (is_paired(p)) {
+        int pair = (round >> 1) * (int)gridDim.x + (int)blockIdx.x;
+        bool second = round & 1;
+        head = pair / blocks;
+        m = pair - head * blocks;
+        head *= 2;
+        bool alone = head == p.batch * p.heads_q - 1;
+        if (second && alone && 2 * m == blocks - 1) return false; // in the middle: a pair of one
+        if (!second) m = blocks - 1 - m;
+        else if (!alone) head++;
+    } else {
+        int index = round * (int)gridDim.x + (int)blockIdx.x;
+        head = index / blocks;
+        m = index - head * blocks;
+    }
     t.batch = head / p.heads_q;
     t.head = head - t.batch * p.heads_q;
     t.first_row = m * TILE_M;
@@ -67,13 +91,6 @@ DEVICE bool find_tile(const dw_attention_params &p, int index, tile &t) {
     t.begin = first_key / TILE_N;
     t.end = last_key < first_key ? t.begin : last_key / TILE_N + 1;
     return true;
-}
-
-// The work items of this block: every gridDim.x-th, forwards and backwards in turn, so that nobody always gets the
-// largest of each round.
-DEVICE int next_index(int round) {
-    int place = WINDOW && (round & 1) ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    return round * (int)gridDim.x + place;
 }
 
 // A ring of STAGES places: which one, and the parity of its phase.
@@ -124,11 +141,9 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
                     const tensor_map *map_k, const tensor_map *map_v) {
     ring k = {0, 0}, v = {0, 0};
     uint32 q_phase = 0;
-    for (int round = 0;; round++) {
-        int index = next_index(round);
-        if (round * (int)gridDim.x >= p.tiles) break;
+    for (int round = 0; !is_over(p, round); round++) {
         tile t;
-        if (index >= p.tiles || !find_tile(p, index, t) || t.begin >= t.end) continue;
+        if (!next_tile(p, round, t) || t.begin >= t.end) continue;
         int batch = PACKED ? 0 : t.batch;
         int head_kv = t.head / p.group;
         barrier_wait(s.q_empty, q_phase ^ 1);
@@ -276,25 +291,42 @@ DEVICE void clear_rows(uint32 v, int from) {
 #endif
 }
 
-// Output rows of this warp by way of the place where its rows of Q were.
-DEVICE void write_output(const dw_attention_params &p, const tile &t, uint32 q, float *output, const float *factor) {
-    int lane = lane_index(), warp_row = (threadIdx.x / 32 - 4) * 16; // the producer's warps come first
+// Four words of each thread of a quad, transposed: thread i's word j becomes thread j's word i.
+DEVICE void transpose_quad(uint32 *words) {
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; step++) {
-        float *o = output + 8 * step;
-        uint32 m0 = pack_elements(o[0] * factor[0], o[1] * factor[0]);
-        uint32 m1 = pack_elements(o[2] * factor[1], o[3] * factor[1]);
-        uint32 m2 = pack_elements(o[4] * factor[0], o[5] * factor[0]);
-        uint32 m3 = pack_elements(o[6] * factor[1], o[7] * factor[1]);
-        store_matrices(tile_chunk(q, TILE_M, warp_row + (lane & 15), 2 * step + (lane >> 4)), m0, m1, m2, m3);
+    for (int bit = 1; bit < 4; bit *= 2) {
+        bool upper = lane_index() & bit;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            uint32 received = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i | bit], bit);
+            if (upper) words[i] = received;
+            else words[i | bit] = received;
+        }
     }
-    __syncwarp();
+}
+
+// The two rows of each thread, from registers: a quad's four threads hold 8 columns together, 2 each; transposed, each
+// holds 8 columns, and 4 threads write 64 bytes side by side. Shared memory is left to the next tile's Q.
+DEVICE void write_output(const dw_attention_params &p, const tile &t, int row, const float *output,
+                         const float *factor) {
     uint16 *to = (uint16 *)p.o.data + (PACKED ? 0 : t.batch * p.o.batch) + t.head * p.o.head;
-    for (int i = lane; i < 16 * CHUNKS; i += 32) {
-        int row = warp_row + i / CHUNKS, chunk = i % CHUNKS;
-        uint4 values = shared_load16(tile_chunk(q, TILE_M, row, chunk));
-        if (t.first_row + row < t.rows_q && chunk * 8 < p.head_dim)
-            *(uint4 *)(to + (long long)(t.start_q + t.first_row + row) * p.o.row + chunk * 8) = values;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint16 *line = to + (long long)(t.start_q + row + 8 * half) * p.o.row;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk += 4) {
+            uint32 words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *o = output + 4 * (chunk + i) + 2 * half;
+                words[i] = pack_elements(o[0] * factor[half], o[1] * factor[half]);
+            }
+            transpose_quad(words);
+            int mine = chunk + (lane_index() & 3);
+            if (row + 8 * half < t.rows_q && mine * 8 < p.head_dim)
+                *(uint4 *)(line + mine * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
     }
 }
 
@@ -344,11 +376,9 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     uint32 q_phase = 0;
     if (consumer == CONSUMERS - 1) pass_turn(consumer); // the first turn is consumer 0's
 
-    for (int round = 0;; round++) {
-        int index = next_index(round);
-        if (round * (int)gridDim.x >= p.tiles) break;
+    for (int round = 0; !is_over(p, round); round++) {
         tile t;
-        if (index >= p.tiles || !find_tile(p, index, t)) continue;
+        if (!next_tile(p, round, t)) continue;
         if (t.begin >= t.end) {
             write_nothing(p, t);
             continue;
@@ -388,6 +418,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         wgmma_wait<0>();
         keep<TILE_N / 2>(scores);
         release(s.k_empty + 8 * k.stage);
+        if (n == t.begin) release(s.q_empty);
         advance(k);
         cap_scores(p, scores);
         if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
@@ -410,6 +441,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             wgmma_wait<1>();
             keep<TILE_N / 2>(scores);
             release(s.k_empty + 8 * k.stage);
+            if (n == t.begin) release(s.q_empty);
             advance(k);
             cap_scores(p, scores);
             if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
@@ -444,10 +476,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         keep<HEAD_DIM / 2>(output);
         release(s.v_empty + 8 * v.stage);
         advance(v);
-        write_output(p, t, s.q, output, factor);
-        fence_async_shared(); // of what was written where the next Q will arrive
-        __syncwarp();
-        if (lane_index() == 0) barrier_arrive(s.q_empty);
+        write_output(p, t, row, output, factor);
     }
     if (consumer == 0) take_turn(consumer); // what was passed on last
 }
@@ -464,7 +493,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&map_k);
         prefetch_map(&map_v);
         barrier_init(s.q_full, 1);
-        barrier_init(s.q_empty, 4 * CONSUMERS);
+        barrier_init(s.q_empty, CONSUMERS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.k_full + 8 * i, 1);
             barrier_init(s.k_empty + 8 * i, CONSUMERS);
