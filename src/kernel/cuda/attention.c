@@ -8,14 +8,14 @@
 
 /* ---- kernels that are loaded -------------------------------------------------------------------- */
 
-enum { VARIANTS = 5 << 6 };
+enum { VARIANTS = 5 << 7 };
 
 static unsigned variant_index(const dw__attention_shape *s) {
     static const unsigned char dims[] = {[1] = 0, [2] = 2, [3] = 3, [4] = 4};
     unsigned dim = s->head_dim == 96 ? 1 : dims[s->head_dim / 64];
-    return dim << 6 | (unsigned)s->f16 << 5 | (unsigned)s->softcap << 4 |
-           (unsigned)s->dropout << 3 | (unsigned)s->packed << 2 | (unsigned)s->window << 1 |
-           (unsigned)s->deterministic;
+    return dim << 7 | (unsigned)s->many_keys << 6 | (unsigned)s->f16 << 5 |
+           (unsigned)s->softcap << 4 | (unsigned)s->dropout << 3 | (unsigned)s->packed << 2 |
+           (unsigned)s->window << 1 | (unsigned)s->deterministic;
 }
 
 static dw_status check_device(const dw__context **context) {

@@ -27,6 +27,7 @@ static inline bool dw__attention_is_empty(const dw_attention *call) {
 typedef struct dw__attention_shape {
     int head_dim; /* rounded up to one of those that there are kernels for */
     bool f16, softcap, dropout, packed, window, deterministic;
+    bool many_keys; /* enough for the wide tiles, where there are such */
 } dw__attention_shape;
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass);
 
@@ -34,6 +35,7 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
 typedef struct dw__attention_tile {
     int head_dim;
     bool window;
+    int keys; /* rows_k from which on */
     int m, n, stages, consumers;
     unsigned shared_bytes; /* dynamic */
 } dw__attention_tile;

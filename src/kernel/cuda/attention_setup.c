@@ -20,6 +20,18 @@ static bool limits_left(const dw_attention *c) {
     return c->offsets_q || c->rows_q - 1 + shift - c->window_left > 0;
 }
 
+/* ---- tiles ------------------------------------------------------------------------------------- */
+
+#define WIDE(head_dim) (((head_dim) + 63) / 64 * 64) /* columns of a row in shared memory */
+#define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
+
+static const dw__attention_tile forward_tiles[] = {
+#define ROW(d, window, keys, m, n, stages, consumers)                                              \
+    {d, window, keys, m, n, stages, consumers, FORWARD_SHARED(d, m, n, stages)},
+    DW_SM90_FORWARD_TILES(ROW)
+#undef ROW
+};
+
 /* With scale 0 every score is 0, capped or not. */
 static bool caps(const dw_attention *c) { return c->softcap > 0.0f && c->scale > 0.0f; }
 
@@ -35,27 +47,20 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
     };
     for (size_t i = DW_COUNT(head_dims); i > 0; i--)
         if (call->head_dim <= head_dims[i - 1]) shape.head_dim = head_dims[i - 1];
+    for (size_t i = 0; i < DW_COUNT(forward_tiles) && pass == DW__ATTENTION_FORWARD; i++)
+        if (forward_tiles[i].head_dim == shape.head_dim && forward_tiles[i].keys > 0 &&
+            forward_tiles[i].window == shape.window)
+            shape.many_keys = call->rows_k >= forward_tiles[i].keys;
     return shape;
 }
-
-/* ---- tiles ------------------------------------------------------------------------------------- */
-
-#define WIDE(head_dim) (((head_dim) + 63) / 64 * 64) /* columns of a row in shared memory */
-#define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
-
-static const dw__attention_tile forward_tiles[] = {
-#define ROW(d, window, m, n, stages, consumers)                                                    \
-    {d, window, m, n, stages, consumers, FORWARD_SHARED(d, m, n, stages)},
-    DW_SM90_FORWARD_TILES(ROW)
-#undef ROW
-};
 
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass) {
     if (pass == DW__ATTENTION_BACKWARD) return NULL;
     for (size_t i = 0; i < DW_COUNT(forward_tiles); i++)
         if (forward_tiles[i].head_dim == shape->head_dim &&
-            forward_tiles[i].window == shape->window)
+            forward_tiles[i].window == shape->window &&
+            (shape->many_keys || forward_tiles[i].keys == 0))
             return &forward_tiles[i];
     return NULL;
 }
