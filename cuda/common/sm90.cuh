@@ -194,6 +194,12 @@ DEVICE void store_matrices_transposed(uint32 address, uint32 m0, uint32 m1, uint
                  : "memory");
 }
 
+// Two matrices: lanes 0 to 15 give the addresses.
+DEVICE void store_two_matrices_transposed(uint32 address, uint32 m0, uint32 m1) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1)
+                 : "memory");
+}
+
 DEVICE uint4 shared_load16(uint32 address) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
@@ -208,6 +214,31 @@ DEVICE float shared_load_f32(uint32 address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
+}
+
+DEVICE float2 shared_load_f32_pair(uint32 address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+// ---- global memory ----------------------------------------------------------------------------------------
+
+// Adds to four F32 numbers, 16-byte aligned; nobody waits for it.
+DEVICE void global_add_f32x4(float *to, const float *values) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((uint64)__cvta_generic_to_global(to)),
+                 "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
+}
+
+DEVICE int global_load_acquire(const int *from) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"((uint64)__cvta_generic_to_global(from)) : "memory");
+    return value;
+}
+
+DEVICE void global_store_release(int *to, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"((uint64)__cvta_generic_to_global(to)), "r"(value) : "memory");
 }
 
 // Tiles are kept as the copy engine writes them with 128-byte swizzling: blocks of 64 columns, of which each row is
@@ -269,6 +300,8 @@ template <int COUNT> DEVICE void keep(float *values) {
 #define DW_REGS_13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define DW_REGS_14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define DW_REGS_15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define DW_REGS_N32 DW_REGS_0 ", " DW_REGS_1
+#define DW_REGS_N40 DW_REGS_0 ", " DW_REGS_1 ", %16, %17, %18, %19"
 #define DW_REGS_N64 DW_REGS_0 ", " DW_REGS_1 ", " DW_REGS_2 ", " DW_REGS_3
 #define DW_REGS_N80 DW_REGS_0 ", " DW_REGS_1 ", " DW_REGS_2 ", " DW_REGS_3 ", " DW_REGS_4
 #define DW_REGS_N96 DW_REGS_0 ", " DW_REGS_1 ", " DW_REGS_2 ", " DW_REGS_3 ", " DW_REGS_4 ", " DW_REGS_5
@@ -290,6 +323,8 @@ template <int COUNT> DEVICE void keep(float *values) {
     DW_REGS_0 ", " DW_REGS_1 ", " DW_REGS_2 ", " DW_REGS_3 ", " DW_REGS_4 ", " DW_REGS_5 ", " DW_REGS_6 ", " \
     DW_REGS_7 ", " DW_REGS_8 ", " DW_REGS_9 ", " DW_REGS_10 ", " DW_REGS_11 ", " DW_REGS_12 ", " \
     DW_REGS_13 ", " DW_REGS_14 ", " DW_REGS_15
+#define DW_ACCS_N32(d) DW_ACCS_8(d, 0), DW_ACCS_8(d, 8)
+#define DW_ACCS_N40(d) DW_ACCS_N32(d), "+f"((d)[16]), "+f"((d)[17]), "+f"((d)[18]), "+f"((d)[19])
 #define DW_ACCS_N64(d) DW_ACCS_8(d, 0), DW_ACCS_8(d, 8), DW_ACCS_8(d, 16), DW_ACCS_8(d, 24)
 #define DW_ACCS_N80(d) DW_ACCS_8(d, 0), DW_ACCS_8(d, 8), DW_ACCS_8(d, 16), DW_ACCS_8(d, 24), DW_ACCS_8(d, 32)
 #define DW_ACCS_N96(d) \
@@ -335,6 +370,8 @@ template <int COUNT> DEVICE void keep(float *values) {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSE_B));          \
     }
 
+DW_DEFINE_WGMMA(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
+DW_DEFINE_WGMMA(40, "%20", "%21", "%22", "%23", "%24", "%25", "%26", "%27")
 DW_DEFINE_WGMMA(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 DW_DEFINE_WGMMA(80, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47")
 DW_DEFINE_WGMMA(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
@@ -347,7 +384,9 @@ DW_DEFINE_WGMMA(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%1
 
 // The same by N.
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B> DEVICE void wgmma_ss(float *d, uint64 a, uint64 b, int accumulate) {
-    if constexpr (N == 64) wgmma_ss_64<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
+    if constexpr (N == 32) wgmma_ss_32<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
+    else if constexpr (N == 40) wgmma_ss_40<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
+    else if constexpr (N == 64) wgmma_ss_64<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 80) wgmma_ss_80<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 96) wgmma_ss_96<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 112) wgmma_ss_112<TRANSPOSE_A, TRANSPOSE_B>(d, a, b, accumulate);
@@ -360,7 +399,9 @@ template <int N, int TRANSPOSE_A, int TRANSPOSE_B> DEVICE void wgmma_ss(float *d
 }
 
 template <int N, int TRANSPOSE_B> DEVICE void wgmma_rs(float *d, const uint32 *a, uint64 b, int accumulate) {
-    if constexpr (N == 64) wgmma_rs_64<TRANSPOSE_B>(d, a, b, accumulate);
+    if constexpr (N == 32) wgmma_rs_32<TRANSPOSE_B>(d, a, b, accumulate);
+    else if constexpr (N == 40) wgmma_rs_40<TRANSPOSE_B>(d, a, b, accumulate);
+    else if constexpr (N == 64) wgmma_rs_64<TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 80) wgmma_rs_80<TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 96) wgmma_rs_96<TRANSPOSE_B>(d, a, b, accumulate);
     else if constexpr (N == 112) wgmma_rs_112<TRANSPOSE_B>(d, a, b, accumulate);

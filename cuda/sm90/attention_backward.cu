@@ -1,0 +1,831 @@
+// Exact attention, backward, in three kernels. With P = exp(S - LSE) made again from Q and K, and delta the row sums
+// of dO * O:
+//
+//     dV = P^T dO     dP = dO V^T     dS = P * (dP - delta)     dK = scale dS^T Q     dQ = scale dS K
+//
+// prepare   delta, and LSE in powers of two; zeros the sums of dQ.
+// main      A block of threads owns TILE_N keys of one head: it goes through the queries that see them, TILE_M at a
+//           time, and through all query heads that share the keys. dK and dV stay in registers; dQ is added to sums
+//           in memory (F32), where blocks of threads meet. One warp drives the copy engine, CONSUMERS warpgroups
+//           compute.
+// finish    sums of dQ to elements.
+//
+// Up to HEAD_DIM 128 a consumer has 64 keys: it takes S and dP transposed (keys are rows), so that P^T and dS^T go
+// from the accumulators straight into the products for dV and dK; only dS passes through shared memory, for dQ.
+// Beyond, the sums of 64 keys would not fit a thread: consumers share the columns of the head instead (dK and dV
+// transposed: columns are rows), and P and dS both pass through shared memory.
+// After Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: "FlashAttention-3" (2024).
+//
+// P and dS are rounded to elements where they enter a product. In F16 a dS beyond 65504 becomes infinite, and with it
+// the gradients: what scales losses sees it.
+//
+// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS, DQ_BULK
+// (attention_backward_layout.h, with what dynamic shared memory they take), ELEMENT, WINDOW (1: some row may not see
+// some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC.
+
+#include "attention_backward_layout.h"
+#include "attention_params.h"
+#include "sm90.cuh"
+#include "philox.cuh"
+
+#define KEYS_AS_ROWS (HEAD_DIM <= 128)
+#define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
+#define COLUMNS (64 * BLOCKS)
+#define Q_BYTES (TILE_M * BLOCKS * 128)
+#define KV_BYTES (TILE_N * BLOCKS * 128)
+#define STATS_BYTES (2 * TILE_M * 4) // of each query the scaled LSE, then of each delta
+#define CONSUMER_THREADS (128 * CONSUMERS)
+#define THREADS (128 + CONSUMER_THREADS)
+
+// A consumer's share: scores of KEYS keys and all queries; SUMS of dK, and as many of dV, in each thread.
+#if KEYS_AS_ROWS
+#define KEYS 64
+#define SCORES (TILE_M / 2)
+#define SUMS (HEAD_DIM / 2)
+#define SCORE_BYTES (TILE_M * TILE_N * 2) // dS: queries are rows
+static_assert(TILE_N == 64 * CONSUMERS, "a consumer has 64 keys");
+#else
+#define KEYS (TILE_N / CONSUMERS)
+#define SCORES (KEYS / 2)
+#define HEAD_BLOCKS (BLOCKS / CONSUMERS)
+#define SUMS (HEAD_BLOCKS * TILE_N / 2)
+#define SCORE_BYTES (TILE_N * 128) // P, dS: keys are rows
+static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N % 16 == 0, "shares are whole");
+#endif
+#define SCORE_TILES (KEYS_AS_ROWS ? 1 : 2)
+
+// dQ: each consumer has DQ_SLICES products of 64 queries (rows) and 64 columns, one after the other; where TILE_M is
+// no multiple of 64, one of 64 columns (rows) and all queries. The sums of a tile are kept in memory in the order of
+// accumulators: by consumer, slice, four registers, thread (dq_sum in attention_params.h).
+#define DQ_SWAPPED (TILE_M % 64 != 0)
+#define DQ_SLICES (TILE_M * COLUMNS / CONSUMERS / 128 / DQ_SUMS)
+#define DQ_SUMS (DQ_SWAPPED ? TILE_M / 2 : 32)
+static_assert(DQ_SLICES * DQ_SUMS * CONSUMERS * 128 == TILE_M * COLUMNS, "shares are whole");
+static_assert(!DQ_SWAPPED || BLOCKS == CONSUMERS, "a consumer has 64 columns");
+static_assert(DQ_SWAPPED || TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows or columns are shared");
+
+// ---- where things are ---------------------------------------------------------------------------------------
+
+// A ring of stages: which one, and the parity of its phase.
+typedef struct ring {
+    int stage;
+    uint32 phase;
+} ring;
+
+DEVICE void advance(ring &r, int stages) {
+    if (++r.stage == stages) {
+        r.stage = 0;
+        r.phase ^= 1;
+    }
+}
+
+typedef struct sequence {
+    int batch;
+    int rows_q, rows_k; // of this sequence
+    int start_q, start_k; // packed: where it begins
+    int tile;           // of the first query head's first: in delta and dq_sum
+    int tile_stride;    // from one query head's tiles to the next's
+} sequence;
+
+// What the batch's stride is multiplied by.
+#define STRIDED_BATCH(s) (PACKED ? 0 : (s).batch)
+
+DEVICE int queries_to_tiles(int rows) { return (rows + TILE_M - 1) / TILE_M; }
+
+// Packed sequences begin at a tile of their own: sequence b, whose rows begin at s, at tile s / TILE_M + b.
+DEVICE sequence find_sequence(const dw_attention_params &p, int batch) {
+    sequence s = {batch, p.rows_q, p.rows_k, 0, 0, 0, queries_to_tiles(p.rows_q)};
+    s.tile = batch * p.heads_q * s.tile_stride;
+#if PACKED
+    s.start_q = p.offsets_q[batch];
+    s.start_k = p.offsets_k[batch];
+    s.rows_q = p.offsets_q[batch + 1] - s.start_q;
+    s.rows_k = p.offsets_k[batch + 1] - s.start_k;
+    s.tile = s.start_q / TILE_M + batch;
+    s.tile_stride = (int)(p.total_q / TILE_M) + p.batch;
+#endif
+    return s;
+}
+
+// ---- prepare and finish: a block of threads for each tile of queries --------------------------------------------
+
+#define SIDE_THREADS 256
+
+typedef struct query_tile {
+    sequence s;
+    int head, first_row;
+    long long tile;
+} query_tile;
+
+// False: nothing there.
+DEVICE bool find_query_tile(const dw_attention_params &p, query_tile &t) {
+    int tiles = queries_to_tiles(p.rows_q), index = blockIdx.x, m = index % tiles;
+    t.head = index / tiles % p.heads_q;
+    int batch = index / tiles / p.heads_q;
+    t.s = find_sequence(p, batch);
+    t.first_row = m * TILE_M;
+    t.tile = t.s.tile + (long long)t.head * t.s.tile_stride + m;
+    return t.first_row < t.s.rows_q;
+}
+
+DEVICE long long place_row(const dw_strided &t, const sequence &s, int head, int row) {
+    return STRIDED_BATCH(s) * t.batch + head * t.head + (long long)(s.start_q + row) * t.row;
+}
+
+DEVICE float multiply_pair(uint32 a, uint32 b, float sum) {
+    return fmaf(element_low(a), element_low(b), fmaf(element_high(a), element_high(b), sum));
+}
+
+extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
+    sm90_attention_backward_prepare(const __grid_constant__ dw_attention_params p) {
+    query_tile t;
+    if (!find_query_tile(p, t)) return;
+    float *lse_out = p.delta + t.tile * 2 * TILE_M, *delta_out = lse_out + TILE_M;
+    float4 *sums = (float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
+    for (int i = threadIdx.x; i < TILE_M * COLUMNS / 4; i += SIDE_THREADS) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+#if DETERMINISTIC
+    if (threadIdx.x < CONSUMERS) p.turn[t.tile * CONSUMERS + threadIdx.x] = 0;
+#endif
+    // So many lanes, of 8 columns each, have a row.
+    const int lanes = COLUMNS == 64 ? 8 : COLUMNS == 128 ? 16 : 32;
+    int column = threadIdx.x % lanes * 8;
+    static_assert(TILE_M % (SIDE_THREADS / 8) == 0 || TILE_M % 16 == 0, "warps stay whole");
+    for (int row = threadIdx.x / lanes; row < TILE_M; row += SIDE_THREADS / lanes) {
+        int i = t.first_row + row;
+        float delta = 0.f;
+        if (i < t.s.rows_q && column < p.head_dim) {
+            uint4 o = *(const uint4 *)((const uint16 *)p.o.data + place_row(p.o, t.s, t.head, i) + column);
+            uint4 d_o = *(const uint4 *)((const uint16 *)p.d_o.data + place_row(p.d_o, t.s, t.head, i) + column);
+            delta = multiply_pair(o.x, d_o.x, multiply_pair(o.y, d_o.y, multiply_pair(o.z, d_o.z,
+                                                                                  multiply_pair(o.w, d_o.w, 0.f))));
+        }
+#pragma unroll
+        for (int step = lanes / 2; step; step >>= 1) delta += __shfl_xor_sync(0xffffffff, delta, step);
+        if (column == 0) {
+            // Rows behind the end, and those that see no key: exp2(s - infinity) is 0, and so are P and dS.
+            float lse = INFINITY_F;
+            if (i < t.s.rows_q) {
+                long long place = PACKED ? (long long)t.head * p.total_q + t.s.start_q + i
+                                         : ((long long)t.s.batch * p.heads_q + t.head) * p.rows_q + i;
+                lse = p.lse[place] * 1.4426950408889634f;
+                if (lse == -INFINITY_F) lse = INFINITY_F;
+            }
+            lse_out[row] = lse;
+            delta_out[row] = delta;
+        }
+    }
+}
+
+// Two rows' chunks of 8 columns: sums to elements.
+DEVICE void write_dq(const dw_attention_params &p, const query_tile &t, int row, int column, const float *values) {
+    int i = t.first_row + row;
+    if (i >= t.s.rows_q || column >= p.head_dim) return;
+    uint4 packed;
+    packed.x = pack_elements(values[0] * p.scale, values[1] * p.scale);
+    packed.y = pack_elements(values[2] * p.scale, values[3] * p.scale);
+    packed.z = pack_elements(values[4] * p.scale, values[5] * p.scale);
+    packed.w = pack_elements(values[6] * p.scale, values[7] * p.scale);
+    *(uint4 *)((uint16 *)p.dq.data + place_row(p.dq, t.s, t.head, i) + column) = packed;
+}
+
+extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
+    sm90_attention_backward_finish(const __grid_constant__ dw_attention_params p) {
+    query_tile t;
+    if (!find_query_tile(p, t)) return;
+    const float4 *sums = (const float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
+#if !DQ_SWAPPED
+    // A thread here takes what four had: 16 numbers, of two rows 8 apart.
+    for (int i = threadIdx.x; i < TILE_M * COLUMNS / 16; i += SIDE_THREADS) {
+        int quad = i % 32, group = i / 32 % 8, portion = i / 256;
+        int row = quad / 8 * 16 + quad % 8, column = 8 * group;
+        if (BLOCKS == 1) row += 64 * portion;
+        else column += 64 * portion;
+        float above[8], below[8];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float4 v = sums[4 * i + j];
+            above[2 * j] = v.x;
+            above[2 * j + 1] = v.y;
+            below[2 * j] = v.z;
+            below[2 * j + 1] = v.w;
+        }
+        write_dq(p, t, row, column, above);
+        write_dq(p, t, row + 8, column, below);
+    }
+#else
+    // What 8 threads had, one above the other: 32 numbers, of two neighbouring rows (queries) two chunks each.
+    for (int i = threadIdx.x; i < TILE_M * COLUMNS / 32; i += SIDE_THREADS) {
+        int pair = i % 4, warp = i / 4 % 4, group = i / 16 % (TILE_M / 8), portion = i / 16 / (TILE_M / 8);
+        int row = 8 * group + 2 * pair, column = 64 * portion + 16 * warp;
+        float values[4][8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float4 v = sums[(portion * (TILE_M / 8) + group) * 128 + warp * 32 + 4 * j + pair];
+            values[0][j] = v.x;
+            values[1][j] = v.y;
+            values[2][j] = v.z;
+            values[3][j] = v.w;
+        }
+        write_dq(p, t, row, column, values[0]);
+        write_dq(p, t, row + 1, column, values[1]);
+        write_dq(p, t, row, column + 8, values[2]);
+        write_dq(p, t, row + 1, column + 8, values[3]);
+    }
+#endif
+}
+
+// ---- main: what there is to do ----------------------------------------------------------------------------------
+
+typedef struct work {
+    sequence s;
+    int head_kv, first_key;
+    int diagonal;   // query i sees the keys around i + diagonal
+    int begin, end; // tiles of queries of which some sees one of the keys
+} work;
+
+// Work items: blocks of keys of one head lie side by side and share its queries in the cache; those that most queries
+// see come first. False: nothing there.
+DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
+    int blocks = (p.rows_k + TILE_N - 1) / TILE_N, head = index / blocks;
+    w.first_key = (index - head * blocks) * TILE_N;
+    int batch = head / p.heads_kv;
+    w.head_kv = head - batch * p.heads_kv;
+    w.s = find_sequence(p, batch);
+    if (w.first_key >= w.s.rows_k) return false;
+    w.diagonal = p.bottom_right ? w.s.rows_k - w.s.rows_q : 0;
+    int first_row = 0, last_row = w.s.rows_q - 1;
+#if WINDOW
+    int last_key = min(w.first_key + TILE_N, w.s.rows_k) - 1;
+    first_row = max(first_row, w.first_key - w.diagonal - p.window_right);
+    last_row = min(last_row, last_key - w.diagonal + p.window_left);
+#endif
+    w.begin = first_row / TILE_M;
+    w.end = last_row < first_row ? w.begin : last_row / TILE_M + 1;
+    return true;
+}
+
+typedef struct shared_layout {
+    uint32 k, v, q, d_o, scores, dq, stats; // tiles; q, d_o, scores and stats several, one after the other
+    uint32 k_full, k_empty, v_full, v_empty, q_full, q_empty, do_full, do_empty; // barriers, 8 bytes apart
+} shared_layout;
+
+DEVICE shared_layout layout_shared(uint32 base) {
+    shared_layout s;
+    s.k = (base + 1023) & ~1023u;
+    s.v = s.k + KV_BYTES;
+    s.q = s.v + KV_BYTES;
+    s.d_o = s.q + STAGES_Q * Q_BYTES;
+    s.scores = s.d_o + STAGES_DO * Q_BYTES;
+    s.dq = s.scores + 2 * SCORE_TILES * SCORE_BYTES;
+    s.stats = s.dq + (DQ_BULK ? TILE_M * COLUMNS * 4 : 0);
+    s.k_full = s.stats + STAGES_Q * STATS_BYTES;
+    s.k_empty = s.k_full + 8;
+    s.v_full = s.k_empty + 8;
+    s.v_empty = s.v_full + 8;
+    s.q_full = s.v_empty + 8;
+    s.q_empty = s.q_full + 8 * STAGES_Q;
+    s.do_full = s.q_empty + 8 * STAGES_Q;
+    s.do_empty = s.do_full + 8 * STAGES_DO;
+    return s;
+}
+static_assert(DW_BACKWARD_SHARED(HEAD_DIM, TILE_M, TILE_N, STAGES_Q, STAGES_DO, DQ_BULK) ==
+                  1024 + 2 * KV_BYTES + (STAGES_Q + STAGES_DO) * Q_BYTES + 2 * SCORE_TILES * SCORE_BYTES +
+                      (DQ_BULK ? TILE_M * COLUMNS * 4 : 0) + STAGES_Q * STATS_BYTES + 256,
+              "the host reserves what is used");
+
+// ---- main: producer -----------------------------------------------------------------------------------------------
+
+DEVICE void load_tile(uint32 to, int rows, const tensor_map *map, uint32 barrier, int row, int head, int batch) {
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++)
+        tma_load(to + block * rows * 128, map, barrier, block * 64, row, head, batch);
+}
+
+DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const tensor_map *map_q,
+                    const tensor_map *map_k, const tensor_map *map_v, const tensor_map *map_do) {
+    ring q = {0, 0}, d = {0, 0};
+    uint32 kv_phase = 0;
+    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        work w;
+        if (!find_work(p, index, w) || w.begin >= w.end) continue;
+        barrier_wait(s.k_empty, kv_phase ^ 1);
+        barrier_expect(s.k_full, KV_BYTES);
+        load_tile(s.k, TILE_N, map_k, s.k_full, w.s.start_k + w.first_key, w.head_kv, STRIDED_BATCH(w.s));
+        bool values_loaded = false;
+        for (int head = w.head_kv * p.group; head < (w.head_kv + 1) * p.group; head++) {
+            long long tiles = w.s.tile + (long long)head * w.s.tile_stride;
+            for (int m = w.begin; m < w.end; m++) {
+                int row = w.s.start_q + m * TILE_M;
+                uint32 full = s.q_full + 8 * q.stage;
+                barrier_wait(s.q_empty + 8 * q.stage, q.phase ^ 1);
+                barrier_expect(full, Q_BYTES + STATS_BYTES);
+                load_tile(s.q + q.stage * Q_BYTES, TILE_M, map_q, full, row, head, STRIDED_BATCH(w.s));
+                bulk_load(s.stats + q.stage * STATS_BYTES, p.delta + (tiles + m) * 2 * TILE_M, STATS_BYTES, full);
+                advance(q, STAGES_Q);
+                if (!values_loaded) {
+                    barrier_wait(s.v_empty, kv_phase ^ 1);
+                    barrier_expect(s.v_full, KV_BYTES);
+                    load_tile(s.v, TILE_N, map_v, s.v_full, w.s.start_k + w.first_key, w.head_kv, STRIDED_BATCH(w.s));
+                    values_loaded = true;
+                }
+                full = s.do_full + 8 * d.stage;
+                barrier_wait(s.do_empty + 8 * d.stage, d.phase ^ 1);
+                barrier_expect(full, Q_BYTES);
+                load_tile(s.d_o + d.stage * Q_BYTES, TILE_M, map_do, full, row, head, STRIDED_BATCH(w.s));
+                advance(d, STAGES_DO);
+            }
+        }
+        kv_phase ^= 1;
+    }
+}
+
+// ---- main: consumer, products; issued, not awaited ------------------------------------------------------------------
+
+typedef struct place {
+    int consumer, warp, lane; // warp: in its warpgroup
+} place;
+
+// Q K^T or dO V^T, of this consumer's keys.
+DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int consumer) {
+    wgmma_fence();
+    keys += consumer * KEYS * 128;
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        uint64 k = tile_descriptor(keys + step / 4 * (TILE_N * 128) + step % 4 * 32, 0);
+        uint64 q = tile_descriptor(queries + step / 4 * (TILE_M * 128) + step % 4 * 32, 0);
+#if KEYS_AS_ROWS
+        wgmma_ss<TILE_M, 0, 0>(scores, k, q, step > 0);
+#else
+        wgmma_ss<KEYS, 0, 0>(scores, q, k, step > 0);
+#endif
+    }
+    wgmma_commit();
+}
+
+// dV += P^T dO or dK += dS^T Q. The left side is `packed` in registers, or `tile` in shared memory.
+DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32 queries, int consumer) {
+    wgmma_fence();
+#if KEYS_AS_ROWS
+#pragma unroll
+    for (int step = 0; step < TILE_M / 16; step++)
+        wgmma_rs<HEAD_DIM, 1>(sums, packed + 4 * step, tile_descriptor(queries + step * 2048, TILE_M * 128), 1);
+#else
+    queries += consumer * HEAD_BLOCKS * (TILE_M * 128);
+#pragma unroll
+    for (int block = 0; block < HEAD_BLOCKS; block++)
+#pragma unroll
+        for (int step = 0; step < TILE_M / 16; step++)
+            wgmma_ss<TILE_N, 1, 0>(sums + block * (TILE_N / 2),
+                                   tile_descriptor(queries + block * (TILE_M * 128) + step * 2048, TILE_M * 128),
+                                   tile_descriptor(tile + step * 32, 0), 1);
+#endif
+    wgmma_commit();
+}
+
+// This consumer's slice of dS K.
+DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice) {
+    wgmma_fence();
+    uint32 block = k + (BLOCKS == 1 ? 0 : consumer * DQ_SLICES + slice) * (TILE_N * 128);
+#pragma unroll
+    for (int step = 0; step < TILE_N / 16; step++) {
+        uint64 keys = tile_descriptor(block + step * 2048, TILE_N * 128);
+#if KEYS_AS_ROWS
+        uint32 rows = ds + step / 4 * (TILE_M * 128) + step % 4 * 32;
+#if DQ_SWAPPED
+        wgmma_ss<TILE_M, 1, 0>(dq, keys, tile_descriptor(rows, 0), step > 0);
+#else
+        if (BLOCKS == 1) rows += consumer * 64 * 128;
+        wgmma_ss<64, 0, 1>(dq, tile_descriptor(rows, 0), keys, step > 0);
+#endif
+#else
+        wgmma_ss<64, 1, 1>(dq, tile_descriptor(ds + step * 2048, TILE_N * 128), keys, step > 0);
+#endif
+    }
+    wgmma_commit();
+}
+
+// ---- main: consumer, scores -----------------------------------------------------------------------------------------
+//
+// Score 4 c + 2 h + b of a thread is of row line + 8 h and column 8 c + 2 (lane % 4) + b of the consumer's product,
+// where rows are its keys and columns the tile's queries, or the other way round.
+
+#if KEYS_AS_ROWS
+#define QUERY(c, h, b) (8 * (c) + 2 * (at.lane & 3) + (b))
+#define KEY(c, h, b) (at.consumer * KEYS + at.warp * 16 + at.lane / 4 + 8 * (h))
+#else
+#define QUERY(c, h, b) (at.warp * 16 + at.lane / 4 + 8 * (h))
+#define KEY(c, h, b) (at.consumer * KEYS + 8 * (c) + 2 * (at.lane & 3) + (b))
+#endif
+
+// The statistics of score (c, h, b), `stats` of tile_m numbers.
+typedef struct statistics {
+    float2 value;
+} statistics;
+
+DEVICE statistics rows_statistics(uint32 stats, const place &at) {
+    statistics s = {make_float2(0.f, 0.f)};
+#if !KEYS_AS_ROWS
+    s.value.x = shared_load_f32(stats + 4 * QUERY(0, 0, 0));
+    s.value.y = shared_load_f32(stats + 4 * QUERY(0, 1, 0));
+#endif
+    return s;
+}
+
+DEVICE void next_statistics(statistics &s, uint32 stats, const place &at, int c) {
+#if KEYS_AS_ROWS
+    s.value = shared_load_f32_pair(stats + 4 * QUERY(c, 0, 0));
+#endif
+}
+
+DEVICE float statistic(const statistics &s, int h, int b) { return (KEYS_AS_ROWS ? b : h) ? s.value.y : s.value.x; }
+
+// Scores of pairs that don't see one another become -infinity.
+DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place &at, int first_query, float *scores) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        // Seen are low <= 8 c + b < high.
+        [[maybe_unused]] int query = first_query + QUERY(0, h, 0);
+        int key = w.first_key + KEY(0, h, 0), low = 0, high = 1 << 30;
+#if KEYS_AS_ROWS
+#if WINDOW
+        low = key - w.diagonal - p.window_right - query;
+        high = key - w.diagonal + p.window_left + 1 - query;
+#endif
+        if (key >= w.s.rows_k) high = -1;
+#else
+        high = w.s.rows_k - key;
+#if WINDOW
+        low = query + w.diagonal - p.window_left - key;
+        high = min(high, query + w.diagonal + p.window_right + 1 - key);
+#endif
+#endif
+#pragma unroll
+        for (int c = 0; c < SCORES / 4; c++)
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                if (8 * c + b >= high || (WINDOW && 8 * c + b < low)) scores[4 * c + 2 * h + b] = -INFINITY_F;
+            }
+    }
+}
+
+// Does every pair of this consumer's keys and the tile's queries see one another?
+DEVICE bool all_seen(const dw_attention_params &p, const work &w, const place &at, int first_query) {
+    int first_key = w.first_key + at.consumer * KEYS, last_key = first_key + KEYS - 1;
+    bool seen = last_key < w.s.rows_k;
+#if WINDOW
+    seen = seen && last_key <= first_query + w.diagonal + p.window_right &&
+           first_key >= first_query + TILE_M - 1 + w.diagonal - p.window_left;
+#endif
+    return seen;
+}
+
+// Scores to probabilities.
+DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
+    statistics lse = rows_statistics(stats, at);
+#pragma unroll
+    for (int c = 0; c < SCORES / 4; c++) {
+        next_statistics(lse, stats, at, c);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                float &score = scores[4 * c + 2 * h + b];
+                score = exp2_approx(fmaf(score, scale, -statistic(lse, h, b)));
+            }
+    }
+}
+
+// dP to dS (less the scale), in place. With dropout, probabilities that were dropped become 0, as dV needs them; with
+// a soft cap, `scores` come as scores.
+DEVICE void take_derivatives(const dw_attention_params &p, const work &w, const place &at, int head, int first_query,
+                             uint32 stats, float *scores, float *dp) {
+    statistics delta = rows_statistics(stats + TILE_M * 4, at);
+#if SOFTCAP
+    statistics lse = rows_statistics(stats, at);
+#endif
+#if DROPOUT
+    philox_key key = philox_key_of(p);
+    uint64 line = ((uint64)w.s.batch * p.heads_q + head) * p.rows_q;
+#endif
+#pragma unroll
+    for (int c = 0; c < SCORES / 4; c++) {
+        next_statistics(delta, stats + TILE_M * 4, at, c);
+#if SOFTCAP
+        next_statistics(lse, stats, at, c);
+#endif
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                float &probability = scores[4 * c + 2 * h + b], &d = dp[4 * c + 2 * h + b];
+                float slope = 1.f;
+#if SOFTCAP
+                float t = tanh_exact(probability * p.cap_scale);
+                slope = fmaf(-t, t, 1.f);
+                t = exp2_approx(fmaf(t, p.scale_log2, -statistic(lse, h, b)));
+                probability = probability == -INFINITY_F ? 0.f : t;
+#endif
+                float undropped = probability;
+#if DROPOUT
+                uint64 element = (line + first_query + QUERY(c, h, b)) * p.rows_k + w.first_key + KEY(c, h, b);
+                bool kept = philox_word(philox(key, element >> 2), (int)(element & 3)) >> 8 >= p.keep_threshold;
+                d = kept ? d * p.keep_scale : 0.f;
+                if (!kept) probability = 0.f;
+#endif
+                d = undropped * (d - statistic(delta, h, b));
+                if (SOFTCAP) d *= slope;
+            }
+    }
+}
+
+DEVICE void pack_scores(uint32 *packed, const float *scores) {
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) packed[i] = pack_elements(scores[2 * i], scores[2 * i + 1]);
+}
+
+// To shared memory, transposed: columns of the product become rows of the tile.
+DEVICE void store_scores(uint32 tile, const uint32 *packed, const place &at) {
+    int row = at.lane / 16 * 8 + at.lane % 8, chunk = at.warp * 2 + at.lane / 8 % 2;
+#if KEYS_AS_ROWS
+    int rows = TILE_M;
+    chunk += at.consumer * 8;
+#else
+    int rows = TILE_N;
+    row += at.consumer * KEYS;
+#endif
+#pragma unroll
+    for (int c = 0; c + 1 < SCORES / 4; c += 2)
+        store_matrices_transposed(tile_chunk(tile, rows, row + 8 * c, chunk), packed[2 * c], packed[2 * c + 1],
+                                  packed[2 * c + 2], packed[2 * c + 3]);
+    if (SCORES / 4 % 2)
+        store_two_matrices_transposed(tile_chunk(tile, rows, row - at.lane / 16 * 8 + 2 * SCORES - 8, chunk),
+                                      packed[SCORES / 2 - 2], packed[SCORES / 2 - 1]);
+}
+
+// ---- main: consumer, dQ ---------------------------------------------------------------------------------------------
+
+[[maybe_unused]] DEVICE void sync_consumer(int consumer) { named_sync(2 + consumer, 128); }
+
+// Deterministic: blocks of keys add to a tile's sums in ascending order.
+DEVICE void await_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
+#if DETERMINISTIC
+    int first_key = 0;
+#if WINDOW
+    first_key = max(0, m * TILE_M + w.diagonal - p.window_left);
+#endif
+    int turn = w.first_key / TILE_N - first_key / TILE_N;
+    if ((threadIdx.x & 127) == 0)
+        while (global_load_acquire(p.turn + tile * CONSUMERS + consumer) != turn) __nanosleep(64);
+    sync_consumer(consumer);
+#endif
+}
+
+DEVICE void pass_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
+#if DETERMINISTIC
+    __threadfence();
+    sync_consumer(consumer);
+    if ((threadIdx.x & 127) == 0) {
+        int *turn = p.turn + tile * CONSUMERS + consumer;
+        global_store_release(turn, *(volatile int *)turn + 1);
+    }
+#endif
+}
+
+DEVICE void add_dq(const dw_attention_params &p, const shared_layout &s, const float *dq, long long tile, int consumer,
+                   int slice) {
+    int portion = consumer * DQ_SLICES + slice, thread = threadIdx.x & 127;
+    float *to = p.dq_sum + tile * TILE_M * COLUMNS + portion * (128 * DQ_SUMS);
+#if DQ_BULK && !DETERMINISTIC
+    uint32 staged = s.dq + portion * (128 * DQ_SUMS * 4);
+    if (thread == 0) bulk_wait_read<DQ_SLICES - 1>();
+    sync_consumer(consumer);
+#pragma unroll
+    for (int i = 0; i < DQ_SUMS / 4; i++)
+        shared_store16(staged + (i * 128 + thread) * 16,
+                       make_uint4(__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
+                                  __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])));
+    fence_async_shared();
+    sync_consumer(consumer);
+    if (thread == 0) {
+        bulk_add_f32(to, staged, 128 * DQ_SUMS * 4);
+        bulk_commit();
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + (i * 128 + thread) * 4, dq + 4 * i);
+#endif
+}
+
+// ---- main: consumer, dK and dV --------------------------------------------------------------------------------------
+
+// Sums to memory by way of `tile`, where V was and nobody reads any more.
+DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, const work &w, const place &at, uint32 tile,
+                       const float *sums, float factor) {
+    uint16 *to = (uint16 *)out.data + STRIDED_BATCH(w.s) * out.batch + w.head_kv * out.head;
+#if KEYS_AS_ROWS
+    // A warp has 16 rows of its own.
+    const int chunks = HEAD_DIM / 8, rows = 16, threads = 32;
+    int first = at.consumer * KEYS + at.warp * 16, first_chunk = 0, thread = at.lane;
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++) {
+        uint32 packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            packed[i] = pack_elements(sums[8 * step + 2 * i] * factor, sums[8 * step + 2 * i + 1] * factor);
+        store_matrices(tile_chunk(tile, TILE_N, first + (at.lane & 15), 2 * step + at.lane / 16), packed[0], packed[1],
+                       packed[2], packed[3]);
+    }
+    __syncwarp();
+#else
+    // A consumer has HEAD_BLOCKS blocks of 64 columns of its own.
+    const int chunks = HEAD_BLOCKS * 8, rows = TILE_N, threads = 128;
+    int first = 0, first_chunk = at.consumer * HEAD_BLOCKS * 8, thread = threadIdx.x & 127;
+    int row = at.lane / 16 * 8 + at.lane % 8, chunk = first_chunk + at.warp * 2 + at.lane / 8 % 2;
+#pragma unroll
+    for (int block = 0; block < HEAD_BLOCKS; block++)
+#pragma unroll
+        for (int c = 0; c < TILE_N / 8; c += 2) {
+            const float *from = sums + block * (TILE_N / 2) + 4 * c;
+            uint32 packed[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) packed[i] = pack_elements(from[2 * i] * factor, from[2 * i + 1] * factor);
+            store_matrices_transposed(tile_chunk(tile, TILE_N, row + 8 * c, chunk + 8 * block), packed[0], packed[1],
+                                      packed[2], packed[3]);
+        }
+    sync_consumer(at.consumer);
+#endif
+    for (int i = thread; i < rows * chunks; i += threads) {
+        int at_row = first + i / chunks, at_chunk = first_chunk + i % chunks;
+        uint4 values = shared_load16(tile_chunk(tile, TILE_N, at_row, at_chunk));
+        if (w.first_key + at_row < w.s.rows_k && at_chunk * 8 < p.head_dim)
+            *(uint4 *)(to + (long long)(w.s.start_k + w.first_key + at_row) * out.row + at_chunk * 8) = values;
+    }
+#if KEYS_AS_ROWS
+    __syncwarp();
+#else
+    sync_consumer(at.consumer);
+#endif
+}
+
+// Keys that no query sees.
+DEVICE void write_zeros(const dw_attention_params &p, const dw_strided &out, const work &w) {
+    uint16 *to = (uint16 *)out.data + STRIDED_BATCH(w.s) * out.batch + w.head_kv * out.head;
+    int chunks = p.head_dim / 8;
+    for (int i = threadIdx.x - 128; i < TILE_N * chunks; i += CONSUMER_THREADS) {
+        int key = w.first_key + i / chunks;
+        if (key < w.s.rows_k)
+            *(uint4 *)(to + (long long)(w.s.start_k + key) * out.row + i % chunks * 8) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// Rows of a packed batch behind this sequence's end are another's: whatever is there, infinities too, must not be
+// multiplied by our zeros. Every consumer writes the same zeros.
+DEVICE void clear_rows(uint32 tile, int rows, int from, int consumer) {
+#if PACKED
+    if (from >= rows) return;
+    for (int i = threadIdx.x & 127; i < (rows - from) * BLOCKS * 8; i += 128)
+        shared_store16(tile_chunk(tile, rows, from + i / (BLOCKS * 8), i % (BLOCKS * 8)), make_uint4(0, 0, 0, 0));
+    fence_async_shared();
+    sync_consumer(consumer);
+#endif
+}
+
+DEVICE void release(uint32 barrier) {
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
+DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
+    place at = {(int)threadIdx.x / 128 - 1, (int)(threadIdx.x & 127) / 32, (int)lane_index()};
+    ring q = {0, 0}, d = {0, 0};
+    uint32 kv_phase = 0, buffer = 0;
+
+    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        work w;
+        if (!find_work(p, index, w)) continue;
+        if (w.begin >= w.end) {
+            write_zeros(p, p.dk, w);
+            write_zeros(p, p.dv, w);
+            continue;
+        }
+        float dk[SUMS], dv[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) dk[i] = dv[i] = 0.f;
+        barrier_wait(s.k_full, kv_phase);
+        barrier_wait(s.v_full, kv_phase);
+        kv_phase ^= 1;
+        clear_rows(s.k, TILE_N, w.s.rows_k - w.first_key, at.consumer);
+        clear_rows(s.v, TILE_N, w.s.rows_k - w.first_key, at.consumer);
+
+        int head = w.head_kv * p.group, last_head = head + p.group - 1, m = w.begin;
+        for (;;) {
+            uint32 queries = s.q + q.stage * Q_BYTES, derivatives = s.d_o + d.stage * Q_BYTES;
+            uint32 stats = s.stats + q.stage * STATS_BYTES;
+            uint32 p_tile = s.scores + buffer * (SCORE_TILES * SCORE_BYTES);
+            uint32 ds_tile = p_tile + (SCORE_TILES - 1) * SCORE_BYTES;
+            int first_query = m * TILE_M;
+            long long tile = w.s.tile + (long long)head * w.s.tile_stride + m;
+            float scores[SCORES], dp[SCORES], dq[DQ_SUMS];
+            uint32 packed_p[SCORES / 2], packed_ds[SCORES / 2];
+
+            barrier_wait(s.q_full + 8 * q.stage, q.phase);
+            clear_rows(queries, TILE_M, w.s.rows_q - first_query, at.consumer);
+            multiply_scores(scores, s.k, queries, at.consumer);
+            barrier_wait(s.do_full + 8 * d.stage, d.phase);
+            clear_rows(derivatives, TILE_M, w.s.rows_q - first_query, at.consumer);
+            multiply_scores(dp, s.v, derivatives, at.consumer);
+
+            wgmma_wait<1>();
+            keep<SCORES>(scores);
+            if (!all_seen(p, w, at, first_query)) mask_scores(p, w, at, first_query, scores);
+            if (!SOFTCAP) take_exponentials(scores, stats, at, p.scale_log2);
+            wgmma_wait<0>();
+            keep<SCORES>(dp);
+            take_derivatives(p, w, at, head, first_query, stats, scores, dp);
+            pack_scores(packed_p, scores);
+            pack_scores(packed_ds, dp);
+
+            // The buffer was last read two steps ago: each consumer has since come past the barrier of the last step,
+            // which none reaches before its products of the step before it are complete.
+            if (!KEYS_AS_ROWS) store_scores(p_tile, packed_p, at);
+            store_scores(ds_tile, packed_ds, at);
+            fence_async_shared();
+            if (KEYS_AS_ROWS) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            named_sync(1, CONSUMER_THREADS);
+            if (!KEYS_AS_ROWS) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            multiply_dq(dq, ds_tile, s.k, at.consumer, 0);
+            wgmma_wait<1>();
+            keep<SUMS>(dv);
+            release(s.do_empty + 8 * d.stage);
+            advance(d, STAGES_DO);
+            multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
+            wgmma_wait<1>();
+            keep<DQ_SUMS>(dq);
+            await_turn(p, w, at.consumer, tile, m);
+            add_dq(p, s, dq, tile, at.consumer, 0);
+#pragma unroll
+            for (int slice = 1; slice < DQ_SLICES; slice++) {
+                multiply_dq(dq, ds_tile, s.k, at.consumer, slice);
+                wgmma_wait<0>();
+                keep<DQ_SUMS>(dq);
+                add_dq(p, s, dq, tile, at.consumer, slice);
+            }
+            pass_turn(p, w, at.consumer, tile, m);
+            wgmma_wait<0>();
+            keep<SUMS>(dk);
+            release(s.q_empty + 8 * q.stage);
+            advance(q, STAGES_Q);
+            buffer ^= 1;
+
+            if (++m < w.end) continue;
+            if (head == last_head) break;
+            m = w.begin;
+            head++;
+        }
+        release(s.k_empty);
+        write_sums(p, p.dv, w, at, s.v, dv, DROPOUT ? p.keep_scale : 1.f);
+        write_sums(p, p.dk, w, at, s.v, dk, p.scale);
+        fence_async_shared(); // of what was written where the next V will arrive
+        __syncwarp();
+        release(s.v_empty);
+    }
+#if DQ_BULK && !DETERMINISTIC
+    if ((threadIdx.x & 127) == 0) bulk_wait<0>();
+#endif
+}
+
+// ---- main -------------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sm90_attention_backward(const __grid_constant__ tensor_map map_q, const __grid_constant__ tensor_map map_k,
+                            const __grid_constant__ tensor_map map_v, const __grid_constant__ tensor_map map_do,
+                            const __grid_constant__ dw_attention_params p) {
+    extern __shared__ uint8 memory[];
+    shared_layout s = layout_shared(shared_address(memory));
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_q);
+        prefetch_map(&map_k);
+        prefetch_map(&map_v);
+        prefetch_map(&map_do);
+        barrier_init(s.k_full, 1);
+        barrier_init(s.k_empty, 4 * CONSUMERS);
+        barrier_init(s.v_full, 1);
+        barrier_init(s.v_empty, 4 * CONSUMERS);
+        for (int i = 0; i < STAGES_Q; i++) {
+            barrier_init(s.q_full + 8 * i, 1);
+            barrier_init(s.q_empty + 8 * i, 4 * CONSUMERS);
+        }
+        for (int i = 0; i < STAGES_DO; i++) {
+            barrier_init(s.do_full + 8 * i, 1);
+            barrier_init(s.do_empty + 8 * i, 4 * CONSUMERS);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_down<CONSUMERS == 3 ? 32 : 24>();
+        if (threadIdx.x == 0) produce(p, s, &map_q, &map_k, &map_v, &map_do);
+    } else {
+        registers_up<CONSUMERS == 3 ? 160 : 240>();
+        consume(p, s);
+    }
+}
