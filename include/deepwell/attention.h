@@ -75,7 +75,10 @@ DW_API dw_status dw_attention_forward(const dw_attention *call);
 /* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. */
 DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);
 DW_API dw_status dw_attention_backward(const dw_attention *call);
-/* DW_OK if forward (and, if `backward`, backward) would run; otherwise the reason. Reads no device memory. */
+/* DW_OK if forward (and, if `backward`, backward) would run; otherwise the reason. Reads none of the call's memory, and
+ * tensors' addresses may be NULL. The first time for a kind of call it compiles and loads the kernels, seconds, and
+ * compares them with attention by definition: one that disagrees on this GPU is not used (DEEPWELL_GUARD=off: not
+ * compared). */
 DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
 /* Contiguous BHSD in BF16, in the current context on the calling thread's default stream; 0 or a dw_status.

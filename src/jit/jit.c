@@ -150,18 +150,15 @@ cleanup:
     return status;
 }
 
-dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context,
-                       const dw__jit_variant *variant, unsigned shared_bytes, void **function) {
+dw_status dw__jit_load(const dw__context *context, const dw__jit_variant *variant,
+                       unsigned shared_bytes, void **function) {
     const dw_device *cuda = &dw__device_cuda;
     dw_status status = DW_OK;
     void *module, *made = NULL;
     pthread_mutex_lock(&modules_lock);
-    *function = dw__jit_loaded(cell, context); /* by another thread, meanwhile */
-    if (*function) goto cleanup;
     DW_TRY(find_module(variant, context, &module));
     DW_TRY(cuda->module_function(module, variant->entry, &made));
     if (shared_bytes > 48 * 1024) DW_TRY(cuda->function_shared(made, variant->entry, shared_bytes));
-    atomic_store_explicit(&cell->functions[context->index], made, memory_order_release);
     *function = made;
 
 cleanup:

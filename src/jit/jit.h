@@ -1,8 +1,7 @@
 /* Device code: from the sources inside the library to a function that can be launched.
  *
  * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes, in
- * this order, from the modules built into the library, from the disk cache, from NVRTC. What is loaded stays loaded;
- * each call site keeps what it got in a cell, per context, and finds it there without a lock.
+ * this order, from the modules built into the library, from the disk cache, from NVRTC. What is loaded stays loaded.
  */
 #ifndef DW_JIT_H
 #define DW_JIT_H
@@ -61,18 +60,10 @@ dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *by
 
 /* ---- loading --------------------------------------------------------------------------------------- */
 
-typedef struct dw__jit_cell {
-    void *_Atomic functions[DW__CONTEXTS];
-} dw__jit_cell;
-
-/* NULL until dw__jit_load has been called for this cell and context. */
-static inline void *dw__jit_loaded(dw__jit_cell *cell, const dw__context *context) {
-    return atomic_load_explicit(&cell->functions[context->index], memory_order_acquire);
-}
-/* Compiles and loads if need be, in the current context, which is `context`, and fills the cell. `shared_bytes` of
- * dynamic shared memory will be asked for. */
-dw_status dw__jit_load(dw__jit_cell *cell, const dw__context *context,
-                       const dw__jit_variant *variant, unsigned shared_bytes, void **function);
+/* The variant's entry point, compiled and loaded if need be, in the current context, which is `context`; it may ask for
+ * `shared_bytes` of dynamic shared memory. Takes a lock: callers keep what they get. Valid while the context lives. */
+dw_status dw__jit_load(const dw__context *context, const dw__jit_variant *variant,
+                       unsigned shared_bytes, void **function);
 
 /* ---- counters -------------------------------------------------------------------------------------- */
 

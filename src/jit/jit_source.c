@@ -83,6 +83,6 @@ static dw_status expand_file(expansion *e, const dw__jit_file *file) {
 dw_status dw__jit_expand(const char *source, dw__text *expanded) {
     expansion e = {.out = expanded};
     const dw__jit_file *file = find_file(source);
-    if (!file) return dw__fail(DW_INTERNAL, "the library has no device source \"%s\"", source);
+    if (!file) return dw__fail(DW_UNSUPPORTED, "the library has no device source \"%s\"", source);
     return expand_file(&e, file);
 }

@@ -1,57 +1,588 @@
-/* The launcher of attention, up to the driver: which kernel, with which grid, shared memory, tensor maps, parameters. */
+/* Attention's launcher, up to the driver: what is refused and with which words, and for what is taken, which kernels
+ * are launched with which grids, shared memory, tensor maps and parameters. A fake driver stands for the real one;
+ * tests/gpu has the results. */
+#include "common/attention_backward_layout.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/attention.h"
+#include <float.h>
+#include <math.h>
 
 static char folder[256];
 
-static dw_attention plain_call(void) {
-    static char memory[64] __attribute__((aligned(64)));
-    const int64_t row = 128, head = 1000 * row, batch = 4 * head;
-    dw_attention_tensor tensor = {memory, batch, head, row};
-    return (dw_attention){.size = sizeof(dw_attention),
-                          .dtype = DW_BF16,
-                          .batch = 3,
-                          .heads_q = 4,
-                          .heads_kv = 2,
-                          .rows_q = 1000,
-                          .rows_k = 900,
-                          .head_dim = 128,
-                          .scale = 0.125f,
-                          .window_left = -1,
-                          .window_right = -1,
-                          .q = tensor,
-                          .k = tensor,
-                          .v = tensor,
-                          .o = tensor,
-                          .d_o = tensor,
-                          .dq = tensor,
-                          .dk = tensor,
-                          .dv = tensor,
-                          .lse = (float *)memory,
-                          .stream = memory + 8};
+static int maps_of(const char *name) {
+    if (strcmp(name, "sm90_attention_forward") == 0) return 3;
+    return strcmp(name, "sm90_attention_backward") == 0 ? 4 : 0;
 }
 
-static void set_arguments(int maps) {
-    fake->argument_count = maps + 1;
-    for (int i = 0; i < maps; i++) fake->argument_bytes[i] = 128;
-    fake->argument_bytes[maps] = sizeof(dw_attention_params);
+static void forget(void) { fake->map_count = fake->launch_count = 0; }
+
+/* BSHD tensors of [3, 4 or 2, 1000 or 900, 128], at addresses that say which is which. */
+static dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
+    return (dw_attention_tensor){(void *)((uintptr_t)number << 32),
+                                 (int64_t)heads * rows * head_dim, head_dim,
+                                 (int64_t)heads * head_dim};
+}
+
+static dw_attention plain_call(void) {
+    return (dw_attention){
+        .size = sizeof(dw_attention),
+        .dtype = DW_BF16,
+        .batch = 3,
+        .heads_q = 4,
+        .heads_kv = 2,
+        .rows_q = 1000,
+        .rows_k = 900,
+        .head_dim = 128,
+        .scale = 0.125f,
+        .window_left = -1,
+        .window_right = -1,
+        .q = tensor(1, 4, 1000, 128),
+        .k = tensor(2, 2, 900, 128),
+        .v = tensor(3, 2, 900, 128),
+        .o = tensor(4, 4, 1000, 128),
+        .d_o = tensor(5, 4, 1000, 128),
+        .dq = tensor(6, 4, 1000, 128),
+        .dk = tensor(7, 2, 900, 128),
+        .dv = tensor(8, 2, 900, 128),
+        .lse = (float *)((uintptr_t)9 << 32),
+        .workspace = (void *)((uintptr_t)10 << 32),
+        .workspace_bytes = SIZE_MAX,
+        .stream = &folder,
+    };
+}
+
+static dw_attention_params params_of(const fake_launch *launch) {
+    dw_attention_params params;
+    memcpy(&params, launch->params, sizeof params);
+    return params;
+}
+
+static void expect_map(int number, uint64_t data, int rows, int heads, int batch, int head_dim,
+                       int box_rows, uint64_t row, uint64_t head, uint64_t batch_stride) {
+    const fake_map *map = &fake->maps[number - 1];
+    assert_int_equal((uintptr_t)map->address, data << 32);
+    assert_int_equal(map->rank, 4);
+    assert_int_equal(map->swizzle, 3); /* 128 bytes */
+    assert_int_equal(map->interleave, 0);
+    assert_int_equal(map->fill, 0);
+    const uint64_t sizes[] = {(uint64_t)head_dim, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
+    const uint32_t box[] = {64, (uint32_t)box_rows, 1, 1};
+    const uint64_t strides[] = {2 * row, 2 * head, 2 * batch_stride};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(map->sizes[i], sizes[i]);
+        assert_int_equal(map->box[i], box[i]);
+        assert_int_equal(map->steps[i], 1);
+        if (i < 3) assert_int_equal(map->strides[i], strides[i]);
+    }
 }
 
 static void test_forward(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    set_arguments(3);
+    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_FORWARD);
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
+    forget();
     assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 1);
     const fake_launch *launch = &fake->launches[0];
     assert_string_equal(launch->name, "sm90_attention_forward");
-    dw_attention_params p;
-    memcpy(&p, launch->arguments[3], sizeof p);
+    assert_ptr_equal(launch->stream, call.stream);
+    assert_int_equal(launch->grid[0], 12 * ((1000 + tile->m - 1) / tile->m));
+    assert_int_equal(launch->block[0], 128 * (1 + tile->consumers));
+    assert_int_equal(launch->shared_bytes, tile->shared_bytes);
+    assert_true(tile->shared_bytes <= 232448);
+    expect_map(launch->maps[0], 1, 1000, 4, 3, 128, tile->m, 512, 128, 512000);
+    expect_map(launch->maps[1], 2, 900, 2, 3, 128, tile->n, 256, 128, 230400);
+    expect_map(launch->maps[2], 3, 900, 2, 3, 128, tile->n, 256, 128, 230400);
+    assert_int_equal(fake->maps[0].type, 9); /* BF16 */
+    dw_attention_params p = params_of(launch);
+    assert_int_equal(p.batch, 3);
     assert_int_equal(p.group, 2);
+    assert_int_equal(p.rows_q, 1000);
+    assert_int_equal(p.rows_k, 900);
+    assert_int_equal(p.head_dim, 128);
+    assert_int_equal(p.tiles, 12 * ((1000 + tile->m - 1) / tile->m));
+    assert_true(p.scale == 0.125f && fabsf(p.scale_log2 - 0.18033688f) < 1e-7f &&
+                p.cap_scale == 0.0f);
+    assert_int_equal(p.window_left, 1 << 30);
+    assert_int_equal(p.window_right, 1 << 30);
+    assert_int_equal(p.keep_threshold, 0);
+    assert_true(p.keep_scale == 1.0f);
+    assert_ptr_equal(p.o.data, call.o.data);
+    assert_int_equal(p.o.row, 512);
+    assert_int_equal(p.o.head, 128);
+
+    /* More work than the GPU has processors: blocks stay. The kernel is not loaded again. */
+    int loads = fake->loads, functions = fake->functions;
+    call.batch = 300;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->launches[1].grid[0], 132);
+    assert_int_equal(fake->loads, loads);
+    assert_int_equal(fake->functions, functions);
+}
+
+static void test_parameters(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    dw_attention_params p;
+    call.scale = 0.0f;
+    call.softcap = 30.0f; /* every score is 0, capped or not */
+    dw__attention_set_params(&call, &p);
+    assert_true(p.scale_log2 > 0.0f && p.scale == FLT_MIN && p.cap_scale == 0.0f);
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).softcap);
+    call.scale = 0.25f;
+    dw__attention_set_params(&call, &p);
+    assert_true(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).softcap);
+    assert_true(fabsf(p.scale_log2 - 43.280851f) < 1e-5f && p.cap_scale == 0.25f / 30.0f);
+    /* Kept where u >= p: the smallest word that is kept stands for the smallest such u of 24 bits. */
+    const struct {
+        float dropout;
+        unsigned threshold;
+    } cases[] = {{0.5f, 1u << 23},
+                 {0.1f, 1677722},
+                 {0x1p-24f, 1},
+                 {0x1p-30f, 1},
+                 {1.0f - 0x1p-24f, 16777215}};
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        call.dropout = cases[i].dropout;
+        dw__attention_set_params(&call, &p);
+        assert_int_equal(p.keep_threshold, cases[i].threshold);
+        assert_true((double)p.keep_threshold * 0x1p-24 >= (double)call.dropout);
+        assert_true(((double)p.keep_threshold - 1) * 0x1p-24 < (double)call.dropout);
+    }
+}
+
+/* A window is compiled in where it hides a key from a row, and only there. */
+static void test_windows(void **state) {
+    (void)state;
+    const int rows[] = {1, 2, 5, 9}, reach[] = {-1, 0, 1, 3, 8, 20, INT32_MAX};
+    dw_attention call = plain_call();
+    for (size_t q = 0; q < DW_COUNT(rows); q++)
+        for (size_t k = 0; k < DW_COUNT(rows); k++)
+            for (size_t l = 0; l < DW_COUNT(reach); l++)
+                for (size_t r = 0; r < DW_COUNT(reach); r++)
+                    for (int corner = 0; corner < 2; corner++) {
+                        call.rows_q = rows[q], call.rows_k = rows[k];
+                        call.window_left = reach[l], call.window_right = reach[r];
+                        call.bottom_right = corner;
+                        bool hidden = false;
+                        dw_attention_params p;
+                        dw__attention_set_params(&call, &p);
+                        for (int64_t i = 0; i < rows[q]; i++)
+                            for (int64_t j = 0; j < rows[k]; j++) {
+                                int64_t d = i + (corner ? rows[k] - rows[q] : 0);
+                                bool seen = (reach[l] < 0 || j >= d - reach[l]) &&
+                                            (reach[r] < 0 || j <= d + (int64_t)reach[r]);
+                                bool kernel = j >= d - p.window_left && j <= d + p.window_right;
+                                assert_int_equal(seen, kernel);
+                                hidden |= !seen;
+                            }
+                        bool window = dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).window;
+                        if (hidden) assert_true(window);
+                        /* One side alone decides exactly. */
+                        if (reach[l] < 0 || reach[r] < 0) assert_int_equal(window, hidden);
+                    }
+}
+
+static void test_packed(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    call.offsets_q = call.offsets_k = (const int32_t *)((uintptr_t)11 << 32);
+    call.total_q = 2500, call.total_k = 1700;
+    forget();
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    const fake_launch *launch = &fake->launches[0];
+    int m = fake->maps[launch->maps[0] - 1].box[1], n = (int)fake->maps[launch->maps[1] - 1].box[1];
+    expect_map(launch->maps[0], 1, 2500, 4, 1, 128, m, 512, 128,
+               128); /* any legal stride: one batch */
+    expect_map(launch->maps[1], 2, 1700, 2, 1, 128, n, 256, 128, 128);
+    dw_attention_params p = params_of(launch);
+    assert_int_equal(p.total_q, 2500);
+    assert_ptr_equal(p.offsets_q, call.offsets_q);
+    assert_int_equal(p.tiles, 12 * ((1000 + m - 1) / m));
+    assert_non_null(strstr(launch->image, "ELF"));
+}
+
+/* PyTorch gives axes of length 1 any stride. */
+static void test_lengths_of_one(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    call.batch = call.heads_q = call.heads_kv = call.rows_q = 1;
+    call.q.batch = 3, call.q.head = -1, call.q.row = 0;
+    call.k.batch = 7, call.k.head = 1;
+    call.head_dim = 40;
+    call.dtype = DW_F16;
+    forget();
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    const fake_launch *launch = &fake->launches[0];
+    int m = fake->maps[launch->maps[0] - 1].box[1], n = (int)fake->maps[launch->maps[1] - 1].box[1];
+    expect_map(launch->maps[0], 1, 1, 1, 1, 40, m, 64, 64, 64);
+    expect_map(launch->maps[1], 2, 900, 1, 1, 40, n, 256, 64, 64);
+    assert_int_equal(fake->maps[0].type, 6); /* F16 */
+}
+
+static void test_backward(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    call.deterministic = true;
+    call.dropout = 0.1f;
+    size_t bytes = 0;
+    assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
+    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD);
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
+    int row_tiles = 12 * ((1000 + tile->m - 1) / tile->m),
+        tiles = 6 * ((900 + tile->n - 1) / tile->n);
+    size_t rows = (size_t)row_tiles * (size_t)tile->m;
+    size_t turns = ((size_t)row_tiles * (size_t)tile->consumers * 4 + 127) / 128 * 128;
+    assert_int_equal(bytes, rows * 128 * 4 + rows * 2 * 4 + turns);
+    call.workspace_bytes = bytes;
+    forget();
+    assert_int_equal(dw_attention_backward(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 3);
+    const char *const names[] = {"sm90_attention_backward_prepare", "sm90_attention_backward",
+                                 "sm90_attention_backward_finish"};
+    for (int i = 0; i < 3; i++) {
+        const fake_launch *launch = &fake->launches[i];
+        dw_attention_params p = params_of(launch);
+        assert_string_equal(launch->name, names[i]);
+        assert_ptr_equal(launch->stream, call.stream);
+        assert_int_equal(launch->grid[0], i == 1 ? tiles : row_tiles);
+        assert_int_equal(launch->block[0], i == 1 ? 128 * (1 + tile->consumers) : 256);
+        assert_int_equal(launch->shared_bytes, i == 1 ? tile->shared_bytes : 0);
+        assert_ptr_equal(p.dq_sum, call.workspace);
+        assert_ptr_equal(p.delta, (char *)call.workspace + rows * 128 * 4);
+        assert_ptr_equal(p.turn, (char *)call.workspace + rows * 128 * 4 + rows * 2 * 4);
+        assert_int_equal(p.tiles, tiles);
+        assert_ptr_equal(p.dk.data, call.dk.data);
+    }
+    const fake_launch *main_launch = &fake->launches[1];
+    expect_map(main_launch->maps[0], 1, 1000, 4, 3, 128, tile->m, 512, 128, 512000);
+    expect_map(main_launch->maps[1], 2, 900, 2, 3, 128, tile->n, 256, 128, 230400);
+    expect_map(main_launch->maps[2], 3, 900, 2, 3, 128, tile->n, 256, 128, 230400);
+    expect_map(main_launch->maps[3], 5, 1000, 4, 3, 128, tile->m, 512, 128, 512000);
+    /* The three entry points lie in one module. */
+    assert_memory_equal(fake->launches[0].image, fake->launches[2].image,
+                        sizeof main_launch->image);
+
+    call.workspace_bytes = bytes - 1;
+    assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "dw_attention_backward_workspace"));
+    call.workspace_bytes = bytes;
+    call.workspace = (char *)call.workspace + 8;
+    assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
+
+    call = plain_call();
+    call.offsets_q = call.offsets_k = (const int32_t *)((uintptr_t)11 << 32);
+    call.total_q = 2500, call.total_k = 1700;
+    assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
+    rows = 4 * (2500 / (size_t)tile->m + 3) * (size_t)tile->m;
+    assert_int_equal(bytes, rows * 128 * 4 + rows * 2 * 4);
+}
+
+static void test_empty(void **state) {
+    (void)state;
+    size_t bytes = 1;
+    dw_attention call = plain_call();
+    call.rows_q = 0;
+    call.q.data = call.o.data = NULL;
+    forget();
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 0);
+    call.d_o.data = call.dq.data = NULL;
+    call.lse = NULL;
+    assert_int_equal(dw_attention_backward(&call), DW_OK); /* zeros into dk and dv */
+    assert_int_equal(fake->launch_count, 1);
+    assert_string_equal(fake->launches[0].name, "reference_attention_backward");
+    assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
+    assert_int_equal(bytes, 0);
+    call = plain_call();
+    call.rows_k = 0;
+    call.k.data = call.v.data = NULL;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_string_equal(fake->launches[1].name, "reference_attention_forward");
+    assert_int_equal(fake->map_count, 0);
+    call.batch = 0;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 2);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------- */
+
+static void refuse(const dw_attention *call, dw_status status, const char *part) {
+    size_t bytes;
+    int launches = fake->launch_count;
+    assert_int_equal(dw_attention_forward(call), status);
+    if (!strstr(dw_last_error(), part)) fail_msg("\"%s\" is not in \"%s\"", part, dw_last_error());
+    assert_int_equal(dw_attention_backward(call), status);
+    assert_int_equal(dw_attention_supported(call, false), status);
+    assert_int_equal(dw_attention_supported(call, true), status);
+    assert_int_equal(dw_attention_backward_workspace(call, &bytes), status);
+    assert_int_equal(fake->launch_count, launches);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+#define REFUSE(change, status, part)                                                               \
+    do {                                                                                           \
+        dw_attention call = plain_call();                                                          \
+        change;                                                                                    \
+        refuse(&call, status, part);                                                               \
+    } while (0)
+    REFUSE(call.size = 8, DW_INVALID_ARGUMENT, "size is 8");
+    REFUSE(call.dtype = DW_F32, DW_TYPE, "the element type is f32; expected bf16 or f16");
+    REFUSE(call.batch = -1, DW_SHAPE, "batch is -1");
+    REFUSE(call.heads_q = 0, DW_SHAPE, "heads_q is 0");
+    REFUSE(call.heads_kv = 3, DW_SHAPE, "heads_q is 4 and heads_kv is 3");
+    REFUSE(call.rows_k = -5, DW_SHAPE, "rows_k is -5");
+    REFUSE(call.rows_q = INT32_MAX, DW_SHAPE, "rows_q is 2147483647");
+    REFUSE(call.head_dim = 0, DW_SHAPE, "head_dim is 0");
+    REFUSE(call.head_dim = 100, DW_UNSUPPORTED,
+           "head_dim is 100; expected a multiple of 8 up to 256");
+    REFUSE(call.head_dim = 264, DW_UNSUPPORTED, "head_dim is 264");
+    REFUSE(call.offsets_q = (int32_t *)16, DW_INVALID_ARGUMENT,
+           "offsets_q is given and offsets_k is NULL");
+    REFUSE(call.offsets_k = (int32_t *)16, DW_INVALID_ARGUMENT,
+           "offsets_k is given and offsets_q is NULL");
+    REFUSE(
+        (call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = 900, call.total_k = 900),
+        DW_SHAPE, "total_q is 900 and rows_q is 1000");
+    REFUSE(
+        (call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = 3001, call.total_k = 900),
+        DW_SHAPE, "total_q is 3001");
+    REFUSE((call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = -1), DW_SHAPE,
+           "total_q is -1");
+    REFUSE((call.offsets_q = call.offsets_k = (int32_t *)18, call.total_q = call.total_k = 1500),
+           DW_INVALID_ARGUMENT, "offsets beside total_q");
+    REFUSE(call.scale = NAN, DW_INVALID_ARGUMENT, "scale is nan");
+    REFUSE(call.scale = INFINITY, DW_INVALID_ARGUMENT, "scale is inf");
+    REFUSE(call.scale = -0.5f, DW_UNSUPPORTED, "negate q");
+    REFUSE(call.softcap = -1.0f, DW_INVALID_ARGUMENT, "softcap is -1");
+    REFUSE(call.softcap = NAN, DW_INVALID_ARGUMENT, "softcap is nan");
+    REFUSE(call.dropout = 1.0f, DW_INVALID_ARGUMENT, "dropout is 1");
+    REFUSE(call.dropout = NAN, DW_INVALID_ARGUMENT, "dropout is nan");
+    REFUSE(call.dropout = -0.1f, DW_INVALID_ARGUMENT, "dropout is -0.1");
+    REFUSE(call.seed_memory = (int64_t *)20, DW_INVALID_ARGUMENT, "seed_memory");
+    REFUSE(call.q.data = (char *)call.q.data + 8, DW_UNSUPPORTED,
+           "q lies at 0x100000008; expected a multiple of 16");
+    REFUSE(call.k.row = 260, DW_UNSUPPORTED,
+           "the row stride of k is 260 elements; expected a multiple of 8");
+    REFUSE(call.v.head = 0, DW_UNSUPPORTED, "the head stride of v is 0 (an expanded tensor)");
+    REFUSE(call.v.batch = -8, DW_UNSUPPORTED, "the batch stride of v is -8");
+    REFUSE(call.k.batch = (int64_t)1 << 39, DW_UNSUPPORTED,
+           "the batch stride of k is 549755813888");
+    REFUSE(call.lse = (float *)6, DW_INVALID_ARGUMENT, "lse lies at 0x6");
+#undef REFUSE
+    /* Forward alone writes o, backward alone its own. */
+    dw_attention call = plain_call();
+    call.o.row = 64;
+    assert_int_equal(dw_attention_forward(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(
+        strstr(dw_last_error(), "the row stride of o is 64 elements, less than head_dim (128)"));
+    call = plain_call();
+    call.dk.head = 120;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
+    call = plain_call();
+    call.v.data = NULL;
+    assert_int_equal(dw_attention_forward(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "v is NULL"));
+    assert_int_equal(dw_attention_supported(&call, true), DW_OK);
+    call = plain_call();
+    call.lse = NULL;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_attention_forward(NULL), DW_INVALID_ARGUMENT);
+    /* So much work that its tiles cannot be counted. */
+    call = plain_call();
+    call.batch = 1 << 24, call.heads_q = call.heads_kv = 1 << 16;
+    assert_int_equal(dw_attention_forward(&call), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "split the batch"));
+}
+
+/* A failing driver call names the call of attention. */
+static void test_driver_failures(void **state) {
+    (void)state;
+    const struct {
+        const char *call, *part;
+    } cases[] = {{"cuTensorMapEncodeTiled", "the tensor map of q"},
+                 {"cuLaunchKernelEx", "launching sm90_attention_forward"}};
+    dw_attention call = plain_call();
+    call.window_right = 0;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        fake->failing = cases[i].call;
+        fake->result = 1;
+        assert_int_equal(dw_attention_forward(&call), DW_STATE);
+        assert_non_null(strstr(dw_last_error(), cases[i].part));
+        assert_non_null(
+            strstr(dw_last_error(),
+                   "batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16, causal"));
+        fake->failing = NULL;
+    }
+    const char *const loading[] = {"cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"};
+    call.softcap = 7.0f;
+    for (size_t i = 0; i < DW_COUNT(loading); i++) {
+        fake->failing = loading[i];
+        fake->result = 209;
+        assert_int_equal(dw_attention_forward(&call), DW_UNSUPPORTED);
+        assert_non_null(strstr(dw_last_error(), loading[i]));
+        fake->failing = NULL;
+    }
+    assert_int_equal(dw_attention_forward(&call), DW_OK); /* nothing of that stays */
+}
+
+static void other_gpu(void *unused) {
+    (void)unused;
+    dw_attention call = plain_call();
+    fake->current = 1001;
+    fake->capability = 80;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "GPU 1 is a Fake GPU 1 (compute capability 8.0)"));
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
+}
+
+static void test_other_gpu(void **state) {
+    (void)state;
+    expect_child(start_child(other_gpu, NULL));
+}
+
+static void test_bridge(void **state) {
+    (void)state;
+    void *q = (void *)((uintptr_t)1 << 32);
+    forget();
+    assert_int_equal(dw_fmha_bf16_forward(q, q, q, q, 2, 3, 100, 200, 64, 1), DW_OK);
+    dw_attention_params p = params_of(&fake->launches[0]);
+    assert_null(fake->launches[0].stream);
+    assert_int_equal(p.o.head, 6400);
+    assert_int_equal(p.o.batch, 19200);
+    assert_int_equal(p.q.row, 64);
+    assert_int_equal(p.k.head, 12800);
+    assert_true(p.scale == 0.125f && p.bottom_right && p.window_right == 0);
+    assert_null(p.lse);
+    assert_int_equal(dw_fmha_bf16_forward(q, q, q, q, 2, 3, 100, 200, 0, 1), DW_SHAPE);
+}
+
+/* ---- the guard ----------------------------------------------------------------------------------- */
+
+/* Stands for kernels: outputs are zeros, LSE 1, but `wrong_kernel` writes ones into o, dq, dk and dv. */
+static const char *wrong_kernel;
+static int compared;
+
+static void write_tensor(const dw_strided *t, const dw_attention_params *p, int heads, int rows,
+                         uint16_t value) {
+    int batch = p->offsets_q ? 1 : p->batch;
+    for (int b = 0; b < batch; b++)
+        for (int h = 0; h < heads; h++)
+            for (int r = 0; r < rows; r++)
+                for (int d = 0; d < p->head_dim; d++)
+                    ((uint16_t *)t->data)[b * t->batch + h * t->head + r * t->row + d] = value;
+}
+
+static void run_kernel(const fake_launch *launch) {
+    dw_attention_params p = params_of(launch);
+    uint16_t value = wrong_kernel && strcmp(launch->name, wrong_kernel) == 0 ? 0x3c00 : 0;
+    if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0)
+        return; /* a test's own call: no memory there */
+    int rows_q = p.offsets_q ? p.offsets_q[p.batch] : p.rows_q,
+        rows_k = p.offsets_q ? p.offsets_k[p.batch] : p.rows_k;
+    compared++;
+    if (strstr(launch->name, "forward")) {
+        write_tensor(&p.o, &p, p.heads_q, rows_q, value);
+        for (int i = 0; i < (p.offsets_q ? 1 : p.batch) * p.heads_q * rows_q; i++) p.lse[i] = 1.0f;
+    } else {
+        write_tensor(&p.dq, &p, p.heads_q, rows_q, value);
+        write_tensor(&p.dk, &p, p.heads_kv, rows_k, value);
+        write_tensor(&p.dv, &p, p.heads_kv, rows_k, value);
+    }
+}
+
+static void use_guard(void) {
+    unsetenv("DEEPWELL_GUARD");
+    fake->kernel = run_kernel;
+    fake->relaxed = 0;
+}
+
+static void guarded(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    call.dtype = DW_F16;
+    for (int variant = 0; variant < 8; variant++) {
+        call.softcap = variant & 1 ? 5.0f : 0.0f;
+        call.dropout = variant & 2 ? 0.5f : 0.0f;
+        call.offsets_q = call.offsets_k = variant & 4 ? (int32_t *)((uintptr_t)11 << 32) : NULL;
+        call.total_q = call.total_k = variant & 4 ? 1000 : 0;
+        compared = 0;
+        CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
+        /* Two cases of each pass: reference and ours; backward: also the reference's forward, and three kernels. */
+        CHILD_REQUIRE(compared == 2 * 2 + 2 * (2 + 3));
+        CHILD_REQUIRE(fake->memory == 0);
+        forget();
+        CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
+        CHILD_REQUIRE(dw_attention_backward(&call) == DW_OK && fake->launch_count == 4);
+    }
+    CHILD_REQUIRE(fake->relaxed > 0);
+}
+
+static void guard_refuses(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    wrong_kernel = "sm90_attention_forward";
+    call.window_right = 0;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(
+        strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: element 0 of o is"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "HEAD_DIM=128"));
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
+    wrong_kernel = NULL;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED); /* once and for all */
+    call.dropout = 0.5f;                                          /* another kernel */
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+
+    /* Backward goes on by definition. */
+    wrong_kernel = "sm90_attention_backward_finish";
+    CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
+    forget();
+    CHILD_REQUIRE(dw_attention_backward(&call) == DW_OK);
+    CHILD_REQUIRE(fake->launch_count == 1 &&
+                  strcmp(fake->launches[0].name, "reference_attention_backward") == 0);
+}
+
+/* What keeps the guard from comparing is an error, not a verdict. */
+static void guard_fails(void *unused) {
+    static const char *const calls[] = {"cuMemAlloc_v2",        "cuStreamCreate",
+                                        "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2",
+                                        "cuStreamSynchronize",  "cuThreadExchangeStreamCaptureMode",
+                                        "cuLaunchKernelEx"};
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    call.window_left = 3;
+    for (size_t i = 0; i < DW_COUNT(calls); i++) {
+        fake->failing = calls[i];
+        fake->result = 2;
+        CHILD_REQUIRE(dw_attention_forward(&call) == DW_OUT_OF_MEMORY);
+        CHILD_REQUIRE(strstr(dw_last_error(), "CUDA_ERROR_OUT_OF_MEMORY"));
+        fake->failing = NULL;
+        CHILD_REQUIRE(fake->memory == 0);
+    }
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+}
+
+static void test_guard(void **state) {
+    (void)state;
+    expect_child(start_child(guarded, NULL));
+    expect_child(start_child(guard_refuses, NULL));
+    expect_child(start_child(guard_fails, NULL));
 }
 
 static int setup(void **state) {
     (void)state;
     load_fake_driver();
+    fake->maps_of = maps_of;
+    fake->params_bytes = sizeof(dw_attention_params);
+    setenv("DEEPWELL_GUARD", "off", 1);
     use_fake_compiler(folder, sizeof folder);
     return 0;
 }
@@ -63,6 +594,13 @@ static int teardown(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forward)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward),         cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_windows),         cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_lengths_of_one),  cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_empty),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_driver_failures), cmocka_unit_test(test_other_gpu),
+        cmocka_unit_test(test_bridge),          cmocka_unit_test(test_guard),
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,4 @@
-/* The steps from a public call of attention to launches on a GPU. */
+/* The steps from a public call of attention to launches on a GPU: check, set up, find the kernels, launch. */
 #ifndef DW_CUDA_ATTENTION_H
 #define DW_CUDA_ATTENTION_H
 
@@ -12,16 +12,24 @@ typedef enum dw__attention_pass {
     DW__ATTENTION_BACKWARD
 } dw__attention_pass;
 
+/* ---- attention_check.c ---------------------------------------------------------------------- */
+
 /* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too; otherwise NULL
  * passes and what is given must only be aligned. */
 dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching);
 
-/* Nothing to multiply: no query or no key. What is left is filling outputs with zeros. */
-static inline bool dw__attention_is_empty(const dw_attention *call) {
-    bool packed = call->offsets_q != NULL;
-    return call->batch == 0 || call->rows_q == 0 || call->rows_k == 0 ||
-           (packed && (call->total_q == 0 || call->total_k == 0));
+/* No query at all, or no key at all: nothing to multiply. */
+static inline bool dw__attention_has_no_queries(const dw_attention *call) {
+    return call->batch == 0 || call->rows_q == 0 || (call->offsets_q && call->total_q == 0);
 }
+static inline bool dw__attention_has_no_keys(const dw_attention *call) {
+    return call->batch == 0 || call->rows_k == 0 || (call->offsets_q && call->total_k == 0);
+}
+
+/* "batch 2, 16 query heads on 4, rows 512 x 512, head_dim 128, bf16, causal": for messages. */
+const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes);
+
+/* ---- attention_setup.c ---------------------------------------------------------------------- */
 
 /* What a kernel is compiled for. */
 typedef struct dw__attention_shape {
@@ -31,30 +39,70 @@ typedef struct dw__attention_shape {
 } dw__attention_shape;
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass);
 
-/* Tiles of one kernel: cuda/sm90/attention_tiles.h. */
+/* Tiles of one kernel, from cuda/; `stages` of K and V forward, of Q backward. */
 typedef struct dw__attention_tile {
     int head_dim;
     bool window;
     int keys; /* rows_k from which on */
-    int m, n, stages, consumers;
+    int m, n, stages, stages_do, consumers, dq_bulk;
     unsigned shared_bytes; /* dynamic */
 } dw__attention_tile;
+/* NULL: there is no kernel for the shape. */
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass);
 
-/* The kernels' parameters; those of the workspace and `tiles` are left for the pass. */
-void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
-
-/* Tensor map of `tensor`, [batch, heads, rows, head_dim], in boxes of 64 columns and `box_rows` rows. */
-dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
-                            const char *name, int heads, int64_t rows, int box_rows,
-                            dw__tensor_map *map);
-
-/* The variant that `shape` is compiled as; its source is `source`, its entry point `entry`. */
+/* What `shape` is compiled as, with entry point `entry`. */
 dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
                                       const char *entry, const char *arch);
+dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
+                                                const char *arch);
 
-/* "batch 2, 16 query heads on 4, rows 512 x 512, head_dim 128, bf16, causal": for messages. */
-const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes);
+/* The kernels' parameters but those of the workspace, and `tiles`. */
+void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
+
+/* Tensor map of `tensor` in boxes of 64 columns and `box_rows` rows; `name` for messages. */
+dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
+                            const char *name, bool of_keys, int box_rows, dw__tensor_map *map);
+
+/* Places in the workspace of backward, in bytes from its begin; cuda/common/attention_backward_layout.h. */
+typedef struct dw__attention_workspace {
+    size_t dq_sum, delta, turn, bytes;
+    int tiles; /* of queries */
+} dw__attention_workspace;
+dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_tile *tile,
+                                     dw__attention_workspace *workspace);
+
+/* ---- attention_launch.c ---------------------------------------------------------------------- */
+
+/* Kernels of one shape, pass and context. */
+typedef struct dw__attention_kernels {
+    const dw__attention_tile *tile; /* NULL: the reference, one function for any shape */
+    void *main, *prepare, *finish;  /* the last two: backward */
+    bool disabled;                  /* disagreed with the reference on this GPU */
+    char reason[1024];              /* why it was */
+} dw__attention_kernels;
+
+/* `call` has been checked. */
+dw_status dw__attention_launch_forward(const dw_attention *call, const dw__context *context,
+                                       const dw__attention_kernels *kernels);
+dw_status dw__attention_launch_backward(const dw_attention *call, const dw__context *context,
+                                        const dw__attention_kernels *kernels);
+dw_status dw__attention_launch_reference(const dw_attention *call, dw__attention_pass pass,
+                                         const dw__attention_kernels *kernels);
+
+/* ---- attention_kernels.c ---------------------------------------------------------------------- */
+
+/* Loaded, and compared with the reference, by the first call that needs them; then found without a lock. */
+dw_status dw__attention_kernels_of(const dw__context *context, const dw__attention_shape *shape,
+                                   dw__attention_pass pass, const dw__attention_kernels **kernels);
+dw_status dw__attention_reference_of(const dw__context *context, bool f16, dw__attention_pass pass,
+                                     const dw__attention_kernels **kernels);
+
+/* ---- attention_guard.c ------------------------------------------------------------------------- */
+
+/* Runs `kernels` and the reference on small random tensors, on a stream of its own, and sets `disabled` and `reason`
+ * where they differ by more than rounding explains. Failing means that nothing was learnt. */
+dw_status dw__attention_guard(const dw__context *context, const dw__attention_shape *shape,
+                              dw__attention_pass pass, dw__attention_kernels *kernels);
 
 #endif

@@ -163,7 +163,7 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
     if ((uintptr_t)c->lse % sizeof(float) != 0)
         return dw__fail(DW_INVALID_ARGUMENT, "attention: lse lies at %p; expected a multiple of 4",
                         (void *)c->lse);
-    if (backward && launching && !c->lse && !dw__attention_is_empty(c))
+    if (backward && launching && !c->lse && !dw__attention_has_no_queries(c))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "attention: lse is NULL; backward needs the one that forward wrote");
     return DW_OK;

@@ -1,4 +1,5 @@
 /* A checked call of attention in the kernels' terms: variant, tiles, parameters, tensor maps. */
+#include "common/attention_backward_layout.h"
 #include "kernel/cuda/attention.h"
 #include "sm90/attention_tiles.h"
 #include <float.h>
@@ -23,12 +24,35 @@ static bool limits_left(const dw_attention *c) {
 /* ---- tiles ------------------------------------------------------------------------------------- */
 
 #define WIDE(head_dim) (((head_dim) + 63) / 64 * 64) /* columns of a row in shared memory */
+#define ALIGNED(bytes) (((bytes) + 127) / 128 * 128)
 #define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
 
 static const dw__attention_tile forward_tiles[] = {
-#define ROW(d, window, keys, m, n, stages, consumers)                                              \
-    {d, window, keys, m, n, stages, consumers, FORWARD_SHARED(d, m, n, stages)},
+#define ROW(d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)                            \
+    {.head_dim = d,                                                                                \
+     .window = windowed,                                                                           \
+     .keys = least_keys,                                                                           \
+     .m = tile_m,                                                                                  \
+     .n = tile_n,                                                                                  \
+     .stages = kv_stages,                                                                          \
+     .consumers = groups,                                                                          \
+     .shared_bytes = FORWARD_SHARED(d, tile_m, tile_n, kv_stages)},
     DW_SM90_FORWARD_TILES(ROW)
+#undef ROW
+};
+
+static const dw__attention_tile backward_tiles[] = {
+#define ROW(d, windowed, tile_m, tile_n, q_stages, do_stages, groups, bulk)                        \
+    {.head_dim = d,                                                                                \
+     .window = windowed,                                                                           \
+     .m = tile_m,                                                                                  \
+     .n = tile_n,                                                                                  \
+     .stages = q_stages,                                                                           \
+     .stages_do = do_stages,                                                                       \
+     .consumers = groups,                                                                          \
+     .dq_bulk = bulk,                                                                              \
+     .shared_bytes = DW_BACKWARD_SHARED(d, tile_m, tile_n, q_stages, do_stages, bulk)},
+    DW_SM90_BACKWARD_TILES(ROW)
 #undef ROW
 };
 
@@ -56,12 +80,13 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
 
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass) {
-    if (pass == DW__ATTENTION_BACKWARD) return NULL;
-    for (size_t i = 0; i < DW_COUNT(forward_tiles); i++)
-        if (forward_tiles[i].head_dim == shape->head_dim &&
-            forward_tiles[i].window == shape->window &&
-            (shape->many_keys || forward_tiles[i].keys == 0))
-            return &forward_tiles[i];
+    bool backward = pass == DW__ATTENTION_BACKWARD;
+    const dw__attention_tile *tiles = backward ? backward_tiles : forward_tiles;
+    size_t count = backward ? DW_COUNT(backward_tiles) : DW_COUNT(forward_tiles);
+    for (size_t i = 0; i < count; i++)
+        if (tiles[i].head_dim == shape->head_dim && tiles[i].window == shape->window &&
+            (tiles[i].keys == 0 || shape->many_keys))
+            return &tiles[i];
     return NULL;
 }
 
@@ -80,11 +105,26 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     dw__jit_add_define(&variant, "DROPOUT", shape->dropout);
     dw__jit_add_define(&variant, "PACKED", shape->packed);
     dw__jit_add_define(&variant, "WINDOW", shape->window);
-    if (backward) dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
     dw__jit_add_define(&variant, "TILE_M", tile->m);
     dw__jit_add_define(&variant, "TILE_N", tile->n);
-    dw__jit_add_define(&variant, "STAGES", tile->stages);
     dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
+    dw__jit_add_define(&variant, backward ? "STAGES_Q" : "STAGES", tile->stages);
+    if (!backward) return variant;
+    dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
+    dw__jit_add_define(&variant, "DQ_BULK", tile->dq_bulk);
+    dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
+    return variant;
+}
+
+dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
+                                                const char *arch) {
+    dw__jit_variant variant = {
+        .source = "common/attention_reference.cu",
+        .entry = pass == DW__ATTENTION_FORWARD ? "reference_attention_forward"
+                                               : "reference_attention_backward",
+        .arch = arch,
+    };
+    dw__jit_add_define(&variant, "ELEMENT", f16);
     return variant;
 }
 
@@ -139,10 +179,12 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
 /* ---- tensor maps ---------------------------------------------------------------------------------- */
 
 dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
-                            const char *name, int heads, int64_t rows, int box_rows,
-                            dw__tensor_map *map) {
+                            const char *name, bool of_keys, int box_rows, dw__tensor_map *map) {
     bool packed = call->offsets_q != NULL;
-    const int64_t lengths[] = {rows, heads, packed ? 1 : call->batch};
+    int64_t rows = of_keys ? call->rows_k : call->rows_q;
+    if (packed) rows = of_keys ? call->total_k : call->total_q;
+    const int64_t lengths[] = {rows, of_keys ? call->heads_kv : call->heads_q,
+                               packed ? 1 : call->batch};
     const int64_t strides[] = {tensor->row, tensor->head, tensor->batch};
     dw__tensor_map_shape shape = {
         .element = call->dtype == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16,
@@ -161,4 +203,25 @@ dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor 
     }
     dw_status status = dw__device_cuda.tensor_map(&shape, map);
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
+}
+
+/* ---- workspace -------------------------------------------------------------------------------------- */
+
+dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_tile *tile,
+                                     dw__attention_workspace *w) {
+    int64_t heads = call->heads_q, m = tile->m;
+    int64_t tiles = call->offsets_q ? heads * (call->total_q / m + call->batch)
+                                    : heads * call->batch * ((call->rows_q + m - 1) / m);
+    if (tiles > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: %lld tiles of queries, more than %d; split the batch",
+                        (long long)tiles, INT32_MAX);
+    size_t rows = (size_t)(tiles * m), columns = DW_BACKWARD_COLUMNS((size_t)tile->head_dim);
+    size_t turns = call->deterministic ? (size_t)tiles * (size_t)tile->consumers : 0;
+    w->tiles = (int)tiles;
+    w->dq_sum = 0;
+    w->delta = ALIGNED(rows * columns * sizeof(float));
+    w->turn = w->delta + ALIGNED(rows * 2 * sizeof(float));
+    w->bytes = w->turn + ALIGNED(turns * sizeof(int));
+    return DW_OK;
 }

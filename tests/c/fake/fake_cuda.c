@@ -320,8 +320,9 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
             memcpy(to->cluster, config->attributes[i].value.cluster, sizeof to->cluster);
         if (config->attributes[i].id == 6) to->dependent = config->attributes[i].value.flag;
     }
-    for (int i = 0; i < state.argument_count; i++)
-        memcpy(to->arguments[i], arguments[i], (size_t)state.argument_bytes[i]);
+    int maps = state.maps_of ? state.maps_of(f->name) : 0;
+    for (int i = 0; i < maps; i++) memcpy(&to->maps[i], arguments[i], sizeof to->maps[i]);
+    if (state.params_bytes > 0) memcpy(to->params, arguments[maps], (size_t)state.params_bytes);
     fake_launch copy = *to;
     pthread_mutex_unlock(&lock);
     if (state.kernel) state.kernel(&copy);

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { FAKE_MAPS = 8, FAKE_LAUNCHES = 8, FAKE_ARGUMENT_BYTES = 2048 };
+enum { FAKE_MAPS = 16, FAKE_LAUNCHES = 16, FAKE_PARAMS_BYTES = 1024 };
 
 typedef struct fake_map {
     int type, rank, interleave, swizzle, promotion, fill;
@@ -20,7 +20,9 @@ typedef struct fake_launch {
     void *stream;
     int attribute_count, cluster[3], dependent;
     unsigned largest_shared; /* what the function was allowed when it was launched */
-    unsigned char arguments[FAKE_LAUNCHES][FAKE_ARGUMENT_BYTES]; /* parameters, in order */
+    int maps
+        [FAKE_MAPS]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
+    unsigned char params[FAKE_PARAMS_BYTES];
 } fake_launch;
 
 typedef struct fake_cuda {
@@ -29,8 +31,10 @@ typedef struct fake_cuda {
     /* The call of this name gives this result (and does nothing). */
     const char *failing;
     int result;
-    /* Parameters of launched kernels, in bytes: how many there are is not known to a driver. */
-    int argument_count, argument_bytes[8];
+    /* Parameters of launched kernels, which a driver reads off the module: as many tensor maps as maps_of() says for
+     * the kernel's name, then one block of params_bytes. */
+    int (*maps_of)(const char *name);
+    int params_bytes;
     /* Contexts: 0 is none; `current` is per process here. */
     uint64_t current;
     int64_t memory; /* bytes allocated and not released */
