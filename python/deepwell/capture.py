@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import sympy
 import torch
@@ -236,11 +236,9 @@ class _Capture:
             watched_autograd() as autograd,
             unchanged(effects),
             watched_encoder() as observed,
-            settled_rope(self.module, observed, self._positions_given),
         ):
-            self._observed = observed
+            self._effects, self._observed = effects, observed
             for trace, axes in attempts:
-                observed.limits.clear()
                 try:
                     captured = self._attempt(trace, axes)
                     break
@@ -319,15 +317,24 @@ class _Capture:
         repeats = Repeats(self.module) if self._repeat else None
         if repeats is not None and repeats.possible:
             try:
-                with repeats.tracing():
+                with self._module_as_it_was(), repeats.tracing():
                     captured = self._lower_in_either_form(trace(axes), repeats)
                 captured.copied_layers = repeats.copies
                 return captured
             except Exception as error:
                 if _is_final(error):
                     raise
-            self._observed.limits.clear()
-        return self._lower_in_either_form(trace(axes), None)
+        with self._module_as_it_was():
+            return self._lower_in_either_form(trace(axes), None)
+
+    @contextlib.contextmanager
+    def _module_as_it_was(self) -> Iterator[None]:
+        """For one trace: torch.export leaves copies in place of the containers that attributes hold, and
+        what the next trace changes is told by comparing with the module before the first."""
+        self._effects.undo()
+        self._observed.limits.clear()
+        with settled_rope(self.module, self._observed, self._positions_given):
+            yield
 
     def _lower_in_either_form(self, traced: Traced, repeats: Optional[Repeats]) -> Captured:
         try:

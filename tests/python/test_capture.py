@@ -759,6 +759,22 @@ def _slices_written(x: torch.Tensor) -> Any:
     return y, z
 
 
+def _views_written(x: torch.Tensor) -> Any:
+    """Views that are kept while they and what they are views of are written."""
+    y, z, w = x.clone(), x.new_zeros(x.shape[0], 20), x.clone()
+    part = y[:, 1:]
+    part.add_(1)
+    part.mul_(y[:, :1])  # reads y before the write
+    whole = y * 2
+    part[..., :5] = 3  # a view of a view
+    first, second = z[:, :12], z[:, 12:]
+    first.copy_(x[:, 0])
+    z[:, 10:15].sub_(4)  # over both
+    second += 1  # seen by z, as what z holds is by second
+    w[:, 2:] = w[:, :-2].flip(1)
+    return y, part, whole, z, first, second, w.mul_(w[..., ::2].sum())
+
+
 def _scattered(x: torch.Tensor) -> Any:
     """At places of which some are named twice."""
     places = x.argsort(-1)[..., :5] % 4
@@ -827,6 +843,7 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "written": _written,
     "written apart": _written_apart,
     "slices written": _slices_written,
+    "views written": _views_written,
     "scatter": _scattered,
     "histogram": lambda x: torch.histc((2 * x).long().float(), bins=5, min=-2, max=3),
     "index by values": lambda x: torch.arange(12)[x.long().clamp(-3, 3).sort(-1).values],

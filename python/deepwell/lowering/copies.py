@@ -144,10 +144,13 @@ class _Program:
             places: Dict[torch.fx.Node, Any] = {}
             for i, operand in enumerate(self.operands):
                 places.setdefault(operand, ("operand", i))
-            for i, node in enumerate(self.nodes):
+            # Sizes are computed where they are first needed, by the first layer alone: they are
+            # described by their value.
+            tensors = [node for node in self.nodes if not _is_number(node)]
+            for i, node in enumerate(tensors):
                 places[node] = ("node", i)
             self._described = (
-                tuple(self._node(node, places) for node in self.nodes),
+                tuple(self._node(node, places) for node in tensors),
                 tuple(places[node] for node in self.results),
             )
         return self._described
@@ -165,10 +168,10 @@ class _Program:
     def _operand(self, leaf: Any, places: Dict[torch.fx.Node, Any]) -> Any:
         if not isinstance(leaf, torch.fx.Node):
             return (type(leaf), repr(leaf))
-        if leaf in places:
-            return places[leaf]
         if _is_number(leaf):
             return ("number", str(leaf.meta["val"]))
+        if leaf in places:
+            return places[leaf]
         kind, target = self._inputs.get(leaf, ("", ""))
         if kind in ("parameter", "buffer"):
             if target.startswith(self.path + "."):

@@ -74,6 +74,7 @@ class GraphLowering:
         # written to what it holds since.
         self._now: Dict[int, Value] = {}
         self._base: Dict[int, Value] = {}  # of a view, by id: what it is a view of
+        self._slices: Dict[int, Dict[str, Any]] = {}  # of a slice of its base: which slice
         self._stale: Dict[int, Value] = {}  # views of what was written after they were made
         self.written: List[Value] = []
         self.read: Dict[int, Value] = {}  # before any write
@@ -189,7 +190,7 @@ class GraphLowering:
             self._check(result, node)
         if not self._grad_enabled:
             result = self._without_gradient(result)
-        return self._note_views(target, args, result) if self._writes else result
+        return self._note_views(target, args, kwargs, result) if self._writes else result
 
     def _number(self, node: torch.fx.Node, value: Any) -> Any:
         """A Python number that the program computes: from sizes, or else from tensors' elements."""
@@ -268,7 +269,7 @@ class GraphLowering:
             raise MutationError(f"a view of '{found.name}'")
         return found
 
-    def _note_views(self, target: Any, args: Any, result: Any) -> Any:
+    def _note_views(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Remembers what shares memory with what; a copy becomes a tensor of its own. So does what is
         made from nothing: two calls of `zeros` are two tensors, though one constant of the graph."""
         operand = next((a for a in args if isinstance(a, Value)), None)
@@ -284,13 +285,17 @@ class GraphLowering:
             value = copy.copy(value)
             if view:
                 self._base[id(value)] = self._base.get(id(operand), operand)
+                if target is torch.ops.aten.slice.Tensor and id(operand) not in self._base:
+                    place = dict(zip(("dim", "start", "end", "step"), args[1:]))
+                    self._slices[id(value)] = {**place, **kwargs}
             self._kept.append(value)
             return value
 
         return note(result)
 
     def _write(self, node: torch.fx.Node, target: Any, env: Dict[torch.fx.Node, Any]) -> Value:
-        """`x.f_(...)` is x = x.f(...) where no other tensor shares x's memory."""
+        """`x.f_(...)` is x = x.f(...), and where x is a slice of y, y is y with that slice replaced.
+        Other tensors that share the memory may not be read any more."""
         operand = node.args[0] if node.args else None
         lower = find_functional(target)
         if lower is None or not isinstance(operand, torch.fx.Node):
@@ -301,18 +306,29 @@ class GraphLowering:
         if unread:
             self.read.pop(id(tensor), None)
         old = args[0]
-        if id(old) in self._base:
+        base = self._base.get(id(old))
+        if base is not None and id(old) not in self._slices:
             raise MutationError(f"{_display(target)} on a view")
         self._describe_results(node.meta.get("val"))
         new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
         new = copy.copy(self.builder.broadcast(new, old.shape))
-        for identity, base in self._base.items():
-            if base is old:
-                self._stale[identity] = old
-        self._now[id(old)] = new
-        self._kept += [old, new]
-        self.written.append(tensor)
+        self._replace(old if base is None else base, old, new)
+        self.written.append(tensor if base is None else base)
         return new
+
+    def _replace(self, base: Value, part: Value, new: Value) -> None:
+        """`part`, which is `base` or a slice of it, holds `new`."""
+        for identity, other in self._base.items():
+            if other is base:
+                self._stale[identity] = base
+        self._now[id(part)] = new
+        self._kept += [part, new]
+        if part is base:
+            return
+        place = self._slices[id(new)] = self._slices[id(part)]
+        whole = find(torch.ops.aten.slice_scatter.default)(self._context, base, new, **place)
+        self._base[id(new)] = self._now[id(base)] = whole = copy.copy(whole)
+        self._kept += [base, whole]
 
     # ---- nested graphs --------------------------------------------------------------------------
 
