@@ -64,11 +64,11 @@ def measure(name: str, whole: bool) -> dict:
     with torch.device("meta"):
         model = kind(config)
     built = time.perf_counter() - started
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     ids = torch.zeros(2, 8, dtype=torch.long, device="meta")
     captured = capture_graph(model, (), {"input_ids": ids}, repeat=not whole)
     ir = IR(kind.__name__, captured)
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     flops, least_bytes = ir.cost(B=BATCH, S=LENGTH)
     return {
         "model": name,
@@ -83,6 +83,7 @@ def measure(name: str, whole: bool) -> dict:
         "import_seconds": imported,
         "build_seconds": built,
         "capture_seconds": seconds,
+        "capture_cpu_seconds": cpu_seconds,
         "import_mib": imported_mib,
         "peak_mib": peak_mib(),
         "load_before": load,
@@ -114,7 +115,7 @@ def main() -> int:
         result = json.loads(run.stdout.splitlines()[-1])
         results.append(result)
         print(
-            f"{name}: {result['capture_seconds']:.1f} s, peak {result['peak_mib']:.0f} MiB "
+            f"{name}: {result['capture_seconds']:.1f} s ({result['capture_cpu_seconds']:.1f} s of CPU), peak {result['peak_mib']:.0f} MiB "
             f"({result['import_mib']:.0f} of them imports), {result['nodes']} nodes, "
             f"{result['copied_layers']} of {result['layers']} layers copied; "
             f"load {result['load_before']:.1f} on {os.cpu_count()} CPUs"

@@ -552,10 +552,11 @@ class _Leaves:
     def check_written(self, lowering: GraphLowering) -> None:
         """A buffer that each forward overwrites before reading it, and that no checkpoint holds, is
         scratch space: leaving it as it was changes nothing. Any other write is an effect."""
+        leaves = {id(value) for value in self._values.values()}
         for value in lowering.written:
-            record = self._records.get(value.name)
-            if record is None:
+            if id(value) not in leaves:  # a copy of a leaf has its name
                 continue
+            record = self._records[value.name]
             owner, _, name = record.target.rpartition(".")
             scratch = (
                 record.kind == "buffer"

@@ -27,6 +27,9 @@ class IR:
         self.name = name
         self.captured = captured
         self._graph = _deepwell.Graph(captured.json)
+        self._recognized: Any = (
+            None  # the same with composite operations, made when it is asked for
+        )
         self._parsed = json.loads(captured.json)
         self.symbols: list[str] = self._parsed["symbols"]
         shapes = {leaf["name"]: tuple(leaf["shape"]) for leaf in self._parsed["leaves"]}
@@ -49,7 +52,13 @@ class IR:
         missing = [name for name in self.symbols if name not in sizes]
         if missing or len(sizes) != len(self.symbols):
             raise ValueError(f"cost needs exactly the sizes {', '.join(self.symbols)}")
-        return self._graph.cost([sizes[name] for name in self.symbols])
+        if (
+            self._recognized is None
+        ):  # as the engine reads it: experts multiply, nothing is gathered
+            self._recognized = _deepwell.Graph(self.captured.json)
+            for graph_pass in ("common", "fold", "recognize"):
+                self._recognized.run_pass(graph_pass)
+        return self._recognized.cost([sizes[name] for name in self.symbols])
 
     def __str__(self) -> str:
         groups: dict[tuple[int, str], Counter[str]] = {}

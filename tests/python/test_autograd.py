@@ -7,6 +7,7 @@ import pytest
 import torch
 from compare import assert_same_function, gradients
 from test_same_function import always, engine_calls  # noqa: F401
+from torch import nn
 from zoo import BY_NAME, gpt2, llama
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -251,3 +252,68 @@ def test_threads_share_a_model() -> None:
         assert abs(found[seed] - value) < 1e-5
     _, grads = gradients(ours, (), {"input_ids": batch(1), "labels": batch(1)})
     assert all(grad is not None for grad in grads.values())
+
+
+class Stopped(nn.Module):
+    """Writes of which PyTorch takes no gradient."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, y = self.linear(x), x.new_zeros(x.shape)
+        return self.function(made, y) * self.other(x)
+
+
+def _stop_all(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y.copy_(made)
+    return y + made
+
+
+def _stop_slice(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    part = y[:, :4]
+    with torch.no_grad():
+        part.copy_(made[:, 2:])
+    return y + made
+
+
+def _stop_written(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    made = made * 2
+    with torch.no_grad():
+        made.mul_(3)
+    return made
+
+
+def _stop_column(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y[:, 0] = made[:, 0]
+    return y + made
+
+
+def _stop_detached(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y[:, 0] = made[:, 0].detach() * made[:, 1]
+    return y + made
+
+
+@pytest.mark.parametrize(
+    "function, captured",
+    [
+        (_stop_all, True),
+        (_stop_slice, True),
+        (_stop_written, False),
+        (_stop_column, False),
+        (_stop_detached, True),
+    ],
+)
+def test_writes_without_gradient(function, captured: bool) -> None:
+    torch.manual_seed(0)
+    plain = Stopped(function)
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    x = torch.randn(5, 6)
+    for module in (plain, ours):
+        module(x).sin().sum().backward()
+    assert_grads_close(ours, plain)
+    assert engine_calls(ours)[0] == (1 if captured else 0)

@@ -1,4 +1,4 @@
-"""Llama-3 405B without weights: counted in closed form, within the memory of a laptop."""
+"""Llama-3 405B and DeepSeek-V3 671B without weights: counted in closed form, within a laptop's memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,31 @@ def llama() -> tuple[int, int]:
     return parameters, 2 * used * BATCH * LENGTH + attention_flops(layers, heads, head, head)
 
 
+def deepseek() -> tuple[int, int]:
+    """The same for latent attention and mixtures of experts, of which a token uses a few."""
+    layers, dense, width, heads, words = 61, 3, 7168, 128, 129280
+    query, latent, plain, rotated, value = 1536, 512, 128, 64, 128
+    experts, chosen, hidden = 256, 8, 2048
+    attention = width * query + query * heads * (plain + rotated)
+    attention += width * (latent + rotated) + latent * heads * (plain + value)
+    attention += heads * value * width
+    expert, router, mlp = 3 * width * hidden, experts * width, 3 * width * 18432
+    norms = query + latent + 2 * width
+
+    def matrices(experts_each: int) -> int:
+        mixture = router + (experts_each + 1) * expert  # one is shared by all tokens
+        return layers * attention + dense * mlp + (layers - dense) * mixture
+
+    parameters = 2 * words * width + matrices(experts) + layers * norms + width
+    used = matrices(chosen) + words * width
+    scores = attention_flops(layers, heads, plain + rotated, value)
+    return parameters, 2 * used * BATCH * LENGTH + scores
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, closed_form, copied",
-    [("llama-405b", llama, 124)],
+    [("llama-405b", llama, 124), ("deepseek-671b", deepseek, 57)],
 )
 def test_capture_without_weights(name, closed_form, copied):
     run = subprocess.run(
@@ -47,6 +68,9 @@ def test_capture_without_weights(name, closed_form, copied):
     assert found["parameters"] == found["captured_parameters"] == parameters
     # Norms, rotations, activations and routing are a thousandth of the products, or less.
     assert products < found["flops"] < products * 1.001
+    # Each parameter is read once; activations come on top. Gathering a token's experts would move
+    # hundreds of times that.
+    assert 4 * parameters < found["bytes"] < 4 * 4 * parameters
     assert found["symbols"] == ["B", "S"]
     assert found["copied_layers"] == copied
     assert found["peak_mib"] < 2048  # PyTorch and transformers included

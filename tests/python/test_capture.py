@@ -869,6 +869,25 @@ def test_operation(name: str) -> None:
     check(Function(function), calls)
 
 
+def test_slices_are_written_without_a_second_trace(monkeypatch) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y, z = x.clone(), x.new_empty(x.shape[0], 20)
+        part = y[:, 1:][..., 2:7]
+        part.add_(1)
+        part.mul_(y[:, :1, :5])
+        part[:, :1] *= 3  # a part of it
+        z[:, :12].copy_(x[:, 0])
+        z[:, 12:] = x[:, 1, :8]
+        return y, z.mul_(2), y[:, 1:] + 1
+
+    def refused(*args: Any) -> None:
+        raise AssertionError("run_decompositions")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refused)
+    captured = check(Function(function), [((source(b, s),), {}) for b, s in SIZES])
+    assert captured.method == "export"
+
+
 LOSSES: List[Dict[str, Any]] = [
     {},
     {"reduction": "sum"},

@@ -74,7 +74,8 @@ class GraphLowering:
         # written to what it holds since.
         self._now: Dict[int, Value] = {}
         self._base: Dict[int, Value] = {}  # of a view, by id: what it is a view of
-        self._slices: Dict[int, Dict[str, Any]] = {}  # of a slice of its base: which slice
+        # Of a slice, by id: what it is a slice of (a tensor of its own, or a slice), and which.
+        self._slices: Dict[int, Tuple[Value, Dict[str, Any]]] = {}
         self._stale: Dict[int, Value] = {}  # views of what was written after they were made
         self.written: List[Value] = []
         self.read: Dict[int, Value] = {}  # before any write
@@ -285,9 +286,10 @@ class GraphLowering:
             value = copy.copy(value)
             if view:
                 self._base[id(value)] = self._base.get(id(operand), operand)
-                if target is torch.ops.aten.slice.Tensor and id(operand) not in self._base:
+                replaceable = id(operand) not in self._base or id(operand) in self._slices
+                if target is torch.ops.aten.slice.Tensor and replaceable:
                     place = dict(zip(("dim", "start", "end", "step"), args[1:]))
-                    self._slices[id(value)] = {**place, **kwargs}
+                    self._slices[id(value)] = operand, {**place, **kwargs}
             self._kept.append(value)
             return value
 
@@ -312,23 +314,34 @@ class GraphLowering:
         self._describe_results(node.meta.get("val"))
         new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
         new = copy.copy(self.builder.broadcast(new, old.shape))
-        self._replace(old if base is None else base, old, new)
+        whole = old if base is None else base
+        if not self._grad_enabled:
+            if whole.differentiable:
+                # PyTorch's gradient is then that of the tensor as it was.
+                raise NoLowering("it writes under torch.no_grad() to a tensor that has a gradient")
+            new = copy.copy(self._without_gradient(new))
+        self._replace(whole, old, new)
         self.written.append(tensor if base is None else base)
         return new
 
     def _replace(self, base: Value, part: Value, new: Value) -> None:
-        """`part`, which is `base` or a slice of it, holds `new`."""
+        """`part`, which is `base` or a slice in it, holds `new`."""
         for identity, other in self._base.items():
             if other is base:
                 self._stale[identity] = base
-        self._now[id(part)] = new
-        self._kept += [part, new]
-        if part is base:
-            return
-        place = self._slices[id(new)] = self._slices[id(part)]
-        whole = find(torch.ops.aten.slice_scatter.default)(self._context, base, new, **place)
-        self._base[id(new)] = self._now[id(base)] = whole = copy.copy(whole)
-        self._kept += [base, whole]
+        replace = find(torch.ops.aten.slice_scatter.default)
+        slices = []
+        while True:
+            self._now[id(part)] = new
+            self._kept += [part, new]
+            if part is base:
+                break
+            part, place = self._slices[id(part)]
+            whole = copy.copy(replace(self._context, part, new, **place))
+            self._slices[id(new)] = whole, place
+            slices.append(new)
+            new = whole
+        self._base.update((id(value), new) for value in slices)
 
     # ---- nested graphs --------------------------------------------------------------------------
 

@@ -148,7 +148,10 @@ class Tracer:
             )
         output_spec = call.output_spec()
         traced = self._from_program(program, output_spec)
-        traced.functional = lambda: self._from_program(program.run_decompositions({}), output_spec)
+        if not _stops_gradients(traced):  # what torch.no_grad() says would be lost
+            traced.functional = lambda: self._from_program(
+                program.run_decompositions({}), output_spec
+            )
         return traced
 
     def _from_program(self, program: Any, output_spec: Any) -> Traced:
@@ -200,6 +203,33 @@ class Tracer:
         for name in map(_without_wrapper, state):
             inputs.append(("parameter" if name in parameters else "buffer", name))
         return Traced(traced, inputs, call.output_spec(), "make_fx")
+
+
+def _stops_gradients(traced: Traced) -> bool:
+    """Whether a part under torch.no_grad() takes in what has a gradient."""
+    nodes = list(traced.graph_module.graph.nodes)
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    carrying = {
+        n for n, (kind, _) in zip(placeholders, traced.inputs) if kind in ("parameter", "input")
+    }
+    for node in nodes:
+        if not any(_is_floating(n) and n in carrying for n in node.all_input_nodes):
+            continue
+        if getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled":
+            if not node.args[0]:
+                return True
+        elif getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            written = node.args[0]
+            while isinstance(written, torch.fx.Node) and written not in carrying:
+                carrying.add(written)  # and what it is a view of
+                written = written.args[0] if written.args else None
+        carrying.add(node)
+    return False
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
 
 
 def placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
