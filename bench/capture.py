@@ -115,8 +115,8 @@ def main() -> int:
         result = json.loads(run.stdout.splitlines()[-1])
         results.append(result)
         print(
-            f"{name}: {result['capture_seconds']:.1f} s ({result['capture_cpu_seconds']:.1f} s of CPU), peak {result['peak_mib']:.0f} MiB "
-            f"({result['import_mib']:.0f} of them imports), {result['nodes']} nodes, "
+            f"{name}: {result['capture_seconds']:.1f} s ({result['capture_cpu_seconds']:.1f} s of CPU), "
+            f"peak {result['peak_mib']:.0f} MiB ({result['import_mib']:.0f} of them imports), {result['nodes']} nodes, "
             f"{result['copied_layers']} of {result['layers']} layers copied; "
             f"load {result['load_before']:.1f} on {os.cpu_count()} CPUs"
         )
