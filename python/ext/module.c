@@ -2,6 +2,7 @@
  * as exceptions. Limited API, so that one binary serves CPython 3.10 and later. The GIL is released
  * while an engine runs. Whoever calls keeps the tensors behind the addresses alive.
  */
+#include "attention.h"
 #include "ext.h"
 #include <stdbool.h>
 #include <stdlib.h>
@@ -834,6 +835,8 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (module == NULL) return NULL;
     if (PyModule_AddFunctions(module, model_functions) != 0) goto failed;
     if (PyModule_AddFunctions(module, number_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, attention_functions) != 0) goto failed;
+    if (PyModule_AddFunctions(module, attention_operator_functions) != 0) goto failed;
     state.error = PyErr_NewExceptionWithDoc("deepwell._deepwell.Error",
                                             "A failure in libdeepwell; .status names its kind.",
                                             PyExc_RuntimeError, NULL);

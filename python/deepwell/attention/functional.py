@@ -1,0 +1,332 @@
+"""Attention on tensors: ours where libdeepwell takes the call, PyTorch's own otherwise.
+
+Which of the two runs is decided by what a call is (devices, dtypes, shapes, options), never by what its tensors
+hold; decisions are kept, so that a known kind of call costs one look-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from deepwell import _deepwell
+from deepwell.attention import operators
+
+# Devices whose tensors go through deepwell's operators. Tests add "cpu", where the operators are the definition.
+devices = {"cuda"}
+_DTYPES = (torch.bfloat16, torch.float16)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST_DECISIONS = 4096
+_CONSTANTS = tuple(range(1025))
+
+# Calls that PyTorch got, by reason (in eager mode; a compiled graph decides once).
+fallbacks: Counter[str] = Counter()
+_decisions: dict[Any, str] = {}
+
+
+# ---- who runs a call -------------------------------------------------------------------------------------
+
+
+@torch.compiler.assume_constant_result
+def _library_says(
+    device: str, index: int, dtype: str, sizes: tuple[int, ...], options: tuple[Any, ...]
+) -> str:
+    """ "" where libdeepwell runs such a call on such a device, else why not."""
+    if device != "cuda":
+        return ""
+    if not operators.CUDA_READY:
+        return "this PyTorch lacks functions of its stable interface"
+    with torch.cuda.device(index):
+        return _deepwell.attention_supported(dtype, *sizes, *options)
+
+
+def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
+    """ "" for ours, else the reason for PyTorch."""
+    device = q.device
+    if device.type not in devices:
+        return f"the tensors are on {device.type}"
+    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
+        if not _is_fake(q):
+            return f"the tensors are {type(q).__name__}s"
+    if k.device != device or v.device != device:
+        return "the tensors are on several devices"
+    dtype = q.dtype
+    if k.dtype != dtype or v.dtype != dtype:
+        return "q, k and v differ in dtype"
+    if dtype not in _DTYPES and device.type == "cuda":
+        return f"the dtype is {dtype}"
+    rank = 3 if packed else 4
+    if q.dim() != rank or k.dim() != rank or v.dim() != rank:
+        return f"the tensors have other than {rank} axes"
+    if k.shape != v.shape or k.shape[-1] != q.shape[-1]:
+        return "the head dimensions or lengths of q, k and v differ"
+    heads_q, heads_kv, dim = q.shape[1], k.shape[1], q.shape[-1]
+    if heads_kv == 0 or heads_q % heads_kv != 0:
+        return "the number of query heads is no multiple of that of key heads"
+    if q.numel() == 0 or k.numel() == 0:
+        return "a tensor has no elements"
+    if not packed and q.shape[0] != k.shape[0]:
+        return "the batches of q and k differ"
+    if q.is_nested or q.layout != torch.strided:
+        return "the tensors are not dense"
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if torch.compiler.is_compiling():
+        # Sizes may be symbols here. Heads and their dimension become constants of the graph (looking them up does
+        # that); lengths may go on varying: libdeepwell takes any.
+        if heads_q >= len(_CONSTANTS) or dim >= len(_CONSTANTS):
+            return "there are more heads, or larger ones, than Deepwell compiles for"
+        sizes = (1, _CONSTANTS[heads_q], _CONSTANTS[heads_kv], 1024, 1024, _CONSTANTS[dim])
+    elif packed:
+        sizes = (1, heads_q, heads_kv, q.shape[0], k.shape[0], dim)
+    else:
+        sizes = (q.shape[0], heads_q, heads_kv, q.shape[2], k.shape[2], dim)
+    index = device.index
+    options = (
+        packed,
+        float(softcap),
+        window[0],
+        window[1],
+        bottom_right,
+        0.1 if dropout > 0 else 0.0,
+        needs_grad,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    name = "bf16" if dtype == torch.bfloat16 else "f16"
+    return _library_says(device.type, 0 if index is None else index, name, sizes, options)
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch._subclasses.FakeTensor)
+
+
+def _reason(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
+    if torch.compiler.is_compiling():
+        return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
+    if torch._C._are_functorch_transforms_active():
+        return "called inside of a torch.func transform"
+    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
+        return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    key = (
+        (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        + (window, bottom_right, softcap, dropout > 0, grad, packed, q.layout)
+        + (torch.are_deterministic_algorithms_enabled(),)
+    )
+    known = _decisions.get(key)
+    if known is None:
+        if len(_decisions) >= _MOST_DECISIONS:
+            _decisions.clear()
+        known = _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
+        _decisions[key] = known
+    if known:
+        fallbacks[known] += 1
+    return known
+
+
+def forget() -> None:
+    """Decisions are made anew: for tests, and where a kernel was disabled."""
+    _decisions.clear()
+
+
+# ---- ours ------------------------------------------------------------------------------------------------
+
+
+class _Attention(torch.autograd.Function):
+    """Around the operators, so that one call has one node. Operators differentiate by themselves as well, at a cost
+    per call that this avoids."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *options):
+        with torch._C._AutoDispatchBelowAutograd():
+            o, lse = operators.forward(q, k, v, *options)
+        ctx.save_for_backward(q, k, v, o, lse, *options[6:9])
+        ctx.options, ctx.longest = options[:6], options[9:]
+        return o
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return (*operators.gradients(ctx, d_o), *_NO_GRADIENTS)
+
+
+_NO_GRADIENTS = (None,) * 11
+# Function.apply, without the Python around it, which is for functions that define setup_context.
+_apply = super(torch.autograd.Function, _Attention).apply
+
+
+def _ours(q, k, v, *options) -> torch.Tensor:
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN:
+        return operators.forward(q, k, v, *options)[0]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _apply(q, k, v, *options)
+    return operators.forward(q, k, v, *options)[0]
+
+
+def fresh_seed(device: torch.device) -> torch.Tensor:
+    """Key and offset of a dropout mask, drawn on the device from PyTorch's generator: new at each replay of a CUDA
+    graph, the same again where a checkpoint restores the generator."""
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def _autocast(device: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As PyTorch's own attention under autocast: everything in the type of autocast."""
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors
+    )
+
+
+# ---- what a call may ask for -----------------------------------------------------------------------------
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """softmax(scale q k^T + mask) v, differentiable.
+
+    Args:
+        q: [batch, heads_q, rows_q, head_dim], in any strides: [batch, rows, heads, head_dim] transposed is read
+            as it lies, and the result lies alike.
+        k, v: [batch, heads_kv, rows_k, head_dim]; heads_q is a multiple of heads_kv.
+        attn_mask: as scaled_dot_product_attention has it: boolean (True: seen) or added. PyTorch runs such calls.
+        dropout_p: of the probabilities. Whether a module trains is for the caller to say.
+        is_causal: a query sees no key behind its own position: window (any, 0).
+        scale: 1 / sqrt(head_dim) if None.
+        window: how many keys before and behind its own position a query sees; negative: all.
+        bottom_right: the last query stands at the last key, instead of the first at the first.
+        softcap: scores become softcap * tanh(scores / softcap); 0: off.
+    """
+    if is_causal:
+        window = (window[0], 0)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q.device.type, q, k, v)
+    if attn_mask is None:
+        if not _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
+            if scale is None:
+                scale = q.shape[-1] ** -0.5
+            seed = fresh_seed(q.device) if dropout_p > 0 else None
+            return _ours(
+                *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
+                *(None, None, 0, 0),
+            )
+    elif not torch.compiler.is_compiling():
+        fallbacks["a mask is given as a tensor"] += 1
+    return _pytorch(q, k, v, attn_mask, dropout_p, scale, window, bottom_right, softcap)
+
+
+def packed_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    offsets_q: torch.Tensor,
+    offsets_k: torch.Tensor,
+    longest_q: int,
+    longest_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """attention() over sequences of several lengths that lie behind one another.
+
+    q is [rows in all, heads_q, head_dim], k and v [rows in all, heads_kv, head_dim]; sequence i has the rows
+    offsets[i] to offsets[i + 1] (int32, on the tensors' device, the first 0). ``longest`` are the greatest lengths.
+    """
+    if is_causal:
+        window = (window[0], 0)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q.device.type, q, k, v)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    if not _reason(q, k, v, window, bottom_right, softcap, dropout_p, True):
+        seed = fresh_seed(q.device) if dropout_p > 0 else None
+        return _ours(
+            *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
+            *(offsets_q, offsets_k, longest_q, longest_k),
+        )
+    parts = []
+    ends_q, ends_k = offsets_q.tolist(), offsets_k.tolist()
+    for i in range(len(ends_q) - 1):
+        rows_q, rows_k = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+        one = [t[rows].transpose(0, 1)[None] for t, rows in ((q, rows_q), (k, rows_k), (v, rows_k))]
+        made = _pytorch(*one, None, dropout_p, scale, window, bottom_right, softcap)
+        parts.append(made[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+# ---- PyTorch's -------------------------------------------------------------------------------------------
+
+
+def visible(rows_q: int, rows_k: int, window, bottom_right: bool, device) -> torch.Tensor:
+    """[rows_q, rows_k]: which keys each query sees."""
+    row = torch.arange(rows_q, device=device)[:, None] + (rows_k - rows_q if bottom_right else 0)
+    column = torch.arange(rows_k, device=device)[None, :]
+    seen = torch.ones(rows_q, rows_k, dtype=torch.bool, device=device)
+    if window[0] >= 0:
+        seen = seen & (column >= row - window[0])
+    if window[1] >= 0:
+        seen = seen & (column <= row + window[1])
+    return seen
+
+
+def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> torch.Tensor:
+    shared = q.dim() >= 3 and k.shape[-3] != q.shape[-3]
+    if softcap == 0 and window == (-1, -1):
+        return _sdpa(q, k, v, mask, dropout, False, scale, shared)
+    rows_q, rows_k = q.shape[-2], k.shape[-2]
+    if (
+        softcap == 0
+        and mask is None
+        and window == (-1, 0)
+        and (not bottom_right or rows_q == rows_k)
+    ):
+        return _sdpa(q, k, v, None, dropout, True, scale, shared)
+    if window != (-1, -1):
+        seen = visible(rows_q, rows_k, window, bottom_right, q.device)
+        if mask is None:
+            mask = seen
+        elif mask.dtype == torch.bool:
+            mask = mask & seen
+        else:
+            mask = mask.masked_fill(~seen, -math.inf)
+    if softcap == 0:
+        return _sdpa(q, k, v, mask, dropout, False, scale, shared)
+    return _bounded(q, k, v, mask, dropout, scale, softcap)
+
+
+def _sdpa(q, k, v, mask, dropout, causal, scale, shared) -> torch.Tensor:
+    if shared:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, dropout, causal, scale=scale, enable_gqa=True
+        )
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
+
+
+def _bounded(q, k, v, mask, dropout, scale, softcap) -> torch.Tensor:
+    """With a soft cap, which PyTorch's attention does not have."""
+    group = q.shape[-3] // k.shape[-3]
+    if group > 1:
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    p = torch.softmax(scores, -1)
+    p = torch.where(torch.isneginf(scores).all(-1, keepdim=True), 0.0, p).to(v.dtype)
+    return F.dropout(p, dropout) @ v
