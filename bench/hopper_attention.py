@@ -1,0 +1,303 @@
+"""Attention forward and backward on one Hopper GPU: Deepwell beside PyTorch's cuDNN and flash entries, in one run.
+
+    python3 bench/hopper_attention.py --lib build/release/lib/libdeepwell.so [--out FILE.json] [-k TEXT] [--host-only]
+
+Random BF16, [batch, heads, rows, head_dim] contiguous. Each time is the median of rounds in which the candidates take
+turns, between two events, after a write of 512 MiB (which empties the L2 cache and gives the host a head start).
+TFLOP/s count 4 B H S S D forward, half of it where causal, and 2.5 times that backward. Host times are the CPU's
+time per call of calls that are only enqueued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "gpu")]
+import native  # noqa: E402
+
+# The batch and heads shrink as rows grow, so that the work is alike: the shapes that FlashAttention's authors publish.
+SHAPES = [
+    (batch * 512 // rows if batch * 512 >= rows else 1, heads, rows, dim, causal)
+    for dim, heads in ((64, 32), (128, 16), (256, 8))
+    for batch in (32,)
+    for rows in (512, 1024, 2048, 4096, 8192, 16384)
+    for causal in (False, True)
+]
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
+    q = tensors["q"]
+    call = native.Call(size=ctypes.sizeof(native.Call), dtype=3 if q.dtype == torch.bfloat16 else 4)
+    call.batch, call.heads_q, call.rows_q, call.head_dim = q.shape
+    call.heads_kv, call.rows_k = tensors["k"].shape[1:3]
+    call.scale = q.shape[-1] ** -0.5
+    call.window_left, call.window_right = -1, 0 if causal else -1
+    for name in ("q", "k", "v", "o", "d_o", "dq", "dk", "dv"):
+        setattr(call, name, native.described(tensors[name]))
+    call.lse = tensors["lse"].data_ptr()
+    call.stream = torch.cuda.current_stream().cuda_stream
+    return call
+
+
+class Ours:
+    def __init__(self, library, q, k, v, d_o, causal) -> None:
+        self.library = library
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        results = {name: torch.empty_like(t) for name, t in dict(o=q, dq=q, dk=k, dv=v).items()}
+        self.tensors = dict(q=q, k=k, v=v, d_o=d_o, lse=lse, **results)
+        self.call = call_for(self.tensors, causal)
+        self.refused = library.supported(self.call, False)
+        self.refused_backward = self.refused or library.supported(self.call, True)
+        if not self.refused_backward:
+            size = library.workspace(self.call)
+            self.workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+            self.call.workspace, self.call.workspace_bytes = self.workspace.data_ptr(), size
+
+    def forward(self) -> None:
+        said = self.library.forward(self.call)
+        if said:
+            raise RuntimeError(said)
+
+    def backward(self) -> None:
+        said = self.library.backward(self.call)
+        if said:
+            raise RuntimeError(said)
+
+    def results(self) -> list[torch.Tensor]:
+        return [self.tensors[name] for name in ("o", "dq", "dk", "dv")]
+
+
+class Peer:
+    def __init__(self, backend, q, k, v, d_o, causal) -> None:
+        self.backend, self.d_o, self.causal = backend, d_o, causal
+        self.leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        self.o, self.grads, self.refused = None, None, ""
+        try:
+            self.forward()
+        except RuntimeError as error:
+            self.refused = str(error).splitlines()[0]
+        self.refused_backward = self.refused
+
+    def forward(self) -> None:
+        with sdpa_kernel(self.backend):
+            self.o = F.scaled_dot_product_attention(*self.leaves, is_causal=self.causal)
+
+    def backward(self) -> None:
+        self.grads = torch.autograd.grad(self.o, self.leaves, self.d_o, retain_graph=True)
+
+    def results(self) -> list[torch.Tensor]:
+        return [self.o.detach(), *self.grads]
+
+
+def timed(runs: dict, flush: torch.Tensor, rounds: int) -> dict[str, float]:
+    """Median milliseconds by name; the candidates take turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 2):
+        events = {}
+        for name, run in runs.items():
+            flush.fill_(1.0)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            events[name] = (begin, end)
+        torch.cuda.synchronize()
+        for name, (begin, end) in events.items():
+            times[name].append(begin.elapsed_time(end))
+    return {name: statistics.median(values[2:]) for name, values in times.items()}
+
+
+def differ(ours: torch.Tensor, other: torch.Tensor) -> float:
+    ours, other = ours.double(), other.double()
+    return float((ours - other).norm() / other.norm())
+
+
+def device_times(library, options) -> tuple[list[dict], bool]:
+    device = torch.device("cuda")
+    flush = torch.empty(512 << 18, dtype=torch.float32, device=device)
+    rows, right = [], True
+    for shape in SHAPES:
+        batch, heads, length, dim, causal = shape
+        name = f"B{batch} H{heads} S{length} D{dim} {'causal' if causal else 'full'}"
+        if options.k not in name:
+            continue
+        torch.manual_seed(length + dim)
+        q, k, v, d_o = (
+            torch.randn(batch, heads, length, dim, device=device, dtype=torch.bfloat16)
+            for _ in range(4)
+        )
+        makers = {"ours": lambda: Ours(library, q, k, v, d_o, causal)}
+        makers |= {n: (lambda b=b: Peer(b, q, k, v, d_o, causal)) for n, b in PEERS.items()}
+        entries = {n: make() for n, make in makers.items()}
+        row = {
+            "shape": name,
+            "refused": {n: e.refused_backward for n, e in entries.items() if e.refused_backward},
+        }
+        flops = 4.0 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+        for what, factor in (("forward", 1.0), ("backward", 2.5)):
+            runs = {
+                n: getattr(e, what)
+                for n, e in entries.items()
+                if not (e.refused if what == "forward" else e.refused_backward)
+            }
+            made = timed(runs, flush, options.rounds)
+            row[what] = {
+                n: {"ms": ms, "tflops": flops * factor / ms * 1e-9} for n, ms in made.items()
+            }
+        if "ours" in row["backward"] and "cudnn" in row["backward"]:
+            pairs = zip(entries["ours"].results(), entries["cudnn"].results())
+            row["difference"] = dict(zip(("o", "dq", "dk", "dv"), [differ(a, b) for a, b in pairs]))
+            # Both round; an honest pair is about 0.004 apart.
+            if not all(value < 0.02 for value in row["difference"].values()):
+                right = False
+        rows.append(row)
+        print(line(row), flush=True)
+    return rows, right
+
+
+def line(row: dict) -> str:
+    parts = [f"{row['shape']:34}"]
+    for what in ("forward", "backward"):
+        found = row[what]
+        parts.append(what[:3])
+        parts += [
+            f"{n} {found[n]['tflops']:6.1f}" if n in found else f"{n}      -"
+            for n in ("ours", *PEERS)
+        ]
+        if "ours" in found and "cudnn" in found:
+            parts.append(f"({found['cudnn']['ms'] / found['ours']['ms']:.3f})")
+    if "difference" in row:
+        parts.append("diff " + " ".join(f"{value:.4f}" for value in row["difference"].values()))
+    if "ours" in row["refused"]:
+        parts.append(row["refused"]["ours"])
+    return " ".join(parts)
+
+
+def geometric_means(rows: list[dict]) -> dict:
+    means = {}
+    for what in ("forward", "backward"):
+        for peer in PEERS:
+            ratios = [
+                r[what][peer]["ms"] / r[what]["ours"]["ms"]
+                for r in rows
+                if "ours" in r[what] and peer in r[what]
+            ]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                means[f"{what} of {peer}"] = {"ratio": mean, "shapes": len(ratios)}
+    return means
+
+
+# ---- the host --------------------------------------------------------------------------------------------
+
+
+def host_microseconds(run, calls: int = 100, rounds: int = 25) -> float:
+    """Few enough calls that the launch queue never fills."""
+    times = []
+    for _ in range(rounds + 3):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times[3:])
+
+
+def host_times(library) -> dict[str, float]:
+    shape = (2, 8, 128, 64)
+    q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    ours = Ours(library, q, k, v, d_o, True)
+    times = {}
+    if not ours.refused:
+        nothing = library._library.dw_version
+        call = ctypes.byref(ours.call)
+        empty = host_microseconds(nothing)
+        times["bare launch (dw_attention_forward)"] = (
+            host_microseconds(lambda: library._library.dw_attention_forward(call)) - empty
+        )
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+
+    def both(name: str, run) -> None:
+        with torch.no_grad():
+            times[f"{name}, no_grad"] = host_microseconds(lambda: run(q, k, v))
+        times[f"{name}, grad"] = host_microseconds(lambda: run(*leaves))
+        o = run(*leaves)
+        times[f"{name}, backward"] = host_microseconds(
+            lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
+        )
+
+    try:
+        from deepwell.attention import attention, functional
+    except ImportError as error:
+        print(f"the package is not there ({error}): its host times are not measured")
+    else:
+        functional.fallbacks.clear()
+        both("deepwell.attention", lambda q, k, v: attention(q, k, v, is_causal=True))
+        if functional.fallbacks:
+            print("deepwell.attention fell back:", dict(functional.fallbacks))
+    for name, backend in PEERS.items():
+        with sdpa_kernel(backend):
+            both(
+                f"sdpa {name}",
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            )
+    return times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--lib", default="build/release/lib/libdeepwell.so")
+    parser.add_argument("--out")
+    parser.add_argument("-k", default="", help="shapes whose name contains this")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--host-only", action="store_true")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing was measured")
+        return 3
+    library = native.Library(options.lib)
+    properties = torch.cuda.get_device_properties(0)
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+    }
+    print(" ".join(f"{key} {value}" for key, value in report.items()), flush=True)
+    rows, right = ([], True) if options.host_only else device_times(library, options)
+    report["shapes"], report["geometric_means"] = rows, geometric_means(rows)
+    for name, mean in report["geometric_means"].items():
+        print(f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} shapes)")
+    report["host_microseconds"] = host_times(library)
+    for name, value in report["host_microseconds"].items():
+        print(f"host: {name}: {value:.2f} us a call")
+    if options.out:
+        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    if not right:
+        print("WRONG: a result is further from cuDNN's than rounding explains")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
