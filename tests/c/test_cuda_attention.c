@@ -128,7 +128,7 @@ static void test_parameters(void **state) {
     call.scale = 0.0f;
     call.softcap = 30.0f; /* every score is 0, capped or not */
     dw__attention_set_params(&call, &p);
-    assert_true(p.scale_log2 > 0.0f && p.scale == FLT_MIN && p.cap_scale == 0.0f);
+    assert_true(p.scale_log2 > 0.0f && p.scale == 0.0f && p.cap_scale == 0.0f);
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).softcap);
     call.scale = 0.25f;
     dw__attention_set_params(&call, &p);

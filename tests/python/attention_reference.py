@@ -25,6 +25,7 @@ import torch
 _UNIT = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-25}
 _TINY = {torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25, torch.float32: 2.0**-150}
 _FP32 = 2.0**-22
+_FLUSHED = 2.0**-126
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
@@ -236,7 +237,10 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
     o_sigma = third * torch.sqrt(
         (half(above * mask) ** 2 @ v**2) * (expand * inverse) ** 2 + half(o) ** 2
     )
-    o_slack = 2 * spread.clamp(max=1) * expand * ((p * mask) @ v.abs() + p @ v.abs())
+    lost = _FLUSHED * seen  # exponentials below the normal numbers of FP32 become 0
+    o_slack = expand * inverse * (lost * mask @ v.abs()) + 2 * spread.clamp(max=1) * expand * (
+        (p * mask) @ v.abs() + p @ v.abs()
+    )
     made = {"o": (o, o_rounded, o_sigma, o_slack)}
     made["lse"] = (lse, lse, torch.zeros_like(lse), (2 * spread.squeeze(-1) + _FP32 * lse.abs()))
     if d_o is None:
@@ -254,7 +258,9 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
     d_s = p * (d_p - delta) * slope
     d_s_rounded = round_(p * (d_p - delta_rounded) * slope)
     loose = spread.clamp(max=1)
-    d_s_slack = p * slope * (2 * loose * (d_p.abs() + delta.abs()) + d_p_error + delta_slack)
+    d_s_slack = lost * slope * (d_p.abs() + delta.abs()) + p * slope * (
+        2 * loose * (d_p.abs() + delta.abs()) + d_p_error + delta_slack
+    )
     if call.softcap > 0:
         d_s_slack = d_s_slack + p * (d_p - delta).abs() * slope_error
     row = p * slope
@@ -263,7 +269,8 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
     d_v_rounded = round_(expand * torch.einsum("gij,gid->jd", round_(p * mask), d_o))
     variance = expand**2 * torch.einsum("gij,gid->jd", half(p * mask) ** 2, d_o**2)
     d_v_sigma = third * torch.sqrt(variance + half(d_v) ** 2)
-    d_v_slack = 2 * expand * torch.einsum("gij,gid->jd", p * mask * loose, d_o.abs())
+    doubt = mask * (2 * p * loose + lost)
+    d_v_slack = expand * torch.einsum("gij,gid->jd", doubt, d_o.abs())
     made["dv"] = (d_v, d_v_rounded, d_v_sigma, d_v_slack)
 
     scale = call.scale

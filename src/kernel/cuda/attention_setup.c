@@ -139,7 +139,7 @@ static int reach(int32_t window, bool limited) {
 }
 
 void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
-    /* Where the scale is 0 a masked score must stay -infinity when it is multiplied by it. */
+    /* Of the exponents: where the scale is 0 a masked score, -infinity, must stay it when multiplied. */
     double scale = c->scale > 0.0f ? (double)c->scale : (double)FLT_MIN;
     *p = (dw_attention_params){
         .batch = c->batch,
@@ -152,7 +152,7 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
         .offsets_q = c->offsets_q,
         .offsets_k = c->offsets_k,
         .total_q = c->total_q,
-        .scale = (float)scale,
+        .scale = c->scale,
         .scale_log2 = (float)((caps(c) ? (double)c->softcap : scale) * log2_e),
         .cap_scale = caps(c) ? (float)(scale / (double)c->softcap) : 0.0f,
         .window_left = reach(c->window_left, limits_left(c)),
