@@ -2,6 +2,7 @@
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <errno.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,28 +184,37 @@ static int show(const request *r, const dw_graph *graph) {
     return result;
 }
 
+static bool takes_value(const char *option) {
+    return strcmp(option, "--sizes") == 0 || strcmp(option, "--plan") == 0 ||
+           strcmp(option, "--grad") == 0 || strcmp(option, "--precision") == 0;
+}
+
+static int read_value(const char *option, const char *value, request *r) {
+    if (strcmp(option, "--grad") == 0) {
+        char *end = NULL;
+        r->grad_output = strtol(value, &end, 10);
+        if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX)
+            return cli_usage_error("--grad needs the number of an output, not '%s'", value);
+    } else if (strcmp(option, "--precision") == 0) {
+        if (dw_recipe_find(value, &r->precision) != DW_OK)
+            return cli_usage_error("%s", dw_last_error());
+    } else {
+        r->sizes = value;
+        r->plan |= strcmp(option, "--plan") == 0;
+    }
+    return CLI_DONE;
+}
+
 /* CLI_DONE when `r` is complete. */
 static int read_arguments(int argc, char **argv, request *r) {
     for (int at = 1; at < argc; at++) {
-        const char *argument = argv[at], *value = at + 1 < argc ? argv[at + 1] : NULL;
-        int takes_value = strcmp(argument, "--sizes") == 0 || strcmp(argument, "--plan") == 0 ||
-                          strcmp(argument, "--grad") == 0 || strcmp(argument, "--precision") == 0;
-        if (takes_value && !value) return cli_usage_error("%s needs a value", argument);
-        if (takes_value) at++;
-        if (strcmp(argument, "--passes") == 0) {
+        const char *argument = argv[at];
+        if (takes_value(argument)) {
+            if (at + 1 == argc) return cli_usage_error("%s needs a value", argument);
+            int result = read_value(argument, argv[++at], r);
+            if (result != CLI_DONE) return result;
+        } else if (strcmp(argument, "--passes") == 0) {
             r->passes = 1;
-        } else if (strcmp(argument, "--grad") == 0) {
-            char *end = NULL;
-            r->grad_output = strtol(value, &end, 10);
-            if (*end || end == value || r->grad_output < 0 || r->grad_output > INT32_MAX) {
-                return cli_usage_error("--grad needs the number of an output, not '%s'", value);
-            }
-        } else if (strcmp(argument, "--precision") == 0) {
-            if (dw_recipe_find(value, &r->precision) != DW_OK)
-                return cli_usage_error("%s", dw_last_error());
-        } else if (takes_value) {
-            r->sizes = value;
-            r->plan |= strcmp(argument, "--plan") == 0;
         } else if (argument[0] == '-' || r->file) {
             return cli_usage_error("graph does not know '%s'", argument);
         } else {

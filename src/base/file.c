@@ -166,12 +166,13 @@ static dw_status start_writing(dw__file_writer *writer, const char *path) {
     struct stat info;
     writer->file = -1;
     writer->temporary[0] = '\0';
-    if (strlen(path) >= sizeof writer->path) return dw__fail_io("cannot write", path, ENAMETOOLONG);
+    size_t size = strlen(path) + 1;
+    if (size > sizeof writer->path) return dw__fail_io("cannot write", path, ENAMETOOLONG);
     bool exists = stat(path, &info) == 0;
     if (exists && S_ISDIR(info.st_mode)) return dw__fail_io("cannot write", path, EISDIR);
     /* Through a symbolic link to the file it names, so that the link survives. */
     if (!exists || !S_ISREG(info.st_mode) || !realpath(path, writer->path))
-        strcpy(writer->path, path);
+        memcpy(writer->path, path, size);
     if (!exists || S_ISREG(info.st_mode))
         return create_temporary(writer, exists ? info.st_mode : 0);
     writer->file = open(path, O_WRONLY | O_CLOEXEC);

@@ -103,8 +103,8 @@ static void check_failure(dw_status status, int64_t allowed, int64_t live) {
     assert_int_equal(dw__memory_live(), live);
 }
 
-/* Making one is mostly the graph's and the engine's work, whose own tests fail each allocation; here the steps grow, since
- * each try costs as much as those before. */
+/* Making one is mostly the graph's and the engine's work, whose own tests fail each allocation; here
+ * the steps grow, since each try costs as much as those before. */
 static void making_may_fail(void **state) {
     (void)state;
     dw_trainer_options o = options();

@@ -15,8 +15,9 @@
  *
  *     step | part 0: tile, tile | part 1: tile, tile | part 2: tile, tile | next step
  *
- * (of an operand in BF16, part 0 alone), a tile being 16 x 64 bytes: of A, row i holds a(i, k..k+31); of B, row p holds the pairs
- * b(k+2p, j), b(k+2p+1, j) for 16 columns j (Intel SDM, TDPBF16PS). Missing rows, columns and k's are 0.
+ * (of an operand in BF16, part 0 alone), a tile being 16 x 64 bytes: of A, row i holds a(i, k..k+31);
+ * of B, row p holds the pairs b(k+2p, j), b(k+2p+1, j) for 16 columns j (Intel SDM, TDPBF16PS).
+ * Missing rows, columns and k's are 0.
  */
 #ifndef DW_AMX_H
 #define DW_AMX_H
