@@ -1,35 +1,18 @@
 /* Any index beside two shards is refused with a message, or names exactly what they hold. */
-#include "base/base.h"
 #include "deepwell/safetensors.h"
-#include "fuzz.h"
-#include <string.h>
-#include <unistd.h>
-
-static char folder[64];
-
-static void write_in_folder(const char *name, const void *bytes, size_t count) {
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "wb");
-    fuzz_require(file && fwrite(bytes, 1, count, file) == count && fclose(file) == 0, "a file");
-}
+#include "scratch_folder.h"
 
 static void write_shard(const char *name, const char *header) {
-    char bytes[256];
+    char bytes[256], path[256];
     uint64_t length = strlen(header);
     memcpy(bytes, &length, sizeof length);
     memcpy(bytes + 8, header, length);
     memcpy(bytes + 8 + length, "\1\2", 2);
-    write_in_folder(name, bytes, 8 + length + 2);
+    scratch_write(name, bytes, 8 + length + 2, path);
 }
 
-static void remove_folder(void) { dw__folder_remove(folder); }
-
 static void make_folder(void) {
-    snprintf(folder, sizeof folder, "%s/deepwell-fuzz-XXXXXX",
-             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-    fuzz_require(mkdtemp(folder) != NULL, "a folder");
-    atexit(remove_folder);
+    scratch_make();
     write_shard("one.safetensors",
                 "{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}");
     write_shard("two.safetensors",
@@ -42,8 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     dw_safetensors *file = NULL;
     if (!made++) make_folder();
     int64_t live = dw__memory_live();
-    write_in_folder("index.json", data, bytes);
-    snprintf(path, sizeof path, "%s/index.json", folder);
+    scratch_write("index.json", data, bytes, path);
     if (dw_safetensors_open(path, &file) == DW_OK) {
         uint32_t count = dw_safetensors_count(file), index;
         uint8_t byte = 0;

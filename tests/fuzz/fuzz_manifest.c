@@ -1,0 +1,55 @@
+/* Any manifest beside a checkpoint's files is refused with a message, or is that of a run that goes on: its step
+ * and updates lie within the run, and files and data are what it says. */
+#include "scratch_folder.h"
+#include "train/manifest.h"
+
+enum { TOKENS = 40, VOCABULARY = 11, STEPS = 30 };
+
+static dw_trainer_options options = DW_TRAINER_OPTIONS_DEFAULT;
+static char tokens_path[256];
+
+static dw__dataset *open_data(void) {
+    const char *path = tokens_path;
+    dw__dataset *data = NULL;
+    fuzz_require(dw__dataset_open(1, &path, DW_TOKEN_STORE_U16, options.sequence, &data) == DW_OK &&
+                     dw__dataset_check(data, VOCABULARY) == DW_OK,
+                 "data");
+    return data;
+}
+
+/* A manifest that is accepted is among the corpus; this one shows that the program can still write such. */
+static void make_checkpoint(void) {
+    char path[256];
+    uint16_t tokens[TOKENS];
+    int64_t step = 0, updates = 0;
+    scratch_make();
+    scratch_write("config.json", "{}\n", 3, path);
+    scratch_write("optimizer.safetensors", "\2\0\0\0\0\0\0\0{}", 10, path);
+    for (int i = 0; i < TOKENS; i++) tokens[i] = (uint16_t)(i * 7 % VOCABULARY);
+    options.sequence = 8, options.batch = 2, options.steps = STEPS, options.seed = 1;
+    scratch_write(".tokens.bin", tokens, sizeof tokens, tokens_path);
+    dw__dataset *data = open_data();
+    fuzz_require(dw__manifest_write(scratch_folder, &options, data, 20, 19) == DW_OK, "write");
+    fuzz_require(dw__manifest_read(scratch_folder, &options, data, &step, &updates) == DW_OK &&
+                     step == 20 && updates == 19,
+                 "read what was written");
+    dw__dataset_close(data);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
+    static int made;
+    char path[256];
+    int64_t step = -1, updates = -1;
+    if (!made++) make_checkpoint();
+    int64_t live = dw__memory_live();
+    dw__dataset *data = open_data();
+    scratch_write("manifest.json", bytes, count, path);
+    if (dw__manifest_read(scratch_folder, &options, data, &step, &updates) == DW_OK) {
+        fuzz_require(updates >= 0 && updates <= step && step <= STEPS, "a step within the run");
+    } else {
+        fuzz_require(dw_last_error()[0] != '\0', "message");
+    }
+    dw__dataset_close(data);
+    fuzz_require(dw__memory_live() == live, "all memory given back");
+    return 0;
+}
