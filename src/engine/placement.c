@@ -51,22 +51,23 @@ static void insert_sorted(dw__interval *item, uint32_t count, dw__interval **pla
             high = middle;
         }
     }
-    memmove(placed + low + 1, placed + low, (count - low) * sizeof *placed);
+    memmove(placed + low + 1, placed + low, (count - low) * sizeof(dw__interval *));
     placed[low] = item;
 }
 
 dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, size_t *peak) {
     *pinned_bytes = *peak = 0;
     if (count == 0) return DW_OK;
-    dw__interval **order = dw__malloc(2 * (size_t)count * sizeof *order);
-    if (!order) return dw__fail_memory("the order of placement", 2 * count * sizeof *order);
+    dw__interval **order = dw__malloc(2 * (size_t)count * sizeof(dw__interval *));
+    if (!order)
+        return dw__fail_memory("the order of placement", 2 * count * sizeof(dw__interval *));
     dw__interval **placed = order + count;
     uint32_t wanted = 0, placed_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         items[i].offset = 0;
         if (items[i].bytes) order[wanted++] = &items[i];
     }
-    qsort(order, wanted, sizeof *order, compare);
+    qsort(order, wanted, sizeof(dw__interval *), compare);
     for (uint32_t i = 0; i < wanted; i++) {
         dw__interval *item = order[i];
         item->offset =

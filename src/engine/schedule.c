@@ -213,6 +213,7 @@ static dw_status add_edge(cut *c, uint32_t from, uint32_t to, int64_t room) {
  * room; stops at the source when `stop`. */
 static bool reach_from_sink(cut *c, bool stop) {
     for (uint32_t v = 0; v < c->vertex_count; v++) c->by[v] = DW_NONE;
+    if (c->edges.count == 0) return false;
     uint32_t head = 0, tail = 0;
     c->queue[tail++] = c->sink;
     while (head < tail) {

@@ -12,6 +12,7 @@
 #include "kernel/reference/index.h"
 #include "kernel/reference/scalar.h"
 #include "number/philox.h"
+#include <assert.h>
 #include <string.h>
 
 DW_ISA_TABLE(dw__data_loops)
@@ -134,6 +135,7 @@ static void copy_view(const dw__tensor *to, const dw__tensor *from) {
     int64_t width = plan.transposes ? STRIP : 1;
     plan.piece = TASK_ELEMENTS / width;
     if (plan.piece > plan.length) plan.piece = plan.length;
+    assert(plan.piece > 0); /* there is an element */
     plan.pieces = dw__ceil_div(plan.length, plan.piece);
     plan.units = rows * plan.pieces;
     plan.task_units = dw__ceil_div(TASK_ELEMENTS, plan.piece * width);

@@ -14,6 +14,7 @@
 #include "graph/body.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/reference/scalar.h"
+#include <assert.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -152,6 +153,7 @@ static void allocate_slots(program *p) {
     for (int i = 0; i < p->body.output_count; i++)
         if (p->outputs[i].source == DW_BODY_RESULT) last_use[p->outputs[i].index] = count;
     int busy_until[DW_BODY_MAX_CODE];
+    p->slot_count = 0;
     for (int i = 0; i < count; i++) {
         int slot = 0;
         while (slot < p->slot_count && busy_until[slot] >= i) slot++;
@@ -491,6 +493,7 @@ static void run_dropout(const chunk_state *s, const dw__body_code *code,
     dw__fused_loops_now()->dropout(&decide, &dropout);
     const double *x = args->in[0];
     double *out = args->out;
+    assert(x); /* dropout has its operand */
     for (int64_t i = 0; i < args->count; i++)
         out[i] = kept[i] != 0.0f ? x[i * args->step[0]] / (1.0 - dropout.p) : 0.0;
 }

@@ -9,6 +9,7 @@
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/product.h"
 #include "kernel/kernel.h"
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -56,6 +57,7 @@ static int64_t expert_of(const grouped *g, int64_t row) {
 
 /* Counts, then places: stable. */
 static dw_status sort_rows(grouped *g, dw_op op) {
+    assert(g->first);
     memset(g->first, 0, (size_t)(g->experts + 1) * sizeof *g->first);
     for (int64_t row = 0; row < g->rows; row++) {
         int64_t expert = expert_of(g, row);
