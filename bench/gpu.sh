@@ -1,0 +1,75 @@
+#!/bin/bash
+# Builds, checks and measures what runs on an H100 or H200, in one call of less than ten minutes:
+#
+#     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
+#
+# --out        where logs and figures go (default: build/gpu-results)
+# --prebuilt   a folder with libdeepwell.so and _deepwell.abi3.so made elsewhere; otherwise both are built here
+# --only       of: build smoke tests sanitize attention train
+#
+# Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
+# the table at the end says how each went, and the exit status is 1 if one failed.
+set -u
+cd "$(dirname "$0")/.."
+out=build/gpu-results prebuilt= only=build,smoke,tests,sanitize,attention,train
+while [ $# -gt 0 ]; do
+    case $1 in
+        --out) out=$2; shift 2 ;;
+        --prebuilt) prebuilt=$2; shift 2 ;;
+        --only) only=$2; shift 2 ;;
+        *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+done
+mkdir -p "$out"
+lib=build/gpu/lib
+failed=0
+table=
+
+# step NAME SECONDS COMMAND...: runs it with that much time, its output in DIR/NAME.log
+step() {
+    local name=$1 limit=$2 begin=$SECONDS status
+    shift 2
+    case ",$only," in *",$name,"*) ;; *) return ;; esac
+    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    [ $status = 0 ] || failed=1
+    case $status in 0) status=passed ;; 124 | 137) status="stopped after $limit s" ;; *) status="failed ($status)" ;; esac
+    table+=$(printf '%-10s %-24s %4d s   %s' "$name" "$status" $((SECONDS - begin)) "$(tail -1 "$out/$name.log")")$'\n'
+    echo "$name: $status"
+}
+
+build() {
+    if [ -n "$prebuilt" ]; then
+        mkdir -p "$lib" && cp "$prebuilt"/*.so* "$lib"/
+    else
+        cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(command -v python3)" &&
+            cmake --build build/gpu --target deepwell _deepwell
+    fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
+}
+
+sanitize() {
+    local tool cases
+    for tool in memcheck racecheck synccheck initcheck; do
+        for cases in d64-b2-h4-s65x129 d128-b2-h4-s65x129 d256-b2-h4-s65x129; do
+            echo "== $tool $cases"
+            compute-sanitizer --tool $tool --error-exitcode 9 python3 tests/gpu/attention_smoke.py \
+                --lib "$lib/libdeepwell.so" -k $cases || echo "$tool: findings"
+        done
+    done
+    grep -c "findings" "$out/sanitize.log" | sed 's/$/ tool runs with findings/'
+    ! grep -q "memcheck: findings" "$out/sanitize.log"
+}
+
+export -f build sanitize
+export out lib prebuilt
+export LD_LIBRARY_PATH=$PWD/$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PYTHONPATH=$PWD/python PYTHONUNBUFFERED=1
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+step build 180 bash -c build
+step smoke 240 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
+step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
+step tests 240 python3 -m pytest -q -x -p no:cacheprovider tests/gpu
+step train 150 python3 bench/hopper_train.py --out "$out/train.json"
+step sanitize 120 bash -c sanitize
+printf '\n%s' "$table"
+exit $failed
