@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
 #include "kernel/cpu/product.h"
+#include <assert.h>
 #include <string.h>
 
 #if DW_HAVE_AMX
@@ -270,6 +271,7 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     amx_job j = {.p = p, .then = then, .cut = cut(p, !p->c), .shared_panels = scratch};
     j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
     j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
+    assert(j.cut.block_k > 0); /* it fits */
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
     j.panel_bytes = panel_bytes_of(p, j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {
