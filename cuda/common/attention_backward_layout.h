@@ -32,6 +32,7 @@
     (1024 +                                                                                        \
      DW_BACKWARD_COLUMNS(head_dim) * 2 * (2 * (tile_n) + ((stages_q) + (stages_do)) * (tile_m)) +  \
      DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) +                                                \
-     ((dq_bulk) ? (tile_m)*DW_BACKWARD_COLUMNS(head_dim) * 4 : 0) + (stages_q)*2 * (tile_m)*4 + 256)
+     ((dq_bulk) ? (tile_m)*DW_BACKWARD_COLUMNS(head_dim) * 4 : 0) + (stages_q)*2 * (tile_m)*4 +    \
+     256)
 
 #endif

@@ -31,7 +31,8 @@ typedef struct dw_attention_tensor {
 typedef struct dw_attention {
     uint32_t size;  /* sizeof(dw_attention) */
     dw_dtype dtype; /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
-    int32_t batch, heads_q, heads_kv; /* query head h reads head h / (heads_q / heads_kv): a whole ratio */
+    int32_t batch, heads_q,
+        heads_kv;           /* query head h reads head h / (heads_q / heads_kv): a whole ratio */
     int32_t rows_q, rows_k; /* of a sequence; packed: of the longest one */
     int32_t head_dim;       /* of q, k, v and o: up to 256, a multiple of 8 */
 
@@ -39,7 +40,7 @@ typedef struct dw_attention {
     const int32_t *offsets_q, *offsets_k;
     int64_t total_q, total_k; /* rows in all: packed calls only */
 
-    float scale; /* 0 is a scale of 0: 1 / sqrt(head_dim) is for the caller to say */
+    float scale;   /* 0 is a scale of 0: 1 / sqrt(head_dim) is for the caller to say */
     float softcap; /* scores become softcap * tanh(scale * q k / softcap) */
 
     /* Query row i sees the keys j with  i + d - window_left <= j <= i + d + window_right,  where d is
@@ -54,10 +55,12 @@ typedef struct dw_attention {
      * least `dropout`, and then divided by 1 - dropout. */
     float dropout; /* [0, 1) */
     int64_t seed, seed_offset;
-    const int64_t *seed_memory; /* instead of the two: {seed, offset} in device memory, for graphs that are replayed */
+    const int64_t *
+        seed_memory; /* instead of the two: {seed, offset} in device memory, for graphs that are replayed */
 
     dw_attention_tensor q, k, v, o;
-    float *lse; /* natural logarithm of each row's sum of exponentials: contiguous [batch, heads_q, rows_q], packed
+    float *
+        lse; /* natural logarithm of each row's sum of exponentials: contiguous [batch, heads_q, rows_q], packed
                  * [heads_q, total_q]. Written by forward where it is not NULL, read by backward */
 
     /* Backward: gradient of the output in, gradients of q, k and v out. */
@@ -83,7 +86,8 @@ DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward)
 
 /* Contiguous BHSD in BF16, in the current context on the calling thread's default stream; 0 or a dw_status.
  * `causal` is bottom-right. */
-DW_API int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K, int D, int causal);
+DW_API int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K,
+                                int D, int causal);
 
 #ifdef __cplusplus
 }

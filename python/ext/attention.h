@@ -43,6 +43,9 @@ dw_status attention_describe(const attention_tensors *tensors, const attention_o
 /* The message of the last attention_describe that failed on this thread. */
 const char *attention_complaint(void);
 
+/* Whether PyTorch's current GPU is this one. False where attention_register has found no PyTorch. */
+bool attention_device_is_current(int32_t device);
+
 extern PyMethodDef attention_functions[];          /* attention_calls.c */
 extern PyMethodDef attention_operator_functions[]; /* attention_operators.c */
 

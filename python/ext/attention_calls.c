@@ -39,6 +39,158 @@ static PyObject *attention_supported(PyObject *self, PyObject *args) {
     return PyUnicode_FromString(status == DW_OK ? "" : dw_last_error());
 }
 
-PyMethodDef attention_functions[] = {{"attention_supported", attention_supported, METH_VARARGS,
-                                      "\"\" or why libdeepwell does not take such a call"},
-                                     {0}};
+/* ---- a forward without PyTorch's dispatcher ------------------------------------------------------------------- */
+
+/* DLPack 1.3, dlpack.h: the members that are used, in their places. */
+typedef struct exchanged_tensor {
+    void *data;
+    int32_t device_type, device;
+    int32_t rank;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *sizes, *strides; /* the tensor's own */
+    uint64_t byte_offset;
+} exchanged_tensor;
+
+typedef struct exchange_api {
+    uint32_t major, minor;
+    struct exchange_api *previous;
+    int (*allocate)(void);    /* not used: such memory is not known to PyTorch's record_stream */
+    int (*from_object)(void); /* not used: owns */
+    int (*to_object)(void);   /* not used */
+    int (*view)(void *object, exchanged_tensor *out);
+    int (*stream)(int32_t device_type, int32_t device, void **stream);
+} exchange_api;
+
+enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4, DLPACK_CUDA = 2 };
+
+static const exchange_api *exchange; /* NULL: this PyTorch has none */
+static PyObject *torch_empty, *torch_empty_like, *torch_float32;
+static PyObject *lse_device,
+    *lse_options; /* keywords of torch.empty, of the device that was used last */
+
+/* attention_exchange(capsule, torch.empty, torch.empty_like, torch.float32) -> whether attention_call works */
+static PyObject *attention_exchange(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *capsule = NULL, *empty = NULL, *like = NULL, *float32 = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO:attention_exchange", &capsule, &empty, &like, &float32))
+        return NULL;
+    const exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (api == NULL) return NULL;
+    if (api->major != 1 || api->view == NULL || api->stream == NULL) Py_RETURN_FALSE;
+    torch_empty = Py_NewRef(empty), torch_empty_like = Py_NewRef(like);
+    torch_float32 = Py_NewRef(float32);
+    exchange = api;
+    Py_RETURN_TRUE;
+}
+
+static int dtype_of(const exchanged_tensor *tensor) {
+    if (tensor->lanes != 1) return -1;
+    if (tensor->code == DLPACK_BFLOAT && tensor->bits == 16) return DW_BF16;
+    if (tensor->code == DLPACK_FLOAT && tensor->bits == 16) return DW_F16;
+    if (tensor->code == DLPACK_FLOAT && tensor->bits == 32) return DW_F32;
+    if (tensor->code == DLPACK_INT && tensor->bits == 32) return DW_I32;
+    if (tensor->code == DLPACK_INT && tensor->bits == 64) return DW_I64;
+    return -1;
+}
+
+/* False, with no exception set: not a tensor on a GPU. */
+static bool look_at(PyObject *object, tensor_view *view) {
+    exchanged_tensor tensor;
+    if (exchange->view(object, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *view = (tensor_view){.data = (char *)tensor.data + tensor.byte_offset,
+                          .rank = tensor.rank,
+                          .sizes = tensor.sizes,
+                          .strides = tensor.strides,
+                          .dtype = dtype_of(&tensor),
+                          .device = tensor.device};
+    return tensor.device_type == DLPACK_CUDA;
+}
+
+static bool look_at_optional(PyObject *object, tensor_view *view) {
+    return object == Py_None || look_at(object, view);
+}
+
+static PyObject *empty_lse(PyObject *q, const tensor_view *view) {
+    PyObject *device = PyObject_GetAttrString(q, "device"), *arguments = NULL, *made = NULL;
+    if (device == NULL) return NULL;
+    int same = lse_device == NULL ? 0 : PyObject_RichCompareBool(device, lse_device, Py_EQ);
+    if (same == 0) {
+        PyObject *options = Py_BuildValue("{sOsO}", "dtype", torch_float32, "device", device);
+        if (options == NULL) goto done;
+        Py_XDECREF(lse_options);
+        Py_XDECREF(lse_device);
+        lse_options = options, lse_device = Py_NewRef(device);
+    }
+    const int64_t *n = view->sizes;
+    arguments = view->rank == 3
+                    ? Py_BuildValue("((LL))", (long long)n[1], (long long)n[0])
+                    : Py_BuildValue("((LLL))", (long long)n[0], (long long)n[1], (long long)n[2]);
+    if (arguments != NULL) made = PyObject_Call(torch_empty, arguments, lse_options);
+done:
+    Py_XDECREF(arguments);
+    Py_DECREF(device);
+    return made;
+}
+
+/* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
+ * longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must do it: another
+ * device than the current one, tensors that would have to be copied, nothing on a GPU. */
+static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 14) {
+        PyErr_SetString(PyExc_TypeError, "attention_call takes 14 arguments");
+        return NULL;
+    }
+    attention_tensors tensors = {.q = {0}};
+    if (exchange == NULL || !look_at(args[0], &tensors.q) || !look_at(args[1], &tensors.k) ||
+        !look_at(args[2], &tensors.v) || !look_at_optional(args[9], &tensors.seed) ||
+        !look_at_optional(args[10], &tensors.offsets_q) ||
+        !look_at_optional(args[11], &tensors.offsets_k) ||
+        !attention_device_is_current(tensors.q.device) || !attention_lies_well(&tensors.q) ||
+        !attention_lies_well(&tensors.k) || !attention_lies_well(&tensors.v) ||
+        (tensors.q.rank != 3 && tensors.q.rank != 4))
+        Py_RETURN_NONE;
+    attention_options options = {.scale = PyFloat_AsDouble(args[3]),
+                                 .softcap = PyFloat_AsDouble(args[4]),
+                                 .window_left = PyLong_AsLongLong(args[5]),
+                                 .window_right = PyLong_AsLongLong(args[6]),
+                                 .bottom_right = PyObject_IsTrue(args[7]) == 1,
+                                 .dropout = PyFloat_AsDouble(args[8]),
+                                 .longest_q = PyLong_AsLongLong(args[12]),
+                                 .longest_k = PyLong_AsLongLong(args[13])};
+    if (PyErr_Occurred()) return NULL;
+    PyObject *o = PyObject_CallFunctionObjArgs(torch_empty_like, args[0], NULL), *lse = NULL;
+    PyObject *made = NULL;
+    dw_attention call;
+    if (o == NULL || (lse = empty_lse(args[0], &tensors.q)) == NULL) goto done;
+    if (!look_at(o, &tensors.o) || !look_at(lse, &tensors.lse)) {
+        PyErr_SetString(PyExc_RuntimeError, "attention: PyTorch's results cannot be looked at");
+        goto done;
+    }
+    if (attention_describe(&tensors, &options, false, &call) != DW_OK) {
+        PyErr_SetString(PyExc_RuntimeError, attention_complaint());
+        goto done;
+    }
+    if (exchange->stream(DLPACK_CUDA, tensors.q.device, &call.stream) != 0) goto done;
+    if (dw_attention_forward(&call) != DW_OK) {
+        PyErr_SetString(PyExc_RuntimeError, dw_last_error());
+        goto done;
+    }
+    made = PyTuple_Pack(2, o, lse);
+done:
+    Py_XDECREF(o);
+    Py_XDECREF(lse);
+    return made;
+}
+
+PyMethodDef attention_functions[] = {
+    {"attention_supported", attention_supported, METH_VARARGS,
+     "\"\" or why libdeepwell does not take such a call"},
+    {"attention_exchange", attention_exchange, METH_VARARGS, "prepares attention_call"},
+    {"attention_call", (PyCFunction)(void (*)(void))attention_call, METH_FASTCALL,
+     "the operator attention_forward without the dispatcher, or None"},
+    {0}};

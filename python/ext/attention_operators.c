@@ -190,6 +190,12 @@ static void enter(operator_call *call, word first) {
         complain(call, "attention: the device of the arguments could not be made current");
 }
 
+bool attention_device_is_current(int32_t device) {
+    int32_t now = -1;
+    return shim.aoti_torch_get_current_device_index != NULL &&
+           shim.aoti_torch_get_current_device_index(&now) == 0 && now == device;
+}
+
 static double real(word value) {
     double result;
     memcpy(&result, &value, sizeof result);
@@ -243,7 +249,7 @@ static void run_forward(word *stack, uint64_t arguments, uint64_t outputs) {
     (void)arguments, (void)outputs;
     operator_call call = {.guard = NULL};
     attention_tensors tensors = {.q = {0}};
-    dw_attention made;
+    dw_attention made = {0};
     enter(&call, stack[0]);
     tensors.q = readable(&call, stack[0]);
     tensors.k = readable(&call, stack[1]);
@@ -268,7 +274,7 @@ static void run_backward(word *stack, uint64_t arguments, uint64_t outputs) {
     (void)arguments, (void)outputs;
     operator_call call = {.guard = NULL};
     attention_tensors tensors = {.q = {0}};
-    dw_attention made;
+    dw_attention made = {0};
     enter(&call, stack[0]);
     tensors.d_o = readable(&call, stack[0]);
     tensors.q = readable(&call, stack[1]);
