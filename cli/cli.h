@@ -12,6 +12,7 @@ typedef struct cli_command {
 } cli_command;
 
 int cli_doctor(int argc, char **argv);
+int cli_explain(int argc, char **argv);
 int cli_graph(int argc, char **argv);
 int cli_train(int argc, char **argv);
 

@@ -10,6 +10,7 @@
 
 static const cli_command commands[] = {
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
+    {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
     {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},
 };
@@ -45,6 +46,8 @@ static void print_help(void) {
            "'deepwell COMMAND --help' describes one command.\n"
            "\n"
            "Environment:\n"
+           "  DEEPWELL_CACHE    folder of compiled kernels and measurements (default: "
+           "~/.cache/deepwell)\n"
            "  DEEPWELL_THREADS  threads of the CPU engine (default: the CPUs it may use)\n"
            "  NO_COLOR          no colours on a terminal\n"
            "\n"

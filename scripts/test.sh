@@ -26,6 +26,9 @@ sanitized() {
 # The same inputs each time, starting from what is committed.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 5; }
 
+# What the compiler makes of the GPU kernels; no GPU is needed. The compiler comes with the tests' packages.
+kernels() { VIRTUAL_ENV="$PWD/.venv" "$release/bin/deepwell-kernels" "$@"; }
+
 examples() {
     local folder result
     "$python" examples/demo.py --quick --steps 5 || return 1
@@ -49,12 +52,14 @@ quick)
     stage "fuzzing" fuzz_briefly
     stage "operations" "$release/bin/deepwell-ops" test --quick
     stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
+    stage "GPU kernels' resources" kernels --quick
     stage "examples" examples
     stage "Python" python_tests "not gpu and not slow"
     ;;
 long)
     stage "operations" "$release/bin/deepwell-ops" test
     stage "gradients of operations" "$release/bin/deepwell-ops" grad
+    stage "GPU kernels' resources" kernels
     for preset in asan tsan; do
         stage "C under $preset" sanitized "$preset"
         stage "operations under $preset" "build/$preset/bin/deepwell-ops" test --quick

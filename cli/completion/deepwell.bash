@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'doctor graph train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'doctor explain graph train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -21,6 +21,11 @@ _deepwell() {
         mapfile -t COMPREPLY < <(
             compgen -W "$options" -- "$word"
             compgen -f -- "$word"
+        )
+        ;;
+    explain)
+        mapfile -t COMPREPLY < <(
+            compgen -W 'attention --backward --target --measure --json --help' -- "$word"
         )
         ;;
     doctor) mapfile -t COMPREPLY < <(compgen -W '--json --help' -- "$word") ;;

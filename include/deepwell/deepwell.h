@@ -5,6 +5,7 @@
 #include "deepwell/attention.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
+#include "deepwell/explain.h"
 #include "deepwell/graph.h"
 #include "deepwell/jit.h"
 #include "deepwell/log.h"

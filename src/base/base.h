@@ -137,6 +137,8 @@ dw_status dw__folder_begin(const char *path, char **temporary);
 dw_status dw__folder_commit(const char *temporary, const char *path);
 /* With all that is in it; links are removed, not followed. Absent is no failure. */
 dw_status dw__folder_remove(const char *path);
+/* Makes the folders above the file `path` that are not there. `path` is as it was afterwards. */
+dw_status dw__folder_make_above(char *path);
 /* A folder's list of names is on disk: of a folder, and of the folder that holds `path`. */
 dw_status dw__folder_sync(const char *folder);
 dw_status dw__folder_sync_of(const char *path);

@@ -51,6 +51,20 @@ static dw_status remove_entries(int folder, const char *path, int depth) {
 
 dw_status dw__folder_remove(const char *path) { return remove_entry(AT_FDCWD, path, path, 0); }
 
+/* ---- making -------------------------------------------------------------------------------- */
+
+dw_status dw__folder_make_above(char *path) {
+    dw_status status = DW_OK;
+    for (char *at = *path ? strchr(path + 1, '/') : NULL; at && status == DW_OK;
+         at = strchr(at + 1, '/')) {
+        *at = '\0';
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            status = dw__fail_io("cannot create folder", path, errno);
+        *at = '/';
+    }
+    return status;
+}
+
 /* ---- appearing ----------------------------------------------------------------------------- */
 
 /* `path` with `suffix`, in the folder that holds it: without slashes at its end, and through a symbolic link to

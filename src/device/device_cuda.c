@@ -295,8 +295,13 @@ static dw_status cuda_launch(const dw__launch *launch) {
         attribute->id = DW_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION;
         attribute->value.flag = 1;
     }
-    DW_RETURN_IF_FAILED(enter(&cuda));
+    /* Without asking for the current context first, which a caller has done by now: this is the hot path. */
+    DW_RETURN_IF_FAILED(dw__cuda_driver(&cuda));
     int result = cuda->launch(&config, launch->function, launch->arguments, NULL);
+    if (result == DW_CU_INVALID_CONTEXT) {
+        DW_RETURN_IF_FAILED(enter(&cuda));
+        result = cuda->launch(&config, launch->function, launch->arguments, NULL);
+    }
     return result == 0
                ? DW_OK
                : dw__cuda_fail(result,
@@ -307,7 +312,7 @@ static dw_status cuda_launch(const dw__launch *launch) {
                                launch->shared_bytes);
 }
 
-static dw_status cuda_tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
+static dw_status encode_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
     enum { INTERLEAVE_NONE = 0, PROMOTION_L2_256B = 3, FILL_ZERO = 0 };
     static const int types[] = {[DW__MAP_F16] = 6, [DW__MAP_BF16] = 9, [DW__MAP_F32] = 7};
     static const uint32_t steps[DW__MAP_AXES] = {1, 1, 1, 1, 1};
@@ -316,11 +321,34 @@ static dw_status cuda_tensor_map(const dw__tensor_map_shape *shape, dw__tensor_m
                   : shape->swizzle_bytes == 32 ? 1
                                                : 0;
     const dw__cuda *cuda;
-    DW_RETURN_IF_FAILED(enter(&cuda));
+    DW_RETURN_IF_FAILED(dw__cuda_driver(&cuda));
     int result = cuda->tensor_map_tiled(
         map->bytes, types[shape->element], (uint32_t)shape->rank, shape->address, shape->size,
         shape->stride, shape->box, steps, INTERLEAVE_NONE, swizzle, PROMOTION_L2_256B, FILL_ZERO);
     return result == 0 ? DW_OK : dw__cuda_fail(result, "cuTensorMapEncodeTiled");
+}
+
+/* A map is a function of its shape alone, and the steps of a training run come back to the same addresses: the last
+ * ones of each thread are kept, at less than the driver's price for making them. */
+enum { KEPT_MAPS = 64 };
+typedef struct kept_map {
+    dw__tensor_map_shape shape; /* rank 0: none */
+    dw__tensor_map map;
+} kept_map;
+static _Thread_local kept_map kept_maps[KEPT_MAPS];
+_Static_assert(sizeof(dw__tensor_map_shape) == 112, "compared as bytes: no gaps");
+
+static dw_status cuda_tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
+    uint64_t mixed = ((uintptr_t)shape->address >> 4 ^ (uint64_t)shape->box[1] << 40) *
+                     UINT64_C(0x9E3779B97F4A7C15);
+    kept_map *kept = &kept_maps[mixed >> 58];
+    if (memcmp(&kept->shape, shape, sizeof *shape) != 0) {
+        kept->shape.rank = 0;
+        DW_RETURN_IF_FAILED(encode_map(shape, &kept->map));
+        kept->shape = *shape;
+    }
+    *map = kept->map;
+    return DW_OK;
 }
 
 /* ---- graph capture ------------------------------------------------------------------------------ */

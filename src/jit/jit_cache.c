@@ -6,11 +6,9 @@
  */
 #define XXH_INLINE_ALL
 #include "jit/jit.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -64,21 +62,6 @@ static dw_status entry_path(const dw__jit_key *key, dw__text *path) {
     return dw__text_printf(path, ".cubin");
 }
 
-/* Every folder above the file `path`, which is changed and changed back. */
-static dw_status make_folders(char *path) {
-    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
-        *at = '\0';
-        int failed = mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
-        if (failed != 0) {
-            dw_status status = dw__fail_io("cannot create folder", path, failed);
-            *at = '/';
-            return status;
-        }
-        *at = '/';
-    }
-    return DW_OK;
-}
-
 /* ---- entries ----------------------------------------------------------------------------------- */
 
 static bool is_sound(const dw__jit_key *key, const char *bytes, size_t count) {
@@ -128,7 +111,7 @@ dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t 
     memcpy(header.key, key->bytes, sizeof header.key);
     digest(XXH3_128bits(image, bytes), header.checksum);
     DW_TRY(entry_path(key, &path));
-    DW_TRY(make_folders(path.text));
+    DW_TRY(dw__folder_make_above(path.text));
     DW_TRY(dw__file_writer_create(path.text, &writer));
     DW_TRY(dw__file_writer_put(writer, &header, sizeof header));
     DW_TRY(dw__file_writer_put(writer, image, bytes));

@@ -14,7 +14,7 @@ static int maps_of(const char *name) {
     return strcmp(name, "sm90_attention_backward") == 0 ? 4 : 0;
 }
 
-static void forget(void) { fake->map_count = fake->launch_count = 0; }
+static void forget(void) { fake->launch_count = 0; }
 
 /* BSHD tensors of [3, 4 or 2, 1000 or 900, 128], at addresses that say which is which. */
 static dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
@@ -94,7 +94,7 @@ static void test_forward(void **state) {
     expect_map(launch->maps[0], 1, 1000, 4, 3, 128, tile->m, 512, 128, 512000);
     expect_map(launch->maps[1], 2, 900, 2, 3, 128, tile->n, 256, 128, 230400);
     expect_map(launch->maps[2], 3, 900, 2, 3, 128, tile->n, 256, 128, 230400);
-    assert_int_equal(fake->maps[0].type, 9); /* BF16 */
+    assert_int_equal(fake->maps[launch->maps[0] - 1].type, 9); /* BF16 */
     dw_attention_params p = params_of(launch);
     assert_int_equal(p.batch, 3);
     assert_int_equal(p.group, 2);
@@ -112,11 +112,22 @@ static void test_forward(void **state) {
     assert_int_equal(p.o.row, 512);
     assert_int_equal(p.o.head, 128);
 
+    /* Maps of the same tensors are kept; of others, made. */
+    int maps = fake->map_count;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->map_count, maps);
+    assert_memory_equal(fake->launches[1].maps, launch->maps, 3 * sizeof launch->maps[0]);
+    call.k.row += 8;
+    assert_int_equal(dw_attention_forward(&call), DW_OK);
+    assert_int_equal(fake->map_count, maps + 1);
+    assert_int_equal(fake->maps[fake->launches[2].maps[1] - 1].strides[0], 2 * 264);
+    call.k.row -= 8;
+
     /* More work than the GPU has processors: blocks stay. The kernel is not loaded again. */
     int loads = fake->loads, functions = fake->functions;
     call.batch = 300;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
-    assert_int_equal(fake->launches[1].grid[0], 132);
+    assert_int_equal(fake->launches[3].grid[0], 132);
     assert_int_equal(fake->loads, loads);
     assert_int_equal(fake->functions, functions);
 }
@@ -218,7 +229,7 @@ static void test_lengths_of_one(void **state) {
     int m = fake->maps[launch->maps[0] - 1].box[1], n = (int)fake->maps[launch->maps[1] - 1].box[1];
     expect_map(launch->maps[0], 1, 1, 1, 1, 40, m, 64, 64, 64);
     expect_map(launch->maps[1], 2, 900, 1, 1, 40, n, 256, 64, 64);
-    assert_int_equal(fake->maps[0].type, 6); /* F16 */
+    assert_int_equal(fake->maps[launch->maps[0] - 1].type, 6); /* F16 */
 }
 
 static void test_backward(void **state) {
@@ -286,6 +297,7 @@ static void test_empty(void **state) {
     call.rows_q = 0;
     call.q.data = call.o.data = NULL;
     forget();
+    int maps = fake->map_count;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(fake->launch_count, 0);
     call.d_o.data = call.dq.data = NULL;
@@ -300,7 +312,7 @@ static void test_empty(void **state) {
     call.k.data = call.v.data = NULL;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_string_equal(fake->launches[1].name, "reference_attention_forward");
-    assert_int_equal(fake->map_count, 0);
+    assert_int_equal(fake->map_count, maps);
     call.batch = 0;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(fake->launch_count, 2);
@@ -412,6 +424,7 @@ static void test_driver_failures(void **state) {
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
         fake->failing = cases[i].call;
         fake->result = 1;
+        call.q.data = (char *)call.q.data + 16; /* no map of it is kept */
         assert_int_equal(dw_attention_forward(&call), DW_STATE);
         assert_non_null(strstr(dw_last_error(), cases[i].part));
         assert_non_null(

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { FAKE_MAPS = 16, FAKE_LAUNCHES = 16, FAKE_PARAMS_BYTES = 1024 };
+enum { FAKE_MAPS = 4096, FAKE_LAUNCHES = 16, FAKE_PARAMS_BYTES = 1024 };
 
 typedef struct fake_map {
     int type, rank, interleave, swizzle, promotion, fill;
@@ -20,8 +20,7 @@ typedef struct fake_launch {
     void *stream;
     int attribute_count, cluster[3], dependent;
     unsigned largest_shared; /* what the function was allowed when it was launched */
-    int maps
-        [FAKE_MAPS]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
+    int maps[8]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
     unsigned char params[FAKE_PARAMS_BYTES];
 } fake_launch;
 
@@ -41,7 +40,7 @@ typedef struct fake_cuda {
 
     /* What was asked. */
     int calls, loads, functions, map_count, launch_count, retains, relaxed;
-    fake_map maps[FAKE_MAPS];            /* the last ones, from index map_count % FAKE_MAPS on */
+    fake_map maps[FAKE_MAPS];            /* in the order in which they were encoded */
     fake_launch launches[FAKE_LAUNCHES]; /* likewise */
     /* Runs in place of a kernel; may be NULL. */
     void (*kernel)(const fake_launch *launch);

@@ -1,0 +1,213 @@
+/* `deepwell explain`: who computes an operation on a GPU, who does not and why, and how long each takes. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct request {
+    dw_attention call;
+    const char *target;
+    int backward, measure, json, has_shape;
+} request;
+
+static void print_help(void) {
+    printf("Usage: deepwell explain attention B,H,S,D[,WORD...] [OPTION...]\n"
+           "\n"
+           "Says who would compute attention of batch B, H heads, S rows and head dimension D,\n"
+           "who would not and why, and how long each should take.\n"
+           "\n"
+           "Words:\n"
+           "  causal            the last query sees the last key, each before it one less\n"
+           "  top-left          masks begin at the first query and the first key\n"
+           "  f16               FP16 instead of BF16\n"
+           "  kv=HEADS          heads of keys and values, when fewer\n"
+           "  k=ROWS            rows of keys and values, when not S\n"
+           "  window=LEFT:RIGHT keys that a query sees on either side; -1: no limit\n"
+           "  softcap=X  dropout=P  deterministic\n"
+           "\n"
+           "Options:\n"
+           "  --backward        the gradients\n"
+           "  --target ARCH     that architecture (sm_90a) instead of this machine's GPU\n"
+           "  --measure         first times Deepwell's kernels on this GPU, and keeps the result\n"
+           "  --json            the same as one JSON object\n");
+}
+
+/* ---- arguments ----------------------------------------------------------------------------------- */
+
+static int read_integer(const char *text, int32_t *value) {
+    char *end = NULL;
+    long number = strtol(text, &end, 10);
+    if (end == text || *end || number < INT32_MIN || number > INT32_MAX) return 0;
+    *value = (int32_t)number;
+    return 1;
+}
+
+static int read_number(const char *text, float *value) {
+    char *end = NULL;
+    *value = strtof(text, &end);
+    return end != text && !*end;
+}
+
+static int read_window(const char *text, dw_attention *call) {
+    char left[16];
+    size_t length = strcspn(text, ":");
+    if (length == 0 || length >= sizeof left || text[length] != ':') return 0;
+    memcpy(left, text, length);
+    left[length] = '\0';
+    return read_integer(left, &call->window_left) &&
+           read_integer(text + length + 1, &call->window_right);
+}
+
+/* Behind the four numbers. */
+static int read_word(const char *word, dw_attention *call) {
+    if (strcmp(word, "causal") == 0) return call->window_right = 0, 1;
+    if (strcmp(word, "top-left") == 0) return call->bottom_right = false, 1;
+    if (strcmp(word, "bf16") == 0) return call->dtype = DW_BF16, 1;
+    if (strcmp(word, "f16") == 0) return call->dtype = DW_F16, 1;
+    if (strcmp(word, "deterministic") == 0) return call->deterministic = true, 1;
+    if (strncmp(word, "kv=", 3) == 0) return read_integer(word + 3, &call->heads_kv);
+    if (strncmp(word, "k=", 2) == 0) return read_integer(word + 2, &call->rows_k);
+    if (strncmp(word, "window=", 7) == 0) return read_window(word + 7, call);
+    if (strncmp(word, "softcap=", 8) == 0) return read_number(word + 8, &call->softcap);
+    if (strncmp(word, "dropout=", 8) == 0) return read_number(word + 8, &call->dropout);
+    return 0;
+}
+
+static dw_attention_tensor contiguous(int64_t heads, int64_t rows, int64_t head_dim) {
+    return (dw_attention_tensor){
+        .batch = heads * rows * head_dim, .head = rows * head_dim, .row = head_dim};
+}
+
+static int read_shape(char *text, dw_attention *call) {
+    int32_t *const numbers[] = {&call->batch, &call->heads_q, &call->rows_q, &call->head_dim};
+    int count = 0;
+    *call = (dw_attention){.size = sizeof *call,
+                           .dtype = DW_BF16,
+                           .heads_kv = -1,
+                           .rows_k = -1,
+                           .window_left = -1,
+                           .window_right = -1,
+                           .bottom_right = true};
+    for (char *word = text, *next; word; word = next, count++) {
+        next = strchr(word, ',');
+        if (next) *next++ = '\0';
+        if (count < 4 ? !read_integer(word, numbers[count]) : !read_word(word, call))
+            return cli_usage_error(
+                "'%s' is not what explain expects as word %d of a shape B,H,S,D[,WORD...]", word,
+                count + 1);
+    }
+    if (count < 4) return cli_usage_error("a shape needs at least B,H,S,D");
+    if (call->heads_kv < 0) call->heads_kv = call->heads_q;
+    if (call->rows_k < 0) call->rows_k = call->rows_q;
+    call->scale = call->head_dim > 0 ? (float)(1.0 / sqrt((double)call->head_dim)) : 0.0f;
+    call->q = call->o = call->d_o = call->dq =
+        contiguous(call->heads_q, call->rows_q, call->head_dim);
+    call->k = call->v = call->dk = call->dv =
+        contiguous(call->heads_kv, call->rows_k, call->head_dim);
+    return CLI_DONE;
+}
+
+static int read_arguments(int argc, char **argv, request *r) {
+    if (argc < 2 || strcmp(argv[1], "attention") != 0)
+        return cli_usage_error("explain knows one operation, attention%s%s",
+                               argc > 1 ? ", not " : "", argc > 1 ? argv[1] : "");
+    for (int at = 2; at < argc; at++) {
+        if (strcmp(argv[at], "--backward") == 0) {
+            r->backward = 1;
+        } else if (strcmp(argv[at], "--measure") == 0) {
+            r->measure = 1;
+        } else if (strcmp(argv[at], "--json") == 0) {
+            r->json = 1;
+        } else if (strcmp(argv[at], "--target") == 0) {
+            if (++at == argc) return cli_usage_error("--target needs a value");
+            r->target = argv[at];
+        } else if (argv[at][0] == '-' || r->has_shape) {
+            return cli_usage_error("explain does not know '%s'", argv[at]);
+        } else {
+            int result = read_shape(argv[at], &r->call);
+            if (result != CLI_DONE) return result;
+            r->has_shape = 1;
+        }
+    }
+    return r->has_shape ? CLI_DONE : cli_usage_error("explain attention needs a shape, B,H,S,D");
+}
+
+/* ---- output --------------------------------------------------------------------------------------- */
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static void print_time(const json_t *seconds, const char *absent) {
+    if (!json_is_number(seconds))
+        printf("  %10s", absent);
+    else
+        printf("  %7.1f us", 1e6 * json_number_value(seconds));
+}
+
+static void print_report(const json_t *report) {
+    size_t index;
+    const json_t *candidate;
+    const char *gpu = text_of(report, "gpu"), *error = text_of(report, "gpu_error");
+    cli_print_bold(text_of(report, "operation"));
+    printf(": %s\n", text_of(report, "shape"));
+    if (*error) printf("No GPU here: %s\n", error);
+    printf("Target: %s%s%s (%s)\n", text_of(report, "target"), *gpu ? ", " : "", gpu,
+           text_of(report, "target_source"));
+    printf("Work: %.4g operations, %.4g bytes\n\n",
+           json_number_value(json_object_get(report, "flops")),
+           json_number_value(json_object_get(report, "bytes")));
+    printf("%-10s  %10s  %10s\n", "", "expected", "measured");
+    json_array_foreach(json_object_get(report, "candidates"), index, candidate) {
+        printf("%-10s", text_of(candidate, "name"));
+        print_time(json_object_get(candidate, "expected_seconds"), "-");
+        print_time(json_object_get(candidate, "measured_seconds"), "-");
+        printf("  %s\n", json_is_true(json_object_get(candidate, "runs"))
+                             ? text_of(candidate, "expected_from")
+                             : text_of(candidate, "reason"));
+    }
+    const char *chosen = text_of(report, "chosen");
+    printf("\n%s%s: %s\n", *chosen ? "Taken: " : "Nobody", chosen, text_of(report, "because"));
+}
+
+static int fail(void) {
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return CLI_FAILED;
+}
+
+static int show(const request *r, const char *target) {
+    char *json = NULL;
+    if (dw_attention_explain(&r->call, r->backward, target, &json) != DW_OK) return fail();
+    if (r->json) {
+        printf("%s\n", json);
+    } else {
+        json_t *report = json_loads(json, 0, NULL);
+        if (report) print_report(report);
+        json_decref(report);
+    }
+    dw_text_free(json);
+    return CLI_DONE;
+}
+
+int cli_explain(int argc, char **argv) {
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return CLI_DONE;
+    }
+    request r = {0};
+    int result = read_arguments(argc, argv, &r);
+    if (result != CLI_DONE) return result;
+    const dw_device *gpu;
+    dw_status found = dw_device_find("cuda", &gpu);
+    if (r.measure) {
+        double seconds;
+        if (found != DW_OK) return fail(), CLI_UNSUPPORTED;
+        if (dw_attention_measure(&r.call, r.backward, &seconds) != DW_OK) return fail();
+    }
+    /* Without a GPU the architecture that there are kernels for. */
+    return show(&r, r.target ? r.target : found == DW_OK ? NULL : "sm_90a");
+}

@@ -1,0 +1,43 @@
+/* Who can compute attention on a GPU, who is taken, and how long it should take.
+ *
+ * Candidates are ours and the operators behind PyTorch's scaled_dot_product_attention: "deepwell", "cudnn", "flash",
+ * "efficient", "math". Those that can run the call compete: the fastest, where each of them has been measured on this
+ * GPU for this class of shapes; else the first in that order. Measurements are kept on disk, one file per GPU model
+ * (DEEPWELL_CACHE, see deepwell/jit.h), so that they are made once and a later run decides the same.
+ */
+#ifndef DEEPWELL_EXPLAIN_H
+#define DEEPWELL_EXPLAIN_H
+
+#include "deepwell/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What is written down for a call, no matter which addresses, as JSON:
+ *   {"operation", "shape", "class", "target", "gpu": name or null, "gpu_error": why there is none,
+ *    "chosen": name or null, "because", "flops", "bytes",
+ *    "candidates": [{"name", "source", "runs", "reason": why not or null, "tolerance",
+ *                    "expected_seconds": number or null, "expected_from", "measured_seconds": number or null}]}
+ * `target` NULL: the calling thread's GPU. "sm_90a": that architecture, whether there is one or not; expected times
+ * are an H200's. Strides count, addresses do not; no memory is read and nothing is compiled. `json` is
+ * released with dw_text_free. */
+DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target, char **json);
+
+/* The class of shapes that share a measurement: type, head dimension, ratio of heads, kind of mask, features, and
+ * lengths and the number of heads in all rounded to powers of 2. Cut off at `bytes`. */
+DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text, size_t bytes);
+
+/* Times `name`d candidate took for a class on the calling thread's GPU model. Recording replaces what was there, and is
+ * safe between processes. Looking up: DW_NOT_FOUND. */
+DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
+DW_API dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds);
+
+/* Times our kernels on the calling thread's GPU, with random tensors of the call's shape and layout [batch, heads, rows,
+ * head_dim] in memory and on a stream of its own, and records it. Median of at least 10 runs. */
+DW_API dw_status dw_attention_measure(const dw_attention *call, bool backward, double *seconds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,450 @@
+/* Run-time compilation up to the compiler, which is a fake one: sources put together, keys, the cache on disk and all
+ * that may befall it, several threads and processes at once. */
+#include "fake/fake_gpu.h"
+#include "jit/jit.h"
+#include "jit/nvrtc.h"
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sys/stat.h>
+
+static char folder[256];
+
+static dw__jit_variant variant_of(int value) {
+    dw__jit_variant variant = {.source = "common/attention_reference.cu",
+                               .entry = "reference_attention_forward",
+                               .arch = "sm_90a"};
+    dw__jit_add_define(&variant, "ZEBRA", 7);
+    dw__jit_add_define(&variant, "ANT", value);
+    return variant;
+}
+
+/* ---- sources -------------------------------------------------------------------------------------- */
+
+static void test_expansion(void **state) {
+    (void)state;
+    dw__text text = {0};
+    int kernels = 0;
+    for (const dw__jit_file *file = dw__jit_sources; file->name; file++) {
+        size_t length = strlen(file->name);
+        if (length < 3 || strcmp(file->name + length - 3, ".cu") != 0) continue;
+        kernels++;
+        text.length = 0;
+        assert_int_equal(dw__jit_expand(file->name, &text), DW_OK);
+        /* Nothing is left to include: a compiler without headers takes it. */
+        for (const char *at = text.text; (at = strstr(at, "include")); at++) {
+            const char *line = at;
+            while (line > text.text && line[-1] != '\n') line--;
+            assert_false(line[strspn(line, " \t")] == '#');
+        }
+        /* Each file once, and the lines behind it keep their numbers. */
+        char *first = strstr(text.text, "#line 1 \"common/attention_params.h\"");
+        assert_non_null(first);
+        assert_null(strstr(first + 1, "#line 1 \"common/attention_params.h\""));
+    }
+    assert_true(kernels >= 2);
+    assert_int_equal(dw__jit_expand("common/none.cu", &text), DW_UNSUPPORTED);
+    dw__text_free(&text);
+}
+
+/* The line behind an include is announced with the number that it has in its file. */
+static void test_line_numbers(void **state) {
+    (void)state;
+    dw__text text = {0};
+    const dw__jit_file *file = dw__jit_sources;
+    while (strcmp(file->name, "common/attention_reference.cu") != 0) file++;
+    assert_int_equal(dw__jit_expand(file->name, &text), DW_OK);
+    int number = 1, checked = 0;
+    for (const char *at = (const char *)file->begin; at < (const char *)file->end; number++) {
+        const char *end = memchr(at, '\n', (size_t)((const char *)file->end - at));
+        if (strncmp(at, "#include", 8) == 0) {
+            char wanted[512];
+            const char *next_end = strchr(end + 1, '\n');
+            snprintf(wanted, sizeof wanted, "#line %d \"common/attention_reference.cu\"\n%.*s",
+                     number + 1,
+                     strncmp(end + 1, "#include", 8) == 0 ? 0 : (int)(next_end - end - 1), end + 1);
+            assert_non_null(strstr(text.text, wanted));
+            checked++;
+        }
+        at = end + 1;
+    }
+    assert_true(checked > 0);
+    dw__text_free(&text);
+}
+
+static void test_names_and_keys(void **state) {
+    (void)state;
+    dw__jit_variant a = variant_of(3), b = a;
+    dw__text name = {0}, source = {0}, other = {0};
+    dw__jit_key key, same, different;
+    b.defines[0] = a.defines[1], b.defines[1] = a.defines[0];
+    assert_int_equal(dw__jit_variant_name(&b, &name), DW_OK);
+    assert_string_equal(name.text, "attention_reference.sm_90a.ANT=3.ZEBRA=7");
+    assert_int_equal(dw__text_printf(&source, "int x;"), DW_OK);
+    assert_int_equal(dw__text_printf(&other, "int y;"), DW_OK);
+    assert_int_equal(dw__jit_key_of(&a, &source, "one", &key), DW_OK);
+    assert_int_equal(dw__jit_key_of(&b, &source, "one", &same), DW_OK);
+    assert_memory_equal(&key, &same, sizeof key);
+    /* Source, compiler, defines and architecture each make another key. */
+    assert_int_equal(dw__jit_key_of(&a, &other, "one", &different), DW_OK);
+    assert_memory_not_equal(&key, &different, sizeof key);
+    assert_int_equal(dw__jit_key_of(&a, &source, "two", &different), DW_OK);
+    assert_memory_not_equal(&key, &different, sizeof key);
+    b.arch = "sm_100a";
+    assert_int_equal(dw__jit_key_of(&b, &source, "one", &different), DW_OK);
+    assert_memory_not_equal(&key, &different, sizeof key);
+    b = variant_of(4);
+    assert_int_equal(dw__jit_key_of(&b, &source, "one", &different), DW_OK);
+    assert_memory_not_equal(&key, &different, sizeof key);
+    dw__text_free(&name);
+    dw__text_free(&source);
+    dw__text_free(&other);
+}
+
+/* ---- the cache -------------------------------------------------------------------------------------- */
+
+static dw_jit_counts counts_now(void) {
+    dw_jit_counts counts = {.size = sizeof counts};
+    dw_jit_count(&counts);
+    return counts;
+}
+
+static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
+    void *image = NULL;
+    bool embedded = true;
+    assert_int_equal(dw__jit_image(variant, &image, bytes, &embedded), DW_OK);
+    assert_false(embedded);
+    return image;
+}
+
+/* What was compiled is what is read, and it is compiled once. */
+static void test_cache(void **state) {
+    (void)state;
+    dw__jit_variant variant = variant_of(10);
+    dw_jit_counts before = counts_now();
+    size_t bytes = 0, again_bytes = 0;
+    char *image = image_of(&variant, &bytes);
+    assert_non_null(strstr(image, "--gpu-architecture=sm_90a\n"));
+    assert_non_null(strstr(image, "-DANT=10\n-DZEBRA=7\n"));
+    char *again = image_of(&variant, &again_bytes);
+    assert_int_equal(bytes, again_bytes);
+    assert_memory_equal(image, again, bytes);
+    dw_jit_counts after = counts_now();
+    assert_int_equal(after.compiled - before.compiled, 1);
+    assert_int_equal(after.cached - before.cached, 1);
+    assert_true(after.compile_seconds >= before.compile_seconds);
+    dw__free(image);
+    dw__free(again);
+}
+
+/* The one entry of the cache. */
+static void entry_path(char *path, size_t bytes) {
+    char pattern[PATH_MAX];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/kernels/*.cubin", getenv("DEEPWELL_CACHE"));
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    snprintf(path, bytes, "%s", found.gl_pathv[0]);
+    globfree(&found);
+}
+
+/* Whatever happens to an entry, it is not loaded: it is removed, counted and made again. */
+static void test_damage(void **state) {
+    (void)state;
+    char own[PATH_MAX], path[PATH_MAX], *whole = NULL;
+    dw__jit_variant variant = variant_of(20);
+    size_t bytes = 0, whole_bytes = 0;
+    snprintf(own, sizeof own, "%s/damage", folder);
+    setenv("DEEPWELL_CACHE", own, 1);
+    char *image = image_of(&variant, &bytes);
+    entry_path(path, sizeof path);
+    assert_int_equal(dw__file_read(path, &whole, &whole_bytes), DW_OK);
+    assert_true(whole_bytes > bytes);
+    for (size_t at = 0; at < whole_bytes + 4; at++) {
+        size_t left = whole_bytes;
+        unsigned char flip = (unsigned char)(1 << at % 8);
+        if (at < whole_bytes)
+            whole[at] = (char)(whole[at] ^ flip); /* each byte, header and image */
+        if (at == whole_bytes) left = 0;
+        if (at == whole_bytes + 1) left = 20;
+        if (at == whole_bytes + 2) left = whole_bytes - 1;
+        FILE *file = fopen(path, "wb");
+        assert_non_null(file);
+        assert_int_equal(fwrite(whole, 1, left, file), left);
+        if (at == whole_bytes + 3) fputc(0, file); /* one byte too many */
+        fclose(file);
+        if (at < whole_bytes) whole[at] = (char)(whole[at] ^ flip);
+        dw_jit_counts before = counts_now();
+        size_t again_bytes = 0;
+        char *again = image_of(&variant, &again_bytes);
+        dw_jit_counts after = counts_now();
+        assert_int_equal(after.corrupt - before.corrupt, 1);
+        assert_int_equal(after.compiled - before.compiled, 1);
+        assert_int_equal(again_bytes, bytes);
+        assert_memory_equal(again, image, bytes);
+        dw__free(again);
+    }
+    /* Another key's entry under this name. */
+    dw__jit_key other = {{1}};
+    void *none = NULL;
+    assert_int_equal(dw__jit_cache_write(&other, image, bytes), DW_OK);
+    char other_path[PATH_MAX + 64];
+    snprintf(other_path, sizeof other_path, "%s/kernels/01000000000000000000000000000000.cubin",
+             own);
+    assert_int_equal(rename(other_path, path), 0);
+    dw_jit_counts before = counts_now();
+    char *again = image_of(&variant, &bytes);
+    assert_int_equal(counts_now().corrupt - before.corrupt, 1);
+    assert_int_equal(dw__jit_cache_read(&other, &none, &bytes), DW_NOT_FOUND);
+    dw__free(again);
+    dw__free(image);
+    dw__free(whole);
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
+/* A folder that cannot be written costs time, nothing else. (A file in its place: root may write anywhere.) */
+static void test_unwritable(void **state) {
+    (void)state;
+    char file[PATH_MAX];
+    dw__jit_variant variant = variant_of(30);
+    snprintf(file, sizeof file, "%s/a_file", folder);
+    assert_int_equal(dw__file_write(file, "x", 1), DW_OK);
+    const char *const homes[] = {file, "/dev/null/no", "/proc/no/such"};
+    for (size_t i = 0; i < DW_COUNT(homes); i++) {
+        setenv("DEEPWELL_CACHE", homes[i], 1);
+        dw_jit_counts before = counts_now();
+        size_t bytes = 0;
+        char *image = image_of(&variant, &bytes);
+        dw_jit_counts after = counts_now();
+        assert_int_equal(after.compiled - before.compiled, 1);
+        assert_int_equal(after.unwritten - before.unwritten, 1);
+        assert_true(bytes > 0);
+        dw__free(image);
+    }
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
+static void test_folder(void **state) {
+    (void)state;
+    dw__text path = {0};
+    const char *const before[] = {getenv("XDG_CACHE_HOME"), getenv("HOME")};
+    char *xdg = before[0] ? strdup(before[0]) : NULL, *home = before[1] ? strdup(before[1]) : NULL;
+    unsetenv("DEEPWELL_CACHE");
+    setenv("XDG_CACHE_HOME", "/x", 1);
+    setenv("HOME", "/h", 1);
+    assert_int_equal(dw__jit_cache_folder(&path), DW_OK);
+    assert_string_equal(path.text, "/x/deepwell");
+    setenv("XDG_CACHE_HOME", "relative", 1); /* which the specification has ignored */
+    path.length = 0;
+    assert_int_equal(dw__jit_cache_folder(&path), DW_OK);
+    assert_string_equal(path.text, "/h/.cache/deepwell");
+    unsetenv("HOME");
+    assert_int_equal(dw__jit_cache_folder(&path), DW_NOT_FOUND);
+    if (xdg)
+        setenv("XDG_CACHE_HOME", xdg, 1);
+    else
+        unsetenv("XDG_CACHE_HOME");
+    if (home) setenv("HOME", home, 1);
+    free(xdg);
+    free(home);
+    setenv("DEEPWELL_CACHE", folder, 1);
+    dw__text_free(&path);
+}
+
+/* ---- failures ----------------------------------------------------------------------------------------- */
+
+static void test_compiler_failures(void **state) {
+    (void)state;
+    dw__jit_variant variant = variant_of(40);
+    void *image = NULL;
+    size_t bytes;
+    bool embedded;
+    setenv("FAKE_NVRTC_FAIL", "1", 1);
+    assert_int_equal(dw__jit_image(&variant, &image, &bytes, &embedded), DW_INTERNAL);
+    assert_non_null(
+        strstr(dw_last_error(),
+               "attention_reference.sm_90a.ANT=40.ZEBRA=7 did not compile with NVRTC 13.0"));
+    assert_non_null(strstr(dw_last_error(), "file.cu(7): error: identifier"));
+    setenv("FAKE_NVRTC_FAIL", "2", 1);
+    assert_int_equal(dw__jit_image(&variant, &image, &bytes, &embedded), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "no machine code for sm_90a"));
+    unsetenv("FAKE_NVRTC_FAIL");
+    char *made = image_of(&variant, &bytes); /* nothing of that was kept */
+    dw__free(made);
+}
+
+static void no_compiler(void *unused) {
+    const char *description = NULL;
+    (void)unused;
+    setenv("DEEPWELL_NVRTC", "/no/such/libnvrtc.so.13", 1);
+    CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(
+        strstr(dw_last_error(), "DEEPWELL_NVRTC=/no/such/libnvrtc.so.13 cannot be loaded"));
+    setenv("DEEPWELL_NVRTC", "/dev/null", 1);
+    CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
+    /* A library, but none of NVRTC's functions. */
+    setenv("DEEPWELL_NVRTC", FAKE_CUDA, 1);
+    CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "has no function nvrtcVersion"));
+    CHILD_REQUIRE(dw_jit_search("") == DW_INVALID_ARGUMENT);
+    /* Found where a folder says, also in the form of a site-packages. */
+    unsetenv("DEEPWELL_NVRTC");
+    char path[PATH_MAX], *slash;
+    snprintf(path, sizeof path, "%s", FAKE_NVRTC);
+    slash = strrchr(path, '/');
+    *slash = '\0';
+    CHILD_REQUIRE(dw_jit_search(path) == DW_OK && dw_jit_search(path) == DW_OK);
+    CHILD_REQUIRE(dw_jit_compiler(&description) == DW_OK);
+    CHILD_REQUIRE(strstr(description, "libnvrtc.so.13"));
+    CHILD_REQUIRE(strstr(description, path));
+    for (int i = 0; i < 31; i++) {
+        snprintf(path, sizeof path, "/folder/%d", i);
+        CHILD_REQUIRE(dw_jit_search(path) == DW_OK);
+    }
+    CHILD_REQUIRE(dw_jit_search("/one/more") == DW_UNSUPPORTED);
+}
+
+static void in_site_packages(void *unused) {
+    char inside[PATH_MAX], link_path[PATH_MAX + 64], command[2 * PATH_MAX];
+    const char *description = NULL;
+    (void)unused;
+    unsetenv("DEEPWELL_NVRTC");
+    snprintf(inside, sizeof inside, "%s/site-packages/nvidia/cu13/lib", folder);
+    snprintf(command, sizeof command, "mkdir -p %s", inside);
+    CHILD_REQUIRE(system(command) == 0);
+    snprintf(link_path, sizeof link_path, "%s/libnvrtc.so.13", inside);
+    CHILD_REQUIRE(symlink(FAKE_NVRTC, link_path) == 0);
+    snprintf(inside, sizeof inside, "%s/site-packages", folder);
+    CHILD_REQUIRE(dw_jit_search(inside) == DW_OK && dw_jit_compiler(&description) == DW_OK);
+    CHILD_REQUIRE(strstr(description, inside));
+}
+
+static void test_finding(void **state) {
+    (void)state;
+    expect_child(start_child(no_compiler, NULL));
+    expect_child(start_child(in_site_packages, NULL));
+}
+
+/* ---- at once -------------------------------------------------------------------------------------------- */
+
+static void compile_slowly(void *unused) {
+    (void)unused;
+    setenv("FAKE_NVRTC_MS", "200", 1);
+    dw__jit_variant variant = variant_of(50);
+    dw_jit_counts before = counts_now(); /* the parent's */
+    void *image = NULL;
+    size_t bytes = 0;
+    bool embedded = true;
+    CHILD_REQUIRE(dw__jit_image(&variant, &image, &bytes, &embedded) == DW_OK);
+    CHILD_REQUIRE(memcmp(image, "\177ELF", 4) == 0 && strstr(image, "-DANT=50\n"));
+    CHILD_REQUIRE(counts_now().corrupt == before.corrupt &&
+                  counts_now().unwritten == before.unwritten);
+}
+
+/* Processes that find nothing compile all, and what stays is one sound entry. */
+static void test_processes(void **state) {
+    (void)state;
+    char own[PATH_MAX], path[PATH_MAX];
+    pid_t children[4];
+    snprintf(own, sizeof own, "%s/processes", folder);
+    setenv("DEEPWELL_CACHE", own, 1);
+    for (size_t i = 0; i < DW_COUNT(children); i++) children[i] = start_child(compile_slowly, NULL);
+    for (size_t i = 0; i < DW_COUNT(children); i++) expect_child(children[i]);
+    entry_path(path, sizeof path); /* and no temporary file beside it */
+    dw_jit_counts before = counts_now();
+    dw__jit_variant variant = variant_of(50);
+    size_t bytes = 0;
+    char *image = image_of(&variant, &bytes);
+    assert_int_equal(counts_now().cached - before.cached, 1);
+    dw__free(image);
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
+static void *load_often(void *failed) {
+    const dw__context *context = NULL;
+    for (int i = 0; i < 20; i++) {
+        dw__jit_variant variant = variant_of(60 + i % 4);
+        void *function = NULL;
+        if (dw__device_cuda.context(&context) != DW_OK) return failed;
+        if (dw__jit_load(context, &variant, 0, &function) != DW_OK || !function) return failed;
+    }
+    return NULL;
+}
+
+static void threads_load(void *unused) {
+    pthread_t threads[4];
+    (void)unused;
+    load_fake_driver();
+    for (int i = 0; i < 4; i++)
+        CHILD_REQUIRE(pthread_create(&threads[i], NULL, load_often, &threads) == 0);
+    for (int i = 0; i < 4; i++) {
+        void *failed = NULL;
+        CHILD_REQUIRE(pthread_join(threads[i], &failed) == 0 && !failed);
+    }
+    CHILD_REQUIRE(fake->loads == 4); /* each module once */
+    fake->current = 1001;            /* another context has none of them */
+    CHILD_REQUIRE(!load_often(&threads) && fake->loads == 8);
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    expect_child(start_child(threads_load, NULL));
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------- */
+
+/* Each allocation fails in turn: an error or the right image, nothing lost. */
+static void test_memory(void **state) {
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        dw__jit_variant variant = variant_of(70);
+        int64_t live = dw__memory_live();
+        for (int64_t after = 0;; after++) {
+            void *image = NULL;
+            size_t bytes = 0;
+            bool embedded = false;
+            dw__memory_fail_once(after);
+            dw_status status = dw__jit_image(&variant, &image, &bytes, &embedded);
+            int64_t failures = dw__memory_failures();
+            dw__memory_fail_after(-1);
+            if (status != DW_OK)
+                assert_int_equal(status, DW_OUT_OF_MEMORY);
+            else
+                assert_non_null(strstr(image, "-DANT=70\n"));
+            if (status == DW_OK) dw__free(image);
+            assert_int_equal(dw__memory_live(), live);
+            if (failures == 0) break;
+        }
+    }
+}
+
+static int setup(void **state) {
+    (void)state;
+    use_fake_compiler(folder, sizeof folder);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_finding), /* first: children start without a compiler loaded */
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_expansion),
+        cmocka_unit_test(test_line_numbers),
+        cmocka_unit_test(test_names_and_keys),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_unwritable),
+        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_compiler_failures),
+        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_memory),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,353 @@
+/* `deepwell-kernels`: compiles the GPU kernels' variants without a GPU and compares what the compiler says of each
+ * (registers, bytes spilled, shared memory, warnings) with the committed table, so that a change that makes a kernel
+ * spill, or its matrix products wait for each other, is seen where it is made.
+ *
+ *   deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]
+ *
+ * --renew writes what was compiled into the table, and leaves the rest of it.
+ * Exit status: 0 as the table says, 1 not, 2 wrong usage, 3 no compiler.
+ */
+#include "base/json.h"
+#include "jit/jit.h"
+#include "jit/nvrtc.h"
+#include "kernel/cuda/attention.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_VARIANTS = 512, MOST_ENTRIES = 4, MOST_THREADS = 64 };
+
+typedef struct resources {
+    char entry[64];
+    int registers, stack, spill_stores, spill_loads, shared;
+} resources;
+
+typedef struct job {
+    dw__jit_variant variant;
+    char name[512];
+    bool quick;
+    dw_status status;
+    char message[1024]; /* why it did not compile */
+    resources entries[MOST_ENTRIES];
+    int entry_count;
+    char warning[512]; /* the first */
+    double seconds;
+} job;
+
+static job jobs[MOST_VARIANTS];
+static size_t job_count;
+
+/* ---- which variants ------------------------------------------------------------------------------ */
+
+static void add_job(dw__jit_variant variant, bool quick) {
+    dw__text name = {0};
+    if (dw__jit_variant_name(&variant, &name) != DW_OK) abort();
+    for (size_t i = 0; i < job_count; i++)
+        if (strcmp(jobs[i].name, name.text) == 0) goto cleanup; /* two shapes, the same tiles */
+    if (job_count == MOST_VARIANTS) abort();
+    job *made = &jobs[job_count++];
+    made->variant = variant;
+    made->quick = quick;
+    snprintf(made->name, sizeof made->name, "%s", name.text);
+
+cleanup:
+    dw__text_free(&name);
+}
+
+/* Each head dimension, type and tile; each feature alone, masked and not where that makes another kernel, and all of
+ * them together. */
+static void list_attention(dw__attention_pass pass) {
+    static const int head_dims[] = {64, 96, 128, 192, 256};
+    static const struct {
+        bool window, packed, softcap, dropout, deterministic, quick;
+    } features[] = {
+        {.quick = true},
+        {.window = true, .quick = true},
+        {.packed = true},
+        {.window = true, .packed = true},
+        {.window = true, .softcap = true},
+        {.window = true, .dropout = true},
+        {.window = true, .deterministic = true},
+        {.window = true,
+         .packed = true,
+         .softcap = true,
+         .dropout = true,
+         .deterministic = true,
+         .quick = true},
+    };
+    for (size_t d = 0; d < DW_COUNT(head_dims); d++)
+        for (int f16 = 0; f16 < 2; f16++)
+            for (size_t f = 0; f < DW_COUNT(features); f++)
+                for (int many = 0; many < 2; many++) {
+                    dw__attention_shape shape = {
+                        .head_dim = head_dims[d],
+                        .f16 = f16,
+                        .softcap = features[f].softcap,
+                        .dropout = features[f].dropout,
+                        .packed = features[f].packed,
+                        .window = features[f].window,
+                        .deterministic =
+                            pass == DW__ATTENTION_BACKWARD && features[f].deterministic,
+                        .many_keys = many,
+                    };
+                    bool quick = features[f].quick && !f16 && !many && head_dims[d] % 128 == 0;
+                    add_job(dw__attention_variant(&shape, pass, "", "sm_90a"), quick);
+                }
+}
+
+static void list_jobs(void) {
+    for (int f16 = 0; f16 < 2; f16++)
+        add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
+    list_attention(DW__ATTENTION_FORWARD);
+    list_attention(DW__ATTENTION_BACKWARD);
+}
+
+/* ---- what the compiler says ------------------------------------------------------------------------- */
+
+/* The number in front of `word` in `line`; `absent` where the word is not there. */
+static int number_before(const char *line, const char *word, int absent) {
+    const char *at = strstr(line, word);
+    if (!at) return absent;
+    while (at > line && at[-1] == ' ') at--;
+    while (at > line && at[-1] >= '0' && at[-1] <= '9') at--;
+    return atoi(at);
+}
+
+static void read_line(job *j, const char *line) {
+    static const char compiling[] = "Compiling entry function '";
+    const char *at = strstr(line, compiling);
+    if (at && j->entry_count < MOST_ENTRIES) {
+        at += sizeof compiling - 1;
+        resources *entry = &j->entries[j->entry_count++];
+        snprintf(entry->entry, sizeof entry->entry, "%.*s", (int)strcspn(at, "'"), at);
+        return;
+    }
+    if (j->entry_count > 0) {
+        resources *entry = &j->entries[j->entry_count - 1];
+        entry->stack = number_before(line, "bytes stack frame", entry->stack);
+        entry->spill_stores = number_before(line, "bytes spill stores", entry->spill_stores);
+        entry->spill_loads = number_before(line, "bytes spill loads", entry->spill_loads);
+        entry->registers = number_before(line, "registers", entry->registers);
+        entry->shared = number_before(line, "bytes smem", entry->shared);
+    }
+    /* Among them C7510: products that wait for each other. */
+    bool is_warning = strstr(line, "warning") || strstr(line, "Potential Performance Loss") ||
+                      strstr(line, "serialized");
+    if (is_warning && j->warning[0] == '\0') snprintf(j->warning, sizeof j->warning, "%s", line);
+}
+
+static void compile(job *j) {
+    static const char *const options[] = {"--ptxas-options=-v", NULL};
+    dw__text expanded = {0}, log = {0};
+    void *image = NULL;
+    size_t bytes;
+    double begun = dw__seconds();
+    j->status = dw__jit_expand(j->variant.source, &expanded);
+    if (j->status == DW_OK)
+        j->status = dw__jit_compile(&j->variant, &expanded, options, &image, &bytes, &log);
+    if (j->status != DW_OK) snprintf(j->message, sizeof j->message, "%s", dw_last_error());
+    j->seconds = dw__seconds() - begun;
+    for (char *line = log.text, *end; line && *line; line = end) {
+        end = line + strcspn(line, "\n");
+        if (*end) *end++ = '\0';
+        read_line(j, line);
+    }
+    dw__free(image);
+    dw__text_free(&expanded);
+    dw__text_free(&log);
+}
+
+typedef struct selection {
+    bool quick;
+    const char *part;
+} selection;
+
+static bool selected(const selection *s, const job *j) {
+    return (!s->quick || j->quick) && (!s->part || strstr(j->name, s->part));
+}
+
+static _Atomic size_t next_job;
+
+static void *compile_jobs(void *context) {
+    const selection *s = context;
+    for (size_t i; (i = atomic_fetch_add(&next_job, 1)) < job_count;)
+        if (selected(s, &jobs[i])) compile(&jobs[i]);
+    return NULL;
+}
+
+static void compile_all(selection *s, int threads) {
+    pthread_t started[MOST_THREADS];
+    int count = 0;
+    while (count < threads - 1 && pthread_create(&started[count], NULL, compile_jobs, s) == 0)
+        count++;
+    compile_jobs(s);
+    for (int i = 0; i < count; i++) pthread_join(started[i], NULL);
+}
+
+/* ---- the table --------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *key;
+    size_t offset;
+} members[] = {
+    {"registers", offsetof(resources, registers)},
+    {"stack_bytes", offsetof(resources, stack)},
+    {"spill_store_bytes", offsetof(resources, spill_stores)},
+    {"spill_load_bytes", offsetof(resources, spill_loads)},
+    {"shared_bytes", offsetof(resources, shared)},
+};
+
+static int member_of(const resources *r, size_t member) {
+    return *(const int *)(const void *)((const char *)r + members[member].offset);
+}
+
+static json_t *describe(const job *j) {
+    json_t *entries = json_object();
+    for (int e = 0; e < j->entry_count; e++) {
+        json_t *numbers = json_array();
+        for (size_t m = 0; m < DW_COUNT(members); m++)
+            json_array_append_new(numbers, json_integer(member_of(&j->entries[e], m)));
+        json_object_set_new(entries, j->entries[e].entry, numbers);
+    }
+    return entries;
+}
+
+/* Numbers that may only fall. Registers are the compiler's choice within what the kernel allows, so that another
+ * version's are not compared. */
+static int compare_entry(const job *j, const resources *r, const json_t *numbers,
+                         bool same_compiler) {
+    int worse = 0;
+    for (size_t m = 0; m < DW_COUNT(members); m++) {
+        int now = member_of(r, m), before = (int)json_integer_value(json_array_get(numbers, m));
+        if (m == 0 && !same_compiler) continue;
+        if (now <= before) continue;
+        printf("%s: %s: %s is %d, the table has %d\n", j->name, r->entry, members[m].key, now,
+               before);
+        worse++;
+    }
+    return worse;
+}
+
+static int compare(const job *j, const json_t *table, bool same_compiler) {
+    int worse = 0;
+    const json_t *entries = json_object_get(json_object_get(table, "kernels"), j->name);
+    if (j->status != DW_OK) return printf("%s: %s\n", j->name, j->message), 1;
+    if (j->warning[0]) worse += (printf("%s: %s\n", j->name, j->warning), 1);
+    if (j->entry_count == 0) worse += (printf("%s: the compiler reports no kernel\n", j->name), 1);
+    if (!entries)
+        return printf("%s: is not in the table; deepwell-kernels --renew puts it in\n", j->name),
+               worse + 1;
+    for (int e = 0; e < j->entry_count; e++) {
+        const json_t *numbers = json_object_get(entries, j->entries[e].entry);
+        if (!json_is_array(numbers))
+            worse += (printf("%s: %s is not in the table\n", j->name, j->entries[e].entry), 1);
+        else
+            worse += compare_entry(j, &j->entries[e], numbers, same_compiler);
+    }
+    return worse;
+}
+
+/* What is known of a variant: as compiled now, or else as the table has it. A new reference. */
+static json_t *known(const selection *s, const job *j, const json_t *table) {
+    if (selected(s, j)) return describe(j);
+    return json_incref(json_object_get(json_object_get(table, "kernels"), j->name));
+}
+
+/* One variant a line, so that a change of a few reads as a change of a few. */
+static int write_table(const selection *s, const char *compiler) {
+    json_t *table = json_load_file(DW_RESOURCES, 0, NULL);
+    dw__text text = {0};
+    const char *comma = "";
+    dw_status status =
+        dw__text_printf(&text, "{\n  \"compiler\": \"%s\",\n  \"numbers\": [", compiler);
+    for (size_t m = 0; m < DW_COUNT(members) && status == DW_OK; m++)
+        status = dw__text_printf(&text, "%s\"%s\"", m > 0 ? ", " : "", members[m].key);
+    if (status == DW_OK) status = dw__text_printf(&text, "],\n  \"kernels\": {");
+    for (size_t i = 0; i < job_count && status == DW_OK; i++) {
+        json_t *entries = known(s, &jobs[i], table);
+        if (!entries) continue;
+        char *line = json_dumps(entries, 0);
+        status = dw__text_printf(&text, "%s\n    \"%s\":\n      %s", comma, jobs[i].name, line);
+        comma = ",";
+        free(line);
+        json_decref(entries);
+    }
+    if (status == DW_OK) status = dw__text_printf(&text, "\n  }\n}\n");
+    if (status == DW_OK) status = dw__file_write(DW_RESOURCES, text.text, text.length);
+    dw__text_free(&text);
+    json_decref(table);
+    if (status != DW_OK) fprintf(stderr, "deepwell-kernels: %s\n", dw_last_error());
+    return status == DW_OK ? 0 : 1;
+}
+
+static int check_all(const selection *s, const char *compiler) {
+    json_error_t error;
+    json_t *table = json_load_file(DW_RESOURCES, 0, &error);
+    if (!table) return fprintf(stderr, "deepwell-kernels: %s: %s\n", DW_RESOURCES, error.text), 1;
+    const char *of = json_string_value(json_object_get(table, "compiler"));
+    bool same_compiler = of && strcmp(of, compiler) == 0;
+    int passed = 0, failed = 0;
+    for (size_t i = 0; i < job_count; i++) {
+        if (!selected(s, &jobs[i])) continue;
+        if (compare(&jobs[i], table, same_compiler) > 0)
+            failed++;
+        else
+            passed++;
+    }
+    json_decref(table);
+    printf("deepwell-kernels: %d passed, %d failed (%s%s)\n", passed, failed, compiler,
+           same_compiler ? "" : "; the table is another compiler's: registers not compared");
+    return failed > 0 || passed == 0 ? 1 : 0;
+}
+
+/* ---- program -------------------------------------------------------------------------------------------- */
+
+static int usage(void) {
+    fprintf(stderr,
+            "usage: deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]\n");
+    return 2;
+}
+
+int main(int argc, char **argv) {
+    selection s = {0};
+    bool renew = false, list = false;
+    int threads = 2;
+    const dw__nvrtc *nvrtc;
+    char compiler[64];
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--quick") == 0)
+            s.quick = true;
+        else if (strcmp(argv[i], "--renew") == 0)
+            renew = true;
+        else if (strcmp(argv[i], "--list") == 0)
+            list = true;
+        else if (strcmp(argv[i], "-p") == 0 && value)
+            s.part = argv[++i];
+        else if (strcmp(argv[i], "--threads") == 0 && value)
+            threads = atoi(argv[++i]);
+        else
+            return usage();
+    }
+    if (threads < 1 || threads > MOST_THREADS) return usage();
+    list_jobs();
+    for (size_t i = 0; list && i < job_count; i++)
+        if (selected(&s, &jobs[i])) printf("%s\n", jobs[i].name);
+    if (list) return 0;
+    if (dw__nvrtc_load(&nvrtc) != DW_OK)
+        return fprintf(stderr, "deepwell-kernels: %s\n", dw_last_error()), 3;
+    snprintf(compiler, sizeof compiler, "NVRTC %d.%d", nvrtc->major, nvrtc->minor);
+    double begun = dw__seconds();
+    compile_all(&s, threads);
+    double took = dw__seconds() - begun, work = 0.0;
+    for (size_t i = 0; i < job_count; i++) work += jobs[i].seconds;
+    printf("%.0f s for %.0f s of compiling\n", took, work);
+    if (!renew) return check_all(&s, compiler);
+    for (size_t i = 0; i < job_count; i++)
+        if (selected(&s, &jobs[i]) && jobs[i].status != DW_OK)
+            return fprintf(stderr, "%s: %s\n", jobs[i].name, jobs[i].message), 1;
+    int result = write_table(&s, compiler);
+    return result == 0 ? check_all(&s, compiler) : result;
+}
