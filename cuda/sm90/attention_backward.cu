@@ -52,6 +52,9 @@ static_assert(TILE_N == 64 * CONSUMERS, "a consumer has 64 keys");
 #define SCORE_BYTES (TILE_N * 128) // P, dS: keys are rows
 static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N % 16 == 0, "shares are whole");
 #endif
+// Where P is final before dS is, and registers suffice, its product for dV is under way while dS is computed.
+#define EARLY_DV (KEYS_AS_ROWS && TILE_M == 64 && !DROPOUT && !SOFTCAP)
+
 #define SCORE_TILES (KEYS_AS_ROWS ? 1 : 2)
 
 // dQ: each consumer has DQ_SLICES products of 64 queries (rows) and 64 columns, one after the other; where TILE_M is
@@ -150,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     const int lanes = COLUMNS == 64 ? 8 : COLUMNS == 128 ? 16 : 32;
     int column = threadIdx.x % lanes * 8;
     static_assert(TILE_M % (SIDE_THREADS / 8) == 0 || TILE_M % 16 == 0, "warps stay whole");
+#pragma unroll 4
     for (int row = threadIdx.x / lanes; row < TILE_M; row += SIDE_THREADS / lanes) {
         int i = t.first_row + row;
         float delta = 0.f;
@@ -196,14 +200,14 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
 #if !DQ_SWAPPED
     // A thread here takes what four had: 16 numbers, of two rows 8 apart.
     for (int i = threadIdx.x; i < TILE_M * COLUMNS / 16; i += SIDE_THREADS) {
-        int quad = i % 32, group = i / 32 % 8, portion = i / 256;
+        int group = i % 8, quad = i / 8 % 32, portion = i / 256; // 8 lanes write 128 bytes of a row
         int row = quad / 8 * 16 + quad % 8, column = 8 * group;
         if (BLOCKS == 1) row += 64 * portion;
         else column += 64 * portion;
         float above[8], below[8];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            float4 v = sums[4 * i + j];
+            float4 v = sums[(portion * 8 + group) * 128 + 4 * quad + j];
             above[2 * j] = v.x;
             above[2 * j + 1] = v.y;
             below[2 * j] = v.z;
@@ -345,14 +349,27 @@ typedef struct place {
     int consumer, warp, lane; // warp: in its warpgroup
 } place;
 
+// Lower half of the descriptor of a tile, and the descriptor of what begins `bytes` further: one addition each. The
+// base is hidden from the compiler, which would make all descriptors before the loop and spill them.
+DEVICE uint32 descriptor_base(uint32 address, uint32 block_bytes) {
+    uint32 base = address >> 4 | block_bytes >> 4 << 16;
+    asm volatile("" : "+r"(base));
+    return base;
+}
+
+DEVICE uint64 descriptor(uint32 base, uint32 bytes) {
+    const uint32 upper = (uint32)(tile_descriptor(0, 0) >> 32);
+    return (uint64)upper << 32 | (base + (bytes >> 4));
+}
+
 // Q K^T or dO V^T, of this consumer's keys.
 DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int consumer) {
     wgmma_fence();
-    keys += consumer * KEYS * 128;
+    uint32 base_k = descriptor_base(keys + consumer * KEYS * 128, 0), base_q = descriptor_base(queries, 0);
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++) {
-        uint64 k = tile_descriptor(keys + step / 4 * (TILE_N * 128) + step % 4 * 32, 0);
-        uint64 q = tile_descriptor(queries + step / 4 * (TILE_M * 128) + step % 4 * 32, 0);
+        uint64 k = descriptor(base_k, step / 4 * (TILE_N * 128) + step % 4 * 32);
+        uint64 q = descriptor(base_q, step / 4 * (TILE_M * 128) + step % 4 * 32);
 #if KEYS_AS_ROWS
         wgmma_ss<TILE_M, 0, 0>(scores, k, q, step > 0);
 #else
@@ -366,18 +383,20 @@ DEVICE void multiply_scores(float *scores, uint32 keys, uint32 queries, int cons
 DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32 queries, int consumer) {
     wgmma_fence();
 #if KEYS_AS_ROWS
+    uint32 base_q = descriptor_base(queries, TILE_M * 128);
 #pragma unroll
     for (int step = 0; step < TILE_M / 16; step++)
-        wgmma_rs<HEAD_DIM, 1>(sums, packed + 4 * step, tile_descriptor(queries + step * 2048, TILE_M * 128), 1);
+        wgmma_rs<HEAD_DIM, 1>(sums, packed + 4 * step, descriptor(base_q, step * 2048), 1);
 #else
-    queries += consumer * HEAD_BLOCKS * (TILE_M * 128);
+    uint32 base_q = descriptor_base(queries + consumer * HEAD_BLOCKS * (TILE_M * 128), 0);
+    uint32 base_tile = descriptor_base(tile, 0);
 #pragma unroll
     for (int block = 0; block < HEAD_BLOCKS; block++)
 #pragma unroll
         for (int step = 0; step < TILE_M / 16; step++)
             wgmma_ss<TILE_N, 1, 0>(sums + block * (TILE_N / 2),
-                                   tile_descriptor(queries + block * (TILE_M * 128) + step * 2048, TILE_M * 128),
-                                   tile_descriptor(tile + step * 32, 0), 1);
+                                   descriptor(base_q, block * (TILE_M * 128) + step * 2048),
+                                   descriptor(base_tile, step * 32), 1);
 #endif
     wgmma_commit();
 }
@@ -385,20 +404,20 @@ DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32
 // This consumer's slice of dS K.
 DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice) {
     wgmma_fence();
-    uint32 block = k + (BLOCKS == 1 ? 0 : consumer * DQ_SLICES + slice) * (TILE_N * 128);
+    uint32 base_k = descriptor_base(k + (BLOCKS == 1 ? 0 : consumer * DQ_SLICES + slice) * (TILE_N * 128), 0);
+    uint32 base_ds = descriptor_base(ds + (KEYS_AS_ROWS && BLOCKS == 1 ? consumer * 64 * 128 : 0), 0);
 #pragma unroll
     for (int step = 0; step < TILE_N / 16; step++) {
-        uint64 keys = tile_descriptor(block + step * 2048, TILE_N * 128);
+        uint64 keys = descriptor(base_k, step * 2048);
 #if KEYS_AS_ROWS
-        uint32 rows = ds + step / 4 * (TILE_M * 128) + step % 4 * 32;
+        uint64 rows = descriptor(base_ds, step / 4 * (TILE_M * 128) + step % 4 * 32);
 #if DQ_SWAPPED
-        wgmma_ss<TILE_M, 1, 0>(dq, keys, tile_descriptor(rows, 0), step > 0);
+        wgmma_ss<TILE_M, 1, 0>(dq, keys, rows, step > 0);
 #else
-        if (BLOCKS == 1) rows += consumer * 64 * 128;
-        wgmma_ss<64, 0, 1>(dq, tile_descriptor(rows, 0), keys, step > 0);
+        wgmma_ss<64, 0, 1>(dq, rows, keys, step > 0);
 #endif
 #else
-        wgmma_ss<64, 1, 1>(dq, tile_descriptor(ds + step * 2048, TILE_N * 128), keys, step > 0);
+        wgmma_ss<64, 1, 1>(dq, descriptor(base_ds, step * 2048), keys, step > 0);
 #endif
     }
     wgmma_commit();
@@ -459,6 +478,7 @@ DEVICE void mask_scores(const dw_attention_params &p, const work &w, const place
         high = min(high, query + w.diagonal + p.window_right + 1 - key);
 #endif
 #endif
+        asm volatile("" : "+r"(high)); // a branch around all this shall stay one
 #pragma unroll
         for (int c = 0; c < SCORES / 4; c++)
 #pragma unroll
@@ -695,7 +715,9 @@ DEVICE void release(uint32 barrier) {
 }
 
 DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
-    place at = {(int)threadIdx.x / 128 - 1, (int)(threadIdx.x & 127) / 32, (int)lane_index()};
+    // Shuffled, so that the compiler knows it to be the same in all lanes: descriptors are made of it.
+    int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
+    place at = {warp / 4 - 1, warp % 4, (int)lane_index()};
     ring q = {0, 0}, d = {0, 0};
     uint32 kv_phase = 0, buffer = 0;
 
@@ -738,10 +760,16 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             keep<SCORES>(scores);
             if (!all_seen(p, w, at, first_query)) mask_scores(p, w, at, first_query, scores);
             if (!SOFTCAP) take_exponentials(scores, stats, at, p.scale_log2);
+#if EARLY_DV
+            pack_scores(packed_p, scores);
+            multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            wgmma_wait<1>();
+#else
             wgmma_wait<0>();
+#endif
             keep<SCORES>(dp);
             take_derivatives(p, w, at, head, first_query, stats, scores, dp);
-            pack_scores(packed_p, scores);
+            if (!EARLY_DV) pack_scores(packed_p, scores);
             pack_scores(packed_ds, dp);
 
             // The buffer was last read two steps ago: each consumer has since come past the barrier of the last step,
@@ -749,7 +777,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             if (!KEYS_AS_ROWS) store_scores(p_tile, packed_p, at);
             store_scores(ds_tile, packed_ds, at);
             fence_async_shared();
-            if (KEYS_AS_ROWS) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            if (KEYS_AS_ROWS && !EARLY_DV) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
             named_sync(1, CONSUMER_THREADS);
             if (!KEYS_AS_ROWS) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
             multiply_dq(dq, ds_tile, s.k, at.consumer, 0);
