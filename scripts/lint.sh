@@ -26,7 +26,7 @@ else
     echo "clang-tidy is missing: install it (Debian and Ubuntu: clang-tidy)" >&2
     failed=1
 fi
-check cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPWELL_WERROR=ON
+check cmake -S . -B build/lint -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPWELL_WERROR=ON -DDEEPWELL_CUBINS=OFF
 check cmake --build build/lint
 check .venv/bin/ruff check python tests examples bench scripts
 check .venv/bin/ruff format --check python tests examples bench scripts

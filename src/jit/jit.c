@@ -105,20 +105,32 @@ typedef struct loaded_module {
 static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded_module *modules;
 
+/* The first use may lie inside of a graph's capture. */
+static dw_status load_image(const void *image, const dw__text *name, void **module) {
+    const dw_device *cuda = &dw__device_cuda;
+    int before = 0;
+    DW_RETURN_IF_FAILED(cuda->capture_relax(&before));
+    dw_status status = cuda->module_load(image, name->text, module);
+    cuda->capture_restore(before);
+    return status;
+}
+
 static dw_status add_module(const dw__jit_variant *variant, const dw__context *context,
                             const dw__text *name, void **module) {
-    const dw_device *cuda = &dw__device_cuda;
     dw_status status = DW_OK;
     void *image = NULL, *made = NULL;
     size_t bytes = 0;
     bool embedded = true;
-    int before = 0;
     loaded_module *entry = dw__malloc(sizeof *entry + name->length + 1);
     if (!entry) return dw__fail_memory("a loaded module", sizeof *entry + name->length + 1);
     DW_TRY(dw__jit_image(variant, &image, &bytes, &embedded));
-    DW_TRY(cuda->capture_relax(&before)); /* the first use may lie inside of a graph's capture */
-    status = cuda->module_load(image, name->text, &made);
-    cuda->capture_restore(before);
+    status = load_image(image, name, &made);
+    if (status != DW_OK && embedded) {
+        /* Made at build time, perhaps by a compiler that this driver is too old for: the one at hand may do. */
+        DW_TRY(find_or_compile(variant, &image, &bytes));
+        embedded = false;
+        status = load_image(image, name, &made);
+    }
     if (status != DW_OK) goto cleanup;
     entry->context = context->id;
     entry->module = *module = made;

@@ -444,6 +444,54 @@ static void test_driver_failures(void **state) {
     assert_int_equal(dw_attention_forward(&call), DW_OK); /* nothing of that stays */
 }
 
+/* Modules made at build time, where there was a compiler, are named as the launcher asks for them: each serves a
+ * shape. */
+static void test_embedded(void **state) {
+    (void)state;
+    size_t served = 0, count = 0;
+    for (const dw__jit_file *module = dw__jit_modules; module->name; module++) {
+        assert_memory_equal(module->begin, "\177ELF", 4);
+        count++;
+    }
+    if (count == 0) skip();
+    for (int dim = 64; dim <= 128; dim += 64)
+        for (int bits = 0; bits < 8; bits++) {
+            dw__attention_pass pass = bits & 1 ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
+            dw__attention_shape shape = {
+                .head_dim = dim, .window = bits & 2, .many_keys = bits & 4};
+            dw__jit_variant variant = dw__attention_variant(&shape, pass, "", "sm_90a");
+            dw__text name = {0};
+            bool found = false;
+            assert_int_equal(dw__jit_variant_name(&variant, &name), DW_OK);
+            for (const dw__jit_file *module = dw__jit_modules; module->name; module++)
+                found |= strcmp(module->name, name.text) == 0;
+            if (!found) fail_msg("%s is not embedded", name.text);
+            dw__text_free(&name);
+            served++;
+        }
+    assert_int_equal(served, 16);
+}
+
+/* A driver that refuses them, as one does that is older than their compiler, gets what NVRTC makes. */
+static void old_driver(void *unused) {
+    (void)unused;
+    dw_attention call = plain_call();
+    dw_jit_counts before = {.size = sizeof before}, after = before;
+    call.head_dim = 64;
+    call.window_right = 0;
+    fake->refuse_real = 1;
+    dw_jit_count(&before);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+    dw_jit_count(&after);
+    CHILD_REQUIRE(after.compiled - before.compiled == 1);
+    CHILD_REQUIRE(memcmp(fake->launches[fake->launch_count - 1].image, "\177ELF\n", 5) == 0);
+}
+
+static void test_old_driver(void **state) {
+    (void)state;
+    expect_child(start_child(old_driver, NULL));
+}
+
 static void other_gpu(void *unused) {
     (void)unused;
     dw_attention call = plain_call();
@@ -615,6 +663,7 @@ int main(void) {
         cmocka_unit_test(test_lengths_of_one),  cmocka_unit_test(test_backward),
         cmocka_unit_test(test_empty),           cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_driver_failures), cmocka_unit_test(test_other_gpu),
+        cmocka_unit_test(test_embedded),        cmocka_unit_test(test_old_driver),
         cmocka_unit_test(test_bridge),          cmocka_unit_test(test_guard),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

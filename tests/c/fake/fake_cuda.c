@@ -246,6 +246,7 @@ static void *keep(void *pointer) {
 API int cuModuleLoadData(void **made, const void *image) {
     ASKED();
     if (memcmp(image, "\177ELF", 4) != 0) return 200;
+    if (state.refuse_real && ((const char *)image)[4] != '\n') return 200;
     module *m = keep(calloc(1, sizeof *m));
     memcpy(m->image, image, sizeof m->image);
     pthread_mutex_lock(&lock);

@@ -20,7 +20,8 @@ typedef struct fake_launch {
     void *stream;
     int attribute_count, cluster[3], dependent;
     unsigned largest_shared; /* what the function was allowed when it was launched */
-    int maps[8]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
+    int maps
+        [8]; /* numbers of the tensor maps among its parameters, from 1: fake_cuda.maps[number - 1] */
     unsigned char params[FAKE_PARAMS_BYTES];
 } fake_launch;
 
@@ -30,6 +31,7 @@ typedef struct fake_cuda {
     /* The call of this name gives this result (and does nothing). */
     const char *failing;
     int result;
+    int refuse_real; /* modules that the fake compiler has not made */
     /* Parameters of launched kernels, which a driver reads off the module: as many tensor maps as maps_of() says for
      * the kernel's name, then one block of params_bytes. */
     int (*maps_of)(const char *name);
