@@ -13,8 +13,8 @@ import sys
 HEAD = """\
 /* Attention as it was measured. Written by bench/attention_rates.py; not to be edited.
  *
- * {gpu}, {date}, torch {torch}, cuDNN {cudnn}: medians of {rounds} rounds of bench/hopper_attention.py, BF16, 16384
- * rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
+ * {gpu}, {date}, torch {torch}, cuDNN {cudnn}: medians of {rounds} rounds of
+ * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
  * backward. Machines differ by several per cent from day to day: these figures order candidates and scale by shape;
  * which is faster here is for measuring to say. */
 #include "kernel/cuda/attention_candidates.h"

@@ -33,8 +33,8 @@ DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, cha
 DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
 DW_API dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds);
 
-/* Times our kernels on the calling thread's GPU, with random tensors of the call's shape and layout [batch, heads, rows,
- * head_dim] in memory and on a stream of its own, and records it. Median of at least 10 runs. */
+/* Times our kernels on the calling thread's GPU, with random tensors of the call's shape and layout [batch, heads,
+ * rows, head_dim] in memory and on a stream of its own, and records it. Median of at least 10 runs. */
 DW_API dw_status dw_attention_measure(const dw_attention *call, bool backward, double *seconds);
 
 #ifdef __cplusplus

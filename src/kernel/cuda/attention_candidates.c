@@ -1,5 +1,6 @@
-/* Candidates for attention: ours, and the operators that PyTorch has behind scaled_dot_product_attention, whose limits
- * are those that PyTorch 2.9 to 2.13 checks before it takes them (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+/* Candidates for attention: ours, and the operators that PyTorch has behind scaled_dot_product_attention, whose
+ * limits are those that PyTorch 2.9 to 2.13 checks before it takes them
+ * (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
  */
 #include "kernel/cuda/attention_candidates.h"
 #include <math.h>

@@ -1,13 +1,12 @@
 /* Attention as it was measured. Written by bench/attention_rates.py; not to be edited.
  *
- * NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, cuDNN 91900: medians of 11 rounds of bench/hopper_attention.py, BF16, 16384
- * rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
+ * NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, cuDNN 91900: medians of 11 rounds of
+ * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
  * backward. Machines differ by several per cent from day to day: these figures order candidates and scale by shape;
  * which is faster here is for measuring to say. */
 #include "kernel/cuda/attention_candidates.h"
 
-const char dw__attention_rates_source[] =
-    "NVIDIA H200, torch 2.11.0+cu130, 2026-11-21: nearest shape";
+const char dw__attention_rates_source[] = "NVIDIA H200, torch 2.11.0+cu130, 2026-11-21: nearest shape";
 
 /* clang-format off */
 const dw__attention_rate dw__attention_rates[] = {

@@ -1,0 +1,104 @@
+"""`deepwell explain`, and the C bridge's own library, as a user meets them on a machine without a GPU."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("deepwell")
+LIBRARIES = Path(__file__).parents[2] / "build" / "release" / "lib"
+
+
+def explain(*arguments, cache):
+    return subprocess.run(
+        [PROGRAM, "explain", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "DEEPWELL_CACHE": str(cache), "NO_COLOR": "1"},
+    )
+
+
+def report(*arguments, cache):
+    run = explain("attention", *arguments, "--target", "sm_90a", "--json", cache=cache)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_says_who_and_why(tmp_path):
+    plain = report("8,16,2048,128,causal", cache=tmp_path)
+    assert plain["chosen"] == "deepwell"
+    assert [c["name"] for c in plain["candidates"]] == [
+        "deepwell",
+        "cudnn",
+        "flash",
+        "efficient",
+        "math",
+    ]
+    assert all(c["runs"] for c in plain["candidates"])
+    # 4 B H D operations for each of the S (S + 1) / 2 pairs.
+    assert plain["flops"] == 4 * 8 * 16 * 128 * 2048 * 2049 / 2
+    capped = report("8,16,2048,128,softcap=30,kv=4,f16", "--backward", cache=tmp_path)
+    assert "soft cap" in capped["shape"] and "16 query heads on 4" in capped["shape"]
+    assert capped["operation"] == "attention backward"
+    assert [c["name"] for c in capped["candidates"] if c["runs"]] == ["deepwell"]
+    assert all(c["reason"] for c in capped["candidates"] if not c["runs"])
+    odd = report("1,2,30,100,k=50", cache=tmp_path)
+    assert odd["chosen"] == "math" and "head_dim is 100" in odd["candidates"][0]["reason"]
+
+
+def test_in_words(tmp_path):
+    run = explain("attention", "2,8,512,64,window=128:0,dropout=0.1", cache=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "Taken: deepwell" in run.stdout
+    assert "a window is an arbitrary mask" in run.stdout
+    if (
+        subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout.find(
+            "libcuda.so.1"
+        )
+        < 0
+        and not Path("/dev/nvidia0").exists()
+    ):
+        assert "No GPU here: there is no NVIDIA driver" in run.stdout
+        measured = explain("attention", "2,8,512,64", "--measure", cache=tmp_path)
+        assert measured.returncode == 3 and "NVIDIA driver" in measured.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, status, part",
+    [
+        ((), 2, "explain knows one operation"),
+        (("matmul", "1,2,3,4"), 2, "not matmul"),
+        (("attention",), 2, "needs a shape"),
+        (("attention", "1,2,3"), 2, "at least B,H,S,D"),
+        (("attention", "1,2,3,x"), 2, "'x' is not what explain expects as word 4"),
+        (("attention", "1,2,3,64,casual"), 2, "'casual'"),
+        (("attention", "1,2,3,64,window=5"), 2, "'window=5'"),
+        (("attention", "1,2,3,64", "--target"), 2, "--target needs a value"),
+        (("attention", "1,2,3,64", "--targte", "x"), 2, "does not know '--targte'"),
+        (("attention", "1,2,3,64", "5,6,7,8"), 2, "does not know '5,6,7,8'"),
+        (("attention", "1,2,-3,64"), 1, "rows_q is -3"),
+        (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
+        (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
+    ],
+)
+def test_refuses(arguments, status, part, tmp_path):
+    run = explain(*arguments, cache=tmp_path)
+    assert run.returncode == status
+    assert part in run.stderr
+
+
+def test_bridge():
+    """The function is found under the documents' name; without a GPU it gives a status, not a crash."""
+    bridge = ctypes.CDLL(str(LIBRARIES / "libdw_fmha_bridge_min.so"))
+    function = bridge.dw_fmha_bf16_forward
+    function.restype = ctypes.c_int
+    pointers = [ctypes.c_void_p(None)] * 4
+    shape = [ctypes.c_int(n) for n in (1, 2, 16, 16, 0, 1)]
+    assert function(*pointers, *shape) == 2  # DW_SHAPE: a head of no elements
+    shape[4] = ctypes.c_int(64)
+    assert function(*pointers, *shape) == 1  # DW_INVALID_ARGUMENT: q is NULL
