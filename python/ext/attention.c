@@ -100,7 +100,7 @@ static dw_status fits_i32(const char *name, int64_t value) {
 /* An offset vector, a seed or lse: an exact count of contiguous elements. */
 static dw_status counted(const char *name, const tensor_view *tensor, dw_dtype dtype, int64_t count,
                          const tensor_view *q) {
-    int64_t elements = 1;
+    int64_t elements = tensor->sizes == NULL ? 0 : 1;
     bool dense = true;
     for (int64_t axis = tensor->rank - 1; axis >= 0; axis--) {
         if (tensor->sizes[axis] != 1 && tensor->strides[axis] != elements) dense = false;
@@ -172,7 +172,9 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
         return refuse(DW_INVALID_ARGUMENT, "attention: dropout without a seed");
     }
     int64_t of_lse = heads_q * (packed ? call->total_q : batch * rows_q);
-    status = counted("lse", &t->lse, DW_F32, of_lse, q);
+    status = DW_OK;
+    if (backward || t->lse.sizes != NULL) /* forward: wanted */
+        status = counted("lse", &t->lse, DW_F32, of_lse, q);
     if (status == DW_OK) status = fits_i32("the batch", batch);
     if (status == DW_OK) status = fits_i32("the number of heads", heads_q);
     if (status == DW_OK) status = fits_i32("the number of query rows", rows_q);

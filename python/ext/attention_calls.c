@@ -65,23 +65,14 @@ typedef struct exchange_api {
 enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4, DLPACK_CUDA = 2 };
 
 static const exchange_api *exchange; /* NULL: this PyTorch has none */
-static PyObject *torch_empty, *torch_empty_like, *torch_float32;
-static PyObject *lse_device,
-    *lse_options; /* keywords of torch.empty, of the device that was used last */
 
-/* attention_exchange(capsule, torch.empty, torch.empty_like, torch.float32) -> whether attention_call works */
-static PyObject *attention_exchange(PyObject *self, PyObject *args) {
+/* attention_exchange(capsule) -> whether attention_call works */
+static PyObject *attention_exchange(PyObject *self, PyObject *capsule) {
     (void)self;
-    PyObject *capsule = NULL, *empty = NULL, *like = NULL, *float32 = NULL;
-    if (!PyArg_ParseTuple(args, "OOOO:attention_exchange", &capsule, &empty, &like, &float32))
-        return NULL;
     const exchange_api *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (api == NULL) return NULL;
-    if (api->major != 1 || api->view == NULL || api->stream == NULL) Py_RETURN_FALSE;
-    torch_empty = Py_NewRef(empty), torch_empty_like = Py_NewRef(like);
-    torch_float32 = Py_NewRef(float32);
-    exchange = api;
-    Py_RETURN_TRUE;
+    if (api->major == 1 && api->view != NULL && api->stream != NULL) exchange = api;
+    return PyBool_FromLong(exchange != NULL);
 }
 
 static int dtype_of(const exchanged_tensor *tensor) {
@@ -114,45 +105,57 @@ static bool look_at_optional(PyObject *object, tensor_view *view) {
     return object == Py_None || look_at(object, view);
 }
 
-static PyObject *empty_lse(PyObject *q, const tensor_view *view) {
-    PyObject *device = PyObject_GetAttrString(q, "device"), *arguments = NULL, *made = NULL;
-    if (device == NULL) return NULL;
-    int same = lse_device == NULL ? 0 : PyObject_RichCompareBool(device, lse_device, Py_EQ);
-    if (same == 0) {
-        PyObject *options = Py_BuildValue("{sOsO}", "dtype", torch_float32, "device", device);
-        if (options == NULL) goto done;
-        Py_XDECREF(lse_options);
-        Py_XDECREF(lse_device);
-        lse_options = options, lse_device = Py_NewRef(device);
-    }
-    const int64_t *n = view->sizes;
-    arguments = view->rank == 3
-                    ? Py_BuildValue("((LL))", (long long)n[1], (long long)n[0])
-                    : Py_BuildValue("((LLL))", (long long)n[0], (long long)n[1], (long long)n[2]);
-    if (arguments != NULL) made = PyObject_Call(torch_empty, arguments, lse_options);
-done:
-    Py_XDECREF(arguments);
-    Py_DECREF(device);
-    return made;
+/* q, k and v of a call that needs no copies, on PyTorch's current GPU. */
+static bool look_at_inputs(PyObject *const *args, attention_tensors *tensors) {
+    return exchange != NULL && look_at(args[0], &tensors->q) && look_at(args[1], &tensors->k) &&
+           look_at(args[2], &tensors->v) && attention_device_is_current(tensors->q.device) &&
+           attention_lies_well(&tensors->q) && attention_lies_well(&tensors->k) &&
+           attention_lies_well(&tensors->v) && (tensors->q.rank == 3 || tensors->q.rank == 4);
 }
 
-/* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
- * longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must do it: another
- * device than the current one, tensors that would have to be copied, nothing on a GPU. */
-static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+/* attention_ready(q, k, v, softcap, window_left, window_right, bottom_right, deterministic): whether attention_call and
+ * the operator attention_backward take these as they lie. Without dropout and packing. */
+static PyObject *attention_ready(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 14) {
-        PyErr_SetString(PyExc_TypeError, "attention_call takes 14 arguments");
+    if (count != 8) {
+        PyErr_SetString(PyExc_TypeError, "attention_ready takes 8 arguments");
         return NULL;
     }
     attention_tensors tensors = {.q = {0}};
-    if (exchange == NULL || !look_at(args[0], &tensors.q) || !look_at(args[1], &tensors.k) ||
-        !look_at(args[2], &tensors.v) || !look_at_optional(args[9], &tensors.seed) ||
+    if (!look_at_inputs(args, &tensors)) Py_RETURN_FALSE;
+    attention_options options = {.scale = 1.0,
+                                 .softcap = PyFloat_AsDouble(args[3]),
+                                 .window_left = PyLong_AsLongLong(args[4]),
+                                 .window_right = PyLong_AsLongLong(args[5]),
+                                 .bottom_right = PyObject_IsTrue(args[6]) == 1,
+                                 .deterministic = PyObject_IsTrue(args[7]) == 1};
+    if (PyErr_Occurred()) return NULL;
+    /* No memory is read: results lie as the inputs do. */
+    tensors.o = tensors.d_o = tensors.dq = tensors.q;
+    tensors.dk = tensors.k, tensors.dv = tensors.v;
+    int64_t elements = tensors.q.sizes[0] * tensors.q.sizes[1] * tensors.q.sizes[2], one = 1;
+    tensors.lse = (tensor_view){tensors.q.data, 1, &elements, &one, DW_F32, tensors.q.device};
+    dw_attention call;
+    bool ready = tensors.q.rank == 4 && elements > 0 &&
+                 attention_describe(&tensors, &options, true, &call) == DW_OK && call.rows_k > 0 &&
+                 dw_attention_supported(&call, true) == DW_OK;
+    return PyBool_FromLong(ready);
+}
+
+/* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
+ * longest_q, longest_k, want_lse) -> (o, lse), as the operator attention_forward, or o alone; None where the operator
+ * must say what to do: another device than the current one, tensors that would have to be copied, nothing on a GPU, a
+ * call that libdeepwell does not take. */
+static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 15) {
+        PyErr_SetString(PyExc_TypeError, "attention_call takes 15 arguments");
+        return NULL;
+    }
+    attention_tensors tensors = {.q = {0}};
+    if (!look_at_inputs(args, &tensors) || !look_at_optional(args[9], &tensors.seed) ||
         !look_at_optional(args[10], &tensors.offsets_q) ||
-        !look_at_optional(args[11], &tensors.offsets_k) ||
-        !attention_device_is_current(tensors.q.device) || !attention_lies_well(&tensors.q) ||
-        !attention_lies_well(&tensors.k) || !attention_lies_well(&tensors.v) ||
-        (tensors.q.rank != 3 && tensors.q.rank != 4))
+        !look_at_optional(args[11], &tensors.offsets_k))
         Py_RETURN_NONE;
     attention_options options = {.scale = PyFloat_AsDouble(args[3]),
                                  .softcap = PyFloat_AsDouble(args[4]),
@@ -162,25 +165,26 @@ static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_
                                  .dropout = PyFloat_AsDouble(args[8]),
                                  .longest_q = PyLong_AsLongLong(args[12]),
                                  .longest_k = PyLong_AsLongLong(args[13])};
+    bool want_lse = PyObject_IsTrue(args[14]) == 1;
     if (PyErr_Occurred()) return NULL;
-    PyObject *o = PyObject_CallFunctionObjArgs(torch_empty_like, args[0], NULL), *lse = NULL;
-    PyObject *made = NULL;
+    PyObject *o = attention_new_like(&tensors.q, &tensors.o), *lse = NULL, *made = NULL;
+    if (o == NULL || (lse = attention_new_lse(&tensors.q, want_lse, &tensors.lse)) == NULL)
+        goto done;
     dw_attention call;
-    if (o == NULL || (lse = empty_lse(args[0], &tensors.q)) == NULL) goto done;
-    if (!look_at(o, &tensors.o) || !look_at(lse, &tensors.lse)) {
-        PyErr_SetString(PyExc_RuntimeError, "attention: PyTorch's results cannot be looked at");
-        goto done;
-    }
     if (attention_describe(&tensors, &options, false, &call) != DW_OK) {
-        PyErr_SetString(PyExc_RuntimeError, attention_complaint());
+        made = Py_NewRef(Py_None);
         goto done;
     }
+    if (!want_lse) call.lse = NULL;
     if (exchange->stream(DLPACK_CUDA, tensors.q.device, &call.stream) != 0) goto done;
-    if (dw_attention_forward(&call) != DW_OK) {
+    dw_status status = dw_attention_forward(&call);
+    if (status == DW_UNSUPPORTED) {
+        made = Py_NewRef(Py_None);
+    } else if (status != DW_OK) {
         PyErr_SetString(PyExc_RuntimeError, dw_last_error());
-        goto done;
+    } else {
+        made = want_lse ? PyTuple_Pack(2, o, lse) : Py_NewRef(o);
     }
-    made = PyTuple_Pack(2, o, lse);
 done:
     Py_XDECREF(o);
     Py_XDECREF(lse);
@@ -190,7 +194,9 @@ done:
 PyMethodDef attention_functions[] = {
     {"attention_supported", attention_supported, METH_VARARGS,
      "\"\" or why libdeepwell does not take such a call"},
-    {"attention_exchange", attention_exchange, METH_VARARGS, "prepares attention_call"},
+    {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},
+    {"attention_ready", (PyCFunction)(void (*)(void))attention_ready, METH_FASTCALL,
+     "whether attention_call and its backward take such tensors"},
     {"attention_call", (PyCFunction)(void (*)(void))attention_call, METH_FASTCALL,
      "the operator attention_forward without the dispatcher, or None"},
     {0}};

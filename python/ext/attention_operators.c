@@ -52,6 +52,9 @@ static struct {
     int32_t (*aoti_torch_get_current_cuda_stream)(
         int32_t, void **);       /* in libtorch_cuda.so; NULL where there is none */
     void (*delete_word)(void *); /* C++'s operator delete */
+    /* THPVariable_Wrap(const at::TensorBase &) in libtorch_python.so; NULL where it is not. Not of the stable interface:
+     * without it direct calls go through the operator. */
+    PyObject *(*wrap)(tensor_handle);
     int32_t cuda, bf16, f16, f32, i32, i64, u8;
 } shim;
 
@@ -196,6 +199,47 @@ bool attention_device_is_current(int32_t device) {
            shim.aoti_torch_get_current_device_index(&now) == 0 && now == device;
 }
 
+static PyObject *new_tensor(int64_t rank, const int64_t *sizes, const int64_t *strides,
+                            int32_t dtype, int32_t device, tensor_view *view) {
+    tensor_handle handle = NULL;
+    int64_t *own_sizes = NULL, *own_strides = NULL;
+    if (shim.aoti_torch_empty_strided(rank, sizes, strides, dtype, shim.cuda, device, &handle) !=
+        0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "CUDA out of memory: no room for a result of attention; use a smaller "
+                        "batch or sequence");
+        return NULL;
+    }
+    PyObject *made = NULL;
+    if (shim.aoti_torch_get_data_ptr(handle, &view->data) == 0 &&
+        shim.aoti_torch_get_sizes(handle, &own_sizes) == 0 &&
+        shim.aoti_torch_get_strides(handle, &own_strides) == 0)
+        made = shim.wrap(handle); /* holds the tensor, and with it what the view points to */
+    shim.aoti_torch_delete_tensor_object(handle);
+    view->rank = rank, view->sizes = own_sizes, view->strides = own_strides;
+    view->dtype = dtype_of(dtype), view->device = device;
+    if (made == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "attention: PyTorch did not give a new tensor");
+    return made;
+}
+
+PyObject *attention_new_like(const tensor_view *like, tensor_view *view) {
+    int64_t strides[ATTENTION_RANK] = {0};
+    attention_strides_like(like, strides);
+    return new_tensor(like->rank, like->sizes, strides, torch_dtype_of(like), like->device, view);
+}
+
+PyObject *attention_new_lse(const tensor_view *q, bool wanted, tensor_view *view) {
+    const int64_t *n = q->sizes;
+    bool packed = q->rank == 3;
+    int64_t sizes[3] = {packed ? n[1] : n[0], packed ? n[0] : n[1], packed ? 1 : n[2]};
+    int64_t strides[3] = {sizes[1] * sizes[2], sizes[2], 1};
+    if (packed) strides[0] = sizes[1], strides[1] = 1;
+    if (wanted) return new_tensor(packed ? 2 : 3, sizes, strides, shim.f32, q->device, view);
+    *view = (tensor_view){0};
+    return Py_NewRef(Py_None);
+}
+
 static double real(word value) {
     double result;
     memcpy(&result, &value, sizeof result);
@@ -310,6 +354,18 @@ static void run_backward(word *stack, uint64_t arguments, uint64_t outputs) {
         shim.aoti_torch_check(false, "attention_backward", "deepwell", 0, call.message);
 }
 
+/* attention_wrapping(libtorch_python): whether results can be made without the dispatcher. */
+static PyObject *attention_wrapping(PyObject *self, PyObject *path) {
+    (void)self;
+    PyObject *bytes = PyUnicode_AsUTF8String(path);
+    if (bytes == NULL) return NULL;
+    void *library = dlopen(PyBytes_AsString(bytes), RTLD_LAZY | RTLD_NOLOAD);
+    Py_DECREF(bytes);
+    if (library != NULL)
+        *(void **)&shim.wrap = dlsym(library, "_Z16THPVariable_WrapRKN2at10TensorBaseE");
+    return PyBool_FromLong(shim.wrap != NULL);
+}
+
 /* attention_register(libtorch_cpu, libtorch_cuda or None, dispatch key): False where PyTorch lacks a function that
  * this needs, and then nothing has been registered. */
 static PyObject *attention_register(PyObject *self, PyObject *args) {
@@ -353,6 +409,7 @@ static PyObject *attention_copies(PyObject *self, PyObject *none) {
 PyMethodDef attention_operator_functions[] = {
     {"attention_register", attention_register, METH_VARARGS,
      "kernels of deepwell::attention_* for a dispatch key"},
+    {"attention_wrapping", attention_wrapping, METH_O, "prepares attention_call"},
     {"attention_copies", attention_copies, METH_NOARGS,
      "arguments that were made contiguous so far"},
     {0}};

@@ -141,7 +141,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, *options):
-        o, lse = operators.eager_forward(q, k, v, *options)
+        o, lse = operators.forward_below_autograd(q, k, v, *options)
         ctx.save_for_backward(q, k, v, o, lse, *options[6:9])
         ctx.options, ctx.longest = options[:6], options[9:]
         return o
@@ -161,7 +161,27 @@ def _ours(q, k, v, *options) -> torch.Tensor:
         return operators.forward(q, k, v, *options)[0]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _apply(q, k, v, *options)
-    return operators.eager_forward(q, k, v, *options)[0]
+    return operators.forward(q, k, v, *options)[0]
+
+
+def _direct(q, k, v, scale, softcap, left, right, bottom_right) -> torch.Tensor | None:
+    """The usual call, eager and without dropout, by the shortest way; None where that does not serve it."""
+    if not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
+        return None
+    if not operators.is_unwatched():
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if not _deepwell.attention_ready(
+            q, k, v, softcap, left, right, bottom_right, deterministic
+        ):
+            return None
+        return _apply(
+            *(q, k, v, scale, softcap, left, right, bottom_right, 0.0, None, None, None, 0, 0)
+        )
+    return _deepwell.attention_call(
+        *(q, k, v, scale, softcap, left, right, bottom_right, 0.0, None, None, None, 0, 0, False)
+    )
 
 
 def fresh_seed(device: torch.device) -> torch.Tensor:
@@ -210,6 +230,13 @@ def attention(
     """
     if is_causal:
         window = (window[0], 0)
+    if attn_mask is None and dropout_p == 0.0 and not torch.compiler.is_compiling():
+        made = _direct(
+            *(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, softcap),
+            *(window[0], window[1], bottom_right),
+        )
+        if made is not None:
+            return made
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q.device.type, q, k, v)
     if attn_mask is None:

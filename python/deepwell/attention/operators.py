@@ -278,20 +278,34 @@ if not CUDA_READY:
 
 def _prepare_direct() -> bool:
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # PyTorch 2.10 and later
-    if not CUDA_READY or capsule is None:
+    if not CUDA_READY or capsule is None or not torch.cuda.is_available():
         return False
-    return _deepwell.attention_exchange(capsule, torch.empty, torch.empty_like, torch.float32)
+    python = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_python.so")
+    return _deepwell.attention_wrapping(python) and _deepwell.attention_exchange(capsule)
 
 
-# Whether CUDA tensors can be read without the dispatcher.
+# Whether CUDA tensors can be read, and results made, without the dispatcher.
 DIRECT = _prepare_direct()
 
 
-def eager_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Any:
-    """forward() of plain tensors below autograd. Where nothing watches what PyTorch dispatches (modes that count,
-    fake or cache operators), the dispatcher is left out: it takes half of a call's time on the host."""
-    if DIRECT and not torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack():
-        made = _deepwell.attention_call(q, k, v, *options)
+def is_unwatched() -> bool:
+    """Whether the dispatcher may be left out: it takes more than half of a small call's time on the host. Modes that
+    count, fake or cache operators must see them; transforms, compilers and autocast change them."""
+    return (
+        DIRECT
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def forward_below_autograd(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """forward() of plain tensors, whose gradient is the caller's affair."""
+    if is_unwatched():
+        made = _deepwell.attention_call(q, k, v, *options, True)
         if made is not None:
             return made
     with torch._C._AutoDispatchBelowAutograd():
