@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool
+from deepwell.attention import install
 from deepwell.caches import flatten_outputs, is_cache
 from deepwell.capture import Captured, capture_graph
 from deepwell.errors import CaptureError, UnsupportedError
@@ -69,7 +70,8 @@ def optimize(
         precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' products are
             rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results are
             then not the model's own, and PyTorch runs it only where the engine cannot, with a warning.
-        target: "auto" or "cpu". Others are not supported in this version.
+        target: "auto" (where the model is), "cpu", or "sm_90a" for a model on a Hopper GPU. On a GPU its attention is
+            replaced and nothing else (docs/attention.md). Others are not supported in this version.
         verbose: print what was replaced and what was left alone, and why, at the first call.
         profile: ``deepwell.summary(model)`` shows the mean time of a forward.
         inplace: False works on ``copy.deepcopy(model)``.
@@ -91,9 +93,9 @@ def optimize(
         raise ValueError(
             f"precision={precision!r} does not exist: use one of {', '.join(_PRECISIONS)}"
         )
-    if target not in ("auto", "cpu"):
+    if target not in ("auto", "cpu", "sm_90a"):
         raise UnsupportedError(
-            f"target={target!r} is not supported in this version: use target='auto' or 'cpu'"
+            f"target={target!r} is not supported in this version: use target='auto', 'cpu' or 'sm_90a'"
         )
     if not logits:
         raise UnsupportedError(
@@ -104,6 +106,14 @@ def optimize(
         model = copy.deepcopy(model)
     restore(model)
     root = _unwrap(model)
+    on_gpu = any(tensor.device.type == "cuda" for tensor in named_tensors(root).values())
+    if target == "sm_90a" and not on_gpu:
+        raise UnsupportedError(
+            "target='sm_90a' is for a model on a GPU, and this one is not: move it there first "
+            "(model.cuda()), or use target='auto'"
+        )
+    if on_gpu and target != "cpu":
+        return _optimize_on_gpu(model, root, precision, verbose)
     precision = "fp32" if precision == "auto" else precision
     report = Report(root, verbose=verbose, profile=profile, precision=precision)
     session = Session(report, precision)
@@ -120,8 +130,25 @@ def optimize(
     return model
 
 
+def _optimize_on_gpu(
+    model: torch.nn.Module, root: torch.nn.Module, precision: str, verbose: bool
+) -> torch.nn.Module:
+    if precision != "auto":
+        raise UnsupportedError(
+            f"precision={precision!r} is not supported on a GPU in this version: use precision='auto', "
+            "which keeps the model's own"
+        )
+    devices = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
+    title = ", ".join(f"{torch.cuda.get_device_name(index)}" for index in devices)
+    made = install.install(root, title)
+    if verbose:
+        print(made.text(root), flush=True)
+    return model
+
+
 def restore(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes ``optimize`` exactly; returns the model. Does nothing to a model never optimized."""
+    install.restore(model)
     for module in model.modules():
         forward = _installed.get(module)
         if forward is not None:
@@ -135,6 +162,9 @@ def summary(model: torch.nn.Module) -> str:
         forward = _installed.get(module)
         if forward is not None:
             return forward.session.report.text()
+    told = install.installed(model)
+    if told is not None:
+        return told
     return "deepwell: this model is not optimized (deepwell.optimize(model) does it)"
 
 

@@ -1,0 +1,163 @@
+"""300 steps of gpt2-124M (Hugging Face's class, BF16 parameters, random weights and tokens) on one GPU, four times:
+PyTorch and optimized, each without and with torch.compile. Do the losses follow PyTorch's?
+
+    python3 bench/hopper_train.py [--steps 300] [--batch 8] [--rows 1024] [--out FILE.json] [--dropout P]
+
+Every run starts from the same weights and sees the same tokens. The data has something to learn: tokens follow a fixed
+random successor most of the time. What two right runs in BF16 may differ by is measured, not assumed: PyTorch with
+its math attention, which rounds elsewhere, is a fifth run, and the optimized run must stay within three times that
+run's distance (root mean square over the steps) of PyTorch's losses, or within 0.005.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import datetime
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import deepwell
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import transformers  # noqa: E402
+
+
+def batches(options, device: torch.device) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    vocabulary = options.vocabulary
+    successor = torch.randperm(vocabulary, generator=generator)
+    made = []
+    for _ in range(options.steps):
+        tokens = torch.randint(vocabulary, (options.batch, options.rows), generator=generator)
+        keep = torch.rand(options.batch, options.rows, generator=generator) < 0.75
+        for row in range(1, options.rows):
+            follows = successor[tokens[:, row - 1]]
+            tokens[:, row] = torch.where(keep[:, row], follows, tokens[:, row])
+        made.append(tokens)
+    return [tokens.to(device) for tokens in made]
+
+
+def train(model, data, options, compiled: bool, math_attention: bool) -> tuple[list[float], float]:
+    """Losses, and the median milliseconds of a step."""
+    torch.manual_seed(2)
+    run = torch.compile(model, fullgraph=True) if compiled else model
+    fused = data[0].is_cuda
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, fused=fused)
+    losses, times = [], []
+    chosen = sdpa_kernel(SDPBackend.MATH) if math_attention else contextlib.nullcontext()
+    with chosen:
+        for tokens in data:
+            begin = time.perf_counter()
+            logits = run(input_ids=tokens, use_cache=False).logits
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.item())
+            times.append((time.perf_counter() - begin) * 1e3)
+    return losses, statistics.median(times[len(times) // 4 :])
+
+
+def distance(a: list[float], b: list[float]) -> float:
+    return math.sqrt(statistics.fmean((x - y) ** 2 for x, y in zip(a, b)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--vocabulary", type=int, default=50257)
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument(
+        "--cpu", action="store_true", help="a dry run of this script: nothing is replaced"
+    )
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    if not options.cpu and not torch.cuda.is_available():
+        print("no CUDA device: nothing was measured")
+        return 3
+    device = torch.device("cpu" if options.cpu else "cuda")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=options.vocabulary,
+        n_positions=options.rows,
+        n_embd=options.width,
+        n_layer=options.layers,
+        n_head=options.width // 64,
+        attn_pdrop=options.dropout,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    model = model.to(device=device, dtype=torch.bfloat16).train()
+    data = batches(options, device)
+    runs = {"pytorch": (False, False, False), "pytorch, math attention": (False, False, True)}
+    runs["deepwell"] = (True, False, False)
+    if not options.no_compile:
+        runs["pytorch, compiled"] = (False, True, False)
+        runs["deepwell, compiled"] = (True, True, False)
+    results: dict[str, dict] = {}
+    for name, (optimized, compiled, math_attention) in runs.items():
+        copied = copy.deepcopy(model)
+        if optimized and not options.cpu:
+            deepwell.optimize(copied, verbose=False)
+        losses, milliseconds = train(copied, data, options, compiled, math_attention)
+        results[name] = {"losses": losses, "ms": milliseconds}
+        if optimized and not options.cpu:
+            said = deepwell.summary(copied)
+            print(said, flush=True)
+        print(
+            f"{name:26} {milliseconds:7.2f} ms a step, loss {losses[0]:.4f} -> {losses[-1]:.4f}",
+            flush=True,
+        )
+        del copied
+        torch._dynamo.reset()
+    base = results["pytorch"]["losses"]
+    noise = distance(results["pytorch, math attention"]["losses"], base)
+    allowed = max(3 * noise, 0.005)
+    wrong = 0
+    for name in [n for n in results if n != "pytorch"]:
+        apart = distance(results[name]["losses"], base)
+        ok = not name.startswith("deepwell") or apart <= allowed
+        wrong += not ok
+        print(
+            f"{name:26} {apart:.5f} from pytorch's losses (allowed {allowed:.5f}){'' if ok else '  WRONG'}"
+        )
+    learned = base[-1] < base[0] - 0.5
+    if not learned and options.steps >= 100:
+        print("WRONG: nothing was learned, so that the comparison says nothing")
+    if options.out:
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "gpu": "" if options.cpu else torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "options": vars(options),
+            "runs": results,
+        }
+        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if wrong or (options.steps >= 100 and not learned) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

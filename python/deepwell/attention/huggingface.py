@@ -1,0 +1,348 @@
+"""Hugging Face's models: "deepwell" among transformers' attention functions and masks.
+
+A model that goes through transformers' AttentionInterface names its implementation in its configuration. optimize()
+exchanges "sdpa" there for "deepwell_sdpa", which computes what sdpa does, and "eager" for "deepwell_eager" in models
+with a soft cap, which have no other. "deepwell" is for those who ask for it by name. A mask that says no more than "causal", perhaps within a sliding
+window, is not made: transformers' own flags tell so. Any other mask goes to PyTorch's attention as a tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from typing import Any, Iterator
+
+import torch
+
+from deepwell.attention.functional import attention, visible
+
+PLAIN = "deepwell"
+AS_SDPA = "deepwell_sdpa"
+AS_EAGER = "deepwell_eager"
+BEFORE = {AS_SDPA: "sdpa", AS_EAGER: "eager"}
+
+
+def register() -> bool:
+    """Makes these names known to transformers. False where its version has no masks to register."""
+    try:
+        from transformers.masking_utils import AttentionMaskInterface
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError:
+        return False
+    functions = {
+        PLAIN: attention_forward,
+        AS_SDPA: _attention_as_sdpa,
+        AS_EAGER: _attention_as_eager,
+    }
+    for name, function in functions.items():
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, mask)
+    return True
+
+
+# ---- masks -----------------------------------------------------------------------------------------------
+
+
+def mask(
+    batch_size: int,
+    q_length: Any,
+    kv_length: Any,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **others: Any,
+) -> torch.Tensor | None:
+    """None for "causal" or "all", where the attention function is told which; else sdpa's boolean mask.
+
+    transformers forbids the skip (``allow_...``) whenever anything has been added to the mask: packed sequences,
+    blocks of images, functions of the user's. ``local_size`` is a sliding window, which the layer tells the attention
+    function as well, unless the model has chunks.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    if torch.compiler.is_compiling() and attention_mask is None and not others.get("use_vmap"):
+        # transformers cannot look for packed sequences in positions here, and supposes that there are some.
+        if _noted.config is config and not _noted.positions:
+            allow_is_causal_skip = True
+    chunked = getattr(config, "attention_chunk_size", None) is not None
+    if allow_is_causal_skip and (local_size is None or not chunked):
+        # A static cache has a tensor for an offset: not to be read here.
+        begins = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0
+        if begins and q_length == kv_length and _all_seen(attention_mask, kv_length):
+            return None
+    if allow_is_bidirectional_skip and local_size is None and attention_mask is None:
+        return None
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        config=config,
+        **others,
+    )
+
+
+class _Noted:
+    """What a model that is being compiled was called with, for the masks that it makes."""
+
+    config: Any = None
+    positions = True
+
+
+_noted = _Noted()
+
+
+class NotePositions:
+    """A forward pre-hook of a module that makes causal masks: were positions given, or will it count from 0?"""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            given = args[self.place] if len(args) > self.place else kwargs.get("position_ids")
+            _noted.config, _noted.positions = module.config, given is not None
+
+
+# With one of these a module adds to its causal masks, and then none may be skipped.
+_ADDITIONS = {"block_sequence_ids", "or_mask_function", "and_mask_function", "allow_is_causal_skip"}
+
+
+def note_positions(module: Any) -> None:
+    """Puts the hook on modules that make causal masks and add nothing to them."""
+    kind = type(module)
+    names = _names_in(kind)
+    if not names & {"create_causal_mask", "create_sliding_window_causal_mask"}:
+        return
+    if (names | _constants_in(kind)) & _ADDITIONS:
+        return
+    parameters = list(inspect.signature(kind.forward).parameters)
+    if "position_ids" in parameters:
+        hook = NotePositions(parameters.index("position_ids") - 1)
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def forget_positions(module: torch.nn.Module) -> None:
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, NotePositions):
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _all_seen(padding: torch.Tensor | None, kv_length: Any) -> bool:
+    """Whether a padding mask pads nothing, as transformers asks it for sdpa; not while tracing."""
+    if padding is None:
+        return True
+    if torch.compiler.is_compiling() or type(padding) is not torch.Tensor:
+        return False
+    return padding.shape[-1] == kv_length and bool(padding.all())
+
+
+# ---- attention -------------------------------------------------------------------------------------------
+
+
+def _attend(module, query, key, value, dropout, scaling, is_causal, window, softcap):
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    rows_q, rows_k = query.shape[2], key.shape[2]
+    # As sdpa: one query sees all keys, and keys behind the last query are those that a static cache has room for.
+    if causal and rows_q > 1:
+        if rows_k > rows_q:
+            key, value = key[:, :, :rows_q], value[:, :, :rows_q]
+        span = (-1 if window is None else window - 1, 0)
+    else:
+        span = (-1, -1)
+    made = attention(
+        query, key, value, None, dropout, scale=scaling, window=span, softcap=softcap or 0.0
+    )
+    return made.transpose(1, 2).contiguous(), None
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """ "deepwell": all that a layer tells its attention function is honoured, or refused."""
+    for name in ("position_bias", "s_aux"):
+        if others.get(name) is not None:
+            raise NotImplementedError(
+                f"attn_implementation='deepwell' does not support {name}, which {type(module).__name__} uses: load "
+                "the model with attn_implementation='eager'"
+            )
+    if attention_mask is None:
+        return _attend(
+            module, query, key, value, dropout, scaling, is_causal, sliding_window, softcap
+        )
+    made = attention(
+        query, key, value, attention_mask, dropout, scale=scaling, softcap=softcap or 0.0
+    )
+    return made.transpose(1, 2).contiguous(), None
+
+
+def _attention_as_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """ "deepwell_sdpa": what sdpa computes. It has no soft cap."""
+    if attention_mask is None and position_bias is None:
+        return _attend(module, query, key, value, dropout, scaling, is_causal, sliding_window, None)
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if position_bias is not None:
+        others["position_bias"] = position_bias
+    return sdpa_attention_forward(
+        *(module, query, key, value, attention_mask, dropout, scaling, is_causal), **others
+    )
+
+
+def _attention_as_eager(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """ "deepwell_eager": where the probabilities are asked for, the model's own eager function runs."""
+    asked = others.get("output_attentions", getattr(module.config, "output_attentions", False))
+    if not asked and attention_mask is None:
+        return attention_forward(
+            *(module, query, key, value, None, dropout, scaling, None, sliding_window), **others
+        )
+    rows_q, rows_k = query.shape[2], key.shape[2]
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) and rows_q > 1
+        window = (
+            -1 if sliding_window is None or not causal else sliding_window - 1,
+            0 if causal else -1,
+        )
+        attention_mask = visible(rows_q, rows_k, window, False, query.device)[None, None]
+    if attention_mask.dtype == torch.bool:
+        least = torch.finfo(query.dtype).min
+        attention_mask = torch.where(attention_mask, 0.0, least).to(query.dtype)
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(
+        *(module, query, key, value, attention_mask),
+        dropout=dropout,
+        scaling=scaling,
+        sliding_window=sliding_window,
+        **others,
+    )
+
+
+# ---- models ----------------------------------------------------------------------------------------------
+
+
+def models(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """The transformers models inside of ``root`` that have a configuration of their own."""
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None:  # then nothing is one of its models
+        return
+    seen: set[int] = set()
+    for path, module in root.named_modules():
+        if isinstance(module, library.PreTrainedModel) and id(module.config) not in seen:
+            seen.add(id(module.config))
+            yield path, module
+
+
+def attention_modules(model: torch.nn.Module, prefix: str) -> dict[str, torch.nn.Module]:
+    """Modules of ``model`` whose forward asks transformers for the attention function."""
+    return {
+        f"{prefix}.{path}".strip("."): module
+        for path, module in model.named_modules()
+        if "ALL_ATTENTION_FUNCTIONS" in _names_in(type(module))
+    }
+
+
+def replacement(model: Any) -> str | None:
+    """The name that takes the place of the one in the model's configuration."""
+    chosen = model.config._attn_implementation
+    if chosen == "sdpa":
+        return AS_SDPA
+    # Eager attention gives its probabilities as well: only where a model has no other way.
+    if chosen == "eager" and getattr(model.config, "attn_logit_softcapping", None):
+        return AS_EAGER
+    return None
+
+
+def why_not(model: Any) -> str:
+    """ "" where exchanging the implementation in the configuration changes who computes and nothing else."""
+    chosen = model.config._attn_implementation
+    if chosen == PLAIN or chosen in BEFORE:
+        return "it has Deepwell's attention already"
+    if replacement(model) is None:
+        return f"its attn_implementation is {chosen!r}: load it with 'sdpa', or with 'deepwell' to say so by name"
+    if not register():
+        return "this transformers has no AttentionMaskInterface: use 4.53 or later"
+    for module in model.modules():
+        # A class that compares the name itself would take its other way under a new one.
+        if type(module).__module__.startswith("transformers.models.") and "sdpa" in _constants_in(
+            type(module)
+        ):
+            return f"{type(module).__name__} asks for 'sdpa' by name"
+    if not attention_modules(model, ""):
+        return "none of its modules goes through transformers' AttentionInterface"
+    config = model.config
+    told = getattr(config, "sliding_window", None) or getattr(
+        config, "attn_logit_softcapping", None
+    )
+    if told and not getattr(model, "_supports_flash_attn", False):
+        return "it does not tell its sliding window or soft cap to its attention function"
+    return ""
+
+
+def _functions_of(kind: type) -> Iterator[types.CodeType]:
+    for owner in kind.__mro__:
+        if owner is torch.nn.Module or owner.__module__ == "transformers.modeling_utils":
+            continue
+        for value in vars(owner).values():
+            function = getattr(value, "__func__", value)
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            if isinstance(function, types.FunctionType):
+                yield function.__code__
+
+
+def _names_in(kind: type) -> set[str]:
+    return {name for code in _functions_of(kind) for name in code.co_names}
+
+
+def _constants_in(kind: type) -> set[str]:
+    found: set[str] = set()
+    for code in _functions_of(kind):
+        for value in code.co_consts:
+            # Names of keyword arguments are tuples of strings.
+            found.update(
+                v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, str)
+            )
+    return found

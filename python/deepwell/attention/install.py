@@ -1,0 +1,113 @@
+"""optimize() on a GPU: each attention of a model goes through Deepwell, the rest of the model is left as it is."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from typing import Any
+
+import torch
+
+from deepwell.attention import functional, huggingface
+from deepwell.attention.multihead import MultiheadForward, why_not_module
+
+_MARK = "_deepwell_attention"
+_RULE = "=" * 60
+
+
+class Installation:
+    """What was done to one model; an attribute of it. A copied or loaded model has its own."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.replaced: dict[str, str] = {}
+        self.left: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.__dict__.update(saved)
+        if any("transformers" in how for how in self.replaced.values()):
+            importlib.import_module("transformers")
+            huggingface.register()  # the configuration of the loaded model names it
+
+    def text(self, root: torch.nn.Module) -> str:
+        lines = [_RULE, f"Deepwell Optimizer - {self.title}", _RULE]
+        lines += [f"  [{path or 'model'}] {how}" for path, how in self.replaced.items()]
+        lines += [
+            f"  [{path or 'model'}] left alone: {reason}" for path, reason in self.left.items()
+        ]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [_RULE, "Optimization Summary", _RULE]
+        lines.append(f"Total modules replaced: {len(self.replaced)}")
+        if self.replaced:
+            lines.append(f"  - Attention modules: {len(self.replaced)}")
+        lines.append(f"Modules left alone: {len(self.left)}")
+        counted: Counter[str] = Counter(functional.fallbacks)
+        for module in root.modules():
+            forward = module.__dict__.get("forward")
+            if isinstance(forward, MultiheadForward):
+                counted += forward.fallbacks
+        for reason, count in counted.most_common(6):
+            lines.append(f"  {count} x PyTorch's attention in this process because {reason}")
+        lines.append(_RULE)
+        lines.append(
+            "✓ Attention runs in Deepwell"
+            if self.replaced
+            else "The model runs in PyTorch as before."
+        )
+        return "\n".join(lines)
+
+
+def install(root: torch.nn.Module, title: str) -> Installation:
+    """Replaces every attention of ``root`` that can be, and notes each that cannot."""
+    made = Installation(title)
+    for path, model in huggingface.models(root):
+        reason = huggingface.why_not(model)
+        if reason:
+            made.left[path] = f"{type(model).__name__}: {reason}"
+            continue
+        model.config._attn_implementation_internal = huggingface.replacement(model)
+        for module in model.modules():
+            huggingface.note_positions(module)
+        for inner, module in huggingface.attention_modules(model, path).items():
+            made.replaced[inner] = f"{type(module).__name__} -> attention, through transformers"
+    for path, module in root.named_modules():
+        if not isinstance(module, torch.nn.MultiheadAttention):
+            continue
+        reason = why_not_module(module)
+        if reason:
+            made.left[path] = f"{type(module).__name__}: {reason}"
+            continue
+        module.__dict__["forward"] = MultiheadForward(module)
+        made.replaced[path] = f"{type(module).__name__} -> attention"
+    if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in root.modules()):
+        made.notes.append(
+            "nn.TransformerEncoderLayer in evaluation without gradients: PyTorch's fused layer runs"
+        )
+    if not made.replaced and not made.left:
+        made.left[""] = f"{type(root).__name__}: it has no attention that Deepwell knows"
+    root.__dict__[_MARK] = made
+    return made
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Undoes install() in ``model``, also in a part or a copy of what was installed."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, MultiheadForward):
+            del module.__dict__["forward"]
+        config = getattr(module, "config", None)
+        named = getattr(config, "_attn_implementation_internal", None)
+        if named in huggingface.BEFORE:
+            config._attn_implementation_internal = huggingface.BEFORE[named]
+        huggingface.forget_positions(module)
+        module.__dict__.pop(_MARK, None)
+
+
+def installed(model: torch.nn.Module) -> str | None:
+    """The summary of a model on which install() was called."""
+    for module in model.modules():
+        made = module.__dict__.get(_MARK)
+        if made is not None:
+            return made.text(module)
+    return None

@@ -1,0 +1,84 @@
+"""What the tests of attention share. Deepwell's operators run on CPU tensors there, by definition."""
+
+import contextlib
+
+import torch
+from deepwell.attention import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FORWARD, BACKWARD = "deepwell.attention_forward.default", "deepwell.attention_backward.default"
+
+
+@contextlib.contextmanager
+def served_on_cpu():
+    functional.devices.add("cpu")
+    functional.forget()
+    functional.fallbacks.clear()
+    try:
+        yield
+    finally:
+        functional.devices.discard("cpu")
+        functional.forget()
+
+
+class Seen(TorchDispatchMode):
+    """Counts the attention operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if "attention" in name:
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def ours(self) -> int:
+        return self.counts.get(FORWARD, 0)
+
+    @property
+    def others(self) -> int:
+        return sum(n for name, n in self.counts.items() if not name.startswith("deepwell"))
+
+
+def seen(function) -> Seen:
+    mode = Seen()
+    with mode:
+        function()
+    return mode
+
+
+def compiled(function, graphs: list):
+    """torch.compile(fullgraph=True) that leaves the forward and backward graphs in ``graphs``."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def attention_nodes(graphs: list) -> list[str]:
+    return [
+        str(node.target)
+        for graph in graphs
+        for node in graph.graph.nodes
+        if node.op == "call_function" and "attention" in str(node.target)
+    ]
+
+
+def apart(ours, theirs) -> float:
+    """The largest difference of tensors in pairs (None beside None)."""
+    most = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.shape == b.shape and a.dtype == b.dtype
+            most = max(most, (a - b).abs().max().item() if a.numel() else 0.0)
+    return most
