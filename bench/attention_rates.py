@@ -14,14 +14,14 @@ HEAD = """\
 /* Attention as it was measured. Written by bench/attention_rates.py; not to be edited.
  *
  * {gpu}, {date}, torch {torch}, cuDNN {cudnn}: medians of {rounds} rounds of
- * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
- * backward. Machines differ by several per cent from day to day: these figures order candidates and scale by shape;
- * which is faster here is for measuring to say. */
+ * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of
+ * them when causal), 2.5 times as many backward. Machines differ by several per cent from day to day: these figures
+ * order candidates and scale by shape; which is faster here is for measuring to say. */
 #include "kernel/cuda/attention_candidates.h"
 
+/* clang-format off */
 const char dw__attention_rates_source[] = "{gpu}, torch {torch}, {date}: nearest shape";
 
-/* clang-format off */
 const dw__attention_rate dw__attention_rates[] = {{
     /* head_dim, rows, causal, then forward and backward of deepwell, cudnn, flash */
 """

@@ -6,6 +6,7 @@
 #include "kernel/cuda/attention.h"
 #include <float.h>
 #include <math.h>
+#include <pthread.h>
 
 static char folder[256];
 
@@ -341,6 +342,7 @@ static void test_refusals(void **state) {
         refuse(&call, status, part);                                                               \
     } while (0)
     REFUSE(call.size = 8, DW_INVALID_ARGUMENT, "size is 8");
+    REFUSE(call.dtype = (dw_dtype)99, DW_TYPE, "expected bf16 or f16");
     REFUSE(call.dtype = DW_F32, DW_TYPE, "the element type is f32; expected bf16 or f16");
     REFUSE(call.batch = -1, DW_SHAPE, "batch is -1");
     REFUSE(call.heads_q = 0, DW_SHAPE, "heads_q is 0");
@@ -527,7 +529,7 @@ static void test_bridge(void **state) {
 
 /* Stands for kernels: outputs are zeros, LSE 1, but `wrong_kernel` writes ones into o, dq, dk and dv. */
 static const char *wrong_kernel;
-static int compared;
+static _Atomic int compared;
 
 static void write_tensor(const dw_strided *t, const dw_attention_params *p, int heads, int rows,
                          uint16_t value) {
@@ -561,6 +563,41 @@ static void use_guard(void) {
     unsetenv("DEEPWELL_GUARD");
     fake->kernel = run_kernel;
     fake->relaxed = 0;
+}
+
+static void *call_often(void *failed) {
+    dw_attention call = plain_call();
+    call.dtype = DW_F16;
+    call.head_dim = 96;
+    for (int i = 0; i < 64; i++) {
+        call.softcap = i & 1 ? 5.0f : 0.0f;
+        call.window_right = i & 2 ? 0 : -1;
+        call.q.data = (void *)((uintptr_t)(1 + i % 7) << 32);
+        if (dw_attention_forward(&call) != DW_OK || dw_attention_backward(&call) != DW_OK)
+            return failed;
+    }
+    return NULL;
+}
+
+/* Threads that need the same kernels for the first time at once: each is loaded and compared once. */
+static void threads_call(void *unused) {
+    pthread_t threads[4];
+    (void)unused;
+    use_guard();
+    int functions = fake->functions;
+    for (int i = 0; i < 4; i++)
+        CHILD_REQUIRE(pthread_create(&threads[i], NULL, call_often, &threads) == 0);
+    for (int i = 0; i < 4; i++) {
+        void *failed = NULL;
+        CHILD_REQUIRE(pthread_join(threads[i], &failed) == 0 && !failed);
+    }
+    /* Four shapes, one function forward and three backward each, and at most the reference's two. */
+    CHILD_REQUIRE(fake->functions - functions >= 16 && fake->functions - functions <= 18);
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    expect_child(start_child(threads_call, NULL));
 }
 
 static void guarded(void *unused) {
@@ -665,6 +702,7 @@ int main(void) {
         cmocka_unit_test(test_driver_failures), cmocka_unit_test(test_other_gpu),
         cmocka_unit_test(test_embedded),        cmocka_unit_test(test_old_driver),
         cmocka_unit_test(test_bridge),          cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -3,6 +3,7 @@
  * spill, or its matrix products wait for each other, is seen where it is made.
  *
  *   deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]
+ *   deepwell-kernels --launch     on a GPU: what a call of attention costs the host
  *
  * --renew writes what was compiled into the table, and leaves the rest of it.
  * Exit status: 0 as the table says, 1 not, 2 wrong usage, 3 no compiler.
@@ -11,6 +12,7 @@
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
+#include "launch_cost.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -305,8 +307,8 @@ static int check_all(const selection *s, const char *compiler) {
 /* ---- program -------------------------------------------------------------------------------------------- */
 
 static int usage(void) {
-    fprintf(stderr,
-            "usage: deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]\n");
+    fprintf(stderr, "usage: deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]\n"
+                    "       deepwell-kernels --launch\n");
     return 2;
 }
 
@@ -324,6 +326,8 @@ int main(int argc, char **argv) {
             renew = true;
         else if (strcmp(argv[i], "--list") == 0)
             list = true;
+        else if (strcmp(argv[i], "--launch") == 0)
+            return print_launch_cost();
         else if (strcmp(argv[i], "-p") == 0 && value)
             s.part = argv[++i];
         else if (strcmp(argv[i], "--threads") == 0 && value)

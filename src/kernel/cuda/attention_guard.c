@@ -213,10 +213,10 @@ static float value_at(const guard *g, buffer which, size_t i) {
 
 /* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a weighted
  * mean of values: P's rounding moves it by u times the largest value at most, its own by as much again, doubled for
- * the reference's rounding and dropout's factor. A gradient is a sum of at most 201 products of random sign: rounding each
- * moves it by u times the root of the sum of their squares, which is of the order of the gradients themselves; eight
- * times the largest one leaves room for the unluckiest of 10^5 elements. A wrong tile, mask or scale is off by the order
- * of the values. LSE is not rounded: F32 with an approximate exponential. */
+ * the reference's rounding and dropout's factor. A gradient is a sum of at most 201 products of random sign: rounding
+ * each moves it by u times the root of the sum of their squares, which is of the order of the gradients themselves;
+ * eight times the largest one leaves room for the unluckiest of 10^5 elements. A wrong tile, mask or scale is off by
+ * the order of the values. LSE is not rounded: F32 with an approximate exponential. */
 static double tolerance_of(const guard *g, buffer which, double largest) {
     double u = g->shape->f16 ? 0x1p-11 : 0x1p-8;
     if (which == LSE) return 0x1p-10;

@@ -1,14 +1,14 @@
 /* Attention as it was measured. Written by bench/attention_rates.py; not to be edited.
  *
  * NVIDIA H200, 2026-11-21, torch 2.11.0+cu130, cuDNN 91900: medians of 11 rounds of
- * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of them when causal), 2.5 times as many
- * backward. Machines differ by several per cent from day to day: these figures order candidates and scale by shape;
- * which is faster here is for measuring to say. */
+ * bench/hopper_attention.py, BF16, 16384 rows of queries in all. TFLOP/s of 4 B H S^2 D operations forward (half of
+ * them when causal), 2.5 times as many backward. Machines differ by several per cent from day to day: these figures
+ * order candidates and scale by shape; which is faster here is for measuring to say. */
 #include "kernel/cuda/attention_candidates.h"
 
+/* clang-format off */
 const char dw__attention_rates_source[] = "NVIDIA H200, torch 2.11.0+cu130, 2026-11-21: nearest shape";
 
-/* clang-format off */
 const dw__attention_rate dw__attention_rates[] = {
     /* head_dim, rows, causal, then forward and backward of deepwell, cudnn, flash */
     {64, 512, false, {{389, 299}, {380, 285}, {265, 170}}},
