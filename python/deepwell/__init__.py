@@ -16,6 +16,12 @@ except ImportError as error:  # pragma: no cover - needs an environment without 
     ) from error
 
 from deepwell import _deepwell, numbers
+from deepwell.attention.modules import (
+    BlackwellConfig,
+    BlackwellFlashAttention,
+    DWSelfAttention,
+)
+from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
 from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
@@ -28,14 +34,19 @@ __version__ = _deepwell.version()
 
 __all__ = [
     "AdamW",
+    "BlackwellConfig",
+    "BlackwellFlashAttention",
     "CaptureError",
+    "DWSelfAttention",
     "DeepwellError",
     "IR",
     "MicroscalingConfig",
     "Precision",
     "UnsupportedError",
     "__version__",
+    "activate_sdpa",
     "capture",
+    "deactivate_sdpa",
     "numbers",
     "optimize",
     "restore",

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from deepwell import _deepwell
 from deepwell.attention import operators
@@ -50,7 +52,7 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
     if device.type not in devices:
         return f"the tensors are on {device.type}"
     if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
-        if not _is_fake(q):
+        if not _is_traced(q):
             return f"the tensors are {type(q).__name__}s"
     if k.device != device or v.device != device:
         return "the tensors are on several devices"
@@ -87,7 +89,7 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
     index = device.index
     options = (
         packed,
-        float(softcap),
+        1.0 if softcap > 0 else 0.0,
         window[0],
         window[1],
         bottom_right,
@@ -99,14 +101,16 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
     return _library_says(device.type, 0 if index is None else index, name, sizes, options)
 
 
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch._subclasses.FakeTensor)
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Whether it stands for a plain tensor in a graph that is being made."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def _reason(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
     if torch.compiler.is_compiling():
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
     if torch._C._are_functorch_transforms_active():
+        fallbacks["called inside of a torch.func transform"] += 1
         return "called inside of a torch.func transform"
     if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
@@ -190,8 +194,13 @@ def fresh_seed(device: torch.device) -> torch.Tensor:
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
-def _autocast(device: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As PyTorch's own attention under autocast: everything in the type of autocast."""
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast everything in its type, as PyTorch's own attention has it."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(
         t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors
@@ -230,27 +239,50 @@ def attention(
     """
     if is_causal:
         window = (window[0], 0)
-    if attn_mask is None and dropout_p == 0.0 and not torch.compiler.is_compiling():
-        made = _direct(
-            *(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, softcap),
-            *(window[0], window[1], bottom_right),
+    if attn_mask is None:
+        made = if_ours(
+            *(q, k, v, dropout_p, False, scale),
+            window=window,
+            bottom_right=bottom_right,
+            softcap=softcap,
         )
         if made is not None:
             return made
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q.device.type, q, k, v)
-    if attn_mask is None:
-        if not _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
-            if scale is None:
-                scale = q.shape[-1] ** -0.5
-            seed = fresh_seed(q.device) if dropout_p > 0 else None
-            return _ours(
-                *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
-                *(None, None, 0, 0),
-            )
     elif not torch.compiler.is_compiling():
         fallbacks["a mask is given as a tensor"] += 1
+    q, k, v = _autocast(q, k, v)
     return _pytorch(q, k, v, attn_mask, dropout_p, scale, window, bottom_right, softcap)
+
+
+def if_ours(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+) -> torch.Tensor | None:
+    """attention() where Deepwell runs the call, else None."""
+    if is_causal:
+        window = (window[0], 0)
+    if scale is None and q.dim() > 0:
+        scale = q.shape[-1] ** -0.5
+    if dropout_p == 0.0 and not torch.compiler.is_compiling():
+        made = _direct(q, k, v, scale, softcap, window[0], window[1], bottom_right)
+        if made is not None:
+            return made
+    q, k, v = _autocast(q, k, v)
+    if _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
+        return None
+    seed = fresh_seed(q.device) if dropout_p > 0 else None
+    return _ours(
+        *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
+        *(None, None, 0, 0),
+    )
 
 
 def packed_attention(
@@ -276,8 +308,7 @@ def packed_attention(
     """
     if is_causal:
         window = (window[0], 0)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q.device.type, q, k, v)
+    q, k, v = _autocast(q, k, v)
     if scale is None:
         scale = q.shape[-1] ** -0.5
     if not _reason(q, k, v, window, bottom_right, softcap, dropout_p, True):
@@ -296,6 +327,11 @@ def packed_attention(
     return torch.cat(parts)
 
 
+def why_pytorch(q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0) -> str:
+    """The reason for which attention() leaves such a call to PyTorch, or ""."""
+    return _reason(q, k, v, window, bottom_right, softcap, 0.0, False)
+
+
 # ---- PyTorch's -------------------------------------------------------------------------------------------
 
 
@@ -309,6 +345,13 @@ def visible(rows_q: int, rows_k: int, window, bottom_right: bool, device) -> tor
     if window[1] >= 0:
         seen = seen & (column <= row + window[1])
     return seen
+
+
+def by_pytorch(
+    q, k, v, *, window: tuple[int, int] = (-1, -1), bottom_right: bool = False
+) -> torch.Tensor:
+    """attention() without Deepwell."""
+    return _pytorch(q, k, v, None, 0.0, None, window, bottom_right, 0.0)
 
 
 def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> torch.Tensor:

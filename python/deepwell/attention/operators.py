@@ -247,8 +247,18 @@ def _backward_cpu(d_o, q, k, v, o, lse, *given):
     return dq, dk, dv
 
 
-_library.impl("attention_forward", _forward_cpu, "CPU")
-_library.impl("attention_backward", _backward_cpu, "CPU")
+def _as_defined(function: Any) -> Any:
+    """Without autocast, which would round the products of the definition."""
+
+    def run(*given: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return function(*given)
+
+    return run
+
+
+_library.impl("attention_forward", _as_defined(_forward_cpu), "CPU")
+_library.impl("attention_backward", _as_defined(_backward_cpu), "CPU")
 
 
 # ---- the GPU ---------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""Attention as modules: BlackwellFlashAttention, DWSelfAttention."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from deepwell.attention import functional, multihead
+from deepwell.errors import UnsupportedError
+
+
+@dataclass
+class BlackwellConfig:
+    """How the attention modules run.
+
+    Args:
+        use_flash_attention: False takes PyTorch's attention throughout.
+        use_pytorch_fallback: what Deepwell does not run goes to PyTorch's attention; False raises
+            ``deepwell.UnsupportedError`` with the reason instead.
+        enable_profiling: each module keeps the seconds of its last call in ``last_seconds`` (it waits for the GPU).
+    """
+
+    use_flash_attention: bool = True
+    use_pytorch_fallback: bool = False
+    enable_profiling: bool = False
+
+
+class _Profiled:
+    """Seconds of a call, the GPU's work included, in ``module.last_seconds``; None where nothing was measured."""
+
+    def __init__(self, module: torch.nn.Module, tensor: torch.Tensor) -> None:
+        self._module = module
+        self._device = tensor.device if module.config.enable_profiling else None
+
+    def _wait(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def __enter__(self) -> None:
+        if self._device is not None:
+            self._begin = self._wait()
+
+    def __exit__(self, *error: object) -> None:
+        if self._device is not None:
+            self._module.last_seconds = self._wait() - self._begin
+
+
+class BlackwellFlashAttention(torch.nn.Module):
+    """``forward(q, k, v, causal=False)`` on [batch, heads, rows, head_dim]; differentiable, without parameters.
+
+    ``causal`` lets the last query see the last key (bottom-right), which for equal lengths is the usual mask.
+    """
+
+    def __init__(self, config: BlackwellConfig | None = None) -> None:
+        super().__init__()
+        self.config = BlackwellConfig() if config is None else config
+        self.last_seconds: float | None = None
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
+    ) -> torch.Tensor:
+        with _Profiled(self, q):
+            window = (-1, 0) if causal else (-1, -1)
+            if not self.config.use_flash_attention:
+                return functional.by_pytorch(q, k, v, window=window, bottom_right=True)
+            # On the CPU the definition is PyTorch's own: there is nothing to fall back from.
+            if not self.config.use_pytorch_fallback and q.device.type != "cpu":
+                reason = functional.why_pytorch(q, k, v, window, True)
+                if reason:
+                    raise UnsupportedError(
+                        f"Deepwell's attention does not run this call: {reason}. "
+                        "BlackwellConfig(use_pytorch_fallback=True) lets PyTorch run it"
+                    )
+            return functional.attention(q, k, v, window=window, bottom_right=True)
+
+
+class DWSelfAttention(torch.nn.MultiheadAttention):
+    """nn.MultiheadAttention, with its parameters, ``state_dict``, arguments and results, through Deepwell.
+
+    ``DWSelfAttention(hidden_dim, num_heads, config)``; every other argument of nn.MultiheadAttention may follow by
+    name. What only PyTorch's forward does (attention weights, masks given as tensors) PyTorch's forward runs.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        num_heads: int,
+        config: BlackwellConfig | None = None,
+        **others: object,
+    ) -> None:
+        if config is not None and not isinstance(config, BlackwellConfig):
+            raise TypeError(
+                f"DWSelfAttention: config is a BlackwellConfig, not {type(config).__name__}; arguments of "
+                "nn.MultiheadAttention such as dropout are given by name"
+            )
+        super().__init__(hidden_dim, num_heads, **others)
+        self.config = BlackwellConfig() if config is None else config
+        self.last_seconds: float | None = None
+        self.fallbacks: Counter[str] = Counter()  # calls that PyTorch's forward got, by reason
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        value: torch.Tensor | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As nn.MultiheadAttention's; ``key`` and ``value`` are ``query`` if they are left out."""
+        key = query if key is None else key
+        value = key if value is None else value
+        with _Profiled(self, query):
+            given = (query, key, value, key_padding_mask, need_weights, attn_mask)
+            if not self.config.use_flash_attention:
+                return super().forward(*given, average_attn_weights, is_causal)
+            return multihead.run(self, self.fallbacks, *given, average_attn_weights, is_causal)

@@ -1,0 +1,323 @@
+"""attention() and its operators on the CPU: every argument against FP64, and everything that calls may be wrapped in."""
+
+import copy
+import itertools
+
+import attention_reference as reference
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_tools import BACKWARD, FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from deepwell.attention import attention, functional, operators, packed_attention
+from torch.utils.checkpoint import checkpoint
+
+# FP32 arithmetic of a few dozen terms of order one.
+_CLOSE = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def _ours():
+    with served_on_cpu():
+        yield
+
+
+def tensors(rows_q=9, rows_k=13, heads_q=4, heads_kv=2, dim=8, batch=2, dtype=torch.float32):
+    shapes = ((heads_q, rows_q), (heads_kv, rows_k), (heads_kv, rows_k))
+    return [
+        torch.randn(batch, n, h, dim, dtype=dtype).transpose(1, 2).requires_grad_()
+        for h, n in shapes
+    ]
+
+
+def exact(call, q, k, v, d_o):
+    made = reference.attention(call, *[t.detach().double().float() for t in (q, k, v)], d_o)
+    return [made[name].exact.float() for name in ("o", "dq", "dk", "dv")]
+
+
+def results(function, leaves, d_o=None):
+    o = function(*leaves)
+    d_o = torch.ones_like(o) if d_o is None else d_o
+    return [o.detach(), *torch.autograd.grad(o, leaves, d_o)]
+
+
+OPTIONS = [
+    dict(is_causal=True),
+    dict(is_causal=True, bottom_right=True),
+    dict(window=(3, 2)),
+    dict(window=(0, 0), bottom_right=True),
+    dict(window=(-1, 4)),
+    dict(window=(2, -1), scale=0.7),
+    dict(softcap=2.0, is_causal=True),
+    dict(scale=0.0),
+    dict(scale=-1.3, softcap=1.0),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1)], ids=str)
+def test_every_option(options, sizes):
+    leaves = tensors(*sizes)
+    d_o = torch.randn_like(leaves[0])
+    got = results(lambda q, k, v: attention(q, k, v, **options), leaves, d_o)
+    left, right = options.get("window", (-1, -1))
+    call = reference.Call(
+        scale=options.get("scale", 8**-0.5),
+        softcap=options.get("softcap", 0.0),
+        window_left=left,
+        window_right=0 if options.get("is_causal") else right,
+        bottom_right=options.get("bottom_right", False),
+    )
+    assert apart(got, exact(call, *leaves, d_o)) < _CLOSE
+    assert not functional.fallbacks
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_pytorch_s_way_is_the_same_function(options):
+    """What goes elsewhere (here: FP64, by hand) gives the same, rows that see nothing included."""
+    leaves = tensors(13, 9)
+    ours = results(lambda q, k, v: attention(q, k, v, **options), leaves)
+    functional.devices.discard("cpu")
+    functional.forget()
+    theirs = results(lambda q, k, v: attention(q, k, v, **options), leaves)
+    assert functional.fallbacks["the tensors are on cpu"] == 1
+    assert apart(ours, theirs) < _CLOSE
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((1, 2)))[:2], ids=str)
+def test_results_lie_as_arguments_do(order):
+    q = torch.randn(2, *[(0, 4, 9)[i] for i in order], 8).permute(
+        0, *[1 + order.index(i) for i in (1, 2)], 3
+    )
+    o = attention(q, q, q)
+    assert o.shape == q.shape and o.stride() == q.stride()
+
+
+def test_dropout_is_the_stated_mask():
+    leaves = tensors()
+    d_o = torch.randn_like(leaves[0])
+    torch.manual_seed(11)
+    got = results(lambda q, k, v: attention(q, k, v, dropout_p=0.3), leaves, d_o)
+    torch.manual_seed(11)
+    seed, offset = functional.fresh_seed(torch.device("cpu")).tolist()
+    call = reference.Call(scale=8**-0.5, dropout=0.3, seed=seed, seed_offset=offset)
+    assert apart(got, exact(call, *leaves, d_o)) < _CLOSE
+    again = results(lambda q, k, v: attention(q, k, v, dropout_p=0.3), leaves, d_o)
+    assert apart(got[:1], again[:1]) > 0.01  # a mask of its own
+
+
+def test_packed_sequences():
+    lengths_q, lengths_k = (3, 0, 7, 1), (5, 2, 7, 0)
+    q, k, v = (torch.randn(n, h, 8, requires_grad=True) for n, h in ((11, 4), (14, 2), (14, 2)))
+    offsets = [torch.tensor((0, *n)).cumsum(0).int() for n in (lengths_q, lengths_k)]
+    d_o = torch.randn_like(q)
+
+    def run(q, k, v):
+        return packed_attention(q, k, v, *offsets, 7, 7, is_causal=True, bottom_right=True)
+
+    got = results(run, [q, k, v], d_o)
+    call = reference.Call(
+        8**-0.5, window_right=0, bottom_right=True, lengths_q=lengths_q, lengths_k=lengths_k
+    )
+    want = exact(call, *[t.transpose(0, 1) for t in (q, k, v)], d_o.transpose(0, 1))
+    assert apart(got, [t.transpose(0, 1) for t in want]) < _CLOSE
+    functional.devices.discard("cpu")
+    functional.forget()
+    # PyTorch's way, one sequence at a time.
+    assert apart(results(run, [q, k, v], d_o), got) < _CLOSE
+
+
+def test_masks_go_to_pytorch():
+    q, k, v = tensors()
+    mask = torch.randn(9, 13)
+    with torch.no_grad():
+        got = attention(q, k, v, mask)
+        want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        both = attention(q, k, v, mask, window=(2, 2))
+        seen_keys = functional.visible(9, 13, (2, 2), False, q.device)
+        narrow = F.scaled_dot_product_attention(
+            q, k, v, mask.masked_fill(~seen_keys, -torch.inf), enable_gqa=True
+        )
+    assert apart([got, both], [want, narrow]) == 0
+    assert functional.fallbacks["a mask is given as a tensor"] == 2
+
+
+def test_what_is_not_served_says_why():
+    q, k, v = tensors()
+    reasons = {
+        "q, k and v differ in dtype": (q.half(), k, v),
+        "q, k and v differ": (q, k, v[..., :4]),
+        "other than 4 axes": (q[0], k[0], v[0]),
+        "no multiple": (q[:, :3], k, v),
+        "no elements": (q[:, :, :0], k, v),
+        "batches": (q[:1], k, v),
+        "are on meta": tuple(t.to("meta") for t in (q, k, v)),
+        "several devices": (q, k.to("meta"), v),
+    }
+    for text, given in reasons.items():
+        assert text in functional.why_pytorch(*given, (-1, -1), False), text
+    sub = torch.Tensor._make_subclass(type("Mine", (torch.Tensor,), {}), q.detach())
+    assert functional.why_pytorch(sub, k, v, (-1, -1), False) == "the tensors are Mines"
+
+
+def test_second_derivatives_are_refused_clearly():
+    leaves = tensors()
+    grads = torch.autograd.grad(attention(*leaves).sum(), leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*deepwell\.restore"):
+        grads[0].sum().backward()
+
+
+def test_operators_differentiate_by_themselves():
+    leaves = tensors()
+    given = (8**-0.5, 0.0, -1, 0, False, 0.0, None, None, None, 0, 0)
+    got = results(lambda *t: operators.forward(*t, *given)[0], leaves)
+    assert apart(got, results(lambda *t: attention(*t, is_causal=True), leaves)) == 0
+
+
+def test_opcheck():
+    q, k, v = tensors(5, 6)
+    given = (0.3, 2.0, 3, 0, True, 0.0, None, None, None, 0, 0)
+    torch.library.opcheck(operators.forward, (q, k, v, *given))
+    o, lse = operators.forward(*[t.detach() for t in (q, k, v)], *given)
+    d_o = torch.randn_like(o)
+    plain = [t.detach() for t in (d_o, q, k, v, o, lse)]
+    torch.library.opcheck(operators.backward, (*plain, *given, False))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_compiled(dynamic, dropout):
+    def run(q, k, v):
+        return attention(q * 1.5, k, v, is_causal=True, window=(4, 0), dropout_p=dropout) + 1
+
+    leaves = tensors(13, 13)
+    graphs = []
+    fast = compiled(run, graphs)
+    torch._dynamo.config.assume_static_by_default = not dynamic
+    try:
+        torch.manual_seed(4)
+        got = results(fast, leaves)
+        other = tensors(7, 7)
+        results(fast, other)
+    finally:
+        torch._dynamo.config.assume_static_by_default = True
+    torch.manual_seed(4)
+    assert apart(got, results(run, leaves)) < 1e-6
+    nodes = attention_nodes(graphs[:2])
+    assert sorted(nodes) == sorted([FORWARD, BACKWARD])
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor():
+    def run(q, k, v):
+        return attention(q * 1.5, k, v, is_causal=True).transpose(1, 2).flatten(2) * 2
+
+    leaves = tensors(13, 13)
+    torch._dynamo.reset()
+    assert apart(results(torch.compile(run, fullgraph=True), leaves), results(run, leaves)) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed(reentrant):
+    leaves = tensors()
+
+    def run(q, k, v):
+        return attention(q * 2, k, v, dropout_p=0.4, is_causal=True)
+
+    def grads(function):
+        torch.manual_seed(8)
+        for leaf in leaves:
+            leaf.grad = None
+        o = function(*leaves)
+        o.square().sum().backward()
+        return [o.detach(), *[leaf.grad for leaf in leaves]]
+
+    plain = grads(run)
+    assert apart(grads(lambda *t: checkpoint(run, *t, use_reentrant=reentrant)), plain) == 0
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_autocast(fast):
+    leaves = tensors()
+    function = compiled(attention, []) if fast else attention
+    with torch.autocast("cpu", torch.bfloat16):
+        o = function(*leaves)
+    assert o.dtype == torch.bfloat16
+    grads = torch.autograd.grad(o.sum(), leaves)
+    assert all(g.dtype == torch.float32 for g in grads)
+    assert apart([o], [attention(*[t.bfloat16() for t in leaves])]) == 0
+
+
+def test_transforms_go_to_pytorch():
+    q, k, v = (t.detach() for t in tensors())
+    got = torch.func.grad(lambda q: attention(q, k, v).square().sum())(q)
+    leaf = q.clone().requires_grad_()
+    want = torch.autograd.grad(attention(leaf, k, v).square().sum(), leaf)[0]
+    assert apart([got], [want]) < _CLOSE
+    assert functional.fallbacks["called inside of a torch.func transform"] == 1
+
+
+def test_no_gradient_where_none_is_wanted():
+    q, k, v = tensors()
+    with torch.no_grad():
+        assert attention(q, k, v).grad_fn is None
+    with torch.inference_mode():
+        assert attention(q, k, v).is_inference()
+    assert seen(lambda: attention(q.detach(), k.detach(), v.detach())).ours == 1
+    only_v = v.detach().requires_grad_()
+    o = attention(q.detach(), k.detach(), only_v)
+    assert torch.autograd.grad(o.sum(), only_v)[0].shape == v.shape
+
+
+def test_saved_tensors_that_change_are_an_error():
+    q, k, v = tensors()
+    inner = q * 1
+    o = attention(inner, k, v)
+    inner.data_ptr()
+    with torch.no_grad():
+        inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+def test_modules():
+    import deepwell
+
+    q, k, v = (t.detach() for t in tensors(heads_kv=4))
+    module = deepwell.BlackwellFlashAttention(deepwell.BlackwellConfig(enable_profiling=True))
+    got = module(q, k, v, causal=True)
+    seen_keys = functional.visible(9, 13, (-1, 0), True, q.device)
+    want = F.scaled_dot_product_attention(q, k, v, seen_keys)
+    assert apart([got], [want]) < _CLOSE
+    assert module.last_seconds > 0
+    plain = deepwell.BlackwellFlashAttention(deepwell.BlackwellConfig(use_flash_attention=False))
+    assert seen(lambda: plain(q, k, v)).ours == 0
+    assert apart([plain(q, k, v, True)], [want]) < _CLOSE
+    meta = [t.to("meta") for t in (q, k, v)]
+    with pytest.raises(deepwell.UnsupportedError, match="are on meta.*use_pytorch_fallback=True"):
+        deepwell.BlackwellFlashAttention()(*meta)
+    fallback = deepwell.BlackwellFlashAttention(deepwell.BlackwellConfig(use_pytorch_fallback=True))
+    assert fallback(*meta).shape == q.shape
+
+
+def test_self_attention_is_a_drop_in():
+    import deepwell
+
+    ours = deepwell.DWSelfAttention(32, 4, deepwell.BlackwellConfig(), batch_first=True)
+    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 7, 32)
+    for options in (
+        {},
+        dict(need_weights=False),
+        dict(average_attn_weights=False),
+        dict(key_padding_mask=torch.arange(7).expand(2, 7) > 4),
+    ):
+        got, want = ours(x, x, x, **options), theirs(x, x, x, **options)
+        assert apart(got, want) < _CLOSE
+    assert apart(ours(x, need_weights=False)[:1], theirs(x, x, x)[:1]) < _CLOSE
+    assert seen(lambda: ours(x, need_weights=False)).ours == 1
+    copied = copy.deepcopy(ours)
+    assert apart(copied(x)[:1], ours(x)[:1]) == 0
+    with pytest.raises(TypeError, match="config is a BlackwellConfig, not float"):
+        deepwell.DWSelfAttention(32, 4, 0.1)

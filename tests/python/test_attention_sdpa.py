@@ -1,0 +1,102 @@
+"""activate_sdpa(): scaled_dot_product_attention itself, on CPU tensors."""
+
+import deepwell
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_tools import BACKWARD, FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@pytest.fixture
+def active():
+    with served_on_cpu():
+        deepwell.activate_sdpa()
+        try:
+            yield
+        finally:
+            deepwell.deactivate_sdpa()
+
+
+def leaves(heads_kv=4):
+    return [torch.randn(2, h, 9, 8, requires_grad=True) for h in (4, heads_kv, heads_kv)]
+
+
+def run(tensors, function=F.scaled_dot_product_attention, **options):
+    o = function(*tensors, **options)
+    return [o.detach(), *torch.autograd.grad(o.square().sum(), tensors)]
+
+
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ({}, 1),
+        ({"is_causal": True}, 1),
+        ({"scale": 0.3}, 1),
+        ({"attn_mask": torch.randn(9, 9)}, 0),
+        ({"attn_mask": torch.ones(9, 9).tril().bool()}, 0),
+    ],
+    ids=str,
+)
+def test_same_results(active, options, ours):
+    tensors = leaves()
+    made = run(tensors, **options)
+    assert seen(lambda: run(tensors, **options)).ours == ours
+    deepwell.deactivate_sdpa()
+    assert apart(made, run(tensors, **options)) < 1e-5
+    assert seen(lambda: run(tensors, **options)).ours == 0
+
+
+def test_shared_heads_only_on_request(active):
+    tensors = leaves(2)
+    made = run(tensors, enable_gqa=True)
+    assert seen(lambda: run(tensors, enable_gqa=True)).ours == 1
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(*tensors)
+    deepwell.deactivate_sdpa()
+    assert apart(made, run(tensors, enable_gqa=True)) < 1e-5
+
+
+def test_reached_from_everywhere(active):
+    tensors = leaves()
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 9, 32)
+    assert seen(lambda: module(x, x, x, need_weights=False)).ours == 1
+    assert seen(lambda: torch.ops.aten.scaled_dot_product_attention(*tensors)).ours == 1
+    with sdpa_kernel(SDPBackend.MATH):
+        assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
+    with torch.no_grad():
+        assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
+
+
+def test_odd_shapes_are_pytorch_s(active):
+    q, k, v = leaves()
+    assert F.scaled_dot_product_attention(q[0], k[0], v[0]).shape == (4, 9, 8)
+
+
+def test_compiled(active):
+    tensors, graphs = leaves(), []
+
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(q * 2, k, v, is_causal=True)
+
+    made = run(tensors, compiled(twice, graphs))
+    assert sorted(attention_nodes(graphs)) == sorted([FORWARD, BACKWARD])
+    assert apart(made, run(tensors, twice)) < 1e-6
+
+
+def test_twice_is_once(active):
+    deepwell.activate_sdpa()
+    deepwell.deactivate_sdpa()
+    tensors = leaves()
+    assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 0
+    deepwell.deactivate_sdpa()
+
+
+def test_dropout_has_the_expectation_of_none(active):
+    q, k, v = (t.detach() for t in leaves())
+    v = v.abs() + 1
+    total = sum(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(400))
+    exact = F.scaled_dot_product_attention(q, k, v)
+    # One element's standard deviation is at most that of nine equal weights of which half are dropped; 5 of them.
+    assert ((total / 400 - exact).abs() / exact).max() < 5 * (v.max() / v.min()) / 400**0.5
