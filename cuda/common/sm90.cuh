@@ -177,6 +177,21 @@ DEVICE float element_high(uint32 packed) {
 #endif
 }
 
+// Four words of each thread of a quad, transposed: thread i's word j becomes thread j's word i.
+DEVICE void transpose_quad(uint32 *words) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        bool upper = lane_index() & bit;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            uint32 received = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i | bit], bit);
+            if (upper) words[i] = received;
+            else words[i | bit] = received;
+        }
+    }
+}
+
 // ---- shared memory in 16-byte chunks ----------------------------------------------------------------------
 
 // Four 8x8 matrices of elements, as products leave them in registers, to rows of 16 bytes: lane 8 i + r gives the
@@ -229,6 +244,16 @@ DEVICE void global_add_f32x4(float *to, const float *values) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((uint64)__cvta_generic_to_global(to)),
                  "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
                  : "memory");
+}
+
+// From the level-2 cache.
+DEVICE float4 global_load_f32x4(const float *from) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"((uint64)__cvta_generic_to_global(from))
+                 : "memory");
+    return v;
 }
 
 DEVICE int global_load_acquire(const int *from) {

@@ -19,14 +19,24 @@
 // P and dS are rounded to elements where they enter a product. In F16 a dS beyond 65504 becomes infinite, and with it
 // the gradients: what scales losses sees it.
 //
+// SERIAL 1: a block of threads takes all blocks of keys of a head, one after the other. Nobody else then adds to that
+// head's dQ: each thread keeps its sums in memory of its own (dq_sum has a place for each block of threads), begins
+// them without zeros, and writes dQ itself where the last keys are added. There is no finish, and every run gives the
+// same bits. For many heads of few rows, whose sums stay in the cache; else the sums' way to memory and back and the
+// other kernels would take a third of the time.
+//
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS, DQ_BULK
 // (attention_backward_layout.h, with what dynamic shared memory they take), ELEMENT, WINDOW (1: some row may not see
-// some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC.
+// some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
 
 #include "attention_backward_layout.h"
 #include "attention_params.h"
 #include "sm90.cuh"
 #include "philox.cuh"
+
+#ifndef SERIAL
+#define SERIAL 0
+#endif
 
 #define KEYS_AS_ROWS (HEAD_DIM <= 128)
 #define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
@@ -55,6 +65,10 @@ static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N
 // Where P is final before dS is, and registers suffice, its product for dV is under way while dS is computed.
 #define EARLY_DV (KEYS_AS_ROWS && TILE_M == 64 && !DROPOUT && !SOFTCAP)
 
+// The product for dK before that for dQ: while the sums of dQ so far are read. Otherwise after it: while those of dQ
+// are added.
+#define DK_FIRST SERIAL
+
 #define SCORE_TILES (KEYS_AS_ROWS ? 1 : 2)
 
 // dQ: each consumer has DQ_SLICES products of 64 queries (rows) and 64 columns, one after the other; where TILE_M is
@@ -64,6 +78,7 @@ static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N
 #define DQ_SLICES (TILE_M * COLUMNS / CONSUMERS / 128 / DQ_SUMS)
 #define DQ_SUMS (DQ_SWAPPED ? TILE_M / 2 : 32)
 static_assert(DQ_SLICES * DQ_SUMS * CONSUMERS * 128 == TILE_M * COLUMNS, "shares are whole");
+static_assert(!DQ_SWAPPED || !SERIAL, "dQ is written by rows");
 static_assert(!DQ_SWAPPED || BLOCKS == CONSUMERS, "a consumer has 64 columns");
 static_assert(DQ_SWAPPED || TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows or columns are shared");
 
@@ -110,24 +125,36 @@ DEVICE sequence find_sequence(const dw_attention_params &p, int batch) {
     return s;
 }
 
+// Keys that some query of tile m sees: first to last; none where first > last.
+DEVICE int first_key_of(const dw_attention_params &p, const sequence &s, int m) {
+    int diagonal = p.bottom_right ? s.rows_k - s.rows_q : 0;
+    return WINDOW ? max(0, m * TILE_M + diagonal - p.window_left) : 0;
+}
+
+DEVICE int last_key_of(const dw_attention_params &p, const sequence &s, int m) {
+    int diagonal = p.bottom_right ? s.rows_k - s.rows_q : 0, last_row = min((m + 1) * TILE_M, s.rows_q) - 1;
+    return WINDOW ? min(s.rows_k - 1, last_row + diagonal + p.window_right) : s.rows_k - 1;
+}
+
 // ---- prepare and finish: a block of threads for each tile of queries --------------------------------------------
 
 #define SIDE_THREADS 256
 
 typedef struct query_tile {
     sequence s;
-    int head, first_row;
+    int head, m, first_row;
     long long tile;
 } query_tile;
 
 // False: nothing there.
 DEVICE bool find_query_tile(const dw_attention_params &p, query_tile &t) {
-    int tiles = queries_to_tiles(p.rows_q), index = blockIdx.x, m = index % tiles;
+    int tiles = queries_to_tiles(p.rows_q), index = blockIdx.x;
+    t.m = index % tiles;
     t.head = index / tiles % p.heads_q;
     int batch = index / tiles / p.heads_q;
     t.s = find_sequence(p, batch);
-    t.first_row = m * TILE_M;
-    t.tile = t.s.tile + (long long)t.head * t.s.tile_stride + m;
+    t.first_row = t.m * TILE_M;
+    t.tile = t.s.tile + (long long)t.head * t.s.tile_stride + t.m;
     return t.first_row < t.s.rows_q;
 }
 
@@ -144,9 +171,19 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     query_tile t;
     if (!find_query_tile(p, t)) return;
     float *lse_out = p.delta + t.tile * 2 * TILE_M, *delta_out = lse_out + TILE_M;
+#if SERIAL
+    // Queries that see no key: nobody else will write their dQ.
+    if (first_key_of(p, t.s, t.m) > last_key_of(p, t.s, t.m))
+        for (int i = threadIdx.x; i < TILE_M * p.head_dim / 8; i += SIDE_THREADS) {
+            int row = t.first_row + i / (p.head_dim / 8), column = i % (p.head_dim / 8) * 8;
+            if (row < t.s.rows_q)
+                *(uint4 *)((uint16 *)p.dq.data + place_row(p.dq, t.s, t.head, row) + column) = make_uint4(0, 0, 0, 0);
+        }
+#else
     float4 *sums = (float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
     for (int i = threadIdx.x; i < TILE_M * COLUMNS / 4; i += SIDE_THREADS) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-#if DETERMINISTIC
+#endif
+#if DETERMINISTIC && !SERIAL
     if (threadIdx.x < CONSUMERS) p.turn[t.tile * CONSUMERS + threadIdx.x] = 0;
 #endif
     // So many lanes, of 8 columns each, have a row.
@@ -268,6 +305,14 @@ DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
     return true;
 }
 
+// The work items of a block of threads: runs of WORK_RUN that follow one another.
+#define WORK_RUN(p) (SERIAL ? ((p).rows_k + TILE_N - 1) / TILE_N : 1)
+
+DEVICE int next_work(const dw_attention_params &p, int index) {
+    int run = WORK_RUN(p);
+    return (index + 1) % run ? index + 1 : index + 1 + ((int)gridDim.x - 1) * run;
+}
+
 typedef struct shared_layout {
     uint32 k, v, q, d_o, scores, dq, stats; // tiles; q, d_o, scores and stats several, one after the other
     uint32 k_full, k_empty, v_full, v_empty, q_full, q_empty, do_full, do_empty; // barriers, 8 bytes apart
@@ -309,7 +354,7 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
                     const tensor_map *map_k, const tensor_map *map_v, const tensor_map *map_do) {
     ring q = {0, 0}, d = {0, 0};
     uint32 kv_phase = 0;
-    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+    for (int index = blockIdx.x * WORK_RUN(p); index < p.tiles; index = next_work(p, index)) {
         work w;
         if (!find_work(p, index, w) || w.begin >= w.end) continue;
         barrier_wait(s.k_empty, kv_phase ^ 1);
@@ -401,7 +446,7 @@ DEVICE void multiply_sums(float *sums, const uint32 *packed, uint32 tile, uint32
     wgmma_commit();
 }
 
-// This consumer's slice of dS K.
+// This consumer's slice of dS K, or SERIAL: added to what is there.
 DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice) {
     wgmma_fence();
     uint32 base_k = descriptor_base(k + (BLOCKS == 1 ? 0 : consumer * DQ_SLICES + slice) * (TILE_N * 128), 0);
@@ -412,12 +457,12 @@ DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice)
 #if KEYS_AS_ROWS
         uint64 rows = descriptor(base_ds, step / 4 * (TILE_M * 128) + step % 4 * 32);
 #if DQ_SWAPPED
-        wgmma_ss<TILE_M, 1, 0>(dq, keys, rows, step > 0);
+        wgmma_ss<TILE_M, 1, 0>(dq, keys, rows, SERIAL || step > 0);
 #else
-        wgmma_ss<64, 0, 1>(dq, rows, keys, step > 0);
+        wgmma_ss<64, 0, 1>(dq, rows, keys, SERIAL || step > 0);
 #endif
 #else
-        wgmma_ss<64, 1, 1>(dq, descriptor(base_ds, step * 2048), keys, step > 0);
+        wgmma_ss<64, 1, 1>(dq, descriptor(base_ds, step * 2048), keys, SERIAL || step > 0);
 #endif
     }
     wgmma_commit();
@@ -588,12 +633,8 @@ DEVICE void store_scores(uint32 tile, const uint32 *packed, const place &at) {
 
 // Deterministic: blocks of keys add to a tile's sums in ascending order.
 DEVICE void await_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
-#if DETERMINISTIC
-    int first_key = 0;
-#if WINDOW
-    first_key = max(0, m * TILE_M + w.diagonal - p.window_left);
-#endif
-    int turn = w.first_key / TILE_N - first_key / TILE_N;
+#if DETERMINISTIC && !SERIAL
+    int turn = w.first_key / TILE_N - first_key_of(p, w.s, m) / TILE_N;
     if ((threadIdx.x & 127) == 0)
         while (global_load_acquire(p.turn + tile * CONSUMERS + consumer) != turn) __nanosleep(64);
     sync_consumer(consumer);
@@ -601,7 +642,7 @@ DEVICE void await_turn(const dw_attention_params &p, const work &w, int consumer
 }
 
 DEVICE void pass_turn(const dw_attention_params &p, const work &w, int consumer, long long tile, int m) {
-#if DETERMINISTIC
+#if DETERMINISTIC && !SERIAL
     __threadfence();
     sync_consumer(consumer);
     if ((threadIdx.x & 127) == 0) {
@@ -636,30 +677,79 @@ DEVICE void add_dq(const dw_attention_params &p, const shared_layout &s, const f
 #endif
 }
 
+// SERIAL: where this thread's sums so far are kept.
+DEVICE float *own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice) {
+    int tile = (blockIdx.x * p.group + head - w.head_kv * p.group) * queries_to_tiles(p.rows_q) + m;
+    return p.dq_sum + (long long)tile * (TILE_M * COLUMNS) + (consumer * DQ_SLICES + slice) * (128 * DQ_SUMS) +
+           (threadIdx.x & 127) * 4;
+}
+
+DEVICE void load_own_sums(const dw_attention_params &p, const work &w, int head, int m, int consumer, int slice,
+                          float *dq) {
+    bool first = w.first_key / TILE_N == first_key_of(p, w.s, m) / TILE_N;
+    const float *from = own_sums(p, w, head, m, consumer, slice);
+#pragma unroll
+    for (int i = 0; i < DQ_SUMS / 4; i++) {
+        float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (!first) v = global_load_f32x4(from + i * 512);
+        dq[4 * i] = v.x;
+        dq[4 * i + 1] = v.y;
+        dq[4 * i + 2] = v.z;
+        dq[4 * i + 3] = v.w;
+    }
+}
+
+// A row's share of a thread in the accumulators of 64 rows, or of 64 columns of them, to elements in memory: `columns`
+// of them, from `column` on. A quad's four threads hold 8 columns together, 2 each; transposed, each holds 8.
+DEVICE void write_row(uint16 *line, const float *sums, int columns, int column, int head_dim, bool exists,
+                      float factor) {
+#pragma unroll
+    for (int chunk = 0; chunk < columns / 8; chunk += 4) {
+        uint32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = pack_elements(sums[4 * (chunk + i)] * factor, sums[4 * (chunk + i) + 1] * factor);
+        transpose_quad(words);
+        int at = column + (chunk + (lane_index() & 3)) * 8;
+        if (exists && at < head_dim) *(uint4 *)(line + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+DEVICE void store_own_sums(const dw_attention_params &p, const work &w, const place &at, int head, int m, int slice,
+                           const float *dq) {
+    bool last = w.first_key / TILE_N == last_key_of(p, w.s, m) / TILE_N;
+    if (!last) {
+        float *to = own_sums(p, w, head, m, at.consumer, slice);
+#pragma unroll
+        for (int i = 0; i < DQ_SUMS / 4; i++)
+            *(float4 *)(to + i * 512) = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        return;
+    }
+    int portion = at.consumer * DQ_SLICES + slice;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = m * TILE_M + (BLOCKS == 1 ? portion * 64 : 0) + at.warp * 16 + at.lane / 4 + 8 * h;
+        uint16 *line = (uint16 *)p.dq.data + place_row(p.dq, w.s, head, row);
+        write_row(line, dq + 2 * h, 64, BLOCKS == 1 ? 0 : portion * 64, p.head_dim, row < w.s.rows_q, p.scale);
+    }
+}
+
 // ---- main: consumer, dK and dV --------------------------------------------------------------------------------------
 
-// Sums to memory by way of `tile`, where V was and nobody reads any more.
+// Sums to memory; `tile` is where V was and nobody reads any more.
 DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, const work &w, const place &at, uint32 tile,
                        const float *sums, float factor) {
     uint16 *to = (uint16 *)out.data + STRIDED_BATCH(w.s) * out.batch + w.head_kv * out.head;
 #if KEYS_AS_ROWS
-    // A warp has 16 rows of its own.
-    const int chunks = HEAD_DIM / 8, rows = 16, threads = 32;
-    int first = at.consumer * KEYS + at.warp * 16, first_chunk = 0, thread = at.lane;
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; step++) {
-        uint32 packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            packed[i] = pack_elements(sums[8 * step + 2 * i] * factor, sums[8 * step + 2 * i + 1] * factor);
-        store_matrices(tile_chunk(tile, TILE_N, first + (at.lane & 15), 2 * step + at.lane / 16), packed[0], packed[1],
-                       packed[2], packed[3]);
+    for (int h = 0; h < 2; h++) {
+        int key = w.first_key + KEY(0, h, 0);
+        uint16 *line = to + (long long)(w.s.start_k + key) * out.row;
+        write_row(line, sums + 2 * h, HEAD_DIM, 0, p.head_dim, key < w.s.rows_k, factor);
     }
-    __syncwarp();
 #else
-    // A consumer has HEAD_BLOCKS blocks of 64 columns of its own.
-    const int chunks = HEAD_BLOCKS * 8, rows = TILE_N, threads = 128;
-    int first = 0, first_chunk = at.consumer * HEAD_BLOCKS * 8, thread = threadIdx.x & 127;
+    // Columns are rows here: by way of shared memory, where a consumer has HEAD_BLOCKS blocks of 64 columns.
+    int first_chunk = at.consumer * HEAD_BLOCKS * 8;
     int row = at.lane / 16 * 8 + at.lane % 8, chunk = first_chunk + at.warp * 2 + at.lane / 8 % 2;
 #pragma unroll
     for (int block = 0; block < HEAD_BLOCKS; block++)
@@ -673,16 +763,12 @@ DEVICE void write_sums(const dw_attention_params &p, const dw_strided &out, cons
                                       packed[2], packed[3]);
         }
     sync_consumer(at.consumer);
-#endif
-    for (int i = thread; i < rows * chunks; i += threads) {
-        int at_row = first + i / chunks, at_chunk = first_chunk + i % chunks;
-        uint4 values = shared_load16(tile_chunk(tile, TILE_N, at_row, at_chunk));
-        if (w.first_key + at_row < w.s.rows_k && at_chunk * 8 < p.head_dim)
-            *(uint4 *)(to + (long long)(w.s.start_k + w.first_key + at_row) * out.row + at_chunk * 8) = values;
+    for (int i = threadIdx.x & 127; i < TILE_N * HEAD_BLOCKS * 8; i += 128) {
+        int key = i / (HEAD_BLOCKS * 8), at_chunk = first_chunk + i % (HEAD_BLOCKS * 8);
+        uint4 values = shared_load16(tile_chunk(tile, TILE_N, key, at_chunk));
+        if (w.first_key + key < w.s.rows_k && at_chunk * 8 < p.head_dim)
+            *(uint4 *)(to + (long long)(w.s.start_k + w.first_key + key) * out.row + at_chunk * 8) = values;
     }
-#if KEYS_AS_ROWS
-    __syncwarp();
-#else
     sync_consumer(at.consumer);
 #endif
 }
@@ -721,7 +807,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     ring q = {0, 0}, d = {0, 0};
     uint32 kv_phase = 0, buffer = 0;
 
-    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+    for (int index = blockIdx.x * WORK_RUN(p); index < p.tiles; index = next_work(p, index)) {
         work w;
         if (!find_work(p, index, w)) continue;
         if (w.begin >= w.end) {
@@ -777,25 +863,39 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             if (!KEYS_AS_ROWS) store_scores(p_tile, packed_p, at);
             store_scores(ds_tile, packed_ds, at);
             fence_async_shared();
+#if SERIAL
+            load_own_sums(p, w, head, m, at.consumer, 0, dq);
+#endif
             if (KEYS_AS_ROWS && !EARLY_DV) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            if (KEYS_AS_ROWS && DK_FIRST) multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
+            if (SERIAL && KEYS_AS_ROWS) load_own_sums(p, w, head, m, at.consumer, 0, dq);
             named_sync(1, CONSUMER_THREADS);
             if (!KEYS_AS_ROWS) multiply_sums(dv, packed_p, p_tile, derivatives, at.consumer);
+            if (!KEYS_AS_ROWS && DK_FIRST) multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
+            if (SERIAL && !KEYS_AS_ROWS) load_own_sums(p, w, head, m, at.consumer, 0, dq);
             multiply_dq(dq, ds_tile, s.k, at.consumer, 0);
             wgmma_wait<1>();
             keep<SUMS>(dv);
             release(s.do_empty + 8 * d.stage);
             advance(d, STAGES_DO);
-            multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
-            wgmma_wait<1>();
+            if (DK_FIRST) {
+                wgmma_wait<0>();
+            } else {
+                multiply_sums(dk, packed_ds, ds_tile, queries, at.consumer);
+                wgmma_wait<1>();
+            }
             keep<DQ_SUMS>(dq);
             await_turn(p, w, at.consumer, tile, m);
-            add_dq(p, s, dq, tile, at.consumer, 0);
 #pragma unroll
-            for (int slice = 1; slice < DQ_SLICES; slice++) {
-                multiply_dq(dq, ds_tile, s.k, at.consumer, slice);
-                wgmma_wait<0>();
-                keep<DQ_SUMS>(dq);
-                add_dq(p, s, dq, tile, at.consumer, slice);
+            for (int slice = 0; slice < DQ_SLICES; slice++) {
+                if (slice > 0) {
+                    if (SERIAL) load_own_sums(p, w, head, m, at.consumer, slice, dq);
+                    multiply_dq(dq, ds_tile, s.k, at.consumer, slice);
+                    wgmma_wait<0>();
+                    keep<DQ_SUMS>(dq);
+                }
+                if (SERIAL) store_own_sums(p, w, at, head, m, slice, dq);
+                else add_dq(p, s, dq, tile, at.consumer, slice);
             }
             pass_turn(p, w, at.consumer, tile, m);
             wgmma_wait<0>();
@@ -810,8 +910,10 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             head++;
         }
         release(s.k_empty);
+        if (KEYS_AS_ROWS) release(s.v_empty);
         write_sums(p, p.dv, w, at, s.v, dv, DROPOUT ? p.keep_scale : 1.f);
         write_sums(p, p.dk, w, at, s.v, dk, p.scale);
+        if (KEYS_AS_ROWS) continue;
         fence_async_shared(); // of what was written where the next V will arrive
         __syncwarp();
         release(s.v_empty);

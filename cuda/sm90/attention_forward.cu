@@ -291,21 +291,6 @@ DEVICE void clear_rows(uint32 v, int from) {
 #endif
 }
 
-// Four words of each thread of a quad, transposed: thread i's word j becomes thread j's word i.
-DEVICE void transpose_quad(uint32 *words) {
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-        bool upper = lane_index() & bit;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & bit) continue;
-            uint32 received = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i | bit], bit);
-            if (upper) words[i] = received;
-            else words[i | bit] = received;
-        }
-    }
-}
-
 // The two rows of each thread, from registers: a quad's four threads hold 8 columns together, 2 each; transposed, each
 // holds 8 columns, and 4 threads write 64 bytes side by side. Shared memory is left to the next tile's Q.
 DEVICE void write_output(const dw_attention_params &p, const tile &t, int row, const float *output,
