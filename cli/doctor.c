@@ -75,6 +75,8 @@ static void print_gpu(const json_t *gpu) {
                text_of(device, "name", "unnamed"), text_of(device, "compute_capability", "unknown"),
                gib_of(device, "memory_bytes"));
     }
+    print_label("GPU compiler");
+    printf("%s\n", text_of(gpu, "compiler", "none"));
 }
 
 static void print_python(const json_t *python) {

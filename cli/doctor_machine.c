@@ -128,6 +128,28 @@ static json_t *describe_device(const cuda_driver *driver, int device) {
                      json_sprintf("%d.%d", major, minor), "memory_bytes", (json_int_t)bytes);
 }
 
+/* What Deepwell does on these GPUs, and NVRTC, which makes most kernels; null where there is none. */
+static json_t *probe_compiler(const json_t *devices, json_t *advice) {
+    const char *description = NULL;
+    size_t index;
+    const json_t *device;
+    int hopper = 0;
+    json_array_foreach(devices, index, device) {
+        hopper |=
+            strcmp(json_string_value(json_object_get(device, "compute_capability")), "9.0") == 0;
+    }
+    if (json_array_size(devices) == 0) return json_null();
+    if (hopper)
+        doctor_advise(advice, "On this GPU attention is Deepwell's",
+                      "what else a model does there keeps running as plain PyTorch");
+    else
+        doctor_advise(advice, "This version has no kernels for this GPU",
+                      "models on it keep running as plain PyTorch");
+    if (dw_jit_compiler(&description) == DW_OK) return json_string(description);
+    if (hopper) doctor_advise(advice, "Kernels cannot be compiled here", dw_last_error());
+    return json_null();
+}
+
 json_t *doctor_probe_gpu(json_t *advice) {
     json_t *devices = json_array();
     json_t *driver_version = json_null();
@@ -144,10 +166,8 @@ json_t *doctor_probe_gpu(json_t *advice) {
             }
         }
     }
-    if (json_array_size(devices) > 0) {
-        doctor_advise(advice, "This version's engine runs on the CPU",
-                      "models on the GPU keep running as plain PyTorch");
-    }
+    json_t *compiler = probe_compiler(devices, advice);
     /* The driver stays loaded: it does not support being unloaded. */
-    return json_pack("{s:o, s:o}", "driver", driver_version, "devices", devices);
+    return json_pack("{s:o, s:o, s:o}", "driver", driver_version, "devices", devices, "compiler",
+                     compiler);
 }
