@@ -1,7 +1,7 @@
 """300 steps of gpt2-124M (Hugging Face's class, BF16 parameters, random weights and tokens) on one GPU, four times:
 PyTorch and optimized, each without and with torch.compile. Do the losses follow PyTorch's?
 
-    python3 bench/hopper_train.py [--steps 300] [--batch 8] [--rows 1024] [--out FILE.json] [--dropout P]
+    python3 bench/hopper_train.py [--steps 300] [--batch 4] [--rows 1024] [--out FILE.json] [--dropout P]
 
 Every run starts from the same weights and sees the same tokens. The data has something to learn: tokens follow a fixed
 random successor most of the time. What two right runs in BF16 may differ by is measured, not assumed: PyTorch with
@@ -37,15 +37,13 @@ def batches(options, device: torch.device) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     vocabulary = options.vocabulary
     successor = torch.randperm(vocabulary, generator=generator)
-    made = []
-    for _ in range(options.steps):
-        tokens = torch.randint(vocabulary, (options.batch, options.rows), generator=generator)
-        keep = torch.rand(options.batch, options.rows, generator=generator) < 0.75
-        for row in range(1, options.rows):
-            follows = successor[tokens[:, row - 1]]
-            tokens[:, row] = torch.where(keep[:, row], follows, tokens[:, row])
-        made.append(tokens)
-    return [tokens.to(device) for tokens in made]
+    shape = (options.steps, options.batch, options.rows)
+    tokens = torch.randint(vocabulary, shape, generator=generator)
+    keep = torch.rand(shape, generator=generator) < 0.75
+    for row in range(1, options.rows):
+        follows = successor[tokens[:, :, row - 1]]
+        tokens[:, :, row] = torch.where(keep[:, :, row], follows, tokens[:, :, row])
+    return list(tokens.to(device))
 
 
 def train(model, data, options, compiled: bool, math_attention: bool) -> tuple[list[float], float]:
@@ -78,7 +76,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
