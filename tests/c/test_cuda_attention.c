@@ -80,7 +80,7 @@ static void expect_map(int number, uint64_t data, int rows, int heads, int batch
 static void test_forward(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_FORWARD);
+    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132);
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
     forget();
     assert_int_equal(dw_attention_forward(&call), DW_OK);
@@ -141,10 +141,10 @@ static void test_parameters(void **state) {
     call.softcap = 30.0f; /* every score is 0, capped or not */
     dw__attention_set_params(&call, &p);
     assert_true(p.scale_log2 > 0.0f && p.scale == 0.0f && p.cap_scale == 0.0f);
-    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).softcap);
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).softcap);
     call.scale = 0.25f;
     dw__attention_set_params(&call, &p);
-    assert_true(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).softcap);
+    assert_true(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).softcap);
     assert_true(fabsf(p.scale_log2 - 43.280851f) < 1e-5f && p.cap_scale == 0.25f / 30.0f);
     /* Kept where u >= p: the smallest word that is kept stands for the smallest such u of 24 bits. */
     const struct {
@@ -189,7 +189,8 @@ static void test_windows(void **state) {
                                 assert_int_equal(seen, kernel);
                                 hidden |= !seen;
                             }
-                        bool window = dw__attention_shape_of(&call, DW__ATTENTION_FORWARD).window;
+                        bool window =
+                            dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).window;
                         if (hidden) assert_true(window);
                         /* One side alone decides exactly. */
                         if (reach[l] < 0 || reach[r] < 0) assert_int_equal(window, hidden);
@@ -240,7 +241,7 @@ static void test_backward(void **state) {
     call.dropout = 0.1f;
     size_t bytes = 0;
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
-    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD);
+    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132);
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
     int row_tiles = 12 * ((1000 + tile->m - 1) / tile->m),
         tiles = 6 * ((900 + tile->n - 1) / tile->n);
@@ -289,6 +290,44 @@ static void test_backward(void **state) {
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
     rows = 4 * (2500 / (size_t)tile->m + 3) * (size_t)tile->m;
     assert_int_equal(bytes, rows * 128 * 4 + rows * 2 * 4);
+}
+
+/* Where heads fill the GPU and their sums its cache, a block of threads takes all keys of a head. */
+static void test_serial(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    size_t bytes = 0;
+    call.batch = 64; /* 128 heads of keys on 132 processors */
+    call.rows_q = call.rows_k = 200;
+    call.deterministic = true;
+    dw__attention_shape shape = dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132);
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
+    assert_true(shape.serial && !shape.deterministic);
+    assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
+    size_t of_head = (200 + (size_t)tile->m - 1) / (size_t)tile->m;
+    size_t sums = 128 * 2 * of_head * (size_t)tile->m * 128 * 4,
+           rows = 64 * 4 * of_head * (size_t)tile->m;
+    assert_int_equal(bytes, sums + rows * 2 * 4);
+    forget();
+    assert_int_equal(dw_attention_backward(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 2);
+    assert_string_equal(fake->launches[0].name, "sm90_attention_backward_prepare");
+    assert_string_equal(fake->launches[1].name, "sm90_attention_backward");
+    assert_int_equal(fake->launches[1].grid[0], 128);
+    dw_attention_params p = params_of(&fake->launches[1]);
+    assert_int_equal(p.tiles, 128 * ((200 + tile->n - 1) / tile->n));
+    assert_null(p.turn);
+    assert_ptr_equal(p.delta, (char *)call.workspace + sums);
+    assert_non_null(strstr(fake->launches[1].image, "ELF"));
+    /* Not: heads that leave a fifth of the GPU idle; sums beyond its cache; no GPU. */
+    call.batch = 67; /* 134 heads: two rounds */
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
+    call.batch = 64;
+    call.rows_q = 4096;
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
+    call.rows_q = 200;
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 0).serial);
+    assert_false(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).serial);
 }
 
 static void test_empty(void **state) {
@@ -695,14 +734,14 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),         cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_windows),         cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_lengths_of_one),  cmocka_unit_test(test_backward),
-        cmocka_unit_test(test_empty),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_driver_failures), cmocka_unit_test(test_other_gpu),
-        cmocka_unit_test(test_embedded),        cmocka_unit_test(test_old_driver),
-        cmocka_unit_test(test_bridge),          cmocka_unit_test(test_guard),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_forward),        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_windows),        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_lengths_of_one), cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_serial),         cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_driver_failures),
+        cmocka_unit_test(test_other_gpu),      cmocka_unit_test(test_embedded),
+        cmocka_unit_test(test_old_driver),     cmocka_unit_test(test_bridge),
+        cmocka_unit_test(test_guard),          cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -63,7 +63,7 @@ cleanup:
 static void list_attention(dw__attention_pass pass) {
     static const int head_dims[] = {64, 96, 128, 192, 256};
     static const struct {
-        bool window, packed, softcap, dropout, deterministic, quick;
+        bool window, packed, softcap, dropout, deterministic, serial, quick;
     } features[] = {
         {.quick = true},
         {.window = true, .quick = true},
@@ -78,11 +78,15 @@ static void list_attention(dw__attention_pass pass) {
          .dropout = true,
          .deterministic = true,
          .quick = true},
+        {.serial = true, .quick = true},
+        {.window = true, .serial = true},
+        {.window = true, .packed = true, .softcap = true, .dropout = true, .serial = true},
     };
     for (size_t d = 0; d < DW_COUNT(head_dims); d++)
         for (int f16 = 0; f16 < 2; f16++)
             for (size_t f = 0; f < DW_COUNT(features); f++)
                 for (int many = 0; many < 2; many++) {
+                    if (features[f].serial && pass == DW__ATTENTION_FORWARD) continue;
                     dw__attention_shape shape = {
                         .head_dim = head_dims[d],
                         .f16 = f16,
@@ -93,6 +97,7 @@ static void list_attention(dw__attention_pass pass) {
                         .deterministic =
                             pass == DW__ATTENTION_BACKWARD && features[f].deterministic,
                         .many_keys = many,
+                        .serial = features[f].serial,
                     };
                     bool quick = features[f].quick && !f16 && !many && head_dims[d] % 128 == 0;
                     add_job(dw__attention_variant(&shape, pass, "", "sm_90a"), quick);

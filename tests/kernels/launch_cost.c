@@ -102,7 +102,8 @@ static dw_status prepare(bench *b) {
     c->workspace = behind + 65536;
     DW_RETURN_IF_FAILED(dw_attention_backward_workspace(c, &c->workspace_bytes));
     DW_RETURN_IF_FAILED(dw_attention_supported(c, true));
-    dw__attention_shape shape = dw__attention_shape_of(c, DW__ATTENTION_FORWARD);
+    dw__attention_shape shape =
+        dw__attention_shape_of(c, DW__ATTENTION_FORWARD, b->context->sm_count);
     DW_RETURN_IF_FAILED(
         dw__attention_kernels_of(b->context, &shape, DW__ATTENTION_FORWARD, &b->kernels));
     const dw__attention_tile *tile = b->kernels->tile;

@@ -35,7 +35,8 @@ static dw_status run_reference(const dw_attention *call, const dw__context *cont
 static dw_status run_forward(const dw_attention *call, const dw__context *context) {
     const dw__attention_kernels *kernels;
     if (dw__attention_has_no_keys(call)) return run_reference(call, context, DW__ATTENTION_FORWARD);
-    dw__attention_shape shape = dw__attention_shape_of(call, DW__ATTENTION_FORWARD);
+    dw__attention_shape shape =
+        dw__attention_shape_of(call, DW__ATTENTION_FORWARD, context->sm_count);
     DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, DW__ATTENTION_FORWARD, &kernels));
     if (kernels->disabled) return dw__fail(DW_UNSUPPORTED, "%s", kernels->reason);
     return dw__attention_launch_forward(call, context, kernels);
@@ -51,25 +52,29 @@ dw_status dw_attention_forward(const dw_attention *call) {
 
 /* ---- backward -------------------------------------------------------------------------------------- */
 
-static dw_status workspace_of(const dw_attention *call, dw__attention_workspace *workspace) {
-    dw__attention_shape shape = dw__attention_shape_of(call, DW__ATTENTION_BACKWARD);
+/* `context` NULL: no GPU; what is said then is what a GPU of any number of processors can do with. */
+static dw_status workspace_of(const dw_attention *call, const dw__context *context,
+                              dw__attention_workspace *workspace) {
+    int sm_count = context ? context->sm_count : 0;
+    dw__attention_shape shape = dw__attention_shape_of(call, DW__ATTENTION_BACKWARD, sm_count);
     *workspace = (dw__attention_workspace){0};
     if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)) return DW_OK;
-    return dw__attention_workspace_of(call, dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD),
-                                      workspace);
+    return dw__attention_workspace_of(call, &shape, sm_count, workspace);
 }
 
 dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes) {
+    const dw__context *context = NULL;
     dw__attention_workspace workspace;
     DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_BACKWARD, false));
-    DW_RETURN_IF_FAILED(workspace_of(call, &workspace));
+    if (dw__device_cuda.context(&context) != DW_OK) context = NULL;
+    DW_RETURN_IF_FAILED(workspace_of(call, context, &workspace));
     *bytes = workspace.bytes;
     return DW_OK;
 }
 
-static dw_status check_workspace(const dw_attention *call) {
+static dw_status check_workspace(const dw_attention *call, const dw__context *context) {
     dw__attention_workspace needed;
-    DW_RETURN_IF_FAILED(workspace_of(call, &needed));
+    DW_RETURN_IF_FAILED(workspace_of(call, context, &needed));
     if (needed.bytes == 0) return DW_OK;
     if (!call->workspace || call->workspace_bytes < needed.bytes)
         return dw__fail(
@@ -88,7 +93,8 @@ static dw_status run_backward(const dw_attention *call, const dw__context *conte
     const dw__attention_kernels *kernels;
     if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call))
         return run_reference(call, context, DW__ATTENTION_BACKWARD);
-    dw__attention_shape shape = dw__attention_shape_of(call, DW__ATTENTION_BACKWARD);
+    dw__attention_shape shape =
+        dw__attention_shape_of(call, DW__ATTENTION_BACKWARD, context->sm_count);
     DW_RETURN_IF_FAILED(
         dw__attention_kernels_of(context, &shape, DW__ATTENTION_BACKWARD, &kernels));
     /* A forward has been run by now and wants its gradients: slowly rather than not at all. */
@@ -99,8 +105,8 @@ static dw_status run_backward(const dw_attention *call, const dw__context *conte
 dw_status dw_attention_backward(const dw_attention *call) {
     const dw__context *context;
     DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_BACKWARD, true));
-    DW_RETURN_IF_FAILED(check_workspace(call));
     DW_RETURN_IF_FAILED(check_device(&context));
+    DW_RETURN_IF_FAILED(check_workspace(call, context));
     if (call->batch == 0) return DW_OK;
     return name_call(run_backward(call, context), call);
 }
@@ -110,7 +116,7 @@ dw_status dw_attention_backward(const dw_attention *call) {
 static dw_status check_kernels(const dw_attention *call, const dw__context *context,
                                dw__attention_pass pass) {
     const dw__attention_kernels *kernels;
-    dw__attention_shape shape = dw__attention_shape_of(call, pass);
+    dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
     DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, pass, &kernels));
     return kernels->disabled ? dw__fail(DW_UNSUPPORTED, "%s", kernels->reason) : DW_OK;
 }

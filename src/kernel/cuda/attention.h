@@ -36,8 +36,10 @@ typedef struct dw__attention_shape {
     int head_dim; /* rounded up to one of those that there are kernels for */
     bool f16, softcap, dropout, packed, window, deterministic;
     bool many_keys; /* enough for the wide tiles, where there are such */
+    bool serial;    /* backward: one block of threads for all keys of a head */
 } dw__attention_shape;
-dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass);
+dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
+                                           int sm_count);
 
 /* Tiles of one kernel, from cuda/; `stages` of K and V forward, of Q backward. */
 typedef struct dw__attention_tile {
@@ -67,15 +69,16 @@ dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor 
 /* Places in the workspace of backward, in bytes from its begin; cuda/common/attention_backward_layout.h. */
 typedef struct dw__attention_workspace {
     size_t dq_sum, delta, turn, bytes;
-    int tiles; /* of queries */
+    int blocks; /* of threads, serial: each has sums of dQ of its own; 0: one set for all */
 } dw__attention_workspace;
-dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_tile *tile,
-                                     dw__attention_workspace *workspace);
+dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
+                                     int sm_count, dw__attention_workspace *workspace);
 
 /* ---- attention_launch.c ---------------------------------------------------------------------- */
 
 /* Kernels of one shape, pass and context. */
 typedef struct dw__attention_kernels {
+    dw__attention_shape shape;
     const dw__attention_tile *tile; /* NULL: the reference, one function for any shape */
     void *main, *prepare, *finish;  /* the last two: backward */
     bool disabled;                  /* disagreed with the reference on this GPU */

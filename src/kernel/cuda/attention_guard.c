@@ -134,7 +134,8 @@ static dw_status place_buffers(guard *g) {
     for (buffer which = Q; which <= OFFSETS_K; which++) place(g, which, sizes[which]);
     if (g->shape->packed) g->call.offsets_q = offsets[0]; /* only that it is set */
     if (g->pass == DW__ATTENTION_BACKWARD)
-        DW_RETURN_IF_FAILED(dw__attention_workspace_of(&g->call, g->kernels->tile, &workspace));
+        DW_RETURN_IF_FAILED(
+            dw__attention_workspace_of(&g->call, g->shape, g->context->sm_count, &workspace));
     place(g, WORKSPACE, workspace.bytes);
     return DW_OK;
 }

@@ -8,7 +8,7 @@
 static const char arch[] = "sm_90a";
 
 typedef dw__attention_kernels *_Atomic slot;
-enum { SHAPES = 5 << 7 };
+enum { SHAPES = 5 << 8 };
 static slot fast[DW__CONTEXTS][2][SHAPES];               /* by pass, then shape */
 static slot references[DW__CONTEXTS][2][2];              /* by pass, then whether f16 */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of filling */
@@ -17,8 +17,8 @@ static size_t index_of(const dw__attention_shape *s) {
     static const unsigned char dims[] = {
         [64 / 32] = 0, [96 / 32] = 1, [128 / 32] = 2, [192 / 32] = 3, [256 / 32] = 4};
     size_t index = dims[s->head_dim / 32];
-    const bool flags[] = {s->many_keys, s->f16,    s->softcap,      s->dropout,
-                          s->packed,    s->window, s->deterministic};
+    const bool flags[] = {s->serial,  s->many_keys, s->f16,    s->softcap,
+                          s->dropout, s->packed,    s->window, s->deterministic};
     for (size_t i = 0; i < DW_COUNT(flags); i++) index = index << 1 | flags[i];
     return index;
 }
@@ -87,6 +87,7 @@ static dw_status load_functions(const dw__context *context, const dw__attention_
         {"sm90_attention_backward_prepare", 0, &made->prepare},
         {"sm90_attention_backward_finish", 0, &made->finish},
     };
+    made->shape = *shape;
     made->tile = tile;
     for (size_t i = 0; i < (backward ? DW_COUNT(entries) : 1); i++) {
         dw__jit_variant variant = dw__attention_variant(shape, pass, entries[i].entry, arch);

@@ -59,12 +59,12 @@ dw_status dw__attention_launch_backward(const dw_attention *call, const dw__cont
     dw__tensor_map q, k, v, d_o;
     int row_tiles;
     char *workspace = call->workspace;
-    (void)context;
-    DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, tile, &places));
+    const dw__attention_shape *shape = &kernels->shape;
+    DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, shape, context->sm_count, &places));
     dw__attention_set_params(call, &params);
     params.dq_sum = (float *)(workspace + places.dq_sum);
     params.delta = (float *)(workspace + places.delta);
-    params.turn = call->deterministic ? (int *)(workspace + places.turn) : NULL;
+    params.turn = shape->deterministic ? (int *)(workspace + places.turn) : NULL;
     DW_RETURN_IF_FAILED(
         count_tiles(call->rows_q, tile->m, (int64_t)call->heads_q * call->batch, &row_tiles));
     DW_RETURN_IF_FAILED(
@@ -79,12 +79,13 @@ dw_status dw__attention_launch_backward(const dw_attention *call, const dw__cont
     DW_RETURN_IF_FAILED(dw__device_cuda.launch(&(dw__launch){
         .name = "sm90_attention_backward",
         .function = kernels->main,
-        .grid = {(unsigned)params.tiles, 1, 1},
+        .grid = {(unsigned)(shape->serial ? places.blocks : params.tiles), 1, 1},
         .block = {128u * (1u + (unsigned)tile->consumers), 1, 1},
         .shared_bytes = tile->shared_bytes,
         .stream = call->stream,
         .arguments = arguments,
     }));
+    if (shape->serial) return DW_OK; /* dQ is written by then */
     return launch_rows(call, "sm90_attention_backward_finish", kernels->finish, row_tiles, &params);
 }
 

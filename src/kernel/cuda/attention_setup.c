@@ -4,6 +4,8 @@
 #include "sm90/attention_tiles.h"
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { NO_LIMIT = 1 << 30 };
 static const double log2_e = 1.4426950408889634;
@@ -59,7 +61,34 @@ static const dw__attention_tile backward_tiles[] = {
 /* With scale 0 every score is 0, capped or not. */
 static bool caps(const dw_attention *c) { return c->softcap > 0.0f && c->scale > 0.0f; }
 
-dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass) {
+/* DEEPWELL_SERIAL=0 or 1: never or always, to measure which is faster. -1: not set. */
+static _Atomic int serial_setting = -2;
+static int forced_serial(void) {
+    int setting = atomic_load_explicit(&serial_setting, memory_order_relaxed);
+    if (setting != -2) return setting;
+    const char *text = getenv("DEEPWELL_SERIAL");
+    setting = text && (strcmp(text, "0") == 0 || strcmp(text, "1") == 0) ? *text - '0' : -1;
+    atomic_store_explicit(&serial_setting, setting, memory_order_relaxed);
+    return setting;
+}
+
+/* A block of threads that takes all keys of a head keeps the sums of dQ to itself: nothing is zeroed, added atomically
+ * or copied at the end. That pays where heads fill the GPU and what they sum stays in its cache. */
+static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, int sm_count) {
+    const double most_bytes = 64 << 20, least_filled = 0.8; /* L2 of an H200: 50 MiB */
+    int64_t heads = (int64_t)c->batch * c->heads_kv;
+    if (sm_count < 1 || heads < 1) return false;
+    if (forced_serial() >= 0) return forced_serial() == 1;
+    int64_t rounds = (heads + sm_count - 1) / sm_count;
+    double filled = (double)heads / (double)(rounds * sm_count);
+    double of_head = (double)c->rows_q * (c->heads_q / c->heads_kv) *
+                     (4.0 * DW_BACKWARD_COLUMNS(shape->head_dim) + 4.0 * shape->head_dim);
+    return filled >= least_filled &&
+           of_head * (double)(heads < sm_count ? heads : sm_count) <= most_bytes;
+}
+
+dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
+                                           int sm_count) {
     static const int head_dims[] = {64, 96, 128, 192, 256};
     dw__attention_shape shape = {
         .f16 = call->dtype == DW_F16,
@@ -75,6 +104,10 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
         if (forward_tiles[i].head_dim == shape.head_dim && forward_tiles[i].keys > 0 &&
             forward_tiles[i].window == shape.window)
             shape.many_keys = call->rows_k >= forward_tiles[i].keys;
+    if (pass == DW__ATTENTION_BACKWARD && is_serial(call, &shape, sm_count)) {
+        shape.serial = true;
+        shape.deterministic = false; /* it is, by itself */
+    }
     return shape;
 }
 
@@ -113,6 +146,7 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
     dw__jit_add_define(&variant, "DQ_BULK", tile->dq_bulk);
     dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
+    if (shape->serial) dw__jit_add_define(&variant, "SERIAL", 1);
     return variant;
 }
 
@@ -207,21 +241,24 @@ dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor 
 
 /* ---- workspace -------------------------------------------------------------------------------------- */
 
-dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_tile *tile,
-                                     dw__attention_workspace *w) {
-    int64_t heads = call->heads_q, m = tile->m;
-    int64_t tiles = call->offsets_q ? heads * (call->total_q / m + call->batch)
-                                    : heads * call->batch * ((call->rows_q + m - 1) / m);
+dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
+                                     int sm_count, dw__attention_workspace *w) {
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    int64_t heads = call->heads_q, heads_kv = (int64_t)call->heads_kv * call->batch, m = tile->m;
+    int64_t of_head = (call->rows_q + m - 1) / m;
+    int64_t tiles =
+        call->offsets_q ? heads * (call->total_q / m + call->batch) : heads * call->batch * of_head;
     if (tiles > INT32_MAX)
         return dw__fail(DW_UNSUPPORTED,
                         "attention: %lld tiles of queries, more than %d; split the batch",
                         (long long)tiles, INT32_MAX);
-    size_t rows = (size_t)(tiles * m), columns = DW_BACKWARD_COLUMNS((size_t)tile->head_dim);
-    size_t turns = call->deterministic ? (size_t)tiles * (size_t)tile->consumers : 0;
-    w->tiles = (int)tiles;
+    size_t tile_bytes = (size_t)m * DW_BACKWARD_COLUMNS((size_t)tile->head_dim) * sizeof(float);
+    size_t turns = shape->deterministic ? (size_t)tiles * (size_t)tile->consumers : 0;
+    w->blocks = shape->serial ? (int)(heads_kv < sm_count ? heads_kv : sm_count) : 0;
+    int64_t sums = shape->serial ? w->blocks * (heads / call->heads_kv) * of_head : tiles;
     w->dq_sum = 0;
-    w->delta = ALIGNED(rows * columns * sizeof(float));
-    w->turn = w->delta + ALIGNED(rows * 2 * sizeof(float));
+    w->delta = ALIGNED((size_t)sums * tile_bytes);
+    w->turn = w->delta + ALIGNED((size_t)(tiles * m) * 2 * sizeof(float));
     w->bytes = w->turn + ALIGNED(turns * sizeof(int));
     return DW_OK;
 }
