@@ -23,11 +23,10 @@ import sys
 import time
 from pathlib import Path
 
+import deepwell
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import deepwell
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import transformers  # noqa: E402
