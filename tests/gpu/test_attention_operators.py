@@ -59,7 +59,7 @@ def calls(draw):
         window=(draw(window), draw(st.one_of(st.just(0), window))),
         bottom_right=draw(st.booleans()),
         softcap=draw(st.sampled_from((0.0, 0.0, 0.0, 5.0, 50.0))),
-        scale=draw(st.sampled_from((None, None, 1.0, -0.1, 0.0))),
+        scale=draw(st.sampled_from((None, None, 1.0, 0.1, 0.0))),
         dropout=draw(st.sampled_from((0.0, 0.0, 0.0, 0.17, 0.5))),
         sharpness=draw(st.sampled_from((1.0, 1.0, 0.02, 4.0))),
         seed=draw(st.integers(0, 2**31)),

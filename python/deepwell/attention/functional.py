@@ -269,8 +269,12 @@ def if_ours(
     """attention() where Deepwell runs the call, else None."""
     if is_causal:
         window = (window[0], 0)
-    if scale is None and q.dim() > 0:
-        scale = q.shape[-1] ** -0.5
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0
+    if not 0.0 <= scale < math.inf:
+        if not torch.compiler.is_compiling():
+            fallbacks["the scale is negative or no number"] += 1
+        return None
     if dropout_p == 0.0 and not torch.compiler.is_compiling():
         made = _direct(q, k, v, scale, softcap, window[0], window[1], bottom_right)
         if made is not None:
@@ -311,7 +315,9 @@ def packed_attention(
     q, k, v = _autocast(q, k, v)
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    if not _reason(q, k, v, window, bottom_right, softcap, dropout_p, True):
+    if 0.0 <= scale < math.inf and not _reason(
+        q, k, v, window, bottom_right, softcap, dropout_p, True
+    ):
         seed = fresh_seed(q.device) if dropout_p > 0 else None
         return _ours(
             *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
