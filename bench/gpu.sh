@@ -43,7 +43,7 @@ build() {
         mkdir -p "$lib" && cp "$prebuilt"/*.so* "$lib"/
     else
         cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython3_EXECUTABLE="$(command -v python3)" &&
-            cmake --build build/gpu --target deepwell _deepwell
+            cmake --build build/gpu --target deepwell deepwell_python
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
 }
 

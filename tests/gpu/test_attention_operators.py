@@ -10,8 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-_HALF = (torch.bfloat16, torch.float16)
-
 
 def lying(shape, layout, dtype, device):
     """Random [batch, heads, rows, dim] in a layout."""
@@ -42,13 +40,32 @@ def judge(call, leaves, d_o, got):
         assert share <= 1, f"{name}: error {error:.3g}, {share:.2f} of what is allowed; {where}"
 
 
+# dtype, head_dim, soft cap, dropout, whether there may be no window: each is a kernel of its own, and those that the
+# library does not carry are compiled first.
+_VARIANTS = (
+    (torch.bfloat16, 64, 0.0, 0.0, True),
+    (torch.bfloat16, 128, 0.0, 0.0, True),
+    (torch.bfloat16, 40, 0.0, 0.0, True),
+    (torch.float16, 128, 0.0, 0.0, False),
+    (torch.bfloat16, 256, 0.0, 0.0, False),
+    (torch.float16, 184, 0.0, 0.0, False),
+    (torch.bfloat16, 96, 0.0, 0.0, False),
+    (torch.bfloat16, 64, 20.0, 0.0, False),
+    (torch.bfloat16, 128, 0.0, 0.17, False),
+    (torch.float16, 64, 5.0, 0.5, False),
+)
+
+
 @st.composite
 def calls(draw):
-    dim = draw(st.sampled_from((64, 96, 128, 192, 256, 8, 80, 112)))
+    dtype, dim, softcap, dropout, open_ended = draw(st.sampled_from(_VARIANTS))
     heads_kv = draw(st.integers(1, 3))
-    window = st.one_of(st.just(-1), st.integers(0, 5), st.integers(0, 400))
+    span = st.one_of(st.just(-1), st.integers(0, 5), st.integers(0, 400))
+    window = (draw(span), draw(st.one_of(st.just(0), span)))
+    if window == (-1, -1) and not open_ended:
+        window = (-1, 0)
     return dict(
-        dtype=draw(st.sampled_from(_HALF)),
+        dtype=dtype,
         dim=dim,
         batch=draw(st.integers(1, 3)),
         heads_kv=heads_kv,
@@ -56,11 +73,11 @@ def calls(draw):
         rows_q=draw(st.one_of(st.integers(1, 9), st.integers(1, 400))),
         rows_k=draw(st.one_of(st.integers(1, 9), st.integers(1, 600))),
         layout=draw(st.sampled_from(("bhsd", "bshd", "fused", "padded", "awkward"))),
-        window=(draw(window), draw(st.one_of(st.just(0), window))),
+        window=window,
         bottom_right=draw(st.booleans()),
-        softcap=draw(st.sampled_from((0.0, 0.0, 0.0, 5.0, 50.0))),
+        softcap=softcap,
         scale=draw(st.sampled_from((None, None, 1.0, 0.1, 0.0))),
-        dropout=draw(st.sampled_from((0.0, 0.0, 0.0, 0.17, 0.5))),
+        dropout=dropout,
         sharpness=draw(st.sampled_from((1.0, 1.0, 0.02, 4.0))),
         seed=draw(st.integers(0, 2**31)),
     )
@@ -103,11 +120,10 @@ def test_random_calls(device, one):
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=5),
-    st.sampled_from((64, 128, 256)),
-    st.booleans(),
+    st.sampled_from((64, 128)),
     st.booleans(),
 )
-def test_random_packed_calls(device, lengths, dim, causal, bottom_right):
+def test_random_packed_calls(device, lengths, dim, bottom_right):
     lengths_q, lengths_k = zip(*[(n + (i == 0), m + (i == 0)) for i, (n, m) in enumerate(lengths)])
     torch.manual_seed(sum(lengths_q))
     q, k, v = (
@@ -119,14 +135,14 @@ def test_random_packed_calls(device, lengths, dim, causal, bottom_right):
     def run(q, k, v):
         longest = max(lengths_q), max(lengths_k)
         return packed_attention(
-            q, k, v, *offsets, *longest, is_causal=causal, bottom_right=bottom_right
+            q, k, v, *offsets, *longest, is_causal=True, bottom_right=bottom_right
         )
 
     d_o, got = differentiated(run, [q, k, v])
     assert not functional.fallbacks, functional.fallbacks
     call = reference.Call(
         dim**-0.5,
-        window_right=0 if causal else -1,
+        window_right=0,
         bottom_right=bottom_right,
         lengths_q=lengths_q,
         lengths_k=lengths_k,
