@@ -191,7 +191,28 @@ done:
     return made;
 }
 
+static PyObject *jit_search(PyObject *self, PyObject *folder) {
+    (void)self;
+    PyObject *bytes = PyUnicode_EncodeFSDefault(folder);
+    const char *path = bytes ? PyBytes_AsString(bytes) : NULL;
+    dw_status status = path ? dw_jit_search(path) : DW_OK;
+    Py_XDECREF(bytes);
+    if (!path) return NULL;
+    if (status != DW_OK) return PyErr_SetString(PyExc_ValueError, dw_last_error()), NULL;
+    Py_RETURN_NONE;
+}
+
+/* "NVRTC 13.0 (path)", or None. */
+static PyObject *jit_compiler(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    const char *description = NULL;
+    if (dw_jit_compiler(&description) != DW_OK) Py_RETURN_NONE;
+    return PyUnicode_DecodeFSDefault(description);
+}
+
 PyMethodDef attention_functions[] = {
+    {"jit_search", jit_search, METH_O, "names a folder in which NVRTC may lie"},
+    {"jit_compiler", jit_compiler, METH_NOARGS, "NVRTC's version and path, or None"},
     {"attention_supported", attention_supported, METH_VARARGS,
      "\"\" or why libdeepwell does not take such a call"},
     {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from typing import Any, Iterator
 
 import torch
@@ -278,6 +279,12 @@ def _register_cuda() -> bool:
         os.path.join(folder, "libtorch_cpu.so"), cuda if os.path.exists(cuda) else None, "CUDA"
     )
 
+
+# PyTorch's CUDA builds bring NVIDIA's run-time compiler: among the packages, where no loader looks.
+_packages = [os.path.dirname(os.path.dirname(torch.__file__))]
+_packages += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
+for _folder in _packages[:16]:
+    _deepwell.jit_search(_folder)
 
 # Whether CUDA tensors are served at all.
 CUDA_READY = _register_cuda()

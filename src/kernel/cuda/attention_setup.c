@@ -80,9 +80,10 @@ static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, i
     if (sm_count < 1 || heads < 1) return false;
     if (forced_serial() >= 0) return forced_serial() == 1;
     int64_t rounds = (heads + sm_count - 1) / sm_count;
+    int columns = DW_BACKWARD_COLUMNS(shape->head_dim);
     double filled = (double)heads / (double)(rounds * sm_count);
-    double of_head = (double)c->rows_q * (c->heads_q / c->heads_kv) *
-                     (4.0 * DW_BACKWARD_COLUMNS(shape->head_dim) + 4.0 * shape->head_dim);
+    double of_head =
+        (double)c->rows_q * (c->heads_q / c->heads_kv) * 4.0 * (columns + shape->head_dim);
     return filled >= least_filled &&
            of_head * (double)(heads < sm_count ? heads : sm_count) <= most_bytes;
 }

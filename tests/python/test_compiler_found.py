@@ -1,0 +1,26 @@
+"""NVRTC is found where the Python that runs keeps it, whatever python3 on PATH is."""
+
+import glob
+import os
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+LIBRARIES = glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib/libnvrtc.so.1[23]")
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="this Python has no NVRTC")
+def test_found_beside_pytorch():
+    code = "import deepwell, deepwell.attention; print(deepwell._deepwell.jit_compiler())"
+    bare = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "CUDA_HOME")}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**bare, "PATH": "/nowhere", "DEEPWELL_NVRTC": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("NVRTC 1"), run.stdout
