@@ -276,11 +276,13 @@ def models(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def attention_modules(model: torch.nn.Module, prefix: str) -> dict[str, torch.nn.Module]:
-    """Modules of ``model`` whose forward asks transformers for the attention function."""
+    """Modules of ``model`` whose forward asks transformers for the attention function, and gives it no bias by
+    position (T5), with which PyTorch runs every call."""
     return {
         f"{prefix}.{path}".strip("."): module
         for path, module in model.named_modules()
         if "ALL_ATTENTION_FUNCTIONS" in _names_in(type(module))
+        and "position_bias" not in _constants_in(type(module))
     }
 
 
@@ -311,7 +313,7 @@ def why_not(model: Any) -> str:
         ):
             return f"{type(module).__name__} asks for 'sdpa' by name"
     if not attention_modules(model, ""):
-        return "none of its modules goes through transformers' AttentionInterface"
+        return "none of its modules goes through transformers' AttentionInterface without a position bias"
     config = model.config
     told = getattr(config, "sliding_window", None) or getattr(
         config, "attn_logit_softcapping", None
