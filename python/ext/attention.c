@@ -102,7 +102,7 @@ static dw_status counted(const char *name, const tensor_view *tensor, dw_dtype d
                          const tensor_view *q) {
     int64_t elements = tensor->sizes == NULL ? 0 : 1;
     bool dense = true;
-    for (int64_t axis = tensor->rank - 1; axis >= 0; axis--) {
+    for (int64_t axis = tensor->rank - 1; tensor->sizes != NULL && axis >= 0; axis--) {
         if (tensor->sizes[axis] != 1 && tensor->strides[axis] != elements) dense = false;
         elements *= tensor->sizes[axis];
     }

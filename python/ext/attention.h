@@ -46,8 +46,8 @@ const char *attention_complaint(void);
 /* Whether PyTorch's current GPU is this one. False where attention_register has found no PyTorch. */
 bool attention_device_is_current(int32_t device);
 
-/* New tensors of PyTorch's, uninitialized, on PyTorch's current GPU: beside `like`, and lse of `q` (not wanted: None, and
- * an empty view). NULL with an exception set. */
+/* New tensors of PyTorch's, uninitialized, on PyTorch's current GPU: beside `like`, and lse of `q` (not wanted:
+ * None, and an empty view). NULL with an exception set. */
 PyObject *attention_new_like(const tensor_view *like, tensor_view *view);
 PyObject *attention_new_lse(const tensor_view *q, bool wanted, tensor_view *view);
 

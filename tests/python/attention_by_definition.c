@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double load(const dw_attention *c, const dw_attention_tensor *t, int64_t b, int64_t h, int64_t i, int64_t d) {
+static double load(const dw_attention *c, const dw_attention_tensor *t, int64_t b, int64_t h,
+                   int64_t i, int64_t d) {
     uint16_t bits = ((const uint16_t *)t->data)[b * t->batch + h * t->head + i * t->row + d];
     if (c->dtype == DW_BF16) {
         uint32_t wide = (uint32_t)bits << 16;
@@ -21,8 +22,8 @@ static double load(const dw_attention *c, const dw_attention_tensor *t, int64_t 
     return bits >> 15 ? -x : x;
 }
 
-static void store(const dw_attention *c, const dw_attention_tensor *t, int64_t b, int64_t h, int64_t i, int64_t d,
-                  double x) {
+static void store(const dw_attention *c, const dw_attention_tensor *t, int64_t b, int64_t h,
+                  int64_t i, int64_t d, double x) {
     uint16_t *place = (uint16_t *)t->data + b * t->batch + h * t->head + i * t->row + d;
     int digits = c->dtype == DW_BF16 ? 8 : 11, exponent;
     if (x == 0) {
@@ -58,7 +59,8 @@ static double uniform(int64_t seed, int64_t offset, uint64_t index) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         uint64_t a = (uint64_t)0xD2511F53u * x[0], b = (uint64_t)0xCD9E8D57u * x[2];
-        uint32_t y[4] = {(uint32_t)(b >> 32) ^ x[1] ^ k0, (uint32_t)b, (uint32_t)(a >> 32) ^ x[3] ^ k1, (uint32_t)a};
+        uint32_t y[4] = {(uint32_t)(b >> 32) ^ x[1] ^ k0, (uint32_t)b,
+                         (uint32_t)(a >> 32) ^ x[3] ^ k1, (uint32_t)a};
         memcpy(x, y, sizeof x);
     }
     return (x[index % 4] >> 8) * 0x1p-24;
@@ -71,14 +73,17 @@ static dw_attention_tensor from_row(dw_attention_tensor t, int64_t row) {
     return t;
 }
 
-static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t rows_k, int64_t first_q,
-                     int64_t first_k, int backward) {
-    dw_attention_tensor q = c->q, k = c->k, v = c->v, o = c->o, d_o = c->d_o, dq = c->dq, dk = c->dk, dv = c->dv;
+static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t rows_k,
+                     int64_t first_q, int64_t first_k, int backward) {
+    dw_attention_tensor q = c->q, k = c->k, v = c->v, o = c->o, d_o = c->d_o, dq = c->dq,
+                        dk = c->dk, dv = c->dv;
     int64_t batch = b;
     int packed = c->offsets_q != NULL;
     if (packed) {
-        q = from_row(q, first_q), o = from_row(o, first_q), d_o = from_row(d_o, first_q), dq = from_row(dq, first_q);
-        k = from_row(k, first_k), v = from_row(v, first_k), dk = from_row(dk, first_k), dv = from_row(dv, first_k);
+        q = from_row(q, first_q), o = from_row(o, first_q), d_o = from_row(d_o, first_q),
+        dq = from_row(dq, first_q);
+        k = from_row(k, first_k), v = from_row(v, first_k), dk = from_row(dk, first_k),
+        dv = from_row(dv, first_k);
         batch = 0;
     }
     int64_t dim = c->head_dim, group = c->heads_q / c->heads_kv;
@@ -86,7 +91,8 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
     int64_t offset = c->seed_memory ? c->seed_memory[1] : c->seed_offset;
     int64_t diagonal = c->bottom_right ? rows_k - rows_q : 0;
     double *p = calloc((size_t)(rows_k + 1), 8), *keep = calloc((size_t)(rows_k + 1), 8);
-    double *slope = calloc((size_t)(rows_k + 1), 8), *gk = calloc((size_t)(c->heads_kv * rows_k * dim + 1), 8);
+    double *slope = calloc((size_t)(rows_k + 1), 8),
+           *gk = calloc((size_t)(c->heads_kv * rows_k * dim + 1), 8);
     double *gv = calloc((size_t)(c->heads_kv * rows_k * dim + 1), 8);
     for (int64_t h = 0; h < c->heads_q; h++) {
         int64_t kv = h / group;
@@ -94,7 +100,8 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
             double top = -INFINITY, sum = 0;
             for (int64_t j = 0; j < rows_k; j++) {
                 double s = 0;
-                for (int64_t d = 0; d < dim; d++) s += load(c, &q, batch, h, i, d) * load(c, &k, batch, kv, j, d);
+                for (int64_t d = 0; d < dim; d++)
+                    s += load(c, &q, batch, h, i, d) * load(c, &k, batch, kv, j, d);
                 s *= c->scale, slope[j] = 1;
                 if (c->softcap > 0) {
                     double t = tanh(s / c->softcap);
@@ -104,30 +111,39 @@ static void sequence(const dw_attention *c, int64_t b, int64_t rows_q, int64_t r
                 if (c->window_right >= 0 && j > i + diagonal + c->window_right) s = -INFINITY;
                 keep[j] = 1;
                 if (c->dropout > 0) {
-                    uint64_t index = (uint64_t)(((b * c->heads_q + h) * c->rows_q + i) * c->rows_k + j);
-                    keep[j] = uniform(seed, offset, index) >= c->dropout ? 1 / (1 - (double)c->dropout) : 0;
+                    uint64_t index =
+                        (uint64_t)(((b * c->heads_q + h) * c->rows_q + i) * c->rows_k + j);
+                    keep[j] = uniform(seed, offset, index) >= c->dropout
+                                  ? 1 / (1 - (double)c->dropout)
+                                  : 0;
                 }
                 p[j] = s, top = fmax(top, s);
             }
-            for (int64_t j = 0; j < rows_k; j++) sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
+            for (int64_t j = 0; j < rows_k; j++)
+                sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
             for (int64_t j = 0; j < rows_k; j++) p[j] = sum > 0 ? p[j] / sum : 0;
             if (!backward) {
-                float *lse = c->lse + (packed ? h * c->total_q + first_q + i : (b * c->heads_q + h) * c->rows_q + i);
+                float *lse = c->lse + (packed ? h * c->total_q + first_q + i
+                                              : (b * c->heads_q + h) * c->rows_q + i);
                 *lse = sum > 0 ? (float)(top + log(sum)) : -INFINITY;
                 for (int64_t d = 0; d < dim; d++) {
                     double x = 0;
-                    for (int64_t j = 0; j < rows_k; j++) x += p[j] * keep[j] * load(c, &v, batch, kv, j, d);
+                    for (int64_t j = 0; j < rows_k; j++)
+                        x += p[j] * keep[j] * load(c, &v, batch, kv, j, d);
                     store(c, &o, batch, h, i, d, x);
                 }
                 continue;
             }
             double delta = 0;
-            for (int64_t d = 0; d < dim; d++) delta += load(c, &d_o, batch, h, i, d) * load(c, &o, batch, h, i, d);
+            for (int64_t d = 0; d < dim; d++)
+                delta += load(c, &d_o, batch, h, i, d) * load(c, &o, batch, h, i, d);
             for (int64_t j = 0; j < rows_k; j++) {
                 double x = 0;
-                for (int64_t d = 0; d < dim; d++) x += load(c, &d_o, batch, h, i, d) * load(c, &v, batch, kv, j, d);
                 for (int64_t d = 0; d < dim; d++)
-                    gv[(kv * rows_k + j) * dim + d] += p[j] * keep[j] * load(c, &d_o, batch, h, i, d);
+                    x += load(c, &d_o, batch, h, i, d) * load(c, &v, batch, kv, j, d);
+                for (int64_t d = 0; d < dim; d++)
+                    gv[(kv * rows_k + j) * dim + d] +=
+                        p[j] * keep[j] * load(c, &d_o, batch, h, i, d);
                 slope[j] *= p[j] * (x * keep[j] - delta) * c->scale; /* now dS */
                 for (int64_t d = 0; d < dim; d++)
                     gk[(kv * rows_k + j) * dim + d] += slope[j] * load(c, &q, batch, h, i, d);
@@ -177,7 +193,8 @@ DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_
 }
 
 DW_API dw_status dw_attention_backward(const dw_attention *call) {
-    if (call->workspace == NULL || call->workspace_bytes < 64 + (size_t)call->rows_q) return DW_INVALID_ARGUMENT;
+    if (call->workspace == NULL || call->workspace_bytes < 64 + (size_t)call->rows_q)
+        return DW_INVALID_ARGUMENT;
     memset(call->workspace, 0xA5, call->workspace_bytes);
     run(call, 1);
     return DW_OK;
