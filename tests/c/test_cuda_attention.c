@@ -709,11 +709,35 @@ static void guard_fails(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 }
 
+/* Each allocation of a first use fails in turn: an error that says so, nothing half loaded, and then it works. */
+static void memory_fails(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    call.dtype = DW_F16;
+    call.head_dim = 72;
+    int refused = 0;
+    for (int64_t after = 0;; after++) {
+        dw__memory_fail_once(after);
+        dw_status status = dw_attention_supported(&call, true);
+        int64_t failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        CHILD_REQUIRE(fake->memory == 0);
+        if (status != DW_OK) CHILD_REQUIRE(status == DW_OUT_OF_MEMORY);
+        refused += status != DW_OK;
+        if (failures == 0) break;
+        call.softcap = after % 2 ? 5.0f : 0.0f;
+    }
+    CHILD_REQUIRE(refused > 10);
+    CHILD_REQUIRE(dw_attention_backward(&call) == DW_OK);
+}
+
 static void test_guard(void **state) {
     (void)state;
     expect_child(start_child(guarded, NULL));
     expect_child(start_child(guard_refuses, NULL));
     expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(memory_fails, NULL));
 }
 
 static int setup(void **state) {
