@@ -52,7 +52,7 @@ static struct {
     int32_t (*aoti_torch_get_current_cuda_stream)(
         int32_t, void **);       /* in libtorch_cuda.so; NULL where there is none */
     void (*delete_word)(void *); /* C++'s operator delete */
-    /* THPVariable_Wrap(const at::TensorBase &) in libtorch_python.so; NULL where it is not. Not of the stable interface:
+    /* THPVariable_Wrap(const at::TensorBase &) in libtorch_python.so, or NULL. Not of the stable interface:
      * without it direct calls go through the operator. */
     PyObject *(*wrap)(tensor_handle);
     int32_t cuda, bf16, f16, f32, i32, i64, u8;
