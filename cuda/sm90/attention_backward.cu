@@ -37,6 +37,11 @@
 #ifndef SERIAL
 #define SERIAL 0
 #endif
+// So many tiles of queries further begins each block of keys; 0: all begin at the first.
+#ifndef ROTATED
+#define ROTATED 0
+#endif
+static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the first tile on");
 
 #define KEYS_AS_ROWS (HEAD_DIM <= 128)
 #define BLOCKS ((HEAD_DIM + 63) / 64) // of 64 columns: what is stored of a row in shared memory
@@ -305,6 +310,15 @@ DEVICE bool find_work(const dw_attention_params &p, int index, work &w) {
     return true;
 }
 
+// Where a block of threads begins on its tiles of queries, of which it goes round. Blocks that run at the same time
+// would add to the same sums at the same time if all began at the first (with a window they begin apart anyway).
+DEVICE int first_tile(const work &w) {
+    if (!ROTATED) return w.begin;
+    return w.begin + w.first_key / TILE_N * ROTATED % (w.end - w.begin);
+}
+
+DEVICE int next_tile(const work &w, int m) { return m + 1 < w.end ? m + 1 : w.begin; }
+
 // The work items of a block of threads: runs of WORK_RUN that follow one another.
 #define WORK_RUN(p) (SERIAL ? ((p).rows_k + TILE_N - 1) / TILE_N : 1)
 
@@ -363,7 +377,7 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
         bool values_loaded = false;
         for (int head = w.head_kv * p.group; head < (w.head_kv + 1) * p.group; head++) {
             long long tiles = w.s.tile + (long long)head * w.s.tile_stride;
-            for (int m = w.begin; m < w.end; m++) {
+            for (int left = w.end - w.begin, m = first_tile(w); left; left--, m = next_tile(w, m)) {
                 int row = w.s.start_q + m * TILE_M;
                 uint32 full = s.q_full + 8 * q.stage;
                 barrier_wait(s.q_empty + 8 * q.stage, q.phase ^ 1);
@@ -824,7 +838,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         clear_rows(s.k, TILE_N, w.s.rows_k - w.first_key, at.consumer);
         clear_rows(s.v, TILE_N, w.s.rows_k - w.first_key, at.consumer);
 
-        int head = w.head_kv * p.group, last_head = head + p.group - 1, m = w.begin;
+        int head = w.head_kv * p.group, last_head = head + p.group - 1, m = first_tile(w), left = w.end - w.begin;
         for (;;) {
             uint32 queries = s.q + q.stage * Q_BYTES, derivatives = s.d_o + d.stage * Q_BYTES;
             uint32 stats = s.stats + q.stage * STATS_BYTES;
@@ -904,9 +918,10 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             advance(q, STAGES_Q);
             buffer ^= 1;
 
-            if (++m < w.end) continue;
+            m = next_tile(w, m);
+            if (--left) continue;
             if (head == last_head) break;
-            m = w.begin;
+            left = w.end - w.begin;
             head++;
         }
         release(s.k_empty);
