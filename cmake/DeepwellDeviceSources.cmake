@@ -100,9 +100,8 @@ if(DEEPWELL_NVCC AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         list(GET row 4 stages_q)
         list(GET row 5 stages_do)
         list(GET row 6 consumers)
-        list(GET row 7 dq_bulk)
         deepwell_add_module(sm90/attention_backward.cu CONSUMERS=${consumers} DETERMINISTIC=0
-            DQ_BULK=${dq_bulk} DROPOUT=0 ELEMENT=0 HEAD_DIM=${head_dim} PACKED=0 SOFTCAP=0
+            DROPOUT=0 ELEMENT=0 HEAD_DIM=${head_dim} PACKED=0 SOFTCAP=0
             STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m} TILE_N=${tile_n}
             WINDOW=${window})
     endforeach()

@@ -25,7 +25,7 @@
 // same bits. For many heads of few rows, whose sums stay in the cache; else the sums' way to memory and back and the
 // other kernels would take a third of the time.
 //
-// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS, DQ_BULK
+// Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES_Q, STAGES_DO, CONSUMERS
 // (attention_backward_layout.h, with what dynamic shared memory they take), ELEMENT, WINDOW (1: some row may not see
 // some key), SOFTCAP, DROPOUT, PACKED, DETERMINISTIC, SERIAL.
 
@@ -76,16 +76,12 @@ static_assert(TILE_M == 64 && BLOCKS % CONSUMERS == 0 && KEYS % 8 == 0 && TILE_N
 
 #define SCORE_TILES (KEYS_AS_ROWS ? 1 : 2)
 
-// dQ: each consumer has DQ_SLICES products of 64 queries (rows) and 64 columns, one after the other; where TILE_M is
-// no multiple of 64, one of 64 columns (rows) and all queries. The sums of a tile are kept in memory in the order of
-// accumulators: by consumer, slice, four registers, thread (dq_sum in attention_params.h).
-#define DQ_SWAPPED (TILE_M % 64 != 0)
+// dQ: each consumer has DQ_SLICES products of 64 queries and 64 columns, one after the other. The sums of a tile are
+// kept in memory in the order of accumulators: by consumer, slice, four registers, thread.
+#define DQ_SUMS 32
 #define DQ_SLICES (TILE_M * COLUMNS / CONSUMERS / 128 / DQ_SUMS)
-#define DQ_SUMS (DQ_SWAPPED ? TILE_M / 2 : 32)
 static_assert(DQ_SLICES * DQ_SUMS * CONSUMERS * 128 == TILE_M * COLUMNS, "shares are whole");
-static_assert(!DQ_SWAPPED || !SERIAL, "dQ is written by rows");
-static_assert(!DQ_SWAPPED || BLOCKS == CONSUMERS, "a consumer has 64 columns");
-static_assert(DQ_SWAPPED || TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows or columns are shared");
+static_assert(TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows or columns are shared");
 
 // ---- where things are ---------------------------------------------------------------------------------------
 
@@ -239,7 +235,6 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     query_tile t;
     if (!find_query_tile(p, t)) return;
     const float4 *sums = (const float4 *)(p.dq_sum + t.tile * TILE_M * COLUMNS);
-#if !DQ_SWAPPED
     // A thread here takes what four had: 16 numbers, of two rows 8 apart.
     for (int i = threadIdx.x; i < TILE_M * COLUMNS / 16; i += SIDE_THREADS) {
         int group = i % 8, quad = i / 8 % 32, portion = i / 256; // 8 lanes write 128 bytes of a row
@@ -258,26 +253,6 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
         write_dq(p, t, row, column, above);
         write_dq(p, t, row + 8, column, below);
     }
-#else
-    // What 8 threads had, one above the other: 32 numbers, of two neighbouring rows (queries) two chunks each.
-    for (int i = threadIdx.x; i < TILE_M * COLUMNS / 32; i += SIDE_THREADS) {
-        int pair = i % 4, warp = i / 4 % 4, group = i / 16 % (TILE_M / 8), portion = i / 16 / (TILE_M / 8);
-        int row = 8 * group + 2 * pair, column = 64 * portion + 16 * warp;
-        float values[4][8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float4 v = sums[(portion * (TILE_M / 8) + group) * 128 + warp * 32 + 4 * j + pair];
-            values[0][j] = v.x;
-            values[1][j] = v.y;
-            values[2][j] = v.z;
-            values[3][j] = v.w;
-        }
-        write_dq(p, t, row, column, values[0]);
-        write_dq(p, t, row + 1, column, values[1]);
-        write_dq(p, t, row, column + 8, values[2]);
-        write_dq(p, t, row + 1, column + 8, values[3]);
-    }
-#endif
 }
 
 // ---- main: what there is to do ----------------------------------------------------------------------------------
@@ -328,7 +303,7 @@ DEVICE int next_work(const dw_attention_params &p, int index) {
 }
 
 typedef struct shared_layout {
-    uint32 k, v, q, d_o, scores, dq, stats; // tiles; q, d_o, scores and stats several, one after the other
+    uint32 k, v, q, d_o, scores, stats; // tiles; q, d_o, scores and stats several, one after the other
     uint32 k_full, k_empty, v_full, v_empty, q_full, q_empty, do_full, do_empty; // barriers, 8 bytes apart
 } shared_layout;
 
@@ -339,8 +314,7 @@ DEVICE shared_layout layout_shared(uint32 base) {
     s.q = s.v + KV_BYTES;
     s.d_o = s.q + STAGES_Q * Q_BYTES;
     s.scores = s.d_o + STAGES_DO * Q_BYTES;
-    s.dq = s.scores + 2 * SCORE_TILES * SCORE_BYTES;
-    s.stats = s.dq + (DQ_BULK ? TILE_M * COLUMNS * 4 : 0);
+    s.stats = s.scores + 2 * SCORE_TILES * SCORE_BYTES;
     s.k_full = s.stats + STAGES_Q * STATS_BYTES;
     s.k_empty = s.k_full + 8;
     s.v_full = s.k_empty + 8;
@@ -351,9 +325,9 @@ DEVICE shared_layout layout_shared(uint32 base) {
     s.do_empty = s.do_full + 8 * STAGES_DO;
     return s;
 }
-static_assert(DW_BACKWARD_SHARED(HEAD_DIM, TILE_M, TILE_N, STAGES_Q, STAGES_DO, DQ_BULK) ==
+static_assert(DW_BACKWARD_SHARED(HEAD_DIM, TILE_M, TILE_N, STAGES_Q, STAGES_DO) ==
                   1024 + 2 * KV_BYTES + (STAGES_Q + STAGES_DO) * Q_BYTES + 2 * SCORE_TILES * SCORE_BYTES +
-                      (DQ_BULK ? TILE_M * COLUMNS * 4 : 0) + STAGES_Q * STATS_BYTES + 256,
+                      STAGES_Q * STATS_BYTES + 256,
               "the host reserves what is used");
 
 // ---- main: producer -----------------------------------------------------------------------------------------------
@@ -470,11 +444,7 @@ DEVICE void multiply_dq(float *dq, uint32 ds, uint32 k, int consumer, int slice)
         uint64 keys = descriptor(base_k, step * 2048);
 #if KEYS_AS_ROWS
         uint64 rows = descriptor(base_ds, step / 4 * (TILE_M * 128) + step % 4 * 32);
-#if DQ_SWAPPED
-        wgmma_ss<TILE_M, 1, 0>(dq, keys, rows, SERIAL || step > 0);
-#else
         wgmma_ss<64, 0, 1>(dq, rows, keys, SERIAL || step > 0);
-#endif
 #else
         wgmma_ss<64, 1, 1>(dq, descriptor(base_ds, step * 2048), keys, SERIAL || step > 0);
 #endif
@@ -666,29 +636,11 @@ DEVICE void pass_turn(const dw_attention_params &p, const work &w, int consumer,
 #endif
 }
 
-DEVICE void add_dq(const dw_attention_params &p, const shared_layout &s, const float *dq, long long tile, int consumer,
-                   int slice) {
-    int portion = consumer * DQ_SLICES + slice, thread = threadIdx.x & 127;
-    float *to = p.dq_sum + tile * TILE_M * COLUMNS + portion * (128 * DQ_SUMS);
-#if DQ_BULK && !DETERMINISTIC
-    uint32 staged = s.dq + portion * (128 * DQ_SUMS * 4);
-    if (thread == 0) bulk_wait_read<DQ_SLICES - 1>();
-    sync_consumer(consumer);
+DEVICE void add_dq(const dw_attention_params &p, const float *dq, long long tile, int consumer, int slice) {
+    int portion = consumer * DQ_SLICES + slice;
+    float *to = p.dq_sum + tile * TILE_M * COLUMNS + portion * (128 * DQ_SUMS) + (threadIdx.x & 127) * 4;
 #pragma unroll
-    for (int i = 0; i < DQ_SUMS / 4; i++)
-        shared_store16(staged + (i * 128 + thread) * 16,
-                       make_uint4(__float_as_uint(dq[4 * i]), __float_as_uint(dq[4 * i + 1]),
-                                  __float_as_uint(dq[4 * i + 2]), __float_as_uint(dq[4 * i + 3])));
-    fence_async_shared();
-    sync_consumer(consumer);
-    if (thread == 0) {
-        bulk_add_f32(to, staged, 128 * DQ_SUMS * 4);
-        bulk_commit();
-    }
-#else
-#pragma unroll
-    for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + (i * 128 + thread) * 4, dq + 4 * i);
-#endif
+    for (int i = 0; i < DQ_SUMS / 4; i++) global_add_f32x4(to + i * 512, dq + 4 * i);
 }
 
 // SERIAL: where this thread's sums so far are kept.
@@ -909,7 +861,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
                     keep<DQ_SUMS>(dq);
                 }
                 if (SERIAL) store_own_sums(p, w, at, head, m, slice, dq);
-                else add_dq(p, s, dq, tile, at.consumer, slice);
+                else add_dq(p, dq, tile, at.consumer, slice);
             }
             pass_turn(p, w, at.consumer, tile, m);
             wgmma_wait<0>();
@@ -933,9 +885,6 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         __syncwarp();
         release(s.v_empty);
     }
-#if DQ_BULK && !DETERMINISTIC
-    if ((threadIdx.x & 127) == 0) bulk_wait<0>();
-#endif
 }
 
 // ---- main -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ typedef struct dw__attention_tile {
     int head_dim;
     bool window;
     int keys; /* rows_k from which on */
-    int m, n, stages, stages_do, consumers, dq_bulk;
+    int m, n, stages, stages_do, consumers;
+    int serial_rows;       /* backward: serial up to so many queries for each head of keys */
     unsigned shared_bytes; /* dynamic */
 } dw__attention_tile;
 /* NULL: there is no kernel for the shape. */

@@ -44,7 +44,7 @@ static const dw__attention_tile forward_tiles[] = {
 };
 
 static const dw__attention_tile backward_tiles[] = {
-#define ROW(d, windowed, tile_m, tile_n, q_stages, do_stages, groups, bulk)                        \
+#define ROW(d, windowed, tile_m, tile_n, q_stages, do_stages, groups, most_rows)                   \
     {.head_dim = d,                                                                                \
      .window = windowed,                                                                           \
      .m = tile_m,                                                                                  \
@@ -52,8 +52,8 @@ static const dw__attention_tile backward_tiles[] = {
      .stages = q_stages,                                                                           \
      .stages_do = do_stages,                                                                       \
      .consumers = groups,                                                                          \
-     .dq_bulk = bulk,                                                                              \
-     .shared_bytes = DW_BACKWARD_SHARED(d, tile_m, tile_n, q_stages, do_stages, bulk)},
+     .serial_rows = most_rows,                                                                     \
+     .shared_bytes = DW_BACKWARD_SHARED(d, tile_m, tile_n, q_stages, do_stages)},
     DW_SM90_BACKWARD_TILES(ROW)
 #undef ROW
 };
@@ -73,19 +73,16 @@ static int forced_serial(void) {
 }
 
 /* A block of threads that takes all keys of a head keeps the sums of dQ to itself: nothing is zeroed, added atomically
- * or copied at the end. That pays where heads fill the GPU and what they sum stays in its cache. */
+ * or copied at the end. That pays where heads fill the GPU and have few rows, so that its cache holds the sums. */
 static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, int sm_count) {
-    const double most_bytes = 64 << 20, least_filled = 0.8; /* L2 of an H200: 50 MiB */
+    const double least_filled = 0.8;
     int64_t heads = (int64_t)c->batch * c->heads_kv;
     if (sm_count < 1 || heads < 1) return false;
     if (forced_serial() >= 0) return forced_serial() == 1;
     int64_t rounds = (heads + sm_count - 1) / sm_count;
-    int columns = DW_BACKWARD_COLUMNS(shape->head_dim);
-    double filled = (double)heads / (double)(rounds * sm_count);
-    double of_head =
-        (double)c->rows_q * (c->heads_q / c->heads_kv) * 4.0 * (columns + shape->head_dim);
-    return filled >= least_filled &&
-           of_head * (double)(heads < sm_count ? heads : sm_count) <= most_bytes;
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    return tile && (double)heads >= least_filled * (double)(rounds * sm_count) &&
+           (int64_t)c->rows_q * (c->heads_q / c->heads_kv) <= tile->serial_rows;
 }
 
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
@@ -145,7 +142,6 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     dw__jit_add_define(&variant, backward ? "STAGES_Q" : "STAGES", tile->stages);
     if (!backward) return variant;
     dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
-    dw__jit_add_define(&variant, "DQ_BULK", tile->dq_bulk);
     dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
     if (shape->serial) dw__jit_add_define(&variant, "SERIAL", 1);
     return variant;
