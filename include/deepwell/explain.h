@@ -22,11 +22,13 @@ extern "C" {
  * `target` NULL: the calling thread's GPU. "sm_90a": that architecture, whether there is one or not; expected times
  * are an H200's. Strides count, addresses do not; no memory is read and nothing is compiled. `json` is
  * released with dw_text_free. */
-DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target, char **json);
+DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
+                                      char **json);
 
 /* The class of shapes that share a measurement: type, head dimension, ratio of heads, kind of mask, features, and
  * lengths and the number of heads in all rounded to powers of 2. Cut off at `bytes`. */
-DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text, size_t bytes);
+DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text,
+                                    size_t bytes);
 
 /* Times `name`d candidate took for a class on the calling thread's GPU model. Recording replaces what was there, and is
  * safe between processes. Looking up: DW_NOT_FOUND. */

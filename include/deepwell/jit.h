@@ -25,8 +25,10 @@ typedef struct dw_jit_counts {
     uint32_t embedded; /* modules that came with the library, */
     uint32_t cached;   /* that were read from the disk cache, */
     uint32_t compiled; /* that were compiled */
-    uint32_t corrupt;  /* entries of the cache that did not hold what they should: removed and made again */
-    uint32_t unwritten; /* compiled modules that could not be put into the cache: the next process compiles again */
+    uint32_t
+        corrupt; /* entries of the cache that did not hold what they should: removed and made again */
+    uint32_t
+        unwritten; /* compiled modules that could not be put into the cache: the next process compiles again */
     double compile_seconds;
 } dw_jit_counts;
 DW_API void dw_jit_count(dw_jit_counts *counts);
