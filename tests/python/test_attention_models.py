@@ -85,6 +85,16 @@ def test_multihead_operands(same):
     assert apart(*grads) < _CLOSE
 
 
+def said(options) -> str:
+    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
+    if not isinstance(options, dict):
+        return str(options)
+    return ",".join(
+        f"{name}={f'{v.dtype} {list(v.shape)}' if isinstance(v, torch.Tensor) else v}"
+        for name, v in options.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "because"),
     [
@@ -98,7 +108,7 @@ def test_multihead_operands(same):
         (dict(attn_mask=torch.ones(5, 5).triu(1).bool(), need_weights=False), "attn_mask is given"),
         (dict(attn_mask=torch.randn(8, 5, 5), need_weights=False), "attn_mask is given"),
     ],
-    ids=str,
+    ids=said,
 )
 def test_multihead_calls_for_pytorch(options, because):
     module, _, plain = pair(torch.nn.MultiheadAttention(32, 4, batch_first=True))

@@ -27,6 +27,16 @@ def run(tensors, function=F.scaled_dot_product_attention, **options):
     return [o.detach(), *torch.autograd.grad(o.square().sum(), tensors)]
 
 
+def said(options) -> str:
+    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
+    if not isinstance(options, dict):
+        return str(options)
+    return ",".join(
+        f"{name}={f'{v.dtype} {list(v.shape)}' if isinstance(v, torch.Tensor) else v}"
+        for name, v in options.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "ours"),
     [
@@ -36,7 +46,7 @@ def run(tensors, function=F.scaled_dot_product_attention, **options):
         ({"attn_mask": torch.randn(9, 9)}, 0),
         ({"attn_mask": torch.ones(9, 9).tril().bool()}, 0),
     ],
-    ids=str,
+    ids=said,
 )
 def test_same_results(active, options, ours):
     tensors = leaves()
