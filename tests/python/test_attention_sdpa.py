@@ -95,6 +95,21 @@ def test_compiled(active):
     assert apart(made, run(tensors, twice)) < 1e-6
 
 
+def test_compiled_after_a_compilation_without():
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(q * 2, k, v, is_causal=True)
+
+    with served_on_cpu():
+        for ours in (False, True, False):
+            graphs = []
+            torch._dynamo.reset()
+            if ours:
+                deepwell.activate_sdpa()
+            run(leaves(), compiled(twice, graphs))
+            deepwell.deactivate_sdpa()
+            assert (FORWARD in attention_nodes(graphs)) == ours
+
+
 def test_twice_is_once(active):
     deepwell.activate_sdpa()
     deepwell.deactivate_sdpa()

@@ -50,6 +50,7 @@ def activate_sdpa() -> None:
         for key in _KEYS[device]:
             library.impl("scaled_dot_product_attention", _attention, key)
         _libraries[device] = library
+    _forget_dispatch()
 
 
 def deactivate_sdpa() -> None:
@@ -57,3 +58,9 @@ def deactivate_sdpa() -> None:
     while _libraries:
         _, library = _libraries.popitem()
         library._destroy()
+    _forget_dispatch()
+
+
+def _forget_dispatch() -> None:
+    """What torch.compile traced before has left in the operator which kernel it runs."""
+    _OPERATOR._dispatch_cache.clear()
