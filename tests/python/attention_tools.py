@@ -82,3 +82,13 @@ def apart(ours, theirs) -> float:
             assert a.shape == b.shape and a.dtype == b.dtype
             most = max(most, (a - b).abs().max().item() if a.numel() else 0.0)
     return most
+
+
+def said(options) -> str:
+    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
+    if not isinstance(options, dict):
+        return str(options)
+    return ",".join(
+        f"{name}={f'{v.dtype} {list(v.shape)}' if isinstance(v, torch.Tensor) else v}"
+        for name, v in options.items()
+    )

@@ -11,7 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from attention_tools import BACKWARD, FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from attention_tools import (
+    BACKWARD,
+    FORWARD,
+    apart,
+    attention_nodes,
+    compiled,
+    said,
+    seen,
+    served_on_cpu,
+)
 from deepwell.attention import functional, huggingface, install
 from torch.utils.checkpoint import checkpoint
 
@@ -83,16 +92,6 @@ def test_multihead_operands(same):
         for out, m in ((ours, module), (theirs, plain))
     ]
     assert apart(*grads) < _CLOSE
-
-
-def said(options) -> str:
-    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
-    if not isinstance(options, dict):
-        return str(options)
-    return ",".join(
-        f"{name}={f'{v.dtype} {list(v.shape)}' if isinstance(v, torch.Tensor) else v}"
-        for name, v in options.items()
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,16 @@ import deepwell
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_tools import BACKWARD, FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from attention_tools import (
+    BACKWARD,
+    FORWARD,
+    apart,
+    attention_nodes,
+    compiled,
+    said,
+    seen,
+    served_on_cpu,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -25,16 +34,6 @@ def leaves(heads_kv=4):
 def run(tensors, function=F.scaled_dot_product_attention, **options):
     o = function(*tensors, **options)
     return [o.detach(), *torch.autograd.grad(o.square().sum(), tensors)]
-
-
-def said(options) -> str:
-    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
-    if not isinstance(options, dict):
-        return str(options)
-    return ",".join(
-        f"{name}={f'{v.dtype} {list(v.shape)}' if isinstance(v, torch.Tensor) else v}"
-        for name, v in options.items()
-    )
 
 
 @pytest.mark.parametrize(
