@@ -68,6 +68,19 @@ DEVICE void barrier_wait(uint32 barrier, uint32 parity) {
     }
 }
 
+// A ring of stages: which one, and the parity of its phase.
+typedef struct ring {
+    int stage;
+    uint32 phase;
+} ring;
+
+DEVICE void advance(ring &r, int stages) {
+    if (++r.stage == stages) {
+        r.stage = 0;
+        r.phase ^= 1;
+    }
+}
+
 // ---- named barriers (9.7.13.1): 0 is __syncthreads; `threads` counts those that sync and those that arrive -----
 
 DEVICE void named_sync(int barrier, int threads) {

@@ -85,19 +85,6 @@ static_assert(TILE_M == 64 || (TILE_M == 64 * CONSUMERS && BLOCKS == 1), "rows o
 
 // ---- where things are ---------------------------------------------------------------------------------------
 
-// A ring of stages: which one, and the parity of its phase.
-typedef struct ring {
-    int stage;
-    uint32 phase;
-} ring;
-
-DEVICE void advance(ring &r, int stages) {
-    if (++r.stage == stages) {
-        r.stage = 0;
-        r.phase ^= 1;
-    }
-}
-
 typedef struct sequence {
     int batch;
     int rows_q, rows_k; // of this sequence

@@ -93,19 +93,6 @@ DEVICE bool next_tile(const dw_attention_params &p, int round, tile &t) {
     return true;
 }
 
-// A ring of STAGES places: which one, and the parity of its phase.
-typedef struct ring {
-    int stage;
-    uint32 phase;
-} ring;
-
-DEVICE void advance(ring &r) {
-    if (++r.stage == STAGES) {
-        r.stage = 0;
-        r.phase ^= 1;
-    }
-}
-
 // ---- shared memory ------------------------------------------------------------------------------------------
 
 typedef struct shared_layout {
@@ -155,13 +142,13 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
                 barrier_wait(s.k_empty + 8 * k.stage, k.phase ^ 1);
                 load_tile(s.k + k.stage * KV_BYTES, TILE_N, map_k, s.k_full + 8 * k.stage, t.start_k + n * TILE_N,
                           head_kv, batch);
-                advance(k);
+                advance(k, STAGES);
             }
             if (n + 1 < t.end) {
                 barrier_wait(s.v_empty + 8 * v.stage, v.phase ^ 1);
                 load_tile(s.v + v.stage * KV_BYTES, TILE_N, map_v, s.v_full + 8 * v.stage,
                           t.start_k + (n + 1) * TILE_N, head_kv, batch);
-                advance(v);
+                advance(v, STAGES);
             }
         }
     }
@@ -404,7 +391,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         keep<TILE_N / 2>(scores);
         release(s.k_empty + 8 * k.stage);
         if (n == t.begin) release(s.q_empty);
-        advance(k);
+        advance(k, STAGES);
         cap_scores(p, scores);
         if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
         take_exponentials(scores, state, shrink, scale);
@@ -427,7 +414,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             keep<TILE_N / 2>(scores);
             release(s.k_empty + 8 * k.stage);
             if (n == t.begin) release(s.q_empty);
-            advance(k);
+            advance(k, STAGES);
             cap_scores(p, scores);
             if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
             take_exponentials(scores, state, shrink, scale);
@@ -435,7 +422,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             wgmma_wait<0>();
             keep<HEAD_DIM / 2>(output);
             release(s.v_empty + 8 * v.stage);
-            advance(v);
+            advance(v, STAGES);
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 2; i++) output[i] *= shrink[(i >> 1) & 1];
             pack_probabilities(probabilities, scores);
@@ -460,7 +447,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         wgmma_wait<0>();
         keep<HEAD_DIM / 2>(output);
         release(s.v_empty + 8 * v.stage);
-        advance(v);
+        advance(v, STAGES);
         write_output(p, t, row, output, factor);
     }
     if (consumer == 0) take_turn(consumer); // what was passed on last
