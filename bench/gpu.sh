@@ -49,7 +49,7 @@ build() {
 
 sanitize() {
     local tool cases
-    for tool in memcheck synccheck racecheck; do
+    for tool in memcheck synccheck initcheck racecheck; do
         for cases in d64-b2-h4-s65x129 d128-b2-h4-s65x129 d256-b2-h4-s65x129; do
             echo "== $tool $cases"
             compute-sanitizer --tool $tool --error-exitcode 9 python3 tests/gpu/attention_smoke.py \

@@ -1,5 +1,6 @@
 /* Attention called from Python directly. What libdeepwell takes is asked here too. */
 #include "attention.h"
+#include <math.h>
 
 /* attention_supported(dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap, window_left,
  * window_right, bottom_right, dropout, backward, deterministic) -> "" or the reason why not */
@@ -113,43 +114,41 @@ static bool look_at_inputs(PyObject *const *args, attention_tensors *tensors) {
            attention_lies_well(&tensors->v) && (tensors->q.rank == 3 || tensors->q.rank == 4);
 }
 
-/* attention_ready(q, k, v, softcap, window_left, window_right, bottom_right, deterministic): whether attention_call and
- * the operator attention_backward take these as they lie. Without dropout and packing. */
-static PyObject *attention_ready(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 8) {
-        PyErr_SetString(PyExc_TypeError, "attention_ready takes 8 arguments");
-        return NULL;
-    }
-    attention_tensors tensors = {.q = {0}};
-    if (!look_at_inputs(args, &tensors)) Py_RETURN_FALSE;
-    attention_options options = {.scale = 1.0,
-                                 .softcap = PyFloat_AsDouble(args[3]),
-                                 .window_left = PyLong_AsLongLong(args[4]),
-                                 .window_right = PyLong_AsLongLong(args[5]),
-                                 .bottom_right = PyObject_IsTrue(args[6]) == 1,
-                                 .deterministic = PyObject_IsTrue(args[7]) == 1};
-    if (PyErr_Occurred()) return NULL;
-    /* No memory is read: results lie as the inputs do. */
-    tensors.o = tensors.d_o = tensors.dq = tensors.q;
-    tensors.dk = tensors.k, tensors.dv = tensors.v;
-    int64_t elements = tensors.q.sizes[0] * tensors.q.sizes[1] * tensors.q.sizes[2], one = 1;
-    tensors.lse = (tensor_view){tensors.q.data, 1, &elements, &one, DW_F32, tensors.q.device};
+/* Room for the results, and the launch, of a call whose q, k, v, seed and offsets have been looked at. 1: done, `o` and
+ * `lse` (None if not wanted) are new references; 0: the operator must say what to do; -1: an exception is set. */
+static int run_forward(attention_tensors *tensors, const attention_options *options, bool want_lse,
+                       PyObject **o, PyObject **lse) {
     dw_attention call;
-    bool ready = tensors.q.rank == 4 && elements > 0 &&
-                 attention_describe(&tensors, &options, true, &call) == DW_OK && call.rows_k > 0 &&
-                 dw_attention_supported(&call, true) == DW_OK;
-    return PyBool_FromLong(ready);
+    int done = -1;
+    *o = attention_new_like(&tensors->q, &tensors->o), *lse = NULL;
+    if (*o == NULL) return -1;
+    *lse = attention_new_lse(&tensors->q, want_lse, &tensors->lse);
+    if (*lse == NULL) goto cleanup;
+    done = 0;
+    if (attention_describe(tensors, options, false, &call) != DW_OK) goto cleanup;
+    if (!want_lse) call.lse = NULL;
+    done = -1;
+    if (exchange->stream(DLPACK_CUDA, tensors->q.device, &call.stream) != 0) goto cleanup;
+    dw_status status = dw_attention_forward(&call);
+    if (status == DW_OK) return 1;
+    if (status == DW_UNSUPPORTED)
+        done = 0;
+    else
+        PyErr_SetString(PyExc_RuntimeError, dw_last_error());
+cleanup:
+    Py_CLEAR(*o);
+    Py_CLEAR(*lse);
+    return done;
 }
 
 /* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
- * longest_q, longest_k, want_lse) -> (o, lse), as the operator attention_forward, or o alone; None where the operator
- * must say what to do: another device than the current one, tensors that would have to be copied, nothing on a GPU, a
- * call that libdeepwell does not take. */
+ * longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must say what to do:
+ * another device than the current one, tensors that would have to be copied, nothing on a GPU, a call that libdeepwell
+ * does not take. */
 static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 15) {
-        PyErr_SetString(PyExc_TypeError, "attention_call takes 15 arguments");
+    if (count != 14) {
+        PyErr_SetString(PyExc_TypeError, "attention_call takes 14 arguments");
         return NULL;
     }
     attention_tensors tensors = {.q = {0}};
@@ -165,30 +164,199 @@ static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_
                                  .dropout = PyFloat_AsDouble(args[8]),
                                  .longest_q = PyLong_AsLongLong(args[12]),
                                  .longest_k = PyLong_AsLongLong(args[13])};
-    bool want_lse = PyObject_IsTrue(args[14]) == 1;
     if (PyErr_Occurred()) return NULL;
-    PyObject *o = attention_new_like(&tensors.q, &tensors.o), *lse = NULL, *made = NULL;
-    if (o == NULL || (lse = attention_new_lse(&tensors.q, want_lse, &tensors.lse)) == NULL)
-        goto done;
-    dw_attention call;
-    if (attention_describe(&tensors, &options, false, &call) != DW_OK) {
-        made = Py_NewRef(Py_None);
-        goto done;
-    }
-    if (!want_lse) call.lse = NULL;
-    if (exchange->stream(DLPACK_CUDA, tensors.q.device, &call.stream) != 0) goto done;
-    dw_status status = dw_attention_forward(&call);
-    if (status == DW_UNSUPPORTED) {
-        made = Py_NewRef(Py_None);
-    } else if (status != DW_OK) {
-        PyErr_SetString(PyExc_RuntimeError, dw_last_error());
-    } else {
-        made = want_lse ? PyTuple_Pack(2, o, lse) : Py_NewRef(o);
-    }
-done:
-    Py_XDECREF(o);
-    Py_XDECREF(lse);
+    PyObject *o, *lse;
+    int done = run_forward(&tensors, &options, true, &o, &lse);
+    if (done < 0) return NULL;
+    if (done == 0) Py_RETURN_NONE;
+    PyObject *made = PyTuple_Pack(2, o, lse);
+    Py_DECREF(o);
+    Py_DECREF(lse);
     return made;
+}
+
+/* ---- the usual call, in one step -------------------------------------------------------------------------------- */
+
+enum { MOST_WATCHERS = 8, USUAL_OPTIONS = 5 };
+
+/* What PyTorch is asked in each call; see attention_prepare. */
+static struct {
+    PyObject *tensor, *parameter; /* types */
+    PyObject *watchers[MOST_WATCHERS];
+    Py_ssize_t watcher_count;
+    PyObject *grad_enabled, *deterministic, *apply; /* apply NULL: not prepared */
+    PyObject *requires_grad, *to_save, *options;    /* names */
+} usual;
+
+/* attention_prepare(tensor, parameter, watchers, is_grad_enabled, is_deterministic, apply): `watchers` are asked without
+ * arguments, and any true answer sends a call to the dispatcher; `apply` is that of an autograd function whose forward
+ * is attention_node. */
+static PyObject *attention_prepare(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *watchers = NULL, *given[5];
+    if (!PyArg_ParseTuple(args, "OOO!OOO:attention_prepare", &given[0], &given[1], &PyTuple_Type,
+                          &watchers, &given[2], &given[3], &given[4]))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(watchers);
+    if (count > MOST_WATCHERS || usual.apply != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "attention_prepare: once, and with %d watchers at most, not %zd",
+                     MOST_WATCHERS, count);
+        return NULL;
+    }
+    usual.requires_grad = PyUnicode_InternFromString("requires_grad");
+    usual.to_save = PyUnicode_InternFromString("to_save");
+    usual.options = PyUnicode_InternFromString("options");
+    if (PyErr_Occurred()) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        usual.watchers[i] = Py_NewRef(PyTuple_GetItem(watchers, i));
+    usual.watcher_count = count;
+    usual.tensor = Py_NewRef(given[0]), usual.parameter = Py_NewRef(given[1]);
+    usual.grad_enabled = Py_NewRef(given[2]), usual.deterministic = Py_NewRef(given[3]);
+    usual.apply = Py_NewRef(given[4]);
+    Py_RETURN_NONE;
+}
+
+/* 1, 0, or -1 with an exception set. */
+static int says(PyObject *function) {
+    PyObject *answer = PyObject_CallNoArgs(function);
+    int truth = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return truth;
+}
+
+static int is_watched(void) {
+    int answer = 0;
+    for (Py_ssize_t i = 0; i < usual.watcher_count && answer == 0; i++)
+        answer = says(usual.watchers[i]);
+    return answer;
+}
+
+/* Whether a gradient of one of the three may be asked for. */
+static int wants_gradient(PyObject *const *tensors) {
+    int answer = says(usual.grad_enabled);
+    if (answer != 1) return answer;
+    answer = 0;
+    for (int i = 0; i < 3 && answer == 0; i++) {
+        PyObject *required = PyObject_GetAttr(tensors[i], usual.requires_grad);
+        answer = required == NULL ? -1 : PyObject_IsTrue(required);
+        Py_XDECREF(required);
+    }
+    return answer;
+}
+
+static bool is_plain(PyObject *object) {
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    return type == usual.tensor || type == usual.parameter;
+}
+
+/* `from`: scale or None, softcap, window_left, window_right, bottom_right. False with an exception set. */
+static bool read_usual(PyObject *const *from, attention_options *options) {
+    *options = (attention_options){.scale = from[0] == Py_None ? 0.0 : PyFloat_AsDouble(from[0]),
+                                   .softcap = PyFloat_AsDouble(from[1]),
+                                   .window_left = PyLong_AsLongLong(from[2]),
+                                   .window_right = PyLong_AsLongLong(from[3]),
+                                   .bottom_right = PyObject_IsTrue(from[4]) == 1};
+    return PyErr_Occurred() == NULL;
+}
+
+/* False: a scale that no kernel takes. */
+static bool settle_scale(PyObject *given, const tensor_view *q, attention_options *options) {
+    if (given == Py_None) options->scale = 1.0 / sqrt((double)q->sizes[q->rank - 1]);
+    return options->scale >= 0.0 && isfinite(options->scale);
+}
+
+/* attention_direct(q, k, v, scale or None, softcap, window_left, window_right, bottom_right) -> o, differentiable: a
+ * call without dropout and packing, by the shortest way. None where that does not serve it. */
+static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 3 + USUAL_OPTIONS) {
+        PyErr_SetString(PyExc_TypeError, "attention_direct takes 8 arguments");
+        return NULL;
+    }
+    if (usual.apply == NULL || !is_plain(args[0]) || !is_plain(args[1]) || !is_plain(args[2]))
+        Py_RETURN_NONE;
+    int watched = is_watched(), gradient = watched == 0 ? wants_gradient(args) : 0;
+    if (watched < 0 || gradient < 0) return NULL;
+    if (watched) Py_RETURN_NONE;
+    if (gradient) {
+        PyObject *options =
+            PyTuple_Pack(USUAL_OPTIONS, args[3], args[4], args[5], args[6], args[7]);
+        if (options == NULL) return NULL;
+        PyObject *made =
+            PyObject_CallFunctionObjArgs(usual.apply, args[0], args[1], args[2], options, NULL);
+        Py_DECREF(options);
+        return made;
+    }
+    attention_tensors tensors = {.q = {0}};
+    attention_options options;
+    if (!read_usual(args + 3, &options)) return NULL;
+    if (!look_at_inputs(args, &tensors) || tensors.q.rank != 4 ||
+        !settle_scale(args[3], &tensors.q, &options))
+        Py_RETURN_NONE;
+    PyObject *o, *lse;
+    int done = run_forward(&tensors, &options, false, &o, &lse);
+    if (done < 0) return NULL;
+    if (done == 0) Py_RETURN_NONE;
+    Py_DECREF(lse);
+    return o;
+}
+
+/* Whether backward will take what forward is about to: results lie as the inputs do, and no memory is read. */
+static bool backward_takes(const attention_tensors *inputs, const attention_options *options) {
+    attention_tensors tensors = *inputs;
+    dw_attention call;
+    tensors.o = tensors.d_o = tensors.dq = tensors.q;
+    tensors.dk = tensors.k, tensors.dv = tensors.v;
+    int64_t elements = tensors.q.sizes[0] * tensors.q.sizes[1] * tensors.q.sizes[2], one = 1;
+    tensors.lse = (tensor_view){tensors.q.data, 1, &elements, &one, DW_F32, tensors.q.device};
+    return elements > 0 && attention_describe(&tensors, options, true, &call) == DW_OK &&
+           call.rows_k > 0 && dw_attention_supported(&call, true) == DW_OK;
+}
+
+/* What the backward needs, on its node: tensors as save_for_backward puts them there, which keeps versions and makes no
+ * cycle, and `options` as the operators' schema has them. */
+static bool save(PyObject *node, PyObject *const *inputs, PyObject *o, PyObject *lse,
+                 const attention_options *options) {
+    PyObject *tensors = PyTuple_Pack(5, inputs[0], inputs[1], inputs[2], o, lse);
+    PyObject *numbers = Py_BuildValue(
+        "(ddLLOd)", options->scale, options->softcap, (long long)options->window_left,
+        (long long)options->window_right, options->bottom_right ? Py_True : Py_False, 0.0);
+    bool saved = tensors != NULL && numbers != NULL &&
+                 PyObject_SetAttr(node, usual.to_save, tensors) == 0 &&
+                 PyObject_SetAttr(node, usual.options, numbers) == 0;
+    Py_XDECREF(tensors);
+    Py_XDECREF(numbers);
+    return saved;
+}
+
+/* attention_node(ctx, q, k, v, options) -> o or None: the forward of an autograd function; `options` as
+ * attention_direct packs them. */
+static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 5 || !PyTuple_Check(args[4]) || PyTuple_Size(args[4]) != USUAL_OPTIONS) {
+        PyErr_SetString(PyExc_TypeError, "attention_node takes ctx, q, k, v and five options");
+        return NULL;
+    }
+    PyObject *const *inputs = args + 1, *given[USUAL_OPTIONS];
+    for (int i = 0; i < USUAL_OPTIONS; i++) given[i] = PyTuple_GetItem(args[4], i);
+    attention_tensors tensors = {.q = {0}};
+    attention_options options;
+    if (!read_usual(given, &options)) return NULL;
+    if (!look_at_inputs(inputs, &tensors) || tensors.q.rank != 4 ||
+        !settle_scale(given[0], &tensors.q, &options))
+        Py_RETURN_NONE;
+    int deterministic = says(usual.deterministic);
+    if (deterministic < 0) return NULL;
+    options.deterministic = deterministic == 1;
+    if (!backward_takes(&tensors, &options)) Py_RETURN_NONE;
+    PyObject *o, *lse;
+    int done = run_forward(&tensors, &options, true, &o, &lse);
+    if (done < 0) return NULL;
+    if (done == 0) Py_RETURN_NONE;
+    if (!save(args[0], inputs, o, lse, &options)) Py_CLEAR(o);
+    Py_DECREF(lse);
+    return o;
 }
 
 static PyObject *jit_search(PyObject *self, PyObject *folder) {
@@ -216,8 +384,11 @@ PyMethodDef attention_functions[] = {
     {"attention_supported", attention_supported, METH_VARARGS,
      "\"\" or why libdeepwell does not take such a call"},
     {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},
-    {"attention_ready", (PyCFunction)(void (*)(void))attention_ready, METH_FASTCALL,
-     "whether attention_call and its backward take such tensors"},
+    {"attention_prepare", attention_prepare, METH_VARARGS, "prepares attention_direct"},
+    {"attention_direct", (PyCFunction)(void (*)(void))attention_direct, METH_FASTCALL,
+     "attention, differentiable, by the shortest way; or None"},
+    {"attention_node", (PyCFunction)(void (*)(void))attention_node, METH_FASTCALL,
+     "the forward of the autograd function that attention_direct applies"},
     {"attention_call", (PyCFunction)(void (*)(void))attention_call, METH_FASTCALL,
      "the operator attention_forward without the dispatcher, or None"},
     {0}};

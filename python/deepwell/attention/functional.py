@@ -155,9 +155,34 @@ class _Attention(torch.autograd.Function):
         return (*operators.gradients(ctx, d_o), *_NO_GRADIENTS)
 
 
+class _Usual(torch.autograd.Function):
+    """The same without dropout and packing, of tensors that a kernel reads as they lie: forward is C throughout. It
+    gives None, and leaves nothing behind, where it does not serve a call."""
+
+    forward = staticmethod(_deepwell.attention_node)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        q, k, v, o, lse = ctx.saved_tensors
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        given = (*ctx.options, None, None, None, 0, 0, deterministic)
+        return (*operators.backward(d_o, q, k, v, o, lse, *given), None)
+
+
 _NO_GRADIENTS = (None,) * 11
-# Function.apply, without the Python around it, which is for functions that define setup_context.
-_apply = super(torch.autograd.Function, _Attention).apply
+
+
+def _apply_of(function: type[torch.autograd.Function]):
+    """Its apply, without the Python around it, which is for functions that define setup_context."""
+    return super(torch.autograd.Function, function).apply
+
+
+_apply = _apply_of(_Attention)
+if operators.DIRECT:
+    _deepwell.attention_prepare(
+        *(torch.Tensor, torch.nn.Parameter, operators.WATCHERS, torch.is_grad_enabled),
+        *(torch.are_deterministic_algorithms_enabled, _apply_of(_Usual)),
+    )
 
 
 def _ours(q, k, v, *options) -> torch.Tensor:
@@ -166,26 +191,6 @@ def _ours(q, k, v, *options) -> torch.Tensor:
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return _apply(q, k, v, *options)
     return operators.forward(q, k, v, *options)[0]
-
-
-def _direct(q, k, v, scale, softcap, left, right, bottom_right) -> torch.Tensor | None:
-    """The usual call, eager and without dropout, by the shortest way; None where that does not serve it."""
-    if not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
-        return None
-    if not operators.is_unwatched():
-        return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if not _deepwell.attention_ready(
-            q, k, v, softcap, left, right, bottom_right, deterministic
-        ):
-            return None
-        return _apply(
-            *(q, k, v, scale, softcap, left, right, bottom_right, 0.0, None, None, None, 0, 0)
-        )
-    return _deepwell.attention_call(
-        *(q, k, v, scale, softcap, left, right, bottom_right, 0.0, None, None, None, 0, 0, False)
-    )
 
 
 def fresh_seed(device: torch.device) -> torch.Tensor:
@@ -237,21 +242,21 @@ def attention(
         bottom_right: the last query stands at the last key, instead of the first at the first.
         softcap: scores become softcap * tanh(scores / softcap); 0: off.
     """
+    left, right = window
     if is_causal:
-        window = (window[0], 0)
+        right = 0
     if attn_mask is None:
-        made = if_ours(
-            *(q, k, v, dropout_p, False, scale),
-            window=window,
-            bottom_right=bottom_right,
-            softcap=softcap,
-        )
+        if dropout_p == 0.0 and not torch.compiler.is_compiling():
+            made = _deepwell.attention_direct(q, k, v, scale, softcap, left, right, bottom_right)
+            if made is not None:
+                return made
+        made = _by_operators(q, k, v, dropout_p, scale, (left, right), bottom_right, softcap)
         if made is not None:
             return made
     elif not torch.compiler.is_compiling():
         fallbacks["a mask is given as a tensor"] += 1
     q, k, v = _autocast(q, k, v)
-    return _pytorch(q, k, v, attn_mask, dropout_p, scale, window, bottom_right, softcap)
+    return _pytorch(q, k, v, attn_mask, dropout_p, scale, (left, right), bottom_right, softcap)
 
 
 def if_ours(
@@ -267,18 +272,26 @@ def if_ours(
     softcap: float = 0.0,
 ) -> torch.Tensor | None:
     """attention() where Deepwell runs the call, else None."""
+    left, right = window
     if is_causal:
-        window = (window[0], 0)
+        right = 0
+    if dropout_p == 0.0 and not torch.compiler.is_compiling():
+        made = _deepwell.attention_direct(q, k, v, scale, softcap, left, right, bottom_right)
+        if made is not None:
+            return made
+    return _by_operators(q, k, v, dropout_p, scale, (left, right), bottom_right, softcap)
+
+
+def _by_operators(
+    q, k, v, dropout_p, scale, window, bottom_right: bool, softcap: float
+) -> torch.Tensor | None:
+    """Through the dispatcher: what the shortest way does not serve."""
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0
     if not 0.0 <= scale < math.inf:
         if not torch.compiler.is_compiling():
             fallbacks["the scale is negative or no number"] += 1
         return None
-    if dropout_p == 0.0 and not torch.compiler.is_compiling():
-        made = _direct(q, k, v, scale, softcap, window[0], window[1], bottom_right)
-        if made is not None:
-            return made
     q, k, v = _autocast(q, k, v)
     if _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
         return None

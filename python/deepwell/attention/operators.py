@@ -305,24 +305,23 @@ def _prepare_direct() -> bool:
 DIRECT = _prepare_direct()
 
 
-def is_unwatched() -> bool:
-    """Whether the dispatcher may be left out: it takes more than half of a small call's time on the host. Modes that
-    count, fake or cache operators must see them; transforms, compilers and autocast change them."""
-    return (
-        DIRECT
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch.is_autocast_enabled("cuda")
-    )
+# The dispatcher may be left out, which takes more than half of a small call's time on the host, where these answer no.
+# Modes that count, fake or cache operators must see them; transforms, tracers, compilers and autocast change them.
+WATCHERS = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._are_functorch_transforms_active,
+    torch._C._is_any_autocast_enabled,
+    torch._C._get_tracing_state,
+)
 
 
 def forward_below_autograd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """forward() of plain tensors, whose gradient is the caller's affair."""
-    if is_unwatched():
-        made = _deepwell.attention_call(q, k, v, *options, True)
+    if DIRECT and not any(watcher() for watcher in WATCHERS):
+        made = _deepwell.attention_call(q, k, v, *options)
         if made is not None:
             return made
     with torch._C._AutoDispatchBelowAutograd():
