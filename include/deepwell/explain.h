@@ -1,9 +1,11 @@
 /* Who can compute attention on a GPU, who is taken, and how long it should take.
  *
  * Candidates are ours and the operators behind PyTorch's scaled_dot_product_attention: "deepwell", "cudnn", "flash",
- * "efficient", "math". Those that can run the call compete: the fastest, where each of them has been measured on this
- * GPU for this class of shapes; else the first in that order. Measurements are kept on disk, one file per GPU model
- * (DEEPWELL_CACHE, see deepwell/jit.h), so that they are made once and a later run decides the same.
+ * "efficient", "math". Of those that can run the call the first in that order is taken, unless the first three, as far
+ * as they can run it, have been measured on this GPU for this class of shapes, and another is faster than the first by
+ * more than 3 % and more than three standard errors of the difference. A call with gradients is judged by forward and
+ * backward together. Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h), so
+ * that they are made once and a later run decides the same.
  */
 #ifndef DEEPWELL_EXPLAIN_H
 #define DEEPWELL_EXPLAIN_H
@@ -29,9 +31,27 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
  * lengths and the number of heads in all rounded to powers of 2. Cut off at `bytes`. */
 DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, char *text,
                                     size_t bytes);
+/* The same as a number: equal for calls of one class alone. 0: a call that has none. */
+DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
-/* Times `name`d candidate took for a class on the calling thread's GPU model. Recording replaces what was there, and is
- * safe between processes. Looking up: DW_NOT_FOUND. */
+/* Who is to run a call on the calling thread's GPU, and why, as measurements have it that were made with `with` (NULL:
+ * with anything). `gradients`: backward will follow. DW_NOT_FOUND: one that counts has not been measured so; DW_UNSUPPORTED:
+ * nobody takes the call, or there is no GPU. `name` lives as long as the library; `because` is cut off at `bytes`. */
+DW_API dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
+                                     const char **name, char *because, size_t bytes);
+
+/* Times that candidates took for a class on the calling thread's GPU model. */
+typedef struct dw_tune_time {
+    const char *name;    /* of the candidate */
+    double seconds;      /* the median of several runs */
+    double error;        /* its standard error in seconds; 0: not known */
+    const char *failure; /* not NULL: why there is no time: it failed */
+} dw_tune_time;
+/* Writes down what was measured together. `with` says what these times hang on beside the GPU: versions. What another process
+ * has written for the class with the same meanwhile stays, so that all processes that look it up behind this decide alike. */
+DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
+                                 const dw_tune_time *times, size_t count);
+/* One time; it replaces what was there, and is safe between processes. Looking up: DW_NOT_FOUND. */
 DW_API dw_status dw_tune_record(const char *shape_class, const char *name, double seconds);
 DW_API dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds);
 

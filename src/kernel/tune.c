@@ -1,13 +1,13 @@
 /* Measurements on disk: see tune.h. */
 #include "kernel/tune.h"
 #include "base/json.h"
-#include "deepwell/explain.h"
 #include "device/device.h"
 #include "jit/jit.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -39,19 +39,32 @@ static dw_status read_file(const char *path, json_t **root) {
     return status == DW_OUT_OF_MEMORY ? status : DW_OK;
 }
 
+static void copy_text(const json_t *text, char *to, size_t bytes) {
+    const char *from = json_string_value(text);
+    snprintf(to, bytes, "%s", from ? from : "");
+}
+
+/* A class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and "with". */
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
-                        double *seconds) {
+                        dw__tuned *found) {
     dw_status status = DW_OK;
     dw__text path = {0};
     json_t *root = NULL;
+    *found = (dw__tuned){0};
     DW_TRY(file_of(gpu, &path));
     DW_TRY(read_file(path.text, &root));
     const json_t *of_class = json_object_get(json_object_get(root, "measured"), shape_class);
-    double found = json_number_value(json_object_get(of_class, name));
-    if (!(found > 0.0))
+    const json_t *entry = json_object_get(of_class, name);
+    double seconds = json_number_value(json_object_get(entry, "seconds"));
+    double error = json_number_value(json_object_get(entry, "error"));
+    copy_text(json_object_get(entry, "failure"), found->failure, sizeof found->failure);
+    copy_text(json_object_get(of_class, "with"), found->with, sizeof found->with);
+    if (!(seconds > 0.0) && !found->failure[0])
         DW_TRY(dw__fail(DW_NOT_FOUND, "%s has not been measured for \"%s\" on %s", name,
                         shape_class, gpu));
-    *seconds = found;
+    if (found->failure[0]) goto cleanup;
+    found->seconds = seconds;
+    found->error = error > 0.0 ? error : 0.0;
 
 cleanup:
     json_decref(root);
@@ -88,15 +101,50 @@ static dw_status enter(json_t *object, const char *key, json_t **member) {
     return DW_OK;
 }
 
-dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *name,
-                         double seconds) {
+static dw_status check(const dw_tune_time *time) {
+    if (time->failure) return DW_OK;
+    if (!(time->seconds > 0.0) || !isfinite(time->seconds))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "a measurement of %g seconds; expected a positive number", time->seconds);
+    if (!(time->error >= 0.0) || !isfinite(time->error))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "a standard error of %g seconds; expected a number that is not negative",
+                        time->error);
+    return DW_OK;
+}
+
+/* Bytes of the first line, as far as it is UTF-8, that fit into dw__tuned. */
+static size_t plain_bytes(const char *text) {
+    size_t bytes = 0, most = sizeof((dw__tuned *)NULL)->failure - 1;
+    for (int length; (length = dw__utf8_length(text + bytes)) > 0; bytes += (size_t)length)
+        if (bytes + (size_t)length > most) break;
+    return bytes;
+}
+
+static json_t *entry_of(const dw_tune_time *time) {
+    const char *why = time->failure;
+    if (why && plain_bytes(why) == 0) why = "no reason was given";
+    if (why) return json_pack("{s:s%}", "failure", why, plain_bytes(why));
+    return json_pack("{s:f, s:f}", "seconds", time->seconds, "error", time->error);
+}
+
+/* Whether all of `times` are there, measured with `with`. */
+static bool has_all(const json_t *of_class, const char *with, const dw_tune_time *times,
+                    size_t count) {
+    const char *before = json_string_value(json_object_get(of_class, "with"));
+    if (!before || strcmp(before, with) != 0) return false;
+    for (size_t i = 0; i < count; i++)
+        if (!json_is_object(json_object_get(of_class, times[i].name))) return false;
+    return true;
+}
+
+dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
+                         const dw_tune_time *times, size_t count) {
     dw_status status = DW_OK;
     dw__text path = {0}, text = {0};
     json_t *root = NULL, *measured, *of_class;
     int lock = -1;
-    if (!(seconds > 0.0) || !isfinite(seconds))
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "a measurement of %g seconds; expected a positive number", seconds);
+    for (size_t i = 0; i < count; i++) DW_TRY(check(&times[i]));
     DW_TRY(file_of(gpu, &path));
     DW_TRY(dw__folder_make_above(path.text));
     DW_TRY(lock_beside(path.text, &lock));
@@ -105,7 +153,10 @@ dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *n
     DW_TRY(set(root, "gpu", json_string(gpu)));
     DW_TRY(enter(root, "measured", &measured));
     DW_TRY(enter(measured, shape_class, &of_class));
-    DW_TRY(set(of_class, name, json_real(seconds)));
+    if (with && has_all(of_class, with, times, count)) goto cleanup;
+    if (with) json_object_clear(of_class); /* measured with something else */
+    if (with) DW_TRY(set(of_class, "with", json_string(with)));
+    for (size_t i = 0; i < count; i++) DW_TRY(set(of_class, times[i].name, entry_of(&times[i])));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__file_write(path.text, text.text, text.length));
 
@@ -119,14 +170,27 @@ cleanup:
 
 /* ---- the calling thread's GPU ----------------------------------------------------------------------- */
 
-dw_status dw_tune_record(const char *shape_class, const char *name, double seconds) {
+dw_status dw_tune_publish(const char *shape_class, const char *with, const dw_tune_time *times,
+                          size_t count) {
     const dw__context *context;
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
-    return dw__tune_write(context->name, shape_class, name, seconds);
+    return dw__tune_write(context->name, shape_class, with, times, count);
+}
+
+dw_status dw_tune_record(const char *shape_class, const char *name, double seconds) {
+    const dw__context *context;
+    const dw_tune_time time = {.name = name, .seconds = seconds};
+    DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
+    return dw__tune_write(context->name, shape_class, NULL, &time, 1);
 }
 
 dw_status dw_tune_lookup(const char *shape_class, const char *name, double *seconds) {
     const dw__context *context;
+    dw__tuned found;
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
-    return dw__tune_read(context->name, shape_class, name, seconds);
+    DW_RETURN_IF_FAILED(dw__tune_read(context->name, shape_class, name, &found));
+    if (found.failure[0])
+        return dw__fail(DW_NOT_FOUND, "%s failed when it was measured: %s", name, found.failure);
+    *seconds = found.seconds;
+    return DW_OK;
 }

@@ -194,13 +194,18 @@ static void test_tune(void **state) {
     /* A damaged file is as good as none. */
     char path[512];
     snprintf(path, sizeof path, "%s/tune/Fake_GPU_0.json", folder);
-    const char *const damaged[] = {"",
-                                   "{",
-                                   "[]",
-                                   "{\"measured\": 3}",
-                                   "{\"measured\": {\"a class\": 7}}",
-                                   "{\"measured\": {\"a class\": {\"deepwell\": \"x\"}}}",
-                                   "\xff"};
+    const char *const damaged[] = {
+        "",
+        "{",
+        "[]",
+        "{\"measured\": 3}",
+        "{\"measured\": {\"a class\": 7}}",
+        "{\"measured\": {\"a class\": {\"deepwell\": \"x\"}}}",
+        "{\"measured\": {\"a class\": {\"deepwell\": 0.1}}}",
+        "{\"measured\": {\"a class\": {\"deepwell\": {}}}}",
+        "{\"measured\": {\"a class\": {\"deepwell\": {\"seconds\": -1}}}}",
+        "{\"measured\": {\"a class\": {\"deepwell\": {\"failure\": 3}}}}",
+        "\xff"};
     for (size_t i = 0; i < DW_COUNT(damaged); i++) {
         assert_int_equal(dw__file_write(path, damaged[i], strlen(damaged[i])), DW_OK);
         assert_int_equal(dw_tune_lookup("a class", "deepwell", &seconds), DW_NOT_FOUND);
@@ -213,7 +218,8 @@ static void record_many(void *number) {
     for (int i = 0; i < 20; i++) {
         char shape_class[64];
         snprintf(shape_class, sizeof shape_class, "process %d run %d", *(int *)number, i);
-        CHILD_REQUIRE(dw__tune_write("Shared GPU", shape_class, "deepwell", 1.0 + i) == DW_OK);
+        const dw_tune_time time = {.name = "deepwell", .seconds = 1.0 + i};
+        CHILD_REQUIRE(dw__tune_write("Shared GPU", shape_class, NULL, &time, 1) == DW_OK);
     }
 }
 
@@ -227,46 +233,198 @@ static void test_processes(void **state) {
     for (int n = 0; n < 4; n++)
         for (int i = 0; i < 20; i++) {
             char shape_class[64];
-            double seconds;
+            dw__tuned found;
             snprintf(shape_class, sizeof shape_class, "process %d run %d", n, i);
-            assert_int_equal(dw__tune_read("Shared GPU", shape_class, "deepwell", &seconds), DW_OK);
-            assert_true(seconds == 1.0 + i);
+            assert_int_equal(dw__tune_read("Shared GPU", shape_class, "deepwell", &found), DW_OK);
+            assert_true(found.seconds == 1.0 + i);
         }
 }
 
-/* Measured times decide once each of those that count has one. */
+/* What several processes measure at once: the first to write is what all of them read. */
+static void test_publish(void **state) {
+    (void)state;
+    dw__tuned found;
+    const char gpu[] = "Published GPU", of[] = "a class", with[] = "torch 2";
+    dw_tune_time first[] = {{"deepwell", 1e-3, 1e-6, NULL},
+                            {"cudnn", 0.0, 0.0,
+                             "\xc3\xa9"
+                             "chec\nsecond line"}};
+    dw_tune_time second[] = {{"deepwell", 2e-3, 0.0, NULL}, {"cudnn", 3e-3, 0.0, NULL}};
+    assert_int_equal(dw__tune_write(gpu, of, with, first, 2), DW_OK);
+    assert_int_equal(dw__tune_write(gpu, of, with, second, 2), DW_OK);
+    assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
+    assert_true(found.seconds == 1e-3 && found.error == 1e-6);
+    assert_string_equal(found.with, with);
+    assert_int_equal(dw__tune_read(gpu, of, "cudnn", &found), DW_OK);
+    assert_true(found.seconds == 0.0);
+    assert_string_equal(found.failure, "\xc3\xa9"
+                                       "chec");
+    /* One more candidate, and another version: all anew. */
+    dw_tune_time more[] = {second[0], second[1], {"flash", 4e-3, 0.0, NULL}};
+    assert_int_equal(dw__tune_write(gpu, of, with, more, 3), DW_OK);
+    assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
+    assert_true(found.seconds == 2e-3);
+    assert_int_equal(dw__tune_write(gpu, of, "torch 3", first, 1), DW_OK);
+    assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
+    assert_true(found.seconds == 1e-3);
+    assert_string_equal(found.with, "torch 3");
+    assert_int_equal(dw__tune_read(gpu, of, "flash", &found), DW_NOT_FOUND);
+    /* Reasons without text, or longer than there is room for, stay reasons. */
+    char lengthy[1000];
+    memset(lengthy, 'x', sizeof lengthy - 1);
+    lengthy[sizeof lengthy - 1] = '\0';
+    const char *const reasons[] = {"", "\n", "\xff", lengthy};
+    for (size_t i = 0; i < DW_COUNT(reasons); i++) {
+        dw_tune_time failed = {"cudnn", 0.0, 0.0, reasons[i]};
+        assert_int_equal(dw__tune_write(gpu, of, NULL, &failed, 1), DW_OK);
+        assert_int_equal(dw__tune_read(gpu, of, "cudnn", &found), DW_OK);
+        assert_true(strlen(found.failure) > 0);
+    }
+    dw_tune_time wrong = {"cudnn", 1.0, -1.0, NULL};
+    assert_int_equal(dw__tune_write(gpu, of, NULL, &wrong, 1), DW_INVALID_ARGUMENT);
+}
+
+static const char with_this[] = "torch 2";
+
+/* Writes what each of "deepwell", "cudnn", "flash" took; 0: it failed. */
+static void publish(const dw_attention *call, bool backward, const double *times, double error) {
+    static const char *const names[] = {"deepwell", "cudnn", "flash"};
+    char shape_class[256];
+    dw_tune_time made[3];
+    for (int i = 0; i < 3; i++)
+        made[i] = (dw_tune_time){names[i], times[i], error, times[i] > 0.0 ? NULL : "it would not"};
+    assert_int_equal(dw_attention_class(call, backward, shape_class, sizeof shape_class), DW_OK);
+    assert_int_equal(dw_tune_publish(shape_class, "nothing", made, 0), DW_OK); /* forgets */
+    assert_int_equal(dw_tune_publish(shape_class, with_this, made, 3), DW_OK);
+}
+
+static const char *chosen(const dw_attention *call, bool gradients) {
+    static char because[256];
+    const char *name = NULL;
+    assert_int_equal(
+        dw_attention_choose(call, gradients, with_this, &name, because, sizeof because), DW_OK);
+    /* Explained alike. */
+    json_t *root = explained(call, gradients, NULL);
+    assert_string_equal(text_of(root, "chosen"), name);
+    assert_string_equal(text_of(root, "because"), because);
+    json_decref(root);
+    return name;
+}
+
+/* Measured times decide once each of those that count has one; forward and backward count together. */
 static void test_choice(void **state) {
     (void)state;
     dw_attention call = plain_call();
-    char shape_class[256];
+    char shape_class[256], because[256];
+    const char *name = NULL;
     call.head_dim = 64;
     assert_int_equal(dw_attention_class(&call, true, shape_class, sizeof shape_class), DW_OK);
     assert_string_equal(shape_class, "attention backward bf16 d64 group4 q2048 k2048 heads128");
-    const char *const names[] = {"deepwell", "cudnn", "flash", "efficient"};
-    const double times[] = {3e-3, 2e-3, 4e-3, 5e-3};
-    for (int i = 0; i < 4; i++) {
+    const double forward[] = {1e-3, 2e-3, 4e-3}, backward[] = {3e-3, 1.5e-3, 5e-3};
+    for (int passes = 0; passes < 2; passes++) {
         json_t *root = explained(&call, true, NULL);
         assert_string_equal(text_of(root, "gpu"), "Fake GPU 0");
         assert_string_equal(text_of(root, "chosen"), "deepwell");
         assert_non_null(strstr(text_of(root, "because"), "not all have been measured"));
         json_decref(root);
-        assert_int_equal(dw_tune_record(shape_class, names[i], times[i]), DW_OK);
+        assert_int_equal(
+            dw_attention_choose(&call, true, with_this, &name, because, sizeof because),
+            DW_NOT_FOUND);
+        publish(&call, passes == 0, passes == 0 ? backward : forward, 0.0);
     }
+    assert_string_equal(chosen(&call, true), "cudnn"); /* 3.5 ms against 4 */
     json_t *root = explained(&call, true, NULL);
-    assert_string_equal(text_of(root, "chosen"), "cudnn");
-    assert_non_null(strstr(text_of(root, "because"), "fastest"));
+    assert_string_equal(text_of(root, "because"),
+                        "cuDNN is faster here: 3.5 ms against 4, forward and backward");
     assert_true(json_number_value(json_object_get(candidate(root, "flash"), "measured_seconds")) ==
-                4e-3);
+                5e-3);
     json_decref(root);
+    assert_string_equal(chosen(&call, false), "deepwell"); /* 1 ms against 2 */
+    assert_int_equal(dw_attention_choose(&call, true, "torch 3", &name, because, sizeof because),
+                     DW_NOT_FOUND);
+    assert_int_equal(dw_attention_choose(&call, true, NULL, &name, because, sizeof because), DW_OK);
     /* The shapes of a class share it; another class knows nothing. */
     call.rows_q = call.rows_k = 2100;
-    root = explained(&call, true, NULL);
-    assert_string_equal(text_of(root, "chosen"), "cudnn");
-    json_decref(root);
+    assert_string_equal(chosen(&call, true), "cudnn");
     call.deterministic = true;
     root = explained(&call, true, NULL);
     assert_string_equal(text_of(root, "chosen"), "deepwell");
     json_decref(root);
+    /* What nobody else takes needs no measuring. */
+    call.softcap = 3.0f;
+    assert_string_equal(chosen(&call, true), "deepwell");
+    call = plain_call(), call.head_dim = 100;
+    assert_string_equal(chosen(&call, false), "math");
+}
+
+/* The first in order gives way to what is surely faster: by 3 %, and by three standard errors. */
+static void test_ties(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    static const struct {
+        double times[3], error;
+        const char *name;
+    } cases[] = {
+        {{1.0, 0.98, 2.0}, 0.0, "deepwell"},  {{1.0, 0.971, 2.0}, 0.0, "deepwell"},
+        {{1.0, 0.969, 2.0}, 0.0, "cudnn"},    {{1.0, 2.0, 0.5}, 0.0, "flash"},
+        {{1.0, 0.9, 2.0}, 0.025, "deepwell"}, {{1.0, 0.9, 2.0}, 0.023, "cudnn"},
+        {{1.0, 0.0, 2.0}, 0.0, "deepwell"},   {{0.0, 2.0, 1.0}, 0.0, "flash"},
+        {{0.0, 1.0, 2.0}, 0.0, "cudnn"},      {{1.0, 0.0, 0.0}, 0.0, "deepwell"},
+        {{0.0, 0.0, 1.0}, 0.0, "flash"},
+    };
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        publish(&call, false, cases[i].times, cases[i].error);
+        const char *name = chosen(&call, false);
+        if (strcmp(name, cases[i].name) != 0) fail_msg("case %zu: %s", i, name);
+    }
+    json_t *root = explained(&call, false, NULL);
+    assert_non_null(strstr(text_of(candidate(root, "cudnn"), "reason"), "it would not"));
+    json_decref(root);
+}
+
+/* Numbers of classes are the same where their texts are. */
+static void test_class_numbers(void **state) {
+    (void)state;
+    enum { COUNT = 4000 };
+    static struct {
+        char text[256];
+        uint64_t number;
+    } made[COUNT];
+    uint64_t random = 7;
+    for (int i = 0; i < COUNT; i++) {
+        int draw[12];
+        for (int j = 0; j < 12; j++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            draw[j] = (int)(random >> 33);
+        }
+        dw_attention call = plain_call();
+        call.rows_q = 1 + draw[0] % 90, call.rows_k = draw[1] % 3 ? call.rows_q : 1 + draw[1] % 90;
+        call.batch = 1 + draw[2] % 5, call.heads_kv = 1 + draw[3] % 2;
+        call.heads_q = call.heads_kv * (1 + draw[4] % 2);
+        call.head_dim = draw[5] % 2 ? 64 : 128, call.dtype = draw[6] % 2 ? DW_F16 : DW_BF16;
+        call.window_right = draw[7] % 3 - 1, call.window_left = draw[7] % 7 ? -1 : 5;
+        call.bottom_right = draw[8] % 2, call.deterministic = draw[9] % 5 == 0;
+        call.softcap = draw[10] % 7 ? 0.0f : 1.0f, call.dropout = draw[11] % 7 ? 0.0f : 0.5f;
+        call.q = call.o = call.d_o = call.dq = tensor(call.heads_q, call.rows_q, call.head_dim);
+        call.k = call.v = call.dk = call.dv = tensor(call.heads_kv, call.rows_k, call.head_dim);
+        bool backward = draw[3] % 4 < 2;
+        assert_int_equal(dw_attention_class(&call, backward, made[i].text, sizeof made[i].text),
+                         DW_OK);
+        made[i].number = dw_attention_class_number(&call, backward);
+        assert_true(made[i].number != 0);
+    }
+    int equal = 0;
+    for (int i = 0; i < COUNT; i++)
+        for (int j = 0; j < i; j++) {
+            bool same = strcmp(made[i].text, made[j].text) == 0;
+            if (same != (made[i].number == made[j].number))
+                fail_msg("%s and %s", made[i].text, made[j].text);
+            equal += same;
+        }
+    assert_true(equal > 1000);
+    dw_attention call = plain_call();
+    call.head_dim = 0;
+    assert_true(dw_attention_class_number(&call, false) == 0);
 }
 
 static void test_classes(void **state) {
@@ -283,6 +441,13 @@ static void test_classes(void **state) {
     assert_int_equal(dw_attention_class(&call, true, text, sizeof text), DW_OK);
     assert_string_equal(text, "attention backward f16 d128 group4 q512 k2048 heads128 "
                               "causal-top-left softcap dropout deterministic");
+    call.rows_q = call.rows_k; /* the corners are one */
+    assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
+    assert_non_null(strstr(text, "heads128 causal softcap"));
+    /* Rounded by ratio: 1448 is nearer to 1024, 1449 to 2048. */
+    call.rows_q = 1448, call.rows_k = 1449;
+    assert_int_equal(dw_attention_class(&call, false, text, sizeof text), DW_OK);
+    assert_non_null(strstr(text, "q1024 k2048"));
     call.window_left = 9;
     call.rows_k = 0;
     assert_int_equal(dw_attention_class(&call, true, text, sizeof text), DW_OK);
@@ -364,7 +529,10 @@ int main(void) {
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_tune),
         cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_publish),
         cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_class_numbers),
         cmocka_unit_test(test_measure),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -202,11 +202,14 @@ static const char fused_tolerance[] =
     "twice the error of rounding P, dS and results to the type, against FP64";
 
 const dw__attention_candidate dw__attention_candidates[] = {
-    {"deepwell", "ours, CUDA C for sm_90a", deepwell_takes, deepwell_cost, fused_tolerance},
-    {"cudnn", "PyTorch: cuDNN attention", cudnn_takes, cudnn_cost, fused_tolerance},
-    {"flash", "PyTorch: FlashAttention-2", flash_takes, flash_cost, fused_tolerance},
-    {"efficient", "PyTorch: memory-efficient attention", efficient_takes, unknown_cost,
+    {"deepwell", "Deepwell", "ours, CUDA C for sm_90a", true, deepwell_takes, deepwell_cost,
      fused_tolerance},
-    {"math", "PyTorch: unfused, scores in memory", math_takes, math_cost, "rounds the scores, too"},
+    {"cudnn", "cuDNN", "PyTorch: cuDNN attention", true, cudnn_takes, cudnn_cost, fused_tolerance},
+    {"flash", "FlashAttention-2", "PyTorch: FlashAttention-2", true, flash_takes, flash_cost,
+     fused_tolerance},
+    {"efficient", "memory-efficient attention", "PyTorch: memory-efficient attention", false,
+     efficient_takes, unknown_cost, fused_tolerance},
+    {"math", "unfused attention", "PyTorch: unfused, scores in memory", false, math_takes,
+     math_cost, "rounds the scores, too"},
 };
 const size_t dw__attention_candidate_count = DW_COUNT(dw__attention_candidates);

@@ -21,7 +21,9 @@ typedef struct dw__attention_work {
 dw__attention_work dw__attention_work_of(const dw_attention *call, bool backward);
 
 typedef struct dw__attention_candidate {
-    const char *name, *source;
+    const char *name, *label, *source; /* label: as users know it */
+    bool
+        competes; /* measured where it takes a call; the others are for calls that nobody else takes */
     /* False, and why, where it does not take the call on that architecture. Looks at no address. */
     bool (*takes)(const dw_attention *call, bool backward, const dw__attention_target *target,
                   char *reason, size_t bytes);
