@@ -46,6 +46,12 @@ const char *attention_complaint(void);
 /* Whether PyTorch's current GPU is this one. False where attention_register has found no PyTorch. */
 bool attention_device_is_current(int32_t device);
 
+/* Whether Python has settled that such a call is Deepwell's, so that nobody need be asked: true of every call while
+ * nothing is measured (attention_watch). One look-up in a table. */
+bool attention_is_settled(const dw_attention *call, bool gradients, int32_t device);
+/* Whether it has settled of any class that it is not. */
+bool attention_has_rivals(void);
+
 /* New tensors of PyTorch's, uninitialized, on PyTorch's current GPU: beside `like`, and lse of `q` (not wanted:
  * None, and an empty view). NULL with an exception set. */
 PyObject *attention_new_like(const tensor_view *like, tensor_view *view);
@@ -53,5 +59,6 @@ PyObject *attention_new_lse(const tensor_view *q, bool wanted, tensor_view *view
 
 extern PyMethodDef attention_functions[];          /* attention_calls.c */
 extern PyMethodDef attention_operator_functions[]; /* attention_operators.c */
+extern PyMethodDef attention_decision_functions[]; /* attention_decide.c */
 
 #endif

@@ -1,44 +1,6 @@
-/* Attention called from Python directly. What libdeepwell takes is asked here too. */
+/* Attention called from Python directly. */
 #include "attention.h"
 #include <math.h>
-
-/* attention_supported(dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap, window_left,
- * window_right, bottom_right, dropout, backward, deterministic) -> "" or the reason why not */
-static PyObject *attention_supported(PyObject *self, PyObject *args) {
-    (void)self;
-    const char *dtype = NULL;
-    int batch, heads_q, heads_kv, rows_q, rows_k, dim, packed, left, right, bottom_right, backward,
-        deterministic;
-    double softcap, dropout;
-    if (!PyArg_ParseTuple(args, "siiiiiipdiipdpp:attention_supported", &dtype, &batch, &heads_q,
-                          &heads_kv, &rows_q, &rows_k, &dim, &packed, &softcap, &left, &right,
-                          &bottom_right, &dropout, &backward, &deterministic))
-        return NULL;
-    dw_attention call = {.size = sizeof call, .dtype = dtype[0] == 'b' ? DW_BF16 : DW_F16};
-    call.batch = batch, call.heads_q = heads_q, call.heads_kv = heads_kv;
-    call.rows_q = rows_q, call.rows_k = rows_k, call.head_dim = dim;
-    call.scale = 1.0f, call.softcap = (float)softcap, call.dropout = (float)dropout;
-    call.window_left = left, call.window_right = right, call.bottom_right = bottom_right;
-    call.deterministic = deterministic;
-    /* No memory is read: any address that is not NULL and lies well stands for a tensor. */
-    void *address = (void *)(uintptr_t)256;
-    dw_attention_tensor query = {address, (int64_t)heads_q * rows_q * dim, (int64_t)rows_q * dim,
-                                 dim};
-    dw_attention_tensor key = {address, (int64_t)heads_kv * rows_k * dim, (int64_t)rows_k * dim,
-                               dim};
-    if (packed) {
-        call.offsets_q = call.offsets_k = address;
-        call.total_q = (int64_t)batch * rows_q, call.total_k = (int64_t)batch * rows_k;
-        query.head = key.head = dim;
-        query.row = (int64_t)heads_q * dim, key.row = (int64_t)heads_kv * dim;
-    }
-    call.q = call.o = call.d_o = call.dq = query;
-    call.k = call.v = call.dk = call.dv = key;
-    call.lse = address;
-    if (dropout > 0) call.seed_memory = address;
-    dw_status status = dw_attention_supported(&call, backward);
-    return PyUnicode_FromString(status == DW_OK ? "" : dw_last_error());
-}
 
 /* ---- a forward without PyTorch's dispatcher ------------------------------------------------------------------- */
 
@@ -126,6 +88,7 @@ static int run_forward(attention_tensors *tensors, const attention_options *opti
     if (*lse == NULL) goto cleanup;
     done = 0;
     if (attention_describe(tensors, options, false, &call) != DW_OK) goto cleanup;
+    if (!want_lse && !attention_is_settled(&call, false, tensors->q.device)) goto cleanup;
     if (!want_lse) call.lse = NULL;
     done = -1;
     if (exchange->stream(DLPACK_CUDA, tensors->q.device, &call.stream) != 0) goto cleanup;
@@ -266,8 +229,19 @@ static bool settle_scale(PyObject *given, const tensor_view *q, attention_option
     return options->scale >= 0.0 && isfinite(options->scale);
 }
 
+/* Whether it is known that somebody else runs such a call: then no node need be made to find out. */
+static bool is_a_rival_s(PyObject *const *args, const attention_options *options, bool gradient) {
+    attention_tensors tensors = {.q = {0}};
+    dw_attention call;
+    if (!attention_has_rivals() || !look_at_inputs(args, &tensors)) return false;
+    tensors.o = tensors.q;
+    return attention_describe(&tensors, options, false, &call) == DW_OK &&
+           !attention_is_settled(&call, gradient, tensors.q.device);
+}
+
 /* attention_direct(q, k, v, scale or None, softcap, window_left, window_right, bottom_right) -> o, differentiable: a
- * call without dropout and packing, by the shortest way. None where that does not serve it. */
+ * call without dropout and packing, by the shortest way. None where that does not serve it, or where it is not known
+ * to be ours. */
 static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 3 + USUAL_OPTIONS) {
@@ -279,18 +253,18 @@ static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssiz
     int watched = is_watched(), gradient = watched == 0 ? wants_gradient(args) : 0;
     if (watched < 0 || gradient < 0) return NULL;
     if (watched) Py_RETURN_NONE;
+    attention_options options;
+    if (!read_usual(args + 3, &options)) return NULL;
+    if (is_a_rival_s(args, &options, gradient)) Py_RETURN_NONE;
     if (gradient) {
-        PyObject *options =
-            PyTuple_Pack(USUAL_OPTIONS, args[3], args[4], args[5], args[6], args[7]);
-        if (options == NULL) return NULL;
+        PyObject *packed = PyTuple_Pack(USUAL_OPTIONS, args[3], args[4], args[5], args[6], args[7]);
+        if (packed == NULL) return NULL;
         PyObject *made =
-            PyObject_CallFunctionObjArgs(usual.apply, args[0], args[1], args[2], options, NULL);
-        Py_DECREF(options);
+            PyObject_CallFunctionObjArgs(usual.apply, args[0], args[1], args[2], packed, NULL);
+        Py_DECREF(packed);
         return made;
     }
     attention_tensors tensors = {.q = {0}};
-    attention_options options;
-    if (!read_usual(args + 3, &options)) return NULL;
     if (!look_at_inputs(args, &tensors) || tensors.q.rank != 4 ||
         !settle_scale(args[3], &tensors.q, &options))
         Py_RETURN_NONE;
@@ -311,7 +285,8 @@ static bool backward_takes(const attention_tensors *inputs, const attention_opti
     int64_t elements = tensors.q.sizes[0] * tensors.q.sizes[1] * tensors.q.sizes[2], one = 1;
     tensors.lse = (tensor_view){tensors.q.data, 1, &elements, &one, DW_F32, tensors.q.device};
     return elements > 0 && attention_describe(&tensors, options, true, &call) == DW_OK &&
-           call.rows_k > 0 && dw_attention_supported(&call, true) == DW_OK;
+           call.rows_k > 0 && attention_is_settled(&call, true, inputs->q.device) &&
+           dw_attention_supported(&call, true) == DW_OK;
 }
 
 /* What the backward needs, on its node: tensors as save_for_backward puts them there, which keeps versions and makes no
@@ -381,8 +356,6 @@ static PyObject *jit_compiler(PyObject *self, PyObject *unused) {
 PyMethodDef attention_functions[] = {
     {"jit_search", jit_search, METH_O, "names a folder in which NVRTC may lie"},
     {"jit_compiler", jit_compiler, METH_NOARGS, "NVRTC's version and path, or None"},
-    {"attention_supported", attention_supported, METH_VARARGS,
-     "\"\" or why libdeepwell does not take such a call"},
     {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},
     {"attention_prepare", attention_prepare, METH_VARARGS, "prepares attention_direct"},
     {"attention_direct", (PyCFunction)(void (*)(void))attention_direct, METH_FASTCALL,

@@ -1,0 +1,209 @@
+/* Who runs a call of attention that is described by its sizes: what libdeepwell takes, what was measured, and the
+ * classes of calls for which that is settled. */
+#include "attention.h"
+#include "deepwell/explain.h"
+#include <string.h>
+
+/* Of a function whose last arguments are dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
+ * window_left, window_right, bottom_right, dropout, backward, deterministic. False with an exception set. */
+static bool read_sizes(PyObject *args, Py_ssize_t first, dw_attention *call, bool *backward) {
+    const char *dtype = NULL;
+    int batch, heads_q, heads_kv, rows_q, rows_k, dim, packed, left, right, bottom_right, backwards,
+        deterministic;
+    double softcap, dropout;
+    PyObject *sizes = PyTuple_GetSlice(args, first, PyTuple_Size(args));
+    if (sizes == NULL) return false;
+    int parsed = PyArg_ParseTuple(sizes, "siiiiiipdiipdpp", &dtype, &batch, &heads_q, &heads_kv,
+                                  &rows_q, &rows_k, &dim, &packed, &softcap, &left, &right,
+                                  &bottom_right, &dropout, &backwards, &deterministic);
+    bool f16 = parsed && dtype[0] == 'f';
+    Py_DECREF(sizes);
+    if (!parsed) return false;
+    *call = (dw_attention){.size = sizeof *call, .dtype = f16 ? DW_F16 : DW_BF16};
+    call->batch = batch, call->heads_q = heads_q, call->heads_kv = heads_kv;
+    call->rows_q = rows_q, call->rows_k = rows_k, call->head_dim = dim;
+    call->scale = 1.0f, call->softcap = (float)softcap, call->dropout = (float)dropout;
+    call->window_left = left, call->window_right = right, call->bottom_right = bottom_right;
+    call->deterministic = deterministic;
+    /* No memory is read: any address that is not NULL and lies well stands for a tensor. */
+    void *address = (void *)(uintptr_t)256;
+    dw_attention_tensor query = {address, (int64_t)heads_q * rows_q * dim, (int64_t)rows_q * dim,
+                                 dim};
+    dw_attention_tensor key = {address, (int64_t)heads_kv * rows_k * dim, (int64_t)rows_k * dim,
+                               dim};
+    if (packed) {
+        call->offsets_q = call->offsets_k = address;
+        call->total_q = (int64_t)batch * rows_q, call->total_k = (int64_t)batch * rows_k;
+        query.head = key.head = dim;
+        query.row = (int64_t)heads_q * dim, key.row = (int64_t)heads_kv * dim;
+    }
+    call->q = call->o = call->d_o = call->dq = query;
+    call->k = call->v = call->dk = call->dv = key;
+    call->lse = address;
+    if (dropout > 0) call->seed_memory = address;
+    *backward = backwards;
+    return true;
+}
+
+/* attention_supported(*sizes) -> "" or the reason why not */
+static PyObject *attention_supported(PyObject *self, PyObject *args) {
+    (void)self;
+    dw_attention call;
+    bool backward;
+    if (!read_sizes(args, 0, &call, &backward)) return NULL;
+    dw_status status = dw_attention_supported(&call, backward);
+    return PyUnicode_FromString(status == DW_OK ? "" : dw_last_error());
+}
+
+/* ---- measurements ---------------------------------------------------------------------------------------------- */
+
+static PyObject *fail(void) {
+    PyErr_SetString(PyExc_RuntimeError, dw_last_error());
+    return NULL;
+}
+
+/* attention_choose(with, *sizes) -> (name, because), or None where somebody has to be measured first */
+static PyObject *attention_choose(PyObject *self, PyObject *args) {
+    (void)self;
+    dw_attention call;
+    bool gradients;
+    char because[512];
+    const char *name = NULL;
+    PyObject *with = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : Py_None;
+    const char *with_text = PyUnicode_AsUTF8AndSize(with, NULL);
+    if (with_text == NULL || !read_sizes(args, 1, &call, &gradients)) return NULL;
+    dw_status status =
+        dw_attention_choose(&call, gradients, with_text, &name, because, sizeof because);
+    if (status == DW_NOT_FOUND) Py_RETURN_NONE;
+    return status == DW_OK ? Py_BuildValue("(ss)", name, because) : fail();
+}
+
+/* attention_class(*sizes) -> the class of shapes, of backward where that is asked for */
+static PyObject *attention_class(PyObject *self, PyObject *args) {
+    (void)self;
+    dw_attention call;
+    bool backward;
+    char text[256];
+    if (!read_sizes(args, 0, &call, &backward)) return NULL;
+    if (dw_attention_class(&call, backward, text, sizeof text) != DW_OK) return fail();
+    return PyUnicode_FromString(text);
+}
+
+/* tune_publish(class, with, [(name, seconds, error, failure or None), ...]) */
+static PyObject *tune_publish(PyObject *self, PyObject *args) {
+    (void)self;
+    enum { MOST = 16 };
+    dw_tune_time times[MOST];
+    const char *shape_class = NULL, *with = NULL;
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(args, "ssO:tune_publish", &shape_class, &with, &list)) return NULL;
+    Py_ssize_t count = PyList_Size(list);
+    if (count > MOST) PyErr_Format(PyExc_ValueError, "tune_publish: at most %d times", MOST);
+    if (count < 0 || count > MOST) return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        times[i] = (dw_tune_time){0};
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "sddz", &times[i].name, &times[i].seconds,
+                              &times[i].error, &times[i].failure))
+            return NULL;
+    }
+    if (dw_tune_publish(shape_class, with, times, (size_t)count) != DW_OK) return fail();
+    Py_RETURN_NONE;
+}
+
+/* ---- what is settled --------------------------------------------------------------------------------------------- */
+
+/* By class and device. Read and written with the interpreter's lock held. */
+enum { SLOTS = 1024, MOST_SETTLED = SLOTS / 2 };
+static struct {
+    uint64_t key; /* 0: free */
+    bool ours;
+} settled[SLOTS];
+static int settled_count;
+static bool watched, rivals;
+
+static uint64_t key_of(const dw_attention *call, bool gradients, int32_t device) {
+    uint64_t number = dw_attention_class_number(call, gradients);
+    return number == 0 || device < 0 || device > 4095 ? 0 : number << 12 | (uint64_t)device;
+}
+
+/* The slot of `key`, or the free one where it would stand. */
+static size_t slot_of(uint64_t key) {
+    size_t slot = (size_t)(key * 0x9e3779b97f4a7c15u >> 54);
+    while (settled[slot].key != 0 && settled[slot].key != key) slot = (slot + 1) % SLOTS;
+    return slot;
+}
+
+/* What PyTorch has no fused operator for is ours without measuring, and so is what must give the same bits. */
+static bool has_no_rival(const dw_attention *call) {
+    return call->offsets_q != NULL || call->softcap > 0.0f || call->dropout > 0.0f ||
+           call->deterministic || call->window_left >= 0 || call->window_right > 0 ||
+           (call->window_right == 0 && call->bottom_right && call->rows_q != call->rows_k);
+}
+
+bool attention_is_settled(const dw_attention *call, bool gradients, int32_t device) {
+    if (!watched || has_no_rival(call)) return true;
+    uint64_t key = key_of(call, gradients, device);
+    if (key == 0) return true;
+    size_t slot = slot_of(key);
+    return settled[slot].key == 0 ? settled_count == MOST_SETTLED : settled[slot].ours;
+}
+
+bool attention_has_rivals(void) { return rivals; }
+
+/* attention_watch(on): whether calls are measured before they are ours. Forgets what is settled. */
+static PyObject *attention_watch(PyObject *self, PyObject *on) {
+    (void)self;
+    int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) return NULL;
+    watched = wanted, rivals = false;
+    settled_count = 0;
+    memset(settled, 0, sizeof settled);
+    Py_RETURN_NONE;
+}
+
+/* attention_settle(ours, device, *sizes). Where the table is full, what is not in it is ours. */
+static PyObject *attention_settle(PyObject *self, PyObject *args) {
+    (void)self;
+    dw_attention call;
+    bool gradients;
+    if (PyTuple_Size(args) < 2) {
+        PyErr_SetString(PyExc_TypeError, "attention_settle takes whose it is, a device and sizes");
+        return NULL;
+    }
+    int ours = PyObject_IsTrue(PyTuple_GetItem(args, 0));
+    long device = PyLong_AsLong(PyTuple_GetItem(args, 1));
+    if (PyErr_Occurred() || !read_sizes(args, 2, &call, &gradients)) return NULL;
+    uint64_t key = key_of(&call, gradients, device < 0 || device > 4095 ? -1 : (int32_t)device);
+    if (key == 0) Py_RETURN_NONE;
+    size_t slot = slot_of(key);
+    if (settled[slot].key == 0) {
+        if (settled_count == MOST_SETTLED) Py_RETURN_NONE;
+        settled_count++;
+    }
+    settled[slot].key = key;
+    settled[slot].ours = ours;
+    rivals = rivals || !ours;
+    Py_RETURN_NONE;
+}
+
+/* attention_settled(device, *sizes): for tests of the table */
+static PyObject *attention_settled(PyObject *self, PyObject *args) {
+    (void)self;
+    dw_attention call;
+    bool gradients;
+    long device = PyTuple_Size(args) > 0 ? PyLong_AsLong(PyTuple_GetItem(args, 0)) : 0;
+    if (PyErr_Occurred() || !read_sizes(args, 1, &call, &gradients)) return NULL;
+    return PyBool_FromLong(attention_is_settled(&call, gradients, (int32_t)device));
+}
+
+PyMethodDef attention_decision_functions[] = {
+    {"attention_supported", attention_supported, METH_VARARGS,
+     "\"\" or why libdeepwell does not take such a call"},
+    {"attention_choose", attention_choose, METH_VARARGS,
+     "who is to run such a call and why, or None where that is to be measured"},
+    {"attention_class", attention_class, METH_VARARGS, "the class of shapes of such a call"},
+    {"tune_publish", tune_publish, METH_VARARGS, "writes down what candidates took"},
+    {"attention_watch", attention_watch, METH_O, "whether calls are measured before they are ours"},
+    {"attention_settle", attention_settle, METH_VARARGS, "whose calls of a class are"},
+    {"attention_settled", attention_settled, METH_VARARGS, "whether such a call is ours"},
+    {0}};
