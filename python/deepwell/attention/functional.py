@@ -323,19 +323,14 @@ def packed_attention(
     q is [rows in all, heads_q, head_dim], k and v [rows in all, heads_kv, head_dim]; sequence i has the rows
     offsets[i] to offsets[i + 1] (int32, on the tensors' device, the first 0). ``longest`` are the greatest lengths.
     """
+    options = dict(window=window, bottom_right=bottom_right, softcap=softcap)
+    sequences = (offsets_q, offsets_k, longest_q, longest_k)
+    made = packed_if_ours(q, k, v, *sequences, dropout_p, is_causal, scale, **options)
+    if made is not None:
+        return made
     if is_causal:
         window = (window[0], 0)
     q, k, v = _autocast(q, k, v)
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    if 0.0 <= scale < math.inf and not _reason(
-        q, k, v, window, bottom_right, softcap, dropout_p, True
-    ):
-        seed = fresh_seed(q.device) if dropout_p > 0 else None
-        return _ours(
-            *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
-            *(offsets_q, offsets_k, longest_q, longest_k),
-        )
     parts = []
     ends_q, ends_k = offsets_q.tolist(), offsets_k.tolist()
     for i in range(len(ends_q) - 1):
@@ -344,6 +339,39 @@ def packed_attention(
         made = _pytorch(*one, None, dropout_p, scale, window, bottom_right, softcap)
         parts.append(made[0].transpose(0, 1))
     return torch.cat(parts)
+
+
+def packed_if_ours(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    offsets_q: torch.Tensor,
+    offsets_k: torch.Tensor,
+    longest_q: int,
+    longest_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+) -> torch.Tensor | None:
+    """packed_attention() where Deepwell runs the call, else None."""
+    if is_causal:
+        window = (window[0], 0)
+    q, k, v = _autocast(q, k, v)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    if not 0.0 <= scale < math.inf:
+        return None
+    if _reason(q, k, v, window, bottom_right, softcap, dropout_p, True):
+        return None
+    seed = fresh_seed(q.device) if dropout_p > 0 else None
+    return _ours(
+        *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
+        *(offsets_q, offsets_k, longest_q, longest_k),
+    )
 
 
 def why_pytorch(q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0) -> str:

@@ -1,7 +1,7 @@
 """torch.nn.MultiheadAttention with attention of ours, by a forward of the instance.
 
-Where a call asks for what only PyTorch's forward does (weights, masks as tensors, added keys), that one runs: the
-same module, the same parameters.
+Where a call asks for what only PyTorch's forward does (masks of any kind, weights after dropout, added keys), that one
+runs: the same module, the same parameters.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from deepwell.attention import functional
+from deepwell.attention import functional, padding
 from deepwell.attention.functional import attention
+from deepwell.attention.weights import attention_weights
 
 
 class MultiheadForward:
@@ -60,19 +61,22 @@ def run(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    padding: torch.Tensor | None,
+    mask_of_keys: torch.Tensor | None,
     need_weights: bool,
     mask: torch.Tensor | None,
     average: bool,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    reason = _why_not(module, query, key, value, padding, need_weights, mask, is_causal)
+    reason = _why_not(module, query, key, value, need_weights, mask, is_causal)
+    kept = None
+    if not reason and (mask_of_keys is not None or (need_weights and is_causal)):
+        kept, reason = _read(module, query, key, mask_of_keys, mask)
     if not reason:
-        return _forward(module, query, key, value, is_causal), None
+        return _forward(module, query, key, value, mask_of_keys, kept, need_weights, mask, average)
     if not torch.compiler.is_compiling():
         fallbacks[reason] += 1
     return torch.nn.MultiheadAttention.forward(
-        *(module, query, key, value, padding, need_weights, mask, average, is_causal)
+        *(module, query, key, value, mask_of_keys, need_weights, mask, average, is_causal)
     )
 
 
@@ -93,14 +97,12 @@ def why_not_module(module: torch.nn.MultiheadAttention) -> str:
     return ""
 
 
-def _why_not(module, query, key, value, padding, need_weights, mask, is_causal) -> str:
-    """Why PyTorch's forward runs a call."""
+def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
+    """Why PyTorch's forward runs a call, as far as its tensors' contents do not matter."""
     if module.bias_k is not None or module.add_zero_attn:
         return "keys of the module's own are added (add_bias_kv, add_zero_attn)"
-    if need_weights:
-        return "attention weights are asked for (need_weights=True)"
-    if padding is not None:
-        return "a key_padding_mask is given"
+    if need_weights and module.training and module.dropout > 0:
+        return "attention weights are asked for (need_weights=True), which dropout changes"
     if (mask is not None) != bool(is_causal):
         # With the hint, PyTorch does not look at the mask either; without a mask the hint is an error of its own.
         return (
@@ -128,6 +130,32 @@ def _why_not(module, query, key, value, padding, need_weights, mask, is_causal) 
     return ""
 
 
+def _read(module, query, key, mask_of_keys, mask) -> tuple[padding.Padding | None, str]:
+    """What a key_padding_mask keeps, and why PyTorch's forward runs a call for what its masks hold."""
+    reason = padding.why_not_read(*[t for t in (mask_of_keys, mask) if t is not None])
+    if reason:
+        return None, reason
+    batch, rows = (0, 1) if module.batch_first else (1, 0)
+    rows_q, rows_k = query.shape[rows], key.shape[rows]
+    # Here PyTorch adds the mask itself, and the hint does not count.
+    if mask is not None and not (
+        mask.shape == (rows_q, rows_k) and rows_q == rows_k and padding.is_causal(mask)
+    ):
+        return None, "an attn_mask is given with is_causal=True and hides something else"
+    if mask_of_keys is None:
+        return None, ""
+    if mask_of_keys.shape != (key.shape[batch], rows_k) or mask_of_keys.numel() == 0:
+        return None, "the shapes are unusual"
+    if mask_of_keys.dtype != torch.bool and not mask_of_keys.is_floating_point():
+        return None, f"the key_padding_mask is of {mask_of_keys.dtype}"
+    if mask_of_keys.device != key.device:
+        return None, f"the key_padding_mask is on {mask_of_keys.device}"
+    kept = padding.of_keys_ignored(mask_of_keys)
+    if mask is not None and not kept.strange and (kept.is_led or not kept.is_solid):
+        return None, "a causal mask meets padding that is not behind the rows"
+    return kept, padding.why_not(kept, rows_q, (-1, -1 if mask is None else 0))
+
+
 def _projected(module, query, key, value) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values [.., .., embed_dim] each."""
     size, bias = module.embed_dim, module.in_proj_bias
@@ -152,13 +180,34 @@ def _projected(module, query, key, value) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _forward(module, query, key, value, is_causal: bool) -> torch.Tensor:
+def _forward(
+    module, query, key, value, mask_of_keys, kept, need_weights, mask, average
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     order = (0, 2, 1, 3) if module.batch_first else (1, 2, 0, 3)
     heads = (module.num_heads, module.head_dim)
     # [batch, heads, rows, head_dim], as views of what the projections gave.
     q, k, v = (x.unflatten(-1, heads).permute(order) for x in _projected(module, query, key, value))
     dropout = module.dropout if module.training else 0.0
-    made = attention(q, k, v, None, dropout, is_causal=is_causal)
+    hidden = [] if mask_of_keys is None else [mask_of_keys[:, None, None]]
+    if mask is not None:
+        hidden.append(mask)
+    if kept is None:
+        made = attention(q, k, v, None, dropout, is_causal=mask is not None)
+    else:
+        window = (-1, -1 if mask is None else 0)
+        made = padding.attend(q, k, v, kept, dropout, window=window)
+        if made is None:
+            made = attention(q, k, v, _added(hidden, q), dropout)
     back = (0, 2, 1, 3) if module.batch_first else (2, 0, 1, 3)
     joined = made.permute(back).flatten(-2)
-    return F.linear(joined, module.out_proj.weight, module.out_proj.bias)
+    out = F.linear(joined, module.out_proj.weight, module.out_proj.bias)
+    return out, attention_weights(q, k, tuple(hidden), average) if need_weights else None
+
+
+def _added(hidden: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Masks of PyTorch's forward (True: ignored) as one that is added to scores."""
+    zero = like.new_zeros(())
+    return sum(
+        m.to(like.dtype) if m.dtype != torch.bool else zero.masked_fill(m, -torch.inf)
+        for m in hidden
+    )

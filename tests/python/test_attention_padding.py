@@ -1,0 +1,354 @@
+"""nn.MultiheadAttention with the arguments that most models give it: padding of keys, and weights that are asked for.
+PyTorch's own module in FP64 says what is right."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from attention_tools import (
+    BACKWARD,
+    FORWARD,
+    apart,
+    attention_nodes,
+    compiled,
+    said,
+    seen,
+    served_on_cpu,
+)
+from deepwell.attention import functional, install, padding
+
+# FP32 arithmetic of a few dozen terms of order one.
+_CLOSE = 2e-5
+
+
+def off(ours, exact) -> float:
+    """The largest difference, as a share of the largest number of its tensor (or of one). Some 700 products go into an
+    element, through half a dozen roundings: 6 sqrt(700) 2^-24 is 1e-5."""
+    return apart(
+        *[[t / e.abs().max().clamp_min(1) for t, e in zip(x, exact)] for x in (ours, exact)]
+    )
+
+
+@pytest.fixture(autouse=True)
+def _ours():
+    with served_on_cpu():
+        yield
+
+
+def mask_of(*rows: str) -> torch.Tensor:
+    """A key_padding_mask, one letter a key: x is ignored."""
+    return torch.tensor([[letter == "x" for letter in row] for row in rows])
+
+
+MASKS = {
+    "right": mask_of("....xxx", ".......", ".xxxxxx"),
+    "left": mask_of("xxx....", ".......", "xxxxxx."),
+    "both sides": mask_of("xx...xx", "x......", "......x"),
+    "holes": mask_of("x.x..x.", ".......", "..xxx.."),
+    "all kept": mask_of(*["......."] * 3),
+}
+
+
+def module_and_exact(**settings):
+    module = torch.nn.MultiheadAttention(32, 4, **settings)
+    torch.nn.init.normal_(module.in_proj_weight, std=0.5)  # so that attention is no mere mean
+    torch.nn.init.normal_(module.in_proj_bias)
+    plain = copy.deepcopy(module).double()
+    install.install(module, "test")
+    return module, plain
+
+
+def run(module, given, options, use_weights, d_out, d_weights):
+    """Output, weights, and the gradients of everything."""
+    dtype = module.out_proj.weight.dtype
+    leaves = [t.detach().to(dtype).requires_grad_() for t in given]
+    x = leaves if len(leaves) == 3 else leaves * 3
+    out, weights = module(*x, **options)
+    loss = (out * d_out.to(dtype)).sum()
+    if use_weights:
+        loss = loss + (weights * d_weights.to(dtype)).sum()
+    grads = torch.autograd.grad(loss, [*leaves, *module.parameters()])
+    made = [out.detach(), *grads] if weights is None else [out.detach(), weights.detach(), *grads]
+    return [t.float() for t in made]
+
+
+def both(module, plain, given, options, use_weights=False):
+    batch_first = module.batch_first
+    rows_q = given[0].shape[1 if batch_first else 0]
+    rows_k = given[-1].shape[1 if batch_first else 0]
+    d_out = torch.randn(given[0].shape)
+    average = options.get("average_attn_weights", True)
+    d_weights = torch.randn(3, *([] if average else [4]), rows_q, rows_k)
+    wide = {
+        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for name, v in options.items()
+    }
+    rest = (use_weights, d_out, d_weights)
+    return run(module, given, options, *rest), run(plain, given, wide, *rest)
+
+
+def operands(kind, batch_first, rows_q=7):
+    def one(rows):
+        return torch.randn(3, rows, 32) if batch_first else torch.randn(rows, 3, 32)
+
+    return [one(7)] if kind == "self" else [one(rows_q), one(7), one(7)]
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("use_weights", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_weights(average, use_weights, causal, batch_first):
+    module, plain = module_and_exact(batch_first=batch_first)
+    options = dict(average_attn_weights=average)
+    if causal:
+        options |= dict(attn_mask=torch.full((7, 7), -torch.inf).triu(1), is_causal=True)
+    for kind in ("self",) if causal else ("self", "cross"):
+        given = operands(kind, batch_first, 5)
+        assert off(*both(module, plain, given, options, use_weights)) < _CLOSE
+    x = given * (3 // len(given))
+    assert seen(lambda: module(*x, **options)).ours == 1
+    module.eval()
+    with torch.no_grad():
+        assert seen(lambda: module(*x, **options)).ours == 1
+        wide = [t.double() for t in x]
+        if causal:
+            options["attn_mask"] = options["attn_mask"].double()
+        ours, theirs = module(*x, **options), plain.eval()(*wide, **options)
+        assert apart(ours, [t.float() for t in theirs]) < _CLOSE
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_weights_have_pytorch_s_dtype_and_shape(autocast):
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 5, 32)
+    if not autocast:
+        module, x = module.bfloat16(), x.bfloat16()
+    plain = copy.deepcopy(module)
+    install.install(module, "test")
+    with torch.autocast("cpu", torch.bfloat16, autocast):
+        for average in (True, False):
+            (a, p), (b, r) = (
+                m(x, x, x, average_attn_weights=average, need_weights=True) for m in (module, plain)
+            )
+            assert (a.dtype, a.shape, p.dtype, p.shape) == (b.dtype, b.shape, r.dtype, r.shape)
+            # A few roundings to BF16 of numbers below one.
+            assert (p.float() - r.float()).abs().max() < 2**-6
+    p.float().square().sum().backward(), r.float().square().sum().backward()
+    for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        if theirs.grad is not None:
+            assert ours.grad.dtype == theirs.grad.dtype
+            scale = theirs.grad.float().norm() + 1e-3
+            assert (ours.grad - theirs.grad).float().norm() < 0.05 * scale
+
+
+def test_weights_keep_nothing_of_their_own_and_need_no_backward():
+    module, _ = module_and_exact(batch_first=True)
+    x = torch.randn(2, 40, 32)
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks:
+        out, weights = module(x, x, x)
+    assert max(t.numel() for t in kept) < 2 * 4 * 40 * 40
+    times = []
+    weights.register_hook(times.append)
+    out.sum().backward()
+    assert not times
+
+
+def test_weights_after_dropout_are_pytorch_s():
+    module, _ = module_and_exact(batch_first=True, dropout=0.2)
+    x = torch.randn(2, 5, 32)
+    assert seen(lambda: module(x, x, x)).ours == 0
+    assert "which dropout changes" in next(iter(module.forward.fallbacks))
+    assert seen(lambda: module(x, x, x, need_weights=False)).ours == 1
+    assert seen(lambda: module.eval()(x, x, x)).ours == 1
+
+
+def test_weights_have_one_derivative():
+    module, _ = module_and_exact(batch_first=True)
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    first = torch.autograd.grad(module(x, x, x)[1].square().sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("use_weights", [False, True])
+def test_weights_compiled(use_weights):
+    module, _ = module_and_exact(batch_first=True)
+    x, graphs = torch.randn(2, 5, 32), []
+
+    def loss(module):
+        out, weights = module(x, x, x)
+        return out.square().sum() + (weights.square().sum() if use_weights else 0)
+
+    fast = compiled(loss, graphs)
+    grads = [torch.autograd.grad(f(module), list(module.parameters())) for f in (fast, loss)]
+    assert apart(*grads) < _CLOSE * 10
+    assert sorted(attention_nodes(graphs)) == sorted([FORWARD, BACKWARD])
+    softmaxes = [n for g in graphs for n in g.graph.nodes if "softmax" in str(n.target)]
+    assert bool(softmaxes) == use_weights
+
+
+# ---- padding ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+@pytest.mark.parametrize("as_float", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "batch_first"), list(itertools.product(["self", "cross"], [False, True])), ids=str
+)
+def test_padding(name, as_float, kind, batch_first):
+    module, plain = module_and_exact(batch_first=batch_first)
+    mask = MASKS[name]
+    if as_float:
+        mask = torch.zeros(mask.shape).masked_fill(mask, -torch.inf)
+    for need_weights in (False, True):
+        options = dict(key_padding_mask=mask, need_weights=need_weights)
+        given = operands(kind, batch_first, 5)
+        assert off(*both(module, plain, given, options, need_weights)) < _CLOSE
+        x = given * (3 // len(given))
+        assert seen(lambda: module(*x, **options)).ours == 1
+        module.eval()
+        with torch.no_grad():
+            assert seen(lambda: module(*x, **options)).ours == 1
+        module.train()
+    assert not module.forward.fallbacks
+
+
+@pytest.mark.parametrize("name", list(MASKS))
+def test_padding_of_causal_calls(name):
+    module, plain = module_and_exact(batch_first=True)
+    mask = torch.zeros(3, 7).masked_fill(MASKS[name], -torch.inf)
+    options = dict(
+        key_padding_mask=mask,
+        attn_mask=torch.full((7, 7), -torch.inf).triu(1),
+        is_causal=True,
+        need_weights=False,
+    )
+    taken = name in ("right", "all kept")
+    x = torch.randn(3, 7, 32)
+    assert seen(lambda: module(x, x, x, **options)).ours == taken
+    assert off(*both(module, plain, [x], options)) < _CLOSE
+    because = "a causal mask meets padding that is not behind the rows"
+    assert taken or list(module.forward.fallbacks) == [because]
+
+
+def test_padded_keys_do_not_reach_results():
+    module, _ = module_and_exact(batch_first=True)
+    x, y = torch.randn(3, 7, 32), torch.randn(3, 7, 32)
+    for name, mask in MASKS.items():
+        loud = torch.where(mask[..., None], torch.full_like(y, torch.inf), y)
+        options = dict(key_padding_mask=mask, need_weights=False)
+        quiet = module(x, y, y, **options)[0]
+        assert torch.equal(module(x, loud, loud, **options)[0], quiet), name
+
+
+def test_dropout_with_padding():
+    module, _ = module_and_exact(batch_first=True, dropout=0.5)
+    x = torch.randn(3, 7, 32)
+    for mask in MASKS.values():
+        options = dict(key_padding_mask=mask, need_weights=False)
+        assert seen(lambda: module(x, x, x, **options)).ours == 1
+        torch.manual_seed(3)
+        a, b = (module(x, x, x, **options)[0] for _ in range(2))
+        torch.manual_seed(3)
+        assert torch.equal(module(x, x, x, **options)[0], a) and not torch.equal(a, b)
+        # The mean over many masks is the call without dropout.
+        exact = module.eval()(x, x, x, **options)[0]
+        many = torch.stack([module.train()(x, x, x, **options)[0] for _ in range(200)])
+        spread = many.std(0) / 200**0.5
+        assert ((many.mean(0) - exact).abs() < 6 * spread + 1e-5).all()
+
+
+def test_a_mask_is_looked_into_once(monkeypatch):
+    looks = []
+    made = padding.Padding.__init__
+    monkeypatch.setattr(padding.Padding, "__init__", lambda *a: looks.append(1) or made(*a))
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0)
+    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    plain = copy.deepcopy(model)
+    install.install(model, "test")
+    x, mask = torch.randn(7, 3, 32), MASKS["right"].clone()
+    assert seen(lambda: model(x, src_key_padding_mask=mask)).ours == 3
+    assert len(looks) == 1
+    out = model(x, src_key_padding_mask=mask)
+    assert apart([out], [plain(x, src_key_padding_mask=mask)]) < _CLOSE
+    attention = model.layers[0].self_attn
+    looks.clear()
+    for _ in range(3):
+        attention(x, x, x, key_padding_mask=mask)
+    assert len(looks) == 1
+    mask = mask.clone()
+    attention(x, x, x, key_padding_mask=mask)
+    assert len(looks) == 2
+    mask[0, 0] = True
+    changed = attention(x, x, x, key_padding_mask=mask)[0]
+    assert len(looks) == 3
+    assert apart([changed], [plain.layers[0].self_attn(x, x, x, key_padding_mask=mask)[0]]) < _CLOSE
+    with torch.inference_mode():  # writes leave no trace there
+        own = MASKS["right"].clone()
+        first = attention(x, x, x, key_padding_mask=own)[0]
+        own[0, 0] = True
+        assert not torch.equal(attention(x, x, x, key_padding_mask=own)[0], first)
+
+
+def test_padding_while_tracing_is_pytorch_s():
+    module, plain = module_and_exact(batch_first=True)
+    plain = plain.float()
+    x, graphs = torch.randn(3, 7, 32), []
+    options = dict(key_padding_mask=MASKS["left"], need_weights=False)
+    fast = compiled(module, graphs)
+    assert apart([fast(x, x, x, **options)[0]], [plain(x, x, x, **options)[0]]) < _CLOSE
+    assert FORWARD not in attention_nodes(graphs)
+
+
+def test_padding_that_deepwell_has_no_kernel_for(monkeypatch):
+    """What only libdeepwell can know, the mask having been looked into: PyTorch's attention on the same projections."""
+    module, plain = module_and_exact(batch_first=True)
+    monkeypatch.setattr(functional, "_library_says", lambda *_: "no kernel")
+    for name, mask in MASKS.items():
+        for need_weights in (False, True):
+            functional.forget()
+            options = dict(key_padding_mask=mask, need_weights=need_weights)
+            x = torch.randn(3, 7, 32)
+            assert seen(lambda: module(x, x, x, **options)).ours == 0
+            assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE, name
+    assert functional.fallbacks["no kernel"] > 0
+
+
+def test_decoder_layers_with_padding():
+    layer = torch.nn.TransformerDecoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerDecoder(layer, 2)
+    plain = copy.deepcopy(model)
+    install.install(model, "test")
+    x, memory = torch.randn(3, 7, 32), torch.randn(3, 7, 32)
+    options = dict(
+        tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(7),
+        tgt_is_causal=True,
+        tgt_key_padding_mask=torch.zeros(3, 7).masked_fill(MASKS["right"], -torch.inf),
+        memory_key_padding_mask=MASKS["holes"],
+    )
+    assert seen(lambda: model(x, memory, **options)).ours == 4
+    results = []
+    for m in (model, plain):
+        out = m(x, memory, **options)
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(m.parameters()))])
+    assert apart(*results) < _CLOSE * 10
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [torch.zeros(3, 6).bool(), torch.zeros(2, 7).bool(), torch.zeros(3, 7).int()],
+    ids=said,
+)
+def test_errors_of_masks_are_pytorch_s(mask):
+    module, plain = module_and_exact(batch_first=True)
+    x = torch.randn(3, 7, 32)
+    errors = []
+    for m in (module, plain.float()):
+        with pytest.raises((AssertionError, RuntimeError)) as caught:
+            m(x, x, x, key_padding_mask=mask)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
