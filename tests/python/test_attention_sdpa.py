@@ -72,10 +72,51 @@ def test_reached_from_everywhere(active):
     x = torch.randn(2, 9, 32)
     assert seen(lambda: module(x, x, x, need_weights=False)).ours == 1
     assert seen(lambda: torch.ops.aten.scaled_dot_product_attention(*tensors)).ours == 1
-    with sdpa_kernel(SDPBackend.MATH):
-        assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
+    for fused in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+    ):
+        with sdpa_kernel(fused):
+            assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
     with torch.no_grad():
         assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
+
+
+def test_steps_aside_where_no_fused_kernel_is_allowed(active):
+    tensors = leaves()
+
+    def second_derivatives(*tensors):
+        o = F.scaled_dot_product_attention(*tensors)
+        (first,) = torch.autograd.grad(o.square().sum(), tensors[:1], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), tensors)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 0
+        made = second_derivatives(*tensors)
+    deepwell.deactivate_sdpa()
+    with sdpa_kernel(SDPBackend.MATH):
+        assert apart(made, second_derivatives(*tensors)) == 0
+    with sdpa_kernel(SDPBackend.ERROR), pytest.raises(RuntimeError, match="backend") as theirs:
+        F.scaled_dot_product_attention(*tensors)
+    deepwell.activate_sdpa()
+    with sdpa_kernel(SDPBackend.ERROR), pytest.raises(RuntimeError) as ours:
+        F.scaled_dot_product_attention(*tensors)
+    assert str(ours.value) == str(theirs.value)
+    assert seen(lambda: F.scaled_dot_product_attention(*tensors)).ours == 1
+
+
+def test_compiled_where_no_fused_kernel_is_allowed(active):
+    tensors, graphs = leaves(), []
+
+    def math(q, k, v):
+        with sdpa_kernel(SDPBackend.MATH):
+            first = F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(first, k, v)
+
+    made = run(tensors, compiled(math, graphs))
+    assert sorted(attention_nodes(graphs)) == sorted([FORWARD, BACKWARD])
+    assert apart(made, run(tensors, math)) < 1e-6
 
 
 def test_odd_shapes_are_pytorch_s(active):

@@ -22,7 +22,11 @@ def _attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
     # Heads are shared only on request; calls with unequal ones are PyTorch's, errors included.
-    if attn_mask is None and (enable_gqa or query.shape[-3:-2] == key.shape[-3:-2]):
+    if (
+        attn_mask is None
+        and (enable_gqa or query.shape[-3:-2] == key.shape[-3:-2])
+        and _wants_fused()
+    ):
         made = functional.if_ours(query, key, value, dropout_p, is_causal, scale)
         if made is not None:
             return made
@@ -36,12 +40,23 @@ def _attention(
     )
 
 
+def _wants_fused() -> bool:
+    """Whether any of PyTorch's fused kernels is allowed. Where none is, unfused attention was asked for by name (for
+    second derivatives, or as a reference), or an error."""
+    return (
+        torch._C._get_flash_sdp_enabled()
+        or torch._C._get_mem_efficient_sdp_enabled()
+        or torch._C._get_cudnn_sdp_enabled()
+    )
+
+
 def activate_sdpa() -> None:
     """From now on scaled_dot_product_attention runs in Deepwell wherever Deepwell runs the call.
 
-    Process-wide, whatever backends PyTorch would prefer; ``torch.nn.attention.sdpa_kernel`` chooses among PyTorch's
-    own kernels and has no say for calls that Deepwell runs. Calls with a mask, other dtypes or devices are PyTorch's as
-    before. ``deactivate_sdpa()`` ends it.
+    Process-wide, whichever fused kernel PyTorch would prefer: ``torch.nn.attention.sdpa_kernel`` chooses among PyTorch's
+    own kernels and has no say for calls that Deepwell runs, but where it allows no fused one (``SDPBackend.MATH``)
+    PyTorch runs the call. Calls with a mask, other dtypes or devices are PyTorch's as before. ``deactivate_sdpa()``
+    ends it.
     """
     for device in functional.devices:
         if device in _libraries:
