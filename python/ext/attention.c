@@ -37,11 +37,22 @@ void attention_strides_like(const tensor_view *like, int64_t strides[ATTENTION_R
         strides[0] = n[1] * n[2], strides[1] = n[2], strides[2] = 1;
         return;
     }
-    bool heads_inside = n[1] > 1 && n[2] > 1 && like->strides[1] < like->strides[2];
-    strides[0] = n[1] * n[2] * n[3];
-    strides[1] = heads_inside ? n[3] : n[2] * n[3];
-    strides[2] = heads_inside ? n[1] * n[3] : n[3];
+    /* Batch, heads and rows from the outermost inwards. An axis of size 1 keeps its place, whatever its stride; what is
+     * expanded has no order. */
+    int order[3] = {0, 1, 2}, places[3], axes[3], count = 0;
+    bool ordered = true;
+    for (int axis = 0; axis < 3; axis++) {
+        if (n[axis] == 1) continue;
+        ordered = ordered && like->strides[axis] > 0;
+        int at = count;
+        for (; at > 0 && like->strides[axes[at - 1]] < like->strides[axis]; at--)
+            axes[at] = axes[at - 1];
+        axes[at] = axis, places[count++] = axis;
+    }
+    for (int i = 0; ordered && i < count; i++) order[places[i]] = axes[i];
+    int64_t stride = n[3];
     strides[3] = 1;
+    for (int i = 2; i >= 0; i--) strides[order[i]] = stride, stride *= n[order[i]];
 }
 
 static dw_attention_tensor placed(const tensor_view *tensor) {

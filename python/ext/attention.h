@@ -35,7 +35,7 @@ enum { ATTENTION_RANK = 4 };
 
 /* Whether libdeepwell takes the tensor as it lies: rows contiguous, other strides and the address of 16 bytes. */
 bool attention_lies_well(const tensor_view *tensor);
-/* Strides of a result beside `like`: the same order of heads and rows, without gaps. Also in operators.py. */
+/* Strides of a result beside `like`: the same order of batch, heads and rows, without gaps. Also in operators.py. */
 void attention_strides_like(const tensor_view *like, int64_t strides[ATTENTION_RANK]);
 /* Checks what a kernel could not; fills all of `call` but workspace and stream. */
 dw_status attention_describe(const attention_tensors *tensors, const attention_options *options,

@@ -28,6 +28,8 @@ def layouts(shape):
     yield "bhsd", torch.randn(b, h, s, d)
     yield "bshd", torch.randn(b, s, h, d).transpose(1, 2)
     yield "fused", torch.randn(b, s, h, 3 * d)[..., d : 2 * d].transpose(1, 2)
+    yield "sbhd", torch.randn(s, b, h, d).permute(1, 2, 0, 3)
+    yield "hsbd", torch.randn(h, s, b, d + 8)[..., :d].permute(2, 0, 1, 3)
     yield "last axis strided", torch.randn(b, h, d, s).mT
     yield "broadcast heads", torch.randn(b, 1, s, d).expand(b, h, s, d)
     yield "odd offset", torch.randn(b * h * s * d + 1)[1:].view(b, h, s, d)

@@ -84,13 +84,55 @@ def test_pytorch_s_way_is_the_same_function(options):
     assert apart(ours, theirs) < _CLOSE
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations((1, 2)))[:2], ids=str)
-def test_results_lie_as_arguments_do(order):
-    q = torch.randn(2, *[(0, 4, 9)[i] for i in order], 8).permute(
-        0, *[1 + order.index(i) for i in (1, 2)], 3
-    )
-    o = attention(q, q, q)
-    assert o.shape == q.shape and o.stride() == q.stride()
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))), ids=str)
+def test_results_lie_as_arguments_do(order, compile):
+    q = torch.randn(*[(2, 4, 9)[i] for i in order], 8)
+    q = q.permute(*[order.index(i) for i in range(3)], 3).requires_grad_()
+    o = (compiled(attention, []) if compile else attention)(q, q, q)
+    assert o.shape == q.shape == (2, 4, 9, 8) and o.stride() == q.stride()
+    padded = torch.randn(*[(2, 4, 9)[i] for i in order], 24)[..., 8:16]
+    o = attention(*[padded.permute(*[order.index(i) for i in range(3)], 3)] * 3)
+    assert o.stride() == q.stride()
+
+
+@pytest.mark.parametrize("options", OPTIONS + OTHERS, ids=str)
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 9)], ids=str)
+def test_logarithms_of_sums(options, sizes):
+    leaves = tensors(*sizes)
+    o, lse = attention(*leaves, **options, return_lse=True)
+    assert lse.shape == o.shape[:3] and lse.dtype == torch.float32 and not lse.requires_grad
+    assert apart(results(lambda *t: attention(*t, **options, return_lse=True)[0], leaves),
+                 results(lambda *t: attention(*t, **options), leaves)) == 0  # fmt: skip
+    q, k, _ = (t.detach().double() for t in leaves)
+    scores = q @ k.repeat_interleave(2, 1).mT * options.get("scale", 8**-0.5)
+    if options.get("softcap"):
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    left, right = options.get("window", (-1, -1))
+    window = (left, 0 if options.get("is_causal") else right)
+    hidden = ~functional.visible(*sizes, window, options.get("bottom_right", False), q.device)
+    exact = torch.logsumexp(scores.masked_fill(hidden, -torch.inf), -1)
+    assert torch.equal(lse == -torch.inf, exact == -torch.inf)
+    assert (lse - exact).nan_to_num(0).abs().max() < _CLOSE
+    functional.devices.discard("cpu")
+    functional.forget()
+    theirs = attention(*leaves, **options, return_lse=True)[1]
+    assert theirs.dtype == torch.float32 and not theirs.requires_grad
+    assert torch.equal(theirs == -torch.inf, exact == -torch.inf)
+    assert (theirs - exact).nan_to_num(0).abs().max() < _CLOSE
+
+
+def test_logarithms_of_sums_beside_masks():
+    q, k, v = (t.detach() for t in tensors())
+    bias = torch.randn(9, 13)
+    seen_keys = torch.rand(9, 13) > 0.5
+    scores = (q @ k.repeat_interleave(2, 1).mT).double() * 8**-0.5
+    for mask, masked in (
+        (bias, scores + bias),
+        (seen_keys, scores.masked_fill(~seen_keys, -torch.inf)),
+    ):
+        lse = attention(q, k, v, mask, return_lse=True)[1]
+        assert torch.allclose(lse.double(), torch.logsumexp(masked, -1), atol=_CLOSE, rtol=0)
 
 
 def test_dropout_is_the_stated_mask():
@@ -125,6 +167,40 @@ def test_packed_sequences():
     functional.forget()
     # PyTorch's way, one sequence at a time.
     assert apart(results(run, [q, k, v], d_o), got) < _CLOSE
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_packed_logarithms_of_sums(ours):
+    if not ours:
+        functional.devices.discard("cpu")
+    lengths_q, lengths_k = (3, 0, 7, 1), (5, 2, 7, 0)
+    q, k, v = (torch.randn(n, h, 8, requires_grad=True) for n, h in ((11, 4), (14, 2), (14, 2)))
+    offsets = [torch.tensor((0, *n)).cumsum(0).int() for n in (lengths_q, lengths_k)]
+    options = dict(is_causal=True, bottom_right=True)
+    o, lse = packed_attention(q, k, v, *offsets, 7, 7, **options, return_lse=True)
+    assert lse.shape == (4, 11) and lse.dtype == torch.float32 and not lse.requires_grad
+    assert apart([o], [packed_attention(q, k, v, *offsets, 7, 7, **options)]) == 0
+    rows_q, rows_k = q.split(lengths_q), k.split(lengths_k)
+    for i, part in enumerate(lse.split(lengths_q, 1)):
+        one = [t.transpose(0, 1)[None] for t in (rows_q[i], rows_k[i], rows_k[i])]
+        if one[0].numel() == 0:
+            continue
+        want = attention(*one, **options, return_lse=True)[1][0]
+        assert torch.allclose(part, want, atol=1e-6, rtol=0)
+    o.sum().backward()
+    assert q.grad is not None
+
+
+def test_logarithms_of_sums_compiled():
+    leaves, graphs = tensors(13, 13), []
+
+    def run(q, k, v):
+        o, lse = attention(q, k, v, is_causal=True, return_lse=True)
+        return o * torch.exp(lse)[..., None]
+
+    got = results(compiled(run, graphs), leaves)
+    assert sorted(attention_nodes(graphs)) == sorted([FORWARD, BACKWARD])
+    assert apart(got, results(run, leaves)) < 1e-6
 
 
 def test_masks_go_to_pytorch():

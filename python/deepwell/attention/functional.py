@@ -227,7 +227,8 @@ def attention(
     window: tuple[int, int] = (-1, -1),
     bottom_right: bool = False,
     softcap: float = 0.0,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale q k^T + mask) v, differentiable.
 
     Args:
@@ -241,22 +242,30 @@ def attention(
         window: how many keys before and behind its own position a query sees; negative: all.
         bottom_right: the last query stands at the last key, instead of the first at the first.
         softcap: scores become softcap * tanh(scores / softcap); 0: off.
+        return_lse: gives (result, lse): the natural logarithm of the sum of the exponentials of the scores as they are
+            masked and scaled, FP32 [batch, heads_q, rows_q], without a gradient; -inf where no key is seen.
     """
     left, right = window
     if is_causal:
         right = 0
     if attn_mask is None:
-        if dropout_p == 0.0 and not torch.compiler.is_compiling():
+        if dropout_p == 0.0 and not return_lse and not torch.compiler.is_compiling():
             made = _deepwell.attention_direct(q, k, v, scale, softcap, left, right, bottom_right)
             if made is not None:
                 return made
-        made = _by_operators(q, k, v, dropout_p, scale, (left, right), bottom_right, softcap)
+        made = _by_operators(
+            *(q, k, v, dropout_p, scale, (left, right), bottom_right, softcap, return_lse)
+        )
         if made is not None:
             return made
     elif not torch.compiler.is_compiling():
         fallbacks["a mask is given as a tensor"] += 1
     q, k, v = _autocast(q, k, v)
-    return _pytorch(q, k, v, attn_mask, dropout_p, scale, (left, right), bottom_right, softcap)
+    window = (left, right)
+    o = _pytorch(q, k, v, attn_mask, dropout_p, scale, window, bottom_right, softcap)
+    if return_lse:
+        return o, _lse(q, k, attn_mask, scale, window, bottom_right, softcap)
+    return o
 
 
 def if_ours(
@@ -283,8 +292,8 @@ def if_ours(
 
 
 def _by_operators(
-    q, k, v, dropout_p, scale, window, bottom_right: bool, softcap: float
-) -> torch.Tensor | None:
+    q, k, v, dropout_p, scale, window, bottom_right: bool, softcap: float, return_lse: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
     """Through the dispatcher: what the shortest way does not serve."""
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0
@@ -296,7 +305,8 @@ def _by_operators(
     if _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
         return None
     seed = fresh_seed(q.device) if dropout_p > 0 else None
-    return _ours(
+    run = operators.forward if return_lse else _ours
+    return run(
         *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
         *(None, None, 0, 0),
     )
@@ -317,13 +327,15 @@ def packed_attention(
     window: tuple[int, int] = (-1, -1),
     bottom_right: bool = False,
     softcap: float = 0.0,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """attention() over sequences of several lengths that lie behind one another.
 
     q is [rows in all, heads_q, head_dim], k and v [rows in all, heads_kv, head_dim]; sequence i has the rows
     offsets[i] to offsets[i + 1] (int32, on the tensors' device, the first 0). ``longest`` are the greatest lengths.
+    lse is [heads_q, rows in all].
     """
-    options = dict(window=window, bottom_right=bottom_right, softcap=softcap)
+    options = dict(window=window, bottom_right=bottom_right, softcap=softcap, return_lse=return_lse)
     sequences = (offsets_q, offsets_k, longest_q, longest_k)
     made = packed_if_ours(q, k, v, *sequences, dropout_p, is_causal, scale, **options)
     if made is not None:
@@ -331,13 +343,17 @@ def packed_attention(
     if is_causal:
         window = (window[0], 0)
     q, k, v = _autocast(q, k, v)
-    parts = []
+    parts, norms = [], []
     ends_q, ends_k = offsets_q.tolist(), offsets_k.tolist()
     for i in range(len(ends_q) - 1):
         rows_q, rows_k = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
         one = [t[rows].transpose(0, 1)[None] for t, rows in ((q, rows_q), (k, rows_k), (v, rows_k))]
         made = _pytorch(*one, None, dropout_p, scale, window, bottom_right, softcap)
         parts.append(made[0].transpose(0, 1))
+        if return_lse:
+            norms.append(_lse(*one[:2], None, scale, window, bottom_right, softcap)[0])
+    if return_lse:
+        return torch.cat(parts), torch.cat(norms, 1)
     return torch.cat(parts)
 
 
@@ -356,7 +372,8 @@ def packed_if_ours(
     window: tuple[int, int] = (-1, -1),
     bottom_right: bool = False,
     softcap: float = 0.0,
-) -> torch.Tensor | None:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
     """packed_attention() where Deepwell runs the call, else None."""
     if is_causal:
         window = (window[0], 0)
@@ -368,17 +385,16 @@ def packed_if_ours(
     if _reason(q, k, v, window, bottom_right, softcap, dropout_p, True):
         return None
     seed = fresh_seed(q.device) if dropout_p > 0 else None
-    return _ours(
+    run = operators.forward if return_lse else _ours
+    return run(
         *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
         *(offsets_q, offsets_k, longest_q, longest_k),
     )
 
 
-def why_pytorch(
-    q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0, packed: bool = False
-) -> str:
-    """The reason for which attention() (packed_attention()) leaves such a call to PyTorch, or ""."""
-    return _reason(q, k, v, window, bottom_right, softcap, 0.0, packed)
+def why_pytorch(q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0) -> str:
+    """The reason for which attention() leaves such a call to PyTorch, or ""."""
+    return _reason(q, k, v, window, bottom_right, softcap, 0.0, False)
 
 
 # ---- PyTorch's -------------------------------------------------------------------------------------------
@@ -415,17 +431,20 @@ def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> to
         and (not bottom_right or rows_q == rows_k)
     ):
         return _sdpa(q, k, v, None, dropout, True, scale, shared)
-    if window != (-1, -1):
-        seen = visible(rows_q, rows_k, window, bottom_right, q.device)
-        if mask is None:
-            mask = seen
-        elif mask.dtype == torch.bool:
-            mask = mask & seen
-        else:
-            mask = mask.masked_fill(~seen, -math.inf)
+    mask = _narrowed(mask, q, k, window, bottom_right)
     if softcap == 0:
         return _sdpa(q, k, v, mask, dropout, False, scale, shared)
     return _bounded(q, k, v, mask, dropout, scale, softcap)
+
+
+def _narrowed(mask, q, k, window, bottom_right) -> torch.Tensor | None:
+    """The mask with what lies outside of the window hidden."""
+    if window == (-1, -1):
+        return mask
+    seen = visible(q.shape[-2], k.shape[-2], window, bottom_right, q.device)
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -math.inf)
 
 
 def _sdpa(q, k, v, mask, dropout, causal, scale, shared) -> torch.Tensor:
@@ -436,15 +455,34 @@ def _sdpa(q, k, v, mask, dropout, causal, scale, shared) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
 
 
+def _lse(q, k, mask, scale, window, bottom_right, softcap) -> torch.Tensor:
+    """What return_lse gives beside PyTorch's result, which has none: all scores at once."""
+    with torch.no_grad():
+        q, k = q.detach(), k.detach()
+        if q.dtype in _DTYPES:
+            q, k = q.float(), k.float()
+        scores = _scores(q, k, _narrowed(mask, q, k, window, bottom_right), scale, softcap)
+        return torch.logsumexp(scores, -1).float()
+
+
+def _scores(q, k, mask, scale, softcap) -> torch.Tensor:
+    if k.shape[-3] != q.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if softcap != 0:
+        scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
+    else:
+        scores = (q @ k.mT) * scale
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
 def _bounded(q, k, v, mask, dropout, scale, softcap) -> torch.Tensor:
     """With a soft cap, which PyTorch's attention does not have."""
-    group = q.shape[-3] // k.shape[-3]
-    if group > 1:
-        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = softcap * torch.tanh((q @ k.mT).float() * (scale / softcap))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    scores = _scores(q, k, mask, scale, softcap)
+    if k.shape[-3] != q.shape[-3]:
+        v = v.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     p = torch.softmax(scores, -1)
     p = torch.where(torch.isneginf(scores).all(-1, keepdim=True), 0.0, p).to(v.dtype)
     return F.dropout(p, dropout) @ v

@@ -41,12 +41,17 @@ backward = torch.ops.deepwell.attention_backward.default
 
 
 def empty_beside(tensor: torch.Tensor) -> torch.Tensor:
-    """Room for a result of the shape of ``tensor``: without gaps, heads and rows in its order."""
-    if tensor.dim() == 4 and tensor.shape[1] > 1 and tensor.shape[2] > 1:
-        if tensor.stride(1) < tensor.stride(2):
-            batch, heads, rows, dim = tensor.shape
-            return tensor.new_empty((batch, rows, heads, dim)).transpose(1, 2)
-    return tensor.new_empty(tensor.shape)
+    """Room for a result of the shape of ``tensor``: without gaps, batch, heads and rows in its order. An axis of size 1
+    keeps its place; what is expanded has no order. attention_strides_like in C has the same rule."""
+    if tensor.dim() != 4:
+        return tensor.new_empty(tensor.shape)
+    order = [0, 1, 2]
+    if all(tensor.shape[i] == 1 or tensor.stride(i) > 0 for i in order):
+        places = [i for i in order if tensor.shape[i] != 1]
+        for place, axis in zip(places, sorted(places, key=lambda i: -tensor.stride(i))):
+            order[place] = axis
+    made = tensor.new_empty([tensor.shape[i] for i in order] + [tensor.shape[3]])
+    return made.permute(*[order.index(i) for i in range(3)], 3)
 
 
 def empty_lse(q: torch.Tensor) -> torch.Tensor:
@@ -98,8 +103,8 @@ torch.library.register_autograd(
 def _no_second_derivative(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
         "deepwell attention has no second derivative (backward was run with create_graph=True): call "
-        "deepwell.restore(model), or deepwell.deactivate_sdpa(), and use PyTorch's math attention, "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), for this model"
+        "deepwell.restore(model) and use PyTorch's math attention for it, with "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which activate_sdpa() leaves to PyTorch as well"
     )
 
 
