@@ -93,7 +93,7 @@ DW_API dw_status dw_hardware_load(const char *path, dw_hardware **hardware);
  * each GPU: copies, matrix products, and NCCL between GPUs where it is found. */
 DW_API dw_status dw_hardware_probe(int measure, dw_hardware **hardware);
 
-/* The description as such a file, every figure with its kind and source. *text is the caller's: free(). */
+/* The description as such a file, every figure with its kind and source. *text is released with dw_text_free. */
 DW_API dw_status dw_hardware_json(const dw_hardware *hardware, char **text);
 
 /* Another number of GPUs of the same kind: *copy is new. */
