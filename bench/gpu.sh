@@ -22,19 +22,16 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 lib=build/gpu/lib
-failed=0
-table=
 
-# step NAME SECONDS COMMAND...: runs it with that much time, its output in DIR/NAME.log
+# step NAME SECONDS COMMAND...: runs it with that much time, its output in DIR/NAME.log, how it went in DIR/NAME.row
 step() {
     local name=$1 limit=$2 begin=$SECONDS status
     shift 2
     case ",$only," in *",$name,"*) ;; *) return ;; esac
     timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
     status=$?
-    [ $status = 0 ] || failed=1
     case $status in 0) status=passed ;; 124 | 137) status="stopped after $limit s" ;; *) status="failed ($status)" ;; esac
-    table+=$(printf '%-10s %-24s %4d s   %s' "$name" "$status" $((SECONDS - begin)) "$(tail -1 "$out/$name.log")")$'\n'
+    printf '%-10s %-24s %4d s   %s\n' "$name" "$status" $((SECONDS - begin)) "$(tail -1 "$out/$name.log")" >"$out/$name.row"
     echo "$name: $status"
 }
 
@@ -47,17 +44,22 @@ build() {
     fi && ln -sfn "$PWD/$lib/_deepwell.abi3.so" python/deepwell/_deepwell.abi3.so
 }
 
+# racecheck follows no mbarrier that is waited for by parity: what it reports is explained in bench/NOTES.md, and is
+# shown, not counted.
 sanitize() {
-    local tool cases
+    local tool cases found=0
     for tool in memcheck synccheck initcheck racecheck; do
         for cases in d64-b2-h4-s65x129 d128-b2-h4-s65x129 d256-b2-h4-s65x129; do
+            [ $tool$cases = racecheckd64-b2-h4-s65x129 ] || [ $tool != racecheck ] || continue
             echo "== $tool $cases"
             compute-sanitizer --tool $tool --error-exitcode 9 python3 tests/gpu/attention_smoke.py \
-                --lib "$lib/libdeepwell.so" -k $cases || echo "$tool: findings"
+                --lib "$lib/libdeepwell.so" -k $cases && continue
+            echo "$tool $cases: findings"
+            [ $tool = racecheck ] || found=$((found + 1))
         done
     done
-    grep -c "findings" "$out/sanitize.log" | sed 's/$/ tool runs with findings/'
-    ! grep -q "memcheck: findings" "$out/sanitize.log"
+    echo "$found runs of memcheck, synccheck and initcheck with findings"
+    [ $found = 0 ]
 }
 
 export -f build sanitize
@@ -65,11 +67,15 @@ export out lib prebuilt
 export LD_LIBRARY_PATH=$PWD/$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PYTHONPATH=$PWD/python PYTHONUNBUFFERED=1
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+rm -f "$out"/*.row
 step build 180 bash -c build
+# What only has to be right runs side by side; what is timed has the machine to itself.
+step sanitize 280 bash -c sanitize &
 step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
+step tests 240 python3 -m pytest -q -p no:cacheprovider tests/gpu
+wait
 step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
-step tests 150 python3 -m pytest -q -p no:cacheprovider tests/gpu
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
-step sanitize 120 bash -c sanitize
-printf '\n%s' "$table"
-exit $failed
+printf '\n'
+cat "$out"/*.row
+! grep -qvE '^[a-z]+ +passed ' "$out"/*.row

@@ -392,9 +392,11 @@ def packed_if_ours(
     )
 
 
-def why_pytorch(q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0) -> str:
-    """The reason for which attention() leaves such a call to PyTorch, or ""."""
-    return _reason(q, k, v, window, bottom_right, softcap, 0.0, False)
+def why_pytorch(
+    q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0, packed: bool = False
+) -> str:
+    """The reason for which attention() (packed_attention()) leaves such a call to PyTorch, or ""."""
+    return _reason(q, k, v, window, bottom_right, softcap, 0.0, packed)
 
 
 # ---- PyTorch's -------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from deepwell.attention import functional, huggingface
+from deepwell.attention import encoder, functional, huggingface
+from deepwell.attention.instance import InstanceForward
 from deepwell.attention.multihead import MultiheadForward, why_not_module
 
 _MARK = "_deepwell_attention"
@@ -22,7 +23,6 @@ class Installation:
         self.title = title
         self.replaced: dict[str, str] = {}
         self.left: dict[str, str] = {}
-        self.notes: list[str] = []
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__dict__.update(saved)
@@ -36,7 +36,6 @@ class Installation:
         lines += [
             f"  [{path or 'model'}] left alone: {reason}" for path, reason in self.left.items()
         ]
-        lines += [f"  {note}" for note in self.notes]
         lines += [_RULE, "Optimization Summary", _RULE]
         lines.append(f"Total modules replaced: {len(self.replaced)}")
         if self.replaced:
@@ -80,10 +79,8 @@ def install(root: torch.nn.Module, title: str) -> Installation:
             continue
         module.__dict__["forward"] = MultiheadForward(module)
         made.replaced[path] = f"{type(module).__name__} -> attention"
-    if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in root.modules()):
-        made.notes.append(
-            "nn.TransformerEncoderLayer in evaluation without gradients: PyTorch's fused layer runs"
-        )
+    for module in reversed(list(root.modules())):  # layers before the encoders that have them
+        encoder.install(module)
     if not made.replaced and not made.left:
         made.left[""] = f"{type(root).__name__}: it has no attention that Deepwell knows"
     root.__dict__[_MARK] = made
@@ -94,7 +91,7 @@ def restore(model: torch.nn.Module) -> None:
     """Undoes install() in ``model``, also in a part or a copy of what was installed."""
     for module in model.modules():
         forward = module.__dict__.get("forward")
-        if isinstance(forward, MultiheadForward):
+        if isinstance(forward, InstanceForward):
             del module.__dict__["forward"]
         config = getattr(module, "config", None)
         named = getattr(config, "_attn_implementation_internal", None)

@@ -6,26 +6,23 @@ runs: the same module, the same parameters.
 
 from __future__ import annotations
 
-import copy
-import inspect
-import weakref
 from collections import Counter
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from deepwell.attention import functional, padding
-from deepwell.attention.functional import attention
+from deepwell.attention.functional import attention, packed_attention
+from deepwell.attention.instance import InstanceForward
+from deepwell.attention.padding import Padding, Sequences
 from deepwell.attention.weights import attention_weights
 
 
-class MultiheadForward:
-    """The forward of one nn.MultiheadAttention. It does not keep its module alive."""
+class MultiheadForward(InstanceForward):
+    """The forward of one nn.MultiheadAttention."""
 
     def __init__(self, module: torch.nn.MultiheadAttention) -> None:
-        self._module = weakref.ref(module)
-        self.previous = module.__dict__.get("forward")
+        super().__init__(module)
         self.fallbacks: Counter[str] = Counter()
 
     def __call__(
@@ -33,26 +30,18 @@ class MultiheadForward:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        key_padding_mask: torch.Tensor | None = None,
+        key_padding_mask: torch.Tensor | Padding | Sequences | None = None,
         need_weights: bool = True,
         attn_mask: torch.Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if isinstance(key_padding_mask, Sequences):
+            return _packed(self._module(), query, key_padding_mask), None
         return run(
             *(self._module(), self.fallbacks, query, key, value, key_padding_mask, need_weights),
             *(attn_mask, average_attn_weights, is_causal),
         )
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(torch.nn.MultiheadAttention.forward.__get__(self._module()))
-
-    def __reduce__(self):
-        return (_make, (self._module(), self.previous))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "MultiheadForward":
-        return _make(copy.deepcopy(self._module(), memo), copy.deepcopy(self.previous, memo))
 
 
 def run(
@@ -61,18 +50,19 @@ def run(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask_of_keys: torch.Tensor | None,
+    mask_of_keys: torch.Tensor | Padding | None,
     need_weights: bool,
     mask: torch.Tensor | None,
     average: bool,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    reason = _why_not(module, query, key, value, need_weights, mask, is_causal)
-    kept = None
-    if not reason and (mask_of_keys is not None or (need_weights and is_causal)):
-        kept, reason = _read(module, query, key, mask_of_keys, mask)
+    if isinstance(mask_of_keys, Padding):  # an encoder layer of ours has looked already
+        kept, reason = mask_of_keys, ""
+    else:
+        given = (query, key, value, mask_of_keys, need_weights, mask, is_causal)
+        kept, reason = look_at(module, *given)
     if not reason:
-        return _forward(module, query, key, value, mask_of_keys, kept, need_weights, mask, average)
+        return _forward(module, query, key, value, kept, need_weights, mask, average)
     if not torch.compiler.is_compiling():
         fallbacks[reason] += 1
     return torch.nn.MultiheadAttention.forward(
@@ -80,10 +70,22 @@ def run(
     )
 
 
-def _make(module: torch.nn.MultiheadAttention, previous: Any) -> MultiheadForward:
-    forward = MultiheadForward(module)
-    forward.previous = previous
-    return forward
+def look_at(
+    module, query, key, value, mask_of_keys, need_weights, mask=None, is_causal=False
+) -> tuple[Padding | None, str]:
+    """What a key_padding_mask keeps, and why PyTorch's forward runs a call ("": ours does)."""
+    reason = _why_not(module, query, key, value, need_weights, mask, is_causal)
+    if reason or (mask_of_keys is None and not (need_weights and is_causal)):
+        return None, reason
+    return _read(module, query, key, mask_of_keys, mask)
+
+
+def is_ours(module: torch.nn.Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), MultiheadForward)
+
+
+def fallbacks_of(module: torch.nn.Module) -> Counter[str]:
+    return module.__dict__["forward"].fallbacks
 
 
 def why_not_module(module: torch.nn.MultiheadAttention) -> str:
@@ -130,7 +132,7 @@ def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
     return ""
 
 
-def _read(module, query, key, mask_of_keys, mask) -> tuple[padding.Padding | None, str]:
+def _read(module, query, key, mask_of_keys, mask) -> tuple[Padding | None, str]:
     """What a key_padding_mask keeps, and why PyTorch's forward runs a call for what its masks hold."""
     reason = padding.why_not_read(*[t for t in (mask_of_keys, mask) if t is not None])
     if reason:
@@ -181,33 +183,37 @@ def _projected(module, query, key, value) -> tuple[torch.Tensor, ...]:
 
 
 def _forward(
-    module, query, key, value, mask_of_keys, kept, need_weights, mask, average
+    module, query, key, value, kept, need_weights, mask, average
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     order = (0, 2, 1, 3) if module.batch_first else (1, 2, 0, 3)
     heads = (module.num_heads, module.head_dim)
     # [batch, heads, rows, head_dim], as views of what the projections gave.
     q, k, v = (x.unflatten(-1, heads).permute(order) for x in _projected(module, query, key, value))
     dropout = module.dropout if module.training else 0.0
-    hidden = [] if mask_of_keys is None else [mask_of_keys[:, None, None]]
-    if mask is not None:
-        hidden.append(mask)
+    causal = mask is not None
     if kept is None:
-        made = attention(q, k, v, None, dropout, is_causal=mask is not None)
+        made = attention(q, k, v, None, dropout, is_causal=causal)
     else:
-        window = (-1, -1 if mask is None else 0)
-        made = padding.attend(q, k, v, kept, dropout, window=window)
+        made = padding.attend(q, k, v, kept, dropout, window=(-1, 0 if causal else -1))
         if made is None:
-            made = attention(q, k, v, _added(hidden, q), dropout)
+            seen = None if kept.keeps_all else kept.kept[:, None, None]
+            made = attention(q, k, v, seen, dropout, is_causal=causal)
     back = (0, 2, 1, 3) if module.batch_first else (2, 0, 1, 3)
     joined = made.permute(back).flatten(-2)
     out = F.linear(joined, module.out_proj.weight, module.out_proj.bias)
-    return out, attention_weights(q, k, tuple(hidden), average) if need_weights else None
+    if not need_weights:
+        return out, None
+    hidden = [] if kept is None else [~kept.kept[:, None, None]]
+    if mask is not None:
+        hidden.append(mask)
+    return out, attention_weights(q, k, tuple(hidden), average)
 
 
-def _added(hidden: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Masks of PyTorch's forward (True: ignored) as one that is added to scores."""
-    zero = like.new_zeros(())
-    return sum(
-        m.to(like.dtype) if m.dtype != torch.bool else zero.masked_fill(m, -torch.inf)
-        for m in hidden
-    )
+def _packed(module, query: torch.Tensor, sequences: Sequences) -> torch.Tensor:
+    """Self-attention of sequences behind one another: ``query`` is [1, rows in all, embed_dim]."""
+    heads = (module.num_heads, module.head_dim)
+    q, k, v = (x[0].unflatten(-1, heads) for x in _projected(module, query, query, query))
+    dropout = module.dropout if module.training else 0.0
+    offsets, longest = sequences
+    made = packed_attention(q, k, v, offsets, offsets, longest, longest, dropout)
+    return F.linear(made.flatten(-2)[None], module.out_proj.weight, module.out_proj.bias)

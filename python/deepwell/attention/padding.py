@@ -10,7 +10,7 @@ traced or captured), nothing is found out, and the mask stays a tensor.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -82,7 +82,7 @@ class Padding:
         """``strange``, a boolean, says that the mask holds other than "counts" and "does not"."""
         self.batch, self.rows = kept.shape
         place = torch.arange(self.rows, device=kept.device)
-        self._kept = kept
+        self.kept = kept
         self._first = torch.where(kept, place, self.rows).amin(1)
         self._end = torch.where(kept, place + 1, 0).amax(1)
         self._counts = kept.sum(1)
@@ -136,7 +136,7 @@ class Padding:
         found = self._made.get("gathered")
         if found is None:
             # Those that count first, in their order: without the wait of nonzero().
-            order = torch.argsort(~self._kept.flatten(), stable=True)[: self._total]
+            order = torch.argsort(~self.kept.flatten(), stable=True)[: self._total]
             found = self._made["gathered"] = (order, self._offsets_kept(), self._longest)
         return found
 
@@ -152,6 +152,13 @@ class Padding:
     def _offsets_kept(self) -> torch.Tensor:
         total = self._counts.cumsum(0)
         return torch.cat([total.new_zeros(1), total]).int()
+
+
+class Sequences(NamedTuple):
+    """Rows of several lengths that lie behind one another: their offsets, and the greatest length."""
+
+    offsets: torch.Tensor
+    longest: int
 
 
 def of_keys_ignored(mask: torch.Tensor) -> Padding:
@@ -208,10 +215,10 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (order,) = ctx.saved_tensors
-        return _spread(gradient, order, ctx.count), None
+        return spread(gradient, order, ctx.count), None
 
 
-def _spread(rows: torch.Tensor, order: torch.Tensor, count: int) -> torch.Tensor:
+def spread(rows: torch.Tensor, order: torch.Tensor, count: int) -> torch.Tensor:
     """The inverse of gathering, zeros elsewhere."""
     return rows.new_zeros((count, *rows.shape[1:])).index_copy_(0, order, rows)
 
@@ -257,5 +264,5 @@ def attend(
     if made is None:
         return None
     if order is not None and placed:
-        made = _spread(made, order, batch * rows_q)
+        made = spread(made, order, batch * rows_q)
     return made.unflatten(0, (batch, rows_q)).transpose(1, 2)

@@ -1,0 +1,220 @@
+"""nn.TransformerEncoder and its layers in evaluation, where PyTorch has fused paths of its own: ours runs, with the
+same results, padded rows included."""
+
+import copy
+import io
+
+import deepwell
+import pytest
+import torch
+from attention_tools import FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from deepwell.attention import functional, install
+from deepwell.attention.encoder import EncoderForward, LayerForward
+
+_CLOSE = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def _ours():
+    with served_on_cpu():
+        yield
+
+
+class Fused(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts PyTorch's fused layers and attentions."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        self.count += "_transformer_encoder_layer_fwd" in name or "_native_multi_head" in name
+        return function(*args, **(kwargs or {}))
+
+
+def fused(function) -> int:
+    with torch.no_grad(), Fused() as mode:
+        function()
+    return mode.count
+
+
+def encoder(norm=True, layers=2, nested=True, **settings):
+    settings = dict(dim_feedforward=64, dropout=0.1, batch_first=True) | settings
+    layer = torch.nn.TransformerEncoderLayer(32, 4, **settings)
+    last = torch.nn.LayerNorm(32) if norm else None
+    module = torch.nn.TransformerEncoder(layer, layers, last, enable_nested_tensor=nested)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    plain = copy.deepcopy(module).eval()
+    made = install.install(module.eval(), "test")
+    return module, plain, made
+
+
+SETTINGS = [
+    dict(),
+    dict(norm=False),
+    dict(norm_first=True, nested=False),
+    dict(activation="gelu"),
+    dict(batch_first=False, nested=False),
+    dict(nested=False),
+    dict(bias=False, nested=False),
+]
+PADDINGS = {
+    "none": None,
+    "keeps all": torch.zeros(3, 7).bool(),
+    "right": torch.arange(7) >= torch.tensor([[4], [7], [1]]),
+    "left": torch.arange(7) < torch.tensor([[4], [0], [6]]),
+    "holes": torch.tensor([[0, 1, 0, 0, 1, 0, 1], [0] * 7, [1, 1, 0, 1, 0, 0, 0]]).bool(),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation(settings, mode):
+    module, plain, made = encoder(**settings)
+    assert len(made.replaced) == 2  # attentions: the forwards of layers are no modules of attention
+    x = torch.randn(3, 7, 32) if settings.get("batch_first", True) else torch.randn(7, 3, 32)
+    for name, padded in PADDINGS.items():
+        with mode():
+            exact = plain.double()(x.double(), src_key_padding_mask=padded).float()
+            plain.float()
+            assert seen(lambda: module(x, src_key_padding_mask=padded)).ours == 2, name
+            ours = module(x, src_key_padding_mask=padded)
+        assert apart([ours], [exact]) < _CLOSE * 10, name
+        assert fused(lambda: module(x, src_key_padding_mask=padded)) == 0
+    assert not any(layer.self_attn.forward.fallbacks for layer in module.layers)
+    assert not functional.fallbacks
+
+
+def test_the_reference_is_fused():
+    """What PyTorch does where this test file says that it does: else it would prove nothing."""
+    _, plain, _ = encoder()
+    x = torch.randn(3, 7, 32)
+    for name in ("none", "right"):
+        assert fused(lambda: plain(x, src_key_padding_mask=PADDINGS[name])) == 2
+    with torch.no_grad():
+        padded = plain.layers[0](x, src_key_padding_mask=PADDINGS["right"])
+        nested = encoder(norm=False)[1](x, src_key_padding_mask=PADDINGS["right"])
+    assert padded[2, 3].abs().max() > 0 and nested[2, 3].abs().max() == 0
+
+
+def test_frozen_parameters_with_gradients_enabled():
+    module, plain, _ = encoder()
+    for parameter in [*module.parameters(), *plain.parameters()]:
+        parameter.requires_grad_(False)
+    x = torch.randn(3, 7, 32)
+    for padded in PADDINGS.values():
+        assert seen(lambda: module(x, src_key_padding_mask=padded)).ours == 2
+        both = [m(x, src_key_padding_mask=padded) for m in (module, plain)]
+        assert apart(both[:1], both[1:]) < _CLOSE * 10
+    x.requires_grad_()
+    grads = [
+        torch.autograd.grad(m(x, src_key_padding_mask=PADDINGS["right"]).square().sum(), x)
+        for m in (module, plain)
+    ]
+    assert apart(*grads) < _CLOSE * 100
+
+
+def test_causal():
+    module, plain, _ = encoder()
+    x = torch.randn(3, 7, 32)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(7)
+    with torch.no_grad():
+        for options in (dict(mask=mask), dict(mask=mask, is_causal=True)):
+            assert seen(lambda: module(x, **options)).ours == 2
+            assert apart([module(x, **options)], [plain(x, **options)]) < _CLOSE * 10
+        padded = torch.zeros(3, 7).masked_fill(PADDINGS["right"], -torch.inf)
+        options = dict(mask=mask, src_key_padding_mask=padded)
+        assert seen(lambda: module(x, **options)).ours == 2
+        assert apart([module(x, **options)], [plain(x, **options)]) < _CLOSE * 10
+
+
+def test_what_pytorch_runs_takes_its_fused_path():
+    module, plain, _ = encoder(nested=False)  # nested tensors have no empty rows
+    x = torch.randn(3, 7, 32)
+    options = dict(mask=torch.randn(7, 7))
+    for options in (
+        dict(mask=torch.randn(7, 7)),
+        dict(src_key_padding_mask=torch.ones(3, 7).bool()),
+    ):
+        assert fused(lambda: module(x, **options)) == 2
+        with torch.no_grad():
+            ours, theirs = module(x, **options), plain(x, **options)
+        assert torch.equal(ours.nan_to_num(9), theirs.nan_to_num(9))
+    counted = module.layers[0].self_attn.forward.fallbacks
+    assert counted["an attn_mask is given"] == 2
+    assert "an attn_mask is given" in deepwell.summary(module)
+    functional.devices.discard("cpu")
+    functional.forget()
+    for padded in PADDINGS.values():  # nothing changes for tensors that are elsewhere
+        assert fused(lambda: module(x, src_key_padding_mask=padded)) == fused(
+            lambda: plain(x, src_key_padding_mask=padded)
+        )
+        with torch.no_grad():
+            both = [m(x, src_key_padding_mask=padded) for m in (module, plain)]
+        assert torch.equal(*both)
+
+
+def test_calls_that_deepwell_has_no_kernel_for(monkeypatch):
+    module, plain, _ = encoder()
+    monkeypatch.setattr(functional, "_library_says", lambda *_: "no kernel")
+    functional.forget()
+    x = torch.randn(3, 7, 32)
+    for padded in PADDINGS.values():
+        assert fused(lambda: module(x, src_key_padding_mask=padded)) == 2
+        with torch.no_grad():
+            both = [m(x, src_key_padding_mask=padded) for m in (module, plain)]
+        assert torch.equal(*both)
+    assert functional.fallbacks["no kernel"] > 0
+
+
+def test_compiled_in_evaluation():
+    module, plain, _ = encoder()
+    x, graphs = torch.randn(3, 7, 32), []
+    with torch.no_grad():
+        assert apart([compiled(module, graphs)(x)], [plain(x)]) < _CLOSE * 10
+    assert attention_nodes(graphs) == [FORWARD] * 2
+
+
+def test_restored_copied_and_pickled():
+    module, plain, _ = encoder()
+    x, padded = torch.randn(3, 7, 32), PADDINGS["right"]
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    for other in (copy.deepcopy(module), torch.load(file, weights_only=False), module):
+        assert isinstance(other.forward, EncoderForward)
+        assert all(isinstance(layer.forward, LayerForward) for layer in other.layers)
+        assert other.forward._module() is other
+        with torch.no_grad():
+            assert seen(lambda: other(x, src_key_padding_mask=padded)).ours == 2
+        deepwell.restore(other)
+        assert {name: set(m.__dict__) for name, m in other.named_modules()} == {
+            name: set(m.__dict__) for name, m in plain.named_modules()
+        }
+        assert fused(lambda: other(x, src_key_padding_mask=padded)) == 2
+
+
+def test_layers_of_the_user_s_are_left_alone():
+    class Part(torch.nn.TransformerEncoderLayer):
+        def _ff_block(self, x):
+            return 2 * super()._ff_block(x)
+
+    class Whole(torch.nn.TransformerEncoderLayer):
+        def forward(self, src, **options):
+            return src
+
+    for kind in (Part, Whole):
+        layer = kind(32, 4, 64, dropout=0.0, batch_first=True)
+        module = torch.nn.TransformerEncoder(layer, 1).eval()
+        plain = copy.deepcopy(module)
+        install.install(module, "test")
+        assert "forward" not in module.__dict__ and "forward" not in module.layers[0].__dict__
+        x = torch.randn(3, 7, 32)
+        for mode in (torch.no_grad(), torch.enable_grad()):
+            with mode:
+                assert apart([module(x)], [plain(x)]) < _CLOSE
+    module = torch.nn.TransformerEncoder(Part(32, 4, 64, batch_first=True), 1).eval()
+    install.install(module, "test")
+    assert seen(lambda: module(x)).ours == 1  # with gradients PyTorch runs its parts
