@@ -32,6 +32,7 @@ static void print_help(void) {
            "  --backward        the gradients\n"
            "  --target ARCH     that architecture (sm_90a) instead of this machine's GPU\n"
            "  --measure         first times Deepwell's kernels on this GPU, and keeps the result\n"
+           "                    (PyTorch's beside them: python -m deepwell.attention SHAPE)\n"
            "  --json            the same as one JSON object\n");
 }
 

@@ -39,6 +39,12 @@ static dw_status read_file(const char *path, json_t **root) {
     return status == DW_OUT_OF_MEMORY ? status : DW_OK;
 }
 
+/* Whether there is a time, or why there is none. */
+static bool says_something(const json_t *entry) {
+    const char *failure = json_string_value(json_object_get(entry, "failure"));
+    return (failure && *failure) || json_number_value(json_object_get(entry, "seconds")) > 0.0;
+}
+
 static void copy_text(const json_t *text, char *to, size_t bytes) {
     const char *from = json_string_value(text);
     snprintf(to, bytes, "%s", from ? from : "");
@@ -59,7 +65,7 @@ dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *na
     double error = json_number_value(json_object_get(entry, "error"));
     copy_text(json_object_get(entry, "failure"), found->failure, sizeof found->failure);
     copy_text(json_object_get(of_class, "with"), found->with, sizeof found->with);
-    if (!(seconds > 0.0) && !found->failure[0])
+    if (!says_something(entry))
         DW_TRY(dw__fail(DW_NOT_FOUND, "%s has not been measured for \"%s\" on %s", name,
                         shape_class, gpu));
     if (found->failure[0]) goto cleanup;
@@ -134,7 +140,7 @@ static bool has_all(const json_t *of_class, const char *with, const dw_tune_time
     const char *before = json_string_value(json_object_get(of_class, "with"));
     if (!before || strcmp(before, with) != 0) return false;
     for (size_t i = 0; i < count; i++)
-        if (!json_is_object(json_object_get(of_class, times[i].name))) return false;
+        if (!says_something(json_object_get(of_class, times[i].name))) return false;
     return true;
 }
 

@@ -269,6 +269,15 @@ static void test_publish(void **state) {
     assert_true(found.seconds == 1e-3);
     assert_string_equal(found.with, "torch 3");
     assert_int_equal(dw__tune_read(gpu, of, "flash", &found), DW_NOT_FOUND);
+    /* What is there, but says nothing, does not stay. */
+    char path[512];
+    const char hollow[] = "{\"measured\": {\"a class\": {\"with\": \"torch 2\", \"deepwell\": {}, "
+                          "\"cudnn\": {\"failure\": \"\"}}}}";
+    snprintf(path, sizeof path, "%s/tune/Published_GPU.json", folder);
+    assert_int_equal(dw__file_write(path, hollow, strlen(hollow)), DW_OK);
+    assert_int_equal(dw__tune_write(gpu, of, with, first, 2), DW_OK);
+    assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
+    assert_int_equal(dw__tune_read(gpu, of, "cudnn", &found), DW_OK);
     /* Reasons without text, or longer than there is room for, stay reasons. */
     char lengthy[1000];
     memset(lengthy, 'x', sizeof lengthy - 1);

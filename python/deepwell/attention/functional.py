@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from deepwell import _deepwell
-from deepwell.attention import operators
+from deepwell.attention import operators, tune
 
 # Devices whose tensors go through deepwell's operators. Tests add "cpu", where the operators are the definition.
 devices = {"cuda"}
@@ -27,23 +28,36 @@ _CONSTANTS = tuple(range(1025))
 
 # Calls that PyTorch got, by reason (in eager mode; a compiled graph decides once).
 fallbacks: Counter[str] = Counter()
-_decisions: dict[Any, str] = {}
+# "": ours; a reason: PyTorch's own choice; else the entry that is faster.
+_decisions: dict[Any, str | tune.Rival] = {}
 
 
 # ---- who runs a call -------------------------------------------------------------------------------------
 
 
 @torch.compiler.assume_constant_result
-def _library_says(
-    device: str, index: int, dtype: str, sizes: tuple[int, ...], options: tuple[Any, ...]
-) -> str:
+def library_says(device: str, index: int, sizes: tune.Sizes) -> str:
     """ "" where libdeepwell runs such a call on such a device, else why not."""
     if device != "cuda":
         return ""
     if not operators.CUDA_READY:
         return "this PyTorch lacks functions of its stable interface"
     with torch.cuda.device(index):
-        return _deepwell.attention_supported(dtype, *sizes, *options)
+        return _deepwell.attention_supported(*sizes)
+
+
+@torch.compiler.assume_constant_result
+def _recorded(device: str, index: int, sizes: tune.Sizes) -> str:
+    return tune.tuner.recorded(torch.device(device, index), sizes)
+
+
+def _described(q, lengths, window, bottom_right, softcap, dropout, packed, grad) -> tune.Sizes:
+    """The call as the extension has it described."""
+    name = "bf16" if q.dtype == torch.bfloat16 else "f16"
+    return (
+        *(name, *lengths, packed, 1.0 if softcap > 0 else 0.0, *window, bottom_right),
+        *(0.1 if dropout > 0 else 0.0, grad, torch.are_deterministic_algorithms_enabled()),
+    )
 
 
 def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
@@ -75,30 +89,27 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         return "the batches of q and k differ"
     if q.is_nested or q.layout != torch.strided:
         return "the tensors are not dense"
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if torch.compiler.is_compiling():
         # Sizes may be symbols here. Heads and their dimension become constants of the graph (looking them up does
         # that); lengths may go on varying: libdeepwell takes any.
         if heads_q >= len(_CONSTANTS) or dim >= len(_CONSTANTS):
             return "there are more heads, or larger ones, than Deepwell compiles for"
-        sizes = (1, _CONSTANTS[heads_q], _CONSTANTS[heads_kv], 1024, 1024, _CONSTANTS[dim])
+        lengths = (1, _CONSTANTS[heads_q], _CONSTANTS[heads_kv], 1024, 1024, _CONSTANTS[dim])
     elif packed:
-        sizes = (1, heads_q, heads_kv, q.shape[0], k.shape[0], dim)
+        lengths = (1, heads_q, heads_kv, q.shape[0], k.shape[0], dim)
     else:
-        sizes = (q.shape[0], heads_q, heads_kv, q.shape[2], k.shape[2], dim)
-    index = device.index
-    options = (
-        packed,
-        1.0 if softcap > 0 else 0.0,
-        window[0],
-        window[1],
-        bottom_right,
-        0.1 if dropout > 0 else 0.0,
-        needs_grad,
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    name = "bf16" if dtype == torch.bfloat16 else "f16"
-    return _library_says(device.type, 0 if index is None else index, name, sizes, options)
+        lengths = _lengths(q, k)
+    grad = _needs_grad(q, k, v)
+    sizes = _described(q, lengths, window, bottom_right, softcap, dropout, packed, grad)
+    return library_says(device.type, device.index or 0, sizes)
+
+
+def _lengths(q, k) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3])
+
+
+def _needs_grad(q, k, v) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
@@ -106,7 +117,8 @@ def _is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def _reason(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
+def _whose(q, k, v, window, bottom_right, softcap, dropout, packed, scale=1.0) -> str | tune.Rival:
+    """As _decisions has it."""
     if torch.compiler.is_compiling():
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
     if torch._C._are_functorch_transforms_active():
@@ -114,7 +126,7 @@ def _reason(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         return "called inside of a torch.func transform"
     if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    grad = _needs_grad(q, k, v)
     key = (
         (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
         + (window, bottom_right, softcap, dropout > 0, grad, packed, q.layout)
@@ -125,10 +137,29 @@ def _reason(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         if len(_decisions) >= _MOST_DECISIONS:
             _decisions.clear()
         known = _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
+        if known == "" and not packed:
+            given = (q, _lengths(q, k), window, bottom_right, softcap, dropout, packed, grad)
+            known = tune.tuner.decide(q, k, scale, _described(*given)) or ""
         _decisions[key] = known
-    if known:
+    if known and isinstance(known, str):
         fallbacks[known] += 1
     return known
+
+
+def _reason(*call) -> str:
+    """Why PyTorch chooses who runs a call; "" where we do."""
+    whose = _whose(*call)
+    return whose if isinstance(whose, str) else ""
+
+
+def _recorded_entry(q, k, v, window, bottom_right, softcap, dropout) -> str:
+    """The entry that was measured to be faster than ours, for a graph that is being made: where lengths are fixed."""
+    for size in (q.shape[0], q.shape[2], k.shape[2]):
+        if not has_static_value(size):
+            return ""
+    grad = _needs_grad(q, k, v)
+    sizes = _described(q, _lengths(q, k), window, bottom_right, softcap, dropout, False, grad)
+    return _recorded(q.device.type, q.device.index or 0, sizes)
 
 
 def forget() -> None:
@@ -188,7 +219,7 @@ if operators.DIRECT:
 def _ours(q, k, v, *options) -> torch.Tensor:
     if torch.compiler.is_compiling() or type(q) not in _PLAIN:
         return operators.forward(q, k, v, *options)[0]
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if _needs_grad(q, k, v):
         return _apply(q, k, v, *options)
     return operators.forward(q, k, v, *options)[0]
 
@@ -302,14 +333,39 @@ def _by_operators(
             fallbacks["the scale is negative or no number"] += 1
         return None
     q, k, v = _autocast(q, k, v)
-    if _reason(q, k, v, window, bottom_right, softcap, dropout_p, False):
+    whose = _whose(q, k, v, window, bottom_right, softcap, dropout_p, False, scale)
+    if isinstance(whose, tune.Rival):
+        made = _by_rival(whose, q, k, v, window, bottom_right, scale)
+        if made is not None:
+            return made
+    elif whose:
         return None
+    elif torch.compiler.is_compiling():
+        name = _recorded_entry(q, k, v, window, bottom_right, softcap, dropout_p)
+        if name:
+            entry = tune.tuner.entries[name]
+            return entry.run(q, k, v, window[1] == 0, scale, _needs_grad(q, k, v))
     seed = fresh_seed(q.device) if dropout_p > 0 else None
     run = operators.forward if return_lse else _ours
     return run(
         *(q, k, v, scale, softcap, *window, bottom_right, dropout_p, seed),
         *(None, None, 0, 0),
     )
+
+
+def _by_rival(rival: tune.Rival, q, k, v, window, bottom_right, scale) -> torch.Tensor | None:
+    """None where it fails: then it is not asked again."""
+    grad = _needs_grad(q, k, v)
+    fallbacks[rival.because] += 1
+    try:
+        return rival.entry.run(q, k, v, window[1] == 0, scale, grad)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        sizes = _described(q, _lengths(q, k), window, bottom_right, 0.0, 0.0, False, grad)
+        tune.tuner.give_up(rival, q.device, sizes, error)
+        forget()
+        return None
 
 
 def packed_attention(

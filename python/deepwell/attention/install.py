@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deepwell.attention import encoder, functional, huggingface
+from deepwell.attention import encoder, functional, huggingface, tune
 from deepwell.attention.instance import InstanceForward
 from deepwell.attention.multihead import MultiheadForward, why_not_module
 
@@ -48,6 +48,11 @@ class Installation:
                 counted += forward.fallbacks
         for reason, count in counted.most_common(6):
             lines.append(f"  {count} x PyTorch's attention in this process because {reason}")
+        if tune.tuner.measured:
+            lines.append(
+                f"  Classes of shapes measured in this process: {len(tune.tuner.measured)}"
+            )
+        lines += [f"  Measuring: {note}" for note in tune.tuner.notes]
         lines.append(_RULE)
         lines.append(
             "✓ Attention runs in Deepwell"
