@@ -35,8 +35,9 @@ DW_API dw_status dw_attention_class(const dw_attention *call, bool backward, cha
 DW_API uint64_t dw_attention_class_number(const dw_attention *call, bool backward);
 
 /* Who is to run a call on the calling thread's GPU, and why, as measurements have it that were made with `with` (NULL:
- * with anything). `gradients`: backward will follow. DW_NOT_FOUND: one that counts has not been measured so;
- * DW_UNSUPPORTED: nobody takes the call, or there is no GPU. `name` lives as long as the library; `because` is cut off at `bytes`. */
+ * with anything). `gradients`: backward will follow. `name` lives as long as the library; `because` is cut off at
+ * `bytes`. DW_NOT_FOUND: one that counts has not been measured so; DW_UNSUPPORTED: nobody takes the call, or there is
+ * no GPU. */
 DW_API dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
                                      const char **name, char *because, size_t bytes);
 
@@ -48,7 +49,8 @@ typedef struct dw_tune_time {
     const char *failure; /* not NULL: why there is no time: it failed */
 } dw_tune_time;
 /* Writes down what was measured together. `with` says what these times hang on beside the GPU: versions. What another
- * process has written for the class with the same meanwhile stays, so that all that look it up behind this decide alike. */
+ * process has written for the class with the same meanwhile stays, so that all who look it up behind this decide
+ * alike. */
 DW_API dw_status dw_tune_publish(const char *shape_class, const char *with,
                                  const dw_tune_time *times, size_t count);
 /* One time; it replaces what was there, and is safe between processes. Looking up: DW_NOT_FOUND. */
