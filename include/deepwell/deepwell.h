@@ -7,6 +7,7 @@
 #include "deepwell/engine.h"
 #include "deepwell/explain.h"
 #include "deepwell/graph.h"
+#include "deepwell/hardware.h"
 #include "deepwell/jit.h"
 #include "deepwell/log.h"
 #include "deepwell/model.h"

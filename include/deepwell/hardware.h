@@ -70,6 +70,7 @@ typedef struct dw_hardware {
     int gpus_per_node;        /* under one operating system */
     int gpus_per_domain; /* joined by NVLink at full rate: 8, or 72 in an NVL72 rack; 1: by PCIe alone */
     int link_version;         /* of NVLink; 0: none */
+    int rails;                /* network ports of a node that join GPUs; 0: not known */
     const char *network;      /* "InfiniBand NDR, 8 rails": a description */
     dw_figure rate[DW_RATES]; /* value 0: the GPU has no such product */
 #define DW_HARDWARE_FIGURE(name) dw_figure name;
@@ -77,8 +78,10 @@ typedef struct dw_hardware {
 #undef DW_HARDWARE_FIGURE
 } dw_hardware;
 
-/* "NAME" or "NAME:COUNT", NAME of the catalogue. Without COUNT: one node. DW_NOT_FOUND lists the names;
- * DW_INVALID_ARGUMENT: COUNT is no number from 1 to 1,048,576. */
+/* "NAME" or "NAME:COUNT", NAME of the catalogue in either case. Without COUNT: one node, or the rack that NVLink joins.
+ * COUNT may be a part of a node; beyond one it is a whole number of nodes. DW_NOT_FOUND lists the names;
+ * DW_INVALID_ARGUMENT: COUNT is no number from 1 to DW_HARDWARE_MOST_GPUS, or no whole number of nodes. */
+#define DW_HARDWARE_MOST_GPUS 1048576
 DW_API dw_status dw_hardware_named(const char *text, dw_hardware **hardware);
 DW_API uint32_t dw_hardware_catalogue_count(void);
 DW_API const char *dw_hardware_catalogue_name(uint32_t index);

@@ -1,0 +1,411 @@
+/* Profiles by name: published figures, each with the document that it is from.
+ *
+ * Vendors print rates of products with 2:4 sparsity beside dense ones, or alone; here all are dense (half of a sparse
+ * figure), and of products that accumulate in FP32. They print bandwidths of links as the sum of both directions; here
+ * they are of one. `memory` is what nvidia-smi calls the total, which is what programs meet: it lies above or below
+ * the name's round figure. A clock is the one at which the processors give the printed rate of products; where the
+ * vendor prints none, it follows from that rate, the number of processors and what each does in a clock.
+ * Latencies are nobody's published figures; the ones here are those of NCCL's own cost model (src/graph/tuning.cc,
+ * ring, LL128), by which it chooses its algorithms.
+ */
+#include "hardware/hardware.h"
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define P(number, from)                                                                            \
+    { .value = (number), .kind = DW_FIGURE_PUBLISHED, .source = from }
+#define E(number, from)                                                                            \
+    { .value = (number), .kind = DW_FIGURE_ESTIMATED, .source = from }
+#define NONE                                                                                       \
+    { .source = "" }
+#define T 1e12
+#define GB 1e9
+#define MIB 1048576.0
+#define GIB 1073741824.0
+
+#define NCCL_MODEL "NCCL's cost model, ring, LL128"
+#define LATENCIES(link)                                                                            \
+    .link_latency = E(link, NCCL_MODEL), .network_latency = E(4.0e-6, NCCL_MODEL)
+#define OVER_NVLINK LATENCIES(1.9e-6)
+#define OVER_PCIE LATENCIES(2.5e-6)
+
+/* 16 lanes of 16 or 32 GT/s, 128 of 130 bits. */
+#define PCIE4 P(31.5 * GB, "PCI Express 4.0, 16 lanes")
+#define PCIE5 P(63.0 * GB, "PCI Express 5.0, 16 lanes")
+
+#define V100_SHEET "NVIDIA V100 data sheet"
+#define DGX2_SHEET "NVIDIA DGX-2 data sheet"
+#define A100_SHEET "NVIDIA A100 data sheet"
+#define A100_PAPER "NVIDIA A100 architecture white paper"
+#define DGX_A100_GUIDE "NVIDIA DGX A100 user guide"
+#define H100_SHEET "NVIDIA H100 data sheet"
+#define H100_PAPER "NVIDIA H100 architecture white paper"
+#define DGX_H100_GUIDE "NVIDIA DGX H100/H200 user guide"
+#define H200_SHEET "NVIDIA H200 data sheet"
+#define GH200_SHEET "NVIDIA GH200 data sheet"
+#define TITAN_PAPER "TorchTitan paper, arXiv:2410.06511"
+#define TITAN_LOG "TorchTitan's logs: 94.99 GiB"
+#define HGX_SHEET "NVIDIA HGX platform page: an eighth of the board"
+#define DGX_B200_GUIDE "NVIDIA DGX B200 user guide"
+#define DGX_B300_GUIDE "NVIDIA DGX B300 user guide"
+#define GB200_SHEET "NVIDIA GB200 NVL72 data sheet: a 72nd of the rack"
+#define GB300_SHEET "NVIDIA GB300 NVL72 data sheet: a 72nd of the rack"
+#define GRACE_SHEET "NVIDIA Grace CPU data sheet: half of a CPU that serves two GPUs"
+#define RTX_PAPER "NVIDIA RTX Blackwell architecture white paper"
+#define L40S_SHEET "NVIDIA L40S data sheet"
+#define ADA_PAPER "NVIDIA Ada architecture white paper"
+#define MI300X_SHEET "AMD Instinct MI300X data sheet"
+#define MI325X_SHEET "AMD Instinct MI325X data sheet"
+#define CDNA3_PAPER "AMD CDNA 3 white paper"
+#define DRIVER_SAYS "the driver on such a GPU"
+#define SMI "nvidia-smi on such a GPU"
+#define FROM_RATE "from the BF16 rate: 8,192 operations per processor and clock"
+#define USUAL_NODE "usual for a node of eight"
+
+/* Hopper's processors, as H100, H200 and GH200 have them. */
+#define HOPPER_RATES(sheet)                                                                        \
+    .rate = {[DW_RATE_FP32] = P(66.9 * T, sheet),                                                  \
+             [DW_RATE_TF32] = P(494.7 * T, sheet),                                                 \
+             [DW_RATE_BF16] = P(989.4 * T, sheet),                                                 \
+             [DW_RATE_FP8] = P(1978.9 * T, sheet),                                                 \
+             [DW_RATE_MXFP8] = NONE,                                                               \
+             [DW_RATE_FP4] = NONE},                                                                \
+    .architecture = "sm_90a", .capability = 90, .sm_count = P(132, H100_PAPER),                    \
+    .clock = P(1.83e9, H100_PAPER)
+#define HOPPER_NODE                                                                                \
+    .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 4, .rails = 8,            \
+    .network = "InfiniBand NDR, 400 Gb/s for each GPU", .link_bandwidth = P(450 * GB, H100_SHEET), \
+    .network_bandwidth = P(50 * GB, DGX_H100_GUIDE), .host_bandwidth = PCIE5,                      \
+    .host_memory = P(256 * GIB, DGX_H100_GUIDE), OVER_NVLINK
+
+#define AMPERE_RATES                                                                               \
+    .rate = {[DW_RATE_FP32] = P(19.5 * T, A100_SHEET),                                             \
+             [DW_RATE_TF32] = P(156 * T, A100_SHEET),                                              \
+             [DW_RATE_BF16] = P(312 * T, A100_SHEET),                                              \
+             [DW_RATE_FP8] = NONE,                                                                 \
+             [DW_RATE_MXFP8] = NONE,                                                               \
+             [DW_RATE_FP4] = NONE},                                                                \
+    .architecture = "sm_80", .capability = 80, .sm_count = P(108, A100_PAPER),                     \
+    .clock = P(1.41e9, A100_PAPER), .power = P(400, A100_SHEET), .cache = P(40 * MIB, A100_PAPER)
+#define AMPERE_NODE(host)                                                                          \
+    .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 3, .rails = 8,            \
+    .network = "InfiniBand HDR, 200 Gb/s for each GPU", .link_bandwidth = P(300 * GB, A100_SHEET), \
+    .network_bandwidth = P(25 * GB, DGX_A100_GUIDE), .host_bandwidth = PCIE4,                      \
+    .host_memory = P(host, DGX_A100_GUIDE), OVER_NVLINK
+
+#define BLACKWELL_RATES(sheet, fp32, tf32, bf16, fp8, fp4)                                         \
+    .rate = {[DW_RATE_FP32] = P((fp32)*T, sheet), [DW_RATE_TF32] = P((tf32)*T, sheet),             \
+             [DW_RATE_BF16] = P((bf16)*T, sheet), [DW_RATE_FP8] = P((fp8)*T, sheet),               \
+             [DW_RATE_MXFP8] = P((fp8)*T, sheet), [DW_RATE_FP4] = P((fp4)*T, sheet)},              \
+    .cache = P(126.5 * MIB, DRIVER_SAYS)
+#define HGX_NODE .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 5, .rails = 8
+#define NVL72 .gpus = 72, .gpus_per_node = 4, .gpus_per_domain = 72, .link_version = 5, .rails = 4
+/* A Grace CPU: 480 GB, and 450 GB/s in each direction to its two GPUs together. */
+#define GRACE_HOST                                                                                 \
+    .host_bandwidth = P(225 * GB, GRACE_SHEET), .host_memory = P(240 * GB, GRACE_SHEET)
+
+#define CDNA3(sheet)                                                                               \
+    .rate = {[DW_RATE_FP32] = P(163.4 * T, sheet),                                                 \
+             [DW_RATE_TF32] = P(653.7 * T, sheet),                                                 \
+             [DW_RATE_BF16] = P(1307.4 * T, sheet),                                                \
+             [DW_RATE_FP8] = P(2614.9 * T, sheet),                                                 \
+             [DW_RATE_MXFP8] = NONE,                                                               \
+             [DW_RATE_FP4] = NONE},                                                                \
+    .architecture = "gfx942", .sm_count = P(304, sheet), .clock = P(2.1e9, sheet),                 \
+    .cache = P(256 * MIB, CDNA3_PAPER), .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8,       \
+    .rails = 8, .network = "RoCE, 400 Gb/s for each GPU",                                          \
+    .link_bandwidth = P(448 * GB, CDNA3_PAPER ": seven links of 64 GB/s"),                         \
+    .network_bandwidth = E(50 * GB, USUAL_NODE), .host_bandwidth = PCIE5, .host_memory = NONE,     \
+    OVER_NVLINK
+
+/* `gpus` is how many NAME alone means: a node, or the rack that NVLink joins. */
+static const dw_hardware catalogue[] = {
+    {
+        .name = "v100", /* 32 GB, in a DGX-2; its half precision is FP16 alone */
+        .architecture = "sm_70",
+        .capability = 70,
+        .gpus = 16,
+        .gpus_per_node = 16,
+        .gpus_per_domain = 16,
+        .link_version = 2,
+        .rails = 8,
+        .network = "InfiniBand EDR, 100 Gb/s for each two GPUs",
+        .rate = {[DW_RATE_FP32] = P(15.7 * T, V100_SHEET),
+                 [DW_RATE_TF32] = NONE,
+                 [DW_RATE_BF16] = P(125 * T, V100_SHEET ": FP16"),
+                 [DW_RATE_FP8] = NONE,
+                 [DW_RATE_MXFP8] = NONE,
+                 [DW_RATE_FP4] = NONE},
+        .sm_count = P(80, "NVIDIA V100 architecture white paper"),
+        .clock = P(1.53e9, "NVIDIA V100 architecture white paper"),
+        .power = P(350, DGX2_SHEET),
+        .memory = P(32510 * MIB, SMI),
+        .memory_bandwidth = P(900 * GB, V100_SHEET),
+        .cache = P(6 * MIB, "NVIDIA V100 architecture white paper"),
+        .host_bandwidth = P(15.75 * GB, "PCI Express 3.0, 16 lanes"),
+        .host_memory = P(96 * GIB, DGX2_SHEET),
+        .link_bandwidth = P(150 * GB, V100_SHEET),
+        .network_bandwidth = P(6.25 * GB, DGX2_SHEET),
+        OVER_NVLINK,
+    },
+    {
+        .name = "a100-40",
+        AMPERE_RATES,
+        AMPERE_NODE(128 * GIB),
+        .memory = P(40960 * MIB, SMI),
+        .memory_bandwidth = P(1555 * GB, A100_SHEET),
+    },
+    {
+        .name = "a100-80",
+        AMPERE_RATES,
+        AMPERE_NODE(256 * GIB),
+        .memory = P(81920 * MIB, SMI),
+        .memory_bandwidth = P(2039 * GB, A100_SHEET),
+    },
+    {
+        .name = "h100",
+        HOPPER_RATES(H100_SHEET),
+        HOPPER_NODE,
+        .power = P(700, H100_SHEET),
+        .memory = P(81559 * MIB, SMI),
+        .memory_bandwidth = P(3350 * GB, H100_SHEET),
+        .cache = P(50 * MIB, H100_PAPER),
+    },
+    {
+        .name = "h100-96", /* HBM2e, held to 500 W: Meta's */
+        HOPPER_RATES(H100_SHEET),
+        HOPPER_NODE,
+        .power = P(500, TITAN_PAPER),
+        .memory = P(94.99 * GIB, TITAN_LOG),
+        .memory_bandwidth = P(2400 * GB, TITAN_PAPER),
+        .cache = P(50 * MIB, H100_PAPER),
+    },
+    {
+        .name = "h200",
+        HOPPER_RATES(H200_SHEET),
+        HOPPER_NODE,
+        .power = P(700, H200_SHEET),
+        .memory = P(143771 * MIB, SMI),
+        .memory_bandwidth = P(4800 * GB, H200_SHEET),
+        .cache = P(60 * MIB, DRIVER_SAYS),
+    },
+    {
+        .name = "gh200", /* 96 GB: one GPU and one Grace CPU under each operating system */
+        HOPPER_RATES(GH200_SHEET),
+        .gpus = 1,
+        .gpus_per_node = 1,
+        .gpus_per_domain = 1,
+        .link_version = 4,
+        .rails = 1,
+        .network = "InfiniBand NDR, 400 Gb/s for each GPU",
+        .power = P(1000, GH200_SHEET ": the module's, CPU and memory included"),
+        .memory = P(97871 * MIB, SMI),
+        .memory_bandwidth = P(4000 * GB, GH200_SHEET),
+        .cache = P(60 * MIB, DRIVER_SAYS),
+        .host_bandwidth = P(450 * GB, GH200_SHEET),
+        .host_memory = P(480 * GB, GH200_SHEET),
+        .link_bandwidth = NONE,
+        .network_bandwidth = E(50 * GB, "usual for such a node"),
+        OVER_NVLINK,
+    },
+    {
+        .name = "b200",
+        .architecture = "sm_100a",
+        .capability = 100,
+        HGX_NODE,
+        .network = "InfiniBand NDR, 400 Gb/s for each GPU",
+        BLACKWELL_RATES(HGX_SHEET, 75, 1125, 2250, 4500, 9000),
+        .sm_count = P(148, DRIVER_SAYS),
+        .clock = E(1.856e9, FROM_RATE),
+        .power = P(1000, HGX_SHEET),
+        .memory = P(183359 * MIB, SMI),
+        .memory_bandwidth = P(7700 * GB, HGX_SHEET),
+        .host_bandwidth = PCIE5,
+        .host_memory = P(256 * GIB, DGX_B200_GUIDE),
+        .link_bandwidth = P(900 * GB, HGX_SHEET),
+        .network_bandwidth = P(50 * GB, DGX_B200_GUIDE),
+        OVER_NVLINK,
+    },
+    {
+        .name = "b300",
+        .architecture = "sm_103a",
+        .capability = 103,
+        HGX_NODE,
+        .network = "InfiniBand XDR, 800 Gb/s for each GPU",
+        BLACKWELL_RATES(HGX_SHEET, 75, 1125, 2250, 4500, 13500),
+        .sm_count = P(148, DRIVER_SAYS),
+        .clock = E(1.856e9, FROM_RATE),
+        .power = P(1100, SMI),
+        .memory = P(275040 * MIB, SMI),
+        .memory_bandwidth = P(8000 * GB, HGX_SHEET),
+        .host_bandwidth = PCIE5,
+        .host_memory = P(256 * GIB, DGX_B300_GUIDE),
+        .link_bandwidth = P(900 * GB, HGX_SHEET),
+        .network_bandwidth = P(100 * GB, DGX_B300_GUIDE),
+        OVER_NVLINK,
+    },
+    {
+        .name = "gb200",
+        .architecture = "sm_100a",
+        .capability = 100,
+        NVL72,
+        .network = "InfiniBand NDR, 400 Gb/s for each GPU",
+        BLACKWELL_RATES(GB200_SHEET, 80, 1250, 2500, 5000, 10000),
+        .sm_count = P(152, DRIVER_SAYS),
+        .clock = E(2.008e9, FROM_RATE),
+        .power = P(1200, SMI),
+        .memory = P(189471 * MIB, SMI),
+        .memory_bandwidth = P(8000 * GB, GB200_SHEET),
+        GRACE_HOST,
+        .link_bandwidth = P(900 * GB, GB200_SHEET),
+        .network_bandwidth = P(50 * GB, "NVIDIA DGX GB200 user guide: four ConnectX-7 in a tray"),
+        OVER_NVLINK,
+    },
+    {
+        .name = "gb300",
+        .architecture = "sm_103a",
+        .capability = 103,
+        NVL72,
+        .network = "InfiniBand XDR, 800 Gb/s for each GPU",
+        BLACKWELL_RATES(GB300_SHEET, 80, 1250, 2500, 5000, 15000),
+        .sm_count = P(152, DRIVER_SAYS),
+        .clock = E(2.008e9, FROM_RATE),
+        .power = P(1400, SMI),
+        .memory = P(284208 * MIB, SMI),
+        .memory_bandwidth = P(8000 * GB, GB300_SHEET),
+        GRACE_HOST,
+        .link_bandwidth = P(900 * GB, GB300_SHEET),
+        .network_bandwidth = P(100 * GB, "NVIDIA NVL72 reference architecture: four ConnectX-8 in "
+                                         "a tray"),
+        OVER_NVLINK,
+    },
+    {
+        .name = "rtx5090",
+        .architecture = "sm_120a",
+        .capability = 120,
+        .gpus = 1,
+        .gpus_per_node = 8,
+        .gpus_per_domain = 1,
+        .rails = 1,
+        .network = "Ethernet, 10 Gb/s",
+        .rate = {[DW_RATE_FP32] = P(104.8 * T, RTX_PAPER),
+                 [DW_RATE_TF32] = P(104.8 * T, RTX_PAPER),
+                 [DW_RATE_BF16] = P(209.5 * T, RTX_PAPER),
+                 [DW_RATE_FP8] = P(419 * T, RTX_PAPER),
+                 [DW_RATE_MXFP8] = P(419 * T, RTX_PAPER),
+                 [DW_RATE_FP4] = P(1676 * T, RTX_PAPER)},
+        .sm_count = P(170, RTX_PAPER),
+        .clock = P(2.407e9, RTX_PAPER),
+        .power = P(575, RTX_PAPER),
+        .memory = P(32607 * MIB, SMI),
+        .memory_bandwidth = P(1792 * GB, RTX_PAPER),
+        .cache = P(96 * MIB, RTX_PAPER),
+        .host_bandwidth = PCIE5,
+        .host_memory = NONE,
+        .link_bandwidth =
+            E(31.5 * GB, "half of PCI Express 5.0: without peer access data goes by the host"),
+        .network_bandwidth = E(0.15625 * GB, "one port of 10 Gb/s for up to eight"),
+        OVER_PCIE,
+    },
+    {
+        .name = "l40s",
+        .architecture = "sm_89",
+        .capability = 89,
+        .gpus = 8,
+        .gpus_per_node = 8,
+        .gpus_per_domain = 1,
+        .rails = 2,
+        .network = "RoCE, two ports of 400 Gb/s for eight GPUs",
+        .rate = {[DW_RATE_FP32] = P(91.6 * T, L40S_SHEET),
+                 [DW_RATE_TF32] = P(183 * T, L40S_SHEET),
+                 [DW_RATE_BF16] = P(362.05 * T, L40S_SHEET),
+                 [DW_RATE_FP8] = P(733 * T, L40S_SHEET),
+                 [DW_RATE_MXFP8] = NONE,
+                 [DW_RATE_FP4] = NONE},
+        .sm_count = P(142, L40S_SHEET),
+        .clock = P(2.52e9, ADA_PAPER),
+        .power = P(350, L40S_SHEET),
+        .memory = P(46068 * MIB, SMI),
+        .memory_bandwidth = P(864 * GB, L40S_SHEET),
+        .cache = P(96 * MIB, ADA_PAPER),
+        .host_bandwidth = PCIE4,
+        .host_memory = NONE,
+        .link_bandwidth = PCIE4,
+        .network_bandwidth = E(12.5 * GB, "NVIDIA's MLPerf Training 4.0 system of such GPUs"),
+        OVER_PCIE,
+    },
+    {
+        .name = "mi300x",
+        CDNA3(MI300X_SHEET),
+        .power = P(750, MI300X_SHEET),
+        .memory = P(206141652992.0, "rocm-smi on such a GPU"),
+        .memory_bandwidth = P(5300 * GB, MI300X_SHEET),
+    },
+    {
+        .name = "mi325x",
+        CDNA3(MI325X_SHEET),
+        .power = P(1000, MI325X_SHEET),
+        .memory = P(256 * GIB, MI325X_SHEET),
+        .memory_bandwidth = P(6000 * GB, MI325X_SHEET),
+    },
+};
+
+uint32_t dw_hardware_catalogue_count(void) { return DW_COUNT(catalogue); }
+
+const char *dw_hardware_catalogue_name(uint32_t index) {
+    return index < DW_COUNT(catalogue) ? catalogue[index].name : NULL;
+}
+
+static const dw_hardware *find(const char *name, size_t length) {
+    for (size_t i = 0; i < DW_COUNT(catalogue); i++)
+        if (strlen(catalogue[i].name) == length &&
+            strncasecmp(catalogue[i].name, name, length) == 0)
+            return &catalogue[i];
+    return NULL;
+}
+
+const dw_hardware *dw__hardware_profile(const char *name) { return find(name, strlen(name)); }
+
+static dw_status fail_name(const char *name, size_t length) {
+    dw_status status = DW_OK;
+    dw__text names = {0};
+    for (size_t i = 0; i < DW_COUNT(catalogue); i++)
+        DW_TRY(dw__text_printf(&names, "%s%s", i ? ", " : "", catalogue[i].name));
+    status = dw__fail(DW_NOT_FOUND,
+                      "there is no hardware \"%.*s\" in the catalogue; it has %s; or give the path "
+                      "of a file that describes it",
+                      length < 64 ? (int)length : 64, name, names.text);
+cleanup:
+    dw__text_free(&names);
+    return status;
+}
+
+dw_status dw__hardware_no_profile(const char *name) { return fail_name(name, strlen(name)); }
+
+/* Digits alone: strtol would take spaces and signs. */
+static dw_status read_count(const char *text, const char *count, int *gpus) {
+    long value = 0;
+    size_t digits = strspn(count, "0123456789");
+    if (digits > 0 && digits < 9 && count[digits] == '\0') value = strtol(count, NULL, 10);
+    if (value < 1 || value > DW_HARDWARE_MOST_GPUS)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "hardware \"%.64s\" asks for \"%.32s\" GPUs; expected NAME:COUNT with a "
+                        "COUNT from 1 to %d",
+                        text, count, DW_HARDWARE_MOST_GPUS);
+    *gpus = (int)value;
+    return DW_OK;
+}
+
+dw_status dw_hardware_named(const char *text, dw_hardware **hardware) {
+    if (!text || !hardware) return dw__fail(DW_INVALID_ARGUMENT, "the name of a hardware is NULL");
+    *hardware = NULL;
+    const char *colon = strchr(text, ':');
+    size_t length = colon ? (size_t)(colon - text) : strlen(text);
+    const dw_hardware *profile = find(text, length);
+    if (!profile) return fail_name(text, length);
+    int gpus = profile->gpus;
+    if (colon) DW_RETURN_IF_FAILED(read_count(text, colon + 1, &gpus));
+    dw_status status = dw_hardware_with_gpus(profile, gpus, hardware);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "hardware \"%.64s\"", text);
+}
