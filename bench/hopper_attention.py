@@ -11,8 +11,10 @@ time per call of calls that are only enqueued.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import datetime
+import functools
 import json
 import math
 import os
@@ -22,7 +24,9 @@ import sys
 import time
 from pathlib import Path
 
-import torch
+os.environ["DEEPWELL_AUTOTUNE"] = "0"  # our kernels are measured, whoever is faster
+
+import torch  # noqa: E402
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -206,59 +210,78 @@ def geometric_means(rows: list[dict]) -> dict:
 # ---- the host --------------------------------------------------------------------------------------------
 
 
-def host_microseconds(run, calls: int = 100, rounds: int = 25) -> float:
-    """Few enough calls that the launch queue never fills."""
-    times = []
-    for _ in range(rounds + 3):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        times.append((time.perf_counter() - begin) / calls * 1e6)
+def host_rounds(runs: dict, calls: int = 50, rounds: int = 61) -> dict[str, list[float]]:
+    """Microseconds a call, of each in every round: what slows the host for a while slows all of them. Each is a list
+    of contexts, entered outside of what is timed, and a function. Few enough calls that the launch queue never fills."""
+    times = {name: [] for name in runs}
+    for round_ in range(rounds + 3):
+        for name, (within, run) in runs.items():
+            torch.cuda.synchronize()
+            with contextlib.ExitStack() as stack:
+                for context in within:
+                    stack.enter_context(context())
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    run()
+                taken = time.perf_counter() - begin
+            if round_ >= 3:
+                times[name].append(taken / calls * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(times[3:])
+    return times
 
 
-def host_times(library) -> dict[str, float]:
+BARE = "bare launch (dw_attention_forward)"
+
+
+def host_times(library) -> dict[str, dict[str, float]]:
     shape = (2, 8, 128, 64)
     q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     ours = Ours(library, q, k, v, d_o, True)
-    times = {}
+    runs = {}
     if not ours.refused:
-        nothing = library._library.dw_version
         call = ctypes.byref(ours.call)
-        empty = host_microseconds(nothing)
-        times["bare launch (dw_attention_forward)"] = (
-            host_microseconds(lambda: library._library.dw_attention_forward(call)) - empty
-        )
+        runs["ctypes itself (dw_version)"] = [], library._library.dw_version
+        runs[BARE] = [], lambda: library._library.dw_attention_forward(call)
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
 
-    def both(name: str, run) -> None:
-        with torch.no_grad():
-            times[f"{name}, no_grad"] = host_microseconds(lambda: run(q, k, v))
-        times[f"{name}, grad"] = host_microseconds(lambda: run(*leaves))
-        o = run(*leaves)
-        times[f"{name}, backward"] = host_microseconds(
-            lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
-        )
+    def add(name: str, attend, *within) -> None:
+        with contextlib.ExitStack() as stack:
+            for context in within:
+                stack.enter_context(context())
+            o = attend(*leaves)
+        again = functools.partial(torch.autograd.grad, o, leaves, d_o, retain_graph=True)
+        runs[f"{name}, no_grad"] = [*within, torch.no_grad], lambda: attend(q, k, v)
+        runs[f"{name}, grad"] = [*within], lambda: attend(*leaves)
+        runs[f"{name}, backward"] = [*within], again
 
-    os.environ["DEEPWELL_AUTOTUNE"] = "0"  # ours is timed, whoever is faster
     try:
         from deepwell.attention import attention, functional
     except ImportError as error:
         print(f"the package is not there ({error}): its host times are not measured")
     else:
         functional.fallbacks.clear()
-        both("deepwell.attention", lambda q, k, v: attention(q, k, v, is_causal=True))
-        if functional.fallbacks:
-            print("deepwell.attention fell back:", dict(functional.fallbacks))
+        add("deepwell.attention", lambda q, k, v: attention(q, k, v, is_causal=True))
     for name, backend in PEERS.items():
-        with sdpa_kernel(backend):
-            both(
-                f"sdpa {name}",
-                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-            )
-    return times
+        add(
+            f"sdpa {name}",
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            functools.partial(sdpa_kernel, backend),
+        )
+    times = host_rounds(runs)
+    if "deepwell.attention, grad" in times and functional.fallbacks:
+        print("deepwell.attention fell back:", dict(functional.fallbacks))
+    if BARE in times:
+        empty = times.pop("ctypes itself (dw_version)")
+        times[BARE] = [a - b for a, b in zip(times[BARE], empty)]
+        for name in [n for n in times if n.startswith("deepwell") and "backward" not in n]:
+            over = [a - b for a, b in zip(times[name], times[BARE])]
+            times[f"{name}: over the bare launch"] = over
+    return {name: spread(values) for name, values in times.items()}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    tenths = statistics.quantiles(values, n=10)
+    return {"median": statistics.median(values), "p10": tenths[0], "p90": tenths[-1]}
 
 
 def main() -> int:
@@ -293,7 +316,7 @@ def main() -> int:
         print(f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} shapes)")
     report["host_microseconds"] = host_times(library)
     for name, value in report["host_microseconds"].items():
-        print(f"host: {name}: {value:.2f} us a call")
+        print("host: {}: {median:.2f} us a call ({p10:.2f} to {p90:.2f})".format(name, **value))
     if options.out:
         Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
     if not right:

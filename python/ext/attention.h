@@ -56,6 +56,8 @@ bool attention_has_rivals(void);
  * None, and an empty view). NULL with an exception set. */
 PyObject *attention_new_like(const tensor_view *like, tensor_view *view);
 PyObject *attention_new_lse(const tensor_view *q, bool wanted, tensor_view *view);
+/* So many bytes, none included. */
+PyObject *attention_new_bytes(int64_t bytes, int32_t device, tensor_view *view);
 
 extern PyMethodDef attention_functions[];          /* attention_calls.c */
 extern PyMethodDef attention_operator_functions[]; /* attention_operators.c */

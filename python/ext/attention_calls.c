@@ -334,6 +334,84 @@ static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_
     return o;
 }
 
+/* Room for the gradients and the workspace, and the launches. 1: done, `gradients` are new references; 0: the operator
+ * must say what to do; -1: an exception is set. */
+static int run_backward(attention_tensors *tensors, const attention_options *options,
+                        PyObject *gradients[3]) {
+    dw_attention call;
+    PyObject *workspace = NULL;
+    tensor_view memory = {0};
+    int done = -1;
+    gradients[0] = attention_new_like(&tensors->q, &tensors->dq);
+    gradients[1] = gradients[0] ? attention_new_like(&tensors->k, &tensors->dk) : NULL;
+    gradients[2] = gradients[1] ? attention_new_like(&tensors->v, &tensors->dv) : NULL;
+    if (gradients[2] == NULL) goto cleanup;
+    done = 0;
+    if (attention_describe(tensors, options, true, &call) != DW_OK) goto cleanup;
+    if (dw_attention_backward_workspace(&call, &call.workspace_bytes) != DW_OK) goto cleanup;
+    done = -1;
+    workspace = attention_new_bytes((int64_t)call.workspace_bytes, tensors->q.device, &memory);
+    if (workspace == NULL) goto cleanup;
+    call.workspace = memory.data;
+    if (exchange->stream(DLPACK_CUDA, tensors->q.device, &call.stream) != 0) goto cleanup;
+    if (dw_attention_backward(&call) == DW_OK)
+        done = 1;
+    else
+        PyErr_SetString(PyExc_RuntimeError, dw_last_error());
+cleanup:
+    Py_XDECREF(
+        workspace); /* PyTorch gives it to nobody whose work on this stream comes before ours */
+    for (int i = 0; i < 3 && done != 1; i++) Py_CLEAR(gradients[i]);
+    return done;
+}
+
+/* attention_gradients(d_o, saved, options) -> (dq, dk, dv): of what attention_node has saved; None where the operator
+ * must say what to do. */
+static PyObject *attention_gradients(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 3 || !PyTuple_Check(args[1]) || PyTuple_Size(args[1]) != 5 ||
+        !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "attention_gradients takes d_o, five tensors and options");
+        return NULL;
+    }
+    PyObject *inputs[3] = {NULL}, *o = PyTuple_GetItem(args[1], 3),
+             *lse = PyTuple_GetItem(args[1], 4);
+    bool plain = usual.apply != NULL && is_plain(args[0]) && is_plain(o) && is_plain(lse);
+    for (int i = 0; i < 3; i++) {
+        inputs[i] = PyTuple_GetItem(args[1], i);
+        plain = plain && is_plain(inputs[i]);
+    }
+    if (!plain) Py_RETURN_NONE;
+    int watched = is_watched(), second = watched == 0 ? says(usual.grad_enabled) : 0;
+    int deterministic = watched == 0 && second == 0 ? says(usual.deterministic) : 0;
+    if (watched < 0 || second < 0 || deterministic < 0) return NULL;
+    if (watched || second) Py_RETURN_NONE;
+    double scale, softcap, dropout;
+    long long left, right;
+    int bottom_right;
+    if (!PyArg_ParseTuple(args[2], "ddLLpd", &scale, &softcap, &left, &right, &bottom_right,
+                          &dropout))
+        return NULL;
+    attention_options options = {.scale = scale,
+                                 .softcap = softcap,
+                                 .window_left = left,
+                                 .window_right = right,
+                                 .bottom_right = bottom_right,
+                                 .deterministic = deterministic == 1};
+    attention_tensors tensors = {.q = {0}};
+    if (!look_at_inputs(inputs, &tensors) || !look_at(o, &tensors.o) ||
+        !look_at(lse, &tensors.lse) || !look_at(args[0], &tensors.d_o) ||
+        !attention_lies_well(&tensors.d_o) || tensors.d_o.device != tensors.q.device)
+        Py_RETURN_NONE;
+    PyObject *gradients[3];
+    int done = run_backward(&tensors, &options, gradients);
+    if (done < 0) return NULL;
+    if (done == 0) Py_RETURN_NONE;
+    PyObject *made = PyTuple_Pack(3, gradients[0], gradients[1], gradients[2]);
+    for (int i = 0; i < 3; i++) Py_DECREF(gradients[i]);
+    return made;
+}
+
 static PyObject *jit_search(PyObject *self, PyObject *folder) {
     (void)self;
     PyObject *bytes = PyUnicode_EncodeFSDefault(folder);
@@ -362,6 +440,8 @@ PyMethodDef attention_functions[] = {
      "attention, differentiable, by the shortest way; or None"},
     {"attention_node", (PyCFunction)(void (*)(void))attention_node, METH_FASTCALL,
      "the forward of the autograd function that attention_direct applies"},
+    {"attention_gradients", (PyCFunction)(void (*)(void))attention_gradients, METH_FASTCALL,
+     "the gradients of a call that attention_node ran; or None"},
     {"attention_call", (PyCFunction)(void (*)(void))attention_call, METH_FASTCALL,
      "the operator attention_forward without the dispatcher, or None"},
     {0}};

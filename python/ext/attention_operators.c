@@ -240,6 +240,11 @@ PyObject *attention_new_lse(const tensor_view *q, bool wanted, tensor_view *view
     return Py_NewRef(Py_None);
 }
 
+PyObject *attention_new_bytes(int64_t bytes, int32_t device, tensor_view *view) {
+    int64_t one = 1;
+    return new_tensor(1, &bytes, &one, shim.u8, device, view);
+}
+
 static double real(word value) {
     double result;
     memcpy(&result, &value, sizeof result);

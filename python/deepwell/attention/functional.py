@@ -194,7 +194,11 @@ class _Usual(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o):
-        q, k, v, o, lse = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        made = _deepwell.attention_gradients(d_o, saved, ctx.options)
+        if made is not None:
+            return (*made, None)
+        q, k, v, o, lse = saved
         deterministic = torch.are_deterministic_algorithms_enabled()
         given = (*ctx.options, None, None, None, 0, 0, deterministic)
         return (*operators.backward(d_o, q, k, v, o, lse, *given), None)
