@@ -9,10 +9,11 @@ release=build/release
 failed=()
 
 stage() {
-    local name=$1
+    local name=$1 begin=$SECONDS
     shift
     echo "== $name"
     "$@" || failed+=("$name")
+    echo "== $name: $((SECONDS - begin)) s"
 }
 
 # CMake keeps a configured folder up to date by itself.
