@@ -1,4 +1,5 @@
 #include "base/json.h"
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,6 +157,55 @@ dw_status dw__json_parse(const char *what, const char *text, size_t bytes, dw__j
     dw__free(kept.bytes);
     if (status == DW_OK) *root = read;
     return status;
+}
+
+/* ---- fields -------------------------------------------------------------------------------- */
+
+const json_t *dw__json_member(const json_t *object, const char *name) {
+    const json_t *found = json_object_get(object, name);
+    return json_is_null(found) ? NULL : found;
+}
+
+dw_status dw__json_integer(const json_t *object, const char *name, int64_t low, int64_t high,
+                           int64_t absent, int64_t *value) {
+    const json_t *found = dw__json_member(object, name);
+    *value = absent;
+    if (!found && absent >= 0) return DW_OK;
+    if (!json_is_integer(found)) return dw__json_wrong_kind(name, found, "an integer");
+    *value = json_integer_value(found);
+    if (*value >= low && *value <= high) return DW_OK;
+    return dw__fail(DW_PARSE, "%s is %lld; expected %lld to %lld", name, (long long)*value,
+                    (long long)low, (long long)high);
+}
+
+dw_status dw__json_number(const json_t *object, const char *name, double low, double high,
+                          double absent, double *value) {
+    const json_t *found = dw__json_member(object, name);
+    *value = absent;
+    if (!found && !isnan(absent)) return DW_OK;
+    if (!json_is_number(found)) return dw__json_wrong_kind(name, found, "a number");
+    *value = json_number_value(found);
+    if (*value >= low && *value <= high) return DW_OK;
+    return dw__fail(DW_PARSE, "%s is %g; expected %g to %g", name, *value, low, high);
+}
+
+dw_status dw__json_flag(const json_t *object, const char *name, bool absent, bool *value) {
+    const json_t *found = dw__json_member(object, name);
+    *value = absent;
+    if (!found) return DW_OK;
+    if (!json_is_boolean(found)) return dw__json_wrong_kind(name, found, "true or false");
+    *value = json_is_true(found);
+    return DW_OK;
+}
+
+dw_status dw__json_text(const json_t *object, const char *name, const char **value) {
+    const json_t *found = dw__json_member(object, name);
+    *value = NULL;
+    if (!found) return DW_OK;
+    if (!json_is_string(found)) return dw__json_wrong_kind(name, found, "a string");
+    *value = json_string_value(found);
+    if (dw__json_is_plain(*value)) return DW_OK;
+    return dw__fail(DW_PARSE, "%s has control characters; expected plain text", name);
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */

@@ -24,6 +24,20 @@ dw_status dw__json_wrong_kind(const char *what, const json_t *json, const char *
 /* Whether the text may be shown: it has no control characters. */
 bool dw__json_is_plain(const char *text);
 
+/* ---- fields of an object. DW_PARSE names the field, what it is, and what was expected. ------------------- */
+
+/* NULL when it is absent; null counts as absent. */
+const json_t *dw__json_member(const json_t *object, const char *name);
+/* `absent` is the value of a field that is not there; negative: it must be there. */
+dw_status dw__json_integer(const json_t *object, const char *name, int64_t low, int64_t high,
+                           int64_t absent, int64_t *value);
+/* The same; NaN: it must be there. */
+dw_status dw__json_number(const json_t *object, const char *name, double low, double high,
+                          double absent, double *value);
+dw_status dw__json_flag(const json_t *object, const char *name, bool absent, bool *value);
+/* *value NULL when absent; the object's own string, without control characters. */
+dw_status dw__json_text(const json_t *object, const char *name, const char **value);
+
 /* Appends the text of `json`, indented by two as Python's json module does it. Numbers keep their value: reals have
  * as many digits as that takes. */
 dw_status dw__json_write(const json_t *json, dw__text *out);

@@ -22,31 +22,13 @@ static const dw__json_limits config_limits = {32, 1 << 20};
 
 /* ---- reading fields ------------------------------------------------------------------------ */
 
-/* The member, NULL when it is absent; null counts as absent. */
-static const json_t *member(const json_t *json, const char *name) {
-    const json_t *found = json_object_get(json, name);
-    return json_is_null(found) ? NULL : found;
-}
-
-static dw_status read_size(const json_t *json, const char *name, int64_t low, int64_t high,
-                           int64_t absent, int64_t *value) {
-    const json_t *found = member(json, name);
-    *value = absent;
-    if (!found && absent >= 0) return DW_OK;
-    if (!json_is_integer(found)) return dw__json_wrong_kind(name, found, "an integer");
-    *value = json_integer_value(found);
-    if (*value >= low && *value <= high) return DW_OK;
-    return dw__fail(DW_PARSE, "%s is %lld; expected %lld to %lld", name, (long long)*value,
-                    (long long)low, (long long)high);
-}
-
 /* GPT-2's fields have two names each; both are read, and may not contradict each other. */
 static dw_status read_size_either(const json_t *json, const char *name, const char *other,
                                   int64_t high, int64_t absent, int64_t *value) {
     int64_t second;
-    if (!member(json, name)) return read_size(json, other, 1, high, absent, value);
-    DW_RETURN_IF_FAILED(read_size(json, name, 1, high, absent, value));
-    DW_RETURN_IF_FAILED(read_size(json, other, 1, high, *value, &second));
+    if (!dw__json_member(json, name)) return dw__json_integer(json, other, 1, high, absent, value);
+    DW_RETURN_IF_FAILED(dw__json_integer(json, name, 1, high, absent, value));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, other, 1, high, *value, &second));
     if (second == *value) return DW_OK;
     return dw__fail(DW_PARSE,
                     "%s is %lld and %s is %lld; expected them to be equal: they are one "
@@ -54,39 +36,8 @@ static dw_status read_size_either(const json_t *json, const char *name, const ch
                     name, (long long)*value, other, (long long)second);
 }
 
-static dw_status read_number(const json_t *json, const char *name, double low, double high,
-                             double absent, double *value) {
-    const json_t *found = member(json, name);
-    *value = absent;
-    if (!found && !isnan(absent)) return DW_OK;
-    if (!json_is_number(found)) return dw__json_wrong_kind(name, found, "a number");
-    *value = json_number_value(found);
-    if (*value >= low && *value <= high) return DW_OK;
-    return dw__fail(DW_PARSE, "%s is %g; expected %g to %g", name, *value, low, high);
-}
-
-static dw_status read_flag(const json_t *json, const char *name, bool absent, bool *value) {
-    const json_t *found = member(json, name);
-    *value = absent;
-    if (!found) return DW_OK;
-    if (!json_is_boolean(found)) return dw__json_wrong_kind(name, found, "true or false");
-    *value = json_is_true(found);
-    return DW_OK;
-}
-
-/* *value NULL when absent; a string without control characters. */
-static dw_status read_text(const json_t *json, const char *name, const char **value) {
-    const json_t *found = member(json, name);
-    *value = NULL;
-    if (!found) return DW_OK;
-    if (!json_is_string(found)) return dw__json_wrong_kind(name, found, "a string");
-    *value = json_string_value(found);
-    if (dw__json_is_plain(*value)) return DW_OK;
-    return dw__fail(DW_PARSE, "%s has control characters; expected plain text", name);
-}
-
 static dw_status read_dropout(const json_t *json, const char *name, double absent, double *value) {
-    return read_number(json, name, 0.0, 0.999999, absent, value);
+    return dw__json_number(json, name, 0.0, 0.999999, absent, value);
 }
 
 /* ---- what other models have ---------------------------------------------------------------- */
@@ -106,7 +57,7 @@ static dw_status refuse_other_models(const json_t *json) {
     static const char *const objects[] = {"quantization_config", "auto_map"};
     for (size_t i = 0; i < DW_COUNT(flags); i++) {
         bool value;
-        DW_RETURN_IF_FAILED(read_flag(json, flags[i].name, flags[i].only, &value));
+        DW_RETURN_IF_FAILED(dw__json_flag(json, flags[i].name, flags[i].only, &value));
         if (value != flags[i].only)
             return dw__fail(DW_UNSUPPORTED,
                             "%s is %s: a model with %s is not supported; train it "
@@ -114,12 +65,12 @@ static dw_status refuse_other_models(const json_t *json) {
                             flags[i].name, value ? "true" : "false", flags[i].meaning);
     }
     for (size_t i = 0; i < DW_COUNT(objects); i++)
-        if (member(json, objects[i]))
+        if (dw__json_member(json, objects[i]))
             return dw__fail(DW_UNSUPPORTED, "%s is %s: models with %s are not supported",
-                            objects[i], dw__json_kind(member(json, objects[i])),
+                            objects[i], dw__json_kind(dw__json_member(json, objects[i])),
                             i == 0 ? "quantized weights; save a dequantized copy first"
                                    : "code of their own; use deepwell.optimize in PyTorch");
-    const json_t *pruned = member(json, "pruned_heads");
+    const json_t *pruned = dw__json_member(json, "pruned_heads");
     if (json_object_size(pruned) > 0)
         return dw__fail(DW_UNSUPPORTED,
                         "pruned_heads names %zu layers: pruned heads are not "
@@ -130,7 +81,7 @@ static dw_status refuse_other_models(const json_t *json) {
 
 static dw_status read_family(const json_t *json, dw__family *family) {
     const char *type;
-    DW_RETURN_IF_FAILED(read_text(json, "model_type", &type));
+    DW_RETURN_IF_FAILED(dw__json_text(json, "model_type", &type));
     if (!type) return dw__json_wrong_kind("model_type", NULL, "gpt2, llama, qwen3 or mistral");
     for (int i = 0; i < DW__FAMILY_COUNT; i++)
         if (strcmp(dw__families[i].name, type) == 0) {
@@ -146,7 +97,7 @@ static dw_status read_family(const json_t *json, dw__family *family) {
 /* A sequence classifier has the same model_type and another head. */
 static dw_status check_architecture(const json_t *json, dw__family family) {
     const dw__family_row *row = &dw__families[family];
-    const json_t *list = member(json, "architectures");
+    const json_t *list = dw__json_member(json, "architectures");
     if (!list) return DW_OK;
     if (!json_is_array(list)) return dw__json_wrong_kind("architectures", list, "an array");
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -175,7 +126,7 @@ static dw_status read_activation(const json_t *json, const char *name, const cha
         {"swish", DW__ACTIVATION_SILU},         {"tanh", DW__ACTIVATION_TANH},
     };
     const char *text;
-    DW_RETURN_IF_FAILED(read_text(json, name, &text));
+    DW_RETURN_IF_FAILED(dw__json_text(json, name, &text));
     if (!text) text = absent;
     for (size_t i = 0; i < DW_COUNT(known); i++)
         if (strcmp(known[i].name, text) == 0) {
@@ -191,8 +142,8 @@ static dw_status read_activation(const json_t *json, const char *name, const cha
 /* transformers 5 writes rope_parameters, with the base in it; 4 wrote rope_theta and rope_scaling. */
 static dw_status read_rope(const json_t *json, dw_model_config *config) {
     dw__rope *rope = &config->rope;
-    const json_t *scaling = member(json, "rope_scaling");
-    const json_t *parameters = member(json, "rope_parameters");
+    const json_t *scaling = dw__json_member(json, "rope_scaling");
+    const json_t *parameters = dw__json_member(json, "rope_parameters");
     const char *type, *key;
     json_t *value;
     double partial;
@@ -212,13 +163,13 @@ static dw_status read_rope(const json_t *json, dw_model_config *config) {
                             "that differ between layers are not supported",
                             dw__json_is_plain(key) ? key : "?");
     }
-    DW_RETURN_IF_FAILED(read_number(json, "rope_theta", 1e-3, 1e30, 10000.0, &rope->theta));
-    DW_RETURN_IF_FAILED(read_number(json, "partial_rotary_factor", 0.0, 1.0, 1.0, &partial));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "rope_theta", 1e-3, 1e30, 10000.0, &rope->theta));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "partial_rotary_factor", 0.0, 1.0, 1.0, &partial));
     if (parameters) {
         DW_RETURN_IF_FAILED(
-            read_number(parameters, "rope_theta", 1e-3, 1e30, rope->theta, &rope->theta));
+            dw__json_number(parameters, "rope_theta", 1e-3, 1e30, rope->theta, &rope->theta));
         DW_RETURN_IF_FAILED(
-            read_number(parameters, "partial_rotary_factor", 0.0, 1.0, partial, &partial));
+            dw__json_number(parameters, "partial_rotary_factor", 0.0, 1.0, partial, &partial));
     }
     if (partial != 1.0)
         return dw__fail(DW_UNSUPPORTED,
@@ -227,12 +178,12 @@ static dw_status read_rope(const json_t *json, dw_model_config *config) {
                         partial);
     rope->type = DW__ROPE_DEFAULT;
     if (!parameters) return DW_OK;
-    DW_RETURN_IF_FAILED(read_text(parameters, "rope_type", &type));
-    if (!type) DW_RETURN_IF_FAILED(read_text(parameters, "type", &type));
+    DW_RETURN_IF_FAILED(dw__json_text(parameters, "rope_type", &type));
+    if (!type) DW_RETURN_IF_FAILED(dw__json_text(parameters, "type", &type));
     if (!type || strcmp(type, "default") == 0) return DW_OK;
     if (strcmp(type, "linear") == 0) {
         rope->type = DW__ROPE_LINEAR;
-        return read_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor);
+        return dw__json_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor);
     }
     if (strcmp(type, "llama3") != 0)
         return dw__fail(DW_UNSUPPORTED,
@@ -240,26 +191,26 @@ static dw_status read_rope(const json_t *json, dw_model_config *config) {
                         "llama3",
                         type);
     rope->type = DW__ROPE_LLAMA3;
-    DW_RETURN_IF_FAILED(read_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor));
+    DW_RETURN_IF_FAILED(dw__json_number(parameters, "factor", 1e-3, 1e6, NAN, &rope->factor));
     DW_RETURN_IF_FAILED(
-        read_number(parameters, "low_freq_factor", 1e-3, 1e6, NAN, &rope->low_frequency));
+        dw__json_number(parameters, "low_freq_factor", 1e-3, 1e6, NAN, &rope->low_frequency));
     DW_RETURN_IF_FAILED(
-        read_number(parameters, "high_freq_factor", 1e-3, 1e6, NAN, &rope->high_frequency));
+        dw__json_number(parameters, "high_freq_factor", 1e-3, 1e6, NAN, &rope->high_frequency));
     if (rope->high_frequency <= rope->low_frequency)
         return dw__fail(DW_PARSE,
                         "high_freq_factor is %g and low_freq_factor is %g; expected the "
                         "first to be larger",
                         rope->high_frequency, rope->low_frequency);
     double inner;
-    DW_RETURN_IF_FAILED(read_number(parameters, "original_max_position_embeddings", 1.0, 1e12,
-                                    (double)config->positions, &inner));
-    return read_number(json, "original_max_position_embeddings", 1.0, 1e12, inner,
-                       &rope->original_positions);
+    DW_RETURN_IF_FAILED(dw__json_number(parameters, "original_max_position_embeddings", 1.0, 1e12,
+                                        (double)config->positions, &inner));
+    return dw__json_number(json, "original_max_position_embeddings", 1.0, 1e12, inner,
+                           &rope->original_positions);
 }
 
 /* Which layers see a window of keys only. `by_default`: from this layer on. */
 static dw_status read_windows(const json_t *json, dw_model_config *config, int64_t by_default) {
-    const json_t *types = member(json, "layer_types");
+    const json_t *types = dw__json_member(json, "layer_types");
     config->sliding = dw__arena_alloc(config->arena, (size_t)config->layers * sizeof(bool));
     if (!config->sliding) return dw__fail_memory("layers", (size_t)config->layers);
     for (int64_t i = 0; i < config->layers; i++)
@@ -299,7 +250,7 @@ static dw_status read_windows(const json_t *json, dw_model_config *config, int64
 }
 
 static dw_status read_padding(const json_t *json, dw_model_config *config) {
-    const json_t *found = member(json, "pad_token_id");
+    const json_t *found = dw__json_member(json, "pad_token_id");
     config->padding_index = -1;
     if (!found) return DW_OK;
     if (!json_is_integer(found)) return dw__json_wrong_kind("pad_token_id", found, "an integer");
@@ -336,8 +287,10 @@ static dw_status read_gpt2(const json_t *json, dw_model_config *c) {
         read_size_either(json, "n_head", "num_attention_heads", SIZE_MOST, 12, &c->heads));
     DW_RETURN_IF_FAILED(read_size_either(json, "n_positions", "max_position_embeddings",
                                          VOCABULARY_MOST, 1024, &c->positions));
-    DW_RETURN_IF_FAILED(read_size(json, "vocab_size", 1, VOCABULARY_MOST, 50257, &c->vocabulary));
-    DW_RETURN_IF_FAILED(read_size(json, "n_inner", 1, SIZE_MOST, 4 * c->width, &c->mlp_width));
+    DW_RETURN_IF_FAILED(
+        dw__json_integer(json, "vocab_size", 1, VOCABULARY_MOST, 50257, &c->vocabulary));
+    DW_RETURN_IF_FAILED(
+        dw__json_integer(json, "n_inner", 1, SIZE_MOST, 4 * c->width, &c->mlp_width));
     if (c->width % c->heads != 0)
         return dw__fail(DW_PARSE, "n_embd is %lld and n_head is %lld; expected a multiple",
                         (long long)c->width, (long long)c->heads);
@@ -346,14 +299,14 @@ static dw_status read_gpt2(const json_t *json, dw_model_config *c) {
     c->padding_index = -1;
     c->attention_bias = c->mlp_bias = true;
     DW_RETURN_IF_FAILED(read_activation(json, "activation_function", "gelu_new", &c->activation));
-    DW_RETURN_IF_FAILED(read_number(json, "layer_norm_epsilon", 0.0, 1.0, 1e-5, &c->eps));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "layer_norm_epsilon", 0.0, 1.0, 1e-5, &c->eps));
     DW_RETURN_IF_FAILED(read_dropout(json, "embd_pdrop", 0.1, &c->embedding_dropout));
     DW_RETURN_IF_FAILED(read_dropout(json, "resid_pdrop", 0.1, &c->residual_dropout));
     DW_RETURN_IF_FAILED(read_dropout(json, "attn_pdrop", 0.1, &c->attention_dropout));
-    DW_RETURN_IF_FAILED(read_flag(json, "scale_attn_weights", true, &c->scale_by_width));
+    DW_RETURN_IF_FAILED(dw__json_flag(json, "scale_attn_weights", true, &c->scale_by_width));
     DW_RETURN_IF_FAILED(
-        read_flag(json, "scale_attn_by_inverse_layer_idx", false, &c->scale_by_layer));
-    DW_RETURN_IF_FAILED(read_flag(json, "tie_word_embeddings", true, &c->tied));
+        dw__json_flag(json, "scale_attn_by_inverse_layer_idx", false, &c->scale_by_layer));
+    DW_RETURN_IF_FAILED(dw__json_flag(json, "tie_word_embeddings", true, &c->tied));
     return read_windows(json, c, 0);
 }
 
@@ -361,16 +314,17 @@ static dw_status read_llama_heads(const json_t *json, dw_model_config *c) {
     bool qwen3 = c->family == DW__FAMILY_QWEN3;
     bool heads_given = json_object_get(json, "num_key_value_heads") != NULL;
     bool width_given = json_object_get(json, "head_dim") != NULL;
-    DW_RETURN_IF_FAILED(read_size(json, "num_attention_heads", 1, SIZE_MOST, 32, &c->heads));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "num_attention_heads", 1, SIZE_MOST, 32, &c->heads));
     /* The classes' defaults are for fields that are absent; null means something else. */
     int64_t absent_heads = c->heads, absent_width = 0;
     if (!heads_given && qwen3) absent_heads = 32;
     if (!heads_given && c->family == DW__FAMILY_MISTRAL) absent_heads = 8;
-    DW_RETURN_IF_FAILED(
-        read_size(json, "num_key_value_heads", 1, SIZE_MOST, absent_heads, &c->key_value_heads));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "num_key_value_heads", 1, SIZE_MOST, absent_heads,
+                                         &c->key_value_heads));
     if (qwen3)
         absent_width = width_given ? -1 : 128; /* and null is refused, as transformers does */
-    DW_RETURN_IF_FAILED(read_size(json, "head_dim", 1, SIZE_MOST, absent_width, &c->head_width));
+    DW_RETURN_IF_FAILED(
+        dw__json_integer(json, "head_dim", 1, SIZE_MOST, absent_width, &c->head_width));
     if (c->head_width == 0) {
         if (c->width % c->heads != 0)
             return dw__fail(DW_PARSE,
@@ -388,32 +342,34 @@ static dw_status read_llama(const json_t *json, dw_model_config *c) {
     static const int64_t positions[] = {0, 2048, 32768, 131072};
     int64_t first_window = 0;
     bool windows = c->family == DW__FAMILY_MISTRAL;
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "vocab_size", 1, VOCABULARY_MOST,
+                                         vocabularies[c->family], &c->vocabulary));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "hidden_size", 1, SIZE_MOST, 4096, &c->width));
     DW_RETURN_IF_FAILED(
-        read_size(json, "vocab_size", 1, VOCABULARY_MOST, vocabularies[c->family], &c->vocabulary));
-    DW_RETURN_IF_FAILED(read_size(json, "hidden_size", 1, SIZE_MOST, 4096, &c->width));
-    DW_RETURN_IF_FAILED(read_size(json, "num_hidden_layers", 1, LAYERS_MOST, 32, &c->layers));
-    DW_RETURN_IF_FAILED(
-        read_size(json, "intermediate_size", 1, SIZE_MOST, mlp_widths[c->family], &c->mlp_width));
-    DW_RETURN_IF_FAILED(read_size(json, "max_position_embeddings", 1, INT64_C(1) << 40,
-                                  positions[c->family], &c->positions));
+        dw__json_integer(json, "num_hidden_layers", 1, LAYERS_MOST, 32, &c->layers));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "intermediate_size", 1, SIZE_MOST,
+                                         mlp_widths[c->family], &c->mlp_width));
+    DW_RETURN_IF_FAILED(dw__json_integer(json, "max_position_embeddings", 1, INT64_C(1) << 40,
+                                         positions[c->family], &c->positions));
     DW_RETURN_IF_FAILED(read_llama_heads(json, c));
     DW_RETURN_IF_FAILED(read_activation(json, "hidden_act", "silu", &c->activation));
-    DW_RETURN_IF_FAILED(read_number(json, "rms_norm_eps", 0.0, 1.0, 1e-6, &c->eps));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "rms_norm_eps", 0.0, 1.0, 1e-6, &c->eps));
     DW_RETURN_IF_FAILED(read_dropout(json, "attention_dropout", 0.0, &c->attention_dropout));
-    DW_RETURN_IF_FAILED(read_flag(json, "tie_word_embeddings", false, &c->tied));
+    DW_RETURN_IF_FAILED(dw__json_flag(json, "tie_word_embeddings", false, &c->tied));
     c->scale_by_width = true;
     if (c->family != DW__FAMILY_MISTRAL)
-        DW_RETURN_IF_FAILED(read_flag(json, "attention_bias", false, &c->attention_bias));
+        DW_RETURN_IF_FAILED(dw__json_flag(json, "attention_bias", false, &c->attention_bias));
     if (c->family == DW__FAMILY_LLAMA)
-        DW_RETURN_IF_FAILED(read_flag(json, "mlp_bias", false, &c->mlp_bias));
+        DW_RETURN_IF_FAILED(dw__json_flag(json, "mlp_bias", false, &c->mlp_bias));
     if (c->family == DW__FAMILY_QWEN3) {
-        DW_RETURN_IF_FAILED(read_flag(json, "use_sliding_window", false, &windows));
-        DW_RETURN_IF_FAILED(read_size(json, "max_window_layers", 0, SIZE_MOST, 28, &first_window));
+        DW_RETURN_IF_FAILED(dw__json_flag(json, "use_sliding_window", false, &windows));
+        DW_RETURN_IF_FAILED(
+            dw__json_integer(json, "max_window_layers", 0, SIZE_MOST, 28, &first_window));
     }
     if (windows) {
         bool given = json_object_get(json, "sliding_window") != NULL;
-        DW_RETURN_IF_FAILED(
-            read_size(json, "sliding_window", 1, INT64_C(1) << 40, given ? 0 : 4096, &c->window));
+        DW_RETURN_IF_FAILED(dw__json_integer(json, "sliding_window", 1, INT64_C(1) << 40,
+                                             given ? 0 : 4096, &c->window));
     }
     DW_RETURN_IF_FAILED(read_padding(json, c));
     DW_RETURN_IF_FAILED(read_rope(json, c));
@@ -429,7 +385,7 @@ static dw_status read_config(dw_model_config *config) {
     DW_RETURN_IF_FAILED(check_architecture(json, config->family));
     DW_RETURN_IF_FAILED(refuse_other_models(json));
     DW_RETURN_IF_FAILED(
-        read_number(json, "initializer_range", 0.0, 1.0, 0.02, &config->initializer_range));
+        dw__json_number(json, "initializer_range", 0.0, 1.0, 0.02, &config->initializer_range));
     if (config->family == DW__FAMILY_GPT2)
         DW_RETURN_IF_FAILED(read_gpt2(json, config));
     else
