@@ -182,6 +182,23 @@ def test_dropout_s_mask_is_the_stated_one(device):
     assert torch.allclose(o[kept].float(), want.float().to(device), rtol=2**-7)
 
 
+@pytest.mark.parametrize("largest", [2.0**6, 2.0**12])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_scores_choose_the_largest(device, largest, sign):
+    """Scores so far apart that only the largest count, of which there are two: their values' mean. Below zero, the
+    largest is the one next to zero."""
+    q = torch.full((1, 2, 70, 64), largest, device=device, dtype=torch.bfloat16)
+    k = torch.full((1, 2, 300, 64), sign * largest, device=device, dtype=torch.bfloat16)
+    v = torch.randn(1, 2, 300, 64, device=device, dtype=torch.bfloat16)
+    chosen = [33, 277]
+    k[:, :, [i for i in range(300) if (i in chosen) == (sign < 0)]] /= 2
+    o = attention(q, k, v, window=(-1, 230))
+    exact = v.double()[:, :, chosen].mean(2, keepdim=True).expand(o.shape).clone()
+    exact[:, :, :47] = v.double()[:, :, 33:34]  # 277 lies behind their window
+    # P and the result are rounded to BF16 once each.
+    assert (o.double() - exact).abs().max() <= 2.1 * 2.0**-9 * exact.abs().max()
+
+
 def test_seeds_advance_and_repeat(device):
     q, k, v = (t.detach() for t in leaves(device))
     torch.manual_seed(1)

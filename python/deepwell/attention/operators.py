@@ -180,6 +180,12 @@ def _scores(q, k, options) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.masked_fill(hidden, -math.inf), slope
 
 
+def _probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """softmax, and zeros where no key is seen."""
+    none = (scores == -math.inf).all(-1, keepdim=True)
+    return torch.softmax(scores, -1).masked_fill(none, 0)
+
+
 def _wide(tensor: torch.Tensor, group: int = 1) -> torch.Tensor:
     """[heads, rows, dim] in FP32 or FP64, each head ``group`` times."""
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
@@ -218,13 +224,12 @@ def _forward_cpu(q, k, v, *given):
     for index, parts in _sequences(tensors, offsets_q, offsets_k):
         q_, k_, v_, o_, lse_ = parts
         scores, _ = _scores(_wide(q_), _wide(k_, group), options)
-        norm = torch.logsumexp(scores, -1)
-        p = torch.exp(scores - norm.clamp_min(torch.finfo(norm.dtype).min)[..., None])
+        p = _probabilities(scores)
         if dropout > 0:
             kept = _kept(seed, dropout, sizes, index)[:, : p.shape[1], : p.shape[2]]
             p = p * kept / (1 - dropout)
         o_.copy_(p @ _wide(v_, group))
-        lse_.copy_(norm)
+        lse_.copy_(torch.logsumexp(scores, -1))
     return o, lse
 
 
@@ -239,8 +244,7 @@ def _backward_cpu(d_o, q, k, v, o, lse, *given):
         d_o_, q_, k_, v_, dq_, dk_, dv_ = parts
         d_o_, q_, k_, v_ = _wide(d_o_), _wide(q_), _wide(k_, group), _wide(v_, group)
         scores, slope = _scores(q_, k_, options)
-        norm = torch.logsumexp(scores, -1, keepdim=True)
-        p = torch.exp(scores - norm.clamp_min(torch.finfo(norm.dtype).min))
+        p = _probabilities(scores)
         factor = torch.ones_like(p)
         if dropout > 0:
             kept = _kept(seed, dropout, sizes, index)[:, : p.shape[1], : p.shape[2]]

@@ -53,8 +53,8 @@ def _wants_fused() -> bool:
 def activate_sdpa() -> None:
     """From now on scaled_dot_product_attention runs in Deepwell wherever Deepwell runs the call.
 
-    Process-wide, whichever fused kernel PyTorch would prefer: ``torch.nn.attention.sdpa_kernel`` chooses among PyTorch's
-    own kernels and has no say for calls that Deepwell runs, but where it allows no fused one (``SDPBackend.MATH``)
+    Process-wide, whichever fused kernel PyTorch would prefer: ``torch.nn.attention.sdpa_kernel`` chooses among its own
+    kernels and has no say for calls that Deepwell runs, but where it allows no fused one (``SDPBackend.MATH``)
     PyTorch runs the call. Calls with a mask, other dtypes or devices are PyTorch's as before. ``deactivate_sdpa()``
     ends it.
     """
