@@ -53,9 +53,15 @@ def test_hugging_face(device, name):
     model = hugging_face(name)
     ids = torch.randint(50, (2, 50), device=device)
     as_near(model, device, lambda m: m(input_ids=ids).logits, 2)
-    padded = torch.ones_like(ids)
-    padded[0, 40:] = 0
-    as_near(model, device, lambda m: m(input_ids=ids, attention_mask=padded).logits, 0)
+    for pad, attentions in ((slice(40, 50), 2), (slice(0, 9), 2)):
+        kept = torch.ones_like(ids)
+        kept[0, pad] = 0
+
+        def at_tokens(m):
+            logits = m(input_ids=ids, attention_mask=kept).logits
+            return torch.where(kept[..., None] > 0, logits, 0.0)
+
+        as_near(model, device, at_tokens, attentions)
 
 
 def test_multihead_and_layers(device):
@@ -67,6 +73,68 @@ def test_multihead_and_layers(device):
         return model(x.to(dtype), mask=mask.to(dtype), is_causal=True)
 
     as_near(encoder(), device, run, 2)
+
+
+PADDINGS = {
+    "right": torch.arange(70) >= torch.tensor([[70], [33]]),
+    "left": torch.arange(70) < torch.tensor([[5], [0]]),
+    "holes": torch.arange(70) % torch.tensor([[3], [70]]) == 1,
+}
+
+
+@pytest.mark.parametrize("where", list(PADDINGS))
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_padding_and_weights(device, where, batch_first):
+    x = torch.randn(2, 70, 64, device=device)
+    padded = PADDINGS[where].to(device)
+    module = torch.nn.MultiheadAttention(64, 2, batch_first=batch_first)
+
+    def run(model):
+        rows = x.to(model.out_proj.weight.dtype)
+        rows = rows if batch_first else rows.transpose(0, 1)
+        out, weights = model(rows, rows, rows, key_padding_mask=padded)
+        assert weights.shape == (2, 70, 70) and (weights * padded[:, None]).abs().max() == 0
+        return torch.cat([out.flatten(), 10 * weights.flatten()])
+
+    as_near(module, device, run, 1)
+
+
+@pytest.mark.parametrize("where", ["none", *PADDINGS])
+def test_encoder_in_evaluation(device, where):
+    layer = torch.nn.TransformerEncoderLayer(64, 2, 128, batch_first=True)
+    wide = torch.nn.TransformerEncoder(layer, 2).to(device).eval()
+    plain = copy.deepcopy(wide).bfloat16()
+    ours = optimized(copy.deepcopy(plain), device)
+    padded = None if where == "none" else PADDINGS[where].to(device)
+    x = torch.randn(2, 70, 64, device=device)
+
+    def run(model):
+        dtype = next(model.parameters()).dtype
+        return model(x.to(dtype), src_key_padding_mask=padded).double()
+
+    with torch.no_grad():
+        assert seen(lambda: run(ours)).ours == 2, deepwell.summary(ours)
+        exact = run(wide)
+        errors = [float((run(model) - exact).norm() / exact.norm()) for model in (plain, ours)]
+    assert errors[1] <= 1.5 * errors[0], errors
+
+
+def test_padding_in_a_captured_graph_is_pytorch_s(gpu):
+    module = optimized(torch.nn.MultiheadAttention(64, 2, batch_first=True).to(gpu).bfloat16(), gpu)
+    x = torch.randn(2, 70, 64, device=gpu, dtype=torch.bfloat16)
+    padded = PADDINGS["right"].to(gpu)
+    with torch.no_grad():
+
+        def run():
+            return module(x, x, x, key_padding_mask=padded, need_weights=False)[0]
+
+        want = run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = run()
+        graph.replay()
+    assert any("captured" in reason for reason in module.forward.fallbacks)
+    assert (got - want).float().norm() <= 0.02 * want.float().norm()
 
 
 def test_fp32_models_stay_with_pytorch_and_autocast_does_not(device):

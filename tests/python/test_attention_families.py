@@ -29,17 +29,33 @@ _AS_WELL = ("plain", "left padding", "around the window")
 CASES = [(v, True) for v in VARIANTS] + [(v, False) for v in VARIANTS if v.name in _AS_WELL]
 
 
+class AtTokens(torch.nn.Module):
+    """A model's logits where there are tokens. In the rows before them, which see nothing, the eager function of a soft
+    cap model has noise, and ours zeros."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, labels):
+        made = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        return made.logits[attention_mask.bool()]
+
+
 @pytest.mark.parametrize(("variant", "train"), [_parameter(*case) for case in CASES])
 def test_same_function(variant: Variant, train: bool):
     plain = variant.build().train(train)
     ours = copy.deepcopy(plain)
     made = install.install(ours, "test")
     assert bool(made.replaced) != bool(made.left)
+    if variant.family == "gemma2" and "left padding" in variant.name:
+        plain, ours = AtTokens(plain), AtTokens(ours)
     generator = torch.Generator().manual_seed(1)
     for batch, length in variant.sizes:
         args, kwargs = variant.arguments(batch, length, generator)
         assert_same_function(plain, ours, args, kwargs)
-    masked = "attention_mask" in kwargs or "position_ids" in kwargs
+    mask = kwargs.get("attention_mask")
+    masked = "position_ids" in kwargs or (mask is not None and mask.dim() != 2)
     if made.replaced and not masked:
         assert seen(lambda: ours(*args, **kwargs)).ours > 0
 

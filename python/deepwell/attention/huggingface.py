@@ -2,12 +2,15 @@
 
 A model that goes through transformers' AttentionInterface names its implementation in its configuration. optimize()
 exchanges "sdpa" there for "deepwell_sdpa", which computes what sdpa does, and "eager" for "deepwell_eager" in models
-with a soft cap, which have no other. "deepwell" is for those who ask for it by name. A mask that says no more than "causal", perhaps within a sliding
-window, is not made: transformers' own flags tell so. Any other mask goes to PyTorch's attention as a tensor.
+with a soft cap, which have no other. "deepwell" is for those who ask for it by name. A mask that says no more than
+"causal", perhaps within a sliding window, is not made: transformers' own flags tell so. One that pads something besides
+is made, as models may do with it what they like, and known again when it comes to the attention function, which then
+runs without it. Any other mask goes to PyTorch's attention as a tensor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -15,6 +18,7 @@ from typing import Any, Iterator
 
 import torch
 
+from deepwell.attention import functional, padding
 from deepwell.attention.functional import attention, visible
 
 PLAIN = "deepwell"
@@ -57,7 +61,8 @@ def mask(
     config: Any = None,
     **others: Any,
 ) -> torch.Tensor | None:
-    """None for "causal" or "all", where the attention function is told which; else sdpa's boolean mask.
+    """None for "causal" or "all", where the attention function is told which; else sdpa's boolean mask, of which
+    ``_padded`` knows whether it is that and padding.
 
     transformers forbids the skip (``allow_...``) whenever anything has been added to the mask: packed sequences,
     blocks of images, functions of the user's. ``local_size`` is a sliding window, which the layer tells the attention
@@ -70,26 +75,55 @@ def mask(
         if _noted.config is config and not _noted.positions:
             allow_is_causal_skip = True
     chunked = getattr(config, "attention_chunk_size", None) is not None
+    # A static cache has a tensor for an offset: not to be read here.
+    begins = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0
+    window = None  # of what the mask would be without padding
     if allow_is_causal_skip and (local_size is None or not chunked):
-        # A static cache has a tensor for an offset: not to be read here.
-        begins = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0
-        if begins and q_length == kv_length and _all_seen(attention_mask, kv_length):
+        if begins and q_length == kv_length:
+            window = (-1 if local_size is None else local_size - 1, 0)
+    if allow_is_bidirectional_skip and local_size is None:
+        if attention_mask is None:
             return None
-    if allow_is_bidirectional_skip and local_size is None and attention_mask is None:
+        if isinstance(kv_offset, int) and kv_offset == 0:
+            window = (-1, -1)
+    kept = None
+    if window is not None:
+        if attention_mask is None:
+            return None
+        kept = _read(attention_mask, kv_length)
+        if kept is not None and kept.keeps_all:
+            return None
+    # Tensors of inference mode do not say when they are written to, and nothing can be known about them.
+    with torch.inference_mode(False) if kept is not None else contextlib.nullcontext():
+        made = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip and kept is None,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip and kept is None,
+            config=config,
+            **others,
+        )
+    if made is not None and kept is not None:
+        _padded.put(made, (kept, window))
+    return made
+
+
+# Of masks that were made above: what they keep, and the window besides.
+_padded = padding.Known()
+
+
+def _read(mask_of_keys: torch.Tensor, kv_length: Any) -> padding.Padding | None:
+    """What a padding mask (True: counts) keeps; None where the host must not look."""
+    if padding.why_not_read(mask_of_keys) or mask_of_keys.dim() != 2 or mask_of_keys.numel() == 0:
         return None
-    return sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        config=config,
-        **others,
-    )
+    if mask_of_keys.dtype != torch.bool or mask_of_keys.shape[-1] != kv_length:
+        return None
+    return padding.of_keys_kept(mask_of_keys)
 
 
 class _Noted:
@@ -139,16 +173,32 @@ def forget_positions(module: torch.nn.Module) -> None:
             module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _all_seen(padding: torch.Tensor | None, kv_length: Any) -> bool:
-    """Whether a padding mask pads nothing, as transformers asks it for sdpa; not while tracing."""
-    if padding is None:
-        return True
-    if torch.compiler.is_compiling() or type(padding) is not torch.Tensor:
-        return False
-    return padding.shape[-1] == kv_length and bool(padding.all())
-
-
 # ---- attention -------------------------------------------------------------------------------------------
+
+
+def _without_mask(query, key, value, mask, dropout, scaling, softcap=None) -> torch.Tensor | None:
+    """Attention with one of the masks that are no more than padding; None where it is another, or not ours."""
+    found = (
+        None
+        if torch.compiler.is_compiling() or type(mask) is not torch.Tensor
+        else _padded.get(mask)
+    )
+    if found is None or torch._C._are_functorch_transforms_active():
+        return None
+    kept, window = found
+    if not (query.shape[0] == key.shape[0] == kept.batch and key.shape[2] == kept.rows):
+        return None
+    if padding.why_not(kept, query.shape[2], window):
+        return None
+    made = padding.attend(
+        query, key, value, kept, dropout, scaling, window=window, softcap=softcap or 0.0
+    )
+    return None if made is None else made.transpose(1, 2).contiguous()
+
+
+def _count_mask() -> None:
+    if not torch.compiler.is_compiling():
+        functional.fallbacks["a mask is given as a tensor"] += 1
 
 
 def _attend(module, query, key, value, dropout, scaling, is_causal, window, softcap):
@@ -191,6 +241,9 @@ def attention_forward(
         return _attend(
             module, query, key, value, dropout, scaling, is_causal, sliding_window, softcap
         )
+    made = _without_mask(query, key, value, attention_mask, dropout, scaling, softcap)
+    if made is not None:
+        return made, None
     made = attention(
         query, key, value, attention_mask, dropout, scale=scaling, softcap=softcap or 0.0
     )
@@ -213,6 +266,11 @@ def _attention_as_sdpa(
     """ "deepwell_sdpa": what sdpa computes. It has no soft cap."""
     if attention_mask is None and position_bias is None:
         return _attend(module, query, key, value, dropout, scaling, is_causal, sliding_window, None)
+    if position_bias is None:
+        made = _without_mask(query, key, value, attention_mask, dropout, scaling)
+        if made is not None:
+            return made, None
+    _count_mask()
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if position_bias is not None:
@@ -239,6 +297,12 @@ def _attention_as_eager(
         return attention_forward(
             *(module, query, key, value, None, dropout, scaling, None, sliding_window), **others
         )
+    if not asked:
+        made = _without_mask(
+            query, key, value, attention_mask, dropout, scaling, others.get("softcap")
+        )
+        if made is not None:
+            return made, None
     rows_q, rows_k = query.shape[2], key.shape[2]
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) and rows_q > 1
@@ -247,6 +311,8 @@ def _attention_as_eager(
             0 if causal else -1,
         )
         attention_mask = visible(rows_q, rows_k, window, False, query.device)[None, None]
+    elif not asked:
+        _count_mask()
     if attention_mask.dtype == torch.bool:
         least = torch.finfo(query.dtype).min
         attention_mask = torch.where(attention_mask, 0.0, least).to(query.dtype)

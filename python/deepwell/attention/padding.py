@@ -24,32 +24,34 @@ _MOST_KNOWN = 64
 # ---- what is known about tensors -------------------------------------------------------------------------
 
 
-class _Known:
+class Known:
     """What was found out about tensors, while they live and nothing is written to them. Another view of the same
-    memory, as checkpoints make them of their arguments, counts as the same tensor."""
+    memory, as checkpoints make them of their arguments, counts as the same tensor. Nothing is kept about tensors of
+    inference mode: writes to them leave no trace."""
 
     def __init__(self) -> None:
         self._entries: dict[Any, tuple[TensorWeakRef, Any]] = {}
 
     @staticmethod
     def _key(tensor: torch.Tensor) -> Any:
-        version = -1 if tensor.is_inference() else tensor._version
         layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-        return tensor.data_ptr(), version, *layout
+        return tensor.data_ptr(), tensor._version, *layout
 
     def get(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_inference():
+            return None
         found = self._entries.get(self._key(tensor))
         return None if found is None or found[0]() is None else found[1]
 
     def put(self, tensor: torch.Tensor, value: Any) -> None:
+        if tensor.is_inference():
+            return
         if len(self._entries) >= _MOST_KNOWN:
             kept = {key: entry for key, entry in self._entries.items() if entry[0]() is not None}
             self._entries = kept if len(kept) < _MOST_KNOWN else {}
         self._entries[self._key(tensor)] = (TensorWeakRef(tensor), value)
 
     def get_or_make(self, tensor: torch.Tensor, make: Callable[[], Any]) -> Any:
-        if tensor.is_inference():  # writes to it leave no trace
-            return make()
         value = self.get(tensor)
         if value is None:
             value = make()
@@ -57,7 +59,7 @@ class _Known:
         return value
 
 
-_paddings, _causal = _Known(), _Known()
+_ignored, _kept, _causal = Known(), Known(), Known()
 
 
 def why_not_read(*tensors: torch.Tensor) -> str:
@@ -76,42 +78,48 @@ def why_not_read(*tensors: torch.Tensor) -> str:
 
 
 class Padding:
-    """Of each row of a batch, which keys count. ``kept`` is [batch, rows], boolean."""
+    """Of each row of a batch, which keys count."""
 
-    def __init__(self, kept: torch.Tensor, strange: torch.Tensor | None = None) -> None:
-        """``strange``, a boolean, says that the mask holds other than "counts" and "does not"."""
+    def __init__(self, kept: torch.Tensor, device: torch.device, strange: bool = False) -> None:
+        """``kept`` is [batch, rows], boolean, on the host; the mask was on ``device``. ``strange``: it held other than
+        "counts" and "does not"."""
         self.batch, self.rows = kept.shape
-        place = torch.arange(self.rows, device=kept.device)
-        self.kept = kept
-        self._first = torch.where(kept, place, self.rows).amin(1)
-        self._end = torch.where(kept, place + 1, 0).amax(1)
-        self._counts = kept.sum(1)
-        facts = [self._first, self._end, self._counts]
-        if strange is not None:
-            facts.append(strange.expand(self.batch).long())
-        first, end, counts, *odd = torch.stack(facts).tolist()  # the host waits here
-        self.strange = bool(odd and odd[0][0])
-        self.has_empty_row = min(counts) == 0
-        self.keeps_all = min(counts) == self.rows
-        # Whether the keys of each row lie next to each other, and whether some row's begin behind its first.
-        self.is_solid = all(e - f == n for f, e, n in zip(first, end, counts, strict=True))
-        self.is_led = max(first) > 0
-        self._longest, self._total = max(counts), sum(counts)
-        ends = [0] + [i * self.rows + e for i, e in enumerate(end)]
-        begins = [i * self.rows + f for i, f in enumerate(first)] + [self.batch * self.rows]
-        self._widest_gap = max(b - e for b, e in zip(begins, ends, strict=True))
+        self.strange = strange
+        self._host, self._device = kept, device
         self._made: dict[Any, Any] = {}
+        self.keeps_all = bool(kept.all())
+        if self.keeps_all:  # the usual case
+            self.has_empty_row, self.is_solid, self.is_led = False, True, False
+            return
+        place = torch.arange(self.rows)
+        first = self._first = torch.where(kept, place, self.rows).amin(1)
+        end = self._end = torch.where(kept, place + 1, 0).amax(1)
+        self._counts = kept.sum(1)
+        self.has_empty_row = bool((self._counts == 0).any())
+        # Whether the keys of each row lie next to each other, and whether some row's begin behind its first.
+        self.is_solid = bool((end - first == self._counts).all())
+        self.is_led = bool((first > 0).any())
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """[batch, rows], boolean, where the mask was."""
+        return self._once("kept", lambda: self._sent(self._host))
 
     def sequences(self, rows_q: int, placed: bool) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         """Offsets of queries and keys, and the greatest lengths. Both lie as they are, gaps included. ``placed``: a
         row's first query stands at its first key; those before it see nothing."""
-        found = self._made.get((rows_q, placed))
-        if found is None:
-            found = self._made[rows_q, placed] = self._sequences(rows_q, placed)
-        return found
+        return self._once(("sequences", rows_q, placed), lambda: self._sequences(rows_q, placed))
 
-    def _sequences(self, rows_q, placed):
-        base = torch.arange(self.batch, device=self._first.device)
+    def gathered(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Where in [batch * rows] the keys that count are, their offsets by row, the greatest length."""
+        return self._once("gathered", self._gathered)
+
+    def whole_rows(self, rows_q: int) -> torch.Tensor:
+        """Offsets of all queries, by row."""
+        return self._once(rows_q, lambda: self._offsets(torch.full((self.batch,), rows_q)))
+
+    def _sequences(self, rows_q: int, placed: bool):
+        base = torch.arange(self.batch)
         first, end = base * self.rows + self._first, base * self.rows + self._end
         begin_q, end_q = base * rows_q, (base + 1) * rows_q
         if placed and self.is_led:
@@ -120,38 +128,31 @@ class Padding:
             after_k = torch.stack([first, first, end], 1)
         else:
             after_q, after_k = torch.stack([begin_q, end_q], 1), torch.stack([first, end], 1)
+        made = []
+        for after, total in ((after_q, self.batch * rows_q), (after_k, self.batch * self.rows)):
+            # The last sequence is what lies behind all.
+            made.append(torch.cat([after.flatten(), torch.tensor([total])]).diff(prepend=base[:1]))
+        longest = [int(lengths.max()) for lengths in made]
+        return *[self._offsets(lengths) for lengths in made], *longest
 
-        def offsets(after: torch.Tensor, total: int) -> torch.Tensor:
-            begin = after.new_zeros(1)
-            return torch.cat([begin, after.flatten(), torch.full_like(begin, total)]).int()
+    def _gathered(self):
+        counts = torch.full((self.batch,), self.rows) if self.keeps_all else self._counts
+        order = self._host.flatten().nonzero().flatten()
+        return self._sent(order), self._offsets(counts), int(counts.max())
 
-        longest_k = max(self._longest, self._widest_gap)
-        return (
-            *(offsets(after_q, self.batch * rows_q), offsets(after_k, self.batch * self.rows)),
-            *(rows_q, longest_k),
-        )
+    def _offsets(self, lengths: torch.Tensor) -> torch.Tensor:
+        return self._sent(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int())
 
-    def gathered(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Where in [batch * rows] the keys that count are, their offsets by row, the greatest length."""
-        found = self._made.get("gathered")
+    def _once(self, name: Any, make: Callable[[], Any]) -> Any:
+        found = self._made.get(name)
         if found is None:
-            # Those that count first, in their order: without the wait of nonzero().
-            order = torch.argsort(~self.kept.flatten(), stable=True)[: self._total]
-            found = self._made["gathered"] = (order, self._offsets_kept(), self._longest)
+            found = self._made[name] = make()
         return found
 
-    def whole_rows(self, rows_q: int) -> torch.Tensor:
-        """Offsets of all queries, by row."""
-        found = self._made.get(rows_q)
-        if found is None:
-            device = self._first.device
-            base = torch.arange(self.batch + 1, device=device, dtype=torch.int32)
-            found = self._made[rows_q] = base * rows_q
-        return found
-
-    def _offsets_kept(self) -> torch.Tensor:
-        total = self._counts.cumsum(0)
-        return torch.cat([total.new_zeros(1), total]).int()
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 class Sequences(NamedTuple):
@@ -165,12 +166,18 @@ def of_keys_ignored(mask: torch.Tensor) -> Padding:
     """Of a key_padding_mask as PyTorch has it: boolean, True where a key is ignored, or added to the scores."""
 
     def look() -> Padding:
-        if mask.dtype == torch.bool:
-            return Padding(~mask)
-        kept = mask == 0
-        return Padding(kept, ~(kept | (mask == -torch.inf)).all())
+        host = mask.detach().cpu()  # the host waits here
+        if host.dtype == torch.bool:
+            return Padding(~host, mask.device)
+        kept = host == 0
+        return Padding(kept, mask.device, not bool((kept | (host == -torch.inf)).all()))
 
-    return _paddings.get_or_make(mask, look)
+    return _ignored.get_or_make(mask, look)
+
+
+def of_keys_kept(mask: torch.Tensor) -> Padding:
+    """Of a boolean mask, True where a key counts."""
+    return _kept.get_or_make(mask, lambda: Padding(mask.to("cpu", copy=True), mask.device))
 
 
 def is_causal(mask: torch.Tensor) -> bool:
