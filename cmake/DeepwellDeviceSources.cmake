@@ -25,9 +25,12 @@ foreach(name IN LISTS device_sources)
 endforeach()
 
 # Modules of the commonest variants (BF16, head dimensions 64 and 128, no extras), where there is nvcc: what they save
-# is seconds at first use, for which any other machine needs NVRTC.
-set(dw_module_code "")
-set(dw_module_rows "")
+# is seconds at first use, for which any other machine needs NVRTC. Beside each its PTX, for drivers that refuse the
+# module and for who reads it; without lines of the source, which would double it.
+foreach(form module ptx)
+    set(dw_${form}_code "")
+    set(dw_${form}_rows "")
+endforeach()
 set(module_files "")
 
 # SOURCE below cuda/, then NAME=VALUE sorted by name, as dw__jit_variant_name() has them.
@@ -35,19 +38,24 @@ function(deepwell_add_module source)
     get_filename_component(stem ${source} NAME_WE)
     list(JOIN ARGN "." defines)
     set(name ${stem}.sm_90a.${defines})
-    set(cubin ${PROJECT_BINARY_DIR}/cubins/${name}.cubin)
+    set(path ${PROJECT_BINARY_DIR}/cubins/${name})
     list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE flags)
-    add_custom_command(OUTPUT ${cubin}
-        COMMAND ${DEEPWELL_NVCC} -cubin -arch=sm_90a -std=c++17 -lineinfo ${flags}
-                -I${PROJECT_SOURCE_DIR}/cuda -I${PROJECT_SOURCE_DIR}/cuda/common
-                -o ${cubin} ${PROJECT_SOURCE_DIR}/cuda/${source}
+    set(compile ${DEEPWELL_NVCC} -arch=sm_90a -std=c++17 ${flags}
+        -I${PROJECT_SOURCE_DIR}/cuda -I${PROJECT_SOURCE_DIR}/cuda/common
+        ${PROJECT_SOURCE_DIR}/cuda/${source})
+    add_custom_command(OUTPUT ${path}.cubin ${path}.ptx
+        COMMAND ${compile} -cubin -lineinfo -o ${path}.cubin
+        COMMAND ${compile} -ptx -o ${path}.ptx
         DEPENDS ${device_files} COMMENT "Compiling ${name}" VERBATIM)
     list(LENGTH module_files index)
-    deepwell_embed(dw_module ${index} ${name} ${cubin})
-    list(APPEND module_files ${cubin})
+    deepwell_embed(dw_module ${index} ${name} ${path}.cubin)
+    deepwell_embed(dw_ptx ${index} ${name} ${path}.ptx)
+    list(APPEND module_files ${path}.cubin ${path}.ptx)
     set(module_files ${module_files} PARENT_SCOPE)
-    set(dw_module_code "${dw_module_code}" PARENT_SCOPE)
-    set(dw_module_rows "${dw_module_rows}" PARENT_SCOPE)
+    foreach(form module ptx)
+        set(dw_${form}_code "${dw_${form}_code}" PARENT_SCOPE)
+        set(dw_${form}_rows "${dw_${form}_rows}" PARENT_SCOPE)
+    endforeach()
 endfunction()
 
 # The rows X(64, ...) and X(128, ...) of a list of tiles, each as "64 ...".
@@ -113,12 +121,15 @@ file(GENERATE OUTPUT ${device_embedded} CONTENT
 #include \"jit/jit.h\"
 
 #define HIDDEN __attribute__((visibility(\"hidden\")))
-${dw_source_code}${dw_module_code}
+${dw_source_code}${dw_module_code}${dw_ptx_code}
 const dw__jit_file dw__jit_sources[] = {
 ${dw_source_rows}    {0},
 };
 const dw__jit_file dw__jit_modules[] = {
 ${dw_module_rows}    {0},
+};
+const dw__jit_file dw__jit_ptx[] = {
+${dw_ptx_rows}    {0},
 };
 ")
 # The compiler does not tell what the assembler reads.

@@ -30,6 +30,7 @@ typedef struct dw_jit_counts {
     uint32_t
         unwritten; /* compiled modules that could not be put into the cache: the next process compiles again */
     double compile_seconds;
+    uint32_t translated; /* modules that came with the library as PTX, which the driver compiled */
 } dw_jit_counts;
 DW_API void dw_jit_count(dw_jit_counts *counts);
 

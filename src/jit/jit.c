@@ -18,6 +18,7 @@ void dw_jit_count(dw_jit_counts *counts) {
         .corrupt = atomic_load(&now->corrupt),
         .unwritten = atomic_load(&now->unwritten),
         .compile_seconds = 1e-9 * (double)atomic_load(&now->compile_nanoseconds),
+        .translated = atomic_load(&now->translated),
     };
     size_t bytes = counts->size < sizeof made ? counts->size : sizeof made;
     made.size = (uint32_t)bytes;
@@ -25,12 +26,6 @@ void dw_jit_count(dw_jit_counts *counts) {
 }
 
 /* ---- images -------------------------------------------------------------------------------------- */
-
-static const dw__jit_file *find_embedded(const char *name) {
-    for (const dw__jit_file *module = dw__jit_modules; module->name; module++)
-        if (strcmp(module->name, name) == 0) return module;
-    return NULL;
-}
 
 /* The version alone does not tell one patch release from another: the library's size does. */
 static void identify_compiler(const dw__nvrtc *nvrtc, char *text, size_t bytes) {
@@ -43,7 +38,8 @@ static dw_status compile_and_keep(const dw__jit_variant *variant, const dw__text
                                   const dw__jit_key *key, void **image, size_t *bytes) {
     dw__jit_statistics *now = &dw__jit_statistics_now;
     double begun = dw__seconds();
-    DW_RETURN_IF_FAILED(dw__jit_compile(variant, expanded, NULL, image, bytes, NULL));
+    DW_RETURN_IF_FAILED(
+        dw__jit_compile(variant, expanded, DW__JIT_CUBIN, NULL, image, bytes, NULL));
     atomic_fetch_add(&now->compiled, 1);
     atomic_fetch_add(&now->compile_nanoseconds, (uint64_t)(1e9 * (dw__seconds() - begun)));
     /* Without an entry the next process compiles again: slower, not wrong. */
@@ -51,7 +47,7 @@ static dw_status compile_and_keep(const dw__jit_variant *variant, const dw__text
     return DW_OK;
 }
 
-static dw_status find_or_compile(const dw__jit_variant *variant, void **image, size_t *bytes) {
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes) {
     dw_status status = DW_OK;
     const dw__nvrtc *nvrtc;
     dw__text expanded = {0};
@@ -69,26 +65,6 @@ static dw_status find_or_compile(const dw__jit_variant *variant, void **image, s
 
 cleanup:
     dw__text_free(&expanded);
-    return status;
-}
-
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes,
-                        bool *embedded) {
-    dw_status status = DW_OK;
-    dw__text name = {0};
-    DW_TRY(dw__jit_variant_name(variant, &name));
-    const dw__jit_file *module = find_embedded(name.text);
-    *embedded = module != NULL;
-    if (module) {
-        *image = (void *)(uintptr_t)module->begin;
-        *bytes = (size_t)(module->end - module->begin);
-        atomic_fetch_add(&dw__jit_statistics_now.embedded, 1);
-    } else {
-        DW_TRY(find_or_compile(variant, image, bytes));
-    }
-
-cleanup:
-    dw__text_free(&name);
     return status;
 }
 
@@ -115,32 +91,48 @@ static dw_status load_image(const void *image, const dw__text *name, void **modu
     return status;
 }
 
+dw__jit_carried dw__jit_carried_now = {dw__jit_modules, dw__jit_ptx};
+
+/* Whether the variant is among `files` and the driver takes it. */
+static bool load_carried(const dw__jit_file *files, const dw__text *name, void **module) {
+    while (files->name && strcmp(files->name, name->text) != 0) files++;
+    return files->name && load_image(files->begin, name, module) == DW_OK;
+}
+
+/* A driver that is older than the compiler that was there at build time takes nothing of what that made: then the
+ * compiler at hand may do. PTX comes before it because it needs none, and is refused at its first line where it is. */
+static dw_status load_variant(const dw__jit_variant *variant, const dw__text *name, void **module) {
+    dw__jit_statistics *now = &dw__jit_statistics_now;
+    void *image = NULL;
+    size_t bytes = 0;
+    if (load_carried(dw__jit_carried_now.modules, name, module)) {
+        atomic_fetch_add(&now->embedded, 1);
+        return DW_OK;
+    }
+    if (load_carried(dw__jit_carried_now.ptx, name, module)) {
+        atomic_fetch_add(&now->translated, 1);
+        return DW_OK;
+    }
+    DW_RETURN_IF_FAILED(dw__jit_image(variant, &image, &bytes));
+    dw_status status = load_image(image, name, module);
+    dw__free(image);
+    return status;
+}
+
 static dw_status add_module(const dw__jit_variant *variant, const dw__context *context,
                             const dw__text *name, void **module) {
     dw_status status = DW_OK;
-    void *image = NULL, *made = NULL;
-    size_t bytes = 0;
-    bool embedded = true;
     loaded_module *entry = dw__malloc(sizeof *entry + name->length + 1);
     if (!entry) return dw__fail_memory("a loaded module", sizeof *entry + name->length + 1);
-    DW_TRY(dw__jit_image(variant, &image, &bytes, &embedded));
-    status = load_image(image, name, &made);
-    if (status != DW_OK && embedded) {
-        /* Made at build time, perhaps by a compiler that this driver is too old for: the one at hand may do. */
-        DW_TRY(find_or_compile(variant, &image, &bytes));
-        embedded = false;
-        status = load_image(image, name, &made);
-    }
-    if (status != DW_OK) goto cleanup;
+    DW_TRY(load_variant(variant, name, module));
     entry->context = context->id;
-    entry->module = *module = made;
+    entry->module = *module;
     memcpy(entry->name, name->text, name->length + 1);
     entry->next = modules;
     modules = entry;
     entry = NULL;
 
 cleanup:
-    if (!embedded) dw__free(image);
     dw__free(entry);
     return status;
 }

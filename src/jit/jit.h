@@ -1,7 +1,8 @@
 /* Device code: from the sources inside the library to a function that can be launched.
  *
  * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes, in
- * this order, from the modules built into the library, from the disk cache, from NVRTC. What is loaded stays loaded.
+ * this order, from the modules built into the library, from PTX built into it, which the driver compiles, from the disk
+ * cache, from NVRTC. What is loaded stays loaded.
  */
 #ifndef DW_JIT_H
 #define DW_JIT_H
@@ -36,10 +37,13 @@ dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name);
  * messages. An include is looked for beside the file that has it, in cuda/ and in cuda/common/. */
 dw_status dw__jit_expand(const char *source, dw__text *expanded);
 
-/* Cubin of the variant, by NVRTC. `log` (may be NULL) receives the compiler's output, with `options`, NULL-terminated,
- * behind our own (may be NULL). The message of a failure carries the first error. */
+typedef enum dw__jit_form { DW__JIT_CUBIN, DW__JIT_PTX } dw__jit_form;
+
+/* The variant, by NVRTC. `log` (may be NULL) receives the compiler's output, with `options`, NULL-terminated, behind our
+ * own (may be NULL). PTX is text, without lines of the source. The message of a failure carries the first error. */
 dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expanded,
-                          const char *const *options, void **image, size_t *bytes, dw__text *log);
+                          dw__jit_form form, const char *const *options, void **image,
+                          size_t *bytes, dw__text *log);
 
 /* 128 bits over source, flags, defines and compiler version. */
 typedef struct dw__jit_key {
@@ -54,9 +58,8 @@ dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t 
 /* DW_NOT_FOUND: there is no folder for it (no HOME either). */
 dw_status dw__jit_cache_folder(dw__text *folder);
 
-/* The image, from wherever it comes first; release it with dw__free unless *embedded. */
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes,
-                        bool *embedded);
+/* The cubin, from the disk cache or else from the compiler; release it with dw__free. */
+dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes);
 
 /* ---- loading --------------------------------------------------------------------------------------- */
 
@@ -68,7 +71,7 @@ dw_status dw__jit_load(const dw__context *context, const dw__jit_variant *varian
 /* ---- counters -------------------------------------------------------------------------------------- */
 
 typedef struct dw__jit_statistics {
-    _Atomic uint32_t embedded, cached, compiled, corrupt, unwritten;
+    _Atomic uint32_t embedded, translated, cached, compiled, corrupt, unwritten;
     _Atomic uint64_t compile_nanoseconds;
 } dw__jit_statistics;
 extern dw__jit_statistics dw__jit_statistics_now;
@@ -76,10 +79,16 @@ extern dw__jit_statistics dw__jit_statistics_now;
 /* ---- what the library carries ----------------------------------------------------------------------- */
 
 typedef struct dw__jit_file {
-    const char *name; /* sources: path below cuda/; modules: name of the variant */
-    const unsigned char *begin, *end;
+    const char *name; /* sources: path below cuda/; modules and PTX: name of the variant */
+    const unsigned char *begin, *end; /* *end is 0 */
 } dw__jit_file;
-/* Both end with a NULL name. */
-extern const dw__jit_file dw__jit_sources[], dw__jit_modules[];
+/* Each ends with a NULL name. */
+extern const dw__jit_file dw__jit_sources[], dw__jit_modules[], dw__jit_ptx[];
+
+/* Where variants are looked for: the last two. Tests put others in their place. */
+typedef struct dw__jit_carried {
+    const dw__jit_file *modules, *ptx;
+} dw__jit_carried;
+extern dw__jit_carried dw__jit_carried_now;
 
 #endif

@@ -1,4 +1,4 @@
-/* A variant to a cubin. */
+/* A variant to a cubin, or to PTX. */
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include <assert.h>
@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For every kernel: no host in sight, plain C functions are the device's; the lines of the source stay known to
- * profilers and to compute-sanitizer, at no cost to the code. */
-static const char *const common_options[] = {"--std=c++17", "-default-device", "-lineinfo"};
+/* For every kernel: no host in sight, plain C functions are the device's. */
+static const char *const common_options[] = {"--std=c++17", "-default-device"};
 
 void dw__jit_add_define(dw__jit_variant *variant, const char *name, int value) {
     assert(variant->define_count < DW__JIT_DEFINES);
@@ -43,12 +42,17 @@ typedef struct option_list {
     char arch[64], defines[DW__JIT_DEFINES][64];
 } option_list;
 
-static void list_options(const dw__jit_variant *variant, const char *const *more,
+static void list_options(const dw__jit_variant *variant, dw__jit_form form, const char *const *more,
                          option_list *list) {
     dw__jit_variant v = sorted(variant);
+    bool ptx = form == DW__JIT_PTX;
     list->count = 0;
-    snprintf(list->arch, sizeof list->arch, "--gpu-architecture=%s", v.arch);
+    /* "compute_90a": no machine code is made. */
+    snprintf(list->arch, sizeof list->arch, "--gpu-architecture=%s%s", ptx ? "compute_" : "",
+             ptx ? v.arch + strcspn(v.arch, "0123456789") : v.arch);
     list->items[list->count++] = list->arch;
+    /* The lines of the source stay known to profilers and to compute-sanitizer, at no cost to the code. */
+    if (!ptx) list->items[list->count++] = "-lineinfo";
     for (size_t i = 0; i < DW_COUNT(common_options); i++)
         list->items[list->count++] = common_options[i];
     for (uint32_t i = 0; i < v.define_count; i++) {
@@ -80,14 +84,15 @@ static dw_status read_log(const dw__nvrtc *nvrtc, void *program, char **log) {
 }
 
 static dw_status compile_program(const dw__nvrtc *nvrtc, void *program,
-                                 const dw__jit_variant *variant, const char *const *more,
-                                 void **image, size_t *bytes, dw__text *log) {
+                                 const dw__jit_variant *variant, dw__jit_form form,
+                                 const char *const *more, void **image, size_t *bytes,
+                                 dw__text *log) {
     dw_status status = DW_OK;
     option_list options;
     char *output = NULL, line[512];
     void *made = NULL;
     dw__text name = {0};
-    list_options(variant, more, &options);
+    list_options(variant, form, more, &options);
     int result = nvrtc->compile(program, (int)options.count, options.items);
     DW_TRY(read_log(nvrtc, program, &output));
     if (log) DW_TRY(dw__text_append(log, output, strlen(output)));
@@ -97,17 +102,17 @@ static dw_status compile_program(const dw__nvrtc *nvrtc, void *program,
         DW_TRY(dw__fail(DW_INTERNAL, "%s did not compile with %s: %s: %s", name.text,
                         nvrtc->description, nvrtc->error_text(result), line));
     }
-    result = nvrtc->cubin_size(program, bytes);
+    bool ptx = form == DW__JIT_PTX;
+    result = ptx ? nvrtc->ptx_size(program, bytes) : nvrtc->cubin_size(program, bytes);
     if (result == 0 && *bytes == 0) result = -1;
     if (result == 0) {
         made = dw__malloc(*bytes);
         if (!made) DW_TRY(dw__fail_memory("a compiled kernel", *bytes));
-        result = nvrtc->cubin(program, made);
+        result = ptx ? nvrtc->ptx(program, made) : nvrtc->cubin(program, made);
     }
     if (result != 0)
-        DW_TRY(dw__fail(DW_UNSUPPORTED,
-                        "%s gives no machine code for %s (%s); a later one is needed",
-                        nvrtc->description, variant->arch,
+        DW_TRY(dw__fail(DW_UNSUPPORTED, "%s gives no %s for %s (%s); a later one is needed",
+                        nvrtc->description, ptx ? "PTX" : "machine code", variant->arch,
                         result > 0 ? nvrtc->error_text(result) : "it is empty"));
     *image = made;
     made = NULL;
@@ -120,7 +125,8 @@ cleanup:
 }
 
 dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expanded,
-                          const char *const *options, void **image, size_t *bytes, dw__text *log) {
+                          dw__jit_form form, const char *const *options, void **image,
+                          size_t *bytes, dw__text *log) {
     const dw__nvrtc *nvrtc;
     void *program = NULL;
     DW_RETURN_IF_FAILED(dw__nvrtc_load(&nvrtc));
@@ -128,7 +134,7 @@ dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expand
     if (result != 0)
         return dw__fail(DW_INTERNAL, "%s takes no program: %s", nvrtc->description,
                         nvrtc->error_text(result));
-    dw_status status = compile_program(nvrtc, program, variant, options, image, bytes, log);
+    dw_status status = compile_program(nvrtc, program, variant, form, options, image, bytes, log);
     nvrtc->destroy(&program);
     return status;
 }

@@ -14,7 +14,9 @@
     X(log_size, nvrtcGetProgramLogSize, (void *program, size_t *bytes))                            \
     X(log, nvrtcGetProgramLog, (void *program, char *log))                                         \
     X(cubin_size, nvrtcGetCUBINSize, (void *program, size_t *bytes))                               \
-    X(cubin, nvrtcGetCUBIN, (void *program, char *cubin))
+    X(cubin, nvrtcGetCUBIN, (void *program, char *cubin))                                          \
+    X(ptx_size, nvrtcGetPTXSize, (void *program, size_t *bytes))                                   \
+    X(ptx, nvrtcGetPTX, (void *program, char *ptx))
 
 typedef struct dw__nvrtc {
 #define DW_NVRTC_MEMBER(member, name, parameters) int(*member) parameters;

@@ -493,8 +493,13 @@ static void test_embedded(void **state) {
     size_t served = 0, count = 0;
     for (const dw__jit_file *module = dw__jit_modules; module->name; module++) {
         assert_memory_equal(module->begin, "\177ELF", 4);
+        assert_string_equal(dw__jit_ptx[count].name, module->name);
+        const char *ptx = (const char *)dw__jit_ptx[count].begin;
+        assert_non_null(strstr(ptx, ".target sm_90a"));
+        assert_int_equal(strlen(ptx), dw__jit_ptx[count].end - dw__jit_ptx[count].begin);
         count++;
     }
+    assert_null(dw__jit_ptx[count].name);
     if (count == 0) skip();
     for (int dim = 64; dim <= 128; dim += 64)
         for (int bits = 0; bits < 8; bits++) {
@@ -514,14 +519,14 @@ static void test_embedded(void **state) {
     assert_int_equal(served, 16);
 }
 
-/* A driver that refuses them, as one does that is older than their compiler, gets what NVRTC makes. */
+/* A driver that refuses both, as one does that is older than their compiler, gets what NVRTC makes. */
 static void old_driver(void *unused) {
     (void)unused;
     dw_attention call = plain_call();
     dw_jit_counts before = {.size = sizeof before}, after = before;
     call.head_dim = 64;
     call.window_right = 0;
-    fake->refuse_real = 1;
+    fake->refuse_real = fake->refuse_ptx = 1;
     dw_jit_count(&before);
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
     dw_jit_count(&after);

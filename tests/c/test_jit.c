@@ -112,9 +112,7 @@ static dw_jit_counts counts_now(void) {
 
 static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
     void *image = NULL;
-    bool embedded = true;
-    assert_int_equal(dw__jit_image(variant, &image, bytes, &embedded), DW_OK);
-    assert_false(embedded);
+    assert_int_equal(dw__jit_image(variant, &image, bytes), DW_OK);
     return image;
 }
 
@@ -259,15 +257,14 @@ static void test_compiler_failures(void **state) {
     dw__jit_variant variant = variant_of(40);
     void *image = NULL;
     size_t bytes;
-    bool embedded;
     setenv("FAKE_NVRTC_FAIL", "1", 1);
-    assert_int_equal(dw__jit_image(&variant, &image, &bytes, &embedded), DW_INTERNAL);
+    assert_int_equal(dw__jit_image(&variant, &image, &bytes), DW_INTERNAL);
     assert_non_null(
         strstr(dw_last_error(),
                "attention_reference.sm_90a.ANT=40.ZEBRA=7 did not compile with NVRTC 13.0"));
     assert_non_null(strstr(dw_last_error(), "file.cu(7): error: identifier"));
     setenv("FAKE_NVRTC_FAIL", "2", 1);
-    assert_int_equal(dw__jit_image(&variant, &image, &bytes, &embedded), DW_UNSUPPORTED);
+    assert_int_equal(dw__jit_image(&variant, &image, &bytes), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "no machine code for sm_90a"));
     unsetenv("FAKE_NVRTC_FAIL");
     char *made = image_of(&variant, &bytes); /* nothing of that was kept */
@@ -335,8 +332,7 @@ static void compile_slowly(void *unused) {
     dw_jit_counts before = counts_now(); /* the parent's */
     void *image = NULL;
     size_t bytes = 0;
-    bool embedded = true;
-    CHILD_REQUIRE(dw__jit_image(&variant, &image, &bytes, &embedded) == DW_OK);
+    CHILD_REQUIRE(dw__jit_image(&variant, &image, &bytes) == DW_OK);
     CHILD_REQUIRE(memcmp(image, "\177ELF", 4) == 0 && strstr(image, "-DANT=50\n"));
     CHILD_REQUIRE(counts_now().corrupt == before.corrupt &&
                   counts_now().unwritten == before.unwritten);
@@ -392,6 +388,90 @@ static void test_threads(void **state) {
     expect_child(start_child(threads_load, NULL));
 }
 
+/* ---- what the library carries ------------------------------------------------------------------------------- */
+
+static const char cubin_text[64] =
+    "\177ELF and more", /* as one of another compiler than the fake one */
+    ptx_text[64] = ".version 9.0\n.target sm_90a";
+
+static dw__jit_file carried(const char *name, const char *text) {
+    const unsigned char *bytes = (const unsigned char *)text;
+    return (dw__jit_file){name, bytes, bytes + strlen(text)};
+}
+
+/* Cubin, PTX, cache, compiler, in this order, whatever of it there is and the driver takes. */
+static void loading_order(void *unused) {
+    (void)unused;
+    static const struct {
+        bool cubin, ptx, refuse_cubin, refuse_ptx;
+        const char *image; /* how what is loaded begins */
+        unsigned embedded, translated, compiled, cached;
+    } cases[] = {
+        {true, true, false, false, "\177ELF and", 1, 0, 0, 0},
+        {true, true, true, false, ".version", 0, 1, 0, 0},
+        {false, true, false, false, ".version", 0, 1, 0, 0},
+        {true, true, true, true, "\177ELF\n", 0, 0, 1, 0},
+        {true, true, true, true, "\177ELF\n", 0, 0, 0, 1}, /* compiled by the one before */
+        {false, false, false, false, "\177ELF\n", 0, 0, 0, 1},
+        {true, false, true, false, "\177ELF\n", 0, 0, 0, 1},
+        {false, true, false, true, "\177ELF\n", 0, 0, 0, 1},
+    };
+    const dw__context *context = NULL;
+    dw__text name = {0};
+    dw__jit_variant variant = variant_of(80);
+    load_fake_driver();
+    CHILD_REQUIRE(dw__jit_variant_name(&variant, &name) == DW_OK);
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        const dw__jit_file other = carried("another", "nothing"), none = {0};
+        const dw__jit_file modules[] = {
+            other, cases[i].cubin ? carried(name.text, cubin_text) : none, none};
+        const dw__jit_file ptx[] = {other, cases[i].ptx ? carried(name.text, ptx_text) : none,
+                                    none};
+        dw__jit_carried_now = (dw__jit_carried){modules, ptx};
+        fake->refuse_real = cases[i].refuse_cubin, fake->refuse_ptx = cases[i].refuse_ptx;
+        fake->current = 1000 + i; /* where nothing is loaded */
+        dw_jit_counts before = counts_now();
+        void *function = NULL;
+        CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
+        CHILD_REQUIRE(dw__jit_load(context, &variant, 0, &function) == DW_OK);
+        dw_jit_counts after = counts_now();
+        CHILD_REQUIRE(after.embedded - before.embedded == cases[i].embedded);
+        CHILD_REQUIRE(after.translated - before.translated == cases[i].translated);
+        CHILD_REQUIRE(after.compiled - before.compiled == cases[i].compiled);
+        CHILD_REQUIRE(after.cached - before.cached == cases[i].cached);
+        CHILD_REQUIRE(strncmp(fake->loaded, cases[i].image, strlen(cases[i].image)) == 0);
+    }
+    dw__text_free(&name);
+}
+
+static void test_loading_order(void **state) {
+    (void)state;
+    expect_child(start_child(loading_order, NULL));
+}
+
+/* PTX is asked of the compiler for the architecture's virtual one. */
+static void test_ptx(void **state) {
+    (void)state;
+    dw__jit_variant variant = variant_of(90);
+    dw__text source = {0};
+    void *image = NULL;
+    size_t bytes = 0;
+    assert_int_equal(dw__jit_expand(variant.source, &source), DW_OK);
+    assert_int_equal(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL),
+                     DW_OK);
+    assert_int_equal(bytes, strlen(image) + 1);
+    assert_non_null(strstr(image, "--gpu-architecture=compute_90a\n"));
+    assert_non_null(strstr(image, "-DANT=90\n"));
+    assert_null(strstr(image, "-lineinfo"));
+    dw__free(image);
+    setenv("FAKE_NVRTC_FAIL", "2", 1);
+    assert_int_equal(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL),
+                     DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "no PTX for sm_90a"));
+    unsetenv("FAKE_NVRTC_FAIL");
+    dw__text_free(&source);
+}
+
 /* ---- memory ----------------------------------------------------------------------------------------------- */
 
 /* Each allocation fails in turn: an error or the right image, nothing lost. */
@@ -403,9 +483,8 @@ static void test_memory(void **state) {
         for (int64_t after = 0;; after++) {
             void *image = NULL;
             size_t bytes = 0;
-            bool embedded = false;
             dw__memory_fail_once(after);
-            dw_status status = dw__jit_image(&variant, &image, &bytes, &embedded);
+            dw_status status = dw__jit_image(&variant, &image, &bytes);
             int64_t failures = dw__memory_failures();
             dw__memory_fail_after(-1);
             if (status != DW_OK)
@@ -435,6 +514,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finding), /* first: children start without a compiler loaded */
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_loading_order),
         cmocka_unit_test(test_expansion),
         cmocka_unit_test(test_line_numbers),
         cmocka_unit_test(test_names_and_keys),
@@ -445,6 +525,7 @@ int main(void) {
         cmocka_unit_test(test_compiler_failures),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_ptx),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -3,6 +3,7 @@
  * spill, or its matrix products wait for each other, is seen where it is made.
  *
  *   deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]
+ *   deepwell-kernels --ptx DIR [--quick] [-p TEXT] [--threads N]     their PTX, a file each
  *   deepwell-kernels --launch     on a GPU: what a call of attention costs the host
  *
  * --renew writes what was compiled into the table, and leaves the rest of it.
@@ -145,6 +146,25 @@ static void read_line(job *j, const char *line) {
     if (is_warning && j->warning[0] == '\0') snprintf(j->warning, sizeof j->warning, "%s", line);
 }
 
+/* DIR/NAME.ptx */
+static dw_status write_ptx(const job *j, const char *folder) {
+    dw_status status = DW_OK;
+    dw__text expanded = {0}, path = {0};
+    void *image = NULL;
+    size_t bytes;
+    DW_TRY(dw__jit_expand(j->variant.source, &expanded));
+    DW_TRY(dw__jit_compile(&j->variant, &expanded, DW__JIT_PTX, NULL, &image, &bytes, NULL));
+    DW_TRY(dw__text_printf(&path, "%s/%s.ptx", folder, j->name));
+    DW_TRY(dw__folder_make_above(path.text));
+    DW_TRY(dw__file_write(path.text, image, strlen(image)));
+
+cleanup:
+    dw__free(image);
+    dw__text_free(&expanded);
+    dw__text_free(&path);
+    return status;
+}
+
 static void compile(job *j) {
     static const char *const options[] = {"--ptxas-options=-v", NULL};
     dw__text expanded = {0}, log = {0};
@@ -153,8 +173,8 @@ static void compile(job *j) {
     double begun = dw__seconds();
     j->status = dw__jit_expand(j->variant.source, &expanded);
     if (j->status == DW_OK)
-        j->status = dw__jit_compile(&j->variant, &expanded, options, &image, &bytes, &log);
-    if (j->status != DW_OK) snprintf(j->message, sizeof j->message, "%s", dw_last_error());
+        j->status =
+            dw__jit_compile(&j->variant, &expanded, DW__JIT_CUBIN, options, &image, &bytes, &log);
     j->seconds = dw__seconds() - begun;
     for (char *line = log.text, *end; line && *line; line = end) {
         end = line + strcspn(line, "\n");
@@ -168,7 +188,7 @@ static void compile(job *j) {
 
 typedef struct selection {
     bool quick;
-    const char *part;
+    const char *part, *ptx; /* ptx: the folder for it; NULL: it is not asked for */
 } selection;
 
 static bool selected(const selection *s, const job *j) {
@@ -179,8 +199,15 @@ static _Atomic size_t next_job;
 
 static void *compile_jobs(void *context) {
     const selection *s = context;
-    for (size_t i; (i = atomic_fetch_add(&next_job, 1)) < job_count;)
-        if (selected(s, &jobs[i])) compile(&jobs[i]);
+    for (size_t i; (i = atomic_fetch_add(&next_job, 1)) < job_count;) {
+        job *j = &jobs[i];
+        if (!selected(s, j)) continue;
+        if (s->ptx)
+            j->status = write_ptx(j, s->ptx);
+        else
+            compile(j);
+        if (j->status != DW_OK) snprintf(j->message, sizeof j->message, "%s", dw_last_error());
+    }
     return NULL;
 }
 
@@ -309,10 +336,24 @@ static int check_all(const selection *s, const char *compiler) {
     return failed > 0 || passed == 0 ? 1 : 0;
 }
 
+/* What became of --ptx. */
+static int say_ptx(const selection *s) {
+    int written = 0, failed = 0;
+    for (size_t i = 0; i < job_count; i++) {
+        if (!selected(s, &jobs[i])) continue;
+        if (jobs[i].status == DW_OK)
+            printf("%s/%s.ptx\n", s->ptx, jobs[i].name), written++;
+        else
+            fprintf(stderr, "%s: %s\n", jobs[i].name, jobs[i].message), failed++;
+    }
+    return failed > 0 || written == 0 ? 1 : 0;
+}
+
 /* ---- program -------------------------------------------------------------------------------------------- */
 
 static int usage(void) {
     fprintf(stderr, "usage: deepwell-kernels [--quick] [--renew] [--list] [-p TEXT] [--threads N]\n"
+                    "       deepwell-kernels --ptx DIR [--quick] [-p TEXT] [--threads N]\n"
                     "       deepwell-kernels --launch\n");
     return 2;
 }
@@ -335,6 +376,8 @@ int main(int argc, char **argv) {
             return print_launch_cost();
         else if (strcmp(argv[i], "-p") == 0 && value)
             s.part = argv[++i];
+        else if (strcmp(argv[i], "--ptx") == 0 && value)
+            s.ptx = argv[++i];
         else if (strcmp(argv[i], "--threads") == 0 && value)
             threads = atoi(argv[++i]);
         else
@@ -352,6 +395,7 @@ int main(int argc, char **argv) {
     compile_all(&s, threads);
     double took = dw__seconds() - begun, work = 0.0;
     for (size_t i = 0; i < job_count; i++) work += jobs[i].seconds;
+    if (s.ptx) return say_ptx(&s);
     printf("%.0f s for %.0f s of compiling\n", took, work);
     if (!renew) return check_all(&s, compiler);
     for (size_t i = 0; i < job_count; i++)

@@ -1,6 +1,7 @@
 /* See fake_cuda.h. Signatures are the driver's; a real one is never linked. */
 #include "fake_cuda.h"
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,12 +246,18 @@ static void *keep(void *pointer) {
 
 API int cuModuleLoadData(void **made, const void *image) {
     ASKED();
-    if (memcmp(image, "\177ELF", 4) != 0) return 200;
-    if (state.refuse_real && ((const char *)image)[4] != '\n') return 200;
+    bool ptx = strncmp(image, ".version", 8) == 0 || strncmp(image, "//", 2) == 0;
+    if (ptx && state.refuse_ptx) return 222; /* CUDA_ERROR_UNSUPPORTED_PTX_VERSION */
+    if (!ptx && memcmp(image, "\177ELF", 4) != 0) return 200;
+    if (!ptx && state.refuse_real && ((const char *)image)[4] != '\n') return 200;
     module *m = keep(calloc(1, sizeof *m));
-    memcpy(m->image, image, sizeof m->image);
+    if (ptx)
+        snprintf(m->image, sizeof m->image, "%s", (const char *)image); /* it ends with a NUL */
+    else
+        memcpy(m->image, image, sizeof m->image);
     pthread_mutex_lock(&lock);
     state.loads++;
+    memcpy(state.loaded, m->image, sizeof state.loaded);
     pthread_mutex_unlock(&lock);
     *made = m;
     return 0;

@@ -32,6 +32,7 @@ typedef struct fake_cuda {
     const char *failing;
     int result;
     int refuse_real; /* modules that the fake compiler has not made */
+    int refuse_ptx;
     /* Parameters of launched kernels, which a driver reads off the module: as many tensor maps as maps_of() says for
      * the kernel's name, then one block of params_bytes. */
     int (*maps_of)(const char *name);
@@ -41,6 +42,7 @@ typedef struct fake_cuda {
     int64_t memory; /* bytes allocated and not released */
 
     /* What was asked. */
+    char loaded[64]; /* the first bytes of the last module's image */
     int calls, loads, functions, map_count, launch_count, retains, relaxed;
     fake_map maps[FAKE_MAPS];            /* in the order in which they were encoded */
     fake_launch launches[FAKE_LAUNCHES]; /* likewise */

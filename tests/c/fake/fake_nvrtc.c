@@ -72,6 +72,15 @@ API int nvrtcGetProgramLog(void *made, char *log) {
     strcpy(log, ((program *)made)->log);
     return 0;
 }
+API int nvrtcGetPTXSize(void *made, size_t *bytes) { /* of text, with its NUL */
+    const program *p = made;
+    *bytes = p->cubin ? strlen(p->cubin) + 2 : 0;
+    return 0;
+}
+API int nvrtcGetPTX(void *made, char *ptx) {
+    sprintf(ptx, "//PTX%s", ((program *)made)->cubin + 4);
+    return 0;
+}
 API int nvrtcGetCUBINSize(void *made, size_t *bytes) {
     *bytes = ((program *)made)->cubin_bytes;
     return 0;
