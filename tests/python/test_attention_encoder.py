@@ -116,6 +116,41 @@ def test_frozen_parameters_with_gradients_enabled():
     assert apart(*grads) < _CLOSE * 100
 
 
+def test_a_trainable_part_keeps_padded_rows():
+    """With gradients to give, PyTorch makes no nested tensor, and padded rows have values."""
+    module, plain, _ = encoder(norm=False)
+    for m in (module, plain):
+        for name, parameter in m.named_parameters():
+            parameter.requires_grad_(name.endswith("linear1.weight"))
+    x = torch.randn(3, 7, 32)
+    both = [m(x, src_key_padding_mask=PADDINGS["right"]) for m in (module, plain)]
+    assert both[1][2, 3].abs().max() > 0
+    assert apart(both[:1], both[1:]) < _CLOSE * 10
+    grads = [
+        torch.autograd.grad(out.square().sum(), [p for p in m.parameters() if p.requires_grad])
+        for out, m in zip(both, (module, plain), strict=True)
+    ]
+    assert apart(*[[g / 100 for g in given] for given in grads]) < _CLOSE * 10
+
+
+def test_hooks_see_what_pytorch_shows_them():
+    module, plain, _ = encoder(nested=False)
+    x, padded = torch.randn(3, 7, 32), PADDINGS["left"]
+    seen_by = []
+    for m in (module, plain):
+        shown = []
+
+        def hook(part, args, kwargs, out, shown=shown):
+            shown.append([kwargs["key_padding_mask"], *args, out[0]])
+
+        m.layers[1].self_attn.register_forward_hook(hook, with_kwargs=True)
+        with torch.no_grad():
+            m(x, src_key_padding_mask=padded)
+        seen_by.append(shown[0])
+    finite = [[t.nan_to_num(neginf=-1) for t in given] for given in seen_by]
+    assert apart(*finite) < _CLOSE * 10
+
+
 def test_causal():
     module, plain, _ = encoder()
     x = torch.randn(3, 7, 32)

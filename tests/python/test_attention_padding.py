@@ -235,6 +235,55 @@ def test_padding_of_causal_calls(name):
     assert taken or list(module.forward.fallbacks) == [because]
 
 
+@pytest.mark.parametrize("case", range(24))
+def test_random_padding(case):
+    """attend() beside attention with the mask as a tensor, where it says that both are the same."""
+    draw = torch.Generator().manual_seed(case)
+
+    def number(low, high):
+        return int(torch.randint(low, high + 1, (1,), generator=draw))
+
+    batch, rows, group = number(1, 4), number(1, 12), number(1, 2)
+    causal = case % 2 == 1
+    rows_q = rows if causal else number(1, 9)
+    window = (number(0, 5) if case % 4 == 3 else -1, 0) if causal else (-1, -1)
+    if case % 3 == 0:
+        kept = torch.rand(batch, rows, generator=draw) < 0.6
+        kept[:, number(0, rows - 1)] = True
+    else:
+        begin = torch.randint(0, rows, (batch, 1), generator=draw)
+        end = begin + torch.randint(1, rows + 1, (batch, 1), generator=draw)
+        kept = (torch.arange(rows) >= begin) & (torch.arange(rows) < end)
+    found = padding.of_keys_kept(kept)
+    gathered = causal and not found.is_solid
+    assert bool(padding.why_not(found, rows_q, window)) == (gathered and window[0] >= 0)
+    if gathered and window[0] >= 0:
+        return
+    q = torch.randn(batch, 2 * group, rows_q, 8, generator=draw, requires_grad=True)
+    k, v = (torch.randn(batch, 2, rows, 8, generator=draw, requires_grad=True) for _ in range(2))
+    seen_keys = functional.visible(rows_q, rows, window, False, "cpu") & kept[:, None, None]
+    d_o = torch.randn(q.shape, generator=draw)
+    if gathered:  # padded queries get zeros there
+        d_o = torch.where(kept[:, None, :, None], d_o, 0.0)
+    results = []
+    for wide in (False, True):
+        leaves = [
+            t.detach().to(torch.float64 if wide else t.dtype).requires_grad_() for t in (q, k, v)
+        ]
+        if wide:
+            k_, v_ = (t.repeat_interleave(group, 1) for t in leaves[1:])
+            scores = leaves[0] @ k_.mT * 0.3
+            p = torch.softmax(scores.masked_fill(~seen_keys, -1e300), -1) * seen_keys.any(-1, True)
+            out = p @ v_
+            if gathered:
+                out = torch.where(kept[:, None, :, None], out, 0.0)
+        else:
+            out = padding.attend(*leaves, found, 0.0, 0.3, window=window)
+        grads = torch.autograd.grad(out, leaves, d_o.to(out.dtype))
+        results.append([t.detach().float() for t in (out, *grads)])
+    assert off(*results) < _CLOSE
+
+
 def test_padded_keys_do_not_reach_results():
     module, _ = module_and_exact(batch_first=True)
     x, y = torch.randn(3, 7, 32), torch.randn(3, 7, 32)

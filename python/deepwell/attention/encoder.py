@@ -19,7 +19,11 @@ def _may_be_fused(layer: torch.nn.TransformerEncoderLayer, src: torch.Tensor) ->
         return False
     if not torch.is_grad_enabled():
         return True
-    return not (src.requires_grad or layer.self_attn.out_proj.weight.requires_grad)
+    return not (src.requires_grad or any(p.requires_grad for p in layer.parameters()))
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
 
 
 def _is_served(attention: torch.nn.MultiheadAttention, src: torch.Tensor, window, packed) -> bool:
@@ -45,7 +49,8 @@ class LayerForward(InstanceForward):
         layer = self._module()
         if isinstance(src_key_padding_mask, padding.Sequences):
             return _by_parts(layer, src, None, src_key_padding_mask, False)
-        if not _may_be_fused(layer, src):
+        # Hooks would see what we hand on; with them PyTorch runs the layer by its parts anyway.
+        if not _may_be_fused(layer, src) or _has_hooks(layer):
             return type(layer).forward(layer, src, src_mask, src_key_padding_mask, is_causal)
         given = (src, src, src, src_key_padding_mask, False, src_mask, is_causal)
         kept, reason = multihead.look_at(layer.self_attn, *given)
@@ -100,7 +105,7 @@ def _packed(encoder, src, mask_of_keys) -> torch.Tensor | None:
         return None
     if not all(is_ours(layer) and layer.self_attn.batch_first for layer in encoder.layers):
         return None
-    if not _may_be_fused(first, src):
+    if not _may_be_fused(first, src) or any(_has_hooks(layer) for layer in encoder.layers):
         return None
     kept, reason = multihead.look_at(first.self_attn, src, src, src, mask_of_keys, False)
     if reason or kept.is_led or not kept.is_solid:

@@ -178,12 +178,10 @@ def forget_positions(module: torch.nn.Module) -> None:
 
 def _without_mask(query, key, value, mask, dropout, scaling, softcap=None) -> torch.Tensor | None:
     """Attention with one of the masks that are no more than padding; None where it is another, or not ours."""
-    found = (
-        None
-        if torch.compiler.is_compiling() or type(mask) is not torch.Tensor
-        else _padded.get(mask)
-    )
-    if found is None or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    found = _padded.get(mask) if type(mask) is torch.Tensor else None
+    if found is None:
         return None
     kept, window = found
     if not (query.shape[0] == key.shape[0] == kept.batch and key.shape[2] == kept.rows):

@@ -82,7 +82,7 @@ class DWSelfAttention(torch.nn.MultiheadAttention):
     """nn.MultiheadAttention, with its parameters, ``state_dict``, arguments and results, through Deepwell.
 
     ``DWSelfAttention(hidden_dim, num_heads, config)``; every other argument of nn.MultiheadAttention may follow by
-    name. What only PyTorch's forward does (attention weights, masks given as tensors) PyTorch's forward runs.
+    name. What only PyTorch's forward does (masks but for padding, weights after dropout) PyTorch's forward runs.
     """
 
     def __init__(

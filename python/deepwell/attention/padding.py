@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.weak import TensorWeakRef
 
 from deepwell.attention import functional
@@ -65,6 +66,8 @@ _ignored, _kept, _causal = Known(), Known(), Known()
 def why_not_read(*tensors: torch.Tensor) -> str:
     """ "" where the host may look into tensors."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return "a mask cannot be looked into while a graph is traced"
+    if torch.jit.is_tracing() or get_proxy_mode() is not None:
         return "a mask cannot be looked into while a graph is traced"
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
