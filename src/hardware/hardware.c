@@ -1,6 +1,5 @@
 /* Descriptions as objects: copies, their texts, names of their parts. */
 #include "hardware/hardware.h"
-#include <limits.h>
 
 typedef struct owned {
     dw_hardware public; /* first: the caller's pointer is ours */
@@ -15,15 +14,27 @@ const char *dw_rate_name(dw_rate rate) {
     return rate >= 0 && rate < DW_RATES ? names[rate] : NULL;
 }
 
+const char *dw__figure_kind_name(dw_figure_kind kind) {
+    switch (kind) {
+    case DW_FIGURE_PUBLISHED: return "published";
+    case DW_FIGURE_READ: return "read";
+    case DW_FIGURE_MEASURED: return "measured";
+    case DW_FIGURE_ESTIMATED: return "estimated";
+    case DW_FIGURE_GIVEN: return "given";
+    case DW_FIGURE_UNKNOWN: break;
+    }
+    return NULL;
+}
+
 static dw_status copy_text(dw__arena *arena, const char **text) {
     *text = dw__arena_strdup(arena, *text ? *text : "");
     return *text ? DW_OK : dw__fail_memory("a hardware description", 1);
 }
 
 static dw_status copy_texts(dw__arena *arena, dw_hardware *hardware) {
-    DW_RETURN_IF_FAILED(copy_text(arena, &hardware->name));
-    DW_RETURN_IF_FAILED(copy_text(arena, &hardware->architecture));
-    DW_RETURN_IF_FAILED(copy_text(arena, &hardware->network));
+#define COPY(text) DW_RETURN_IF_FAILED(copy_text(arena, &hardware->text));
+    DW_HARDWARE_TEXTS(COPY)
+#undef COPY
     for (int i = 0; i < DW_RATES; i++)
         DW_RETURN_IF_FAILED(copy_text(arena, &hardware->rate[i].source));
 #define COPY(figure) DW_RETURN_IF_FAILED(copy_text(arena, &hardware->figure.source));

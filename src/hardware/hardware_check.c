@@ -59,14 +59,14 @@ static dw_status check_figure(const char *group, const char *name, const dw_figu
                     figure->value, within->low, within->high, within->unit);
 }
 
-static dw_status check_count(const char *name, int value, int low, int high) {
+dw_status dw__hardware_check_count(const char *name, int64_t value, int64_t low, int64_t high) {
     if (value >= low && value <= high) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "%s is %d; expected %d to %d", name, value, low, high);
+    return dw__fail(DW_INVALID_ARGUMENT, "%s is %lld; expected %lld to %lld", name,
+                    (long long)value, (long long)low, (long long)high);
 }
 
 static dw_status check_architecture(const dw_hardware *hardware) {
     const char *name = hardware->architecture;
-    DW_RETURN_IF_FAILED(check_count("capability", hardware->capability, 0, 999));
     if (strncmp(name, "sm_", 3) != 0 || hardware->capability == 0) return DW_OK;
     if (strtol(name + 3, NULL, 10) == hardware->capability) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT,
@@ -77,12 +77,11 @@ static dw_status check_architecture(const dw_hardware *hardware) {
 
 /* How many GPUs there are, and how they lie in nodes and domains. */
 static dw_status check_layout(const dw_hardware *h) {
-    enum { MOST_TOGETHER = 4096 };
-    DW_RETURN_IF_FAILED(check_count("gpus", h->gpus, 1, DW_HARDWARE_MOST_GPUS));
-    DW_RETURN_IF_FAILED(check_count("gpus_per_node", h->gpus_per_node, 1, MOST_TOGETHER));
-    DW_RETURN_IF_FAILED(check_count("gpus_per_domain", h->gpus_per_domain, 1, MOST_TOGETHER));
-    DW_RETURN_IF_FAILED(check_count("link_version", h->link_version, 0, 99));
-    DW_RETURN_IF_FAILED(check_count("rails", h->rails, 0, MOST_TOGETHER));
+#define AT_LEAST_ONE(member, low, high)                                                            \
+    if (strncmp(#member, "gpus", 4) == 0)                                                          \
+        DW_RETURN_IF_FAILED(dw__hardware_check_count(#member, h->member, 1, high));
+    DW_HARDWARE_COUNTS(AT_LEAST_ONE)
+#undef AT_LEAST_ONE
     int small = h->gpus_per_node, large = h->gpus_per_domain;
     if (small > large) small = h->gpus_per_domain, large = h->gpus_per_node;
     if (large % small != 0)
@@ -133,6 +132,10 @@ static dw_status check_none(const dw_hardware *h) {
 }
 
 dw_status dw__hardware_check(const dw_hardware *hardware) {
+#define CHECK(member, low, high)                                                                   \
+    DW_RETURN_IF_FAILED(dw__hardware_check_count(#member, hardware->member, low, high));
+    DW_HARDWARE_COUNTS(CHECK)
+#undef CHECK
     if (hardware->gpus == 0) return check_none(hardware);
     DW_RETURN_IF_FAILED(check_layout(hardware));
     DW_RETURN_IF_FAILED(check_architecture(hardware));
@@ -147,8 +150,9 @@ dw_status dw__hardware_check(const dw_hardware *hardware) {
     double count = hardware->sm_count.value;
     if (count != floor(count))
         return dw__fail(DW_INVALID_ARGUMENT, "sm_count is %.17g; expected a whole number", count);
+    DW_RETURN_IF_FAILED(check_complete(hardware));
     if (hardware->cache.value > hardware->memory.value)
         return dw__fail(DW_INVALID_ARGUMENT, "cache is %g and memory is %g bytes; expected less",
                         hardware->cache.value, hardware->memory.value);
-    return check_complete(hardware);
+    return DW_OK;
 }

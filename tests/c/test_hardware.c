@@ -1,12 +1,15 @@
-/* Descriptions of hardware: the catalogue and its names. */
+/* Descriptions of hardware: the catalogue, its names, files. */
 #include "base/base.h"
+#include "deepwell/graph.h"
 #include "deepwell/hardware.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -175,6 +178,248 @@ static void another_number_of_gpus(void **state) {
     dw_hardware_destroy(NULL);
 }
 
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static void assert_same_figure(const dw_figure *a, const dw_figure *b) {
+    assert_memory_equal(&a->value, &b->value, sizeof a->value);
+    assert_int_equal(a->kind, b->kind);
+    assert_string_equal(a->source, b->source);
+}
+
+static void assert_same(const dw_hardware *a, const dw_hardware *b) {
+    assert_string_equal(a->name, b->name);
+    assert_string_equal(a->architecture, b->architecture);
+    assert_string_equal(a->network, b->network);
+    assert_int_equal(a->capability, b->capability);
+    assert_int_equal(a->gpus, b->gpus);
+    assert_int_equal(a->gpus_per_node, b->gpus_per_node);
+    assert_int_equal(a->gpus_per_domain, b->gpus_per_domain);
+    assert_int_equal(a->link_version, b->link_version);
+    assert_int_equal(a->rails, b->rails);
+    for (int i = 0; i < DW_RATES; i++) assert_same_figure(&a->rate[i], &b->rate[i]);
+#define SAME(figure) assert_same_figure(&a->figure, &b->figure);
+    DW_HARDWARE_FIGURES(SAME)
+#undef SAME
+}
+
+/* Everything comes back as it was, and the text of what came back is the same text. */
+static void expect_round_trip(const dw_hardware *h) {
+    char *text = NULL, *again = NULL;
+    dw_hardware *back = NULL;
+    assert_ok(dw_hardware_json(h, &text));
+    assert_ok(dw_hardware_parse(text, strlen(text), &back));
+    assert_same(h, back);
+    assert_ok(dw_hardware_json(back, &again));
+    assert_string_equal(text, again);
+    dw_text_free(text);
+    dw_text_free(again);
+    dw_hardware_destroy(back);
+}
+
+static void files_keep_everything(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < dw_hardware_catalogue_count(); i++) {
+        dw_hardware *h = NULL;
+        assert_ok(dw_hardware_named(dw_hardware_catalogue_name(i), &h));
+        expect_round_trip(h);
+        dw_hardware_destroy(h);
+    }
+}
+
+/* Random bits within the bounds, and any kind. */
+static void vary(dw_figure *figure, uint64_t *random) {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    figure->value *= 0.75 + 0.5 * (double)(*random >> 11) / 9007199254740992.0;
+    figure->kind = (dw_figure_kind)(DW_FIGURE_PUBLISHED + *random % 5);
+}
+
+static void files_keep_every_bit(void **state) {
+    uint64_t random = 88172645463325252u;
+    (void)state;
+    for (int round = 0; round < 200; round++) {
+        dw_hardware *h = NULL;
+        assert_ok(dw_hardware_named("gb300:144", &h));
+        for (int i = 0; i < DW_RATES; i++) vary(&h->rate[i], &random);
+        vary(&h->clock, &random);
+        vary(&h->memory, &random);
+        vary(&h->memory_bandwidth, &random);
+        vary(&h->link_latency, &random);
+        vary(&h->network_bandwidth, &random);
+        h->power.source = "a \"quoted\" text, \\ and \xC3\xA9";
+        expect_round_trip(h);
+        dw_hardware_destroy(h);
+    }
+}
+
+static void a_profile_with_changes(void **state) {
+    static const char text[] =
+        "{\"profile\": \"h100\", \"gpus\": 256, \"network\": \"EFA\", \"host_memory\": null,"
+        " \"network_bandwidth\": {\"value\": 4e10, \"kind\": \"measured\", \"source\": "
+        "\"nccl-tests\"},"
+        " \"rates\": {\"bf16\": 8e14}, \"machine\": {\"anything\": [1, 2]}}";
+    dw_hardware *h = NULL, *profile = NULL;
+    (void)state;
+    assert_ok(dw_hardware_parse(text, strlen(text), &h));
+    assert_ok(dw_hardware_named("h100:256", &profile));
+    assert_int_equal(h->gpus, 256);
+    assert_string_equal(h->network, "EFA");
+    assert_string_equal(h->name, "h100");
+    assert_true(h->network_bandwidth.value == 4e10);
+    assert_int_equal(h->network_bandwidth.kind, DW_FIGURE_MEASURED);
+    assert_string_equal(h->network_bandwidth.source, "nccl-tests");
+    assert_true(h->rate[DW_RATE_BF16].value == 8e14);
+    assert_int_equal(h->rate[DW_RATE_BF16].kind, DW_FIGURE_GIVEN);
+    assert_same_figure(&h->rate[DW_RATE_FP8], &profile->rate[DW_RATE_FP8]);
+    assert_same_figure(&h->host_memory, &profile->host_memory);
+    dw_hardware_destroy(h);
+    dw_hardware_destroy(profile);
+}
+
+#define ONE "\"gpus\": 1, \"rates\": {\"bf16\": 1e14}, \"memory\": 8e10, \"memory_bandwidth\": 2e12"
+#define MANY                                                                                       \
+    "\"gpus\": 16, \"gpus_per_node\": 8, \"gpus_per_domain\": 8, \"rates\": {\"bf16\": 1e14}, "    \
+    "\"memory\": 8e10, \"memory_bandwidth\": 2e12"
+
+static void a_machine_of_ones_own(void **state) {
+    dw_hardware *h = NULL;
+    (void)state;
+    assert_ok(dw_hardware_parse("{" ONE "}", strlen("{" ONE "}"), &h));
+    assert_int_equal(h->gpus_per_node, 1);
+    assert_int_equal(h->gpus_per_domain, 1);
+    expect_round_trip(h);
+    dw_hardware_destroy(h);
+    assert_ok(dw_hardware_parse("{\"gpus\": 0}", 11, &h));
+    assert_int_equal(h->gpus, 0);
+    expect_round_trip(h);
+    dw_hardware_destroy(h);
+}
+
+static void files_that_say_nothing_possible(void **state) {
+    static const struct {
+        const char *text;
+        dw_status status;
+        const char *part;
+    } cases[] = {
+        {"", DW_PARSE, "hardware description: line 1"},
+        {"{", DW_PARSE, "hardware description: line 1"},
+        {"[]", DW_PARSE, "it is an array; expected an object"},
+        {"{}", DW_PARSE, "gpus is missing; expected an integer"},
+        {"{\"gpus\": 4}", DW_PARSE, "gpus_per_node is missing"},
+        {"{\"gpus\": \"8\"}", DW_PARSE, "gpus is a string; expected an integer"},
+        {"{\"gpus\": 8.0}", DW_PARSE, "gpus is a real number; expected an integer"},
+        {"{\"profile\": \"h100\", \"gpus\": 0}", DW_INVALID_ARGUMENT,
+         "gpus is 0 in a description of GPUs; expected 1 to 1048576"},
+        {"{\"profile\": \"h100\", \"gpus\": 10000000}", DW_INVALID_ARGUMENT,
+         "gpus is 10000000; expected 0 to 1048576"},
+        {"{\"profile\": \"h100\", \"gpus\": -8}", DW_INVALID_ARGUMENT, "gpus is -8; expected"},
+        {"{\"profile\": \"h100\", \"gpus\": 100000000000000}", DW_INVALID_ARGUMENT,
+         "gpus is 100000000000000; expected"},
+        {"{\"profile\": \"h100\", \"gpus\": 12}", DW_INVALID_ARGUMENT,
+         "gpus is 12 and gpus_per_node is 8; expected a part of one node, or a multiple of 8"},
+        {"{\"profile\": \"h100\", \"gpus_per_node\": 0}", DW_INVALID_ARGUMENT,
+         "gpus_per_node is 0; expected 1 to 4096"},
+        {"{\"profile\": \"h100\", \"gpus_per_domain\": 3}", DW_INVALID_ARGUMENT,
+         "gpus_per_node is 8 and gpus_per_domain is 3; expected one to be a multiple"},
+        {"{\"profile\": \"h1\"}", DW_NOT_FOUND, "profile: there is no hardware \"h1\""},
+        {"{\"profile\": 100}", DW_PARSE, "profile is an integer; expected a string"},
+        {"{\"profile\": \"h100\", \"nodes\": 4}", DW_PARSE,
+         "it has a field \"nodes\"; expected profile, rates, name"},
+        {"{\"profile\": \"h100\", \"memory\": 80}", DW_INVALID_ARGUMENT,
+         "memory is 80; expected 1e+08 to 1e+14 bytes (8e10, not 80)"},
+        {"{\"profile\": \"h100\", \"memory\": \"80GB\"}", DW_PARSE,
+         "memory is a string; expected a number, or an object with \"value\""},
+        {"{\"profile\": \"h100\", \"memory\": 0}", DW_INVALID_ARGUMENT, "memory is missing"},
+        {"{\"profile\": \"h100\", \"memory\": -1}", DW_INVALID_ARGUMENT, "memory is -1"},
+        {"{\"profile\": \"h100\", \"memory\": {}}", DW_PARSE, "memory: value is missing"},
+        {"{\"profile\": \"h100\", \"memory\": {\"value\": 8e10, \"unit\": \"B\"}}", DW_PARSE,
+         "memory has a field \"unit\"; expected value, kind or source"},
+        {"{\"profile\": \"h100\", \"memory\": {\"value\": 8e10, \"kind\": \"guess\"}}", DW_PARSE,
+         "kind is \"guess\"; expected published, read, measured, estimated or given"},
+        {"{\"profile\": \"h100\", \"rates\": {\"bf16\": 989}}", DW_INVALID_ARGUMENT,
+         "rates.bf16 is 989; expected 1e+11 to 1e+18 operations per second (9.89e14, not 989)"},
+        {"{\"profile\": \"h100\", \"rates\": {\"int8\": 1e15}}", DW_PARSE,
+         "rates has a field \"int8\""},
+        {"{\"profile\": \"h100\", \"rates\": [1]}", DW_PARSE, "rates is an array"},
+        {"{\"profile\": \"h100\", \"rates\": {\"fp8\": true}}", DW_PARSE,
+         "rates: fp8 is a boolean; expected a number"},
+        {"{\"profile\": \"h100\", \"rates\": {\"bf16\": 0}}", DW_INVALID_ARGUMENT,
+         "rates.bf16 is missing"},
+        {"{\"profile\": \"h100\", \"sm_count\": 131.5}", DW_INVALID_ARGUMENT,
+         "sm_count is 131.5; expected a whole number"},
+        {"{\"profile\": \"h100\", \"cache\": 9e11}", DW_INVALID_ARGUMENT, "cache is 9e+11"},
+        {"{\"profile\": \"h100\", \"capability\": 100}", DW_INVALID_ARGUMENT,
+         "architecture is \"sm_90a\" and capability is 100"},
+        {"{\"profile\": \"h100\", \"name\": \"a\\u0007\"}", DW_PARSE,
+         "name has control characters"},
+        {"{\"profile\": \"h100\", \"machine\": 3}", DW_PARSE, "machine is an integer"},
+        {"{\"profile\": \"h100\", \"gpus\": 16, \"network_bandwidth\": 0}", DW_INVALID_ARGUMENT,
+         "network_bandwidth is missing; expected bytes per second of each GPU between nodes"},
+        {"{\"profile\": \"h100\", \"network_bandwidth\": 400e12}", DW_INVALID_ARGUMENT,
+         "network_bandwidth is 400000000000000"},
+        {"{\"profile\": \"h100\", \"link_latency\": 2}", DW_INVALID_ARGUMENT,
+         "link_latency is 2; expected 1e-09 to 1 seconds"},
+        {"{" MANY "}", DW_INVALID_ARGUMENT, "link_bandwidth is missing"},
+        {"{" MANY ", \"link_bandwidth\": 1e11}", DW_INVALID_ARGUMENT,
+         "network_bandwidth is missing"},
+        {"{\"gpus\": 0, \"memory\": 8e10}", DW_INVALID_ARGUMENT,
+         "gpus is 0 in a description of GPUs"},
+    };
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        dw_hardware *h = NULL;
+        int64_t live = dw__memory_live();
+        dw_status status = dw_hardware_parse(cases[i].text, strlen(cases[i].text), &h);
+        if (status != cases[i].status || !strstr(dw_last_error(), cases[i].part))
+            print_error("%s: \"%s\" does not have \"%s\"\n", cases[i].text, dw_last_error(),
+                        cases[i].part);
+        assert_int_equal(status, cases[i].status);
+        assert_non_null(strstr(dw_last_error(), cases[i].part));
+        assert_null(h);
+        assert_int_equal(dw__memory_live(), live);
+    }
+}
+
+static void files_by_path(void **state) {
+    char folder[] = "/tmp/deepwell-hardware-XXXXXX", path[64];
+    dw_hardware *h = NULL;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/h.json", folder);
+    assert_int_equal(dw_hardware_load(path, &h), DW_IO);
+    assert_ok(dw__file_write(path, "{\"profile\": \"b200\", \"gpus\": 7}", 30));
+    assert_ok(dw_hardware_load(path, &h));
+    assert_int_equal(h->gpus, 7);
+    dw_hardware_destroy(h);
+    assert_ok(dw__file_write(path, "{\"profile\": \"b200\", \"gpus\": 9}", 30));
+    assert_int_equal(dw_hardware_load(path, &h), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "h.json\": gpus is 9"));
+    assert_int_equal(dw_hardware_load(folder, &h), DW_IO);
+    unlink(path);
+    rmdir(folder);
+}
+
+static void each_allocation_of_files_fails(void **state) {
+    static const char text[] = "{\"profile\": \"h100\", \"memory\": {\"value\": 8e10}}";
+    (void)state;
+    for (int64_t left = 0;; left++) {
+        dw_hardware *h = NULL;
+        char *written = NULL;
+        int64_t live = dw__memory_live();
+        dw__memory_fail_once(left);
+        dw_status status = dw_hardware_parse(text, strlen(text), &h);
+        if (status == DW_OK) status = dw_hardware_json(h, &written);
+        int64_t failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        dw_text_free(written);
+        dw_hardware_destroy(h);
+        assert_int_equal(dw__memory_live(), live);
+        assert_int_equal(status, failures ? DW_OUT_OF_MEMORY : DW_OK);
+        if (failures == 0) break;
+    }
+}
+
 static void each_allocation_fails(void **state) {
     (void)state;
     for (int64_t left = 0;; left++) {
@@ -204,6 +449,13 @@ int main(void) {
         cmocka_unit_test(names_that_mean_nothing),
         cmocka_unit_test(another_number_of_gpus),
         cmocka_unit_test(each_allocation_fails),
+        cmocka_unit_test(files_keep_everything),
+        cmocka_unit_test(files_keep_every_bit),
+        cmocka_unit_test(a_profile_with_changes),
+        cmocka_unit_test(a_machine_of_ones_own),
+        cmocka_unit_test(files_that_say_nothing_possible),
+        cmocka_unit_test(files_by_path),
+        cmocka_unit_test(each_allocation_of_files_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
