@@ -1,0 +1,50 @@
+/* While the library is built: a variant of a device source to OUTPUT.cubin and OUTPUT.ptx, by NVRTC, as it would be
+ * compiled at first use. `compile_variant SOURCE OUTPUT [NAME=VALUE...]`, for sm_90a. */
+#include "jit/jit.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PATH = 4096 };
+
+static dw_status write_form(const dw__jit_variant *variant, const dw__text *source,
+                            dw__jit_form form, const char *output) {
+    dw_status status = DW_OK;
+    char path[MOST_PATH];
+    void *image = NULL;
+    size_t bytes = 0;
+    DW_TRY(dw__jit_compile(variant, source, form, NULL, &image, &bytes, NULL));
+    bool ptx = form == DW__JIT_PTX;
+    if (ptx) bytes = strlen(image);
+    if (snprintf(path, sizeof path, "%s.%s", output, ptx ? "ptx" : "cubin") >= (int)sizeof path)
+        DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "the path %s is too long", output));
+    DW_TRY(dw__file_write(path, image, bytes));
+
+cleanup:
+    dw__free(image);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    dw_status status = DW_OK;
+    dw__text source = {0};
+    if (argc < 3 || argc > 3 + DW__JIT_DEFINES) {
+        fprintf(stderr, "usage: compile_variant SOURCE OUTPUT [NAME=VALUE...]\n");
+        return 2;
+    }
+    dw__jit_variant variant = {.source = argv[1], .entry = "", .arch = "sm_90a"};
+    for (int i = 3; i < argc; i++) {
+        char *equals = strchr(argv[i], '=');
+        if (!equals) DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "\"%s\" is no NAME=VALUE", argv[i]));
+        *equals = '\0';
+        dw__jit_add_define(&variant, argv[i], atoi(equals + 1));
+    }
+    DW_TRY(dw__jit_expand(variant.source, &source));
+    DW_TRY(write_form(&variant, &source, DW__JIT_CUBIN, argv[2]));
+    DW_TRY(write_form(&variant, &source, DW__JIT_PTX, argv[2]));
+
+cleanup:
+    if (status != DW_OK) fprintf(stderr, "compile_variant: %s\n", dw_last_error());
+    dw__text_free(&source);
+    return status == DW_OK ? 0 : 1;
+}
