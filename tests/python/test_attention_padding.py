@@ -343,6 +343,28 @@ def test_a_mask_is_looked_into_once(monkeypatch):
         assert not torch.equal(attention(x, x, x, key_padding_mask=own)[0], first)
 
 
+def test_masks_of_inference_serve_training():
+    module, plain = module_and_exact(batch_first=True)
+    for mask in MASKS.values():
+        mask, x = mask.clone(), torch.randn(3, 7, 32)
+        for need_weights in (False, True):
+            options = dict(key_padding_mask=mask, need_weights=need_weights)
+            with torch.inference_mode():
+                module(x, x, x, **options)
+            assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE
+
+
+def test_masks_with_a_gradient_are_pytorch_s():
+    module, plain = module_and_exact(batch_first=True)
+    x, mask = torch.randn(3, 7, 32), torch.zeros(3, 7, requires_grad=True)
+    grads = []
+    for m in (module, plain.float()):
+        out = m(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+        grads.append(torch.autograd.grad(out.square().sum(), mask)[0])
+    assert torch.equal(*grads) and grads[0].abs().max() > 0
+    assert list(module.forward.fallbacks) == ["a mask has a gradient"]
+
+
 def test_padding_while_tracing_is_pytorch_s():
     module, plain = module_and_exact(batch_first=True)
     plain = plain.float()

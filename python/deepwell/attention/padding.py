@@ -72,6 +72,8 @@ def why_not_read(*tensors: torch.Tensor) -> str:
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
             return f"a mask is a {type(tensor).__name__}"
+        if tensor.requires_grad:
+            return "a mask has a gradient"
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return "a mask cannot be looked into while a CUDA graph is captured"
     return ""
@@ -149,12 +151,13 @@ class Padding:
     def _once(self, name: Any, make: Callable[[], Any]) -> Any:
         found = self._made.get(name)
         if found is None:
-            found = self._made[name] = make()
+            with torch.inference_mode(False):  # a later call may keep it for a backward
+                found = self._made[name] = make()
         return found
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type != "cuda":
-            return tensor
+            return tensor.clone()
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
