@@ -165,6 +165,17 @@ def test_causal():
         assert apart([module(x, **options)], [plain(x, **options)]) < _CLOSE * 10
 
 
+def test_a_causal_layer_alone():
+    module, plain, _ = encoder()
+    x, mask = torch.randn(3, 7, 32), torch.ones(7, 7).triu(1).bool()
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        for options in (dict(src_mask=mask), dict(src_mask=mask, is_causal=True)):
+            with mode():
+                assert seen(lambda: module.layers[0](x, **options)).ours == 1
+                both = [m.layers[0](x, **options) for m in (module, plain)]
+            assert apart(both[:1], both[1:]) < _CLOSE * 10
+
+
 def test_what_pytorch_runs_takes_its_fused_path():
     module, plain, _ = encoder(nested=False)  # nested tensors have no empty rows
     x = torch.randn(3, 7, 32)
@@ -178,8 +189,8 @@ def test_what_pytorch_runs_takes_its_fused_path():
             ours, theirs = module(x, **options), plain(x, **options)
         assert torch.equal(ours.nan_to_num(9), theirs.nan_to_num(9))
     counted = module.layers[0].self_attn.forward.fallbacks
-    assert counted["an attn_mask is given"] == 2
-    assert "an attn_mask is given" in deepwell.summary(module)
+    assert counted["an attn_mask is given that is not causal"] == 2
+    assert "an attn_mask is given that is not causal" in deepwell.summary(module)
     functional.devices.discard("cpu")
     functional.forget()
     for padded in PADDINGS.values():  # nothing changes for tensors that are elsewhere

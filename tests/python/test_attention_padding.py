@@ -284,6 +284,22 @@ def test_random_padding(case):
     assert off(*results) < _CLOSE
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("as_float", [False, True])
+def test_causal_masks_without_the_hint(need_weights, as_float):
+    module, plain = module_and_exact(batch_first=True)
+    mask = torch.ones(7, 7).triu(1).bool()
+    if as_float:
+        mask = torch.zeros(7, 7).masked_fill(mask, -torch.inf)
+    options = dict(attn_mask=mask, need_weights=need_weights)
+    x = torch.randn(3, 7, 32)
+    assert seen(lambda: module(x, x, x, **options)).ours == 1
+    assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE
+    mask[3, 5] = 0  # and no longer causal
+    assert seen(lambda: module(x, x, x, **options)).ours == 0
+    assert off(*both(module, plain, [x], options, need_weights)) < _CLOSE
+
+
 def test_padded_keys_do_not_reach_results():
     module, _ = module_and_exact(batch_first=True)
     x, y = torch.randn(3, 7, 32), torch.randn(3, 7, 32)

@@ -54,9 +54,10 @@ class LayerForward(InstanceForward):
             return type(layer).forward(layer, src, src_mask, src_key_padding_mask, is_causal)
         given = (src, src, src, src_key_padding_mask, False, src_mask, is_causal)
         kept, reason = multihead.look_at(layer.self_attn, *given)
-        window = (-1, 0 if is_causal else -1)
+        causal = src_mask is not None  # else there was a reason
+        window = (-1, 0 if causal else -1)
         if not reason and _is_served(layer.self_attn, src, window, kept is not None):
-            return _by_parts(layer, src, src_mask, kept, is_causal)
+            return _by_parts(layer, src, src_mask, kept, causal)
         counted = multihead.fallbacks_of(layer.self_attn)
         before = counted.total()
         made = type(layer).forward(layer, src, src_mask, src_key_padding_mask, is_causal)

@@ -75,7 +75,8 @@ def look_at(
 ) -> tuple[Padding | None, str]:
     """What a key_padding_mask keeps, and why PyTorch's forward runs a call ("": ours does)."""
     reason = _why_not(module, query, key, value, need_weights, mask, is_causal)
-    if reason or (mask_of_keys is None and not (need_weights and is_causal)):
+    # With the hint alone, PyTorch does not look at the mask either.
+    if reason or (mask_of_keys is None and (mask is None or (is_causal and not need_weights))):
         return None, reason
     return _read(module, query, key, mask_of_keys, mask)
 
@@ -105,11 +106,8 @@ def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
         return "keys of the module's own are added (add_bias_kv, add_zero_attn)"
     if need_weights and module.training and module.dropout > 0:
         return "attention weights are asked for (need_weights=True), which dropout changes"
-    if (mask is not None) != bool(is_causal):
-        # With the hint, PyTorch does not look at the mask either; without a mask the hint is an error of its own.
-        return (
-            "an attn_mask is given" if mask is not None else "is_causal is given without attn_mask"
-        )
+    if is_causal and mask is None:  # an error of PyTorch's
+        return "is_causal is given without attn_mask"
     if query.device.type not in functional.devices:
         return f"the tensors are on {query.device.type}"
     if query.dim() != 3 or key.dim() != 3 or value.dim() != 3:
@@ -134,16 +132,15 @@ def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
 
 def _read(module, query, key, mask_of_keys, mask) -> tuple[Padding | None, str]:
     """What a key_padding_mask keeps, and why PyTorch's forward runs a call for what its masks hold."""
+    batch, rows = (0, 1) if module.batch_first else (1, 0)
+    rows_q, rows_k = query.shape[rows], key.shape[rows]
+    if mask is not None and not (mask.shape == (rows_q, rows_k) and rows_q == rows_k):
+        return None, "an attn_mask is given that is not causal"
     reason = padding.why_not_read(*[t for t in (mask_of_keys, mask) if t is not None])
     if reason:
         return None, reason
-    batch, rows = (0, 1) if module.batch_first else (1, 0)
-    rows_q, rows_k = query.shape[rows], key.shape[rows]
-    # Here PyTorch adds the mask itself, and the hint does not count.
-    if mask is not None and not (
-        mask.shape == (rows_q, rows_k) and rows_q == rows_k and padding.is_causal(mask)
-    ):
-        return None, "an attn_mask is given with is_causal=True and hides something else"
+    if mask is not None and not padding.is_causal(mask):
+        return None, "an attn_mask is given that is not causal"
     if mask_of_keys is None:
         return None, ""
     if mask_of_keys.shape != (key.shape[batch], rows_k) or mask_of_keys.numel() == 0:
