@@ -28,11 +28,15 @@
 #define DW_BACKWARD_SCORES(head_dim, tile_m, tile_n)                                               \
     (2 * ((head_dim) <= 128 ? (tile_m) * (tile_n)*2 : 2 * (tile_n)*128))
 
+/* What is kept of a tile's queries, in numbers of FP32: of each the scaled LSE, of each delta, whether one of the LSEs is
+ * large (and nothing, to a multiple of 16 bytes). */
+#define DW_BACKWARD_STATISTICS(tile_m) (2 * (tile_m) + 4)
+
 /* Dynamic shared memory of the main kernel in bytes: alignment, tiles of K and V, Q, dO, scores, statistics of the
  * queries, barriers. */
 #define DW_BACKWARD_SHARED(head_dim, tile_m, tile_n, stages_q, stages_do)                          \
     (1024 +                                                                                        \
      DW_BACKWARD_COLUMNS(head_dim) * 2 * (2 * (tile_n) + ((stages_q) + (stages_do)) * (tile_m)) +  \
-     DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) + (stages_q)*2 * (tile_m)*4 + 256)
+     DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) + (stages_q)*DW_BACKWARD_STATISTICS(tile_m) * 4 + 256)
 
 #endif

@@ -48,7 +48,7 @@ static_assert(!ROTATED || !DETERMINISTIC, "blocks of keys take turns from the fi
 #define COLUMNS (64 * BLOCKS)
 #define Q_BYTES (TILE_M * BLOCKS * 128)
 #define KV_BYTES (TILE_N * BLOCKS * 128)
-#define STATS_BYTES (2 * TILE_M * 4) // of each query the scaled LSE, then of each delta
+#define STATS_BYTES (DW_BACKWARD_STATISTICS(TILE_M) * 4)
 #define CONSUMER_THREADS (128 * CONSUMERS)
 #define THREADS (128 + CONSUMER_THREADS)
 
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     sm90_attention_backward_prepare(const __grid_constant__ dw_attention_params p) {
     query_tile t;
     if (!find_query_tile(p, t)) return;
-    float *lse_out = p.delta + t.tile * 2 * TILE_M, *delta_out = lse_out + TILE_M;
+    float *lse_out = p.delta + t.tile * DW_BACKWARD_STATISTICS(TILE_M), *delta_out = lse_out + TILE_M;
 #if SERIAL
     // Queries that see no key: nobody else will write their dQ.
     if (first_key_of(p, t.s, t.m) > last_key_of(p, t.s, t.m))
@@ -178,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     const int lanes = COLUMNS == 64 ? 8 : COLUMNS == 128 ? 16 : 32;
     int column = threadIdx.x % lanes * 8;
     static_assert(TILE_M % (SIDE_THREADS / 8) == 0 || TILE_M % 16 == 0, "warps stay whole");
+    bool large = false;
 #pragma unroll 4
     for (int row = threadIdx.x / lanes; row < TILE_M; row += SIDE_THREADS / lanes) {
         int i = t.first_row + row;
@@ -198,11 +199,19 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
                                          : ((long long)t.s.batch * p.heads_q + t.head) * p.rows_q + i;
                 lse = p.lse[place] * 1.4426950408889634f;
                 if (lse == -INFINITY_F) lse = INFINITY_F;
+                // What its rounding, and the scores', leaves open would be an exponent that overflows: so far below
+                // that the largest scores are above it, whose exponents are then 0.
+                if (fabsf(lse) >= 0x1p24f && lse != INFINITY_F) {
+                    lse -= fabsf(lse) * 0x1p-21f;
+                    large = true;
+                }
             }
             lse_out[row] = lse;
             delta_out[row] = delta;
         }
     }
+    large = __syncthreads_or(large);
+    if (threadIdx.x == 0) lse_out[2 * TILE_M] = large ? 1.f : 0.f;
 }
 
 // Two rows' chunks of 8 columns: sums to elements.
@@ -344,7 +353,8 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
                 barrier_wait(s.q_empty + 8 * q.stage, q.phase ^ 1);
                 barrier_expect(full, Q_BYTES + STATS_BYTES);
                 load_tile(s.q + q.stage * Q_BYTES, TILE_M, map_q, full, row, head, STRIDED_BATCH(w.s));
-                bulk_load(s.stats + q.stage * STATS_BYTES, p.delta + (tiles + m) * 2 * TILE_M, STATS_BYTES, full);
+                bulk_load(s.stats + q.stage * STATS_BYTES, p.delta + (tiles + m) * DW_BACKWARD_STATISTICS(TILE_M), STATS_BYTES,
+                          full);
                 advance(q, STAGES_Q);
                 if (!values_loaded) {
                     barrier_wait(s.v_empty, kv_phase ^ 1);
@@ -515,8 +525,7 @@ DEVICE bool all_seen(const dw_attention_params &p, const work &w, const place &a
     return seen;
 }
 
-// Scores to probabilities.
-DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
+template <bool LARGE> DEVICE void take_these_exponentials(float *scores, uint32 stats, const place &at, float scale) {
     statistics lse = rows_statistics(stats, at);
 #pragma unroll
     for (int c = 0; c < SCORES / 4; c++) {
@@ -526,9 +535,16 @@ DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, floa
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 float &score = scores[4 * c + 2 * h + b];
-                score = exp2_approx(fmaf(score, scale, -statistic(lse, h, b)));
+                float exponent = fmaf(score, scale, -statistic(lse, h, b));
+                score = exp2_approx(LARGE ? fminf(exponent, 0.f) : exponent);
             }
     }
+}
+
+// Scores to probabilities. Of large scores (the first kernel says which are), only whether they are the largest is known.
+DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
+    if (shared_load_f32(stats + 8 * TILE_M) == 0.f) take_these_exponentials<false>(scores, stats, at, scale);
+    else take_these_exponentials<true>(scores, stats, at, scale);
 }
 
 // dP to dS (less the scale), in place. With dropout, probabilities that were dropped become 0, as dV needs them; with
@@ -558,7 +574,7 @@ DEVICE void take_derivatives(const dw_attention_params &p, const work &w, const 
 #if SOFTCAP
                 float t = tanh_exact(probability * p.cap_scale);
                 slope = fmaf(-t, t, 1.f);
-                t = exp2_approx(fmaf(t, p.scale_log2, -statistic(lse, h, b)));
+                t = exp2_approx(fminf(fmaf(t, p.scale_log2, -statistic(lse, h, b)), 0.f));
                 probability = probability == -INFINITY_F ? 0.f : t;
 #endif
                 float undropped = probability;

@@ -231,6 +231,15 @@ DEVICE void take_exponentials(float *scores, softmax &state, float *shrink, floa
         shrink[row] = exp2_approx((state.maximum[row] - finite) * scale);
         state.maximum[row] = maximum;
         float scaled = finite * scale, sum = 0.f;
+#if !SOFTCAP
+        // From 2^24 on, what `scaled` is rounded by would be an exponent that overflows: exact differences instead.
+        if (fabsf(scaled) >= 0x1p24f) {
+#pragma unroll
+            for (int i = 0; i < TILE_N / 8; i++)
+                scores[4 * i + 2 * row] -= maximum, scores[4 * i + 2 * row + 1] -= maximum;
+            scaled = 0.f;
+        }
+#endif
 #pragma unroll
         for (int i = 0; i < TILE_N / 8; i++)
 #pragma unroll

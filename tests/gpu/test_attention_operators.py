@@ -182,7 +182,7 @@ def test_dropout_s_mask_is_the_stated_one(device):
     assert torch.allclose(o[kept].float(), want.float().to(device), rtol=2**-7)
 
 
-@pytest.mark.parametrize("largest", [2.0**6, 2.0**12])
+@pytest.mark.parametrize("largest", [2.0**6, 2.0**12, 133120.0, 2.0**30])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_large_scores_choose_the_largest(device, largest, sign):
     """Scores so far apart that only the largest count, of which there are two: their values' mean. Below zero, the
@@ -197,6 +197,25 @@ def test_large_scores_choose_the_largest(device, largest, sign):
     exact[:, :, :47] = v.double()[:, :, 33:34]  # 277 lies behind their window
     # P and the result are rounded to BF16 once each.
     assert (o.double() - exact).abs().max() <= 2.1 * 2.0**-9 * exact.abs().max()
+
+
+@pytest.mark.parametrize("largest", [3e4, 133120.0, 2.0**30])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_gradients_of_large_scores(device, largest, dim):
+    """One key has each query's whole weight: its value gets the gradients of all, and nothing is infinite."""
+    q = torch.full((1, 2, 70, dim), largest, device=device, dtype=torch.bfloat16).requires_grad_()
+    k = torch.full((1, 2, 300, dim), largest / 2, device=device, dtype=torch.bfloat16)
+    k[:, :, 277] = largest
+    k.requires_grad_()
+    v = torch.randn(1, 2, 300, dim, device=device, dtype=torch.bfloat16).requires_grad_()
+    d_o = torch.randn(1, 2, 70, dim, device=device, dtype=torch.bfloat16)
+    attention(q, k, v).backward(d_o)
+    exact = torch.zeros_like(v, dtype=torch.float64)
+    exact[:, :, 277] = d_o.double().sum(2)
+    # The sum is FP32's, of 70 terms, and is rounded once.
+    allowed = 2.0**-8 * exact.abs() + 70 * 2.0**-23 * d_o.double().abs().sum(2, keepdim=True)
+    assert ((v.grad.double() - exact).abs() <= allowed).all()
+    assert q.grad.isfinite().all() and k.grad.isfinite().all()
 
 
 def test_seeds_advance_and_repeat(device):

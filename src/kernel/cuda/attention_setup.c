@@ -255,7 +255,7 @@ dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attenti
     int64_t sums = shape->serial ? w->blocks * (heads / call->heads_kv) * of_head : tiles;
     w->dq_sum = 0;
     w->delta = ALIGNED((size_t)sums * tile_bytes);
-    w->turn = w->delta + ALIGNED((size_t)(tiles * m) * 2 * sizeof(float));
+    w->turn = w->delta + ALIGNED((size_t)tiles * DW_BACKWARD_STATISTICS(m) * sizeof(float));
     w->bytes = w->turn + ALIGNED(turns * sizeof(int));
     return DW_OK;
 }
