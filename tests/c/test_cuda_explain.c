@@ -463,6 +463,43 @@ static void test_classes(void **state) {
     assert_non_null(strstr(text, "k0 heads128 window softcap"));
 }
 
+/* Each allocation fails in turn: an error or the right thing, nothing lost; the store stays whole. */
+static void test_memory(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    char shape_class[256], because[256], own[512];
+    dw_tune_time times[] = {{"deepwell", 2e-3, 0.0, NULL},
+                            {"cudnn", 1e-3, 0.0, NULL},
+                            {"flash", 0.0, 0.0, "it would not"}};
+    call.batch = 3;
+    snprintf(own, sizeof own, "%s/memory", folder);
+    setenv("DEEPWELL_CACHE", own, 1);
+    assert_int_equal(dw_attention_class(&call, false, shape_class, sizeof shape_class), DW_OK);
+    int64_t live = dw__memory_live();
+    for (int64_t after = 0, failures = 1; failures > 0; after++) {
+        const char *name = "", *text = NULL;
+        dw_status statuses[3];
+        dw__memory_fail_once(after);
+        statuses[0] = dw_tune_publish(shape_class, with_this, times, 3);
+        statuses[1] = dw_attention_choose(&call, false, with_this, &name, because, sizeof because);
+        statuses[2] = dw_attention_explain(&call, false, NULL, (char **)&text);
+        failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        for (int i = 0; i < 3; i++)
+            if (statuses[i] != DW_OK && statuses[i] != DW_OUT_OF_MEMORY &&
+                statuses[i] != DW_NOT_FOUND)
+                fail_msg("allocation %d, step %d: %s", (int)after, i, dw_last_error());
+        if (statuses[1] == DW_OK) assert_string_equal(name, "cudnn");
+        if (statuses[2] == DW_OK) assert_non_null(strstr(text, "\"math\""));
+        if (statuses[2] == DW_OK) dw_text_free((char *)(uintptr_t)text);
+        assert_int_equal(dw__memory_live(), live);
+        assert_int_equal(dw_tune_publish(shape_class, with_this, times, 3), DW_OK);
+        assert_string_equal(chosen(&call, false), "cudnn");
+        remove_folder(own);
+    }
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
 /* Our kernels are timed with tensors of their own, and the time is written down. */
 static void test_measure(void **state) {
     (void)state;
@@ -542,6 +579,7 @@ int main(void) {
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_class_numbers),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_measure),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

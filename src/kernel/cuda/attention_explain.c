@@ -41,9 +41,8 @@ static dw_status find_target(const char *name, dw__attention_target *target) {
 
 /* Exponent of the nearest power of 2 by ratio, and 1 more; 0 for 0. */
 static unsigned rounded_log2(uint64_t x) {
-    unsigned floor = 0;
     if (x == 0) return 0;
-    while (x >> floor > 1) floor++;
+    unsigned floor = 63 - (unsigned)__builtin_clzll(x);
     uint64_t mantissa = floor > 31 ? x >> (floor - 31) : x << (31 - floor);
     return 1 + floor + (mantissa * mantissa >> 63 != 0); /* beyond sqrt(2) times the lower one */
 }
@@ -248,9 +247,10 @@ static dw_status explain(const dw_attention *call, bool backward,
     DW_RETURN_IF_FAILED(dw_attention_class(call, backward, shape_class, sizeof shape_class));
     dw__attention_describe(call, shape, sizeof shape);
     json_t *candidates = json_array();
+    bool lost = false;
     for (size_t i = 0; i < dw__attention_candidate_count; i++) {
         judge(&dw__attention_candidates[i], call, backward, target, gpu, NULL, &j);
-        json_array_append_new(candidates, describe(&dw__attention_candidates[i], &j));
+        lost |= json_array_append_new(candidates, describe(&dw__attention_candidates[i], &j)) != 0;
     }
     choose_for(call, backward, target, gpu, NULL, &made);
     *root = json_pack(
@@ -259,7 +259,7 @@ static dw_status explain(const dw_attention *call, bool backward,
         "target", target->name, "target_source", target->source, "gpu", gpu, "gpu_error", gpu_error,
         "chosen", made.chosen < 0 ? NULL : dw__attention_candidates[made.chosen].name, "because",
         made.because, "flops", work.flops, "bytes", work.bytes, "candidates", candidates);
-    return *root ? DW_OK : dw__fail_memory("an explanation", 0);
+    return *root && !lost ? DW_OK : dw__fail_memory("an explanation", 0);
 }
 
 dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
