@@ -234,6 +234,11 @@ static void test_lengths_of_one(void **state) {
     assert_int_equal(fake->maps[launch->maps[0] - 1].type, 6); /* F16 */
 }
 
+/* Bytes of what is kept of so many tiles of queries. */
+static size_t statistics(size_t tiles, const dw__attention_tile *tile) {
+    return (tiles * DW_BACKWARD_STATISTICS((size_t)tile->m) * sizeof(float) + 127) / 128 * 128;
+}
+
 static void test_backward(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -245,9 +250,9 @@ static void test_backward(void **state) {
     const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_BACKWARD);
     int row_tiles = 12 * ((1000 + tile->m - 1) / tile->m),
         tiles = 6 * ((900 + tile->n - 1) / tile->n);
-    size_t rows = (size_t)row_tiles * (size_t)tile->m;
+    size_t rows = (size_t)row_tiles * (size_t)tile->m, kept = statistics((size_t)row_tiles, tile);
     size_t turns = ((size_t)row_tiles * (size_t)tile->consumers * 4 + 127) / 128 * 128;
-    assert_int_equal(bytes, rows * 128 * 4 + rows * 2 * 4 + turns);
+    assert_int_equal(bytes, rows * 128 * 4 + kept + turns);
     call.workspace_bytes = bytes;
     forget();
     assert_int_equal(dw_attention_backward(&call), DW_OK);
@@ -264,7 +269,7 @@ static void test_backward(void **state) {
         assert_int_equal(launch->shared_bytes, i == 1 ? tile->shared_bytes : 0);
         assert_ptr_equal(p.dq_sum, call.workspace);
         assert_ptr_equal(p.delta, (char *)call.workspace + rows * 128 * 4);
-        assert_ptr_equal(p.turn, (char *)call.workspace + rows * 128 * 4 + rows * 2 * 4);
+        assert_ptr_equal(p.turn, (char *)call.workspace + rows * 128 * 4 + kept);
         assert_int_equal(p.tiles, tiles);
         assert_ptr_equal(p.dk.data, call.dk.data);
     }
@@ -288,8 +293,8 @@ static void test_backward(void **state) {
     call.offsets_q = call.offsets_k = (const int32_t *)((uintptr_t)11 << 32);
     call.total_q = 2500, call.total_k = 1700;
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
-    rows = 4 * (2500 / (size_t)tile->m + 3) * (size_t)tile->m;
-    assert_int_equal(bytes, rows * 128 * 4 + rows * 2 * 4);
+    size_t most = 4 * (2500 / (size_t)tile->m + 3);
+    assert_int_equal(bytes, most * (size_t)tile->m * 128 * 4 + statistics(most, tile));
 }
 
 /* Where heads fill the GPU and have few rows, a block of threads takes all keys of a head. */
@@ -306,9 +311,8 @@ static void test_serial(void **state) {
     assert_true(shape.serial && !shape.deterministic);
     assert_int_equal(dw_attention_backward_workspace(&call, &bytes), DW_OK);
     size_t of_head = (200 + (size_t)tile->m - 1) / (size_t)tile->m;
-    size_t sums = 128 * 2 * of_head * (size_t)tile->m * 128 * 4,
-           rows = 64 * 4 * of_head * (size_t)tile->m;
-    assert_int_equal(bytes, sums + rows * 2 * 4);
+    size_t sums = 128 * 2 * of_head * (size_t)tile->m * 128 * 4;
+    assert_int_equal(bytes, sums + statistics(64 * 4 * of_head, tile));
     forget();
     assert_int_equal(dw_attention_backward(&call), DW_OK);
     assert_int_equal(fake->launch_count, 2);
