@@ -41,6 +41,7 @@ typedef struct dw_planner_model {
     int value_dim;     /* 0: head_dim */
     int window;        /* of sliding-window attention; 0: none */
     int window_every;  /* 2: every other layer has the window; 1: all */
+    int attention_layers; /* of hybrids, whose other layers have state-space blocks; 0: all */
     int lora_rank;     /* above 0: weights are frozen and adapters of this rank train */
     double parameters; /* as stated, in all; 0: counted from the widths */
     double active;     /* that one token meets; 0: counted */

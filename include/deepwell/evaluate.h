@@ -1,0 +1,80 @@
+/* Predictions beside what was measured: tables of published runs.
+ *
+ *     dw_runs_load     a CSV file of runs, one a row
+ *     dw_evaluate      predicts every row; errors by source, GPU, precision; choice among layouts; fits or not
+ *     dw_calibrate     fits the constants of the predictions again, judged by leaving each source out
+ *
+ * Columns are found by name, in any order; docs/planner.md lists those that are read, and how texts of layouts are
+ * understood. Results (tokens_per_s_per_gpu, step_time_s, peak_mem_gb, ...) are compared with and never predicted from.
+ */
+#ifndef DEEPWELL_EVALUATE_H
+#define DEEPWELL_EVALUATE_H
+
+#include "deepwell/planner.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dw_runs dw_runs;
+
+/* DW_IO; DW_PARSE names the line and what is wrong with it: no header, a row that has more fields than the header,
+ * quotes that do not end, a file beyond 256 MiB. A row whose values cannot be understood is no error: dw_run_at says
+ * why it is not predicted. */
+DW_API dw_status dw_runs_load(const char *path, dw_runs **runs);
+DW_API dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs);
+DW_API void dw_runs_destroy(dw_runs *runs); /* NULL allowed */
+DW_API size_t dw_runs_count(const dw_runs *runs);
+
+/* What a source means by the memory of a run. */
+typedef enum dw_memory_meaning {
+    DW_MEMORY_UNSTATED,
+    DW_MEMORY_ALLOCATED,      /* of the heaviest rank */
+    DW_MEMORY_ALLOCATED_LAST, /* of the last rank */
+    DW_MEMORY_RESERVED,
+    DW_MEMORY_USED /* as nvidia-smi shows it */
+} dw_memory_meaning;
+
+/* Texts belong to the runs. */
+typedef struct dw_run {
+    const char *id, *group, *gpu, *model_name, *precision;
+    const char *reason; /* why it cannot be predicted; NULL: it can, and the rest is set */
+    dw_planner_model model;
+    const dw_hardware *hardware;
+    dw_layout layout;
+    double tokens_per_second; /* of one GPU, measured; 0: not said */
+    double memory;            /* bytes, measured; 0: not said */
+    dw_memory_meaning memory_meaning;
+    int scored; /* throughput or step time printed, not superseded, no stand-in for a larger model, layout known */
+    int mixture;
+} dw_run;
+DW_API void dw_run_at(const dw_runs *runs, size_t index, dw_run *run);
+
+typedef struct dw_evaluate_options {
+    size_t struct_size;      /* sizeof(dw_evaluate_options) */
+    const char *constants;   /* a file that dw_calibrate wrote; NULL: those that are built in */
+    const dw_runs *failures; /* runs that failed for want of memory; NULL: none */
+} dw_evaluate_options;
+#define DW_EVALUATE_OPTIONS_DEFAULT                                                                                    \
+    { sizeof(dw_evaluate_options), NULL, NULL }
+
+/* *json: {"rows": [{"id", "tokens_per_s_per_gpu", "predicted", "error", "parts", ...}], "not_predicted": [{"id",
+ * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "choice", "fits"}. An error is
+ * |predicted / measured - 1| of tokens/s. Released with dw_text_free. options NULL: defaults. */
+DW_API dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, char **json);
+
+typedef struct dw_calibrate_options {
+    size_t struct_size;
+    const char *constants; /* where the search begins; NULL: those that are built in */
+} dw_calibrate_options;
+
+/* Least squares of the logarithm of time, robust against single rows, each constant held near its prior; every source
+ * weighs alike however many rows it has. *json: {"constants": {...}, "left_out": errors as dw_evaluate gives them, each
+ * row predicted with constants that were fitted without its source, "fitted": the same with all rows, "baseline":
+ * the median FLOP/s of the other sources on such a GPU}. Its "constants" is what `constants` takes. */
+DW_API dw_status dw_calibrate(const dw_runs *runs, const dw_calibrate_options *options, char **json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,56 @@
+/* Seconds of collectives, from the ring's volume: what leaves a rank, over what it leaves through. */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+/* GPUs that reach each other without the network. */
+static int domain_of(const dw_hardware *hardware) {
+    int domain = hardware->gpus_per_domain;
+    return domain > 1 ? domain : hardware->gpus_per_node > 0 ? hardware->gpus_per_node : 1;
+}
+
+static double link_rate(const dw__planned *planned) {
+    return planned->hardware->link_bandwidth.value * planned->constants->link_efficiency;
+}
+static double network_rate(const dw__planned *planned) {
+    return planned->hardware->network_bandwidth.value * planned->constants->network_efficiency;
+}
+
+/* Of `ranks`, `stride` apart, how many are in one domain. */
+static int near(const dw__planned *planned, int ranks, int stride) {
+    int count = domain_of(planned->hardware) / stride;
+    return count < 1 ? 1 : count > ranks ? ranks : count;
+}
+
+double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride) {
+    if (ranks <= 1 || bytes <= 0) return 0;
+    int together = near(planned, ranks, stride);
+    double rate = link_rate(planned), latency = planned->hardware->link_latency.value;
+    if (together < ranks) {
+        /* Rings enter and leave each node through the adapters of all its members: every rail carries a share. */
+        double rails = together * network_rate(planned);
+        if (together == 1 || rails < rate) rate = rails;
+        latency = planned->hardware->network_latency.value;
+    }
+    return bytes * (ranks - 1) / ranks / rate + latency * log2(2.0 * ranks);
+}
+
+/* Every rank sends `bytes` in all, spread evenly over the ranks. `copies`: of each token's, sent to different ranks;
+ * those that go to one domain cross the network once. */
+double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride, double copies) {
+    if (ranks <= 1 || bytes <= 0) return 0;
+    int together = near(planned, ranks, stride);
+    double inside = bytes * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
+    double latency = planned->hardware->link_latency.value;
+    if (together == ranks) return inside + latency * log2(2.0 * ranks);
+    double domains = (double)ranks / together;
+    double distinct = domains * (1 - pow(1 - 1 / domains, copies)) / copies;
+    double outside = bytes * distinct * (domains - 1) / domains / (network_rate(planned) * planned->constants->expert_network);
+    return (inside > outside ? inside : outside) + planned->hardware->network_latency.value * log2(2.0 * ranks);
+}
+
+double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {
+    const dw_hardware *hardware = planned->hardware;
+    int within = 2 * stride <= domain_of(hardware);
+    return within ? bytes / link_rate(planned) + hardware->link_latency.value
+                  : bytes / network_rate(planned) + hardware->network_latency.value;
+}

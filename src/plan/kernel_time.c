@@ -1,0 +1,58 @@
+/* Seconds of single kernels: products, attention, traffic through the GPU's own memory. */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+static double ceiling(double value, double step) { return ceil(value / step); }
+
+/* Groups of m rows each by a k x n matrix. Three effects: waves of tiles over the processors, a prologue that short
+ * inner dimensions cannot hide, and the operands' way from memory. */
+double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups, int low) {
+    if (m <= 0 || n <= 0 || k <= 0) return 0;
+    const dw__constants *c = planned->constants;
+    const dw_hardware *hardware = planned->hardware;
+    double part = planned->gemm_part, rate = hardware->rate[DW_RATE_BF16].value, width = 2;
+    if (low) {
+        rate = hardware->rate[planned->rate].value;
+        width = planned->rate == DW_RATE_FP4 ? 0.5625 : 1;
+        part *= planned->rate == DW_RATE_FP4 ? c->gemm_fp4 : c->gemm_fp8;
+    }
+    if (groups > 1) part *= c->gemm_grouped;
+    double tile = hardware->capability >= 90 ? 256 : 128;
+    double tiles = groups * ceiling(m, 128) * ceiling(n, tile);
+    double waves = tiles / hardware->sm_count.value;
+    /* Half a tile's shortage in a small group is real work lost; in large ones it vanishes. */
+    double depth = c->gemm_depth * (low ? 2 : 1);
+    double busy = waves / (waves + c->gemm_wave) * k / (k + depth);
+    double compute = 2 * groups * m * n * k / (rate * part * busy);
+    double bytes = groups * ((m * k + k * n) * width + 2 * m * n);
+    double traffic = dw__traffic_seconds(planned, bytes);
+    return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
+}
+
+double dw__traffic_seconds(const dw__planned *planned, double bytes) {
+    return bytes / (planned->hardware->memory_bandwidth.value * planned->constants->memory_efficiency);
+}
+
+/* Forward of one layer's attention on one rank. Backward is 2.5 times as many operations where it is fused (the
+ * scores are computed again), twice where it is not. */
+double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
+    const dw__constants *c = planned->constants;
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    double heads = (double)model->heads / layout->tp;
+    double width = model->head_dim + model->rope_dim + (model->value_dim ? model->value_dim : model->head_dim);
+    double span = layout->seq_len;
+    double rate = planned->hardware->rate[DW_RATE_BF16].value;
+    if (layout->unfused_attention) {
+        double scores = planned->tokens * span * heads;
+        double products = 2 * scores * width / (rate * planned->gemm_part * 0.5);
+        return products + dw__traffic_seconds(planned, scores * c->attention_scores);
+    }
+    double seen = span / 2;
+    if (windowed && model->window < span) seen = model->window;
+    double part = planned->attention_part * span / (span + c->attention_length);
+    rate = planned->attention_rate;
+    /* Narrow heads leave the exponentials to bound the kernel: half the work at 64 takes as long. */
+    double narrow = width < 256 ? sqrt(width / 256) : 1;
+    return 2 * planned->tokens * seen * heads * width / (rate * part * narrow) + c->gemm_gap;
+}

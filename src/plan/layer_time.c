@@ -1,0 +1,163 @@
+/* One layer, one micro-batch, forward and backward: kernels, what the host adds, and the communication inside. */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+double dw__parts_sum(const dw_time_parts *p) {
+    return p->gemm + p->attention + p->elementwise + p->quantize + p->launch + p->tensor + p->context + p->expert +
+           p->data + p->pipeline + p->bubble + p->imbalance + p->optimizer + p->other;
+}
+
+/* A linear layer's three products. Adapters need no gradient of the weight. */
+static void linear(const dw__planned *planned, double tokens, double in, double out, double groups, int low,
+                   dw__layer_time *time) {
+    double forward = dw__gemm_seconds(planned, tokens, out, in, groups, low);
+    double input = dw__gemm_seconds(planned, tokens, in, out, groups, low);
+    double weight = planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, groups, low);
+    time->forward.gemm += forward;
+    time->backward.gemm += input + weight;
+    time->weight += weight;
+    if (!low) return;
+    double factor = planned->layout->precision == DW_TRAIN_NVFP4 ? 2 : 1;
+    double bytes = planned->constants->quantize_bytes * factor * groups;
+    double weights = bytes * in * out / planned->micro_batches; /* kept for the step's other micro-batches */
+    time->forward.quantize += dw__traffic_seconds(planned, bytes * tokens * in + weights);
+    time->backward.quantize += dw__traffic_seconds(planned, bytes * tokens * out);
+}
+
+static void elementwise(const dw__planned *planned, double bytes, dw__layer_time *time) {
+    double seconds = dw__traffic_seconds(planned, bytes * planned->elementwise);
+    time->forward.elementwise += seconds;
+    time->backward.elementwise += seconds * planned->constants->elementwise_backward;
+}
+
+static void attention(const dw__planned *planned, dw__layer_time *time) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    double t = planned->tokens, h = model->hidden, tp = layout->tp;
+    double heads = model->heads / tp, d = model->head_dim, v = model->value_dim ? model->value_dim : d;
+    double kv_heads = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
+    if (model->kv_rank) {
+        double query = heads * (d + model->rope_dim);
+        if (model->q_rank) linear(planned, t, h, model->q_rank, 1, planned->low, time);
+        linear(planned, t, model->q_rank ? model->q_rank : h, query, 1, planned->low, time);
+        linear(planned, t, h, model->kv_rank + model->rope_dim, 1, planned->low, time);
+        linear(planned, t, model->kv_rank, heads * (d + v), 1, planned->low, time);
+    } else {
+        linear(planned, t, h, heads * d + kv_heads * (d + v), 1, planned->low, time);
+    }
+    linear(planned, t, heads * v, h, 1, planned->low, time);
+    elementwise(planned, 4 * t * (heads * d + kv_heads * d), time);
+
+    double windowed = model->window ? 1.0 / (model->window_every > 1 ? model->window_every : 1) : 0;
+    double seconds = (1 - windowed) * dw__attention_forward_seconds(planned, 0) +
+                     (windowed > 0 ? windowed * dw__attention_forward_seconds(planned, 1) : 0);
+    if (model->attention_layers) seconds *= (double)model->attention_layers / model->layers;
+    time->forward.attention += seconds;
+    time->backward.attention += seconds * (layout->unfused_attention ? 2 : 2.5);
+
+    if (layout->cp > 1) {
+        double bytes = t * layout->cp * kv_heads * (d + v) * 2;
+        double gather = dw__gather_seconds(planned, bytes, layout->cp, layout->tp);
+        time->forward.context += gather * planned->constants->context_exposed;
+        time->backward.context += 2 * gather * planned->constants->context_exposed;
+    }
+}
+
+static void dense_mlp(const dw__planned *planned, double width, double tp, dw__layer_time *time) {
+    double t = planned->tokens, h = planned->model->hidden, up = planned->model->gated ? 2 : 1;
+    linear(planned, t, h, up * width / tp, 1, planned->low, time);
+    linear(planned, t, width / tp, h, 1, planned->low, time);
+    elementwise(planned, planned->constants->elementwise_ffn * t * (up + 1) / 2 * width / tp, time);
+}
+
+static void mixture(const dw__planned *planned, dw__layer_time *time) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    const dw__constants *c = planned->constants;
+    double h = model->hidden, up = model->gated ? 2 : 1, width = model->expert_ffn / planned->etp;
+    double own = (double)model->experts / layout->ep;
+    double routed = planned->tokens * model->top_k * planned->etp / layout->tp;
+    linear(planned, routed / own, h, up * width, own, planned->low, time);
+    linear(planned, routed / own, width, h, own, planned->low, time);
+    elementwise(planned, c->elementwise_ffn * routed * (up + 1) / 2 * width + c->permute_bytes * routed * h, time);
+    linear(planned, planned->tokens / layout->tp, h, model->experts, 1, 0, time);
+    if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
+    double exposed = c->expert_exposed * (layout->overlap_expert ? 0.5 : 1);
+    double bytes = routed * h * 2;
+    double exchange =
+        2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) * exposed;
+    time->forward.expert += exchange;
+    time->backward.expert += exchange;
+}
+
+static void tensor_traffic(const dw__planned *planned, double gathers, dw__layer_time *time) {
+    const dw_layout *layout = planned->layout;
+    if (layout->tp <= 1) return;
+    const dw__constants *c = planned->constants;
+    double exposed = layout->overlap_tensor ? c->tensor_exposed : c->tensor_exposed_plain;
+    double bytes = planned->tokens * planned->model->hidden * 2;
+    double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, layout->tp, 1);
+    time->forward.tensor += seconds;
+    time->backward.tensor += seconds;
+}
+
+/* The GPU waits where the host takes longer to launch a layer than the GPU to compute it; near the border both
+ * happen. */
+static void launches(double host, dw__layer_time *time) {
+    double part[2] = {dw__parts_sum(&time->forward), dw__parts_sum(&time->backward)};
+    double hosts[2] = {host / 3, host * 2 / 3};
+    double excess[2];
+    for (int at = 0; at < 2; at++) {
+        double high = part[at] > hosts[at] ? part[at] : hosts[at], a = part[at] / high, b = hosts[at] / high;
+        excess[at] = high * sqrt(sqrt(a * a * a * a + b * b * b * b)) - part[at];
+    }
+    time->forward.launch += excess[0];
+    time->backward.launch += excess[1];
+}
+
+static double host_seconds(const dw__planned *planned, dw__layer_kind kind) {
+    const dw__constants *c = planned->constants;
+    const dw_layout *layout = planned->layout;
+    double host = c->host_eager;
+    if (layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_MEGATRON_LM)
+        host = c->host_fused;
+    if (layout->compiled || layout->framework == DW_FRAMEWORK_OWN) host = c->host_compiled;
+    if (kind == DW__LAYER_MOE) host += c->host_experts;
+    if (layout->framework == DW_FRAMEWORK_JAX) host *= c->host_graphs; /* one program for the step */
+    return layout->cuda_graphs ? host * c->host_graphs : host;
+}
+
+static void scale(dw_time_parts *parts, double linear) {
+    parts->gemm *= linear;
+    parts->quantize *= linear;
+}
+
+void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    *time = (dw__layer_time){0};
+    double t = planned->tokens, h = model->hidden;
+    if (kind == DW__LAYER_HEAD) { /* products in BF16, whatever the layers' recipe */
+        linear(planned, t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
+        double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
+        double seconds = dw__traffic_seconds(planned, bytes);
+        time->forward.elementwise += seconds / 3;
+        time->backward.elementwise += seconds * 2 / 3;
+        tensor_traffic(planned, 1, time);
+        return;
+    }
+    attention(planned, time);
+    double cut = layout->sequence_parallel ? layout->tp : 1;
+    elementwise(planned, planned->constants->elementwise_hidden * t * h / cut, time);
+    if (kind == DW__LAYER_MOE) {
+        mixture(planned, time);
+        tensor_traffic(planned, planned->etp > 1 || model->shared_ffn ? 4 : 2, time);
+    } else {
+        dense_mlp(planned, model->ffn, layout->tp, time);
+        tensor_traffic(planned, 4, time);
+    }
+    scale(&time->forward, planned->linear_scale);
+    scale(&time->backward, planned->linear_scale);
+    time->weight *= planned->linear_scale;
+    launches(host_seconds(planned, kind), time);
+}

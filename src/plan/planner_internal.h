@@ -1,0 +1,73 @@
+/* What the files of the predictions share. One direction: predict -> layer_time, planner_memory, pipeline_time ->
+ * kernel_time, collective_time -> constants. */
+#ifndef DW_PLANNER_INTERNAL_H
+#define DW_PLANNER_INTERNAL_H
+
+#include "base/base.h"
+#include "deepwell/planner.h"
+#include "plan/planner_constants.h"
+
+/* What every formula needs and no formula changes. */
+typedef struct dw__planned {
+    const dw__constants *constants;
+    const dw_planner_model *model;
+    const dw_hardware *hardware;
+    const dw_layout *layout;
+    double tokens;   /* of a micro-batch on one rank: its sequences, cut by context parallelism */
+    double etp;      /* resolved */
+    int shard;       /* resolved */
+    double gemm_part;                      /* of the rates of products */
+    double attention_rate, attention_part; /* operations a second, and the part of them that is reached */
+    double elementwise;               /* the framework's factor */
+    int low;                          /* the recipe quantizes */
+    dw_rate rate;                     /* of linear layers */
+    int micro_batches;                /* of one rank, a step */
+    double linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
+} dw__planned;
+void dw__planned_begin(dw__planned *planned, const dw__constants *constants, const dw_planner_model *model,
+                       const dw_hardware *hardware, const dw_layout *layout);
+
+/* ---- the model: elements ---- */
+double dw__attention_parameters(const dw_planner_model *model);
+double dw__dense_mlp_parameters(const dw_planner_model *model);
+double dw__expert_parameters(const dw_planner_model *model); /* of one */
+double dw__shared_parameters(const dw_planner_model *model);
+double dw__router_parameters(const dw_planner_model *model);
+double dw__embedding_parameters(const dw_planner_model *model); /* one table */
+int dw__moe_layers(const dw_planner_model *model);
+double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
+
+/* ---- kernels: seconds on one GPU ---- */
+double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups, int low);
+double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
+double dw__traffic_seconds(const dw__planned *planned, double bytes);
+
+/* ---- collectives: seconds ---- */
+/* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction. */
+double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride);
+double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride, double copies);
+double dw__send_seconds(const dw__planned *planned, double bytes, int stride);
+
+/* ---- a layer, one micro-batch ---- */
+typedef struct dw__layer_time {
+    dw_time_parts forward, backward; /* only the parts that a layer has */
+    double weight;                   /* seconds of backward that are of weights alone */
+} dw__layer_time;
+typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
+void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time);
+double dw__parts_sum(const dw_time_parts *parts);
+
+/* ---- stages ---- */
+/* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
+double dw__stage_layers(const dw__planned *planned, int stage);
+double dw__stage_parameters(const dw__planned *planned, int stage, double *experts);
+
+/* ---- memory ---- */
+void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
+                dw_memory_parts *memory);
+double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
+
+void dw__predict(const dw__constants *constants, const dw_planner_model *model, const dw_hardware *hardware,
+                 const dw_layout *layout, dw_prediction *prediction);
+
+#endif

@@ -1,0 +1,130 @@
+/* Bytes on one rank of a stage: what is held between steps, what a micro-batch keeps from forward to backward, and how
+ * many micro-batches are in flight. Activations are counted tensor by tensor (Korthikanti et al. 2022, whose
+ * s b h (34 + 5 a s / h) comes out for an unfused GPT with dropout). */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+typedef struct habit { /* bytes of one element */
+    double parameter, gradient, optimizer;
+} habit;
+
+/* Megatron: BF16 parameters, FP32 gradients, FP32 copy and AdamW's two averages. DeepSpeed: gradients of the
+ * parameters' type. PyTorch's own: everything in FP32, cast as it is used. */
+static habit habit_of(const dw_layout *layout) {
+    static const habit habits[DW_FRAMEWORKS] = {
+        [DW_FRAMEWORK_OWN] = {4, 4, 8},         [DW_FRAMEWORK_MEGATRON] = {2, 4, 12},
+        [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12}, [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8},
+        [DW_FRAMEWORK_FSDP] = {4, 4, 8},        [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12},
+        [DW_FRAMEWORK_NANOTRON] = {2, 4, 12},   [DW_FRAMEWORK_JAX] = {4, 4, 8},
+        [DW_FRAMEWORK_PYTORCH] = {4, 4, 8},
+    };
+    habit own = habits[layout->framework];
+    if (layout->parameter_bytes) own.parameter = layout->parameter_bytes;
+    if (layout->gradient_bytes) own.gradient = layout->gradient_bytes;
+    if (layout->optimizer_bytes) own.optimizer = layout->optimizer_bytes;
+    return own;
+}
+
+/* One token through one layer. */
+double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    double h = model->hidden, tp = layout->tp, cut = layout->sequence_parallel ? tp : 1;
+    double heads = model->heads / tp, d = model->head_dim + model->rope_dim;
+    double v = model->value_dim ? model->value_dim : model->head_dim;
+    double kv = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
+    double operand = planned->low ? 1 : 2, up = model->gated ? 2 : 1; /* what a product keeps of its input */
+    int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
+    if (recompute == DW_RECOMPUTE_FULL) return 2 * h / cut;
+    int selective = recompute == DW_RECOMPUTE_SELECTIVE;
+
+    double norms = (4 + (selective && !old ? 0 : 2 * operand) + (old ? 2 : 0)) * h / cut;
+    double attention = 2 * heads * d + 2 * kv * (d + v) + 2 * heads * v + 4 * heads;
+    if (planned->low) attention += heads * v;
+    if (model->kv_rank) attention += (2 + operand) * (model->q_rank + model->kv_rank);
+    if (layout->unfused_attention && !selective) attention += 5 * heads * layout->seq_len;
+    double inner = 2 * up + (selective && !old ? 0 : operand);
+    double mlp;
+    if (moe) {
+        double routed = model->top_k * planned->etp / tp;
+        mlp = routed * (operand * h + inner * model->expert_ffn / planned->etp + 2 * h) +
+              inner * model->shared_ffn / tp + 4.0 * model->experts / tp;
+    } else {
+        mlp = inner * model->ffn / tp;
+    }
+    return norms + attention + mlp;
+}
+
+/* Micro-batches whose activations a stage holds at once, in units of all its layers. */
+static double in_flight(const dw__planned *planned, int stage) {
+    const dw_layout *layout = planned->layout;
+    double p = layout->pp, v = layout->virtual_stages, m = planned->micro_batches, held = p - stage;
+    if (p == 1) return 1;
+    switch (layout->schedule) {
+    case DW_SCHEDULE_GPIPE: held = m; break;
+    case DW_SCHEDULE_ZB_H1: held = p - stage; break;
+    case DW_SCHEDULE_ZB_H2: held = 2 * (p - stage) - 1; break;
+    case DW_SCHEDULE_ZB_V: held = p; break;
+    case DW_SCHEDULE_DUALPIPE: held = p + 1; break;
+    default:
+        if (v > 1) held = (2 * (p - stage - 1) + (v - 1) * p + 1) / v;
+    }
+    return held < m ? held : m;
+}
+
+void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
+                dw_memory_parts *memory) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    habit bytes = habit_of(layout);
+    double experts, dense = dw__stage_parameters(planned, stage, &experts);
+    if (layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1) dense *= 2, experts *= 2;
+    double trained = dw__trained_part(model);
+    double ranks = (double)layout->dp * layout->cp;
+    double expert_ranks = ranks * layout->tp / (layout->ep * planned->etp);
+    if (expert_ranks < 1) expert_ranks = 1;
+    double shard = planned->shard;
+    double expert_shard = shard < expert_ranks ? shard : expert_ranks;
+    int zero = layout->zero_stage;
+    if (zero < 1) shard = expert_shard = 1;
+    double whole = dense + experts, cut = dense / shard + experts / expert_shard;
+    memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
+    memory->gradients = bytes.gradient * (zero >= 2 ? cut : whole) * trained;
+    memory->optimizer = bytes.optimizer * cut * trained;
+    if (model->lora_rank) memory->parameters = 2 * (zero >= 3 ? cut : whole);
+    if (layout->offload_optimizer) memory->optimizer = 0;
+
+    double layers = dw__stage_layers(planned, stage), held = in_flight(planned, stage);
+    double part = (double)dw__moe_layers(model) / model->layers, t = planned->tokens;
+    double kept[2], full = dw__layer_activation_bytes(planned, DW_RECOMPUTE_FULL, 0);
+    for (int mode = 0; mode < 2; mode++) {
+        dw_recompute how = mode ? recompute : DW_RECOMPUTE_NONE;
+        kept[mode] = (1 - part) * dw__layer_activation_bytes(planned, how, 0) +
+                     (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
+    }
+    double again = recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
+    if (again > layers) again = layers;
+    double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
+    double each = t * (again * full + (layers - again) * rest);
+    double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
+    each *= 1 - offloaded / layers;
+    memory->activations = each * held + (again > 0 ? t * kept[0] : 0);
+
+    memory->workspace = 0;
+    double table = dw__embedding_parameters(model) / layout->tp;
+    if (stage == layout->pp - 1) {
+        double logits = t * model->vocabulary / layout->tp;
+        int cast = layout->framework != DW_FRAMEWORK_OWN;
+        memory->workspace += logits * (cast ? 8 : 1) + t * 4 * model->hidden;
+    }
+    if (zero >= 3) { /* two layers gathered, one layer's gradients whole; the table by itself */
+        double layer = (whole - (stage == 0 ? table : 0)) / layers;
+        double gathered = layer * (2 * 2 + 4);
+        if (!layout->reshard) gathered += 2 * (whole - layer);
+        memory->workspace += gathered > table * 6 ? gathered : table * 6;
+    }
+    double fragments = layout->framework == DW_FRAMEWORK_OWN ? 0 : 0.03;
+    int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) + (layout->dp > 1);
+    memory->overhead = fragments * (memory->activations + memory->workspace) + 0.7 * gib + 0.3 * gib * groups;
+}

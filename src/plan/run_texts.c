@@ -1,0 +1,171 @@
+/* Texts of published tables: who ran it, how it was sharded, in which format, over which network. Each rule is a word
+ * that decides; docs/planner.md lists them. */
+#include "plan/runs.h"
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static const char *find(const char *text, const char *word) {
+    size_t length = strlen(word);
+    for (; *text; text++)
+        if (strncasecmp(text, word, length) == 0) return text;
+    return NULL;
+}
+
+bool dw__says(const char *text, const char *word) { return find(text, word) != NULL; }
+
+bool dw__number_after(const char *text, const char *word, double *value) {
+    for (const char *at = find(text, word); at; at = find(at + 1, word)) {
+        const char *from = at + strlen(word);
+        char *end;
+        while (*from == ' ') from++;
+        if (!isdigit((unsigned char)*from)) continue;
+        *value = strtod(from, &end);
+        return true;
+    }
+    return false;
+}
+
+/* The number that ends where `word` begins: "1600 Gbps", "8x". */
+static bool number_ending(const char *text, const char *at, double *value) {
+    while (at > text && (at[-1] == ' ' || at[-1] == '-')) at--;
+    const char *from = at;
+    while (from > text && (isdigit((unsigned char)from[-1]) || from[-1] == '.')) from--;
+    if (from == at) return false;
+    *value = strtod(from, NULL);
+    return true;
+}
+
+bool dw__number_before(const char *text, const char *word, double *value) {
+    for (const char *at = find(text, word); at; at = find(at + 1, word))
+        if (number_ending(text, at, value)) return true;
+    return false;
+}
+
+/* "8x200 Gb/s", "4x Omni-Path 100 Gb/s per node", "400 Gb/s per GPU", "1600 Gbps/node". A rate of adapters is the
+ * node's; without a count of adapters it is the node's too, unless it says "per GPU". */
+double dw__network_rate(const char *text, int gpus_per_node) {
+    for (const char *at = strstr(text, "Gb"); at; at = strstr(at + 1, "Gb")) {
+        double rate, adapters = 0;
+        if (!number_ending(text, at, &rate) || rate <= 0 || rate > 1e5) continue;
+        const char *begin = at;
+        while (begin > text && begin[-1] != ';' && begin[-1] != '|' && begin[-1] != ',') begin--;
+        const char *last = NULL;
+        for (const char *x = begin; x < at; x++)
+            if (*x == 'x' && x > begin && isdigit((unsigned char)x[-1])) last = x;
+        if (last) number_ending(text, last, &adapters);
+        const char *end = at + strcspn(at, ";|,");
+        bool each = false;
+        for (const char *x = at; x < end; x++)
+            if (strncasecmp(x, "per GPU", 7) == 0) each = true;
+        double node = each ? rate * gpus_per_node : adapters >= 1 ? rate * adapters : rate;
+        return node * 1e9 / 8 / gpus_per_node;
+    }
+    return 0;
+}
+
+dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year, int tp, int pp) {
+    static const struct {
+        const char *word;
+        dw_framework framework;
+    } words[] = {
+        {"MaxText", DW_FRAMEWORK_JAX},
+        {"Paxml", DW_FRAMEWORK_JAX},
+        {"JAX", DW_FRAMEWORK_JAX},
+        {"nanotron", DW_FRAMEWORK_NANOTRON},
+        {"torchtitan", DW_FRAMEWORK_TORCHTITAN},
+        {"FSDP2", DW_FRAMEWORK_TORCHTITAN},
+        {"Megatron-DeepSpeed", DW_FRAMEWORK_MEGATRON_LM},
+        {"llm-foundry", DW_FRAMEWORK_FSDP},
+        {"InternEvo", DW_FRAMEWORK_PYTORCH},
+        {"NeMo", DW_FRAMEWORK_MEGATRON},
+        {"MLPerf", DW_FRAMEWORK_MEGATRON},
+        {"Megatron", DW_FRAMEWORK_MEGATRON},
+        {"FSDP", DW_FRAMEWORK_FSDP},
+        {"DeepSpeed", DW_FRAMEWORK_DEEPSPEED},
+        {"ZeRO-3", DW_FRAMEWORK_DEEPSPEED},
+    };
+    const char *texts[] = {notes, source, sharding};
+    dw_framework found = tp > 1 || pp > 1 ? DW_FRAMEWORK_MEGATRON : DW_FRAMEWORK_PYTORCH;
+    for (size_t at = 0; at < DW_COUNT(words); at++) {
+        bool says = false;
+        for (size_t text = 0; text < DW_COUNT(texts); text++) says = says || dw__says(texts[text], words[at].word);
+        if (!says) continue;
+        found = words[at].framework;
+        break;
+    }
+    /* Transformer Engine and fused attention came into Megatron in 2023. */
+    if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < 2023) found = DW_FRAMEWORK_MEGATRON_LM;
+    return found;
+}
+
+dw_train_precision dw__precision_of(const char *text) {
+    static const struct {
+        const char *word;
+        dw_train_precision precision;
+    } words[] = {
+        {"NVFP4", DW_TRAIN_NVFP4},      {"FP4", DW_TRAIN_NVFP4},      {"MXFP8", DW_TRAIN_MXFP8},
+        {"FP8-MX", DW_TRAIN_MXFP8},     {"rowwise", DW_TRAIN_FP8_ROW}, {"FP8-SC", DW_TRAIN_FP8_BLOCK},
+        {"blockwise", DW_TRAIN_FP8_BLOCK}, {"FP8", DW_TRAIN_FP8},     {"BF16", DW_TRAIN_BF16},
+        {"FP16", DW_TRAIN_BF16},        {"FP32", DW_TRAIN_FP32},      {"TF32", DW_TRAIN_FP32},
+    };
+    for (size_t at = 0; at < DW_COUNT(words); at++)
+        if (dw__says(text, words[at].word)) return words[at].precision;
+    return DW_TRAIN_BF16;
+}
+
+void dw__recompute_of(const char *text, double layers, dw_layout *layout) {
+    double count;
+    layout->recompute = DW_RECOMPUTE_AUTO;
+    if (dw__says(text, "selective layer")) { /* of every second one */
+        layout->recompute = DW_RECOMPUTE_FULL;
+        layout->recompute_layers = (int)(layers / layout->pp / 2 + 0.5);
+    } else if (dw__says(text, "selective")) {
+        layout->recompute = DW_RECOMPUTE_SELECTIVE;
+    } else if (dw__says(text, "full")) {
+        layout->recompute = DW_RECOMPUTE_FULL;
+        if (dw__number_after(text, "full:", &count)) layout->recompute_layers = (int)count;
+    } else if (dw__says(text, "none") || dw__says(text, "no recompute")) {
+        layout->recompute = DW_RECOMPUTE_NONE;
+    } else if (*text) {
+        layout->recompute = DW_RECOMPUTE_SELECTIVE;
+    }
+}
+
+void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
+    double number;
+    switch (layout->framework) { /* where the text is silent */
+    case DW_FRAMEWORK_MEGATRON:
+    case DW_FRAMEWORK_NANOTRON:
+    case DW_FRAMEWORK_PYTORCH: layout->zero_stage = 1; break;
+    case DW_FRAMEWORK_MEGATRON_LM: layout->zero_stage = 0; break;
+    default: layout->zero_stage = 3; break;
+    }
+    if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) && layout->zero_stage == 3 &&
+        layout->framework != DW_FRAMEWORK_JAX)
+        layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
+    if (dw__says(text, "FSDP") || dw__says(text, "HSDP") || dw__says(text, "FULL_SHARD")) layout->zero_stage = 3;
+    else if (dw__number_after(text, "ZeRO-", &number) && number >= 0 && number <= 3) layout->zero_stage = (int)number;
+    else if (dw__number_after(text, "ZeRO", &number) && number >= 0 && number <= 3) layout->zero_stage = (int)number;
+    else if (dw__says(text, "replicated") || dw__says(text, "none") || strcasecmp(text, "DDP") == 0)
+        layout->zero_stage = 0;
+    else if (dw__says(text, "dist")) layout->zero_stage = 1;
+    if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard")) layout->reshard = 0;
+    int ranks = layout->dp * layout->cp;
+    double shard = 0;
+    if (dw__number_after(text, "shard=", &number) || dw__number_after(text, "FSDP=", &number) ||
+        dw__number_after(text, "zero1=", &number) || dw__number_after(text, "groups of", &number))
+        shard = number;
+    else if (dw__says(text, "HSDP") || dw__says(text, "HYBRID")) shard = gpus_per_node;
+    if (shard >= 1 && shard < ranks && ranks % (int)shard == 0) layout->shard = (int)shard;
+}
+
+dw_pipeline_schedule dw__schedule_of(const char *text, int virtual_stages) {
+    if (dw__says(text, "dualpipe")) return DW_SCHEDULE_DUALPIPE;
+    if (dw__says(text, "zb-2p") || dw__says(text, "zb-h2")) return DW_SCHEDULE_ZB_H2;
+    if (dw__says(text, "zb-v")) return DW_SCHEDULE_ZB_V;
+    if (dw__says(text, "zb")) return DW_SCHEDULE_ZB_H1;
+    if (dw__says(text, "gpipe") || dw__says(text, "afab")) return DW_SCHEDULE_GPIPE;
+    return virtual_stages > 1 ? DW_SCHEDULE_INTERLEAVED : DW_SCHEDULE_1F1B;
+}

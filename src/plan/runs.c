@@ -1,0 +1,258 @@
+#include "plan/runs.h"
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double number(const dw__csv *table, size_t row, const char *name) {
+    double value = strtod(dw__csv_cell(table, row, name), NULL);
+    return isfinite(value) ? value : 0;
+}
+
+static int whole(const dw__csv *table, size_t row, const char *name, int missing) {
+    double value = number(table, row, name);
+    return value >= 1 && value <= 1 << 28 ? (int)(value + 0.5) : missing;
+}
+
+/* "H100-80GB" is h100, "A100-80GB" a100-80: the longest name of the catalogue that the text begins with, where a
+ * hyphen or the end follows. */
+static const char *profile_of(const char *gpu) {
+    const char *best = NULL;
+    for (uint32_t at = 0; at < dw_hardware_catalogue_count(); at++) {
+        const char *name = dw_hardware_catalogue_name(at);
+        size_t length = strlen(name), same = 0;
+        while (same < length && tolower((unsigned char)gpu[same]) == name[same]) same++;
+        if (same < length) continue;
+        char next = gpu[length];
+        if (next && next != '-' && next != ' ' && !(isdigit((unsigned char)name[length - 1]) && isalpha((unsigned char)next)))
+            continue;
+        if (!best || length > strlen(best)) best = name;
+    }
+    if (!best && strncmp(gpu, "A100", 4) == 0) best = "a100-80";
+    return best;
+}
+
+/* The row's machine: a profile, and what the row says of memory and network. Rows that say the same share one. */
+static dw_status machine_of(dw_runs *runs, size_t row, const char **reason, const dw_hardware **found) {
+    const dw__csv *table = &runs->table;
+    const char *gpu = dw__csv_cell(table, row, "gpu_type"), *interconnect = dw__csv_cell(table, row, "interconnect");
+    const char *profile = profile_of(gpu);
+    if (!profile) {
+        *reason = dw__arena_printf(runs->arena, "there is no profile of the GPU \"%.40s\"", gpu);
+        return *reason ? DW_OK : dw__fail_memory("a reason", 80);
+    }
+    dw_hardware *made = NULL;
+    DW_RETURN_IF_FAILED(dw_hardware_named(profile, &made));
+    double rate = dw__network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
+    if (rate > 0) made->network_bandwidth.value = rate;
+    double memory = number(table, row, "gpu_mem_gb") * 1024 * 1024 * 1024;
+    if (memory > 0 && fabs(memory / made->memory.value - 1) > 0.12) made->memory.value = memory;
+    for (size_t at = 0; at < runs->machines.count; at++) {
+        dw_hardware *old = runs->machines.items[at];
+        if (strcmp(old->name, made->name) || old->network_bandwidth.value != made->network_bandwidth.value ||
+            old->memory.value != made->memory.value)
+            continue;
+        dw_hardware_destroy(made);
+        *found = old;
+        return DW_OK;
+    }
+    dw_status status = DW_PUSH(&runs->machines, made);
+    if (status != DW_OK) dw_hardware_destroy(made);
+    *found = made;
+    return status;
+}
+
+/* What a recipe leaves unsaid. */
+static void habits(const dw__csv *table, size_t row, dw_run *run) {
+    const char *notes = dw__csv_cell(table, row, "notes");
+    dw_layout *layout = &run->layout;
+    double count;
+    int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
+    layout->unfused_attention = old;
+    layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
+    layout->overlap_tensor = layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
+    layout->overlap_data = !old;
+    layout->compiled = (layout->framework == DW_FRAMEWORK_TORCHTITAN && !dw__says(notes, "eager")) ||
+                       dw__says(notes, "torch.compile");
+    layout->cuda_graphs = (dw__says(notes, "cuda_graph_scope") && !dw__says(notes, "cuda_graph_impl=none")) ||
+                          dw__says(notes, "cuda graphs") || dw__says(notes, "CUDA graph");
+    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count)) layout->offload_layers = (int)count;
+    if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) || dw__number_after(notes, "ETP=", &count))
+        layout->etp = (int)count;
+    layout->overlap_expert = dw__says(notes, "overlap_moe_expert_parallel_comm") || dw__says(notes, "DualPipe");
+    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer")) layout->optimizer_bytes = 6;
+}
+
+/* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
+static int guess_micro_batch(const dw_run *run) {
+    dw_layout layout = run->layout;
+    int each = layout.global_batch / layout.dp, best = 1;
+    if (layout.pp > 1) return 1;
+    for (int size = 1; size <= each && (double)size * layout.seq_len / layout.cp <= 16384; size *= 2) {
+        if (each % size) continue;
+        dw_prediction prediction;
+        layout.micro_batch = size;
+        dw__predict(&dw__constants_default, &run->model, run->hardware, &layout, &prediction);
+        if (size == 1 || prediction.fits) best = size;
+    }
+    return best;
+}
+
+static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
+    const dw__csv *table = &runs->table;
+    dw_layout *layout = &run->layout;
+    dw_layout_default(layout);
+    layout->tp = whole(table, row, "tp", 1);
+    layout->pp = whole(table, row, "pp", 1);
+    layout->cp = whole(table, row, "cp", 0);
+    layout->ep = whole(table, row, "ep", 1);
+    layout->dp = whole(table, row, "dp", 0);
+    layout->gpus = whole(table, row, "gpus", 0);
+    layout->seq_len = whole(table, row, "seq_len", 0);
+    if (!layout->seq_len) {
+        run->reason = "seq_len is missing";
+        return DW_OK;
+    }
+    if (!layout->cp) {
+        double ranks = (double)layout->tp * layout->pp * layout->dp;
+        layout->cp = ranks > 0 && layout->gpus > ranks && fmod(layout->gpus, ranks) == 0 ? (int)(layout->gpus / ranks) : 1;
+    }
+    double model_ranks = (double)layout->tp * layout->pp * layout->cp;
+    if (!layout->dp) layout->dp = layout->gpus >= model_ranks ? (int)(layout->gpus / model_ranks) : 0;
+    if (!layout->gpus) layout->gpus = (int)(model_ranks * (layout->dp ? layout->dp : 1));
+    if (!layout->dp || model_ranks * layout->dp != layout->gpus) {
+        run->reason = dw__arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs", layout->tp,
+                                       layout->pp, layout->cp, layout->dp, layout->gpus);
+        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+    }
+    const char *notes = dw__csv_cell(table, row, "notes");
+    layout->framework = dw__framework_of(dw__csv_cell(table, row, "source"), notes,
+                                         dw__csv_cell(table, row, "zero_or_fsdp"), whole(table, row, "year", 0),
+                                         layout->tp, layout->pp);
+    layout->precision = dw__precision_of(dw__csv_cell(table, row, "precision"));
+    /* A GPU without such products runs the recipe with those that it has. */
+    if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
+        layout->precision = DW_TRAIN_FP8;
+    layout->virtual_stages = layout->pp > 1 ? whole(table, row, "vpp", 1) : 1;
+    const char *schedule = dw__csv_cell(table, row, "schedule");
+    layout->schedule = dw__schedule_of(*schedule ? schedule : dw__says(notes, "engine=afab") ? "afab" : "",
+                                       layout->virtual_stages);
+    dw__sharding_of(dw__csv_cell(table, row, "zero_or_fsdp"), run->hardware->gpus_per_node, layout);
+    dw__recompute_of(dw__csv_cell(table, row, "recompute"), run->model.layers, layout);
+    habits(table, row, run);
+    if (layout->pp * layout->virtual_stages > run->model.layers)
+        layout->virtual_stages = run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
+    layout->micro_batch = whole(table, row, "micro_batch", 0);
+    layout->global_batch = whole(table, row, "global_batch_seqs", 0);
+    if (!layout->global_batch) layout->global_batch = layout->dp * (layout->micro_batch ? layout->micro_batch : 1);
+    if (!layout->micro_batch) layout->micro_batch = guess_micro_batch(run);
+    /* A batch that does not divide is run as the next whole number of micro-batches. */
+    int sequences = layout->dp * layout->micro_batch, times = (layout->global_batch + sequences / 2) / sequences;
+    layout->global_batch = sequences * (times > 0 ? times : 1);
+    /* A dispatcher of tokens is named and its ranks are not: those of a node. */
+    int node = run->hardware->gpus_per_node;
+    if (run->model.experts && !*dw__csv_cell(table, row, "ep") && dw__says(notes, "DeepEP") &&
+        layout->dp * layout->cp % node == 0)
+        layout->ep = node;
+    if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
+    if (!run->model.experts) layout->ep = 1;
+    /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
+    int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
+    while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
+    if (run->model.heads % layout->tp) run->model.heads += layout->tp - run->model.heads % layout->tp;
+    if (run->model.heads % run->model.kv_heads) run->model.kv_heads = run->model.heads;
+    if (dw_layout_check(&run->model, run->hardware, layout) != DW_OK) {
+        run->reason = dw__arena_strdup(runs->arena, dw_last_error());
+        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+    }
+    return DW_OK;
+}
+
+static dw_memory_meaning meaning_of(const char *notes, const char *source) {
+    if (dw__says(notes, "LAST global rank") || dw__says(notes, "last rank")) return DW_MEMORY_ALLOCATED_LAST;
+    if (dw__says(notes, "reserved") || dw__says(notes, "torchtitan") || dw__says(source, "torchtitan"))
+        return DW_MEMORY_RESERVED;
+    if (dw__says(notes, "nvidia-smi")) return DW_MEMORY_USED;
+    if (dw__says(notes, "max_memory_allocated") || dw__says(notes, "allocated")) return DW_MEMORY_ALLOCATED;
+    return DW_MEMORY_UNSTATED;
+}
+
+static dw_status read_row(dw_runs *runs, size_t row) {
+    const dw__csv *table = &runs->table;
+    dw_run *run = &runs->rows[row];
+    const char *notes = dw__csv_cell(table, row, "notes"), *group = dw__csv_cell(table, row, "group");
+    const char *source = dw__csv_cell(table, row, "source");
+    double speed = number(table, row, "tokens_per_s_per_gpu_any");
+    if (speed <= 0) speed = number(table, row, "tokens_per_s_per_gpu");
+    *run = (dw_run){
+        .id = dw__csv_cell(table, row, "id"),
+        .group = *group ? group : source,
+        .gpu = dw__csv_cell(table, row, "gpu_type"),
+        .model_name = dw__csv_cell(table, row, "model"),
+        .precision = dw__csv_cell(table, row, "precision"),
+        .tokens_per_second = speed > 0 ? speed : 0,
+        .memory = fmax(0, number(table, row, "peak_mem_gb")) * 1024 * 1024 * 1024,
+        .memory_meaning = meaning_of(notes, source),
+    };
+    const char *tier = dw__csv_cell(table, row, "tier");
+    bool printed = number(table, row, "tokens_per_s_per_gpu") > 0 || number(table, row, "step_time_s") > 0;
+    run->scored = printed && (*tier == 'A' || *tier == 'B' || !*tier) &&
+                  number(table, row, "superseded") != 1 && number(table, row, "proxy_model") != 1;
+    const char *reason = dw__run_model(table, row, &run->model);
+    if (reason) {
+        run->reason = dw__arena_strdup(runs->arena, reason);
+        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+    }
+    run->mixture = run->model.experts > 0;
+    DW_RETURN_IF_FAILED(machine_of(runs, row, &run->reason, &run->hardware));
+    if (run->reason) return DW_OK;
+    DW_RETURN_IF_FAILED(layout_of(runs, row, run));
+    double step = number(table, row, "step_time_s");
+    if (!run->reason && run->tokens_per_second <= 0 && step > 0)
+        run->tokens_per_second = (double)run->layout.global_batch * run->layout.seq_len / step / run->layout.gpus;
+    return DW_OK;
+}
+
+dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs) {
+    dw_status status = DW_OK;
+    dw_runs *made = dw__calloc(1, sizeof *made);
+    *runs = NULL;
+    if (!made) return dw__fail_memory("runs", sizeof *made);
+    DW_TRY(dw__csv_parse(text, bytes, &made->table));
+    made->arena = dw__arena_create();
+    made->rows = dw__calloc(made->table.rows + 1, sizeof *made->rows);
+    if (!made->arena || !made->rows) {
+        status = dw__fail_memory("runs", made->table.rows * sizeof *made->rows);
+        goto cleanup;
+    }
+    for (size_t row = 0; row < made->table.rows; row++) DW_TRY(read_row(made, row));
+    *runs = made;
+    made = NULL;
+cleanup:
+    dw_runs_destroy(made);
+    return status;
+}
+
+dw_status dw_runs_load(const char *path, dw_runs **runs) {
+    enum { MOST = 256 << 20 };
+    char *text = NULL;
+    size_t bytes = 0;
+    *runs = NULL;
+    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, MOST, &text, &bytes));
+    dw_status status = dw_runs_parse(text, bytes, runs);
+    dw__free(text);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "\"%s\"", path);
+}
+
+void dw_runs_destroy(dw_runs *runs) {
+    if (!runs) return;
+    for (size_t at = 0; at < runs->machines.count; at++) dw_hardware_destroy(runs->machines.items[at]);
+    dw__free(runs->machines.items);
+    dw__arena_destroy(runs->arena);
+    dw__csv_free(&runs->table);
+    dw__free(runs->rows);
+    dw__free(runs);
+}
+
+size_t dw_runs_count(const dw_runs *runs) { return runs->table.rows; }
+void dw_run_at(const dw_runs *runs, size_t index, dw_run *run) { *run = runs->rows[index]; }
