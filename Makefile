@@ -14,7 +14,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-long bench format lint clean help system build packages
+.PHONY: all demo test test-long bench bench-plan format lint clean help system build packages
 
 all: ## build into build/, install the package and the program into .venv/ (the default)
 all: build packages
@@ -35,6 +35,10 @@ test-long: all
 bench: ## measure speed and memory; writes to bench/results
 bench: all
 	$(VENV_PYTHON) bench/run.py
+
+bench-plan: ## the planner's predictions beside published runs (DEEPWELL_DATA: their folder)
+bench-plan: all
+	bash bench/plan.sh
 
 format: ## format C and Python sources in place
 format: $(VENV)/.tools

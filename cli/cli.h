@@ -11,7 +11,9 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv);
 } cli_command;
 
+int cli_calibrate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_evaluate(int argc, char **argv);
 int cli_explain(int argc, char **argv);
 int cli_graph(int argc, char **argv);
 int cli_train(int argc, char **argv);

@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 static const cli_command commands[] = {
+    {"calibrate", "fits the planner's constants to a table of runs", cli_calibrate},
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
+    {"evaluate", "predictions beside a table of measured runs", cli_evaluate},
     {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
     {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},

@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'doctor explain graph train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -20,6 +20,18 @@ _deepwell() {
             --log --report-every --json --dry-run --help'
         mapfile -t COMPREPLY < <(
             compgen -W "$options" -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    calibrate)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--write --constants --json --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    evaluate)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--failures --constants --json --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -55,7 +55,7 @@ typedef struct dw_evaluate_options {
     const char *constants;   /* a file that dw_calibrate wrote; NULL: those that are built in */
     const dw_runs *failures; /* runs that failed for want of memory; NULL: none */
 } dw_evaluate_options;
-#define DW_EVALUATE_OPTIONS_DEFAULT                                                                                    \
+#define DW_EVALUATE_OPTIONS_DEFAULT                                                                \
     { sizeof(dw_evaluate_options), NULL, NULL }
 
 /* *json: {"rows": [{"id", "tokens_per_s_per_gpu", "predicted", "error", "parts", ...}], "not_predicted": [{"id",
@@ -72,7 +72,8 @@ typedef struct dw_calibrate_options {
  * weighs alike however many rows it has. *json: {"constants": {...}, "left_out": errors as dw_evaluate gives them, each
  * row predicted with constants that were fitted without its source, "fitted": the same with all rows, "baseline":
  * the median FLOP/s of the other sources on such a GPU}. Its "constants" is what `constants` takes. */
-DW_API dw_status dw_calibrate(const dw_runs *runs, const dw_calibrate_options *options, char **json);
+DW_API dw_status dw_calibrate(const dw_runs *runs, const dw_calibrate_options *options,
+                              char **json);
 
 #ifdef __cplusplus
 }

@@ -37,14 +37,14 @@ typedef struct dw_planner_model {
     int moe_every;    /* of the rest, every n-th layer is a mixture; 1: all of them */
     int q_rank,
         kv_rank; /* of latent attention (MLA); kv_rank 0: ordinary attention. q_rank 0: no query compression */
-    int rope_dim;      /* of MLA: shared rotary part of the keys; head_dim is the rest */
-    int value_dim;     /* 0: head_dim */
-    int window;        /* of sliding-window attention; 0: none */
-    int window_every;  /* 2: every other layer has the window; 1: all */
+    int rope_dim;         /* of MLA: shared rotary part of the keys; head_dim is the rest */
+    int value_dim;        /* 0: head_dim */
+    int window;           /* of sliding-window attention; 0: none */
+    int window_every;     /* 2: every other layer has the window; 1: all */
     int attention_layers; /* of hybrids, whose other layers have state-space blocks; 0: all */
-    int lora_rank;     /* above 0: weights are frozen and adapters of this rank train */
-    double parameters; /* as stated, in all; 0: counted from the widths */
-    double active;     /* that one token meets; 0: counted */
+    int lora_rank;        /* above 0: weights are frozen and adapters of this rank train */
+    double parameters;    /* as stated, in all; 0: counted from the widths */
+    double active;        /* that one token meets; 0: counted */
 } dw_planner_model;
 
 /* DW_INVALID_ARGUMENT: a width is missing or impossible. */

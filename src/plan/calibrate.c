@@ -6,7 +6,8 @@
 
 enum { MOST_STEPS = 25 };
 static const double row_spread = 0.12; /* of one run's logarithm, by which priors are weighed */
-static const double robust_at = 0.15;  /* residuals beyond it count by their size, not their square */
+static const double robust_at =
+    0.15; /* residuals beyond it count by their size, not their square */
 static const double derivative_step = 1e-3;
 
 typedef struct fit {
@@ -75,18 +76,21 @@ static void linearize(const fit *f, const dw__constants *at) {
         for (int k = 0; k < N; k++) {
             dw__constants moved = *at;
             ((double *)&moved)[k] *= exp(derivative_step);
-            f->jacobian[row * N + k] = (residual(run, &moved) - f->residuals[row]) / derivative_step;
+            f->jacobian[row * N + k] =
+                (residual(run, &moved) - f->residuals[row]) / derivative_step;
         }
     }
 }
 
-static void normal_equations(const fit *f, const dw__constants *at, double *matrix, double *vector) {
+static void normal_equations(const fit *f, const dw__constants *at, double *matrix,
+                             double *vector) {
     enum { N = DW__CONSTANT_COUNT };
     memset(matrix, 0, sizeof *matrix * N * N);
     memset(vector, 0, sizeof *vector * N);
     for (size_t row = 0; row < f->count; row++) {
         double size = fabs(f->residuals[row]);
-        double weight = f->weights[row] / (row_spread * row_spread) * (size > robust_at ? robust_at / size : 1);
+        double weight =
+            f->weights[row] / (row_spread * row_spread) * (size > robust_at ? robust_at / size : 1);
         const double *slope = f->jacobian + row * N;
         for (int i = 0; i < N; i++) {
             vector[i] -= weight * slope[i] * f->residuals[row];
@@ -101,12 +105,17 @@ static void normal_equations(const fit *f, const dw__constants *at, double *matr
     }
 }
 
-dw_status dw__fit_constants(const dw_runs *runs, const uint32_t *rows, const double *weights, size_t count,
-                            dw__constants *constants) {
+dw_status dw__fit_constants(const dw_runs *runs, const uint32_t *rows, const double *weights,
+                            size_t count, dw__constants *constants) {
     enum { N = DW__CONSTANT_COUNT };
-    fit f = {runs, rows, weights, count, dw__malloc(sizeof(double) * (count + 1) * N),
+    fit f = {runs,
+             rows,
+             weights,
+             count,
+             dw__malloc(sizeof(double) * (count + 1) * N),
              dw__malloc(sizeof(double) * (count + 1))};
-    double *matrix = dw__malloc(sizeof(double) * N * N), *damped = dw__malloc(sizeof(double) * N * N);
+    double *matrix = dw__malloc(sizeof(double) * N * N),
+           *damped = dw__malloc(sizeof(double) * N * N);
     dw_status status = DW_OK;
     if (!f.jacobian || !f.residuals || !matrix || !damped) {
         status = dw__fail_memory("the normal equations", sizeof(double) * count * N);
@@ -123,7 +132,8 @@ dw_status dw__fit_constants(const dw_runs *runs, const uint32_t *rows, const dou
             for (int k = 0; k < N; k++) damped[k * N + k] *= 1 + damping;
             dw__constants trial = *constants;
             if (solve(damped, step, N)) {
-                for (int k = 0; k < N; k++) ((double *)&trial)[k] *= exp(fmax(-0.5, fmin(0.5, step[k])));
+                for (int k = 0; k < N; k++)
+                    ((double *)&trial)[k] *= exp(fmax(-0.5, fmin(0.5, step[k])));
                 better = cost_of(&f, &trial);
             }
             if (better < cost) {

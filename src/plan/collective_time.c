@@ -36,16 +36,20 @@ double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, i
 
 /* Every rank sends `bytes` in all, spread evenly over the ranks. `copies`: of each token's, sent to different ranks;
  * those that go to one domain cross the network once. */
-double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride, double copies) {
+double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
+                            double copies) {
     if (ranks <= 1 || bytes <= 0) return 0;
     int together = near(planned, ranks, stride);
-    double inside = bytes * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
+    double inside =
+        bytes * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
     double latency = planned->hardware->link_latency.value;
     if (together == ranks) return inside + latency * log2(2.0 * ranks);
     double domains = (double)ranks / together;
     double distinct = domains * (1 - pow(1 - 1 / domains, copies)) / copies;
-    double outside = bytes * distinct * (domains - 1) / domains / (network_rate(planned) * planned->constants->expert_network);
-    return (inside > outside ? inside : outside) + planned->hardware->network_latency.value * log2(2.0 * ranks);
+    double outside = bytes * distinct * (domains - 1) / domains /
+                     (network_rate(planned) * planned->constants->expert_network);
+    return (inside > outside ? inside : outside) +
+           planned->hardware->network_latency.value * log2(2.0 * ranks);
 }
 
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {

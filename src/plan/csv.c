@@ -16,11 +16,14 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
     if (quoted) {
         const char *scan = ++begin;
         for (;; scan++) { /* to the closing quote */
-            if (scan == r->end) return dw__fail(DW_PARSE, "line %zu: a quoted field does not end", opened);
+            if (scan == r->end)
+                return dw__fail(DW_PARSE, "line %zu: a quoted field does not end", opened);
             if (*scan == '\n') r->line++;
             if (*scan != '"') continue;
-            if (scan + 1 < r->end && scan[1] == '"') scan++;
-            else break;
+            if (scan + 1 < r->end && scan[1] == '"')
+                scan++;
+            else
+                break;
         }
         r->at = scan + 1;
         out = dw__arena_alloc(r->csv->arena, (size_t)(scan - begin) + 1);
@@ -30,7 +33,9 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
             if (*from == '"') from++;
         }
         if (r->at < r->end && *r->at != ',' && *r->at != '\n' && *r->at != '\r')
-            return dw__fail(DW_PARSE, "line %zu: text after the quote that ends a field; expected a comma", r->line);
+            return dw__fail(DW_PARSE,
+                            "line %zu: text after the quote that ends a field; expected a comma",
+                            r->line);
     } else {
         while (r->at < r->end && *r->at != ',' && *r->at != '\n') r->at++;
         length = (size_t)(r->at - begin);
@@ -39,7 +44,8 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
         if (!out) return dw__fail_memory("a field of a table", length + 1);
         memcpy(out, begin, length);
     }
-    if (memchr(out, '\0', length)) return dw__fail(DW_PARSE, "line %zu: a byte 0, which no table has", r->line);
+    if (memchr(out, '\0', length))
+        return dw__fail(DW_PARSE, "line %zu: a byte 0, which no table has", r->line);
     if (quoted && r->at < r->end && *r->at == '\r') r->at++;
     *last = r->at == r->end || *r->at == '\n';
     if (r->at < r->end) {
@@ -75,7 +81,8 @@ dw_status dw__csv_parse(const char *text, size_t bytes, dw__csv *csv) {
             if (!csv->columns) {
                 DW_TRY(DW_PUSH(&names, field));
             } else if (fields > csv->columns) {
-                status = dw__fail(DW_PARSE, "line %zu has more fields than the header's %zu", line, csv->columns);
+                status = dw__fail(DW_PARSE, "line %zu has more fields than the header's %zu", line,
+                                  csv->columns);
                 goto cleanup;
             } else {
                 DW_TRY(DW_PUSH(&csv->cells, field));
@@ -88,7 +95,8 @@ dw_status dw__csv_parse(const char *text, size_t bytes, dw__csv *csv) {
         for (; fields < csv->columns; fields++) DW_TRY(DW_PUSH(&csv->cells, ""));
         csv->rows++;
     }
-    if (!csv->columns) status = dw__fail(DW_PARSE, "the table is empty; expected a line of column names");
+    if (!csv->columns)
+        status = dw__fail(DW_PARSE, "the table is empty; expected a line of column names");
 cleanup:
     csv->names = names.items;
     if (status != DW_OK) dw__csv_free(csv);

@@ -6,7 +6,8 @@ static double ceiling(double value, double step) { return ceil(value / step); }
 
 /* Groups of m rows each by a k x n matrix. Three effects: waves of tiles over the processors, a prologue that short
  * inner dimensions cannot hide, and the operands' way from memory. */
-double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups, int low) {
+double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
+                        int low) {
     if (m <= 0 || n <= 0 || k <= 0) return 0;
     const dw__constants *c = planned->constants;
     const dw_hardware *hardware = planned->hardware;
@@ -30,7 +31,8 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
 }
 
 double dw__traffic_seconds(const dw__planned *planned, double bytes) {
-    return bytes / (planned->hardware->memory_bandwidth.value * planned->constants->memory_efficiency);
+    return bytes /
+           (planned->hardware->memory_bandwidth.value * planned->constants->memory_efficiency);
 }
 
 /* Forward of one layer's attention on one rank. Backward is 2.5 times as many operations where it is fused (the
@@ -40,7 +42,8 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     double heads = (double)model->heads / layout->tp;
-    double width = model->head_dim + model->rope_dim + (model->value_dim ? model->value_dim : model->head_dim);
+    double width =
+        model->head_dim + model->rope_dim + (model->value_dim ? model->value_dim : model->head_dim);
     double span = layout->seq_len;
     double rate = planned->hardware->rate[DW_RATE_BF16].value;
     if (layout->unfused_attention) {

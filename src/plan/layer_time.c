@@ -3,23 +3,26 @@
 #include <math.h>
 
 double dw__parts_sum(const dw_time_parts *p) {
-    return p->gemm + p->attention + p->elementwise + p->quantize + p->launch + p->tensor + p->context + p->expert +
-           p->data + p->pipeline + p->bubble + p->imbalance + p->optimizer + p->other;
+    return p->gemm + p->attention + p->elementwise + p->quantize + p->launch + p->tensor +
+           p->context + p->expert + p->data + p->pipeline + p->bubble + p->imbalance +
+           p->optimizer + p->other;
 }
 
 /* A linear layer's three products. Adapters need no gradient of the weight. */
-static void linear(const dw__planned *planned, double tokens, double in, double out, double groups, int low,
-                   dw__layer_time *time) {
+static void linear(const dw__planned *planned, double tokens, double in, double out, double groups,
+                   int low, dw__layer_time *time) {
     double forward = dw__gemm_seconds(planned, tokens, out, in, groups, low);
     double input = dw__gemm_seconds(planned, tokens, in, out, groups, low);
-    double weight = planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, groups, low);
+    double weight =
+        planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, groups, low);
     time->forward.gemm += forward;
     time->backward.gemm += input + weight;
     time->weight += weight;
     if (!low) return;
     double factor = planned->layout->precision == DW_TRAIN_NVFP4 ? 2 : 1;
     double bytes = planned->constants->quantize_bytes * factor * groups;
-    double weights = bytes * in * out / planned->micro_batches; /* kept for the step's other micro-batches */
+    double weights =
+        bytes * in * out / planned->micro_batches; /* kept for the step's other micro-batches */
     time->forward.quantize += dw__traffic_seconds(planned, bytes * tokens * in + weights);
     time->backward.quantize += dw__traffic_seconds(planned, bytes * tokens * out);
 }
@@ -34,7 +37,8 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     double t = planned->tokens, h = model->hidden, tp = layout->tp;
-    double heads = model->heads / tp, d = model->head_dim, v = model->value_dim ? model->value_dim : d;
+    double heads = model->heads / tp, d = model->head_dim,
+           v = model->value_dim ? model->value_dim : d;
     double kv_heads = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
     if (model->kv_rank) {
         double query = heads * (d + model->rope_dim);
@@ -79,13 +83,16 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     double routed = planned->tokens * model->top_k * planned->etp / layout->tp;
     linear(planned, routed / own, h, up * width, own, planned->low, time);
     linear(planned, routed / own, width, h, own, planned->low, time);
-    elementwise(planned, c->elementwise_ffn * routed * (up + 1) / 2 * width + c->permute_bytes * routed * h, time);
+    elementwise(planned,
+                c->elementwise_ffn * routed * (up + 1) / 2 * width + c->permute_bytes * routed * h,
+                time);
     linear(planned, planned->tokens / layout->tp, h, model->experts, 1, 0, time);
     if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
     double exposed = c->expert_exposed * (layout->overlap_expert ? 0.5 : 1);
     double bytes = routed * h * 2;
     double exchange =
-        2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) * exposed;
+        2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) *
+        exposed;
     time->forward.expert += exchange;
     time->backward.expert += exchange;
 }
@@ -108,7 +115,8 @@ static void launches(double host, dw__layer_time *time) {
     double hosts[2] = {host / 3, host * 2 / 3};
     double excess[2];
     for (int at = 0; at < 2; at++) {
-        double high = part[at] > hosts[at] ? part[at] : hosts[at], a = part[at] / high, b = hosts[at] / high;
+        double high = part[at] > hosts[at] ? part[at] : hosts[at], a = part[at] / high,
+               b = hosts[at] / high;
         excess[at] = high * sqrt(sqrt(a * a * a * a + b * b * b * b)) - part[at];
     }
     time->forward.launch += excess[0];
@@ -123,7 +131,8 @@ static double host_seconds(const dw__planned *planned, dw__layer_kind kind) {
         host = c->host_fused;
     if (layout->compiled || layout->framework == DW_FRAMEWORK_OWN) host = c->host_compiled;
     if (kind == DW__LAYER_MOE) host += c->host_experts;
-    if (layout->framework == DW_FRAMEWORK_JAX) host *= c->host_graphs; /* one program for the step */
+    if (layout->framework == DW_FRAMEWORK_JAX)
+        host *= c->host_graphs; /* one program for the step */
     return layout->cuda_graphs ? host * c->host_graphs : host;
 }
 

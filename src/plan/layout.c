@@ -16,8 +16,9 @@ const char *dw_train_precision_name(dw_train_precision precision) {
     return (unsigned)precision < DW_TRAIN_PRECISIONS ? names[precision] : "unknown";
 }
 const char *dw_framework_name(dw_framework framework) {
-    static const char *const names[DW_FRAMEWORKS] = {"deepwell",  "megatron", "megatron-lm", "torchtitan", "fsdp",
-                                                     "deepspeed", "nanotron", "jax",         "pytorch"};
+    static const char *const names[DW_FRAMEWORKS] = {"deepwell",   "megatron", "megatron-lm",
+                                                     "torchtitan", "fsdp",     "deepspeed",
+                                                     "nanotron",   "jax",      "pytorch"};
     return (unsigned)framework < DW_FRAMEWORKS ? names[framework] : "unknown";
 }
 
@@ -42,11 +43,12 @@ void dw_layout_default(dw_layout *layout) {
 
 static dw_status divides(const char *what, int value, const char *by, int divisor) {
     if (value % divisor == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "%s %d is no multiple of %s %d; choose sizes that divide", what, value, by,
-                    divisor);
+    return dw__fail(DW_INVALID_ARGUMENT, "%s %d is no multiple of %s %d; choose sizes that divide",
+                    what, value, by, divisor);
 }
 
-dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware, const dw_layout *layout) {
+dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware,
+                          const dw_layout *layout) {
     const struct {
         const char *name;
         int value;
@@ -62,51 +64,70 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                  {"seq_len", layout->seq_len}};
     for (size_t at = 0; at < DW_COUNT(sizes); at++) {
         if (sizes[at].value < 1 || sizes[at].value > 1 << 28)
-            return dw__fail(DW_INVALID_ARGUMENT, "%s is %d; expected 1 to %d", sizes[at].name, sizes[at].value,
-                            1 << 28);
+            return dw__fail(DW_INVALID_ARGUMENT, "%s is %d; expected 1 to %d", sizes[at].name,
+                            sizes[at].value, 1 << 28);
     }
     double ranks = (double)layout->tp * layout->cp * layout->pp * layout->dp;
     if (ranks != layout->gpus)
-        return dw__fail(DW_INVALID_ARGUMENT, "tp %d x cp %d x pp %d x dp %d are %.0f ranks for %d GPUs", layout->tp,
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "tp %d x cp %d x pp %d x dp %d are %.0f ranks for %d GPUs", layout->tp,
                         layout->cp, layout->pp, layout->dp, ranks, layout->gpus);
-    if ((unsigned)layout->schedule >= DW_SCHEDULES || (unsigned)layout->recompute >= DW_RECOMPUTES ||
-        (unsigned)layout->precision >= DW_TRAIN_PRECISIONS || (unsigned)layout->framework >= DW_FRAMEWORKS ||
-        layout->zero_stage < 0 || layout->zero_stage > 3)
-        return dw__fail(DW_INVALID_ARGUMENT, "the layout's schedule, recompute, precision, framework or zero_stage is "
-                                             "none of its values; see planner.h");
-    int ranks_of_experts = layout->gpus / layout->pp, etp = layout->etp ? layout->etp : layout->ep > 1 ? 1 : layout->tp;
+    if ((unsigned)layout->schedule >= DW_SCHEDULES ||
+        (unsigned)layout->recompute >= DW_RECOMPUTES ||
+        (unsigned)layout->precision >= DW_TRAIN_PRECISIONS ||
+        (unsigned)layout->framework >= DW_FRAMEWORKS || layout->zero_stage < 0 ||
+        layout->zero_stage > 3)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the layout's schedule, recompute, precision, framework or zero_stage is "
+                        "none of its values; see planner.h");
+    int ranks_of_experts = layout->gpus / layout->pp, etp = layout->etp      ? layout->etp
+                                                            : layout->ep > 1 ? 1
+                                                                             : layout->tp;
     if (layout->etp < 0 || layout->shard < 0)
-        return dw__fail(DW_INVALID_ARGUMENT, "etp is %d and shard %d; expected 0 or more", layout->etp, layout->shard);
+        return dw__fail(DW_INVALID_ARGUMENT, "etp is %d and shard %d; expected 0 or more",
+                        layout->etp, layout->shard);
     DW_RETURN_IF_FAILED(divides("heads", model->heads, "tp", layout->tp));
     if (layout->ep > 1 && !model->experts)
-        return dw__fail(DW_INVALID_ARGUMENT, "ep is %d and the model has no experts; use ep 1", layout->ep);
+        return dw__fail(DW_INVALID_ARGUMENT, "ep is %d and the model has no experts; use ep 1",
+                        layout->ep);
     if (model->experts) {
         DW_RETURN_IF_FAILED(divides("experts", model->experts, "ep", layout->ep));
-        DW_RETURN_IF_FAILED(divides("the ranks of a stage,", ranks_of_experts, "ep x etp", layout->ep * etp));
+        DW_RETURN_IF_FAILED(
+            divides("the ranks of a stage,", ranks_of_experts, "ep x etp", layout->ep * etp));
     }
     DW_RETURN_IF_FAILED(divides("global_batch", layout->global_batch, "dp x micro_batch",
                                 layout->dp * layout->micro_batch));
-    if (layout->shard) DW_RETURN_IF_FAILED(divides("dp x cp", layout->dp * layout->cp, "shard", layout->shard));
+    if (layout->shard)
+        DW_RETURN_IF_FAILED(divides("dp x cp", layout->dp * layout->cp, "shard", layout->shard));
     if (layout->pp * layout->virtual_stages > model->layers)
-        return dw__fail(DW_INVALID_ARGUMENT, "pp %d x virtual_stages %d are more than the model's %d layers",
-                        layout->pp, layout->virtual_stages, model->layers);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "pp %d x virtual_stages %d are more than the model's %d layers", layout->pp,
+                        layout->virtual_stages, model->layers);
     if (layout->virtual_stages > 1 && layout->pp == 1)
-        return dw__fail(DW_INVALID_ARGUMENT, "virtual_stages is %d without a pipeline; use pp above 1",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "virtual_stages is %d without a pipeline; use pp above 1",
                         layout->virtual_stages);
     if (hardware->rate[DW_RATE_BF16].value <= 0 || hardware->memory_bandwidth.value <= 0 ||
         hardware->sm_count.value <= 0 || hardware->memory.value <= 0)
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "the hardware \"%s\" lacks its BF16 rate, memory, memory_bandwidth or sm_count",
+            hardware->name);
+    if (layout->gpus > 1 &&
+        (hardware->link_bandwidth.value <= 0 || hardware->network_bandwidth.value <= 0))
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the hardware \"%s\" lacks its BF16 rate, memory, memory_bandwidth or sm_count", hardware->name);
-    if (layout->gpus > 1 && (hardware->link_bandwidth.value <= 0 || hardware->network_bandwidth.value <= 0))
-        return dw__fail(DW_INVALID_ARGUMENT, "the hardware \"%s\" lacks link_bandwidth or network_bandwidth, which %d "
-                                             "GPUs need", hardware->name, layout->gpus);
+                        "the hardware \"%s\" lacks link_bandwidth or network_bandwidth, which %d "
+                        "GPUs need",
+                        hardware->name, layout->gpus);
     static const dw_rate needed[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,   [DW_TRAIN_FP32] = DW_RATE_TF32,     [DW_TRAIN_FP8] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_ROW] = DW_RATE_FP8, [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
+        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
+        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
+        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
         [DW_TRAIN_NVFP4] = DW_RATE_FP4,
     };
     if (hardware->rate[needed[layout->precision]].value <= 0)
-        return dw__fail(DW_UNSUPPORTED, "%s has no products in %s, which the recipe %s needs", hardware->name,
-                        dw_rate_name(needed[layout->precision]), dw_train_precision_name(layout->precision));
+        return dw__fail(DW_UNSUPPORTED, "%s has no products in %s, which the recipe %s needs",
+                        hardware->name, dw_rate_name(needed[layout->precision]),
+                        dw_train_precision_name(layout->precision));
     return DW_OK;
 }

@@ -3,7 +3,8 @@
 
 /* Idle part with F = Bx = W = 1: forward, backward of inputs, backward of weights. 1F1B and GPipe: Huang et al. 2019;
  * interleaved: Narayanan et al. 2021; ZB: Qi et al. 2024, table 2; DualPipe: DeepSeek-V3 report, table 2. */
-double dw_pipeline_bubble(dw_pipeline_schedule schedule, int stages, int virtual_stages, int micro_batches) {
+double dw_pipeline_bubble(dw_pipeline_schedule schedule, int stages, int virtual_stages,
+                          int micro_batches) {
     double p = stages, v = virtual_stages > 1 ? virtual_stages : 1, m = micro_batches, idle = 0;
     if (stages <= 1 || micro_batches < 1) return 0;
     switch (schedule) {
@@ -41,10 +42,12 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
     const dw_layout *layout = planned->layout;
     double layers = dw__stage_layers(planned, stage);
     double mixtures = layers * dw__moe_layers(model) / model->layers;
-    double dense = layers * (dw__attention_parameters(model) / layout->tp + 2.0 * model->hidden) +
-                   (layers - mixtures) * dw__dense_mlp_parameters(model) / layout->tp +
-                   mixtures * (dw__shared_parameters(model) / layout->tp + dw__router_parameters(model));
-    *experts = mixtures * model->experts * dw__expert_parameters(model) / (layout->ep * planned->etp);
+    double dense =
+        layers * (dw__attention_parameters(model) / layout->tp + 2.0 * model->hidden) +
+        (layers - mixtures) * dw__dense_mlp_parameters(model) / layout->tp +
+        mixtures * (dw__shared_parameters(model) / layout->tp + dw__router_parameters(model));
+    *experts =
+        mixtures * model->experts * dw__expert_parameters(model) / (layout->ep * planned->etp);
     double scale = planned->linear_scale;
     dense *= scale;
     *experts *= scale;

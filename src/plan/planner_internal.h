@@ -13,19 +13,22 @@ typedef struct dw__planned {
     const dw_planner_model *model;
     const dw_hardware *hardware;
     const dw_layout *layout;
-    double tokens;   /* of a micro-batch on one rank: its sequences, cut by context parallelism */
-    double etp;      /* resolved */
-    int shard;       /* resolved */
-    double gemm_part;                      /* of the rates of products */
-    double attention_rate, attention_part; /* operations a second, and the part of them that is reached */
-    double elementwise;               /* the framework's factor */
-    int low;                          /* the recipe quantizes */
-    dw_rate rate;                     /* of linear layers */
-    int micro_batches;                /* of one rank, a step */
-    double linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
+    double tokens;    /* of a micro-batch on one rank: its sequences, cut by context parallelism */
+    double etp;       /* resolved */
+    int shard;        /* resolved */
+    double gemm_part; /* of the rates of products */
+    double attention_rate,
+        attention_part; /* operations a second, and the part of them that is reached */
+    double elementwise; /* the framework's factor */
+    int low;            /* the recipe quantizes */
+    dw_rate rate;       /* of linear layers */
+    int micro_batches;  /* of one rank, a step */
+    double
+        linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
 } dw__planned;
-void dw__planned_begin(dw__planned *planned, const dw__constants *constants, const dw_planner_model *model,
-                       const dw_hardware *hardware, const dw_layout *layout);
+void dw__planned_begin(dw__planned *planned, const dw__constants *constants,
+                       const dw_planner_model *model, const dw_hardware *hardware,
+                       const dw_layout *layout);
 
 /* ---- the model: elements ---- */
 double dw__attention_parameters(const dw_planner_model *model);
@@ -38,14 +41,16 @@ int dw__moe_layers(const dw_planner_model *model);
 double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
 
 /* ---- kernels: seconds on one GPU ---- */
-double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups, int low);
+double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
+                        int low);
 double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
 /* ---- collectives: seconds ---- */
 /* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction. */
 double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride);
-double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride, double copies);
+double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
+                            double copies);
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride);
 
 /* ---- a layer, one micro-batch ---- */
@@ -67,7 +72,7 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
                 dw_memory_parts *memory);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 
-void dw__predict(const dw__constants *constants, const dw_planner_model *model, const dw_hardware *hardware,
-                 const dw_layout *layout, dw_prediction *prediction);
+void dw__predict(const dw__constants *constants, const dw_planner_model *model,
+                 const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction);
 
 #endif

@@ -12,10 +12,10 @@ typedef struct habit { /* bytes of one element */
  * parameters' type. PyTorch's own: everything in FP32, cast as it is used. */
 static habit habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {4, 4, 8},         [DW_FRAMEWORK_MEGATRON] = {2, 4, 12},
+        [DW_FRAMEWORK_OWN] = {4, 4, 8},          [DW_FRAMEWORK_MEGATRON] = {2, 4, 12},
         [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12}, [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8},
-        [DW_FRAMEWORK_FSDP] = {4, 4, 8},        [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12},
-        [DW_FRAMEWORK_NANOTRON] = {2, 4, 12},   [DW_FRAMEWORK_JAX] = {4, 4, 8},
+        [DW_FRAMEWORK_FSDP] = {4, 4, 8},         [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12},
+        [DW_FRAMEWORK_NANOTRON] = {2, 4, 12},    [DW_FRAMEWORK_JAX] = {4, 4, 8},
         [DW_FRAMEWORK_PYTORCH] = {4, 4, 8},
     };
     habit own = habits[layout->framework];
@@ -33,7 +33,8 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double heads = model->heads / tp, d = model->head_dim + model->rope_dim;
     double v = model->value_dim ? model->value_dim : model->head_dim;
     double kv = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
-    double operand = planned->low ? 1 : 2, up = model->gated ? 2 : 1; /* what a product keeps of its input */
+    double operand = planned->low ? 1 : 2,
+           up = model->gated ? 2 : 1; /* what a product keeps of its input */
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
     if (recompute == DW_RECOMPUTE_FULL) return 2 * h / cut;
     int selective = recompute == DW_RECOMPUTE_SELECTIVE;
@@ -92,7 +93,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
     memory->gradients = bytes.gradient * (zero >= 2 ? cut : whole) * trained;
     memory->optimizer = bytes.optimizer * cut * trained;
-    if (model->lora_rank) memory->parameters = 2 * (zero >= 3 ? cut : whole);
+    /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
+    if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
 
     double layers = dw__stage_layers(planned, stage), held = in_flight(planned, stage);
@@ -103,7 +105,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
         kept[mode] = (1 - part) * dw__layer_activation_bytes(planned, how, 0) +
                      (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
     }
-    double again = recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
+    double again =
+        recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
     if (again > layers) again = layers;
     double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
     double each = t * (again * full + (layers - again) * rest);
@@ -125,6 +128,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
         memory->workspace += gathered > table * 6 ? gathered : table * 6;
     }
     double fragments = layout->framework == DW_FRAMEWORK_OWN ? 0 : 0.03;
-    int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) + (layout->dp > 1);
-    memory->overhead = fragments * (memory->activations + memory->workspace) + 0.7 * gib + 0.3 * gib * groups;
+    int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
+                 (layout->dp > 1);
+    memory->overhead =
+        fragments * (memory->activations + memory->workspace) + 0.7 * gib + 0.3 * gib * groups;
 }

@@ -7,19 +7,27 @@ static double value_dim(const dw_planner_model *model) {
 
 double dw__attention_parameters(const dw_planner_model *model) {
     double h = model->hidden, heads = model->heads, d = model->head_dim, v = value_dim(model);
-    if (!model->kv_rank) return h * d * (heads + model->kv_heads) + h * v * (heads + model->kv_heads);
+    if (!model->kv_rank)
+        return h * d * (heads + model->kv_heads) + h * v * (heads + model->kv_heads);
     double query = heads * (d + model->rope_dim);
     query = model->q_rank ? model->q_rank * (h + query) : h * query;
-    return query + h * (model->kv_rank + model->rope_dim) + model->kv_rank * heads * (d + v) + heads * v * h;
+    return query + h * (model->kv_rank + model->rope_dim) + model->kv_rank * heads * (d + v) +
+           heads * v * h;
 }
 
 static double mlp(const dw_planner_model *model, double width) {
     return (model->gated ? 3.0 : 2.0) * model->hidden * width;
 }
 double dw__dense_mlp_parameters(const dw_planner_model *model) { return mlp(model, model->ffn); }
-double dw__expert_parameters(const dw_planner_model *model) { return mlp(model, model->expert_ffn); }
-double dw__shared_parameters(const dw_planner_model *model) { return mlp(model, model->shared_ffn); }
-double dw__router_parameters(const dw_planner_model *model) { return (double)model->hidden * model->experts; }
+double dw__expert_parameters(const dw_planner_model *model) {
+    return mlp(model, model->expert_ffn);
+}
+double dw__shared_parameters(const dw_planner_model *model) {
+    return mlp(model, model->shared_ffn);
+}
+double dw__router_parameters(const dw_planner_model *model) {
+    return (double)model->hidden * model->experts;
+}
 double dw__embedding_parameters(const dw_planner_model *model) {
     return (double)model->hidden * model->vocabulary;
 }
@@ -58,7 +66,8 @@ double dw__trained_part(const dw_planner_model *model) {
 
 double dw_planner_token_flops(const dw_planner_model *model, int seq_len) {
     double linear = dw_planner_active_parameters(model);
-    double width = (double)model->heads * (model->head_dim + model->rope_dim + value_dim(model)) / 2;
+    double width =
+        (double)model->heads * (model->head_dim + model->rope_dim + value_dim(model)) / 2;
     double span = seq_len, full = model->layers, windowed = 0;
     if (model->window && model->window < seq_len) {
         windowed = model->layers / (model->window_every > 1 ? model->window_every : 1);
@@ -72,34 +81,49 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
     const struct {
         const char *name;
         int value, least;
-    } sizes[] = {{"layers", model->layers, 1},         {"hidden", model->hidden, 1},
-                 {"heads", model->heads, 1},           {"kv_heads", model->kv_heads, 1},
-                 {"head_dim", model->head_dim, 1},     {"vocabulary", model->vocabulary, 1},
-                 {"ffn", model->ffn, 0},               {"experts", model->experts, 0},
-                 {"top_k", model->top_k, 0},           {"expert_ffn", model->expert_ffn, 0},
-                 {"shared_ffn", model->shared_ffn, 0}, {"dense_layers", model->dense_layers, 0},
-                 {"moe_every", model->moe_every, 0},   {"q_rank", model->q_rank, 0},
-                 {"kv_rank", model->kv_rank, 0},       {"rope_dim", model->rope_dim, 0},
-                 {"value_dim", model->value_dim, 0},   {"window", model->window, 0},
-                 {"positions", model->positions, 0},   {"lora_rank", model->lora_rank, 0}};
+    } sizes[] = {{"layers", model->layers, 1},
+                 {"hidden", model->hidden, 1},
+                 {"heads", model->heads, 1},
+                 {"kv_heads", model->kv_heads, 1},
+                 {"head_dim", model->head_dim, 1},
+                 {"vocabulary", model->vocabulary, 1},
+                 {"ffn", model->ffn, 0},
+                 {"experts", model->experts, 0},
+                 {"top_k", model->top_k, 0},
+                 {"expert_ffn", model->expert_ffn, 0},
+                 {"shared_ffn", model->shared_ffn, 0},
+                 {"dense_layers", model->dense_layers, 0},
+                 {"moe_every", model->moe_every, 0},
+                 {"q_rank", model->q_rank, 0},
+                 {"kv_rank", model->kv_rank, 0},
+                 {"rope_dim", model->rope_dim, 0},
+                 {"value_dim", model->value_dim, 0},
+                 {"window", model->window, 0},
+                 {"positions", model->positions, 0},
+                 {"lora_rank", model->lora_rank, 0}};
     for (size_t at = 0; at < DW_COUNT(sizes); at++) {
         if (sizes[at].value < sizes[at].least || sizes[at].value > 1 << 28)
-            return dw__fail(DW_INVALID_ARGUMENT, "the model's %s is %d; expected %d to %d", sizes[at].name,
-                            sizes[at].value, sizes[at].least, 1 << 28);
+            return dw__fail(DW_INVALID_ARGUMENT, "the model's %s is %d; expected %d to %d",
+                            sizes[at].name, sizes[at].value, sizes[at].least, 1 << 28);
     }
     if (model->heads % model->kv_heads)
-        return dw__fail(DW_INVALID_ARGUMENT, "the model's %d heads are no multiple of its %d key-value heads",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the model's %d heads are no multiple of its %d key-value heads",
                         model->heads, model->kv_heads);
     if (!model->experts) {
-        if (!model->ffn) return dw__fail(DW_INVALID_ARGUMENT, "the model has neither ffn nor experts");
+        if (!model->ffn)
+            return dw__fail(DW_INVALID_ARGUMENT, "the model has neither ffn nor experts");
         return DW_OK;
     }
     if (model->top_k < 1 || model->top_k > model->experts)
-        return dw__fail(DW_INVALID_ARGUMENT, "the model's top_k is %d; expected 1 to its %d experts", model->top_k,
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the model's top_k is %d; expected 1 to its %d experts", model->top_k,
                         model->experts);
-    if (!model->expert_ffn) return dw__fail(DW_INVALID_ARGUMENT, "the model has experts and no expert_ffn");
+    if (!model->expert_ffn)
+        return dw__fail(DW_INVALID_ARGUMENT, "the model has experts and no expert_ffn");
     if (model->dense_layers > model->layers)
-        return dw__fail(DW_INVALID_ARGUMENT, "dense_layers is %d of %d layers", model->dense_layers, model->layers);
+        return dw__fail(DW_INVALID_ARGUMENT, "dense_layers is %d of %d layers", model->dense_layers,
+                        model->layers);
     return DW_OK;
 }
 

@@ -19,8 +19,9 @@ static int attends_as_ampere(const dw_layout *layout) {
 void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout) {
     static const dw_rate rates[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,    [DW_TRAIN_FP32] = DW_RATE_TF32,      [DW_TRAIN_FP8] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,  [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8,  [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
+        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
+        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
+        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
         [DW_TRAIN_NVFP4] = DW_RATE_FP4,
     };
     int capability = hardware->capability;
@@ -30,7 +31,9 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         .hardware = hardware,
         .layout = layout,
         .tokens = (double)layout->micro_batch * layout->seq_len / layout->cp,
-        .etp = layout->etp ? layout->etp : layout->ep > 1 ? 1 : layout->tp,
+        .etp = layout->etp      ? layout->etp
+               : layout->ep > 1 ? 1
+                                : layout->tp,
         .shard = layout->shard ? layout->shard : layout->dp * layout->cp,
         .low = layout->precision > DW_TRAIN_FP32,
         .rate = rates[layout->precision],
@@ -44,11 +47,14 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
     planned->attention_part = c->attention_sm80;
     planned->attention_rate = capability == 0 ? bf16 * c->gemm_amd / c->gemm_sm80 : bf16;
     if (capability == 80) planned->gemm_part = c->gemm_sm80;
-    if (capability == 90) planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
-    if (capability >= 100) planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
+    if (capability == 90)
+        planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
+    if (capability >= 100)
+        planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
     if (capability >= 90 && attends_as_ampere(layout)) {
         planned->attention_part = c->attention_sm80;
-        planned->attention_rate = fmin(bf16, 2048 * hardware->sm_count.value * hardware->clock.value);
+        planned->attention_rate =
+            fmin(bf16, 2048 * hardware->sm_count.value * hardware->clock.value);
     }
     /* A Hopper that is held below its 700 W runs slower clocks under products. */
     if (capability == 90 && hardware->power.value > 300 && hardware->power.value < 700) {
@@ -66,7 +72,8 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
     /* Where the active parameters as stated are far from those of the widths (hybrids with state-space blocks), the
      * linear work is scaled to what is stated. */
     if (model->active > 0) {
-        double table = dw__embedding_parameters(model), counted = dw_planner_active_parameters(model);
+        double table = dw__embedding_parameters(model),
+               counted = dw_planner_active_parameters(model);
         double least = counted - table, most = counted + table;
         if (model->active < 0.93 * least || model->active > 1.07 * most)
             planned->linear_scale = fmax(0.2, fmin(5, (model->active - table) / (counted - table)));
@@ -91,26 +98,28 @@ typedef struct layer_times {
 static void time_layers(const dw__planned *planned, layer_times *times) {
     int mixtures = dw__moe_layers(planned->model);
     *times = (layer_times){0};
-    if (mixtures < planned->model->layers) dw__layer_seconds(planned, DW__LAYER_DENSE, &times->dense);
+    if (mixtures < planned->model->layers)
+        dw__layer_seconds(planned, DW__LAYER_DENSE, &times->dense);
     if (mixtures) dw__layer_seconds(planned, DW__LAYER_MOE, &times->moe);
     dw__layer_seconds(planned, DW__LAYER_HEAD, &times->head);
 }
 
 /* Fraction of forward that is done again. Selective: the cheap half of elementwise work, and unfused attention. */
-static void recomputed(const dw__planned *planned, dw_recompute recompute, double part, const dw_time_parts *forward,
-                       dw_time_parts *again) {
+static void recomputed(const dw__planned *planned, dw_recompute recompute, double part,
+                       const dw_time_parts *forward, dw_time_parts *again) {
     *again = (dw_time_parts){0};
     if (recompute == DW_RECOMPUTE_FULL) add(again, forward, part);
     if (recompute == DW_RECOMPUTE_SELECTIVE) {
         again->elementwise = 0.5 * forward->elementwise;
         /* torchtitan keeps the result of every second product. */
-        if (planned->layout->framework == DW_FRAMEWORK_TORCHTITAN) again->gemm = 0.5 * forward->gemm;
+        if (planned->layout->framework == DW_FRAMEWORK_TORCHTITAN)
+            again->gemm = 0.5 * forward->gemm;
         if (planned->layout->unfused_attention) again->attention = forward->attention;
     }
 }
 
-static void time_stage(const dw__planned *planned, const layer_times *times, int stage, dw_recompute recompute,
-                       int recompute_layers, stage_time *time) {
+static void time_stage(const dw__planned *planned, const layer_times *times, int stage,
+                       dw_recompute recompute, int recompute_layers, stage_time *time) {
     const dw_layout *layout = planned->layout;
     *time = (stage_time){0};
     double layers = dw__stage_layers(planned, stage);
@@ -146,14 +155,17 @@ static double ramp(const dw__planned *planned, double forward, double backward, 
     case DW_SCHEDULE_ZB_H1: idle = (p - 1) * (forward + input - weight); break;
     case DW_SCHEDULE_ZB_H2:
     case DW_SCHEDULE_ZB_V: idle = (p - 1) * (forward + input - 2 * weight); break;
-    case DW_SCHEDULE_DUALPIPE: idle = (p / 2 - 1) * (forward + backward + input - 3 * weight); break;
+    case DW_SCHEDULE_DUALPIPE:
+        idle = (p / 2 - 1) * (forward + backward + input - 3 * weight);
+        break;
     default: idle = (p - 1) * (forward + backward) / v; break;
     }
     return idle > 0 ? idle : 0;
 }
 
 /* Reduction of gradients and gathering of parameters that computation does not hide, a step. */
-static void data_seconds(const dw__planned *planned, double forward, double backward, dw_time_parts *time) {
+static void data_seconds(const dw__planned *planned, double forward, double backward,
+                         dw_time_parts *time) {
     const dw_layout *layout = planned->layout;
     const dw__constants *c = planned->constants;
     double ranks = (double)layout->dp * layout->cp, m = planned->micro_batches;
@@ -171,20 +183,23 @@ static void data_seconds(const dw__planned *planned, double forward, double back
         for (int at = 0; at < 2; at++) {
             double hidden = traffic[at] < room[at] ? traffic[at] : room[at];
             if (!layout->overlap_data) hidden = 0;
-            time->data += m * (traffic[at] - hidden + c->shard_exposed * hidden + c->shard_contention * hidden);
+            time->data += m * (traffic[at] - hidden + c->shard_exposed * hidden +
+                               c->shard_contention * hidden);
         }
         if (ranks > shard)
             time->data += c->data_exposed * 2 *
-                          dw__gather_seconds(planned, 4 * (dense + experts) * trained / shard, (int)(ranks / shard),
-                                             layout->tp * shard);
+                          dw__gather_seconds(planned, 4 * (dense + experts) * trained / shard,
+                                             (int)(ranks / shard), layout->tp * shard);
         return;
     }
-    double gradient = layout->gradient_bytes ? layout->gradient_bytes
-                      : layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_NANOTRON
-                          ? 4
-                          : 2;
-    double reduce = dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp) +
-                    dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride);
+    double gradient =
+        layout->gradient_bytes ? layout->gradient_bytes
+        : layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_NANOTRON
+            ? 4
+            : 2;
+    double reduce =
+        dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp) +
+        dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride);
     double gather = reduce * (layout->zero_stage ? 2 / gradient : 1);
     double traffic[2] = {gather, reduce}, room[2] = {forward, backward};
     for (int at = 0; at < 2; at++) {
@@ -215,7 +230,8 @@ static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, 
     for (int at = 0; at < 3; at++) {
         dw_memory_parts memory;
         dw__memory(planned, recompute, layers, candidates[at], &memory);
-        double sum = memory.parameters + memory.gradients + memory.optimizer + memory.activations + memory.workspace;
+        double sum = memory.parameters + memory.gradients + memory.optimizer + memory.activations +
+                     memory.workspace;
         if (sum <= most) continue;
         most = sum;
         prediction->memory = memory;
@@ -246,14 +262,16 @@ static void memory_of(const dw__planned *planned, dw_prediction *prediction) {
     while (least < most) { /* the fewest layers that make it fit; all of them where none do */
         int middle = (least + most) / 2;
         heaviest_memory(planned, DW_RECOMPUTE_FULL, middle, prediction);
-        if (prediction->fits) most = middle;
-        else least = middle + 1;
+        if (prediction->fits)
+            most = middle;
+        else
+            least = middle + 1;
     }
     heaviest_memory(planned, DW_RECOMPUTE_FULL, most, prediction);
 }
 
-void dw__predict(const dw__constants *constants, const dw_planner_model *model, const dw_hardware *hardware,
-                 const dw_layout *layout, dw_prediction *prediction) {
+void dw__predict(const dw__constants *constants, const dw_planner_model *model,
+                 const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction) {
     dw__planned planned;
     dw__planned_begin(&planned, constants, model, hardware, layout);
     *prediction = (dw_prediction){0};
@@ -263,10 +281,12 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model, 
     time_layers(&planned, &times);
     int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     stage_time stage[3];
-    double total[3], m = planned.micro_batches, v = layout->virtual_stages > 1 ? layout->virtual_stages : 1;
+    double total[3], m = planned.micro_batches,
+                     v = layout->virtual_stages > 1 ? layout->virtual_stages : 1;
     int most = 0;
     for (int at = 0; at < 3; at++) {
-        time_stage(&planned, &times, candidates[at], prediction->recompute, prediction->recompute_layers, &stage[at]);
+        time_stage(&planned, &times, candidates[at], prediction->recompute,
+                   prediction->recompute_layers, &stage[at]);
         total[at] = dw__parts_sum(&stage[at].forward) + dw__parts_sum(&stage[at].backward);
         if (total[at] > total[most]) most = at;
     }
@@ -274,20 +294,23 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model, 
     if (stages > 1) {
         double layer_seconds = total[1] / dw__stage_layers(&planned, candidates[1]);
         double head = dw__parts_sum(&times.head.forward) + dw__parts_sum(&times.head.backward);
-        mean = stages > 2 ? (layer_seconds * model->layers + head) / stages : (total[0] + total[2]) / 2;
+        mean = stages > 2 ? (layer_seconds * model->layers + head) / stages
+                          : (total[0] + total[2]) / 2;
         if (mean > total[most]) mean = total[most];
     }
     dw_time_parts *time = &prediction->time;
     add(time, &stage[most].forward, m);
     add(time, &stage[most].backward, m);
-    double forward = dw__parts_sum(&stage[most].forward), backward = dw__parts_sum(&stage[most].backward);
+    double forward = dw__parts_sum(&stage[most].forward),
+           backward = dw__parts_sum(&stage[most].backward);
     if (stages > 1) {
         double part = mean / total[most];
         time->bubble = ramp(&planned, forward * part, backward * part, stage[most].weight * part);
         double sends = 2 * stage[most].send;
         time->pipeline = m * v * sends * constants->pipeline_exposed;
         time->bubble += (stages - 1) * sends;
-        prediction->bubble_fraction = time->bubble / (m * total[most] + time->pipeline + time->bubble);
+        prediction->bubble_fraction =
+            time->bubble / (m * total[most] + time->pipeline + time->bubble);
         /* The part of the heaviest stage that the mean one does not have, out of every kind of work alike. */
         double *parts = (double *)time, keep[2] = {time->pipeline, time->bubble};
         for (size_t at = 0; at < sizeof *time / sizeof(double); at++) parts[at] *= part;
@@ -300,39 +323,43 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model, 
     double seconds = dw__parts_sum(time);
     double doublings = layout->gpus > 8 ? log2(layout->gpus / 8.0) : 0;
     time->other = seconds * ((1 + constants->jitter) * (1 + constants->straggler * doublings) - 1) +
-                  constants->step_fixed + m * constants->micro_fixed * (layout->cuda_graphs ? constants->host_graphs : 1);
+                  constants->step_fixed +
+                  m * constants->micro_fixed * (layout->cuda_graphs ? constants->host_graphs : 1);
     seconds += time->other;
 
     prediction->seconds = seconds;
-    prediction->tokens_per_second = (double)layout->global_batch * layout->seq_len / seconds / layout->gpus;
-    prediction->model_flops = prediction->tokens_per_second * dw_planner_token_flops(model, layout->seq_len);
+    prediction->tokens_per_second =
+        (double)layout->global_batch * layout->seq_len / seconds / layout->gpus;
+    prediction->model_flops =
+        prediction->tokens_per_second * dw_planner_token_flops(model, layout->seq_len);
     prediction->mfu = prediction->model_flops / hardware->rate[DW_RATE_BF16].value;
     double forward_part = dw__parts_sum(&stage[0].forward) / (total[0] > 0 ? total[0] : 1);
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;
 }
 
-void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware, const dw_layout *layout,
-                          dw_prediction *prediction) {
+void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
+                          const dw_layout *layout, dw_prediction *prediction) {
     dw__predict(&dw__constants_default, model, hardware, layout, prediction);
 }
 
-dw_status dw_predict(const dw_planner_model *model, const dw_hardware *hardware, const dw_layout *layout,
-                     dw_prediction *prediction) {
+dw_status dw_predict(const dw_planner_model *model, const dw_hardware *hardware,
+                     const dw_layout *layout, dw_prediction *prediction) {
     DW_RETURN_IF_FAILED(dw_planner_model_check(model));
     DW_RETURN_IF_FAILED(dw_layout_check(model, hardware, layout));
     dw_predict_unchecked(model, hardware, layout, prediction);
     return DW_OK;
 }
 
-void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware, const dw_layout *layout, int stage,
-                      int chunk, dw_stage_cost *cost) {
+void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware,
+                      const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost) {
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, model, hardware, layout);
     layer_times times;
     time_layers(&planned, &times);
     stage_time whole;
     time_stage(&planned, &times, stage, layout->recompute, layout->recompute_layers, &whole);
-    double v = layout->virtual_stages > 1 ? layout->virtual_stages : 1, layers = dw__stage_layers(&planned, stage);
+    double v = layout->virtual_stages > 1 ? layout->virtual_stages : 1,
+           layers = dw__stage_layers(&planned, stage);
     /* The head is in the last stage's last chunk alone. */
     double head_forward = 0, head_backward = 0, head_weight = 0;
     if (stage == layout->pp - 1) {
@@ -343,12 +370,14 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
     int has_head = stage == layout->pp - 1 && chunk == layout->virtual_stages - 1;
     double experts, dense = dw__stage_parameters(&planned, stage, &experts);
     double part = (double)dw__moe_layers(model) / model->layers;
-    double kept = (1 - part) * dw__layer_activation_bytes(&planned, layout->recompute, 0) +
-                  (part > 0 ? part * dw__layer_activation_bytes(&planned, layout->recompute, 1) : 0);
+    double kept =
+        (1 - part) * dw__layer_activation_bytes(&planned, layout->recompute, 0) +
+        (part > 0 ? part * dw__layer_activation_bytes(&planned, layout->recompute, 1) : 0);
     double whole_layer = dw__layer_activation_bytes(&planned, DW_RECOMPUTE_NONE, part > 0.5);
     *cost = (dw_stage_cost){
         .layers = (int)(layers / v + (chunk < fmod(layers, v) ? 1 : 0)),
-        .forward = (dw__parts_sum(&whole.forward) - head_forward) / v + (has_head ? head_forward : 0),
+        .forward =
+            (dw__parts_sum(&whole.forward) - head_forward) / v + (has_head ? head_forward : 0),
         .backward_weight = (whole.weight - head_weight) / v + (has_head ? head_weight : 0),
         .send = whole.send,
         .send_bytes = layout->pp > 1 ? planned.tokens * model->hidden * 2.0 /
@@ -356,9 +385,10 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
                                      : 0,
         .parameters = dense + experts,
         .activation_bytes = planned.tokens * kept * layers / v,
-        .transient_bytes = (has_head ? planned.tokens * 8.0 * model->vocabulary / layout->tp : 0) +
-                           (layout->recompute == DW_RECOMPUTE_FULL ? planned.tokens * whole_layer : 0),
+        .transient_bytes =
+            (has_head ? planned.tokens * 8.0 * model->vocabulary / layout->tp : 0) +
+            (layout->recompute == DW_RECOMPUTE_FULL ? planned.tokens * whole_layer : 0),
     };
-    cost->backward = (dw__parts_sum(&whole.backward) - head_backward) / v + (has_head ? head_backward : 0) -
-                     cost->backward_weight;
+    cost->backward = (dw__parts_sum(&whole.backward) - head_backward) / v +
+                     (has_head ? head_backward : 0) - cost->backward_weight;
 }

@@ -12,10 +12,11 @@ static int whole(const dw__csv *table, size_t row, const char *name) {
 
 static void latent_attention(const char *name, const char *notes, dw_planner_model *model) {
     double number;
-    bool deepseek = dw__says(name, "DeepSeek-V2") || dw__says(name, "DeepSeek-V3") || dw__says(name, "DeepSeek-R1") ||
-                    dw__says(name, "Kimi-K2");
+    bool deepseek = dw__says(name, "DeepSeek-V2") || dw__says(name, "DeepSeek-V3") ||
+                    dw__says(name, "DeepSeek-R1") || dw__says(name, "Kimi-K2");
     if (!deepseek && !dw__says(notes, "MLA")) return;
-    model->q_rank = 1536, model->kv_rank = 512, model->head_dim = 128, model->rope_dim = 64, model->value_dim = 128;
+    model->q_rank = 1536, model->kv_rank = 512, model->head_dim = 128, model->rope_dim = 64,
+    model->value_dim = 128;
     if (dw__says(name, "Lite")) model->q_rank = 0;
     model->kv_heads = model->heads;
     if (dw__number_after(notes, "q_lora", &number)) model->q_rank = (int)number;
@@ -24,13 +25,15 @@ static void latent_attention(const char *name, const char *notes, dw_planner_mod
 
 /* An MLP of three matrices or of two: what the stated parameters say; without them, what the family has. */
 static void gates(const char *name, const char *notes, dw_planner_model *model) {
-    static const char *const plain[] = {"GPT", "MPT", "BLOOM", "bigscience", "OPT", "Nemotron", "MT-NLG", "Pythia",
-                                        "Falcon", "Turing", "PaLM"};
+    static const char *const plain[] = {"GPT",    "MPT",      "BLOOM",  "bigscience",
+                                        "OPT",    "Nemotron", "MT-NLG", "Pythia",
+                                        "Falcon", "Turing",   "PaLM"};
     model->gated = 1;
     for (size_t at = 0; at < DW_COUNT(plain); at++)
         if (dw__says(name, plain[at])) model->gated = 0;
     if (dw__says(name, "gpt-oss")) model->gated = 1;
-    if (dw__says(notes, "2-matrix") || dw__says(notes, "squared-ReLU") || dw__says(notes, "GELU MLP")) {
+    if (dw__says(notes, "2-matrix") || dw__says(notes, "squared-ReLU") ||
+        dw__says(notes, "GELU MLP")) {
         model->gated = 0;
         return;
     }
@@ -47,7 +50,8 @@ static void gates(const char *name, const char *notes, dw_planner_model *model) 
         double most = dw_planner_parameters(&trial);
         trial.tied = 1;
         double least = dw_planner_parameters(&trial);
-        off[gated] = fmin(fabs(log(most / model->parameters)), fabs(log(least / model->parameters)));
+        off[gated] =
+            fmin(fabs(log(most / model->parameters)), fabs(log(least / model->parameters)));
     }
     if (fabs(off[0] - off[1]) > 0.02) model->gated = off[1] < off[0];
 }
@@ -56,12 +60,16 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
     double number;
     model->expert_ffn = model->ffn;
     model->moe_every = 1;
-    bool said = dw__number_after(notes, "moe_ffn", &number) || dw__number_after(notes, "moe-ffn-hidden-size=", &number);
+    bool said = dw__number_after(notes, "moe_ffn", &number) ||
+                dw__number_after(notes, "moe-ffn-hidden-size=", &number);
     if (said) model->expert_ffn = (int)number;
     if (dw__says(notes, "per-expert")) said = true;
-    if (dw__number_before(notes, "dense layers", &number) && number < model->layers) model->dense_layers = (int)number;
-    else if (dw__says(name, "DeepSeek-V3") || dw__says(name, "DeepSeek-R1")) model->dense_layers = 3;
-    else if (dw__says(name, "DeepSeek-V2") || dw__says(name, "Kimi-K2")) model->dense_layers = 1;
+    if (dw__number_before(notes, "dense layers", &number) && number < model->layers)
+        model->dense_layers = (int)number;
+    else if (dw__says(name, "DeepSeek-V3") || dw__says(name, "DeepSeek-R1"))
+        model->dense_layers = 3;
+    else if (dw__says(name, "DeepSeek-V2") || dw__says(name, "Kimi-K2"))
+        model->dense_layers = 1;
     if (dw__says(notes, "alternating dense")) model->moe_every = 2;
     if (dw__number_after(notes, "dense(", &number)) model->ffn = (int)number;
     if (!said && stated > 0) {
@@ -72,19 +80,24 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
         double many = (double)dw__moe_layers(&trial) * trial.experts;
         if (fabs(log(all / stated)) > 0.15 && many * each > 0) {
             double width = (stated - (all - many * each)) / many / (each / trial.expert_ffn);
-            if (width >= 64 && width <= 4.0 * model->ffn) model->expert_ffn = (int)(width / 64 + 0.5) * 64;
+            if (width >= 64 && width <= 4.0 * model->ffn)
+                model->expert_ffn = (int)(width / 64 + 0.5) * 64;
         }
     }
     double shared = 0;
-    if (dw__number_after(notes, "shared-expert-intermediate-size=", &number)) model->shared_ffn = (int)number;
-    else if (dw__number_before(notes, "shared expert", &shared)) model->shared_ffn = (int)(shared * model->expert_ffn);
-    else if (dw__says(name, "DeepSeek-V2")) model->shared_ffn = 2 * model->expert_ffn;
+    if (dw__number_after(notes, "shared-expert-intermediate-size=", &number))
+        model->shared_ffn = (int)number;
+    else if (dw__number_before(notes, "shared expert", &shared))
+        model->shared_ffn = (int)(shared * model->expert_ffn);
+    else if (dw__says(name, "DeepSeek-V2"))
+        model->shared_ffn = 2 * model->expert_ffn;
     else if (dw__says(name, "DeepSeek") || dw__says(name, "Kimi") || dw__says(name, "Llama-4"))
         model->shared_ffn = model->expert_ffn;
 }
 
 const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *model) {
-    const char *name = dw__csv_cell(table, row, "model"), *notes = dw__csv_cell(table, row, "notes");
+    const char *name = dw__csv_cell(table, row, "model"),
+               *notes = dw__csv_cell(table, row, "notes");
     double stated = strtod(dw__csv_cell(table, row, "params_total_b"), NULL) * 1e9;
     double active = strtod(dw__csv_cell(table, row, "params_active_b"), NULL) * 1e9;
     *model = (dw_planner_model){
@@ -102,31 +115,38 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     };
     if (!model->layers) return "layers is missing";
     if (!model->hidden) return "hidden is missing";
-    if (!model->heads) model->heads = model->head_dim ? model->hidden / model->head_dim : (model->hidden + 127) / 128;
+    if (!model->heads)
+        model->heads =
+            model->head_dim ? model->hidden / model->head_dim : (model->hidden + 127) / 128;
     if (model->heads < 1) model->heads = 1;
     if (!model->head_dim) model->head_dim = model->hidden / model->heads;
     if (model->head_dim < 1) return "head_dim is missing, and hidden gives none";
     if (!model->kv_heads || model->heads % model->kv_heads) model->kv_heads = model->heads;
-    if (!model->vocabulary) model->vocabulary = 51200; /* GPT-2's, padded: what the papers that omit it used */
+    if (!model->vocabulary)
+        model->vocabulary = 51200; /* GPT-2's, padded: what the papers that omit it used */
     if (!model->ffn) model->ffn = 4 * model->hidden;
     if (model->experts == 1) model->experts = 0;
-    if (model->experts && (model->top_k < 1 || model->top_k > model->experts)) return "topk is missing or above experts";
+    if (model->experts && (model->top_k < 1 || model->top_k > model->experts))
+        return "topk is missing or above experts";
     latent_attention(name, notes, model);
     gates(name, notes, model);
     if (model->experts) experts(name, notes, stated, model);
     double number;
-    if (dw__says(notes, "hybrid") && dw__says(notes, "mamba")) { /* Nemotron: attention in one layer of nine */
+    if (dw__says(notes, "hybrid") &&
+        dw__says(notes, "mamba")) { /* Nemotron: attention in one layer of nine */
         model->attention_layers = (model->layers + 8) / 9;
         if (model->experts) model->moe_every = 2;
     }
     if (dw__says(name, "Nemotron-H")) model->attention_layers = (model->layers + 11) / 12;
     if (dw__number_after(notes, "sliding-window", &number)) model->window = (int)number;
     if (model->window) model->window_every = dw__says(notes, "alternating") ? 2 : 1;
-    if (dw__says(notes, "LoRA") || dw__says(name, "LoRA") || dw__says(notes, "lora fine-tune")) model->lora_rank = 16;
+    if (dw__says(notes, "LoRA") || dw__says(name, "LoRA") || dw__says(notes, "lora fine-tune"))
+        model->lora_rank = 16;
     if (stated > 0) { /* tied, where the stated total has one table */
         dw_planner_model trial = *model;
         trial.parameters = 0;
-        double two = dw_planner_parameters(&trial), table_elements = dw__embedding_parameters(model);
+        double two = dw_planner_parameters(&trial),
+               table_elements = dw__embedding_parameters(model);
         model->tied = fabs(two - table_elements - stated) < fabs(two - stated);
     } else {
         model->tied = dw__says(name, "GPT") || dw__says(name, "bigscience");

@@ -44,8 +44,10 @@ bool dw__number_before(const char *text, const char *word, double *value) {
 }
 
 /* "8x200 Gb/s", "4x Omni-Path 100 Gb/s per node", "400 Gb/s per GPU", "1600 Gbps/node". A rate of adapters is the
- * node's; without a count of adapters it is the node's too, unless it says "per GPU". */
+ * node's; without a count of adapters it is the node's too, unless it says "per GPU". Of several networks the fastest
+ * carries the collectives; storage and management have networks of their own. */
 double dw__network_rate(const char *text, int gpus_per_node) {
+    double most = 0;
     for (const char *at = strstr(text, "Gb"); at; at = strstr(at + 1, "Gb")) {
         double rate, adapters = 0;
         if (!number_ending(text, at, &rate) || rate <= 0 || rate > 1e5) continue;
@@ -60,12 +62,17 @@ double dw__network_rate(const char *text, int gpus_per_node) {
         for (const char *x = at; x < end; x++)
             if (strncasecmp(x, "per GPU", 7) == 0) each = true;
         double node = each ? rate * gpus_per_node : adapters >= 1 ? rate * adapters : rate;
-        return node * 1e9 / 8 / gpus_per_node;
+        bool other = false;
+        for (const char *x = begin; x < at; x++)
+            if (strncasecmp(x, "Storage", 7) == 0 || strncasecmp(x, "Management", 10) == 0)
+                other = true;
+        if (!other && node > most) most = node;
     }
-    return 0;
+    return most * 1e9 / 8 / gpus_per_node;
 }
 
-dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year, int tp, int pp) {
+dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year,
+                              int tp, int pp) {
     static const struct {
         const char *word;
         dw_framework framework;
@@ -90,7 +97,8 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
     dw_framework found = tp > 1 || pp > 1 ? DW_FRAMEWORK_MEGATRON : DW_FRAMEWORK_PYTORCH;
     for (size_t at = 0; at < DW_COUNT(words); at++) {
         bool says = false;
-        for (size_t text = 0; text < DW_COUNT(texts); text++) says = says || dw__says(texts[text], words[at].word);
+        for (size_t text = 0; text < DW_COUNT(texts); text++)
+            says = says || dw__says(texts[text], words[at].word);
         if (!says) continue;
         found = words[at].framework;
         break;
@@ -105,10 +113,12 @@ dw_train_precision dw__precision_of(const char *text) {
         const char *word;
         dw_train_precision precision;
     } words[] = {
-        {"NVFP4", DW_TRAIN_NVFP4},      {"FP4", DW_TRAIN_NVFP4},      {"MXFP8", DW_TRAIN_MXFP8},
-        {"FP8-MX", DW_TRAIN_MXFP8},     {"rowwise", DW_TRAIN_FP8_ROW}, {"FP8-SC", DW_TRAIN_FP8_BLOCK},
-        {"blockwise", DW_TRAIN_FP8_BLOCK}, {"FP8", DW_TRAIN_FP8},     {"BF16", DW_TRAIN_BF16},
-        {"FP16", DW_TRAIN_BF16},        {"FP32", DW_TRAIN_FP32},      {"TF32", DW_TRAIN_FP32},
+        {"NVFP4", DW_TRAIN_NVFP4},         {"FP4", DW_TRAIN_NVFP4},
+        {"MXFP8", DW_TRAIN_MXFP8},         {"FP8-MX", DW_TRAIN_MXFP8},
+        {"rowwise", DW_TRAIN_FP8_ROW},     {"FP8-SC", DW_TRAIN_FP8_BLOCK},
+        {"blockwise", DW_TRAIN_FP8_BLOCK}, {"FP8", DW_TRAIN_FP8},
+        {"BF16", DW_TRAIN_BF16},           {"FP16", DW_TRAIN_BF16},
+        {"FP32", DW_TRAIN_FP32},           {"TF32", DW_TRAIN_FP32},
     };
     for (size_t at = 0; at < DW_COUNT(words); at++)
         if (dw__says(text, words[at].word)) return words[at].precision;
@@ -142,22 +152,27 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     case DW_FRAMEWORK_MEGATRON_LM: layout->zero_stage = 0; break;
     default: layout->zero_stage = 3; break;
     }
-    if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) && layout->zero_stage == 3 &&
-        layout->framework != DW_FRAMEWORK_JAX)
+    if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) &&
+        layout->zero_stage == 3 && layout->framework != DW_FRAMEWORK_JAX)
         layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
-    if (dw__says(text, "FSDP") || dw__says(text, "HSDP") || dw__says(text, "FULL_SHARD")) layout->zero_stage = 3;
-    else if (dw__number_after(text, "ZeRO-", &number) && number >= 0 && number <= 3) layout->zero_stage = (int)number;
-    else if (dw__number_after(text, "ZeRO", &number) && number >= 0 && number <= 3) layout->zero_stage = (int)number;
+    if (dw__says(text, "FSDP") || dw__says(text, "HSDP") || dw__says(text, "FULL_SHARD"))
+        layout->zero_stage = 3;
+    else if (dw__number_after(text, "ZeRO-", &number) && number >= 0 && number <= 3)
+        layout->zero_stage = (int)number;
+    else if (dw__number_after(text, "ZeRO", &number) && number >= 0 && number <= 3)
+        layout->zero_stage = (int)number;
     else if (dw__says(text, "replicated") || dw__says(text, "none") || strcasecmp(text, "DDP") == 0)
         layout->zero_stage = 0;
-    else if (dw__says(text, "dist")) layout->zero_stage = 1;
+    else if (dw__says(text, "dist"))
+        layout->zero_stage = 1;
     if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard")) layout->reshard = 0;
     int ranks = layout->dp * layout->cp;
     double shard = 0;
     if (dw__number_after(text, "shard=", &number) || dw__number_after(text, "FSDP=", &number) ||
         dw__number_after(text, "zero1=", &number) || dw__number_after(text, "groups of", &number))
         shard = number;
-    else if (dw__says(text, "HSDP") || dw__says(text, "HYBRID")) shard = gpus_per_node;
+    else if (dw__says(text, "HSDP") || dw__says(text, "HYBRID"))
+        shard = gpus_per_node;
     if (shard >= 1 && shard < ranks && ranks % (int)shard == 0) layout->shard = (int)shard;
 }
 

@@ -24,7 +24,8 @@ static const char *profile_of(const char *gpu) {
         while (same < length && tolower((unsigned char)gpu[same]) == name[same]) same++;
         if (same < length) continue;
         char next = gpu[length];
-        if (next && next != '-' && next != ' ' && !(isdigit((unsigned char)name[length - 1]) && isalpha((unsigned char)next)))
+        if (next && next != '-' && next != ' ' &&
+            !(isdigit((unsigned char)name[length - 1]) && isalpha((unsigned char)next)))
             continue;
         if (!best || length > strlen(best)) best = name;
     }
@@ -33,9 +34,11 @@ static const char *profile_of(const char *gpu) {
 }
 
 /* The row's machine: a profile, and what the row says of memory and network. Rows that say the same share one. */
-static dw_status machine_of(dw_runs *runs, size_t row, const char **reason, const dw_hardware **found) {
+static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
+                            const dw_hardware **found) {
     const dw__csv *table = &runs->table;
-    const char *gpu = dw__csv_cell(table, row, "gpu_type"), *interconnect = dw__csv_cell(table, row, "interconnect");
+    const char *gpu = dw__csv_cell(table, row, "gpu_type"),
+               *interconnect = dw__csv_cell(table, row, "interconnect");
     const char *profile = profile_of(gpu);
     if (!profile) {
         *reason = dw__arena_printf(runs->arena, "there is no profile of the GPU \"%.40s\"", gpu);
@@ -49,7 +52,8 @@ static dw_status machine_of(dw_runs *runs, size_t row, const char **reason, cons
     if (memory > 0 && fabs(memory / made->memory.value - 1) > 0.12) made->memory.value = memory;
     for (size_t at = 0; at < runs->machines.count; at++) {
         dw_hardware *old = runs->machines.items[at];
-        if (strcmp(old->name, made->name) || old->network_bandwidth.value != made->network_bandwidth.value ||
+        if (strcmp(old->name, made->name) ||
+            old->network_bandwidth.value != made->network_bandwidth.value ||
             old->memory.value != made->memory.value)
             continue;
         dw_hardware_destroy(made);
@@ -70,17 +74,24 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
     layout->unfused_attention = old;
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
-    layout->overlap_tensor = layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
+    layout->overlap_tensor =
+        layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
     layout->overlap_data = !old;
-    layout->compiled = (layout->framework == DW_FRAMEWORK_TORCHTITAN && !dw__says(notes, "eager")) ||
-                       dw__says(notes, "torch.compile");
-    layout->cuda_graphs = (dw__says(notes, "cuda_graph_scope") && !dw__says(notes, "cuda_graph_impl=none")) ||
-                          dw__says(notes, "cuda graphs") || dw__says(notes, "CUDA graph");
-    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count)) layout->offload_layers = (int)count;
-    if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) || dw__number_after(notes, "ETP=", &count))
+    layout->compiled =
+        (layout->framework == DW_FRAMEWORK_TORCHTITAN && !dw__says(notes, "eager")) ||
+        dw__says(notes, "torch.compile");
+    layout->cuda_graphs =
+        (dw__says(notes, "cuda_graph_scope") && !dw__says(notes, "cuda_graph_impl=none")) ||
+        dw__says(notes, "cuda graphs") || dw__says(notes, "CUDA graph");
+    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count))
+        layout->offload_layers = (int)count;
+    if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) ||
+        dw__number_after(notes, "ETP=", &count))
         layout->etp = (int)count;
-    layout->overlap_expert = dw__says(notes, "overlap_moe_expert_parallel_comm") || dw__says(notes, "DualPipe");
-    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer")) layout->optimizer_bytes = 6;
+    layout->overlap_expert =
+        dw__says(notes, "overlap_moe_expert_parallel_comm") || dw__says(notes, "DualPipe");
+    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer"))
+        layout->optimizer_bytes = 6;
 }
 
 /* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
@@ -88,7 +99,8 @@ static int guess_micro_batch(const dw_run *run) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
     if (layout.pp > 1) return 1;
-    for (int size = 1; size <= each && (double)size * layout.seq_len / layout.cp <= 16384; size *= 2) {
+    for (int size = 1; size <= each && (double)size * layout.seq_len / layout.cp <= 16384;
+         size *= 2) {
         if (each % size) continue;
         dw_prediction prediction;
         layout.micro_batch = size;
@@ -96,6 +108,14 @@ static int guess_micro_batch(const dw_run *run) {
         if (size == 1 || prediction.fits) best = size;
     }
     return best;
+}
+
+/* Recipes of Megatron interleave, with chunks of two layers or of one, where they do not say. */
+static int guess_chunks(const dw_run *run) {
+    int layers = run->model.layers, stages = run->layout.pp;
+    if (run->layout.framework != DW_FRAMEWORK_MEGATRON || layers % stages) return 1;
+    int each = layers / stages;
+    return each % 2 == 0 ? each / 2 : each;
 }
 
 static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
@@ -115,39 +135,49 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     }
     if (!layout->cp) {
         double ranks = (double)layout->tp * layout->pp * layout->dp;
-        layout->cp = ranks > 0 && layout->gpus > ranks && fmod(layout->gpus, ranks) == 0 ? (int)(layout->gpus / ranks) : 1;
+        layout->cp = ranks > 0 && layout->gpus > ranks && fmod(layout->gpus, ranks) == 0
+                         ? (int)(layout->gpus / ranks)
+                         : 1;
     }
+    /* The number of GPUs decides where the parts disagree with it: some tables print ranks that share a copy. */
     double model_ranks = (double)layout->tp * layout->pp * layout->cp;
-    if (!layout->dp) layout->dp = layout->gpus >= model_ranks ? (int)(layout->gpus / model_ranks) : 0;
-    if (!layout->gpus) layout->gpus = (int)(model_ranks * (layout->dp ? layout->dp : 1));
-    if (!layout->dp || model_ranks * layout->dp != layout->gpus) {
-        run->reason = dw__arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs", layout->tp,
-                                       layout->pp, layout->cp, layout->dp, layout->gpus);
+    if (layout->gpus >= model_ranks) layout->dp = (int)(layout->gpus / model_ranks);
+    if (!layout->dp) layout->dp = 1;
+    if (!layout->gpus && model_ranks * layout->dp <= 1 << 28) layout->gpus = (int)(model_ranks * layout->dp);
+    if (model_ranks * layout->dp != layout->gpus) {
+        run->reason =
+            dw__arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs",
+                             layout->tp, layout->pp, layout->cp, layout->dp, layout->gpus);
         return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
     }
     const char *notes = dw__csv_cell(table, row, "notes");
     layout->framework = dw__framework_of(dw__csv_cell(table, row, "source"), notes,
-                                         dw__csv_cell(table, row, "zero_or_fsdp"), whole(table, row, "year", 0),
-                                         layout->tp, layout->pp);
+                                         dw__csv_cell(table, row, "zero_or_fsdp"),
+                                         whole(table, row, "year", 0), layout->tp, layout->pp);
     layout->precision = dw__precision_of(dw__csv_cell(table, row, "precision"));
     /* A GPU without such products runs the recipe with those that it has. */
     if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
         layout->precision = DW_TRAIN_FP8;
-    layout->virtual_stages = layout->pp > 1 ? whole(table, row, "vpp", 1) : 1;
+    layout->virtual_stages = layout->pp > 1 ? whole(table, row, "vpp", guess_chunks(run)) : 1;
     const char *schedule = dw__csv_cell(table, row, "schedule");
-    layout->schedule = dw__schedule_of(*schedule ? schedule : dw__says(notes, "engine=afab") ? "afab" : "",
+    layout->schedule = dw__schedule_of(*schedule                        ? schedule
+                                       : dw__says(notes, "engine=afab") ? "afab"
+                                                                        : "",
                                        layout->virtual_stages);
     dw__sharding_of(dw__csv_cell(table, row, "zero_or_fsdp"), run->hardware->gpus_per_node, layout);
     dw__recompute_of(dw__csv_cell(table, row, "recompute"), run->model.layers, layout);
     habits(table, row, run);
     if (layout->pp * layout->virtual_stages > run->model.layers)
-        layout->virtual_stages = run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
+        layout->virtual_stages =
+            run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
     layout->micro_batch = whole(table, row, "micro_batch", 0);
     layout->global_batch = whole(table, row, "global_batch_seqs", 0);
-    if (!layout->global_batch) layout->global_batch = layout->dp * (layout->micro_batch ? layout->micro_batch : 1);
+    if (!layout->global_batch)
+        layout->global_batch = layout->dp * (layout->micro_batch ? layout->micro_batch : 1);
     if (!layout->micro_batch) layout->micro_batch = guess_micro_batch(run);
     /* A batch that does not divide is run as the next whole number of micro-batches. */
-    int sequences = layout->dp * layout->micro_batch, times = (layout->global_batch + sequences / 2) / sequences;
+    int sequences = layout->dp * layout->micro_batch,
+        times = (layout->global_batch + sequences / 2) / sequences;
     layout->global_batch = sequences * (times > 0 ? times : 1);
     /* A dispatcher of tokens is named and its ranks are not: those of a node. */
     int node = run->hardware->gpus_per_node;
@@ -159,7 +189,8 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
-    if (run->model.heads % layout->tp) run->model.heads += layout->tp - run->model.heads % layout->tp;
+    if (run->model.heads % layout->tp)
+        run->model.heads += layout->tp - run->model.heads % layout->tp;
     if (run->model.heads % run->model.kv_heads) run->model.kv_heads = run->model.heads;
     if (dw_layout_check(&run->model, run->hardware, layout) != DW_OK) {
         run->reason = dw__arena_strdup(runs->arena, dw_last_error());
@@ -169,18 +200,22 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
 }
 
 static dw_memory_meaning meaning_of(const char *notes, const char *source) {
-    if (dw__says(notes, "LAST global rank") || dw__says(notes, "last rank")) return DW_MEMORY_ALLOCATED_LAST;
-    if (dw__says(notes, "reserved") || dw__says(notes, "torchtitan") || dw__says(source, "torchtitan"))
+    if (dw__says(notes, "LAST global rank") || dw__says(notes, "last rank"))
+        return DW_MEMORY_ALLOCATED_LAST;
+    if (dw__says(notes, "reserved") || dw__says(notes, "torchtitan") ||
+        dw__says(source, "torchtitan"))
         return DW_MEMORY_RESERVED;
     if (dw__says(notes, "nvidia-smi")) return DW_MEMORY_USED;
-    if (dw__says(notes, "max_memory_allocated") || dw__says(notes, "allocated")) return DW_MEMORY_ALLOCATED;
+    if (dw__says(notes, "max_memory_allocated") || dw__says(notes, "allocated"))
+        return DW_MEMORY_ALLOCATED;
     return DW_MEMORY_UNSTATED;
 }
 
 static dw_status read_row(dw_runs *runs, size_t row) {
     const dw__csv *table = &runs->table;
     dw_run *run = &runs->rows[row];
-    const char *notes = dw__csv_cell(table, row, "notes"), *group = dw__csv_cell(table, row, "group");
+    const char *notes = dw__csv_cell(table, row, "notes"),
+               *group = dw__csv_cell(table, row, "group");
     const char *source = dw__csv_cell(table, row, "source");
     double speed = number(table, row, "tokens_per_s_per_gpu_any");
     if (speed <= 0) speed = number(table, row, "tokens_per_s_per_gpu");
@@ -195,7 +230,8 @@ static dw_status read_row(dw_runs *runs, size_t row) {
         .memory_meaning = meaning_of(notes, source),
     };
     const char *tier = dw__csv_cell(table, row, "tier");
-    bool printed = number(table, row, "tokens_per_s_per_gpu") > 0 || number(table, row, "step_time_s") > 0;
+    bool printed =
+        number(table, row, "tokens_per_s_per_gpu") > 0 || number(table, row, "step_time_s") > 0;
     run->scored = printed && (*tier == 'A' || *tier == 'B' || !*tier) &&
                   number(table, row, "superseded") != 1 && number(table, row, "proxy_model") != 1;
     const char *reason = dw__run_model(table, row, &run->model);
@@ -209,7 +245,8 @@ static dw_status read_row(dw_runs *runs, size_t row) {
     DW_RETURN_IF_FAILED(layout_of(runs, row, run));
     double step = number(table, row, "step_time_s");
     if (!run->reason && run->tokens_per_second <= 0 && step > 0)
-        run->tokens_per_second = (double)run->layout.global_batch * run->layout.seq_len / step / run->layout.gpus;
+        run->tokens_per_second =
+            (double)run->layout.global_batch * run->layout.seq_len / step / run->layout.gpus;
     return DW_OK;
 }
 
@@ -246,7 +283,8 @@ dw_status dw_runs_load(const char *path, dw_runs **runs) {
 
 void dw_runs_destroy(dw_runs *runs) {
     if (!runs) return;
-    for (size_t at = 0; at < runs->machines.count; at++) dw_hardware_destroy(runs->machines.items[at]);
+    for (size_t at = 0; at < runs->machines.count; at++)
+        dw_hardware_destroy(runs->machines.items[at]);
     dw__free(runs->machines.items);
     dw__arena_destroy(runs->arena);
     dw__csv_free(&runs->table);

@@ -17,11 +17,13 @@ struct dw_runs {
 };
 
 /* In run_texts.c: what the free texts of a row say. */
-bool dw__says(const char *text, const char *word);                       /* whatever the case */
+bool dw__says(const char *text, const char *word);                        /* whatever the case */
 bool dw__number_after(const char *text, const char *word, double *value); /* "gbs=12": 12 */
 bool dw__number_before(const char *text, const char *word, double *value);
-double dw__network_rate(const char *text, int gpus_per_node); /* bytes a second for each GPU; 0: not said */
-dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year, int tp, int pp);
+double dw__network_rate(const char *text,
+                        int gpus_per_node); /* bytes a second for each GPU; 0: not said */
+dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year,
+                              int tp, int pp);
 dw_train_precision dw__precision_of(const char *text);
 void dw__recompute_of(const char *text, double layers, dw_layout *layout);
 void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout);

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The planner beside published training runs: errors of time with each source left out of the fit, the baseline, and
+# with the built-in constants memory, choice, and what fits. DEEPWELL_DATA: the folder of runs.csv and oom.csv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+data=${DEEPWELL_DATA:-../shared/data}
+program=build/release/bin/deepwell
+if [[ ! -f $data/runs.csv ]]; then
+    echo "bench-plan: there is no $data/runs.csv; set DEEPWELL_DATA to the folder of published runs" >&2
+    exit 1
+fi
+
+echo "== Constants fitted without each source =="
+"$program" calibrate "$data/runs.csv"
+echo
+echo "== Built-in constants =="
+failures=()
+[[ -f $data/oom.csv ]] && failures=(--failures "$data/oom.csv")
+"$program" evaluate "$data/runs.csv" "${failures[@]}"

@@ -1,0 +1,217 @@
+/* `deepwell evaluate` and `deepwell calibrate`: predictions beside published runs, and the constants fitted again. */
+#include "deepwell/evaluate.h"
+#include "cli.h"
+#include "deepwell/graph.h"
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+static int fail(void) {
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return CLI_FAILED;
+}
+
+static void print_evaluate_help(void) {
+    printf("Usage: deepwell evaluate FILE.csv [OPTION...]\n"
+           "\n"
+           "Predicts every row of a table of training runs and compares with what was measured.\n"
+           "docs/planner.md lists the columns.\n"
+           "\n"
+           "  --json             everything, row by row\n"
+           "  --failures FILE    a table of runs that failed for want of memory\n"
+           "  --constants FILE   constants of 'deepwell calibrate', in place of those built in\n");
+}
+
+static void print_calibrate_help(void) {
+    printf("Usage: deepwell calibrate FILE.csv [OPTION...]\n"
+           "\n"
+           "Fits the constants of the predictions to a table of runs, and says how well constants "
+           "that\n"
+           "were fitted without a source predict it.\n"
+           "\n"
+           "  --write FILE       the fitted constants, for --constants\n"
+           "  --constants FILE   where the search begins\n"
+           "  --json             everything\n");
+}
+
+static void print_split(const char *title, const json_t *rows) {
+    const char *name;
+    json_t *row;
+    json_object_foreach((json_t *)rows, name, row) {
+        printf("  %-10s %-22s %5d rows  median %6.2f%%  p90 %6.2f%%  bias %+6.1f%%\n", title, name,
+               (int)json_integer_value(json_object_get(row, "rows")),
+               100 * json_number_value(json_object_get(row, "median")),
+               100 * json_number_value(json_object_get(row, "p90")),
+               100 * json_number_value(json_object_get(row, "bias")));
+    }
+}
+
+static void print_errors(const char *title, const json_t *errors) {
+    const json_t *all = json_object_get(errors, "all");
+    char line[200];
+    snprintf(line, sizeof line, "%s: %d rows, median %.2f%%, 90th percentile %.2f%%", title,
+             (int)json_integer_value(json_object_get(all, "rows")),
+             100 * json_number_value(json_object_get(all, "median")),
+             100 * json_number_value(json_object_get(all, "p90")));
+    cli_print_bold(line);
+    printf("\n");
+    static const char *const splits[] = {"group", "gpu", "precision", "kind"};
+    for (int at = 0; at < 4; at++) print_split(splits[at], json_object_get(errors, splits[at]));
+}
+
+static void print_evaluation(const json_t *root) {
+    const json_t *missing = json_object_get(root, "not_predicted"),
+                 *fits = json_object_get(root, "fits");
+    size_t index;
+    json_t *row;
+    printf("%zu rows predicted, %zu not:\n", json_array_size(json_object_get(root, "rows")),
+           json_array_size(missing));
+    json_array_foreach((json_t *)missing, index, row) {
+        printf("  %-24s %s\n", json_string_value(json_object_get(row, "id")),
+               json_string_value(json_object_get(row, "reason")));
+    }
+    print_errors("Time, tokens/s", json_object_get(root, "errors"));
+    cli_print_bold("Memory");
+    printf("\n");
+    print_split("group", json_object_get(root, "memory"));
+    cli_print_bold("Choice among measured layouts: regret");
+    printf("\n");
+    const char *name;
+    json_object_foreach(json_object_get(root, "choice"), name, row) {
+        printf("  %-12s %4d tasks  median %6.2f%%  p90 %6.2f%%\n", name,
+               (int)json_integer_value(json_object_get(row, "tasks")),
+               100 * json_number_value(json_object_get(row, "median")),
+               100 * json_number_value(json_object_get(row, "p90")));
+    }
+    cli_print_bold("Fits or not");
+    printf("\n");
+    double ran = json_number_value(json_object_get(fits, "ran"));
+    double refused = json_number_value(json_object_get(fits, "ran_rejected"));
+    printf("  %.0f of %.0f that ran are said not to fit (%.2f%%)\n", refused, ran,
+           ran > 0 ? 100 * refused / ran : 0);
+    double failed = json_number_value(json_object_get(fits, "failed"));
+    refused = json_number_value(json_object_get(fits, "failed_rejected"));
+    if (failed > 0)
+        printf("  %.0f of %.0f that failed are said not to fit (%.1f%%)\n", refused, failed,
+               100 * refused / failed);
+}
+
+/* The value of an option at argv[*at], or NULL with a message. */
+static const char *value_of(int argc, char **argv, int *at) {
+    if (*at + 1 < argc) return argv[++*at];
+    cli_usage_error("%s needs a value", argv[*at]);
+    return NULL;
+}
+
+typedef struct request {
+    const char *file, *failures, *constants, *write;
+    int json;
+} request;
+
+static int read_request(int argc, char **argv, int calibrate, request *r) {
+    for (int at = 1; at < argc; at++) {
+        const char **value = NULL;
+        if (strcmp(argv[at], "--json") == 0)
+            r->json = 1;
+        else if (strcmp(argv[at], "--constants") == 0)
+            value = &r->constants;
+        else if (!calibrate && strcmp(argv[at], "--failures") == 0)
+            value = &r->failures;
+        else if (calibrate && strcmp(argv[at], "--write") == 0)
+            value = &r->write;
+        else if (argv[at][0] == '-')
+            return cli_usage_error("%s has no option '%s'", argv[0], argv[at]);
+        else if (r->file)
+            return cli_usage_error("%s takes one file; '%s' is a second", argv[0], argv[at]);
+        else
+            r->file = argv[at];
+        if (value && !(*value = value_of(argc, argv, &at))) return CLI_USAGE;
+    }
+    if (!r->file) return cli_usage_error("%s needs a table of runs", argv[0]);
+    return CLI_DONE;
+}
+
+static int asks_help(int argc, char **argv) {
+    return argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+}
+
+static int print_json_or(const request *r, const char *json, void (*print)(const json_t *)) {
+    if (r->json) {
+        fputs(json, stdout);
+        return CLI_DONE;
+    }
+    json_t *root = json_loads(json, 0, NULL);
+    if (!root) {
+        fprintf(stderr, "deepwell: out of memory\n");
+        return CLI_FAILED;
+    }
+    print(root);
+    json_decref(root);
+    return CLI_DONE;
+}
+
+int cli_evaluate(int argc, char **argv) {
+    if (asks_help(argc, argv)) {
+        print_evaluate_help();
+        return CLI_DONE;
+    }
+    request r = {0};
+    int result = read_request(argc, argv, 0, &r);
+    if (result != CLI_DONE) return result;
+    dw_runs *runs = NULL, *failures = NULL;
+    char *json = NULL;
+    dw_evaluate_options options = DW_EVALUATE_OPTIONS_DEFAULT;
+    options.constants = r.constants;
+    if (dw_runs_load(r.file, &runs) != DW_OK ||
+        (r.failures && dw_runs_load(r.failures, &failures) != DW_OK)) {
+        result = fail();
+    } else {
+        options.failures = failures;
+        result = dw_evaluate(runs, &options, &json) == DW_OK
+                     ? print_json_or(&r, json, print_evaluation)
+                     : fail();
+    }
+    dw_text_free(json);
+    dw_runs_destroy(failures);
+    dw_runs_destroy(runs);
+    return result;
+}
+
+static void print_calibration(const json_t *root) {
+    print_errors("Each source left out", json_object_get(root, "left_out"));
+    print_errors("Fitted to all rows", json_object_get(root, "fitted"));
+    print_errors("Baseline: median FLOP/s of the other sources", json_object_get(root, "baseline"));
+}
+
+static int write_constants(const char *path, const char *json) {
+    json_t *root = json_loads(json, 0, NULL);
+    json_t *kept =
+        root ? json_pack("{s:O}", "constants", json_object_get(root, "constants")) : NULL;
+    int failed = !kept || json_dump_file(kept, path, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0;
+    json_decref(kept);
+    json_decref(root);
+    if (failed) fprintf(stderr, "deepwell: cannot write \"%s\"\n", path);
+    return failed ? CLI_FAILED : CLI_DONE;
+}
+
+int cli_calibrate(int argc, char **argv) {
+    if (asks_help(argc, argv)) {
+        print_calibrate_help();
+        return CLI_DONE;
+    }
+    request r = {0};
+    int result = read_request(argc, argv, 1, &r);
+    if (result != CLI_DONE) return result;
+    dw_runs *runs = NULL;
+    char *json = NULL;
+    dw_calibrate_options options = {sizeof options, r.constants};
+    if (dw_runs_load(r.file, &runs) != DW_OK || dw_calibrate(runs, &options, &json) != DW_OK) {
+        result = fail();
+    } else {
+        result = print_json_or(&r, json, print_calibration);
+        if (r.write && result == CLI_DONE) result = write_constants(r.write, json);
+    }
+    dw_text_free(json);
+    dw_runs_destroy(runs);
+    return result;
+}

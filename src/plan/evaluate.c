@@ -1,0 +1,244 @@
+/* Predictions of every row beside what was measured. */
+#include "plan/evaluation.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Layouts that are the same in every column differ by this much in the median of the published runs. */
+static const double repeat_spread = 0.045;
+
+static double memory_as(const dw_prediction *prediction, dw_memory_meaning meaning) {
+    switch (meaning) {
+    case DW_MEMORY_RESERVED: return prediction->reserved;
+    case DW_MEMORY_USED: return prediction->used;
+    default: return prediction->allocated;
+    }
+}
+
+static double predicted_memory(const dw_run *run, const dw__constants *constants,
+                               const dw_prediction *prediction) {
+    if (run->memory_meaning != DW_MEMORY_ALLOCATED_LAST)
+        return memory_as(prediction, run->memory_meaning);
+    dw__planned planned;
+    dw__planned_begin(&planned, constants, &run->model, run->hardware, &run->layout);
+    dw_memory_parts m;
+    dw__memory(&planned, prediction->recompute, prediction->recompute_layers, run->layout.pp - 1,
+               &m);
+    return m.parameters + m.gradients + m.optimizer + m.activations + m.workspace;
+}
+
+static dw_status write_row(dw__text *out, const dw_run *run, const dw_prediction *p,
+                           double memory) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "\n    {\"id\": "));
+    DW_RETURN_IF_FAILED(dw__json_quote(out, run->id));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"group\": "));
+    DW_RETURN_IF_FAILED(dw__json_quote(out, run->group));
+    DW_RETURN_IF_FAILED(dw__text_printf(
+        out, ", \"scored\": %s, \"predicted\": %.6g, \"step_s\": %.6g, \"mfu\": %.4f",
+        dw__counts(run) ? "true" : "false", p->tokens_per_second, p->seconds, p->mfu));
+    if (run->tokens_per_second > 0)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(out, ", \"measured\": %.6g, \"error\": %.4f", run->tokens_per_second,
+                            fabs(p->tokens_per_second / run->tokens_per_second - 1)));
+    const dw_time_parts *t = &p->time;
+    DW_RETURN_IF_FAILED(dw__text_printf(
+        out,
+        ", \"parts\": {\"gemm\": %.3g, \"attention\": %.3g, \"elementwise\": %.3g, \"quantize\": "
+        "%.3g, "
+        "\"launch\": %.3g, \"tensor\": %.3g, \"context\": %.3g, \"expert\": %.3g, \"data\": %.3g, "
+        "\"pipeline\": %.3g, \"bubble\": %.3g, \"imbalance\": %.3g, \"optimizer\": %.3g, "
+        "\"other\": %.3g}",
+        t->gemm, t->attention, t->elementwise, t->quantize, t->launch, t->tensor, t->context,
+        t->expert, t->data, t->pipeline, t->bubble, t->imbalance, t->optimizer, t->other));
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    DW_RETURN_IF_FAILED(dw__text_printf(
+        out,
+        ", \"memory_gib\": {\"predicted\": %.2f, \"parameters\": %.2f, \"gradients\": %.2f, "
+        "\"optimizer\": %.2f, "
+        "\"activations\": %.2f, \"workspace\": %.2f, \"overhead\": %.2f}, \"fits\": %s, "
+        "\"recompute\": \"%s\"",
+        memory / gib, p->memory.parameters / gib, p->memory.gradients / gib,
+        p->memory.optimizer / gib, p->memory.activations / gib, p->memory.workspace / gib,
+        p->memory.overhead / gib, p->fits ? "true" : "false", dw_recompute_name(p->recompute)));
+    if (run->memory > 0)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(out, ", \"memory_measured_gib\": %.2f", run->memory / gib));
+    return dw__text_printf(out, "}");
+}
+
+static dw_status write_reasons(const dw_runs *runs, dw__text *out) {
+    int written = 0;
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "["));
+    for (size_t at = 0; at < runs->table.rows; at++) {
+        const dw_run *run = &runs->rows[at];
+        if (!run->reason) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s\n    {\"id\": ", written++ ? "," : ""));
+        DW_RETURN_IF_FAILED(dw__json_quote(out, run->id));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, ", \"reason\": "));
+        DW_RETURN_IF_FAILED(dw__json_quote(out, run->reason));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "}"));
+    }
+    return dw__text_printf(out, "]");
+}
+
+static dw_status write_memory(const dw_runs *runs, const double *memory, double *errors,
+                              dw__text *out) {
+    static const char *const names[] = {"unstated", "allocated", "allocated, last rank", "reserved",
+                                        "used"};
+    int written = 0;
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "{"));
+    for (size_t first = 0; first < runs->table.rows; first++) {
+        const dw_run *run = &runs->rows[first];
+        if (run->reason || run->memory <= 0) continue;
+        size_t count = 0, before = 0;
+        double sum = 0;
+        for (size_t at = 0; at < runs->table.rows; at++) {
+            const dw_run *other = &runs->rows[at];
+            if (other->reason || other->memory <= 0 || strcmp(other->group, run->group)) continue;
+            if (at < first) before = 1;
+            errors[count++] = fabs(memory[at] / other->memory - 1);
+            sum += log(memory[at] / other->memory);
+        }
+        if (before) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s\n    ", written++ ? "," : ""));
+        DW_RETURN_IF_FAILED(dw__json_quote(out, run->group));
+        double median = dw__quantile(errors, count, 0.5), high = dw__quantile(errors, count, 0.9);
+        DW_RETURN_IF_FAILED(dw__text_printf(out,
+                                            ": {\"meaning\": \"%s\", \"rows\": %zu, \"median\": "
+                                            "%.4f, \"p90\": %.4f, \"bias\": %.4f}",
+                                            names[run->memory_meaning], count, median, high,
+                                            exp(sum / (double)count) - 1));
+    }
+    return dw__text_printf(out, "}");
+}
+
+/* ---- choice: the planner's favourite among layouts that were measured ---- */
+
+static int same_task(const dw_run *a, const dw_run *b) {
+    return a->layout.gpus == b->layout.gpus && a->layout.seq_len == b->layout.seq_len &&
+           a->layout.global_batch == b->layout.global_batch &&
+           a->layout.precision == b->layout.precision && a->hardware == b->hardware &&
+           !strcmp(a->group, b->group) && !strcmp(a->model_name, b->model_name);
+}
+
+static bool competes(const dw_run *run, int apart) {
+    return run->scored + apart > 0 && !run->reason && run->tokens_per_second > 0 &&
+           (strcmp(run->group, "ultrascale") == 0) == apart;
+}
+
+/* Regret of each task with several layouts; layouts that are predicted alike are one, with their mean. */
+static size_t regrets(const dw_runs *runs, const double *predicted, int apart, char *done,
+                      double *found) {
+    size_t tasks = 0, rows = runs->table.rows;
+    memset(done, 0, rows);
+    for (size_t first = 0; first < rows; first++) {
+        const dw_run *run = &runs->rows[first];
+        if (done[first] || !competes(run, apart)) continue;
+        double most = 0, best = 0, sum = 0;
+        size_t alike = 0, layouts = 0;
+        double last = 0;
+        for (size_t at = first; at < rows; at++) {
+            const dw_run *other = &runs->rows[at];
+            if (done[at] || !competes(other, apart) || !same_task(run, other)) continue;
+            done[at] = 1;
+            if (predicted[at] != last) layouts++;
+            last = predicted[at];
+            if (other->tokens_per_second > best) best = other->tokens_per_second;
+            if (predicted[at] > most * (1 + 1e-9)) most = predicted[at], sum = 0, alike = 0;
+            if (predicted[at] >= most * (1 - 1e-9)) sum += other->tokens_per_second, alike++;
+        }
+        if (layouts < 2) continue;
+        double regret = best / (sum / (double)alike) - 1;
+        found[tasks++] = regret <= repeat_spread ? 0 : regret;
+    }
+    return tasks;
+}
+
+static dw_status write_choice(const dw_runs *runs, const double *predicted, double *found,
+                              dw__text *out) {
+    char *done = dw__malloc(runs->table.rows + 1);
+    if (!done) return dw__fail_memory("choices", runs->table.rows);
+    static const char *const names[] = {"published", "ultrascale"};
+    dw_status status = DW_OK;
+    DW_TRY(dw__text_printf(out, "{"));
+    for (int apart = 0; apart < 2; apart++) {
+        size_t tasks = regrets(runs, predicted, apart, done, found);
+        double median = dw__quantile(found, tasks, 0.5), high = dw__quantile(found, tasks, 0.9);
+        DW_TRY(dw__text_printf(out, "%s\"%s\": {\"tasks\": %zu, \"median\": %.4f, \"p90\": %.4f}",
+                               apart ? ", " : "", names[apart], tasks, median, high));
+    }
+    DW_TRY(dw__text_printf(out, "}"));
+cleanup:
+    dw__free(done);
+    return status;
+}
+
+static void count_fits(const dw_runs *runs, const dw__constants *constants, size_t *rows,
+                       size_t *rejected) {
+    *rows = *rejected = 0;
+    for (size_t at = 0; at < runs->table.rows; at++) {
+        const dw_run *run = &runs->rows[at];
+        if (run->reason) continue;
+        dw_prediction prediction;
+        dw__predict(constants, &run->model, run->hardware, &run->layout, &prediction);
+        ++*rows;
+        *rejected += !prediction.fits;
+    }
+}
+
+dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, char **json) {
+    dw_evaluate_options defaults = DW_EVALUATE_OPTIONS_DEFAULT;
+    if (!options) options = &defaults;
+    *json = NULL;
+    dw__constants constants = dw__constants_default;
+    if (options->constants) DW_RETURN_IF_FAILED(dw__constants_load(options->constants, &constants));
+    dw_status status = DW_OK;
+    size_t rows = runs->table.rows;
+    dw__text out = {0};
+    double *predicted = dw__calloc(rows + 1, sizeof(double)),
+           *memory = dw__calloc(rows + 1, sizeof(double));
+    double *scratch = dw__calloc(rows + 1, sizeof(double));
+    if (!predicted || !memory || !scratch) {
+        status = dw__fail_memory("predictions", 3 * rows * sizeof(double));
+        goto cleanup;
+    }
+    DW_TRY(dw__text_printf(&out, "{\n  \"rows\": ["));
+    int written = 0;
+    for (size_t at = 0; at < rows; at++) {
+        const dw_run *run = &runs->rows[at];
+        if (run->reason) continue;
+        dw_prediction prediction;
+        dw__predict(&constants, &run->model, run->hardware, &run->layout, &prediction);
+        predicted[at] = prediction.tokens_per_second;
+        memory[at] = predicted_memory(run, &constants, &prediction);
+        if (written++) DW_TRY(dw__text_append(&out, ",", 1));
+        DW_TRY(write_row(&out, run, &prediction, memory[at]));
+    }
+    DW_TRY(dw__text_printf(&out, "],\n  \"not_predicted\": "));
+    DW_TRY(write_reasons(runs, &out));
+    DW_TRY(dw__text_printf(&out, ",\n  \"errors\": "));
+    DW_TRY(dw__write_errors(runs, predicted, &out));
+    DW_TRY(dw__text_printf(&out, ",\n  \"memory\": "));
+    DW_TRY(write_memory(runs, memory, scratch, &out));
+    DW_TRY(dw__text_printf(&out, ",\n  \"choice\": "));
+    DW_TRY(write_choice(runs, predicted, scratch, &out));
+    size_t ran, refused;
+    count_fits(runs, &constants, &ran, &refused);
+    DW_TRY(
+        dw__text_printf(&out, ",\n  \"fits\": {\"ran\": %zu, \"ran_rejected\": %zu", ran, refused));
+    if (options->failures) {
+        size_t failed;
+        count_fits(options->failures, &constants, &failed, &refused);
+        DW_TRY(
+            dw__text_printf(&out, ", \"failed\": %zu, \"failed_rejected\": %zu", failed, refused));
+    }
+    DW_TRY(dw__text_printf(&out, "}\n}\n"));
+    *json = out.text;
+    out = (dw__text){0};
+cleanup:
+    dw__text_free(&out);
+    dw__free(predicted);
+    dw__free(memory);
+    dw__free(scratch);
+    return status;
+}
