@@ -154,6 +154,16 @@ DEVICE float multiply_pair(uint32 a, uint32 b, float sum) {
     return fmaf(element_low(a), element_low(b), fmaf(element_high(a), element_high(b), sum));
 }
 
+// Whether an LSE leaves open, by its rounding and the scores', what would be an exponent that overflows. The exponents
+// of such a query come from flatten_scores, and its LSE is 0 in the statistics.
+DEVICE bool is_large(float lse) { return !SOFTCAP && fabsf(lse) >= 0x1p24f && lse != INFINITY_F; }
+
+DEVICE float scaled_lse(const dw_attention_params &p, const sequence &s, int head, int row) {
+    long long place = PACKED ? (long long)head * p.total_q + s.start_q + row
+                             : ((long long)s.batch * p.heads_q + head) * p.rows_q + row;
+    return p.lse[place] * 1.4426950408889634f;
+}
+
 extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
     sm90_attention_backward_prepare(const __grid_constant__ dw_attention_params p) {
     query_tile t;
@@ -195,16 +205,9 @@ extern "C" __global__ void __launch_bounds__(SIDE_THREADS)
             // Rows behind the end, and those that see no key: exp2(s - infinity) is 0, and so are P and dS.
             float lse = INFINITY_F;
             if (i < t.s.rows_q) {
-                long long place = PACKED ? (long long)t.head * p.total_q + t.s.start_q + i
-                                         : ((long long)t.s.batch * p.heads_q + t.head) * p.rows_q + i;
-                lse = p.lse[place] * 1.4426950408889634f;
+                lse = scaled_lse(p, t.s, t.head, i);
                 if (lse == -INFINITY_F) lse = INFINITY_F;
-                // What its rounding, and the scores', leaves open would be an exponent that overflows: so far below
-                // that the largest scores are above it, whose exponents are then 0.
-                if (fabsf(lse) >= 0x1p24f && lse != INFINITY_F) {
-                    lse -= fabsf(lse) * 0x1p-21f;
-                    large = true;
-                }
+                if (is_large(lse)) lse = 0.f, large = true;
             }
             lse_out[row] = lse;
             delta_out[row] = delta;
@@ -353,8 +356,8 @@ DEVICE void produce(const dw_attention_params &p, const shared_layout &s, const 
                 barrier_wait(s.q_empty + 8 * q.stage, q.phase ^ 1);
                 barrier_expect(full, Q_BYTES + STATS_BYTES);
                 load_tile(s.q + q.stage * Q_BYTES, TILE_M, map_q, full, row, head, STRIDED_BATCH(w.s));
-                bulk_load(s.stats + q.stage * STATS_BYTES, p.delta + (tiles + m) * DW_BACKWARD_STATISTICS(TILE_M), STATS_BYTES,
-                          full);
+                bulk_load(s.stats + q.stage * STATS_BYTES, p.delta + (tiles + m) * DW_BACKWARD_STATISTICS(TILE_M),
+                          STATS_BYTES, full);
                 advance(q, STAGES_Q);
                 if (!values_loaded) {
                     barrier_wait(s.v_empty, kv_phase ^ 1);
@@ -525,7 +528,22 @@ DEVICE bool all_seen(const dw_attention_params &p, const work &w, const place &a
     return seen;
 }
 
-template <bool LARGE> DEVICE void take_these_exponentials(float *scores, uint32 stats, const place &at, float scale) {
+// Of a query with large scores: so that exponents from here on are 0 for the largest scores and far below for others.
+// All that is known of them is which are the largest.
+DEVICE void flatten_scores(const dw_attention_params &p, const work &w, const place &at, int head, int first_query,
+                           float *scores) {
+    asm volatile("" : "+r"(first_query)); // nothing of this is worked out beforehand
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        int row = first_query + QUERY(i / 4, i / 2 % 2, i % 2);
+        float lse = row < w.s.rows_q ? scaled_lse(p, w.s, head, row) : 0.f;
+        float above = fmaf(scores[i], p.scale_log2, fabsf(lse) * 0x1p-21f - lse);
+        if (is_large(lse)) scores[i] = fminf(above, 0.f) / p.scale_log2;
+    }
+}
+
+// Scores to probabilities.
+DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
     statistics lse = rows_statistics(stats, at);
 #pragma unroll
     for (int c = 0; c < SCORES / 4; c++) {
@@ -535,16 +553,9 @@ template <bool LARGE> DEVICE void take_these_exponentials(float *scores, uint32 
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 float &score = scores[4 * c + 2 * h + b];
-                float exponent = fmaf(score, scale, -statistic(lse, h, b));
-                score = exp2_approx(LARGE ? fminf(exponent, 0.f) : exponent);
+                score = exp2_approx(fmaf(score, scale, -statistic(lse, h, b)));
             }
     }
-}
-
-// Scores to probabilities. Of large scores (the first kernel says which are), only whether they are the largest is known.
-DEVICE void take_exponentials(float *scores, uint32 stats, const place &at, float scale) {
-    if (shared_load_f32(stats + 8 * TILE_M) == 0.f) take_these_exponentials<false>(scores, stats, at, scale);
-    else take_these_exponentials<true>(scores, stats, at, scale);
 }
 
 // dP to dS (less the scale), in place. With dropout, probabilities that were dropped become 0, as dV needs them; with
@@ -813,6 +824,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
 
             wgmma_wait<1>();
             keep<SCORES>(scores);
+            if (shared_load_f32(stats + 8 * TILE_M) != 0.f) flatten_scores(p, w, at, head, first_query, scores);
             if (!all_seen(p, w, at, first_query)) mask_scores(p, w, at, first_query, scores);
             if (!SOFTCAP) take_exponentials(scores, stats, at, p.scale_log2);
 #if EARLY_DV
