@@ -218,6 +218,20 @@ def test_gradients_of_large_scores(device, largest, dim):
     assert q.grad.isfinite().all() and k.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("dim", [64, 96])
+def test_queries_without_keys_in_pytorch(device, dim):
+    """Values of another width go to PyTorch, whose kernels leave such rows to chance."""
+    q = torch.randn(2, 3, 70, 64, device=device, dtype=torch.bfloat16).requires_grad_()
+    k = torch.randn(2, 3, 20, 64, device=device, dtype=torch.bfloat16).requires_grad_()
+    v = torch.randn(2, 3, 20, 2 * dim, device=device, dtype=torch.bfloat16).requires_grad_()
+    o = attention(q, k, v, is_causal=True, bottom_right=True)
+    assert functional.fallbacks.total() == 1
+    assert (o[:, :, :50] == 0).all() and (o[:, :, 50:] != 0).any()
+    o.float().square().sum().backward()
+    assert (q.grad[:, :, :50] == 0).all()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
 def test_seeds_advance_and_repeat(device):
     q, k, v = (t.detach() for t in leaves(device))
     torch.manual_seed(1)

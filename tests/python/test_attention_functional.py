@@ -54,6 +54,32 @@ OPTIONS = [
 OTHERS = [dict(scale=-1.3, softcap=1.0), dict(scale=-0.5, is_causal=True)]
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1), (40, 3)], ids=str)
+@pytest.mark.parametrize("wider", [0, 5])
+def test_pytorch_in_our_place(options, sizes, wider):
+    """Values of another width are PyTorch's to attend to: the same function, zeros where no key is seen."""
+    q, k, v = tensors(*sizes)
+    d_o = torch.randn(q.shape)
+    want = results(lambda *qkv: attention(*qkv, **options), (q, k, v), d_o)
+    functional.fallbacks.clear()
+    d_o, wide = F.pad(d_o, (0, wider)), F.pad(v, (0, wider)).detach().requires_grad_()
+
+    def by_pytorch(q, k, v):
+        scale, softcap = options.get("scale"), options.get("softcap", 0.0)
+        window = options.get("window", (-1, -1))
+        if wider:
+            return attention(q, k, v, **options)
+        window = (window[0], 0) if options.get("is_causal") else window
+        bottom_right = options.get("bottom_right", False)
+        return functional._pytorch(q, k, v, None, 0.0, scale, window, bottom_right, softcap)
+
+    got = results(by_pytorch, (q, k, wide), d_o)
+    assert functional.fallbacks.total() == (1 if wider else 0)
+    got[0], got[3] = got[0][..., : q.shape[-1]], got[3][..., : q.shape[-1]]
+    assert apart(got, want) < _CLOSE
+
+
 @pytest.mark.parametrize("options", OPTIONS + OTHERS, ids=str)
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1)], ids=str)
 def test_every_option(options, sizes):

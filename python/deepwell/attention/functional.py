@@ -494,9 +494,24 @@ def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> to
     ):
         return _sdpa(q, k, v, None, dropout, True, scale, shared)
     mask = _narrowed(mask, q, k, window, bottom_right)
+    begin, end = _seeing(rows_q, rows_k, window, bottom_right)
+    if (begin, end) != (0, rows_q):
+        # Of a row that sees nothing PyTorch's kernels give different things; here it is zeros.
+        q = q[..., begin:end, :]
+        mask = None if mask is None else mask[..., begin:end, :]
     if softcap == 0:
-        return _sdpa(q, k, v, mask, dropout, False, scale, shared)
-    return _bounded(q, k, v, mask, dropout, scale, softcap)
+        o = _sdpa(q, k, v, mask, dropout, False, scale, shared)
+    else:
+        o = _bounded(q, k, v, mask, dropout, scale, softcap)
+    return o if end - begin == rows_q else F.pad(o, (0, 0, begin, rows_q - end))
+
+
+def _seeing(rows_q: int, rows_k: int, window, bottom_right: bool) -> tuple[int, int]:
+    """Begin and end of the rows that see a key: the others lie wholly before or behind the keys."""
+    first = rows_k - rows_q if bottom_right else 0
+    begin = max(0, -first - window[1]) if window[1] >= 0 else 0
+    end = min(rows_q, rows_k - first + window[0]) if window[0] >= 0 else rows_q
+    return min(begin, rows_q), max(end, min(begin, rows_q))
 
 
 def _narrowed(mask, q, k, window, bottom_right) -> torch.Tensor | None:
