@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph probe train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -38,6 +38,12 @@ _deepwell() {
     explain)
         mapfile -t COMPREPLY < <(
             compgen -W 'attention --backward --target --measure --json --help' -- "$word"
+        )
+        ;;
+    probe)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--json --measure --hardware --output --help' -- "$word"
+            compgen -f -- "$word"
         )
         ;;
     doctor) mapfile -t COMPREPLY < <(compgen -W '--json --help' -- "$word") ;;

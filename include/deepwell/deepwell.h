@@ -11,6 +11,7 @@
 #include "deepwell/hardware.h"
 #include "deepwell/jit.h"
 #include "deepwell/log.h"
+#include "deepwell/machine.h"
 #include "deepwell/model.h"
 #include "deepwell/number.h"
 #include "deepwell/ops.h"

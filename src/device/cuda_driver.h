@@ -41,9 +41,12 @@ enum { /* CUlaunchAttributeID */
 enum { /* CUdevice_attribute */
        DW_CU_DEVICE_CLOCK_RATE = 13,
        DW_CU_DEVICE_SM_COUNT = 16,
+       DW_CU_DEVICE_PCI_BUS = 33,
+       DW_CU_DEVICE_PCI_DEVICE = 34,
        DW_CU_DEVICE_MEMORY_CLOCK_RATE = 36,
        DW_CU_DEVICE_MEMORY_BUS_WIDTH = 37,
        DW_CU_DEVICE_L2_BYTES = 38,
+       DW_CU_DEVICE_PCI_DOMAIN = 50,
        DW_CU_DEVICE_CAPABILITY_MAJOR = 75,
        DW_CU_DEVICE_CAPABILITY_MINOR = 76,
        DW_CU_DEVICE_SHARED_BYTES_OPTIN = 97,
@@ -89,6 +92,8 @@ enum { /* CUresult, those that are told apart */
     X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                                \
     X(memory_allocate, cuMemAlloc_v2, (dw__cu_address * address, size_t bytes))                    \
     X(memory_release, cuMemFree_v2, (dw__cu_address address))                                      \
+    X(host_allocate, cuMemAllocHost_v2, (void **memory, size_t bytes))                             \
+    X(host_release, cuMemFreeHost, (void *memory))                                                 \
     X(copy, cuMemcpyDtoDAsync_v2,                                                                  \
       (dw__cu_address to, dw__cu_address from, size_t bytes, void *stream))                        \
     X(copy_in, cuMemcpyHtoDAsync_v2,                                                               \

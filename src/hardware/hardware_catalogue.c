@@ -5,8 +5,6 @@
  * they are of one. `memory` is what nvidia-smi calls the total, which is what programs meet: it lies above or below
  * the name's round figure. A clock is the one at which the processors give the printed rate of products; where the
  * vendor prints none, it follows from that rate, the number of processors and what each does in a clock.
- * Latencies are nobody's published figures; the ones here are those of NCCL's own cost model (src/graph/tuning.cc,
- * ring, LL128), by which it chooses its algorithms.
  */
 #include "hardware/hardware.h"
 #include <stdlib.h>
@@ -24,11 +22,11 @@
 #define MIB 1048576.0
 #define GIB 1073741824.0
 
-#define NCCL_MODEL "NCCL's cost model, ring, LL128"
 #define LATENCIES(link)                                                                            \
-    .link_latency = E(link, NCCL_MODEL), .network_latency = E(4.0e-6, NCCL_MODEL)
-#define OVER_NVLINK LATENCIES(1.9e-6)
-#define OVER_PCIE LATENCIES(2.5e-6)
+    .link_latency = E(link, DW_LATENCY_SOURCE),                                                    \
+    .network_latency = E(DW_LATENCY_NETWORK, DW_LATENCY_SOURCE)
+#define OVER_NVLINK LATENCIES(DW_LATENCY_NVLINK)
+#define OVER_PCIE LATENCIES(DW_LATENCY_PCIE)
 
 /* 16 lanes of 16 or 32 GT/s, 128 of 130 bits. */
 #define PCIE4 P(31.5 * GB, "PCI Express 4.0, 16 lanes")

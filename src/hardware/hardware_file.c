@@ -191,8 +191,7 @@ dw_status dw_hardware_load(const char *path, dw_hardware **hardware) {
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-/* Takes `value`; NULL: no memory. */
-static dw_status put(json_t *object, const char *key, json_t *value) {
+dw_status dw__hardware_put_json(json_t *object, const char *key, json_t *value) {
     if (value && json_object_set_new(object, key, value) == 0) return DW_OK;
     return dw__fail_memory("a hardware description", strlen(key));
 }
@@ -202,52 +201,63 @@ static json_t *number(double value) {
     return whole ? json_integer((int64_t)value) : json_real(value);
 }
 
-static dw_status put_figure(json_t *object, const char *key, const dw_figure *figure) {
+dw_status dw__hardware_put_figure(json_t *object, const char *key, const dw_figure *figure) {
     const char *kind = dw__figure_kind_name(figure->kind);
     if (figure->value == 0.0 && !kind) return DW_OK;
     json_t *json = json_object();
-    DW_RETURN_IF_FAILED(put(object, key, json));
-    DW_RETURN_IF_FAILED(put(json, "value", number(figure->value)));
-    DW_RETURN_IF_FAILED(put(json, "kind", json_string(kind ? kind : "given")));
-    return put(json, "source", json_string(figure->source));
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(object, key, json));
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(json, "value", number(figure->value)));
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(json, "kind", json_string(kind ? kind : "given")));
+    return dw__hardware_put_json(json, "source", json_string(figure->source));
 }
 
 static dw_status put_rates(json_t *root, const dw_hardware *hardware) {
     json_t *rates = json_object();
-    DW_RETURN_IF_FAILED(put(root, "rates", rates));
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(root, "rates", rates));
     for (int i = 0; i < DW_RATES; i++)
-        DW_RETURN_IF_FAILED(put_figure(rates, dw_rate_name((dw_rate)i), &hardware->rate[i]));
+        DW_RETURN_IF_FAILED(
+            dw__hardware_put_figure(rates, dw_rate_name((dw_rate)i), &hardware->rate[i]));
     return DW_OK;
 }
 
 dw_status dw__hardware_put(json_t *root, const dw_hardware *hardware) {
-#define PUT(member) DW_RETURN_IF_FAILED(put(root, #member, json_string(hardware->member)));
+#define PUT(member)                                                                                \
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(root, #member, json_string(hardware->member)));
     DW_HARDWARE_TEXTS(PUT)
 #undef PUT
 #define PUT(member, low, high)                                                                     \
-    DW_RETURN_IF_FAILED(put(root, #member, json_integer(hardware->member)));
+    DW_RETURN_IF_FAILED(dw__hardware_put_json(root, #member, json_integer(hardware->member)));
     DW_HARDWARE_COUNTS(PUT)
 #undef PUT
     DW_RETURN_IF_FAILED(put_rates(root, hardware));
-#define PUT(member) DW_RETURN_IF_FAILED(put_figure(root, #member, &hardware->member));
+#define PUT(member) DW_RETURN_IF_FAILED(dw__hardware_put_figure(root, #member, &hardware->member));
     DW_HARDWARE_FIGURES(PUT)
 #undef PUT
     return DW_OK;
 }
 
-dw_status dw_hardware_json(const dw_hardware *hardware, char **text) {
+dw_status dw__hardware_text(const json_t *root, char **text) {
     dw_status status = DW_OK;
     dw__text written = {0};
-    *text = NULL;
-    json_t *root = json_object();
-    if (!root) return dw__fail_memory("a hardware description", sizeof *hardware);
-    DW_TRY(dw__hardware_put(root, hardware));
     DW_TRY(dw__json_write(root, &written));
     DW_TRY(dw__text_append(&written, "\n", 1));
     *text = written.text;
     written.text = NULL;
 cleanup:
     dw__text_free(&written);
+    return status;
+}
+
+dw_status dw_hardware_json(const dw_hardware *hardware, char **text) {
+    dw_status status = DW_OK;
+    if (!hardware || !text)
+        return dw__fail(DW_INVALID_ARGUMENT, "the hardware, or the place for its text, is NULL");
+    *text = NULL;
+    json_t *root = json_object();
+    if (!root) return dw__fail_memory("a hardware description", sizeof *hardware);
+    DW_TRY(dw__hardware_put(root, hardware));
+    DW_TRY(dw__hardware_text(root, text));
+cleanup:
     json_decref(root);
     return status;
 }

@@ -70,18 +70,23 @@ API int cuDeviceGet(int *device, int ordinal) {
 }
 API int cuDeviceGetName(char *name, int bytes, int device) {
     ASKED();
-    snprintf(name, (size_t)bytes, "Fake GPU %d", device);
+    if (state.name)
+        snprintf(name, (size_t)bytes, "%s", state.name);
+    else
+        snprintf(name, (size_t)bytes, "Fake GPU %d", device);
     return 0;
 }
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     ASKED();
-    (void)device;
     switch (attribute) {
     case 13: *value = 1980000; return 0;
     case 16: *value = state.sm_count; return 0;
+    case 33: *value = 0x10 + device; return 0;
+    case 34: *value = 0; return 0;
     case 36: *value = 3201000; return 0;
     case 37: *value = 6144; return 0;
     case 38: *value = 60 << 20; return 0;
+    case 50: *value = 0; return 0;
     case 75: *value = state.capability / 10; return 0;
     case 76: *value = state.capability % 10; return 0;
     case 97: *value = state.shared_bytes; return 0;
@@ -157,6 +162,16 @@ API int cuMemFree_v2(address memory) {
     state.memory -= (int64_t)block[0];
     pthread_mutex_unlock(&lock);
     free(block);
+    return 0;
+}
+API int cuMemAllocHost_v2(void **memory, size_t bytes) {
+    ASKED();
+    *memory = malloc(bytes);
+    return *memory ? 0 : 2;
+}
+API int cuMemFreeHost(void *memory) {
+    ASKED();
+    free(memory);
     return 0;
 }
 API int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) {

@@ -28,6 +28,7 @@ typedef struct fake_launch {
 typedef struct fake_cuda {
     /* What it is: set before the library first asks. */
     int version, devices, capability, sm_count, shared_bytes;
+    const char *name; /* of every GPU; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
     /* The call of this name gives this result (and does nothing). */
     const char *failing;
     int result;
