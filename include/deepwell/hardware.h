@@ -18,7 +18,8 @@
 extern "C" {
 #endif
 
-/* Where a figure comes from. An absent one is 0 and DW_FIGURE_UNKNOWN. */
+/* Where a figure comes from. An absent one is 0 and DW_FIGURE_UNKNOWN. A measured rate or bandwidth is what was reached
+ * on the machine; the others are peaks, of which programs reach a part. */
 typedef enum dw_figure_kind {
     DW_FIGURE_UNKNOWN,
     DW_FIGURE_PUBLISHED, /* the vendor's or operator's document */
@@ -92,8 +93,8 @@ DW_API const char *dw_hardware_catalogue_name(uint32_t index);
 DW_API dw_status dw_hardware_parse(const char *json, size_t bytes, dw_hardware **hardware);
 DW_API dw_status dw_hardware_load(const char *path, dw_hardware **hardware);
 
-/* This machine. Works without a GPU: gpus is 0. Nothing is measured unless `measure`, which takes some seconds on
- * each GPU: copies, matrix products, and NCCL between GPUs where it is found. */
+/* This machine; deepwell/machine.h has it in detail. Works without a GPU: gpus is 0. Nothing is measured unless `measure`,
+ * which takes some seconds on each GPU: copies, matrix products, and NCCL between GPUs where it is found. */
 DW_API dw_status dw_hardware_probe(int measure, dw_hardware **hardware);
 
 /* The description as such a file, every figure with its kind and source. *text is released with dw_text_free. */

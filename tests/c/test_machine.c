@@ -454,6 +454,125 @@ static void each_allocation_fails(void *unused) {
     }
 }
 
+/* ---- measuring -------------------------------------------------------------------------------- */
+
+enum { COPY_BYTES = 1 << 20, MATRIX = 96 };
+/* What the fake driver's events say of every series. */
+#define SERIES_SECONDS 1.5e-3
+
+static int asked_of(const char *path, const char *name, int argument) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    if (!library) return -1;
+    int (*ask)(int) = NULL;
+    *(void **)&ask = dlsym(library, name);
+    return ask ? ask(argument) : -1;
+}
+
+static dw_machine *measure(void) {
+    static dw__machine_options options;
+    dw_machine *machine = NULL;
+    options = (dw__machine_options){
+        .root = root, .measure = 1, .copy_bytes = COPY_BYTES, .matrix_size = MATRIX};
+    if (dw__machine_probe(&options, &machine) != DW_OK) {
+        fprintf(stderr, "probe: %s\n", dw_last_error());
+        _exit(1);
+    }
+    return machine;
+}
+
+static bool is_measured(const dw_figure *figure, double value) {
+    if (figure->kind == DW_FIGURE_MEASURED && fabs(figure->value - value) <= 1e-6 * value)
+        return true;
+    fprintf(stderr, "%g of kind %d; expected %g\n", figure->value, figure->kind, value);
+    return false;
+}
+
+static void measured(void *unused) {
+    (void)unused;
+    setenv("DEEPWELL_CUBLASLT", FAKE_CUBLASLT, 1);
+    setenv("DEEPWELL_NCCL", FAKE_NCCL, 1);
+    load_fake_driver();
+    load_fake_nvml();
+    fake->devices = 3;
+    fake->name = "NVIDIA H200";
+    fake->current = 77; /* the caller's context */
+    nvml->gpus = 3;
+    switched(3, 6, 4);
+    dw_machine *m = measure();
+    for (int i = 0; i < m->remark_count; i++) fprintf(stderr, "%s\n", m->remarks[i]);
+    CHILD_REQUIRE(m->remark_count == 0);
+    double product = 2.0 * MATRIX * MATRIX * MATRIX;
+    for (int i = 0; i < 3; i++) {
+        const dw_machine_gpu *gpu = &m->gpus[i];
+        CHILD_REQUIRE(is_measured(&gpu->copy_bandwidth, 2.0 * COPY_BYTES * 8 / SERIES_SECONDS));
+        CHILD_REQUIRE(is_measured(&gpu->host_bandwidth, COPY_BYTES / 4 * 2 / SERIES_SECONDS));
+        CHILD_REQUIRE(is_measured(&gpu->rate[DW_RATE_FP32], product * 2 / SERIES_SECONDS));
+        CHILD_REQUIRE(is_measured(&gpu->rate[DW_RATE_TF32], product * 8 / SERIES_SECONDS));
+        CHILD_REQUIRE(is_measured(&gpu->rate[DW_RATE_BF16], product * 16 / SERIES_SECONDS));
+        CHILD_REQUIRE(is_measured(&gpu->rate[DW_RATE_FP8], product * 16 / SERIES_SECONDS));
+        CHILD_REQUIRE(gpu->rate[DW_RATE_MXFP8].kind == DW_FIGURE_UNKNOWN);
+    }
+    CHILD_REQUIRE(m->bus_bandwidth.kind == DW_FIGURE_MEASURED && m->bus_bandwidth.value > 0);
+    /* Nothing is left behind, and the caller's context is as it was. */
+    CHILD_REQUIRE(fake->memory == 0 && fake->current == 77);
+    CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_live", 0) == 0);
+    CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_multiplied", 14) == 3 * 6 * 16);
+    CHILD_REQUIRE(asked_of(FAKE_NCCL, "fake_nccl_live", 0) == 0);
+    CHILD_REQUIRE(asked_of(FAKE_NCCL, "fake_nccl_reduced", 0) == 6 * 8);
+    dw_machine_destroy(m);
+}
+
+/* Each thing that fails is a remark, the rest is measured, and what was known before stays. */
+static void some_not_measured(void *unused) {
+    static const char *const failing[] = {"cuMemAlloc_v2", "cuMemAllocHost_v2",
+                                          "cuEventElapsedTime", "cuStreamCreate",
+                                          "cuMemcpyHtoDAsync_v2"};
+    (void)unused;
+    setenv("DEEPWELL_CUBLASLT", FAKE_CUBLASLT, 1);
+    load_fake_driver();
+    load_fake_nvml();
+    fake->name = "NVIDIA H200";
+    for (size_t i = 0; i < DW_COUNT(failing); i++) {
+        fake->failing = failing[i];
+        fake->result = 2;
+        dw_machine *m = measure();
+        CHILD_REQUIRE(has_remark(m, "not measured: ") && has_remark(m, "out of memory"));
+        CHILD_REQUIRE(m->gpus[0].copy_bandwidth.kind == DW_FIGURE_UNKNOWN);
+        CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_FP4].kind == DW_FIGURE_UNKNOWN);
+        /* Host memory alone is no part of a product. */
+        bool products = strcmp(failing[i], "cuMemAllocHost_v2") == 0;
+        CHILD_REQUIRE((m->gpus[0].rate[DW_RATE_BF16].kind == DW_FIGURE_MEASURED) == products);
+        CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_BF16].value > 0);
+        CHILD_REQUIRE(fake->memory == 0);
+        dw_machine_destroy(m);
+    }
+}
+
+static void libraries_missing(void *unused) {
+    (void)unused;
+    setenv("DEEPWELL_CUBLASLT", "/nowhere/libcublasLt.so", 1);
+    setenv("DEEPWELL_NCCL", "/nowhere/libnccl.so", 1);
+    load_fake_driver();
+    load_fake_nvml();
+    fake->devices = 2;
+    nvml->gpus = 2;
+    dw_machine *m = measure();
+    CHILD_REQUIRE(has_remark(m, "products of GPU 1: cuBLASLt (libcublasLt.so.13 or .12) was not "
+                                "found"));
+    CHILD_REQUIRE(has_remark(m, "the all-reduce: NCCL (libnccl.so.2) was not found"));
+    CHILD_REQUIRE(m->gpus[1].copy_bandwidth.kind == DW_FIGURE_MEASURED);
+    CHILD_REQUIRE(m->bus_bandwidth.kind == DW_FIGURE_UNKNOWN);
+    dw_machine_destroy(m);
+}
+
+static void nothing_to_measure(void *unused) {
+    (void)unused;
+    if (dlopen("libcuda.so.1", RTLD_NOW)) _exit(0);
+    dw_machine *m = measure();
+    CHILD_REQUIRE(has_remark(m, "nothing was measured: there is no GPU"));
+    dw_machine_destroy(m);
+}
+
 static void run(void (*check)(void *)) {
     make_root();
     expect_child(start_child(check, NULL));
@@ -480,7 +599,11 @@ static void run(void (*check)(void *)) {
     X(several_kinds)                                                                               \
     X(nvml_that_refuses)                                                                           \
     X(with_hwloc)                                                                                  \
-    X(each_allocation_fails)
+    X(each_allocation_fails)                                                                       \
+    X(measured)                                                                                    \
+    X(some_not_measured)                                                                           \
+    X(libraries_missing)                                                                           \
+    X(nothing_to_measure)
 MACHINES(MACHINE)
 
 int main(void) {

@@ -1,0 +1,193 @@
+/* Rates of matrix products, through cuBLASLt: what a well-made kernel reaches on this GPU, at its clocks and its power.
+ *
+ * The prototypes are cuBLASLt's of CUDA 12 and 13, as far as they are called. Matrices are square, the first transposed:
+ * the one layout that takes FP8 on Hopper.
+ */
+#include "hardware/measure.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { /* cudaDataType_t, cublasComputeType_t, attributes */
+       TYPE_F32 = 0,
+       TYPE_BF16 = 14,
+       TYPE_E4M3 = 28,
+       COMPUTE_F32 = 68,
+       COMPUTE_TF32 = 77,
+       ATTRIBUTE_TRANSPOSE_A = 3,
+       PREFERENCE_WORKSPACE = 1,
+       TRANSPOSE = 1,
+};
+
+typedef struct lt_algorithm { /* cublasLtMatmulHeuristicResult_t */
+    uint64_t data[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} lt_algorithm;
+
+#define LT_FUNCTIONS(X)                                                                            \
+    X(create, cublasLtCreate, (void **handle))                                                     \
+    X(destroy, cublasLtDestroy, (void *handle))                                                    \
+    X(product_create, cublasLtMatmulDescCreate, (void **product, int compute, int scale))          \
+    X(product_destroy, cublasLtMatmulDescDestroy, (void *product))                                 \
+    X(product_set, cublasLtMatmulDescSetAttribute,                                                 \
+      (void *product, int attribute, const void *value, size_t bytes))                             \
+    X(matrix_create, cublasLtMatrixLayoutCreate,                                                   \
+      (void **matrix, int type, uint64_t rows, uint64_t columns, int64_t leading))                 \
+    X(matrix_destroy, cublasLtMatrixLayoutDestroy, (void *matrix))                                 \
+    X(preference_create, cublasLtMatmulPreferenceCreate, (void **preference))                      \
+    X(preference_destroy, cublasLtMatmulPreferenceDestroy, (void *preference))                     \
+    X(preference_set, cublasLtMatmulPreferenceSetAttribute,                                        \
+      (void *preference, int attribute, const void *value, size_t bytes))                          \
+    X(choose, cublasLtMatmulAlgoGetHeuristic,                                                      \
+      (void *handle, void *product, void *a, void *b, void *c, void *d, void *preference,          \
+       int most, lt_algorithm *algorithms, int *count))                                            \
+    X(multiply, cublasLtMatmul,                                                                    \
+      (void *handle, void *product, const void *alpha, const void *a, void *a_matrix,              \
+       const void *b, void *b_matrix, const void *beta, const void *c, void *c_matrix, void *d,    \
+       void *d_matrix, const void *algorithm, void *workspace, size_t workspace_bytes,             \
+       void *stream))
+
+typedef struct lt {
+#define MEMBER(member, name, parameters) int(*member) parameters;
+    LT_FUNCTIONS(MEMBER)
+#undef MEMBER
+} lt;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static lt loaded;
+static const lt *outcome;
+
+static void load_once(void) {
+    static const char *const later[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
+    const dw__cuda *cuda = NULL;
+    /* A driver before 13 cannot serve the later library. */
+    bool old = dw__cuda_driver(&cuda) == DW_OK && cuda->version < 13000;
+    void *library = dw__nvidia_library("DEEPWELL_CUBLASLT", later + (old ? 1 : 0));
+    if (!library) return;
+#define LOAD(member, name, parameters)                                                             \
+    *(void **)&loaded.member = dlsym(library, #name);                                              \
+    if (!loaded.member) return;
+    LT_FUNCTIONS(LOAD)
+#undef LOAD
+    outcome = &loaded;
+}
+
+static dw_status check(int result, const char *what) {
+    return result == 0 ? DW_OK
+                       : dw__fail(DW_UNSUPPORTED, "%s: cuBLASLt's status is %d", what, result);
+}
+
+static const struct {
+    dw_rate rate;
+    int oldest, type, compute;
+    size_t width;
+    int calls; /* in one series */
+} kinds[] = {
+    {DW_RATE_FP32, 50, TYPE_F32, COMPUTE_F32, 4, 2},
+    {DW_RATE_TF32, 80, TYPE_F32, COMPUTE_TF32, 4, 8},
+    {DW_RATE_BF16, 80, TYPE_BF16, COMPUTE_F32, 2, 16},
+    {DW_RATE_FP8, 89, TYPE_E4M3, COMPUTE_F32, 1, 16},
+};
+
+enum { WORKSPACE = 32 << 20, BLOCK = 1 << 20 };
+
+/* D = A^T B, D in FP32, or BF16 where the factors are narrower. */
+typedef struct product {
+    const lt *lt;
+    void *handle, *kind, *factor, *result, *preference;
+    lt_algorithm algorithm;
+    dw__cu_address a, b, d, workspace;
+} product;
+
+static dw_status multiply(const dw__bench *bench, void *context) {
+    static const float one = 1, zero = 0;
+    const product *p = context;
+    void *d = (void *)(uintptr_t)p->d;
+    return check(p->lt->multiply(p->handle, p->kind, &one, (const void *)(uintptr_t)p->a, p->factor,
+                                 (const void *)(uintptr_t)p->b, p->factor, &zero, d, p->result, d,
+                                 p->result, p->algorithm.data, (void *)(uintptr_t)p->workspace,
+                                 WORKSPACE, bench->stream),
+                 "a product");
+}
+
+static dw_status describe(product *p, int kind, uint64_t n) {
+    static const int transpose = TRANSPOSE;
+    static const size_t workspace = WORKSPACE;
+    const lt *t = p->lt;
+    int count = 0, type = kinds[kind].type, result_type = type == TYPE_F32 ? TYPE_F32 : TYPE_BF16;
+    DW_RETURN_IF_FAILED(
+        check(t->product_create(&p->kind, kinds[kind].compute, TYPE_F32), "a product"));
+    DW_RETURN_IF_FAILED(
+        check(t->product_set(p->kind, ATTRIBUTE_TRANSPOSE_A, &transpose, sizeof transpose),
+              "a transposed factor"));
+    DW_RETURN_IF_FAILED(check(t->matrix_create(&p->factor, type, n, n, (int64_t)n), "a matrix"));
+    DW_RETURN_IF_FAILED(
+        check(t->matrix_create(&p->result, result_type, n, n, (int64_t)n), "a matrix"));
+    DW_RETURN_IF_FAILED(check(t->preference_create(&p->preference), "a preference"));
+    DW_RETURN_IF_FAILED(
+        check(t->preference_set(p->preference, PREFERENCE_WORKSPACE, &workspace, sizeof workspace),
+              "the workspace"));
+    int result = t->choose(p->handle, p->kind, p->factor, p->factor, p->result, p->result,
+                           p->preference, 1, &p->algorithm, &count);
+    if (result == 0 && count == 0)
+        return dw__fail(DW_UNSUPPORTED, "cuBLASLt has no kernel for products of type %s here",
+                        dw_rate_name(kinds[kind].rate));
+    return check(result, "choosing a kernel");
+}
+
+static dw_status measure(const dw__bench *bench, const lt *lt, void *handle, int kind, int size,
+                         double *rate) {
+    dw_status status = DW_OK;
+    uint64_t n = (uint64_t)size;
+    size_t factor = n * n * kinds[kind].width;
+    size_t result = n * n * (kinds[kind].type == TYPE_F32 ? 4 : 2);
+    product p = {.lt = lt, .handle = handle};
+    double seconds;
+    void *block = dw__malloc(BLOCK);
+    if (!block) DW_TRY(dw__fail_memory("random numbers", BLOCK));
+    dw__bench_random(kinds[kind].rate, block, BLOCK);
+    DW_TRY(describe(&p, kind, n));
+    DW_TRY(dw__bench_allocate(bench, factor, block, BLOCK, &p.a));
+    DW_TRY(dw__bench_allocate(bench, factor, block, BLOCK, &p.b));
+    DW_TRY(dw__bench_allocate(bench, result, block, BLOCK, &p.d));
+    DW_TRY(dw__bench_allocate(bench, WORKSPACE, block, BLOCK, &p.workspace));
+    DW_TRY(dw__bench_time(bench, kinds[kind].calls, multiply, &p, &seconds));
+    *rate = 2.0 * (double)n * (double)n * (double)n / seconds;
+cleanup:
+    if (p.kind) lt->product_destroy(p.kind);
+    if (p.factor) lt->matrix_destroy(p.factor);
+    if (p.result) lt->matrix_destroy(p.result);
+    if (p.preference) lt->preference_destroy(p.preference);
+    dw__bench_release(bench, p.a);
+    dw__bench_release(bench, p.b);
+    dw__bench_release(bench, p.d);
+    dw__bench_release(bench, p.workspace);
+    dw__free(block);
+    return status;
+}
+
+dw_status dw__measure_products(const dw__bench *bench, const dw__machine_options *options,
+                               dw_machine_gpu *gpu) {
+    void *handle = NULL;
+    dw_status status = DW_OK;
+    pthread_once(&once, load_once);
+    const lt *lt = outcome;
+    if (!lt)
+        return dw__fail(DW_UNSUPPORTED,
+                        "cuBLASLt (libcublasLt.so.13 or .12) was not found; install a CUDA build "
+                        "of PyTorch or the toolkit, or name the file in DEEPWELL_CUBLASLT");
+    DW_RETURN_IF_FAILED(check(lt->create(&handle), "starting cuBLASLt"));
+    for (int i = 0; i < (int)DW_COUNT(kinds); i++) {
+        double rate = 0;
+        if (gpu->capability < kinds[i].oldest) continue;
+        DW_TRY(measure(bench, lt, handle, i, options->matrix_size, &rate));
+        gpu->rate[kinds[i].rate] =
+            (dw_figure){rate, DW_FIGURE_MEASURED, "square products of random numbers, cuBLASLt"};
+    }
+cleanup:
+    lt->destroy(handle);
+    return status;
+}
