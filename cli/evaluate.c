@@ -74,6 +74,15 @@ static void print_evaluation(const json_t *root) {
     cli_print_bold("Memory");
     printf("\n");
     print_split("group", json_object_get(root, "memory"));
+    const json_t *bubble = json_object_get(root, "bubble");
+    if (json_integer_value(json_object_get(bubble, "rows")) > 0) {
+        cli_print_bold("Pipeline bubble");
+        printf("\n  %d of %d rows within 2 points, median %.1f, p90 %.1f points\n",
+               (int)json_integer_value(json_object_get(bubble, "within_2_points")),
+               (int)json_integer_value(json_object_get(bubble, "rows")),
+               100 * json_number_value(json_object_get(bubble, "median")),
+               100 * json_number_value(json_object_get(bubble, "p90")));
+    }
     cli_print_bold("Choice among measured layouts: regret");
     printf("\n");
     const char *name;

@@ -45,8 +45,10 @@ typedef struct dw_run {
     double tokens_per_second; /* of one GPU, measured; 0: not said */
     double memory;            /* bytes, measured; 0: not said */
     dw_memory_meaning memory_meaning;
+    double bubble; /* part of the pipeline's time, measured; below 0: not said */
     int scored; /* throughput or step time printed, not superseded, no stand-in for a larger model, layout known */
     int mixture;
+    int layout_known; /* the source says how it was sharded */
 } dw_run;
 DW_API void dw_run_at(const dw_runs *runs, size_t index, dw_run *run);
 
@@ -59,7 +61,7 @@ typedef struct dw_evaluate_options {
     { sizeof(dw_evaluate_options), NULL, NULL }
 
 /* *json: {"rows": [{"id", "tokens_per_s_per_gpu", "predicted", "error", "parts", ...}], "not_predicted": [{"id",
- * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "choice", "fits"}. An error is
+ * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "bubble", "choice", "fits"}. An error is
  * |predicted / measured - 1| of tokens/s. Released with dw_text_free. options NULL: defaults. */
 DW_API dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, char **json);
 

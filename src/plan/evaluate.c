@@ -112,6 +112,24 @@ static dw_status write_memory(const dw_runs *runs, const double *memory, double 
     return dw__text_printf(out, "}");
 }
 
+/* Points between the pipeline's idle part and what was measured. */
+static dw_status write_bubbles(const dw_runs *runs, const dw__constants *constants, double *errors,
+                               dw__text *out) {
+    size_t count = 0, within = 0;
+    for (size_t at = 0; at < runs->table.rows; at++) {
+        const dw_run *run = &runs->rows[at];
+        if (run->reason || run->bubble < 0 || run->layout.pp < 2) continue;
+        dw_prediction prediction;
+        dw__predict(constants, &run->model, run->hardware, &run->layout, &prediction);
+        errors[count] = fabs(prediction.bubble_fraction - run->bubble);
+        within += errors[count++] <= 0.02;
+    }
+    double median = dw__quantile(errors, count, 0.5), high = dw__quantile(errors, count, 0.9);
+    return dw__text_printf(
+        out, "{\"rows\": %zu, \"within_2_points\": %zu, \"median\": %.4f, \"p90\": %.4f}", count,
+        within, median, high);
+}
+
 /* ---- choice: the planner's favourite among layouts that were measured ---- */
 
 static int same_task(const dw_run *a, const dw_run *b) {
@@ -178,7 +196,7 @@ static void count_fits(const dw_runs *runs, const dw__constants *constants, size
     *rows = *rejected = 0;
     for (size_t at = 0; at < runs->table.rows; at++) {
         const dw_run *run = &runs->rows[at];
-        if (run->reason) continue;
+        if (run->reason || !run->layout_known) continue;
         dw_prediction prediction;
         dw__predict(constants, &run->model, run->hardware, &run->layout, &prediction);
         ++*rows;
@@ -220,6 +238,8 @@ dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, c
     DW_TRY(dw__write_errors(runs, predicted, &out));
     DW_TRY(dw__text_printf(&out, ",\n  \"memory\": "));
     DW_TRY(write_memory(runs, memory, scratch, &out));
+    DW_TRY(dw__text_printf(&out, ",\n  \"bubble\": "));
+    DW_TRY(write_bubbles(runs, &constants, scratch, &out));
     DW_TRY(dw__text_printf(&out, ",\n  \"choice\": "));
     DW_TRY(write_choice(runs, predicted, scratch, &out));
     size_t ran, refused;

@@ -99,7 +99,8 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                                 layout->dp * layout->micro_batch));
     if (layout->shard)
         DW_RETURN_IF_FAILED(divides("dp x cp", layout->dp * layout->cp, "shard", layout->shard));
-    if (layout->pp * layout->virtual_stages > model->layers)
+    if (layout->pp * layout->virtual_stages >
+        model->layers + 2) /* a chunk may be the embedding, or the head */
         return dw__fail(DW_INVALID_ARGUMENT,
                         "pp %d x virtual_stages %d are more than the model's %d layers", layout->pp,
                         layout->virtual_stages, model->layers);

@@ -1,5 +1,6 @@
 /* Pipelines: how layers are dealt to stages, and how long stages wait for each other. */
 #include "plan/planner_internal.h"
+#include <math.h>
 
 /* Idle part with F = Bx = W = 1: forward, backward of inputs, backward of weights. 1F1B and GPipe: Huang et al. 2019;
  * interleaved: Narayanan et al. 2021; ZB: Qi et al. 2024, table 2; DualPipe: DeepSeek-V3 report, table 2. */
@@ -31,6 +32,14 @@ double dw__stage_layers(const dw__planned *planned, int stage) {
     if (first > 0 || last > 0) {
         int ends = (first > 0) + (last > 0);
         return stages > ends ? (layers - first - last) / (stages - ends) : layers;
+    }
+    if (layout->framework == DW_FRAMEWORK_NANOTRON) {
+        /* Blocks are dealt by their cost, the head's among them, and the first stages are filled to the brim. */
+        double head =
+            dw__embedding_parameters(planned->model) /
+            (dw__attention_parameters(planned->model) + dw__dense_mlp_parameters(planned->model));
+        double each = ceil((layers + head) / stages), left = layers - stage * each;
+        return left < 0 ? 0 : left < each ? left : each;
     }
     int even = layers / stages, rest = layers % stages;
     return even + (stage >= 1 && stage <= rest ? 1 : 0);

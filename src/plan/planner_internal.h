@@ -70,6 +70,7 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
 /* ---- memory ---- */
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory);
+double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,

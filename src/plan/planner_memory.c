@@ -4,26 +4,33 @@
 #include "plan/planner_internal.h"
 #include <math.h>
 
-typedef struct habit { /* bytes of one element */
-    double parameter, gradient, optimizer;
+typedef struct habit {
+    double parameter, gradient, optimizer; /* bytes of one element */
+    double
+        logit; /* of one logit: the head's output, its FP32 copy, the loss's gradient, what is in flight between */
+    int eager; /* every step of the MLP's gate is kept: two products, the activation, their product */
 } habit;
 
 /* Megatron: BF16 parameters, FP32 gradients, FP32 copy and AdamW's two averages. DeepSpeed: gradients of the
- * parameters' type. PyTorch's own: everything in FP32, cast as it is used. */
-static habit habit_of(const dw_layout *layout) {
+ * parameters' type, and so who builds on PyTorch with ZeRO-1. FSDP: everything in FP32, cast as it is used. The loss of Megatron is fused and in place;
+ * PyTorch's keeps logits in BF16 and FP32, the logarithms of the softmax, and the gradient. */
+static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {4, 4, 8},          [DW_FRAMEWORK_MEGATRON] = {2, 4, 12},
-        [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12}, [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8},
-        [DW_FRAMEWORK_FSDP] = {4, 4, 8},         [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12},
-        [DW_FRAMEWORK_NANOTRON] = {2, 4, 12},    [DW_FRAMEWORK_JAX] = {4, 4, 8},
-        [DW_FRAMEWORK_PYTORCH] = {4, 4, 8},
+        [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0},
+        [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 8, 0},
+        [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12, 10, 0},
+        [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8, 12, 0},
+        [DW_FRAMEWORK_FSDP] = {4, 4, 8, 6, 1},
+        [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12, 12, 1},
+        [DW_FRAMEWORK_NANOTRON] = {2, 6, 12, 14, 1},
+        [DW_FRAMEWORK_JAX] = {4, 4, 8, 8, 0},
+        [DW_FRAMEWORK_PYTORCH] = {2, 2, 12, 12, 1},
     };
-    habit own = habits[layout->framework];
-    if (layout->parameter_bytes) own.parameter = layout->parameter_bytes;
-    if (layout->gradient_bytes) own.gradient = layout->gradient_bytes;
-    if (layout->optimizer_bytes) own.optimizer = layout->optimizer_bytes;
-    return own;
+    return &habits[layout->framework];
 }
+
+/* What a layout says of an element, else the habit. */
+static double element_bytes(int said, double habit) { return said ? said : habit; }
 
 /* One token through one layer. */
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe) {
@@ -40,11 +47,23 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     int selective = recompute == DW_RECOMPUTE_SELECTIVE;
 
     double norms = (4 + (selective && !old ? 0 : 2 * operand) + (old ? 2 : 0)) * h / cut;
+    /* Without a pipeline nanotron keeps what tensor parallelism gathered; Megatron gathers again. */
+    if (layout->framework == DW_FRAMEWORK_NANOTRON && layout->pp == 1)
+        norms += 4 * h * (1 - 1 / cut);
     double attention = 2 * heads * d + 2 * kv * (d + v) + 2 * heads * v + 4 * heads;
     if (planned->low) attention += heads * v;
     if (model->kv_rank) attention += (2 + operand) * (model->q_rank + model->kv_rank);
     if (layout->unfused_attention && !selective) attention += 5 * heads * layout->seq_len;
     double inner = 2 * up + (selective && !old ? 0 : operand);
+    if (habit_of(layout)->eager && model->gated && !selective) inner += 2;
+    if (selective && layout->framework == DW_FRAMEWORK_TORCHTITAN) {
+        /* The layer's input, attention's output, and the results of every second product. */
+        double width = model->top_k
+                           ? moe ? model->top_k * model->expert_ffn + model->shared_ffn : model->ffn
+                           : model->ffn;
+        double results = (heads * d + 2 * kv * d + 2 * h / cut) * 2 + 2 * up * width / tp;
+        return 2 * h / cut + 2 * heads * v + 4 * heads + results / 2;
+    }
     double mlp;
     if (moe) {
         double routed = model->top_k * planned->etp / tp;
@@ -73,12 +92,30 @@ static double in_flight(const dw__planned *planned, int stage) {
     return held < m ? held : m;
 }
 
+/* Reserved by PyTorch's allocator and of no use to it: blocks of sizes that do not come again. */
+double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) {
+    double part = 0.05;
+    if (planned->layout->framework == DW_FRAMEWORK_OWN) part = 0;
+    if (planned->layout->framework == DW_FRAMEWORK_MEGATRON_LM)
+        part = 0.10; /* PyTorch 1.x: no expandable blocks */
+    return part * (memory->activations + memory->workspace);
+}
+
+/* Communicators, each with buffers of its own. */
+static int groups_of(const dw_layout *layout) {
+    return (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
+           (layout->dp > 1);
+}
+
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     const double gib = 1024.0 * 1024.0 * 1024.0;
-    habit bytes = habit_of(layout);
+    const habit *bytes = habit_of(layout);
+    double parameter = element_bytes(layout->parameter_bytes, bytes->parameter);
+    double gradient = element_bytes(layout->gradient_bytes, bytes->gradient);
+    double optimizer = element_bytes(layout->optimizer_bytes, bytes->optimizer);
     double experts, dense = dw__stage_parameters(planned, stage, &experts);
     if (layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1) dense *= 2, experts *= 2;
     double trained = dw__trained_part(model);
@@ -90,9 +127,9 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     int zero = layout->zero_stage;
     if (zero < 1) shard = expert_shard = 1;
     double whole = dense + experts, cut = dense / shard + experts / expert_shard;
-    memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
-    memory->gradients = bytes.gradient * (zero >= 2 ? cut : whole) * trained;
-    memory->optimizer = bytes.optimizer * cut * trained;
+    memory->parameters = parameter * (zero >= 3 ? cut : whole);
+    memory->gradients = gradient * (zero >= 2 ? cut : whole) * trained;
+    memory->optimizer = optimizer * cut * trained;
     /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
@@ -111,25 +148,24 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
     double each = t * (again * full + (layers - again) * rest);
     double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
-    each *= 1 - offloaded / layers;
+    if (layers > 0) each *= 1 - offloaded / layers;
     memory->activations = each * held + (again > 0 ? t * kept[0] : 0);
 
     memory->workspace = 0;
     double table = dw__embedding_parameters(model) / layout->tp;
     if (stage == layout->pp - 1) {
         double logits = t * model->vocabulary / layout->tp;
-        int cast = layout->framework != DW_FRAMEWORK_OWN;
-        memory->workspace += logits * (cast ? 8 : 1) + t * 4 * model->hidden;
+        memory->workspace += logits * bytes->logit + t * 4 * model->hidden;
     }
     if (zero >= 3) { /* two layers gathered, one layer's gradients whole; the table by itself */
-        double layer = (whole - (stage == 0 ? table : 0)) / layers;
+        double layer = (whole - (stage == 0 ? table : 0)) / (layers > 1 ? layers : 1);
         double gathered = layer * (2 * 2 + 4);
         if (!layout->reshard) gathered += 2 * (whole - layer);
-        memory->workspace += gathered > table * 6 ? gathered : table * 6;
+        /* In a pipeline parameters stay gathered and gradients whole until the last micro-batch. */
+        if (layout->pp > 1 && layout->reshard) gathered += (2 + 4) * (whole - layer);
+        /* The root's tables stay gathered from forward on; one has its gradient whole. */
+        double tables = table * ((model->tied || layout->pp > 1 ? 2 : 4) + 4);
+        memory->workspace += gathered > tables ? gathered : tables;
     }
-    double fragments = layout->framework == DW_FRAMEWORK_OWN ? 0 : 0.03;
-    int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
-                 (layout->dp > 1);
-    memory->overhead =
-        fragments * (memory->activations + memory->workspace) + 0.7 * gib + 0.3 * gib * groups;
+    memory->overhead = dw__fragments(planned, memory) + 1.0 * gib + 0.4 * gib * groups_of(layout);
 }

@@ -154,7 +154,9 @@ static double ramp(const dw__planned *planned, double forward, double backward, 
     case DW_SCHEDULE_GPIPE: idle = (p - 1) * (forward + backward); break;
     case DW_SCHEDULE_ZB_H1: idle = (p - 1) * (forward + input - weight); break;
     case DW_SCHEDULE_ZB_H2:
-    case DW_SCHEDULE_ZB_V: idle = (p - 1) * (forward + input - 2 * weight); break;
+    case DW_SCHEDULE_ZB_V:
+        idle = 0;
+        break; /* more micro-batches in flight fill what (F + B - 2 W) would leave */
     case DW_SCHEDULE_DUALPIPE:
         idle = (p / 2 - 1) * (forward + backward + input - 3 * weight);
         break;
@@ -238,12 +240,12 @@ static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, 
         prediction->heaviest_stage = candidates[at];
     }
     prediction->allocated = most;
-    double fragments = planned->layout->framework == DW_FRAMEWORK_OWN ? 0 : 0.03;
-    prediction->reserved =
-        most + fragments * (prediction->memory.activations + prediction->memory.workspace);
+    prediction->reserved = most + dw__fragments(planned, &prediction->memory);
     prediction->used = most + prediction->memory.overhead;
     prediction->capacity = planned->hardware->memory.value;
-    prediction->fits = prediction->used <= prediction->capacity;
+    /* Short of memory, the allocator gives its unused blocks back before it fails. */
+    double needed = prediction->used - dw__fragments(planned, &prediction->memory);
+    prediction->fits = needed <= prediction->capacity;
     prediction->recompute = recompute;
     prediction->recompute_layers = layers;
 }
@@ -292,7 +294,7 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     }
     double mean = total[most];
     if (stages > 1) {
-        double layer_seconds = total[1] / dw__stage_layers(&planned, candidates[1]);
+        double layer_seconds = total[1] / fmax(1, dw__stage_layers(&planned, candidates[1]));
         double head = dw__parts_sum(&times.head.forward) + dw__parts_sum(&times.head.backward);
         mean = stages > 2 ? (layer_seconds * model->layers + head) / stages
                           : (total[0] + total[2]) / 2;
@@ -308,7 +310,10 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->bubble = ramp(&planned, forward * part, backward * part, stage[most].weight * part);
         double sends = 2 * stage[most].send;
         time->pipeline = m * v * sends * constants->pipeline_exposed;
-        time->bubble += (stages - 1) * sends;
+        int filled = layout->schedule == DW_SCHEDULE_ZB_H2 || layout->schedule == DW_SCHEDULE_ZB_V;
+        if (!filled)
+            time->bubble +=
+                (stages - 1) * sends; /* else weights' gradients fill the wait for them too */
         prediction->bubble_fraction =
             time->bubble / (m * total[most] + time->pipeline + time->bubble);
         /* The part of the heaviest stage that the mean one does not have, out of every kind of work alike. */

@@ -122,6 +122,9 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     if (!model->head_dim) model->head_dim = model->hidden / model->heads;
     if (model->head_dim < 1) return "head_dim is missing, and hidden gives none";
     if (!model->kv_heads || model->heads % model->kv_heads) model->kv_heads = model->heads;
+    double rows;
+    if (!model->vocabulary && dw__number_after(notes, "vocab-size=", &rows) && rows < 1e9)
+        model->vocabulary = (int)rows;
     if (!model->vocabulary)
         model->vocabulary = 51200; /* GPT-2's, padded: what the papers that omit it used */
     if (!model->ffn) model->ffn = 4 * model->hidden;
@@ -149,7 +152,8 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
                table_elements = dw__embedding_parameters(model);
         model->tied = fabs(two - table_elements - stated) < fabs(two - stated);
     } else {
-        model->tied = dw__says(name, "GPT") || dw__says(name, "bigscience");
+        model->tied =
+            (dw__says(name, "GPT") || dw__says(name, "bigscience")) && !dw__says(notes, "untie");
     }
     return dw_planner_model_check(model) == DW_OK ? NULL : dw_last_error();
 }

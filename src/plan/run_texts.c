@@ -103,8 +103,10 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
         found = words[at].framework;
         break;
     }
-    /* Transformer Engine and fused attention came into Megatron in 2023. */
-    if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < 2023) found = DW_FRAMEWORK_MEGATRON_LM;
+    /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes had Transformer Engine from 2023. */
+    bool recipe = dw__says(source, "NeMo") || dw__says(notes, "NeMo") || dw__says(source, "MLPerf");
+    if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < (recipe ? 2023 : 2024))
+        found = DW_FRAMEWORK_MEGATRON_LM;
     return found;
 }
 

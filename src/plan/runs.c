@@ -68,11 +68,12 @@ static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
 
 /* What a recipe leaves unsaid. */
 static void habits(const dw__csv *table, size_t row, dw_run *run) {
-    const char *notes = dw__csv_cell(table, row, "notes");
+    const char *notes = dw__csv_cell(table, row, "notes"),
+               *source = dw__csv_cell(table, row, "source");
     dw_layout *layout = &run->layout;
     double count;
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
-    layout->unfused_attention = old;
+    layout->unfused_attention = old && !dw__says(notes, "FlashAttention");
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
@@ -83,6 +84,15 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     layout->cuda_graphs =
         (dw__says(notes, "cuda_graph_scope") && !dw__says(notes, "cuda_graph_impl=none")) ||
         dw__says(notes, "cuda graphs") || dw__says(notes, "CUDA graph");
+    /* Recipes of NeMo and Megatron-Bridge reduce gradients in BF16 and keep them so. */
+    if (layout->framework == DW_FRAMEWORK_MEGATRON &&
+        (dw__says(notes, "NeMo") || dw__says(source, "NeMo")))
+        layout->gradient_bytes = 2;
+    if (dw__says(source, "AutoModel")) /* all of it in BF16 */
+        layout->parameter_bytes = layout->gradient_bytes = 2, layout->optimizer_bytes = 4;
+    /* llama recipes on FSDP checkpoint as many blocks as memory demands, and call it selective. */
+    if (layout->framework == DW_FRAMEWORK_FSDP && layout->recompute == DW_RECOMPUTE_SELECTIVE)
+        layout->recompute = DW_RECOMPUTE_AUTO;
     if (dw__number_after(notes, "cpu_offloading_num_layers=", &count))
         layout->offload_layers = (int)count;
     if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) ||
@@ -91,7 +101,7 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     layout->overlap_expert =
         dw__says(notes, "overlap_moe_expert_parallel_comm") || dw__says(notes, "DualPipe");
     if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer"))
-        layout->optimizer_bytes = 6;
+        layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
 }
 
 /* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
@@ -128,6 +138,10 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     layout->ep = whole(table, row, "ep", 1);
     layout->dp = whole(table, row, "dp", 0);
     layout->gpus = whole(table, row, "gpus", 0);
+    if (!layout->gpus && !layout->dp) {
+        run->reason = "gpus and dp are missing";
+        return DW_OK;
+    }
     layout->seq_len = whole(table, row, "seq_len", 0);
     if (!layout->seq_len) {
         run->reason = "seq_len is missing";
@@ -143,7 +157,8 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     double model_ranks = (double)layout->tp * layout->pp * layout->cp;
     if (layout->gpus >= model_ranks) layout->dp = (int)(layout->gpus / model_ranks);
     if (!layout->dp) layout->dp = 1;
-    if (!layout->gpus && model_ranks * layout->dp <= 1 << 28) layout->gpus = (int)(model_ranks * layout->dp);
+    if (!layout->gpus && model_ranks * layout->dp <= 1 << 28)
+        layout->gpus = (int)(model_ranks * layout->dp);
     if (model_ranks * layout->dp != layout->gpus) {
         run->reason =
             dw__arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs",
@@ -167,7 +182,9 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     dw__sharding_of(dw__csv_cell(table, row, "zero_or_fsdp"), run->hardware->gpus_per_node, layout);
     dw__recompute_of(dw__csv_cell(table, row, "recompute"), run->model.layers, layout);
     habits(table, row, run);
-    if (layout->pp * layout->virtual_stages > run->model.layers)
+    if (dw__says(notes, "args:") && !dw__says(notes, "sequence-parallel"))
+        layout->sequence_parallel = 0;
+    if (layout->pp * layout->virtual_stages > run->model.layers + 2)
         layout->virtual_stages =
             run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
     layout->micro_batch = whole(table, row, "micro_batch", 0);
@@ -211,6 +228,15 @@ static dw_memory_meaning meaning_of(const char *notes, const char *source) {
     return DW_MEMORY_UNSTATED;
 }
 
+/* "bubble rate (profiled times)=0.26". */
+static double bubble_of(const char *notes) {
+    const char *at = strstr(notes, "bubble rate");
+    if (!at || !(at = strchr(at, '='))) return -1;
+    char *end;
+    double value = strtod(at + 1, &end);
+    return end > at + 1 && value >= 0 && value < 1 ? value : -1;
+}
+
 static dw_status read_row(dw_runs *runs, size_t row) {
     const dw__csv *table = &runs->table;
     dw_run *run = &runs->rows[row];
@@ -228,12 +254,14 @@ static dw_status read_row(dw_runs *runs, size_t row) {
         .tokens_per_second = speed > 0 ? speed : 0,
         .memory = fmax(0, number(table, row, "peak_mem_gb")) * 1024 * 1024 * 1024,
         .memory_meaning = meaning_of(notes, source),
+        .bubble = bubble_of(notes),
     };
     const char *tier = dw__csv_cell(table, row, "tier");
     bool printed =
         number(table, row, "tokens_per_s_per_gpu") > 0 || number(table, row, "step_time_s") > 0;
     run->scored = printed && (*tier == 'A' || *tier == 'B' || !*tier) &&
                   number(table, row, "superseded") != 1 && number(table, row, "proxy_model") != 1;
+    run->layout_known = *tier != 'C';
     const char *reason = dw__run_model(table, row, &run->model);
     if (reason) {
         run->reason = dw__arena_strdup(runs->arena, reason);
