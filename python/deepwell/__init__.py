@@ -23,6 +23,7 @@ from deepwell.attention.modules import (
 )
 from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
 from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
+from deepwell.machine import Hardware, hardware, print_hardware_info, probe
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
 from deepwell.precision import MicroscalingConfig, Precision
@@ -39,6 +40,7 @@ __all__ = [
     "CaptureError",
     "DWSelfAttention",
     "DeepwellError",
+    "Hardware",
     "IR",
     "MicroscalingConfig",
     "Precision",
@@ -47,8 +49,11 @@ __all__ = [
     "activate_sdpa",
     "capture",
     "deactivate_sdpa",
+    "hardware",
     "numbers",
     "optimize",
+    "print_hardware_info",
+    "probe",
     "restore",
     "summary",
 ]

@@ -10,7 +10,8 @@
 /* Raises deepwell._deepwell.Error with the last message; returns NULL. */
 PyObject *extension_fail(dw_status status);
 
-extern PyMethodDef model_functions[];  /* model.c */
-extern PyMethodDef number_functions[]; /* number.c */
+extern PyMethodDef hardware_functions[]; /* hardware.c */
+extern PyMethodDef model_functions[];    /* model.c */
+extern PyMethodDef number_functions[];   /* number.c */
 
 #endif
