@@ -2,7 +2,7 @@
  *
  * A figure is a number, or {"value": 3.35e12, "kind": "measured", "source": "..."}. What the file does not say is the
  * named profile's. A field that there is none is a mistake in its name, and refused. "machine" is the probe's account
- * of single devices and links, for people and for NCCL's sake: a plan reads none of it.
+ * of single devices and links, for people: a plan reads none of it.
  */
 #include "base/json.h"
 #include "hardware/hardware.h"

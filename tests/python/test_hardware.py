@@ -52,6 +52,36 @@ def test_generations(name, blackwell, mxfp8, formats):
     assert gpu.formats == formats
 
 
+def test_the_table_of_the_page_is_the_catalogue():
+    def shown(figure, unit):
+        return f"{figure.value / unit:.5g}" if figure and figure.value else ""
+
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    rows = {
+        cells[0]: cells
+        for cells in (
+            [c.strip() for c in line.split("|")[1:-1]]
+            for line in page.splitlines()
+            if line.startswith("|")
+        )
+    }
+    for name in dw._deepwell.hardware_names():
+        hw = dw.hardware(name)
+        rates = [shown(hw.rates.get(rate), 1e12) for rate in ("bf16", "fp8", "fp4")]
+        bandwidths = [
+            shown(hw.figures.get(f"{what}_bandwidth"), unit)
+            for what, unit in (("memory", 1e12), ("link", 1e9), ("network", 1e9), ("host", 1e9))
+        ]
+        counts = [str(count) for count in (hw.gpu_count, hw.gpus_per_node, hw.gpus_per_domain)]
+        assert rows[name] == [
+            name,
+            *counts,
+            *rates,
+            shown(hw.figures["memory"], 2**30),
+            *bandwidths,
+        ]
+
+
 def test_files_and_dicts(tmp_path):
     text = dw.hardware("h100:256").to_json()
     file = tmp_path / "cluster.json"
