@@ -17,16 +17,20 @@ void doctor_advise(json_t *advice, const char *what, const char *next) {
     json_array_append_new(advice, json_pack("{s:s, s:s}", "what", what, "next", next));
 }
 
+/* NULL: the machine could not be described. */
 static json_t *examine(void) {
+    dw_machine *machine = NULL;
+    if (dw_machine_probe(0, &machine) != DW_OK) return NULL;
     json_t *advice = json_array();
     json_t *report = json_object();
     json_object_set_new(report, "deepwell", json_string(dw_version()));
-    json_object_set_new(report, "cpu", doctor_probe_cpu(advice));
+    json_object_set_new(report, "cpu", doctor_probe_cpu(machine, advice));
     json_object_set_new(report, "threads", json_integer(dw_get_threads()));
     json_object_set_new(report, "matrix_products", doctor_probe_matrix_products(advice));
-    json_object_set_new(report, "gpu", doctor_probe_gpu(advice));
+    json_object_set_new(report, "gpu", doctor_probe_gpu(machine, advice));
     json_object_set_new(report, "python", doctor_probe_python(advice));
     json_object_set_new(report, "advice", advice);
+    dw_machine_destroy(machine);
     return report;
 }
 
@@ -64,9 +68,7 @@ static void print_gpu(const json_t *gpu) {
     const json_t *devices = json_object_get(gpu, "devices");
     print_label("GPU");
     if (json_array_size(devices) == 0) {
-        printf("none (%s)\n", json_object_get(gpu, "driver") == json_null()
-                                  ? "no NVIDIA driver"
-                                  : "the NVIDIA driver shows no device");
+        printf("%s\n", text_of(gpu, "none", "none"));
         return;
     }
     for (size_t at = 0; at < json_array_size(devices); at++) {
@@ -127,6 +129,10 @@ int cli_doctor(int argc, char **argv) {
     }
     json_t *report = examine();
     int result = CLI_DONE;
+    if (!report) {
+        fprintf(stderr, "deepwell: %s\n", dw_last_error());
+        return CLI_FAILED;
+    }
     if (!as_json) {
         print_report(report);
     } else if (json_dumpf(report, stdout, JSON_INDENT(2)) == 0) {

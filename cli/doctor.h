@@ -4,14 +4,16 @@
 #ifndef DW_DOCTOR_H
 #define DW_DOCTOR_H
 
+#include "deepwell/machine.h"
 #include <jansson.h>
 
 /* {"model", "isa", "usable", "online", "memory_bytes", "memory_available_bytes"} */
-json_t *doctor_probe_cpu(json_t *advice);
+json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice);
 /* "oneDNN 2.6.3" or "portable C" */
 json_t *doctor_probe_matrix_products(json_t *advice);
-/* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null} */
-json_t *doctor_probe_gpu(json_t *advice);
+/* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null, "none": why there is
+ * no GPU, or null} */
+json_t *doctor_probe_gpu(const dw_machine *machine, json_t *advice);
 /* {"executable", "version", "deepwell", "torch"}: of the Python beside the program, else on PATH */
 json_t *doctor_probe_python(json_t *advice);
 

@@ -2,36 +2,21 @@
 #include "deepwell/deepwell.h"
 #include "doctor.h"
 #include <dlfcn.h>
-#include <sched.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 /* ---- CPU ----------------------------------------------------------------------------------- */
 
-/* Value of the first line "key<spaces>: value" of a file in /proc; 0 when there is none. */
-static int read_field(const char *path, const char *key, char *value, size_t value_bytes) {
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    char line[512];
-    int found = 0;
-    while (!found && fgets(line, sizeof line, file)) {
-        char *colon = strchr(line, ':');
-        if (!colon || strncmp(line, key, strlen(key)) != 0) continue;
-        snprintf(value, value_bytes, "%s", colon + 1 + strspn(colon + 1, " \t"));
-        value[strcspn(value, "\n")] = '\0';
-        found = 1;
-    }
-    fclose(file);
-    return found;
-}
-
-static json_int_t read_memory_bytes(const char *key) {
-    char value[64];
+/* What programs may still take: "MemAvailable:   123 kB". */
+static json_int_t available_bytes(void) {
+    FILE *file = fopen("/proc/meminfo", "re");
     long long kibibytes = 0;
-    if (!read_field("/proc/meminfo", key, value, sizeof value)) return 0;
-    return sscanf(value, "%lld", &kibibytes) == 1 ? kibibytes * 1024 : 0;
+    char line[256];
+    while (file && kibibytes == 0 && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lld", &kibibytes) != 1) kibibytes = 0;
+    if (file) fclose(file);
+    return kibibytes * 1024;
 }
 
 /* The widest instruction set that Deepwell's kernels are compiled for and this CPU has. */
@@ -47,22 +32,19 @@ static const char *widest_isa(void) {
 #endif
 }
 
-json_t *doctor_probe_cpu(json_t *advice) {
-    char model[256] = "";
-    read_field("/proc/cpuinfo", "model name", model, sizeof model);
-    cpu_set_t set;
-    int usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
+    const dw_machine_cpu *cpu = &machine->cpu;
     if (strstr(widest_isa(), "baseline")) {
         doctor_advise(advice, "This CPU has no AVX2", "everything works, several times slower");
     }
-    if (usable > 0 && dw_get_threads() > usable) {
+    if (cpu->usable > 0 && dw_get_threads() > cpu->usable) {
         doctor_advise(advice, "More threads are asked for than CPUs may be used",
                       "lower DEEPWELL_THREADS or unset it");
     }
-    return json_pack(
-        "{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *model ? model : NULL, "isa", widest_isa(),
-        "usable", usable, "online", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
-        read_memory_bytes("MemTotal"), "memory_available_bytes", read_memory_bytes("MemAvailable"));
+    return json_pack("{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL,
+                     "isa", widest_isa(), "usable", cpu->usable, "online",
+                     (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
+                     (json_int_t)cpu->memory.value, "memory_available_bytes", available_bytes());
 }
 
 /* ---- matrix products ----------------------------------------------------------------------- */
@@ -85,47 +67,10 @@ json_t *doctor_probe_matrix_products(json_t *advice) {
 
 /* ---- GPU ----------------------------------------------------------------------------------- */
 
-/* The part of the CUDA driver API that is used here; all return 0 on success. */
-typedef struct cuda_driver {
-    int (*init)(unsigned flags);
-    int (*driver_version)(int *version);
-    int (*device_count)(int *count);
-    int (*device_name)(char *name, int bytes, int device);
-    int (*device_memory)(size_t *bytes, int device);
-    int (*device_attribute)(int *value, int attribute, int device);
-} cuda_driver;
-enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
-
-static int load_driver(void *library, cuda_driver *driver) {
-    const struct {
-        const char *name;
-        void *entry;
-    } entries[] = {
-        {"cuInit", &driver->init},
-        {"cuDriverGetVersion", &driver->driver_version},
-        {"cuDeviceGetCount", &driver->device_count},
-        {"cuDeviceGetName", &driver->device_name},
-        {"cuDeviceTotalMem_v2", &driver->device_memory},
-        {"cuDeviceGetAttribute", &driver->device_attribute},
-    };
-    for (size_t at = 0; at < sizeof entries / sizeof entries[0]; at++) {
-        void *symbol = dlsym(library, entries[at].name);
-        if (!symbol) return 0;
-        memcpy(entries[at].entry, &symbol, sizeof symbol);
-    }
-    return 1;
-}
-
-static json_t *describe_device(const cuda_driver *driver, int device) {
-    char name[256] = "";
-    size_t bytes = 0;
-    int major = 0, minor = 0;
-    driver->device_name(name, sizeof name, device);
-    driver->device_memory(&bytes, device);
-    driver->device_attribute(&major, COMPUTE_CAPABILITY_MAJOR, device);
-    driver->device_attribute(&minor, COMPUTE_CAPABILITY_MINOR, device);
-    return json_pack("{s:s, s:o, s:I}", "name", name, "compute_capability",
-                     json_sprintf("%d.%d", major, minor), "memory_bytes", (json_int_t)bytes);
+static json_t *describe_device(const dw_machine_gpu *gpu) {
+    return json_pack("{s:s, s:o, s:I}", "name", gpu->name, "compute_capability",
+                     json_sprintf("%d.%d", gpu->capability / 10, gpu->capability % 10),
+                     "memory_bytes", (json_int_t)gpu->memory.value);
 }
 
 /* What Deepwell does on these GPUs, and NVRTC, which makes most kernels; null where there is none. */
@@ -150,24 +95,16 @@ static json_t *probe_compiler(const json_t *devices, json_t *advice) {
     return json_null();
 }
 
-json_t *doctor_probe_gpu(json_t *advice) {
+json_t *doctor_probe_gpu(const dw_machine *machine, json_t *advice) {
     json_t *devices = json_array();
-    json_t *driver_version = json_null();
-    cuda_driver driver;
-    int version = 0, count = 0;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library && load_driver(library, &driver)) {
-        if (driver.driver_version(&version) == 0) {
-            driver_version = json_sprintf("CUDA %d.%d", version / 1000, version % 1000 / 10);
-        }
-        if (driver.init(0) == 0 && driver.device_count(&count) == 0) {
-            for (int device = 0; device < count; device++) {
-                json_array_append_new(devices, describe_device(&driver, device));
-            }
-        }
-    }
+    for (int i = 0; i < machine->gpu_count; i++)
+        json_array_append_new(devices, describe_device(&machine->gpus[i]));
     json_t *compiler = probe_compiler(devices, advice);
-    /* The driver stays loaded: it does not support being unloaded. */
-    return json_pack("{s:o, s:o, s:o}", "driver", driver_version, "devices", devices, "compiler",
-                     compiler);
+    json_t *driver = *machine->cuda ? json_sprintf("CUDA %s", machine->cuda) : json_null();
+    /* Without a GPU the first remark says why. */
+    json_t *reason = machine->gpu_count == 0 && machine->remark_count > 0
+                         ? json_string(machine->remarks[0])
+                         : json_null();
+    return json_pack("{s:o, s:o, s:o, s:o}", "driver", driver, "devices", devices, "compiler",
+                     compiler, "none", reason);
 }
