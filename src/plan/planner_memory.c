@@ -17,7 +17,7 @@ typedef struct habit {
 static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
         [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0},
-        [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 8, 0},
+        [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 6, 0},
         [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12, 10, 0},
         [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8, 12, 0},
         [DW_FRAMEWORK_FSDP] = {4, 4, 8, 6, 1},

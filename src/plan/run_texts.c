@@ -103,6 +103,10 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
         found = words[at].framework;
         break;
     }
+    /* FSDP2 under Transformer Engine's kernels is Megatron's layer; adapters run on Hugging Face's. */
+    if (found == DW_FRAMEWORK_TORCHTITAN && dw__says(notes, "kernels TE") &&
+        !dw__says(notes, "LoRA"))
+        found = DW_FRAMEWORK_MEGATRON;
     /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes had Transformer Engine from 2023. */
     bool recipe = dw__says(source, "NeMo") || dw__says(notes, "NeMo") || dw__says(source, "MLPerf");
     if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < (recipe ? 2023 : 2024))

@@ -78,12 +78,13 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
     layout->overlap_data = !old;
-    layout->compiled =
-        (layout->framework == DW_FRAMEWORK_TORCHTITAN && !dw__says(notes, "eager")) ||
-        dw__says(notes, "torch.compile");
+    layout->compiled = (dw__says(source, "torchtitan") && !dw__says(notes, "eager")) ||
+                       dw__says(notes, "torch.compile");
+    /* Graphs of a mixture's router alone leave most launches to the host. */
+    bool graphs = dw__says(notes, "cuda_graph_scope=full") ||
+                  (dw__says(notes, "cuda_graph_scope") && dw__says(notes, "'attn'"));
     layout->cuda_graphs =
-        (dw__says(notes, "cuda_graph_scope") && !dw__says(notes, "cuda_graph_impl=none")) ||
-        dw__says(notes, "cuda graphs") || dw__says(notes, "CUDA graph");
+        (graphs && !dw__says(notes, "cuda_graph_impl=none")) || dw__says(notes, "cuda graphs");
     /* Recipes of NeMo and Megatron-Bridge reduce gradients in BF16 and keep them so. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON &&
         (dw__says(notes, "NeMo") || dw__says(source, "NeMo")))
