@@ -41,10 +41,11 @@ void dw_layout_default(dw_layout *layout) {
     };
 }
 
-static dw_status divides(const char *what, int value, const char *by, int divisor) {
+static dw_status divides(const char *what, int64_t value, const char *by, int64_t divisor) {
     if (value % divisor == 0) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT, "%s %d is no multiple of %s %d; choose sizes that divide",
-                    what, value, by, divisor);
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "%s %lld is no multiple of %s %lld; choose sizes that divide", what,
+                    (long long)value, by, (long long)divisor);
 }
 
 dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware,
@@ -92,14 +93,15 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                         layout->ep);
     if (model->experts) {
         DW_RETURN_IF_FAILED(divides("experts", model->experts, "ep", layout->ep));
-        DW_RETURN_IF_FAILED(
-            divides("the ranks of a stage,", ranks_of_experts, "ep x etp", layout->ep * etp));
+        DW_RETURN_IF_FAILED(divides("the ranks of a stage,", ranks_of_experts, "ep x etp",
+                                    (int64_t)layout->ep * etp));
     }
     DW_RETURN_IF_FAILED(divides("global_batch", layout->global_batch, "dp x micro_batch",
-                                layout->dp * layout->micro_batch));
+                                (int64_t)layout->dp * layout->micro_batch));
     if (layout->shard)
-        DW_RETURN_IF_FAILED(divides("dp x cp", layout->dp * layout->cp, "shard", layout->shard));
-    if (layout->pp * layout->virtual_stages >
+        DW_RETURN_IF_FAILED(
+            divides("dp x cp", (int64_t)layout->dp * layout->cp, "shard", layout->shard));
+    if ((int64_t)layout->pp * layout->virtual_stages >
         model->layers + 2) /* a chunk may be the embedding, or the head */
         return dw__fail(DW_INVALID_ARGUMENT,
                         "pp %d x virtual_stages %d are more than the model's %d layers", layout->pp,

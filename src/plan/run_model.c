@@ -7,7 +7,7 @@
 
 static int whole(const dw__csv *table, size_t row, const char *name) {
     double value = strtod(dw__csv_cell(table, row, name), NULL);
-    return value >= 1 && value <= 1e9 ? (int)(value + 0.5) : 0;
+    return value >= 1 && value <= 1 << 26 ? (int)(value + 0.5) : 0;
 }
 
 static void latent_attention(const char *name, const char *notes, dw_planner_model *model) {
@@ -88,7 +88,7 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
     if (dw__number_after(notes, "shared-expert-intermediate-size=", &number))
         model->shared_ffn = (int)number;
     else if (dw__number_before(notes, "shared expert", &shared))
-        model->shared_ffn = (int)(shared * model->expert_ffn);
+        model->shared_ffn = (int)fmin(shared * model->expert_ffn, 1 << 28);
     else if (dw__says(name, "DeepSeek-V2"))
         model->shared_ffn = 2 * model->expert_ffn;
     else if (dw__says(name, "DeepSeek") || dw__says(name, "Kimi") || dw__says(name, "Llama-4"))
@@ -123,7 +123,7 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     if (model->head_dim < 1) return "head_dim is missing, and hidden gives none";
     if (!model->kv_heads || model->heads % model->kv_heads) model->kv_heads = model->heads;
     double rows;
-    if (!model->vocabulary && dw__number_after(notes, "vocab-size=", &rows) && rows < 1e9)
+    if (!model->vocabulary && dw__number_after(notes, "vocab-size=", &rows))
         model->vocabulary = (int)rows;
     if (!model->vocabulary)
         model->vocabulary = 51200; /* GPT-2's, padded: what the papers that omit it used */

@@ -21,7 +21,9 @@ bool dw__number_after(const char *text, const char *word, double *value) {
         char *end;
         while (*from == ' ') from++;
         if (!isdigit((unsigned char)*from)) continue;
-        *value = strtod(from, &end);
+        double number = strtod(from, &end);
+        if (number > 1 << 26) continue;
+        *value = number;
         return true;
     }
     return false;
@@ -34,7 +36,7 @@ static bool number_ending(const char *text, const char *at, double *value) {
     while (from > text && (isdigit((unsigned char)from[-1]) || from[-1] == '.')) from--;
     if (from == at) return false;
     *value = strtod(from, NULL);
-    return true;
+    return *value <= 1 << 26;
 }
 
 bool dw__number_before(const char *text, const char *word, double *value) {
@@ -172,7 +174,7 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     else if (dw__says(text, "dist"))
         layout->zero_stage = 1;
     if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard")) layout->reshard = 0;
-    int ranks = layout->dp * layout->cp;
+    int64_t ranks = (int64_t)layout->dp * layout->cp;
     double shard = 0;
     if (dw__number_after(text, "shard=", &number) || dw__number_after(text, "FSDP=", &number) ||
         dw__number_after(text, "zero1=", &number) || dw__number_after(text, "groups of", &number))

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_SIZE = 1 << 26 }; /* of anything that a row counts */
+
 static double number(const dw__csv *table, size_t row, const char *name) {
     double value = strtod(dw__csv_cell(table, row, name), NULL);
     return isfinite(value) ? value : 0;
@@ -11,7 +13,7 @@ static double number(const dw__csv *table, size_t row, const char *name) {
 
 static int whole(const dw__csv *table, size_t row, const char *name, int missing) {
     double value = number(table, row, name);
-    return value >= 1 && value <= 1 << 28 ? (int)(value + 0.5) : missing;
+    return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
 
 /* "H100-80GB" is h100, "A100-80GB" a100-80: the longest name of the catalogue that the text begins with, where a
@@ -158,7 +160,7 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     double model_ranks = (double)layout->tp * layout->pp * layout->cp;
     if (layout->gpus >= model_ranks) layout->dp = (int)(layout->gpus / model_ranks);
     if (!layout->dp) layout->dp = 1;
-    if (!layout->gpus && model_ranks * layout->dp <= 1 << 28)
+    if (!layout->gpus && model_ranks * layout->dp <= MOST_SIZE)
         layout->gpus = (int)(model_ranks * layout->dp);
     if (model_ranks * layout->dp != layout->gpus) {
         run->reason =
@@ -185,28 +187,32 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     habits(table, row, run);
     if (dw__says(notes, "args:") && !dw__says(notes, "sequence-parallel"))
         layout->sequence_parallel = 0;
-    if (layout->pp * layout->virtual_stages > run->model.layers + 2)
+    if ((int64_t)layout->pp * layout->virtual_stages > run->model.layers + 2)
         layout->virtual_stages =
             run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
-    layout->micro_batch = whole(table, row, "micro_batch", 0);
-    layout->global_batch = whole(table, row, "global_batch_seqs", 0);
-    if (!layout->global_batch)
-        layout->global_batch = layout->dp * (layout->micro_batch ? layout->micro_batch : 1);
-    if (!layout->micro_batch) layout->micro_batch = guess_micro_batch(run);
-    /* A batch that does not divide is run as the next whole number of micro-batches. */
-    int sequences = layout->dp * layout->micro_batch,
-        times = (layout->global_batch + sequences / 2) / sequences;
-    layout->global_batch = sequences * (times > 0 ? times : 1);
     /* A dispatcher of tokens is named and its ranks are not: those of a node. */
     int node = run->hardware->gpus_per_node;
     if (run->model.experts && !*dw__csv_cell(table, row, "ep") && dw__says(notes, "DeepEP") &&
-        layout->dp * layout->cp % node == 0)
+        (int64_t)layout->dp * layout->cp % node == 0)
         layout->ep = node;
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
     if (!run->model.experts) layout->ep = 1;
     /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
+    layout->micro_batch = whole(table, row, "micro_batch", 0);
+    layout->global_batch = whole(table, row, "global_batch_seqs", 0);
+    if (!layout->global_batch) layout->global_batch = layout->dp;
+    if (!layout->micro_batch) layout->micro_batch = guess_micro_batch(run);
+    /* A batch that does not divide is run as the nearest whole number of micro-batches. */
+    int64_t sequences = (int64_t)layout->dp * layout->micro_batch;
+    int64_t times = (layout->global_batch + sequences / 2) / sequences;
+    sequences *= times > 0 ? times : 1;
+    if (sequences > MOST_SIZE) {
+        run->reason = "dp x micro_batch is more than a batch can be";
+        return DW_OK;
+    }
+    layout->global_batch = (int)sequences;
     if (run->model.heads % layout->tp)
         run->model.heads += layout->tp - run->model.heads % layout->tp;
     if (run->model.heads % run->model.kv_heads) run->model.kv_heads = run->model.heads;
