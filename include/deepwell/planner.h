@@ -1,5 +1,6 @@
 /* What a training step costs, predicted: seconds and bytes of a model, on hardware, in a layout.
  *
+ *     dw_planner_model_named, _load    a model of the catalogue, of a config.json
  *     dw_predict         one layout: the step's time and its parts, the memory of the heaviest rank
  *     dw_predict_stage   one stage of the pipeline, for a simulation of the schedule
  *     dw_layout_check    whether sizes divide, with the reason where they do not
@@ -10,6 +11,7 @@
 #ifndef DEEPWELL_PLANNER_H
 #define DEEPWELL_PLANNER_H
 
+#include "deepwell/graph.h"
 #include "deepwell/hardware.h"
 #include "deepwell/model.h"
 #include "deepwell/status.h"
@@ -37,10 +39,11 @@ typedef struct dw_planner_model {
     int moe_every;    /* of the rest, every n-th layer is a mixture; 1: all of them */
     int q_rank,
         kv_rank; /* of latent attention (MLA); kv_rank 0: ordinary attention. q_rank 0: no query compression */
-    int rope_dim;         /* of MLA: shared rotary part of the keys; head_dim is the rest */
-    int value_dim;        /* 0: head_dim */
-    int window;           /* of sliding-window attention; 0: none */
-    int window_every;     /* 2: every other layer has the window; 1: all */
+    int rope_dim;     /* of MLA: shared rotary part of the keys; head_dim is the rest */
+    int value_dim;    /* 0: head_dim */
+    int window;       /* of sliding-window attention; 0: none */
+    int window_every; /* 2: every other layer has the window; 1: all */
+    int window_layers; /* layers with the window, where it is no such part of them; 0: by window_every */
     int attention_layers; /* of hybrids, whose other layers have state-space blocks; 0: all */
     int lora_rank;        /* above 0: weights are frozen and adapters of this rank train */
     double parameters;    /* as stated, in all; 0: counted from the widths */
@@ -50,6 +53,23 @@ typedef struct dw_planner_model {
 /* DW_INVALID_ARGUMENT: a width is missing or impossible. */
 DW_API dw_status dw_planner_model_check(const dw_planner_model *model);
 DW_API void dw_planner_model_of(const dw_model_config *config, dw_planner_model *model);
+
+/* The catalogue: "llama3-70b", "deepseek-v3", ... (docs/planner-models.md). Case, separators and the publisher do not
+ * matter: "Llama-3-70B", "meta-llama/Meta-Llama-3-70B". DW_NOT_FOUND lists the names nearest to an unknown one. */
+DW_API dw_status dw_planner_model_named(const char *name, dw_planner_model *model);
+DW_API uint32_t dw_planner_catalogue_count(void);
+DW_API const char *dw_planner_catalogue_name(uint32_t index);   /* NULL beyond the last */
+DW_API const char *dw_planner_catalogue_source(uint32_t index); /* where its sizes are published */
+/* Hugging Face's config.json of any family with the usual fields: a folder with one, or the file. What was taken for
+ * granted is a log line of level 2. DW_IO; DW_PARSE: no JSON, or a field is missing or wrong; DW_UNSUPPORTED: layers
+ * that are neither attention, MLPs, experts nor Mamba's, or an encoder with a decoder. */
+DW_API dw_status dw_planner_model_load(const char *path, dw_planner_model *model);
+DW_API dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_model *model);
+/* What a user wrote: a path if there is such a file or folder, else a name. */
+DW_API dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model);
+/* From a forward graph that has its composites (pass "recognize"), captured or of dw_model_graph: widths from its
+ * products, attention and tables. DW_UNSUPPORTED says what was not recognized. */
+DW_API dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model);
 
 /* Elements of all parameters, and of those that one token meets (experts: top_k of them; the embedding's table,
  * where it is not also the head, is looked up and not counted). */

@@ -52,7 +52,7 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     linear(planned, t, heads * v, h, 1, planned->low, time);
     elementwise(planned, 4 * t * (heads * d + kv_heads * d), time);
 
-    double windowed = model->window ? 1.0 / (model->window_every > 1 ? model->window_every : 1) : 0;
+    double windowed = dw__window_layers(model) / model->layers;
     double seconds = (1 - windowed) * dw__attention_forward_seconds(planned, 0) +
                      (windowed > 0 ? windowed * dw__attention_forward_seconds(planned, 1) : 0);
     if (model->attention_layers) seconds *= (double)model->attention_layers / model->layers;

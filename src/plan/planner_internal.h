@@ -38,6 +38,7 @@ double dw__shared_parameters(const dw_planner_model *model);
 double dw__router_parameters(const dw_planner_model *model);
 double dw__embedding_parameters(const dw_planner_model *model); /* one table */
 int dw__moe_layers(const dw_planner_model *model);
+double dw__window_layers(const dw_planner_model *model); /* with sliding-window attention */
 double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
 
 /* ---- kernels: seconds on one GPU ---- */

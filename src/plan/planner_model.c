@@ -64,13 +64,19 @@ double dw__trained_part(const dw_planner_model *model) {
     return model->layers * model->lora_rank * (4 * h + 2 * wide) / dw_planner_parameters(model);
 }
 
+double dw__window_layers(const dw_planner_model *model) {
+    if (!model->window) return 0;
+    if (model->window_layers) return model->window_layers;
+    return model->layers / (model->window_every > 1 ? model->window_every : 1);
+}
+
 double dw_planner_token_flops(const dw_planner_model *model, int seq_len) {
     double linear = dw_planner_active_parameters(model);
     double width =
         (double)model->heads * (model->head_dim + model->rope_dim + value_dim(model)) / 2;
     double span = seq_len, full = model->layers, windowed = 0;
     if (model->window && model->window < seq_len) {
-        windowed = model->layers / (model->window_every > 1 ? model->window_every : 1);
+        windowed = dw__window_layers(model);
         full -= windowed;
     }
     double attention = 6 * width * (full * span + windowed * 2.0 * model->window);
@@ -99,6 +105,7 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
                  {"rope_dim", model->rope_dim, 0},
                  {"value_dim", model->value_dim, 0},
                  {"window", model->window, 0},
+                 {"window_layers", model->window_layers, 0},
                  {"positions", model->positions, 0},
                  {"lora_rank", model->lora_rank, 0}};
     for (size_t at = 0; at < DW_COUNT(sizes); at++) {
@@ -110,6 +117,9 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the model's %d heads are no multiple of its %d key-value heads",
                         model->heads, model->kv_heads);
+    if (model->window_layers > model->layers)
+        return dw__fail(DW_INVALID_ARGUMENT, "window_layers is %d of %d layers",
+                        model->window_layers, model->layers);
     if (!model->experts) {
         if (!model->ffn)
             return dw__fail(DW_INVALID_ARGUMENT, "the model has neither ffn nor experts");
