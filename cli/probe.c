@@ -12,7 +12,7 @@ typedef struct request {
 
 static void print_help(void) {
     printf("Usage: deepwell probe [--json] [--measure] [-o FILE]\n"
-           "       deepwell probe --hardware NAME[:COUNT]|FILE [--json] [-o FILE]\n"
+           "       deepwell probe --hardware NAME[:COUNT]|FILE|auto [--json] [-o FILE]\n"
            "\n"
            "Describes this machine: its GPUs, the links between them, CPU and network; without a\n"
            "GPU the CPU. The description is a file that can be edited and given to\n"
@@ -241,20 +241,12 @@ static int list_profiles(void) {
     return CLI_DONE;
 }
 
-/* A name of the catalogue, or a path: what is neither gets the message that fits. */
-static dw_status find_hardware(const char *text, dw_hardware **hardware) {
-    FILE *file = fopen(text, "re");
-    if (!file) return dw_hardware_named(text, hardware);
-    fclose(file);
-    return dw_hardware_load(text, hardware);
-}
-
 static int show_hardware(const request *r, const char *text) {
     dw_hardware *hardware = NULL;
     char *json = NULL;
     int result = CLI_FAILED;
     if (strcmp(text, "list") == 0) return list_profiles();
-    if (find_hardware(text, &hardware) != DW_OK) return fail();
+    if (dw_hardware_open(text, &hardware) != DW_OK) return fail();
     if (dw_hardware_json(hardware, &json) != DW_OK)
         result = fail();
     else if (put_json(r, json, &result))

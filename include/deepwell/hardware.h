@@ -93,9 +93,12 @@ DW_API const char *dw_hardware_catalogue_name(uint32_t index);
 DW_API dw_status dw_hardware_parse(const char *json, size_t bytes, dw_hardware **hardware);
 DW_API dw_status dw_hardware_load(const char *path, dw_hardware **hardware);
 
-/* This machine; deepwell/machine.h has it in detail. Works without a GPU: gpus is 0. Nothing is measured unless `measure`,
- * which takes some seconds on each GPU: copies, matrix products, and NCCL between GPUs where it is found. */
+/* This machine; deepwell/machine.h has it in detail. Works without a GPU: gpus is 0. Nothing is measured unless
+ * `measure`, which takes some seconds on each GPU: copies, matrix products, and NCCL between GPUs where it is found. */
 DW_API dw_status dw_hardware_probe(int measure, dw_hardware **hardware);
+
+/* What a command line names: "auto" for this machine, the path of a file that is there, or a name of the catalogue. */
+DW_API dw_status dw_hardware_open(const char *text, dw_hardware **hardware);
 
 /* The description as such a file, every figure with its kind and source. *text is released with dw_text_free. */
 DW_API dw_status dw_hardware_json(const dw_hardware *hardware, char **text);

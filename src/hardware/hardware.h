@@ -16,8 +16,8 @@
     X(rails, 0, 4096)
 #define DW_HARDWARE_TEXTS(X) X(name) X(architecture) X(network)
 
-/* Latencies are nobody's published figures; these are those of NCCL's own cost model (src/graph/tuning.cc, ring, LL128),
- * by which it chooses its algorithms. Seconds. */
+/* Latencies are nobody's published figures; these are those of NCCL's own cost model (src/graph/tuning.cc, ring,
+ * LL128), by which it chooses its algorithms. Seconds. */
 #define DW_LATENCY_SOURCE "NCCL's cost model, ring, LL128"
 #define DW_LATENCY_NVLINK 1.9e-6
 #define DW_LATENCY_PCIE 2.5e-6
@@ -38,8 +38,8 @@ dw_status dw__hardware_copy(const dw_hardware *hardware, dw_hardware **copy);
 dw_status dw__hardware_check(const dw_hardware *hardware);
 dw_status dw__hardware_check_count(const char *name, int64_t value, int64_t low, int64_t high);
 
-/* Writing: a member, which takes `value` (NULL: no memory); a figure, unless it is absent; all fields of the file's form;
- * the text of the whole, for dw_text_free. */
+/* Writing: a member, which takes `value` (NULL: no memory); a figure, unless it is absent; all fields of the file's
+ * form; the text of the whole, for dw_text_free. */
 dw_status dw__hardware_put_json(json_t *object, const char *key, json_t *value);
 dw_status dw__hardware_put_figure(json_t *object, const char *key, const dw_figure *figure);
 dw_status dw__hardware_text(const json_t *root, char **text);

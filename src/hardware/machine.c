@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- what its files share -------------------------------------------------------------------- */
 
@@ -41,7 +42,7 @@ static bool read_line(const dw__machine *m, char *line, size_t bytes, const char
     line[0] = '\0';
     if (length < 0 || (size_t)length >= sizeof path) return false;
     int more = vsnprintf(path + length, sizeof path - (size_t)length, format, arguments);
-    if (more < 0 || (size_t)(length + more) >= sizeof path) return false;
+    if (more < 0 || (size_t)length + (size_t)more >= sizeof path) return false;
     FILE *file = fopen(path, "re");
     if (!file) return false;
     bool read =
@@ -145,6 +146,13 @@ dw_status dw_machine_hardware(const dw_machine *machine, dw_hardware **hardware)
     dw__machine_summary(machine, &summary);
     dw_status status = dw__hardware_copy(&summary, hardware);
     return status == DW_INVALID_ARGUMENT ? dw__fail_prefix(status, "this machine") : status;
+}
+
+dw_status dw_hardware_open(const char *text, dw_hardware **hardware) {
+    struct stat found;
+    if (text && strcmp(text, "auto") == 0) return dw_hardware_probe(0, hardware);
+    if (text && stat(text, &found) == 0) return dw_hardware_load(text, hardware);
+    return dw_hardware_named(text, hardware);
 }
 
 dw_status dw_hardware_probe(int measure, dw_hardware **hardware) {

@@ -1,7 +1,7 @@
 /* Measuring this machine: GPU after GPU alone, then all of them together.
  *
- * What cannot be measured stays what it was, and a remark says why: a probe never fails for it. Contexts that this makes
- * live as long as the process, as everywhere in the library.
+ * What cannot be measured stays what it was, and a remark says why: a probe never fails for it. Contexts that this
+ * makes live as long as the process, as everywhere in the library.
  */
 #include "hardware/measure.h"
 #include <stdio.h>

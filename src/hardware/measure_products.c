@@ -1,7 +1,7 @@
 /* Rates of matrix products, through cuBLASLt: what a well-made kernel reaches on this GPU, at its clocks and its power.
  *
- * The prototypes are cuBLASLt's of CUDA 12 and 13, as far as they are called. Matrices are square, the first transposed:
- * the one layout that takes FP8 on Hopper.
+ * The prototypes are cuBLASLt's of CUDA 12 and 13, as far as they are called. Matrices are square, the first is
+ * transposed: the one layout that takes FP8 on Hopper.
  */
 #include "hardware/measure.h"
 #include <dlfcn.h>

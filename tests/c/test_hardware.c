@@ -396,6 +396,13 @@ static void files_by_path(void **state) {
     assert_int_equal(dw_hardware_load(path, &h), DW_INVALID_ARGUMENT);
     assert_non_null(strstr(dw_last_error(), "h.json\": gpus is 9"));
     assert_int_equal(dw_hardware_load(folder, &h), DW_IO);
+    assert_int_equal(dw_hardware_open(path, &h), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_hardware_open(folder, &h), DW_IO);
+    assert_int_equal(dw_hardware_open("nowhere.json", &h), DW_NOT_FOUND);
+    assert_non_null(strstr(dw_last_error(), "or give the path of a file"));
+    assert_ok(dw_hardware_open("h200:24", &h));
+    assert_int_equal(h->gpus, 24);
+    dw_hardware_destroy(h);
     unlink(path);
     rmdir(folder);
 }

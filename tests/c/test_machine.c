@@ -174,6 +174,10 @@ static void here(void *unused) {
     CHILD_REQUIRE(m->cpu.usable >= 1 && m->cpu.memory.value > 1e8);
     CHILD_REQUIRE(m->gpu_count > 0 || m->remark_count > 0);
     finish(m);
+    dw_hardware *h = NULL;
+    CHILD_REQUIRE(dw_hardware_open("auto", &h) == DW_OK);
+    CHILD_REQUIRE(h->gpus >= 0 && h->name[0]);
+    dw_hardware_destroy(h);
 }
 
 static void nothing_at_all(void *unused) {
