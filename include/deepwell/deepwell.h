@@ -3,6 +3,7 @@
 #define DEEPWELL_DEEPWELL_H
 
 #include "deepwell/attention.h"
+#include "deepwell/autoplan.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
 #include "deepwell/evaluate.h"
