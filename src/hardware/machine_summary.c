@@ -46,15 +46,32 @@ static int domain_of(const dw_machine *m, int from) {
     return count;
 }
 
-/* Ports that are up: RDMA's, or else the fastest one. */
+/* Whether a port lies below one PCI Express switch with a GPU. */
+static bool is_near(const dw_machine *m, int nic) {
+    for (int i = 0; i < m->path_count; i++)
+        if (m->paths[i].nic == nic &&
+            (strcmp(m->paths[i].level, "PIX") == 0 || strcmp(m->paths[i].level, "PXB") == 0))
+            return true;
+    return false;
+}
+
+static bool is_rail(const dw_machine_nic *nic) {
+    return nic->up && strcmp(nic->kind, "Ethernet") != 0;
+}
+
+/* Ports that are up: RDMA's, and where some of them lie beside a GPU those alone, since the others are for storage; or
+ * else the fastest one. */
 static void summarize_network(const dw_machine *m, const dw_hardware *profile, dw_hardware *h) {
     double all = 0, fastest = 0;
     int rails = 0;
     const char *kind = "";
+    bool near = false;
+    for (int i = 0; i < m->nic_count; i++) near |= is_rail(&m->nics[i]) && is_near(m, i);
     for (int i = 0; i < m->nic_count; i++) {
         const dw_machine_nic *nic = &m->nics[i];
         if (!nic->up) continue;
-        if (strcmp(nic->kind, "Ethernet") != 0) {
+        if (is_rail(nic)) {
+            if (near && !is_near(m, i)) continue;
             all += nic->bandwidth.value;
             kind = nic->kind;
             rails++;

@@ -93,6 +93,12 @@ static void four_gpus_in_sys(void) {
     pci_device(SWITCH "0000:02:02.0/0000:03:00.0", "0");
     pci_device("pci0000:0f/0000:0f:03.0/0000:12:00.0", "0");
     pci_device("pci0000:80/0000:80:01.0/0000:13:00.0", "1");
+    pci_device("pci0000:80/0000:80:02.0/0000:81:00.0", "1");
+    /* For storage, by itself, and one that is down. */
+    infiniband("mlx5_1", "pci0000:80/0000:80:02.0/0000:81:00.0", "200 Gb/sec (4X HDR)\n",
+               "4: ACTIVE\n", "Ethernet\n");
+    infiniband("mlx5_2", "pci0000:80/0000:80:02.0/0000:81:00.1", "400 Gb/sec (4X NDR)\n",
+               "1: DOWN\n", "InfiniBand\n");
     infiniband("mlx5_0", SWITCH "0000:02:02.0/0000:03:00.0", "400 Gb/sec (4X NDR)\n", "4: ACTIVE\n",
                "InfiniBand\n");
 }
@@ -217,6 +223,8 @@ static void eight_h200(void *unused) {
     CHILD_REQUIRE(NEAR(gpu->memory_bandwidth.value, 2 * 3201e6 * 6144 / 8));
     CHILD_REQUIRE(fabs(gpu->host_bandwidth.value - 63.0e9) < 0.1e9);
     CHILD_REQUIRE(gpu->numa_node == -1 && m->gpus[3].numa_node == 1);
+    CHILD_REQUIRE(m->nic_count == 3 && strcmp(m->nics[1].kind, "RoCE") == 0 && !m->nics[2].up);
+    CHILD_REQUIRE(m->nics[1].bandwidth.value == 25e9 && m->nics[1].numa_node == 1);
     CHILD_REQUIRE(strcmp(m->driver, "580.95.05") == 0 && strcmp(m->cuda, "13.0") == 0);
     dw_hardware *h = NULL;
     CHILD_REQUIRE(dw_machine_hardware(m, &h) == DW_OK);
@@ -253,7 +261,7 @@ static void paths(void *unused) {
     nvml->gpus = 4;
     four_gpus_in_sys();
     const dw_machine *m = probe();
-    CHILD_REQUIRE(m->path_count == 6 + 4);
+    CHILD_REQUIRE(m->path_count == 6 + 8); /* the port that is down is in no tree */
     for (size_t i = 0; i < DW_COUNT(expected); i++) {
         const dw_machine_path *path =
             path_between(m, expected[i].gpu, expected[i].peer, expected[i].nic);
