@@ -21,17 +21,23 @@ static int near(const dw__planned *planned, int ranks, int stride) {
     return count < 1 ? 1 : count > ranks ? ranks : count;
 }
 
-double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride) {
+double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
+                          double messages) {
     if (ranks <= 1 || bytes <= 0) return 0;
     int together = near(planned, ranks, stride);
-    double rate = link_rate(planned), latency = planned->hardware->link_latency.value;
+    double rate = link_rate(planned), nodes = (double)ranks / together;
     if (together < ranks) {
         /* Rings enter and leave each node through the adapters of all its members: every rail carries a share. */
         double rails = together * network_rate(planned);
         if (together == 1 || rails < rate) rate = rails;
-        latency = planned->hardware->network_latency.value;
     }
-    return bytes * (ranks - 1) / ranks / rate + latency * log2(2.0 * ranks);
+    /* Each message goes around the ring by itself; through the network a small one is far from its bandwidth. */
+    const dw__constants *c = planned->constants;
+    double around = (ranks - nodes) * planned->hardware->link_latency.value * c->ring_latency;
+    if (nodes > 1)
+        around +=
+            nodes * planned->hardware->network_latency.value * c->ring_latency + c->network_startup;
+    return bytes * (ranks - 1) / ranks / rate + messages * around;
 }
 
 /* Every rank sends `bytes` in all, spread evenly over the ranks. `copies`: of each token's, sent to different ranks;

@@ -61,7 +61,7 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
 
     if (layout->cp > 1) {
         double bytes = t * layout->cp * kv_heads * (d + v) * 2;
-        double gather = dw__gather_seconds(planned, bytes, layout->cp, layout->tp);
+        double gather = dw__gather_seconds(planned, bytes, layout->cp, layout->tp, 1);
         time->forward.context += gather * planned->constants->context_exposed;
         time->backward.context += 2 * gather * planned->constants->context_exposed;
     }
@@ -103,7 +103,7 @@ static void tensor_traffic(const dw__planned *planned, double gathers, dw__layer
     const dw__constants *c = planned->constants;
     double exposed = layout->overlap_tensor ? c->tensor_exposed : c->tensor_exposed_plain;
     double bytes = planned->tokens * planned->model->hidden * 2;
-    double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, layout->tp, 1);
+    double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, layout->tp, 1, 1);
     time->forward.tensor += seconds;
     time->backward.tensor += seconds;
 }

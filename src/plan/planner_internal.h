@@ -48,8 +48,9 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
 /* ---- collectives: seconds ---- */
-/* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction. */
-double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride);
+/* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction, in so many messages. */
+double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
+                          double messages);
 double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                             double copies);
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride);

@@ -175,10 +175,12 @@ static void data_seconds(const dw__planned *planned, double forward, double back
     double trained = dw__trained_part(planned->model);
     double expert_ranks = ranks * layout->tp / (layout->ep * planned->etp);
     int expert_stride = (int)(layout->ep * planned->etp);
+    double layers = dw__stage_layers(planned, 0);
     if (layout->zero_stage >= 3) {
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
-        double gather = dw__gather_seconds(planned, 2 * dense, shard, layout->tp) +
-                        dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride);
+        double gather =
+            dw__gather_seconds(planned, 2 * dense, shard, layout->tp, layers) +
+            dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride, layers);
         double reduce = gather * trained * (layout->gradient_bytes == 2 ? 1 : 2);
         double traffic[2] = {gather, (layout->reshard ? gather : 0) + reduce};
         double room[2] = {forward, backward};
@@ -191,7 +193,7 @@ static void data_seconds(const dw__planned *planned, double forward, double back
         if (ranks > shard)
             time->data += c->data_exposed * 2 *
                           dw__gather_seconds(planned, 4 * (dense + experts) * trained / shard,
-                                             (int)(ranks / shard), layout->tp * shard);
+                                             (int)(ranks / shard), layout->tp * shard, layers);
         return;
     }
     double gradient =
@@ -199,9 +201,13 @@ static void data_seconds(const dw__planned *planned, double forward, double back
         : layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_NANOTRON
             ? 4
             : 2;
+    /* Megatron's buckets; nanotron sends each parameter by itself. */
+    double buckets = ceil(dense / fmax(40e6, 1e6 * ranks));
+    if (layout->framework == DW_FRAMEWORK_NANOTRON) buckets = 9 * layers;
     double reduce =
-        dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp) +
-        dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride);
+        dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp, buckets) +
+        dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride,
+                           buckets);
     double gather = reduce * (layout->zero_stage ? 2 / gradient : 1);
     double traffic[2] = {gather, reduce}, room[2] = {forward, backward};
     for (int at = 0; at < 2; at++) {

@@ -79,7 +79,7 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
-    layout->overlap_data = !old;
+    layout->overlap_data = !old && layout->framework != DW_FRAMEWORK_NANOTRON;
     layout->compiled = (dw__says(source, "torchtitan") && !dw__says(notes, "eager")) ||
                        dw__says(notes, "torch.compile");
     /* Graphs of a mixture's router alone leave most launches to the host. */
