@@ -86,7 +86,7 @@ dw_status dw__bench_time(const dw__bench *bench, int calls, dw__bench_run *run, 
 
 void dw__bench_random(dw_rate type, void *block, size_t bytes) {
     uint64_t random = UINT64_C(0x9E3779B97F4A7C15);
-    size_t width = type == DW_RATE_FP8 ? 1 : type == DW_RATE_BF16 ? 2 : 4;
+    size_t width = type >= DW_RATE_FP8 ? 1 : type == DW_RATE_BF16 ? 2 : 4;
     for (size_t at = 0; at + width <= bytes; at += width) {
         random ^= random << 13;
         random ^= random >> 7;
@@ -95,8 +95,8 @@ void dw__bench_random(dw_rate type, void *block, size_t bytes) {
         uint32_t bits;
         memcpy(&bits, &value, sizeof bits);
         if (width == 2) bits >>= 16;
-        if (width == 1)
-            bits = (uint32_t)random & 0xB7;       /* E4M3 below 1: exponent at most 6 of bias 7 */
+        /* E4M3 with an exponent of at most 6, of bias 7; two of E2M1, each of which is a number. */
+        if (width == 1) bits = (uint32_t)random & (type == DW_RATE_FP4 ? 0xFF : 0xB7);
         memcpy((char *)block + at, &bits, width); /* little endian, as the GPU */
     }
 }

@@ -25,7 +25,7 @@ typedef dw_status dw__bench_run(const dw__bench *bench, void *context);
 dw_status dw__bench_time(const dw__bench *bench, int calls, dw__bench_run *run, void *context,
                          double *seconds);
 
-/* Random numbers of the type, between -1 and 1. */
+/* Random numbers of the type, between -1 and 1; of E2M1 any. */
 void dw__bench_random(dw_rate type, void *block, size_t bytes);
 
 /* One of NVIDIA's libraries: the file that the environment variable names, or else the first of the names (ended by

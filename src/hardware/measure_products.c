@@ -12,9 +12,17 @@ enum { /* cudaDataType_t, cublasComputeType_t, attributes */
        TYPE_F32 = 0,
        TYPE_BF16 = 14,
        TYPE_E4M3 = 28,
+       TYPE_E2M1 = 33,
        COMPUTE_F32 = 68,
        COMPUTE_TF32 = 77,
        ATTRIBUTE_TRANSPOSE_A = 3,
+       ATTRIBUTE_SCALES_A = 17,
+       ATTRIBUTE_SCALES_B = 18,
+       ATTRIBUTE_SCALE_MODE_A = 31,
+       ATTRIBUTE_SCALE_MODE_B = 32,
+       SCALES_NONE = 0,
+       SCALES_OF_16 = 1, /* E4M3, NVFP4 */
+       SCALES_OF_32 = 2, /* E8M0, MXFP8 */
        PREFERENCE_WORKSPACE = 1,
        TRANSPOSE = 1,
 };
@@ -83,13 +91,15 @@ static dw_status check(int result, const char *what) {
 static const struct {
     dw_rate rate;
     int oldest, type, compute;
-    size_t width;
-    int calls; /* in one series */
+    unsigned bits;
+    int scales, calls; /* calls in one series */
 } kinds[] = {
-    {DW_RATE_FP32, 50, TYPE_F32, COMPUTE_F32, 4, 2},
-    {DW_RATE_TF32, 80, TYPE_F32, COMPUTE_TF32, 4, 8},
-    {DW_RATE_BF16, 80, TYPE_BF16, COMPUTE_F32, 2, 16},
-    {DW_RATE_FP8, 89, TYPE_E4M3, COMPUTE_F32, 1, 16},
+    {DW_RATE_FP32, 50, TYPE_F32, COMPUTE_F32, 32, SCALES_NONE, 2},
+    {DW_RATE_TF32, 80, TYPE_F32, COMPUTE_TF32, 32, SCALES_NONE, 8},
+    {DW_RATE_BF16, 80, TYPE_BF16, COMPUTE_F32, 16, SCALES_NONE, 16},
+    {DW_RATE_FP8, 89, TYPE_E4M3, COMPUTE_F32, 8, SCALES_NONE, 16},
+    {DW_RATE_MXFP8, 100, TYPE_E4M3, COMPUTE_F32, 8, SCALES_OF_32, 16},
+    {DW_RATE_FP4, 100, TYPE_E2M1, COMPUTE_F32, 4, SCALES_OF_16, 32},
 };
 
 enum { WORKSPACE = 32 << 20, BLOCK = 1 << 20 };
@@ -99,7 +109,7 @@ typedef struct product {
     const lt *lt;
     void *handle, *kind, *factor, *result, *preference;
     lt_algorithm algorithm;
-    dw__cu_address a, b, d, workspace;
+    dw__cu_address a, b, d, workspace, scales;
 } product;
 
 static dw_status multiply(const dw__bench *bench, void *context) {
@@ -113,6 +123,20 @@ static dw_status multiply(const dw__bench *bench, void *context) {
                  "a product");
 }
 
+static dw_status set(product *p, int attribute, const void *value, size_t bytes) {
+    return check(p->lt->product_set(p->kind, attribute, value, bytes), "a product's attribute");
+}
+
+/* One block of scales serves both factors. */
+static dw_status describe_scales(product *p, int kind) {
+    int mode = kinds[kind].scales;
+    if (mode == SCALES_NONE) return DW_OK;
+    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALE_MODE_A, &mode, sizeof mode));
+    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALE_MODE_B, &mode, sizeof mode));
+    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_SCALES_A, &p->scales, sizeof p->scales));
+    return set(p, ATTRIBUTE_SCALES_B, &p->scales, sizeof p->scales);
+}
+
 static dw_status describe(product *p, int kind, uint64_t n) {
     static const int transpose = TRANSPOSE;
     static const size_t workspace = WORKSPACE;
@@ -120,9 +144,8 @@ static dw_status describe(product *p, int kind, uint64_t n) {
     int count = 0, type = kinds[kind].type, result_type = type == TYPE_F32 ? TYPE_F32 : TYPE_BF16;
     DW_RETURN_IF_FAILED(
         check(t->product_create(&p->kind, kinds[kind].compute, TYPE_F32), "a product"));
-    DW_RETURN_IF_FAILED(
-        check(t->product_set(p->kind, ATTRIBUTE_TRANSPOSE_A, &transpose, sizeof transpose),
-              "a transposed factor"));
+    DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_TRANSPOSE_A, &transpose, sizeof transpose));
+    DW_RETURN_IF_FAILED(describe_scales(p, kind));
     DW_RETURN_IF_FAILED(check(t->matrix_create(&p->factor, type, n, n, (int64_t)n), "a matrix"));
     DW_RETURN_IF_FAILED(
         check(t->matrix_create(&p->result, result_type, n, n, (int64_t)n), "a matrix"));
@@ -138,16 +161,35 @@ static dw_status describe(product *p, int kind, uint64_t n) {
     return check(result, "choosing a kernel");
 }
 
+/* Powers of two from 1/8 to 1, E8M0, or numbers from 1/2 to 1, E4M3. */
+static void random_scales(int scales, unsigned char *block) {
+    dw__bench_random(DW_RATE_FP4, block, BLOCK);
+    for (int i = 0; i < BLOCK; i++)
+        block[i] = scales == SCALES_OF_32 ? (unsigned char)(0x7F - (block[i] & 3))
+                                          : (unsigned char)(0x38 - (block[i] & 7));
+}
+
+/* In tiles of 128 rows and 4 scales. */
+static size_t scale_bytes(int scales, uint64_t n) {
+    uint64_t in_row = n / (scales == SCALES_OF_32 ? 32 : 16);
+    return (size_t)((n + 127) / 128 * 128 * ((in_row + 3) / 4 * 4));
+}
+
 static dw_status measure(const dw__bench *bench, const lt *lt, void *handle, int kind, int size,
                          double *rate) {
     dw_status status = DW_OK;
     uint64_t n = (uint64_t)size;
-    size_t factor = n * n * kinds[kind].width;
+    size_t factor = n * n * kinds[kind].bits / 8;
     size_t result = n * n * (kinds[kind].type == TYPE_F32 ? 4 : 2);
     product p = {.lt = lt, .handle = handle};
     double seconds;
     void *block = dw__malloc(BLOCK);
     if (!block) DW_TRY(dw__fail_memory("random numbers", BLOCK));
+    if (kinds[kind].scales != SCALES_NONE) {
+        random_scales(kinds[kind].scales, block);
+        DW_TRY(
+            dw__bench_allocate(bench, scale_bytes(kinds[kind].scales, n), block, BLOCK, &p.scales));
+    }
     dw__bench_random(kinds[kind].rate, block, BLOCK);
     DW_TRY(describe(&p, kind, n));
     DW_TRY(dw__bench_allocate(bench, factor, block, BLOCK, &p.a));
@@ -165,6 +207,7 @@ cleanup:
     dw__bench_release(bench, p.b);
     dw__bench_release(bench, p.d);
     dw__bench_release(bench, p.workspace);
+    dw__bench_release(bench, p.scales);
     dw__free(block);
     return status;
 }

@@ -534,6 +534,26 @@ static void measured(void *unused) {
     dw_machine_destroy(m);
 }
 
+/* Formats that only Blackwell multiplies. */
+static void measured_on_blackwell(void *unused) {
+    (void)unused;
+    setenv("DEEPWELL_CUBLASLT", FAKE_CUBLASLT, 1);
+    load_fake_driver();
+    load_fake_nvml();
+    fake->capability = 100;
+    dw_machine *m = measure();
+    double product = 2.0 * MATRIX * MATRIX * MATRIX;
+    for (int i = 0; i < m->remark_count; i++) fprintf(stderr, "%s\n", m->remarks[i]);
+    CHILD_REQUIRE(m->remark_count == 0);
+    CHILD_REQUIRE(is_measured(&m->gpus[0].rate[DW_RATE_FP8], product * 16 / SERIES_SECONDS));
+    CHILD_REQUIRE(is_measured(&m->gpus[0].rate[DW_RATE_MXFP8], product * 16 / SERIES_SECONDS));
+    CHILD_REQUIRE(is_measured(&m->gpus[0].rate[DW_RATE_FP4], product * 32 / SERIES_SECONDS));
+    CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_multiplied", 28) == 2 * 6 * 16);
+    CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_multiplied", 33) == 6 * 32);
+    CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_live", 0) == 0 && fake->memory == 0);
+    dw_machine_destroy(m);
+}
+
 /* Each thing that fails is a remark, the rest is measured, and what was known before stays. */
 static void some_not_measured(void *unused) {
     static const char *const failing[] = {"cuMemAlloc_v2", "cuMemAllocHost_v2",
@@ -613,6 +633,7 @@ static void run(void (*check)(void *)) {
     X(with_hwloc)                                                                                  \
     X(each_allocation_fails)                                                                       \
     X(measured)                                                                                    \
+    X(measured_on_blackwell)                                                                       \
     X(some_not_measured)                                                                           \
     X(libraries_missing)                                                                           \
     X(nothing_to_measure)

@@ -7,10 +7,11 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { OK = 0, INVALID = 7, NOT_SUPPORTED = 15, F32 = 0, BF16 = 14, E4M3 = 28 };
+enum { OK = 0, INVALID = 7, NOT_SUPPORTED = 15, F32 = 0, BF16 = 14, E4M3 = 28, E2M1 = 33 };
 
 typedef struct product {
-    int compute, scale, transpose_a;
+    int compute, scale, transpose_a, mode[2];
+    const unsigned char *scales[2]; /* of blocks of factors */
 } product;
 typedef struct matrix {
     int type;
@@ -25,7 +26,7 @@ typedef struct algorithm {
     int reserved[4];
 } algorithm;
 
-static int live, multiplied[32]; /* objects; products by the type of their factors */
+static int live, multiplied[64]; /* objects; products by the type of their factors */
 API int fake_cublaslt_live(void);
 API int fake_cublaslt_live(void) { return live; }
 API int fake_cublaslt_multiplied(int type);
@@ -55,8 +56,13 @@ API int cublasLtMatmulDescCreate(product **of, int compute, int scale) {
 API int cublasLtMatmulDescDestroy(product *of) { return gone(of); }
 API int cublasLtMatmulDescSetAttribute(product *of, int attribute, const void *value,
                                        size_t bytes) {
-    if (attribute != 3 || bytes != sizeof(int)) return INVALID;
-    memcpy(&of->transpose_a, value, bytes);
+    void *at = attribute == 3                       ? (void *)&of->transpose_a
+               : attribute == 31 || attribute == 32 ? (void *)&of->mode[attribute - 31]
+               : attribute == 17 || attribute == 18 ? (void *)&of->scales[attribute - 17]
+                                                    : NULL;
+    size_t expected = attribute == 17 || attribute == 18 ? sizeof(void *) : sizeof(int);
+    if (!at || bytes != expected) return INVALID;
+    memcpy(at, value, bytes);
     return OK;
 }
 API int cublasLtMatrixLayoutCreate(matrix **of, int type, uint64_t rows, uint64_t columns,
@@ -81,7 +87,15 @@ API int cublasLtMatmulPreferenceSetAttribute(size_t *of, int attribute, const vo
 static int takes(const product *p, const matrix *a, const matrix *b, const matrix *d) {
     if (a->rows != b->rows || d->rows != a->columns || d->columns != b->columns) return INVALID;
     if (a->type != b->type || p->transpose_a != 1) return NOT_SUPPORTED;
-    int narrow = a->type == BF16 || a->type == E4M3;
+    int narrow = a->type != F32;
+    int mode = p->mode[0];
+    if (p->mode[1] != mode || (mode != 0) != (p->scales[0] && p->scales[1])) return INVALID;
+    if ((a->type == E2M1) != (mode == 1) || (mode == 2 && a->type != E4M3)) return NOT_SUPPORTED;
+    if (mode != 0) { /* tiles of 128 rows and 4 scales: the last of them is there */
+        uint64_t in_row = a->rows / (mode == 1 ? 16 : 32);
+        volatile const unsigned char *last = p->scales[0];
+        (void)last[(a->columns + 127) / 128 * 128 * ((in_row + 3) / 4 * 4) - 1];
+    }
     if (narrow && p->compute != 68) return NOT_SUPPORTED;
     return d->type == (narrow ? BF16 : F32) ? OK : NOT_SUPPORTED;
 }
@@ -107,9 +121,12 @@ API int cublasLtMatmul(void *handle, product *p, const float *alpha, const void 
     if (*alpha != 1.0f || *beta != 0.0f || !workspace || workspace_bytes == 0) return INVALID;
     if (chosen[0] != 0xA160 + (uint64_t)a_matrix->type) return INVALID;
     /* The whole of each matrix is there, and of the result too. */
-    size_t width = a_matrix->type == F32 ? 4 : a_matrix->type == BF16 ? 2 : 1;
+    size_t bits = a_matrix->type == F32    ? 32
+                  : a_matrix->type == BF16 ? 16
+                  : a_matrix->type == E4M3 ? 8
+                                           : 4;
     volatile const unsigned char *last = a;
-    (void)last[a_matrix->rows * a_matrix->columns * width - 1];
+    (void)last[a_matrix->rows * a_matrix->columns * bits / 8 - 1];
     memset(d, 0, d_matrix->rows * d_matrix->columns * (d_matrix->type == F32 ? 4 : 2));
     multiplied[a_matrix->type]++;
     return takes(p, a_matrix, b_matrix, d_matrix);
