@@ -9,10 +9,11 @@ static int domain_of(const dw_hardware *hardware) {
 }
 
 static double link_rate(const dw__planned *planned) {
-    return planned->hardware->link_bandwidth.value * planned->constants->link_efficiency;
+    return dw__reached(&planned->hardware->link_bandwidth, planned->constants->link_efficiency);
 }
 static double network_rate(const dw__planned *planned) {
-    return planned->hardware->network_bandwidth.value * planned->constants->network_efficiency;
+    return dw__reached(&planned->hardware->network_bandwidth,
+                       planned->constants->network_efficiency);
 }
 
 /* Of `ranks`, `stride` apart, how many are in one domain. */

@@ -2,6 +2,10 @@
 #include "plan/planner_internal.h"
 #include <math.h>
 
+double dw__reached(const dw_figure *figure, double part) {
+    return figure->kind == DW_FIGURE_MEASURED ? figure->value : figure->value * part;
+}
+
 static double ceiling(double value, double step) { return ceil(value / step); }
 
 /* Groups of m rows each by a k x n matrix. Three effects: waves of tiles over the processors, a prologue that short
@@ -11,20 +15,17 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
     if (m <= 0 || n <= 0 || k <= 0) return 0;
     const dw__constants *c = planned->constants;
     const dw_hardware *hardware = planned->hardware;
-    double part = planned->gemm_part, rate = hardware->rate[DW_RATE_BF16].value, width = 2;
-    if (low) {
-        rate = hardware->rate[planned->rate].value;
-        width = planned->rate == DW_RATE_FP4 ? 0.5625 : 1;
-        part *= planned->rate == DW_RATE_FP4 ? c->gemm_fp4 : c->gemm_fp8;
-    }
-    if (groups > 1) part *= c->gemm_grouped;
+    double part = planned->gemm_part, width = low ? planned->rate == DW_RATE_FP4 ? 0.5625 : 1 : 2;
+    if (low) part *= planned->rate == DW_RATE_FP4 ? c->gemm_fp4 : c->gemm_fp8;
+    double rate = dw__reached(&hardware->rate[low ? planned->rate : DW_RATE_BF16], part);
+    if (groups > 1) rate *= c->gemm_grouped;
     double tile = hardware->capability >= 90 ? 256 : 128;
     double tiles = groups * ceiling(m, 128) * ceiling(n, tile);
     double waves = tiles / hardware->sm_count.value;
     /* Half a tile's shortage in a small group is real work lost; in large ones it vanishes. */
     double depth = c->gemm_depth * (low ? 2 : 1);
     double busy = waves / (waves + c->gemm_wave) * k / (k + depth);
-    double compute = 2 * groups * m * n * k / (rate * part * busy);
+    double compute = 2 * groups * m * n * k / (rate * busy);
     double bytes = groups * ((m * k + k * n) * width + 2 * m * n);
     double traffic = dw__traffic_seconds(planned, bytes);
     return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
@@ -32,7 +33,7 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
 
 double dw__traffic_seconds(const dw__planned *planned, double bytes) {
     return bytes /
-           (planned->hardware->memory_bandwidth.value * planned->constants->memory_efficiency);
+           dw__reached(&planned->hardware->memory_bandwidth, planned->constants->memory_efficiency);
 }
 
 /* Forward of one layer's attention on one rank. Backward is 2.5 times as many operations where it is fused (the
@@ -45,17 +46,18 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     double width =
         model->head_dim + model->rope_dim + (model->value_dim ? model->value_dim : model->head_dim);
     double span = layout->seq_len;
-    double rate = planned->hardware->rate[DW_RATE_BF16].value;
     if (layout->unfused_attention) {
         double scores = planned->tokens * span * heads;
-        double products = 2 * scores * width / (rate * planned->gemm_part * 0.5);
+        double products =
+            2 * scores * width /
+            (dw__reached(&planned->hardware->rate[DW_RATE_BF16], planned->gemm_part) * 0.5);
         return products + dw__traffic_seconds(planned, scores * c->attention_scores);
     }
     double seen = span / 2;
     if (windowed && model->window < span) seen = model->window;
     double part = planned->attention_part * span / (span + c->attention_length);
-    rate = planned->attention_rate;
     /* Narrow heads leave the exponentials to bound the kernel: half the work at 64 takes as long. */
     double narrow = width < 256 ? sqrt(width / 256) : 1;
-    return 2 * planned->tokens * seen * heads * width / (rate * part * narrow) + c->gemm_gap;
+    return 2 * planned->tokens * seen * heads * width / (planned->attention_rate * part * narrow) +
+           c->gemm_gap;
 }

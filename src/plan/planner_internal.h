@@ -41,6 +41,9 @@ int dw__moe_layers(const dw_planner_model *model);
 double dw__window_layers(const dw_planner_model *model); /* with sliding-window attention */
 double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
 
+/* What is reached of a figure: a measured one whole, of a peak the part that kernels reach. */
+double dw__reached(const dw_figure *figure, double part);
+
 /* ---- kernels: seconds on one GPU ---- */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low);

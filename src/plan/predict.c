@@ -16,6 +16,35 @@ static int attends_as_ampere(const dw_layout *layout) {
     }
 }
 
+/* Which part of the rates products and attention reach on these GPUs, under this framework. */
+static void reached_parts(dw__planned *planned) {
+    const dw__constants *c = planned->constants;
+    const dw_hardware *hardware = planned->hardware;
+    const dw_figure *bf16 = &hardware->rate[DW_RATE_BF16];
+    int capability = hardware->capability;
+    planned->gemm_part = capability == 0 ? c->gemm_amd : c->gemm_other;
+    planned->attention_part = c->attention_sm80;
+    if (capability == 80) planned->gemm_part = c->gemm_sm80;
+    if (capability == 90)
+        planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
+    if (capability >= 100 && capability < 120)
+        planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
+    /* A measured rate is what products reach; attention's part is of the peak. */
+    planned->attention_rate = dw__reached(bf16, planned->gemm_part) / planned->gemm_part;
+    if (capability == 0) planned->attention_rate *= c->gemm_amd / c->gemm_sm80;
+    double ampere = 2048 * hardware->sm_count.value * hardware->clock.value;
+    if (capability >= 90 && attends_as_ampere(planned->layout) && ampere > 0) {
+        planned->attention_part = c->attention_sm80;
+        planned->attention_rate = fmin(planned->attention_rate, ampere);
+    }
+    /* A Hopper that is held below its 700 W runs slower clocks under products. */
+    if (capability == 90 && hardware->power.value > 300 && hardware->power.value < 700) {
+        double held = pow(hardware->power.value / 700, c->power_exponent);
+        planned->gemm_part *= held;
+        planned->attention_rate *= held;
+    }
+}
+
 void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout) {
     static const dw_rate rates[DW_TRAIN_PRECISIONS] = {
@@ -24,7 +53,6 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
         [DW_TRAIN_NVFP4] = DW_RATE_FP4,
     };
-    int capability = hardware->capability;
     *planned = (dw__planned){
         .constants = c,
         .model = model,
@@ -42,26 +70,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
     double sequences = (double)layout->dp * layout->micro_batch;
     planned->micro_batches = (int)(layout->global_batch / sequences + 0.5);
     if (planned->micro_batches < 1) planned->micro_batches = 1;
-    double bf16 = hardware->rate[DW_RATE_BF16].value;
-    planned->gemm_part = capability == 0 ? c->gemm_amd : c->gemm_other;
-    planned->attention_part = c->attention_sm80;
-    planned->attention_rate = capability == 0 ? bf16 * c->gemm_amd / c->gemm_sm80 : bf16;
-    if (capability == 80) planned->gemm_part = c->gemm_sm80;
-    if (capability == 90)
-        planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
-    if (capability >= 100)
-        planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
-    if (capability >= 90 && attends_as_ampere(layout)) {
-        planned->attention_part = c->attention_sm80;
-        planned->attention_rate =
-            fmin(bf16, 2048 * hardware->sm_count.value * hardware->clock.value);
-    }
-    /* A Hopper that is held below its 700 W runs slower clocks under products. */
-    if (capability == 90 && hardware->power.value > 300 && hardware->power.value < 700) {
-        double held = pow(hardware->power.value / 700, c->power_exponent);
-        planned->gemm_part *= held;
-        planned->attention_rate *= held;
-    }
+    reached_parts(planned);
     switch (layout->framework) {
     case DW_FRAMEWORK_MEGATRON: planned->elementwise = 1; break;
     case DW_FRAMEWORK_OWN:
