@@ -63,5 +63,6 @@ double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {
     const dw_hardware *hardware = planned->hardware;
     int within = 2 * stride <= domain_of(hardware);
     return within ? bytes / link_rate(planned) + hardware->link_latency.value
-                  : bytes / network_rate(planned) + hardware->network_latency.value;
+                  : bytes / (network_rate(planned) * planned->constants->send_part) +
+                        hardware->network_latency.value;
 }

@@ -151,7 +151,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     if (layers > 0) each *= 1 - offloaded / layers;
     memory->activations = each * held + (again > 0 ? t * kept[0] : 0);
 
-    memory->workspace = 0;
+    /* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
+    memory->workspace = layout->tp > 1 ? 3 * 2.0 * t * model->hidden : 0;
     double table = dw__embedding_parameters(model) / layout->tp;
     if (stage == layout->pp - 1) {
         double logits = t * model->vocabulary / layout->tp;

@@ -325,12 +325,15 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->bubble = ramp(&planned, forward * part, backward * part, stage[most].weight * part);
         double sends = 2 * stage[most].send;
         time->pipeline = m * v * sends * constants->pipeline_exposed;
+        int paired = layout->schedule == DW_SCHEDULE_1F1B || layout->schedule == DW_SCHEDULE_GPIPE;
+        double wait = paired ? constants->pipeline_sync * m * total[most] : 0;
+        time->pipeline += wait;
         int filled = layout->schedule == DW_SCHEDULE_ZB_H2 || layout->schedule == DW_SCHEDULE_ZB_V;
         if (!filled)
             time->bubble +=
                 (stages - 1) * sends; /* else weights' gradients fill the wait for them too */
-        prediction->bubble_fraction =
-            time->bubble / (m * total[most] + time->pipeline + time->bubble);
+        double idle = time->bubble + wait;
+        prediction->bubble_fraction = idle / (m * total[most] + time->pipeline + time->bubble);
         /* The part of the heaviest stage that the mean one does not have, out of every kind of work alike. */
         double *parts = (double *)time, keep[2] = {time->pipeline, time->bubble};
         for (size_t at = 0; at < sizeof *time / sizeof(double); at++) parts[at] *= part;
