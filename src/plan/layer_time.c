@@ -88,7 +88,7 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
                 time);
     linear(planned, planned->tokens / layout->tp, h, model->experts, 1, 0, time);
     if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
-    double exposed = c->expert_exposed * (layout->overlap_expert ? 0.5 : 1);
+    double exposed = c->expert_exposed * (layout->overlap_expert ? 0.35 : 1);
     double bytes = routed * h * 2;
     double exchange =
         2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) *

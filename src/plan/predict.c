@@ -186,6 +186,8 @@ static void data_seconds(const dw__planned *planned, double forward, double back
     int expert_stride = (int)(layout->ep * planned->etp);
     double layers = dw__stage_layers(planned, 0);
     if (layout->zero_stage >= 3) {
+        /* In a pipeline parameters are gathered, and gradients reduced, once a step. */
+        if (layout->pp > 1) m = 1;
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
         double gather =
             dw__gather_seconds(planned, 2 * dense, shard, layout->tp, layers) +

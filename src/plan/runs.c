@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum { MOST_SIZE = 1 << 26 }; /* of anything that a row counts */
 
@@ -15,6 +16,12 @@ static int whole(const dw__csv *table, size_t row, const char *name, int missing
     double value = number(table, row, name);
     return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
+
+/* Export versions are their originals with slower links (400 GB/s, both directions together); A100 without its memory. */
+static const struct {
+    const char *gpu, *profile;
+    double link; /* bytes a second; 0: the profile's */
+} like[] = {{"A800", "a100-80", 200e9}, {"H800", "h100", 200e9}, {"A100", "a100-80", 0}};
 
 /* "H100-80GB" is h100, "A100-80GB" a100-80: the longest name of the catalogue that the text begins with, where a
  * hyphen or the end follows. */
@@ -31,7 +38,8 @@ static const char *profile_of(const char *gpu) {
             continue;
         if (!best || length > strlen(best)) best = name;
     }
-    if (!best && strncmp(gpu, "A100", 4) == 0) best = "a100-80";
+    for (size_t at = 0; !best && at < DW_COUNT(like); at++)
+        if (strncasecmp(gpu, like[at].gpu, strlen(like[at].gpu)) == 0) best = like[at].profile;
     return best;
 }
 
@@ -50,12 +58,16 @@ static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
     DW_RETURN_IF_FAILED(dw_hardware_named(profile, &made));
     double rate = dw__network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
     if (rate > 0) made->network_bandwidth.value = rate;
+    for (size_t at = 0; at < DW_COUNT(like); at++)
+        if (like[at].link > 0 && strncasecmp(gpu, like[at].gpu, strlen(like[at].gpu)) == 0)
+            made->link_bandwidth.value = like[at].link;
     double memory = number(table, row, "gpu_mem_gb") * 1024 * 1024 * 1024;
     if (memory > 0 && fabs(memory / made->memory.value - 1) > 0.12) made->memory.value = memory;
     for (size_t at = 0; at < runs->machines.count; at++) {
         dw_hardware *old = runs->machines.items[at];
         if (strcmp(old->name, made->name) ||
             old->network_bandwidth.value != made->network_bandwidth.value ||
+            old->link_bandwidth.value != made->link_bandwidth.value ||
             old->memory.value != made->memory.value)
             continue;
         dw_hardware_destroy(made);
@@ -101,8 +113,9 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) ||
         dw__number_after(notes, "ETP=", &count))
         layout->etp = (int)count;
-    layout->overlap_expert =
-        dw__says(notes, "overlap_moe_expert_parallel_comm") || dw__says(notes, "DualPipe");
+    layout->overlap_expert = dw__says(notes, "overlap_moe_expert_parallel_comm") ||
+                             dw__says(notes, "DualPipe") ||
+                             layout->schedule == DW_SCHEDULE_DUALPIPE;
     if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer"))
         layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
 }

@@ -268,6 +268,30 @@ static void a_known_run_is_near(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s (Grattafiori et al. 2024,
+ * table 4). */
+static void runs_never_fitted_are_near(void **state) {
+    (void)state;
+    const dw_planner_model llama3_405b = {.layers = 126,
+                                          .hidden = 16384,
+                                          .heads = 128,
+                                          .kv_heads = 8,
+                                          .head_dim = 128,
+                                          .ffn = 53248,
+                                          .gated = 1,
+                                          .vocabulary = 128256};
+    for (int gpus = 8192; gpus <= 16384; gpus *= 2) {
+        dw_hardware *hardware = hardware_of(gpus == 8192 ? "h100:8192" : "h100:16384");
+        dw_layout layout = layout_of(gpus, 8, 16, 1, 2048, 8192);
+        layout.virtual_stages = 7;
+        layout.zero_stage = 3;
+        dw_prediction prediction;
+        assert_int_equal(dw_predict(&llama3_405b, hardware, &layout, &prediction), DW_OK);
+        assert_near(prediction.model_flops, gpus == 8192 ? 430e12 : 400e12, 0.15);
+        dw_hardware_destroy(hardware);
+    }
+}
+
 static void refused(const dw_planner_model *model, const dw_hardware *hardware,
                     const dw_layout *layout, const char *word) {
     dw_prediction prediction;
@@ -345,6 +369,7 @@ int main(void) {
         cmocka_unit_test(more_work_takes_longer),
         cmocka_unit_test(memory_grows_and_shrinks_as_it_must),
         cmocka_unit_test(a_known_run_is_near),
+        cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
         cmocka_unit_test(stages_add_up),
     };
