@@ -13,5 +13,6 @@ PyObject *extension_fail(dw_status status);
 extern PyMethodDef hardware_functions[]; /* hardware.c */
 extern PyMethodDef model_functions[];    /* model.c */
 extern PyMethodDef number_functions[];   /* number.c */
+extern PyMethodDef planner_functions[];  /* planner.c */
 
 #endif

@@ -1,4 +1,5 @@
 /* Counts of a model's parameters and operations. */
+#include "model/model.h"
 #include "plan/planner_internal.h"
 
 static double value_dim(const dw_planner_model *model) {
@@ -141,6 +142,8 @@ void dw_planner_model_of(const dw_model_config *config, dw_planner_model *model)
     dw_model_info info;
     dw_model_describe(config, &info);
     int gpt = info.positions_are_limit;
+    int windows = 0;
+    for (int64_t layer = 0; layer < config->layers; layer++) windows += config->sliding[layer];
     *model = (dw_planner_model){
         .layers = (int)info.layers,
         .hidden = (int)info.width,
@@ -154,4 +157,8 @@ void dw_planner_model_of(const dw_model_config *config, dw_planner_model *model)
         .positions = gpt ? (int)info.positions : 0,
         .parameters = (double)info.parameter_elements,
     };
+    if (!windows) return;
+    model->window = config->window < 1 << 28 ? (int)config->window : 1 << 28;
+    model->window_every = 1;
+    model->window_layers = windows;
 }

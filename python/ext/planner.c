@@ -1,0 +1,84 @@
+/* The planner's models, as dicts of their fields. */
+#include "ext.h"
+
+#include <stddef.h>
+
+#define FIELD(name)                                                                                \
+    { #name, offsetof(dw_planner_model, name) }
+static const struct {
+    const char *name;
+    size_t offset;
+} sizes[] = {
+    FIELD(layers),     FIELD(hidden),       FIELD(heads),         FIELD(kv_heads),
+    FIELD(head_dim),   FIELD(ffn),          FIELD(gated),         FIELD(vocabulary),
+    FIELD(tied),       FIELD(positions),    FIELD(experts),       FIELD(top_k),
+    FIELD(expert_ffn), FIELD(shared_ffn),   FIELD(dense_layers),  FIELD(moe_every),
+    FIELD(q_rank),     FIELD(kv_rank),      FIELD(rope_dim),      FIELD(value_dim),
+    FIELD(window),     FIELD(window_every), FIELD(window_layers), FIELD(attention_layers),
+    FIELD(lora_rank),
+};
+
+static int put(PyObject *dict, const char *name, PyObject *value) {
+    int failed = value == NULL || PyDict_SetItemString(dict, name, value) != 0;
+    Py_XDECREF(value);
+    return failed;
+}
+
+static PyObject *dict_of(dw_status status, const dw_planner_model *model) {
+    if (status != DW_OK) return extension_fail(status);
+    PyObject *dict = PyDict_New();
+    int failed = dict == NULL;
+    for (size_t at = 0; !failed && at < sizeof sizes / sizeof *sizes; at++) {
+        int value = *(const int *)((const char *)model + sizes[at].offset);
+        failed = put(dict, sizes[at].name, PyLong_FromLong(value));
+    }
+    if (!failed) failed = put(dict, "parameters", PyFloat_FromDouble(dw_planner_parameters(model)));
+    if (!failed)
+        failed = put(dict, "active",
+                     PyFloat_FromDouble(model->active > 0 ? model->active
+                                                          : dw_planner_active_parameters(model)));
+    if (failed) Py_CLEAR(dict);
+    return dict;
+}
+
+/* planner_model("llama3-70b" or a path) -> dict */
+static PyObject *planner_model(PyObject *self, PyObject *args) {
+    const char *name = NULL;
+    dw_planner_model model;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s:planner_model", &name)) return NULL;
+    return dict_of(dw_planner_model_find(name, &model), &model);
+}
+
+/* planner_model_parse(text of config.json) -> dict */
+static PyObject *planner_model_parse(PyObject *self, PyObject *args) {
+    const char *json = NULL;
+    Py_ssize_t bytes = 0;
+    dw_planner_model model;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s#:planner_model_parse", &json, &bytes)) return NULL;
+    return dict_of(dw_planner_model_parse(json, (size_t)bytes, &model), &model);
+}
+
+/* planner_model_names() -> ((name, source), ...) */
+static PyObject *planner_model_names(PyObject *self, PyObject *unused) {
+    uint32_t count = dw_planner_catalogue_count();
+    PyObject *names = PyTuple_New((Py_ssize_t)count);
+    (void)self, (void)unused;
+    for (uint32_t i = 0; names != NULL && i < count; i++) {
+        PyObject *row =
+            Py_BuildValue("(ss)", dw_planner_catalogue_name(i), dw_planner_catalogue_source(i));
+        if (row == NULL)
+            Py_CLEAR(names);
+        else
+            PyTuple_SetItem(names, (Py_ssize_t)i, row);
+    }
+    return names;
+}
+
+PyMethodDef planner_functions[] = {
+    {"planner_model", planner_model, METH_VARARGS, "planner_model(path_or_name) -> dict"},
+    {"planner_model_parse", planner_model_parse, METH_VARARGS,
+     "planner_model_parse(config.json's text) -> dict"},
+    {"planner_model_names", planner_model_names, METH_NOARGS, "the catalogue: (name, source)"},
+    {0}};

@@ -1,0 +1,465 @@
+/* The planner's models: the catalogue against published totals, names however they are written, and config.json of
+ * every wrong kind. tests/python/test_planner_models.py compares counts with transformers' classes. */
+#include "base/base.h"
+#include "deepwell/log.h"
+#include "deepwell/planner.h"
+#include "plan/planner_internal.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define assert_ok(call)                                                                            \
+    do {                                                                                           \
+        dw_status status_ = (call);                                                                \
+        if (status_ != DW_OK) print_error("%s: %s\n", #call, dw_last_error());                     \
+        assert_int_equal(status_, DW_OK);                                                          \
+    } while (0)
+
+/* ---- published totals ------------------------------------------------------------------------------------------ */
+
+/* Elements as the publisher prints them, and half a unit of the last digit, in millions. A whole number is what the
+ * published weights hold. `tables`: those that the publisher counts as active. */
+static const struct {
+    const char *name;
+    double total, half, active, active_half;
+    int tables;
+} published[] = {
+    {"gpt2", 124.439808, 0, 0, 0, 0},
+    {"gpt2-medium", 354.823168, 0, 0, 0, 0},
+    {"gpt2-large", 774.030080, 0, 0, 0, 0},
+    {"gpt2-xl", 1557.611200, 0, 0, 0, 0},
+    {"gpt3-125m", 125, 0.5, 0, 0, 0},
+    {"gpt3-350m", 350, 10, 0, 0, 0}, /* the paper's figures below a billion are round */
+    {"gpt3-760m", 760, 5, 0, 0, 0},
+    {"gpt3-1.3b", 1300, 50, 0, 0, 0},
+    {"gpt3-2.7b", 2700, 50, 0, 0, 0},
+    {"gpt3-6.7b", 6700, 50, 0, 0, 0},
+    {"gpt3-13b", 13000, 500, 0, 0, 0},
+    {"gpt3-175b", 175000, 500, 0, 0, 0},
+    {"megatron-1.7b", 1700, 50, 0, 0, 0},
+    {"megatron-3.6b", 3600, 50, 0, 0, 0},
+    {"megatron-7.5b", 7500, 50, 0, 0, 0},
+    {"megatron-18.4b", 18400, 50, 0, 0, 0},
+    {"megatron-22b", 22000, 500, 0, 0, 0},
+    {"megatron-39.1b", 39100, 50, 0, 0, 0},
+    {"megatron-76.1b", 76100, 50, 0, 0, 0},
+    {"megatron-145.6b", 145600, 50, 0, 0, 0},
+    {"megatron-310b", 310100, 50, 0, 0, 0},
+    {"megatron-530b", 529600, 50, 0, 0, 0},
+    {"megatron-1t", 1008000, 50, 0, 0, 0},
+    {"llama-7b", 6700, 50, 0, 0, 0},
+    {"llama-13b", 13000, 50, 0, 0, 0},
+    {"llama-33b", 32500, 50, 0, 0, 0},
+    {"llama-65b", 65200, 100, 0, 0, 0}, /* printed 65.2; the weights have 65.286 */
+    {"llama2-7b", 6738.415616, 0, 0, 0, 0},
+    {"llama2-13b", 13015.864320, 0, 0, 0, 0},
+    {"llama2-34b", 34000, 500, 0, 0, 0},
+    {"llama2-70b", 68976.648192, 0, 0, 0, 0},
+    {"llama3-8b", 8030.261248, 0, 0, 0, 0},
+    {"llama3-70b", 70553.706496, 0, 0, 0, 0},
+    {"llama3-405b", 405853.388800, 0, 0, 0, 0},
+    {"llama3.2-1b", 1235.814400, 0, 0, 0, 0},
+    {"llama3.2-3b", 3212.749824, 0, 0, 0, 0},
+    {"llama4-scout", 109000, 1500, 17000, 500, 2}, /* 109B with 1.3B of vision */
+    {"llama4-maverick", 400000, 1000, 17000, 500, 2},
+    {"qwen2.5-0.5b", 494.032768, 0, 0, 0, 0},
+    {"qwen2.5-1.5b", 1543.714304, 0, 0, 0, 0},
+    {"qwen2.5-3b", 3085.938688, 0, 0, 0, 0},
+    {"qwen2.5-7b", 7615.616512, 0, 0, 0, 0},
+    {"qwen2.5-14b", 14770.033664, 0, 0, 0, 0},
+    {"qwen2.5-32b", 32763.876352, 0, 0, 0, 0},
+    {"qwen2.5-72b", 72706.203648, 0, 0, 0, 0},
+    {"qwen3-0.6b", 600, 50, 0, 0, 0},
+    {"qwen3-1.7b", 1700, 50, 0, 0, 0},
+    {"qwen3-4b", 4000, 50, 0, 0, 0},
+    {"qwen3-8b", 8200, 50, 0, 0, 0},
+    {"qwen3-14b", 14800, 50, 0, 0, 0},
+    {"qwen3-32b", 32800, 50, 0, 0, 0},
+    {"qwen3-30b-a3b", 30500, 50, 3300, 60, 2},
+    {"qwen3-235b-a22b", 235000, 500, 22000, 500, 2},
+    {"mistral-7b", 7241.732096, 0, 0, 0, 0},
+    {"mixtral-8x7b", 46702.792704, 0, 12900, 50, 2},
+    {"mixtral-8x22b", 140620.634112, 0, 39000, 500, 2},
+    {"deepseek-v2-lite", 15706.484224, 0, 2400, 60, 1},
+    {"deepseek-v2", 235741.434880, 0, 21000, 500, 1},
+    {"deepseek-v3", 671026.404352, 0, 37000, 500, 1}, /* and 14,848 biases that no gradient moves */
+    {"kimi-k2", 1026000, 500, 32600, 500, 2},
+    {"gpt-oss-20b", 20914.757184, 0, 3610, 5, 1},
+    {"gpt-oss-120b", 116829.156672, 0, 5130, 5, 1},
+    {"nemotron3-8b", 8500, 50, 0, 0, 0},
+    {"nemotron3-22b", 22000, 1000, 0, 0, 0},  /* a name; the widths make 21.3 */
+    {"nemotron4-15b", 15600, 50, 0, 0, 0},    /* 3.2 of tables, 12.5 of layers */
+    {"nemotron4-340b", 341000, 100, 0, 0, 0}, /* 9.4 and 331.6 */
+    {"nemotron-h-8b", 8100, 50, 0, 0, 0},
+    {"nemotron-h-56b", 56300, 500, 0, 0, 0},
+    {"nemotron3-nano-30b-a3b", 31600, 50, 3200, 50, 1},
+    {"grok-1", 314000, 2000, 0, 0, 0}, /* printed without its table, cut off */
+    {"gemma-2b", 2506.172416, 0, 0, 0, 0},
+    {"gemma-7b", 8537.680896, 0, 0, 0, 0},
+    {"gemma2-2b", 2614.341888, 0, 0, 0, 0},
+    {"gemma2-9b", 9241.705984, 0, 0, 0, 0},
+    {"gemma2-27b", 27227.128320, 0, 0, 0, 0},
+    {"gemma3-270m", 268.098176, 0, 0, 0, 0},
+    {"gemma3-1b", 999.885952, 0, 0, 0, 0},
+    {"gemma3-4b", 3880, 5, 0, 0, 0},
+    {"gemma3-12b", 11765, 5, 0, 0, 0},
+    {"gemma3-27b", 27010, 5, 0, 0, 0},
+    {"falcon-7b", 6921.720704, 0, 0, 0, 0},
+    {"falcon-40b", 41303.293952, 0, 0, 0, 0},
+    {"falcon-180b", 179522.565120, 0, 0, 0, 0},
+    {"bloom-560m", 559.214592, 0, 0, 0, 0},
+    {"bloom-7.1b", 7069.016064, 0, 0, 0, 0},
+    {"bloom-176b", 176247.271424, 0, 0, 0, 0},
+    {"mpt-7b", 6649.286656, 0, 0, 0, 0},
+    {"mpt-30b", 29957.200896, 0, 0, 0, 0},
+    {"pythia-70m", 70.426624, 0, 0, 0, 0},
+    {"pythia-160m", 162.322944, 0, 0, 0, 0},
+    {"pythia-410m", 405.334016, 0, 0, 0, 0},
+    {"pythia-1b", 1011.781632, 0, 0, 0, 0},
+    {"pythia-1.4b", 1414.647808, 0, 0, 0, 0},
+    {"pythia-2.8b", 2775.208960, 0, 0, 0, 0},
+    {"pythia-6.9b", 6857.302016, 0, 0, 0, 0},
+    {"pythia-12b", 11846.072320, 0, 0, 0, 0},
+    {"phi3-mini", 3821.079552, 0, 0, 0, 0},
+    {"phi3-medium", 13960.238080, 0, 0, 0, 0},
+    {"phi4", 14659.507200, 0, 0, 0, 0},
+    {"phi4-mini", 3836.021760, 0, 0, 0, 0},
+    /* GLM-4.5's report counts the layer that predicts a second token, and no tables */
+    {"glm-4.5", 355000, 2500, 32000, 500, 0},
+    {"glm-4.5-air", 106000, 1000, 12000, 500, 0},
+};
+
+static void every_model_has_its_published_size(void **state) {
+    (void)state;
+    assert_int_equal(DW_COUNT(published), dw_planner_catalogue_count());
+    for (size_t at = 0; at < DW_COUNT(published); at++) {
+        dw_planner_model model;
+        assert_string_equal(published[at].name, dw_planner_catalogue_name((uint32_t)at));
+        assert_true(strlen(dw_planner_catalogue_source((uint32_t)at)) > 8);
+        assert_ok(dw_planner_model_named(published[at].name, &model));
+        double total = model.parameters / 1e6, table = dw__embedding_parameters(&model) / 1e6;
+        double active = model.active / 1e6;
+        if (published[at].tables == 0) active -= table;
+        if (published[at].tables == 2 && !model.tied) active += table;
+        if (fabs(total - published[at].total) >
+            published[at].half + 1e-7 * total * !published[at].half / 1e3)
+            fail_msg("%s has %.6f M, published %.6f", published[at].name, total,
+                     published[at].total);
+        if (published[at].active > 0 &&
+            fabs(active - published[at].active) > published[at].active_half)
+            fail_msg("%s has %.1f M active, published %.0f", published[at].name, active,
+                     published[at].active);
+    }
+    assert_null(dw_planner_catalogue_name((uint32_t)DW_COUNT(published)));
+    assert_null(dw_planner_catalogue_source(UINT32_MAX));
+}
+
+/* What the predictions compute with is the same model: the widths make the total, but for biases and norms. */
+static void widths_make_the_total(void **state) {
+    (void)state;
+    for (uint32_t at = 0; at < dw_planner_catalogue_count(); at++) {
+        dw_planner_model model;
+        assert_ok(dw_planner_model_named(dw_planner_catalogue_name(at), &model));
+        double total = model.parameters, active = model.active;
+        model.parameters = 0;
+        if (model.attention_layers) continue; /* Mamba's products are in no width */
+        double off = fabs(dw_planner_parameters(&model) / total - 1);
+        double active_off = fabs(dw_planner_active_parameters(&model) / active - 1);
+        if (off > 1e-3 || active_off > 1e-3)
+            fail_msg("%s: widths are off by %g and %g", dw_planner_catalogue_name(at), off,
+                     active_off);
+    }
+}
+
+static void the_small_catalogue_agrees(void **state) {
+    (void)state;
+    for (uint32_t at = 0; at < dw_model_catalogue_count(); at++) {
+        const char *name = dw_model_catalogue_name(at);
+        dw_planner_model model, built;
+        dw_model_config *config = NULL;
+        assert_ok(dw_planner_model_named(name, &model));
+        assert_ok(dw_model_config_named(name, &config));
+        dw_planner_model_of(config, &built);
+        dw_model_config_destroy(config);
+        assert_true(model.parameters == built.parameters);
+        assert_true(dw_planner_token_flops(&model, 2048) == dw_planner_token_flops(&built, 2048));
+        assert_int_equal(model.window, built.window);
+    }
+}
+
+/* ---- names ----------------------------------------------------------------------------------------------------- */
+
+static void names_however_they_are_written(void **state) {
+    (void)state;
+    static const struct {
+        const char *written, *name;
+    } names[] = {
+        {"Llama-3-70B", "llama3-70b"},
+        {"llama3-70b", "llama3-70b"},
+        {"LLAMA_3_70B", "llama3-70b"},
+        {"meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"},
+        {"meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"},
+        {"meta-llama/Llama-3.1-405B", "llama3-405b"},
+        {"llama3.1-405b", "llama3-405b"},
+        {"meta-llama/Llama-2-7b-chat-hf", "llama2-7b"},
+        {"llama-33b", "llama-33b"},
+        {"Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b"},
+        {"Qwen2.5-72B", "qwen2.5-72b"},
+        {"mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"},
+        {"DeepSeek-R1", "deepseek-v3"},
+        {"deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"},
+        {"GPT-OSS-120B", "gpt-oss-120b"},
+        {"GPT3 175B", "gpt3-175b"},
+        {"gpt-1t", "megatron-1t"},
+        {"Nemotron-4-340B", "nemotron4-340b"},
+        {"google/gemma-2-27b-it", "gemma2-27b"},
+        {"zai-org/GLM-4.5-Air", "glm-4.5-air"},
+    };
+    for (size_t at = 0; at < DW_COUNT(names); at++) {
+        dw_planner_model written, named;
+        assert_ok(dw_planner_model_named(names[at].written, &written));
+        assert_ok(dw_planner_model_named(names[at].name, &named));
+        assert_memory_equal(&written, &named, sizeof named);
+    }
+}
+
+static void an_unknown_name_has_neighbours(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {{"llama3-71b", "llama3-70b"},
+                                           {"lama2-13b", "llama2-13b"},
+                                           {"mixtral-8x8b", "mixtral-8x7b"},
+                                           {"llama3-3b", "llama3-8b"},
+                                           {"", "near to it"},
+                                           {"----", "near to it"},
+                                           {"org/", "near to it"},
+                                           {"\x1b[2J\xff", "near to it"}};
+    dw_planner_model model;
+    char lengthy[5000];
+    memset(lengthy, 'x', sizeof lengthy - 1);
+    lengthy[sizeof lengthy - 1] = 0;
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        assert_int_equal(dw_planner_model_named(cases[at][0], &model), DW_NOT_FOUND);
+        if (!strstr(dw_last_error(), cases[at][1])) fail_msg("%s", dw_last_error());
+    }
+    assert_int_equal(dw_planner_model_named(lengthy, &model), DW_NOT_FOUND);
+    assert_int_equal(dw_planner_model_named(NULL, &model), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_planner_model_named("gpt2", NULL), DW_INVALID_ARGUMENT);
+}
+
+/* ---- config.json ----------------------------------------------------------------------------------------------- */
+
+#define SIZES "\"vocab_size\": 100, \"hidden_size\": 64, \"num_hidden_layers\": 4, "
+#define LLAMA "{\"model_type\": \"llama\", " SIZES "\"num_attention_heads\": 4"
+#define FFN ", \"intermediate_size\": 96"
+#define MOE LLAMA FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 2"
+#define HYBRID                                                                                     \
+    "{\"model_type\": \"nemotron_h\", " SIZES                                                      \
+    "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"mamba_num_heads\": 4, "              \
+    "\"mamba_head_dim\": 16, \"ssm_state_size\": 8"
+
+static void configurations_of_every_wrong_kind(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        dw_status status;
+        const char *part;
+    } cases[] = {
+        {"", DW_PARSE, "config.json: line 1"},
+        {"[]", DW_PARSE, "it is an array; expected an object"},
+        {"{}", DW_PARSE, "vocab_size is missing"},
+        {"{\"model_type\": 3}", DW_PARSE, "model_type is an integer"},
+        {"{\"model_type\": \"llama\", \"vocab_size\": 9}", DW_PARSE, "hidden_size is missing"},
+        {"{\"model_type\": \"llama\", \"vocab_size\": 9, \"hidden_size\": 8}", DW_PARSE,
+         "num_hidden_layers is missing"},
+        {"{\"model_type\": \"llama\", " SIZES "\"x\": 1}", DW_PARSE,
+         "num_attention_heads is missing"},
+        {LLAMA "}", DW_PARSE, "intermediate_size is missing"},
+        {LLAMA ", \"intermediate_size\": 0}", DW_PARSE, "intermediate_size is 0"},
+        {LLAMA ", \"intermediate_size\": \"96\"}", DW_PARSE, "intermediate_size is a string"},
+        {LLAMA ", \"intermediate_size\": 96.5}", DW_PARSE, "intermediate_size is a real number"},
+        {LLAMA ", \"intermediate_size\": 99999999999999999999}", DW_PARSE, "too big integer"},
+        {LLAMA FFN ", \"num_key_value_heads\": 3}", DW_PARSE, "expected a multiple"},
+        {LLAMA FFN ", \"head_dim\": -1}", DW_PARSE, "head_dim is -1"},
+        {LLAMA FFN ", \"tie_word_embeddings\": 1}", DW_PARSE, "tie_word_embeddings is an integer"},
+        {LLAMA FFN ", \"attention_bias\": \"yes\"}", DW_PARSE, "attention_bias is a string"},
+        {LLAMA FFN ", \"layer_types\": 3}", DW_PARSE, "layer_types is an integer"},
+        {LLAMA FFN ", \"layer_types\": [3]}", DW_PARSE, "entry of layer_types is an integer"},
+        {LLAMA FFN ", \"layer_types\": [\"linear_attention\"]}", DW_UNSUPPORTED,
+         "layer_types has \"linear_attention\""},
+        {LLAMA FFN ", \"layer_types\": [\"chunked_attention\"]}", DW_PARSE,
+         "attention_chunk_size is missing"},
+        {LLAMA FFN ", \"is_encoder_decoder\": true}", DW_UNSUPPORTED, "is_encoder_decoder is true"},
+        {LLAMA FFN ", \"num_experts\": 8}", DW_PARSE, "num_experts_per_tok is missing"},
+        {LLAMA FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 9}", DW_PARSE,
+         "num_experts_per_tok is 9; expected 1 to 8"},
+        {MOE ", \"moe_intermediate_size\": 16000000, \"n_shared_experts\": 1000}", DW_PARSE,
+         "n_shared_experts is 1000"},
+        {MOE ", \"mlp_only_layers\": 3}", DW_PARSE, "mlp_only_layers is an integer"},
+        {MOE ", \"decoder_sparse_step\": 0}", DW_PARSE, "decoder_sparse_step is 0"},
+        {LLAMA FFN ", \"kv_lora_rank\": 16}", DW_PARSE, "qk_nope_head_dim is missing"},
+        {"{\"model_type\": \"t5\", \"is_encoder_decoder\": true}", DW_UNSUPPORTED,
+         "is_encoder_decoder"},
+        {"{\"model_type\": \"mamba\", \"state_size\": 16}", DW_UNSUPPORTED, "state_size"},
+        {"{\"model_type\": \"bert\", " SIZES "\"num_attention_heads\": 4" FFN "}", DW_PARSE,
+         "max_position_embeddings is missing"},
+        {"{\"model_type\": \"opt\", " SIZES "\"word_embed_proj_dim\": 32}", DW_UNSUPPORTED,
+         "word_embed_proj_dim is 32"},
+        {HYBRID "}", DW_PARSE, "hybrid_override_pattern is missing"},
+        {HYBRID ", \"hybrid_override_pattern\": \"\"}", DW_PARSE, "has 0 layers"},
+        {HYBRID ", \"hybrid_override_pattern\": \"M-X\"}", DW_UNSUPPORTED, "a layer is \"X\""},
+        {HYBRID ", \"hybrid_override_pattern\": \"ME\"}", DW_PARSE, "n_routed_experts is missing"},
+        {HYBRID ", \"layers_block_type\": {}}", DW_PARSE, "layers_block_type is an object"},
+        {HYBRID ", \"layers_block_type\": [1]}", DW_PARSE, "entry of layers_block_type"},
+        {"{\"text_config\": {\"model_type\": \"llama\"}}", DW_PARSE, "vocab_size is missing"},
+    };
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_planner_model model, before;
+        memset(&model, 0x5a, sizeof model);
+        before = model;
+        int64_t live = dw__memory_live();
+        dw_status status = dw_planner_model_parse(cases[at].text, strlen(cases[at].text), &model);
+        if (status != cases[at].status || !strstr(dw_last_error(), cases[at].part))
+            print_error("%s: %d \"%s\"\n", cases[at].text, status, dw_last_error());
+        assert_int_equal(status, cases[at].status);
+        assert_non_null(strstr(dw_last_error(), cases[at].part));
+        assert_memory_equal(&model, &before, sizeof model);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    assert_int_equal(dw_planner_model_parse(NULL, 0, NULL), DW_INVALID_ARGUMENT);
+}
+
+static void keep_line(void *context, int level, const char *line) {
+    assert_int_equal(level, 2);
+    snprintf(context, 256, "%s", line);
+}
+
+static void what_is_taken_for_granted_is_logged(void **state) {
+    (void)state;
+    static const char unknown[] =
+        "{\"model_type\": \"ferret\", " SIZES "\"num_attention_heads\": 4" FFN "}";
+    static const char known[] = LLAMA FFN "}";
+    static const char nested[] = "{\"vision_config\": {}, \"text_config\": " LLAMA FFN "}}";
+    char line[256] = "";
+    dw_planner_model a, b, c;
+    dw_log_set_sink(keep_line, line, 2);
+    assert_ok(dw_planner_model_parse(known, strlen(known), &a));
+    assert_string_equal(line, "");
+    assert_ok(dw_planner_model_parse(unknown, strlen(unknown), &b));
+    assert_non_null(strstr(line, "\"ferret\" is not known"));
+    assert_ok(dw_planner_model_parse(nested, strlen(nested), &c));
+    assert_non_null(strstr(line, "text_config is planned"));
+    dw_log_set_sink(NULL, NULL, 0);
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_memory_equal(&a, &c, sizeof a);
+}
+
+static void windows_by_rule(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int window, layers;
+    } cases[] = {
+        {LLAMA FFN ", \"sliding_window\": 8}", 0, 0}, /* the class does not read it */
+        {"{\"model_type\": \"mistral\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8}",
+         8, 4},
+        {"{\"model_type\": \"mistral\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": null}",
+         0, 0},
+        {"{\"model_type\": \"gemma2\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8}",
+         8, 2},
+        {"{\"model_type\": \"gemma3_text\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+         "\"sliding_attention\", \"sliding_attention\"]}",
+         8, 3},
+        {"{\"model_type\": \"gemma3_text\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8, \"sliding_window_pattern\": 4}",
+         8, 3},
+        {"{\"model_type\": \"qwen2\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8}",
+         0, 0},
+        {"{\"model_type\": \"qwen2\", " SIZES "\"num_attention_heads\": 4" FFN
+         ", \"sliding_window\": 8, \"use_sliding_window\": true, \"max_window_layers\": 3}",
+         8, 1},
+    };
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_planner_model model;
+        assert_ok(dw_planner_model_parse(cases[at].text, strlen(cases[at].text), &model));
+        assert_int_equal(model.window, cases[at].window);
+        assert_int_equal(model.window_layers, cases[at].layers);
+    }
+}
+
+/* ---- files ----------------------------------------------------------------------------------------------------- */
+
+static void paths_come_before_names(void **state) {
+    (void)state;
+    char folder[64] = "/tmp/deepwell-XXXXXX", file[128];
+    static const char text[] = LLAMA FFN "}";
+    dw_planner_model model, named;
+    assert_non_null(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/config.json", folder);
+    assert_int_equal(dw_planner_model_load(folder, &model), DW_IO);
+    assert_int_equal(dw_planner_model_find(folder, &model), DW_IO);
+    FILE *out = fopen(file, "w");
+    assert_non_null(out);
+    fputs(text, out);
+    fclose(out);
+    assert_ok(dw_planner_model_load(folder, &model));
+    assert_int_equal(model.ffn, 96);
+    assert_ok(dw_planner_model_find(file, &model));
+    assert_int_equal(model.ffn, 96);
+    out = fopen(file, "w");
+    fputs("{\"model_type\": \"llama\"}", out);
+    fclose(out);
+    assert_int_equal(dw_planner_model_load(file, &model), DW_PARSE);
+    assert_non_null(strstr(dw_last_error(), file));
+    assert_non_null(strstr(dw_last_error(), "vocab_size is missing"));
+    unlink(file);
+    rmdir(folder);
+    assert_ok(dw_planner_model_find("gpt2", &model));
+    assert_ok(dw_planner_model_named("gpt2", &named));
+    assert_memory_equal(&model, &named, sizeof named);
+    assert_int_equal(dw_planner_model_find("no-such-thing", &model), DW_NOT_FOUND);
+    assert_int_equal(dw_planner_model_load("/nowhere", &model), DW_IO);
+}
+
+static void every_allocation_may_fail(void **state) {
+    (void)state;
+    dw_planner_model model;
+    int64_t live = dw__memory_live(), count = 0;
+    dw_status status = DW_OUT_OF_MEMORY;
+    for (; status != DW_OK; count++) {
+        assert_true(count < 1000);
+        dw__memory_fail_after(count);
+        status = dw_planner_model_named("deepseek-v3", &model);
+        dw__memory_fail_after(-1);
+        if (status != DW_OK) assert_int_equal(status, DW_OUT_OF_MEMORY);
+        assert_int_equal(dw__memory_live(), live);
+    }
+    assert_true(count > 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_model_has_its_published_size),
+        cmocka_unit_test(widths_make_the_total),
+        cmocka_unit_test(the_small_catalogue_agrees),
+        cmocka_unit_test(names_however_they_are_written),
+        cmocka_unit_test(an_unknown_name_has_neighbours),
+        cmocka_unit_test(configurations_of_every_wrong_kind),
+        cmocka_unit_test(what_is_taken_for_granted_is_logged),
+        cmocka_unit_test(windows_by_rule),
+        cmocka_unit_test(paths_come_before_names),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
