@@ -17,8 +17,7 @@ enum {
     LAYERS_MOST = 1 << 16,
     SIZE_MOST = 1 << 24,
     VOCABULARY_MOST = 1 << 28,
-    NAMES_MOST = 4,
-    /* of one size */,
+    NAMES_MOST = 4, /* of one size */
 };
 static const dw__json_limits config_limits = {32, 1 << 20};
 
