@@ -21,6 +21,10 @@ double dw_pipeline_bubble(dw_pipeline_schedule schedule, int stages, int virtual
     return idle / (3 * m + idle);
 }
 
+int dw__head_stage(const dw_layout *layout) {
+    return layout->schedule == DW_SCHEDULE_ZB_V ? 0 : layout->pp - 1;
+}
+
 /* Remainders go to the stages after the first: the ends have the vocabulary. */
 double dw__stage_layers(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
@@ -61,8 +65,8 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
     dense *= scale;
     *experts *= scale;
     double table = dw__embedding_parameters(model) / layout->tp;
-    int last = layout->pp - 1;
+    int head = dw__head_stage(layout);
     if (stage == 0) dense += table + (double)model->positions * model->hidden;
-    if (stage == last && (!model->tied || last > 0)) dense += table;
+    if (stage == head && (!model->tied || head > 0)) dense += table;
     return dense;
 }

@@ -71,10 +71,36 @@ double dw__parts_sum(const dw_time_parts *parts);
 /* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
 double dw__stage_layers(const dw__planned *planned, int stage);
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts);
+int dw__head_stage(
+    const dw_layout *layout); /* the last; where the pipeline turns round, the first */
+
+/* ---- the data parallel group: seconds on the wire, of one stage ---- */
+typedef struct dw__data_traffic {
+    int each;              /* 1: of every micro-batch (ZeRO-3 without a pipeline); 0: of a step */
+    double gather, reduce; /* of parameters, of gradients */
+    double again;          /* gathered once more, for backward */
+    double across;         /* of a step: between replicas of what is sharded */
+} dw__data_traffic;
+void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic);
+/* What `room` seconds of computation beside it do not hide. */
+double dw__data_exposed(const dw__planned *planned, double traffic, double room);
+
+/* ---- once a step, and for all that is done in it ---- */
+double dw__optimizer_seconds(const dw__planned *planned, int stage);
+double dw__slowdown(const dw__planned *planned); /* factor: kernels not alone, stragglers */
+double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of the host */
 
 /* ---- memory ---- */
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory);
+/* One micro-batch in all of a stage's layers. */
+typedef struct dw__activation_bytes {
+    double kept;   /* from forward to backward */
+    double again;  /* while backward computes a layer again */
+    double logits; /* and loss; of the stage that has the head */
+} dw__activation_bytes;
+void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
+                             int recompute_layers, int stage, dw__activation_bytes *bytes);
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 

@@ -107,6 +107,31 @@ static int groups_of(const dw_layout *layout) {
            (layout->dp > 1);
 }
 
+void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
+                             int recompute_layers, int stage, dw__activation_bytes *bytes) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    double layers = dw__stage_layers(planned, stage);
+    double part = (double)dw__moe_layers(model) / model->layers, t = planned->tokens;
+    double kept[2], full = dw__layer_activation_bytes(planned, DW_RECOMPUTE_FULL, 0);
+    for (int mode = 0; mode < 2; mode++) {
+        dw_recompute how = mode ? recompute : DW_RECOMPUTE_NONE;
+        kept[mode] = (1 - part) * dw__layer_activation_bytes(planned, how, 0) +
+                     (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
+    }
+    double again =
+        recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
+    if (again > layers) again = layers;
+    double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
+    double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
+    *bytes = (dw__activation_bytes){.kept = t * (again * full + (layers - again) * rest),
+                                    .again = again > 0 ? t * kept[0] : 0};
+    if (layers > 0) bytes->kept *= 1 - offloaded / layers;
+    if (stage == dw__head_stage(layout))
+        bytes->logits =
+            t * model->vocabulary / layout->tp * habit_of(layout)->logit + t * 4 * model->hidden;
+}
+
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory) {
     const dw_planner_model *model = planned->model;
@@ -134,30 +159,14 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
 
-    double layers = dw__stage_layers(planned, stage), held = in_flight(planned, stage);
-    double part = (double)dw__moe_layers(model) / model->layers, t = planned->tokens;
-    double kept[2], full = dw__layer_activation_bytes(planned, DW_RECOMPUTE_FULL, 0);
-    for (int mode = 0; mode < 2; mode++) {
-        dw_recompute how = mode ? recompute : DW_RECOMPUTE_NONE;
-        kept[mode] = (1 - part) * dw__layer_activation_bytes(planned, how, 0) +
-                     (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
-    }
-    double again =
-        recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
-    if (again > layers) again = layers;
-    double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
-    double each = t * (again * full + (layers - again) * rest);
-    double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
-    if (layers > 0) each *= 1 - offloaded / layers;
-    memory->activations = each * held + (again > 0 ? t * kept[0] : 0);
-
+    dw__activation_bytes activations;
+    dw__activation_bytes_of(planned, recompute, recompute_layers, stage, &activations);
+    memory->activations = activations.kept * in_flight(planned, stage) + activations.again;
     /* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
-    memory->workspace = layout->tp > 1 ? 3 * 2.0 * t * model->hidden : 0;
-    double table = dw__embedding_parameters(model) / layout->tp;
-    if (stage == layout->pp - 1) {
-        double logits = t * model->vocabulary / layout->tp;
-        memory->workspace += logits * bytes->logit + t * 4 * model->hidden;
-    }
+    double gathered_inputs = layout->tp > 1 ? 3 * 2.0 * planned->tokens * model->hidden : 0;
+    memory->workspace = gathered_inputs + activations.logits;
+    double layers = dw__stage_layers(planned, stage),
+           table = dw__embedding_parameters(model) / layout->tp;
     if (zero >= 3) { /* two layers gathered, one layer's gradients whole; the table by itself */
         double layer = (whole - (stage == 0 ? table : 0)) / (layers > 1 ? layers : 1);
         double gathered = layer * (2 * 2 + 4);

@@ -142,7 +142,7 @@ static void time_stage(const dw__planned *planned, const layer_times *times, int
     dw_time_parts again;
     recomputed(planned, recompute, part, &time->forward, &again);
     add(&time->backward, &again, 1);
-    if (stage == layout->pp - 1) {
+    if (stage == dw__head_stage(layout)) {
         add(&time->forward, &times->head.forward, 1);
         add(&time->backward, &times->head.backward, 1);
         time->weight += times->head.weight;
@@ -174,37 +174,28 @@ static double ramp(const dw__planned *planned, double forward, double backward, 
     return idle > 0 ? idle : 0;
 }
 
-/* Reduction of gradients and gathering of parameters that computation does not hide, a step. */
-static void data_seconds(const dw__planned *planned, double forward, double backward,
-                         dw_time_parts *time) {
+void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic) {
     const dw_layout *layout = planned->layout;
-    const dw__constants *c = planned->constants;
-    double ranks = (double)layout->dp * layout->cp, m = planned->micro_batches;
-    double experts, dense = dw__stage_parameters(planned, 0, &experts);
+    double ranks = (double)layout->dp * layout->cp;
+    double experts, dense = dw__stage_parameters(planned, stage, &experts);
     double trained = dw__trained_part(planned->model);
     double expert_ranks = ranks * layout->tp / (layout->ep * planned->etp);
     int expert_stride = (int)(layout->ep * planned->etp);
-    double layers = dw__stage_layers(planned, 0);
+    double layers = dw__stage_layers(planned, stage);
+    *traffic = (dw__data_traffic){0};
     if (layout->zero_stage >= 3) {
         /* In a pipeline parameters are gathered, and gradients reduced, once a step. */
-        if (layout->pp > 1) m = 1;
+        traffic->each = layout->pp == 1;
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
-        double gather =
+        traffic->gather =
             dw__gather_seconds(planned, 2 * dense, shard, layout->tp, layers) +
             dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride, layers);
-        double reduce = gather * trained * (layout->gradient_bytes == 2 ? 1 : 2);
-        double traffic[2] = {gather, (layout->reshard ? gather : 0) + reduce};
-        double room[2] = {forward, backward};
-        for (int at = 0; at < 2; at++) {
-            double hidden = traffic[at] < room[at] ? traffic[at] : room[at];
-            if (!layout->overlap_data) hidden = 0;
-            time->data += m * (traffic[at] - hidden + c->shard_exposed * hidden +
-                               c->shard_contention * hidden);
-        }
+        traffic->again = layout->reshard ? traffic->gather : 0;
+        traffic->reduce = traffic->gather * trained * (layout->gradient_bytes == 2 ? 1 : 2);
         if (ranks > shard)
-            time->data += c->data_exposed * 2 *
-                          dw__gather_seconds(planned, 4 * (dense + experts) * trained / shard,
-                                             (int)(ranks / shard), layout->tp * shard, layers);
+            traffic->across =
+                2 * dw__gather_seconds(planned, 4 * (dense + experts) * trained / shard,
+                                       (int)(ranks / shard), layout->tp * shard, layers);
         return;
     }
     double gradient =
@@ -215,30 +206,45 @@ static void data_seconds(const dw__planned *planned, double forward, double back
     /* Megatron's buckets; nanotron sends each parameter by itself. */
     double buckets = ceil(dense / fmax(40e6, 1e6 * ranks));
     if (layout->framework == DW_FRAMEWORK_NANOTRON) buckets = 9 * layers;
-    double reduce =
+    traffic->reduce =
         dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp, buckets) +
         dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride,
                            buckets);
-    double gather = reduce * (layout->zero_stage ? 2 / gradient : 1);
-    double traffic[2] = {gather, reduce}, room[2] = {forward, backward};
-    for (int at = 0; at < 2; at++) {
-        double hidden = traffic[at] < room[at] ? traffic[at] : room[at];
-        if (!layout->overlap_data) hidden = 0;
-        time->data += traffic[at] - hidden * (1 - c->data_exposed);
-    }
+    traffic->gather = traffic->reduce * (layout->zero_stage ? 2 / gradient : 1);
 }
 
-static void optimizer_seconds(const dw__planned *planned, dw_time_parts *time) {
+double dw__data_exposed(const dw__planned *planned, double traffic, double room) {
+    const dw__constants *c = planned->constants;
+    double hidden = traffic < room ? traffic : room;
+    if (!planned->layout->overlap_data) hidden = 0;
+    double part =
+        planned->layout->zero_stage >= 3 ? c->shard_exposed + c->shard_contention : c->data_exposed;
+    return traffic - hidden * (1 - part);
+}
+
+/* Reduction of gradients and gathering of parameters that computation does not hide, a step. */
+static void data_seconds(const dw__planned *planned, double forward, double backward,
+                         dw_time_parts *time) {
+    dw__data_traffic traffic;
+    dw__data_traffic_of(planned, 0, &traffic);
+    double exposed = dw__data_exposed(planned, traffic.gather, forward) +
+                     dw__data_exposed(planned, traffic.again + traffic.reduce, backward);
+    time->data += exposed * (traffic.each ? planned->micro_batches : 1) +
+                  planned->constants->data_exposed * traffic.across;
+}
+
+double dw__optimizer_seconds(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
-    double experts, dense = dw__stage_parameters(planned, 0, &experts);
+    double experts, dense = dw__stage_parameters(planned, stage, &experts);
     double shard = layout->zero_stage ? planned->shard : 1;
     double ranks = (double)layout->dp * layout->cp * layout->tp / (layout->ep * planned->etp);
     double expert_shard = shard < ranks ? shard : ranks < 1 ? 1 : ranks;
     double elements = (dense / shard + experts / expert_shard) * dw__trained_part(planned->model);
     double bytes = elements * planned->constants->optimizer_bytes;
-    time->optimizer = dw__traffic_seconds(planned, bytes);
+    double seconds = dw__traffic_seconds(planned, bytes);
     if (layout->offload_optimizer && planned->hardware->host_bandwidth.value > 0)
-        time->optimizer += 2 * 2 * elements / planned->hardware->host_bandwidth.value;
+        seconds += 2 * 2 * elements / planned->hardware->host_bandwidth.value;
+    return seconds;
 }
 
 static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, int layers,
@@ -287,6 +293,18 @@ static void memory_of(const dw__planned *planned, dw_prediction *prediction) {
             least = middle + 1;
     }
     heaviest_memory(planned, DW_RECOMPUTE_FULL, most, prediction);
+}
+
+double dw__slowdown(const dw__planned *planned) {
+    const dw__constants *c = planned->constants;
+    int gpus = planned->layout->gpus;
+    double doublings = gpus > 8 ? log2(gpus / 8.0) : 0;
+    return (1 + c->jitter) * (1 + c->straggler * doublings);
+}
+
+double dw__micro_batch_fixed(const dw__planned *planned) {
+    const dw__constants *c = planned->constants;
+    return c->micro_fixed * (planned->layout->cuda_graphs ? c->host_graphs : 1);
 }
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,
@@ -344,12 +362,10 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->imbalance = m * total[most] * (1 - part);
     }
     data_seconds(&planned, forward, backward, time);
-    optimizer_seconds(&planned, time);
+    time->optimizer = dw__optimizer_seconds(&planned, 0);
     double seconds = dw__parts_sum(time);
-    double doublings = layout->gpus > 8 ? log2(layout->gpus / 8.0) : 0;
-    time->other = seconds * ((1 + constants->jitter) * (1 + constants->straggler * doublings) - 1) +
-                  constants->step_fixed +
-                  m * constants->micro_fixed * (layout->cuda_graphs ? constants->host_graphs : 1);
+    time->other = seconds * (dw__slowdown(&planned) - 1) + constants->step_fixed +
+                  m * dw__micro_batch_fixed(&planned);
     seconds += time->other;
 
     prediction->seconds = seconds;
@@ -387,18 +403,15 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
            layers = dw__stage_layers(&planned, stage);
     /* The head is in the last stage's last chunk alone. */
     double head_forward = 0, head_backward = 0, head_weight = 0;
-    if (stage == layout->pp - 1) {
+    if (stage == dw__head_stage(layout)) {
         head_forward = dw__parts_sum(&times.head.forward);
         head_backward = dw__parts_sum(&times.head.backward);
         head_weight = times.head.weight;
     }
-    int has_head = stage == layout->pp - 1 && chunk == layout->virtual_stages - 1;
+    int has_head = stage == dw__head_stage(layout) && chunk == v - 1;
     double experts, dense = dw__stage_parameters(&planned, stage, &experts);
-    double part = (double)dw__moe_layers(model) / model->layers;
-    double kept =
-        (1 - part) * dw__layer_activation_bytes(&planned, layout->recompute, 0) +
-        (part > 0 ? part * dw__layer_activation_bytes(&planned, layout->recompute, 1) : 0);
-    double whole_layer = dw__layer_activation_bytes(&planned, DW_RECOMPUTE_NONE, part > 0.5);
+    dw__activation_bytes bytes;
+    dw__activation_bytes_of(&planned, layout->recompute, layout->recompute_layers, stage, &bytes);
     *cost = (dw_stage_cost){
         .layers = (int)(layers / v + (chunk < fmod(layers, v) ? 1 : 0)),
         .forward =
@@ -409,10 +422,8 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
                                            (layout->sequence_parallel ? layout->tp : 1)
                                      : 0,
         .parameters = dense + experts,
-        .activation_bytes = planned.tokens * kept * layers / v,
-        .transient_bytes =
-            (has_head ? planned.tokens * 8.0 * model->vocabulary / layout->tp : 0) +
-            (layout->recompute == DW_RECOMPUTE_FULL ? planned.tokens * whole_layer : 0),
+        .activation_bytes = bytes.kept / v,
+        .transient_bytes = (has_head ? bytes.logits : 0) + bytes.again,
     };
     cost->backward = (dw__parts_sum(&whole.backward) - head_backward) / v +
                      (has_head ? head_backward : 0) - cost->backward_weight;

@@ -1,0 +1,391 @@
+/* Plays the lists of all ranks. A rank does its operations in their order, each as soon as what it needs has arrived; what
+ * has arrived is known, because each list waits for nothing that waits for it. So no queue of events is needed: a rank
+ * runs until it lacks something, and is taken up again when that has been sent. */
+#include "simulate/simulate_internal.h"
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct rank_state {
+    size_t next; /* operation */
+    double free_at[DW_STREAMS];
+    double bytes;     /* of activations */
+    double mixed_end; /* of operations that run mixed */
+    int in_flight;
+    int queued;
+} rank_state;
+
+typedef struct chunk_state {
+    int started, left; /* operations that add to its gradients */
+    double gathered;
+} chunk_state;
+
+typedef struct player {
+    dw_simulation *simulation;
+    const dw__schedule *schedule;
+    rank_state *ranks;
+    chunk_state *chunks;
+    double *arrived
+        [2]; /* activations and gradients: [micro_batch * positions + position]; NaN: not yet */
+    int *queue, queued;
+    int positions;
+} player;
+
+static dw_status record(player *p, int rank, dw_stream stream, dw_event_kind kind, int chunk,
+                        int micro_batch, double start, double end) {
+    dw_event event = {start,           end,          micro_batch, (int16_t)rank, (int16_t)chunk,
+                      (uint8_t)stream, (uint8_t)kind};
+    p->simulation->ranks[rank].busy[stream] += end - start;
+    return DW_PUSH(&p->simulation->events, event);
+}
+
+/* What the rank holds from `time` on. */
+static dw_status hold(player *p, int rank, double time, double bytes) {
+    dw__memory_line *line = &p->simulation->memory[rank];
+    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+    bytes += summary->constant_bytes;
+    if (bytes > summary->peak_bytes) {
+        summary->peak_bytes = bytes;
+        summary->peak_time = time;
+    }
+    if (line->count && line->items[line->count - 1].time >= time) {
+        line->items[line->count - 1].bytes = bytes;
+        return DW_OK;
+    }
+    return DW_PUSH(line, ((dw_memory_point){time, bytes}));
+}
+
+static void wake(player *p, int rank) {
+    if (p->ranks[rank].queued) return;
+    p->ranks[rank].queued = 1;
+    p->queue[p->queued++] = rank;
+}
+
+/* The result of an operation at `position` goes to the next one: 0 forward, 1 backward. */
+static dw_status pass_on(player *p, int rank, int chunk, int micro_batch, int position,
+                         int backward, double time) {
+    int to = backward ? position - 1 : position + 1, to_rank, to_chunk;
+    size_t at = (size_t)micro_batch * (size_t)p->positions;
+    if (to == p->positions) { /* the loss: its gradient is here */
+        p->arrived[1][at + (size_t)position] = time;
+        return DW_OK;
+    }
+    if (to < 0) return DW_OK;
+    dw__schedule_place(p->schedule, micro_batch, to, &to_rank, &to_chunk);
+    double send = p->simulation->costs.ranks[rank].send, start = time;
+    if (to_rank != rank) {
+        int next = to_rank == (rank + 1) % p->schedule->stages;
+        dw_stream stream = next ? DW_STREAM_SEND_NEXT : DW_STREAM_SEND_PREVIOUS;
+        double *free_at = &p->ranks[rank].free_at[stream];
+        if (*free_at > start) start = *free_at;
+        time = start + send;
+        *free_at = time;
+        if (send > 0)
+            DW_RETURN_IF_FAILED(record(p, rank, stream,
+                                       backward ? DW_EVENT_SEND_GRADIENT : DW_EVENT_SEND_ACTIVATION,
+                                       chunk, micro_batch, start, time));
+    }
+    p->arrived[backward][at + (size_t)to] = time;
+    wake(p, to_rank);
+    return DW_OK;
+}
+
+/* ZeRO-3: traffic of an operation, beside it. */
+static dw_status beside(player *p, int rank, dw_event_kind kind, int chunk, int micro_batch,
+                        double seconds, double start) {
+    if (seconds <= 0) return DW_OK;
+    double *free_at = &p->ranks[rank].free_at[DW_STREAM_DATA];
+    if (*free_at > start) start = *free_at;
+    *free_at = start + seconds;
+    return record(p, rank, DW_STREAM_DATA, kind, chunk, micro_batch, start, *free_at);
+}
+
+static dw_status run_operation(player *p, int rank, const dw__operation *operation, double ready) {
+    rank_state *state = &p->ranks[rank];
+    size_t slot = (size_t)rank * (size_t)p->schedule->chunks + (size_t)operation->chunk;
+    const dw__chunk_cost *cost = &p->simulation->costs.chunks[slot];
+    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+    chunk_state *chunk = &p->chunks[slot];
+    double start = state->free_at[DW_STREAM_COMPUTE], seconds, transient, data[2] = {0};
+    if (ready > start) start = ready;
+    int forward = operation->kind == DW_EVENT_FORWARD, done = 0;
+    transient = cost->logits_bytes + p->simulation->costs.ranks[rank].busy_bytes;
+    switch (operation->kind) {
+    case DW_EVENT_FORWARD:
+        seconds = cost->forward;
+        data[0] = cost->data_forward;
+        if (!chunk->started && chunk->gathered > start) {
+            summary->data_wait += chunk->gathered - start;
+            start = chunk->gathered;
+        }
+        chunk->started = 1;
+        state->bytes += cost->kept_bytes;
+        if (++state->in_flight > summary->peak_in_flight)
+            summary->peak_in_flight = state->in_flight;
+        break;
+    case DW_EVENT_BACKWARD_INPUT:
+        seconds = cost->input;
+        data[0] = cost->data_input;
+        transient += cost->again_bytes;
+        break;
+    case DW_EVENT_BACKWARD_WEIGHT:
+        seconds = cost->weight;
+        data[1] = cost->data_weight;
+        done = 1;
+        break;
+    default:
+        seconds = cost->input + cost->weight;
+        data[0] = cost->data_input;
+        data[1] = cost->data_weight;
+        transient += cost->again_bytes;
+        done = 1;
+    }
+    double end = start + seconds;
+    DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, (dw_event_kind)operation->kind,
+                               operation->chunk, operation->micro_batch, start, end));
+    summary->compute += seconds;
+    DW_RETURN_IF_FAILED(
+        beside(p, rank, DW_EVENT_GATHER, operation->chunk, operation->micro_batch, data[0], start));
+    DW_RETURN_IF_FAILED(
+        beside(p, rank, DW_EVENT_REDUCE, operation->chunk, operation->micro_batch, data[1], start));
+    DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
+    if (done) {
+        state->bytes -= cost->kept_bytes;
+        if (--state->in_flight == 0) state->bytes = 0; /* what rounding left */
+    }
+    DW_RETURN_IF_FAILED(hold(p, rank, end, state->bytes));
+    state->free_at[DW_STREAM_COMPUTE] = end;
+    double out = end;
+    if (operation->mixed == 1) {
+        const dw__chunk_cost *with = cost - operation->chunk + operation[1].chunk;
+        state->mixed_end = end + with->input + with->weight;
+    }
+    if (operation->mixed) out = state->mixed_end;
+    if (operation->kind != DW_EVENT_BACKWARD_WEIGHT) {
+        int position = dw__schedule_position(p->schedule, rank, operation->chunk);
+        DW_RETURN_IF_FAILED(
+            pass_on(p, rank, operation->chunk, operation->micro_batch, position, !forward, out));
+    }
+    if (!done || --chunk->left > 0 || cost->reduce <= 0) return DW_OK;
+    double *free_at = &state->free_at[DW_STREAM_DATA], begin = end + cost->reduce_exposed;
+    begin -= cost->reduce;
+    if (*free_at > begin) begin = *free_at;
+    *free_at = begin + cost->reduce;
+    return record(p, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation->chunk, -1, begin, *free_at);
+}
+
+/* When what an operation needs has arrived; NaN: not yet known. */
+static double ready_at(const player *p, int rank, const dw__operation *operation) {
+    if (operation->kind == DW_EVENT_BACKWARD_WEIGHT) return 0;
+    int position = dw__schedule_position(p->schedule, rank, operation->chunk);
+    size_t at = (size_t)operation->micro_batch * (size_t)p->positions + (size_t)position;
+    return p->arrived[operation->kind != DW_EVENT_FORWARD][at];
+}
+
+/* Until the rank lacks something. */
+static dw_status run_rank(player *p, int rank) {
+    rank_state *state = &p->ranks[rank];
+    const dw__operations *list = &p->schedule->ranks[rank];
+    for (; state->next < list->count; state->next++) {
+        const dw__operation *operation = &list->items[state->next];
+        double ready = ready_at(p, rank, operation);
+        double with = operation->mixed == 1 ? ready_at(p, rank, operation + 1) : ready;
+        if (isnan(ready) || isnan(with)) return DW_OK;
+        DW_RETURN_IF_FAILED(run_operation(p, rank, operation, ready > with ? ready : with));
+    }
+    return DW_OK;
+}
+
+static dw_status begin_rank(player *p, int rank) {
+    const dw__step_costs *costs = &p->simulation->costs;
+    int chunks = p->schedule->chunks;
+    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+    summary->constant_bytes = costs->ranks[rank].constant_bytes;
+    DW_RETURN_IF_FAILED(hold(p, rank, 0, 0));
+    double *free_at = &p->ranks[rank].free_at[DW_STREAM_DATA];
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        size_t slot = (size_t)(rank * chunks + chunk);
+        const dw__chunk_cost *cost = &costs->chunks[slot];
+        p->chunks[slot].left = 0;
+        if (cost->gather <= 0) continue;
+        double start = *free_at;
+        *free_at = start + cost->gather;
+        p->chunks[slot].gathered = start + cost->gather_exposed;
+        DW_RETURN_IF_FAILED(
+            record(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, chunk, -1, start, *free_at));
+    }
+    const dw__operations *list = &p->schedule->ranks[rank];
+    for (size_t at = 0; at < list->count; at++)
+        if (list->items[at].kind == DW_EVENT_BACKWARD ||
+            list->items[at].kind == DW_EVENT_BACKWARD_WEIGHT)
+            p->chunks[rank * chunks + list->items[at].chunk].left++;
+    wake(p, rank);
+    return DW_OK;
+}
+
+static dw_status finish_rank(player *p, int rank) {
+    rank_state *state = &p->ranks[rank];
+    const dw__rank_cost *cost = &p->simulation->costs.ranks[rank];
+    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+    if (state->next < p->schedule->ranks[rank].count)
+        return dw__fail(DW_INTERNAL, "the schedule %s stops: rank %d waits for ever",
+                        dw_pipeline_schedule_name(p->schedule->schedule), rank);
+    double last = state->free_at[DW_STREAM_COMPUTE], start = last;
+    if (state->free_at[DW_STREAM_DATA] > start) start = state->free_at[DW_STREAM_DATA];
+    summary->data_wait += start - last;
+    summary->end = start + cost->optimizer + cost->fixed;
+    summary->optimizer = cost->optimizer + cost->fixed;
+    if (cost->optimizer > 0)
+        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_OPTIMIZER, -1, -1, start,
+                                   start + cost->optimizer));
+    if (cost->fixed > 0)
+        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_FIXED, -1, -1,
+                                   start + cost->optimizer, summary->end));
+    return hold(p, rank, summary->end, 0);
+}
+
+static int compare_events(const void *left, const void *right) {
+    const dw_event *a = left, *b = right;
+    if (a->rank != b->rank) return a->rank < b->rank ? -1 : 1;
+    if (a->stream != b->stream) return a->stream < b->stream ? -1 : 1;
+    if (a->start != b->start) return a->start < b->start ? -1 : 1;
+    return a->end < b->end ? -1 : a->end > b->end;
+}
+
+/* Seconds of [start, end] while the rank computes; *from is the first event on its compute stream that may still matter,
+ * for intervals that come in order. */
+static double covered(const dw_event *compute, size_t count, size_t *from, double start,
+                      double end) {
+    double sum = 0;
+    while (*from < count && compute[*from].end <= start) ++*from;
+    for (size_t at = *from; at < count && compute[at].start < end; at++) {
+        double a = compute[at].start > start ? compute[at].start : start;
+        double b = compute[at].end < end ? compute[at].end : end;
+        if (b > a) sum += b - a;
+    }
+    return sum;
+}
+
+static void summarize(dw_simulation *simulation) {
+    const dw_event *events = simulation->events.items;
+    size_t count = simulation->events.count, at = 0;
+    dw_simulation_figures *f = &simulation->figures;
+    double covered_sum = 0, communication_sum = 0, busiest = 0, span = 0, longest = 0, busy = 0;
+    int ranks = simulation->schedule.stages;
+    for (int rank = 0; rank < ranks; rank++) {
+        dw_simulated_rank *summary = &simulation->ranks[rank];
+        size_t first = at, compute, from = 0;
+        while (at < count && events[at].rank == rank && events[at].stream == DW_STREAM_COMPUTE)
+            at++;
+        compute = at - first;
+        double pipeline_end = 0, hidden = 0, communication = 0;
+        summary->start = compute ? events[first].start : 0;
+        for (size_t i = first; i < first + compute; i++)
+            if (events[i].kind <= DW_EVENT_BACKWARD_WEIGHT) pipeline_end = events[i].end;
+        for (int stream = -1; at < count && events[at].rank == rank; at++) {
+            if (events[at].stream != stream) from = 0;
+            stream = events[at].stream;
+            communication += events[at].end - events[at].start;
+            hidden += covered(events + first, compute, &from, events[at].start, events[at].end);
+        }
+        summary->overlap = communication > 0 ? hidden / communication : 1;
+        covered_sum += hidden;
+        communication_sum += communication;
+        double length = pipeline_end - summary->start;
+        summary->wait = length - summary->compute;
+        if (length > span) span = length;
+        if (summary->compute > busiest) busiest = summary->compute;
+        busy += summary->compute + summary->optimizer;
+        /* A step is over for a rank when it can begin the next one: gathering belongs to it. */
+        double begun = summary->start;
+        for (size_t i = first + compute; i < at; i++)
+            if (events[i].start < begun && events[i].stream == DW_STREAM_DATA)
+                begun = events[i].start;
+        if (summary->end - begun > longest) longest = summary->end - begun;
+        if (summary->peak_bytes > f->peak_bytes) {
+            f->peak_bytes = summary->peak_bytes;
+            f->peak_time = summary->peak_time;
+            f->peak_rank = rank;
+        }
+    }
+    f->ranks = ranks;
+    f->chunks = simulation->schedule.chunks;
+    f->micro_batches = simulation->schedule.micro_batches;
+    f->events = count;
+    f->seconds = longest;
+    f->bubble_fraction = span > 0 ? 1 - busiest / span : 0;
+    if (f->bubble_fraction < 1e-12) f->bubble_fraction = 0; /* rounding of sums */
+    f->idle_fraction = longest > 0 ? 1 - busy / ranks / longest : 0;
+    f->overlap = communication_sum > 0 ? covered_sum / communication_sum : 1;
+}
+
+dw_status dw__simulate_events(dw_simulation *simulation) {
+    const dw__schedule *schedule = &simulation->schedule;
+    dw_status status = DW_OK;
+    int ranks = schedule->stages;
+    player p = {.simulation = simulation, .schedule = schedule};
+    p.positions = dw__schedule_positions(schedule);
+    size_t arrivals = (size_t)schedule->micro_batches * (size_t)p.positions;
+    p.ranks = dw__calloc((size_t)ranks, sizeof *p.ranks);
+    p.chunks = dw__calloc((size_t)ranks * (size_t)schedule->chunks, sizeof *p.chunks);
+    p.queue = dw__calloc((size_t)ranks, sizeof *p.queue);
+    for (int way = 0; way < 2; way++) p.arrived[way] = dw__malloc(arrivals * sizeof(double));
+    if (!p.ranks || !p.chunks || !p.queue || !p.arrived[0] || !p.arrived[1]) {
+        status = dw__fail_memory("a simulated step", arrivals * 2 * sizeof(double));
+        goto cleanup;
+    }
+    for (size_t at = 0; at < arrivals; at++)
+        p.arrived[0][at] = at % (size_t)p.positions ? NAN : 0, p.arrived[1][at] = NAN;
+    for (int rank = ranks - 1; rank >= 0; rank--) DW_TRY(begin_rank(&p, rank));
+    while (p.queued) {
+        int rank = p.queue[--p.queued];
+        p.ranks[rank].queued = 0;
+        DW_TRY(run_rank(&p, rank));
+    }
+    for (int rank = 0; rank < ranks; rank++) DW_TRY(finish_rank(&p, rank));
+    qsort(simulation->events.items, simulation->events.count, sizeof *simulation->events.items,
+          compare_events);
+    summarize(simulation);
+cleanup:
+    dw__free(p.ranks);
+    dw__free(p.chunks);
+    dw__free(p.queue);
+    dw__free(p.arrived[0]);
+    dw__free(p.arrived[1]);
+    return status;
+}
+
+dw_status dw__simulation_begin(dw_pipeline_schedule schedule, int stages, int chunks,
+                               int micro_batches, dw_simulation **simulation) {
+    dw_simulation *made = dw__calloc(1, sizeof *made);
+    if (!made) return dw__fail_memory("a simulation", sizeof *made);
+    dw_status status =
+        dw__schedule_create(schedule, stages, chunks, micro_batches, &made->schedule);
+    if (status != DW_OK) goto cleanup;
+    size_t ranks = (size_t)stages, slots = ranks * (size_t)made->schedule.chunks;
+    made->costs.chunks = dw__calloc(slots, sizeof *made->costs.chunks);
+    made->costs.ranks = dw__calloc(ranks, sizeof *made->costs.ranks);
+    made->memory = dw__calloc(ranks, sizeof *made->memory);
+    made->ranks = dw__calloc(ranks, sizeof *made->ranks);
+    if (!made->costs.chunks || !made->costs.ranks || !made->memory || !made->ranks)
+        status = dw__fail_memory("a simulation", slots * sizeof *made->costs.chunks);
+cleanup:
+    if (status != DW_OK) {
+        dw_simulation_destroy(made);
+        return status;
+    }
+    *simulation = made;
+    return DW_OK;
+}
+
+void dw_simulation_destroy(dw_simulation *simulation) {
+    if (!simulation) return;
+    for (int rank = 0; simulation->memory && rank < simulation->schedule.stages; rank++)
+        dw__free(simulation->memory[rank].items);
+    dw__free(simulation->memory);
+    dw__free(simulation->ranks);
+    dw__free(simulation->costs.chunks);
+    dw__free(simulation->costs.ranks);
+    dw__free(simulation->events.items);
+    dw__schedule_free(&simulation->schedule);
+    dw__free(simulation);
+}

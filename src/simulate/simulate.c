@@ -1,0 +1,220 @@
+/* A layout's costs, its step, and its figures beside those of dw_predict. */
+#include "plan/planner_internal.h"
+#include "simulate/simulate_internal.h"
+#include <math.h>
+#include <stdio.h>
+
+const char *dw_stream_name(dw_stream stream) {
+    static const char *const names[DW_STREAMS] = {"compute", "send to the next rank",
+                                                  "send to the rank before", "data parallel"};
+    return (unsigned)stream < DW_STREAMS ? names[stream] : "unknown";
+}
+const char *dw_event_kind_name(dw_event_kind kind) {
+    static const char *const names[DW_EVENT_KINDS] = {
+        "forward",          "backward",       "backward of inputs", "backward of weights",
+        "send activations", "send gradients", "gather parameters",  "reduce gradients",
+        "optimizer",        "once a step"};
+    return (unsigned)kind < DW_EVENT_KINDS ? names[kind] : "unknown";
+}
+
+/* ZeRO-3: what an operation takes with its traffic beside it. */
+static double with_traffic(const dw__planned *planned, double seconds, double traffic) {
+    return seconds + dw__data_exposed(planned, traffic, seconds);
+}
+
+static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule, int rank,
+                       int chunk, dw__chunk_cost *cost) {
+    const dw_layout *layout = planned->layout;
+    /* The second direction of DualPipe has the stage that lies opposite. */
+    int opposite = schedule->schedule == DW_SCHEDULE_DUALPIPE && chunk;
+    int stage = opposite ? schedule->stages - 1 - rank : rank, chunks = layout->virtual_stages;
+    dw_stage_cost stage_cost;
+    dw_predict_stage(planned->model, planned->hardware, layout, stage, opposite ? 0 : chunk,
+                     &stage_cost);
+    double slow = dw__slowdown(planned);
+    *cost = (dw__chunk_cost){.forward = stage_cost.forward,
+                             .input = stage_cost.backward,
+                             .weight = stage_cost.backward_weight,
+                             .kept_bytes = stage_cost.activation_bytes};
+    dw__activation_bytes bytes;
+    dw__activation_bytes_of(planned, layout->recompute, layout->recompute_layers, stage, &bytes);
+    cost->again_bytes = bytes.again;
+    cost->logits_bytes = stage_cost.transient_bytes - bytes.again;
+
+    dw__data_traffic traffic;
+    dw__data_traffic_of(planned, stage, &traffic);
+    double gather = traffic.gather / chunks, reduce = traffic.reduce / chunks;
+    if (traffic.each) {
+        double again = traffic.again / chunks, backward = cost->input + cost->weight;
+        cost->forward = with_traffic(planned, cost->forward, gather);
+        if (schedule->split) {
+            cost->input = with_traffic(planned, cost->input, again);
+            cost->weight = with_traffic(planned, cost->weight, reduce);
+        } else {
+            cost->input = with_traffic(planned, backward, again + reduce) - cost->weight;
+        }
+        cost->data_forward = gather * slow;
+        cost->data_input = again * slow;
+        cost->data_weight = reduce * slow;
+        cost->reduce = traffic.across / chunks;
+        cost->reduce_exposed = planned->constants->data_exposed * cost->reduce;
+    } else {
+        /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and the parts
+         * are gathered when the next step needs them. */
+        if (!layout->zero_stage) reduce += gather, gather = 0;
+        double last = schedule->split ? cost->weight : cost->input + cost->weight;
+        cost->gather = gather;
+        cost->gather_exposed = dw__data_exposed(planned, gather, cost->forward);
+        cost->reduce = reduce;
+        cost->reduce_exposed = dw__data_exposed(planned, reduce, last);
+    }
+    double *seconds[] = {&cost->forward,        &cost->input,  &cost->weight,        &cost->gather,
+                         &cost->gather_exposed, &cost->reduce, &cost->reduce_exposed};
+    for (size_t at = 0; at < DW_COUNT(seconds); at++) *seconds[at] *= slow;
+    cost->forward += dw__micro_batch_fixed(planned) / schedule->chunks *
+                     (schedule->schedule == DW_SCHEDULE_DUALPIPE ? schedule->chunks : 1);
+}
+
+static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, int rank,
+                      dw__rank_cost *cost) {
+    const dw_layout *layout = planned->layout;
+    int dualpipe = schedule->schedule == DW_SCHEDULE_DUALPIPE;
+    int stages[2] = {rank, dualpipe ? schedule->stages - 1 - rank : rank};
+    double slow = dw__slowdown(planned);
+    dw_stage_cost stage_cost;
+    dw_predict_stage(planned->model, planned->hardware, layout, rank, 0, &stage_cost);
+    *cost =
+        (dw__rank_cost){.send = stage_cost.send * slow, .fixed = planned->constants->step_fixed};
+    for (int at = 0; at < 2; at++) {
+        dw_memory_parts memory;
+        dw__activation_bytes bytes;
+        dw__memory(planned, layout->recompute, layout->recompute_layers, stages[at], &memory);
+        dw__activation_bytes_of(planned, layout->recompute, layout->recompute_layers, stages[at],
+                                &bytes);
+        /* Short of memory, the allocator gives back what it cannot use: dw_predict's rule of what fits. */
+        double overhead = memory.overhead - dw__fragments(planned, &memory);
+        cost->constant_bytes +=
+            (memory.parameters + memory.gradients + memory.optimizer + overhead) / 2;
+        cost->busy_bytes = fmax(cost->busy_bytes, memory.workspace - bytes.logits);
+        cost->optimizer += dw__optimizer_seconds(planned, stages[at]) * slow / (dualpipe ? 1 : 2);
+    }
+}
+
+static const char *const no_answer = "";
+
+/* Seconds of `layout` if it can be had; else 0 and why. */
+static double seconds_of(const dw_planner_model *model, const dw_hardware *hardware,
+                         const dw_layout *layout, const char **reason) {
+    dw_prediction prediction;
+    if (dw_predict(model, hardware, layout, &prediction) != DW_OK) {
+        *reason =
+            "the layout is not possible: its sizes do not divide, or the GPU lacks its products";
+        return 0;
+    }
+    if (!prediction.fits) {
+        *reason = "does not fit into the GPUs' memory";
+        return 0;
+    }
+    *reason = no_answer;
+    return prediction.seconds;
+}
+
+static void compare(const dw_planner_model *model, const dw_hardware *hardware,
+                    dw_simulation_figures *f, const dw_layout *layout) {
+    dw_layout other = *layout;
+    other.precision = DW_TRAIN_BF16;
+    double seconds;
+    if (layout->precision == DW_TRAIN_BF16) {
+        f->speedup_bf16 = 1;
+        f->speedup_bf16_reason = no_answer;
+    } else {
+        other.recompute = DW_RECOMPUTE_AUTO;
+        other.recompute_layers = 0;
+        seconds = seconds_of(model, hardware, &other, &f->speedup_bf16_reason);
+        f->speedup_bf16 = seconds / f->prediction.seconds;
+    }
+    dw_layout_default(&other);
+    other.gpus = other.dp = layout->gpus;
+    other.global_batch = layout->global_batch;
+    other.seq_len = layout->seq_len;
+    other.framework = layout->framework;
+    other.zero_stage = layout->gpus > 1 ? 3 : 0;
+    other.recompute = DW_RECOMPUTE_AUTO;
+    if (layout->global_batch % layout->gpus) {
+        f->speedup_unplanned = 0;
+        f->speedup_unplanned_reason = "the batch has no whole number of sequences for each GPU";
+        return;
+    }
+    seconds = seconds_of(model, hardware, &other, &f->speedup_unplanned_reason);
+    f->speedup_unplanned = seconds / f->prediction.seconds;
+}
+
+dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
+                      const dw_layout *given, dw_simulation **simulation) {
+    double began = dw__seconds();
+    dw_prediction prediction;
+    DW_RETURN_IF_FAILED(dw_predict(model, hardware, given, &prediction));
+    dw_layout layout = *given;
+    layout.recompute = prediction.recompute;
+    layout.recompute_layers = prediction.recompute_layers;
+    int micro_batches = layout.global_batch / (layout.dp * layout.micro_batch);
+    double most = (double)micro_batches * layout.pp * (layout.virtual_stages + 1) * 8;
+    if (most > DW_SIMULATE_MOST_EVENTS)
+        return dw__fail(DW_UNSUPPORTED,
+                        "%d micro-batches on %d stages of %d chunks are more than %d events; a "
+                        "smaller batch shows the same schedule",
+                        micro_batches, layout.pp, layout.virtual_stages, DW_SIMULATE_MOST_EVENTS);
+    dw_simulation *made = NULL;
+    DW_RETURN_IF_FAILED(dw__simulation_begin(layout.schedule, layout.pp, layout.virtual_stages,
+                                             micro_batches, &made));
+    const dw__schedule *schedule = &made->schedule;
+    made->model = *model;
+    made->layout = layout;
+    made->gpus = hardware->gpus;
+    snprintf(made->hardware, sizeof made->hardware, "%s", hardware->name);
+    snprintf(made->architecture, sizeof made->architecture, "%s", hardware->architecture);
+    /* Chunks as the schedule has them. */
+    layout.virtual_stages = schedule->schedule == DW_SCHEDULE_DUALPIPE ? 1 : schedule->chunks;
+    dw__planned planned;
+    dw__planned_begin(&planned, &dw__constants_default, model, hardware, &layout);
+    for (int rank = 0; rank < schedule->stages; rank++) {
+        rank_cost(&planned, schedule, rank, &made->costs.ranks[rank]);
+        for (int chunk = 0; chunk < schedule->chunks; chunk++)
+            chunk_cost(&planned, schedule, rank, chunk,
+                       &made->costs.chunks[rank * schedule->chunks + chunk]);
+    }
+    dw_status status = dw__simulate_events(made);
+    if (status != DW_OK) {
+        dw_simulation_destroy(made);
+        return status;
+    }
+    dw_simulation_figures *f = &made->figures;
+    f->prediction = prediction;
+    f->closed_bubble =
+        dw_pipeline_bubble(given->schedule, given->pp, given->virtual_stages, micro_batches);
+    f->tokens_per_second = (double)given->global_batch * given->seq_len / f->seconds / given->gpus;
+    f->mfu = f->tokens_per_second * dw_planner_token_flops(model, given->seq_len) /
+             hardware->rate[DW_RATE_BF16].value;
+    f->capacity = prediction.capacity;
+    f->fits = f->peak_bytes <= f->capacity;
+    compare(model, hardware, f, given);
+    made->seconds_to_simulate = dw__seconds() - began;
+    *simulation = made;
+    return DW_OK;
+}
+
+void dw_simulation_figures_of(const dw_simulation *simulation, dw_simulation_figures *figures) {
+    *figures = simulation->figures;
+}
+const dw_simulated_rank *dw_simulation_rank(const dw_simulation *simulation, int rank) {
+    return &simulation->ranks[rank];
+}
+const dw_event *dw_simulation_events(const dw_simulation *simulation, size_t *count) {
+    *count = simulation->events.count;
+    return simulation->events.items;
+}
+const dw_memory_point *dw_simulation_memory(const dw_simulation *simulation, int rank,
+                                            size_t *count) {
+    *count = simulation->memory[rank].count;
+    return simulation->memory[rank].items;
+}

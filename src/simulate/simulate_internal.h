@@ -1,0 +1,61 @@
+/* What the simulation's files share. One direction: report, trace, figures -> simulate -> event_simulation ->
+ * pipeline_schedule. */
+#ifndef DW_SIMULATE_INTERNAL_H
+#define DW_SIMULATE_INTERNAL_H
+
+#include "simulate/pipeline_schedule.h"
+
+/* One micro-batch through one chunk of one rank. Seconds are of the operation with everything that holds it up. */
+typedef struct dw__chunk_cost {
+    double forward, input, weight;                /* backward in one piece takes input + weight */
+    double data_forward, data_input, data_weight; /* on the data stream beside each: ZeRO-3 */
+    double gather, gather_exposed; /* of a step: parameters before the first forward */
+    double reduce, reduce_exposed; /* and gradients after the last backward */
+    double kept_bytes;             /* from the start of forward to the end of backward of weights */
+    double logits_bytes;           /* while anything runs */
+    double again_bytes;            /* while backward (of inputs) runs */
+} dw__chunk_cost;
+
+typedef struct dw__rank_cost {
+    double send; /* to a neighbour */
+    double optimizer, fixed;
+    double constant_bytes;
+    double busy_bytes; /* while anything runs: gathered parameters */
+} dw__rank_cost;
+
+typedef struct dw__step_costs {
+    dw__chunk_cost *chunks; /* [rank * chunks + chunk] */
+    dw__rank_cost *ranks;
+} dw__step_costs;
+
+typedef struct dw__event_list {
+    dw_event *items;
+    size_t count, capacity;
+} dw__event_list;
+typedef struct dw__memory_line {
+    dw_memory_point *items;
+    size_t count, capacity;
+} dw__memory_line;
+
+struct dw_simulation {
+    dw__schedule schedule;
+    dw__step_costs costs;
+    dw__event_list events; /* by rank and stream, each in the order of time */
+    dw__memory_line *memory;
+    dw_simulated_rank *ranks;
+    dw_simulation_figures figures;
+    /* For reports. */
+    dw_planner_model model;
+    dw_layout layout;
+    char hardware[64], architecture[32];
+    int gpus;
+    double seconds_to_simulate;
+};
+
+/* Plays `simulation->schedule` with `simulation->costs`; sets events, memory, ranks and the figures that follow from them:
+ * seconds, bubble, idle, overlap, peaks. DW_INTERNAL: the lists wait for each other. */
+dw_status dw__simulate_events(dw_simulation *simulation);
+dw_status dw__simulation_begin(dw_pipeline_schedule schedule, int stages, int chunks,
+                               int micro_batches, dw_simulation **simulation);
+
+#endif
