@@ -56,18 +56,19 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
         cost->data_forward = gather * slow;
         cost->data_input = again * slow;
         cost->data_weight = reduce * slow;
-        cost->reduce = traffic.across / chunks;
-        cost->reduce_exposed = planned->constants->data_exposed * cost->reduce;
     } else {
         /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and the parts
          * are gathered when the next step needs them. */
         if (!layout->zero_stage) reduce += gather, gather = 0;
+        reduce += traffic.again / chunks;
         double last = schedule->split ? cost->weight : cost->input + cost->weight;
         cost->gather = gather;
         cost->gather_exposed = dw__data_exposed(planned, gather, cost->forward);
         cost->reduce = reduce;
         cost->reduce_exposed = dw__data_exposed(planned, reduce, last);
     }
+    cost->reduce += traffic.across / chunks;
+    cost->reduce_exposed += planned->constants->data_exposed * traffic.across / chunks;
     double *seconds[] = {&cost->forward,        &cost->input,  &cost->weight,        &cost->gather,
                          &cost->gather_exposed, &cost->reduce, &cost->reduce_exposed};
     for (size_t at = 0; at < DW_COUNT(seconds); at++) *seconds[at] *= slow;

@@ -55,6 +55,9 @@ struct dw_simulation {
 /* Plays `simulation->schedule` with `simulation->costs`; sets events, memory, ranks and the figures that follow from them:
  * seconds, bubble, idle, overlap, peaks. DW_INTERNAL: the lists wait for each other. */
 dw_status dw__simulate_events(dw_simulation *simulation);
+/* As JSON has it, and as HTML may: no "<". */
+dw_status dw__simulation_write_string(const char *string, dw__text *out);
+dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *out);
 dw_status dw__simulation_begin(dw_pipeline_schedule schedule, int stages, int chunks,
                                int micro_batches, dw_simulation **simulation);
 

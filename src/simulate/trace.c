@@ -1,0 +1,89 @@
+/* Trace events as Chromium's tracing and Perfetto read them: complete events ("X") in microseconds, names of processes and
+ * threads ("M"), counters ("C"). Written piece by piece: a long step needs no memory for its text. */
+#include "simulate/simulate_internal.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { PIECE = 1 << 16 };
+
+static dw_status put_piece(dw__file_writer *writer, dw__text *text, size_t least) {
+    if (text->length < least) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__file_writer_put(writer, text->text, text->length));
+    text->length = 0;
+    return DW_OK;
+}
+
+static void name_of(const dw_simulation *simulation, const dw_event *event, char *name,
+                    size_t size) {
+    static const char *const letters[DW_EVENT_KINDS] = {
+        "F", "B", "B", "W", "send F", "send B", "gather", "reduce", "optimizer", "once a step"};
+    int used = snprintf(name, size, "%s", letters[event->kind]);
+    if (event->micro_batch >= 0)
+        used += snprintf(name + used, size - (size_t)used, "%d", event->micro_batch);
+    if (event->chunk >= 0 && simulation->schedule.chunks > 1)
+        snprintf(name + used, size - (size_t)used, event->micro_batch >= 0 ? ".%d" : " chunk %d",
+                 event->chunk);
+}
+
+static dw_status write_names(const dw_simulation *simulation, dw__text *text) {
+    for (int rank = 0; rank < simulation->schedule.stages; rank++) {
+        DW_RETURN_IF_FAILED(dw__text_printf(text,
+                                            "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,"
+                                            "\"args\":{\"name\":\"stage %d\"}},\n"
+                                            "{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":"
+                                            "%d,\"args\":{\"sort_index\":%d}},"
+                                            "\n",
+                                            rank, rank, rank, rank));
+        for (int stream = 0; stream < DW_STREAMS; stream++)
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(text,
+                                "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,"
+                                "\"args\":{\"name\":\"%s\"}},\n",
+                                rank, stream, dw_stream_name((dw_stream)stream)));
+    }
+    return DW_OK;
+}
+
+dw_status dw_simulation_trace(const dw_simulation *simulation, const char *path) {
+    dw__file_writer *writer = NULL;
+    dw__text text = {0};
+    dw_status status = DW_OK;
+    DW_TRY(dw__file_writer_create(path, &writer));
+    DW_TRY(dw__text_printf(&text, "[\n"));
+    DW_TRY(write_names(simulation, &text));
+    for (size_t at = 0; at < simulation->events.count; at++) {
+        const dw_event *event = &simulation->events.items[at];
+        char name[64];
+        name_of(simulation, event, name, sizeof name);
+        DW_TRY(dw__text_printf(&text,
+                               "{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,"
+                               "\"ts\":%.3f,\"dur\":%.3f",
+                               name, dw_event_kind_name((dw_event_kind)event->kind), event->rank,
+                               event->stream, 1e6 * event->start,
+                               1e6 * (event->end - event->start)));
+        if (event->micro_batch >= 0)
+            DW_TRY(dw__text_printf(&text, ",\"args\":{\"micro_batch\":%" PRId32 ",\"chunk\":%d}",
+                                   event->micro_batch, event->chunk));
+        DW_TRY(dw__text_printf(&text, "},\n"));
+        DW_TRY(put_piece(writer, &text, PIECE));
+    }
+    int first = 1;
+    for (int rank = 0; rank < simulation->schedule.stages; rank++) {
+        const dw__memory_line *line = &simulation->memory[rank];
+        for (size_t at = 0; at < line->count; at++, first = 0) {
+            DW_TRY(dw__text_printf(&text,
+                                   "%s{\"ph\":\"C\",\"name\":\"memory\",\"pid\":%d,\"ts\":%.3f,"
+                                   "\"args\":{\"bytes\":%.0f}}",
+                                   first ? "" : ",\n", rank, 1e6 * line->items[at].time,
+                                   line->items[at].bytes));
+            DW_TRY(put_piece(writer, &text, PIECE));
+        }
+    }
+    DW_TRY(dw__text_printf(&text, "\n]\n"));
+    DW_TRY(put_piece(writer, &text, 1));
+    DW_TRY(dw__file_writer_commit(writer));
+cleanup:
+    dw__text_free(&text);
+    dw__file_writer_destroy(writer);
+    return status;
+}
