@@ -61,8 +61,8 @@ typedef struct dw_evaluate_options {
     { sizeof(dw_evaluate_options), NULL, NULL }
 
 /* *json: {"rows": [{"id", "tokens_per_s_per_gpu", "predicted", "error", "parts", ...}], "not_predicted": [{"id",
- * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "bubble", "choice", "fits"}. An error is
- * |predicted / measured - 1| of tokens/s. Released with dw_text_free. options NULL: defaults. */
+ * "reason"}], "errors": {"all", "group": {...}, "gpu", "precision", "kind"}, "memory", "bubble", "choice", "fits"}. An
+ * error is |predicted / measured - 1| of tokens/s. Released with dw_text_free. options NULL: defaults. */
 DW_API dw_status dw_evaluate(const dw_runs *runs, const dw_evaluate_options *options, char **json);
 
 typedef struct dw_calibrate_options {

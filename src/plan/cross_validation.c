@@ -86,7 +86,8 @@ static void predict_by_median(const dw_runs *runs, const pool *p, double *scratc
         for (int same = 1; same >= 0 && count == 0; same--) {
             for (size_t other = 0; other < p->count; other++) {
                 const dw_run *source = &runs->rows[p->rows[other]];
-                if (p->groups[other] == p->groups[at] || (same && strcmp(source->gpu, run->gpu)))
+                if (p->groups[other] == p->groups[at] ||
+                    (same && strcmp(source->gpu, run->gpu) != 0))
                     continue;
                 double flops = dw_planner_token_flops(&source->model, source->layout.seq_len);
                 scratch[count++] =

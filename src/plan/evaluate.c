@@ -94,7 +94,8 @@ static dw_status write_memory(const dw_runs *runs, const double *memory, double 
         double sum = 0;
         for (size_t at = 0; at < runs->table.rows; at++) {
             const dw_run *other = &runs->rows[at];
-            if (other->reason || other->memory <= 0 || strcmp(other->group, run->group)) continue;
+            if (other->reason || other->memory <= 0 || strcmp(other->group, run->group) != 0)
+                continue;
             if (at < first) before = 1;
             errors[count++] = fabs(memory[at] / other->memory - 1);
             sum += log(memory[at] / other->memory);
@@ -136,7 +137,7 @@ static int same_task(const dw_run *a, const dw_run *b) {
     return a->layout.gpus == b->layout.gpus && a->layout.seq_len == b->layout.seq_len &&
            a->layout.global_batch == b->layout.global_batch &&
            a->layout.precision == b->layout.precision && a->hardware == b->hardware &&
-           !strcmp(a->group, b->group) && !strcmp(a->model_name, b->model_name);
+           strcmp(a->group, b->group) == 0 && strcmp(a->model_name, b->model_name) == 0;
 }
 
 static bool competes(const dw_run *run, int apart) {

@@ -31,7 +31,7 @@ dw_status dw__constants_json(const dw__constants *constants, dw__text *out) {
 
 static dw_status set_constant(const char *name, const json_t *value, dw__constants *constants) {
     for (int at = 0; at < DW__CONSTANT_COUNT; at++) {
-        if (strcmp(dw__constant_table[at].name, name)) continue;
+        if (strcmp(dw__constant_table[at].name, name) != 0) continue;
         double number = json_number_value(value), prior = dw__constant_table[at].prior;
         if (!json_is_number(value) || !(number >= prior / 1000 && number <= prior * 1000))
             return dw__fail(DW_INVALID_ARGUMENT,
@@ -114,7 +114,7 @@ static dw_status write_split(const dw_runs *runs, const double *predicted, const
         double sum = 0;
         for (size_t at = first; at < runs->table.rows; at++) {
             const dw_run *other = &runs->rows[at];
-            if (!dw__counts(other) || strcmp(key(run), key(other))) continue;
+            if (!dw__counts(other) || strcmp(key(run), key(other)) != 0) continue;
             double ratio = predicted[at] / other->tokens_per_second;
             errors[count++] = fabs(ratio - 1);
             sum += log(ratio);

@@ -12,8 +12,9 @@ typedef struct habit {
 } habit;
 
 /* Megatron: BF16 parameters, FP32 gradients, FP32 copy and AdamW's two averages. DeepSpeed: gradients of the
- * parameters' type, and so who builds on PyTorch with ZeRO-1. FSDP: everything in FP32, cast as it is used. The loss of Megatron is fused and in place;
- * PyTorch's keeps logits in BF16 and FP32, the logarithms of the softmax, and the gradient. */
+ * parameters' type, and so who builds on PyTorch with ZeRO-1. FSDP: everything in FP32, cast as it is used. The
+ * loss of Megatron is fused and in place; PyTorch's keeps logits in BF16 and FP32, the logarithms of the softmax,
+ * and the gradient. */
 static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
         [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0},

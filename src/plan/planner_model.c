@@ -68,7 +68,7 @@ double dw__trained_part(const dw_planner_model *model) {
 double dw__window_layers(const dw_planner_model *model) {
     if (!model->window) return 0;
     if (model->window_layers) return model->window_layers;
-    return model->layers / (model->window_every > 1 ? model->window_every : 1);
+    return (double)model->layers / (model->window_every > 1 ? model->window_every : 1);
 }
 
 double dw_planner_token_flops(const dw_planner_model *model, int seq_len) {

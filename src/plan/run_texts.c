@@ -139,9 +139,7 @@ void dw__recompute_of(const char *text, double layers, dw_layout *layout) {
     if (dw__says(text, "selective layer")) { /* of every second one */
         layout->recompute = DW_RECOMPUTE_FULL;
         layout->recompute_layers = (int)(layers / layout->pp / 2 + 0.5);
-    } else if (dw__says(text, "selective")) {
-        layout->recompute = DW_RECOMPUTE_SELECTIVE;
-    } else if (dw__says(text, "full")) {
+    } else if (dw__says(text, "full") && !dw__says(text, "selective")) {
         layout->recompute = DW_RECOMPUTE_FULL;
         if (dw__number_after(text, "full:", &count)) layout->recompute_layers = (int)count;
     } else if (dw__says(text, "none") || dw__says(text, "no recompute")) {
@@ -165,9 +163,9 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
         layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
     if (dw__says(text, "FSDP") || dw__says(text, "HSDP") || dw__says(text, "FULL_SHARD"))
         layout->zero_stage = 3;
-    else if (dw__number_after(text, "ZeRO-", &number) && number >= 0 && number <= 3)
-        layout->zero_stage = (int)number;
-    else if (dw__number_after(text, "ZeRO", &number) && number >= 0 && number <= 3)
+    else if ((dw__number_after(text, "ZeRO-", &number) ||
+              dw__number_after(text, "ZeRO", &number)) &&
+             number <= 3)
         layout->zero_stage = (int)number;
     else if (dw__says(text, "replicated") || dw__says(text, "none") || strcasecmp(text, "DDP") == 0)
         layout->zero_stage = 0;

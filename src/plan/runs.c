@@ -17,7 +17,8 @@ static int whole(const dw__csv *table, size_t row, const char *name, int missing
     return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
 
-/* Export versions are their originals with slower links (400 GB/s, both directions together); A100 without its memory. */
+/* Export versions are their originals with slower links (400 GB/s, both directions together); A100 without its
+ * memory. */
 static const struct {
     const char *gpu, *profile;
     double link; /* bytes a second; 0: the profile's */
@@ -64,8 +65,8 @@ static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
     double memory = number(table, row, "gpu_mem_gb") * 1024 * 1024 * 1024;
     if (memory > 0 && fabs(memory / made->memory.value - 1) > 0.12) made->memory.value = memory;
     for (size_t at = 0; at < runs->machines.count; at++) {
-        dw_hardware *old = runs->machines.items[at];
-        if (strcmp(old->name, made->name) ||
+        dw_hardware *old = runs->machines.items[at].hardware;
+        if (strcmp(old->name, made->name) != 0 ||
             old->network_bandwidth.value != made->network_bandwidth.value ||
             old->link_bandwidth.value != made->link_bandwidth.value ||
             old->memory.value != made->memory.value)
@@ -74,7 +75,7 @@ static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
         *found = old;
         return DW_OK;
     }
-    dw_status status = DW_PUSH(&runs->machines, made);
+    dw_status status = DW_PUSH(&runs->machines, (dw__machine){made});
     if (status != DW_OK) dw_hardware_destroy(made);
     *found = made;
     return status;
@@ -332,7 +333,7 @@ dw_status dw_runs_load(const char *path, dw_runs **runs) {
 void dw_runs_destroy(dw_runs *runs) {
     if (!runs) return;
     for (size_t at = 0; at < runs->machines.count; at++)
-        dw_hardware_destroy(runs->machines.items[at]);
+        dw_hardware_destroy(runs->machines.items[at].hardware);
     dw__free(runs->machines.items);
     dw__arena_destroy(runs->arena);
     dw__csv_free(&runs->table);

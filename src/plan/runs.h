@@ -6,12 +6,16 @@
 #include "plan/csv.h"
 #include "plan/planner_internal.h"
 
+typedef struct dw__machine {
+    dw_hardware *hardware;
+} dw__machine;
+
 struct dw_runs {
     dw__csv table;
     dw__arena *arena;
     dw_run *rows;
     struct {
-        dw_hardware **items; /* one for each GPU and network that the rows name */
+        dw__machine *items; /* one for each GPU and network that the rows name */
         size_t count, capacity;
     } machines;
 };

@@ -268,8 +268,8 @@ static void a_known_run_is_near(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s (Grattafiori et al. 2024,
- * table 4). */
+/* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s (Grattafiori et al.
+ * 2024, table 4). */
 static void runs_never_fitted_are_near(void **state) {
     (void)state;
     const dw_planner_model llama3_405b = {.layers = 126,
