@@ -16,6 +16,7 @@ int cli_doctor(int argc, char **argv);
 int cli_evaluate(int argc, char **argv);
 int cli_explain(int argc, char **argv);
 int cli_graph(int argc, char **argv);
+int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
 int cli_train(int argc, char **argv);
 

@@ -14,6 +14,7 @@ static const cli_command commands[] = {
     {"evaluate", "predictions beside a table of measured runs", cli_evaluate},
     {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
+    {"plan", "the fastest layout of a training run that fits, and why", cli_plan},
     {"probe", "this machine's GPUs, links, CPU and network, as text or as a file", cli_probe},
     {"train", "trains a Hugging Face model on files of tokens, without Python", cli_train},
 };

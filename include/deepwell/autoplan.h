@@ -61,11 +61,6 @@ typedef struct dw_autoplan {
                              DW_HARDWARE_MOST_GPUS, or it fits */
 } dw_autoplan;
 
-typedef enum dw_autoplan_objective {
-    DW_AUTOPLAN_FASTEST, /* seconds of a step */
-    DW_AUTOPLAN_SMALLEST /* bytes of the heaviest rank; seconds where these are equal */
-} dw_autoplan_objective;
-
 typedef struct dw_autoplan_request {
     size_t size;            /* sizeof this structure */
     const char *model_name; /* NULL: none */
@@ -78,7 +73,6 @@ typedef struct dw_autoplan_request {
     const char *const *constraints;
     size_t constraint_count;
     double reserve; /* bytes of each GPU that are somebody else's */
-    dw_autoplan_objective objective;
     int runners_up; /* at most so many */
     int what_ifs;   /* 1: with them, some searches more */
 } dw_autoplan_request;

@@ -1,0 +1,204 @@
+/* `deepwell plan`: the layout of a training run, what it costs, and what others would cost. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { CONSTRAINTS_MOST = 64 };
+
+typedef struct request {
+    const char *model, *hardware, *seq_len, *global_batch, *precision, *reserve, *output;
+    const char *constraints[CONSTRAINTS_MOST];
+    size_t constraint_count;
+    int explain, json;
+} request;
+
+static void print_help(void) {
+    printf(
+        "Usage: deepwell plan --model M --hardware H --seq-len N --global-batch N [OPTION...]\n"
+        "\n"
+        "Finds the layout of a training run: the fastest that fits, out of all whose sizes\n"
+        "divide. docs/autoplan.md says what is considered.\n"
+        "\n"
+        "  --model M            a name (llama3-70b), a folder of Hugging Face, or its config.json\n"
+        "  --hardware H         NAME:COUNT (h100:64), a file of 'deepwell probe', or auto: this\n"
+        "                       machine\n"
+        "  --seq-len N          tokens of a sequence\n"
+        "  --global-batch N     sequences of an optimizer step\n"
+        "\n"
+        "Options:\n"
+        "  --precision P        bf16 (the default), fp8, fp8-row, fp8-block, mxfp8, nvfp4, or\n"
+        "                       auto: the fastest that the GPUs have\n"
+        "  --set CONSTRAINT...  what is fixed: tp=8, 'pp<=4', recompute=full, schedule=1f1b,\n"
+        "                       framework=megatron: any field of a layout\n"
+        "  --reserve GIB        memory of each GPU that is left free\n"
+        "  --explain            also the runners-up, what each loses, and what if\n"
+        "  --json               the plan as JSON\n"
+        "  -o, --output FILE    the same into a file\n"
+        "\n"
+        "Exit status: 1 where nothing fits; the answer names the tightest part of the memory and\n"
+        "the number of GPUs that would do.\n");
+}
+
+static int fail(void) {
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return CLI_FAILED;
+}
+
+/* ---- what is asked for ----------------------------------------------------------------------- */
+
+static int is_file(const char *path) {
+    struct stat what;
+    return stat(path, &what) == 0;
+}
+
+static dw_status find_hardware(const char *text, dw_hardware **hardware) {
+    if (strcmp(text, "auto") == 0) return dw_hardware_probe(0, hardware);
+    return is_file(text) ? dw_hardware_load(text, hardware) : dw_hardware_named(text, hardware);
+}
+
+static dw_status find_model(const char *text, dw_planner_model *model) {
+    dw_model_config *config = NULL;
+    dw_status status =
+        is_file(text) ? dw_model_config_load(text, &config) : dw_model_config_named(text, &config);
+    if (status == DW_OK) dw_planner_model_of(config, model);
+    dw_model_config_destroy(config);
+    return status;
+}
+
+/* A model's name for the plan: of a path the last part that says something. */
+static void name_of(const char *text, char *name, size_t room) {
+    size_t end = strlen(text);
+    if (is_file(text) && end > 12 && strcmp(text + end - 12, "/config.json") == 0) end -= 12;
+    while (end > 1 && text[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && text[begin - 1] != '/') begin--;
+    snprintf(name, room, "%.*s", (int)(end - begin), text + begin);
+}
+
+static int read_count(const char *name, const char *text, int64_t *value) {
+    char *end;
+    if (!text) return cli_usage_error("plan needs %s", name);
+    errno = 0;
+    *value = strtoll(text, &end, 10);
+    if (end == text || *end || errno)
+        return cli_usage_error("%s is '%s'; expected a number", name, text);
+    return CLI_DONE;
+}
+
+static int read_precision(const char *text, dw_train_precision *precision) {
+    *precision = DW_TRAIN_PRECISIONS;
+    if (strcmp(text, "auto") == 0) return CLI_DONE;
+    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
+        if (strcmp(text, dw_train_precision_name((dw_train_precision)at)) != 0) continue;
+        *precision = (dw_train_precision)at;
+        return CLI_DONE;
+    }
+    return cli_usage_error("--precision is '%s'; expected bf16, fp32, fp8, fp8-row, fp8-block, "
+                           "mxfp8, nvfp4 or auto",
+                           text);
+}
+
+static int read_reserve(const char *text, double *bytes) {
+    char *end;
+    double gib = strtod(text, &end);
+    if (end == text || *end) return cli_usage_error("--reserve is '%s'; expected GiB", text);
+    *bytes = gib * 1024 * 1024 * 1024;
+    return CLI_DONE;
+}
+
+/* --set takes all words up to the next option. */
+static int read_constraints(int argc, char **argv, int *at, request *r) {
+    int before = (int)r->constraint_count;
+    while (*at + 1 < argc && argv[*at + 1][0] != '-') {
+        if (r->constraint_count == CONSTRAINTS_MOST)
+            return cli_usage_error("--set takes at most %d constraints", CONSTRAINTS_MOST);
+        r->constraints[r->constraint_count++] = argv[++*at];
+    }
+    return (int)r->constraint_count > before
+               ? CLI_DONE
+               : cli_usage_error("--set needs a constraint, as in tp=8");
+}
+
+static int read_arguments(int argc, char **argv, request *r) {
+    const struct {
+        const char *name;
+        const char **value;
+    } options[] = {{"--model", &r->model},         {"--hardware", &r->hardware},
+                   {"--seq-len", &r->seq_len},     {"--global-batch", &r->global_batch},
+                   {"--precision", &r->precision}, {"--reserve", &r->reserve},
+                   {"--output", &r->output},       {"-o", &r->output}};
+    const size_t option_count = sizeof options / sizeof options[0];
+    for (int at = 1; at < argc; at++) {
+        const char *word = argv[at];
+        size_t option = 0;
+        while (option < option_count && strcmp(options[option].name, word) != 0) option++;
+        if (option < option_count) {
+            if (at + 1 == argc) return cli_usage_error("%s needs a value", word);
+            *options[option].value = argv[++at];
+        } else if (strcmp(word, "--set") == 0) {
+            int result = read_constraints(argc, argv, &at, r);
+            if (result != CLI_DONE) return result;
+        } else if (strcmp(word, "--explain") == 0) {
+            r->explain = 1;
+        } else if (strcmp(word, "--json") == 0) {
+            r->json = 1;
+        } else {
+            return cli_usage_error("plan does not know '%s'", word);
+        }
+    }
+    if (!r->model) return cli_usage_error("plan needs --model");
+    if (!r->hardware) return cli_usage_error("plan needs --hardware");
+    return CLI_DONE;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int show(const request *r, const dw_autoplan *plan) {
+    char *text = NULL;
+    int fits = plan->prediction.fits;
+    if (r->output && dw_autoplan_save(plan, r->output) != DW_OK) return fail();
+    dw_status status =
+        r->json ? dw_autoplan_json(plan, &text) : dw_autoplan_text(plan, r->explain, &text);
+    if (status != DW_OK) return fail();
+    fputs(text, stdout);
+    dw_text_free(text);
+    return fits ? CLI_DONE : CLI_FAILED;
+}
+
+int cli_plan(int argc, char **argv) {
+    request r = {0};
+    dw_autoplan_request asked;
+    dw_planner_model model;
+    dw_hardware *hardware = NULL;
+    dw_autoplan *plan = NULL;
+    char name[256];
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return CLI_DONE;
+    }
+    int result = read_arguments(argc, argv, &r);
+    dw_autoplan_request_default(&asked);
+    if (result == CLI_DONE) result = read_count("--seq-len", r.seq_len, &asked.seq_len);
+    if (result == CLI_DONE)
+        result = read_count("--global-batch", r.global_batch, &asked.global_batch);
+    if (result == CLI_DONE && r.precision) result = read_precision(r.precision, &asked.precision);
+    if (result == CLI_DONE && r.reserve) result = read_reserve(r.reserve, &asked.reserve);
+    if (result != CLI_DONE) return result;
+    if (find_model(r.model, &model) != DW_OK || find_hardware(r.hardware, &hardware) != DW_OK)
+        return fail();
+    name_of(r.model, name, sizeof name);
+    asked.model_name = name;
+    asked.model = &model;
+    asked.hardware = hardware;
+    asked.constraints = r.constraints;
+    asked.constraint_count = r.constraint_count;
+    asked.what_ifs = r.explain;
+    result = dw_autoplan_search(&asked, &plan) == DW_OK ? show(&r, plan) : fail();
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(hardware);
+    return result;
+}

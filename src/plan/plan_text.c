@@ -1,0 +1,265 @@
+/* A plan as a person reads it. */
+#include "plan/plan_text.h"
+#include "plan/plan_fields.h"
+#include <math.h>
+#include <stdlib.h>
+
+static const double GIB = 1024.0 * 1024.0 * 1024.0;
+
+/* In an explanation smaller differences say nothing. */
+static const double PART_LEAST = 0.001;
+enum { PARTS_MOST = 4 };
+
+dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
+    const struct {
+        const char *name;
+        int value, plain;
+    } sizes[] = {
+        {"tp", l->tp, 1}, {"cp", l->cp, 1}, {"pp", l->pp, 1}, {"dp", l->dp, 0}, {"ep", l->ep, 1}};
+    const char *between = "";
+    for (size_t at = 0; at < DW_COUNT(sizes); at++) {
+        if (sizes[at].value == sizes[at].plain) continue;
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, "%s%s %d", between, sizes[at].name, sizes[at].value));
+        between = ", ";
+    }
+    if (l->ep > 1 && l->etp > 1) DW_RETURN_IF_FAILED(dw__text_printf(text, ", etp %d", l->etp));
+    if (l->zero_stage) DW_RETURN_IF_FAILED(dw__text_printf(text, ", ZeRO-%d", l->zero_stage));
+    if (l->zero_stage && l->shard) DW_RETURN_IF_FAILED(dw__text_printf(text, " over %d", l->shard));
+    if (l->zero_stage == 3 && !l->reshard) DW_RETURN_IF_FAILED(dw__text_printf(text, " kept"));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, ", micro-batch %d", l->micro_batch));
+    if (l->pp > 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", %s", dw_pipeline_schedule_name(l->schedule)));
+    if (l->virtual_stages > 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, " x%d", l->virtual_stages));
+    if (l->recompute != DW_RECOMPUTE_NONE)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, ", recompute %s", dw_recompute_name(l->recompute)));
+    if (l->recompute == DW_RECOMPUTE_FULL && l->recompute_layers)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, " %d layers", l->recompute_layers));
+    if (l->offload_optimizer) DW_RETURN_IF_FAILED(dw__text_printf(text, ", optimizer on the host"));
+    return dw__text_printf(text, ", %s", dw_train_precision_name(l->precision));
+}
+
+typedef struct part {
+    const char *name;
+    double value;
+} part;
+
+static int by_size(const void *left, const void *right) {
+    const part *a = left, *b = right;
+    double x = fabs(a->value), y = fabs(b->value);
+    return x > y ? -1 : x < y;
+}
+
+/* Sorted by size. */
+static size_t parts_of(const dw__field_list list, const void *structure, const void *less,
+                       part *parts) {
+    for (size_t at = 0; at < list.count; at++) {
+        parts[at].name = list.fields[at].name;
+        parts[at].value = dw__field_real(structure, &list.fields[at]) -
+                          (less ? dw__field_real(less, &list.fields[at]) : 0);
+    }
+    qsort(parts, list.count, sizeof *parts, by_size);
+    return list.count;
+}
+
+enum { FIELDS_MOST = sizeof(dw_time_parts) / sizeof(double) };
+
+dw_status dw__loss_words(const dw_prediction *from, const dw_prediction *other, dw__text *text) {
+    part parts[FIELDS_MOST];
+    size_t count = parts_of(dw__time_fields, &other->time, &from->time, parts), said = 0;
+    for (size_t at = 0; at < count && said < PARTS_MOST; at++) {
+        double change = parts[at].value / from->seconds;
+        if (!(fabs(change) >= PART_LEAST)) continue;
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, "%s%+.1f%% %s", said ? ", " : "", 100 * change, parts[at].name));
+        said++;
+    }
+    return said ? DW_OK : dw__text_printf(text, "as fast");
+}
+
+dw_status dw__tightest_words(const dw_layout *layout, const dw_prediction *prediction,
+                             dw__text *text) {
+    part parts[FIELDS_MOST];
+    parts_of(dw__memory_fields, &prediction->memory, NULL, parts);
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "%s: %.1f of the %.1f GiB that each GPU",
+                                        parts[0].name, parts[0].value / GIB,
+                                        prediction->used / GIB));
+    if (layout->pp > 1)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, " of stage %d (of %d)", prediction->heaviest_stage, layout->pp));
+    return dw__text_printf(text, " would need; it has %.1f GiB", prediction->capacity / GIB);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------- */
+
+static dw_status put_label(const char *label, dw__text *text) {
+    return dw__text_printf(text, "%-12s", label);
+}
+
+static dw_status put_seconds(double seconds, dw__text *text) {
+    return seconds < 1 ? dw__text_printf(text, "%.1f ms", 1e3 * seconds)
+                       : dw__text_printf(text, "%.2f s", seconds);
+}
+
+static dw_status put_time(const dw_prediction *p, dw__text *text) {
+    part parts[FIELDS_MOST];
+    size_t count = parts_of(dw__time_fields, &p->time, NULL, parts);
+    const char *between = "";
+    DW_RETURN_IF_FAILED(put_label("Time", text));
+    for (size_t at = 0; at < count; at++) {
+        if (parts[at].value < PART_LEAST * p->seconds) continue;
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "%s%s %.1f%%", between, parts[at].name,
+                                            100 * parts[at].value / p->seconds));
+        between = ", ";
+    }
+    return dw__text_printf(text, "\n");
+}
+
+static dw_status put_memory(const dw_layout *layout, const dw_prediction *p, dw__text *text) {
+    part parts[FIELDS_MOST];
+    size_t count = parts_of(dw__memory_fields, &p->memory, NULL, parts);
+    DW_RETURN_IF_FAILED(put_label("Memory", text));
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, "%.1f of %.1f GiB", p->used / GIB, p->capacity / GIB));
+    if (layout->pp > 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, " on a GPU of stage %d", p->heaviest_stage));
+    const char *between = ": ";
+    for (size_t at = 0; at < count; at++) {
+        if (parts[at].value < 0.005 * GIB) continue;
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, "%s%s %.1f", between, parts[at].name, parts[at].value / GIB));
+        between = ", ";
+    }
+    return dw__text_printf(text, "\n");
+}
+
+/* Neighbours first: the axis that talks most has the fastest links. */
+static dw_status put_ranks(const dw_autoplan *plan, dw__text *text) {
+    const dw_layout *l = &plan->layout;
+    int domain = plan->hardware->gpus_per_domain;
+    if (domain < 1) domain = 1;
+    const struct {
+        const char *name;
+        int size;
+    } axes[] = {{"tensor", l->tp}, {"context", l->cp}, {"data", l->dp}, {"pipeline", l->pp}};
+    int64_t stride = 1;
+    const char *between = "";
+    if (l->gpus == 1) return DW_OK;
+    DW_RETURN_IF_FAILED(put_label("Ranks", text));
+    for (size_t at = 0; at < DW_COUNT(axes); at++) {
+        if (axes[at].size == 1) continue;
+        int64_t span = stride * axes[at].size;
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "%s%d %s %s", between, axes[at].size,
+                                            axes[at].name,
+                                            span <= domain    ? "within NVLink"
+                                            : stride < domain ? "across NVLink and network"
+                                                              : "across the network"));
+        between = ", ";
+        stride = span;
+    }
+    return dw__text_printf(text, "; %s innermost\n",
+                           l->tp > 1   ? "tensor"
+                           : l->cp > 1 ? "context"
+                                       : "data");
+}
+
+static dw_status put_others(const char *title, const dw_autoplan_other *others, uint32_t count,
+                            dw__text *text) {
+    if (!count) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "\n%s\n", title));
+    for (uint32_t at = 0; at < count; at++) {
+        const dw_autoplan_other *other = &others[at];
+        if (other->found)
+            DW_RETURN_IF_FAILED(dw__text_printf(text, "  %+6.1f%%  %s\n           %s\n",
+                                                100 * other->loss, other->name, other->why));
+        else
+            DW_RETURN_IF_FAILED(
+                dw__text_printf(text, "     none  %s\n           %s\n", other->name, other->why));
+    }
+    return DW_OK;
+}
+
+static dw_status put_step(const dw_prediction *p, dw__text *text) {
+    DW_RETURN_IF_FAILED(put_label("Step", text));
+    DW_RETURN_IF_FAILED(put_seconds(p->seconds, text));
+    return dw__text_printf(text, ", %.0f tokens/s on each GPU, %.0f TFLOP/s, MFU %.1f%%\n",
+                           p->tokens_per_second, p->model_flops / 1e12, 100 * p->mfu);
+}
+
+static dw_status put_head(const dw_autoplan *plan, dw__text *text) {
+    const dw_layout *l = &plan->layout;
+    DW_RETURN_IF_FAILED(put_label("Model", text));
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, "%s, %.3g billion parameters; a step is %d sequences of %d tokens\n",
+                        *plan->model_name ? plan->model_name : "unnamed",
+                        dw_planner_parameters(&plan->model) / 1e9, l->global_batch, l->seq_len));
+    DW_RETURN_IF_FAILED(put_label("Hardware", text));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "%d %s, %d joined by NVLink\n", l->gpus,
+                                        plan->hardware->name, plan->hardware->gpus_per_domain));
+    DW_RETURN_IF_FAILED(put_label(plan->prediction.fits ? "Layout" : "Nearest", text));
+    DW_RETURN_IF_FAILED(dw__layout_words(l, text));
+    return dw__text_printf(text, "\n");
+}
+
+static dw_status put_no_fit(const dw_autoplan *plan, dw__text *text) {
+    DW_RETURN_IF_FAILED(put_label("Fits", text));
+    if (!*plan->tightest) return dw__text_printf(text, "no\n");
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, "nothing does. The tightest is %s\n", plan->tightest));
+    DW_RETURN_IF_FAILED(put_label("Needed", text));
+    if (!plan->gpus_needed)
+        return dw__text_printf(text, "no number of these GPUs up to %d would do\n",
+                               DW_HARDWARE_MOST_GPUS);
+    return dw__text_printf(text, "%d of these GPUs, on which something fits\n", plan->gpus_needed);
+}
+
+static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) {
+    const dw_prediction *p = &plan->prediction;
+    DW_RETURN_IF_FAILED(put_head(plan, text));
+    if (!p->fits) {
+        DW_RETURN_IF_FAILED(put_no_fit(plan, text));
+        return put_memory(&plan->layout, p, text);
+    }
+    DW_RETURN_IF_FAILED(put_step(p, text));
+    DW_RETURN_IF_FAILED(put_time(p, text));
+    if (plan->layout.pp > 1) {
+        DW_RETURN_IF_FAILED(put_label("Bubble", text));
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, "%.1f%% of the pipeline's time\n", 100 * p->bubble_fraction));
+    }
+    DW_RETURN_IF_FAILED(put_memory(&plan->layout, p, text));
+    DW_RETURN_IF_FAILED(put_ranks(plan, text));
+    if (plan->statistics.meshes > 0) {
+        DW_RETURN_IF_FAILED(put_label("Searched", text));
+        DW_RETURN_IF_FAILED(dw__text_printf(
+            text,
+            "%.0f choices of sizes: %.0f cannot fit, %.0f cannot be faster; %.0f layouts "
+            "predicted",
+            plan->statistics.meshes, plan->statistics.meshes_large, plan->statistics.meshes_slow,
+            plan->statistics.predicted));
+        if (plan->statistics.seconds > 0)
+            DW_RETURN_IF_FAILED(dw__text_printf(text, ", %.2f s", plan->statistics.seconds));
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "\n"));
+    }
+    if (!explain) return DW_OK;
+    DW_RETURN_IF_FAILED(put_others("Runners-up: what a step takes longer, and where",
+                                   plan->runners_up, plan->runner_up_count, text));
+    return put_others("What if: one thing otherwise, the rest chosen again", plan->what_ifs,
+                      plan->what_if_count, text);
+}
+
+dw_status dw_autoplan_text(const dw_autoplan *plan, int explain, char **text) {
+    dw__text written = {0};
+    if (!plan || !text)
+        return dw__fail(DW_INVALID_ARGUMENT, "the plan, or the place for its text, is NULL");
+    *text = NULL;
+    dw_status status = put_plan(plan, explain, &written);
+    if (status != DW_OK) {
+        dw__text_free(&written);
+        return status;
+    }
+    *text = written.text;
+    return DW_OK;
+}

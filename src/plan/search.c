@@ -1,0 +1,472 @@
+/* Best first: choices of sizes by the seconds that none of their layouts can beat, until those are more than has been
+ * found. Rounds of fixed size share what was found before them, so that the answer does not hang on threads. */
+#include "plan/search.h"
+#include "base/pool.h"
+#include "plan/plan_fields.h"
+#include "plan/plan_file.h"
+#include "plan/plan_text.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEPT_MOST = 33, ROUND_FIRST = 8, ROUND_MOST = 256, WHAT_IFS_MOST = 48 };
+
+/* What is within this part of the fastest is as fast, and the simplest of it is better. */
+static const double TIE = 0.005;
+/* What takes longer than so many times the plan is no alternative. */
+static const double WHAT_IF_MOST = 3;
+
+typedef struct result {
+    int count; /* of kept, by seconds; each of other sizes of axes */
+    dw__found kept[KEPT_MOST];
+    dw_autoplan_statistics statistics;
+} result;
+
+/* ---- one search ----------------------------------------------------------------------------- */
+
+typedef struct round_work {
+    const dw__problem *problem;
+    dw__mesh *meshes; /* of the round */
+    double most;
+    int simplest;
+    dw__found *found;
+} round_work;
+
+static void search_one(void *context, int64_t index, int worker) {
+    const round_work *work = context;
+    (void)worker;
+    dw__mesh_best(work->problem, &work->meshes[index], work->most, work->simplest,
+                  &work->found[index]);
+}
+
+static void bound_one(void *context, int64_t index, int worker) {
+    const round_work *work = context;
+    (void)worker;
+    dw__mesh_bound(work->problem, &work->meshes[index]);
+}
+
+static int sizes_order(const dw__mesh *a, const dw__mesh *b) {
+    const int one[8] = {a->tp, a->cp, a->pp, a->dp, a->ep, a->etp, a->micro_batch, a->precision};
+    const int two[8] = {b->tp, b->cp, b->pp, b->dp, b->ep, b->etp, b->micro_batch, b->precision};
+    for (int at = 0; at < 8; at++)
+        if (one[at] != two[at]) return one[at] < two[at] ? -1 : 1;
+    return 0;
+}
+
+static int by_bound(const void *left, const void *right) {
+    const dw__mesh *a = left, *b = right;
+    if (a->bound != b->bound) return a->bound < b->bound ? -1 : 1;
+    return sizes_order(a, b);
+}
+
+/* Bounds of all; those that cannot fit are dropped, the rest sorted. */
+static void bound_meshes(const dw__problem *problem, dw__meshes *meshes,
+                         dw_autoplan_statistics *statistics) {
+    round_work work = {.problem = problem, .meshes = meshes->items};
+    dw__pool_run((int64_t)meshes->count, bound_one, &work);
+    size_t kept = 0;
+    for (size_t at = 0; at < meshes->count; at++) {
+        if (meshes->items[at].memory > problem->hardware->memory.value) continue;
+        if (!isfinite(meshes->items[at].bound)) continue;
+        meshes->items[kept++] = meshes->items[at];
+    }
+    statistics->meshes = (double)meshes->count;
+    statistics->meshes_large = (double)(meshes->count - kept);
+    statistics->predicted = (double)meshes->count;
+    meshes->count = kept;
+    if (kept) qsort(meshes->items, kept, sizeof *meshes->items, by_bound);
+}
+
+static int same_axes(const dw_layout *a, const dw_layout *b) {
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep && a->etp == b->etp;
+}
+
+static void keep(result *r, int most, const dw__found *found) {
+    int at = 0;
+    while (at < r->count && !same_axes(&r->kept[at].layout, &found->layout)) at++;
+    if (at < r->count) {
+        if (found->prediction.seconds >= r->kept[at].prediction.seconds) return;
+        memmove(&r->kept[at], &r->kept[at + 1], (size_t)(r->count - at - 1) * sizeof *found);
+        r->count--;
+    }
+    at = r->count;
+    while (at > 0 && r->kept[at - 1].prediction.seconds > found->prediction.seconds) at--;
+    if (at >= most) return;
+    if (r->count == most) r->count--;
+    memmove(&r->kept[at + 1], &r->kept[at], (size_t)(r->count - at) * sizeof *found);
+    r->kept[at] = *found;
+    r->count++;
+}
+
+/* The `most` fastest of different axes, none above `limit` seconds. */
+static dw_status search(const dw__problem *problem, const dw__meshes *meshes, int most,
+                        double limit, result *r) {
+    dw__found *found = dw__malloc(ROUND_MOST * sizeof *found);
+    size_t at = 0, size = ROUND_FIRST;
+    if (!found) return dw__fail_memory("the search for a plan", ROUND_MOST * sizeof *found);
+    r->count = 0;
+    while (at < meshes->count) {
+        double cutoff = r->count == most ? r->kept[most - 1].prediction.seconds : limit;
+        size_t end = at;
+        while (end < meshes->count && end - at < size && meshes->items[end].bound <= cutoff) end++;
+        if (end == at) break;
+        round_work work = {problem, meshes->items + at, cutoff, 0, found};
+        dw__pool_run((int64_t)(end - at), search_one, &work);
+        for (size_t i = 0; i < end - at; i++) {
+            r->statistics.predicted += found[i].predicted;
+            if (found[i].found) keep(r, most, &found[i]);
+        }
+        at = end;
+        if (size < ROUND_MOST) size *= 2;
+    }
+    r->statistics.meshes_slow += (double)(meshes->count - at);
+    dw__free(found);
+    return DW_OK;
+}
+
+/* Of all that take as long as the fastest, the simplest. */
+static dw_status simplify(const dw__problem *problem, const dw__meshes *meshes,
+                          const dw__found *fastest, dw_autoplan_statistics *statistics,
+                          dw__found *best) {
+    double limit = fastest->prediction.seconds * (1 + TIE);
+    dw__found *found = dw__malloc(ROUND_MOST * sizeof *found);
+    if (!found) return dw__fail_memory("the search for a plan", ROUND_MOST * sizeof *found);
+    best->found = 0;
+    for (size_t at = 0; at < meshes->count && meshes->items[at].bound <= limit;) {
+        size_t end = at;
+        while (end < meshes->count && end - at < ROUND_MOST && meshes->items[end].bound <= limit)
+            end++;
+        round_work work = {problem, meshes->items + at, limit, 1, found};
+        dw__pool_run((int64_t)(end - at), search_one, &work);
+        for (size_t i = 0; i < end - at; i++) {
+            statistics->predicted += found[i].predicted;
+            if (!found[i].found) continue;
+            int better = !best->found || found[i].rank < best->rank ||
+                         (found[i].rank == best->rank &&
+                          found[i].prediction.seconds < best->prediction.seconds);
+            if (better) *best = found[i];
+        }
+        at = end;
+    }
+    dw__free(found);
+    return DW_OK;
+}
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+void dw_autoplan_request_default(dw_autoplan_request *request) {
+    *request =
+        (dw_autoplan_request){.size = sizeof *request, .precision = DW_TRAIN_BF16, .runners_up = 5};
+}
+
+static dw_status check_request(const dw_autoplan_request *request) {
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"seq_len", request->seq_len}, {"global_batch", request->global_batch}};
+    if (!request->model || !request->hardware)
+        return dw__fail(DW_INVALID_ARGUMENT, "the request's model or hardware is NULL");
+    for (size_t at = 0; at < DW_COUNT(sizes); at++)
+        if (sizes[at].value < 1 || sizes[at].value > 1 << 28)
+            return dw__fail(DW_INVALID_ARGUMENT, "%s is %lld; expected 1 to %d", sizes[at].name,
+                            (long long)sizes[at].value, 1 << 28);
+    DW_RETURN_IF_FAILED(dw_planner_model_check(request->model));
+    if (request->hardware->gpus < 1 || request->hardware->gpus > DW_HARDWARE_MOST_GPUS)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the hardware \"%s\" has %d GPUs; a plan needs 1 to %d: name some, as in "
+                        "h100:64",
+                        request->hardware->name, request->hardware->gpus, DW_HARDWARE_MOST_GPUS);
+    if ((unsigned)request->precision > DW_TRAIN_PRECISIONS)
+        return dw__fail(DW_INVALID_ARGUMENT, "precision is %d, which is none of planner.h",
+                        (int)request->precision);
+    if (!(request->reserve >= 0) || request->reserve >= request->hardware->memory.value)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "reserve is %g bytes; expected 0 to less than the GPU's %g",
+                        request->reserve, request->hardware->memory.value);
+    return DW_OK;
+}
+
+/* Without the constraint of index `without`; -1: with all. */
+static dw_status limits_of(const dw_autoplan_request *request, int64_t without,
+                           dw__limits *limits) {
+    dw__limits_begin(limits);
+    for (size_t at = 0; at < request->constraint_count; at++)
+        if ((int64_t)at != without)
+            DW_RETURN_IF_FAILED(dw__limits_add(limits, request->constraints[at]));
+    if (request->precision < DW_TRAIN_PRECISIONS) {
+        char text[48];
+        snprintf(text, sizeof text, "precision=%s", dw_train_precision_name(request->precision));
+        DW_RETURN_IF_FAILED(dw__limits_add(limits, text));
+    }
+    dw__limits_finish(limits);
+    return DW_OK;
+}
+
+/* The GPUs are able to: their figures are there, and a precision of those asked for. */
+static dw_status check_hardware(const dw__problem *problem) {
+    dw_layout layout = problem->limits.base;
+    layout.gpus = layout.dp = layout.global_batch = problem->hardware->gpus;
+    dw_status status = DW_OK;
+    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
+        if (!DW__ALLOWS(&problem->limits, precision, at)) continue;
+        layout.precision = (dw_train_precision)at;
+        status = dw_layout_check(problem->model, problem->hardware, &layout);
+        if (status != DW_UNSUPPORTED) return status;
+    }
+    return status;
+}
+
+/* Nothing divides. Why: a constraint without which something does, or the batch. */
+static dw_status fail_empty(const dw_autoplan_request *request, dw__problem *problem) {
+    dw_status status = DW_OK;
+    dw__meshes meshes = {0};
+    int gpus = request->hardware->gpus;
+    for (size_t at = 0; at < request->constraint_count; at++) {
+        DW_TRY(limits_of(request, (int64_t)at, &problem->limits));
+        DW_TRY(dw__space_meshes(problem, gpus, 1, &meshes));
+        if (meshes.count)
+            DW_TRY(dw__fail(DW_INVALID_ARGUMENT,
+                            "no layout of %d GPUs and a batch of %d has \"%s\" with all else that "
+                            "is asked for; without it there are some: choose a value that divides",
+                            gpus, problem->global_batch, request->constraints[at]));
+    }
+    DW_TRY(limits_of(request, -1, &problem->limits));
+    int batch = problem->global_batch, nearest = 0;
+    problem->global_batch = gpus; /* which every number of replicas divides */
+    DW_TRY(dw__space_meshes(problem, gpus, 1, &meshes));
+    for (size_t at = 0; at < meshes.count; at++) {
+        int64_t dp = meshes.items[at].dp, next = (batch + dp - 1) / dp * dp;
+        if (next <= 1 << 28 && (!nearest || next < nearest)) nearest = (int)next;
+    }
+    status = nearest
+                 ? dw__fail(DW_INVALID_ARGUMENT,
+                            "a batch of %d sequences cannot be dealt evenly to %d GPUs in any "
+                            "layout; the next one that can is %d",
+                            batch, gpus, nearest)
+                 : dw__fail(DW_INVALID_ARGUMENT,
+                            "no layout of %d GPUs divides the model's %d layers, %d heads, widths "
+                            "and sequences of %d tokens as the constraints ask; choose others",
+                            gpus, problem->model->layers, problem->model->heads, problem->seq_len);
+cleanup:
+    dw__free(meshes.items);
+    return status;
+}
+
+/* ---- answers -------------------------------------------------------------------------------- */
+
+static dw_status put_words(dw__autoplan *own, dw__text *text, const char **copy) {
+    dw_status status = dw__autoplan_text(own, text->text ? text->text : "", copy);
+    dw__text_free(text);
+    return status;
+}
+
+static dw_status put_other(dw__autoplan *own, const dw__found *found, dw_autoplan_other *other) {
+    const dw_prediction *best = &own->plan.prediction;
+    dw__text text = {0};
+    dw_status status = DW_OK;
+    other->found = 1;
+    other->layout = found->layout;
+    other->prediction = found->prediction;
+    other->loss = found->prediction.seconds / best->seconds - 1;
+    DW_TRY(dw__loss_words(best, &found->prediction, &text));
+    return put_words(own, &text, &other->why);
+cleanup:
+    dw__text_free(&text);
+    return status;
+}
+
+static dw_status put_runners(dw__autoplan *own, const result *r) {
+    dw_autoplan_other *others;
+    uint32_t count = 0;
+    DW_RETURN_IF_FAILED(dw__autoplan_others(own, (size_t)r->count, &others));
+    for (int at = 0; at < r->count; at++) {
+        dw__text text = {0};
+        if (same_axes(&r->kept[at].layout, &own->plan.layout)) continue;
+        DW_RETURN_IF_FAILED(put_other(own, &r->kept[at], &others[count]));
+        dw_status status = dw__layout_words(&r->kept[at].layout, &text);
+        if (status == DW_OK) status = dw__autoplan_text(own, text.text, &others[count].name);
+        dw__text_free(&text);
+        if (status != DW_OK) return status;
+        count++;
+    }
+    own->plan.runners_up = others;
+    own->plan.runner_up_count = count;
+    return DW_OK;
+}
+
+/* ---- what if -------------------------------------------------------------------------------- */
+
+typedef struct questions {
+    char text[WHAT_IFS_MOST][40];
+    int count;
+} questions;
+
+static void ask(questions *q, const char *field, int value, const char *name) {
+    if (q->count == WHAT_IFS_MOST) return;
+    if (name)
+        snprintf(q->text[q->count++], sizeof q->text[0], "%s=%s", field, name);
+    else
+        snprintf(q->text[q->count++], sizeof q->text[0], "%s=%d", field, value);
+}
+
+static void ask_halves(questions *q, const char *field, int value, int fixed) {
+    if (fixed) return;
+    if (value > 1) ask(q, field, value / 2, NULL);
+    ask(q, field, value * 2, NULL);
+}
+
+static void ask_all(const dw__problem *problem, const dw_layout *best, questions *q) {
+    const dw_layout *set = &problem->limits.set;
+    q->count = 0;
+    ask_halves(q, "tp", best->tp, set->tp);
+    ask_halves(q, "pp", best->pp, set->pp);
+    ask_halves(q, "cp", best->cp, set->cp);
+    if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep);
+    ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch);
+    for (int at = 0; at <= 3 && !set->zero_stage; at++)
+        if (at != best->zero_stage && at != 2) /* see dw__space_shardings */
+            ask(q, "zero_stage", at, NULL);
+    for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
+        if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
+    for (int at = 0; at < DW_SCHEDULES && !set->schedule && best->pp > 1; at++)
+        if (at != (int)best->schedule && at != DW_SCHEDULE_GPIPE)
+            ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
+}
+
+static int allows_mesh(const dw__limits *l, const dw__mesh *mesh) {
+    return DW__ALLOWS(l, tp, mesh->tp) && DW__ALLOWS(l, cp, mesh->cp) &&
+           DW__ALLOWS(l, pp, mesh->pp) && DW__ALLOWS(l, ep, mesh->ep) &&
+           DW__ALLOWS(l, micro_batch, mesh->micro_batch);
+}
+
+static dw_status answer(const dw__problem *problem, const dw__meshes *meshes, const char *question,
+                        dw__autoplan *own, dw_autoplan_other *other) {
+    dw_status status = DW_OK;
+    dw__problem asked = *problem;
+    dw__meshes some = {0};
+    result *r = dw__calloc(1, sizeof *r);
+    if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
+    DW_TRY(dw__autoplan_text(own, question, &other->name));
+    DW_TRY(dw__limits_add(&asked.limits, question));
+    for (size_t at = 0; at < meshes->count; at++)
+        if (allows_mesh(&asked.limits, &meshes->items[at]))
+            DW_TRY(DW_PUSH(&some, meshes->items[at]));
+    DW_TRY(search(&asked, &some, 1, own->plan.prediction.seconds * WHAT_IF_MOST, r));
+    if (r->count)
+        DW_TRY(put_other(own, &r->kept[0], other));
+    else
+        DW_TRY(dw__autoplan_text(own,
+                                 some.count ? "does not fit, or takes three times as long"
+                                            : "does not divide, or does not fit",
+                                 &other->why));
+cleanup:
+    dw__free(some.items);
+    dw__free(r);
+    return status;
+}
+
+static dw_status put_what_ifs(const dw__problem *problem, const dw__meshes *meshes,
+                              dw__autoplan *own) {
+    questions q;
+    dw_autoplan_other *others;
+    ask_all(problem, &own->plan.layout, &q);
+    DW_RETURN_IF_FAILED(dw__autoplan_others(own, (size_t)q.count, &others));
+    for (int at = 0; at < q.count; at++)
+        DW_RETURN_IF_FAILED(answer(problem, meshes, q.text[at], own, &others[at]));
+    own->plan.what_ifs = others;
+    own->plan.what_if_count = (uint32_t)q.count;
+    return DW_OK;
+}
+
+/* ---- the search ----------------------------------------------------------------------------- */
+
+static void put_best(dw__autoplan *own, const dw__found *best) {
+    own->plan.layout = best->layout;
+    own->plan.prediction = best->prediction;
+}
+
+static dw_status put_no_fit(const dw__problem *problem, dw__autoplan *own) {
+    dw__found smallest;
+    dw__text text = {0};
+    dw_status status = DW_OK;
+    DW_RETURN_IF_FAILED(dw__fit_smallest(problem, problem->hardware->gpus, &smallest));
+    if (!smallest.found)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the constraints leave no sharding or schedule for any layout; leave one "
+                        "of them out");
+    put_best(own, &smallest);
+    own->plan.prediction.fits = 0;
+    DW_TRY(dw__tightest_words(&smallest.layout, &smallest.prediction, &text));
+    DW_TRY(dw__autoplan_text(own, text.text, &own->plan.tightest));
+    DW_TRY(dw__fit_gpus(problem, &own->plan.gpus_needed));
+cleanup:
+    dw__text_free(&text);
+    return status;
+}
+
+static dw_status find(const dw_autoplan_request *request, dw__problem *problem, dw__autoplan *own) {
+    dw_status status = DW_OK;
+    dw__meshes meshes = {0};
+    result *r = dw__calloc(1, sizeof *r);
+    dw__found best;
+    int kept = request->runners_up + 1;
+    if (kept < 1) kept = 1;
+    if (kept > KEPT_MOST) kept = KEPT_MOST;
+    if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
+    DW_TRY(dw__space_meshes(problem, problem->hardware->gpus, 0, &meshes));
+    if (!meshes.count) DW_TRY(fail_empty(request, problem));
+    bound_meshes(problem, &meshes, &r->statistics);
+    DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
+    if (!r->count && !problem->offload) { /* states in the host's memory, then */
+        problem->offload = 1;
+        meshes.count = 0;
+        DW_TRY(dw__space_meshes(problem, problem->hardware->gpus, 0, &meshes));
+        bound_meshes(problem, &meshes, &r->statistics);
+        DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
+    }
+    if (!r->count) {
+        DW_TRY(put_no_fit(problem, own));
+    } else {
+        DW_TRY(simplify(problem, &meshes, &r->kept[0], &r->statistics, &best));
+        put_best(own, best.found ? &best : &r->kept[0]);
+        DW_TRY(put_runners(own, r));
+        if (request->what_ifs) DW_TRY(put_what_ifs(problem, &meshes, own));
+    }
+    own->plan.statistics = r->statistics;
+cleanup:
+    dw__free(meshes.items);
+    dw__free(r);
+    return status;
+}
+
+dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **plan) {
+    dw_status status = DW_OK;
+    dw__autoplan *own = NULL;
+    double began = dw__seconds();
+    if (!request || !plan || request->size != sizeof *request)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the request is NULL or of another version; begin with "
+                        "dw_autoplan_request_default");
+    *plan = NULL;
+    DW_RETURN_IF_FAILED(check_request(request));
+    dw_hardware hardware = *request->hardware;
+    hardware.memory.value -= request->reserve;
+    dw__problem problem = {.model = request->model,
+                           .hardware = &hardware,
+                           .seq_len = (int)request->seq_len,
+                           .global_batch = (int)request->global_batch};
+    DW_RETURN_IF_FAILED(limits_of(request, -1, &problem.limits));
+    problem.offload = problem.limits.low.offload_optimizer == 1;
+    DW_RETURN_IF_FAILED(check_hardware(&problem));
+    DW_TRY(dw__autoplan_create(request->model_name, request->model, request->hardware, &own));
+    own->plan.reserve = request->reserve;
+    DW_TRY(find(request, &problem, own));
+    DW_TRY(dw__prediction_check(&own->plan.prediction));
+    own->plan.statistics.seconds = dw__seconds() - began;
+    *plan = &own->plan;
+    return DW_OK;
+cleanup:
+    dw_autoplan_destroy(own ? &own->plan : NULL);
+    return status;
+}

@@ -1,0 +1,93 @@
+/* The search for a layout, in its parts: limits (what the request fixes) -> space (what divides) -> mesh (the best within
+ * one choice of sizes) -> search (best first, over all of them) -> fit (what to say where nothing fits). */
+#ifndef DW_SEARCH_H
+#define DW_SEARCH_H
+
+#include "base/base.h"
+#include "deepwell/autoplan.h"
+
+/* ---- limits --------------------------------------------------------------------------------- */
+
+/* Of each member of a layout, from where to where; `set` is not 0 where the request said so. */
+typedef struct dw__limits {
+    dw_layout low, high, set;
+    dw_layout
+        base; /* what the search does not vary: as the framework does it, or as the request says */
+} dw__limits;
+#define DW__ALLOWS(limits, member, value)                                                          \
+    ((int)(value) >= (int)(limits)->low.member && (int)(value) <= (int)(limits)->high.member)
+
+void dw__limits_begin(dw__limits *limits);
+dw_status dw__limits_add(dw__limits *limits, const char *constraint);
+/* After all constraints: the framework's habits in `base`. */
+void dw__limits_finish(dw__limits *limits);
+
+/* ---- space ---------------------------------------------------------------------------------- */
+
+/* The problem; hardware's memory is without the reserve. */
+typedef struct dw__problem {
+    const dw_planner_model *model;
+    const dw_hardware *hardware;
+    dw__limits limits;
+    int seq_len, global_batch;
+    int offload; /* 1: the optimizer's states may be in host memory */
+} dw__problem;
+
+/* What computation depends on. */
+typedef struct dw__mesh {
+    int tp, cp, pp, dp, ep, etp, micro_batch, precision;
+    double bound;  /* seconds that no layout of it is below */
+    double memory; /* bytes that none is below */
+} dw__mesh;
+
+typedef struct dw__meshes {
+    dw__mesh *items;
+    size_t count, capacity;
+} dw__meshes;
+
+/* All that divide, bounds not set; `smallest`: of the micro-batches the smallest alone. */
+dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, dw__meshes *meshes);
+void dw__mesh_layout(const dw__problem *problem, const dw__mesh *mesh, dw_layout *layout);
+
+/* How a mesh's replicas share their states. */
+typedef struct dw__sharding {
+    int zero_stage, shard, reshard, offload;
+} dw__sharding;
+/* How its stages take turns. */
+typedef struct dw__turns {
+    dw_pipeline_schedule schedule;
+    int virtual_stages;
+} dw__turns;
+enum {
+    DW__SHARDINGS_MOST = 1024,
+    DW__TURNS_MOST = 64,
+    DW__DIVISORS_MOST = 1344 /* of any number below 2^30 */
+};
+int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sharding *shardings);
+int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns *turns);
+
+/* ---- mesh ----------------------------------------------------------------------------------- */
+
+typedef struct dw__found {
+    int found;
+    int rank; /* of simplicity; less is simpler */
+    dw_layout layout;
+    dw_prediction prediction;
+    double predicted; /* how many layouts were asked for */
+} dw__found;
+
+void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh);
+/* The fastest layout that fits, of those that take at most `most` seconds; with `simplest` the simplest of them. */
+void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
+                   dw__found *found);
+/* The layout that needs the least memory, whether it fits or not. */
+void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__found *found);
+
+/* ---- fit ------------------------------------------------------------------------------------ */
+
+/* Over all meshes; found->found is 0 where there are none. */
+dw_status dw__fit_smallest(const dw__problem *problem, int gpus, dw__found *found);
+/* The smallest number of GPUs on which something fits; 0: none up to the most there can be. */
+dw_status dw__fit_gpus(const dw__problem *problem, int *gpus);
+
+#endif

@@ -1,0 +1,244 @@
+/* What divides. Every size that a layout can have is a divisor of the number of GPUs, of the batch or of the model; what
+ * is left out beyond that is left out for a reason that docs/autoplan.md has. */
+#include "plan/search.h"
+
+/* In order. */
+static int divisors(int of, int *list) {
+    int count = 0;
+    for (int64_t at = 1; at * at <= of; at++)
+        if (of % at == 0) list[count++] = (int)at;
+    for (int at = count - 1; at >= 0; at--) {
+        int other = of / list[at];
+        if (other != list[at]) list[count++] = other;
+    }
+    return count;
+}
+
+/* What a framework can do. */
+typedef struct ability {
+    unsigned schedules, zero_stages; /* bits */
+    int parallel;                    /* tensor, context, pipeline, experts: not data alone */
+} ability;
+
+static const ability *ability_of(dw_framework framework) {
+    enum {
+        PLAIN = 1 << DW_SCHEDULE_1F1B | 1 << DW_SCHEDULE_GPIPE,
+        CHUNKS = PLAIN | 1 << DW_SCHEDULE_INTERLEAVED,
+        ALL = (1 << DW_SCHEDULES) - 1
+    };
+    static const ability abilities[DW_FRAMEWORKS] = {
+        [DW_FRAMEWORK_OWN] = {ALL, 15, 1},
+        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1},
+        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1},
+        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1},
+        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0},
+        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1},
+        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1},
+        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1},
+        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0},
+    };
+    return &abilities[framework];
+}
+
+static int micro_batches(const dw__problem *problem, const dw__mesh *mesh) {
+    return problem->global_batch / (mesh->dp * mesh->micro_batch);
+}
+
+/* ---- meshes --------------------------------------------------------------------------------- */
+
+static int precision_is_there(const dw__problem *problem, int precision) {
+    static const dw_rate needed[DW_TRAIN_PRECISIONS] = {
+        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
+        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
+        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
+        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
+    };
+    return DW__ALLOWS(&problem->limits, precision, precision) &&
+           problem->hardware->rate[needed[precision]].value > 0;
+}
+
+static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, dw__meshes *meshes) {
+    for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
+        if (!precision_is_there(problem, at)) continue;
+        mesh.precision = at;
+        DW_RETURN_IF_FAILED(DW_PUSH(meshes, mesh));
+    }
+    return DW_OK;
+}
+
+static dw_status push_batches(const dw__problem *problem, dw__mesh mesh, int smallest,
+                              dw__meshes *meshes) {
+    int batches[DW__DIVISORS_MOST];
+    int count = divisors(problem->global_batch / mesh.dp, batches);
+    for (int at = 0; at < count; at++) {
+        if (!DW__ALLOWS(&problem->limits, micro_batch, batches[at])) continue;
+        mesh.micro_batch = batches[at];
+        DW_RETURN_IF_FAILED(push_precisions(problem, mesh, meshes));
+        if (smallest) break;
+    }
+    return DW_OK;
+}
+
+static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int smallest,
+                              dw__meshes *meshes) {
+    const dw_planner_model *model = problem->model;
+    if (!model->experts) {
+        mesh.ep = 1;
+        if (problem->limits.set.ep && !DW__ALLOWS(&problem->limits, ep, 1)) return DW_OK;
+        return push_batches(problem, mesh, smallest, meshes);
+    }
+    int experts[DW__DIVISORS_MOST], tensors[DW__DIVISORS_MOST];
+    int count = divisors(model->experts, experts), splits = divisors(mesh.tp, tensors);
+    for (int at = 0; at < count; at++) {
+        if (!DW__ALLOWS(&problem->limits, ep, experts[at])) continue;
+        for (int split = 0; split < splits; split++) {
+            mesh.ep = experts[at];
+            mesh.etp = tensors[split];
+            int64_t ranks = (int64_t)mesh.ep * mesh.etp;
+            if ((int64_t)mesh.dp * mesh.cp * mesh.tp % ranks || model->expert_ffn % mesh.etp ||
+                !DW__ALLOWS(&problem->limits, etp, mesh.etp))
+                continue;
+            DW_RETURN_IF_FAILED(push_batches(problem, mesh, smallest, meshes));
+        }
+    }
+    return DW_OK;
+}
+
+static int tensor_divides(const dw_planner_model *model, int tp) {
+    return model->heads % tp == 0 && model->ffn % tp == 0 && model->shared_ffn % tp == 0 &&
+           (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+}
+
+dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, dw__meshes *meshes) {
+    const dw__limits *limits = &problem->limits;
+    const ability *can = ability_of(limits->base.framework);
+    int tensors[DW__DIVISORS_MOST], contexts[DW__DIVISORS_MOST], stages[DW__DIVISORS_MOST];
+    int tensor_count = divisors(gpus, tensors);
+    for (int t = 0; t < tensor_count; t++) {
+        dw__mesh mesh = {.tp = tensors[t]};
+        if (!DW__ALLOWS(limits, tp, mesh.tp) || !tensor_divides(problem->model, mesh.tp)) continue;
+        int context_count = divisors(gpus / mesh.tp, contexts);
+        for (int c = 0; c < context_count; c++) {
+            mesh.cp = contexts[c];
+            /* Causal attention is shared fairly by giving each rank a piece of either end. */
+            if (!DW__ALLOWS(limits, cp, mesh.cp) ||
+                (mesh.cp > 1 && problem->seq_len % (2 * (int64_t)mesh.cp)))
+                continue;
+            int rest = gpus / mesh.tp / mesh.cp, stage_count = divisors(rest, stages);
+            for (int p = 0; p < stage_count && stages[p] <= problem->model->layers; p++) {
+                mesh.pp = stages[p];
+                mesh.dp = rest / mesh.pp;
+                if (!DW__ALLOWS(limits, pp, mesh.pp) || !DW__ALLOWS(limits, dp, mesh.dp) ||
+                    problem->global_batch % mesh.dp)
+                    continue;
+                if (!can->parallel && mesh.dp != gpus) continue;
+                DW_RETURN_IF_FAILED(push_experts(problem, mesh, smallest, meshes));
+            }
+        }
+    }
+    return DW_OK;
+}
+
+void dw__mesh_layout(const dw__problem *problem, const dw__mesh *mesh, dw_layout *layout) {
+    *layout = problem->limits.base;
+    layout->gpus = mesh->tp * mesh->cp * mesh->pp * mesh->dp;
+    layout->tp = mesh->tp;
+    layout->cp = mesh->cp;
+    layout->pp = mesh->pp;
+    layout->dp = mesh->dp;
+    layout->ep = mesh->ep;
+    layout->etp = mesh->etp;
+    layout->micro_batch = mesh->micro_batch;
+    layout->precision = (dw_train_precision)mesh->precision;
+    layout->seq_len = problem->seq_len;
+    layout->global_batch = problem->global_batch;
+    if (!problem->limits.set.sequence_parallel) layout->sequence_parallel = mesh->tp > 1;
+}
+
+/* ---- within a mesh -------------------------------------------------------------------------- */
+
+static int shard_stage(const dw__problem *problem, const dw__mesh *mesh, dw__sharding *list,
+                       int count, int stage) {
+    const dw__limits *limits = &problem->limits;
+    int ranks = mesh->dp * mesh->cp, parts[DW__DIVISORS_MOST], pieces = divisors(ranks, parts);
+    for (int at = pieces - 1; at >= 0; at--) {
+        /* Without ZeRO nothing is shared. A part of the ranks is worth while where parameters travel: below stage 3
+         * the traffic is the same and the memory more. */
+        int whole = parts[at] == ranks;
+        if (!whole && (stage == 0 || (stage < 3 && !limits->set.shard))) break;
+        if (ranks > 1 && parts[at] == 1) break;
+        if (stage > 0 && limits->set.shard && !DW__ALLOWS(limits, shard, parts[at])) continue;
+        for (int reshard = 1; reshard >= (stage == 3 ? 0 : 1); reshard--) {
+            if (stage == 3 && !DW__ALLOWS(limits, reshard, reshard)) continue;
+            for (int offload = 0; offload <= problem->offload; offload++) {
+                if (!DW__ALLOWS(limits, offload_optimizer, offload) || count == DW__SHARDINGS_MOST)
+                    continue;
+                list[count++] = (dw__sharding){stage, whole ? 0 : parts[at], reshard, offload};
+            }
+        }
+    }
+    return count;
+}
+
+int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sharding *list) {
+    const ability *can = ability_of(problem->limits.base.framework);
+    int count = 0;
+    for (int stage = 0; stage <= 3; stage++) {
+        if (!(can->zero_stages >> stage & 1) || !DW__ALLOWS(&problem->limits, zero_stage, stage))
+            continue;
+        if (problem->limits.set.shard && stage == 0) continue;
+        /* Gradients that are cut are reduced in each micro-batch, which the time model counts once. */
+        if (stage == 2 && !problem->limits.set.zero_stage &&
+            (mesh->pp > 1 || micro_batches(problem, mesh) > 1) &&
+            problem->limits.base.framework != DW_FRAMEWORK_FSDP)
+            continue;
+        if (problem->limits.base.framework == DW_FRAMEWORK_DEEPSPEED && mesh->pp > 1 && stage > 1)
+            continue;
+        count = shard_stage(problem, mesh, list, count, stage);
+        if (mesh->dp * mesh->cp == 1 && count > 0) break; /* nobody to share with */
+    }
+    return count;
+}
+
+int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns *list) {
+    const dw__limits *limits = &problem->limits;
+    const ability *can = ability_of(limits->base.framework);
+    int count = 0, p = mesh->pp, m = micro_batches(problem, mesh);
+    int layers = problem->model->layers, most = (layers + p - 1) / p;
+    for (int schedule = 0; schedule < DW_SCHEDULES; schedule++) {
+        if (!(can->schedules >> schedule & 1) || !DW__ALLOWS(limits, schedule, schedule)) continue;
+        if (p == 1 && schedule != DW_SCHEDULE_1F1B) continue;
+        int low = 1, high = 1;
+        switch ((dw_pipeline_schedule)schedule) {
+        case DW_SCHEDULE_GPIPE: /* waits as long as 1F1B and holds more */
+            if (!limits->set.schedule) continue;
+            break;
+        case DW_SCHEDULE_INTERLEAVED: /* micro-batches go round in groups of p */
+            if (m % p) continue;
+            low = 2;
+            high = most;
+            break;
+        case DW_SCHEDULE_ZB_H1:
+            if (m < p) continue;
+            break;
+        case DW_SCHEDULE_ZB_H2:
+            if (m < 2 * p) continue;
+            break;
+        case DW_SCHEDULE_ZB_V:
+            if (m < 2 * p || most < 2) continue;
+            low = high = 2;
+            break;
+        case DW_SCHEDULE_DUALPIPE: /* both ends begin: an even number of stages and of micro-batches */
+            if (p % 2 || m % 2 || m < 2 * p) continue;
+            break;
+        default: break;
+        }
+        /* Chunks of equally many layers: a stage's most is a multiple of their number, the rest lacks some. */
+        for (int v = low; v <= high && count < DW__TURNS_MOST; v++) {
+            if (most % v && v > 1 && schedule == DW_SCHEDULE_INTERLEAVED) continue;
+            if (!DW__ALLOWS(limits, virtual_stages, v) || (int64_t)p * v > layers + 2) continue;
+            list[count++] = (dw__turns){(dw_pipeline_schedule)schedule, v};
+        }
+    }
+    return count;
+}
