@@ -12,6 +12,8 @@
 
 enum { KEPT_MOST = 33, ROUND_FIRST = 8, ROUND_MOST = 256, WHAT_IFS_MOST = 48 };
 
+/* Of the memory: predictions of it are off by some percent, and a run that is out of memory is none. */
+static const double RESERVE = 0.05;
 /* What is within this part of the fastest is as fast, and the simplest of it is better. */
 static const double TIE = 0.005;
 /* What takes longer than so many times the plan is no alternative. */
@@ -67,7 +69,6 @@ static void bound_meshes(const dw__problem *problem, dw__meshes *meshes,
     dw__pool_run((int64_t)meshes->count, bound_one, &work);
     size_t kept = 0;
     for (size_t at = 0; at < meshes->count; at++) {
-        if (meshes->items[at].memory > problem->hardware->memory.value) continue;
         if (!isfinite(meshes->items[at].bound)) continue;
         meshes->items[kept++] = meshes->items[at];
     }
@@ -157,7 +158,7 @@ static dw_status simplify(const dw__problem *problem, const dw__meshes *meshes,
 
 void dw_autoplan_request_default(dw_autoplan_request *request) {
     *request =
-        (dw_autoplan_request){.size = sizeof *request, .precision = DW_TRAIN_BF16, .runners_up = 5};
+        (dw_autoplan_request){.size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
 }
 
 static dw_status check_request(const dw_autoplan_request *request) {
@@ -180,9 +181,9 @@ static dw_status check_request(const dw_autoplan_request *request) {
     if ((unsigned)request->precision > DW_TRAIN_PRECISIONS)
         return dw__fail(DW_INVALID_ARGUMENT, "precision is %d, which is none of planner.h",
                         (int)request->precision);
-    if (!(request->reserve >= 0) || request->reserve >= request->hardware->memory.value)
+    if (!(request->reserve < request->hardware->memory.value))
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "reserve is %g bytes; expected 0 to less than the GPU's %g",
+                        "reserve is %g bytes; expected less than the GPU's %g",
                         request->reserve, request->hardware->memory.value);
     return DW_OK;
 }
@@ -310,22 +311,22 @@ static void ask(questions *q, const char *field, int value, const char *name) {
         snprintf(q->text[q->count++], sizeof q->text[0], "%s=%d", field, value);
 }
 
-static void ask_halves(questions *q, const char *field, int value, int fixed) {
+static void ask_halves(questions *q, const char *field, int value, int fixed, int most) {
     if (fixed) return;
-    if (value > 1) ask(q, field, value / 2, NULL);
-    ask(q, field, value * 2, NULL);
+    if (value > 1 && value % 2 == 0) ask(q, field, value / 2, NULL);
+    if (value * 2 <= most) ask(q, field, value * 2, NULL);
 }
 
 static void ask_all(const dw__problem *problem, const dw_layout *best, questions *q) {
     const dw_layout *set = &problem->limits.set;
     q->count = 0;
-    ask_halves(q, "tp", best->tp, set->tp);
-    ask_halves(q, "pp", best->pp, set->pp);
-    ask_halves(q, "cp", best->cp, set->cp);
-    if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep);
-    ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch);
+    ask_halves(q, "tp", best->tp, set->tp, best->gpus);
+    ask_halves(q, "pp", best->pp, set->pp, best->gpus);
+    ask_halves(q, "cp", best->cp, set->cp, best->gpus);
+    if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep, problem->model->experts);
+    ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch, best->global_batch);
     for (int at = 0; at <= 3 && !set->zero_stage; at++)
-        if (at != best->zero_stage && at != 2) /* see dw__space_shardings */
+        if (at != best->zero_stage && at != 2 && best->dp * best->cp > 1) /* see dw__space_shardings */
             ask(q, "zero_stage", at, NULL);
     for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
         if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
@@ -451,7 +452,8 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
     *plan = NULL;
     DW_RETURN_IF_FAILED(check_request(request));
     dw_hardware hardware = *request->hardware;
-    hardware.memory.value -= request->reserve;
+    double reserve = request->reserve < 0 ? RESERVE * hardware.memory.value : request->reserve;
+    hardware.memory.value -= reserve;
     dw__problem problem = {.model = request->model,
                            .hardware = &hardware,
                            .seq_len = (int)request->seq_len,
@@ -460,7 +462,7 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
     problem.offload = problem.limits.low.offload_optimizer == 1;
     DW_RETURN_IF_FAILED(check_hardware(&problem));
     DW_TRY(dw__autoplan_create(request->model_name, request->model, request->hardware, &own));
-    own->plan.reserve = request->reserve;
+    own->plan.reserve = reserve;
     DW_TRY(find(request, &problem, own));
     DW_TRY(dw__prediction_check(&own->plan.prediction));
     own->plan.statistics.seconds = dw__seconds() - began;

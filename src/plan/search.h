@@ -36,8 +36,7 @@ typedef struct dw__problem {
 /* What computation depends on. */
 typedef struct dw__mesh {
     int tp, cp, pp, dp, ep, etp, micro_batch, precision;
-    double bound;  /* seconds that no layout of it is below */
-    double memory; /* bytes that none is below */
+    double bound; /* seconds that no layout of it is below; infinite where none fits */
 } dw__mesh;
 
 typedef struct dw__meshes {
@@ -76,6 +75,8 @@ typedef struct dw__found {
     double predicted; /* how many layouts were asked for */
 } dw__found;
 
+/* 0: the states and the fewest activations alone are more than the memory. */
+int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh);
 void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh);
 /* The fastest layout that fits, of those that take at most `most` seconds; with `simplest` the simplest of them. */
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,

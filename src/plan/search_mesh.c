@@ -4,6 +4,7 @@
  * makes a step shorter: so the first level that fits is the best of its kind, and whatever exceeds the limit without
  * recomputation need not be tried with it.
  */
+#include "plan/planner_internal.h"
 #include "plan/search.h"
 #include <math.h>
 
@@ -18,20 +19,50 @@ static void predict(const dw__problem *problem, const dw_layout *layout,
     dw_predict_unchecked(problem->model, problem->hardware, layout, prediction);
 }
 
-/* Nothing recomputed, no bubble; states shared by all. What is slower in proportion to the rest (stragglers) is so for
- * this part too. */
+/* What is slower in proportion to the rest (stragglers) is so for this part of it too. */
+static double with_other(const dw_prediction *p, double part) {
+    return part + p->time.other * (p->seconds > 0 ? part / p->seconds : 0);
+}
+
+/* Bytes that no recomputation and no schedule is below: the first stage's states, and the fewest activations of the
+ * micro-batches that every schedule holds there at once. */
+static double least_memory(const dw__problem *problem, const dw_layout *layout, double *optimizer) {
+    dw_layout plain = *layout;
+    dw__planned planned;
+    dw_memory_parts full, none;
+    if (plain.schedule != DW_SCHEDULE_DUALPIPE) plain.schedule = DW_SCHEDULE_1F1B;
+    plain.virtual_stages = 1;
+    plain.offload_optimizer = 0;
+    dw__planned_begin(&planned, &dw__constants_default, problem->model, problem->hardware, &plain);
+    dw__memory(&planned, DW_RECOMPUTE_FULL, 0, 0, &full);
+    dw__memory(&planned, DW_RECOMPUTE_NONE, 0, 0, &none);
+    *optimizer = full.optimizer;
+    return full.parameters + full.gradients + (layout->offload_optimizer ? 0 : full.optimizer) +
+           fmin(full.activations, none.activations);
+}
+
+int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh) {
+    dw_layout layout;
+    double optimizer;
+    dw__mesh_layout(problem, mesh, &layout);
+    layout.zero_stage = 3;
+    layout.offload_optimizer = problem->offload;
+    return least_memory(problem, &layout, &optimizer) <= problem->hardware->memory.value;
+}
+
+/* Nothing recomputed, no bubble, states shared by all. */
 void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh) {
     dw_layout layout;
     dw_prediction p;
+    if (!dw__mesh_may_fit(problem, mesh)) {
+        mesh->bound = HUGE_VAL;
+        return;
+    }
     dw__mesh_layout(problem, mesh, &layout);
     layout.recompute = DW_RECOMPUTE_NONE;
     layout.overlap_expert = 1; /* as a schedule may have it */
-    layout.zero_stage = 3;
     predict(problem, &layout, &p);
-    double work = computing(&p);
-    mesh->bound = work + p.time.other * (p.seconds > 0 ? work / p.seconds : 0);
-    mesh->memory = p.memory.parameters + p.memory.gradients;
-    if (!problem->offload) mesh->memory += p.memory.optimizer;
+    mesh->bound = with_other(&p, computing(&p));
 }
 
 static int bits(int value) {
@@ -152,22 +183,41 @@ static void set_sharding(const dw__sharding *sharding, dw_layout *layout) {
     layout->offload_optimizer = sharding->offload;
 }
 
-/* States alone, without activations. Where they are moved to the host it must have room for them. */
-static int states_fit(const dw__problem *problem, dw_layout *layout, dw__found *found) {
-    dw_prediction p;
-    int offload = layout->offload_optimizer;
-    double host = problem->hardware->host_memory.value;
-    layout->recompute = DW_RECOMPUTE_FULL;
-    layout->recompute_layers = 0;
-    layout->offload_optimizer = 0;
-    predict(problem, layout, &p);
-    layout->offload_optimizer = offload;
-    found->predicted++;
-    if (offload &&
-        (problem->hardware->host_bandwidth.value <= 0 || (host > 0 && p.memory.optimizer > host)))
+/* Where states are moved to the host it must have room for them. */
+static int sharding_may_fit(const dw__problem *problem, const dw_layout *layout) {
+    double optimizer, host = problem->hardware->host_memory.value;
+    double least = least_memory(problem, layout, &optimizer);
+    if (layout->offload_optimizer &&
+        (problem->hardware->host_bandwidth.value <= 0 || (host > 0 && optimizer > host)))
         return 0;
-    double states = p.memory.parameters + p.memory.gradients + (offload ? 0 : p.memory.optimizer);
-    return states <= problem->hardware->memory.value;
+    return least <= problem->hardware->memory.value;
+}
+
+/* Those of the schedules that can be within `most` seconds, whatever the sharding. */
+static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count) {
+    int kept = 0;
+    layout->recompute = DW_RECOMPUTE_NONE;
+    layout->recompute_layers = 0;
+    for (int at = 0; at < count; at++) {
+        dw_prediction p;
+        set_turns(t->problem, &turns[at], layout);
+        predict(t->problem, layout, &p);
+        t->found->predicted++;
+        double least = computing(&p) + p.time.bubble + p.time.pipeline;
+        if (with_other(&p, least) <= t->most) turns[kept++] = turns[at];
+    }
+    return kept;
+}
+
+static int sharding_may_win(const trial *t, dw_layout *layout) {
+    dw_prediction p;
+    layout->recompute = DW_RECOMPUTE_NONE;
+    layout->recompute_layers = 0;
+    layout->overlap_expert = 1;
+    predict(t->problem, layout, &p);
+    t->found->predicted++;
+    double least = computing(&p) + p.time.data + p.time.optimizer;
+    return with_other(&p, least) <= ceiling_of(t);
 }
 
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
@@ -179,12 +229,14 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
         turn_count = dw__space_turns(problem, mesh, turns);
     trial t = {problem, most, simplest, found};
     dw_layout layout;
+    if (!sharding_count) return;
     dw__mesh_layout(problem, mesh, &layout);
-    for (int s = 0; s < sharding_count; s++) {
+    set_sharding(&shardings[0], &layout);
+    if (turn_count > 1) turn_count = keep_turns(&t, &layout, turns, turn_count);
+    for (int s = 0; s < sharding_count && turn_count > 0; s++) {
         set_sharding(&shardings[s], &layout);
-        if (turn_count == 0) break;
         set_turns(problem, &turns[0], &layout);
-        if (!states_fit(problem, &layout, found)) continue;
+        if (!sharding_may_fit(problem, &layout) || !sharding_may_win(&t, &layout)) continue;
         for (int at = 0; at < turn_count; at++) {
             set_turns(problem, &turns[at], &layout);
             try_recomputation(&t, &layout);

@@ -53,6 +53,11 @@ static int precision_is_there(const dw__problem *problem, int precision) {
         [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
         [DW_TRAIN_NVFP4] = DW_RATE_FP4,
     };
+    /* FP32 is never faster, and the kinds of FP8 are as fast as each other: these are for whoever asks for them. */
+    if (!problem->limits.set.precision &&
+        (precision == DW_TRAIN_FP32 || precision == DW_TRAIN_FP8_ROW ||
+         precision == DW_TRAIN_FP8_BLOCK))
+        return 0;
     return DW__ALLOWS(&problem->limits, precision, precision) &&
            problem->hardware->rate[needed[precision]].value > 0;
 }
