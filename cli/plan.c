@@ -34,7 +34,8 @@ static void print_help(void) {
         "                       auto: the fastest that the GPUs have\n"
         "  --set CONSTRAINT...  what is fixed: tp=8, 'pp<=4', recompute=full, schedule=1f1b,\n"
         "                       framework=megatron: any field of a layout\n"
-        "  --reserve GIB        memory of each GPU that is left free\n"
+        "  --reserve GIB        memory of each GPU that is left free (a twentieth: predictions "
+        "err)\n"
         "  --explain            also the runners-up, what each loses, and what if\n"
         "  --json               the plan as JSON\n"
         "  -o, --output FILE    the same into a file\n"
@@ -105,7 +106,8 @@ static int read_precision(const char *text, dw_train_precision *precision) {
 static int read_reserve(const char *text, double *bytes) {
     char *end;
     double gib = strtod(text, &end);
-    if (end == text || *end) return cli_usage_error("--reserve is '%s'; expected GiB", text);
+    if (end == text || *end || !(gib >= 0))
+        return cli_usage_error("--reserve is '%s'; expected GiB", text);
     *bytes = gib * 1024 * 1024 * 1024;
     return CLI_DONE;
 }
@@ -182,6 +184,7 @@ int cli_plan(int argc, char **argv) {
     }
     int result = read_arguments(argc, argv, &r);
     dw_autoplan_request_default(&asked);
+    asked.what_ifs = r.explain;
     if (result == CLI_DONE) result = read_count("--seq-len", r.seq_len, &asked.seq_len);
     if (result == CLI_DONE)
         result = read_count("--global-batch", r.global_batch, &asked.global_batch);
@@ -196,7 +199,6 @@ int cli_plan(int argc, char **argv) {
     asked.hardware = hardware;
     asked.constraints = r.constraints;
     asked.constraint_count = r.constraint_count;
-    asked.what_ifs = r.explain;
     result = dw_autoplan_search(&asked, &plan) == DW_OK ? show(&r, plan) : fail();
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(hardware);

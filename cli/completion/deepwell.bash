@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph probe train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph plan probe train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -38,6 +38,14 @@ _deepwell() {
     explain)
         mapfile -t COMPREPLY < <(
             compgen -W 'attention --backward --target --measure --json --help' -- "$word"
+        )
+        ;;
+    plan)
+        local options='--model --hardware --seq-len --global-batch --precision --set --reserve
+            --explain --json --output --help'
+        mapfile -t COMPREPLY < <(
+            compgen -W "$options" -- "$word"
+            compgen -f -- "$word"
         )
         ;;
     probe)

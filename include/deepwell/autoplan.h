@@ -67,13 +67,15 @@ typedef struct dw_autoplan_request {
     const dw_planner_model *model;
     const dw_hardware *hardware; /* all of its GPUs are used */
     int64_t seq_len, global_batch;
-    dw_train_precision precision; /* DW_TRAIN_PRECISIONS: the fastest of BF16, FP8, MXFP8 and NVFP4 that the
+    dw_train_precision
+        precision; /* DW_TRAIN_PRECISIONS: the fastest of BF16, FP8, MXFP8 and NVFP4 that the
                                      hardware has */
     /* "FIELD=VALUE", "FIELD<=VALUE" or "FIELD>=VALUE", FIELD one of dw_layout's, VALUE a number or a name: "tp=8",
      * "pp<=4", "recompute=full" (of all layers), "schedule=1f1b", "framework=megatron" (else DW_FRAMEWORK_OWN). */
     const char *const *constraints;
     size_t constraint_count;
-    double reserve; /* bytes of each GPU that are left free; below 0: a twentieth, as predictions err */
+    double
+        reserve; /* bytes of each GPU that are left free; below 0: a twentieth, as predictions err */
     int runners_up; /* at most so many */
     int what_ifs;   /* 1: with them, some searches more */
 } dw_autoplan_request;

@@ -79,13 +79,16 @@ dw_status dw__loss_words(const dw_prediction *from, const dw_prediction *other, 
     return said ? DW_OK : dw__text_printf(text, "as fast");
 }
 
+/* What must be there: blocks that the allocator could give back are not. */
+static double needed(const dw_prediction *p) { return p->used - (p->reserved - p->allocated); }
+
 dw_status dw__tightest_words(const dw_layout *layout, const dw_prediction *prediction,
                              dw__text *text) {
     part parts[FIELDS_MOST];
     parts_of(dw__memory_fields, &prediction->memory, NULL, parts);
     DW_RETURN_IF_FAILED(dw__text_printf(text, "%s: %.1f of the %.1f GiB that each GPU",
                                         parts[0].name, parts[0].value / GIB,
-                                        prediction->used / GIB));
+                                        needed(prediction) / GIB));
     if (layout->pp > 1)
         DW_RETURN_IF_FAILED(
             dw__text_printf(text, " of stage %d (of %d)", prediction->heaviest_stage, layout->pp));
@@ -117,14 +120,20 @@ static dw_status put_time(const dw_prediction *p, dw__text *text) {
     return dw__text_printf(text, "\n");
 }
 
-static dw_status put_memory(const dw_layout *layout, const dw_prediction *p, dw__text *text) {
+static dw_status put_memory(const dw_autoplan *plan, dw__text *text) {
+    const dw_layout *layout = &plan->layout;
+    const dw_prediction *p = &plan->prediction;
     part parts[FIELDS_MOST];
-    size_t count = parts_of(dw__memory_fields, &p->memory, NULL, parts);
+    dw_memory_parts memory = p->memory;
+    memory.overhead -= p->used - needed(p);
+    size_t count = parts_of(dw__memory_fields, &memory, NULL, parts);
     DW_RETURN_IF_FAILED(put_label("Memory", text));
     DW_RETURN_IF_FAILED(
-        dw__text_printf(text, "%.1f of %.1f GiB", p->used / GIB, p->capacity / GIB));
+        dw__text_printf(text, "%.1f of %.1f GiB", needed(p) / GIB, p->capacity / GIB));
     if (layout->pp > 1)
         DW_RETURN_IF_FAILED(dw__text_printf(text, " on a GPU of stage %d", p->heaviest_stage));
+    if (plan->reserve > 0)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", %.1f more left free", plan->reserve / GIB));
     const char *between = ": ";
     for (size_t at = 0; at < count; at++) {
         if (parts[at].value < 0.005 * GIB) continue;
@@ -220,7 +229,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
     DW_RETURN_IF_FAILED(put_head(plan, text));
     if (!p->fits) {
         DW_RETURN_IF_FAILED(put_no_fit(plan, text));
-        return put_memory(&plan->layout, p, text);
+        return put_memory(plan, text);
     }
     DW_RETURN_IF_FAILED(put_step(p, text));
     DW_RETURN_IF_FAILED(put_time(p, text));
@@ -229,7 +238,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
         DW_RETURN_IF_FAILED(
             dw__text_printf(text, "%.1f%% of the pipeline's time\n", 100 * p->bubble_fraction));
     }
-    DW_RETURN_IF_FAILED(put_memory(&plan->layout, p, text));
+    DW_RETURN_IF_FAILED(put_memory(plan, text));
     DW_RETURN_IF_FAILED(put_ranks(plan, text));
     if (plan->statistics.meshes > 0) {
         DW_RETURN_IF_FAILED(put_label("Searched", text));

@@ -157,8 +157,8 @@ static dw_status simplify(const dw__problem *problem, const dw__meshes *meshes,
 /* ---- requests ------------------------------------------------------------------------------- */
 
 void dw_autoplan_request_default(dw_autoplan_request *request) {
-    *request =
-        (dw_autoplan_request){.size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
+    *request = (dw_autoplan_request){
+        .size = sizeof *request, .precision = DW_TRAIN_BF16, .reserve = -1, .runners_up = 5};
 }
 
 static dw_status check_request(const dw_autoplan_request *request) {
@@ -182,8 +182,7 @@ static dw_status check_request(const dw_autoplan_request *request) {
         return dw__fail(DW_INVALID_ARGUMENT, "precision is %d, which is none of planner.h",
                         (int)request->precision);
     if (!(request->reserve < request->hardware->memory.value))
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "reserve is %g bytes; expected less than the GPU's %g",
+        return dw__fail(DW_INVALID_ARGUMENT, "reserve is %g bytes; expected less than the GPU's %g",
                         request->reserve, request->hardware->memory.value);
     return DW_OK;
 }
@@ -326,7 +325,8 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
     if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep, problem->model->experts);
     ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch, best->global_batch);
     for (int at = 0; at <= 3 && !set->zero_stage; at++)
-        if (at != best->zero_stage && at != 2 && best->dp * best->cp > 1) /* see dw__space_shardings */
+        if (at != best->zero_stage && at != 2 &&
+            best->dp * best->cp > 1) /* see dw__space_shardings */
             ask(q, "zero_stage", at, NULL);
     for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
         if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
@@ -394,8 +394,9 @@ static dw_status put_no_fit(const dw__problem *problem, dw__autoplan *own) {
     DW_RETURN_IF_FAILED(dw__fit_smallest(problem, problem->hardware->gpus, &smallest));
     if (!smallest.found)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the constraints leave no sharding or schedule for any layout; leave one "
-                        "of them out");
+                        "the constraints, and what framework %s can, leave no sharding or "
+                        "schedule for any layout; leave one of the constraints out",
+                        dw_framework_name(problem->limits.base.framework));
     put_best(own, &smallest);
     own->plan.prediction.fits = 0;
     DW_TRY(dw__tightest_words(&smallest.layout, &smallest.prediction, &text));

@@ -107,6 +107,7 @@ dw_status dw__limits_add(dw__limits *limits, const char *text) {
         return DW_OK;
     }
     DW_RETURN_IF_FAILED(read_value(field, text, rest + 1, &value));
+    if (field->kind == DW__FIELD_RECOMPUTE && value == DW_RECOMPUTE_AUTO) return DW_OK;
     if ((less || more) && (!is_searched(field->name) || field->kind > DW__FIELD_INTEGER))
         return fail_text(text, "gives a range to a field that takes a single value");
     int low = less ? 0 : value, high = more ? INT_MAX : value;

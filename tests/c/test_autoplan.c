@@ -1,0 +1,562 @@
+/* The search against every layout tried in turn, what it answers where there is none, and plans as files. */
+#include "base/base.h"
+#include "deepwell/autoplan.h"
+#include "deepwell/graph.h"
+#include "deepwell/threads.h"
+#include "plan/search.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const dw_planner_model llama3_70b = {.layers = 80,
+                                            .hidden = 8192,
+                                            .heads = 64,
+                                            .kv_heads = 8,
+                                            .head_dim = 128,
+                                            .ffn = 28672,
+                                            .gated = 1,
+                                            .vocabulary = 128256};
+static const dw_planner_model llama3_405b = {.layers = 126,
+                                             .hidden = 16384,
+                                             .heads = 128,
+                                             .kv_heads = 8,
+                                             .head_dim = 128,
+                                             .ffn = 53248,
+                                             .gated = 1,
+                                             .vocabulary = 128256};
+static const dw_planner_model deepseek_v3 = {.layers = 61,
+                                             .hidden = 7168,
+                                             .heads = 128,
+                                             .kv_heads = 128,
+                                             .head_dim = 128,
+                                             .ffn = 18432,
+                                             .gated = 1,
+                                             .vocabulary = 129280,
+                                             .experts = 256,
+                                             .top_k = 8,
+                                             .expert_ffn = 2048,
+                                             .shared_ffn = 2048,
+                                             .dense_layers = 3,
+                                             .moe_every = 1,
+                                             .q_rank = 1536,
+                                             .kv_rank = 512,
+                                             .rope_dim = 64,
+                                             .value_dim = 128};
+
+static dw_hardware *hardware_of(const char *name) {
+    dw_hardware *hardware = NULL;
+    assert_int_equal(dw_hardware_named(name, &hardware), DW_OK);
+    return hardware;
+}
+
+static dw_autoplan_request request_of(const dw_planner_model *model, const dw_hardware *hardware,
+                                      int seq_len, int global_batch) {
+    dw_autoplan_request request;
+    dw_autoplan_request_default(&request);
+    request.model_name = "tested";
+    request.model = model;
+    request.hardware = hardware;
+    request.seq_len = seq_len;
+    request.global_batch = global_batch;
+    return request;
+}
+
+static dw_autoplan *plan_of(const dw_autoplan_request *request) {
+    dw_autoplan *plan = NULL;
+    if (dw_autoplan_search(request, &plan) != DW_OK) fail_msg("%s", dw_last_error());
+    return plan;
+}
+
+/* ---- every layout, one by one ---------------------------------------------------------------- */
+
+typedef struct every {
+    const dw_planner_model *model;
+    const dw_hardware *hardware;
+    int fits;
+    double seconds; /* of the fastest that fits */
+    dw_layout layout;
+} every;
+
+static void consider(every *e, const dw_layout *layout) {
+    dw_prediction p;
+    if (dw_predict(e->model, e->hardware, layout, &p) != DW_OK) return;
+    if (!p.fits || (e->fits && p.seconds >= e->seconds)) return;
+    e->fits = 1;
+    e->seconds = p.seconds;
+    e->layout = *layout;
+}
+
+static void every_recomputation(every *e, dw_layout layout) {
+    int most = (e->model->layers + layout.pp - 1) / layout.pp;
+    layout.recompute = DW_RECOMPUTE_NONE;
+    consider(e, &layout);
+    layout.recompute = DW_RECOMPUTE_SELECTIVE;
+    consider(e, &layout);
+    layout.recompute = DW_RECOMPUTE_FULL;
+    for (layout.recompute_layers = 0; layout.recompute_layers <= most; layout.recompute_layers++)
+        consider(e, &layout);
+}
+
+static void every_sharding(every *e, dw_layout layout) {
+    int ranks = layout.dp * layout.cp;
+    int several = layout.global_batch / (layout.dp * layout.micro_batch) > 1;
+    for (layout.zero_stage = 0; layout.zero_stage <= 3; layout.zero_stage++) {
+        if (layout.zero_stage == 2 && (layout.pp > 1 || several)) continue;
+        for (layout.shard = 1; layout.shard <= ranks; layout.shard++)
+            for (layout.reshard = 0; layout.reshard <= 1; layout.reshard++)
+                if (ranks % layout.shard == 0 && (layout.shard > 1 || ranks == 1))
+                    every_recomputation(e, layout);
+    }
+}
+
+static void every_schedule(every *e, dw_layout layout) {
+    int p = layout.pp, m = layout.global_batch / (layout.dp * layout.micro_batch);
+    int most = (e->model->layers + p - 1) / p;
+    layout.sequence_parallel = layout.tp > 1;
+    for (int schedule = 0; schedule < DW_SCHEDULES; schedule++) {
+        int low = 1, high = 1, possible = p > 1;
+        if (schedule == DW_SCHEDULE_INTERLEAVED) low = 2, high = most, possible &= m % p == 0;
+        if (schedule == DW_SCHEDULE_ZB_V) low = high = 2, possible &= m >= 2 * p && most >= 2;
+        if (schedule == DW_SCHEDULE_ZB_H1) possible &= m >= p;
+        if (schedule == DW_SCHEDULE_ZB_H2) possible &= m >= 2 * p;
+        if (schedule == DW_SCHEDULE_DUALPIPE) possible &= p % 2 == 0 && m % 2 == 0 && m >= 2 * p;
+        if (!possible && schedule != DW_SCHEDULE_1F1B) continue;
+        layout.schedule = (dw_pipeline_schedule)schedule;
+        layout.overlap_expert = schedule == DW_SCHEDULE_DUALPIPE;
+        for (int v = low; v <= high; v++) {
+            if (schedule == DW_SCHEDULE_INTERLEAVED && most % v) continue;
+            layout.virtual_stages = v;
+            every_sharding(e, layout);
+        }
+    }
+}
+
+static void every_layout(every *e, dw_layout layout) {
+    int gpus = layout.gpus, batch = layout.global_batch;
+    for (int tp = 1; tp <= gpus; tp++)
+        for (int cp = 1; cp <= gpus / tp; cp++)
+            for (int pp = 1; pp <= gpus / tp / cp && pp <= e->model->layers; pp++) {
+                if (gpus % (tp * cp * pp) || e->model->heads % tp || e->model->ffn % tp) continue;
+                if (e->model->kv_heads % tp && tp % e->model->kv_heads) continue;
+                if (cp > 1 && layout.seq_len % (2 * cp)) continue;
+                layout.tp = tp;
+                layout.cp = cp;
+                layout.pp = pp;
+                layout.dp = gpus / tp / cp / pp;
+                for (int ep = 1; ep <= (e->model->experts ? e->model->experts : 1); ep++)
+                    for (int etp = 1; etp <= (e->model->experts ? tp : 1); etp++)
+                        for (int b = 1; b <= batch; b++) {
+                            if (tp % etp || (e->model->experts && e->model->expert_ffn % etp))
+                                continue;
+                            layout.ep = ep;
+                            layout.etp = e->model->experts ? etp : 0;
+                            layout.micro_batch = b;
+                            if (batch % (layout.dp * b)) continue;
+                            every_schedule(e, layout);
+                        }
+            }
+}
+
+/* The bounds are below all that fits, and the best of the meshes is the best of all, to the last bit. */
+static void meshes_agree(const every *e, int length, int batch) {
+    dw__problem problem = {
+        .model = e->model, .hardware = e->hardware, .seq_len = length, .global_batch = batch};
+    dw__meshes meshes = {0};
+    double fastest = HUGE_VAL;
+    dw__limits_begin(&problem.limits);
+    assert_int_equal(dw__limits_add(&problem.limits, "precision=bf16"), DW_OK);
+    dw__limits_finish(&problem.limits);
+    assert_int_equal(dw__space_meshes(&problem, e->hardware->gpus, 0, &meshes), DW_OK);
+    for (size_t at = 0; at < meshes.count; at++) {
+        dw__found found;
+        dw__mesh_bound(&problem, &meshes.items[at]);
+        dw__mesh_best(&problem, &meshes.items[at], HUGE_VAL, 0, &found);
+        if (!found.found) continue;
+        assert_true(meshes.items[at].bound <= found.prediction.seconds * (1 + 1e-12));
+        fastest = fmin(fastest, found.prediction.seconds);
+    }
+    assert_true(e->fits ? fastest == e->seconds : fastest == HUGE_VAL);
+    dw__free(meshes.items);
+}
+
+static uint32_t state = 12345;
+static int drawn(int low, int high) {
+    state = state * 1664525u + 1013904223u;
+    return low + (int)((state >> 8) % (uint32_t)(high - low + 1));
+}
+
+static void the_search_misses_nothing(void **unused) {
+    (void)unused;
+    int fitting = 0, recomputed = 0, pipelined = 0;
+    for (int round = 0; round < 40; round++) {
+        int heads = 1 << drawn(1, 3), mixture = round % 3 == 0;
+        dw_planner_model model = {.layers = drawn(2, 7),
+                                  .hidden = 64 * drawn(8, 64),
+                                  .heads = heads,
+                                  .kv_heads = heads / (drawn(0, 1) ? 2 : 1),
+                                  .head_dim = 64,
+                                  .ffn = 96 * drawn(4, 60),
+                                  .gated = drawn(0, 1),
+                                  .vocabulary = drawn(1000, 60000),
+                                  .experts = mixture ? 4 : 0,
+                                  .top_k = mixture ? 2 : 0,
+                                  .expert_ffn = mixture ? 64 * drawn(2, 9) : 0,
+                                  .moe_every = mixture ? 1 : 0};
+        static const char *const clusters[] = {"h100:1", "h100:2", "h100:6", "h100:8",
+                                               "a100-80:16"};
+        dw_hardware *hardware = hardware_of(clusters[drawn(0, mixture ? 3 : 4)]);
+        static const int batches[] = {12, 18, 24, 48};
+        int batch = batches[drawn(0, 3)], length = 256 * drawn(1, 24);
+        every e = {.model = &model, .hardware = hardware};
+        /* Of such memory that something must be given up. */
+        hardware->memory.value = (1 << 26) * (double)drawn(22, 60);
+        if (round % 2) hardware->link_bandwidth.value /= 32; /* else there are no pipelines */
+        dw_layout layout;
+        dw_layout_default(&layout);
+        layout.gpus = hardware->gpus;
+        layout.global_batch = batch;
+        layout.seq_len = length;
+        every_layout(&e, layout);
+        meshes_agree(&e, length, batch);
+        dw_autoplan_request request = request_of(&model, hardware, length, batch);
+        request.constraints = (const char *const[]){"offload_optimizer=0"};
+        request.constraint_count = 1;
+        request.reserve = 0;
+        dw_autoplan *plan = plan_of(&request);
+        assert_int_equal(plan->prediction.fits, e.fits);
+        fitting += e.fits;
+        if (e.fits) {
+            recomputed += e.layout.recompute != DW_RECOMPUTE_NONE;
+            pipelined += e.layout.pp > 1;
+            assert_true(plan->prediction.seconds <= e.seconds * 1.005);
+            assert_true(plan->prediction.seconds >= e.seconds * (1 - 1e-12));
+            assert_int_equal(dw_layout_check(&model, hardware, &plan->layout), DW_OK);
+        }
+        dw_autoplan_destroy(plan);
+        dw_hardware_destroy(hardware);
+    }
+    assert_true(fitting >= 15 && fitting < 40);
+    assert_true(recomputed >= 3 && pipelined >= 1);
+}
+
+/* ---- the answer ------------------------------------------------------------------------------ */
+
+static void published_configurations_are_planned(void **unused) {
+    (void)unused;
+    dw_hardware *h100s = hardware_of("h100:64");
+    dw_autoplan_request request = request_of(&llama3_70b, h100s, 8192, 256);
+    request.what_ifs = 1;
+    dw_autoplan *plan = plan_of(&request);
+    assert_int_equal(plan->prediction.fits, 1);
+    assert_true(plan->prediction.bubble_fraction < 0.05);
+    assert_true(plan->layout.tp <= 8);
+    assert_true(plan->prediction.mfu > 0.35 && plan->prediction.mfu < 0.65);
+    assert_true(plan->runner_up_count > 0 && plan->what_if_count > 5);
+    for (uint32_t at = 0; at < plan->runner_up_count; at++) {
+        assert_true(plan->runners_up[at].loss > -0.005);
+        assert_true(plan->runners_up[at].prediction.fits);
+        assert_int_equal(dw_layout_check(&llama3_70b, h100s, &plan->runners_up[at].layout), DW_OK);
+        if (at) assert_true(plan->runners_up[at].loss >= plan->runners_up[at - 1].loss);
+    }
+    char *text = NULL;
+    assert_int_equal(dw_autoplan_text(plan, 1, &text), DW_OK);
+    assert_non_null(strstr(text, "Runners-up"));
+    assert_non_null(strstr(text, "What if"));
+    dw_text_free(text);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(h100s);
+}
+
+/* On a quiet machine of two cores these take a second; the limit here is for a busy one. */
+static void the_largest_take_seconds(void **unused) {
+    (void)unused;
+    dw_hardware *h100s = hardware_of("h100:16384"), *fewer = hardware_of("h100:2048");
+    dw_autoplan_request dense = request_of(&llama3_405b, h100s, 8192, 2048);
+    dw_autoplan_request mixture = request_of(&deepseek_v3, fewer, 4096, 15360);
+    dw_autoplan *plan = plan_of(&dense);
+    assert_true(plan->prediction.fits && plan->layout.tp <= 8);
+    assert_true(plan->prediction.mfu > 0.35 && plan->prediction.mfu < 0.65);
+    assert_true(plan->statistics.seconds < 20);
+    dw_autoplan_destroy(plan);
+    plan = plan_of(&mixture);
+    assert_true(plan->prediction.fits && plan->layout.ep >= 8);
+    assert_true(plan->statistics.seconds < 40);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(h100s);
+    dw_hardware_destroy(fewer);
+}
+
+static char *json_of(const dw_autoplan *plan) {
+    char *text = NULL;
+    if (dw_autoplan_json(plan, &text) != DW_OK) fail_msg("%s", dw_last_error());
+    return text;
+}
+
+static void threads_do_not_change_the_answer(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h200:32");
+    dw_autoplan_request request = request_of(&llama3_70b, hardware, 4096, 96);
+    request.what_ifs = 1;
+    char *texts[3];
+    int before = dw_get_threads();
+    static const int threads[3] = {1, 2, 5};
+    for (int at = 0; at < 3; at++) {
+        assert_int_equal(dw_set_threads(threads[at]), DW_OK);
+        dw_autoplan *plan = plan_of(&request);
+        texts[at] = json_of(plan);
+        dw_autoplan_destroy(plan);
+    }
+    assert_string_equal(texts[0], texts[1]);
+    assert_string_equal(texts[0], texts[2]);
+    for (int at = 0; at < 3; at++) dw_text_free(texts[at]);
+    assert_int_equal(dw_set_threads(before), DW_OK);
+    dw_hardware_destroy(hardware);
+}
+
+static void constraints_are_kept(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h100:64");
+    static const char *const constraints[] = {
+        "tp=8",          "pp<=4",          "pp>=2",          "zero_stage=1",
+        "schedule=1f1b", "micro_batch<=2", "recompute=full", "framework=megatron",
+        "cuda_graphs=1"};
+    dw_autoplan_request request = request_of(&llama3_70b, hardware, 4096, 128);
+    request.constraints = constraints;
+    request.constraint_count = DW_COUNT(constraints);
+    dw_autoplan *plan = plan_of(&request);
+    assert_int_equal(plan->prediction.fits, 1);
+    assert_int_equal(plan->layout.tp, 8);
+    assert_true(plan->layout.pp >= 2 && plan->layout.pp <= 4);
+    assert_int_equal(plan->layout.zero_stage, 1);
+    assert_int_equal(plan->layout.schedule, DW_SCHEDULE_1F1B);
+    assert_true(plan->layout.micro_batch <= 2);
+    assert_int_equal(plan->layout.recompute, DW_RECOMPUTE_FULL);
+    assert_int_equal(plan->layout.recompute_layers, 0);
+    assert_int_equal(plan->layout.framework, DW_FRAMEWORK_MEGATRON);
+    assert_int_equal(plan->layout.cuda_graphs, 1);
+    /* What is fixed costs time, never saves it; and memory left free does. */
+    request.constraint_count = 0;
+    dw_autoplan *freely = plan_of(&request);
+    assert_true(freely->prediction.seconds <= plan->prediction.seconds * 1.005);
+    request.reserve = 40e9;
+    dw_autoplan *narrow = plan_of(&request);
+    assert_true(narrow->prediction.seconds * 1.005 >= freely->prediction.seconds);
+    assert_true(narrow->prediction.used -
+                    (narrow->prediction.reserved - narrow->prediction.allocated) <=
+                hardware->memory.value - 40e9);
+    dw_autoplan_destroy(narrow);
+    dw_autoplan_destroy(freely);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(hardware);
+}
+
+static void what_does_not_fit_is_answered(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h100:16"), *enough = NULL;
+    dw_autoplan_request request = request_of(&llama3_405b, hardware, 8192, 2048);
+    dw_autoplan *plan = plan_of(&request);
+    assert_int_equal(plan->prediction.fits, 0);
+    assert_non_null(strstr(plan->tightest, "parameters: "));
+    assert_true(plan->gpus_needed > 16 && plan->gpus_needed % 8 == 0);
+    assert_int_equal(dw_hardware_with_gpus(hardware, plan->gpus_needed, &enough), DW_OK);
+    request.hardware = enough;
+    dw_autoplan *more = plan_of(&request);
+    assert_int_equal(more->prediction.fits, 1);
+    char *text = json_of(plan);
+    dw_autoplan *back = NULL;
+    assert_int_equal(dw_autoplan_parse(text, strlen(text), &back), DW_OK);
+    assert_string_equal(back->tightest, plan->tightest);
+    assert_int_equal(back->gpus_needed, plan->gpus_needed);
+    dw_text_free(text);
+    dw_autoplan_destroy(back);
+    dw_autoplan_destroy(more);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(enough);
+    dw_hardware_destroy(hardware);
+}
+
+static void refused(dw_autoplan_request request, const char *constraint, dw_status expected,
+                    const char *says) {
+    dw_autoplan *plan = NULL;
+    const char *const constraints[] = {"tp=8", constraint};
+    request.constraints = constraints;
+    request.constraint_count = constraint ? 2 : 0;
+    dw_status status = dw_autoplan_search(&request, &plan);
+    if (status != expected || !strstr(dw_last_error(), says))
+        fail_msg("status %d, \"%s\"; expected \"%s\"", (int)status, dw_last_error(), says);
+    assert_null(plan);
+}
+
+static void bad_requests_are_named(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h100:16384");
+    dw_autoplan_request good = request_of(&llama3_405b, hardware, 8192, 2048), request = good;
+    refused(good, "tp<=4", DW_INVALID_ARGUMENT, "\"tp<=4\" contradicts");
+    refused(good, "tp", DW_INVALID_ARGUMENT, "\"tp\" has no field or no value");
+    refused(good, "pp=x", DW_INVALID_ARGUMENT, "\"pp=x\" has a value that is no number");
+    refused(good, "pp=3", DW_INVALID_ARGUMENT, "\"pp=3\"");
+    refused(good, "ep=8", DW_INVALID_ARGUMENT, "\"ep=8\"");
+    refused(good, "width=3", DW_INVALID_ARGUMENT, "\"width=3\" names no field");
+    refused(good, "recompute=some", DW_INVALID_ARGUMENT, "none, selective, full");
+    refused(good, "recompute<=full", DW_INVALID_ARGUMENT, "a range");
+    refused(good, "gpus=8", DW_INVALID_ARGUMENT, "the request itself");
+    refused(good, "cuda_graphs=2", DW_INVALID_ARGUMENT, "other than 0 and 1");
+    request.seq_len = 8191;
+    request.global_batch = 7;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "a batch of 7 sequences");
+    refused(request, NULL, DW_INVALID_ARGUMENT, "the next one that can is 8");
+    request = good;
+    request.global_batch = 0;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "global_batch is 0");
+    request = good;
+    request.seq_len = (int64_t)1 << 40;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "seq_len is 1099511627776");
+    request = good;
+    request.precision = DW_TRAIN_NVFP4;
+    refused(request, NULL, DW_UNSUPPORTED, "nvfp4");
+    request = good;
+    request.reserve = 1e12;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "reserve is 1e+12");
+    dw_hardware none = *hardware;
+    none.gpus = 0;
+    request = good;
+    request.hardware = &none;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "has 0 GPUs");
+    none.gpus = 10000000;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "has 10000000 GPUs");
+    request = good;
+    request.size = 3;
+    refused(request, NULL, DW_INVALID_ARGUMENT, "dw_autoplan_request_default");
+    dw_hardware_destroy(hardware);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+static void files_come_back_to_the_last_bit(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("b200:64");
+    dw_autoplan_request request = request_of(&deepseek_v3, hardware, 4096, 1024);
+    request.precision = DW_TRAIN_PRECISIONS;
+    request.what_ifs = 1;
+    dw_autoplan *plan = plan_of(&request), *back = NULL;
+    char *text = json_of(plan);
+    if (dw_autoplan_parse(text, strlen(text), &back) != DW_OK) fail_msg("%s", dw_last_error());
+    char *again = json_of(back);
+    assert_string_equal(text, again);
+    assert_memory_equal(&plan->layout, &back->layout, sizeof plan->layout);
+    assert_memory_equal(&plan->model, &back->model, sizeof plan->model);
+    assert_true(plan->prediction.seconds == back->prediction.seconds);
+    assert_int_equal(plan->runner_up_count, back->runner_up_count);
+    assert_string_equal(back->model_name, "tested");
+    /* As a file, predicted anew, the layout is what the search said that it is. */
+    dw_prediction p;
+    assert_int_equal(dw_predict(&back->model, back->hardware, &back->layout, &p), DW_OK);
+    assert_true(p.seconds == plan->prediction.seconds);
+    dw_text_free(text);
+    dw_text_free(again);
+    dw_autoplan_destroy(plan);
+    dw_autoplan_destroy(back);
+    dw_hardware_destroy(hardware);
+}
+
+#define MODEL                                                                                      \
+    "\"model\": {\"layers\": 4, \"hidden\": 256, \"heads\": 4, \"kv_heads\": 4, \"head_dim\": "    \
+    "64, "                                                                                         \
+    "\"ffn\": 1024, \"vocabulary\": 1000}"
+#define HARDWARE "\"hardware\": {\"profile\": \"h100\", \"gpus\": 4}"
+#define LAYOUT                                                                                     \
+    "\"layout\": {\"gpus\": 4, \"tp\": 2, \"dp\": 2, \"global_batch\": 4, \"seq_len\": 128}"
+
+static void bad_file(const char *text, dw_status expected, const char *says) {
+    dw_autoplan *plan = NULL;
+    dw_status status = dw_autoplan_parse(text, strlen(text), &plan);
+    if (status != expected || !strstr(dw_last_error(), says))
+        fail_msg("status %d, \"%s\"; expected \"%s\"", (int)status, dw_last_error(), says);
+    assert_null(plan);
+}
+
+static void bad_files_are_named(void **unused) {
+    (void)unused;
+    static const char good[] = "{\"version\": 1, " MODEL ", " HARDWARE ", " LAYOUT "}";
+    dw_autoplan *plan = NULL;
+    if (dw_autoplan_parse(good, strlen(good), &plan) != DW_OK) fail_msg("%s", dw_last_error());
+    assert_true(plan->prediction.seconds > 0 && plan->prediction.fits);
+    dw_autoplan_destroy(plan);
+    bad_file("{", DW_PARSE, "plan");
+    bad_file("[]", DW_PARSE, "an object");
+    bad_file("{\"version\": 9, " MODEL ", " HARDWARE ", " LAYOUT "}", DW_UNSUPPORTED,
+             "version is 9");
+    bad_file("{" MODEL ", " HARDWARE ", " LAYOUT "}", DW_PARSE, "version");
+    bad_file("{\"version\": 1, " HARDWARE ", " LAYOUT "}", DW_PARSE, "model");
+    bad_file("{\"version\": 1, " MODEL ", " LAYOUT "}", DW_PARSE, "hardware");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE "}", DW_PARSE, "layout");
+    bad_file("{\"version\": 1, \"color\": 2}", DW_PARSE, "\"color\"");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", \"layout\": {\"gpus\": 4, \"tp\": 3}}",
+             DW_INVALID_ARGUMENT, "tp 3");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", \"layout\": {\"tp\": \"two\"}}", DW_PARSE,
+             "layout: tp");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE
+             ", \"layout\": {\"gpus\": 1, \"schedule\": \"round\"}}",
+             DW_PARSE, "schedule is \"round\"");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", \"layout\": {\"gpus\": 1}}",
+             DW_INVALID_ARGUMENT, "the layout has 1 GPUs, the hardware 4");
+    bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", " LAYOUT ", \"prediction\": {}}", DW_PARSE,
+             "prediction: seconds is missing");
+}
+
+/* ---- memory that runs out -------------------------------------------------------------------- */
+
+static void every_allocation_can_fail(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h100:8");
+    static const dw_planner_model small = {.layers = 4,
+                                           .hidden = 512,
+                                           .heads = 8,
+                                           .kv_heads = 8,
+                                           .head_dim = 64,
+                                           .ffn = 2048,
+                                           .vocabulary = 5000};
+    dw_autoplan_request request = request_of(&small, hardware, 512, 16);
+    request.what_ifs = 1;
+    int failures = 0;
+    for (int64_t after = 0;; after += 1 + after / 16) {
+        int64_t live = dw__memory_live();
+        dw_autoplan *plan = NULL, *back = NULL;
+        char *text = NULL;
+        dw__memory_fail_after(after);
+        dw_status status = dw_autoplan_search(&request, &plan);
+        if (status == DW_OK) status = dw_autoplan_json(plan, &text);
+        if (status == DW_OK) status = dw_autoplan_parse(text, strlen(text), &back);
+        dw__memory_fail_after(-1);
+        dw_text_free(text);
+        dw_autoplan_destroy(plan);
+        dw_autoplan_destroy(back);
+        assert_int_equal(dw__memory_live(), live);
+        if (status == DW_OK) break;
+        assert_int_equal(status, DW_OUT_OF_MEMORY);
+        failures++;
+    }
+    assert_true(failures > 20);
+    dw_hardware_destroy(hardware);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_search_misses_nothing),
+        cmocka_unit_test(published_configurations_are_planned),
+        cmocka_unit_test(the_largest_take_seconds),
+        cmocka_unit_test(threads_do_not_change_the_answer),
+        cmocka_unit_test(constraints_are_kept),
+        cmocka_unit_test(what_does_not_fit_is_answered),
+        cmocka_unit_test(bad_requests_are_named),
+        cmocka_unit_test(files_come_back_to_the_last_bit),
+        cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test(every_allocation_can_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
