@@ -129,8 +129,9 @@ static double host_seconds(const dw__planned *planned, dw__layer_kind kind) {
     double host = c->host_eager;
     if (layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_MEGATRON_LM)
         host = c->host_fused;
-    if (layout->compiled || layout->framework == DW_FRAMEWORK_OWN) host = c->host_compiled;
+    if (layout->compiled) host = c->host_compiled;
     if (kind == DW__LAYER_MOE) host += c->host_experts;
+    if (layout->framework == DW_FRAMEWORK_OWN) host *= c->host_own;
     if (layout->framework == DW_FRAMEWORK_JAX)
         host *= c->host_graphs; /* one program for the step */
     return layout->cuda_graphs ? host * c->host_graphs : host;

@@ -53,7 +53,11 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
         norms += 4 * h * (1 - 1 / cut);
     double attention = 2 * heads * d + 2 * kv * (d + v) + 2 * heads * v + 4 * heads;
     if (planned->low) attention += heads * v;
-    if (model->kv_rank) attention += (2 + operand) * (model->q_rank + model->kv_rank);
+    if (model->kv_rank) {
+        double latent = (2 + operand) * (model->q_rank + model->kv_rank);
+        /* Recomputed from the latent vectors: queries, keys and values. */
+        attention = selective ? latent + 2 * heads * v + 4 * heads : attention + latent;
+    }
     if (layout->unfused_attention && !selective) attention += 5 * heads * layout->seq_len;
     double inner = 2 * up + (selective && !old ? 0 : operand);
     if (habit_of(layout)->eager && model->gated && !selective) inner += 2;
@@ -68,7 +72,8 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double mlp;
     if (moe) {
         double routed = model->top_k * planned->etp / tp;
-        mlp = routed * (operand * h + inner * model->expert_ffn / planned->etp + 2 * h) +
+        mlp = routed * (operand * h + inner * model->expert_ffn / planned->etp +
+                        (selective ? 0 : 2 * h)) +
               inner * model->shared_ffn / tp + 4.0 * model->experts / tp;
     } else {
         mlp = inner * model->ffn / tp;
