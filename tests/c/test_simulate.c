@@ -1,5 +1,7 @@
 /* The schedules against their own rules and closed forms, played steps against what must hold for any of them. */
+#include "deepwell/graph.h"
 #include "simulate/simulate_internal.h"
+#include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,8 +31,8 @@ static int chunks_of(dw_pipeline_schedule schedule, int stages) {
 static dw_simulation *play(dw_pipeline_schedule schedule, int stages, int chunks, int micro_batches,
                            double forward, double input, double weight, double send) {
     dw_simulation *simulation = NULL;
-    assert_int_equal(
-        dw__simulation_begin(schedule, stages, chunks, micro_batches, &simulation), DW_OK);
+    assert_int_equal(dw__simulation_begin(schedule, stages, chunks, micro_batches, &simulation),
+                     DW_OK);
     for (int rank = 0; rank < stages; rank++) {
         simulation->costs.ranks[rank] = (dw__rank_cost){.send = send, .constant_bytes = 100};
         for (int chunk = 0; chunk < simulation->schedule.chunks; chunk++) {
@@ -231,7 +233,8 @@ static void in_flight_is_what_was_published(void **state) {
         for (int stages = 2; stages <= 12; stages += 2) {
             int chunks = schedule == DW_SCHEDULE_INTERLEAVED ? 3 : 1, count = 4 * stages;
             dw_simulation *simulation = play(schedule, stages, chunks, count, 1, 1, 1, 0);
-            double part = schedule == DW_SCHEDULE_DUALPIPE ? 1 : simulation->schedule.chunks, most = 0;
+            double part = schedule == DW_SCHEDULE_DUALPIPE ? 1 : simulation->schedule.chunks,
+                   most = 0;
             for (int rank = 0; rank < stages; rank++) {
                 double held = simulation->ranks[rank].peak_in_flight / part;
                 double published = published_in_flight(schedule, stages, chunks, rank, count);
@@ -298,6 +301,214 @@ static void steps_agree_with_predictions(void **state) {
     dw_hardware_destroy(h100);
 }
 
+/* Plain data parallelism, with and without sharding, with and without overlap: no pipeline, so that the played step is the
+ * formula's, but for the optimizer of a stage that is not the first. */
+static void without_a_pipeline_both_are_one(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    for (int zero = 0; zero <= 3; zero++) {
+        for (int overlap = 0; overlap < 2; overlap++) {
+            dw_layout layout = layout_of(64, 8, 1, 64);
+            layout.zero_stage = zero;
+            layout.overlap_data = overlap;
+            layout.framework = DW_FRAMEWORK_TORCHTITAN;
+            dw_simulation *simulation = NULL;
+            assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+            dw_simulation_figures f;
+            dw_simulation_figures_of(simulation, &f);
+            /* Without sharding the formula lets half of the all-reduce run beside forward. */
+            double part = zero ? 1e-9 : 0.05;
+            if (fabs(f.seconds / f.prediction.seconds - 1) > part)
+                fail_msg("ZeRO %d, overlap %d: %.6f s played, %.6f predicted", zero, overlap,
+                         f.seconds, f.prediction.seconds);
+            assert_true(f.bubble_fraction == 0);
+            if (overlap && f.overlap < 0.3) fail_msg("ZeRO %d overlaps %g", zero, f.overlap);
+            if (!overlap && zero < 3) assert_true(f.overlap == 0);
+            double needed = f.prediction.memory.parameters + f.prediction.memory.gradients +
+                            f.prediction.memory.optimizer + f.prediction.memory.activations +
+                            f.prediction.memory.workspace;
+            assert_true(f.peak_bytes >= needed && f.peak_bytes <= f.prediction.used);
+            assert_int_equal(f.fits, f.prediction.fits);
+            dw_simulation_destroy(simulation);
+        }
+    }
+    dw_hardware_destroy(h100);
+}
+
+static void speedups_are_ratios_of_predictions(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 4, 8, 128);
+    layout.precision = DW_TRAIN_FP8;
+    dw_simulation *simulation = NULL;
+    dw_simulation_figures f;
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &f);
+    dw_layout other = layout;
+    dw_prediction prediction;
+    other.precision = DW_TRAIN_BF16;
+    assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
+    assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
+    assert_true(f.speedup_bf16 > 1);
+    other.tp = other.pp = 1;
+    other.dp = 64;
+    other.zero_stage = 3;
+    assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
+    assert_true(prediction.fits);
+    assert_true(fabs(f.speedup_unplanned - prediction.seconds / f.prediction.seconds) < 1e-12);
+    dw_simulation_destroy(simulation);
+
+    layout.global_batch = 96; /* no whole number for each of 64 */
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &f);
+    assert_true(f.speedup_unplanned == 0);
+    assert_non_null(strstr(f.speedup_unplanned_reason, "whole number"));
+    dw_simulation_destroy(simulation);
+    dw_hardware_destroy(h100);
+}
+
+static void what_cannot_be_played_is_said(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    dw_simulation *simulation = NULL;
+    dw_layout layout = layout_of(64, 4, 8, 127);
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "global_batch 127"));
+    layout = layout_of(40, 8, 5, 64);
+    layout.schedule = DW_SCHEDULE_DUALPIPE;
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "pp is 5"));
+    layout = layout_of(64, 4, 16, 1 << 24);
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "smaller batch"));
+    dw_hardware_destroy(h100);
+}
+
+static char *text_of(const char *path) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    long bytes = ftell(file);
+    rewind(file);
+    char *text = calloc(1, (size_t)bytes + 1);
+    assert_non_null(text);
+    assert_int_equal(fread(text, 1, (size_t)bytes, file), bytes);
+    fclose(file);
+    return text;
+}
+
+static void files_hold_every_event(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 4, 8, 128);
+    layout.virtual_stages = 2;
+    dw_simulation *simulation = NULL;
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    char path[] = "/tmp/test_simulate_XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+
+    assert_int_equal(dw_simulation_trace(simulation, path), DW_OK);
+    char *text = text_of(path);
+    json_t *trace = json_loads(text, 0, NULL), *event;
+    assert_non_null(trace);
+    size_t index, events, seen = 0, counters = 0;
+    const dw_event *all = dw_simulation_events(simulation, &events);
+    json_array_foreach(trace, index, event) {
+        const char *kind = json_string_value(json_object_get(event, "ph"));
+        if (*kind == 'C') counters++;
+        if (*kind != 'X') continue;
+        assert_int_equal(json_integer_value(json_object_get(event, "pid")), all[seen].rank);
+        double start = json_real_value(json_object_get(event, "ts"));
+        assert_true(fabs(start - 1e6 * all[seen].start) < 1e-3);
+        if (seen++ == 0)
+            assert_string_equal(json_string_value(json_object_get(event, "name")), "F0.0");
+    }
+    assert_int_equal(seen, events);
+    size_t points = 0, count;
+    for (int rank = 0; rank < 8; rank++) {
+        dw_simulation_memory(simulation, rank, &count);
+        points += count;
+    }
+    assert_int_equal(counters, points);
+    json_decref(trace);
+    free(text);
+
+    /* The page's data are JSON, whatever the title; nothing in it asks for another file. */
+    assert_int_equal(dw_simulation_report(simulation, "</script><b>\"\\ \xff", path), DW_OK);
+    text = text_of(path);
+    char *begin = strstr(text, "id=\"data\">"), *end = begin ? strstr(begin, "</script>") : NULL;
+    assert_non_null(end);
+    begin += strlen("id=\"data\">");
+    json_t *data = json_loadb(begin, (size_t)(end - begin), 0, NULL);
+    assert_non_null(data);
+    assert_string_equal(json_string_value(json_object_get(data, "title")), "</script><b>\"\\ ?");
+    seen = 0;
+    json_t *lane;
+    json_array_foreach(json_object_get(data, "lanes"), index, lane) seen += json_array_size(lane);
+    assert_int_equal(seen, 5 * events);
+    json_decref(data);
+    assert_null(strstr(text, "http"));
+    assert_null(strstr(text, "src="));
+    assert_non_null(strstr(end, "</html>"));
+    free(text);
+    unlink(path);
+
+    assert_int_equal(dw_simulation_trace(simulation, "/nowhere/trace.json"), DW_IO);
+    assert_int_equal(dw_simulation_report(simulation, NULL, "/nowhere/report.html"), DW_IO);
+    dw_simulation_destroy(simulation);
+    dw_hardware_destroy(h100);
+}
+
+/* An allocation that fails is an error and leaves nothing behind. */
+static void memory_that_is_not_there(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 4, 8, 128);
+    layout.schedule = DW_SCHEDULE_DUALPIPE;
+    int64_t live = dw__memory_live();
+    int failures = 0;
+    for (int64_t allowed = 0;; allowed++) {
+        dw_simulation *simulation = NULL;
+        char *text = NULL;
+        dw__memory_fail_after(allowed);
+        dw_status status = dw_simulate(&llama3_70b, h100, &layout, &simulation);
+        if (status == DW_OK) status = dw_simulation_json(simulation, &text);
+        if (status == DW_OK) status = dw_simulation_trace(simulation, "/dev/null");
+        if (status == DW_OK) status = dw_simulation_report(simulation, "", "/dev/null");
+        dw__memory_fail_after(-1);
+        dw_text_free(text);
+        dw_simulation_destroy(simulation);
+        assert_int_equal(dw__memory_live(), live);
+        if (status == DW_OK) break;
+        assert_int_equal(status, DW_OUT_OF_MEMORY);
+        failures++;
+    }
+    assert_true(failures > 20);
+    dw_hardware_destroy(h100);
+}
+
+/* 128 micro-batches on 64 stages: promised within a second. */
+static void large_pipelines_are_quick(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:4096");
+    dw_planner_model model = llama3_70b;
+    model.layers = 128;
+    dw_layout layout = layout_of(4096, 8, 64, 1024);
+    dw_simulation *simulation = NULL;
+    double began = dw__seconds();
+    assert_int_equal(dw_simulate(&model, h100, &layout, &simulation), DW_OK);
+    double seconds = dw__seconds() - began;
+    dw_simulation_figures f;
+    dw_simulation_figures_of(simulation, &f);
+    assert_int_equal(f.micro_batches, 128);
+    printf("  %zu events in %.0f ms\n", f.events, 1e3 * seconds);
+    assert_true(seconds < 10); /* of a machine that has other work, and under sanitizers */
+    dw_simulation_destroy(simulation);
+    dw_hardware_destroy(h100);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_once),
@@ -305,6 +516,12 @@ int main(void) {
         cmocka_unit_test(bubbles_are_the_closed_forms),
         cmocka_unit_test(in_flight_is_what_was_published),
         cmocka_unit_test(steps_agree_with_predictions),
+        cmocka_unit_test(without_a_pipeline_both_are_one),
+        cmocka_unit_test(speedups_are_ratios_of_predictions),
+        cmocka_unit_test(what_cannot_be_played_is_said),
+        cmocka_unit_test(files_hold_every_event),
+        cmocka_unit_test(memory_that_is_not_there),
+        cmocka_unit_test(large_pipelines_are_quick),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
