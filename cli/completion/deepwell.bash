@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor evaluate explain graph plan probe train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor dryrun evaluate explain graph plan probe train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -26,6 +26,12 @@ _deepwell() {
     calibrate)
         mapfile -t COMPREPLY < <(
             compgen -W '--write --constants --json --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    dryrun)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--plan --trace --report --html --json --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

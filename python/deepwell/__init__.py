@@ -27,6 +27,7 @@ from deepwell.machine import Hardware, hardware, print_hardware_info, probe
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
 from deepwell.precision import MicroscalingConfig, Precision
+from deepwell.simulate import dryrun
 
 # Last: the function takes the name of the module that it is built on.
 from deepwell.ir import IR, capture  # isort: skip
@@ -49,6 +50,7 @@ __all__ = [
     "activate_sdpa",
     "capture",
     "deactivate_sdpa",
+    "dryrun",
     "hardware",
     "numbers",
     "optimize",

@@ -14,5 +14,6 @@ extern PyMethodDef hardware_functions[]; /* hardware.c */
 extern PyMethodDef model_functions[];    /* model.c */
 extern PyMethodDef number_functions[];   /* number.c */
 extern PyMethodDef planner_functions[];  /* planner.c */
+extern PyMethodDef simulate_functions[]; /* simulate.c */
 
 #endif

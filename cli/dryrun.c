@@ -1,0 +1,147 @@
+/* `deepwell dryrun`: one step of a plan, played: when every stage computes, sends, waits, and what it holds. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include <stdio.h>
+#include <string.h>
+
+typedef struct request {
+    const char *plan, *trace, *report;
+    int json;
+} request;
+
+static void print_help(void) {
+    printf(
+        "Usage: deepwell dryrun --plan PLAN.json [OPTION...]\n"
+        "\n"
+        "Plays one training step of a plan (of 'deepwell plan -o PLAN.json') event by event, on\n"
+        "any machine: step time, bubble, overlap, MFU, memory of each stage over time.\n"
+        "\n"
+        "Options:\n"
+        "  --plan FILE     the plan\n"
+        "  --trace FILE    the step for ui.perfetto.dev or chrome://tracing\n"
+        "  --report FILE   a page for a browser, in one file: timeline, memory, breakdown\n"
+        "  --html FILE     the same as --report\n"
+        "  --json          all figures as JSON\n"
+        "\n"
+        "Exit status: 1 where the step does not fit into the GPUs' memory.\n");
+}
+
+static int fail(void) {
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return CLI_FAILED;
+}
+
+static int read_request(int argc, char **argv, request *r) {
+    for (int at = 1; at < argc; at++) {
+        const char **value = NULL;
+        if (strcmp(argv[at], "--json") == 0)
+            r->json = 1;
+        else if (strcmp(argv[at], "--plan") == 0)
+            value = &r->plan;
+        else if (strcmp(argv[at], "--trace") == 0)
+            value = &r->trace;
+        else if (strcmp(argv[at], "--report") == 0 || strcmp(argv[at], "--html") == 0)
+            value = &r->report;
+        else
+            return cli_usage_error("dryrun has no option '%s'", argv[at]);
+        if (!value) continue;
+        if (at + 1 >= argc) return cli_usage_error("%s needs a file", argv[at]);
+        *value = argv[++at];
+    }
+    if (!r->plan) return cli_usage_error("dryrun needs --plan FILE");
+    return CLI_DONE;
+}
+
+static void print_row(const char *label, const char *format, double a, double b) {
+    printf("  %-10s", label);
+    printf(format, a, b); /* NOLINT: our own formats, below */
+    printf("\n");
+}
+
+static void print_speedup(const char *label, double value, const char *reason) {
+    if (value > 0)
+        printf("  %-10s%.2f times %s\n", "Speed", value, label);
+    else
+        printf("  %-10sno %s to compare with: %s\n", "Speed", label, reason);
+}
+
+static void print_figures(const dw_autoplan *plan, const dw_simulation *simulation,
+                          const dw_simulation_figures *f) {
+    char title[200];
+    snprintf(title, sizeof title, "%s on %d x %s",
+             *plan->model_name ? plan->model_name : "the model", plan->layout.gpus,
+             plan->hardware->name);
+    cli_print_bold(title);
+    printf("\n");
+    print_row("Step", "%.4g ms played, %.4g ms by formula", 1e3 * f->seconds,
+              1e3 * f->prediction.seconds);
+    print_row("Rate", "%.0f tokens/s of one GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
+    if (f->ranks > 1) {
+        print_row("Bubble", "%.1f%% played, %.1f%% by formula", 100 * f->bubble_fraction,
+                  100 * f->prediction.bubble_fraction);
+        print_row("Idle", "%.1f%% of the step, mean of %.0f stages", 100 * f->idle_fraction,
+                  f->ranks);
+    }
+    print_row("Overlap", "%.1f%% of communication runs beside computation", 100 * f->overlap, 0);
+    print_row("Memory", "%.2f GB of %.2f", f->peak_bytes / 1e9, f->capacity / 1e9);
+    printf("  %-10sat most on stage %d, %.4g ms after the start: %s\n", "", f->peak_rank,
+           1e3 * f->peak_time, f->fits ? "fits" : "does not fit");
+    if (plan->layout.precision != DW_TRAIN_BF16)
+        print_speedup("as fast as in BF16", f->speedup_bf16, f->speedup_bf16_reason);
+    print_speedup("as fast as plain FSDP", f->speedup_unplanned, f->speedup_unplanned_reason);
+    if (f->ranks < 2) return;
+    cli_print_bold("Stages");
+    printf("\n  %5s %9s %7s %10s %12s %10s\n", "", "computes", "waits", "data waits", "memory, GB",
+           "in flight");
+    for (int rank = 0; rank < f->ranks; rank++) {
+        const dw_simulated_rank *r = dw_simulation_rank(simulation, rank);
+        printf("  %5d %8.1f%% %6.1f%% %9.1f%% %12.2f %10d\n", rank, 100 * r->compute / f->seconds,
+               100 * r->wait / f->seconds, 100 * r->data_wait / f->seconds, r->peak_bytes / 1e9,
+               r->peak_in_flight);
+    }
+}
+
+static int write_files(const request *r, const dw_autoplan *plan, const dw_simulation *simulation) {
+    if (r->trace && dw_simulation_trace(simulation, r->trace) != DW_OK) return fail();
+    char title[200];
+    snprintf(title, sizeof title, "%s on %d × %s", *plan->model_name ? plan->model_name : "A model",
+             plan->layout.gpus, plan->hardware->name);
+    if (r->report && dw_simulation_report(simulation, title, r->report) != DW_OK) return fail();
+    return CLI_DONE;
+}
+
+static int print_json(const dw_simulation *simulation) {
+    char *text = NULL;
+    if (dw_simulation_json(simulation, &text) != DW_OK) return fail();
+    fputs(text, stdout);
+    dw_text_free(text);
+    return CLI_DONE;
+}
+
+int cli_dryrun(int argc, char **argv) {
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return CLI_DONE;
+    }
+    request r = {0};
+    int result = read_request(argc, argv, &r);
+    if (result != CLI_DONE) return result;
+    dw_autoplan *plan = NULL;
+    dw_simulation *simulation = NULL;
+    if (dw_autoplan_load(r.plan, &plan) != DW_OK ||
+        dw_simulate(&plan->model, plan->hardware, &plan->layout, &simulation) != DW_OK) {
+        result = fail();
+    } else {
+        dw_simulation_figures figures;
+        dw_simulation_figures_of(simulation, &figures);
+        result = write_files(&r, plan, simulation);
+        if (result == CLI_DONE && r.json)
+            result = print_json(simulation);
+        else if (result == CLI_DONE)
+            print_figures(plan, simulation, &figures);
+        if (result == CLI_DONE && !figures.fits) result = CLI_FAILED;
+    }
+    dw_simulation_destroy(simulation);
+    dw_autoplan_destroy(plan);
+    return result;
+}

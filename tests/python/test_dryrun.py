@@ -1,0 +1,209 @@
+"""`deepwell dryrun` and `deepwell.dryrun`, as a user meets them."""
+
+import html.parser
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import deepwell as dw
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("deepwell")
+PLAN = {
+    "version": 1,
+    "model": {
+        "name": "llama3-70b",
+        "layers": 80,
+        "hidden": 8192,
+        "heads": 64,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "ffn": 28672,
+        "gated": True,
+        "vocabulary": 128256,
+    },
+    "hardware": {"profile": "h100", "gpus": 64},
+    "layout": {
+        "gpus": 64,
+        "tp": 4,
+        "pp": 8,
+        "dp": 2,
+        "zero_stage": 1,
+        "global_batch": 128,
+        "seq_len": 4096,
+        "recompute": "auto",
+        "framework": "megatron",
+    },
+}
+SCHEDULES = {
+    "1f1b": 1,
+    "gpipe": 1,
+    "interleaved": 5,
+    "zb-h1": 1,
+    "zb-h2": 1,
+    "zb-v": 2,
+    "dualpipe": 1,
+}
+
+
+def plan_with(**layout):
+    return {**PLAN, "layout": {**PLAN["layout"], **layout}}
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(PLAN))
+    return file
+
+
+def dryrun(*arguments):
+    return subprocess.run(
+        [PROGRAM, "dryrun", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def test_words_and_json_say_the_same(plan_file):
+    words = dryrun("--plan", plan_file)
+    assert words.returncode == 0, words.stderr
+    figures = json.loads(dryrun("--plan", plan_file, "--json").stdout)
+    assert figures["fits"] and figures["memory_gb"] < figures["capacity_gb"]
+    assert (
+        f"Memory    {figures['memory_gb']:.2f} GB of {figures['capacity_gb']:.2f}" in words.stdout
+    )
+    assert f"MFU {100 * figures['mfu']:.1f}%" in words.stdout
+    assert "llama3-70b on 64 x h100" in words.stdout
+    assert len(figures["stages"]) == 8
+    assert words.stdout.splitlines()[-1].split()[0] == "7"  # a line for each stage
+
+
+def test_python_reads_a_path_a_dict_and_a_plan(plan_file):
+    class Plan:
+        def to_json(self):
+            return json.dumps(PLAN)
+
+    by_path = dw.dryrun(plan_file)
+    assert by_path == dw.dryrun(str(plan_file)) == dw.dryrun(PLAN) == dw.dryrun(Plan())
+    assert by_path["trace"] is None
+    assert by_path["expected_speedup"]["bf16"] == 1
+    with pytest.raises(TypeError, match="not int"):
+        dw.dryrun(7)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_figures_are_those_of_the_trace(schedule, tmp_path):
+    """Computed again from the events that were written: busy time, step, memory."""
+    file = tmp_path / "trace.json"
+    plan = plan_with(schedule=schedule, virtual_stages=SCHEDULES[schedule])
+    figures = dw.dryrun(plan, trace=file)
+    assert figures["trace"] == str(file)
+    events = json.loads(file.read_text())
+    names = {
+        (e["pid"], e["args"]["name"])
+        for e in events
+        if e["ph"] == "M" and e["name"] == "process_name"
+    }
+    assert names == {(rank, f"stage {rank}") for rank in range(8)}
+    longest = 0
+    for rank, stage in enumerate(figures["stages"]):
+        mine = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+        compute = [e for e in mine if e["tid"] == 0]
+        for one, other in zip(compute, compute[1:], strict=False):
+            assert other["ts"] >= one["ts"] + one["dur"] - 0.002  # one thing at a time
+        worked = [e for e in compute if "micro_batch" in e.get("args", {})]
+        forwards = {e["name"] for e in worked if e["cat"] == "forward"}
+        chunks = figures["chunks"] if schedule != "dualpipe" else 1
+        assert len(forwards) == figures["micro_batches"] * chunks
+        busy = sum(e["dur"] for e in worked)
+        assert stage["compute_ms"] == pytest.approx(busy / 1e3, rel=1e-4)
+        longest = max(longest, max(e["ts"] + e["dur"] for e in mine) - min(e["ts"] for e in mine))
+        memory = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        assert max(memory) / 1e9 == pytest.approx(stage["memory_gb"], rel=1e-4)
+        assert memory[0] == memory[-1]
+    assert figures["step_time_ms"] == pytest.approx(longest / 1e3, rel=1e-4)
+    tokens = 128 * 4096 / 64 / (figures["step_time_ms"] / 1e3)
+    assert figures["tokens_per_second_per_gpu"] == pytest.approx(tokens, rel=1e-4)
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.data, self.ids, self.links = [], "", set(), []
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        self.links += [v for k, v in attributes.items() if k in ("src", "href", "action")]
+        if tag not in ("meta", "br"):
+            self.open.append((tag, attributes.get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == ("script", "data"):
+            self.data += data
+
+
+def test_the_page_is_whole_and_needs_nothing_else(tmp_path):
+    file = tmp_path / "report.html"
+    figures = dw.dryrun(PLAN, report=file)
+    assert figures["report"] == str(file)
+    text = file.read_text()
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and page.links == []
+    assert {"timeline", "memory", "parts", "stages"} <= page.ids
+    assert "http" not in text and "fetch" not in text and "import" not in text
+    data = json.loads(page.data)
+    assert data["figures"]["step_time_ms"] == figures["step_time_ms"]
+    assert len(data["lanes"]) == 8 * data["streams"] and len(data["memory"]) == 8
+    assert sum(len(lane) for lane in data["lanes"]) == 5 * figures["events"]
+    assert max(max(line[1::2]) for line in data["memory"]) / 1e3 == pytest.approx(
+        figures["memory_gb"], rel=1e-3
+    )
+
+
+def test_what_does_not_fit_is_shown_and_is_a_failure(plan_file):
+    plan_file.write_text(json.dumps(plan_with(micro_batch=8, recompute="none")))
+    result = dryrun("--plan", plan_file)
+    assert result.returncode == 1 and "does not fit" in result.stdout and result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        ((), 2, "needs --plan"),
+        (("--plan",), 2, "--plan needs a file"),
+        (("--plan", "p", "--fast"), 2, "no option '--fast'"),
+        (("--plan", "/nowhere/plan.json"), 1, "/nowhere/plan.json"),
+        (("--plan", "PLAN", "--trace", "/nowhere/trace.json"), 1, "/nowhere/trace.json"),
+        (("--plan", "PLAN", "--report", "/nowhere/report.html"), 1, "/nowhere/report.html"),
+    ],
+)
+def test_errors_are_one_line(arguments, code, says, plan_file):
+    result = dryrun(*(str(plan_file) if a == "PLAN" else a for a in arguments))
+    assert result.returncode == code
+    assert says in result.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"global_batch": 127}, "global_batch 127"),
+        ({"pp": 5, "gpus": 40, "schedule": "dualpipe", "global_batch": 64}, "even number"),
+        ({"global_batch": 2**24}, "smaller batch"),
+        ({"schedule": "backwards"}, "backwards"),
+    ],
+)
+def test_plans_that_cannot_be_played(change, says):
+    plan = plan_with(**change)
+    plan["hardware"] = {"profile": "h100", "gpus": plan["layout"]["gpus"]}
+    with pytest.raises(dw.DeepwellError, match=says):
+        dw.dryrun(plan)
