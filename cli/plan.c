@@ -56,20 +56,6 @@ static int is_file(const char *path) {
     return stat(path, &what) == 0;
 }
 
-static dw_status find_hardware(const char *text, dw_hardware **hardware) {
-    if (strcmp(text, "auto") == 0) return dw_hardware_probe(0, hardware);
-    return is_file(text) ? dw_hardware_load(text, hardware) : dw_hardware_named(text, hardware);
-}
-
-static dw_status find_model(const char *text, dw_planner_model *model) {
-    dw_model_config *config = NULL;
-    dw_status status =
-        is_file(text) ? dw_model_config_load(text, &config) : dw_model_config_named(text, &config);
-    if (status == DW_OK) dw_planner_model_of(config, model);
-    dw_model_config_destroy(config);
-    return status;
-}
-
 /* A model's name for the plan: of a path the last part that says something. */
 static void name_of(const char *text, char *name, size_t room) {
     size_t end = strlen(text);
@@ -191,7 +177,8 @@ int cli_plan(int argc, char **argv) {
     if (result == CLI_DONE && r.precision) result = read_precision(r.precision, &asked.precision);
     if (result == CLI_DONE && r.reserve) result = read_reserve(r.reserve, &asked.reserve);
     if (result != CLI_DONE) return result;
-    if (find_model(r.model, &model) != DW_OK || find_hardware(r.hardware, &hardware) != DW_OK)
+    if (dw_planner_model_find(r.model, &model) != DW_OK ||
+        dw_hardware_open(r.hardware, &hardware) != DW_OK)
         return fail();
     name_of(r.model, name, sizeof name);
     asked.model_name = name;

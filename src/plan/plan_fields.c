@@ -34,12 +34,17 @@ static const dw__field model[] = {
     INT(value_dim),
     INT(window),
     INT(window_every),
+    INT(window_layers),
     INT(attention_layers),
     INT(lora_rank),
     FIELD(dw_planner_model, parameters, REAL),
     FIELD(dw_planner_model, active, REAL),
 };
 LIST(dw__model_fields, model);
+/* Whoever adds a member adds it here. */
+_Static_assert(sizeof(dw_planner_model) ==
+                   (DW_COUNT(model) - 2 + 1) / 2 * 2 * sizeof(int) + 2 * sizeof(double),
+               "the model has a member that its fields lack");
 #undef INT
 
 #define INT(member) FIELD(dw_layout, member, INTEGER)
@@ -80,6 +85,9 @@ static const dw__field layout[] = {
     FIELD(dw_layout, first_stage_layers, REAL),
 };
 LIST(dw__layout_fields, layout);
+_Static_assert(sizeof(dw_layout) ==
+                   (DW_COUNT(layout) - 2 + 1) / 2 * 2 * sizeof(int) + 2 * sizeof(double),
+               "the layout has a member that its fields lack");
 #undef INT
 #undef FLAG
 
@@ -110,6 +118,8 @@ static const dw__field time_parts[] = {
     REAL(bubble), REAL(imbalance), REAL(optimizer),   REAL(other),
 };
 LIST(dw__time_fields, time_parts);
+_Static_assert(sizeof(dw_time_parts) == DW_COUNT(time_parts) * sizeof(double),
+               "the time has a part that its fields lack");
 #undef REAL
 
 #define REAL(member) FIELD(dw_memory_parts, member, REAL)
@@ -118,6 +128,8 @@ static const dw__field memory_parts[] = {
     REAL(activations), REAL(workspace), REAL(overhead),
 };
 LIST(dw__memory_fields, memory_parts);
+_Static_assert(sizeof(dw_memory_parts) == DW_COUNT(memory_parts) * sizeof(double),
+               "the memory has a part that its fields lack");
 #undef REAL
 
 #define REAL(member) FIELD(dw_autoplan_statistics, member, REAL)
