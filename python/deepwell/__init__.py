@@ -26,6 +26,7 @@ from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
 from deepwell.machine import Hardware, hardware, print_hardware_info, probe
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
+from deepwell.plans import Plan, autoplan
 from deepwell.precision import MicroscalingConfig, Precision
 from deepwell.simulate import dryrun
 
@@ -44,10 +45,12 @@ __all__ = [
     "Hardware",
     "IR",
     "MicroscalingConfig",
+    "Plan",
     "Precision",
     "UnsupportedError",
     "__version__",
     "activate_sdpa",
+    "autoplan",
     "capture",
     "deactivate_sdpa",
     "dryrun",

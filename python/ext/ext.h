@@ -10,6 +10,10 @@
 /* Raises deepwell._deepwell.Error with the last message; returns NULL. */
 PyObject *extension_fail(dw_status status);
 
+/* A model from the dict of its fields, as planner_model gives it; 0, or -1 with an exception (planner.c). */
+int planner_model_from_dict(PyObject *dict, dw_planner_model *model);
+
+extern PyMethodDef autoplan_functions[]; /* autoplan.c */
 extern PyMethodDef hardware_functions[]; /* hardware.c */
 extern PyMethodDef model_functions[];    /* model.c */
 extern PyMethodDef number_functions[];   /* number.c */

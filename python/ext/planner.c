@@ -41,6 +41,31 @@ static PyObject *dict_of(dw_status status, const dw_planner_model *model) {
     return dict;
 }
 
+/* A field that is not there is 0. */
+static int get(PyObject *dict, const char *name, double *value) {
+    PyObject *found = PyDict_GetItemString(dict, name);
+    *value = found == NULL ? 0 : PyFloat_AsDouble(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int planner_model_from_dict(PyObject *dict, dw_planner_model *model) {
+    *model = (dw_planner_model){0};
+    for (size_t at = 0; at < sizeof sizes / sizeof *sizes; at++) {
+        double value;
+        if (get(dict, sizes[at].name, &value) != 0) return -1;
+        if (!(value >= 0 && value <= 1 << 28 && value == (int)value)) {
+            PyErr_Format(PyExc_ValueError, "the model's %s is no whole number from 0 to %d",
+                         sizes[at].name, 1 << 28);
+            return -1;
+        }
+        *(int *)((char *)model + sizes[at].offset) = (int)value;
+    }
+    return get(dict, "parameters", &model->parameters) != 0 ||
+                   get(dict, "active", &model->active) != 0
+               ? -1
+               : 0;
+}
+
 /* planner_model("llama3-70b" or a path) -> dict */
 static PyObject *planner_model(PyObject *self, PyObject *args) {
     const char *name = NULL;

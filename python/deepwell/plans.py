@@ -1,0 +1,222 @@
+"""Plans: how a training run is laid out on GPUs, and what a step of it costs.
+
+    plan = deepwell.autoplan("llama3-70b", hw="h100:64", seq_len=8192, global_batch=256)
+    print(plan.explain())
+    plan.save("plan.json")               # for `deepwell dryrun --plan`
+    plan = deepwell.Plan.load("plan.json")
+
+The search is C (deepwell/autoplan.h); here its answer only gets names. What is considered: docs/autoplan.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+import warnings
+from typing import Any, Iterable, Mapping
+
+from deepwell import _deepwell
+from deepwell.errors import DeepwellError
+from deepwell.machine import GIB, Hardware, hardware, probe
+
+# What `moe` may say besides the capacity factor: the planner's fields of a mixture.
+_MOE = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers", "moe_every")
+
+
+def _call(function, *arguments):
+    try:
+        return function(*arguments)
+    except _deepwell.Error as error:
+        raise DeepwellError(str(error)) from None
+
+
+class Plan:
+    """A layout and its prediction. ``layout``, ``prediction`` and ``model`` have the fields of the file; where nothing
+    fits, ``fits`` is False, ``tightest`` says which memory is short, and ``gpus_needed`` how many GPUs would do."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        file = json.loads(text)
+        self.model_name: str = file["model"]["name"]
+        self.model = types.SimpleNamespace(**file["model"])
+        self.layout = types.SimpleNamespace(**file["layout"])
+        self.prediction: dict[str, Any] = file["prediction"]
+        self.runners_up: list[dict[str, Any]] = file["runners_up"]
+        self.what_ifs: list[dict[str, Any]] = file["what_ifs"]
+        self.statistics: dict[str, float] = file["statistics"]
+        self.tightest: str = file["tightest"]
+        self.gpus_needed: int = file["gpus_needed"]
+        self.fits: bool = self.prediction["fits"]
+        self._hardware = file["hardware"]
+
+    @property
+    def hardware(self) -> Hardware:
+        return Hardware(json.dumps(self._hardware))
+
+    @property
+    def step_time_ms(self) -> float:
+        return 1e3 * self.prediction["seconds"]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one GPU."""
+        return self.prediction["tokens_per_second"]
+
+    @property
+    def mfu(self) -> float:
+        return self.prediction["mfu"]
+
+    @property
+    def bubble_fraction(self) -> float:
+        return self.prediction["bubble_fraction"]
+
+    @property
+    def memory_gb(self) -> float:
+        """GiB of the heaviest GPU, as nvidia-smi counts."""
+        return self.prediction["used"] / GIB
+
+    def explain(self) -> str:
+        """In words, with the runners-up and what each loses."""
+        return _call(_deepwell.autoplan_text, self._text, True)
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return self._text
+
+    def save(self, path: str | os.PathLike) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._text)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Plan:
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Checked; a text without a prediction is predicted."""
+        return cls(_call(_deepwell.autoplan_parse, text))
+
+    def __str__(self) -> str:
+        return _call(_deepwell.autoplan_text, self._text, False)
+
+    def __repr__(self) -> str:
+        layout = self.layout
+        return (
+            f"<Plan {self.model_name or 'of a model'} on {layout.gpus} GPUs: tp {layout.tp}, cp {layout.cp}, "
+            f"pp {layout.pp}, dp {layout.dp}, ep {layout.ep}, {'fits' if self.fits else 'does not fit'}>"
+        )
+
+
+def _model_of(what: Any) -> tuple[str, dict[str, Any]]:
+    """The name, and the planner's fields."""
+    if isinstance(what, (str, os.PathLike)):
+        path = os.fspath(what)
+        return os.path.basename(os.path.normpath(path)), _call(_deepwell.planner_model, path)
+    if isinstance(what, Mapping):
+        return str(what.get("name", "")), {key: what[key] for key in what if key != "name"}
+    config = getattr(what, "config", None)
+    if hasattr(config, "to_json_string"):
+        text = config.to_json_string(use_diff=False)
+        return type(what).__name__, _call(_deepwell.planner_model_parse, text)
+    if hasattr(what, "captured") and hasattr(_deepwell, "planner_model_of_graph"):
+        return what.name, _call(_deepwell.planner_model_of_graph, what.captured.json)
+    raise DeepwellError(
+        f"a plan is made for a model's name, a folder of Hugging Face, its config.json, one of its models, what "
+        f"deepwell.capture returns, or a dict of the planner's fields; this is {type(what).__name__}"
+    )
+
+
+def _with_experts(model: dict[str, Any], moe: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = [key for key in moe if key not in _MOE and key != "capacity_factor"]
+    if unknown or "experts" not in moe:
+        raise DeepwellError(
+            f"moe has {', '.join(map(repr, unknown)) or 'no experts'}; it takes experts, and top_k, expert_ffn, "
+            f"shared_ffn, dense_layers, moe_every, capacity_factor"
+        )
+    if moe.get("capacity_factor") is not None:
+        warnings.warn(
+            "capacity_factor is not planned: every token reaches its experts", stacklevel=3
+        )
+    given = {key: moe[key] for key in _MOE if key in moe}
+    changed = {
+        **model,
+        "top_k": model.get("top_k") or min(2, moe["experts"]),
+        "expert_ffn": model.get("expert_ffn") or model.get("ffn", 0),
+        "moe_every": model.get("moe_every") or 1,
+        **given,
+    }
+    changed["parameters"] = changed["active"] = 0.0  # counted from the widths
+    return changed
+
+
+def _check_arch(arch: str, hw: Hardware) -> None:
+    """ "blackwell-sm100", "sm_90a": the number must be the hardware's."""
+    number = re.search(r"sm_?(\d+)", arch)
+    if number is None:
+        raise DeepwellError(f"arch is {arch!r}; expected one with sm and a number, as in sm100")
+    if int(number[1]) != hw._capability:
+        raise DeepwellError(
+            f"arch is {arch!r}, and {hw.name} is {hw.architecture}; leave one of them out"
+        )
+
+
+def _precision_of(precision: Any) -> int:
+    names = _deepwell.autoplan_precisions()
+    name = str(getattr(precision, "value", precision)).lower().replace("_", "-")
+    if name == "auto":
+        return -1
+    if name not in names:
+        raise DeepwellError(
+            f"precision is {precision!r}; expected auto or one of {', '.join(names)}"
+        )
+    return names.index(name)
+
+
+def autoplan(
+    model: Any,
+    *,
+    hw: Hardware | str | os.PathLike | Mapping | None = None,
+    seq_len: int,
+    global_batch: int,
+    arch: str | None = None,
+    moe: Mapping[str, Any] | None = None,
+    precision: Any = "bf16",
+    constraints: Iterable[str] | Mapping[str, Any] = (),
+    reserve_gb: float | None = None,
+    what_ifs: bool = True,
+) -> Plan:
+    """The fastest layout that fits, out of all whose sizes divide.
+
+    ``model``: a name ("llama3-70b"), a folder or config.json of Hugging Face, one of its models, what
+    ``deepwell.capture`` returns, or a dict of the planner's fields. ``hw``: as ``deepwell.hardware`` takes it; None is
+    this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
+    ``reserve_gb``: GiB of each GPU that are left free; None is a twentieth.
+    """
+    name, fields = _model_of(model)
+    if hw is None:
+        hw = probe()
+    elif not isinstance(hw, Hardware):
+        hw = hardware(dict(hw) if isinstance(hw, Mapping) else hw)
+    if arch is not None:
+        _check_arch(arch, hw)
+    if moe is not None:
+        fields = _with_experts(fields, moe)
+    if isinstance(constraints, Mapping):
+        constraints = [f"{key}={value}" for key, value in constraints.items()]
+    return Plan(
+        _call(
+            _deepwell.autoplan_search,
+            name,
+            fields,
+            hw.to_json(),
+            int(seq_len),
+            int(global_batch),
+            _precision_of(precision),
+            tuple(constraints),
+            -1.0 if reserve_gb is None else float(reserve_gb) * GIB,
+            what_ifs,
+        )
+    )

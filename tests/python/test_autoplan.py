@@ -1,0 +1,177 @@
+"""deepwell.autoplan, and the program `deepwell plan`, over the same C."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import deepwell as dw
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "build" / "release" / "bin" / "deepwell"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return dw.autoplan("llama3-70b", hw="h100:64", seq_len=8192, global_batch=256)
+
+
+def test_a_plan_fits_and_says_what_it_costs(plan):
+    layout = plan.layout
+    assert plan.fits and layout.gpus == 64
+    assert layout.tp * layout.cp * layout.pp * layout.dp == 64
+    assert plan.bubble_fraction < 0.05 and 0.3 < plan.mfu < 0.7
+    assert plan.memory_gb < 80 and plan.hardware.name == "h100"
+    tokens = layout.global_batch * layout.seq_len
+    assert plan.tokens_per_second * 64 * plan.step_time_ms / 1e3 == pytest.approx(tokens)
+    assert sum(plan.prediction["time"].values()) == pytest.approx(plan.step_time_ms / 1e3)
+    losses = [other["loss"] for other in plan.runners_up]
+    assert losses == sorted(losses) and losses[0] > -0.005
+    text = plan.explain()
+    assert "Runners-up" in text and "What if" in text and "llama3-70b" in text
+
+
+def test_the_file_comes_back(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    back = dw.Plan.load(path)
+    assert back.to_json() == plan.to_json() and back.layout == plan.layout
+    # Edited and without its prediction it is predicted anew.
+    file = json.loads(plan.to_json())
+    del file["prediction"]
+    file["layout"]["cuda_graphs"] = True
+    edited = dw.Plan.from_json(json.dumps(file))
+    assert edited.step_time_ms <= plan.step_time_ms
+    file["layout"]["tp"] = 3
+    with pytest.raises(dw.DeepwellError, match="tp 3"):
+        dw.Plan.from_json(json.dumps(file))
+
+
+def test_constraints_and_what_does_not_fit():
+    plan = dw.autoplan(
+        "llama3-8b", hw="h100:8", seq_len=4096, global_batch=32, constraints={"tp": 4, "pp": 2}
+    )
+    assert (plan.layout.tp, plan.layout.pp) == (4, 2)
+    short = dw.autoplan("llama3-405b", hw="h100:8", seq_len=4096, global_batch=32)
+    assert not short.fits and short.gpus_needed > 8 and "GiB" in short.tightest
+    assert str(short.gpus_needed) in str(short)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"constraints": ["tp=8", "tp<=4"]}, "contradicts"),
+        ({"global_batch": 0}, "global_batch is 0"),
+        ({"seq_len": -1}, "seq_len is -1"),
+        ({"hw": "h100:0"}, '"0" GPUs'),
+        ({"hw": "h100:10000000"}, "10000000"),
+        ({"arch": "blackwell-sm100"}, "sm_90a"),
+        ({"arch": "fast"}, "sm100"),
+        ({"precision": "mxfp8"}, "mxfp8"),
+        ({"precision": "int3"}, "int3"),
+        ({"moe": {"experts": 8, "colour": 1}}, "'colour'"),
+        ({"reserve_gb": 100.0}, "reserve"),
+        ({"model": 7}, "this is int"),
+        ({"model": {"layers": 2}}, "hidden"),
+    ],
+)
+def test_bad_requests(changes, message):
+    request = {"model": "llama3-8b", "hw": "h100:8", "seq_len": 4096, "global_batch": 32, **changes}
+    with pytest.raises(dw.DeepwellError, match=message):
+        dw.autoplan(request.pop("model"), **request)
+
+
+def test_models_of_every_kind(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    (tmp_path / "small").mkdir()
+    config.save_pretrained(tmp_path / "small")
+    model = transformers.LlamaForCausalLM(config)
+    request = {"hw": "h100:8", "seq_len": 512, "global_batch": 64}
+    from_folder = dw.autoplan(tmp_path / "small", **request)
+    from_model = dw.autoplan(model, **request)
+    assert from_folder.model_name == "small"
+    from_fields = dw.autoplan(
+        {key: value for key, value in vars(from_folder.model).items() if key != "name"}, **request
+    )
+    assert from_folder.layout == from_model.layout == from_fields.layout
+    assert from_folder.prediction == from_model.prediction == from_fields.prediction
+
+
+def test_experts_by_keyword():
+    with pytest.warns(UserWarning, match="capacity_factor"):
+        plan = dw.autoplan(
+            "llama3-8b",
+            hw="h100:64",
+            seq_len=4096,
+            global_batch=256,
+            moe={"experts": 8, "capacity_factor": 1.25},
+        )
+    assert plan.model.experts == 8 and plan.model.top_k == 2
+    assert plan.model.expert_ffn == 14336
+    assert plan.prediction["time"]["gemm"] > 0
+
+
+def run(*words):
+    return subprocess.run([PROGRAM, "plan", *words], capture_output=True, text=True, timeout=120)
+
+
+ASKED = [
+    "--model",
+    "llama3-8b",
+    "--hardware",
+    "h100:16",
+    "--seq-len",
+    "8192",
+    "--global-batch",
+    "64",
+]
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built")
+def test_the_program(tmp_path):
+    path = tmp_path / "plan.json"
+    done = run(*ASKED, "--explain", "-o", str(path))
+    assert done.returncode == 0, done.stderr
+    for word in ("Layout", "Step", "MFU", "Memory", "Runners-up", "What if"):
+        assert word in done.stdout
+    python = dw.autoplan("llama3-8b", hw="h100:16", seq_len=8192, global_batch=64)
+    assert json.loads(path.read_text()) == json.loads(python.to_json())
+    done = run(*ASKED, "--json", "--set", "tp=2", "pp<=2", "--precision", "fp8")
+    layout = json.loads(done.stdout)["layout"]
+    assert layout["tp"] == 2 and layout["pp"] <= 2 and layout["precision"] == "fp8"
+    assert run("--help").stdout.startswith("Usage: deepwell plan")
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--model", "llama3-8b"], 2, "--hardware"),
+        ([*ASKED, "--colour"], 2, "--colour"),
+        ([*ASKED, "--set"], 2, "--set"),
+        ([*ASKED, "--seq-len", "many"], 2, "many"),
+        ([*ASKED, "--precision", "int3"], 2, "int3"),
+        ([*ASKED, "--reserve", "-1"], 2, "--reserve"),
+        ([*ASKED, "--set", "tp=3"], 1, '"tp=3"'),
+        ([*ASKED, "--model", "llama9"], 1, "llama9"),
+        ([*ASKED, "--hardware", "h100:0"], 1, '"0" GPUs'),
+    ],
+)
+def test_the_program_refuses(words, code, message):
+    done = run(*words)
+    assert done.returncode == code and message in done.stderr and done.stdout == ""
+    assert done.stderr.count("\n") <= 2
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built")
+def test_the_program_says_what_would_do():
+    done = run(*ASKED, "--model", "llama3-405b")
+    assert done.returncode == 1 and done.stderr == ""
+    assert "The tightest is" in done.stdout and "of these GPUs" in done.stdout
