@@ -52,17 +52,14 @@ static int read_request(int argc, char **argv, request *r) {
     return CLI_DONE;
 }
 
-static void print_row(const char *label, const char *format, double a, double b) {
-    printf("  %-10s", label);
-    printf(format, a, b); /* NOLINT: our own formats, below */
-    printf("\n");
-}
+static void print_label(const char *label) { printf("  %-10s", label); }
 
 static void print_speedup(const char *label, double value, const char *reason) {
+    print_label("Speed");
     if (value > 0)
-        printf("  %-10s%.2f times %s\n", "Speed", value, label);
+        printf("%.2f times as fast as %s\n", value, label);
     else
-        printf("  %-10sno %s to compare with: %s\n", "Speed", label, reason);
+        printf("no %s to compare with: %s\n", label, reason);
 }
 
 static void print_figures(const dw_autoplan *plan, const dw_simulation *simulation,
@@ -73,22 +70,27 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
              plan->hardware->name);
     cli_print_bold(title);
     printf("\n");
-    print_row("Step", "%.4g ms played, %.4g ms by formula", 1e3 * f->seconds,
-              1e3 * f->prediction.seconds);
-    print_row("Rate", "%.0f tokens/s of one GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
+    print_label("Step");
+    printf("%.4g ms played, %.4g ms by formula\n", 1e3 * f->seconds, 1e3 * f->prediction.seconds);
+    print_label("Rate");
+    printf("%.0f tokens/s of one GPU, MFU %.1f%%\n", f->tokens_per_second, 100 * f->mfu);
     if (f->ranks > 1) {
-        print_row("Bubble", "%.1f%% played, %.1f%% by formula", 100 * f->bubble_fraction,
-                  100 * f->prediction.bubble_fraction);
-        print_row("Idle", "%.1f%% of the step, mean of %.0f stages", 100 * f->idle_fraction,
-                  f->ranks);
+        print_label("Bubble");
+        printf("%.1f%% played, %.1f%% by formula\n", 100 * f->bubble_fraction,
+               100 * f->prediction.bubble_fraction);
+        print_label("Idle");
+        printf("%.1f%% of the step, mean of %d stages\n", 100 * f->idle_fraction, f->ranks);
     }
-    print_row("Overlap", "%.1f%% of communication runs beside computation", 100 * f->overlap, 0);
-    print_row("Memory", "%.2f GB of %.2f", f->peak_bytes / 1e9, f->capacity / 1e9);
-    printf("  %-10sat most on stage %d, %.4g ms after the start: %s\n", "", f->peak_rank,
-           1e3 * f->peak_time, f->fits ? "fits" : "does not fit");
+    print_label("Overlap");
+    printf("%.1f%% of communication runs beside computation\n", 100 * f->overlap);
+    print_label("Memory");
+    printf("%.2f GB of %.2f\n", f->peak_bytes / 1e9, f->capacity / 1e9);
+    print_label("");
+    printf("at most on stage %d, %.4g ms after the start: %s\n", f->peak_rank, 1e3 * f->peak_time,
+           f->fits ? "fits" : "does not fit");
     if (plan->layout.precision != DW_TRAIN_BF16)
-        print_speedup("as fast as in BF16", f->speedup_bf16, f->speedup_bf16_reason);
-    print_speedup("as fast as plain FSDP", f->speedup_unplanned, f->speedup_unplanned_reason);
+        print_speedup("BF16", f->speedup_bf16, f->speedup_bf16_reason);
+    print_speedup("plain FSDP", f->speedup_unplanned, f->speedup_unplanned_reason);
     if (f->ranks < 2) return;
     cli_print_bold("Stages");
     printf("\n  %5s %9s %7s %10s %12s %10s\n", "", "computes", "waits", "data waits", "memory, GB",

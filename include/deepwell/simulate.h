@@ -58,7 +58,7 @@ typedef struct dw_memory_point { /* from `time` to the next point */
 } dw_memory_point;
 
 typedef struct dw_simulated_rank {
-    double start, end; /* of its first and last event on the compute stream */
+    double start, end; /* of its first and last event */
     double
         compute; /* busy with forward and backward, data communication that holds them up included */
     double optimizer;        /* and what is done once a step */

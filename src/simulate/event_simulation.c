@@ -99,6 +99,25 @@ static dw_status beside(player *p, int rank, dw_event_kind kind, int chunk, int 
     return record(p, rank, DW_STREAM_DATA, kind, chunk, micro_batch, start, *free_at);
 }
 
+/* Parameters of a step, chunk after chunk as they are needed; just in time for the first operation, whose input is there at
+ * `ready`: a rank that begins late would have nothing of gathering early, but a step that seems longer. */
+static dw_status gather(player *p, int rank, double ready) {
+    int chunks = p->schedule->chunks, first = p->schedule->ranks[rank].items[0].chunk;
+    const dw__chunk_cost *costs = &p->simulation->costs.chunks[rank * chunks];
+    double start = ready > costs[first].gather_exposed ? ready - costs[first].gather_exposed : 0;
+    p->simulation->ranks[rank].start = start;
+    for (int at = 0; at < chunks; at++) {
+        int chunk = (first + at) % chunks;
+        if (costs[chunk].gather <= 0) continue;
+        double end = start + costs[chunk].gather;
+        p->chunks[rank * chunks + chunk].gathered = start + costs[chunk].gather_exposed;
+        DW_RETURN_IF_FAILED(
+            record(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, chunk, -1, start, end));
+        p->ranks[rank].free_at[DW_STREAM_DATA] = start = end;
+    }
+    return DW_OK;
+}
+
 static dw_status run_operation(player *p, int rank, const dw__operation *operation, double ready) {
     rank_state *state = &p->ranks[rank];
     size_t slot = (size_t)rank * (size_t)p->schedule->chunks + (size_t)operation->chunk;
@@ -190,29 +209,16 @@ static dw_status run_rank(player *p, int rank) {
         double ready = ready_at(p, rank, operation);
         double with = operation->mixed == 1 ? ready_at(p, rank, operation + 1) : ready;
         if (isnan(ready) || isnan(with)) return DW_OK;
+        if (state->next == 0) DW_RETURN_IF_FAILED(gather(p, rank, ready));
         DW_RETURN_IF_FAILED(run_operation(p, rank, operation, ready > with ? ready : with));
     }
     return DW_OK;
 }
 
 static dw_status begin_rank(player *p, int rank) {
-    const dw__step_costs *costs = &p->simulation->costs;
     int chunks = p->schedule->chunks;
-    dw_simulated_rank *summary = &p->simulation->ranks[rank];
-    summary->constant_bytes = costs->ranks[rank].constant_bytes;
+    p->simulation->ranks[rank].constant_bytes = p->simulation->costs.ranks[rank].constant_bytes;
     DW_RETURN_IF_FAILED(hold(p, rank, 0, 0));
-    double *free_at = &p->ranks[rank].free_at[DW_STREAM_DATA];
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        size_t slot = (size_t)(rank * chunks + chunk);
-        const dw__chunk_cost *cost = &costs->chunks[slot];
-        p->chunks[slot].left = 0;
-        if (cost->gather <= 0) continue;
-        double start = *free_at;
-        *free_at = start + cost->gather;
-        p->chunks[slot].gathered = start + cost->gather_exposed;
-        DW_RETURN_IF_FAILED(
-            record(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, chunk, -1, start, *free_at));
-    }
     const dw__operations *list = &p->schedule->ranks[rank];
     for (size_t at = 0; at < list->count; at++)
         if (list->items[at].kind == DW_EVENT_BACKWARD ||
@@ -278,7 +284,7 @@ static void summarize(dw_simulation *simulation) {
             at++;
         compute = at - first;
         double pipeline_end = 0, hidden = 0, communication = 0;
-        summary->start = compute ? events[first].start : 0;
+        double pipeline_start = compute ? events[first].start : 0;
         for (size_t i = first; i < first + compute; i++)
             if (events[i].kind <= DW_EVENT_BACKWARD_WEIGHT) pipeline_end = events[i].end;
         for (int stream = -1; at < count && events[at].rank == rank; at++) {
@@ -290,17 +296,13 @@ static void summarize(dw_simulation *simulation) {
         summary->overlap = communication > 0 ? hidden / communication : 1;
         covered_sum += hidden;
         communication_sum += communication;
-        double length = pipeline_end - summary->start;
+        double length = pipeline_end - pipeline_start;
         summary->wait = length - summary->compute;
         if (length > span) span = length;
         if (summary->compute > busiest) busiest = summary->compute;
         busy += summary->compute + summary->optimizer;
-        /* A step is over for a rank when it can begin the next one: gathering belongs to it. */
-        double begun = summary->start;
-        for (size_t i = first + compute; i < at; i++)
-            if (events[i].start < begun && events[i].stream == DW_STREAM_DATA)
-                begun = events[i].start;
-        if (summary->end - begun > longest) longest = summary->end - begun;
+        /* A step is over for a rank when it can begin the next one. */
+        if (summary->end - summary->start > longest) longest = summary->end - summary->start;
         if (summary->peak_bytes > f->peak_bytes) {
             f->peak_bytes = summary->peak_bytes;
             f->peak_time = summary->peak_time;
