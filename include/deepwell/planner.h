@@ -67,8 +67,8 @@ DW_API dw_status dw_planner_model_load(const char *path, dw_planner_model *model
 DW_API dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_model *model);
 /* What a user wrote: a path if there is such a file or folder, else a name. */
 DW_API dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model);
-/* From a forward graph that has its composites (pass "recognize"), captured or of dw_model_graph: widths from its
- * products, attention and tables. DW_UNSUPPORTED says what was not recognized. */
+/* From a forward graph, captured or of dw_model_graph: widths from its tables, products and attention, parameters from
+ * its leaves. DW_UNSUPPORTED says what was not recognized. */
 DW_API dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model);
 
 /* Elements of all parameters, and of those that one token meets (experts: top_k of them; the embedding's table,

@@ -85,6 +85,20 @@ static PyObject *planner_model_parse(PyObject *self, PyObject *args) {
     return dict_of(dw_planner_model_parse(json, (size_t)bytes, &model), &model);
 }
 
+/* planner_model_of_graph(a graph's JSON) -> dict */
+static PyObject *planner_model_of_graph(PyObject *self, PyObject *args) {
+    const char *json = NULL;
+    Py_ssize_t bytes = 0;
+    dw_graph *graph = NULL;
+    dw_planner_model model;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s#:planner_model_of_graph", &json, &bytes)) return NULL;
+    dw_status status = dw_graph_from_json(json, (size_t)bytes, &graph);
+    if (status == DW_OK) status = dw_planner_model_of_graph(graph, &model);
+    dw_graph_destroy(graph);
+    return dict_of(status, &model);
+}
+
 /* planner_model_names() -> ((name, source), ...) */
 static PyObject *planner_model_names(PyObject *self, PyObject *unused) {
     uint32_t count = dw_planner_catalogue_count();
@@ -105,5 +119,7 @@ PyMethodDef planner_functions[] = {
     {"planner_model", planner_model, METH_VARARGS, "planner_model(path_or_name) -> dict"},
     {"planner_model_parse", planner_model_parse, METH_VARARGS,
      "planner_model_parse(config.json's text) -> dict"},
+    {"planner_model_of_graph", planner_model_of_graph, METH_VARARGS,
+     "planner_model_of_graph(graph's JSON) -> dict"},
     {"planner_model_names", planner_model_names, METH_NOARGS, "the catalogue: (name, source)"},
     {0}};

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import deepwell
 import pytest
 import torch
 import transformers
@@ -202,6 +203,43 @@ def test_what_publishers_wrote_reads_alike(family: str, tmp_path: Any) -> None:
     bare = _deepwell.planner_model_parse(json.dumps(sizes | {"model_type": family}))
     if family == "llama":
         assert bare == saved
+
+
+GRAPHS: list[Any] = ["gpt2", "llama", "deepseek_v3"]
+SLOW = ["gpt_neox", "opt", "mistral", "qwen3", "gemma3_text", "mixtral", "qwen3_moe"]
+GRAPHS += [pytest.param(family, marks=pytest.mark.slow) for family in SLOW]
+
+
+@pytest.mark.parametrize("family", GRAPHS)
+def test_a_captured_graph_is_the_same_model(family: str) -> None:
+    model = build(family, next(case for name, case in CASES if name == family))
+    planned = _deepwell.planner_model_parse(model.config.to_json_string())
+    captured = _deepwell.planner_model_of_graph(deepwell.capture(model).json())
+    if family == "qwen3_moe":
+        planned["ffn"] = captured["ffn"]  # of dense layers, which it has none of
+    assert captured == planned
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("gpt2", GPT2), ("llama", GROUPED), ("qwen3", GROUPED | {"head_dim": 24})],
+    ids=["gpt2", "llama", "qwen3"],
+)
+def test_operations_are_those_of_the_operation_table(family: str, sizes: dict[str, Any]) -> None:
+    """A captured forward costs a third of the planner's token, and what is no product: norms, activations, rotations.
+
+    At twice the sequence and again, what grows with its square is attention; the planner counts it by exactly half
+    of the square, the table by the pairs that are visible, s (s + 1) / 2.
+    """
+    graph = deepwell.capture(build(family, sizes))
+    planned = _deepwell.planner_model_parse(json.dumps(sizes | {"model_type": family}))
+    first, second, third = (graph.cost(B=1, S=s)[0] for s in (64, 128, 192))
+    squared = (third - 2 * second + first) / (2 * 64 * 64)
+    width = planned["layers"] * planned["heads"] * planned["head_dim"]
+    assert squared == pytest.approx(2 * width, rel=1e-9)
+    products = 2 * planned["active"]  # of a token, with biases and norms, a thousandth
+    linear = (first - squared * 64 * 64) / 64
+    assert products < linear < 1.25 * products  # small widths: much that is no product
 
 
 def names() -> list[str]:

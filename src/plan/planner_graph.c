@@ -1,0 +1,339 @@
+/* A forward graph -> dw_planner_model: widths from the shapes of its tables, products and attention.
+ *
+ * Layers are those that nodes carry. A layer is one attention and one MLP or mixture of experts; layers of one kind must
+ * be alike, since a plan has one width for each. */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+enum { LAYERS_MOST = 1 << 16, PRODUCTS_MOST = 8 };
+
+typedef struct product {
+    int64_t in, out;
+} product;
+typedef struct layer {
+    product attention[PRODUCTS_MOST], mlp[PRODUCTS_MOST];
+    int attentions, mlps; /* products */
+    int cores;            /* attention itself */
+    int64_t heads, kv_heads, head_dim, value_dim, window;
+    int64_t experts, expert_ffn, top_k;
+    double expert_elements; /* of all experts' matrices */
+} layer;
+typedef struct walk {
+    const dw_graph *graph;
+    int64_t *ones; /* every symbol's size, to read what does not depend on them */
+    struct {
+        layer *items;
+        size_t count, capacity;
+    } layers;
+    dw_value table, head; /* leaves */
+    int64_t positions;
+    double position_elements, routed_elements, active_routed;
+} walk;
+
+/* ---- what nodes say -------------------------------------------------------------------------------------------- */
+
+/* A size at one sequence of one token. */
+static int64_t size_at(const walk *w, dw_value value, int axis) {
+    int64_t size = 0;
+    if (axis >= dw_value_rank(w->graph, value)) return 0;
+    if (dw_dim_eval(w->graph, dw_value_shape(w->graph, value)[axis], w->ones, &size) != DW_OK)
+        return 0;
+    return size;
+}
+
+/* The parameter that a value is, or a view or a cast of; DW_NONE: it is computed from others. */
+static dw_value parameter_behind(const dw_graph *graph, dw_value value) {
+    for (dw_node node; value != DW_NONE; value = dw_node_input(graph, node, 0)) {
+        node = dw_value_node(graph, value);
+        if (node == DW_NONE)
+            return dw_value_role(graph, value) == DW_ROLE_PARAMETER ? value : DW_NONE;
+        switch (dw_node_op(graph, node)) {
+        case DW_OP_RESHAPE:
+        case DW_OP_PERMUTE:
+        case DW_OP_SLICE:
+        case DW_OP_CAST: break;
+        default: return DW_NONE;
+        }
+    }
+    return DW_NONE;
+}
+
+static double elements_of(const walk *w, dw_value value) {
+    double elements = 1;
+    for (int axis = 0; axis < dw_value_rank(w->graph, value); axis++)
+        elements *= (double)size_at(w, value, axis);
+    return elements;
+}
+
+static dw_status layer_of(walk *w, dw_node node, layer **found) {
+    int index = dw_node_layer(w->graph, node);
+    *found = NULL;
+    if (index < 0) return DW_OK;
+    if (index >= LAYERS_MOST)
+        return dw__fail(DW_UNSUPPORTED, "the graph has layer %d; expected fewer than %d", index,
+                        LAYERS_MOST);
+    while (w->layers.count <= (size_t)index) DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, (layer){0}));
+    *found = &w->layers.items[index];
+    return DW_OK;
+}
+
+static dw_status fail_products(int index, const char *what) {
+    return dw__fail(DW_UNSUPPORTED, "layer %d of the graph has more than %d products in its %s",
+                    index, PRODUCTS_MOST, what);
+}
+
+static dw_status see_table(walk *w, dw_node node) {
+    dw_value table = parameter_behind(w->graph, dw_node_input(w->graph, node, 0));
+    dw_value rows = dw_node_input(w->graph, node, 1);
+    if (table == DW_NONE) return DW_OK;
+    if (w->table == DW_NONE && dw_value_node(w->graph, rows) == DW_NONE) {
+        w->table = table; /* looked up with what the caller gives */
+        return DW_OK;
+    }
+    int64_t count = size_at(w, table, 0);
+    if (count > w->positions && count > 2) w->positions = count;
+    w->position_elements += elements_of(w, table);
+    return DW_OK;
+}
+
+static dw_status see_product(walk *w, dw_node node) {
+    dw_value weight = dw_node_input(w->graph, node, 1);
+    int across = dw_node_int(w->graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    product seen = {size_at(w, weight, across), size_at(w, weight, !across)};
+    dw_region region = dw_node_region(w->graph, node);
+    layer *at;
+    DW_RETURN_IF_FAILED(layer_of(w, node, &at));
+    if (!at) { /* the last one that is as wide as the table has rows */
+        if (w->table != DW_NONE && seen.out == size_at(w, w->table, 0))
+            w->head = parameter_behind(w->graph, weight);
+        return DW_OK;
+    }
+    if (region == DW_REGION_ATTN) {
+        if (at->attentions == PRODUCTS_MOST)
+            return fail_products(dw_node_layer(w->graph, node), "attention");
+        at->attention[at->attentions++] = seen;
+    } else if (region == DW_REGION_MLP || region == DW_REGION_EXPERTS) {
+        if (at->mlps == PRODUCTS_MOST) return fail_products(dw_node_layer(w->graph, node), "MLP");
+        at->mlp[at->mlps++] = seen;
+    }
+    return DW_OK;
+}
+
+static dw_status see_experts(walk *w, dw_node node) {
+    dw_value weight = dw_node_input(w->graph, node, 1);
+    int across = dw_node_int(w->graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
+    layer *at;
+    DW_RETURN_IF_FAILED(layer_of(w, node, &at));
+    if (!at) return dw__fail(DW_UNSUPPORTED, "the graph has experts outside of its layers");
+    at->experts = size_at(w, weight, 0);
+    at->expert_ffn = size_at(w, weight, 1 + across); /* of the last one: down */
+    at->top_k = size_at(w, dw_node_input(w->graph, node, 0), 0);
+    at->expert_elements += elements_of(w, weight);
+    double leaves = elements_of(w, weight);
+    dw_value bias =
+        dw_node_input_count(w->graph, node) > 3 ? dw_node_input(w->graph, node, 3) : DW_NONE;
+    if (bias != DW_NONE) leaves += elements_of(w, bias);
+    w->routed_elements += leaves;
+    if (at->experts) w->active_routed += leaves * (double)at->top_k / (double)at->experts;
+    return DW_OK;
+}
+
+static dw_status see_attention(walk *w, dw_node node) {
+    layer *at;
+    DW_RETURN_IF_FAILED(layer_of(w, node, &at));
+    if (!at) return dw__fail(DW_UNSUPPORTED, "the graph has attention outside of its layers");
+    dw_value q = dw_node_input(w->graph, node, 0), k = dw_node_input(w->graph, node, 1),
+             v = dw_node_input(w->graph, node, 2);
+    at->cores++;
+    at->heads = size_at(w, q, 1), at->kv_heads = size_at(w, k, 1);
+    at->head_dim = size_at(w, q, 3), at->value_dim = size_at(w, v, 3);
+    int64_t window = dw_node_int(w->graph, node, DW_ATTR_KEY_WINDOW, -1);
+    at->window = window > 0 ? window : 0;
+    return DW_OK;
+}
+
+static dw_status see(walk *w, dw_node node) {
+    if (dw_node_is_backward(w->graph, node)) return DW_OK;
+    switch (dw_node_op(w->graph, node)) {
+    case DW_OP_EMBEDDING: return see_table(w, node);
+    case DW_OP_LINEAR:
+    case DW_OP_QUANTIZED_LINEAR:
+    case DW_OP_LINEAR_CROSS_ENTROPY: return see_product(w, node);
+    case DW_OP_GROUPED_LINEAR: return see_experts(w, node);
+    case DW_OP_ATTENTION: return see_attention(w, node);
+    default: return DW_OK;
+    }
+}
+
+/* ---- what layers are ------------------------------------------------------------------------------------------- */
+
+static double sum_of(const product *products, int count) {
+    double sum = 0;
+    for (int at = 0; at < count; at++) sum += (double)products[at].in * (double)products[at].out;
+    return sum;
+}
+
+static dw_status check_alike(const walk *w) {
+    const layer *first[2] = {NULL, NULL}; /* dense, mixture */
+    for (size_t at = 0; at < w->layers.count; at++) {
+        const layer *now = &w->layers.items[at], **kind = &first[now->experts > 0];
+        if (now->cores != 1)
+            return dw__fail(DW_UNSUPPORTED,
+                            "layer %zu of the graph has %d attentions that are recognized; "
+                            "expected one: plan by config.json or by name",
+                            at, now->cores);
+        if (!*kind) *kind = now;
+        const layer *then = *kind;
+        if (now->heads != then->heads || now->kv_heads != then->kv_heads ||
+            now->head_dim != then->head_dim ||
+            sum_of(now->attention, now->attentions) != sum_of(then->attention, then->attentions) ||
+            sum_of(now->mlp, now->mlps) != sum_of(then->mlp, then->mlps) ||
+            now->expert_elements != then->expert_elements)
+            return dw__fail(DW_UNSUPPORTED,
+                            "layer %zu of the graph is not like layer %zu; layers of one kind must "
+                            "have the same widths",
+                            at, (size_t)(then - w->layers.items));
+    }
+    return DW_OK;
+}
+
+/* Ordinary attention, or the latent kind: two products one after the other for keys and values. */
+static dw_status read_attention(const layer *from, dw_planner_model *model) {
+    model->heads = (int)from->heads, model->kv_heads = (int)from->kv_heads;
+    model->head_dim = (int)from->head_dim;
+    if (from->value_dim != from->head_dim) model->value_dim = (int)from->value_dim;
+    double whole = sum_of(from->attention, from->attentions);
+    if (whole == dw__attention_parameters(model)) return DW_OK;
+    if (from->attentions >= 4) {
+        product up = from->attention[from->attentions - 2],
+                down = from->attention[from->attentions - 3];
+        model->kv_heads = model->heads;
+        model->value_dim = (int)from->value_dim;
+        model->kv_rank = (int)up.in;
+        model->rope_dim = (int)(down.out - up.in);
+        model->head_dim = (int)(from->head_dim - model->rope_dim);
+        model->q_rank = from->attentions == 5 ? (int)from->attention[0].out : 0;
+        if (model->rope_dim >= 0 && model->head_dim > 0 && whole == dw__attention_parameters(model))
+            return DW_OK;
+    }
+    return dw__fail(DW_UNSUPPORTED,
+                    "attention's products have %.0f elements, which are neither queries, keys, "
+                    "values and an output of %lld heads nor latent attention's",
+                    whole, (long long)from->heads);
+}
+
+static dw_status read_gate(double matrices, const char *what, int *gated) {
+    if (matrices != 2 && matrices != 3)
+        return dw__fail(DW_UNSUPPORTED, "%s is %.3g matrices of its width; expected 2 or 3", what,
+                        matrices);
+    *gated = matrices == 3;
+    return DW_OK;
+}
+
+/* Products of an MLP; those of one column are gates of shared experts. */
+static dw_status read_mlp(const layer *from, const char *what, dw_planner_model *model,
+                          int *width) {
+    double whole = 0;
+    for (int at = 0; at < from->mlps; at++) {
+        if (from->mlp[at].out == 1) continue;
+        whole += (double)from->mlp[at].in * (double)from->mlp[at].out;
+        if (from->mlp[at].out == model->hidden) *width = (int)from->mlp[at].in;
+    }
+    if (!*width)
+        return dw__fail(DW_UNSUPPORTED, "%s has no product back to the layers' width", what);
+    return read_gate(whole / ((double)model->hidden * *width), what, &model->gated);
+}
+
+static dw_status read_layers(const walk *w, dw_planner_model *model) {
+    const layer *dense = NULL, *mixture = NULL;
+    int mixtures = 0, leading = 0, windows = 0;
+    model->layers = (int)w->layers.count;
+    for (size_t at = 0; at < w->layers.count; at++) {
+        const layer *now = &w->layers.items[at];
+        if (now->experts)
+            mixture = now, mixtures++;
+        else
+            dense = now, leading += mixtures == 0;
+        if (now->window)
+            model->window = (int)(now->window < 1 << 28 ? now->window : 1 << 28), windows++;
+    }
+    if (model->window) model->window_every = 1, model->window_layers = windows;
+    DW_RETURN_IF_FAILED(read_attention(&w->layers.items[0], model));
+    if (dense) DW_RETURN_IF_FAILED(read_mlp(dense, "the MLP", model, &model->ffn));
+    if (!mixture) return DW_OK;
+    model->experts = (int)mixture->experts, model->top_k = (int)mixture->top_k;
+    model->expert_ffn = (int)mixture->expert_ffn;
+    if (mixture->mlps)
+        DW_RETURN_IF_FAILED(read_mlp(mixture, "the shared expert", model, &model->shared_ffn));
+    double one = mixture->expert_elements / (double)mixture->experts;
+    DW_RETURN_IF_FAILED(
+        read_gate(one / ((double)model->hidden * model->expert_ffn), "an expert", &model->gated));
+    if (!dense) model->ffn = model->expert_ffn;
+    int rest = model->layers - leading;
+    model->dense_layers = leading, model->moe_every = 1;
+    if (mixtures < rest) { /* every n-th layer, or as many as there are */
+        model->moe_every = model->layers / mixtures;
+        model->dense_layers = 0;
+        if (model->layers / model->moe_every != mixtures)
+            model->moe_every = 1, model->dense_layers = model->layers - mixtures;
+    }
+    return DW_OK;
+}
+
+static dw_status read_ends(const walk *w, dw_planner_model *model) {
+    double parameters = 0;
+    for (uint32_t at = 0; at < dw_graph_leaf_count(w->graph); at++) {
+        dw_value leaf = dw_graph_leaf_at(w->graph, at);
+        if (dw_value_role(w->graph, leaf) == DW_ROLE_PARAMETER) parameters += elements_of(w, leaf);
+    }
+    model->positions = (int)w->positions;
+    model->tied = w->head == w->table || w->head == DW_NONE;
+    model->parameters = parameters;
+    model->active = parameters - w->position_elements - w->routed_elements + w->active_routed -
+                    (model->tied ? 0 : elements_of(w, w->table));
+    if (w->head == DW_NONE)
+        dw__log(DW_LOG_WARNING, "the graph has no language-model head: planned with the "
+                                "embedding's table as its head");
+    return DW_OK;
+}
+
+static dw_status walk_graph(walk *w, dw_planner_model *model) {
+    for (dw_node node = 0; node < dw_graph_node_count(w->graph); node++)
+        DW_RETURN_IF_FAILED(see(w, node));
+    if (w->table == DW_NONE)
+        return dw__fail(DW_UNSUPPORTED,
+                        "the graph looks nothing up in a table with its inputs; graphs of language "
+                        "models are planned");
+    if (!w->layers.count)
+        return dw__fail(DW_UNSUPPORTED, "no node of the graph says which layer it is of; capture "
+                                        "the whole model, with its layers in a ModuleList");
+    model->vocabulary = (int)size_at(w, w->table, 0);
+    model->hidden = (int)size_at(w, w->table, 1);
+    DW_RETURN_IF_FAILED(check_alike(w));
+    DW_RETURN_IF_FAILED(read_layers(w, model));
+    DW_RETURN_IF_FAILED(read_ends(w, model));
+    return dw_planner_model_check(model);
+}
+
+dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model) {
+    static const dw_pass passes[] = {DW_PASS_COMMON, DW_PASS_FOLD, DW_PASS_RECOGNIZE};
+    dw_status status = DW_OK;
+    dw_graph *copy = NULL;
+    dw_planner_model made = {0};
+    walk w = {.table = DW_NONE, .head = DW_NONE};
+    if (!graph || !model) return dw__fail(DW_INVALID_ARGUMENT, "a graph to plan is NULL");
+    DW_TRY(dw_graph_clone(graph, &copy));
+    for (size_t at = 0; at < DW_COUNT(passes); at++) DW_TRY(dw_graph_run_pass(&copy, passes[at]));
+    uint32_t symbols = dw_graph_symbol_count(copy);
+    w.graph = copy;
+    w.ones = dw__malloc((symbols + 1) * sizeof *w.ones);
+    if (!w.ones) DW_TRY(dw__fail_memory("sizes", (symbols + 1) * sizeof *w.ones));
+    for (uint32_t at = 0; at < symbols; at++) w.ones[at] = 1;
+    DW_TRY(walk_graph(&w, &made));
+    *model = made;
+cleanup:
+    dw_graph_destroy(copy);
+    dw__free(w.ones);
+    dw__free(w.layers.items);
+    return status;
+}
