@@ -8,10 +8,11 @@
 #include "plan/search.h"
 #include <math.h>
 
+/* Of the mean stage: which one is the heaviest, the schedule decides. */
 static double computing(const dw_prediction *p) {
     const dw_time_parts *t = &p->time;
     return t->gemm + t->attention + t->elementwise + t->quantize + t->launch + t->tensor +
-           t->context + t->expert + t->imbalance;
+           t->context + t->expert;
 }
 
 static void predict(const dw__problem *problem, const dw_layout *layout,
@@ -203,7 +204,7 @@ static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int c
         set_turns(t->problem, &turns[at], layout);
         predict(t->problem, layout, &p);
         t->found->predicted++;
-        double least = computing(&p) + p.time.bubble + p.time.pipeline;
+        double least = computing(&p) + p.time.imbalance + p.time.bubble + p.time.pipeline;
         if (with_other(&p, least) <= t->most) turns[kept++] = turns[at];
     }
     return kept;

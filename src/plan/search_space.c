@@ -173,8 +173,10 @@ static int shard_stage(const dw__problem *problem, const dw__mesh *mesh, dw__sha
         if (!whole && (stage == 0 || (stage < 3 && !limits->set.shard))) break;
         if (ranks > 1 && parts[at] == 1) break;
         if (stage > 0 && limits->set.shard && !DW__ALLOWS(limits, shard, parts[at])) continue;
-        for (int reshard = 1; reshard >= (stage == 3 ? 0 : 1); reshard--) {
-            if (stage == 3 && !DW__ALLOWS(limits, reshard, reshard)) continue;
+        /* In a pipeline parameters stay gathered for all micro-batches of a step in any case. */
+        int vary = stage == 3 && (mesh->pp == 1 || limits->set.reshard);
+        for (int reshard = 1; reshard >= !vary; reshard--) {
+            if (vary && !DW__ALLOWS(limits, reshard, reshard)) continue;
             for (int offload = 0; offload <= problem->offload; offload++) {
                 if (!DW__ALLOWS(limits, offload_optimizer, offload) || count == DW__SHARDINGS_MOST)
                     continue;

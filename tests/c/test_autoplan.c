@@ -108,7 +108,7 @@ static void every_sharding(every *e, dw_layout layout) {
     for (layout.zero_stage = 0; layout.zero_stage <= 3; layout.zero_stage++) {
         if (layout.zero_stage == 2 && (layout.pp > 1 || several)) continue;
         for (layout.shard = 1; layout.shard <= ranks; layout.shard++)
-            for (layout.reshard = 0; layout.reshard <= 1; layout.reshard++)
+            for (layout.reshard = layout.pp > 1; layout.reshard <= 1; layout.reshard++)
                 if (ranks % layout.shard == 0 && (layout.shard > 1 || ranks == 1))
                     every_recomputation(e, layout);
     }
