@@ -4,8 +4,8 @@
  *     dw_autoplan_load     a plan from its file; dw_autoplan_json writes it
  *     dw_autoplan_of       a layout of one's own as a plan
  *
- * A plan is a structure that owns all that it points to: the model, the hardware, the layout, the prediction. Its file has
- * the same fields by the same names. docs/autoplan.md says which layouts are considered, and has the file.
+ * A plan is a structure that owns all that it points to: the model, the hardware, the layout, the prediction. Its file
+ * has the same fields by the same names. docs/autoplan.md says which layouts are considered, and has the file.
  */
 #ifndef DEEPWELL_AUTOPLAN_H
 #define DEEPWELL_AUTOPLAN_H
@@ -83,9 +83,10 @@ typedef struct dw_autoplan_request {
 /* Precision BF16, five runners-up, no what-ifs. */
 DW_API void dw_autoplan_request_default(dw_autoplan_request *request);
 
-/* The same request has the same answer, on any number of threads. DW_INVALID_ARGUMENT names what no layout can have: a
- * constraint that is none or that contradicts another, a batch that no number of replicas divides, a size outside of what is possible.
- * DW_UNSUPPORTED: the GPUs have no such precision. Nothing fits: DW_OK, and prediction.fits is 0. */
+/* The same request has the same answer, on any number of threads. DW_INVALID_ARGUMENT names what no layout can have:
+ * a constraint that is none or that contradicts another, a batch that no number of replicas divides, a size outside
+ * of what is possible. DW_UNSUPPORTED: the GPUs have no such precision. Nothing fits: DW_OK, and prediction.fits is
+ * 0. */
 DW_API dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **plan);
 
 /* A plan of your own: `layout` as it is, predicted. As dw_layout_check fails. */
@@ -93,8 +94,9 @@ DW_API dw_status dw_autoplan_of(const char *model_name, const dw_planner_model *
                                 const dw_hardware *hardware, const dw_layout *layout,
                                 dw_autoplan **plan);
 
-/* The file. DW_PARSE: no JSON, or a field missing or of the wrong kind; DW_INVALID_ARGUMENT: sizes that contradict each
- * other; DW_UNSUPPORTED where it is of a later version: each named. Written and read again it is the same to the last bit. */
+/* The file. DW_PARSE: no JSON, or a field missing or of the wrong kind; DW_INVALID_ARGUMENT: sizes that contradict
+ * each other; DW_UNSUPPORTED where it is of a later version: each named. Written and read again it is the same to
+ * the last bit. */
 DW_API dw_status dw_autoplan_parse(const char *json, size_t bytes, dw_autoplan **plan);
 DW_API dw_status dw_autoplan_load(const char *path, dw_autoplan **plan);
 DW_API dw_status dw_autoplan_json(const dw_autoplan *plan, char **text); /* dw_text_free */

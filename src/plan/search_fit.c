@@ -51,7 +51,8 @@ static dw_status fits_on(const dw__problem *problem, int gpus, int *fits) {
     return DW_OK;
 }
 
-/* Twice as many until something fits; then upwards between the last two, in whole nodes, in at most STEPS_MOST steps. */
+/* Twice as many until something fits; then upwards between the last two, in whole nodes, in at most STEPS_MOST
+ * steps. */
 dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
     int node = problem->hardware->gpus_per_node > 0 ? problem->hardware->gpus_per_node : 1;
     int64_t low = problem->hardware->gpus, high = low;

@@ -1,5 +1,5 @@
-/* What divides. Every size that a layout can have is a divisor of the number of GPUs, of the batch or of the model; what
- * is left out beyond that is left out for a reason that docs/autoplan.md has. */
+/* What divides. Every size that a layout can have is a divisor of the number of GPUs, of the batch or of the model;
+ * what is left out beyond that is left out for a reason that docs/autoplan.md has. */
 #include "plan/search.h"
 
 /* In order. */
