@@ -121,7 +121,7 @@ def _model_of(what: Any) -> tuple[str, dict[str, Any]]:
     if hasattr(config, "to_json_string"):
         text = config.to_json_string(use_diff=False)
         return type(what).__name__, _call(_deepwell.planner_model_parse, text)
-    if hasattr(what, "captured") and hasattr(_deepwell, "planner_model_of_graph"):
+    if hasattr(what, "captured"):
         return what.name, _call(_deepwell.planner_model_of_graph, what.captured.json)
     raise DeepwellError(
         f"a plan is made for a model's name, a folder of Hugging Face, its config.json, one of its models, what "

@@ -100,6 +100,9 @@ def test_models_of_every_kind(tmp_path):
     from_fields = dw.autoplan(
         {key: value for key, value in vars(from_folder.model).items() if key != "name"}, **request
     )
+    from_graph = dw.autoplan(dw.capture(model), **request)
+    assert from_graph.layout == from_folder.layout
+    assert from_graph.step_time_ms == pytest.approx(from_folder.step_time_ms, rel=1e-9)
     assert from_folder.layout == from_model.layout == from_fields.layout
     assert from_folder.prediction == from_model.prediction == from_fields.prediction
 
