@@ -87,7 +87,8 @@ double dw__data_exposed(const dw__planned *planned, double traffic, double room)
 
 /* ---- once a step, and for all that is done in it ---- */
 double dw__optimizer_seconds(const dw__planned *planned, int stage);
-double dw__slowdown(const dw__planned *planned); /* factor: kernels not alone, stragglers */
+double dw__slowdown(const dw__planned *planned);   /* factor: kernels not alone, stragglers */
+double dw__step_fixed(const dw__planned *planned); /* seconds: norms, logging, data */
 double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of the host */
 
 /* ---- memory ---- */

@@ -88,8 +88,8 @@ static double in_flight(const dw__planned *planned, int stage) {
     if (p == 1) return 1;
     switch (layout->schedule) {
     case DW_SCHEDULE_GPIPE: held = m; break;
-    case DW_SCHEDULE_ZB_H1: held = p - stage; break;
-    case DW_SCHEDULE_ZB_H2: held = 2 * (p - stage) - 1; break;
+    case DW_SCHEDULE_ZB_H1: held = p; break;
+    case DW_SCHEDULE_ZB_H2: held = 2 * p - 1; break;
     case DW_SCHEDULE_ZB_V: held = p; break;
     case DW_SCHEDULE_DUALPIPE: held = p + 1; break;
     default:

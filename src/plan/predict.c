@@ -302,6 +302,11 @@ double dw__slowdown(const dw__planned *planned) {
     return (1 + c->jitter) * (1 + c->straggler * doublings);
 }
 
+/* One GPU by itself agrees with nobody on norms and losses. */
+double dw__step_fixed(const dw__planned *planned) {
+    return planned->constants->step_fixed * (planned->layout->gpus > 1 ? 1 : 0.25);
+}
+
 double dw__micro_batch_fixed(const dw__planned *planned) {
     const dw__constants *c = planned->constants;
     return c->micro_fixed * (planned->layout->cuda_graphs ? c->host_graphs : 1);
@@ -364,10 +369,8 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     data_seconds(&planned, forward, backward, time);
     time->optimizer = dw__optimizer_seconds(&planned, 0);
     double seconds = dw__parts_sum(time);
-    /* One GPU by itself agrees with nobody on norms and losses. */
-    double fixed = constants->step_fixed * (layout->gpus > 1 ? 1 : 0.25);
-    time->other =
-        seconds * (dw__slowdown(&planned) - 1) + fixed + m * dw__micro_batch_fixed(&planned);
+    time->other = seconds * (dw__slowdown(&planned) - 1) + dw__step_fixed(&planned) +
+                  m * dw__micro_batch_fixed(&planned);
     seconds += time->other;
 
     prediction->seconds = seconds;

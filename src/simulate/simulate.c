@@ -84,8 +84,7 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
     double slow = dw__slowdown(planned);
     dw_stage_cost stage_cost;
     dw_predict_stage(planned->model, planned->hardware, layout, rank, 0, &stage_cost);
-    *cost =
-        (dw__rank_cost){.send = stage_cost.send * slow, .fixed = planned->constants->step_fixed};
+    *cost = (dw__rank_cost){.send = stage_cost.send * slow, .fixed = dw__step_fixed(planned)};
     for (int at = 0; at < 2; at++) {
         dw_memory_parts memory;
         dw__activation_bytes bytes;

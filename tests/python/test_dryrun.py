@@ -207,3 +207,13 @@ def test_plans_that_cannot_be_played(change, says):
     plan["hardware"] = {"profile": "h100", "gpus": plan["layout"]["gpus"]}
     with pytest.raises(dw.DeepwellError, match=says):
         dw.dryrun(plan)
+
+
+def test_what_autoplan_finds_is_played():
+    plan = dw.autoplan("llama3-70b", hw="h100:64", seq_len=4096, global_batch=128, what_ifs=False)
+    figures = dw.dryrun(plan)
+    assert figures["fits"]
+    assert figures["predicted"]["step_time_ms"] == pytest.approx(plan.step_time_ms, rel=1e-4)
+    assert figures["step_time_ms"] == pytest.approx(plan.step_time_ms, rel=0.1)
+    assert figures["bubble_fraction"] < 0.05
+    assert figures["expected_speedup"]["unplanned"] > 1
