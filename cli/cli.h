@@ -23,6 +23,8 @@ int cli_train(int argc, char **argv);
 
 /* `text` in bold when stdout is a terminal and NO_COLOR is not set. */
 void cli_print_bold(const char *text);
+/* "deepwell: " and the library's last message on stderr; returns CLI_FAILED. */
+int cli_fail(void);
 /* "deepwell: ..." on stderr, then a pointer to --help; returns CLI_USAGE. */
 int cli_usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

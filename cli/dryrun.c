@@ -26,11 +26,6 @@ static void print_help(void) {
         "Exit status: 1 where the step does not fit into the GPUs' memory.\n");
 }
 
-static int fail(void) {
-    fprintf(stderr, "deepwell: %s\n", dw_last_error());
-    return CLI_FAILED;
-}
-
 static int read_request(int argc, char **argv, request *r) {
     for (int at = 1; at < argc; at++) {
         const char **value = NULL;
@@ -104,17 +99,17 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
 }
 
 static int write_files(const request *r, const dw_autoplan *plan, const dw_simulation *simulation) {
-    if (r->trace && dw_simulation_trace(simulation, r->trace) != DW_OK) return fail();
+    if (r->trace && dw_simulation_trace(simulation, r->trace) != DW_OK) return cli_fail();
     char title[200];
     snprintf(title, sizeof title, "%s on %d × %s", *plan->model_name ? plan->model_name : "A model",
              plan->layout.gpus, plan->hardware->name);
-    if (r->report && dw_simulation_report(simulation, title, r->report) != DW_OK) return fail();
+    if (r->report && dw_simulation_report(simulation, title, r->report) != DW_OK) return cli_fail();
     return CLI_DONE;
 }
 
 static int print_json(const dw_simulation *simulation) {
     char *text = NULL;
-    if (dw_simulation_json(simulation, &text) != DW_OK) return fail();
+    if (dw_simulation_json(simulation, &text) != DW_OK) return cli_fail();
     fputs(text, stdout);
     dw_text_free(text);
     return CLI_DONE;
@@ -132,7 +127,7 @@ int cli_dryrun(int argc, char **argv) {
     dw_simulation *simulation = NULL;
     if (dw_autoplan_load(r.plan, &plan) != DW_OK ||
         dw_simulate(&plan->model, plan->hardware, &plan->layout, &simulation) != DW_OK) {
-        result = fail();
+        result = cli_fail();
     } else {
         dw_simulation_figures figures;
         dw_simulation_figures_of(simulation, &figures);

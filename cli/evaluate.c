@@ -6,11 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int fail(void) {
-    fprintf(stderr, "deepwell: %s\n", dw_last_error());
-    return CLI_FAILED;
-}
-
 static void print_evaluate_help(void) {
     printf("Usage: deepwell evaluate FILE.csv [OPTION...]\n"
            "\n"
@@ -173,12 +168,12 @@ int cli_evaluate(int argc, char **argv) {
     options.constants = r.constants;
     if (dw_runs_load(r.file, &runs) != DW_OK ||
         (r.failures && dw_runs_load(r.failures, &failures) != DW_OK)) {
-        result = fail();
+        result = cli_fail();
     } else {
         options.failures = failures;
         result = dw_evaluate(runs, &options, &json) == DW_OK
                      ? print_json_or(&r, json, print_evaluation)
-                     : fail();
+                     : cli_fail();
     }
     dw_text_free(json);
     dw_runs_destroy(failures);
@@ -215,7 +210,7 @@ int cli_calibrate(int argc, char **argv) {
     char *json = NULL;
     dw_calibrate_options options = {sizeof options, r.constants};
     if (dw_runs_load(r.file, &runs) != DW_OK || dw_calibrate(runs, &options, &json) != DW_OK) {
-        result = fail();
+        result = cli_fail();
     } else {
         result = print_json_or(&r, json, print_calibration);
         if (r.write && result == CLI_DONE) result = write_constants(r.write, json);

@@ -175,14 +175,9 @@ static void print_report(const json_t *report) {
     printf("\n%s%s: %s\n", *chosen ? "Taken: " : "Nobody", chosen, text_of(report, "because"));
 }
 
-static int fail(void) {
-    fprintf(stderr, "deepwell: %s\n", dw_last_error());
-    return CLI_FAILED;
-}
-
 static int show(const request *r, const char *target) {
     char *json = NULL;
-    if (dw_attention_explain(&r->call, r->backward, target, &json) != DW_OK) return fail();
+    if (dw_attention_explain(&r->call, r->backward, target, &json) != DW_OK) return cli_fail();
     if (r->json) {
         printf("%s\n", json);
     } else {
@@ -206,8 +201,8 @@ int cli_explain(int argc, char **argv) {
     dw_status found = dw_device_find("cuda", &gpu);
     if (r.measure) {
         double seconds;
-        if (found != DW_OK) return fail(), CLI_UNSUPPORTED;
-        if (dw_attention_measure(&r.call, r.backward, &seconds) != DW_OK) return fail();
+        if (found != DW_OK) return cli_fail(), CLI_UNSUPPORTED;
+        if (dw_attention_measure(&r.call, r.backward, &seconds) != DW_OK) return cli_fail();
     }
     /* Without a GPU the architecture that there are kernels for. */
     return show(&r, r.target ? r.target : found == DW_OK ? NULL : "sm_90a");

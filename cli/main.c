@@ -27,6 +27,11 @@ void cli_print_bold(const char *text) {
     printf(plain ? "%s" : "\033[1m%s\033[0m", text);
 }
 
+int cli_fail(void) {
+    fprintf(stderr, "deepwell: %s\n", dw_last_error());
+    return CLI_FAILED;
+}
+
 int cli_usage_error(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -44,11 +44,6 @@ static void print_help(void) {
         "the number of GPUs that would do.\n");
 }
 
-static int fail(void) {
-    fprintf(stderr, "deepwell: %s\n", dw_last_error());
-    return CLI_FAILED;
-}
-
 /* ---- what is asked for ----------------------------------------------------------------------- */
 
 static int is_file(const char *path) {
@@ -148,10 +143,10 @@ static int read_arguments(int argc, char **argv, request *r) {
 static int show(const request *r, const dw_autoplan *plan) {
     char *text = NULL;
     int fits = plan->prediction.fits;
-    if (r->output && dw_autoplan_save(plan, r->output) != DW_OK) return fail();
+    if (r->output && dw_autoplan_save(plan, r->output) != DW_OK) return cli_fail();
     dw_status status =
         r->json ? dw_autoplan_json(plan, &text) : dw_autoplan_text(plan, r->explain, &text);
-    if (status != DW_OK) return fail();
+    if (status != DW_OK) return cli_fail();
     fputs(text, stdout);
     dw_text_free(text);
     return fits ? CLI_DONE : CLI_FAILED;
@@ -179,14 +174,14 @@ int cli_plan(int argc, char **argv) {
     if (result != CLI_DONE) return result;
     if (dw_planner_model_find(r.model, &model) != DW_OK ||
         dw_hardware_open(r.hardware, &hardware) != DW_OK)
-        return fail();
+        return cli_fail();
     name_of(r.model, name, sizeof name);
     asked.model_name = name;
     asked.model = &model;
     asked.hardware = hardware;
     asked.constraints = r.constraints;
     asked.constraint_count = r.constraint_count;
-    result = dw_autoplan_search(&asked, &plan) == DW_OK ? show(&r, plan) : fail();
+    result = dw_autoplan_search(&asked, &plan) == DW_OK ? show(&r, plan) : cli_fail();
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(hardware);
     return result;

@@ -27,11 +27,6 @@ static void print_help(void) {
            "  -o, --output F   the same into a file\n");
 }
 
-static int fail(void) {
-    fprintf(stderr, "deepwell: %s\n", dw_last_error());
-    return CLI_FAILED;
-}
-
 /* ---- text ------------------------------------------------------------------------------------ */
 
 static void print_label(const char *label) {
@@ -226,9 +221,9 @@ static int show_machine(const request *r) {
     dw_machine *machine = NULL;
     char *json = NULL;
     int result = CLI_FAILED;
-    if (dw_machine_probe(r->measure, &machine) != DW_OK) return fail();
+    if (dw_machine_probe(r->measure, &machine) != DW_OK) return cli_fail();
     if (dw_machine_json(machine, &json) != DW_OK)
-        result = fail();
+        result = cli_fail();
     else if (put_json(r, json, &result))
         print_machine(machine);
     dw_machine_destroy(machine);
@@ -246,9 +241,9 @@ static int show_hardware(const request *r, const char *text) {
     char *json = NULL;
     int result = CLI_FAILED;
     if (strcmp(text, "list") == 0) return list_profiles();
-    if (dw_hardware_open(text, &hardware) != DW_OK) return fail();
+    if (dw_hardware_open(text, &hardware) != DW_OK) return cli_fail();
     if (dw_hardware_json(hardware, &json) != DW_OK)
-        result = fail();
+        result = cli_fail();
     else if (put_json(r, json, &result))
         print_hardware(hardware);
     dw_hardware_destroy(hardware);

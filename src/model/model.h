@@ -5,6 +5,7 @@
 #include "base/base.h"
 #include "base/json.h"
 #include "deepwell/model.h"
+#include <limits.h>
 
 typedef enum dw__family {
     DW__FAMILY_GPT2,
@@ -77,5 +78,8 @@ extern const dw__family_row dw__families[DW__FAMILY_COUNT];
 
 /* In model_parameters.c: fills config->parameters from the other fields. */
 dw_status dw__model_list_parameters(dw_model_config *config);
+
+/* The text of a config.json, released with dw__free, and which file it is: `path` itself, or in that folder. */
+dw_status dw__model_config_read(const char *path, char file[PATH_MAX], char **text, size_t *bytes);
 
 #endif

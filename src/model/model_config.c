@@ -413,21 +413,23 @@ cleanup:
     return status;
 }
 
-dw_status dw_model_config_load(const char *path, dw_model_config **config) {
-    char whole[PATH_MAX], *text = NULL;
-    size_t bytes = 0;
+dw_status dw__model_config_read(const char *path, char file[PATH_MAX], char **text, size_t *bytes) {
     struct stat info;
+    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (snprintf(file, PATH_MAX, folder ? "%s/config.json" : "%s", path) >= PATH_MAX)
+        return dw__fail_io("cannot open", path, ENAMETOOLONG);
+    return dw__file_read_at_most(file, CONFIG_MOST, text, bytes);
+}
+
+dw_status dw_model_config_load(const char *path, dw_model_config **config) {
+    char file[PATH_MAX], *text = NULL;
+    size_t bytes = 0;
     if (!path || !config) return dw__fail(DW_INVALID_ARGUMENT, "the path of a model is NULL");
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        if (snprintf(whole, sizeof whole, "%s/config.json", path) >= (int)sizeof whole)
-            return dw__fail_io("cannot open", path, ENAMETOOLONG);
-        path = whole;
-    }
-    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, CONFIG_MOST, &text, &bytes));
+    DW_RETURN_IF_FAILED(dw__model_config_read(path, file, &text, &bytes));
     dw_status status = dw_model_config_parse(text, bytes, config);
     dw__free(text);
     if (status == DW_PARSE || status == DW_UNSUPPORTED)
-        status = dw__fail_prefix(status, "\"%s\"", path);
+        status = dw__fail_prefix(status, "\"%s\"", file);
     return status;
 }
 

@@ -4,8 +4,8 @@
  * the predictions compute with. */
 #include "plan/planner_config.h"
 #include "base/json.h"
+#include "model/model.h"
 #include "plan/planner_internal.h"
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 
 enum {
-    CONFIG_MOST = 1 << 24, /* bytes of a config.json */
     LAYERS_MOST = 1 << 16,
     SIZE_MOST = 1 << 24,
     VOCABULARY_MOST = 1 << 28,
@@ -533,20 +532,14 @@ dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_mode
 }
 
 dw_status dw_planner_model_load(const char *path, dw_planner_model *model) {
-    char whole[PATH_MAX], *text = NULL;
+    char file[PATH_MAX], *text = NULL;
     size_t bytes = 0;
-    struct stat info;
     if (!path || !model) return dw__fail(DW_INVALID_ARGUMENT, "the path of a model is NULL");
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        if (snprintf(whole, sizeof whole, "%s/config.json", path) >= (int)sizeof whole)
-            return dw__fail_io("cannot open", path, ENAMETOOLONG);
-        path = whole;
-    }
-    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, CONFIG_MOST, &text, &bytes));
+    DW_RETURN_IF_FAILED(dw__model_config_read(path, file, &text, &bytes));
     dw_status status = dw_planner_model_parse(text, bytes, model);
     dw__free(text);
     return status == DW_OK || status == DW_OUT_OF_MEMORY ? status
-                                                         : dw__fail_prefix(status, "\"%s\"", path);
+                                                         : dw__fail_prefix(status, "\"%s\"", file);
 }
 
 dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model) {

@@ -2,6 +2,7 @@
  * less, faster hardware is no slower. */
 #include "deepwell/planner.h"
 #include "plan/planner_internal.h"
+#include "planner_examples.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,32 +28,6 @@ static const dw_planner_model llama3_8b = {.layers = 32,
                                            .ffn = 14336,
                                            .gated = 1,
                                            .vocabulary = 128256};
-static const dw_planner_model llama3_70b = {.layers = 80,
-                                            .hidden = 8192,
-                                            .heads = 64,
-                                            .kv_heads = 8,
-                                            .head_dim = 128,
-                                            .ffn = 28672,
-                                            .gated = 1,
-                                            .vocabulary = 128256};
-static const dw_planner_model deepseek_v3 = {.layers = 61,
-                                             .hidden = 7168,
-                                             .heads = 128,
-                                             .kv_heads = 128,
-                                             .head_dim = 128,
-                                             .ffn = 18432,
-                                             .gated = 1,
-                                             .vocabulary = 129280,
-                                             .experts = 256,
-                                             .top_k = 8,
-                                             .expert_ffn = 2048,
-                                             .shared_ffn = 2048,
-                                             .dense_layers = 3,
-                                             .moe_every = 1,
-                                             .q_rank = 1536,
-                                             .kv_rank = 512,
-                                             .rope_dim = 64,
-                                             .value_dim = 128};
 
 static void assert_near(double value, double expected, double part) {
     if (fabs(value / expected - 1) <= part) return;

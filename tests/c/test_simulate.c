@@ -1,5 +1,6 @@
 /* The schedules against their own rules and closed forms, played steps against what must hold for any of them. */
 #include "deepwell/graph.h"
+#include "planner_examples.h"
 #include "simulate/simulate_internal.h"
 #include <jansson.h>
 #include <math.h>
@@ -12,15 +13,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-static const dw_planner_model llama3_70b = {.layers = 80,
-                                            .hidden = 8192,
-                                            .heads = 64,
-                                            .kv_heads = 8,
-                                            .head_dim = 128,
-                                            .ffn = 28672,
-                                            .gated = 1,
-                                            .vocabulary = 128256};
 
 static int chunks_of(dw_pipeline_schedule schedule, int stages) {
     if (stages == 1) return 1;

@@ -204,7 +204,7 @@ def test_what_pytorch_runs_takes_its_fused_path():
 
 def test_calls_that_deepwell_has_no_kernel_for(monkeypatch):
     module, plain, _ = encoder()
-    monkeypatch.setattr(functional, "library_says", lambda *_: "no kernel")
+    monkeypatch.setattr(functional, "why_not_kernels", lambda *_: "no kernel")
     functional.forget()
     x = torch.randn(3, 7, 32)
     for padded in PADDINGS.values():

@@ -394,7 +394,7 @@ def test_padding_while_tracing_is_pytorch_s():
 def test_padding_that_deepwell_has_no_kernel_for(monkeypatch):
     """What only libdeepwell can know, the mask having been looked into: PyTorch's attention on the same projections."""
     module, plain = module_and_exact(batch_first=True)
-    monkeypatch.setattr(functional, "library_says", lambda *_: "no kernel")
+    monkeypatch.setattr(functional, "why_not_kernels", lambda *_: "no kernel")
     for name, mask in MASKS.items():
         for need_weights in (False, True):
             functional.forget()

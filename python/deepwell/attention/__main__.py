@@ -49,7 +49,7 @@ def measure_shape(tuner: Tuner, device: torch.device, sizes: Sizes) -> str:
     q = torch.empty(batch, heads, rows, dim, dtype=dtype, device=device)
     k = torch.empty(batch, heads_kv, rows_k, dim, dtype=dtype, device=device)
     with on_device(device):
-        refused = functional.library_says(device.type, device.index or 0, sizes)
+        refused = functional.why_not_kernels(device.type, device.index or 0, sizes)
         if refused:
             return f"not Deepwell's: {refused}"
         tuner.decide(q, k, dim**-0.5, sizes)

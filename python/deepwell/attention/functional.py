@@ -36,7 +36,7 @@ _decisions: dict[Any, str | tune.Rival] = {}
 
 
 @torch.compiler.assume_constant_result
-def library_says(device: str, index: int, sizes: tune.Sizes) -> str:
+def why_not_kernels(device: str, index: int, sizes: tune.Sizes) -> str:
     """ "" where libdeepwell runs such a call on such a device, else why not."""
     if device != "cuda":
         return ""
@@ -101,7 +101,7 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         lengths = _lengths(q, k)
     grad = _needs_grad(q, k, v)
     sizes = _described(q, lengths, window, bottom_right, softcap, dropout, packed, grad)
-    return library_says(device.type, device.index or 0, sizes)
+    return why_not_kernels(device.type, device.index or 0, sizes)
 
 
 def _lengths(q, k) -> tuple[int, ...]:

@@ -1,0 +1,42 @@
+/* Models that several tests plan for, as their publishers have them. */
+#ifndef PLANNER_EXAMPLES_H
+#define PLANNER_EXAMPLES_H
+
+#include "deepwell/planner.h"
+
+__attribute__((unused)) static const dw_planner_model llama3_70b = {.layers = 80,
+                                                                    .hidden = 8192,
+                                                                    .heads = 64,
+                                                                    .kv_heads = 8,
+                                                                    .head_dim = 128,
+                                                                    .ffn = 28672,
+                                                                    .gated = 1,
+                                                                    .vocabulary = 128256};
+__attribute__((unused)) static const dw_planner_model llama3_405b = {.layers = 126,
+                                                                     .hidden = 16384,
+                                                                     .heads = 128,
+                                                                     .kv_heads = 8,
+                                                                     .head_dim = 128,
+                                                                     .ffn = 53248,
+                                                                     .gated = 1,
+                                                                     .vocabulary = 128256};
+__attribute__((unused)) static const dw_planner_model deepseek_v3 = {.layers = 61,
+                                                                     .hidden = 7168,
+                                                                     .heads = 128,
+                                                                     .kv_heads = 128,
+                                                                     .head_dim = 128,
+                                                                     .ffn = 18432,
+                                                                     .gated = 1,
+                                                                     .vocabulary = 129280,
+                                                                     .experts = 256,
+                                                                     .top_k = 8,
+                                                                     .expert_ffn = 2048,
+                                                                     .shared_ffn = 2048,
+                                                                     .dense_layers = 3,
+                                                                     .moe_every = 1,
+                                                                     .q_rank = 1536,
+                                                                     .kv_rank = 512,
+                                                                     .rope_dim = 64,
+                                                                     .value_dim = 128};
+
+#endif
