@@ -3,6 +3,7 @@
  *     dw_planner_model_named, _load    a model of the catalogue, of a config.json
  *     dw_predict         one layout: the step's time and its parts, the memory of the heaviest rank
  *     dw_predict_stage   one stage of the pipeline, for a simulation of the schedule
+ *     dw_predict_operations   the kernels of a layer, one by one
  *     dw_layout_check    whether sizes divide, with the reason where they do not
  *
  * Plain structures, no allocation, some microseconds: a search calls it for every layout that it considers.
@@ -206,6 +207,12 @@ DW_API dw_status dw_predict(const dw_planner_model *model, const dw_hardware *ha
 DW_API void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
                                  const dw_layout *layout, dw_prediction *prediction);
 
+/* Communication inside of a stage's forward or backward: seconds on the wire, and what of them holds computation up. */
+typedef struct dw_stage_traffic {
+    double tensor, context, expert;
+    double tensor_exposed, context_exposed, expert_exposed;
+} dw_stage_traffic;
+
 /* One chunk of layers on one rank of the pipeline, and one micro-batch through it. Recomputation is resolved
  * beforehand: layout->recompute is not AUTO. */
 typedef struct dw_stage_cost {
@@ -214,14 +221,33 @@ typedef struct dw_stage_cost {
     double backward; /* of inputs, with recomputation */
     double
         backward_weight; /* of weights: zero-bubble schedules do it later; others do both at once */
-    double send, send_bytes; /* to the next stage */
-    double parameters;       /* elements on this rank */
-    double activation_bytes; /* kept from forward to backward */
-    double transient_bytes;  /* while it runs: logits, recomputed layers */
+    dw_stage_traffic forward_traffic, backward_traffic; /* backward: of inputs */
+    double send, send_bytes;                            /* to the next stage */
+    double parameters;                                  /* elements on this rank */
+    double activation_bytes;                            /* kept from forward to backward */
+    double transient_bytes; /* while it runs: logits, recomputed layers */
 } dw_stage_cost;
 /* stage from 0 to pp - 1, chunk from 0 to virtual_stages - 1. */
 DW_API void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware,
                              const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost);
+
+/* One kernel of a layer, for one micro-batch on one GPU: a point below the roofline. */
+typedef struct dw_operation_cost {
+    const char *name;  /* "attention output" */
+    const char *pass;  /* "forward", "backward", "of inputs", "of weights" (gradients), "both" */
+    const char *layer; /* "layer", "mixture", "head" */
+    int low;           /* a product in the recipe's format; others are in BF16 */
+    double operations; /* without matrix product: one for each number of two bytes that is moved */
+    double bytes;      /* that memory moves at least */
+    double seconds;    /* predicted, the kernel alone */
+    /* In a step of one GPU, the mean of all stages (the head: of its own); recomputation is not counted. */
+    double times;
+} dw_operation_cost;
+#define DW_OPERATIONS_MOST 64
+/* Writes at most DW_OPERATIONS_MOST and returns how many. The layout is right (dw_layout_check). */
+DW_API int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hardware,
+                                 const dw_layout *layout, dw_operation_cost *operations);
+
 /* The closed form: idle part of the pipeline's time with `micro_batches`, stages that are alike, backward twice as
  * long as forward and no communication. */
 DW_API double dw_pipeline_bubble(dw_pipeline_schedule schedule, int stages, int virtual_stages,

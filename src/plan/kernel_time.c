@@ -8,6 +8,12 @@ double dw__reached(const dw_figure *figure, double part) {
 
 static double ceiling(double value, double step) { return ceil(value / step); }
 
+double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, double groups,
+                      int low) {
+    double width = low ? planned->rate == DW_RATE_FP4 ? 0.5625 : 1 : 2;
+    return groups * ((m * k + k * n) * width + 2 * m * n);
+}
+
 /* Groups of m rows each by a k x n matrix. Three effects: waves of tiles over the processors, a prologue that short
  * inner dimensions cannot hide, and the operands' way from memory. */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
@@ -15,7 +21,7 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
     if (m <= 0 || n <= 0 || k <= 0) return 0;
     const dw__constants *c = planned->constants;
     const dw_hardware *hardware = planned->hardware;
-    double part = planned->gemm_part, width = low ? planned->rate == DW_RATE_FP4 ? 0.5625 : 1 : 2;
+    double part = planned->gemm_part;
     if (low) part *= planned->rate == DW_RATE_FP4 ? c->gemm_fp4 : c->gemm_fp8;
     double rate = dw__reached(&hardware->rate[low ? planned->rate : DW_RATE_BF16], part);
     if (groups > 1) rate *= c->gemm_grouped;
@@ -26,8 +32,7 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
     double depth = c->gemm_depth * (low ? 2 : 1);
     double busy = waves / (waves + c->gemm_wave) * k / (k + depth);
     double compute = 2 * groups * m * n * k / (rate * busy);
-    double bytes = groups * ((m * k + k * n) * width + 2 * m * n);
-    double traffic = dw__traffic_seconds(planned, bytes);
+    double traffic = dw__traffic_seconds(planned, dw__gemm_bytes(planned, m, n, k, groups, low));
     return sqrt(compute * compute + traffic * traffic) + c->gemm_gap;
 }
 

@@ -8,13 +8,47 @@ double dw__parts_sum(const dw_time_parts *p) {
            p->optimizer + p->other;
 }
 
+dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned) {
+    const dw__constants *c = planned->constants;
+    const dw_layout *layout = planned->layout;
+    return (dw__exposed_parts){
+        .tensor = layout->overlap_tensor ? c->tensor_exposed : c->tensor_exposed_plain,
+        .context = c->context_exposed,
+        .expert = c->expert_exposed * (layout->overlap_expert ? 0.35 : 1),
+    };
+}
+
+/* Kernels one by one, for who asks (dw_predict_operations); a search does not. */
+static void note(const dw__planned *planned, const char *name, const char *pass, double operations,
+                 double bytes, double seconds, int low) {
+    dw__operation_costs *list = planned->operations;
+    if (!list || seconds <= 0 || list->count == DW_OPERATIONS_MOST) return;
+    list->items[list->count++] = (dw_operation_cost){
+        .name = name,
+        .pass = pass,
+        .low = low,
+        .operations = operations,
+        .bytes = bytes,
+        .seconds = seconds,
+    };
+}
+
 /* A linear layer's three products. Adapters need no gradient of the weight. */
-static void linear(const dw__planned *planned, double tokens, double in, double out, double groups,
-                   int low, dw__layer_time *time) {
+static void linear(const dw__planned *planned, const char *name, double tokens, double in,
+                   double out, double groups, int low, dw__layer_time *time) {
     double forward = dw__gemm_seconds(planned, tokens, out, in, groups, low);
     double input = dw__gemm_seconds(planned, tokens, in, out, groups, low);
     double weight =
         planned->model->lora_rank ? 0 : dw__gemm_seconds(planned, out, in, tokens, groups, low);
+    if (planned->operations) {
+        double operations = 2 * groups * tokens * in * out;
+        note(planned, name, "forward", operations,
+             dw__gemm_bytes(planned, tokens, out, in, groups, low), forward, low);
+        note(planned, name, "of inputs", operations,
+             dw__gemm_bytes(planned, tokens, in, out, groups, low), input, low);
+        note(planned, name, "of weights", operations,
+             dw__gemm_bytes(planned, out, in, tokens, groups, low), weight, low);
+    }
     time->forward.gemm += forward;
     time->backward.gemm += input + weight;
     time->weight += weight;
@@ -27,10 +61,39 @@ static void linear(const dw__planned *planned, double tokens, double in, double 
     time->backward.quantize += dw__traffic_seconds(planned, bytes * tokens * out);
 }
 
-static void elementwise(const dw__planned *planned, double bytes, dw__layer_time *time) {
-    double seconds = dw__traffic_seconds(planned, bytes * planned->elementwise);
+/* For a chart each number of two bytes that is moved counts as one operation. */
+static void elementwise(const dw__planned *planned, const char *name, double bytes,
+                        dw__layer_time *time) {
+    double moved = bytes * planned->elementwise, seconds = dw__traffic_seconds(planned, moved);
+    note(planned, name, "forward", moved / 2, moved, seconds, 0);
     time->forward.elementwise += seconds;
     time->backward.elementwise += seconds * planned->constants->elementwise_backward;
+}
+
+/* Backward of attention, of forward: scores are computed again where they were not kept. */
+static double attention_backward(const dw_layout *layout) {
+    return layout->unfused_attention ? 2 : 2.5;
+}
+
+/* The mean of a model's layers, windows and others. */
+static void note_attention(const dw__planned *planned, double seconds) {
+    if (!planned->operations) return;
+    const dw_planner_model *model = planned->model;
+    double heads = (double)model->heads / planned->layout->tp,
+           d = model->head_dim + model->rope_dim;
+    double v = model->value_dim ? model->value_dim : model->head_dim;
+    double windowed = dw__window_layers(model) / model->layers, span = planned->layout->seq_len;
+    double seen = span / 2,
+           narrow = model->window > 0 && model->window < span ? model->window : seen;
+    double operations =
+        2 * planned->tokens * (seen * (1 - windowed) + narrow * windowed) * heads * (d + v);
+    double kv_heads = model->kv_heads / (double)planned->layout->tp;
+    double bytes = 2 * planned->tokens * (heads + fmax(kv_heads, 1)) * (d + v);
+    if (planned->layout->unfused_attention)
+        bytes += planned->constants->attention_scores * planned->tokens * span * heads;
+    double more = attention_backward(planned->layout);
+    note(planned, "attention", "forward", operations, bytes, seconds, 0);
+    note(planned, "attention", "backward", more * operations, 2 * bytes, more * seconds, 0);
 }
 
 static void attention(const dw__planned *planned, dw__layer_time *time) {
@@ -42,36 +105,43 @@ static void attention(const dw__planned *planned, dw__layer_time *time) {
     double kv_heads = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
     if (model->kv_rank) {
         double query = heads * (d + model->rope_dim);
-        if (model->q_rank) linear(planned, t, h, model->q_rank, 1, planned->low, time);
-        linear(planned, t, model->q_rank ? model->q_rank : h, query, 1, planned->low, time);
-        linear(planned, t, h, model->kv_rank + model->rope_dim, 1, planned->low, time);
-        linear(planned, t, model->kv_rank, heads * (d + v), 1, planned->low, time);
+        if (model->q_rank)
+            linear(planned, "query down", t, h, model->q_rank, 1, planned->low, time);
+        linear(planned, "query up", t, model->q_rank ? model->q_rank : h, query, 1, planned->low,
+               time);
+        linear(planned, "key, value down", t, h, model->kv_rank + model->rope_dim, 1, planned->low,
+               time);
+        linear(planned, "key, value up", t, model->kv_rank, heads * (d + v), 1, planned->low, time);
     } else {
-        linear(planned, t, h, heads * d + kv_heads * (d + v), 1, planned->low, time);
+        linear(planned, "query, key, value", t, h, heads * d + kv_heads * (d + v), 1, planned->low,
+               time);
     }
-    linear(planned, t, heads * v, h, 1, planned->low, time);
-    elementwise(planned, 4 * t * (heads * d + kv_heads * d), time);
+    linear(planned, "attention output", t, heads * v, h, 1, planned->low, time);
+    elementwise(planned, "positions", 4 * t * (heads * d + kv_heads * d), time);
 
     double windowed = dw__window_layers(model) / model->layers;
     double seconds = (1 - windowed) * dw__attention_forward_seconds(planned, 0) +
                      (windowed > 0 ? windowed * dw__attention_forward_seconds(planned, 1) : 0);
     if (model->attention_layers) seconds *= (double)model->attention_layers / model->layers;
+    note_attention(planned, seconds);
     time->forward.attention += seconds;
-    time->backward.attention += seconds * (layout->unfused_attention ? 2 : 2.5);
+    time->backward.attention += seconds * attention_backward(layout);
 
     if (layout->cp > 1) {
         double bytes = t * layout->cp * kv_heads * (d + v) * 2;
         double gather = dw__gather_seconds(planned, bytes, layout->cp, layout->tp, 1);
-        time->forward.context += gather * planned->constants->context_exposed;
-        time->backward.context += 2 * gather * planned->constants->context_exposed;
+        double exposed = dw__exposed_parts_of(planned).context;
+        time->forward.context += gather * exposed;
+        time->backward.context += 2 * gather * exposed;
     }
 }
 
 static void dense_mlp(const dw__planned *planned, double width, double tp, dw__layer_time *time) {
     double t = planned->tokens, h = planned->model->hidden, up = planned->model->gated ? 2 : 1;
-    linear(planned, t, h, up * width / tp, 1, planned->low, time);
-    linear(planned, t, width / tp, h, 1, planned->low, time);
-    elementwise(planned, planned->constants->elementwise_ffn * t * (up + 1) / 2 * width / tp, time);
+    linear(planned, "MLP up", t, h, up * width / tp, 1, planned->low, time);
+    linear(planned, "MLP down", t, width / tp, h, 1, planned->low, time);
+    elementwise(planned, "activation",
+                planned->constants->elementwise_ffn * t * (up + 1) / 2 * width / tp, time);
 }
 
 static void mixture(const dw__planned *planned, dw__layer_time *time) {
@@ -81,14 +151,14 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     double h = model->hidden, up = model->gated ? 2 : 1, width = model->expert_ffn / planned->etp;
     double own = (double)model->experts / layout->ep;
     double routed = planned->tokens * model->top_k * planned->etp / layout->tp;
-    linear(planned, routed / own, h, up * width, own, planned->low, time);
-    linear(planned, routed / own, width, h, own, planned->low, time);
-    elementwise(planned,
+    linear(planned, "experts up", routed / own, h, up * width, own, planned->low, time);
+    linear(planned, "experts down", routed / own, width, h, own, planned->low, time);
+    elementwise(planned, "activation and order of tokens",
                 c->elementwise_ffn * routed * (up + 1) / 2 * width + c->permute_bytes * routed * h,
                 time);
-    linear(planned, planned->tokens / layout->tp, h, model->experts, 1, 0, time);
+    linear(planned, "router", planned->tokens / layout->tp, h, model->experts, 1, 0, time);
     if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
-    double exposed = c->expert_exposed * (layout->overlap_expert ? 0.35 : 1);
+    double exposed = dw__exposed_parts_of(planned).expert;
     double bytes = routed * h * 2;
     double exchange =
         2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) *
@@ -100,8 +170,7 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
 static void tensor_traffic(const dw__planned *planned, double gathers, dw__layer_time *time) {
     const dw_layout *layout = planned->layout;
     if (layout->tp <= 1) return;
-    const dw__constants *c = planned->constants;
-    double exposed = layout->overlap_tensor ? c->tensor_exposed : c->tensor_exposed_plain;
+    double exposed = dw__exposed_parts_of(planned).tensor;
     double bytes = planned->tokens * planned->model->hidden * 2;
     double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, layout->tp, 1, 1);
     time->forward.tensor += seconds;
@@ -148,9 +217,10 @@ void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__laye
     *time = (dw__layer_time){0};
     double t = planned->tokens, h = model->hidden;
     if (kind == DW__LAYER_HEAD) { /* products in BF16, whatever the layers' recipe */
-        linear(planned, t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
+        linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
         double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
         double seconds = dw__traffic_seconds(planned, bytes);
+        note(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
         time->forward.elementwise += seconds / 3;
         time->backward.elementwise += seconds * 2 / 3;
         tensor_traffic(planned, 1, time);
@@ -158,7 +228,8 @@ void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__laye
     }
     attention(planned, time);
     double cut = layout->sequence_parallel ? layout->tp : 1;
-    elementwise(planned, planned->constants->elementwise_hidden * t * h / cut, time);
+    elementwise(planned, "norms, residuals", planned->constants->elementwise_hidden * t * h / cut,
+                time);
     if (kind == DW__LAYER_MOE) {
         mixture(planned, time);
         tensor_traffic(planned, planned->etp > 1 || model->shared_ffn ? 4 : 2, time);

@@ -7,6 +7,11 @@
 #include "deepwell/planner.h"
 #include "plan/planner_constants.h"
 
+typedef struct dw__operation_costs {
+    dw_operation_cost *items; /* DW_OPERATIONS_MOST */
+    int count;
+} dw__operation_costs;
+
 /* What every formula needs and no formula changes. */
 typedef struct dw__planned {
     const dw__constants *constants;
@@ -18,11 +23,12 @@ typedef struct dw__planned {
     int shard;        /* resolved */
     double gemm_part; /* of the rates of products */
     double attention_rate,
-        attention_part; /* operations a second, and the part of them that is reached */
-    double elementwise; /* the framework's factor */
-    int low;            /* the recipe quantizes */
-    dw_rate rate;       /* of linear layers */
-    int micro_batches;  /* of one rank, a step */
+        attention_part;              /* operations a second, and the part of them that is reached */
+    double elementwise;              /* the framework's factor */
+    int low;                         /* the recipe quantizes */
+    dw_rate rate;                    /* of linear layers */
+    int micro_batches;               /* of one rank, a step */
+    dw__operation_costs *operations; /* NULL, or where kernels are written down */
     double
         linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
 } dw__planned;
@@ -47,6 +53,9 @@ double dw__reached(const dw_figure *figure, double part);
 /* ---- kernels: seconds on one GPU ---- */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low);
+/* What a product reads and writes at least. */
+double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, double groups,
+                      int low);
 double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
@@ -63,6 +72,11 @@ typedef struct dw__layer_time {
     dw_time_parts forward, backward; /* only the parts that a layer has */
     double weight;                   /* seconds of backward that are of weights alone */
 } dw__layer_time;
+/* Of the seconds on the wire, what computation does not hide. */
+typedef struct dw__exposed_parts {
+    double tensor, context, expert;
+} dw__exposed_parts;
+dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned);
 typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
 void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time);
 double dw__parts_sum(const dw_time_parts *parts);
@@ -87,6 +101,10 @@ double dw__data_exposed(const dw__planned *planned, double traffic, double room)
 
 /* ---- once a step, and for all that is done in it ---- */
 double dw__optimizer_seconds(const dw__planned *planned, int stage);
+double dw__optimizer_host_seconds(const dw__planned *planned,
+                                  int stage); /* of these: copies to the host and back */
+/* Schedules whose sends and receives are pairs: what a stage waits for its neighbour, of what it computes. */
+double dw__pipeline_sync(const dw__planned *planned);
 double dw__slowdown(const dw__planned *planned);   /* factor: kernels not alone, stragglers */
 double dw__step_fixed(const dw__planned *planned); /* seconds: norms, logging, data */
 double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of the host */

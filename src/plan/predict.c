@@ -233,18 +233,31 @@ static void data_seconds(const dw__planned *planned, double forward, double back
                   planned->constants->data_exposed * traffic.across;
 }
 
-double dw__optimizer_seconds(const dw__planned *planned, int stage) {
+/* Elements of one rank's part of the optimizer's states. */
+static double optimizer_elements(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
     double experts, dense = dw__stage_parameters(planned, stage, &experts);
     double shard = layout->zero_stage ? planned->shard : 1;
     double ranks = (double)layout->dp * layout->cp * layout->tp / (layout->ep * planned->etp);
     double expert_shard = shard < ranks ? shard : ranks < 1 ? 1 : ranks;
-    double elements = (dense / shard + experts / expert_shard) * dw__trained_part(planned->model);
-    double bytes = elements * planned->constants->optimizer_bytes;
-    double seconds = dw__traffic_seconds(planned, bytes);
-    if (layout->offload_optimizer && planned->hardware->host_bandwidth.value > 0)
-        seconds += 2 * 2 * elements / planned->hardware->host_bandwidth.value;
-    return seconds;
+    return (dense / shard + experts / expert_shard) * dw__trained_part(planned->model);
+}
+
+double dw__optimizer_host_seconds(const dw__planned *planned, int stage) {
+    double bandwidth = planned->hardware->host_bandwidth.value;
+    if (!planned->layout->offload_optimizer || bandwidth <= 0) return 0;
+    return 2 * 2 * optimizer_elements(planned, stage) / bandwidth;
+}
+
+double dw__optimizer_seconds(const dw__planned *planned, int stage) {
+    double bytes = optimizer_elements(planned, stage) * planned->constants->optimizer_bytes;
+    return dw__traffic_seconds(planned, bytes) + dw__optimizer_host_seconds(planned, stage);
+}
+
+double dw__pipeline_sync(const dw__planned *planned) {
+    dw_pipeline_schedule schedule = planned->layout->schedule;
+    int paired = schedule == DW_SCHEDULE_1F1B || schedule == DW_SCHEDULE_GPIPE;
+    return paired && planned->layout->pp > 1 ? planned->constants->pipeline_sync : 0;
 }
 
 static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, int layers,
@@ -350,8 +363,7 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->bubble = ramp(&planned, forward * part, backward * part, stage[most].weight * part);
         double sends = 2 * stage[most].send;
         time->pipeline = m * v * sends * constants->pipeline_exposed;
-        int paired = layout->schedule == DW_SCHEDULE_1F1B || layout->schedule == DW_SCHEDULE_GPIPE;
-        double wait = paired ? constants->pipeline_sync * m * total[most] : 0;
+        double wait = dw__pipeline_sync(&planned) * m * total[most];
         time->pipeline += wait;
         int filled = layout->schedule == DW_SCHEDULE_ZB_H2 || layout->schedule == DW_SCHEDULE_ZB_V;
         if (!filled)
@@ -396,6 +408,43 @@ dw_status dw_predict(const dw_planner_model *model, const dw_hardware *hardware,
     return DW_OK;
 }
 
+int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hardware,
+                          const dw_layout *layout, dw_operation_cost *operations) {
+    static const char *const kinds[] = {"layer", "mixture", "head"};
+    dw__operation_costs list = {.items = operations};
+    dw__planned planned;
+    dw__planned_begin(&planned, &dw__constants_default, model, hardware, layout);
+    planned.operations = &list;
+    double mixtures = dw__moe_layers(model);
+    double count[] = {model->layers - mixtures, mixtures, 1};
+    for (int kind = DW__LAYER_DENSE; kind <= DW__LAYER_HEAD; kind++) {
+        int first = list.count;
+        dw__layer_time time;
+        if (count[kind] > 0) dw__layer_seconds(&planned, (dw__layer_kind)kind, &time);
+        for (int at = first; at < list.count; at++) {
+            operations[at].layer = kinds[kind];
+            operations[at].times =
+                count[kind] * planned.micro_batches / (kind == DW__LAYER_HEAD ? 1 : layout->pp);
+        }
+    }
+    return list.count;
+}
+
+/* A chunk's part of a stage's traffic; the head is in one chunk alone. */
+static dw_stage_traffic chunk_traffic(const dw__exposed_parts *parts, const dw_time_parts *whole,
+                                      const dw_time_parts *head, double chunks, int has_head) {
+    double tensor = (whole->tensor - head->tensor) / chunks + (has_head ? head->tensor : 0);
+    double context = whole->context / chunks, expert = whole->expert / chunks;
+    return (dw_stage_traffic){
+        .tensor_exposed = tensor,
+        .context_exposed = context,
+        .expert_exposed = expert,
+        .tensor = tensor / parts->tensor,
+        .context = context / parts->context,
+        .expert = expert / parts->expert,
+    };
+}
+
 void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware,
                       const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost) {
     dw__planned planned;
@@ -408,7 +457,10 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
            layers = dw__stage_layers(&planned, stage);
     /* The head is in the last stage's last chunk alone. */
     double head_forward = 0, head_backward = 0, head_weight = 0;
+    const dw_time_parts nothing = {0}, *head[2] = {&nothing, &nothing};
     if (stage == dw__head_stage(layout)) {
+        head[0] = &times.head.forward;
+        head[1] = &times.head.backward;
         head_forward = dw__parts_sum(&times.head.forward);
         head_backward = dw__parts_sum(&times.head.backward);
         head_weight = times.head.weight;
@@ -417,11 +469,14 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
     double experts, dense = dw__stage_parameters(&planned, stage, &experts);
     dw__activation_bytes bytes;
     dw__activation_bytes_of(&planned, layout->recompute, layout->recompute_layers, stage, &bytes);
+    dw__exposed_parts parts = dw__exposed_parts_of(&planned);
     *cost = (dw_stage_cost){
         .layers = (int)(layers / v + (chunk < fmod(layers, v) ? 1 : 0)),
         .forward =
             (dw__parts_sum(&whole.forward) - head_forward) / v + (has_head ? head_forward : 0),
         .backward_weight = (whole.weight - head_weight) / v + (has_head ? head_weight : 0),
+        .forward_traffic = chunk_traffic(&parts, &whole.forward, head[0], v, has_head),
+        .backward_traffic = chunk_traffic(&parts, &whole.backward, head[1], v, has_head),
         .send = whole.send,
         .send_bytes = layout->pp > 1 ? planned.tokens * model->hidden * 2.0 /
                                            (layout->sequence_parallel ? layout->tp : 1)

@@ -334,6 +334,36 @@ static void stages_add_up(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* Kernels one by one are the step's products and attention, and their operations are those that MFU counts. */
+static void kernels_add_up(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 4, 1, 1, 64, 4096);
+    dw_prediction prediction;
+    dw_operation_cost kernels[DW_OPERATIONS_MOST];
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &prediction), DW_OK);
+    int count = dw_predict_operations(&llama3_70b, hardware, &layout, kernels);
+    double gemm = 0, attention = 0, operations = 0;
+    for (int at = 0; at < count; at++) {
+        const dw_operation_cost *k = &kernels[at];
+        double peak = hardware->rate[DW_RATE_BF16].value;
+        assert_true(k->operations > 0 && k->bytes > 0 && k->seconds > 0 && k->times > 0);
+        assert_true(k->operations <= k->seconds * peak);
+        assert_true(k->bytes <= k->seconds * hardware->memory_bandwidth.value);
+        int attends = strcmp(k->name, "attention") == 0;
+        int product = strstr(k->pass, "of ") ||
+                      (strcmp(k->pass, "forward") == 0 && !attends && k->operations > 2 * k->bytes);
+        if (attends) attention += k->seconds * k->times;
+        if (product) gemm += k->seconds * k->times;
+        if (product || (attends && strcmp(k->pass, "forward") == 0))
+            operations += (attends ? 3 : 1) * k->operations * k->times;
+    }
+    assert_near(gemm, prediction.time.gemm, 1e-9);
+    assert_near(attention, prediction.time.attention, 1e-9);
+    assert_near(operations, prediction.model_flops * prediction.seconds, 1e-3);
+    dw_hardware_destroy(hardware);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_are_the_published_ones),
@@ -347,6 +377,7 @@ int main(void) {
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
         cmocka_unit_test(stages_add_up),
+        cmocka_unit_test(kernels_add_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
