@@ -51,16 +51,17 @@ DW_API const char *dw_rate_name(dw_rate rate); /* "bf16" */
 /* One figure each. */
 #define DW_HARDWARE_FIGURES(X)                                                                     \
     X(sm_count)                                                                                    \
-    X(clock)             /* hertz, of the processors, sustained boost */                           \
-    X(power)             /* watts */                                                               \
-    X(memory)            /* bytes that a program may allocate: what nvidia-smi calls the total */  \
-    X(memory_bandwidth)  /* of the GPU's own memory */                                             \
-    X(cache)             /* bytes of second-level cache */                                         \
-    X(host_bandwidth)    /* between one GPU and its host's memory */                               \
-    X(host_memory)       /* bytes for each GPU */                                                  \
-    X(link_bandwidth)    /* NVLink (or PCIe, where there is none) within a domain */               \
-    X(link_latency)      /* seconds for a message between two GPUs of a domain */                  \
-    X(network_bandwidth) /* between nodes, for each GPU */                                         \
+    X(clock)            /* hertz, of the processors, sustained boost */                            \
+    X(power)            /* watts */                                                                \
+    X(memory)           /* bytes that a program may allocate: what nvidia-smi calls the total */   \
+    X(memory_bandwidth) /* of the GPU's own memory */                                              \
+    X(cache)            /* bytes of second-level cache */                                          \
+    X(host_bandwidth)   /* between one GPU and its host's memory */                                \
+    X(host_memory)      /* bytes for each GPU */                                                   \
+    X(host_memory_bandwidth) /* of the host's memory, reads and writes together, for each GPU */   \
+    X(link_bandwidth)        /* NVLink (or PCIe, where there is none) within a domain */           \
+    X(link_latency)          /* seconds for a message between two GPUs of a domain */              \
+    X(network_bandwidth)     /* between nodes, for each GPU */                                     \
     X(network_latency)
 
 typedef struct dw_hardware {

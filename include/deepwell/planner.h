@@ -150,8 +150,8 @@ typedef struct dw_layout {
     int overlap_tensor, overlap_data, overlap_expert; /* communication runs beside computation */
     int cuda_graphs;                                  /* no launches by the host */
     int compiled;          /* elementwise chains are fused (torch.compile) */
-    int offload_layers;    /* of a stage: activations wait in host memory */
-    int offload_optimizer; /* states and step in host memory */
+    int offload_layers;    /* of a stage: what they keep for backward waits in the host's memory */
+    int offload_optimizer; /* states in the host's memory, the step by its processors */
     int parameter_bytes, gradient_bytes,
         optimizer_bytes;                          /* of one element; 0: the framework's habit */
     double last_stage_layers, first_stage_layers; /* 0: layers are dealt evenly */
@@ -169,8 +169,10 @@ typedef struct dw_time_parts { /* seconds of the heaviest rank's step; they add 
     double gemm, attention, elementwise, quantize,
         launch;                                     /* computation; recomputation is in each */
     double tensor, context, expert, data, pipeline; /* communication that nothing hides */
-    double bubble;                                  /* waiting for other stages */
-    double imbalance;                               /* the heaviest stage's excess over the mean */
+    double
+        offload; /* activations on their way to the host's memory and back, as far as nothing hides it */
+    double bubble;    /* waiting for other stages */
+    double imbalance; /* the heaviest stage's excess over the mean */
     double optimizer,
         other; /* other: stragglers, data loading, what a framework does once a step */
 } dw_time_parts;
@@ -194,7 +196,10 @@ typedef struct dw_prediction {
     double reserved;  /* allocated, and what the allocator holds and cannot use */
     double used;      /* reserved, and context and NCCL: what nvidia-smi shows */
     double capacity;  /* of the GPU */
-    int fits;
+    double host_optimizer,
+        host_activations;   /* bytes of the host's memory, of the rank that needs most */
+    double host_capacity;   /* each GPU's share of it; 0: not known, and taken for enough */
+    int fits;               /* in both */
     dw_recompute recompute; /* what DW_RECOMPUTE_AUTO became */
     int recompute_layers;
     int heaviest_stage; /* in memory */

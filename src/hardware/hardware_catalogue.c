@@ -50,6 +50,13 @@
 #define GB200_SHEET "NVIDIA GB200 NVL72 data sheet: a 72nd of the rack"
 #define GB300_SHEET "NVIDIA GB300 NVL72 data sheet: a 72nd of the rack"
 #define GRACE_SHEET "NVIDIA Grace CPU data sheet: half of a CPU that serves two GPUs"
+/* Of the host's memory, its share for one GPU: channels of a processor x 8 bytes x transfers a second. */
+#define DGX2_HOST E(16 * GB, "two Xeon 8168, six channels of DDR4-2666 each, for 16 GPUs")
+#define DGX_A100_HOST E(51.2 * GB, "two EPYC 7742, eight channels of DDR4-3200 each, for 8 GPUs")
+#define DGX_H100_HOST E(76.8 * GB, "two Xeon 8480C, eight channels of DDR5-4800 each, for 8 GPUs")
+#define DGX_B200_HOST E(89.6 * GB, "two Xeon 8570, eight channels of DDR5-5600 each, for 8 GPUs")
+#define DGX_B300_HOST E(102.4 * GB, "two Xeon 6776P, eight channels of DDR5-6400 each, for 8 GPUs")
+#define GRACE_480 "NVIDIA Grace CPU Superchip data sheet: 768 GB/s for 960 GB"
 #define RTX_PAPER "NVIDIA RTX Blackwell architecture white paper"
 #define L40S_SHEET "NVIDIA L40S data sheet"
 #define ADA_PAPER "NVIDIA Ada architecture white paper"
@@ -75,7 +82,8 @@
     .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 4, .rails = 8,            \
     .network = "InfiniBand NDR, 400 Gb/s for each GPU", .link_bandwidth = P(450 * GB, H100_SHEET), \
     .network_bandwidth = P(50 * GB, DGX_H100_GUIDE), .host_bandwidth = PCIE5,                      \
-    .host_memory = P(256 * GIB, DGX_H100_GUIDE), OVER_NVLINK
+    .host_memory = P(256 * GIB, DGX_H100_GUIDE), .host_memory_bandwidth = DGX_H100_HOST,           \
+    OVER_NVLINK
 
 #define AMPERE_RATES                                                                               \
     .rate = {[DW_RATE_FP32] = P(19.5 * T, A100_SHEET),                                             \
@@ -90,7 +98,7 @@
     .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 3, .rails = 8,            \
     .network = "InfiniBand HDR, 200 Gb/s for each GPU", .link_bandwidth = P(300 * GB, A100_SHEET), \
     .network_bandwidth = P(25 * GB, DGX_A100_GUIDE), .host_bandwidth = PCIE4,                      \
-    .host_memory = P(host, DGX_A100_GUIDE), OVER_NVLINK
+    .host_memory = P(host, DGX_A100_GUIDE), .host_memory_bandwidth = DGX_A100_HOST, OVER_NVLINK
 
 #define BLACKWELL_RATES(sheet, fp32, tf32, bf16, fp8, fp4)                                         \
     .rate = {[DW_RATE_FP32] = P((fp32)*T, sheet), [DW_RATE_TF32] = P((tf32)*T, sheet),             \
@@ -101,7 +109,8 @@
 #define NVL72 .gpus = 72, .gpus_per_node = 4, .gpus_per_domain = 72, .link_version = 5, .rails = 4
 /* A Grace CPU: 480 GB, and 450 GB/s in each direction to its two GPUs together. */
 #define GRACE_HOST                                                                                 \
-    .host_bandwidth = P(225 * GB, GRACE_SHEET), .host_memory = P(240 * GB, GRACE_SHEET)
+    .host_bandwidth = P(225 * GB, GRACE_SHEET), .host_memory = P(240 * GB, GRACE_SHEET),           \
+    .host_memory_bandwidth = P(192 * GB, GRACE_480 ", half of a CPU")
 
 #define CDNA3(sheet)                                                                               \
     .rate = {[DW_RATE_FP32] = P(163.4 * T, sheet),                                                 \
@@ -115,7 +124,7 @@
     .rails = 8, .network = "RoCE, 400 Gb/s for each GPU",                                          \
     .link_bandwidth = P(448 * GB, CDNA3_PAPER ": seven links of 64 GB/s"),                         \
     .network_bandwidth = E(50 * GB, USUAL_NODE), .host_bandwidth = PCIE5, .host_memory = NONE,     \
-    OVER_NVLINK
+    .host_memory_bandwidth = NONE, OVER_NVLINK
 
 /* `gpus` is how many NAME alone means: a node, or the rack that NVLink joins. */
 static const dw_hardware catalogue[] = {
@@ -143,6 +152,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(6 * MIB, "NVIDIA V100 architecture white paper"),
         .host_bandwidth = P(15.75 * GB, "PCI Express 3.0, 16 lanes"),
         .host_memory = P(96 * GIB, DGX2_SHEET),
+        .host_memory_bandwidth = DGX2_HOST,
         .link_bandwidth = P(150 * GB, V100_SHEET),
         .network_bandwidth = P(6.25 * GB, DGX2_SHEET),
         OVER_NVLINK,
@@ -203,6 +213,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(60 * MIB, DRIVER_SAYS),
         .host_bandwidth = P(450 * GB, GH200_SHEET),
         .host_memory = P(480 * GB, GH200_SHEET),
+        .host_memory_bandwidth = P(384 * GB, GRACE_480),
         .link_bandwidth = NONE,
         .network_bandwidth = E(50 * GB, "usual for such a node"),
         OVER_NVLINK,
@@ -221,6 +232,7 @@ static const dw_hardware catalogue[] = {
         .memory_bandwidth = P(7700 * GB, HGX_SHEET),
         .host_bandwidth = PCIE5,
         .host_memory = P(256 * GIB, DGX_B200_GUIDE),
+        .host_memory_bandwidth = DGX_B200_HOST,
         .link_bandwidth = P(900 * GB, HGX_SHEET),
         .network_bandwidth = P(50 * GB, DGX_B200_GUIDE),
         OVER_NVLINK,
@@ -239,6 +251,7 @@ static const dw_hardware catalogue[] = {
         .memory_bandwidth = P(7700 * GB, HGX_SHEET),
         .host_bandwidth = PCIE5,
         .host_memory = P(256 * GIB, DGX_B300_GUIDE),
+        .host_memory_bandwidth = DGX_B300_HOST,
         .link_bandwidth = P(900 * GB, HGX_SHEET),
         .network_bandwidth = P(100 * GB, DGX_B300_GUIDE),
         OVER_NVLINK,
@@ -301,6 +314,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(96 * MIB, RTX_PAPER),
         .host_bandwidth = PCIE5,
         .host_memory = NONE,
+        .host_memory_bandwidth = NONE,
         .link_bandwidth =
             E(31.5 * GB, "half of PCI Express 5.0: without peer access data goes by the host"),
         .network_bandwidth = E(0.15625 * GB, "one port of 10 Gb/s for up to eight"),
@@ -329,6 +343,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(96 * MIB, ADA_PAPER),
         .host_bandwidth = PCIE4,
         .host_memory = NONE,
+        .host_memory_bandwidth = NONE,
         .link_bandwidth = PCIE4,
         .network_bandwidth = E(12.5 * GB, "NVIDIA's MLPerf Training 4.0 system of such GPUs"),
         OVER_PCIE,

@@ -38,6 +38,8 @@ static const struct {
     { 1e7, 1e14, "bytes per second and direction" }
 #define BOUNDS_host_memory                                                                         \
     { 1e7, 1e15, "bytes for each GPU" }
+#define BOUNDS_host_memory_bandwidth                                                               \
+    { 1e7, 1e14, "bytes per second for each GPU" }
 #define BOUNDS_link_bandwidth                                                                      \
     { 1e7, 1e14, "bytes per second, GPU and direction (4.5e11, not 450)" }
 #define BOUNDS_link_latency                                                                        \

@@ -154,6 +154,10 @@ void dw__machine_summary(const dw_machine *m, dw_hardware *h) {
     h->host_bandwidth = gpu->host_bandwidth;
     h->host_memory = m->cpu.memory;
     h->host_memory.value /= h->gpus;
+    if (profile) { /* of the node that such GPUs are sold in */
+        h->host_memory_bandwidth = profile->host_memory_bandwidth;
+        if (h->host_memory_bandwidth.value > 0) h->host_memory_bandwidth.kind = DW_FIGURE_ESTIMATED;
+    }
     summarize_links(m, gpu, profile, h);
     summarize_network(m, profile, h);
     summarize_rack(m, profile, h);

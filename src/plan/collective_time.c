@@ -59,6 +59,14 @@ double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks,
            planned->hardware->network_latency.value * log2(2.0 * ranks);
 }
 
+double dw__host_link_share(const dw__planned *planned, int span) {
+    const dw_hardware *hardware = planned->hardware;
+    double host = dw__reached(&hardware->host_bandwidth, planned->constants->host_link);
+    if (host <= 0) return 0;
+    if (span > domain_of(hardware)) return fmin(1, network_rate(planned) / host);
+    return hardware->gpus_per_domain > 1 ? 0 : fmin(1, link_rate(planned) / host);
+}
+
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {
     const dw_hardware *hardware = planned->hardware;
     int within = 2 * stride <= domain_of(hardware);

@@ -46,10 +46,12 @@ static dw_status write_row(dw__text *out, const dw_run *run, const dw_prediction
         ", \"parts\": {\"gemm\": %.3g, \"attention\": %.3g, \"elementwise\": %.3g, \"quantize\": "
         "%.3g, "
         "\"launch\": %.3g, \"tensor\": %.3g, \"context\": %.3g, \"expert\": %.3g, \"data\": %.3g, "
-        "\"pipeline\": %.3g, \"bubble\": %.3g, \"imbalance\": %.3g, \"optimizer\": %.3g, "
+        "\"pipeline\": %.3g, \"offload\": %.3g, \"bubble\": %.3g, \"imbalance\": %.3g, "
+        "\"optimizer\": %.3g, "
         "\"other\": %.3g}",
         t->gemm, t->attention, t->elementwise, t->quantize, t->launch, t->tensor, t->context,
-        t->expert, t->data, t->pipeline, t->bubble, t->imbalance, t->optimizer, t->other));
+        t->expert, t->data, t->pipeline, t->offload, t->bubble, t->imbalance, t->optimizer,
+        t->other));
     const double gib = 1024.0 * 1024.0 * 1024.0;
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,

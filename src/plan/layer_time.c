@@ -4,7 +4,7 @@
 
 double dw__parts_sum(const dw_time_parts *p) {
     return p->gemm + p->attention + p->elementwise + p->quantize + p->launch + p->tensor +
-           p->context + p->expert + p->data + p->pipeline + p->bubble + p->imbalance +
+           p->context + p->expert + p->data + p->pipeline + p->offload + p->bubble + p->imbalance +
            p->optimizer + p->other;
 }
 

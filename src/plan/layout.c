@@ -122,6 +122,12 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                         "the hardware \"%s\" lacks link_bandwidth or network_bandwidth, which %d "
                         "GPUs need",
                         hardware->name, layout->gpus);
+    if ((layout->offload_layers || layout->offload_optimizer) &&
+        hardware->host_bandwidth.value <= 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the hardware \"%s\" lacks host_bandwidth, which offload_layers and "
+                        "offload_optimizer need",
+                        hardware->name);
     static const dw_rate needed[DW_TRAIN_PRECISIONS] = {
         [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
         [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,

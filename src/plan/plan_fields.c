@@ -103,6 +103,9 @@ static const dw__field prediction[] = {
     REAL(reserved),
     REAL(used),
     REAL(capacity),
+    REAL(host_optimizer),
+    REAL(host_activations),
+    REAL(host_capacity),
     FIELD(dw_prediction, fits, FLAG),
     FIELD(dw_prediction, recompute, RECOMPUTE),
     FIELD(dw_prediction, recompute_layers, INTEGER),
@@ -113,9 +116,9 @@ LIST(dw__prediction_fields, prediction);
 
 #define REAL(member) FIELD(dw_time_parts, member, REAL)
 static const dw__field time_parts[] = {
-    REAL(gemm),   REAL(attention), REAL(elementwise), REAL(quantize), REAL(launch),
-    REAL(tensor), REAL(context),   REAL(expert),      REAL(data),     REAL(pipeline),
-    REAL(bubble), REAL(imbalance), REAL(optimizer),   REAL(other),
+    REAL(gemm),    REAL(attention), REAL(elementwise), REAL(quantize),  REAL(launch),
+    REAL(tensor),  REAL(context),   REAL(expert),      REAL(data),      REAL(pipeline),
+    REAL(offload), REAL(bubble),    REAL(imbalance),   REAL(optimizer), REAL(other),
 };
 LIST(dw__time_fields, time_parts);
 _Static_assert(sizeof(dw_time_parts) == DW_COUNT(time_parts) * sizeof(double),

@@ -84,6 +84,13 @@
       "of 1F1B's work: its sends and receives are pairs, in which a stage waits for its "          \
       "neighbour")                                                                                 \
     X(pipeline_exposed, 0.417, 0.5, 0.40, "of sends between stages, in the steady state")          \
+    /* The host's memory. */                                                                       \
+    X(host_link, 0.80, 0.80, 0.15,                                                                 \
+      "copies of locked memory: 50 to 55 of 63 GB/s over PCI Express 5.0, 300 to 400 of 450 over " \
+      "NVLink-C2C")                                                                                \
+    X(host_adam, 0.45, 0.45, 0.30,                                                                 \
+      "of the host memory's bandwidth: CPU-Adam, 1 to 10 billion elements in 0.22 to 2.6 s on a "  \
+      "DGX-2 (ZeRO-Offload, Ren et al. 2021, table 4)")                                            \
     /* The rest. */                                                                                \
     X(optimizer_bytes, 35.8, 36.0, 0.20,                                                           \
       "for each element: AdamW reads and writes parameter, gradient, two averages")                \

@@ -66,6 +66,9 @@ double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, i
 double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                             double copies);
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride);
+/* Of the link between GPU and host: the part that a collective of `span` neighbouring ranks takes while it lasts. The
+ * adapters of the network, and without NVLink the other GPUs too, are behind that link. */
+double dw__host_link_share(const dw__planned *planned, int span);
 
 /* ---- a layer, one micro-batch ---- */
 typedef struct dw__layer_time {
@@ -99,6 +102,12 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
 /* What `room` seconds of computation beside it do not hide. */
 double dw__data_exposed(const dw__planned *planned, double traffic, double room);
 
+/* ---- the host's memory ---- */
+/* `bytes` of one micro-batch leave during `forward` seconds of a stage and are back in `backward` seconds of it: what
+ * these do not hide of either way. */
+void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, double forward,
+                         double backward, double exposed[2]);
+
 /* ---- once a step, and for all that is done in it ---- */
 double dw__optimizer_seconds(const dw__planned *planned, int stage);
 double dw__optimizer_host_seconds(const dw__planned *planned,
@@ -114,13 +123,25 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
                 dw_memory_parts *memory);
 /* One micro-batch in all of a stage's layers. */
 typedef struct dw__activation_bytes {
-    double kept;   /* from forward to backward */
+    double kept;   /* from forward to backward, on the GPU */
+    double moved;  /* the same in the host's memory */
+    double staged; /* on the GPU of what is moved, beside `kept` */
     double again;  /* while backward computes a layer again */
     double logits; /* and loss; of the stage that has the head */
 } dw__activation_bytes;
 void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
                              int recompute_layers, int stage, dw__activation_bytes *bytes);
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
+/* Bytes of the host's memory that a rank of the stage needs: optimizer, activations. */
+void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,
+                     int stage, double *optimizer, double *activations);
+/* Of one element, as the layout or the framework has it. */
+typedef struct dw__element_bytes {
+    double parameter, gradient, optimizer;
+} dw__element_bytes;
+dw__element_bytes dw__element_bytes_of(const dw_layout *layout);
+/* Elements that a rank of the stage holds the optimizer's states of. */
+double dw__optimizer_elements(const dw__planned *planned, int stage);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,

@@ -31,7 +31,13 @@ static const habit *habit_of(const dw_layout *layout) {
 }
 
 /* What a layout says of an element, else the habit. */
-static double element_bytes(int said, double habit) { return said ? said : habit; }
+dw__element_bytes dw__element_bytes_of(const dw_layout *layout) {
+    const habit *bytes = habit_of(layout);
+    return (dw__element_bytes){layout->parameter_bytes ? layout->parameter_bytes : bytes->parameter,
+                               layout->gradient_bytes ? layout->gradient_bytes : bytes->gradient,
+                               layout->optimizer_bytes ? layout->optimizer_bytes
+                                                       : bytes->optimizer};
+}
 
 /* One token through one layer. */
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe) {
@@ -132,7 +138,15 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
     double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
     *bytes = (dw__activation_bytes){.kept = t * (again * full + (layers - again) * rest),
                                     .again = again > 0 ? t * kept[0] : 0};
-    if (layers > 0) bytes->kept *= 1 - offloaded / layers;
+    if (layers > 0 && offloaded > 0) {
+        double each = bytes->kept / layers;
+        bytes->moved = offloaded * each;
+        bytes->kept -= bytes->moved;
+        /* The first layers leave; when the last ones are at work, these are gone. Where nothing else stays, the layer
+         * at work and the one on its way do. */
+        double both = offloaded > 2 ? 2 : offloaded, rest = layers - offloaded;
+        bytes->staged = both > rest ? each * (both - rest) : 0;
+    }
     if (stage == dw__head_stage(layout))
         bytes->logits =
             t * model->vocabulary / layout->tp * habit_of(layout)->logit + t * 4 * model->hidden;
@@ -143,10 +157,7 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
     const double gib = 1024.0 * 1024.0 * 1024.0;
-    const habit *bytes = habit_of(layout);
-    double parameter = element_bytes(layout->parameter_bytes, bytes->parameter);
-    double gradient = element_bytes(layout->gradient_bytes, bytes->gradient);
-    double optimizer = element_bytes(layout->optimizer_bytes, bytes->optimizer);
+    dw__element_bytes bytes = dw__element_bytes_of(layout);
     double experts, dense = dw__stage_parameters(planned, stage, &experts);
     if (layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1) dense *= 2, experts *= 2;
     double trained = dw__trained_part(model);
@@ -158,16 +169,17 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     int zero = layout->zero_stage;
     if (zero < 1) shard = expert_shard = 1;
     double whole = dense + experts, cut = dense / shard + experts / expert_shard;
-    memory->parameters = parameter * (zero >= 3 ? cut : whole);
-    memory->gradients = gradient * (zero >= 2 ? cut : whole) * trained;
-    memory->optimizer = optimizer * cut * trained;
+    memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
+    memory->gradients = bytes.gradient * (zero >= 2 ? cut : whole) * trained;
+    memory->optimizer = bytes.optimizer * cut * trained;
     /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
 
     dw__activation_bytes activations;
     dw__activation_bytes_of(planned, recompute, recompute_layers, stage, &activations);
-    memory->activations = activations.kept * in_flight(planned, stage) + activations.again;
+    memory->activations =
+        activations.kept * in_flight(planned, stage) + activations.staged + activations.again;
     /* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
     double gathered_inputs = layout->tp > 1 ? 3 * 2.0 * planned->tokens * model->hidden : 0;
     memory->workspace = gathered_inputs + activations.logits;
@@ -184,4 +196,22 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
         memory->workspace += gathered > tables ? gathered : tables;
     }
     memory->overhead = dw__fragments(planned, memory) + 1.0 * gib + 0.4 * gib * groups_of(layout);
+}
+
+void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,
+                     int stage, double *optimizer, double *activations) {
+    const dw_layout *layout = planned->layout;
+    dw__activation_bytes bytes;
+    *optimizer = *activations = 0;
+    if (layout->offload_optimizer) {
+        /* States without an FP32 copy of the parameters need one there. */
+        double states = dw__element_bytes_of(layout).optimizer;
+        int twice = layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1;
+        *optimizer = dw__optimizer_elements(planned, stage) * (twice ? 2 : 1) *
+                     (states < 12 ? states + 4 : states);
+    }
+    if (layout->offload_layers > 0) {
+        dw__activation_bytes_of(planned, recompute, recompute_layers, stage, &bytes);
+        *activations = bytes.moved * in_flight(planned, stage);
+    }
 }

@@ -147,6 +147,15 @@ static void time_stage(const dw__planned *planned, const layer_times *times, int
         add(&time->backward, &times->head.backward, 1);
         time->weight += times->head.weight;
     }
+    if (layout->offload_layers > 0) {
+        dw__activation_bytes bytes;
+        double exposed[2];
+        dw__activation_bytes_of(planned, recompute, recompute_layers, stage, &bytes);
+        dw__offload_seconds(planned, stage, bytes.moved, dw__parts_sum(&time->forward),
+                            dw__parts_sum(&time->backward), exposed);
+        time->forward.offload = exposed[0];
+        time->backward.offload = exposed[1];
+    }
     if (layout->pp > 1) {
         double cut = layout->sequence_parallel ? layout->tp : 1;
         double bytes = planned->tokens * planned->model->hidden * 2 / cut;
@@ -233,8 +242,7 @@ static void data_seconds(const dw__planned *planned, double forward, double back
                   planned->constants->data_exposed * traffic.across;
 }
 
-/* Elements of one rank's part of the optimizer's states. */
-static double optimizer_elements(const dw__planned *planned, int stage) {
+double dw__optimizer_elements(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
     double experts, dense = dw__stage_parameters(planned, stage, &experts);
     double shard = layout->zero_stage ? planned->shard : 1;
@@ -243,21 +251,34 @@ static double optimizer_elements(const dw__planned *planned, int stage) {
     return (dense / shard + experts / expert_shard) * dw__trained_part(planned->model);
 }
 
-double dw__optimizer_host_seconds(const dw__planned *planned, int stage) {
-    double bandwidth = planned->hardware->host_bandwidth.value;
-    if (!planned->layout->offload_optimizer || bandwidth <= 0) return 0;
-    return 2 * 2 * optimizer_elements(planned, stage) / bandwidth;
-}
-
 double dw__optimizer_seconds(const dw__planned *planned, int stage) {
-    double bytes = optimizer_elements(planned, stage) * planned->constants->optimizer_bytes;
-    return dw__traffic_seconds(planned, bytes) + dw__optimizer_host_seconds(planned, stage);
+    if (planned->layout->offload_optimizer) return dw__optimizer_host_seconds(planned, stage);
+    return dw__traffic_seconds(planned, dw__optimizer_elements(planned, stage) *
+                                            planned->constants->optimizer_bytes);
 }
 
 double dw__pipeline_sync(const dw__planned *planned) {
     dw_pipeline_schedule schedule = planned->layout->schedule;
     int paired = schedule == DW_SCHEDULE_1F1B || schedule == DW_SCHEDULE_GPIPE;
     return paired && planned->layout->pp > 1 ? planned->constants->pipeline_sync : 0;
+}
+
+static void host_memory(const dw__planned *planned, const int *stages, dw_prediction *prediction) {
+    const dw_layout *layout = planned->layout;
+    double most = 0;
+    prediction->host_optimizer = prediction->host_activations = 0;
+    prediction->host_capacity = planned->hardware->host_memory.value;
+    if (!layout->offload_optimizer && layout->offload_layers <= 0) return;
+    for (int at = 0; at < 3; at++) {
+        double optimizer, activations;
+        dw__host_memory(planned, prediction->recompute, prediction->recompute_layers, stages[at],
+                        &optimizer, &activations);
+        if (optimizer + activations <= most) continue;
+        most = optimizer + activations;
+        prediction->host_optimizer = optimizer;
+        prediction->host_activations = activations;
+    }
+    if (prediction->host_capacity > 0 && most > prediction->host_capacity) prediction->fits = 0;
 }
 
 static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, int layers,
@@ -284,6 +305,7 @@ static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, 
     prediction->fits = needed <= prediction->capacity;
     prediction->recompute = recompute;
     prediction->recompute_layers = layers;
+    host_memory(planned, candidates, prediction);
 }
 
 static void memory_of(const dw__planned *planned, dw_prediction *prediction) {
@@ -483,7 +505,7 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
                                      : 0,
         .parameters = dense + experts,
         .activation_bytes = bytes.kept / v,
-        .transient_bytes = (has_head ? bytes.logits : 0) + bytes.again,
+        .transient_bytes = (has_head ? bytes.logits : 0) + bytes.staged + bytes.again,
     };
     cost->backward = (dw__parts_sum(&whole.backward) - head_backward) / v +
                      (has_head ? head_backward : 0) - cost->backward_weight;

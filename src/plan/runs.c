@@ -109,7 +109,8 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     /* llama recipes on FSDP checkpoint as many blocks as memory demands, and call it selective. */
     if (layout->framework == DW_FRAMEWORK_FSDP && layout->recompute == DW_RECOMPUTE_SELECTIVE)
         layout->recompute = DW_RECOMPUTE_AUTO;
-    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count))
+    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count) ||
+        dw__number_after(notes, "activation offload ", &count))
         layout->offload_layers = (int)count;
     if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) ||
         dw__number_after(notes, "ETP=", &count))

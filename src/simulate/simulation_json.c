@@ -26,12 +26,13 @@ static dw_status put_parts(dw__text *out, const dw_prediction *p) {
         "    \"mfu\": %.6g,\n    \"memory_gb\": %.6g,\n    \"fits\": %s,\n"
         "    \"time_ms\": {\"gemm\": %.6g, \"attention\": %.6g, \"elementwise\": %.6g, "
         "\"quantize\": %.6g, \"launch\": %.6g, \"tensor\": %.6g, \"context\": %.6g, "
-        "\"expert\": %.6g, \"data\": %.6g, \"pipeline\": %.6g, \"bubble\": %.6g, "
+        "\"expert\": %.6g, \"data\": %.6g, \"pipeline\": %.6g, \"offload\": %.6g, "
+        "\"bubble\": %.6g, "
         "\"imbalance\": %.6g, \"optimizer\": %.6g, \"other\": %.6g},\n",
         1e3 * p->seconds, p->bubble_fraction, p->mfu, p->used / 1e9, p->fits ? "true" : "false",
         1e3 * t->gemm, 1e3 * t->attention, 1e3 * t->elementwise, 1e3 * t->quantize, 1e3 * t->launch,
         1e3 * t->tensor, 1e3 * t->context, 1e3 * t->expert, 1e3 * t->data, 1e3 * t->pipeline,
-        1e3 * t->bubble, 1e3 * t->imbalance, 1e3 * t->optimizer, 1e3 * t->other));
+        1e3 * t->offload, 1e3 * t->bubble, 1e3 * t->imbalance, 1e3 * t->optimizer, 1e3 * t->other));
     return dw__text_printf(out,
                            "    \"memory_parts_gb\": {\"parameters\": %.6g, \"gradients\": %.6g, "
                            "\"optimizer\": %.6g, \"activations\": %.6g, \"workspace\": %.6g, "

@@ -306,6 +306,77 @@ static void bad_layouts_are_refused_by_name(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* What is in the host's memory: its bytes, the way there beside computation, the link that gradients take as well. */
+static void the_host_s_memory_costs_its_way(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 8, 4, 1, 64, 8192);
+    dw_prediction kept, moved, p;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &kept), DW_OK);
+    assert_true(kept.host_activations == 0 && kept.host_optimizer == 0 && kept.time.offload == 0);
+    /* Half of a stage's 20 layers leave: a part of the heaviest stage's micro-batches in flight. */
+    layout.offload_layers = 10;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &moved), DW_OK);
+    assert_near(moved.memory.activations, kept.memory.activations / 2, 1e-9);
+    assert_near(moved.host_activations, kept.memory.activations / 2, 1e-9);
+    /* Hidden: only the GPU's own memory is read and written for it. One stage holds p micro-batches at once. */
+    double each = moved.host_activations / 4, m = 64 / 2;
+    dw__planned planned;
+    begin(&planned, &llama3_70b, hardware, &layout);
+    double own = 2 * m * dw__traffic_seconds(&planned, each);
+    assert_near(moved.time.offload, own, 0.05); /* of the mean stage, not the one with the head */
+    /* A link a hundred times slower hides as much as before; all else is waited for. */
+    hardware->host_bandwidth.value /= 100;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
+    double compute = p.time.gemm + p.time.attention + p.time.elementwise + p.time.tensor;
+    double way = each / (0.8 * hardware->host_bandwidth.value);
+    assert_true(p.time.offload > 2 * m * way - 1.1 * compute + own);
+    assert_true(p.time.offload < 2 * m * way - 0.9 * compute + own);
+    /* Gradients between nodes take the same link; within NVLink they do not. */
+    layout.zero_stage = 3, layout.pp = 1, layout.tp = 1, layout.dp = 64, layout.offload_layers = 40;
+    hardware->host_bandwidth.value *= 20;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &moved), DW_OK);
+    hardware->gpus_per_domain = 64;
+    hardware->link_bandwidth.value = hardware->network_bandwidth.value;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
+    assert_true(moved.time.offload > p.time.offload * 1.05);
+    /* More than the host has does not fit. */
+    assert_true(hardware->memory.value < 1e12);
+    hardware->memory.value = 1e12;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
+    assert_int_equal(p.fits, 1);
+    hardware->host_memory.value = p.host_activations * 0.99;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
+    assert_int_equal(p.fits, 0);
+    dw_hardware_destroy(hardware);
+}
+
+/* A billion elements on one GPU: 24 bytes of states and 2 x 4 + 2 x 2 of gradients and parameters through the host's
+ * memory, of whose 76.8 GB/s 45% are reached. */
+static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:1");
+    dw_layout layout = layout_of(1, 1, 1, 1, 8, 2048);
+    dw_prediction p;
+    layout.framework = DW_FRAMEWORK_MEGATRON;
+    double elements = dw_planner_parameters(&llama3_8b);
+    layout.offload_optimizer = 1;
+    assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
+    assert_near(p.host_optimizer, 12 * elements, 0.001);
+    assert_true(p.memory.optimizer == 0);
+    assert_near(p.time.optimizer, elements * 36 / (0.45 * 76.8e9), 0.001);
+    layout.overlap_data = 0; /* one after the other: gradients out, parameters back */
+    assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
+    assert_near(p.time.optimizer, elements * (36 / (0.45 * 76.8e9) + 6 / (0.8 * 63e9)), 0.001);
+    /* States without parameters need a copy of them. */
+    layout.framework = DW_FRAMEWORK_OWN;
+    assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
+    assert_near(p.host_optimizer, 12 * elements, 0.001);
+    hardware->host_bandwidth.value = 0;
+    refused(&llama3_8b, hardware, &layout, "host_bandwidth");
+    dw_hardware_destroy(hardware);
+}
+
 /* What a simulation of the schedule adds up is what the prediction says of a pipeline's work. */
 static void stages_add_up(void **state) {
     (void)state;
@@ -376,6 +447,8 @@ int main(void) {
         cmocka_unit_test(a_known_run_is_near),
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
+        cmocka_unit_test(the_host_s_memory_costs_its_way),
+        cmocka_unit_test(the_host_s_optimizer_is_bound_by_its_memory),
         cmocka_unit_test(stages_add_up),
         cmocka_unit_test(kernels_add_up),
     };

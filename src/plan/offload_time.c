@@ -1,0 +1,54 @@
+/* Seconds of what lies in the host's memory: activations that leave and come back, the optimizer's step. */
+#include "plan/planner_internal.h"
+#include <math.h>
+
+/* Of the host's memory, each GPU's share; where nothing is known of it, it is taken to be as fast as the way there. */
+static double host_memory_rate(const dw_hardware *hardware) {
+    return hardware->host_memory_bandwidth.value > 0 ? hardware->host_memory_bandwidth.value
+                                                     : hardware->host_bandwidth.value;
+}
+
+/* One way, bytes a second: all GPUs of a node copy at once, so that their link or the memory behind it bounds them. */
+static double copy_rate(const dw__planned *planned) {
+    double part = planned->constants->host_link;
+    return fmin(dw__reached(&planned->hardware->host_bandwidth, part),
+                part * host_memory_rate(planned->hardware));
+}
+
+/* Gradients and parameters that go through the network leave the GPU by the same link. */
+static void link_busy(const dw__planned *planned, int stage, double busy[2]) {
+    const dw_layout *layout = planned->layout;
+    double share = dw__host_link_share(planned, layout->gpus / layout->pp);
+    busy[0] = busy[1] = 0;
+    if (share <= 0) return;
+    dw__data_traffic traffic;
+    dw__data_traffic_of(planned, stage, &traffic);
+    double times = traffic.each ? 1 : planned->micro_batches;
+    busy[0] = share * traffic.gather / times;
+    busy[1] = share * (traffic.again + traffic.reduce) / times +
+              share * traffic.across / planned->micro_batches;
+}
+
+void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, double forward,
+                         double backward, double exposed[2]) {
+    double busy[2], room[2] = {forward, backward}, seconds = bytes / copy_rate(planned);
+    link_busy(planned, stage, busy);
+    for (int at = 0; at < 2; at++) {
+        double free = fmax(0, room[at] - busy[at]);
+        /* What is hidden still takes bandwidth of the GPU's memory from the kernels beside it. */
+        exposed[at] = fmax(0, seconds - free) + dw__traffic_seconds(planned, bytes);
+    }
+}
+
+/* Gradients go out, the host reads and writes FP32 parameter and two averages, parameters come back: in turn, or, with
+ * overlap, bucket by bucket beside each other. */
+double dw__optimizer_host_seconds(const dw__planned *planned, int stage) {
+    double elements = dw__optimizer_elements(planned, stage);
+    if (!planned->layout->offload_optimizer) return 0;
+    dw__element_bytes bytes = dw__element_bytes_of(planned->layout);
+    double rate = copy_rate(planned);
+    double out = elements * bytes.gradient / rate, back = elements * bytes.parameter / rate;
+    double traffic = elements * (2 * 12 + 2 * bytes.gradient + 2 * bytes.parameter);
+    double step = traffic / (planned->constants->host_adam * host_memory_rate(planned->hardware));
+    return planned->layout->overlap_data ? fmax(step, fmax(out, back)) : out + step + back;
+}
