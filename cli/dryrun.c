@@ -93,8 +93,8 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     for (int rank = 0; rank < f->ranks; rank++) {
         const dw_simulated_rank *r = dw_simulation_rank(simulation, rank);
         printf("  %5d %8.1f%% %6.1f%% %9.1f%% %12.2f %10d\n", rank, 100 * r->compute / f->seconds,
-               100 * r->wait / f->seconds, 100 * r->data_wait / f->seconds, r->peak_bytes / 1e9,
-               r->peak_in_flight);
+               100 * r->wait / f->seconds, 100 * r->exposed[DW_STREAM_DATA] / f->seconds,
+               r->peak_bytes / 1e9, r->peak_in_flight);
     }
 }
 

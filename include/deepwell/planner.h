@@ -215,7 +215,8 @@ DW_API void dw_predict_unchecked(const dw_planner_model *model, const dw_hardwar
 /* Communication inside of a stage's forward or backward: seconds on the wire, and what of them holds computation up. */
 typedef struct dw_stage_traffic {
     double tensor, context, expert;
-    double tensor_exposed, context_exposed, expert_exposed;
+    double host; /* activations to the host's memory, in backward from there */
+    double tensor_exposed, context_exposed, expert_exposed, host_exposed;
 } dw_stage_traffic;
 
 /* One chunk of layers on one rank of the pipeline, and one micro-batch through it. Recomputation is resolved

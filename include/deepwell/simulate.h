@@ -23,9 +23,13 @@ extern "C" {
 /* What runs one after the other on a rank. Streams run side by side. */
 typedef enum dw_stream {
     DW_STREAM_COMPUTE,
+    DW_STREAM_TENSOR,        /* activations and gradients among the tensor parallel group */
+    DW_STREAM_CONTEXT,       /* keys and values, among the context parallel one */
+    DW_STREAM_EXPERT,        /* tokens to their experts and back */
     DW_STREAM_SEND_NEXT,     /* activations or gradients, to the next rank of the pipeline */
     DW_STREAM_SEND_PREVIOUS, /* to the one before */
     DW_STREAM_DATA, /* gradients' reduction, parameters' gathering: the data parallel group */
+    DW_STREAM_HOST, /* copies to the host's memory and back */
     DW_STREAMS
 } dw_stream;
 DW_API const char *dw_stream_name(dw_stream stream); /* "compute" */
@@ -39,6 +43,11 @@ typedef enum dw_event_kind {
     DW_EVENT_SEND_GRADIENT,
     DW_EVENT_GATHER, /* parameters */
     DW_EVENT_REDUCE, /* gradients */
+    DW_EVENT_TENSOR, /* all of an operation's layers in one event; likewise the next two */
+    DW_EVENT_CONTEXT,
+    DW_EVENT_EXPERT,
+    DW_EVENT_TO_HOST,
+    DW_EVENT_FROM_HOST,
     DW_EVENT_OPTIMIZER,
     DW_EVENT_FIXED, /* once a step: norm of the gradients, logging, data */
     DW_EVENT_KINDS
@@ -59,15 +68,18 @@ typedef struct dw_memory_point { /* from `time` to the next point */
 
 typedef struct dw_simulated_rank {
     double start, end; /* of its first and last event */
+    /* Seconds from start to end: compute, optimizer, wait and exposed of all streams add up to them. */
+    double compute;   /* forward and backward themselves */
+    double optimizer; /* and what is done once a step */
+    double wait;      /* for other stages */
+    double busy[DW_STREAMS];
+    double exposed[DW_STREAMS]; /* what of it holds the rank up */
+    double pipeline; /* from the beginning of the first operation to the end of the last */
+    double occupied; /* of it, by operations: compute, and what holds them up */
     double
-        compute; /* busy with forward and backward, data communication that holds them up included */
-    double optimizer;        /* and what is done once a step */
-    double wait;             /* for other stages, between its first and last operation */
-    double data_wait;        /* for the data parallel group */
-    double busy[DW_STREAMS]; /* seconds */
-    double
-        overlap; /* of its communication (sends, data): the part while it computes; 1 where it has none */
-    double constant_bytes; /* parameters, gradients, optimizer; overhead */
+        overlap; /* of its communication and copies: the part while it computes; 1 where it has none */
+    double hidden[DW_STREAMS]; /* seconds of each stream that lie beside computation */
+    double constant_bytes;     /* parameters, gradients, optimizer; overhead */
     double peak_bytes, peak_time;
     int peak_in_flight; /* chunks of micro-batches whose activations it held at most at once */
 } dw_simulated_rank;

@@ -29,9 +29,14 @@ static void link_busy(const dw__planned *planned, int stage, double busy[2]) {
               share * traffic.across / planned->micro_batches;
 }
 
+double dw__host_copy_seconds(const dw__planned *planned, double bytes) {
+    return bytes > 0 ? bytes / copy_rate(planned) : 0;
+}
+
 void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, double forward,
                          double backward, double exposed[2]) {
-    double busy[2], room[2] = {forward, backward}, seconds = bytes / copy_rate(planned);
+    double busy[2], room[2] = {forward, backward};
+    double seconds = dw__host_copy_seconds(planned, bytes);
     link_busy(planned, stage, busy);
     for (int at = 0; at < 2; at++) {
         double free = fmax(0, room[at] - busy[at]);

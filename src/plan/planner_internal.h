@@ -103,6 +103,7 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
 double dw__data_exposed(const dw__planned *planned, double traffic, double room);
 
 /* ---- the host's memory ---- */
+double dw__host_copy_seconds(const dw__planned *planned, double bytes); /* one way */
 /* `bytes` of one micro-batch leave during `forward` seconds of a stage and are back in `backward` seconds of it: what
  * these do not hide of either way. */
 void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, double forward,
@@ -111,7 +112,7 @@ void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, do
 /* ---- once a step, and for all that is done in it ---- */
 double dw__optimizer_seconds(const dw__planned *planned, int stage);
 double dw__optimizer_host_seconds(const dw__planned *planned,
-                                  int stage); /* of these: copies to the host and back */
+                                  int stage); /* 0: it runs on the GPU */
 /* Schedules whose sends and receives are pairs: what a stage waits for its neighbour, of what it computes. */
 double dw__pipeline_sync(const dw__planned *planned);
 double dw__slowdown(const dw__planned *planned);   /* factor: kernels not alone, stragglers */

@@ -231,15 +231,25 @@ double dw__data_exposed(const dw__planned *planned, double traffic, double room)
     return traffic - hidden * (1 - part);
 }
 
+/* Of DualPipe's ranks each has two stages: gradients, parameters and states of both. */
+static int stages_of_rank(const dw_layout *layout, int stages[2]) {
+    stages[0] = 0;
+    stages[1] = layout->pp - 1;
+    return layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1 ? 2 : 1;
+}
+
 /* Reduction of gradients and gathering of parameters that computation does not hide, a step. */
 static void data_seconds(const dw__planned *planned, double forward, double backward,
                          dw_time_parts *time) {
-    dw__data_traffic traffic;
-    dw__data_traffic_of(planned, 0, &traffic);
-    double exposed = dw__data_exposed(planned, traffic.gather, forward) +
-                     dw__data_exposed(planned, traffic.again + traffic.reduce, backward);
-    time->data += exposed * (traffic.each ? planned->micro_batches : 1) +
-                  planned->constants->data_exposed * traffic.across;
+    int stages[2], count = stages_of_rank(planned->layout, stages);
+    for (int at = 0; at < count; at++) {
+        dw__data_traffic traffic;
+        dw__data_traffic_of(planned, stages[at], &traffic);
+        double exposed = dw__data_exposed(planned, traffic.gather, forward) +
+                         dw__data_exposed(planned, traffic.again + traffic.reduce, backward);
+        time->data += exposed * (traffic.each ? planned->micro_batches : 1) +
+                      planned->constants->data_exposed * traffic.across;
+    }
 }
 
 double dw__optimizer_elements(const dw__planned *planned, int stage) {
@@ -401,7 +411,8 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->imbalance = m * total[most] * (1 - part);
     }
     data_seconds(&planned, forward, backward, time);
-    time->optimizer = dw__optimizer_seconds(&planned, 0);
+    int held[2], count = stages_of_rank(layout, held);
+    for (int at = 0; at < count; at++) time->optimizer += dw__optimizer_seconds(&planned, held[at]);
     double seconds = dw__parts_sum(time);
     time->other = seconds * (dw__slowdown(&planned) - 1) + dw__step_fixed(&planned) +
                   m * dw__micro_batch_fixed(&planned);
@@ -453,17 +464,21 @@ int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hard
 }
 
 /* A chunk's part of a stage's traffic; the head is in one chunk alone. */
-static dw_stage_traffic chunk_traffic(const dw__exposed_parts *parts, const dw_time_parts *whole,
-                                      const dw_time_parts *head, double chunks, int has_head) {
+static dw_stage_traffic chunk_traffic(const dw__planned *planned, const dw_time_parts *whole,
+                                      const dw_time_parts *head, double moved, double chunks,
+                                      int has_head) {
+    dw__exposed_parts parts = dw__exposed_parts_of(planned);
     double tensor = (whole->tensor - head->tensor) / chunks + (has_head ? head->tensor : 0);
     double context = whole->context / chunks, expert = whole->expert / chunks;
     return (dw_stage_traffic){
         .tensor_exposed = tensor,
         .context_exposed = context,
         .expert_exposed = expert,
-        .tensor = tensor / parts->tensor,
-        .context = context / parts->context,
-        .expert = expert / parts->expert,
+        .host_exposed = whole->offload / chunks,
+        .tensor = tensor / parts.tensor,
+        .context = context / parts.context,
+        .expert = expert / parts.expert,
+        .host = dw__host_copy_seconds(planned, moved) / chunks,
     };
 }
 
@@ -491,14 +506,15 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
     double experts, dense = dw__stage_parameters(&planned, stage, &experts);
     dw__activation_bytes bytes;
     dw__activation_bytes_of(&planned, layout->recompute, layout->recompute_layers, stage, &bytes);
-    dw__exposed_parts parts = dw__exposed_parts_of(&planned);
     *cost = (dw_stage_cost){
         .layers = (int)(layers / v + (chunk < fmod(layers, v) ? 1 : 0)),
         .forward =
             (dw__parts_sum(&whole.forward) - head_forward) / v + (has_head ? head_forward : 0),
         .backward_weight = (whole.weight - head_weight) / v + (has_head ? head_weight : 0),
-        .forward_traffic = chunk_traffic(&parts, &whole.forward, head[0], v, has_head),
-        .backward_traffic = chunk_traffic(&parts, &whole.backward, head[1], v, has_head),
+        .forward_traffic =
+            chunk_traffic(&planned, &whole.forward, head[0], bytes.moved, v, has_head),
+        .backward_traffic =
+            chunk_traffic(&planned, &whole.backward, head[1], bytes.moved, v, has_head),
         .send = whole.send,
         .send_bytes = layout->pp > 1 ? planned.tokens * model->hidden * 2.0 /
                                            (layout->sequence_parallel ? layout->tp : 1)

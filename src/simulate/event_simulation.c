@@ -10,6 +10,7 @@ typedef struct rank_state {
     double free_at[DW_STREAMS];
     double bytes;     /* of activations */
     double mixed_end; /* of operations that run mixed */
+    double began;     /* its first operation */
     int in_flight;
     int queued;
 } rank_state;
@@ -76,6 +77,10 @@ static dw_status pass_on(player *p, int rank, int chunk, int micro_batch, int po
         int next = to_rank == (rank + 1) % p->schedule->stages;
         dw_stream stream = next ? DW_STREAM_SEND_NEXT : DW_STREAM_SEND_PREVIOUS;
         double *free_at = &p->ranks[rank].free_at[stream];
+        double exposed = p->simulation->costs.ranks[rank].send_exposed;
+        p->ranks[rank].free_at[DW_STREAM_COMPUTE] += exposed;
+        p->simulation->ranks[rank].occupied += exposed;
+        p->simulation->ranks[rank].exposed[stream] += exposed;
         if (*free_at > start) start = *free_at;
         time = start + send;
         *free_at = time;
@@ -89,14 +94,65 @@ static dw_status pass_on(player *p, int rank, int chunk, int micro_batch, int po
     return DW_OK;
 }
 
-/* ZeRO-3: traffic of an operation, beside it. */
-static dw_status beside(player *p, int rank, dw_event_kind kind, int chunk, int micro_batch,
-                        double seconds, double start) {
-    if (seconds <= 0) return DW_OK;
-    double *free_at = &p->ranks[rank].free_at[DW_STREAM_DATA];
+/* On a stream of communication, as soon after `start` as it is free. */
+static dw_status put(player *p, int rank, dw_stream stream, dw_event_kind kind,
+                     const dw__operation *operation, double start, double end) {
+    double *free_at = &p->ranks[rank].free_at[stream];
     if (*free_at > start) start = *free_at;
-    *free_at = start + seconds;
-    return record(p, rank, DW_STREAM_DATA, kind, chunk, micro_batch, start, *free_at);
+    if (end <= start) return DW_OK;
+    *free_at = end;
+    return record(p, rank, stream, kind, operation->chunk, operation->micro_batch, start, end);
+}
+
+/* An operation and what runs beside it. Traffic among its layers is drawn once for each kind, not for each layer: a piece
+ * of the computation with what it hides below it, then what nothing hides. Parameters are gathered from its beginning,
+ * gradients reduced up to its end. */
+static dw_status play_operation(player *p, int rank, const dw__operation *operation,
+                                const dw__beside_cost *first, const dw__beside_cost *second,
+                                double start, double seconds) {
+    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+    const dw__traffic_cost *gather = &first->gather, *reduce = &second->reduce,
+                           *host = &first->host;
+    dw_event_kind kind = (dw_event_kind)operation->kind;
+    double compute = seconds - gather->exposed - reduce->exposed - host->exposed, hidden = 0;
+    int kinds = 0;
+    for (int at = 0; at < DW__INSIDE; at++) {
+        const dw__traffic_cost *traffic = &first->inside[at];
+        if (traffic->wire <= 0) continue;
+        compute -= traffic->exposed;
+        hidden += traffic->wire - traffic->exposed;
+        kinds++;
+    }
+    double time = start + gather->exposed;
+    for (int at = 0; at < DW__INSIDE; at++) {
+        const dw__traffic_cost *traffic = &first->inside[at];
+        dw_stream stream = (dw_stream)(DW_STREAM_TENSOR + at);
+        if (traffic->wire <= 0) continue;
+        double below = traffic->wire - traffic->exposed;
+        double piece = compute * (hidden > 0 ? below / hidden : 1.0 / kinds), end = time + piece;
+        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
+                                   operation->micro_batch, time, end));
+        time = end + traffic->exposed;
+        DW_RETURN_IF_FAILED(put(p, rank, stream, (dw_event_kind)(DW_EVENT_TENSOR + at), operation,
+                                fmax(start, end - below), time));
+        summary->exposed[stream] += traffic->exposed;
+    }
+    double end = start + seconds;
+    if (!kinds)
+        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
+                                   operation->micro_batch, time, time + compute));
+    DW_RETURN_IF_FAILED(
+        put(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, operation, start, start + gather->wire));
+    DW_RETURN_IF_FAILED(put(p, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation,
+                            fmax(start, end - reduce->wire), reduce->wire > 0 ? end : start));
+    dw_event_kind copy = kind == DW_EVENT_FORWARD ? DW_EVENT_TO_HOST : DW_EVENT_FROM_HOST;
+    DW_RETURN_IF_FAILED(put(p, rank, DW_STREAM_HOST, copy, operation, fmax(start, end - host->wire),
+                            host->wire > 0 ? end : start));
+    summary->exposed[DW_STREAM_DATA] += gather->exposed + reduce->exposed;
+    summary->exposed[DW_STREAM_HOST] += host->exposed;
+    summary->compute += compute;
+    summary->occupied += seconds;
+    return DW_OK;
 }
 
 /* Parameters of a step, chunk after chunk as they are needed; just in time for the first operation, whose input is there at
@@ -106,6 +162,7 @@ static dw_status gather(player *p, int rank, double ready) {
     const dw__chunk_cost *costs = &p->simulation->costs.chunks[rank * chunks];
     double start = ready > costs[first].gather_exposed ? ready - costs[first].gather_exposed : 0;
     p->simulation->ranks[rank].start = start;
+    p->simulation->ranks[rank].exposed[DW_STREAM_DATA] += costs[first].gather_exposed;
     for (int at = 0; at < chunks; at++) {
         int chunk = (first + at) % chunks;
         if (costs[chunk].gather <= 0) continue;
@@ -124,16 +181,17 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
     const dw__chunk_cost *cost = &p->simulation->costs.chunks[slot];
     dw_simulated_rank *summary = &p->simulation->ranks[rank];
     chunk_state *chunk = &p->chunks[slot];
-    double start = state->free_at[DW_STREAM_COMPUTE], seconds, transient, data[2] = {0};
+    const dw__beside_cost *first = &cost->beside_input, *second = &cost->beside_weight;
+    double start = state->free_at[DW_STREAM_COMPUTE], seconds, transient;
     if (ready > start) start = ready;
     int forward = operation->kind == DW_EVENT_FORWARD, done = 0;
     transient = cost->logits_bytes + p->simulation->costs.ranks[rank].busy_bytes;
     switch (operation->kind) {
     case DW_EVENT_FORWARD:
         seconds = cost->forward;
-        data[0] = cost->data_forward;
+        first = second = &cost->beside_forward;
         if (!chunk->started && chunk->gathered > start) {
-            summary->data_wait += chunk->gathered - start;
+            if (state->next > 0) summary->exposed[DW_STREAM_DATA] += chunk->gathered - start;
             start = chunk->gathered;
         }
         chunk->started = 1;
@@ -143,47 +201,42 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
         break;
     case DW_EVENT_BACKWARD_INPUT:
         seconds = cost->input;
-        data[0] = cost->data_input;
+        second = first;
         transient += cost->again_bytes;
         break;
     case DW_EVENT_BACKWARD_WEIGHT:
         seconds = cost->weight;
-        data[1] = cost->data_weight;
+        first = second;
         done = 1;
         break;
     default:
         seconds = cost->input + cost->weight;
-        data[0] = cost->data_input;
-        data[1] = cost->data_weight;
         transient += cost->again_bytes;
         done = 1;
     }
     double end = start + seconds;
-    DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, (dw_event_kind)operation->kind,
-                               operation->chunk, operation->micro_batch, start, end));
-    summary->compute += seconds;
-    DW_RETURN_IF_FAILED(
-        beside(p, rank, DW_EVENT_GATHER, operation->chunk, operation->micro_batch, data[0], start));
-    DW_RETURN_IF_FAILED(
-        beside(p, rank, DW_EVENT_REDUCE, operation->chunk, operation->micro_batch, data[1], start));
+    DW_RETURN_IF_FAILED(play_operation(p, rank, operation, first, second, start, seconds));
+    if (state->next == 0) state->began = start;
     DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
     if (done) {
         state->bytes -= cost->kept_bytes;
         if (--state->in_flight == 0) state->bytes = 0; /* what rounding left */
     }
     DW_RETURN_IF_FAILED(hold(p, rank, end, state->bytes));
-    state->free_at[DW_STREAM_COMPUTE] = end;
+    state->free_at[DW_STREAM_COMPUTE] =
+        end + p->simulation->costs.ranks[rank].sync * seconds; /* for a neighbour: no work */
     double out = end;
     if (operation->mixed == 1) {
         const dw__chunk_cost *with = cost - operation->chunk + operation[1].chunk;
         state->mixed_end = end + with->input + with->weight;
     }
-    if (operation->mixed) out = state->mixed_end;
+    if (operation->mixed) out = fmax(end, state->mixed_end);
     if (operation->kind != DW_EVENT_BACKWARD_WEIGHT) {
         int position = dw__schedule_position(p->schedule, rank, operation->chunk);
         DW_RETURN_IF_FAILED(
             pass_on(p, rank, operation->chunk, operation->micro_batch, position, !forward, out));
     }
+    summary->pipeline = state->free_at[DW_STREAM_COMPUTE] - state->began;
     if (!done || --chunk->left > 0 || cost->reduce <= 0) return DW_OK;
     double *free_at = &state->free_at[DW_STREAM_DATA], begin = end + cost->reduce_exposed;
     begin -= cost->reduce;
@@ -237,15 +290,19 @@ static dw_status finish_rank(player *p, int rank) {
                         dw_pipeline_schedule_name(p->schedule->schedule), rank);
     double last = state->free_at[DW_STREAM_COMPUTE], start = last;
     if (state->free_at[DW_STREAM_DATA] > start) start = state->free_at[DW_STREAM_DATA];
-    summary->data_wait += start - last;
-    summary->end = start + cost->optimizer + cost->fixed;
+    summary->exposed[DW_STREAM_DATA] += start - last;
+    double end = start + cost->optimizer;
     summary->optimizer = cost->optimizer + cost->fixed;
+    summary->end = end + cost->fixed;
     if (cost->optimizer > 0)
-        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_OPTIMIZER, -1, -1, start,
-                                   start + cost->optimizer));
+        DW_RETURN_IF_FAILED(record(p, rank, cost->optimizer_stream, DW_EVENT_OPTIMIZER, -1, -1,
+                                   fmax(start, state->free_at[cost->optimizer_stream]), end));
     if (cost->fixed > 0)
-        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_FIXED, -1, -1,
-                                   start + cost->optimizer, summary->end));
+        DW_RETURN_IF_FAILED(
+            record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_FIXED, -1, -1, end, summary->end));
+    summary->wait = summary->end - summary->start - summary->compute - summary->optimizer;
+    for (int stream = 0; stream < DW_STREAMS; stream++) summary->wait -= summary->exposed[stream];
+    if (summary->wait < 1e-12 * summary->end) summary->wait = 0; /* rounding of sums */
     return hold(p, rank, summary->end, 0);
 }
 
@@ -283,23 +340,20 @@ static void summarize(dw_simulation *simulation) {
         while (at < count && events[at].rank == rank && events[at].stream == DW_STREAM_COMPUTE)
             at++;
         compute = at - first;
-        double pipeline_end = 0, hidden = 0, communication = 0;
-        double pipeline_start = compute ? events[first].start : 0;
-        for (size_t i = first; i < first + compute; i++)
-            if (events[i].kind <= DW_EVENT_BACKWARD_WEIGHT) pipeline_end = events[i].end;
+        double hidden = 0, communication = 0;
         for (int stream = -1; at < count && events[at].rank == rank; at++) {
             if (events[at].stream != stream) from = 0;
             stream = events[at].stream;
             communication += events[at].end - events[at].start;
-            hidden += covered(events + first, compute, &from, events[at].start, events[at].end);
+            double part = covered(events + first, compute, &from, events[at].start, events[at].end);
+            summary->hidden[stream] += part;
+            hidden += part;
         }
         summary->overlap = communication > 0 ? hidden / communication : 1;
         covered_sum += hidden;
         communication_sum += communication;
-        double length = pipeline_end - pipeline_start;
-        summary->wait = length - summary->compute;
-        if (length > span) span = length;
-        if (summary->compute > busiest) busiest = summary->compute;
+        if (summary->pipeline > span) span = summary->pipeline;
+        if (summary->occupied > busiest) busiest = summary->occupied;
         busy += summary->compute + summary->optimizer;
         /* A step is over for a rank when it can begin the next one. */
         if (summary->end - summary->start > longest) longest = summary->end - summary->start;
@@ -384,6 +438,7 @@ void dw_simulation_destroy(dw_simulation *simulation) {
     for (int rank = 0; simulation->memory && rank < simulation->schedule.stages; rank++)
         dw__free(simulation->memory[rank].items);
     dw__free(simulation->memory);
+    dw_hardware_destroy(simulation->hardware);
     dw__free(simulation->ranks);
     dw__free(simulation->costs.chunks);
     dw__free(simulation->costs.ranks);

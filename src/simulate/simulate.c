@@ -2,24 +2,86 @@
 #include "plan/planner_internal.h"
 #include "simulate/simulate_internal.h"
 #include <math.h>
-#include <stdio.h>
 
 const char *dw_stream_name(dw_stream stream) {
-    static const char *const names[DW_STREAMS] = {"compute", "send to the next rank",
-                                                  "send to the rank before", "data parallel"};
+    static const char *const names[DW_STREAMS] = {
+        "compute",
+        "tensor parallel",
+        "context parallel",
+        "expert parallel",
+        "send to the next rank",
+        "send to the rank before",
+        "data parallel",
+        "the host: copies, its part of the step",
+    };
     return (unsigned)stream < DW_STREAMS ? names[stream] : "unknown";
 }
 const char *dw_event_kind_name(dw_event_kind kind) {
-    static const char *const names[DW_EVENT_KINDS] = {
-        "forward",          "backward",       "backward of inputs", "backward of weights",
-        "send activations", "send gradients", "gather parameters",  "reduce gradients",
-        "optimizer",        "once a step"};
+    static const char *const names[DW_EVENT_KINDS] = {"forward",
+                                                      "backward",
+                                                      "backward of inputs",
+                                                      "backward of weights",
+                                                      "send activations",
+                                                      "send gradients",
+                                                      "gather parameters",
+                                                      "reduce gradients",
+                                                      "tensor parallel",
+                                                      "context parallel",
+                                                      "expert parallel",
+                                                      "copy to the host",
+                                                      "copy from the host",
+                                                      "optimizer",
+                                                      "once a step"};
     return (unsigned)kind < DW_EVENT_KINDS ? names[kind] : "unknown";
 }
 
-/* ZeRO-3: what an operation takes with its traffic beside it. */
-static double with_traffic(const dw__planned *planned, double seconds, double traffic) {
-    return seconds + dw__data_exposed(planned, traffic, seconds);
+/* ZeRO-3: traffic beside an operation, which takes so much longer. */
+static dw__traffic_cost beside(const dw__planned *planned, double *seconds, double traffic) {
+    dw__traffic_cost cost = {traffic, dw__data_exposed(planned, traffic, *seconds)};
+    *seconds += cost.exposed;
+    return cost;
+}
+
+static void each_micro_batch(const dw__planned *planned, int split, int chunks,
+                             const dw__data_traffic *traffic, dw__chunk_cost *cost) {
+    double again = traffic->again / chunks, reduce = traffic->reduce / chunks;
+    cost->beside_forward.gather = beside(planned, &cost->forward, traffic->gather / chunks);
+    if (split) {
+        cost->beside_input.gather = beside(planned, &cost->input, again);
+        cost->beside_weight.reduce = beside(planned, &cost->weight, reduce);
+        return;
+    }
+    double backward = cost->input + cost->weight;
+    dw__traffic_cost both = beside(planned, &backward, again + reduce);
+    double part = both.wire > 0 ? again / both.wire : 0;
+    cost->input = backward - cost->weight;
+    cost->beside_input.gather = (dw__traffic_cost){again, part * both.exposed};
+    cost->beside_weight.reduce = (dw__traffic_cost){reduce, (1 - part) * both.exposed};
+}
+
+static void once_a_step(const dw__planned *planned, int split, int chunks,
+                        const dw__data_traffic *traffic, dw__chunk_cost *cost) {
+    /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and the parts
+     * are gathered when the next step needs them. */
+    int sharded = planned->layout->zero_stage > 0;
+    cost->gather = sharded ? traffic->gather / chunks : 0;
+    cost->reduce = (traffic->reduce + traffic->again + (sharded ? 0 : traffic->gather)) / chunks;
+    double last = split ? cost->weight : cost->input + cost->weight;
+    cost->gather_exposed = dw__data_exposed(planned, cost->gather, cost->forward);
+    cost->reduce_exposed = dw__data_exposed(planned, cost->reduce, last);
+}
+
+static dw__beside_cost inside(const dw_stage_traffic *t) {
+    return (dw__beside_cost){.inside = {{t->tensor, t->tensor_exposed},
+                                        {t->context, t->context_exposed},
+                                        {t->expert, t->expert_exposed}},
+                             .host = {t->host, t->host_exposed}};
+}
+
+static void slow_down(dw__beside_cost *cost, double slow) {
+    dw__traffic_cost *all[] = {&cost->inside[0], &cost->inside[1], &cost->inside[2],
+                               &cost->gather,    &cost->reduce,    &cost->host};
+    for (size_t at = 0; at < DW_COUNT(all); at++) all[at]->wire *= slow, all[at]->exposed *= slow;
 }
 
 static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule, int rank,
@@ -35,6 +97,8 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
     *cost = (dw__chunk_cost){.forward = stage_cost.forward,
                              .input = stage_cost.backward,
                              .weight = stage_cost.backward_weight,
+                             .beside_forward = inside(&stage_cost.forward_traffic),
+                             .beside_input = inside(&stage_cost.backward_traffic),
                              .kept_bytes = stage_cost.activation_bytes};
     dw__activation_bytes bytes;
     dw__activation_bytes_of(planned, layout->recompute, layout->recompute_layers, stage, &bytes);
@@ -43,37 +107,26 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
 
     dw__data_traffic traffic;
     dw__data_traffic_of(planned, stage, &traffic);
-    double gather = traffic.gather / chunks, reduce = traffic.reduce / chunks;
-    if (traffic.each) {
-        double again = traffic.again / chunks, backward = cost->input + cost->weight;
-        cost->forward = with_traffic(planned, cost->forward, gather);
-        if (schedule->split) {
-            cost->input = with_traffic(planned, cost->input, again);
-            cost->weight = with_traffic(planned, cost->weight, reduce);
-        } else {
-            cost->input = with_traffic(planned, backward, again + reduce) - cost->weight;
-        }
-        cost->data_forward = gather * slow;
-        cost->data_input = again * slow;
-        cost->data_weight = reduce * slow;
-    } else {
-        /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and the parts
-         * are gathered when the next step needs them. */
-        if (!layout->zero_stage) reduce += gather, gather = 0;
-        reduce += traffic.again / chunks;
-        double last = schedule->split ? cost->weight : cost->input + cost->weight;
-        cost->gather = gather;
-        cost->gather_exposed = dw__data_exposed(planned, gather, cost->forward);
-        cost->reduce = reduce;
-        cost->reduce_exposed = dw__data_exposed(planned, reduce, last);
-    }
+    if (traffic.each)
+        each_micro_batch(planned, schedule->split, chunks, &traffic, cost);
+    else
+        once_a_step(planned, schedule->split, chunks, &traffic, cost);
     cost->reduce += traffic.across / chunks;
     cost->reduce_exposed += planned->constants->data_exposed * traffic.across / chunks;
     double *seconds[] = {&cost->forward,        &cost->input,  &cost->weight,        &cost->gather,
                          &cost->gather_exposed, &cost->reduce, &cost->reduce_exposed};
     for (size_t at = 0; at < DW_COUNT(seconds); at++) *seconds[at] *= slow;
+    slow_down(&cost->beside_forward, slow);
+    slow_down(&cost->beside_input, slow);
+    slow_down(&cost->beside_weight, slow);
     cost->forward += dw__micro_batch_fixed(planned) / schedule->chunks *
                      (schedule->schedule == DW_SCHEDULE_DUALPIPE ? schedule->chunks : 1);
+}
+
+static void add_memory(dw_memory_parts *sum, const dw_memory_parts *parts, double part) {
+    double *to = (double *)sum;
+    const double *from = (const double *)parts;
+    for (size_t at = 0; at < sizeof *sum / sizeof(double); at++) to[at] += part * from[at];
 }
 
 static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, int rank,
@@ -84,7 +137,14 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
     double slow = dw__slowdown(planned);
     dw_stage_cost stage_cost;
     dw_predict_stage(planned->model, planned->hardware, layout, rank, 0, &stage_cost);
-    *cost = (dw__rank_cost){.send = stage_cost.send * slow, .fixed = dw__step_fixed(planned)};
+    *cost = (dw__rank_cost){
+        .send = stage_cost.send * slow,
+        .send_exposed = stage_cost.send * slow * planned->constants->pipeline_exposed,
+        .sync = dw__pipeline_sync(planned),
+        .fixed = dw__step_fixed(planned),
+        .optimizer_stream =
+            dw__optimizer_host_seconds(planned, rank) > 0 ? DW_STREAM_HOST : DW_STREAM_COMPUTE,
+    };
     for (int at = 0; at < 2; at++) {
         dw_memory_parts memory;
         dw__activation_bytes bytes;
@@ -97,7 +157,10 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
             (memory.parameters + memory.gradients + memory.optimizer + overhead) / 2;
         cost->busy_bytes = fmax(cost->busy_bytes, memory.workspace - bytes.logits);
         cost->optimizer += dw__optimizer_seconds(planned, stages[at]) * slow / (dualpipe ? 1 : 2);
+        add_memory(&cost->memory, &memory, 0.5);
     }
+    cost->memory.overhead = cost->constant_bytes - cost->memory.parameters -
+                            cost->memory.gradients - cost->memory.optimizer;
 }
 
 static const char *const no_answer = "";
@@ -170,9 +233,12 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
     const dw__schedule *schedule = &made->schedule;
     made->model = *model;
     made->layout = layout;
-    made->gpus = hardware->gpus;
-    snprintf(made->hardware, sizeof made->hardware, "%s", hardware->name);
-    snprintf(made->architecture, sizeof made->architecture, "%s", hardware->architecture);
+    dw_status status = dw_hardware_with_gpus(hardware, layout.gpus, &made->hardware);
+    if (status != DW_OK) {
+        dw_simulation_destroy(made);
+        return status;
+    }
+    made->operation_count = dw_predict_operations(model, hardware, &layout, made->operations);
     /* Chunks as the schedule has them. */
     layout.virtual_stages = schedule->schedule == DW_SCHEDULE_DUALPIPE ? 1 : schedule->chunks;
     dw__planned planned;
@@ -183,7 +249,7 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
             chunk_cost(&planned, schedule, rank, chunk,
                        &made->costs.chunks[rank * schedule->chunks + chunk]);
     }
-    dw_status status = dw__simulate_events(made);
+    status = dw__simulate_events(made);
     if (status != DW_OK) {
         dw_simulation_destroy(made);
         return status;

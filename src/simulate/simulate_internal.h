@@ -5,10 +5,24 @@
 
 #include "simulate/pipeline_schedule.h"
 
+/* Communication beside an operation: seconds on the wire, and the part that holds the operation up. */
+typedef struct dw__traffic_cost {
+    double wire, exposed;
+} dw__traffic_cost;
+
+enum { DW__INSIDE = DW_STREAM_EXPERT - DW_STREAM_TENSOR + 1 };
+
+/* What runs beside an operation, whose seconds have all that is exposed in them. */
+typedef struct dw__beside_cost {
+    dw__traffic_cost inside[DW__INSIDE]; /* among its layers: tensor, context, expert */
+    dw__traffic_cost gather, reduce;     /* ZeRO-3: ahead of its layers, behind them */
+    dw__traffic_cost host;               /* activations: away in forward, back in backward */
+} dw__beside_cost;
+
 /* One micro-batch through one chunk of one rank. Seconds are of the operation with everything that holds it up. */
 typedef struct dw__chunk_cost {
-    double forward, input, weight;                /* backward in one piece takes input + weight */
-    double data_forward, data_input, data_weight; /* on the data stream beside each: ZeRO-3 */
+    double forward, input, weight; /* backward in one piece takes input + weight */
+    dw__beside_cost beside_forward, beside_input, beside_weight; /* of one piece: the latter two */
     double gather, gather_exposed; /* of a step: parameters before the first forward */
     double reduce, reduce_exposed; /* and gradients after the last backward */
     double kept_bytes;             /* from the start of forward to the end of backward of weights */
@@ -17,10 +31,14 @@ typedef struct dw__chunk_cost {
 } dw__chunk_cost;
 
 typedef struct dw__rank_cost {
-    double send; /* to a neighbour */
+    double send;         /* to a neighbour */
+    double send_exposed; /* of it, what the sender waits */
+    double sync;         /* of an operation's seconds: paired sends and receives */
     double optimizer, fixed;
+    dw_stream optimizer_stream; /* the host's, copies included, or of computation */
     double constant_bytes;
-    double busy_bytes; /* while anything runs: gathered parameters */
+    dw_memory_parts memory; /* of its stage; of both, where a rank has two */
+    double busy_bytes;      /* while anything runs: gathered parameters */
 } dw__rank_cost;
 
 typedef struct dw__step_costs {
@@ -47,8 +65,9 @@ struct dw_simulation {
     /* For reports. */
     dw_planner_model model;
     dw_layout layout;
-    char hardware[64], architecture[32];
-    int gpus;
+    dw_hardware *hardware; /* a copy */
+    dw_operation_cost operations[DW_OPERATIONS_MOST];
+    int operation_count;
     double seconds_to_simulate;
 };
 
@@ -60,5 +79,8 @@ dw_status dw__simulation_write_string(const char *string, dw__text *out);
 dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *out);
 dw_status dw__simulation_begin(dw_pipeline_schedule schedule, int stages, int chunks,
                                int micro_batches, dw_simulation **simulation);
+
+/* "send_next": of streams in JSON. */
+const char *dw__stream_key(dw_stream stream);
 
 #endif

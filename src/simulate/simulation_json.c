@@ -1,5 +1,7 @@
 /* Figures as JSON: for programs, and for the page that people look at. */
+#include "hardware/hardware.h"
 #include "simulate/simulate_internal.h"
+#include <stdio.h>
 #include <string.h>
 
 dw_status dw__simulation_write_string(const char *string, dw__text *out) {
@@ -41,6 +43,94 @@ static dw_status put_parts(dw__text *out, const dw_prediction *p) {
                            m->activations / 1e9, m->workspace / 1e9, m->overhead / 1e9);
 }
 
+const char *dw__stream_key(dw_stream stream) {
+    static const char *const keys[DW_STREAMS] = {"compute",   "tensor",        "context", "expert",
+                                                 "send_next", "send_previous", "data",    "host"};
+    return keys[stream];
+}
+
+/* {"compute": 1.5, ...}: of each stream a figure of `values`, times `unit`. */
+static dw_status put_streams(dw__text *out, const char *name, const double *values, double unit) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "\"%s\": {", name));
+    for (int stream = 0; stream < DW_STREAMS; stream++)
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "%s\"%s\": %.6g", stream ? ", " : "",
+                                            dw__stream_key((dw_stream)stream),
+                                            values[stream] * unit));
+    return dw__text_printf(out, "}");
+}
+
+/* Mean over the stages. */
+static dw_status put_mean_streams(dw__text *out, const dw_simulation *simulation) {
+    int ranks = simulation->schedule.stages;
+    double busy[DW_STREAMS] = {0}, exposed[DW_STREAMS] = {0}, hidden[DW_STREAMS] = {0};
+    for (int rank = 0; rank < ranks; rank++) {
+        const dw_simulated_rank *r = &simulation->ranks[rank];
+        for (int stream = 0; stream < DW_STREAMS; stream++) {
+            busy[stream] += r->busy[stream] / ranks;
+            exposed[stream] += r->exposed[stream] / ranks;
+            hidden[stream] += r->hidden[stream] / ranks;
+        }
+    }
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"streams\": {\n    "));
+    DW_RETURN_IF_FAILED(put_streams(out, "busy_ms", busy, 1e3));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ",\n    "));
+    DW_RETURN_IF_FAILED(put_streams(out, "exposed_ms", exposed, 1e3));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ",\n    "));
+    DW_RETURN_IF_FAILED(put_streams(out, "beside_computation_ms", hidden, 1e3));
+    return dw__text_printf(out, "\n  },\n");
+}
+
+static dw_status put_figure(dw__text *out, const char *name, const dw_figure *figure) {
+    if (figure->kind == DW_FIGURE_UNKNOWN) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(out, "\n    \"%s\": {\"value\": %.6g, \"kind\": \"%s\", \"source\": ", name,
+                        figure->value, dw__figure_kind_name(figure->kind)));
+    DW_RETURN_IF_FAILED(dw__simulation_write_string(figure->source, out));
+    return dw__text_printf(out, "},");
+}
+
+/* What the prediction stands on: each figure with its kind, so that an estimate is never taken for a measurement. */
+static dw_status put_hardware(dw__text *out, const dw_hardware *hardware) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"gpu\": "));
+    DW_RETURN_IF_FAILED(dw__simulation_write_string(hardware->name, out));
+    DW_RETURN_IF_FAILED(dw__text_printf(out, ",\n  \"architecture\": "));
+    DW_RETURN_IF_FAILED(dw__simulation_write_string(hardware->architecture, out));
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(out, ",\n  \"capability\": %d,\n  \"hardware\": {", hardware->capability));
+    size_t before = out->length;
+    for (int rate = 0; rate < DW_RATES; rate++) {
+        char name[32];
+        snprintf(name, sizeof name, "rate_%s", dw_rate_name((dw_rate)rate));
+        DW_RETURN_IF_FAILED(put_figure(out, name, &hardware->rate[rate]));
+    }
+#define PUT(name) DW_RETURN_IF_FAILED(put_figure(out, #name, &hardware->name));
+    DW_HARDWARE_FIGURES(PUT)
+#undef PUT
+    if (out->length > before) out->length--; /* the last comma */
+    return dw__text_printf(out, "\n  },\n");
+}
+
+/* Points below the roofline. */
+static dw_status put_operations(dw__text *out, const dw_simulation *simulation) {
+    static const char *const rates[DW_TRAIN_PRECISIONS] = {
+        [DW_TRAIN_BF16] = "bf16",   [DW_TRAIN_FP32] = "tf32",     [DW_TRAIN_FP8] = "fp8",
+        [DW_TRAIN_FP8_ROW] = "fp8", [DW_TRAIN_FP8_BLOCK] = "fp8", [DW_TRAIN_MXFP8] = "mxfp8",
+        [DW_TRAIN_NVFP4] = "fp4",
+    };
+    DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"operations\": ["));
+    for (int at = 0; at < simulation->operation_count; at++) {
+        const dw_operation_cost *o = &simulation->operations[at];
+        DW_RETURN_IF_FAILED(dw__text_printf(
+            out,
+            "%s\n    {\"name\": \"%s\", \"pass\": \"%s\", \"layer\": \"%s\", \"rate\": \"%s\", "
+            "\"operations\": %.6g, \"bytes\": %.6g, \"seconds\": %.6g, \"times\": %.6g}",
+            at ? "," : "", o->name, o->pass, o->layer,
+            rates[o->low ? simulation->layout.precision : DW_TRAIN_BF16], o->operations, o->bytes,
+            o->seconds, o->times));
+    }
+    return dw__text_printf(out, "\n  ],\n");
+}
+
 /* A ratio, or null where it is not to be had, and why. */
 static dw_status put_speedup(dw__text *out, const char *name, double value, const char *reason) {
     if (value > 0) return dw__text_printf(out, "    \"%s\": %.6g,\n", name, value);
@@ -53,7 +143,8 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
     const dw_layout *l = &simulation->layout;
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
-        "{\n  \"step_time_ms\": %.6g,\n  \"tokens_per_second_per_gpu\": %.6g,\n  \"mfu\": %.6g,\n"
+        "{\n  \"basis\": \"predicted\",\n  \"step_time_ms\": %.6g,\n  "
+        "\"tokens_per_second_per_gpu\": %.6g,\n  \"mfu\": %.6g,\n"
         "  \"bubble_fraction\": %.6g,\n  \"idle_fraction\": %.6g,\n  \"overlap\": %.6g,\n"
         "  \"memory_gb\": %.6g,\n  \"memory_peak_ms\": %.6g,\n  \"memory_peak_stage\": %d,\n"
         "  \"capacity_gb\": %.6g,\n  \"fits\": %s,\n",
@@ -68,11 +159,13 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
     DW_RETURN_IF_FAILED(dw__text_printf(out, "\n  },\n"));
     DW_RETURN_IF_FAILED(put_parts(out, &f->prediction));
     DW_RETURN_IF_FAILED(
-        dw__text_printf(out, "  \"closed_form_bubble\": %.6g,\n  \"gpu\": ", f->closed_bubble));
-    DW_RETURN_IF_FAILED(dw__simulation_write_string(simulation->hardware, out));
+        dw__text_printf(out, "  \"closed_form_bubble\": %.6g,\n", f->closed_bubble));
+    DW_RETURN_IF_FAILED(put_mean_streams(out, simulation));
+    DW_RETURN_IF_FAILED(put_hardware(out, simulation->hardware));
+    DW_RETURN_IF_FAILED(put_operations(out, simulation));
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
-        ",\n  \"layout\": {\"gpus\": %d, \"tp\": %d, \"cp\": %d, \"pp\": %d, \"dp\": %d, \"ep\": "
+        "  \"layout\": {\"gpus\": %d, \"tp\": %d, \"cp\": %d, \"pp\": %d, \"dp\": %d, \"ep\": "
         "%d, "
         "\"virtual_stages\": %d, \"zero_stage\": %d, \"micro_batch\": %d, \"global_batch\": %d, "
         "\"seq_len\": %d, \"schedule\": \"%s\", \"recompute\": \"%s\", \"recompute_layers\": %d, "
@@ -84,17 +177,25 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         dw_framework_name(l->framework), f->micro_batches, f->chunks, f->events));
     for (int rank = 0; rank < f->ranks; rank++) {
         const dw_simulated_rank *r = &simulation->ranks[rank];
+        const dw_memory_parts *m = &simulation->costs.ranks[rank].memory;
         DW_RETURN_IF_FAILED(dw__text_printf(
             out,
             "%s\n    {\"compute_ms\": %.6g, \"wait_ms\": %.6g, \"data_wait_ms\": %.6g, "
             "\"optimizer_ms\": %.6g, \"overlap\": %.6g, \"memory_gb\": %.6g, "
-            "\"memory_peak_ms\": %.6g, \"memory_constant_gb\": %.6g, \"in_flight\": %d, "
-            "\"busy\": {\"compute\": %.6g, \"send_next\": %.6g, \"send_previous\": %.6g, "
-            "\"data\": %.6g}}",
-            rank ? "," : "", 1e3 * r->compute, 1e3 * r->wait, 1e3 * r->data_wait,
+            "\"memory_peak_ms\": %.6g, \"memory_constant_gb\": %.6g, \"in_flight\": %d,\n     ",
+            rank ? "," : "", 1e3 * r->compute, 1e3 * r->wait, 1e3 * r->exposed[DW_STREAM_DATA],
             1e3 * r->optimizer, r->overlap, r->peak_bytes / 1e9, 1e3 * r->peak_time,
-            r->constant_bytes / 1e9, r->peak_in_flight, r->busy[0] / f->seconds,
-            r->busy[1] / f->seconds, r->busy[2] / f->seconds, r->busy[3] / f->seconds));
+            r->constant_bytes / 1e9, r->peak_in_flight));
+        DW_RETURN_IF_FAILED(dw__text_printf(
+            out,
+            "\"memory_parts_gb\": {\"parameters\": %.6g, \"gradients\": %.6g, "
+            "\"optimizer\": %.6g, \"activations\": %.6g, \"overhead\": %.6g},\n     ",
+            m->parameters / 1e9, m->gradients / 1e9, m->optimizer / 1e9,
+            (r->peak_bytes - r->constant_bytes) / 1e9, m->overhead / 1e9));
+        DW_RETURN_IF_FAILED(put_streams(out, "busy", r->busy, 1 / f->seconds));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, ",\n     "));
+        DW_RETURN_IF_FAILED(put_streams(out, "exposed_ms", r->exposed, 1e3));
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "}"));
     }
     return dw__text_printf(out, "\n  ]\n}\n");
 }

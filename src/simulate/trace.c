@@ -16,7 +16,8 @@ static dw_status put_piece(dw__file_writer *writer, dw__text *text, size_t least
 static void name_of(const dw_simulation *simulation, const dw_event *event, char *name,
                     size_t size) {
     static const char *const letters[DW_EVENT_KINDS] = {
-        "F", "B", "B", "W", "send F", "send B", "gather", "reduce", "optimizer", "once a step"};
+        "F",      "B",       "B",      "W",       "send F",    "send B",    "gather",     "reduce",
+        "tensor", "context", "expert", "to host", "from host", "optimizer", "once a step"};
     int used = snprintf(name, size, "%s", letters[event->kind]);
     if (event->micro_batch >= 0)
         used += snprintf(name + used, size - (size_t)used, "%d", event->micro_batch);
