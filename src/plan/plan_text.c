@@ -37,6 +37,9 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
             dw__text_printf(text, ", recompute %s", dw_recompute_name(l->recompute)));
     if (l->recompute == DW_RECOMPUTE_FULL && l->recompute_layers)
         DW_RETURN_IF_FAILED(dw__text_printf(text, " %d layers", l->recompute_layers));
+    if (l->offload_layers)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, ", activations of %d layers on the host", l->offload_layers));
     if (l->offload_optimizer) DW_RETURN_IF_FAILED(dw__text_printf(text, ", optimizer on the host"));
     return dw__text_printf(text, ", %s", dw_train_precision_name(l->precision));
 }
@@ -85,6 +88,14 @@ static double needed(const dw_prediction *p) { return p->used - (p->reserved - p
 dw_status dw__tightest_words(const dw_layout *layout, const dw_prediction *prediction,
                              dw__text *text) {
     part parts[FIELDS_MOST];
+    if (needed(prediction) <= prediction->capacity) /* the GPU is not what is short */
+        return dw__text_printf(
+            text,
+            "the host's memory: %.1f GiB for each GPU, %.1f of activations and %.1f of the "
+            "optimizer; it has %.1f GiB",
+            (prediction->host_activations + prediction->host_optimizer) / GIB,
+            prediction->host_activations / GIB, prediction->host_optimizer / GIB,
+            prediction->host_capacity / GIB);
     parts_of(dw__memory_fields, &prediction->memory, NULL, parts);
     DW_RETURN_IF_FAILED(dw__text_printf(text, "%s: %.1f of the %.1f GiB that each GPU",
                                         parts[0].name, parts[0].value / GIB,
@@ -142,6 +153,21 @@ static dw_status put_memory(const dw_autoplan *plan, dw__text *text) {
         between = ", ";
     }
     return dw__text_printf(text, "\n");
+}
+
+static dw_status put_host(const dw_prediction *p, dw__text *text) {
+    double sum = p->host_optimizer + p->host_activations;
+    if (sum <= 0) return DW_OK;
+    DW_RETURN_IF_FAILED(put_label("Host", text));
+    DW_RETURN_IF_FAILED(p->host_capacity > 0
+                            ? dw__text_printf(text, "%.1f of %.1f GiB of each GPU's share:",
+                                              sum / GIB, p->host_capacity / GIB)
+                            : dw__text_printf(text,
+                                              "%.1f GiB for each GPU, which the hardware's "
+                                              "host_memory does not say that there are:",
+                                              sum / GIB));
+    return dw__text_printf(text, " activations %.1f, optimizer %.1f\n", p->host_activations / GIB,
+                           p->host_optimizer / GIB);
 }
 
 /* Neighbours first: the axis that talks most has the fastest links. */
@@ -229,7 +255,8 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
     DW_RETURN_IF_FAILED(put_head(plan, text));
     if (!p->fits) {
         DW_RETURN_IF_FAILED(put_no_fit(plan, text));
-        return put_memory(plan, text);
+        DW_RETURN_IF_FAILED(put_memory(plan, text));
+        return put_host(p, text);
     }
     DW_RETURN_IF_FAILED(put_step(p, text));
     DW_RETURN_IF_FAILED(put_time(p, text));
@@ -239,6 +266,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
             dw__text_printf(text, "%.1f%% of the pipeline's time\n", 100 * p->bubble_fraction));
     }
     DW_RETURN_IF_FAILED(put_memory(plan, text));
+    DW_RETURN_IF_FAILED(put_host(p, text));
     DW_RETURN_IF_FAILED(put_ranks(plan, text));
     if (plan->statistics.meshes > 0) {
         DW_RETURN_IF_FAILED(put_label("Searched", text));

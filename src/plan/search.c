@@ -330,6 +330,17 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
             ask(q, "zero_stage", at, NULL);
     for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
         if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
+    if (!set->offload_layers && !set->offload_optimizer) {
+        int layers = best->offload_layers > 0, optimizer = best->offload_optimizer;
+        if (layers || optimizer) ask(q, "offload", 0, "none");
+        for (int at = 0; at < DW_RECOMPUTE_AUTO && !layers; at++) {
+            if (!dw__space_offloads_layers(problem, (dw_recompute)at)) continue;
+            ask(q, "offload", 0, optimizer ? "all" : "activations");
+            break;
+        }
+        if (!optimizer && dw__space_offloads_optimizer(problem))
+            ask(q, "offload", 0, layers ? "all" : "optimizer");
+    }
     for (int at = 0; at < DW_SCHEDULES && !set->schedule && best->pp > 1; at++)
         if (at != (int)best->schedule && at != DW_SCHEDULE_GPIPE)
             ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
@@ -420,13 +431,6 @@ static dw_status find(const dw_autoplan_request *request, dw__problem *problem, 
     if (!meshes.count) DW_TRY(fail_empty(request, problem));
     bound_meshes(problem, &meshes, &r->statistics);
     DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
-    if (!r->count && !problem->offload) { /* states in the host's memory, then */
-        problem->offload = 1;
-        meshes.count = 0;
-        DW_TRY(dw__space_meshes(problem, problem->hardware->gpus, 0, &meshes));
-        bound_meshes(problem, &meshes, &r->statistics);
-        DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
-    }
     if (!r->count) {
         DW_TRY(put_no_fit(problem, own));
     } else {
@@ -460,7 +464,7 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
                            .seq_len = (int)request->seq_len,
                            .global_batch = (int)request->global_batch};
     DW_RETURN_IF_FAILED(limits_of(request, -1, &problem.limits));
-    problem.offload = problem.limits.low.offload_optimizer == 1;
+    DW_RETURN_IF_FAILED(dw__space_check(&problem));
     DW_RETURN_IF_FAILED(check_hardware(&problem));
     DW_TRY(dw__autoplan_create(request->model_name, request->model, request->hardware, &own));
     own->plan.reserve = reserve;

@@ -18,6 +18,7 @@ typedef struct dw__limits {
     ((int)(value) >= (int)(limits)->low.member && (int)(value) <= (int)(limits)->high.member)
 
 void dw__limits_begin(dw__limits *limits);
+/* "offload=none", "=optimizer", "=activations" or "=all" stand for both of offload_layers and offload_optimizer. */
 dw_status dw__limits_add(dw__limits *limits, const char *constraint);
 /* After all constraints: the framework's habits in `base`. */
 void dw__limits_finish(dw__limits *limits);
@@ -30,8 +31,12 @@ typedef struct dw__problem {
     const dw_hardware *hardware;
     dw__limits limits;
     int seq_len, global_batch;
-    int offload; /* 1: the optimizer's states may be in host memory */
 } dw__problem;
+/* What of a layout may wait in the host's memory: the framework can, the hardware has a way there, the limits allow. */
+int dw__space_offloads_optimizer(const dw__problem *problem);
+int dw__space_offloads_layers(const dw__problem *problem, dw_recompute recompute);
+/* DW_INVALID_ARGUMENT: what the framework or the hardware cannot do is asked for. */
+dw_status dw__space_check(const dw__problem *problem);
 
 /* What computation depends on. */
 typedef struct dw__mesh {
@@ -83,6 +88,9 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
                    dw__found *found);
 /* The layout that needs the least memory, whether it fits or not. */
 void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__found *found);
+
+/* Fits rather than not; fits the host rather than not; else less of the GPU. */
+int dw__needs_less(const dw_prediction *a, const dw_prediction *b);
 
 /* ---- fit ------------------------------------------------------------------------------------ */
 

@@ -18,8 +18,7 @@ static void smallest_one(void *context, int64_t index, int worker) {
 
 static int needs_less(const dw__found *a, const dw__found *b) {
     if (!a->found || !b->found) return a->found > b->found;
-    if (a->prediction.fits != b->prediction.fits) return a->prediction.fits > b->prediction.fits;
-    return a->prediction.allocated < b->prediction.allocated;
+    return dw__needs_less(&a->prediction, &b->prediction);
 }
 
 /* Ends with the round in which something fits. */

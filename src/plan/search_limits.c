@@ -31,6 +31,7 @@ static int is_searched(const char *name) {
                                            "recompute",
                                            "recompute_layers",
                                            "precision",
+                                           "offload_layers",
                                            "offload_optimizer"};
     for (size_t at = 0; at < DW_COUNT(searched); at++)
         if (strcmp(searched[at], name) == 0) return 1;
@@ -48,10 +49,10 @@ static dw_status fail_field(const char *text) {
     dw__text names = {0};
     dw_status status = DW_OK;
     for (size_t at = 0; at < dw__layout_fields.count; at++)
-        DW_TRY(dw__text_printf(&names, "%s%s", at ? ", " : "", dw__layout_fields.fields[at].name));
+        DW_TRY(dw__text_printf(&names, "%s, ", dw__layout_fields.fields[at].name));
     status = dw__fail(DW_INVALID_ARGUMENT,
-                      "the constraint \"%.64s\" names no field of a layout; there are %s", text,
-                      names.text);
+                      "the constraint \"%.64s\" names no field of a layout; there are %soffload",
+                      text, names.text);
 cleanup:
     dw__text_free(&names);
     return status;
@@ -86,10 +87,30 @@ cleanup:
     return status;
 }
 
+/* What lies in the host's memory, in a word. */
+static dw_status add_offload(dw__limits *limits, const char *text, const char *value) {
+    static const struct {
+        const char *name, *layers, *optimizer;
+    } words[] = {{"none", "offload_layers=0", "offload_optimizer=0"},
+                 {"activations", "offload_layers>=1", "offload_optimizer=0"},
+                 {"optimizer", "offload_layers=0", "offload_optimizer=1"},
+                 {"all", "offload_layers>=1", "offload_optimizer=1"}};
+    for (size_t at = 0; at < DW_COUNT(words); at++) {
+        if (strcmp(words[at].name, value) != 0) continue;
+        dw_status status = dw__limits_add(limits, words[at].layers);
+        if (status == DW_OK) status = dw__limits_add(limits, words[at].optimizer);
+        return status == DW_OK ? DW_OK : dw__fail_prefix(status, "\"%.64s\"", text);
+    }
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "the constraint \"%.64s\": offload is one of none, activations, optimizer, all",
+                    text);
+}
+
 dw_status dw__limits_add(dw__limits *limits, const char *text) {
     size_t length = text ? strcspn(text, "=<>") : 0;
     if (!text || length == 0 || !text[length])
         return fail_text(text ? text : "", "has no field or no value");
+    if (strncmp(text, "offload=", 8) == 0) return add_offload(limits, text, text + 8);
     const dw__field *field = dw__field_named(dw__layout_fields, text, length);
     if (!field) return fail_field(text);
     int less = text[length] == '<', more = text[length] == '>', value;

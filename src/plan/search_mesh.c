@@ -6,7 +6,9 @@
  */
 #include "plan/planner_internal.h"
 #include "plan/search.h"
+#include <limits.h>
 #include <math.h>
+#include <string.h>
 
 /* Of the mean stage: which one is the heaviest, the schedule decides. */
 static double computing(const dw_prediction *p) {
@@ -30,16 +32,22 @@ static double with_other(const dw_prediction *p, double part) {
 static double least_memory(const dw__problem *problem, const dw_layout *layout, double *optimizer) {
     dw_layout plain = *layout;
     dw__planned planned;
-    dw_memory_parts full, none;
+    dw_memory_parts memory;
+    double activations = HUGE_VAL;
     if (plain.schedule != DW_SCHEDULE_DUALPIPE) plain.schedule = DW_SCHEDULE_1F1B;
     plain.virtual_stages = 1;
     plain.offload_optimizer = 0;
     dw__planned_begin(&planned, &dw__constants_default, problem->model, problem->hardware, &plain);
-    dw__memory(&planned, DW_RECOMPUTE_FULL, 0, 0, &full);
-    dw__memory(&planned, DW_RECOMPUTE_NONE, 0, 0, &none);
-    *optimizer = full.optimizer;
-    return full.parameters + full.gradients + (layout->offload_optimizer ? 0 : full.optimizer) +
-           fmin(full.activations, none.activations);
+    for (int how = DW_RECOMPUTE_NONE; how <= DW_RECOMPUTE_FULL; how++) {
+        plain.offload_layers =
+            dw__space_offloads_layers(problem, (dw_recompute)how) ? problem->model->layers : 0;
+        if (how == DW_RECOMPUTE_SELECTIVE && !plain.offload_layers) continue;
+        dw__memory(&planned, (dw_recompute)how, 0, 0, &memory);
+        activations = fmin(activations, memory.activations);
+    }
+    *optimizer = memory.optimizer;
+    return memory.parameters + memory.gradients +
+           (layout->offload_optimizer ? 0 : memory.optimizer) + activations;
 }
 
 int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh) {
@@ -47,7 +55,7 @@ int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh) {
     double optimizer;
     dw__mesh_layout(problem, mesh, &layout);
     layout.zero_stage = 3;
-    layout.offload_optimizer = problem->offload;
+    layout.offload_optimizer = dw__space_offloads_optimizer(problem);
     return least_memory(problem, &layout, &optimizer) <= problem->hardware->memory.value;
 }
 
@@ -89,7 +97,7 @@ static int complexity(const dw_layout *layout) {
     for (int at = 0; at < 4; at++) sum += sizes[at] > 1 ? 30 + bits(sizes[at]) : 0;
     sum += bits(layout->virtual_stages) + (layout->recompute_layers > 0 ? 5 : 0);
     sum += 10 * layout->zero_stage + (layout->shard > 0 ? 20 : 0) + (layout->reshard ? 0 : 5);
-    sum += (layout->offload_optimizer ? 50 : 0) +
+    sum += (layout->offload_optimizer ? 50 : 0) + (layout->offload_layers ? 40 : 0) +
            (layout->ep > 1 && layout->etp > 1 ? 20 + bits(layout->etp) : 0);
     return sum;
 }
@@ -129,7 +137,7 @@ static double ceiling_of(const trial *t) {
 }
 
 /* The fewest recomputed layers of a stage with which it fits, `most` of them at least known to fit. */
-static void try_fewest(const trial *t, dw_layout *layout, int most) {
+static int try_fewest(const trial *t, dw_layout *layout, int most) {
     dw_prediction p;
     int least = 1;
     while (least < most) {
@@ -140,32 +148,106 @@ static void try_fewest(const trial *t, dw_layout *layout, int most) {
         else
             least = middle + 1;
     }
+    return most;
 }
 
-static void try_recomputation(const trial *t, dw_layout *layout) {
+/* Bytes that the GPU itself lacks; the host's memory aside. */
+static double shortage(const dw_prediction *p) {
+    return p->used - (p->reserved - p->allocated) - p->capacity;
+}
+static int fits_gpu(const dw_prediction *p) { return shortage(p) <= 0; }
+
+static int stage_layers(const trial *t, const dw_layout *layout) {
+    return (int)ceil((double)t->problem->model->layers / layout->pp);
+}
+
+/* How many of a stage's layers may be offloaded with this recomputation. 0: not as many as are asked for. */
+static int offload_range(const trial *t, const dw_layout *layout, int *least, int *most) {
     const dw__limits *limits = &t->problem->limits;
+    int layers = stage_layers(t, layout);
+    *least = limits->low.offload_layers;
+    *most = 0;
+    if (dw__space_offloads_layers(t->problem, layout->recompute))
+        *most = limits->high.offload_layers < layers ? limits->high.offload_layers : layers;
+    return *least <= *most;
+}
+
+/* At least so many more must leave than in `p`: the heaviest stage's layers keep equally much. */
+static int layers_lacking(const trial *t, const dw_layout *layout, const dw_prediction *p) {
+    int stay = t->problem->model->layers / layout->pp - layout->offload_layers;
+    double count = stay > 0 ? ceil(shortage(p) / p->memory.activations * stay * (1 - 1e-9)) : 1;
+    return count < 1 ? 1 : count < INT_MAX / 2 ? (int)count : INT_MAX / 2;
+}
+
+/* Every layer that leaves frees memory of the GPU and takes time: the fewest that are needed. 1: none but those asked
+ * for. */
+static int try_offloads(const trial *t, dw_layout *layout, dw_prediction *p) {
+    int least, most;
+    if (!offload_range(t, layout, &least, &most)) return 0;
+    layout->offload_layers = least;
+    int fits = try_layout(t, layout, p);
+    if (fits || least == most || fits_gpu(p) || p->seconds > ceiling_of(t)) return fits;
+    dw_prediction other = *p;
+    while (!fits_gpu(&other)) {
+        layout->offload_layers += layers_lacking(t, layout, &other);
+        if (layout->offload_layers > most || other.seconds > ceiling_of(t)) return 0;
+        try_layout(t, layout, &other);
+    }
+    return 0;
+}
+
+/* Some layers recomputed, some offloaded. Of each number of the ones the fewest of the others that fit: the fewer the
+ * ones, the more of the others. Recomputing all takes `again` seconds more than none. */
+static void try_mixtures(const trial *t, dw_layout *layout, int recomputed, double again) {
+    int most, layers = t->problem->model->layers / layout->pp;
     dw_prediction p;
-    int free_layers = !limits->set.recompute_layers;
+    /* Who offloads the inputs of recomputed layers alone has nothing to mix. */
+    if (!dw__space_offloads_layers(t->problem, DW_RECOMPUTE_NONE) ||
+        !offload_range(t, layout, &layout->offload_layers, &most))
+        return;
+    layout->offload_layers++;
+    while (recomputed > 0 && layout->offload_layers <= most) {
+        do {
+            layout->recompute_layers = recomputed;
+            try_layout(t, layout, &p);
+        } while (fits_gpu(&p) && --recomputed > 0);
+        /* With more that leaves, of layers that keep more, all that can be saved is what is recomputed. */
+        double saved = again * (recomputed < layers ? (double)recomputed / layers : 1);
+        if (p.seconds - saved > ceiling_of(t)) return;
+        layout->offload_layers += layers_lacking(t, layout, &p);
+    }
+}
+
+/* 1: fits as it is; neither recomputation nor the host's memory makes it faster. */
+static int try_recomputation(const trial *t, dw_layout *layout) {
+    const dw__limits *limits = &t->problem->limits;
+    dw_prediction p = {0};
+    int free_layers = !limits->set.recompute_layers, layers = stage_layers(t, layout);
     layout->recompute = DW_RECOMPUTE_NONE;
     layout->recompute_layers = 0;
     if (DW__ALLOWS(limits, recompute, DW_RECOMPUTE_NONE) && free_layers) {
-        if (try_layout(t, layout, &p) || p.seconds > ceiling_of(t)) return;
+        if (try_offloads(t, layout, &p)) return 1;
+        if (p.seconds > ceiling_of(t)) return 0;
     }
+    double without = p.seconds;
     layout->recompute = DW_RECOMPUTE_SELECTIVE;
     if (DW__ALLOWS(limits, recompute, DW_RECOMPUTE_SELECTIVE) && free_layers)
-        try_layout(t, layout, &p);
-    if (!DW__ALLOWS(limits, recompute, DW_RECOMPUTE_FULL)) return;
+        try_offloads(t, layout, &p);
+    if (!DW__ALLOWS(limits, recompute, DW_RECOMPUTE_FULL)) return 0;
     layout->recompute = DW_RECOMPUTE_FULL;
     if (!free_layers) {
-        int most = (int)ceil((double)t->problem->model->layers / layout->pp);
-        for (int layers = 0; layers <= most; layers++) {
-            layout->recompute_layers = layers;
-            if (DW__ALLOWS(limits, recompute_layers, layers)) try_layout(t, layout, &p);
+        for (int some = 0; some <= layers; some++) {
+            layout->recompute_layers = some;
+            if (DW__ALLOWS(limits, recompute_layers, some)) try_offloads(t, layout, &p);
         }
-        return;
+        return 0;
     }
-    if (!try_layout(t, layout, &p) || limits->set.recompute) return;
-    try_fewest(t, layout, (int)ceil((double)t->problem->model->layers / layout->pp));
+    int fits = try_offloads(t, layout, &p);
+    if (limits->set.recompute) return 0;
+    layout->offload_layers = limits->low.offload_layers;
+    if (fits) layers = try_fewest(t, layout, layers) - 1;
+    try_mixtures(t, layout, layers, p.seconds - without);
+    return 0;
 }
 
 /* DualPipe runs one micro-batch's exchange of tokens beside another's computation. */
@@ -231,16 +313,53 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
     trial t = {problem, most, simplest, found};
     dw_layout layout;
     if (!sharding_count) return;
+    int plain[DW__TURNS_MOST] = {
+        0}; /* with this sharding a schedule needs neither recomputation nor the host */
     dw__mesh_layout(problem, mesh, &layout);
     set_sharding(&shardings[0], &layout);
     if (turn_count > 1) turn_count = keep_turns(&t, &layout, turns, turn_count);
     for (int s = 0; s < sharding_count && turn_count > 0; s++) {
         set_sharding(&shardings[s], &layout);
         set_turns(problem, &turns[0], &layout);
+        if (!shardings[s].offload) memset(plain, 0, sizeof plain);
         if (!sharding_may_fit(problem, &layout) || !sharding_may_win(&t, &layout)) continue;
         for (int at = 0; at < turn_count; at++) {
+            if (plain[at]) continue;
             set_turns(problem, &turns[at], &layout);
-            try_recomputation(&t, &layout);
+            plain[at] = try_recomputation(&t, &layout);
+            layout.offload_layers = 0;
+        }
+    }
+}
+
+static int fits_host(const dw_prediction *p) {
+    return p->host_capacity <= 0 || p->host_optimizer + p->host_activations <= p->host_capacity;
+}
+
+int dw__needs_less(const dw_prediction *a, const dw_prediction *b) {
+    int host[2] = {fits_host(a), fits_host(b)};
+    if (a->fits != b->fits) return a->fits;
+    if (host[0] != host[1]) return host[0];
+    return a->allocated < b->allocated;
+}
+
+/* Every level of recomputation, with as few and as many layers offloaded as may be. */
+static void try_smallest(const trial *t, dw_layout *layout, dw__found *found) {
+    for (int r = DW_RECOMPUTE_NONE; r <= DW_RECOMPUTE_FULL; r++) {
+        int layers[2];
+        if (!DW__ALLOWS(&t->problem->limits, recompute, r)) continue;
+        layout->recompute = (dw_recompute)r;
+        layout->recompute_layers = 0;
+        if (!offload_range(t, layout, &layers[0], &layers[1])) continue;
+        for (int at = 0; at < 2 && (at == 0 || layers[1] > layers[0]); at++) {
+            dw_prediction p;
+            layout->offload_layers = layers[at];
+            predict(t->problem, layout, &p);
+            found->predicted++;
+            if (found->found && !dw__needs_less(&p, &found->prediction)) continue;
+            found->found = 1;
+            found->layout = *layout;
+            found->prediction = p;
         }
     }
 }
@@ -251,6 +370,7 @@ void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__fou
     dw__turns turns[DW__TURNS_MOST];
     int sharding_count = dw__space_shardings(problem, mesh, shardings),
         turn_count = dw__space_turns(problem, mesh, turns);
+    trial t = {.problem = problem, .found = found};
     dw_layout layout;
     dw__mesh_layout(problem, mesh, &layout);
     for (int s = 0; s < sharding_count; s++) {
@@ -259,21 +379,7 @@ void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__fou
         set_sharding(&shardings[s], &layout);
         for (int at = 0; at < turn_count; at++) {
             set_turns(problem, &turns[at], &layout);
-            for (int r = DW_RECOMPUTE_NONE; r <= DW_RECOMPUTE_FULL; r++) {
-                dw_prediction p;
-                if (!DW__ALLOWS(&problem->limits, recompute, r)) continue;
-                layout.recompute = (dw_recompute)r;
-                layout.recompute_layers = 0;
-                predict(problem, &layout, &p);
-                found->predicted++;
-                int better = !found->found || p.fits > found->prediction.fits;
-                if (!better && p.fits == found->prediction.fits)
-                    better = p.allocated < found->prediction.allocated;
-                if (!better) continue;
-                found->found = 1;
-                found->layout = layout;
-                found->prediction = p;
-            }
+            try_smallest(&t, &layout, found);
         }
     }
 }

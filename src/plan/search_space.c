@@ -18,26 +18,78 @@ static int divisors(int of, int *list) {
 typedef struct ability {
     unsigned schedules, zero_stages; /* bits */
     int parallel;                    /* tensor, context, pipeline, experts: not data alone */
+    int offload_optimizer;
+    unsigned
+        offload_recompute; /* bits: with which recomputation layers' activations may be offloaded */
 } ability;
 
 static const ability *ability_of(dw_framework framework) {
     enum {
         PLAIN = 1 << DW_SCHEDULE_1F1B | 1 << DW_SCHEDULE_GPIPE,
         CHUNKS = PLAIN | 1 << DW_SCHEDULE_INTERLEAVED,
-        ALL = (1 << DW_SCHEDULES) - 1
+        ALL = (1 << DW_SCHEDULES) - 1,
+        /* Megatron-Core's fine-grained offloading; DeepSpeed's cpu_checkpointing, of layers' inputs alone. */
+        KEPT = 1 << DW_RECOMPUTE_NONE | 1 << DW_RECOMPUTE_SELECTIVE,
+        INPUTS = 1 << DW_RECOMPUTE_FULL
     };
     static const ability abilities[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {ALL, 15, 1},
-        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1},
-        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1},
-        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1},
-        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0},
-        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1},
-        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1},
-        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1},
-        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0},
+        [DW_FRAMEWORK_OWN] = {ALL, 15, 1, 1, KEPT | INPUTS},
+        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1, 1, KEPT},
+        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1, 0, 0},
+        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1, 0, 0},
+        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0, 0, 0},
+        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1, 1, INPUTS},
+        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1, 0, 0},
+        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1, 0, 0},
+        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0, 0, 0},
     };
     return &abilities[framework];
+}
+
+int dw__space_offloads_optimizer(const dw__problem *problem) {
+    return ability_of(problem->limits.base.framework)->offload_optimizer &&
+           problem->hardware->host_bandwidth.value > 0 &&
+           DW__ALLOWS(&problem->limits, offload_optimizer, 1);
+}
+
+int dw__space_offloads_layers(const dw__problem *problem, dw_recompute recompute) {
+    return ability_of(problem->limits.base.framework)->offload_recompute >> recompute & 1 &&
+           problem->hardware->host_bandwidth.value > 0 && problem->limits.high.offload_layers > 0;
+}
+
+static dw_status fail_ability(const dw__problem *problem, const char *what, const char *instead) {
+    return dw__fail(DW_INVALID_ARGUMENT, "framework %s %s; %s, or choose another framework",
+                    dw_framework_name(problem->limits.base.framework), what, instead);
+}
+
+dw_status dw__space_check(const dw__problem *problem) {
+    const dw__limits *limits = &problem->limits;
+    const ability *can = ability_of(limits->base.framework);
+    int stages = 0, schedules = 0, moved = limits->low.offload_layers > 0;
+    for (int at = 0; at <= 3; at++)
+        stages += can->zero_stages >> at & 1 && DW__ALLOWS(limits, zero_stage, at);
+    for (int at = 0; at < DW_SCHEDULES; at++)
+        schedules += can->schedules >> at & 1 && DW__ALLOWS(limits, schedule, at);
+    if (!stages) return fail_ability(problem, "has no such zero_stage", "leave zero_stage out");
+    if (!schedules) return fail_ability(problem, "has no such schedule", "leave schedule out");
+    if (limits->low.offload_optimizer && !can->offload_optimizer)
+        return fail_ability(problem, "cannot keep the optimizer in the host's memory",
+                            "leave offload_optimizer out");
+    if (moved && !can->offload_recompute)
+        return fail_ability(problem, "cannot keep activations in the host's memory",
+                            "leave offload_layers out");
+    for (int at = 0; at < DW_RECOMPUTE_AUTO && moved; at++)
+        if (can->offload_recompute >> at & 1 && DW__ALLOWS(limits, recompute, at)) moved = 0;
+    if (moved)
+        return fail_ability(problem, "does not combine offload_layers with such a recompute",
+                            "leave one of them out");
+    if ((limits->low.offload_layers > 0 || limits->low.offload_optimizer) &&
+        problem->hardware->host_bandwidth.value <= 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the hardware \"%s\" lacks host_bandwidth, which offload needs; give it, "
+                        "or leave the constraint out",
+                        problem->hardware->name);
+    return DW_OK;
 }
 
 static int micro_batches(const dw__problem *problem, const dw__mesh *mesh) {
@@ -177,7 +229,7 @@ static int shard_stage(const dw__problem *problem, const dw__mesh *mesh, dw__sha
         int vary = stage == 3 && (mesh->pp == 1 || limits->set.reshard);
         for (int reshard = 1; reshard >= !vary; reshard--) {
             if (vary && !DW__ALLOWS(limits, reshard, reshard)) continue;
-            for (int offload = 0; offload <= problem->offload; offload++) {
+            for (int offload = 0; offload <= dw__space_offloads_optimizer(problem); offload++) {
                 if (!DW__ALLOWS(limits, offload_optimizer, offload) || count == DW__SHARDINGS_MOST)
                     continue;
                 list[count++] = (dw__sharding){stage, whole ? 0 : parts[at], reshard, offload};

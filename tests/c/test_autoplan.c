@@ -57,15 +57,24 @@ static void consider(every *e, const dw_layout *layout) {
     e->layout = *layout;
 }
 
+static void every_placement(every *e, dw_layout layout) {
+    int most = (e->model->layers + layout.pp - 1) / layout.pp;
+    int host = e->hardware->host_bandwidth.value > 0;
+    for (layout.offload_optimizer = 0; layout.offload_optimizer <= host; layout.offload_optimizer++)
+        for (layout.offload_layers = 0; layout.offload_layers <= (host ? most : 0);
+             layout.offload_layers++)
+            consider(e, &layout);
+}
+
 static void every_recomputation(every *e, dw_layout layout) {
     int most = (e->model->layers + layout.pp - 1) / layout.pp;
     layout.recompute = DW_RECOMPUTE_NONE;
-    consider(e, &layout);
+    every_placement(e, layout);
     layout.recompute = DW_RECOMPUTE_SELECTIVE;
-    consider(e, &layout);
+    every_placement(e, layout);
     layout.recompute = DW_RECOMPUTE_FULL;
     for (layout.recompute_layers = 0; layout.recompute_layers <= most; layout.recompute_layers++)
-        consider(e, &layout);
+        every_placement(e, layout);
 }
 
 static void every_sharding(every *e, dw_layout layout) {
@@ -158,7 +167,7 @@ static int drawn(int low, int high) {
 
 static void the_search_misses_nothing(void **unused) {
     (void)unused;
-    int fitting = 0, recomputed = 0, pipelined = 0;
+    int fitting = 0, recomputed = 0, pipelined = 0, layers = 0, optimizers = 0;
     for (int round = 0; round < 40; round++) {
         int heads = 1 << drawn(1, 3), mixture = round % 3 == 0;
         dw_planner_model model = {.layers = drawn(2, 7),
@@ -181,6 +190,11 @@ static void the_search_misses_nothing(void **unused) {
         every e = {.model = &model, .hardware = hardware};
         /* Of such memory that something must be given up. */
         hardware->memory.value = (1 << 26) * (double)drawn(22, 60);
+        static const double ways[] = {0, 1e9, 63e9, 63e9, 450e9};
+        hardware->host_bandwidth.value = ways[drawn(0, 4)];
+        hardware->host_memory_bandwidth.value *= drawn(0, 2);
+        hardware->host_memory.value =
+            (1 << 26) * (double)drawn(0, 60);                /* 0: as much as one likes */
         if (round % 2) hardware->link_bandwidth.value /= 32; /* else there are no pipelines */
         dw_layout layout;
         dw_layout_default(&layout);
@@ -190,8 +204,6 @@ static void the_search_misses_nothing(void **unused) {
         every_layout(&e, layout);
         meshes_agree(&e, length, batch);
         dw_autoplan_request request = request_of(&model, hardware, length, batch);
-        request.constraints = (const char *const[]){"offload_optimizer=0"};
-        request.constraint_count = 1;
         request.reserve = 0;
         dw_autoplan *plan = plan_of(&request);
         assert_int_equal(plan->prediction.fits, e.fits);
@@ -199,6 +211,8 @@ static void the_search_misses_nothing(void **unused) {
         if (e.fits) {
             recomputed += e.layout.recompute != DW_RECOMPUTE_NONE;
             pipelined += e.layout.pp > 1;
+            layers += e.layout.offload_layers > 0;
+            optimizers += e.layout.offload_optimizer;
             assert_true(plan->prediction.seconds <= e.seconds * 1.005);
             assert_true(plan->prediction.seconds >= e.seconds * (1 - 1e-12));
             assert_int_equal(dw_layout_check(&model, hardware, &plan->layout), DW_OK);
@@ -208,6 +222,62 @@ static void the_search_misses_nothing(void **unused) {
     }
     assert_true(fitting >= 15 && fitting < 40);
     assert_true(recomputed >= 3 && pipelined >= 1);
+    assert_true(layers >= 3 && optimizers >= 1);
+}
+
+/* One GPU with less and less memory, whose link hides some layers' way to the host: the fastest is to recompute some,
+ * to offload others. */
+static void recomputation_and_offload_share_the_layers(void **unused) {
+    (void)unused;
+    static const dw_planner_model model = {.layers = 12,
+                                           .hidden = 2048,
+                                           .heads = 16,
+                                           .kv_heads = 16,
+                                           .head_dim = 128,
+                                           .ffn = 8192,
+                                           .vocabulary = 32000};
+    int mixed = 0, fitting = 0;
+    dw_hardware *hardware = hardware_of("h100:1");
+    dw_autoplan_request request = request_of(&model, hardware, 4096, 8);
+    request.constraints =
+        (const char *const[]){"micro_batch=4", "zero_stage=0", "offload_layers<=9"};
+    request.constraint_count = 3;
+    request.reserve = 0;
+    for (int gib = 40; gib >= 14; gib--) {
+        hardware->memory.value = gib * 1073741824.0;
+        every e = {.model = &model, .hardware = hardware};
+        dw_layout layout;
+        dw_layout_default(&layout);
+        layout.global_batch = 8;
+        layout.micro_batch = 4;
+        layout.seq_len = 4096;
+        layout.sequence_parallel = 0;
+        for (layout.offload_layers = 0; layout.offload_layers <= 9; layout.offload_layers++)
+            for (layout.offload_optimizer = 0; layout.offload_optimizer <= 1;
+                 layout.offload_optimizer++) {
+                for (int how = 0; how <= DW_RECOMPUTE_FULL; how++) {
+                    layout.recompute = (dw_recompute)how;
+                    layout.recompute_layers = 0;
+                    consider(&e, &layout);
+                    for (int k = 1; how == DW_RECOMPUTE_FULL && k <= 12; k++) {
+                        layout.recompute_layers = k;
+                        consider(&e, &layout);
+                    }
+                }
+            }
+        dw_autoplan *plan = plan_of(&request);
+        assert_int_equal(plan->prediction.fits, e.fits);
+        if (e.fits) {
+            assert_true(plan->prediction.seconds <= e.seconds * 1.005);
+            assert_true(plan->prediction.seconds >= e.seconds * (1 - 1e-12));
+            assert_true(plan->layout.offload_layers <= 9);
+        }
+        fitting += e.fits;
+        mixed += e.layout.offload_layers > 0 && e.layout.recompute == DW_RECOMPUTE_FULL;
+        dw_autoplan_destroy(plan);
+    }
+    assert_true(fitting >= 10 && mixed >= 1);
+    dw_hardware_destroy(hardware);
 }
 
 /* ---- the answer ------------------------------------------------------------------------------ */
@@ -327,7 +397,7 @@ static void what_does_not_fit_is_answered(void **unused) {
     dw_autoplan_request request = request_of(&llama3_405b, hardware, 8192, 2048);
     dw_autoplan *plan = plan_of(&request);
     assert_int_equal(plan->prediction.fits, 0);
-    assert_non_null(strstr(plan->tightest, "parameters: "));
+    assert_non_null(strstr(plan->tightest, "optimizer: "));
     assert_true(plan->gpus_needed > 16 && plan->gpus_needed % 8 == 0);
     assert_int_equal(dw_hardware_with_gpus(hardware, plan->gpus_needed, &enough), DW_OK);
     request.hardware = enough;
@@ -371,6 +441,8 @@ static void bad_requests_are_named(void **unused) {
     refused(good, "recompute=some", DW_INVALID_ARGUMENT, "none, selective, full");
     refused(good, "recompute<=full", DW_INVALID_ARGUMENT, "a range");
     refused(good, "gpus=8", DW_INVALID_ARGUMENT, "the request itself");
+    refused(good, "offload=some", DW_INVALID_ARGUMENT, "none, activations, optimizer, all");
+    refused(good, "offload<=all", DW_INVALID_ARGUMENT, "names no field");
     refused(good, "cuda_graphs=2", DW_INVALID_ARGUMENT, "other than 0 and 1");
     request.seq_len = 8191;
     request.global_batch = 7;
@@ -514,6 +586,7 @@ static void every_allocation_can_fail(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_search_misses_nothing),
+        cmocka_unit_test(recomputation_and_offload_share_the_layers),
         cmocka_unit_test(published_configurations_are_planned),
         cmocka_unit_test(the_largest_take_seconds),
         cmocka_unit_test(threads_do_not_change_the_answer),
