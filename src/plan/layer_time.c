@@ -150,7 +150,8 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     const dw__constants *c = planned->constants;
     double h = model->hidden, up = model->gated ? 2 : 1, width = model->expert_ffn / planned->etp;
     double own = (double)model->experts / layout->ep;
-    double routed = planned->tokens * model->top_k * planned->etp / layout->tp;
+    double routed =
+        planned->tokens * model->top_k * planned->etp / layout->tp * planned->expert_load;
     linear(planned, "experts up", routed / own, h, up * width, own, planned->low, time);
     linear(planned, "experts down", routed / own, width, h, own, planned->low, time);
     elementwise(planned, "activation and order of tokens",

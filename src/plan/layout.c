@@ -87,6 +87,10 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
     if (layout->etp < 0 || layout->shard < 0)
         return dw__fail(DW_INVALID_ARGUMENT, "etp is %d and shard %d; expected 0 or more",
                         layout->etp, layout->shard);
+    if (layout->expert_load < 0 || layout->expert_load > 100000)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "expert_load is %d; expected percent of an even share, 100 to 100000, or 0",
+                        layout->expert_load);
     DW_RETURN_IF_FAILED(divides("heads", model->heads, "tp", layout->tp));
     if (layout->ep > 1 && !model->experts)
         return dw__fail(DW_INVALID_ARGUMENT, "ep is %d and the model has no experts; use ep 1",

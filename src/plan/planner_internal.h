@@ -29,6 +29,7 @@ typedef struct dw__planned {
     dw_rate rate;                    /* of linear layers */
     int micro_batches;               /* of one rank, a step */
     dw__operation_costs *operations; /* NULL, or where kernels are written down */
+    double expert_load;              /* tokens of the heaviest rank of experts, of an even share */
     double
         linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
 } dw__planned;
@@ -94,11 +95,14 @@ int dw__head_stage(
 /* ---- the data parallel group: seconds on the wire, of one stage ---- */
 typedef struct dw__data_traffic {
     int each;              /* 1: of every micro-batch (ZeRO-3 without a pipeline); 0: of a step */
+    int reduce_each;       /* the same of `again` and `reduce`: ZeRO-2 as well */
     double gather, reduce; /* of parameters, of gradients */
     double again;          /* gathered once more, for backward */
     double across;         /* of a step: between replicas of what is sharded */
 } dw__data_traffic;
 void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic);
+/* Each rank keeps its part of the gradients while micro-batches add to it. */
+int dw__gradients_are_cut(const dw_layout *layout);
 /* What `room` seconds of computation beside it do not hide. */
 double dw__data_exposed(const dw__planned *planned, double traffic, double room);
 

@@ -9,18 +9,22 @@ typedef struct habit {
     double
         logit; /* of one logit: the head's output, its FP32 copy, the loss's gradient, what is in flight between */
     int eager; /* every step of the MLP's gate is kept: two products, the activation, their product */
+    double
+        logit_cut; /* of one logit that tensor parallelism cuts, where that is another loss; 0: logit */
+    double logit_held; /* of one logit: freed blocks that are too small for what comes after */
 } habit;
 
 /* Megatron: BF16 parameters, FP32 gradients, FP32 copy and AdamW's two averages. DeepSpeed: gradients of the
  * parameters' type, and so who builds on PyTorch with ZeRO-1. FSDP: everything in FP32, cast as it is used. The
  * loss of Megatron is fused and in place; PyTorch's keeps logits in BF16 and FP32, the logarithms of the softmax,
- * and the gradient. */
+ * and the gradient. Cut logits have DTensor's loss under torchtitan, whose backward holds four FP32 arrays at once
+ * (logarithms, zeros with the targets, exponentials, their sum); the block of BF16 logits serves none of them. */
 static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
         [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0},
         [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 6, 0},
         [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12, 10, 0},
-        [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8, 12, 0},
+        [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8, 12, 0, 16, 2},
         [DW_FRAMEWORK_FSDP] = {4, 4, 8, 6, 1},
         [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12, 12, 1},
         [DW_FRAMEWORK_NANOTRON] = {2, 6, 12, 14, 1},
@@ -28,6 +32,13 @@ static const habit *habit_of(const dw_layout *layout) {
         [DW_FRAMEWORK_PYTORCH] = {2, 2, 12, 12, 1},
     };
     return &habits[layout->framework];
+}
+
+/* ZeRO 1 and 2 of DeepSpeed; Megatron's before 2024 was DeepSpeed's. */
+static int is_deepspeed(const dw_layout *layout) {
+    return (layout->zero_stage == 1 || layout->zero_stage == 2) &&
+           (layout->framework == DW_FRAMEWORK_DEEPSPEED ||
+            layout->framework == DW_FRAMEWORK_MEGATRON_LM);
 }
 
 /* What a layout says of an element, else the habit. */
@@ -53,7 +64,8 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     if (recompute == DW_RECOMPUTE_FULL) return 2 * h / cut;
     int selective = recompute == DW_RECOMPUTE_SELECTIVE;
 
-    double norms = (4 + (selective && !old ? 0 : 2 * operand) + (old ? 2 : 0)) * h / cut;
+    double masks = old || layout->dropout ? 2 : 0;
+    double norms = (4 + (selective && !old ? 0 : 2 * operand) + masks) * h / cut;
     /* Without a pipeline nanotron keeps what tensor parallelism gathered; Megatron gathers again. */
     if (layout->framework == DW_FRAMEWORK_NANOTRON && layout->pp == 1)
         norms += 4 * h * (1 - 1 / cut);
@@ -68,16 +80,19 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double inner = 2 * up + (selective && !old ? 0 : operand);
     if (habit_of(layout)->eager && model->gated && !selective) inner += 2;
     if (selective && layout->framework == DW_FRAMEWORK_TORCHTITAN) {
-        /* The layer's input, attention's output, and the results of every second product. */
+        /* The layer's input, attention's output, the results of every second product (queries, values, the
+         * MLP's first and last), and what tensor parallelism reduced. No compiled graph keeps the last: its
+         * backward has no use for it. */
         double width = model->top_k
                            ? moe ? model->top_k * model->expert_ffn + model->shared_ffn : model->ffn
                            : model->ffn;
-        double results = (heads * d + 2 * kv * d + 2 * h / cut) * 2 + 2 * up * width / tp;
-        return 2 * h / cut + 2 * heads * v + 4 * heads + results / 2;
+        double results = heads * d + kv * v + width / tp + (tp > 1 ? 2 * h / cut : 0);
+        if (model->gated && !layout->compiled) results += h / (cut > 1 ? tp : 1);
+        return 2 * h / cut + 2 * heads * v + 4 * heads + 2 * results;
     }
     double mlp;
     if (moe) {
-        double routed = model->top_k * planned->etp / tp;
+        double routed = model->top_k * planned->etp / tp * planned->expert_load;
         mlp = routed * (operand * h + inner * model->expert_ffn / planned->etp +
                         (selective ? 0 : 2 * h)) +
               inner * model->shared_ffn / tp + 4.0 * model->experts / tp;
@@ -110,13 +125,37 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
     if (planned->layout->framework == DW_FRAMEWORK_OWN) part = 0;
     if (planned->layout->framework == DW_FRAMEWORK_MEGATRON_LM)
         part = 0.10; /* PyTorch 1.x: no expandable blocks */
-    return part * (memory->activations + memory->workspace);
+    /* Nor has PyTorch for AMD them. */
+    if (planned->hardware->capability == 0 && part > 0) part = 0.10;
+    const dw_layout *layout = planned->layout;
+    double held = part * (memory->activations + memory->workspace);
+    if (is_deepspeed(layout)) held += part * memory->gradients; /* tensors that come and go, too */
+    if (layout->pp == 1 && !layout->fused_loss)
+        held += habit_of(layout)->logit_held * planned->tokens * planned->model->vocabulary /
+                layout->tp;
+    return held;
 }
 
-/* Communicators, each with buffers of its own. */
+/* ZeRO-2 gives the rest away before the next micro-batch adds to it. In a pipeline, and under Megatron, gradients
+ * gather in whole buffers and are reduced once a step. */
+int dw__gradients_are_cut(const dw_layout *layout) {
+    if (layout->zero_stage >= 3) return 1;
+    int buffers =
+        layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_MEGATRON_LM;
+    return layout->zero_stage == 2 && layout->pp == 1 && !buffers;
+}
+
+/* Communicators, each with buffers of its own. Under Megatron-DeepSpeed both make theirs. */
 static int groups_of(const dw_layout *layout) {
-    return (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
-           (layout->dp > 1);
+    int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
+                 (layout->dp > 1);
+    return layout->framework == DW_FRAMEWORK_MEGATRON_LM && is_deepspeed(layout) ? 2 * groups + 1
+                                                                                 : groups;
+}
+
+/* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
+static double gathered_inputs(const dw__planned *planned) {
+    return planned->layout->tp > 1 ? 3 * 2.0 * planned->tokens * planned->model->hidden : 0;
 }
 
 void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
@@ -133,11 +172,14 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
     }
     double again =
         recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
+    /* Of the layer that backward is in, also what selective recomputation makes anew. */
+    double anew = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[0] - kept[1];
     if (again > layers) again = layers;
     double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
     double offloaded = layout->offload_layers > layers ? layers : layout->offload_layers;
     *bytes = (dw__activation_bytes){.kept = t * (again * full + (layers - again) * rest),
-                                    .again = again > 0 ? t * kept[0] : 0};
+                                    .again = again > 0 || anew > 0 ? t * anew : 0};
+    if (recompute == DW_RECOMPUTE_FULL && again <= 0) bytes->again = 0;
     if (layers > 0 && offloaded > 0) {
         double each = bytes->kept / layers;
         bytes->moved = offloaded * each;
@@ -147,9 +189,22 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
         double both = offloaded > 2 ? 2 : offloaded, rest = layers - offloaded;
         bytes->staged = both > rest ? each * (both - rest) : 0;
     }
-    if (stage == dw__head_stage(layout))
-        bytes->logits =
-            t * model->vocabulary / layout->tp * habit_of(layout)->logit + t * 4 * model->hidden;
+    /* Backward of scores in memory: gradients of probabilities and of scores. */
+    if (layout->unfused_attention && bytes->again > 0)
+        bytes->again += t * 2 * 2 * layout->seq_len * model->heads / layout->tp;
+    /* A stage's output was kept for its backward, before Megatron learned to free it. */
+    if (layout->framework == DW_FRAMEWORK_MEGATRON_LM && layout->pp > 1 && stage < layout->pp - 1)
+        bytes->kept += t * full;
+    if (stage == dw__head_stage(layout)) {
+        const habit *habit = habit_of(layout);
+        double each = layout->tp > 1 && habit->logit_cut > 0 ? habit->logit_cut : habit->logit;
+        if (layout->fused_loss && each > 4) each = 4; /* logits and their gradient, both BF16 */
+        bytes->logits = t * model->vocabulary / layout->tp * each + t * 4 * model->hidden;
+        /* The loss is over when the last layer is computed again: whichever needs more. */
+        double gathered = gathered_inputs(planned);
+        bytes->logits = fmax(0, bytes->logits - gathered);
+        bytes->again = fmax(0, bytes->again - bytes->logits);
+    }
 }
 
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
@@ -170,7 +225,7 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     if (zero < 1) shard = expert_shard = 1;
     double whole = dense + experts, cut = dense / shard + experts / expert_shard;
     memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
-    memory->gradients = bytes.gradient * (zero >= 2 ? cut : whole) * trained;
+    memory->gradients = bytes.gradient * (dw__gradients_are_cut(layout) ? cut : whole) * trained;
     memory->optimizer = bytes.optimizer * cut * trained;
     /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
@@ -180,22 +235,38 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     dw__activation_bytes_of(planned, recompute, recompute_layers, stage, &activations);
     memory->activations =
         activations.kept * in_flight(planned, stage) + activations.staged + activations.again;
-    /* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
-    double gathered_inputs = layout->tp > 1 ? 3 * 2.0 * planned->tokens * model->hidden : 0;
-    memory->workspace = gathered_inputs + activations.logits;
+    memory->workspace = gathered_inputs(planned) + activations.logits;
+    /* Gradients are reduced through a bucket of 500 million elements, or of the largest of them. */
+    if (is_deepspeed(layout)) {
+        double bucket = fmax(5e8, dw__embedding_parameters(model) / layout->tp);
+        memory->workspace += fmin(bytes.gradient, 4) * trained * fmin(bucket, whole);
+    }
+    /* PyTorch's pipelines receive every micro-batch of a step into buffers of its own, both ways, and keep outputs. */
+    if (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->pp > 1) {
+        double each =
+            planned->tokens * 2 * model->hidden / (layout->sequence_parallel ? layout->tp : 1);
+        memory->workspace += (2.0 * planned->micro_batches + in_flight(planned, stage)) * each;
+    }
     double layers = dw__stage_layers(planned, stage),
            table = dw__embedding_parameters(model) / layout->tp;
+    if (zero == 2 && dw__gradients_are_cut(layout))
+        memory->workspace += bytes.gradient * trained * (whole / (layers > 1 ? layers : 1));
     if (zero >= 3) { /* two layers gathered, one layer's gradients whole; the table by itself */
         double layer = (whole - (stage == 0 ? table : 0)) / (layers > 1 ? layers : 1);
         double gathered = layer * (2 * 2 + 4);
-        if (!layout->reshard) gathered += 2 * (whole - layer);
-        /* In a pipeline parameters stay gathered and gradients whole until the last micro-batch. */
-        if (layout->pp > 1 && layout->reshard) gathered += (2 + 4) * (whole - layer);
+        /* In a pipeline parameters stay gathered, and gradients whole until the last micro-batch. */
+        if (layout->pp > 1)
+            gathered += (2 + 4 * trained) * (whole - layer);
+        else if (!layout->reshard)
+            gathered += 2 * (whole - layer);
         /* The root's tables stay gathered from forward on; one has its gradient whole. */
         double tables = table * ((model->tied || layout->pp > 1 ? 2 : 4) + 4);
         memory->workspace += gathered > tables ? gathered : tables;
     }
-    memory->overhead = dw__fragments(planned, memory) + 1.0 * gib + 0.4 * gib * groups_of(layout);
+    /* The context: before CUDA 11.7 every kernel of PyTorch was loaded at the start. */
+    double context = layout->framework == DW_FRAMEWORK_MEGATRON_LM ? 2 : 1;
+    memory->overhead =
+        dw__fragments(planned, memory) + context * gib + 0.4 * gib * groups_of(layout);
 }
 
 void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,

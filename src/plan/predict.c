@@ -66,6 +66,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         .low = layout->precision > DW_TRAIN_FP32,
         .rate = rates[layout->precision],
         .linear_scale = 1,
+        .expert_load = layout->expert_load > 0 ? layout->expert_load / 100.0 : 1,
     };
     double sequences = (double)layout->dp * layout->micro_batch;
     planned->micro_batches = (int)(layout->global_batch / sequences + 0.5);
@@ -194,12 +195,12 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
     *traffic = (dw__data_traffic){0};
     if (layout->zero_stage >= 3) {
         /* In a pipeline parameters are gathered, and gradients reduced, once a step. */
-        traffic->each = layout->pp == 1;
+        traffic->each = traffic->reduce_each = layout->pp == 1;
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
         traffic->gather =
             dw__gather_seconds(planned, 2 * dense, shard, layout->tp, layers) +
             dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride, layers);
-        traffic->again = layout->reshard ? traffic->gather : 0;
+        traffic->again = layout->reshard && layout->pp == 1 ? traffic->gather : 0;
         traffic->reduce = traffic->gather * trained * (layout->gradient_bytes == 2 ? 1 : 2);
         if (ranks > shard)
             traffic->across =
@@ -212,6 +213,7 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
         : layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_NANOTRON
             ? 4
             : 2;
+    if (gradient > 4) gradient = 4; /* of two copies the sum travels */
     /* Megatron's buckets; nanotron sends each parameter by itself. */
     double buckets = ceil(dense / fmax(40e6, 1e6 * ranks));
     if (layout->framework == DW_FRAMEWORK_NANOTRON) buckets = 9 * layers;
@@ -220,6 +222,7 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
         dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride,
                            buckets);
     traffic->gather = traffic->reduce * (layout->zero_stage ? 2 / gradient : 1);
+    traffic->reduce_each = dw__gradients_are_cut(layout) && layout->zero_stage == 2;
 }
 
 double dw__data_exposed(const dw__planned *planned, double traffic, double room) {
@@ -242,12 +245,13 @@ static int stages_of_rank(const dw_layout *layout, int stages[2]) {
 static void data_seconds(const dw__planned *planned, double forward, double backward,
                          dw_time_parts *time) {
     int stages[2], count = stages_of_rank(planned->layout, stages);
+    double m = planned->micro_batches;
     for (int at = 0; at < count; at++) {
         dw__data_traffic traffic;
         dw__data_traffic_of(planned, stages[at], &traffic);
-        double exposed = dw__data_exposed(planned, traffic.gather, forward) +
-                         dw__data_exposed(planned, traffic.again + traffic.reduce, backward);
-        time->data += exposed * (traffic.each ? planned->micro_batches : 1) +
+        time->data += dw__data_exposed(planned, traffic.gather, forward) * (traffic.each ? m : 1) +
+                      dw__data_exposed(planned, traffic.again + traffic.reduce, backward) *
+                          (traffic.reduce_each ? m : 1) +
                       planned->constants->data_exposed * traffic.across;
     }
 }

@@ -95,6 +95,25 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
         model->shared_ffn = model->expert_ffn;
 }
 
+/* "hybrid-layer-pattern=MEM*EM...", a letter for each layer: Mamba, experts, attention, MLP. What follows a slash
+ * predicts further tokens. */
+static void layer_pattern(const char *notes, dw_planner_model *model) {
+    static const char key[] = "hybrid-layer-pattern=";
+    const char *at = strstr(notes, key);
+    if (!at) return;
+    int layers = 0, attention = 0, mixtures = 0;
+    for (at += sizeof key - 1; *at && strchr("MEA*-|", *at); at++) {
+        layers += *at != '|';
+        attention += *at == '*' || *at == 'A';
+        mixtures += *at == 'E';
+    }
+    if (layers != model->layers || !attention) return;
+    model->attention_layers = attention;
+    if (!mixtures || !model->experts) return;
+    model->moe_every = layers / mixtures;
+    model->dense_layers = layers - model->moe_every * mixtures;
+}
+
 const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *model) {
     const char *name = dw__csv_cell(table, row, "model"),
                *notes = dw__csv_cell(table, row, "notes");
@@ -141,6 +160,7 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
         if (model->experts) model->moe_every = 2;
     }
     if (dw__says(name, "Nemotron-H")) model->attention_layers = (model->layers + 11) / 12;
+    layer_pattern(notes, model);
     if (dw__number_after(notes, "sliding-window", &number)) model->window = (int)number;
     if (model->window) model->window_every = dw__says(notes, "alternating") ? 2 : 1;
     if (dw__says(notes, "LoRA") || dw__says(name, "LoRA") || dw__says(notes, "lora fine-tune"))

@@ -118,15 +118,38 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     layout->overlap_expert = dw__says(notes, "overlap_moe_expert_parallel_comm") ||
                              dw__says(notes, "DualPipe") ||
                              layout->schedule == DW_SCHEDULE_DUALPIPE;
-    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer"))
+    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer")) {
         layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
+    } else if (layout->zero_stage > 0 &&
+               (dw__says(notes, "Megatron-DeepSpeed") || dw__says(source, "Megatron-DeepSpeed"))) {
+        /* DeepSpeed's ZeRO: gradients in half precision, and a rank's part of them flat, also in FP32, for the step. */
+        layout->gradient_bytes = 2;
+        layout->optimizer_bytes = 18;
+    }
+    /* torchtitan's loss is compiled like its layers from April 2025 on; Liger's and chunks need no copies either. */
+    int year = whole(table, row, "year", 0);
+    layout->fused_loss =
+        (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
+        dw__says(notes, "Liger") || dw__says(notes, "fused cross") ||
+        dw__says(notes, "cut cross-entropy") || dw__says(notes, "chunked");
+    /* Megatron-LM's own default is 0.1, as long as its arguments are given and none says otherwise. */
+    layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && dw__says(notes, "args:") &&
+                      !dw__says(notes, "hidden-dropout") && !run->model.gated;
+    if (dw__number_after(notes, "capacity factor", &count) ||
+        dw__number_after(notes, "capacity_factor=", &count) ||
+        dw__number_after(notes, "capacity-factor=", &count))
+        layout->expert_load = count > 0 && count <= 64 ? (int)(100 * count + 0.5) : 0;
 }
 
 /* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
-static int guess_micro_batch(const dw_run *run) {
+static int guess_micro_batch(const dw_run *run, int year) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
-    if (layout.pp > 1) return 1;
+    if (layout.pp > 1) {
+        /* torchtitan: as many micro-batches as stages, until it had a setting of its own in April 2025. */
+        bool stages = layout.framework == DW_FRAMEWORK_TORCHTITAN && year > 0 && year < 2025;
+        return stages && each % layout.pp == 0 ? each / layout.pp : 1;
+    }
     for (int size = 1; size <= each && (double)size * layout.seq_len / layout.cp <= 16384;
          size *= 2) {
         if (each % size) continue;
@@ -218,7 +241,8 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     layout->micro_batch = whole(table, row, "micro_batch", 0);
     layout->global_batch = whole(table, row, "global_batch_seqs", 0);
     if (!layout->global_batch) layout->global_batch = layout->dp;
-    if (!layout->micro_batch) layout->micro_batch = guess_micro_batch(run);
+    if (!layout->micro_batch)
+        layout->micro_batch = guess_micro_batch(run, whole(table, row, "year", 0));
     /* A batch that does not divide is run as the nearest whole number of micro-batches. */
     int64_t sequences = (int64_t)layout->dp * layout->micro_batch;
     int64_t times = (layout->global_batch + sequences / 2) / sequences;

@@ -325,9 +325,7 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
     if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep, problem->model->experts);
     ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch, best->global_batch);
     for (int at = 0; at <= 3 && !set->zero_stage; at++)
-        if (at != best->zero_stage && at != 2 &&
-            best->dp * best->cp > 1) /* see dw__space_shardings */
-            ask(q, "zero_stage", at, NULL);
+        if (at != best->zero_stage && best->dp * best->cp > 1) ask(q, "zero_stage", at, NULL);
     for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
         if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
     if (!set->offload_layers && !set->offload_optimizer) {

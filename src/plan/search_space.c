@@ -246,11 +246,8 @@ int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sh
         if (!(can->zero_stages >> stage & 1) || !DW__ALLOWS(&problem->limits, zero_stage, stage))
             continue;
         if (problem->limits.set.shard && stage == 0) continue;
-        /* Gradients that are cut are reduced in each micro-batch, which the time model counts once. */
-        if (stage == 2 && !problem->limits.set.zero_stage &&
-            (mesh->pp > 1 || micro_batches(problem, mesh) > 1) &&
-            problem->limits.base.framework != DW_FRAMEWORK_FSDP)
-            continue;
+        /* In a pipeline gradients gather whole, as in stage 1. */
+        if (stage == 2 && !problem->limits.set.zero_stage && mesh->pp > 1) continue;
         if (problem->limits.base.framework == DW_FRAMEWORK_DEEPSPEED && mesh->pp > 1 && stage > 1)
             continue;
         count = shard_stage(problem, mesh, list, count, stage);

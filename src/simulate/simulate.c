@@ -107,10 +107,17 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
 
     dw__data_traffic traffic;
     dw__data_traffic_of(planned, stage, &traffic);
+    dw__data_traffic each = traffic, once = traffic; /* ZeRO-2: its reduction, and its gathering */
     if (traffic.each)
-        each_micro_batch(planned, schedule->split, chunks, &traffic, cost);
+        once.gather = 0;
     else
-        once_a_step(planned, schedule->split, chunks, &traffic, cost);
+        each.gather = 0;
+    if (traffic.reduce_each)
+        once.again = once.reduce = 0;
+    else
+        each.again = each.reduce = 0;
+    each_micro_batch(planned, schedule->split, chunks, &each, cost);
+    once_a_step(planned, schedule->split, chunks, &once, cost);
     cost->reduce += traffic.across / chunks;
     cost->reduce_exposed += planned->constants->data_exposed * traffic.across / chunks;
     double *seconds[] = {&cost->forward,        &cost->input,  &cost->weight,        &cost->gather,

@@ -79,9 +79,8 @@ static void every_recomputation(every *e, dw_layout layout) {
 
 static void every_sharding(every *e, dw_layout layout) {
     int ranks = layout.dp * layout.cp;
-    int several = layout.global_batch / (layout.dp * layout.micro_batch) > 1;
     for (layout.zero_stage = 0; layout.zero_stage <= 3; layout.zero_stage++) {
-        if (layout.zero_stage == 2 && (layout.pp > 1 || several)) continue;
+        if (layout.zero_stage == 2 && layout.pp > 1) continue;
         for (layout.shard = 1; layout.shard <= ranks; layout.shard++)
             for (layout.reshard = layout.pp > 1; layout.reshard <= 1; layout.reshard++)
                 if (ranks % layout.shard == 0 && (layout.shard > 1 || ranks == 1))

@@ -218,6 +218,7 @@ static void memory_grows_and_shrinks_as_it_must(void **state) {
     other.recompute = DW_RECOMPUTE_FULL;
     assert_true(allocated(&llama3_70b, hardware, &other) < before);
     layout = layout_of(64, 4, 1, 1, 128, 4096);
+    layout.framework = DW_FRAMEWORK_OWN; /* Megatron's gradients gather in whole buffers */
     for (int stage = 0; stage < 3; stage++) {
         layout.zero_stage = stage;
         other = layout;
@@ -225,6 +226,113 @@ static void memory_grows_and_shrinks_as_it_must(void **state) {
         assert_true(allocated(&llama3_70b, hardware, &other) <
                     allocated(&llama3_70b, hardware, &layout));
     }
+    dw_hardware_destroy(hardware);
+}
+
+/* torchtitan's benchmarks of December 2024, Llama-3.1 on H100, GiB reserved by the fullest GPU. */
+static void torchtitan_reserves_what_it_says(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:512");
+    static const struct {
+        const dw_planner_model *model;
+        int gpus, tp, micro_batch, seq_len, compiled;
+        dw_recompute recompute;
+        double gib;
+    } runs[] = {{&llama3_8b, 8, 1, 2, 8192, 0, DW_RECOMPUTE_SELECTIVE, 82.4},
+                {&llama3_8b, 8, 1, 2, 8192, 1, DW_RECOMPUTE_SELECTIVE, 77.0},
+                {&llama3_8b, 128, 1, 2, 8192, 1, DW_RECOMPUTE_SELECTIVE, 62.0},
+                {&llama3_8b, 8, 1, 1, 32768, 1, DW_RECOMPUTE_FULL, 83.9},
+                {&llama3_70b, 256, 8, 16, 8192, 1, DW_RECOMPUTE_FULL, 67.6}};
+    for (size_t at = 0; at < DW_COUNT(runs); at++) {
+        int ranks = runs[at].gpus / runs[at].tp;
+        dw_layout layout = layout_of(runs[at].gpus, runs[at].tp, 1, runs[at].micro_batch,
+                                     ranks * runs[at].micro_batch, runs[at].seq_len);
+        layout.framework = DW_FRAMEWORK_TORCHTITAN;
+        layout.zero_stage = 3;
+        layout.compiled = runs[at].compiled;
+        layout.recompute = runs[at].recompute;
+        dw_prediction prediction;
+        assert_int_equal(dw_predict(runs[at].model, hardware, &layout, &prediction), DW_OK);
+        assert_near(prediction.reserved, runs[at].gib * 1024 * 1024 * 1024, 0.03);
+        double reserved = prediction.reserved;
+        layout.fused_loss = 1;
+        assert_int_equal(dw_predict(runs[at].model, hardware, &layout, &prediction), DW_OK);
+        assert_true(prediction.reserved < reserved);
+    }
+    dw_hardware_destroy(hardware);
+}
+
+/* Of 8 products in bytes of BF16 by hand: input, attention's output and its logarithms of sums, and the 1st, 3rd, 5th
+ * and, as long as no compiler drops it, 7th result. */
+static void every_second_product_is_kept(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:8");
+    dw_layout layout = layout_of(8, 1, 1, 1, 8, 8192);
+    layout.framework = DW_FRAMEWORK_TORCHTITAN;
+    layout.compiled = 1;
+    dw__planned planned;
+    begin(&planned, &llama3_8b, hardware, &layout);
+    double compiled = 2 * 4096 + 2 * 4096 + 4 * 32 + 2 * (4096 + 1024 + 14336);
+    assert_near(dw__layer_activation_bytes(&planned, DW_RECOMPUTE_SELECTIVE, 0), compiled, 1e-12);
+    layout.compiled = 0;
+    assert_near(dw__layer_activation_bytes(&planned, DW_RECOMPUTE_SELECTIVE, 0),
+                compiled + 2 * 4096, 1e-12);
+    layout.framework = DW_FRAMEWORK_MEGATRON;
+    double before = dw__layer_activation_bytes(&planned, DW_RECOMPUTE_NONE, 0);
+    layout.dropout = 1;
+    assert_near(dw__layer_activation_bytes(&planned, DW_RECOMPUTE_NONE, 0), before + 2 * 4096,
+                1e-12);
+    dw_hardware_destroy(hardware);
+}
+
+/* A part of the gradients costs their reduction in every micro-batch; in a pipeline they gather whole, and parameters
+ * that stay are neither gathered twice nor forgotten. */
+static void sharded_gradients_travel_each_time(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 1, 1, 1, 64 * 8, 4096);
+    layout.framework = DW_FRAMEWORK_OWN;
+    layout.overlap_data = 0;
+    double data[3];
+    dw_prediction prediction, kept;
+    for (int stage = 0; stage < 3; stage++) {
+        layout.zero_stage = stage;
+        assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &prediction), DW_OK);
+        data[stage] = prediction.time.data;
+    }
+    assert_near(data[1], data[0], 1e-9);
+    assert_near(data[2], data[1] / 2 * (1 + 8), 1e-9);
+
+    layout = layout_of(64, 1, 8, 1, 64, 4096);
+    layout.framework = DW_FRAMEWORK_OWN;
+    layout.zero_stage = 3;
+    assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &prediction), DW_OK);
+    layout.reshard = 0;
+    assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &kept), DW_OK);
+    assert_true(kept.allocated == prediction.allocated && kept.seconds == prediction.seconds);
+    /* Whole gradients in FP32 and parameters in BF16 of an eighth of the model. */
+    assert_true(kept.memory.workspace > 6.0 * 4 * 218e6);
+    dw_hardware_destroy(hardware);
+}
+
+/* The heaviest rank of experts bounds time and memory. */
+static void an_uneven_load_costs(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:256");
+    dw_layout layout = layout_of(256, 1, 8, 1, 512, 4096);
+    layout.ep = 32;
+    layout.zero_stage = 1;
+    dw_prediction even, uneven;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &even), DW_OK);
+    layout.expert_load = 100;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &uneven), DW_OK);
+    assert_true(even.seconds == uneven.seconds && even.allocated == uneven.allocated);
+    layout.expert_load = 150;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &uneven), DW_OK);
+    assert_near(uneven.time.expert, 1.5 * even.time.expert, 0.1);
+    assert_true(uneven.time.gemm > 1.15 * even.time.gemm);
+    assert_true(uneven.memory.activations > 1.15 * even.memory.activations);
+    assert_true(uneven.memory.parameters == even.memory.parameters);
     dw_hardware_destroy(hardware);
 }
 
@@ -444,6 +552,10 @@ int main(void) {
         cmocka_unit_test(better_hardware_is_no_slower),
         cmocka_unit_test(more_work_takes_longer),
         cmocka_unit_test(memory_grows_and_shrinks_as_it_must),
+        cmocka_unit_test(torchtitan_reserves_what_it_says),
+        cmocka_unit_test(every_second_product_is_kept),
+        cmocka_unit_test(sharded_gradients_travel_each_time),
+        cmocka_unit_test(an_uneven_load_costs),
         cmocka_unit_test(a_known_run_is_near),
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
