@@ -103,8 +103,10 @@ typedef struct dw_simulation_figures {
      * those of this layout. 0: not to be had, and the reason in words. */
     double speedup_bf16; /* this layout in BF16 */
     const char *speedup_bf16_reason;
-    double
-        speedup_unplanned; /* FSDP over all GPUs, micro-batches of 1, recomputation where it does not fit otherwise */
+    /* FSDP over all GPUs, micro-batches of 1, recomputation where it does not fit otherwise, and the least tensor
+     * parallelism within a node (speedup_unplanned_tp) with which the batch divides and it fits. */
+    double speedup_unplanned;
+    int speedup_unplanned_tp;
     const char *speedup_unplanned_reason;
 } dw_simulation_figures;
 

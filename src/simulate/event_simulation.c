@@ -344,6 +344,7 @@ static void summarize(dw_simulation *simulation) {
         for (int stream = -1; at < count && events[at].rank == rank; at++) {
             if (events[at].stream != stream) from = 0;
             stream = events[at].stream;
+            if (events[at].kind == DW_EVENT_OPTIMIZER) continue; /* the host's */
             communication += events[at].end - events[at].start;
             double part = covered(events + first, compute, &from, events[at].start, events[at].end);
             summary->hidden[stream] += part;

@@ -189,6 +189,33 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
     return prediction.seconds;
 }
 
+/* What one does without a planner: FSDP over all GPUs. Where the batch has too few sequences for that, or a layer does not
+ * fit, tensor parallelism within a node: as little as will do. */
+static void compare_unplanned(const dw_planner_model *model, const dw_hardware *hardware,
+                              dw_simulation_figures *f, const dw_layout *layout) {
+    dw_layout other;
+    dw_layout_default(&other);
+    other.gpus = layout->gpus;
+    other.global_batch = layout->global_batch;
+    other.seq_len = layout->seq_len;
+    other.framework = layout->framework;
+    other.zero_stage = layout->gpus > 1 ? 3 : 0;
+    other.recompute = DW_RECOMPUTE_AUTO;
+    f->speedup_unplanned = 0;
+    for (int tp = 1; tp <= hardware->gpus_per_node && layout->gpus % tp == 0; tp *= 2) {
+        const char *reason = "the batch has no whole number of sequences for each GPU";
+        other.tp = tp;
+        other.dp = layout->gpus / tp;
+        if (layout->global_batch % other.dp == 0) {
+            f->speedup_unplanned =
+                seconds_of(model, hardware, &other, &reason) / f->prediction.seconds;
+            f->speedup_unplanned_tp = tp;
+        }
+        if (tp == 1 || f->speedup_unplanned > 0) f->speedup_unplanned_reason = reason;
+        if (f->speedup_unplanned > 0) return;
+    }
+}
+
 static void compare(const dw_planner_model *model, const dw_hardware *hardware,
                     dw_simulation_figures *f, const dw_layout *layout) {
     dw_layout other = *layout;
@@ -203,20 +230,7 @@ static void compare(const dw_planner_model *model, const dw_hardware *hardware,
         seconds = seconds_of(model, hardware, &other, &f->speedup_bf16_reason);
         f->speedup_bf16 = seconds / f->prediction.seconds;
     }
-    dw_layout_default(&other);
-    other.gpus = other.dp = layout->gpus;
-    other.global_batch = layout->global_batch;
-    other.seq_len = layout->seq_len;
-    other.framework = layout->framework;
-    other.zero_stage = layout->gpus > 1 ? 3 : 0;
-    other.recompute = DW_RECOMPUTE_AUTO;
-    if (layout->global_batch % layout->gpus) {
-        f->speedup_unplanned = 0;
-        f->speedup_unplanned_reason = "the batch has no whole number of sequences for each GPU";
-        return;
-    }
-    seconds = seconds_of(model, hardware, &other, &f->speedup_unplanned_reason);
-    f->speedup_unplanned = seconds / f->prediction.seconds;
+    compare_unplanned(model, hardware, f, layout);
 }
 
 dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
@@ -269,7 +283,9 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
     f->mfu = f->tokens_per_second * dw_planner_token_flops(model, given->seq_len) /
              hardware->rate[DW_RATE_BF16].value;
     f->capacity = prediction.capacity;
-    f->fits = f->peak_bytes <= f->capacity;
+    double host = prediction.host_optimizer + prediction.host_activations;
+    int host_fits = prediction.host_capacity <= 0 || host <= prediction.host_capacity;
+    f->fits = f->peak_bytes <= f->capacity && host_fits;
     compare(model, hardware, f, given);
     made->seconds_to_simulate = dw__seconds() - began;
     *simulation = made;

@@ -155,6 +155,9 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
     DW_RETURN_IF_FAILED(put_speedup(out, "bf16", f->speedup_bf16, f->speedup_bf16_reason));
     DW_RETURN_IF_FAILED(
         put_speedup(out, "unplanned", f->speedup_unplanned, f->speedup_unplanned_reason));
+    if (f->speedup_unplanned > 0)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(out, "    \"unplanned_tp\": %d,\n", f->speedup_unplanned_tp));
     out->length -= 2; /* the last comma */
     DW_RETURN_IF_FAILED(dw__text_printf(out, "\n  },\n"));
     DW_RETURN_IF_FAILED(put_parts(out, &f->prediction));
@@ -165,16 +168,21 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
     DW_RETURN_IF_FAILED(put_operations(out, simulation));
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
+        "  \"model\": {\"layers\": %d, \"hidden\": %d, \"experts\": %d, \"parameters\": %.6g},\n"
         "  \"layout\": {\"gpus\": %d, \"tp\": %d, \"cp\": %d, \"pp\": %d, \"dp\": %d, \"ep\": "
         "%d, "
         "\"virtual_stages\": %d, \"zero_stage\": %d, \"micro_batch\": %d, \"global_batch\": %d, "
         "\"seq_len\": %d, \"schedule\": \"%s\", \"recompute\": \"%s\", \"recompute_layers\": %d, "
-        "\"precision\": \"%s\", \"framework\": \"%s\"},\n"
+        "\"precision\": \"%s\", \"framework\": \"%s\", \"offload_layers\": %d, "
+        "\"offload_optimizer\": %s},\n"
         "  \"micro_batches\": %d,\n  \"chunks\": %d,\n  \"events\": %zu,\n  \"stages\": [",
-        l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep, l->virtual_stages, l->zero_stage,
-        l->micro_batch, l->global_batch, l->seq_len, dw_pipeline_schedule_name(l->schedule),
-        dw_recompute_name(l->recompute), l->recompute_layers, dw_train_precision_name(l->precision),
-        dw_framework_name(l->framework), f->micro_batches, f->chunks, f->events));
+        simulation->model.layers, simulation->model.hidden, simulation->model.experts,
+        dw_planner_parameters(&simulation->model), l->gpus, l->tp, l->cp, l->pp, l->dp, l->ep,
+        l->virtual_stages, l->zero_stage, l->micro_batch, l->global_batch, l->seq_len,
+        dw_pipeline_schedule_name(l->schedule), dw_recompute_name(l->recompute),
+        l->recompute_layers, dw_train_precision_name(l->precision), dw_framework_name(l->framework),
+        l->offload_layers, l->offload_optimizer ? "true" : "false", f->micro_batches, f->chunks,
+        f->events));
     for (int rank = 0; rank < f->ranks; rank++) {
         const dw_simulated_rank *r = &simulation->ranks[rank];
         const dw_memory_parts *m = &simulation->costs.ranks[rank].memory;

@@ -470,7 +470,18 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_true(fabs(f.speedup_unplanned - prediction.seconds / f.prediction.seconds) < 1e-12);
     dw_simulation_destroy(simulation);
 
-    layout.global_batch = 96; /* no whole number for each of 64 */
+    layout.global_batch = 96; /* no whole number for each of 64, but for 32 pairs */
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &f);
+    other.global_batch = 96;
+    other.tp = 2;
+    other.dp = 32;
+    assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
+    assert_int_equal(f.speedup_unplanned_tp, 2);
+    assert_true(fabs(f.speedup_unplanned - prediction.seconds / f.prediction.seconds) < 1e-12);
+    dw_simulation_destroy(simulation);
+
+    layout.global_batch = 126; /* nor for groups of a node */
     assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &f);
     assert_true(f.speedup_unplanned == 0);

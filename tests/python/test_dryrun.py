@@ -131,6 +131,70 @@ def test_figures_are_those_of_the_trace(schedule, tmp_path):
     assert figures["tokens_per_second_per_gpu"] == pytest.approx(tokens, rel=1e-4)
 
 
+def names_of(events, what):
+    found = {}
+    for e in events:
+        if e["ph"] == "M" and e["name"] == what:
+            found[e["pid"], e.get("tid")] = e["args"]["name"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"schedule": "dualpipe"},
+        {"schedule": "interleaved", "virtual_stages": 5},
+        {"schedule": "zb-v", "virtual_stages": 2},
+        {"cp": 2, "dp": 1, "offload_layers": 2, "offload_optimizer": True},
+    ],
+)
+def test_the_trace_is_what_perfetto_reads(change, tmp_path):
+    """The JSON trace format as Perfetto documents it: every field that a phase needs, slices that do not overlap on a
+    thread, counters, and flows whose two ends lie in slices, the second not before the first."""
+    file = tmp_path / "trace.json"
+    dw.dryrun(plan_with(**change), trace=file)
+    events = json.loads(file.read_text())
+    needed = {
+        "X": {"name", "cat", "pid", "tid", "ts", "dur"},
+        "M": {"name", "pid", "args"},
+        "C": {"name", "pid", "ts", "args"},
+        "s": {"name", "cat", "id", "pid", "tid", "ts"},
+        "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
+    }
+    for e in events:
+        assert needed[e["ph"]] <= e.keys(), e
+        assert e.get("ts", 0) >= 0 and e.get("dur", 0) >= 0
+    slices = {}
+    for e in events:
+        if e["ph"] == "X":
+            slices.setdefault((e["pid"], e["tid"]), []).append(e)
+    threads = names_of(events, "thread_name")
+    assert set(slices) <= set(threads) and len(names_of(events, "process_name")) == 8
+    assert {"compute", "tensor parallel", "data parallel"} <= set(threads.values())
+    for lane in slices.values():
+        for one, other in zip(lane, lane[1:], strict=False):
+            assert other["ts"] >= one["ts"] + one["dur"] - 0.0021  # written to a nanosecond
+    starts = {key: {e["ts"] for e in lane} for key, lane in slices.items()}
+    ends = {"s": {}, "f": {}}
+    for e in events:
+        if e["ph"] in ends:
+            assert e["ts"] in starts[e["pid"], e["tid"]]
+            assert e["id"] not in ends[e["ph"]]
+            ends[e["ph"]][e["id"]] = e
+    assert ends["s"].keys() == ends["f"].keys()
+    sends = [e for e in events if e["ph"] == "X" and e["name"].startswith("send")]
+    assert len(sends) == len(ends["s"]) > 100
+    for key, start in ends["s"].items():
+        finish = ends["f"][key]
+        assert finish["bp"] == "e" and finish["name"] == start["name"]
+        assert finish["ts"] >= start["ts"] and finish["pid"] != start["pid"]
+        assert threads[finish["pid"], finish["tid"]] == "compute"
+    counters = [e for e in events if e["ph"] == "C"]
+    assert {e["pid"] for e in counters} == set(range(8))
+    assert all(e["args"]["bytes"] > 0 for e in counters)
+
+
 class Page(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
