@@ -2,7 +2,7 @@
  *
  * A kernel is given concrete tensors (strided views of memory that somebody else owns), the node's
  * attributes with dims made numbers, and scratch memory whose size it asked for beforehand. It
- * allocates nothing on its hot path and holds no state.
+ * allocates nothing on its hot path and holds no state; of a library that does, it says how much.
  *
  * For each operation the registry lists implementations best first; the reference (expansion into
  * primitives, evaluated one by one) is last and takes everything. Selection: the first whose fits()
@@ -42,6 +42,9 @@ typedef struct dw__kernel {
     bool (*fits)(const dw__call *call);
     /* Scratch the call needs; may be NULL for none. The same arithmetic that run() uses. */
     size_t (*scratch_bytes)(const dw__call *call);
+    /* The most that libraries allocate by themselves while the call runs, on all threads together; may be NULL for
+     * nothing. Not part of the scratch: it is for predictions. */
+    size_t (*library_bytes)(const dw__call *call);
     /* Optional: parse attributes once (a fused body); freed with dw__free. It may depend on the
      * attributes and element types alone: calls that agree in those share it. */
     dw_status (*prepare)(const dw__call *call, void **prepared);

@@ -1,5 +1,7 @@
 /* oneDNN behind our wrapper: a signal that arrives during a product must find a stack to run on. */
+#include "base/isa.h"
 #include "kernel/library/onednn.h"
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -7,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
 #include <ucontext.h>
 
@@ -73,7 +76,69 @@ static void a_signal_finds_a_stack(void **state) {
     free(a), free(b), free(c), free(own.ss_sp);
 }
 
+/* ---- its own memory ---------------------------------------------------------------------------------------------- */
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern void *__libc_memalign(size_t alignment, size_t bytes);
+static size_t allocated;
+
+/* What oneDNN calls. */
+__attribute__((visibility("default"))) int posix_memalign(void **pointer, size_t alignment,
+                                                          size_t bytes) {
+    *pointer = __libc_memalign(alignment, bytes);
+    allocated += bytes;
+    return *pointer ? 0 : ENOMEM;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Extents and leading dimensions at random, many of them round, as its choice of loops goes by that. */
+static void its_memory_is_known(void **state) {
+    (void)state;
+    enum { ROUNDS = 600, MOST_M = 512, MOST_N = 768, MOST_K = 1100, LEADING = 2048 };
+    static const int grains[] = {1, 1, 8, 64, 128, 256};
+    const char *version = dw__onednn_version();
+    if (!version || strncmp(version, "2.6.", 4) != 0 || dw__cpu_isa() != DW_ISA_AVX512) skip();
+    float *a = random_matrix((size_t)LEADING * LEADING),
+          *b = random_matrix((size_t)LEADING * LEADING);
+    float *c = random_matrix((size_t)MOST_M * LEADING);
+    int packed = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        bool at = rand() % 2, bt = rand() % 2;
+        int grain = grains[rand() % 6], few = rand() % 4 == 0;
+        int64_t m = 1 + rand() % (few ? 20 : MOST_M), n = 1 + rand() % MOST_N,
+                k = 1 + rand() % MOST_K;
+        k = (k + grain - 1) / grain * grain;
+        grain = grains[rand() % 6];
+        if (!few) m = least((m + grain - 1) / grain * grain, MOST_M);
+        n = least((n + grain - 1) / grain * grain, MOST_N);
+        int64_t lda = at ? m : k, ldb = bt ? k : n, ldc = n;
+        if (rand() % 4 == 0) lda = (lda + 1023) / 1024 * 1024;
+        if (rand() % 4 == 0) ldb = (ldb + 1023) / 1024 * 1024;
+        if (rand() % 3 == 0) ldc = (ldc + 255) / 256 * 256;
+        for (int time = 0; time < 2; time++) { /* the first may generate code */
+            allocated = 0;
+            assert_int_equal(dw__onednn_sgemm(at, bt, m, n, k, a, lda, b, ldb, 0.0f, c, ldc),
+                             DW_OK);
+        }
+        size_t known = dw__onednn_sgemm_bytes(at, bt, m, n, k, lda, ldb, ldc);
+        if (allocated != known)
+            fail_msg("%d%d m %d n %d k %d, leading %d %d %d: %zu bytes, %zu expected", at, bt,
+                     (int)m, (int)n, (int)k, (int)lda, (int)ldb, (int)ldc, allocated, known);
+        packed += known > 100000;
+    }
+    assert_in_range(packed, ROUNDS / 20, ROUNDS * 3 / 4); /* both ways of its were taken */
+    free(a), free(b), free(c);
+}
+#else
+static void its_memory_is_known(void **state) {
+    (void)state;
+    skip();
+}
+#endif
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_signal_finds_a_stack)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_signal_finds_a_stack),
+                                       cmocka_unit_test(its_memory_is_known)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

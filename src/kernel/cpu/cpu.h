@@ -28,6 +28,8 @@ bool dw__fused_fits_tile(const dw__call *fused, int replaced);
  * live in scratch. */
 bool dw__matmul_fits_epilogue(const dw__call *call, const dw__call *epilogue, int replaced);
 size_t dw__matmul_epilogue_scratch(const dw__call *call, const dw__call *epilogue, int replaced);
+/* As a kernel's library_bytes. */
+size_t dw__matmul_epilogue_library(const dw__call *call);
 dw_status dw__matmul_run_epilogue(const dw__call *call, const dw__call *epilogue, int replaced,
                                   void *scratch);
 

@@ -149,11 +149,14 @@ static dw__product linear_product(const dw__call *call) {
     };
 }
 
-static size_t linear_product_scratch(const dw__call *call) {
+/* Of products: their scratch, or what a library allocates. */
+typedef size_t (*product_memory)(const dw__product *p, bool passing);
+
+static size_t linear_product_bytes(const dw__call *call, product_memory of) {
     dw__product p = linear_product(call);
     size_t most = 0;
     for (p.m = 1; p.m <= dw__min64(call->inputs[0].shape[0], ROWS); p.m++) {
-        size_t bytes = dw__product_scratch(&p, false);
+        size_t bytes = of(&p, false);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -162,7 +165,11 @@ static size_t linear_product_scratch(const dw__call *call) {
 static size_t linear_scratch(const dw__call *call) {
     grouped g = linear_groups(call);
     return lay_out(&g, NULL, call->inputs[0].shape[1], call->outputs[0].shape[1],
-                   linear_product_scratch(call));
+                   linear_product_bytes(call, dw__product_scratch));
+}
+
+static size_t linear_library(const dw__call *call) {
+    return linear_product_bytes(call, dw__product_library);
 }
 
 static dw_status linear_run(const dw__call *call, void *scratch) {
@@ -208,13 +215,13 @@ static dw__product weight_product(const dw__call *call) {
         .m = m, .n = n, .batches = 1, .a_row = 1, .a_k = m, .b_k = n, .b_column = 1};
 }
 
-static size_t weight_product_scratch(const dw__call *call) {
+static size_t weight_product_bytes(const dw__call *call, product_memory of) {
     dw__product p = weight_product(call);
     size_t most = 0;
     for (p.k = 1; p.k <= dw__min64(call->inputs[0].shape[0], ROWS); p.k++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             p.accumulate = accumulate != 0;
-            size_t bytes = dw__product_scratch(&p, false);
+            size_t bytes = of(&p, false);
             if (bytes > most) most = bytes;
         }
     }
@@ -224,7 +231,11 @@ static size_t weight_product_scratch(const dw__call *call) {
 static size_t weight_scratch(const dw__call *call) {
     grouped g = weight_groups(call);
     return lay_out(&g, NULL, call->inputs[0].shape[1], call->inputs[1].shape[1],
-                   weight_product_scratch(call));
+                   weight_product_bytes(call, dw__product_scratch));
+}
+
+static size_t weight_library(const dw__call *call) {
+    return weight_product_bytes(call, dw__product_library);
 }
 
 static dw_status weight_run(const dw__call *call, void *scratch) {
@@ -262,6 +273,7 @@ static const dw__kernel grouped_linear = {
     .source = "ours, one product for each matrix",
     .fits = linear_fits,
     .scratch_bytes = linear_scratch,
+    .library_bytes = linear_library,
     .run = linear_run,
     .tolerance_factor = TOLERANCE,
 };
@@ -271,6 +283,7 @@ static const dw__kernel grouped_linear_backward_weight = {
     .source = "ours, one product for each matrix",
     .fits = weight_fits,
     .scratch_bytes = weight_scratch,
+    .library_bytes = weight_library,
     .run = weight_run,
     .tolerance_factor = TOLERANCE,
 };

@@ -99,15 +99,15 @@ static size_t dlogits_floats(const dw__head *g) {
     return (size_t)dw__round_up(chunk_rows(g) * g->vocabulary, 16);
 }
 
-/* The last chunk has fewer rows, and another cut of its products. */
-static size_t product_bytes(const dw__head *g) {
+/* The last chunk has fewer rows, and another cut of its products. `of`: their scratch, or what a library allocates. */
+static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__product *p, bool passing)) {
     int64_t chunk = chunk_rows(g), sizes[] = {chunk, chunk > 0 ? g->tokens % chunk : 0};
     size_t most = 0;
     for (size_t i = 0; i < DW_COUNT(sizes); i++) {
         dw__product dx = dx_product(g, NULL, 0, sizes[i]), dw = dw_product(g, NULL, 0, sizes[i]);
-        size_t bytes = dw__product_scratch(&dx, false);
+        size_t bytes = of(&dx, false);
         if (bytes > most) most = bytes;
-        bytes = dw__product_scratch(&dw, false);
+        bytes = of(&dw, false);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -116,7 +116,12 @@ static size_t product_bytes(const dw__head *g) {
 static size_t scratch_bytes(const dw__call *call) {
     dw__head g;
     if (!dw__head_read(call, &g)) return 0;
-    return dlogits_floats(&g) * sizeof(float) + product_bytes(&g);
+    return dlogits_floats(&g) * sizeof(float) + product_bytes(&g, dw__product_scratch);
+}
+
+static size_t library_bytes(const dw__call *call) {
+    dw__head g;
+    return dw__head_read(call, &g) ? product_bytes(&g, dw__product_library) : 0;
 }
 
 static dw_status run_chunk(chunk_job *j, void *product_scratch) {
@@ -162,6 +167,7 @@ const dw__kernel dw__linear_cross_entropy_backward_chunked = {
     .source = "ours, over the products that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
+    .library_bytes = library_bytes,
     .run = run,
     .tolerance_factor = 8.0,
 };

@@ -40,6 +40,7 @@ typedef struct cuts {
     int64_t rows, width; /* of a block, the largest */
     /* bytes */
     size_t block, tokens, product;
+    size_t library; /* allocated by one while the call runs */
 } cuts;
 
 static dw__product logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
@@ -103,8 +104,9 @@ static dw__product dw_product(const dw__head *h, int64_t first, int64_t rows, in
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Scratch of all products of a block. Sums into C, and those in its place, may be cut otherwise. */
-static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward) {
+/* Of all products of a block, `of` being their scratch or what a library allocates. Sums into C, and those in its place, may be cut otherwise. */
+static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
+                            size_t (*of)(const dw__product *p, bool passing)) {
     size_t most = 0;
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         dw__product products[] = {logits_product(h, 0, rows, 0, width, NULL),
@@ -112,7 +114,7 @@ static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool
                                   dw_product(h, 0, rows, 0, width, NULL)};
         for (size_t i = 0; i < (backward ? DW_COUNT(products) : 1); i++) {
             products[i].accumulate = i > 0 && accumulate;
-            most = larger(most, dw__product_scratch(&products[i], false));
+            most = larger(most, of(&products[i], false));
         }
     }
     return most;
@@ -129,8 +131,12 @@ static cuts cut(const dw__head *h, bool backward) {
     int64_t widths[] = {out.width, h->vocabulary % out.width};
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++)
-            if (rows[i] > 0 && widths[j] > 0)
-                out.product = larger(out.product, product_bytes(h, rows[i], widths[j], backward));
+            if (rows[i] > 0 && widths[j] > 0) {
+                out.product = larger(out.product, product_bytes(h, rows[i], widths[j], backward,
+                                                                dw__product_scratch));
+                out.library = larger(out.library, product_bytes(h, rows[i], widths[j], backward,
+                                                                dw__product_library));
+            }
     return out;
 }
 
@@ -150,6 +156,12 @@ static size_t scratch_bytes(const dw__call *call) {
     if (!reads(call, &head)) return 0;
     cuts c = cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD);
     return c.block + c.tokens + c.product;
+}
+
+static size_t library_bytes(const dw__call *call) {
+    dw__head head;
+    if (!reads(call, &head)) return 0;
+    return cut(&head, call->op == DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD).library;
 }
 
 /* ---- running ------------------------------------------------------------------------------------ */
@@ -303,6 +315,7 @@ const dw__kernel dw__linear_cross_entropy_blocks = {
     .source = "ours, over the products that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
+    .library_bytes = library_bytes,
     .run = forward,
     .tolerance_factor = 8.0,
 };
@@ -312,6 +325,7 @@ const dw__kernel dw__linear_cross_entropy_backward_blocks = {
     .source = "ours, over the products that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
+    .library_bytes = library_bytes,
     .run = backward,
     .tolerance_factor = 8.0,
 };

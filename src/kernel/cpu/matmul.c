@@ -120,6 +120,12 @@ size_t dw__product_scratch(const dw__product *p, bool passing) {
                                       : dw__product_packed_scratch(p, passing);
 }
 
+size_t dw__product_library(const dw__product *p, bool passing) {
+    if (dw__product_amx_fits(p, passing)) return 0;
+    if (p->bf16) return dw__product_widened_library(p, passing);
+    return dw__product_onednn_fits(p) ? dw__product_onednn_library(p, passing) : 0;
+}
+
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch) {
     dw__epilogue none = {0};
     if (!then) then = &none;
@@ -171,6 +177,11 @@ static size_t widened_scratch(const dw__call *call) {
     return describe(call, &p) ? dw__product_widened_scratch(&p, false) : 0;
 }
 
+static size_t widened_library(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) ? dw__product_widened_library(&p, false) : 0;
+}
+
 static dw_status widened_run(const dw__call *call, void *scratch) {
     dw__product p;
     dw__epilogue none = {0};
@@ -206,6 +217,11 @@ static bool onednn_fits(const dw__call *call) {
     return describe(call, &p) && !p.bf16 && dw__product_onednn_fits(&p);
 }
 
+static size_t onednn_library(const dw__call *call) {
+    dw__product p;
+    return describe(call, &p) ? dw__product_onednn_library(&p, false) : 0;
+}
+
 static dw_status onednn_run(const dw__call *call, void *scratch) {
     dw__product p;
     dw__epilogue none = {0};
@@ -231,6 +247,13 @@ size_t dw__matmul_epilogue_scratch(const dw__call *call, const dw__call *then, i
     dw__product p;
     if (!describe(call, &p)) return 0;
     size_t kept = dw__product_scratch(&p, false), passing = dw__product_scratch(&p, true);
+    return kept > passing ? kept : passing;
+}
+
+size_t dw__matmul_epilogue_library(const dw__call *call) {
+    dw__product p;
+    if (!describe(call, &p)) return 0;
+    size_t kept = dw__product_library(&p, false), passing = dw__product_library(&p, true);
     return kept > passing ? kept : passing;
 }
 
@@ -270,6 +293,7 @@ static const dw__kernel matmul_widened = {
     .source = "ours, BF16 copied to F32",
     .fits = widened_fits,
     .scratch_bytes = widened_scratch,
+    .library_bytes = widened_library,
     .run = widened_run,
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
@@ -287,6 +311,7 @@ static const dw__kernel matmul_onednn = {
     .op = DW_OP_MATMUL,
     .source = "oneDNN sgemm on tiles",
     .fits = onednn_fits,
+    .library_bytes = onednn_library,
     .run = onednn_run,
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
@@ -295,6 +320,7 @@ static const dw__kernel linear_onednn = {
     .op = DW_OP_LINEAR,
     .source = "oneDNN sgemm on tiles",
     .fits = onednn_fits,
+    .library_bytes = onednn_library,
     .run = onednn_run,
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };

@@ -48,10 +48,12 @@ void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scra
 
 bool dw__product_onednn_fits(const dw__product *p);
 size_t dw__product_onednn_scratch(const dw__product *p, bool passing);
+size_t dw__product_onednn_library(const dw__product *p, bool passing);
 void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
 /* Of operands in BF16, by the best of the ways above for F32. */
 size_t dw__product_widened_scratch(const dw__product *p, bool passing);
+size_t dw__product_widened_library(const dw__product *p, bool passing);
 dw_status dw__product_widened_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
 /* The only one of the three that takes operands in BF16. */
@@ -61,6 +63,8 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
 
 /* The best of them. `then` may be NULL. */
 size_t dw__product_scratch(const dw__product *p, bool passing);
+/* The most that a library allocates by itself meanwhile (kernel.h). */
+size_t dw__product_library(const dw__product *p, bool passing);
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
 static inline int64_t dw__min64(int64_t a, int64_t b) { return a < b ? a : b; }

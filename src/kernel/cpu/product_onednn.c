@@ -119,6 +119,26 @@ size_t dw__product_onednn_scratch(const dw__product *p, bool passing) {
     return (size_t)(dw__pool_threads() * tile.m * tile.n) * sizeof(float);
 }
 
+/* Tasks run side by side, one on each thread; those of the last row and column are smaller, and may go another way. */
+size_t dw__product_onednn_library(const dw__product *p, bool passing) {
+    tiling t = cut(p, passing);
+    layout a, b;
+    if (!find_layout(p->m, p->k, p->a_row, p->a_k, &a) ||
+        !find_layout(p->k, p->n, p->b_k, p->b_column, &b))
+        return 0;
+    int64_t rows[] = {t.m, p->m % t.m}, columns[] = {t.n, p->n % t.n};
+    size_t largest = 0;
+    for (int i = 0; i < 4; i++) {
+        if (rows[i / 2] == 0 || columns[i % 2] == 0) continue;
+        size_t bytes =
+            dw__onednn_sgemm_bytes(a.transposed, b.transposed, rows[i / 2], columns[i % 2], p->k,
+                                   a.leading, b.leading, passing ? t.n : p->n);
+        if (bytes > largest) largest = bytes;
+    }
+    int64_t tasks = p->batches * dw__divide_up(p->m, t.m) * dw__divide_up(p->n, t.n);
+    return (size_t)dw__min64(tasks, dw__pool_threads()) * largest;
+}
+
 void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch) {
     job j = {.p = p, .then = then, .tile = cut(p, then->call != NULL), .worker_tiles = scratch};
     if (!find_layout(p->m, p->k, p->a_row, p->a_k, &j.a) ||

@@ -63,6 +63,12 @@ size_t dw__product_widened_scratch(const dw__product *p, bool passing) {
            dw__product_scratch(&copy, passing);
 }
 
+size_t dw__product_widened_library(const dw__product *p, bool passing) {
+    widened a, b;
+    dw__product copy = widen(p, &a, &b);
+    return dw__product_library(&copy, passing);
+}
+
 dw_status dw__product_widened_run(const dw__product *p, dw__epilogue *then, void *scratch) {
     widened a, b;
     dw__product copy = widen(p, &a, &b);

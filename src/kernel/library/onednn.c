@@ -75,9 +75,76 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
                     (long long)m, (long long)n, (long long)k, (int)result);
 }
 
+/* ---- its own memory ---------------------------------------------------------------------------------------------- */
+
+/* oneDNN's matrices have columns one behind the other: its M is our n, its A our B. */
+typedef struct columns_product {
+    bool a_transposed, b_transposed;
+    int64_t m, n, k, lda, ldb, ldc;
+} columns_product;
+
+/* Whether it copies blocks of both operands, on one thread. */
+static bool packs(const columns_product *p) {
+    bool nn = !p->a_transposed && !p->b_transposed, nt = !p->a_transposed && p->b_transposed;
+    bool tn = p->a_transposed && !p->b_transposed;
+    /* Leading dimensions whose rows fall on the same cache sets. */
+    bool a_bad = p->lda % 256 == 0, b_bad = p->ldb % 256 == 0, c_bad = p->ldc % 256 == 0;
+    bool a_worst = p->lda % 1024 == 0;
+    if (tn && p->m > 100 && ((p->m < 1200 && p->n < 200 && p->k < 1200) || (a_bad && b_bad)))
+        return true;
+    if (nn && a_worst && p->k > 500 && p->n > 100) return true;
+    /* Copies would cost more than they save. */
+    if (1.0 / (double)p->m + 1.0 / (double)p->n >= 0.00196 && !(a_worst && nt)) return false;
+    if ((a_bad || b_bad || c_bad) && p->m >= 32) {
+        if (p->n > 16) return true;
+        if (p->n == 16 && (p->k >= 6400 || p->a_transposed || p->m == 4096)) return true;
+    }
+    if (p->k >= 378 && ((p->m <= 378 && p->n <= 378) || p->m >= 378)) return true;
+    bool narrow = p->m <= 28 && (!p->b_transposed || p->m >= p->n);
+    return !narrow && p->n > 28 && p->k > 1;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+
+size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
+                              int64_t lda, int64_t ldb, int64_t ldc) {
+    enum {
+        TILE_M = 48,
+        TILE_N = 8,
+        BLOCK_M = 9984,
+        BLOCK_N = 384,
+        BLOCK_K = 384,
+        SHORT_K = 48, /* below it, blocks of N are SHORT_N */
+        SHORT_N = 24,
+        LEAST_K = 128,
+        FEW_N = 15, /* transposed A times so few columns needs no memory */
+        PAGE = 4096
+    };
+    columns_product p = {b_transposed, a_transposed, n, m, k, ldb, lda, ldc};
+    if (p.m <= 1 || p.n <= 1) return 0;
+    if (p.a_transposed && !p.b_transposed && p.n <= FEW_N) return 0;
+    if (!packs(&p)) return (BLOCK_K * TILE_M + 64) * sizeof(float);
+    int64_t depth = p.k <= BLOCK_K      ? most(p.k, LEAST_K)
+                    : p.k < 2 * BLOCK_K ? (p.k + 1) / 2
+                                        : BLOCK_K;
+    int64_t rows = round_up(least(most(p.m, TILE_M), BLOCK_M), TILE_M);
+    int64_t columns = round_up(least(most(p.n, TILE_N), p.k < SHORT_K ? SHORT_N : BLOCK_N), TILE_N);
+    /* Both blocks, and sums of a row of tiles and of the columns; each on a page of its own. */
+    return (size_t)(depth * (rows + columns) + TILE_M + columns) * sizeof(float) + 4 * PAGE;
+}
+
 #else
 
 const char *dw__onednn_version(void) { return NULL; }
+
+size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
+                              int64_t lda, int64_t ldb, int64_t ldc) {
+    (void)a_transposed, (void)b_transposed, (void)m, (void)n, (void)k, (void)lda, (void)ldb;
+    (void)ldc;
+    return 0;
+}
 
 dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
