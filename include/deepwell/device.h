@@ -24,6 +24,10 @@ DW_API const char *dw_device_name(const dw_device *device);
 DW_API dw_status dw_device_allocate(const dw_device *device, size_t bytes, void **memory);
 /* `bytes` as given to allocate; NULL memory is allowed. */
 DW_API void dw_device_release(const dw_device *device, void *memory, size_t bytes);
+/* Bytes of this device's memory that the process has now, and the most that it has had at once since it began or since
+ * dw_device_memory_restart. As asked for: a block may take more (pages). Either pointer may be NULL. */
+DW_API void dw_device_memory(const dw_device *device, size_t *now, size_t *most);
+DW_API void dw_device_memory_restart(const dw_device *device);
 /* Device to device; the ranges do not overlap. */
 DW_API dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes);
 DW_API dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes);

@@ -1,5 +1,6 @@
 /* The devices that exist, and the public calls through their tables. */
 #include "device/device.h"
+#include <stdatomic.h>
 #include <string.h>
 
 static const dw_device *const devices[] = {&dw__device_cpu, &dw__device_cuda};
@@ -25,13 +26,44 @@ dw_status dw_device_find(const char *name, const dw_device **device) {
 
 const char *dw_device_name(const dw_device *device) { return device->name; }
 
+/* ---- memory -------------------------------------------------------------------------------------- */
+
+static struct { _Atomic size_t now, most; } counted[DW_COUNT(devices)];
+
+static size_t index_of(const dw_device *device) {
+    size_t index = 0;
+    while (index + 1 < DW_COUNT(devices) && devices[index] != device) index++;
+    return index;
+}
+
 dw_status dw_device_allocate(const dw_device *device, size_t bytes, void **memory) {
-    return device->allocate(bytes, memory);
+    DW_RETURN_IF_FAILED(device->allocate(bytes, memory));
+    size_t index = index_of(device);
+    size_t now = atomic_fetch_add(&counted[index].now, bytes) + bytes;
+    size_t most = atomic_load(&counted[index].most);
+    while (now > most && !atomic_compare_exchange_weak(&counted[index].most, &most, now)) {
+    }
+    return DW_OK;
 }
 
 void dw_device_release(const dw_device *device, void *memory, size_t bytes) {
-    if (memory) device->release(memory, bytes);
+    if (!memory) return;
+    device->release(memory, bytes);
+    atomic_fetch_sub(&counted[index_of(device)].now, bytes);
 }
+
+void dw_device_memory(const dw_device *device, size_t *now, size_t *most) {
+    size_t index = index_of(device);
+    if (now) *now = atomic_load(&counted[index].now);
+    if (most) *most = atomic_load(&counted[index].most);
+}
+
+void dw_device_memory_restart(const dw_device *device) {
+    size_t index = index_of(device);
+    atomic_store(&counted[index].most, atomic_load(&counted[index].now));
+}
+
+/* ---- copies -------------------------------------------------------------------------------------- */
 
 dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes) {
     return bytes > 0 ? device->copy(to, from, bytes) : DW_OK;

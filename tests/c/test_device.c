@@ -54,11 +54,32 @@ static void test_too_much(void **state) {
     }
 }
 
+static void test_memory_is_counted(void **state) {
+    (void)state;
+    size_t before, now, most;
+    void *small = NULL, *large = NULL, *none = NULL;
+    dw_device_memory_restart(cpu());
+    dw_device_memory(cpu(), &before, &most);
+    assert_int_equal(before, most);
+    assert_int_equal(dw_device_allocate(cpu(), 1000, &small), DW_OK);
+    assert_int_equal(dw_device_allocate(cpu(), (size_t)5 << 20, &large), DW_OK);
+    dw_device_release(cpu(), small, 1000);
+    dw_device_memory(cpu(), &now, &most);
+    assert_int_equal(now - before, 5 << 20);
+    assert_int_equal(most - before, (5 << 20) + 1000);
+    assert_int_equal(dw_device_allocate(cpu(), SIZE_MAX, &none), DW_OUT_OF_MEMORY); /* is not */
+    dw_device_release(cpu(), large, (size_t)5 << 20);
+    dw_device_memory_restart(cpu());
+    dw_device_memory(cpu(), NULL, &most);
+    assert_int_equal(most, before);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_found_by_name),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_too_much),
+        cmocka_unit_test(test_memory_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
