@@ -21,6 +21,7 @@
 #include "deepwell/safetensors.h"
 #include "deepwell/simulate.h"
 #include "deepwell/status.h"
+#include "deepwell/step_memory.h"
 #include "deepwell/threads.h"
 #include "deepwell/trainer.h"
 #include "deepwell/version.h"

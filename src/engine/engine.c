@@ -53,10 +53,8 @@ static dw_status add_gradient_leaf(dw_graph *graph, uint32_t output, dw_value *l
                          leaf);
 }
 
-/* Appends backward; the gradients that exist become outputs. `wrt_leaves`: positions among leaves.
- */
-static dw_status differentiate(dw_engine *engine, const uint32_t *grad_outputs,
-                               const uint32_t *wrt_leaves) {
+/* Appends backward; the gradients that exist become outputs. */
+static dw_status differentiate(dw_engine *engine, const uint32_t *grad_outputs) {
     dw_status status = DW_OK;
     dw_graph *graph = engine->graph;
     uint32_t outputs_count = engine->grad_output_count, wrt_count = engine->wrt_count;
@@ -70,7 +68,7 @@ static dw_status differentiate(dw_engine *engine, const uint32_t *grad_outputs,
         DW_TRY(add_gradient_leaf(graph, grad_outputs[i], &output_grads[i]));
     }
     for (uint32_t j = 0; j < wrt_count; j++) {
-        wrt[j] = dw_graph_leaf_at(graph, wrt_leaves[j]);
+        wrt[j] = dw_graph_leaf_at(graph, engine->wrt_leaf[j]);
         grads[j] = DW_NONE;
     }
     DW_TRY(dw_graph_gradient(graph, outputs_count, outputs, output_grads, wrt_count, wrt, grads));
@@ -116,9 +114,7 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
     static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};
     static const dw_pass fuse[] = {DW_PASS_FUSE, DW_PASS_DEAD_CODE};
     dw_status status = DW_OK;
-    uint32_t *wrt_leaves = dw__malloc((engine->wrt_count + 1) * sizeof *wrt_leaves);
-    if (!wrt_leaves) return dw__fail_memory("the wanted gradients", engine->wrt_count);
-    DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, wrt_leaves));
+    DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, engine->wrt_leaf));
     DW_TRY(dw_graph_clone(graph, &engine->graph));
     DW_TRY(run_passes(&engine->graph, DW_COUNT(before), before));
     if (options->precision) {
@@ -126,7 +122,7 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
             dw_graph_apply_precision(&engine->graph, options->precision, &engine->quantized_count));
     }
     if (engine->wrt_count) {
-        DW_TRY(differentiate(engine, grad_outputs, wrt_leaves));
+        DW_TRY(differentiate(engine, grad_outputs));
         DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
     }
     DW_TRY(dw__join_pads(&engine->graph));
@@ -139,7 +135,6 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
 cleanup:
-    dw__free(wrt_leaves);
     return status;
 }
 
@@ -306,8 +301,9 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     engine->profile = profile_wanted();
     engine->grad_slot = dw__calloc((size_t)wrt_count + 1, sizeof *engine->grad_slot);
     engine->wrt_of = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_of);
+    engine->wrt_leaf = dw__calloc((size_t)wrt_count + 1, sizeof *engine->wrt_leaf);
     engine->prepared_index = dw__map_create();
-    if (!engine->grad_slot || !engine->wrt_of || !engine->prepared_index)
+    if (!engine->grad_slot || !engine->wrt_of || !engine->wrt_leaf || !engine->prepared_index)
         DW_TRY(dw__fail_memory("an engine", wrt_count));
     if (pthread_mutex_init(&engine->lock, NULL) != 0) {
         DW_TRY(dw__fail(DW_OUT_OF_MEMORY, "no mutex for an engine: the system is out of them"));
@@ -336,6 +332,7 @@ void dw_engine_destroy(dw_engine *engine) {
     dw__map_destroy(engine->prepared_index);
     dw__free(engine->grad_slot);
     dw__free(engine->wrt_of);
+    dw__free(engine->wrt_leaf);
     dw__free(engine->use_start);
     dw__free(engine->use_nodes);
     dw__free(engine->output_uses);

@@ -5,6 +5,7 @@
  *     schedule.c  which forward values are saved, which are computed again; order of backward
  *     lower.c     nodes at concrete sizes -> storages and instructions
  *     plan.c      lifetimes, placement, queries
+ *     step_memory.c  what a training step holds around it
  *     run.c       instructions, one after the other
  *
  * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena,
@@ -31,6 +32,7 @@ struct dw_engine {
     uint32_t leaf_count, output_count, grad_output_count, wrt_count;
     uint32_t *grad_slot;      /* by wrt: index of its output in the scheduled graph, or DW_NONE */
     uint32_t *wrt_of;         /* by output of the scheduled graph less output_count: its wrt */
+    uint32_t *wrt_leaf;       /* by wrt: its position among the leaves */
     uint32_t first_backward;  /* node */
     uint32_t quantized_count; /* linear layers with a recipe */
 
@@ -95,6 +97,7 @@ typedef struct dw__instruction {
     dw__step *epilogue; /* NULL: none */
     int replaced;       /* input of the epilogue that is the product */
     uint32_t scratch;   /* storage, or DW_NONE */
+    size_t library;     /* bytes that libraries allocate by themselves while it runs */
     bool optional;      /* writes gradients alone: not run where nobody wants them */
     _Atomic uint64_t nanoseconds;
 } dw__instruction;

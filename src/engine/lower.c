@@ -270,8 +270,9 @@ cleanup:
 }
 
 static dw_status add_instruction(lowering *l, const dw__step *step, const dw__step *epilogue,
-                                 int replaced, size_t scratch_bytes) {
-    dw__instruction fresh = {.step = *step, .replaced = replaced, .scratch = DW_NONE};
+                                 int replaced, size_t scratch_bytes, size_t library) {
+    dw__instruction fresh = {
+        .step = *step, .replaced = replaced, .scratch = DW_NONE, .library = library};
     if (scratch_bytes) {
         DW_RETURN_IF_FAILED(add_storage(l, DW_HOME_ARENA, 0, scratch_bytes, &fresh.scratch));
     }
@@ -292,7 +293,8 @@ static dw_status add_step(lowering *l, dw__step *step) {
     DW_RETURN_IF_FAILED(prepare(l, step));
     dw__step_shape(step, &l->call);
     size_t scratch = step->kernel->scratch_bytes ? step->kernel->scratch_bytes(&l->call) : 0;
-    return add_instruction(l, step, NULL, -1, scratch);
+    size_t library = step->kernel->library_bytes ? step->kernel->library_bytes(&l->call) : 0;
+    return add_instruction(l, step, NULL, -1, scratch, library);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -772,6 +774,7 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
     dw__step_shape(fused, &l->second);
     if (!dw__matmul_fits_epilogue(&l->call, &l->second, (int)i)) return DW_OK;
     size_t scratch = dw__matmul_epilogue_scratch(&l->call, &l->second, (int)i);
+    size_t library = dw__matmul_epilogue_library(&l->call);
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
         product.outputs[0] = l->values[record_of(l, node)->outputs[0]];
@@ -779,7 +782,7 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
     place->deferred = DW_NONE;
     reuse_inputs(l, fused, &product);
     DW_RETURN_IF_FAILED(place_outputs(l, fused));
-    DW_RETURN_IF_FAILED(add_instruction(l, &product, fused, (int)i, scratch));
+    DW_RETURN_IF_FAILED(add_instruction(l, &product, fused, (int)i, scratch, library));
     for (uint32_t j = 0; j < product.input_count; j++) {
         read_once(l, record_of(l, node)->inputs[j]);
     }
