@@ -512,7 +512,9 @@ class _Leaves:
                 "requires gradients and is no parameter of it: register it with register_parameter, or "
                 "its module with add_module"
             )
-        if owned is None:
+        if owned is None and tensor.is_meta and tensor.numel() > 1:
+            owned = tensor.detach()  # of several numbers that nobody knows
+        elif owned is None:
             try:
                 value = self.lowering.constant_tensor(tensor)
                 if not tensor.is_inference():

@@ -89,17 +89,10 @@ def _count(shape: tuple[int, ...]) -> int:
     return product
 
 
-def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
-    """The graph of ``model``'s forward.
-
-    Args:
-        model: may be on the meta device: nothing is computed.
-        example_inputs: a tuple of positional or a mapping of keyword arguments, of which only dtypes and
-            ranks matter (sizes above 1 become symbols). None: token ids, for a Hugging Face model.
-
-    Raises:
-        CaptureError: names the operation and the module that could not be captured, and what to do.
-    """
+def call_arguments(
+    model: torch.nn.Module, example_inputs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call of ``model``, from what a user gave as an example."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if example_inputs is None:
@@ -116,9 +109,28 @@ def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
         args = (example_inputs,)
     elif isinstance(example_inputs, Sequence):
         args = tuple(example_inputs)
+        if len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
+            args, kwargs = args[0], dict(args[1])
     else:
         raise TypeError(
-            f"example_inputs is a {type(example_inputs).__name__}; a tensor, a tuple or a dict is needed"
+            f"example_inputs is a {type(example_inputs).__name__}; a tensor, a tuple, a dict, or a pair of a tuple and a "
+            "dict is needed"
         )
+    return args, kwargs
+
+
+def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
+    """The graph of ``model``'s forward.
+
+    Args:
+        model: may be on the meta device: nothing is computed.
+        example_inputs: a tuple of positional or a mapping of keyword arguments, or a pair of both, of which
+            only dtypes and ranks matter (sizes above 1 become symbols). None: token ids, for a Hugging Face
+            model.
+
+    Raises:
+        CaptureError: names the operation and the module that could not be captured, and what to do.
+    """
+    args, kwargs = call_arguments(model, example_inputs)
     without_weights = all(p.is_meta for p in model.parameters())
     return IR(type(model).__name__, capture_graph(model, args, kwargs, repeat=without_weights))

@@ -49,7 +49,7 @@ _MAX_FAILURES = 4
 # The comparison with PyTorch at the first call ends after this long, unless the engine is behind.
 _MEASURE_SECONDS = 0.5
 _MEASURE_ROUNDS = 5
-_PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
+PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
 # The engine must not be slower; timings this close count as equal.
 _MEASURE_SLACK = 1.03
 
@@ -89,9 +89,9 @@ def optimize(
             "precision='fp8' is not supported in this version: use 'mxfp8', which has FP8 elements, "
             "'nvfp4', 'bf16' or 'fp32'"
         )
-    if precision not in _PRECISIONS:
+    if precision not in PRECISIONS:
         raise ValueError(
-            f"precision={precision!r} does not exist: use one of {', '.join(_PRECISIONS)}"
+            f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
         )
     if target not in ("auto", "cpu", "sm_90a"):
         raise UnsupportedError(

@@ -12,9 +12,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from deepwell import _deepwell
-from deepwell.errors import DeepwellError
+from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.step_memory import predict_step
 
 
 def _text_of(plan) -> str:
@@ -28,19 +32,41 @@ def _text_of(plan) -> str:
     if callable(getattr(plan, "to_json", None)):
         return plan.to_json()
     raise TypeError(
-        f"dryrun takes a plan, the path of a plan's file, or the dict that is in one; not {type(plan).__name__}"
+        f"dryrun takes a plan, the path of a plan's file, the dict that is in one, or a model; not {type(plan).__name__}"
     )
 
 
 def dryrun(
-    plan, trace: str | os.PathLike | None = None, report: str | os.PathLike | None = None
+    plan,
+    example_inputs: Any = None,
+    trace: str | os.PathLike | None = None,
+    report: str | os.PathLike | None = None,
+    **step: Any,
 ) -> dict:
     """Plays one step of `plan`: a plan, its file's path, or the dict that is in the file.
 
     `trace` is a file to write for ui.perfetto.dev, `report` an HTML page. The dict that comes back has step_time_ms,
     memory_gb, fits, mfu, bubble_fraction, overlap, expected_speedup ({"bf16": ..., "unplanned": ...}, None where there is
     nothing to compare with), stages and more, and the paths under "trace" and "report".
+
+    Or of a model, on this library's own engine: `dryrun(model, example_inputs)` places one training step as
+    `deepwell.optimize` would run it on a call with such arguments, without computing anything; model and arguments may be
+    on the meta device. `example_inputs`: a tuple of positional or a dict of keyword arguments; None: token ids, for a
+    Hugging Face model. The dict has peak_bytes and memory_gb (GiB) of the step, peak and moments (what is held in forward,
+    in each part of backward, in the update), arena, fits. Further arguments: `optimizer` ("adamw_dw", "adamw", None),
+    `precision` as optimize takes it, `accumulate=True` for gradients that are added to those of earlier micro-batches,
+    `keep_outputs=True` for a loop that holds all outputs until the step ends (as it is assumed where there is no loss),
+    `threads`, `hw` (whose host memory it must fit into; None: this machine's). docs/engine.md says what is counted.
     """
+    if isinstance(plan, torch.nn.Module):
+        if trace is not None or report is not None:
+            raise UnsupportedError(
+                "trace and report are for plans; of a model the dict has moments and arena, and no files are written"
+            )
+        return predict_step(plan, example_inputs, **step)
+    if example_inputs is not None or step:
+        names = ", ".join(["example_inputs"] * (example_inputs is not None) + list(step))
+        raise TypeError(f"dryrun of a plan does not take {names}: that is for a model")
     paths = [None if path is None else os.fspath(path) for path in (trace, report)]
     try:
         figures = json.loads(_deepwell.dryrun(_text_of(plan), *paths, None))

@@ -306,6 +306,75 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_RETURN_NONE;
 }
 
+/* step_memory(optimizer, add_gradients, outputs_kept, resident) -> ([moment, ...], index of the largest). A moment is
+ * a dict with the members of dw_step_moment. */
+static PyObject *plan_step_memory(PyObject *self, PyObject *args) {
+    plan_slot *slot = object_slot(self);
+    const char *optimizer = NULL, *kept = NULL;
+    Py_ssize_t kept_count = 0, resident = 0;
+    dw_step_options options = DW_STEP_OPTIONS_DEFAULT;
+    if (!PyArg_ParseTuple(args, "spy#n:step_memory", &optimizer, &options.add_gradients, &kept,
+                          &kept_count, &resident))
+        return NULL;
+    int which = 0;
+    while (which < DW_STEP_OPTIMIZERS &&
+           strcmp(dw_step_optimizer_name((dw_step_optimizer)which), optimizer) != 0)
+        which++;
+    if (which == DW_STEP_OPTIMIZERS || kept_count != slot->output_count || resident < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "step_memory: optimizer '%s', %zd flags for %zd outputs, %zd bytes resident",
+                     optimizer, kept_count, slot->output_count, resident);
+        return NULL;
+    }
+    options.optimizer = (dw_step_optimizer)which;
+    options.outputs_kept = (const uint8_t *)kept;
+    options.resident = (size_t)resident;
+    uint32_t count = dw_plan_step_moments(slot->plan), peak = 0;
+    dw_step_moment *moments = PyMem_Calloc(count, sizeof *moments);
+    if (moments == NULL) return PyErr_NoMemory();
+    dw_status status = dw_plan_step_memory(slot->plan, &options, moments, &peak);
+    PyObject *list = status == DW_OK ? PyList_New((Py_ssize_t)count) : NULL;
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        const dw_step_moment *m = &moments[i];
+        PyObject *moment = Py_BuildValue(
+            "{s:s,s:I,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "phase",
+            dw_step_phase_name(m->phase), "part", m->part, "parameters", (Py_ssize_t)m->parameters,
+            "constants", (Py_ssize_t)m->constants, "inputs", (Py_ssize_t)m->inputs, "optimizer",
+            (Py_ssize_t)m->optimizer, "arena", (Py_ssize_t)m->arena, "outputs",
+            (Py_ssize_t)m->outputs, "output_gradients", (Py_ssize_t)m->output_gradients,
+            "gradients", (Py_ssize_t)m->gradients, "temporaries", (Py_ssize_t)m->temporaries,
+            "library", (Py_ssize_t)m->library, "resident", (Py_ssize_t)m->resident, "total",
+            (Py_ssize_t)m->total);
+        if (moment == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, (Py_ssize_t)i, moment);
+    }
+    PyMem_Free(moments);
+    if (status != DW_OK) return fail(status);
+    return list == NULL ? NULL : Py_BuildValue("(NI)", list, peak);
+}
+
+/* (bytes alive in the arena at each instruction, the instruction that backward begins with) */
+static PyObject *plan_arena_alive(PyObject *self, PyObject *unused) {
+    (void)unused;
+    const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
+    uint32_t count = dw_plan_arena_alive(plan, 0, NULL);
+    size_t *bytes = PyMem_Calloc((size_t)count + 1, sizeof *bytes);
+    if (bytes == NULL) return PyErr_NoMemory();
+    dw_plan_arena_alive(plan, count, bytes);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromSize_t(bytes[i]);
+        if (number == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, (Py_ssize_t)i, number);
+    }
+    PyMem_Free(bytes);
+    return list == NULL ? NULL : Py_BuildValue("(NI)", list, dw_plan_first_backward(plan));
+}
+
 static PyObject *plan_part_count(PyObject *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLong(dw_plan_part_count(((plan_slot *)object_slot(self))->plan));
@@ -367,6 +436,11 @@ static PyMethodDef plan_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_FASTCALL,
      "backward(part, arena, leaves, outputs, output_grads, grads); part -1: all"},
     {"describe", plan_describe, METH_NOARGS, "one line per instruction"},
+    {"step_memory", plan_step_memory, METH_VARARGS,
+     "step_memory(optimizer, add_gradients, outputs_kept, resident) -> (moments, index of the "
+     "peak)"},
+    {"arena_alive", plan_arena_alive, METH_NOARGS,
+     "(bytes alive at each instruction, the first of backward)"},
     {0}};
 static PyType_Slot plan_slots[] = {{Py_tp_dealloc, plan_dealloc},
                                    {Py_tp_getset, plan_getset},
@@ -721,6 +795,20 @@ static PyObject *module_get_threads(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(dw_get_threads());
 }
 
+/* device_memory(restart=False) -> (bytes now, most at once): the CPU device's, arenas among them. */
+static PyObject *module_device_memory(PyObject *self, PyObject *args) {
+    (void)self;
+    int restart = 0;
+    if (!PyArg_ParseTuple(args, "|p:device_memory", &restart)) return NULL;
+    const dw_device *device = NULL;
+    dw_status status = dw_device_find("cpu", &device);
+    if (status != DW_OK) return fail(status);
+    size_t now = 0, most = 0;
+    dw_device_memory(device, &now, &most);
+    if (restart) dw_device_memory_restart(device);
+    return Py_BuildValue("(nn)", (Py_ssize_t)now, (Py_ssize_t)most);
+}
+
 /* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat:
  * param, grad, exp_avg, exp_avg_sq addresses and element count of each, in turn. */
 static PyObject *module_adamw(PyObject *self, PyObject *args) {
@@ -807,6 +895,8 @@ static PyMethodDef functions[] = {
     {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},
     {"set_threads", module_set_threads, METH_VARARGS, "set_threads(count)"},
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
+    {"device_memory", module_device_memory, METH_VARARGS,
+     "device_memory(restart=False) -> (bytes now, most at once)"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
