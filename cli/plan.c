@@ -181,7 +181,9 @@ int cli_plan(int argc, char **argv) {
     asked.hardware = hardware;
     asked.constraints = r.constraints;
     asked.constraint_count = r.constraint_count;
-    result = dw_autoplan_search(&asked, &plan) == DW_OK ? show(&r, plan) : cli_fail();
+    result = dw_autoplan_search(&asked, &plan) == DW_OK && dw_autoplan_bind(plan) == DW_OK
+                 ? show(&r, plan)
+                 : cli_fail();
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(hardware);
     return result;

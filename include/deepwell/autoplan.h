@@ -32,6 +32,15 @@ typedef struct dw_autoplan_other {
     dw_prediction prediction;
 } dw_autoplan_other;
 
+/* Who is to compute an operation of a layer on one GPU. */
+typedef struct dw_autoplan_kernel {
+    const char *operation; /* "attention forward", "MLP up" */
+    const char *kernel;    /* ours, with its tiles; else the framework's library */
+    double predicted;      /* operations a second, in this plan */
+    double measured;       /* of that kernel alone; 0: no measurement */
+    const char *source;    /* of the measurement, else of the planner's constant for such kernels */
+} dw_autoplan_kernel;
+
 typedef struct dw_autoplan_statistics {
     double meshes; /* sizes of axes, micro-batches and precisions that divide: all of them */
     double
@@ -54,6 +63,8 @@ typedef struct dw_autoplan {
     const dw_autoplan_other
         *runners_up; /* by seconds; each of other sizes of axes than those before */
     const dw_autoplan_other *what_ifs; /* one thing otherwise, the rest chosen again */
+    uint32_t kernel_count;             /* 0 before dw_autoplan_bind */
+    const dw_autoplan_kernel *kernels;
     /* Where nothing fits, prediction.fits is 0 and the layout is the one that needs the least memory. */
     const char
         *tightest; /* "optimizer states, 61.2 GB on each GPU of stage 0 of 16"; "" where it fits */
@@ -93,6 +104,10 @@ DW_API dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autop
 DW_API dw_status dw_autoplan_of(const char *model_name, const dw_planner_model *model,
                                 const dw_hardware *hardware, const dw_layout *layout,
                                 dw_autoplan **plan);
+
+/* Names the kernels of the plan's products and of its attention: of Deepwell's registry, where that has some for the
+ * GPUs' architecture (deepwell/explain.h), else of the framework's library. No GPU is needed. */
+DW_API dw_status dw_autoplan_bind(dw_autoplan *plan);
 
 /* The file. DW_PARSE: no JSON, or a field missing or of the wrong kind; DW_INVALID_ARGUMENT: sizes that contradict
  * each other; DW_UNSUPPORTED where it is of a later version: each named. Written and read again it is the same to

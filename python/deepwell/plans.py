@@ -34,7 +34,8 @@ def _call(function, *arguments):
 
 class Plan:
     """A layout and its prediction. ``layout``, ``prediction`` and ``model`` have the fields of the file; where nothing
-    fits, ``fits`` is False, ``tightest`` says which memory is short, and ``gpus_needed`` how many GPUs would do."""
+    fits, ``fits`` is False, ``tightest`` says which memory is short, and ``gpus_needed`` how many GPUs would do.
+    ``kernels`` says who computes what."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -45,6 +46,7 @@ class Plan:
         self.prediction: dict[str, Any] = file["prediction"]
         self.runners_up: list[dict[str, Any]] = file["runners_up"]
         self.what_ifs: list[dict[str, Any]] = file["what_ifs"]
+        self.kernels: list[dict[str, Any]] = file["kernels"]
         self.statistics: dict[str, float] = file["statistics"]
         self.tightest: str = file["tightest"]
         self.gpus_needed: int = file["gpus_needed"]

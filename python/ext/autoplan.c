@@ -60,6 +60,7 @@ static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     status = dw_hardware_parse(hardware_text, (size_t)hardware_bytes, &hardware);
     request.hardware = hardware;
     if (status == DW_OK) status = dw_autoplan_search(&request, &plan);
+    if (status == DW_OK) status = dw_autoplan_bind(plan);
     dw_hardware_destroy(hardware);
     Py_END_ALLOW_THREADS;
     PyMem_Free(texts);

@@ -36,6 +36,14 @@ dw_status dw__autoplan_others(dw__autoplan *plan, size_t count, dw_autoplan_othe
     return DW_OK;
 }
 
+dw_status dw__autoplan_kernels(dw__autoplan *plan, size_t count, dw_autoplan_kernel **kernels) {
+    *kernels = dw__arena_alloc(plan->arena, (count ? count : 1) * sizeof **kernels);
+    if (!*kernels) return dw__fail_memory("a plan", count * sizeof **kernels);
+    for (size_t at = 0; at < count; at++)
+        (*kernels)[at].operation = (*kernels)[at].kernel = (*kernels)[at].source = "";
+    return DW_OK;
+}
+
 dw_status dw__autoplan_create(const char *model_name, const dw_planner_model *model,
                               const dw_hardware *hardware, dw__autoplan **plan) {
     dw_status status = DW_OK;
@@ -234,6 +242,36 @@ static dw_status read_others(const json_t *root, const char *name, dw__autoplan 
     return DW_OK;
 }
 
+static dw_status read_kernel(const json_t *json, dw__autoplan *plan, dw_autoplan_kernel *kernel) {
+    if (!json_is_object(json)) return dw__json_wrong_kind("it", json, "an object");
+    DW_RETURN_IF_FAILED(read_own_text(json, "operation", plan, &kernel->operation));
+    DW_RETURN_IF_FAILED(read_own_text(json, "kernel", plan, &kernel->kernel));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "predicted", 0, 1e30, 0, &kernel->predicted));
+    DW_RETURN_IF_FAILED(dw__json_number(json, "measured", 0, 1e30, 0, &kernel->measured));
+    return read_own_text(json, "source", plan, &kernel->source);
+}
+
+static dw_status read_kernels(const json_t *root, dw__autoplan *plan) {
+    const json_t *list = dw__json_member(root, "kernels");
+    size_t at, number = json_array_size(list);
+    json_t *json;
+    dw_autoplan_kernel *made;
+    if (!list) return DW_OK;
+    if (!json_is_array(list)) return dw__json_wrong_kind("kernels", list, "an array");
+    if (number > OTHERS_MOST)
+        return dw__fail(DW_PARSE, "kernels has %zu elements; expected at most %d", number,
+                        OTHERS_MOST);
+    DW_RETURN_IF_FAILED(dw__autoplan_kernels(plan, number, &made));
+    json_array_foreach((json_t *)list, at, json) {
+        dw_status status = read_kernel(json, plan, &made[at]);
+        if (status == DW_OUT_OF_MEMORY) return status;
+        if (status != DW_OK) return dw__fail_prefix(status, "kernels[%zu]", at);
+    }
+    plan->plan.kernels = made;
+    plan->plan.kernel_count = (uint32_t)number;
+    return DW_OK;
+}
+
 static dw_status read_hardware(const json_t *json, dw_hardware **hardware) {
     dw__text text = {0};
     if (!json_is_object(json)) return dw__json_wrong_kind("it", json, "an object");
@@ -280,6 +318,7 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
     DW_RETURN_IF_FAILED(
         read_others(root, "runners_up", own, &plan->runners_up, &plan->runner_up_count));
     DW_RETURN_IF_FAILED(read_others(root, "what_ifs", own, &plan->what_ifs, &plan->what_if_count));
+    DW_RETURN_IF_FAILED(read_kernels(root, own));
     DW_RETURN_IF_FAILED(read_own_text(root, "tightest", own, &plan->tightest));
     DW_RETURN_IF_FAILED(dw__json_integer(root, "gpus_needed", 0, INT_MAX, 0, &needed));
     plan->gpus_needed = (int)needed;
@@ -287,9 +326,9 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
 }
 
 static dw_status read_plan(const json_t *root, dw__autoplan **own) {
-    static const char *const members[] = {"version",    "model",    "hardware",    "layout",
-                                          "prediction", "reserve",  "statistics",  "runners_up",
-                                          "what_ifs",   "tightest", "gpus_needed", NULL};
+    static const char *const members[] = {
+        "version",    "model",    "hardware", "layout",   "prediction",  "reserve", "statistics",
+        "runners_up", "what_ifs", "kernels",  "tightest", "gpus_needed", NULL};
     static const char *const besides[] = {"name", NULL};
     dw_status status = DW_OK;
     dw_hardware *hardware = NULL;
@@ -406,6 +445,23 @@ static dw_status put_others(json_t *root, const char *key, const dw_autoplan_oth
     return DW_OK;
 }
 
+static dw_status put_kernels(json_t *root, const dw_autoplan *plan) {
+    json_t *list = json_array();
+    DW_RETURN_IF_FAILED(put(root, "kernels", list));
+    for (uint32_t at = 0; at < plan->kernel_count; at++) {
+        const dw_autoplan_kernel *kernel = &plan->kernels[at];
+        json_t *object = json_object();
+        if (!object || json_array_append_new(list, object) != 0)
+            return dw__fail_memory("a plan", sizeof *kernel);
+        DW_RETURN_IF_FAILED(put(object, "operation", json_string(kernel->operation)));
+        DW_RETURN_IF_FAILED(put(object, "kernel", json_string(kernel->kernel)));
+        DW_RETURN_IF_FAILED(put(object, "predicted", json_real(kernel->predicted)));
+        DW_RETURN_IF_FAILED(put(object, "measured", json_real(kernel->measured)));
+        DW_RETURN_IF_FAILED(put(object, "source", json_string(kernel->source)));
+    }
+    return DW_OK;
+}
+
 static dw_status put_hardware(json_t *root, const dw_hardware *hardware) {
     char *text = NULL;
     json_t *json = NULL;
@@ -429,6 +485,7 @@ static dw_status put_plan(json_t *root, const dw_autoplan *plan) {
         put_structure(root, "statistics", dw__statistics_fields, &plan->statistics));
     DW_RETURN_IF_FAILED(put_others(root, "runners_up", plan->runners_up, plan->runner_up_count));
     DW_RETURN_IF_FAILED(put_others(root, "what_ifs", plan->what_ifs, plan->what_if_count));
+    DW_RETURN_IF_FAILED(put_kernels(root, plan));
     DW_RETURN_IF_FAILED(put(root, "tightest", json_string(plan->tightest)));
     return put(root, "gpus_needed", json_integer(plan->gpus_needed));
 }

@@ -19,6 +19,8 @@ dw_status dw__autoplan_create(const char *model_name, const dw_planner_model *mo
 dw_status dw__autoplan_text(dw__autoplan *plan, const char *text, const char **copy);
 /* Room for `count` others, all zero with empty texts. */
 dw_status dw__autoplan_others(dw__autoplan *plan, size_t count, dw_autoplan_other **others);
+/* Room for `count` kernels, likewise. */
+dw_status dw__autoplan_kernels(dw__autoplan *plan, size_t count, dw_autoplan_kernel **kernels);
 /* DW_INVALID_ARGUMENT where a figure of it is not finite. */
 dw_status dw__prediction_check(const dw_prediction *prediction);
 

@@ -216,6 +216,21 @@ static dw_status put_others(const char *title, const dw_autoplan_other *others, 
     return DW_OK;
 }
 
+static dw_status put_kernels(const dw_autoplan *plan, dw__text *text) {
+    if (!plan->kernel_count) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, "\nKernels: operations a second in this plan, and alone\n"));
+    for (uint32_t at = 0; at < plan->kernel_count; at++) {
+        const dw_autoplan_kernel *kernel = &plan->kernels[at];
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "  %-18s %6.0f TFLOP/s  %s\n", kernel->operation,
+                                            kernel->predicted / 1e12, kernel->kernel));
+        if (kernel->measured > 0)
+            DW_RETURN_IF_FAILED(dw__text_printf(text, "%36s measured alone %.0f TFLOP/s: %s\n", "",
+                                                kernel->measured / 1e12, kernel->source));
+    }
+    return DW_OK;
+}
+
 static dw_status put_step(const dw_prediction *p, dw__text *text) {
     DW_RETURN_IF_FAILED(put_label("Step", text));
     DW_RETURN_IF_FAILED(put_seconds(p->seconds, text));
@@ -283,8 +298,9 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
     if (!explain) return DW_OK;
     DW_RETURN_IF_FAILED(put_others("Runners-up: what a step takes longer, and where",
                                    plan->runners_up, plan->runner_up_count, text));
-    return put_others("What if: one thing otherwise, the rest chosen again", plan->what_ifs,
-                      plan->what_if_count, text);
+    DW_RETURN_IF_FAILED(put_others("What if: one thing otherwise, the rest chosen again",
+                                   plan->what_ifs, plan->what_if_count, text));
+    return put_kernels(plan, text);
 }
 
 dw_status dw_autoplan_text(const dw_autoplan *plan, int explain, char **text) {

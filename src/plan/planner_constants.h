@@ -30,6 +30,9 @@
     X(attention_sm80, 0.434, 0.55, 0.15,                                                           \
       "FlashAttention-2 on A100, forward and backward together")                                   \
     X(attention_sm90, 0.476, 0.50, 0.15, "cuDNN and FlashAttention-3 on H200: 490 to 680 of 989")  \
+    X(attention_own, 1.10, 1.10, 0.05,                                                             \
+      "ours beside cuDNN's on H200, 36 shapes alone: 1.03 forward, 1.14 backward "                 \
+      "(bench/results/attention-h200-2026-11-22.json)")                                            \
     X(attention_sm100, 0.471, 0.50, 0.15, "cuDNN on B200")                                         \
     X(attention_length, 449, 400.0, 0.40,                                                          \
       "sequence at which a causal kernel reaches half of its rate")                                \

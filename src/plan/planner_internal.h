@@ -48,6 +48,9 @@ int dw__moe_layers(const dw_planner_model *model);
 double dw__window_layers(const dw_planner_model *model); /* with sliding-window attention */
 double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
 
+/* The framework's attention is FlashAttention-2. */
+int dw__attends_as_ampere(const dw_layout *layout);
+
 /* What is reached of a figure: a measured one whole, of a peak the part that kernels reach. */
 double dw__reached(const dw_figure *figure, double part);
 

@@ -5,7 +5,7 @@
 
 /* PyTorch's own attention is FlashAttention-2, whose instructions are Ampere's: 2,048 operations on each processor and
  * clock, whatever the tensor cores could do besides. */
-static int attends_as_ampere(const dw_layout *layout) {
+int dw__attends_as_ampere(const dw_layout *layout) {
     switch (layout->framework) {
     case DW_FRAMEWORK_TORCHTITAN:
     case DW_FRAMEWORK_FSDP:
@@ -29,11 +29,15 @@ static void reached_parts(dw__planned *planned) {
         planned->gemm_part = c->gemm_sm90, planned->attention_part = c->attention_sm90;
     if (capability >= 100 && capability < 120)
         planned->gemm_part = c->gemm_sm100, planned->attention_part = c->attention_sm100;
+    const dw_planner_model *model = planned->model;
+    if (capability == 90 && planned->layout->framework == DW_FRAMEWORK_OWN &&
+        model->head_dim + model->rope_dim <= 256)
+        planned->attention_part *= c->attention_own;
     /* A measured rate is what products reach; attention's part is of the peak. */
     planned->attention_rate = dw__reached(bf16, planned->gemm_part) / planned->gemm_part;
     if (capability == 0) planned->attention_rate *= c->gemm_amd / c->gemm_sm80;
     double ampere = 2048 * hardware->sm_count.value * hardware->clock.value;
-    if (capability >= 90 && attends_as_ampere(planned->layout) && ampere > 0) {
+    if (capability >= 90 && dw__attends_as_ampere(planned->layout) && ampere > 0) {
         planned->attention_part = c->attention_sm80;
         planned->attention_rate = fmin(planned->attention_rate, ampere);
     }

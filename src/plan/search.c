@@ -14,6 +14,8 @@ enum { KEPT_MOST = 33, ROUND_FIRST = 8, ROUND_MOST = 256, WHAT_IFS_MOST = 48 };
 
 /* Of the memory: predictions of it are off by some percent, and a run that is out of memory is none. */
 static const double RESERVE = 0.05;
+/* Of the host's memory: the system, the loader of data. */
+static const double HOST_RESERVE = 0.1;
 /* What is within this part of the fastest is as fast, and the simplest of it is better. */
 static const double TIE = 0.005;
 /* What takes longer than so many times the plan is no alternative. */
@@ -457,6 +459,7 @@ dw_status dw_autoplan_search(const dw_autoplan_request *request, dw_autoplan **p
     dw_hardware hardware = *request->hardware;
     double reserve = request->reserve < 0 ? RESERVE * hardware.memory.value : request->reserve;
     hardware.memory.value -= reserve;
+    hardware.host_memory.value *= 1 - HOST_RESERVE;
     dw__problem problem = {.model = request->model,
                            .hardware = &hardware,
                            .seq_len = (int)request->seq_len,

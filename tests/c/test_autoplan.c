@@ -481,6 +481,7 @@ static void files_come_back_to_the_last_bit(void **unused) {
     request.precision = DW_TRAIN_PRECISIONS;
     request.what_ifs = 1;
     dw_autoplan *plan = plan_of(&request), *back = NULL;
+    assert_int_equal(dw_autoplan_bind(plan), DW_OK);
     char *text = json_of(plan);
     if (dw_autoplan_parse(text, strlen(text), &back) != DW_OK) fail_msg("%s", dw_last_error());
     char *again = json_of(back);
@@ -508,6 +509,54 @@ static void files_come_back_to_the_last_bit(void **unused) {
 #define HARDWARE "\"hardware\": {\"profile\": \"h100\", \"gpus\": 4}"
 #define LAYOUT                                                                                     \
     "\"layout\": {\"gpus\": 4, \"tp\": 2, \"dp\": 2, \"global_batch\": 4, \"seq_len\": 128}"
+
+static const dw_autoplan_kernel *kernel_of(const dw_autoplan *plan, const char *operation) {
+    for (uint32_t at = 0; at < plan->kernel_count; at++)
+        if (strcmp(plan->kernels[at].operation, operation) == 0) return &plan->kernels[at];
+    fail_msg("the plan has no kernel for %s", operation);
+    return NULL;
+}
+
+/* Ours where there are some, with tiles and what was measured; else the library, and no measurement is made up. */
+static void kernels_are_named(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *hardware, *framework, *kernel;
+        int measured;
+    } cases[] = {{"h100:64", "framework=deepwell", "deepwell, sm_90a: tiles of ", 1},
+                 {"h100:64", "framework=torchtitan", "FlashAttention-2", 1},
+                 {"h100:64", "framework=megatron", "cuDNN", 1},
+                 {"b200:64", "framework=deepwell", "no kernel registered for sm_100a", 0},
+                 {"a100-80:64", "framework=deepwell", "no kernel registered for sm_80", 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_hardware *hardware = hardware_of(cases[at].hardware);
+        dw_autoplan_request request = request_of(&llama3_70b, hardware, 8192, 64);
+        const char *const constraints[] = {cases[at].framework};
+        request.constraints = constraints;
+        request.constraint_count = 1;
+        dw_autoplan *plan = plan_of(&request);
+        assert_int_equal(plan->kernel_count, 0);
+        assert_int_equal(dw_autoplan_bind(plan), DW_OK);
+        for (int backward = 0; backward < 2; backward++) {
+            const dw_autoplan_kernel *kernel =
+                kernel_of(plan, backward ? "attention backward" : "attention forward");
+            if (!strstr(kernel->kernel, cases[at].kernel))
+                fail_msg("%s on %s: \"%s\"", cases[at].framework, cases[at].hardware,
+                         kernel->kernel);
+            assert_int_equal(kernel->measured > 0, cases[at].measured);
+            assert_true(kernel->measured < hardware->rate[DW_RATE_BF16].value);
+            assert_true(kernel->predicted > 0 && kernel->source[0]);
+        }
+        assert_non_null(strstr(kernel_of(plan, "MLP up")->kernel, "none registered"));
+        assert_true(kernel_of(plan, "MLP up")->predicted < hardware->rate[DW_RATE_BF16].value);
+        char *text = NULL;
+        assert_int_equal(dw_autoplan_text(plan, 1, &text), DW_OK);
+        assert_non_null(strstr(text, cases[at].kernel));
+        dw_text_free(text);
+        dw_autoplan_destroy(plan);
+        dw_hardware_destroy(hardware);
+    }
+}
 
 static void bad_file(const char *text, dw_status expected, const char *says) {
     dw_autoplan *plan = NULL;
@@ -567,6 +616,7 @@ static void every_allocation_can_fail(void **unused) {
         char *text = NULL;
         dw__memory_fail_after(after);
         dw_status status = dw_autoplan_search(&request, &plan);
+        if (status == DW_OK) status = dw_autoplan_bind(plan);
         if (status == DW_OK) status = dw_autoplan_json(plan, &text);
         if (status == DW_OK) status = dw_autoplan_parse(text, strlen(text), &back);
         dw__memory_fail_after(-1);
@@ -593,6 +643,7 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_is_answered),
         cmocka_unit_test(bad_requests_are_named),
         cmocka_unit_test(files_come_back_to_the_last_bit),
+        cmocka_unit_test(kernels_are_named),
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(every_allocation_can_fail),
     };
