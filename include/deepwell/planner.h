@@ -77,8 +77,27 @@ DW_API dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_mod
 DW_API double dw_planner_parameters(const dw_planner_model *model);
 DW_API double dw_planner_active_parameters(const dw_planner_model *model);
 /* Forward and backward of one token: 6 * active + 6 * layers * heads * head_dim * seq_len (causal attention counted by
- * half); adapters: 4 and 4. What MFU is measured by, without recomputation. */
+ * half, and where there is a window by what it leaves); adapters: 4 and 4. What MFU is measured by, without
+ * recomputation. */
 DW_API double dw_planner_token_flops(const dw_planner_model *model, int seq_len);
+
+/* Operations of so many sequences, by what does them. Backward of attention computes the scores again: five products
+ * for two. */
+typedef struct dw_planner_work {
+    double products; /* of activations with weights: two for each element and token */
+    double attention;
+    double backward_products, backward_attention;
+    double
+        other; /* norms, activations, rotations, biases: of a graph alone; the planner counts their bytes */
+    double bytes; /* of a graph alone: the least that its forward must move */
+} dw_planner_work;
+DW_API void dw_planner_model_work(const dw_planner_model *model, double sequences, double seq_len,
+                                  dw_planner_work *work);
+/* The same summed over the nodes of a forward graph, each by its operation's own cost; with `backward` over the nodes
+ * of its gradient too. Attention by the pairs that a mask leaves, s (s + 1) / 2, where the planner counts half of the
+ * square. `sizes`: of the graph's symbols. */
+DW_API dw_status dw_planner_graph_work(const dw_graph *graph, const int64_t *sizes, int backward,
+                                       dw_planner_work *work);
 
 /* ---- the layout ------------------------------------------------------------------------------------------------ */
 

@@ -99,6 +99,61 @@ static PyObject *planner_model_of_graph(PyObject *self, PyObject *args) {
     return dict_of(status, &model);
 }
 
+static PyObject *dict_of_work(const dw_planner_work *work) {
+    return Py_BuildValue("{s:d,s:d,s:d,s:d,s:d,s:d}", "products", work->products, "attention",
+                         work->attention, "backward_products", work->backward_products,
+                         "backward_attention", work->backward_attention, "other", work->other,
+                         "bytes", work->bytes);
+}
+
+/* planner_model_work(the planner's fields, sequences, length) -> dict */
+static PyObject *planner_model_work(PyObject *self, PyObject *args) {
+    PyObject *fields = NULL;
+    double sequences, length;
+    dw_planner_model model;
+    dw_planner_work work;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!dd:planner_model_work", &PyDict_Type, &fields, &sequences,
+                          &length))
+        return NULL;
+    if (planner_model_from_dict(fields, &model) != 0) return NULL;
+    dw_status status = dw_planner_model_check(&model);
+    if (status != DW_OK) return extension_fail(status);
+    dw_planner_model_work(&model, sequences, length, &work);
+    return dict_of_work(&work);
+}
+
+/* planner_graph_work(a graph's JSON, sizes of its symbols, backward) -> dict */
+static PyObject *planner_graph_work(PyObject *self, PyObject *args) {
+    enum { SYMBOLS_MOST = 64 };
+    const char *json = NULL;
+    Py_ssize_t bytes = 0;
+    PyObject *given = NULL;
+    int backward = 0;
+    int64_t sizes[SYMBOLS_MOST] = {0};
+    dw_graph *graph = NULL;
+    dw_planner_work work;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s#O!p:planner_graph_work", &json, &bytes, &PyTuple_Type, &given,
+                          &backward))
+        return NULL;
+    dw_status status = dw_graph_from_json(json, (size_t)bytes, &graph);
+    if (status != DW_OK) return extension_fail(status);
+    Py_ssize_t count = PyTuple_Size(given);
+    if (count != (Py_ssize_t)dw_graph_symbol_count(graph) || count > SYMBOLS_MOST) {
+        PyErr_Format(PyExc_ValueError, "the graph has %u symbols; %zd sizes are given",
+                     dw_graph_symbol_count(graph), count);
+        dw_graph_destroy(graph);
+        return NULL;
+    }
+    for (Py_ssize_t at = 0; at < count; at++)
+        sizes[at] = PyLong_AsLongLong(PyTuple_GetItem(given, at));
+    if (!PyErr_Occurred()) status = dw_planner_graph_work(graph, sizes, backward, &work);
+    dw_graph_destroy(graph);
+    if (PyErr_Occurred()) return NULL;
+    return status == DW_OK ? dict_of_work(&work) : extension_fail(status);
+}
+
 /* planner_model_names() -> ((name, source), ...) */
 static PyObject *planner_model_names(PyObject *self, PyObject *unused) {
     uint32_t count = dw_planner_catalogue_count();
@@ -121,5 +176,9 @@ PyMethodDef planner_functions[] = {
      "planner_model_parse(config.json's text) -> dict"},
     {"planner_model_of_graph", planner_model_of_graph, METH_VARARGS,
      "planner_model_of_graph(graph's JSON) -> dict"},
+    {"planner_model_work", planner_model_work, METH_VARARGS,
+     "planner_model_work(fields, sequences, length) -> dict of operations"},
+    {"planner_graph_work", planner_graph_work, METH_VARARGS,
+     "planner_graph_work(graph's JSON, sizes, backward) -> dict of operations"},
     {"planner_model_names", planner_model_names, METH_NOARGS, "the catalogue: (name, source)"},
     {0}};

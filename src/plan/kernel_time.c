@@ -58,8 +58,7 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
             (dw__reached(&planned->hardware->rate[DW_RATE_BF16], planned->gemm_part) * 0.5);
         return products + dw__traffic_seconds(planned, scores * c->attention_scores);
     }
-    double seen = span / 2;
-    if (windowed && model->window < span) seen = model->window;
+    double seen = dw__seen_tokens(model, span, windowed);
     double part = planned->attention_part * span / (span + c->attention_length);
     /* Narrow heads leave the exponentials to bound the kernel: half the work at 64 takes as long. */
     double narrow = width < 256 ? sqrt(width / 256) : 1;

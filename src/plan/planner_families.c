@@ -7,72 +7,171 @@
 #define BIASED DW__HAS_NORM_BIAS
 #define TIED DW__HAS_TIED_HEAD
 #define WIDE DW__HAS_WIDE_MLP
+#define WINDOW DW__HAS_WINDOW
+#define HEAD_NORMS DW__HAS_HEAD_NORMS
 #define ATTENTION "attention_bias", "attention_bias"
 #define ALL_BIASES "+", "+", "+"
 #define NO_BIASES NULL, NULL, NULL
+#define ENCODER                                                                                    \
+    ALL_BIASES, BIASED | TIED | DW__HAS_POSITIONS | DW__HAS_EMBEDDING_NORM | DW__IS_ENCODER
 
+/* clang-format off */
 static const dw__planner_family families[] = {
     /* GPT-2 and those before the gate */
-    {"gpt2", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS},
-    {"gpt_bigcode", 2, 0, ALL_BIASES,
-     BIASED | TIED | WIDE | DW__HAS_POSITIONS | DW__HAS_MULTI_QUERY},
-    {"gpt_neox", 2, 0, "+attention_bias", "+attention_bias", "+", BIASED},
-    {"gptj", 1, 0, NULL, NULL, "+", BIASED | WIDE | DW__HAS_HEAD_BIAS},
-    {"opt", 2, 0, "+enable_bias", "+enable_bias", "+enable_bias",
-     BIASED | TIED | DW__HAS_POSITIONS | DW__IS_OPT},
-    {"bloom", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_EMBEDDING_NORM},
-    {"mpt", 2, 0, NO_BIASES, TIED | WIDE},
-    {"falcon", 2, 0, "bias", "bias", "bias", BIASED | TIED | WIDE | DW__IS_FALCON},
-    {"phi", 1, 0, ALL_BIASES, BIASED | DW__HAS_HEAD_BIAS},
-    {"starcoder2", 2, 0, "+use_bias", "+use_bias", "+use_bias", BIASED | TIED | DW__HAS_WINDOW},
-    {"nemotron", 2, 0, ATTENTION, "mlp_bias", BIASED},
+    {"gpt2 gpt-sw3 openai-gpt", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS, 0},
+    {"gpt_bigcode", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS | DW__HAS_MULTI_QUERY, 0},
+    {"gpt_neo", 2, 2, NULL, "+", "+", BIASED | TIED | WIDE | DW__HAS_POSITIONS | WINDOW, 0},
+    {"gpt_neox", 2, 0, "+attention_bias", "+attention_bias", "+", BIASED, 0},
+    {"gpt_neox_japanese", 2, 0, NO_BIASES, BIASED | TIED | WIDE, 0},
+    {"gptj codegen", 1, 0, NULL, NULL, "+", BIASED | WIDE | DW__HAS_HEAD_BIAS, 0},
+    {"ctrl", 2, 0, ALL_BIASES, BIASED | TIED | DW__HAS_HEAD_BIAS, 0},
+    {"opt", 2, 0, "+enable_bias", "+enable_bias", "+enable_bias", BIASED | TIED | DW__HAS_POSITIONS | DW__IS_OPT, 0},
+    {"biogpt", 2, 0, ALL_BIASES, BIASED | TIED | DW__HAS_POSITIONS | DW__IS_OPT, 0},
+    {"xglm", 2, 0, ALL_BIASES, BIASED | TIED, 0},
+    {"bloom", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_EMBEDDING_NORM, 0},
+    {"mpt", 2, 0, NO_BIASES, TIED | WIDE, 0},
+    {"falcon", 2, 0, "bias", "bias", "bias", BIASED | TIED | WIDE | DW__IS_FALCON, 0},
+    {"phi", 1, 0, ALL_BIASES, BIASED | DW__HAS_HEAD_BIAS, 0},
+    {"persimmon", 2, 0, ALL_BIASES, BIASED | HEAD_NORMS, 0},
+    {"starcoder2", 2, 0, "+use_bias", "+use_bias", "+use_bias", BIASED | TIED | WINDOW, 0},
+    {"nemotron", 2, 0, ATTENTION, "mlp_bias", BIASED, 0},
+    {"jais2", 2, 0, "+attention_bias", "+attention_bias", "+mlp_bias", BIASED, 0},
+    {"arcee", 2, 0, ATTENTION, "mlp_bias", 0, 0},
+    {"apertus", 2, 0, ATTENTION, NULL, HEAD_NORMS, 0},
+    {"nanochat", 2, 0, ATTENTION, NULL, DW__HAS_NO_NORMS, 0},
     /* Llama and its like */
-    {"llama", 2, 0, ATTENTION, "mlp_bias", GATE},
-    {"mistral", 2, 0, NO_BIASES, GATE | DW__HAS_WINDOW},
-    {"qwen2", 2, 0, "+", NULL, NULL, GATE | DW__HAS_WINDOW_IF_USED},
-    {"qwen3", 2, 0, ATTENTION, NULL, GATE | DW__HAS_HEAD_NORMS | DW__HAS_WINDOW_IF_USED},
-    {"phi3", 2, 0, NO_BIASES, GATE | DW__HAS_WINDOW},
-    {"gemma", 2, 0, ATTENTION, NULL, GATE | TIED},
-    {"gemma2", 4, 2, ATTENTION, NULL, GATE | TIED | DW__HAS_WINDOW},
-    {"gemma3_text", 4, 6, ATTENTION, NULL, GATE | TIED | DW__HAS_HEAD_NORMS | DW__HAS_WINDOW},
-    {"olmo", 2, 0, ATTENTION, NULL, GATE | DW__HAS_NO_NORMS},
-    {"olmo2", 2, 0, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS},
-    {"olmo3", 2, 4, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS | DW__HAS_WINDOW},
-    {"cohere", 1, 0, ATTENTION, NULL, GATE | TIED | DW__HAS_WIDE_NORMS | DW__HAS_CHOICE_OF_NORMS},
-    {"cohere2", 1, 4, ATTENTION, NULL, GATE | TIED | DW__HAS_WINDOW},
-    {"glm", 2, 0, "+attention_bias", NULL, NULL, GATE},
-    {"glm4", 4, 0, "attention_bias", NULL, NULL, GATE},
-    {"granite", 2, 0, ATTENTION, "mlp_bias", GATE | TIED},
-    {"smollm3", 2, 0, ATTENTION, "mlp_bias", GATE | TIED | DW__HAS_WINDOW_IF_USED},
+    {"llama aquila baichuan cwm exaone helium yi deepseek", 2, 0, ATTENTION, "mlp_bias", GATE, 0},
+    {"mistral ministral ministral3", 2, 0, NO_BIASES, GATE | WINDOW, 0},
+    {"qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text", 2, 0, "+", NULL, NULL, GATE | DW__HAS_WINDOW_IF_USED, 0},
+    {"qwen", 2, 0, "+", NULL, NULL, GATE | DW__HAS_HALF_MLP, 0},
+    {"qwen3 qwen3_vl_text", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS | DW__HAS_WINDOW_IF_USED, 0},
+    {"phi3", 2, 0, NO_BIASES, GATE | WINDOW, 0},
+    {"gemma", 2, 0, ATTENTION, NULL, GATE | TIED, 0},
+    {"gemma2", 4, 2, ATTENTION, NULL, GATE | TIED | WINDOW, 0},
+    {"gemma3_text", 4, 6, ATTENTION, NULL, GATE | TIED | HEAD_NORMS | WINDOW, 0},
+    {"vaultgemma", 2, 2, ATTENTION, NULL, GATE | TIED | WINDOW, 0},
+    {"olmo", 2, 0, ATTENTION, NULL, GATE | DW__HAS_NO_NORMS, 0},
+    {"olmo2", 2, 0, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS, 0},
+    {"olmo3", 2, 4, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS | WINDOW, 0},
+    {"cohere", 1, 0, ATTENTION, NULL, GATE | TIED | DW__HAS_WIDE_NORMS | DW__HAS_CHOICE_OF_NORMS, 0},
+    {"cohere2", 1, 4, ATTENTION, NULL, GATE | TIED | WINDOW, 0},
+    {"glm", 2, 0, "+attention_bias", NULL, NULL, GATE, 0},
+    {"glm4", 4, 0, "attention_bias", NULL, NULL, GATE, 0},
+    {"chatglm", 2, 0, "add_qkv_bias", NULL, NULL, GATE, 0},
+    {"granite", 2, 0, ATTENTION, "mlp_bias", GATE | TIED, 0},
+    {"granite_swa", 2, 0, ATTENTION, "mlp_bias", GATE | TIED | WINDOW | DW__HAS_SINKS, 0},
+    {"smollm3", 2, 0, ATTENTION, "mlp_bias", GATE | TIED | DW__HAS_WINDOW_IF_USED, 0},
+    {"internlm2", 2, 0, "bias", "bias", NULL, GATE, 0},
+    {"internlm3", 2, 0, "qkv_bias", "bias", "bias", GATE, 0},
+    {"minicpm", 2, 0, NO_BIASES, GATE | TIED, 0},
+    {"exaone4", 2, 4, NO_BIASES, GATE | HEAD_NORMS | WINDOW, 0},
+    {"hunyuan_v1_dense", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS, 0},
+    {"hyperclovax", 2, 0, ATTENTION, "mlp_bias", GATE | DW__HAS_POST_NORMS, 0},
+    {"bitnet", 2, 0, ATTENTION, NULL, GATE | DW__HAS_SUB_NORMS, 0},
+    {"seed_oss", 2, 0, "attention_bias", "attention_out_bias", "mlp_bias", GATE, 0},
+    {"stablelm", 2, 0, "use_qkv_bias", NULL, NULL, GATE | BIASED, 0},
+    {"ernie4_5", 2, 0, "use_bias", "use_bias", "use_bias", GATE | TIED, 0},
+    {"moshi", 2, 0, NO_BIASES, GATE | DW__HAS_HALF_MLP | WINDOW, 0},
     /* mixtures of experts */
-    {"mixtral", 2, 0, NO_BIASES, GATE | DW__HAS_WINDOW},
-    {"qwen2_moe", 2, 0, "+qkv_bias", NULL, NULL,
-     GATE | DW__HAS_SHARED_GATE | DW__HAS_WINDOW_IF_USED},
-    {"qwen3_moe", 2, 0, ATTENTION, NULL, GATE | DW__HAS_HEAD_NORMS | DW__HAS_WINDOW_IF_USED},
-    {"deepseek_v2", 2, 0, ATTENTION, NULL, GATE},
-    {"deepseek_v3", 2, 0, ATTENTION, NULL, GATE},
-    {"kimi_k2", 2, 0, ATTENTION, NULL, GATE},
-    {"glm4_moe", 2, 0, "attention_bias", NULL, NULL,
-     GATE | DW__HAS_HEAD_NORMS | DW__HAS_CHOICE_OF_NORMS},
+    {"mixtral", 2, 0, NO_BIASES, GATE | WINDOW, 0},
+    {"qwen2_moe", 2, 0, "+qkv_bias", NULL, NULL, GATE | DW__HAS_SHARED_GATE | DW__HAS_WINDOW_IF_USED, 0},
+    {"qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text", 2, 0, ATTENTION, NULL,
+     GATE | HEAD_NORMS | DW__HAS_WINDOW_IF_USED, 0},
+    {"deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa youtu minicpm3", 2, 0, ATTENTION, NULL,
+     GATE, 0},
+    {"axk1", 2, 0, ATTENTION, NULL, GATE, 0},
+    {"glm4_moe solar_open glm4v_moe_text", 2, 0, "attention_bias", NULL, NULL,
+     GATE | HEAD_NORMS | DW__HAS_CHOICE_OF_NORMS, 0},
     {"gpt_oss", 2, 2, "+attention_bias", "+attention_bias", NULL,
-     GATE | DW__HAS_WINDOW | DW__HAS_SINKS | DW__HAS_EXPERT_BIAS},
-    {"olmoe", 2, 0, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS},
-    {"granitemoe", 2, 0, ATTENTION, NULL, GATE | TIED},
-    {"llama4_text", 2, 0, ATTENTION, NULL, GATE | DW__HAS_SHARED_EXPERT},
-    {"grok-1", 4, 0, NO_BIASES, GATE | TIED},
-    /* others */
-    {"bert", 2, 0, ALL_BIASES,
-     BIASED | TIED | DW__HAS_POSITIONS | DW__HAS_EMBEDDING_NORM | DW__IS_ENCODER},
-    {"roberta", 2, 0, ALL_BIASES,
-     BIASED | TIED | DW__HAS_POSITIONS | DW__HAS_EMBEDDING_NORM | DW__IS_ENCODER},
-    {"nemotron_h", 1, 0, ATTENTION, "mlp_bias", DW__IS_HYBRID},
+     GATE | WINDOW | DW__HAS_SINKS | DW__HAS_EXPERT_BIAS, 0},
+    {"olmoe flex_olmo", 2, 0, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS, 0},
+    {"granitemoe", 2, 0, ATTENTION, NULL, GATE | TIED, 0},
+    {"granitemoeshared", 2, 0, ATTENTION, NULL, GATE | DW__HAS_SHARED_MLP, 0},
+    {"granitemoe_swa", 2, 0, ATTENTION, NULL, GATE | WINDOW | DW__HAS_SINKS | DW__HAS_SHARED_MLP, 0},
+    {"llama4_text", 2, 0, ATTENTION, NULL, GATE | DW__HAS_SHARED_EXPERT, 0},
+    {"grok-1", 4, 0, NO_BIASES, GATE | TIED, 0},
+    {"dbrx", 2, 0, NO_BIASES, GATE, 0},
+    {"aria_text", 2, 0, ATTENTION, "mlp_bias", GATE, 0},
+    {"phimoe", 2, 0, ATTENTION, NULL, GATE | BIASED | DW__HAS_WINDOW_IF_USED, 0},
+    {"ernie4_5_moe", 2, 0, "use_bias", "use_bias", "use_bias", GATE | TIED | DW__HAS_ROUTER_BIAS, 0},
+    {"afmoe", 4, 4, ATTENTION, NULL, GATE | HEAD_NORMS | WINDOW | DW__HAS_OUTPUT_GATE | DW__HAS_ROUTER_BIAS, 0},
+    {"beam", 4, 0, ATTENTION, NULL, GATE | HEAD_NORMS | WINDOW | DW__HAS_OUTPUT_GATE, 0},
+    {"dots1 hy_v3", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS, 0},
+    {"exaone_moe mellum", 2, 0, NO_BIASES, GATE | HEAD_NORMS | WINDOW, 0},
+    {"kolibri1", 4, 0, NO_BIASES, GATE | HEAD_NORMS | WINDOW, 0},
+    {"laguna", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS | WINDOW | DW__HAS_ROUTER_BIAS, 0},
+    {"minimax_m2", 2, 0, NO_BIASES, GATE | DW__HAS_WIDE_NORMS, 0},
+    {"minimax_m3_vl_text", 2, 0, NO_BIASES, GATE | HEAD_NORMS, 0},
+    {"mimo_v2_flash", 2, 0, ATTENTION, NULL, GATE | WINDOW, 0},
+    {"cohere2_moe", 1, 4, ATTENTION, NULL, GATE | TIED | WINDOW, 0},
+    {"hunyuan_v1_moe", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS | DW__HAS_SHARED_EXPERT, 0},
+    /* with other layers beside attention */
+    {"nemotron_h", 1, 0, ATTENTION, "mlp_bias", DW__IS_BLOCKS, DW__MIXER_MAMBA2},
+    {"qwen3_next qwen3_5_text qwen3_5_moe_text", 2, 4, ATTENTION, NULL,
+     GATE | HEAD_NORMS | DW__HAS_OUTPUT_GATE | DW__HAS_SHARED_GATE, DW__MIXER_DELTA},
+    {"olmo_hybrid", 2, 0, ATTENTION, NULL, GATE | DW__HAS_WIDE_NORMS, DW__MIXER_DELTA},
+    {"kimi_linear", 2, 0, ATTENTION, NULL, GATE, DW__MIXER_DELTA_WIDE},
+    {"jamba", 2, 0, NO_BIASES, GATE, DW__MIXER_MAMBA},
+    {"bamba", 2, 0, ATTENTION, "mlp_bias", GATE, DW__MIXER_MAMBA2},
+    {"granitemoehybrid", 2, 0, ATTENTION, NULL, GATE | DW__HAS_SHARED_MLP, DW__MIXER_MAMBA2},
+    {"falcon_h1", 2, 0, ATTENTION, "mlp_bias", GATE, DW__MIXER_MAMBA2_BESIDE},
+    {"minimax minimax_text_01", 2, 0, NO_BIASES, GATE, DW__MIXER_LIGHTNING},
+    {"lfm2", 2, 0, NO_BIASES, GATE | TIED | HEAD_NORMS | DW__HAS_ADJUSTED_MLP, DW__MIXER_CONVOLUTION},
+    {"lfm2_moe", 2, 0, NO_BIASES, GATE | TIED | HEAD_NORMS, DW__MIXER_CONVOLUTION},
+    {"recurrent_gemma", 2, 0, "attention_bias", "+", "+", GATE | TIED | DW__HAS_HALF_MLP | WINDOW, DW__MIXER_RECURRENT},
+    /* encoders */
+    {"bert ernie", 2, 0, ENCODER, 0},
+    {"roberta camembert xlm-roberta data2vec-text", 2, 0, ENCODER, 0},
 };
+/* clang-format on */
 
 const dw__planner_family dw__planner_family_unknown = {
-    NULL, 2, 0, ATTENTION, "mlp_bias", GATE | DW__HAS_WINDOW};
+    "", 2, 0, ATTENTION, "mlp_bias", GATE | WINDOW, 0};
+
+#define PAIR "models of an encoder and a decoder are not planned; models of one stack of layers are"
+#define OTHER "its layers are neither attention, MLPs, experts nor one of the mixers that are counted"
+#define VARIANT "an encoder with parts that BERT has not"
+
+static const struct {
+    const char *names, *why;
+} refused[] = {
+    {"bart bigbird_pegasus blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus "
+     "pegasus_x plbart prophetnet switch_transformers t5 t5gemma trocr umt5 whisper",
+     PAIR},
+    {"mamba mamba2 falcon_mamba rwkv xlstm",
+     "models without attention are not planned"},
+    {"zamba zamba2", "its blocks of attention share their parameters"},
+    {"gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text gemma4_assistant "
+     "gemma4_unified_assistant",
+     "each of its layers has a table of its own for tokens, and layers have different heads"},
+    {"deepseek_v4 bailing_hybrid axk2 dots3_note dots3_note_text hy_v4 inkling_text inkling2_text lfm3 longcat_flash "
+     "zaya doge jetmoe hrm_text qwen4_exp qwen4_exp_text blt cpmant decilm openelm cohere_compass_text",
+     OTHER},
+    {"big_bird bert-generation electra megatron-bert rembert roberta-prelayernorm roc_bert roformer xlm-roberta-xl "
+     "xmod reformer xlm xlnet deberta deberta-v2 albert distilbert modernbert",
+     VARIANT},
+    {"git got_ocr2 mllama mllama_text_model musicgen musicgen_melody phi4_multimodal moss_transcribe_diarize",
+     "its language model has parts for images or sound in its layers"},
+};
+
+static bool is_one_of(const char *names, const char *name) {
+    size_t length = strlen(name);
+    while (*names) {
+        size_t count = strcspn(names, " ");
+        if (count == length && strncmp(names, name, count) == 0) return true;
+        names += count + (names[count] == ' ');
+    }
+    return false;
+}
 
 const dw__planner_family *dw__planner_family_named(const char *model_type) {
     for (size_t at = 0; at < DW_COUNT(families); at++)
-        if (strcmp(families[at].name, model_type) == 0) return &families[at];
+        if (is_one_of(families[at].names, model_type)) return &families[at];
+    return NULL;
+}
+
+const char *dw__planner_family_refused(const char *model_type) {
+    for (size_t at = 0; at < DW_COUNT(refused); at++)
+        if (is_one_of(refused[at].names, model_type)) return refused[at].why;
     return NULL;
 }

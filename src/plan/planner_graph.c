@@ -42,7 +42,7 @@ static int64_t size_at(const walk *w, dw_value value, int axis) {
 }
 
 /* The parameter that a value is, or a view or a cast of; DW_NONE: it is computed from others. */
-static dw_value parameter_behind(const dw_graph *graph, dw_value value) {
+dw_value dw__parameter_behind(const dw_graph *graph, dw_value value) {
     for (dw_node node; value != DW_NONE; value = dw_node_input(graph, node, 0)) {
         node = dw_value_node(graph, value);
         if (node == DW_NONE)
@@ -83,7 +83,7 @@ static dw_status fail_products(int index, const char *what) {
 }
 
 static dw_status see_table(walk *w, dw_node node) {
-    dw_value table = parameter_behind(w->graph, dw_node_input(w->graph, node, 0));
+    dw_value table = dw__parameter_behind(w->graph, dw_node_input(w->graph, node, 0));
     dw_value rows = dw_node_input(w->graph, node, 1);
     if (table == DW_NONE) return DW_OK;
     if (w->table == DW_NONE && dw_value_node(w->graph, rows) == DW_NONE) {
@@ -105,7 +105,7 @@ static dw_status see_product(walk *w, dw_node node) {
     DW_RETURN_IF_FAILED(layer_of(w, node, &at));
     if (!at) { /* the last one that is as wide as the table has rows */
         if (w->table != DW_NONE && seen.out == size_at(w, w->table, 0))
-            w->head = parameter_behind(w->graph, weight);
+            w->head = dw__parameter_behind(w->graph, weight);
         return DW_OK;
     }
     if (region == DW_REGION_ATTN) {
@@ -315,15 +315,27 @@ static dw_status walk_graph(walk *w, dw_planner_model *model) {
     return dw_planner_model_check(model);
 }
 
-dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model) {
+dw_status dw__planner_graph_recognized(const dw_graph *graph, dw_graph **recognized) {
     static const dw_pass passes[] = {DW_PASS_COMMON, DW_PASS_FOLD, DW_PASS_RECOGNIZE};
+    dw_status status = DW_OK;
+    dw_graph *copy = NULL;
+    *recognized = NULL;
+    DW_TRY(dw_graph_clone(graph, &copy));
+    for (size_t at = 0; at < DW_COUNT(passes); at++) DW_TRY(dw_graph_run_pass(&copy, passes[at]));
+    *recognized = copy;
+    return DW_OK;
+cleanup:
+    dw_graph_destroy(copy);
+    return status;
+}
+
+dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *model) {
     dw_status status = DW_OK;
     dw_graph *copy = NULL;
     dw_planner_model made = {0};
     walk w = {.table = DW_NONE, .head = DW_NONE};
     if (!graph || !model) return dw__fail(DW_INVALID_ARGUMENT, "a graph to plan is NULL");
-    DW_TRY(dw_graph_clone(graph, &copy));
-    for (size_t at = 0; at < DW_COUNT(passes); at++) DW_TRY(dw_graph_run_pass(&copy, passes[at]));
+    DW_TRY(dw__planner_graph_recognized(graph, &copy));
     uint32_t symbols = dw_graph_symbol_count(copy);
     w.graph = copy;
     w.ones = dw__malloc((symbols + 1) * sizeof *w.ones);

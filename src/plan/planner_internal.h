@@ -46,10 +46,19 @@ double dw__router_parameters(const dw_planner_model *model);
 double dw__embedding_parameters(const dw_planner_model *model); /* one table */
 int dw__moe_layers(const dw_planner_model *model);
 double dw__window_layers(const dw_planner_model *model); /* with sliding-window attention */
+/* Tokens that one sees in the mean, in layers with the window or without, causal. */
+double dw__seen_tokens(const dw_planner_model *model, double span, int windowed);
+double dw__counted_active(const dw_planner_model *model); /* of the widths, whatever is stated */
 double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
 
 /* The framework's attention is FlashAttention-2. */
 int dw__attends_as_ampere(const dw_layout *layout);
+
+/* ---- graphs ---- */
+/* A copy in which composites are found again. */
+dw_status dw__planner_graph_recognized(const dw_graph *graph, dw_graph **recognized);
+/* The parameter that a value is, or a view or a cast of; DW_NONE: it is computed from others. */
+dw_value dw__parameter_behind(const dw_graph *graph, dw_value value);
 
 /* What is reached of a figure: a measured one whole, of a peak the part that kernels reach. */
 double dw__reached(const dw_figure *figure, double part);

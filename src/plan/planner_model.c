@@ -54,8 +54,14 @@ double dw_planner_parameters(const dw_planner_model *model) {
            (double)model->positions * model->hidden;
 }
 
-double dw_planner_active_parameters(const dw_planner_model *model) {
+double dw__counted_active(const dw_planner_model *model) {
     return layer_parameters(model, model->top_k) + dw__embedding_parameters(model);
+}
+
+double dw_planner_active_parameters(const dw_planner_model *model) {
+    /* Other mixers than attention are in no width, but in what is stated. */
+    if (model->attention_layers && model->active > 0) return model->active;
+    return dw__counted_active(model);
 }
 
 double dw__trained_part(const dw_planner_model *model) {
@@ -71,17 +77,40 @@ double dw__window_layers(const dw_planner_model *model) {
     return (double)model->layers / (model->window_every > 1 ? model->window_every : 1);
 }
 
+/* Tokens that one sees in the mean, itself counted by half: half of the sequence, and with a window all of it but the
+ * triangle in which there are fewer before. */
+double dw__seen_tokens(const dw_planner_model *model, double span, int windowed) {
+    double window = model->window;
+    if (!windowed || !model->window || window >= span) return span / 2;
+    return window - window * window / (2 * span);
+}
+
+/* Tokens that one sees, in all heads of all layers. */
+static double seen_in_all(const dw_planner_model *model, double span) {
+    double windowed = dw__window_layers(model), full = model->layers - windowed;
+    double part = model->attention_layers ? (double)model->attention_layers / model->layers : 1;
+    return part * model->heads *
+           (full * dw__seen_tokens(model, span, 0) + windowed * dw__seen_tokens(model, span, 1));
+}
+
 double dw_planner_token_flops(const dw_planner_model *model, int seq_len) {
     double linear = dw_planner_active_parameters(model);
-    double width =
-        (double)model->heads * (model->head_dim + model->rope_dim + value_dim(model)) / 2;
-    double span = seq_len, full = model->layers, windowed = 0;
-    if (model->window && model->window < seq_len) {
-        windowed = dw__window_layers(model);
-        full -= windowed;
-    }
-    double attention = 6 * width * (full * span + windowed * 2.0 * model->window);
-    return (model->lora_rank ? 4 : 6) * linear + attention;
+    double width = model->head_dim + model->rope_dim + value_dim(model);
+    return (model->lora_rank ? 4 : 6) * linear + 6 * width * seen_in_all(model, seq_len);
+}
+
+void dw_planner_model_work(const dw_planner_model *model, double sequences, double seq_len,
+                           dw_planner_work *work) {
+    double tokens = sequences * seq_len, key = model->head_dim + model->rope_dim;
+    double norms = 2.0 * model->layers * model->hidden;
+    double products = 2 * tokens * (dw_planner_active_parameters(model) - norms);
+    double seen = 2 * tokens * seen_in_all(model, seq_len);
+    *work = (dw_planner_work){
+        .products = products,
+        .attention = seen * (key + value_dim(model)),
+        .backward_products = (model->lora_rank ? 1 : 2) * products,
+        .backward_attention = seen * (3 * key + 2 * value_dim(model)),
+    };
 }
 
 dw_status dw_planner_model_check(const dw_planner_model *model) {

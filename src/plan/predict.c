@@ -87,7 +87,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
      * linear work is scaled to what is stated. */
     if (model->active > 0) {
         double table = dw__embedding_parameters(model),
-               counted = dw_planner_active_parameters(model);
+               counted = dw__counted_active(model);
         double least = counted - table, most = counted + table;
         if (model->active < 0.93 * least || model->active > 1.07 * most)
             planned->linear_scale = fmax(0.2, fmin(5, (model->active - table) / (counted - table)));

@@ -259,6 +259,9 @@ static void an_unknown_name_has_neighbours(void **state) {
 #define LLAMA "{\"model_type\": \"llama\", " SIZES "\"num_attention_heads\": 4"
 #define FFN ", \"intermediate_size\": 96"
 #define MOE LLAMA FFN ", \"num_experts\": 8, \"num_experts_per_tok\": 2"
+#define MIXED(type) "{\"model_type\": \"" type "\", " SIZES "\"num_attention_heads\": 4" FFN
+#define MAMBA                                                                                      \
+    ", \"mamba_n_heads\": 4, \"mamba_d_head\": 16, \"mamba_d_state\": 8, \"mamba_n_groups\": 1"
 #define HYBRID                                                                                     \
     "{\"model_type\": \"nemotron_h\", " SIZES                                                      \
     "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"mamba_num_heads\": 4, "              \
@@ -306,7 +309,29 @@ static void configurations_of_every_wrong_kind(void **state) {
         {LLAMA FFN ", \"kv_lora_rank\": 16}", DW_PARSE, "qk_nope_head_dim is missing"},
         {"{\"model_type\": \"t5\", \"is_encoder_decoder\": true}", DW_UNSUPPORTED,
          "is_encoder_decoder"},
-        {"{\"model_type\": \"mamba\", \"state_size\": 16}", DW_UNSUPPORTED, "state_size"},
+        {"{\"model_type\": \"mamba\", \"state_size\": 16}", DW_UNSUPPORTED,
+         "\"mamba\": models without attention are not planned"},
+        {"{\"model_type\": \"of-tomorrow\", \"state_size\": 16}", DW_UNSUPPORTED, "state_size"},
+        {"{\"model_type\": \"whisper\"}", DW_UNSUPPORTED, "an encoder and a decoder"},
+        {"{\"model_type\": \"gemma3n_text\"}", DW_UNSUPPORTED, "a table of its own for tokens"},
+        {LLAMA ", \"intermediate_size\": [96, 96, 48, 96]}", DW_PARSE,
+         "intermediate_size is an array; expected an integer, or the same one for every layer"},
+        {LLAMA ", \"intermediate_size\": []}", DW_PARSE, "intermediate_size is an array"},
+        {LLAMA ", \"intermediate_size\": [0, 0, 0, 0]}", DW_PARSE, "intermediate_size has 0"},
+        {MIXED("qwen3_next") "}", DW_PARSE, "linear_num_key_heads is missing"},
+        {MIXED("bamba") MAMBA "}", DW_UNSUPPORTED, "none of its 4 layers has attention"},
+        {MIXED("bamba") MAMBA ", \"attn_layer_indices\": {}}", DW_PARSE,
+         "attn_layer_indices is an object"},
+        {MIXED("lfm2") ", \"layer_types\": [\"conv\"]}", DW_PARSE,
+         "layer_types has 1 entries; expected one for each of 4 layers"},
+        {MIXED("lfm2") ", \"layer_types\": [\"conv\", \"conv\", \"dream\", \"conv\"]}",
+         DW_UNSUPPORTED, "layer_types has \"dream\""},
+        {MIXED("lfm2") ", \"layer_types\": [\"conv\", \"conv\", \"conv\", \"conv\"]}",
+         DW_UNSUPPORTED, "none of its 4 layers has attention"},
+        {MIXED("jamba") "}", DW_PARSE, "full_attention_interval is missing"},
+        {MIXED("lfm2") ", \"full_attn_idxs\": [1], \"block_ffn_dim_multiplier\": \"2\"}", DW_PARSE,
+         "block_ffn_dim_multiplier is a string"},
+        {MOE ", \"moe_layer_freq\": \"often\"}", DW_PARSE, "moe_layer_freq is a string"},
         {"{\"model_type\": \"bert\", " SIZES "\"num_attention_heads\": 4" FFN "}", DW_PARSE,
          "max_position_embeddings is missing"},
         {"{\"model_type\": \"opt\", " SIZES "\"word_embed_proj_dim\": 32}", DW_UNSUPPORTED,
@@ -398,6 +423,74 @@ static void windows_by_rule(void **state) {
     }
 }
 
+/* Attention is in some layers alone, whichever way a configuration says so; the operations follow. */
+static void layers_without_attention(void **state) {
+    (void)state;
+#define DELTA                                                                                      \
+    ", \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 8, "   \
+    "\"linear_value_head_dim\": 8"
+    static const struct {
+        const char *text;
+        int attentions, window, window_layers;
+    } cases[] = {
+        {MIXED("qwen3_next") DELTA "}", 1, 0, 0}, /* every fourth, where nothing is said */
+        {MIXED("qwen3_next") DELTA ", \"full_attention_interval\": 2}", 2, 0, 0},
+        {MIXED("qwen3_next") DELTA ", \"layer_types\": [\"full_attention\", \"full_attention\", "
+                                   "\"linear_attention\", \"full_attention\"]}",
+         3, 0, 0},
+        {MIXED("jamba") ", \"attn_layer_period\": 3, \"attn_layer_offset\": 0}", 2, 0, 0},
+        {MIXED("jamba") ", \"attn_layer_period\": 8, \"attn_layer_offset\": 3}", 1, 0, 0},
+        {MIXED("bamba") MAMBA ", \"attn_layer_indices\": [2]}", 1, 0, 0},
+        {MIXED("lfm2") ", \"full_attn_idxs\": [0, 1, 2]}", 3, 0, 0},
+        {MIXED("lfm2") ", \"full_attn_idxs\": [0, 1, 2, 3]}", 0, 0, 0}, /* all of them */
+        {MIXED("minimax_text_01") ", \"attn_type_list\": [0, 0, 0, 1]}", 1, 0, 0},
+        {MIXED("kimi_linear") ", \"linear_attn_config\": {\"full_attn_layers\": [4], "
+                              "\"num_heads\": 4, \"head_dim\": 16}}",
+         1, 0, 0},
+        {MIXED("falcon_h1") MAMBA "}", 0, 0, 0}, /* beside attention, in every layer */
+        {MIXED(
+             "recurrent_gemma") ", \"block_types\": [\"recurrent\", \"recurrent\", \"attention\"], "
+                                "\"attention_window_size\": 32}",
+         1, 32, 4},
+    };
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_planner_model model, all;
+        assert_ok(dw_planner_model_parse(cases[at].text, strlen(cases[at].text), &model));
+        assert_int_equal(model.attention_layers, cases[at].attentions);
+        assert_int_equal(model.window, cases[at].window);
+        assert_int_equal(model.window_layers, cases[at].window_layers);
+        if (!model.attention_layers) continue;
+        dw_planner_work some, every;
+        dw_planner_model_work(&model, 2, 100, &some);
+        all = model, all.attention_layers = model.layers;
+        dw_planner_model_work(&all, 2, 100, &every);
+        assert_float_equal(some.attention * model.layers / model.attention_layers, every.attention,
+                           1e-6 * every.attention);
+        assert_true(some.products == every.products); /* as stated, mixers included */
+        assert_float_equal(some.products,
+                           2 * 200 * (model.active - 2.0 * model.layers * model.hidden), 1);
+    }
+}
+
+/* As a sequence grows past its window nothing jumps, and the pairs are those of a sum over tokens. */
+static void a_window_leaves_the_pairs_that_it_leaves(void **state) {
+    (void)state;
+    static const char text[] = "{\"model_type\": \"mistral\", " SIZES
+                               "\"num_attention_heads\": 4" FFN ", \"sliding_window\": 64}";
+    dw_planner_model model;
+    assert_ok(dw_planner_model_parse(text, strlen(text), &model));
+    for (int length = 1; length < 300; length += 7) {
+        dw_planner_work work;
+        double pairs = 0;
+        for (int token = 0; token < length; token++) pairs += token + 1 < 64 ? token + 1 : 64;
+        dw_planner_model_work(&model, 1, length, &work);
+        double each = 2.0 * model.layers * model.heads * 2 * model.head_dim;
+        /* a token counts itself by half */
+        double off = pairs - work.attention / each;
+        assert_float_equal(off, (length < 64 ? length : 64) / 2.0, 1e-6 * pairs);
+    }
+}
+
 /* ---- files ----------------------------------------------------------------------------------------------------- */
 
 static void paths_come_before_names(void **state) {
@@ -458,6 +551,8 @@ int main(void) {
         cmocka_unit_test(configurations_of_every_wrong_kind),
         cmocka_unit_test(what_is_taken_for_granted_is_logged),
         cmocka_unit_test(windows_by_rule),
+        cmocka_unit_test(layers_without_attention),
+        cmocka_unit_test(a_window_leaves_the_pairs_that_it_leaves),
         cmocka_unit_test(paths_come_before_names),
         cmocka_unit_test(every_allocation_may_fail),
     };

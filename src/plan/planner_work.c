@@ -1,0 +1,125 @@
+/* The operations of a captured model, summed over its nodes by what does them: what the planner's formulas are compared
+ * with. */
+#include "plan/planner_internal.h"
+#include <stdio.h>
+
+typedef struct sums {
+    double products, attention, other;
+} sums;
+
+/* Elements of the first result: what a bias adds to. */
+static dw_status results_of(const dw_graph *graph, dw_node node, const int64_t *sizes,
+                            double *results) {
+    dw_value value = dw_node_output(graph, node, 0);
+    *results = 1;
+    for (int axis = 0; axis < dw_value_rank(graph, value); axis++) {
+        int64_t size;
+        DW_RETURN_IF_FAILED(dw_dim_eval(graph, dw_value_shape(graph, value)[axis], sizes, &size));
+        *results *= (double)size;
+    }
+    return DW_OK;
+}
+
+/* In backward all products are of a gradient with a weight or an activation; forward, those without a parameter are
+ * the angles of rotations. */
+static bool is_product(const dw_graph *graph, dw_node node) {
+    switch (dw_node_op(graph, node)) {
+    case DW_OP_LINEAR:
+    case DW_OP_QUANTIZED_LINEAR:
+    case DW_OP_GROUPED_LINEAR:
+    case DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT: return true;
+    case DW_OP_MATMUL:
+        return dw_node_is_backward(graph, node) ||
+               dw__parameter_behind(graph, dw_node_input(graph, node, 1)) != DW_NONE;
+    default: return false;
+    }
+}
+
+static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *sizes, sums *to) {
+    dw_cost cost;
+    dw_op op = dw_node_op(graph, node);
+    DW_RETURN_IF_FAILED(dw_node_cost(graph, node, sizes, &cost));
+    if (op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD) {
+        to->attention += cost.flops;
+        return DW_OK;
+    }
+    if (!is_product(graph, node)) {
+        to->other += cost.flops;
+        return DW_OK;
+    }
+    int bias = op == DW_OP_LINEAR ? 2 : op == DW_OP_GROUPED_LINEAR ? 3 : -1;
+    double added = 0;
+    if (bias >= 0 && (uint32_t)bias < dw_node_input_count(graph, node) &&
+        dw_node_input(graph, node, (uint32_t)bias) != DW_NONE)
+        DW_RETURN_IF_FAILED(results_of(graph, node, sizes, &added));
+    to->products += cost.flops - added;
+    to->other += added;
+    return DW_OK;
+}
+
+static dw_status add_all(const dw_graph *graph, const int64_t *sizes, sums *to) {
+    *to = (sums){0};
+    for (dw_node node = 0; node < dw_graph_node_count(graph); node++)
+        DW_RETURN_IF_FAILED(add_node(graph, node, sizes, to));
+    return DW_OK;
+}
+
+/* With every floating-point output's gradient given, of every parameter. */
+static dw_status differentiate(dw_graph *graph) {
+    dw_status status = DW_OK;
+    uint32_t outputs = dw_graph_output_count(graph), leaves = dw_graph_leaf_count(graph);
+    uint32_t given = 0, wanted = 0;
+    dw_value *values = dw__malloc(((size_t)outputs * 2 + (size_t)leaves * 2 + 1) * sizeof *values);
+    if (!values)
+        return dw__fail_memory("values",
+                               ((size_t)outputs * 2 + (size_t)leaves * 2 + 1) * sizeof *values);
+    dw_value *gradients = values + outputs, *parameters = gradients + outputs,
+             *results = parameters + leaves;
+    for (uint32_t at = 0; at < outputs; at++) {
+        dw_value output = dw_graph_output(graph, at);
+        dw_dtype dtype = dw_value_dtype(graph, output);
+        if (dtype < DW_BF16) continue; /* whole numbers have no gradient */
+        char name[48];
+        snprintf(name, sizeof name, "gradient of output %u", at);
+        DW_TRY(dw_graph_leaf(graph, DW_ROLE_GRADIENT, name, dtype, dw_value_rank(graph, output),
+                             dw_value_shape(graph, output), &gradients[given]));
+        values[given++] = output;
+    }
+    for (uint32_t at = 0; at < leaves; at++)
+        if (dw_value_role(graph, dw_graph_leaf_at(graph, at)) == DW_ROLE_PARAMETER)
+            parameters[wanted++] = dw_graph_leaf_at(graph, at);
+    DW_TRY(dw_graph_gradient(graph, given, values, gradients, wanted, parameters, results));
+    for (uint32_t at = 0; at < wanted; at++)
+        if (results[at] != DW_NONE) DW_TRY(dw_graph_add_output(graph, results[at]));
+cleanup:
+    dw__free(values);
+    return status;
+}
+
+dw_status dw_planner_graph_work(const dw_graph *graph, const int64_t *sizes, int backward,
+                                dw_planner_work *work) {
+    dw_status status = DW_OK;
+    dw_graph *copy = NULL;
+    sums forward, both;
+    dw_cost cost;
+    if (!graph || !work) return dw__fail(DW_INVALID_ARGUMENT, "a graph to plan is NULL");
+    DW_TRY(dw__planner_graph_recognized(graph, &copy));
+    DW_TRY(dw_graph_cost(copy, sizes, &cost));
+    DW_TRY(add_all(copy, sizes, &forward));
+    both = forward;
+    if (backward) {
+        DW_TRY(differentiate(copy));
+        DW_TRY(dw_graph_run_pass(&copy, DW_PASS_COMMON)); /* transposes and casts made twice */
+        DW_TRY(dw_graph_run_pass(&copy, DW_PASS_DEAD_CODE));
+        DW_TRY(add_all(copy, sizes, &both));
+    }
+    *work = (dw_planner_work){.products = forward.products,
+                              .attention = forward.attention,
+                              .backward_products = both.products - forward.products,
+                              .backward_attention = both.attention - forward.attention,
+                              .other = both.other,
+                              .bytes = cost.bytes};
+cleanup:
+    dw_graph_destroy(copy);
+    return status;
+}
