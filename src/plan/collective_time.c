@@ -2,10 +2,23 @@
 #include "plan/planner_internal.h"
 #include <math.h>
 
-/* GPUs that reach each other without the network. */
-static int domain_of(const dw_hardware *hardware) {
+/* GPUs that reach each other without the network. Several domains that they do not fill have equally many each, as
+ * evenly as they can be dealt: 256 of racks of 72 are 64 in each of four. */
+int dw__domain_of(const dw_hardware *hardware, int gpus) {
     int domain = hardware->gpus_per_domain;
-    return domain > 1 ? domain : hardware->gpus_per_node > 0 ? hardware->gpus_per_node : 1;
+    if (domain <= 1) domain = hardware->gpus_per_node > 0 ? hardware->gpus_per_node : 1;
+    if (gpus <= domain) return domain;
+    while (gpus % domain) domain--;
+    return domain;
+}
+
+static int common_divisor(int a, int b) {
+    while (b) {
+        int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
 }
 
 static double link_rate(const dw__planned *planned) {
@@ -16,10 +29,15 @@ static double network_rate(const dw__planned *planned) {
                        planned->constants->network_efficiency);
 }
 
-/* Of `ranks`, `stride` apart, how many are in one domain. */
+/* Of `ranks`, `stride` apart, how many are in one domain. Of groups that do not divide the domain some lie across its
+ * border, and the others wait for them. */
 static int near(const dw__planned *planned, int ranks, int stride) {
-    int count = domain_of(planned->hardware) / stride;
-    return count < 1 ? 1 : count > ranks ? ranks : count;
+    int domain = planned->domain, count = domain / stride, span = ranks * stride;
+    if (count < 1) return 1;
+    if (count < ranks) return count;
+    if (planned->layout->gpus <= domain || domain % span == 0) return ranks;
+    int together = common_divisor(domain, span) / stride;
+    return together < 1 ? 1 : together;
 }
 
 double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
@@ -63,13 +81,13 @@ double dw__host_link_share(const dw__planned *planned, int span) {
     const dw_hardware *hardware = planned->hardware;
     double host = dw__reached(&hardware->host_bandwidth, planned->constants->host_link);
     if (host <= 0) return 0;
-    if (span > domain_of(hardware)) return fmin(1, network_rate(planned) / host);
+    if (span > planned->domain) return fmin(1, network_rate(planned) / host);
     return hardware->gpus_per_domain > 1 ? 0 : fmin(1, link_rate(planned) / host);
 }
 
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {
     const dw_hardware *hardware = planned->hardware;
-    int within = 2 * stride <= domain_of(hardware);
+    int within = 2 * stride <= planned->domain;
     return within ? bytes / link_rate(planned) + hardware->link_latency.value
                   : bytes / (network_rate(planned) * planned->constants->send_part) +
                         hardware->network_latency.value;

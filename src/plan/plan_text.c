@@ -1,6 +1,7 @@
 /* A plan as a person reads it. */
 #include "plan/plan_text.h"
 #include "plan/plan_fields.h"
+#include "plan/planner_internal.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -170,34 +171,49 @@ static dw_status put_host(const dw_prediction *p, dw__text *text) {
                            p->host_optimizer / GIB);
 }
 
-/* Neighbours first: the axis that talks most has the fastest links. */
+/* Where a group of `size` ranks lies, `stride` apart. */
+static const char *fabric_of(const dw_autoplan *plan, int64_t size, int64_t stride) {
+    int domain = dw__domain_of(plan->hardware, plan->layout.gpus);
+    int64_t span = size * stride;
+    int linked = plan->hardware->gpus_per_domain > 1;
+    if (stride >= domain) return "across the network";
+    if (span <= domain && (plan->layout.gpus <= domain || domain % span == 0))
+        return linked ? "within NVLink" : "within a node";
+    return linked ? "across NVLink and network" : "across nodes";
+}
+
+/* Neighbours first: the axis that talks most has the fastest links. Experts lie across the first three. */
 static dw_status put_ranks(const dw_autoplan *plan, dw__text *text) {
     const dw_layout *l = &plan->layout;
-    int domain = plan->hardware->gpus_per_domain;
-    if (domain < 1) domain = 1;
+    int etp = l->etp ? l->etp : 1;
     const struct {
         const char *name;
-        int size;
-    } axes[] = {{"tensor", l->tp}, {"context", l->cp}, {"data", l->dp}, {"pipeline", l->pp}};
-    int64_t stride = 1;
-    const char *between = "";
+        int64_t size, stride;
+    } axes[] = {{"tensor", l->tp, 1},
+                {"context", l->cp, l->tp},
+                {"expert", l->ep, etp},
+                {"data", l->dp, (int64_t)l->tp * l->cp},
+                {"pipeline", l->pp, (int64_t)l->tp * l->cp * l->dp}};
+    const char *innermost = NULL, *between = "";
     if (l->gpus == 1) return DW_OK;
     DW_RETURN_IF_FAILED(put_label("Ranks", text));
     for (size_t at = 0; at < DW_COUNT(axes); at++) {
         if (axes[at].size == 1) continue;
-        int64_t span = stride * axes[at].size;
-        DW_RETURN_IF_FAILED(dw__text_printf(text, "%s%d %s %s", between, axes[at].size,
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "%s%d %s %s", between, (int)axes[at].size,
                                             axes[at].name,
-                                            span <= domain    ? "within NVLink"
-                                            : stride < domain ? "across NVLink and network"
-                                                              : "across the network"));
+                                            fabric_of(plan, axes[at].size, axes[at].stride)));
         between = ", ";
-        stride = span;
+        if (!innermost && at != 2) innermost = axes[at].name;
     }
-    return dw__text_printf(text, "; %s innermost\n",
-                           l->tp > 1   ? "tensor"
-                           : l->cp > 1 ? "context"
-                                       : "data");
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "; %s innermost", innermost));
+    int domain = dw__domain_of(plan->hardware, l->gpus);
+    if (l->gpus > domain && plan->hardware->gpus_per_domain > 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", %d GPUs of each domain of %d", domain,
+                                            plan->hardware->gpus_per_domain));
+    if (l->gpus > domain && plan->hardware->rails > 0)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, ", %d rails of each node", plan->hardware->rails));
+    return dw__text_printf(text, "\n");
 }
 
 static dw_status put_others(const char *title, const dw_autoplan_other *others, uint32_t count,

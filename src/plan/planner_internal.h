@@ -19,6 +19,7 @@ typedef struct dw__planned {
     const dw_hardware *hardware;
     const dw_layout *layout;
     double tokens;    /* of a micro-batch on one rank: its sequences, cut by context parallelism */
+    int domain;       /* GPUs of the job that NVLink joins */
     double etp;       /* resolved */
     int shard;        /* resolved */
     double gemm_part; /* of the rates of products */
@@ -73,6 +74,8 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
 /* ---- collectives: seconds ---- */
+/* Ranks are numbered with tensor innermost, then context, data, pipeline; experts lie across tensor, context and data. */
+int dw__domain_of(const dw_hardware *hardware, int gpus);
 /* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction, in so many messages. */
 double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                           double messages);

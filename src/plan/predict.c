@@ -62,6 +62,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         .model = model,
         .hardware = hardware,
         .layout = layout,
+        .domain = dw__domain_of(hardware, layout->gpus),
         .tokens = (double)layout->micro_batch * layout->seq_len / layout->cp,
         .etp = layout->etp      ? layout->etp
                : layout->ep > 1 ? 1

@@ -558,6 +558,73 @@ static void kernels_are_named(void **unused) {
     }
 }
 
+/* Tensor, context, data, pipeline from the inside out, experts across the first three; domains filled alike. */
+static void ranks_lie_on_the_fabric(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *hardware;
+        dw_layout layout;
+        const char *says;
+    } cases[] = {
+        {"h100:64",
+         {.tp = 8, .cp = 1, .pp = 2, .dp = 4},
+         "8 tensor within NVLink, 4 data across the network, 2 pipeline across the network; tensor "
+         "innermost, "
+         "8 GPUs of each domain of 8, 8 rails of each node"},
+        {"h100:16",
+         {.tp = 2, .cp = 2, .pp = 1, .dp = 4},
+         "2 tensor within NVLink, 2 context within NVLink, 4 data across NVLink and network; "
+         "tensor"},
+        {"h100:16", {.tp = 16, .cp = 1, .pp = 1, .dp = 1}, "16 tensor across NVLink and network;"},
+        {"gb200:72",
+         {.tp = 8, .cp = 1, .pp = 1, .dp = 9},
+         "8 tensor within NVLink, 9 data within NVLink; tensor innermost\n"},
+        {"gb200:256",
+         {.tp = 16, .cp = 1, .pp = 4, .dp = 4},
+         "16 tensor within NVLink, 4 data within NVLink, 4 pipeline across the network; tensor "
+         "innermost, "
+         "64 GPUs of each domain of 72"},
+        {"gb200:288", /* 16 of 72: some lie in two racks */
+         {.tp = 16, .cp = 1, .pp = 2, .dp = 9},
+         "16 tensor across NVLink and network,"},
+    };
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_hardware *hardware = hardware_of(cases[at].hardware);
+        dw_autoplan *plan = NULL;
+        dw_layout layout = cases[at].layout;
+        char *text = NULL;
+        layout.gpus = hardware->gpus;
+        layout.ep = layout.virtual_stages = layout.micro_batch = layout.sequence_parallel = 1;
+        layout.global_batch = 36;
+        layout.seq_len = 128;
+        layout.precision = DW_TRAIN_BF16;
+        static const dw_planner_model small = {.layers = 4,
+                                               .hidden = 2048,
+                                               .heads = 16,
+                                               .kv_heads = 16,
+                                               .head_dim = 128,
+                                               .ffn = 8192,
+                                               .vocabulary = 32000};
+        if (dw_autoplan_of("small", &small, hardware, &layout, &plan) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        assert_int_equal(dw_autoplan_text(plan, 0, &text), DW_OK);
+        if (!strstr(text, cases[at].says)) fail_msg("\"%s\" is not in\n%s", cases[at].says, text);
+        dw_text_free(text);
+        dw_autoplan_destroy(plan);
+        dw_hardware_destroy(hardware);
+    }
+    /* Experts across rails, and what fills a rack: sizes that divide it. */
+    dw_hardware *rack = hardware_of("gb200:288");
+    dw_autoplan_request request = request_of(&deepseek_v3, rack, 4096, 2304);
+    request.precision = DW_TRAIN_MXFP8;
+    dw_autoplan *plan = plan_of(&request);
+    assert_int_equal(plan->prediction.fits, 1);
+    assert_int_equal(72 % plan->layout.tp, 0);
+    assert_true(plan->layout.ep <= 72);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(rack);
+}
+
 static void bad_file(const char *text, dw_status expected, const char *says) {
     dw_autoplan *plan = NULL;
     dw_status status = dw_autoplan_parse(text, strlen(text), &plan);
@@ -644,6 +711,7 @@ int main(void) {
         cmocka_unit_test(bad_requests_are_named),
         cmocka_unit_test(files_come_back_to_the_last_bit),
         cmocka_unit_test(kernels_are_named),
+        cmocka_unit_test(ranks_lie_on_the_fabric),
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(every_allocation_can_fail),
     };

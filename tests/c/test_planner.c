@@ -414,6 +414,33 @@ static void bad_layouts_are_refused_by_name(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* A group of 16 does not divide a rack of 72: some lie in two, and what is behind the network waits. Racks that are not
+ * filled are dealt 64 each, which 16 divides; six of a node's eight GPUs likewise. */
+static void groups_that_straddle_a_domain_are_slower(void **state) {
+    (void)state;
+    static const struct {
+        const char *hardware;
+        int gpus, tp, slow;
+    } cases[] = {{"gb200:288", 288, 16, 1}, {"gb200:256", 256, 16, 0}, {"gb200:288", 288, 8, 0},
+                 {"gb200:72", 72, 8, 0},    {"h100:48", 48, 6, 1},     {"h100:6", 6, 6, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_hardware *hardware = hardware_of(cases[at].hardware);
+        dw_layout layout =
+            layout_of(cases[at].gpus, cases[at].tp, 1, 1, cases[at].gpus / cases[at].tp, 8192);
+        dw__planned planned;
+        begin(&planned, &llama3_70b, hardware, &layout);
+        double bytes = 1e9, tp = cases[at].tp;
+        double seconds = dw__gather_seconds(&planned, bytes, cases[at].tp, 1, 0);
+        double linked = bytes * (tp - 1) / tp /
+                        (planned.constants->link_efficiency * hardware->link_bandwidth.value);
+        if (cases[at].slow)
+            assert_true(seconds > 1.2 * linked);
+        else
+            assert_near(seconds, linked, 1e-9);
+        dw_hardware_destroy(hardware);
+    }
+}
+
 /* What is in the host's memory: its bytes, the way there beside computation, the link that gradients take as well. */
 static void the_host_s_memory_costs_its_way(void **state) {
     (void)state;
@@ -559,6 +586,7 @@ int main(void) {
         cmocka_unit_test(a_known_run_is_near),
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
+        cmocka_unit_test(groups_that_straddle_a_domain_are_slower),
         cmocka_unit_test(the_host_s_memory_costs_its_way),
         cmocka_unit_test(the_host_s_optimizer_is_bound_by_its_memory),
         cmocka_unit_test(stages_add_up),
