@@ -430,8 +430,12 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     prediction->seconds = seconds;
     prediction->tokens_per_second =
         (double)layout->global_batch * layout->seq_len / seconds / layout->gpus;
+    /* Blocks of other kinds: the linear work that is done, not the widths'. */
+    double other = (planned.linear_scale - 1) *
+                   (dw_planner_active_parameters(model) - dw__embedding_parameters(model));
     prediction->model_flops =
-        prediction->tokens_per_second * dw_planner_token_flops(model, layout->seq_len);
+        prediction->tokens_per_second *
+        (dw_planner_token_flops(model, layout->seq_len) + (model->lora_rank ? 4 : 6) * other);
     prediction->mfu = prediction->model_flops / hardware->rate[DW_RATE_BF16].value;
     double forward_part = dw__parts_sum(&stage[0].forward) / (total[0] > 0 ? total[0] : 1);
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;

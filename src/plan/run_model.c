@@ -132,6 +132,12 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
         .parameters = stated > 0 && isfinite(stated) ? stated : 0,
         .active = active > 0 && isfinite(active) ? active : 0,
     };
+    if (dw__says(notes, "encoder-decoder") || dw__says(notes, "encoder and decoder") ||
+        dw__says(dw__csv_cell(table, row, "arch"), "encoder-decoder"))
+        return "an encoder with a decoder is not predicted; expected layers that are alike";
+    if (dw__says(dw__csv_cell(table, row, "arch"), "diffusion") ||
+        dw__says(dw__csv_cell(table, row, "arch"), "vision"))
+        return "only models of language are predicted";
     if (!model->layers) return "layers is missing";
     if (!model->hidden) return "hidden is missing";
     if (!model->heads)

@@ -50,9 +50,10 @@ bool dw__number_before(const char *text, const char *word, double *value) {
  * carries the collectives; storage and management have networks of their own. */
 double dw__network_rate(const char *text, int gpus_per_node) {
     double most = 0;
-    for (const char *at = strstr(text, "Gb"); at; at = strstr(at + 1, "Gb")) {
+    for (const char *at = strpbrk(text, "GT"); at; at = strpbrk(at + 1, "GT")) {
         double rate, adapters = 0;
-        if (!number_ending(text, at, &rate) || rate <= 0 || rate > 1e5) continue;
+        if (at[1] != 'b' || !number_ending(text, at, &rate) || rate <= 0 || rate > 1e5) continue;
+        if (*at == 'T') rate *= 1000;
         const char *begin = at;
         while (begin > text && begin[-1] != ';' && begin[-1] != '|' && begin[-1] != ',') begin--;
         const char *last = NULL;
@@ -82,10 +83,20 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
         {"MaxText", DW_FRAMEWORK_JAX},
         {"Paxml", DW_FRAMEWORK_JAX},
         {"JAX", DW_FRAMEWORK_JAX},
+        {"Levanter", DW_FRAMEWORK_JAX},
+        {"Alpa ", DW_FRAMEWORK_JAX},
+        {"EasyLM", DW_FRAMEWORK_JAX},
+        {"T5X", DW_FRAMEWORK_JAX},
+        {"GSPMD", DW_FRAMEWORK_JAX},
         {"nanotron", DW_FRAMEWORK_NANOTRON},
         {"torchtitan", DW_FRAMEWORK_TORCHTITAN},
         {"FSDP2", DW_FRAMEWORK_TORCHTITAN},
+        {"torchtune", DW_FRAMEWORK_TORCHTITAN},
         {"Megatron-DeepSpeed", DW_FRAMEWORK_MEGATRON_LM},
+        {"GPT-NeoX", DW_FRAMEWORK_MEGATRON_LM},
+        {"metaseq", DW_FRAMEWORK_FSDP},
+        {"Gigatron", DW_FRAMEWORK_MEGATRON},
+        {"HAI-LLM", DW_FRAMEWORK_MEGATRON},
         {"llm-foundry", DW_FRAMEWORK_FSDP},
         {"InternEvo", DW_FRAMEWORK_PYTORCH},
         {"NeMo", DW_FRAMEWORK_MEGATRON},
@@ -93,7 +104,16 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
         {"Megatron", DW_FRAMEWORK_MEGATRON},
         {"FSDP", DW_FRAMEWORK_FSDP},
         {"DeepSpeed", DW_FRAMEWORK_DEEPSPEED},
+        {"fully shard", DW_FRAMEWORK_FSDP},
+        {"full shard", DW_FRAMEWORK_FSDP},
+        {"FULL_SHARD", DW_FRAMEWORK_FSDP},
+        {"HYBRID_SHARD", DW_FRAMEWORK_FSDP},
+        {"HSDP", DW_FRAMEWORK_FSDP},
+        {"MosaicML", DW_FRAMEWORK_FSDP},
+        {"ds_z", DW_FRAMEWORK_DEEPSPEED},
         {"ZeRO-3", DW_FRAMEWORK_DEEPSPEED},
+        {"ZeRO3", DW_FRAMEWORK_DEEPSPEED},
+        {"stage 3", DW_FRAMEWORK_DEEPSPEED},
     };
     const char *texts[] = {notes, source, sharding};
     dw_framework found = tp > 1 || pp > 1 ? DW_FRAMEWORK_MEGATRON : DW_FRAMEWORK_PYTORCH;
@@ -110,7 +130,8 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
         !dw__says(notes, "LoRA"))
         found = DW_FRAMEWORK_MEGATRON;
     /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes had Transformer Engine from 2023. */
-    bool recipe = dw__says(source, "NeMo") || dw__says(notes, "NeMo") || dw__says(source, "MLPerf");
+    bool recipe = dw__says(source, "NeMo") || dw__says(notes, "NeMo") ||
+                  dw__says(source, "MLPerf") || dw__says(notes, "MLPerf");
     if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < (recipe ? 2023 : 2024))
         found = DW_FRAMEWORK_MEGATRON_LM;
     return found;
@@ -121,35 +142,150 @@ dw_train_precision dw__precision_of(const char *text) {
         const char *word;
         dw_train_precision precision;
     } words[] = {
-        {"NVFP4", DW_TRAIN_NVFP4},         {"FP4", DW_TRAIN_NVFP4},
-        {"MXFP8", DW_TRAIN_MXFP8},         {"FP8-MX", DW_TRAIN_MXFP8},
-        {"rowwise", DW_TRAIN_FP8_ROW},     {"FP8-SC", DW_TRAIN_FP8_BLOCK},
-        {"blockwise", DW_TRAIN_FP8_BLOCK}, {"FP8", DW_TRAIN_FP8},
-        {"BF16", DW_TRAIN_BF16},           {"FP16", DW_TRAIN_BF16},
-        {"FP32", DW_TRAIN_FP32},           {"TF32", DW_TRAIN_FP32},
+        {"NVFP4", DW_TRAIN_NVFP4},
+        {"FP4", DW_TRAIN_NVFP4},
+        {"MXFP8", DW_TRAIN_MXFP8},
+        {"FP8-MX", DW_TRAIN_MXFP8},
+        {"rowwise", DW_TRAIN_FP8_ROW},
+        {"row-wise", DW_TRAIN_FP8_ROW},
+        {"per-row", DW_TRAIN_FP8_ROW},
+        {"axiswise", DW_TRAIN_FP8_ROW},
+        {"FP8-SC", DW_TRAIN_FP8_BLOCK},
+        {"subchannel", DW_TRAIN_FP8_BLOCK},
+        {"sub-channel", DW_TRAIN_FP8_BLOCK},
+        {"blockwise", DW_TRAIN_FP8_BLOCK},
+        {"block-wise", DW_TRAIN_FP8_BLOCK},
+        {"block scal", DW_TRAIN_FP8_BLOCK},
+        {"128x128", DW_TRAIN_FP8_BLOCK},
+        {"1x128", DW_TRAIN_FP8_BLOCK},
+        {"FP8", DW_TRAIN_FP8},
+        {"float8", DW_TRAIN_FP8},
+        {"E4M3", DW_TRAIN_FP8},
+        {"BF16", DW_TRAIN_BF16},
+        {"FP16", DW_TRAIN_BF16},
+        {"FP32", DW_TRAIN_FP32},
+        {"TF32", DW_TRAIN_FP32},
     };
+    /* "BF16, FP8 for stored activations": what is kept or sent so is not multiplied so. */
+    bool half = strncasecmp(text, "bf16", 4) == 0 || strncasecmp(text, "fp16", 4) == 0;
+    if (half &&
+        (dw__says(text, "storage") || dw__says(text, "stored") || dw__says(text, "dispatch")))
+        return DW_TRAIN_BF16;
     for (size_t at = 0; at < DW_COUNT(words); at++)
         if (dw__says(text, words[at].word)) return words[at].precision;
     return DW_TRAIN_BF16;
 }
 
+/* One of `words`, NULL at the end. */
+static bool says_one(const char *text, const char *const *words) {
+    for (; *words; words++)
+        if (dw__says(text, *words)) return true;
+    return false;
+}
+
+/* The whole text, whatever the case. */
+static bool is_one(const char *text, const char *const *words) {
+    for (; *words; words++)
+        if (strcasecmp(text, *words) == 0) return true;
+    return false;
+}
+
+/* "every 2nd", "1 of 4 layers", "50% of layers", "5 layers/stage": layers of a stage, 0 where it is not said. */
+static double layers_of_stage(const char *text, double each) {
+    double number, of;
+    if (dw__number_after(text, "full:", &number)) return number;
+    if (dw__number_after(text, "every ", &number) && number >= 1) return each / number;
+    if (dw__number_before(text, " of ", &number) && dw__number_after(text, " of ", &of) &&
+        of >= 1 && number <= of)
+        return each * number / of;
+    if (dw__number_before(text, "%", &number) && number <= 100) return each * number / 100;
+    if (dw__says(text, "block") && dw__number_before(text, "layer", &number)) return number;
+    return 0;
+}
+
 void dw__recompute_of(const char *text, double layers, dw_layout *layout) {
-    double count;
+    static const char *const unsaid[] = {"", "-", "n/a", "na", "?", "unknown", "auto", NULL};
+    static const char *const off[] = {"no", "off", "false", "0", "disabled", NULL};
+    static const char *const none[] = {"none",
+                                       "no recompute",
+                                       "no activation",
+                                       "no checkpoint",
+                                       "no gradient",
+                                       "no AC",
+                                       "without",
+                                       "=false",
+                                       ": false",
+                                       "=off",
+                                       "=none",
+                                       "not used",
+                                       "everything_saveable",
+                                       NULL};
+    static const char *const parts[] = {
+        "selective",    "gelu",    "norm",     "attn",    "act_fn", "moe_act",
+        "mlp",          "mla",     "core",     "dots",    "save_",  "except",
+        "fine-grained", "minimal", "op-level", "modules", "swiglu", NULL};
+    double each = layers / layout->pp, some;
     layout->recompute = DW_RECOMPUTE_AUTO;
+    layout->recompute_layers = 0;
+    if (is_one(text, unsaid) || dw__says(text, "not stated") || dw__says(text, "not said")) return;
     if (dw__says(text, "selective layer")) { /* of every second one */
         layout->recompute = DW_RECOMPUTE_FULL;
-        layout->recompute_layers = (int)(layers / layout->pp / 2 + 0.5);
-    } else if (dw__says(text, "full") && !dw__says(text, "selective")) {
-        layout->recompute = DW_RECOMPUTE_FULL;
-        if (dw__number_after(text, "full:", &count)) layout->recompute_layers = (int)count;
-    } else if (dw__says(text, "none") || dw__says(text, "no recompute")) {
+        layout->recompute_layers = (int)(each / 2 + 0.5);
+    } else if (is_one(text, off) || (says_one(text, none) && !dw__says(text, "selective"))) {
         layout->recompute = DW_RECOMPUTE_NONE;
-    } else if (*text) {
+    } else if (says_one(text, parts) && !(dw__says(text, "full") && !dw__says(text, "selective"))) {
         layout->recompute = DW_RECOMPUTE_SELECTIVE;
+    } else {
+        /* "full", and checkpoints of activations, gradients, blocks, layers; "yes". */
+        layout->recompute = DW_RECOMPUTE_FULL;
+        some = layers_of_stage(text, each);
+        if (some >= 0.5 && some < each) layout->recompute_layers = (int)(some + 0.5);
+        if (dw__says(text, "partial")) layout->recompute = DW_RECOMPUTE_AUTO;
     }
 }
 
+/* "ZeRO-2", "zero stage: 1", "ds_z3", "stage2", "zero_2": the stage, -1 where none is said. */
+static int zero_stage_of(const char *text) {
+    static const char *const words[] = {"zero", "stage", "_z", "-z", " z", NULL};
+    for (const char *const *word = words; *word; word++)
+        for (const char *at = find(text, *word); at; at = find(at + 1, *word)) {
+            const char *digit = at + strlen(*word);
+            while (*digit && strchr(" -_:=", *digit)) digit++;
+            if (strncasecmp(digit, "stage", 5) == 0)
+                for (digit += 5; *digit && strchr(" -_:=", *digit);) digit++;
+            if (*digit >= '0' && *digit <= '3' && !isdigit((unsigned char)digit[1]) &&
+                digit[1] != '.')
+                return *digit - '0';
+        }
+    return -1;
+}
+
 void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
+    static const char *const whole[] = {
+        "FSDP",          "HSDP",          "FULL_SHARD",  "full shard",
+        "fully sharded", "fully-sharded", "fully_shard", "SHARD_GRAD_OP",
+        "HYBRID_SHARD",  "Gemini",        NULL};
+    static const char *const no[] = {"replicated",  "none",      "no shard", "NO_SHARD",
+                                     "not sharded", "unsharded", NULL};
+    static const char *const optimizer[] = {"dist",
+                                            "sharded optimizer",
+                                            "optimizer shard",
+                                            "optimizer state shard",
+                                            "optimizer-state shard",
+                                            "ZeRO",
+                                            "P_os",
+                                            NULL};
+    static const char *const group[] = {"shard=",
+                                        "FSDP=",
+                                        "FSDP-",
+                                        "zero1=",
+                                        "groups of",
+                                        "shard group size",
+                                        "shard degree",
+                                        "shard_degree=",
+                                        "shard size",
+                                        "shard groups",
+                                        NULL};
     double number;
     switch (layout->framework) { /* where the text is silent */
     case DW_FRAMEWORK_MEGATRON:
@@ -161,24 +297,33 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) &&
         layout->zero_stage == 3 && layout->framework != DW_FRAMEWORK_JAX)
         layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
-    if (dw__says(text, "FSDP") || dw__says(text, "HSDP") || dw__says(text, "FULL_SHARD"))
+    int stage = zero_stage_of(text);
+    if (says_one(text, whole))
         layout->zero_stage = 3;
-    else if ((dw__number_after(text, "ZeRO-", &number) ||
-              dw__number_after(text, "ZeRO", &number)) &&
-             number <= 3)
-        layout->zero_stage = (int)number;
-    else if (dw__says(text, "replicated") || dw__says(text, "none") || strcasecmp(text, "DDP") == 0)
+    else if (stage >= 0)
+        layout->zero_stage = stage;
+    else if (dw__says(text, "os+g+p"))
+        layout->zero_stage = 3;
+    else if (dw__says(text, "os+g"))
+        layout->zero_stage = 2;
+    else if (says_one(text, no) || strcasecmp(text, "no") == 0)
         layout->zero_stage = 0;
-    else if (dw__says(text, "dist"))
+    else if (says_one(text, optimizer))
         layout->zero_stage = 1;
-    if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard")) layout->reshard = 0;
+    else if (dw__says(text, "DDP") || dw__says(text, "data parallel") ||
+             dw__says(text, "data-parallel"))
+        layout->zero_stage = 0;
+    if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard") ||
+        dw__says(text, "reshard_after_forward=False") || dw__says(text, "reshard=0"))
+        layout->reshard = 0;
+    if (dw__says(text, "offload") && !dw__says(text, "no offload")) layout->offload_optimizer = 1;
     int64_t ranks = (int64_t)layout->dp * layout->cp;
     double shard = 0;
-    if (dw__number_after(text, "shard=", &number) || dw__number_after(text, "FSDP=", &number) ||
-        dw__number_after(text, "zero1=", &number) || dw__number_after(text, "groups of", &number))
-        shard = number;
-    else if (dw__says(text, "HSDP") || dw__says(text, "HYBRID"))
-        shard = gpus_per_node;
+    for (const char *const *word = group; *word && shard == 0; word++)
+        if (dw__number_after(text, *word, &number)) shard = number;
+    if (shard == 0 && dw__says(text, "HSDP") && dw__number_after(text, "x", &number))
+        shard = number; /* replicas x shards */
+    if (shard == 0 && (dw__says(text, "HSDP") || dw__says(text, "HYBRID"))) shard = gpus_per_node;
     if (shard >= 1 && shard < ranks && ranks % (int)shard == 0) layout->shard = (int)shard;
 }
 

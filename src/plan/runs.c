@@ -17,70 +17,6 @@ static int whole(const dw__csv *table, size_t row, const char *name, int missing
     return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
 
-/* Export versions are their originals with slower links (400 GB/s, both directions together); A100 without its
- * memory. */
-static const struct {
-    const char *gpu, *profile;
-    double link; /* bytes a second; 0: the profile's */
-} like[] = {{"A800", "a100-80", 200e9}, {"H800", "h100", 200e9}, {"A100", "a100-80", 0}};
-
-/* "H100-80GB" is h100, "A100-80GB" a100-80: the longest name of the catalogue that the text begins with, where a
- * hyphen or the end follows. */
-static const char *profile_of(const char *gpu) {
-    const char *best = NULL;
-    for (uint32_t at = 0; at < dw_hardware_catalogue_count(); at++) {
-        const char *name = dw_hardware_catalogue_name(at);
-        size_t length = strlen(name), same = 0;
-        while (same < length && tolower((unsigned char)gpu[same]) == name[same]) same++;
-        if (same < length) continue;
-        char next = gpu[length];
-        if (next && next != '-' && next != ' ' &&
-            !(isdigit((unsigned char)name[length - 1]) && isalpha((unsigned char)next)))
-            continue;
-        if (!best || length > strlen(best)) best = name;
-    }
-    for (size_t at = 0; !best && at < DW_COUNT(like); at++)
-        if (strncasecmp(gpu, like[at].gpu, strlen(like[at].gpu)) == 0) best = like[at].profile;
-    return best;
-}
-
-/* The row's machine: a profile, and what the row says of memory and network. Rows that say the same share one. */
-static dw_status machine_of(dw_runs *runs, size_t row, const char **reason,
-                            const dw_hardware **found) {
-    const dw__csv *table = &runs->table;
-    const char *gpu = dw__csv_cell(table, row, "gpu_type"),
-               *interconnect = dw__csv_cell(table, row, "interconnect");
-    const char *profile = profile_of(gpu);
-    if (!profile) {
-        *reason = dw__arena_printf(runs->arena, "there is no profile of the GPU \"%.40s\"", gpu);
-        return *reason ? DW_OK : dw__fail_memory("a reason", 80);
-    }
-    dw_hardware *made = NULL;
-    DW_RETURN_IF_FAILED(dw_hardware_named(profile, &made));
-    double rate = dw__network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
-    if (rate > 0) made->network_bandwidth.value = rate;
-    for (size_t at = 0; at < DW_COUNT(like); at++)
-        if (like[at].link > 0 && strncasecmp(gpu, like[at].gpu, strlen(like[at].gpu)) == 0)
-            made->link_bandwidth.value = like[at].link;
-    double memory = number(table, row, "gpu_mem_gb") * 1024 * 1024 * 1024;
-    if (memory > 0 && fabs(memory / made->memory.value - 1) > 0.12) made->memory.value = memory;
-    for (size_t at = 0; at < runs->machines.count; at++) {
-        dw_hardware *old = runs->machines.items[at].hardware;
-        if (strcmp(old->name, made->name) != 0 ||
-            old->network_bandwidth.value != made->network_bandwidth.value ||
-            old->link_bandwidth.value != made->link_bandwidth.value ||
-            old->memory.value != made->memory.value)
-            continue;
-        dw_hardware_destroy(made);
-        *found = old;
-        return DW_OK;
-    }
-    dw_status status = DW_PUSH(&runs->machines, (dw__machine){made});
-    if (status != DW_OK) dw_hardware_destroy(made);
-    *found = made;
-    return status;
-}
-
 /* What a recipe leaves unsaid. */
 static void habits(const dw__csv *table, size_t row, dw_run *run) {
     const char *notes = dw__csv_cell(table, row, "notes"),
@@ -88,13 +24,21 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     dw_layout *layout = &run->layout;
     double count;
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
-    layout->unfused_attention = old && !dw__says(notes, "FlashAttention");
+    /* PyTorch has fused attention since 2.0 of March 2023, XLA on GPUs cuDNN's since 2024, and no GPU before Ampere. */
+    int year = whole(table, row, "year", 0), capability = run->hardware->capability;
+    bool jax = layout->framework == DW_FRAMEWORK_JAX;
+    bool early =
+        (year > 0 && year < (jax ? 2024 : 2023) && layout->framework != DW_FRAMEWORK_MEGATRON) ||
+        (capability > 0 && capability < 80);
+    layout->unfused_attention = (old || early) && !dw__says(notes, "FlashAttention") &&
+                                !dw__says(notes, "flash-att") && !dw__says(notes, "flash att") &&
+                                !dw__says(notes, "flash_att") && !dw__says(notes, "xformers");
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
     layout->overlap_data = !old && layout->framework != DW_FRAMEWORK_NANOTRON;
     layout->compiled = (dw__says(source, "torchtitan") && !dw__says(notes, "eager")) ||
-                       dw__says(notes, "torch.compile");
+                       dw__says(notes, "torch.compile") || dw__says(notes, "compile=True");
     /* Graphs of a mixture's router alone leave most launches to the host. */
     bool graphs = dw__says(notes, "cuda_graph_scope=full") ||
                   (dw__says(notes, "cuda_graph_scope") && dw__says(notes, "'attn'"));
@@ -104,6 +48,8 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     if (layout->framework == DW_FRAMEWORK_MEGATRON &&
         (dw__says(notes, "NeMo") || dw__says(source, "NeMo")))
         layout->gradient_bytes = 2;
+    if (dw__says(notes, "BF16 moments") || dw__says(notes, "exp-avg-dtype=bf16"))
+        layout->optimizer_bytes = 8;   /* with the FP32 copy of the parameters */
     if (dw__says(source, "AutoModel")) /* all of it in BF16 */
         layout->parameter_bytes = layout->gradient_bytes = 2, layout->optimizer_bytes = 4;
     /* llama recipes on FSDP checkpoint as many blocks as memory demands, and call it selective. */
@@ -127,7 +73,6 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
         layout->optimizer_bytes = 18;
     }
     /* torchtitan's loss is compiled like its layers from April 2025 on; Liger's and chunks need no copies either. */
-    int year = whole(table, row, "year", 0);
     layout->fused_loss =
         (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
         dw__says(notes, "Liger") || dw__says(notes, "fused cross") ||
@@ -161,10 +106,20 @@ static int guess_micro_batch(const dw_run *run, int year) {
     return best;
 }
 
+/* NVIDIA's own, which its teams tune. */
+static bool is_recipe(const dw__csv *table, size_t row) {
+    static const char *const words[] = {"NeMo", "Megatron-Bridge", "MLPerf", "NVIDIA"};
+    for (size_t at = 0; at < DW_COUNT(words); at++)
+        if (dw__says(dw__csv_cell(table, row, "source"), words[at]) ||
+            dw__says(dw__csv_cell(table, row, "notes"), words[at]))
+            return true;
+    return false;
+}
+
 /* Recipes of Megatron interleave, with chunks of two layers or of one, where they do not say. */
-static int guess_chunks(const dw_run *run) {
+static int guess_chunks(const dw_run *run, bool recipe) {
     int layers = run->model.layers, stages = run->layout.pp;
-    if (run->layout.framework != DW_FRAMEWORK_MEGATRON || layers % stages) return 1;
+    if (run->layout.framework != DW_FRAMEWORK_MEGATRON || !recipe || layers % stages) return 1;
     int each = layers / stages;
     return each % 2 == 0 ? each / 2 : each;
 }
@@ -214,7 +169,8 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     /* A GPU without such products runs the recipe with those that it has. */
     if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
         layout->precision = DW_TRAIN_FP8;
-    layout->virtual_stages = layout->pp > 1 ? whole(table, row, "vpp", guess_chunks(run)) : 1;
+    layout->virtual_stages =
+        layout->pp > 1 ? whole(table, row, "vpp", guess_chunks(run, is_recipe(table, row))) : 1;
     const char *schedule = dw__csv_cell(table, row, "schedule");
     layout->schedule = dw__schedule_of(*schedule                        ? schedule
                                        : dw__says(notes, "engine=afab") ? "afab"
@@ -314,7 +270,7 @@ static dw_status read_row(dw_runs *runs, size_t row) {
         return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
     }
     run->mixture = run->model.experts > 0;
-    DW_RETURN_IF_FAILED(machine_of(runs, row, &run->reason, &run->hardware));
+    DW_RETURN_IF_FAILED(dw__run_machine(runs, row, &run->reason, &run->hardware));
     if (run->reason) return DW_OK;
     DW_RETURN_IF_FAILED(layout_of(runs, row, run));
     double step = number(table, row, "step_time_s");

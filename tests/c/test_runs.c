@@ -64,7 +64,14 @@ static void networks_are_read_as_they_are_written(void **state) {
                  {"NVLINK Gen4 900 GB/s | Storage: 2x ConnectX-7 400Gb/s, Compute: 8x ConnectX-7 "
                   "IB NDR 400Gb/s",
                   400},
-                 {"NVLink4 x8 + IB NDR", 0}};
+                 {"NVLink4 x8 + IB NDR", 0},
+                 {"NVLink 400 GB/s; 8x IB NDR 400 Gb/s", 400},
+                 {"EFA 50 Gbps per GPU", 50},
+                 {"3.2Tbps RDMA", 400},
+                 {"EFA v2 3200Gbps", 400},
+                 {"Slingshot 4x200 Gb/s", 100},
+                 {"NVLink; 25 Gbps", 3.125},
+                 {"Gb/s Tb", 0}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         double rate = dw__network_rate(cases[at].text, 8) * 8 / 1e9;
         if (fabs(rate - cases[at].gigabits) > 1e-6) fail_msg("%s: %g Gb/s", cases[at].text, rate);
@@ -102,6 +109,172 @@ static void precisions_and_sharding_are_words(void **state) {
     assert_int_equal(dw__framework_of("NVIDIA NeMo performance docs", "", "", 2024, 8, 1),
                      DW_FRAMEWORK_MEGATRON);
     assert_int_equal(dw__framework_of("a blog", "", "FSDP2", 2025, 1, 1), DW_FRAMEWORK_TORCHTITAN);
+}
+
+/* As papers, blogs, configuration files and command lines have them. */
+static void sharding_has_many_spellings(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        dw_framework framework;
+        int stage, shard, reshard, offload;
+    } cases[] = {
+        {"Distributed Optimizer", DW_FRAMEWORK_MEGATRON, 1, 0, 1, 0},
+        {"DistOpt", DW_FRAMEWORK_MEGATRON_LM, 1, 0, 1, 0},
+        {"dist. optim.", DW_FRAMEWORK_MEGATRON_LM, 1, 0, 1, 0},
+        {"optimizer state sharding", DW_FRAMEWORK_MEGATRON_LM, 1, 0, 1, 0},
+        {"ZeRO-1 (sharded optimizer)", DW_FRAMEWORK_MEGATRON_LM, 1, 0, 1, 0},
+        {"ZeRO", DW_FRAMEWORK_MEGATRON_LM, 1, 0, 1, 0},
+        {"DeepSpeed ZeRO stage 3", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 0},
+        {"ZeRO stage-3 + offload", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 1},
+        {"ZeRO-3 CPU offload", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 1},
+        {"zero stage: 1", DW_FRAMEWORK_DEEPSPEED, 1, 0, 1, 0},
+        {"zero2", DW_FRAMEWORK_DEEPSPEED, 2, 0, 1, 0},
+        {"zero3_bf16", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 0},
+        {"ds_z2", DW_FRAMEWORK_DEEPSPEED, 2, 0, 1, 0},
+        {"DeepSpeed-Z3", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 0},
+        {"stage3", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 0},
+        {"os+g", DW_FRAMEWORK_DEEPSPEED, 2, 0, 1, 0},
+        {"P_os (stage 1)", DW_FRAMEWORK_PYTORCH, 1, 0, 1, 0},
+        {"no sharding", DW_FRAMEWORK_PYTORCH, 0, 0, 1, 0},
+        {"DDP", DW_FRAMEWORK_PYTORCH, 0, 0, 1, 0},
+        {"data parallel", DW_FRAMEWORK_PYTORCH, 0, 0, 1, 0},
+        {"DDP+dist-optimizer (ZeRO-1)", DW_FRAMEWORK_MEGATRON, 1, 0, 1, 0},
+        {"none (single device)", DW_FRAMEWORK_TORCHTITAN, 0, 0, 1, 0},
+        {"Fully Sharded Data Parallel", DW_FRAMEWORK_FSDP, 3, 0, 1, 0},
+        {"PyTorch FSDP full shard", DW_FRAMEWORK_FSDP, 3, 0, 1, 0},
+        {"FSDP2 (fully_shard)", DW_FRAMEWORK_TORCHTITAN, 3, 0, 1, 0},
+        {"fully-sharded via pjit", DW_FRAMEWORK_JAX, 3, 0, 1, 0},
+        {"FSDP-8", DW_FRAMEWORK_JAX, 3, 8, 1, 0},
+        {"Gemini (auto)", DW_FRAMEWORK_DEEPSPEED, 3, 0, 1, 0},
+        {"FSDP (SHARD_GRAD_OP)", DW_FRAMEWORK_FSDP, 3, 0, 0, 0},
+        {"fsdp_version 2, reshard_after_forward=False", DW_FRAMEWORK_TORCHTITAN, 3, 0, 0, 0},
+        {"HYBRID_SHARD", DW_FRAMEWORK_FSDP, 3, 8, 1, 0},
+        {"HSDP (shard degree 32)", DW_FRAMEWORK_TORCHTITAN, 3, 32, 1, 0},
+        {"HSDP 4x16", DW_FRAMEWORK_FSDP, 3, 16, 1, 0},
+        {"", DW_FRAMEWORK_MEGATRON, 1, 0, 1, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_layout layout;
+        dw_layout_default(&layout);
+        layout.dp = 64;
+        layout.framework = cases[at].framework;
+        dw__sharding_of(cases[at].text, 8, &layout);
+        if (layout.zero_stage != cases[at].stage || layout.shard != cases[at].shard ||
+            layout.reshard != cases[at].reshard || layout.offload_optimizer != cases[at].offload)
+            fail_msg("\"%s\": stage %d, shard %d, reshard %d, offload %d", cases[at].text,
+                     layout.zero_stage, layout.shard, layout.reshard, layout.offload_optimizer);
+    }
+}
+
+static void recomputation_has_many_spellings(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        dw_recompute recompute;
+        int layers; /* of a stage of 20 */
+    } cases[] = {{"", DW_RECOMPUTE_AUTO, 0},
+                 {"-", DW_RECOMPUTE_AUTO, 0},
+                 {"N/A", DW_RECOMPUTE_AUTO, 0},
+                 {"not stated", DW_RECOMPUTE_AUTO, 0},
+                 {"partial", DW_RECOMPUTE_AUTO, 0},
+                 {"none", DW_RECOMPUTE_NONE, 0},
+                 {"No", DW_RECOMPUTE_NONE, 0},
+                 {"False", DW_RECOMPUTE_NONE, 0},
+                 {"0", DW_RECOMPUTE_NONE, 0},
+                 {"disabled", DW_RECOMPUTE_NONE, 0},
+                 {"no activation checkpointing", DW_RECOMPUTE_NONE, 0},
+                 {"activation_checkpointing=false", DW_RECOMPUTE_NONE, 0},
+                 {"without gradient checkpointing", DW_RECOMPUTE_NONE, 0},
+                 {"full", DW_RECOMPUTE_FULL, 0},
+                 {"TRUE", DW_RECOMPUTE_FULL, 0},
+                 {"yes (layer remat)", DW_RECOMPUTE_FULL, 0},
+                 {"enabled", DW_RECOMPUTE_FULL, 0},
+                 {"full remat", DW_RECOMPUTE_FULL, 0},
+                 {"full, uniform, 1 layer", DW_RECOMPUTE_FULL, 0},
+                 {"gradient_checkpointing=True", DW_RECOMPUTE_FULL, 0},
+                 {"checkpoint-activations", DW_RECOMPUTE_FULL, 0},
+                 {"activation checkpointing on all layers", DW_RECOMPUTE_FULL, 0},
+                 {"every layer", DW_RECOMPUTE_FULL, 0},
+                 {"nothing_saveable", DW_RECOMPUTE_FULL, 0},
+                 {"full (per-layer activation checkpointing)", DW_RECOMPUTE_FULL, 0},
+                 {"full:5 layers/stage", DW_RECOMPUTE_FULL, 5},
+                 {"50% of layers", DW_RECOMPUTE_FULL, 10},
+                 {"block (1 of 4 layers)", DW_RECOMPUTE_FULL, 5},
+                 {"selective layer (every 2nd)", DW_RECOMPUTE_FULL, 10},
+                 {"selective", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"selective activation checkpointing", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"selective op-level (per-op SAC)", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"selective:mla_up_proj", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"RMSNorm and MLA up-projections", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"recompute gelu (-r 1)", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"attn core", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"save_dot_except_mlp", DW_RECOMPUTE_SELECTIVE, 0},
+                 {"fine-grained", DW_RECOMPUTE_SELECTIVE, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_layout layout;
+        dw_layout_default(&layout);
+        layout.pp = 4;
+        dw__recompute_of(cases[at].text, 80, &layout);
+        if (layout.recompute != cases[at].recompute || layout.recompute_layers != cases[at].layers)
+            fail_msg("\"%s\": %s, %d layers", cases[at].text, dw_recompute_name(layout.recompute),
+                     layout.recompute_layers);
+    }
+}
+
+static void precisions_have_many_spellings(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        dw_train_precision precision;
+    } cases[] = {{"bf16-mixed", DW_TRAIN_BF16},
+                 {"BFloat16", DW_TRAIN_BF16},
+                 {"fp16 w/ dynamic loss scaling", DW_TRAIN_BF16},
+                 {"bf16; FP8 activation storage", DW_TRAIN_BF16},
+                 {"amp_fp8", DW_TRAIN_FP8},
+                 {"FP8 hybrid (delayed scaling)", DW_TRAIN_FP8},
+                 {"FP8 current scaling", DW_TRAIN_FP8},
+                 {"FP8-E4M3 per-tensor", DW_TRAIN_FP8},
+                 {"float8 tensorwise", DW_TRAIN_FP8},
+                 {"float8 (rowwise scaling)", DW_TRAIN_FP8_ROW},
+                 {"FP8 blockwise (128x128)", DW_TRAIN_FP8_BLOCK},
+                 {"fp8 subchannel", DW_TRAIN_FP8_BLOCK},
+                 {"FP8 mxfp8 (BF16 params)", DW_TRAIN_MXFP8},
+                 {"nvfp4", DW_TRAIN_NVFP4},
+                 {"TF32", DW_TRAIN_FP32}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++)
+        if (dw__precision_of(cases[at].text) != cases[at].precision)
+            fail_msg("\"%s\" is %s", cases[at].text,
+                     dw_train_precision_name(dw__precision_of(cases[at].text)));
+}
+
+static void frameworks_are_known_by_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *source, *notes, *sharding;
+        int year, tp;
+        dw_framework framework;
+    } cases[] = {
+        {"NVIDIA Megatron-Bridge docs", "", "", 2025, 4, DW_FRAMEWORK_MEGATRON},
+        {"a paper", "MLPerf Training 3.0", "", 2023, 4, DW_FRAMEWORK_MEGATRON},
+        {"a paper", "GPT-NeoX (Megatron + DeepSpeed)", "ZeRO 1", 2022, 2, DW_FRAMEWORK_MEGATRON_LM},
+        {"Falcon", "Gigatron, FlashAttention", "ZeRO-1", 2024, 8, DW_FRAMEWORK_MEGATRON},
+        {"DeepSeek", "HAI-LLM", "ZeRO-1", 2024, 1, DW_FRAMEWORK_MEGATRON},
+        {"OPT", "metaseq", "FSDP", 2022, 8, DW_FRAMEWORK_FSDP},
+        {"torchtune", "full finetune", "FSDP", 2025, 1, DW_FRAMEWORK_TORCHTITAN},
+        {"Levanter", "Haliax", "FSDP", 2023, 1, DW_FRAMEWORK_JAX},
+        {"x", "Alpa auto inter-op", "", 2022, 4, DW_FRAMEWORK_JAX},
+        {"LLaMA-Factory", "", "DeepSpeed ZeRO stage 3", 2024, 1, DW_FRAMEWORK_DEEPSPEED},
+        {"LLaMA-Factory", "", "ds_z2", 2024, 1, DW_FRAMEWORK_DEEPSPEED},
+        {"x", "composer, MosaicML", "full shard", 2023, 1, DW_FRAMEWORK_FSDP},
+        {"x", "", "Fully Sharded Data Parallel", 2024, 1, DW_FRAMEWORK_FSDP},
+        {"llm.c", "", "zero-1", 2024, 1, DW_FRAMEWORK_PYTORCH}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_framework found = dw__framework_of(cases[at].source, cases[at].notes, cases[at].sharding,
+                                              cases[at].year, cases[at].tp, 1);
+        if (found != cases[at].framework)
+            fail_msg("%s, %s, %s: %s", cases[at].source, cases[at].notes, cases[at].sharding,
+                     dw_framework_name(found));
+    }
 }
 
 #define HEADER                                                                                     \
@@ -166,6 +339,70 @@ static void rows_become_models_and_layouts(void **state) {
     assert_non_null(strstr(json, "\"all\": {\"rows\": 2,"));
     dw_text_free(json);
     dw_runs_destroy(runs);
+}
+
+/* Makers' names, marketing names, sockets, memory in the name, cards of PCI Express, export versions. */
+static void gpus_have_many_names(void **state) {
+    (void)state;
+    static const struct {
+        const char *gpu, *name;
+        double gib, bf16, link;
+        int domain;
+    } cases[] = {{"H100-80GB", "h100", 79.6, 989.4, 450, 8},
+                 {"NVIDIA H100 80GB HBM3", "h100", 79.6, 989.4, 450, 8},
+                 {"8xH100", "h100", 79.6, 989.4, 450, 8},
+                 {"H100-SXM5-80GB", "h100", 79.6, 989.4, 450, 8},
+                 {"H100-96GB", "h100-96", 95, 989.4, 450, 8},
+                 {"H100 PCIe 80GB", "h100-pcie", 79.6, 756.5, 63, 1},
+                 {"H100 NVL", "h100-nvl", 93.6, 835.5, 300, 2},
+                 {"H800-80G", "h800", 79.6, 989.4, 200, 8},
+                 {"H20-96GB", "h20", 95.6, 148, 450, 8},
+                 {"A100", "a100-80", 80, 312, 300, 8},
+                 {"A100_80GB", "a100-80", 80, 312, 300, 8},
+                 {"a100-sxm4-80gb", "a100-80", 80, 312, 300, 8},
+                 {"A100-SXM-40GB", "a100-40", 40, 312, 300, 8},
+                 {"A100 80GB PCIe", "a100-pcie", 80, 312, 31.5, 1},
+                 {"A800", "a800", 80, 312, 200, 8},
+                 {"Tesla V100-SXM2-16GB", "v100", 16, 125, 150, 16},
+                 {"V100-32GB", "v100", 31.7, 125, 150, 16},
+                 {"NVIDIA GeForce RTX 4090 24GB", "rtx-4090", 24, 165.2, 15.75, 1},
+                 {"NVIDIA RTX A6000 (48GB)", "rtx-a6000", 48, 154.8, 31.5, 1},
+                 {"NVIDIA L40S", "l40s", 45, 362.05, 31.5, 1},
+                 {"L40", "l40", 45, 181, 31.5, 1},
+                 {"NVIDIA B200 SXM 180GB", "b200", 179, 2250, 900, 8},
+                 {"GB200 NVL72", "gb200", 185, 2500, 900, 72},
+                 {"AMD Instinct MI300X", "mi300x", 192, 1307.4, 448, 8},
+                 {"MI250X", "mi250x", 64, 191.5, 100, 8},
+                 {"GH200-96GB", "gh200", 95.6, 989.4, 50, 1},
+                 {"TPU v5p", NULL, 0, 0, 0, 0},
+                 {"Gaudi2", NULL, 0, 0, 0, 0},
+                 {"H1000", NULL, 0, 0, 0, 0},
+                 {"", NULL, 0, 0, 0, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        char text[2000];
+        snprintf(
+            text, sizeof text,
+            HEADER
+            "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,%s,,1,1,,1,1,8,none,BF16,9,,\n",
+            cases[at].gpu);
+        dw_runs *runs = parse(text);
+        dw_run run;
+        dw_run_at(runs, 0, &run);
+        if (!cases[at].name) {
+            assert_true(run.reason && strstr(run.reason, "there is no profile of the GPU"));
+        } else {
+            if (run.reason) fail_msg("%s: %s", cases[at].gpu, run.reason);
+            assert_string_equal(run.hardware->name, cases[at].name);
+            assert_close(run.hardware->memory.value / (1 << 30), cases[at].gib, 0.01);
+            assert_close(run.hardware->rate[DW_RATE_BF16].value / 1e12, cases[at].bf16, 1e-6);
+            assert_close(run.hardware->link_bandwidth.value / 1e9, cases[at].link, 1e-6);
+            assert_int_equal(run.hardware->gpus_per_domain, cases[at].domain);
+            dw_prediction prediction;
+            assert_int_equal(dw_predict(&run.model, run.hardware, &run.layout, &prediction), DW_OK);
+            assert_true(prediction.mfu > 0.05 && prediction.mfu < 0.75);
+        }
+        dw_runs_destroy(runs);
+    }
 }
 
 /* A result never changes a prediction. */
@@ -284,6 +521,11 @@ int main(void) {
         cmocka_unit_test(broken_tables_name_the_line),
         cmocka_unit_test(networks_are_read_as_they_are_written),
         cmocka_unit_test(precisions_and_sharding_are_words),
+        cmocka_unit_test(sharding_has_many_spellings),
+        cmocka_unit_test(recomputation_has_many_spellings),
+        cmocka_unit_test(precisions_have_many_spellings),
+        cmocka_unit_test(frameworks_are_known_by_name),
+        cmocka_unit_test(gpus_have_many_names),
         cmocka_unit_test(rows_become_models_and_layouts),
         cmocka_unit_test(results_are_no_inputs),
         cmocka_unit_test(a_fit_recovers_what_made_the_runs),
