@@ -72,6 +72,20 @@ DW_API uint32_t dw_plan_step_moments(const dw_plan *plan);
 DW_API dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *options,
                                      dw_step_moment *moments, uint32_t *peak);
 
+/* How much of a batch a step takes at once, so that it fits. */
+typedef struct dw_step_fit {
+    int64_t micro_batch; /* of the batch's divisors the largest that fits, or the smallest tried */
+    int fits;
+    dw_step_moment
+        peak; /* of a micro-batch whose gradients are added to those before, unless it is the whole batch */
+} dw_step_fit;
+/* `sizes`: as dw_engine_plan takes them, with the whole batch at `symbol`; divisors from it down to `least` are placed
+ * one after the other. `capacity`: bytes. options NULL: defaults; add_gradients is set here. Statuses as dw_engine_plan
+ * and dw_plan_step_memory; DW_INVALID_ARGUMENT: a symbol that is none, a batch below `least`. */
+DW_API dw_status dw_engine_fit_step(dw_engine *engine, const int64_t *sizes, uint32_t symbol,
+                                    int64_t least, const dw_step_options *options, size_t capacity,
+                                    dw_step_fit *fit);
+
 /* The arena from inside: bytes[i] are alive while instruction i runs, for the first `count` instructions, forward and
  * backward on one line. Returns their number; bytes NULL: that alone. */
 DW_API uint32_t dw_plan_arena_alive(const dw_plan *plan, uint32_t count, size_t *bytes);

@@ -23,6 +23,7 @@ from deepwell.attention.modules import (
 )
 from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
 from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
+from deepwell.host_plan import HostPlan
 from deepwell.machine import Hardware, hardware, print_hardware_info, probe
 from deepwell.optim import AdamW
 from deepwell.optimize import optimize, restore, summary
@@ -43,6 +44,7 @@ __all__ = [
     "DWSelfAttention",
     "DeepwellError",
     "Hardware",
+    "HostPlan",
     "IR",
     "MicroscalingConfig",
     "Plan",

@@ -19,6 +19,7 @@ from typing import Any, Iterable, Mapping
 
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError
+from deepwell.host_plan import HostPlan, host_plan
 from deepwell.machine import GIB, Hardware, hardware, probe
 
 # What `moe` may say besides the capacity factor: the planner's fields of a mixture.
@@ -185,29 +186,39 @@ def autoplan(
     global_batch: int,
     arch: str | None = None,
     moe: Mapping[str, Any] | None = None,
-    precision: Any = "bf16",
+    precision: Any = None,
     constraints: Iterable[str] | Mapping[str, Any] = (),
     reserve_gb: float | None = None,
     what_ifs: bool = True,
-) -> Plan:
+) -> Plan | HostPlan:
     """The fastest layout that fits, out of all whose sizes divide.
 
     ``model``: a name ("llama3-70b"), a folder or config.json of Hugging Face, one of its models, what
     ``deepwell.capture`` returns, or a dict of the planner's fields. ``hw``: as ``deepwell.hardware`` takes it; None is
     this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
-    ``reserve_gb``: GiB of each GPU that are left free; None is a twentieth.
+    ``reserve_gb``: GiB of each GPU that are left free; None is a twentieth. ``precision``: of the products; None is BF16.
+
+    Hardware without GPUs is planned for this library's own engine, which runs there: the answer is a ``HostPlan``, with the
+    most sequences at once that fit by its placement. ``model`` is then a module (on the meta device, say), what
+    ``deepwell.capture`` returns, or a name or folder that ``deepwell train`` takes; ``precision`` as ``optimize`` takes it,
+    None for FP32; of constraints there is micro_batch=N.
     """
-    name, fields = _model_of(model)
     if hw is None:
         hw = probe()
     elif not isinstance(hw, Hardware):
         hw = hardware(dict(hw) if isinstance(hw, Mapping) else hw)
+    if isinstance(constraints, Mapping):
+        constraints = [f"{key}={value}" for key, value in constraints.items()]
+    if hw.gpu_count == 0:
+        precision = "fp32" if precision is None else precision
+        return host_plan(
+            model, hw, int(seq_len), int(global_batch), precision, constraints, reserve_gb
+        )
+    name, fields = _model_of(model)
     if arch is not None:
         _check_arch(arch, hw)
     if moe is not None:
         fields = _with_experts(fields, moe)
-    if isinstance(constraints, Mapping):
-        constraints = [f"{key}={value}" for key, value in constraints.items()]
     return Plan(
         _call(
             _deepwell.autoplan_search,
@@ -216,7 +227,7 @@ def autoplan(
             hw.to_json(),
             int(seq_len),
             int(global_batch),
-            _precision_of(precision),
+            _precision_of("bf16" if precision is None else precision),
             tuple(constraints),
             -1.0 if reserve_gb is None else float(reserve_gb) * GIB,
             what_ifs,

@@ -18,6 +18,7 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.host_plan import HostPlan
 from deepwell.step_memory import predict_step
 
 
@@ -58,6 +59,10 @@ def dryrun(
     `keep_outputs=True` for a loop that holds all outputs until the step ends (as it is assumed where there is no loss),
     `threads`, `hw` (whose host memory it must fit into; None: this machine's). docs/engine.md says what is counted.
     """
+    if isinstance(plan, HostPlan):
+        raise UnsupportedError(
+            "a plan for this library's engine has no schedule to play: use dryrun(model, example_inputs) for what its step holds"
+        )
     if isinstance(plan, torch.nn.Module):
         if trace is not None or report is not None:
             raise UnsupportedError(

@@ -35,7 +35,7 @@ _OPTIMIZERS = {
 }
 
 
-def _optimizer_name(optimizer: Any) -> str:
+def optimizer_name(optimizer: Any) -> str:
     name = _OPTIMIZERS.get(optimizer) if isinstance(optimizer, (str, type, type(None))) else None
     if name is None:
         raise UnsupportedError(
@@ -43,6 +43,13 @@ def _optimizer_name(optimizer: Any) -> str:
             "(torch.optim.AdamW, neither fused nor foreach), or None and add the bytes of its states"
         )
     return name
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
+        )
 
 
 def _storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
@@ -54,51 +61,95 @@ def _storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
-class _Step:
-    """One call of the model, as deepwell.optimize would run it, with shapes in the place of tensors."""
+class StepGraph:
+    """A graph whose training step is placed, with shapes in the place of tensors.
 
-    def __init__(self, model: torch.nn.Module, ir: IR, flat: list[Any], precision: str) -> None:
+    Args:
+        wrt: leaves that get gradients; None: all parameters.
+        resident: bytes that the caller holds and that no leaf of the graph counts.
+    """
+
+    def __init__(
+        self, program: Program, wrt: tuple[int, ...] | None = None, resident: int = 0
+    ) -> None:
+        self.program = program
+        if wrt is None:
+            wrt = tuple(i for i, role in enumerate(program.leaf_roles) if role == "parameter")
+        self._wrt = wrt
+        self.resident = resident
+
+    @classmethod
+    def of_model(cls, model: torch.nn.Module, ir: IR, flat: list[Any], precision: str) -> StepGraph:
+        """As deepwell.optimize would run the call with the flattened arguments ``flat``."""
         captured = ir.captured
-        self._model, self._captured, self._flat = model, captured, flat
-        self.sizes = tuple(flat[i].shape[axis] for i, axis in captured.symbol_sources)
-        self.program = Program(captured.json, ArenaPool(), precision)
-        self.program.set_dependencies(captured.depends)
 
-    def _tensor(self, leaf: Any) -> torch.Tensor:
-        if leaf.kind == "parameter":
-            return self._model.get_parameter(leaf.target)
-        if leaf.kind == "buffer":
-            return self._model.get_buffer(leaf.target)
-        return self._flat[leaf.position] if leaf.kind == "input" else leaf.value
+        def tensor(leaf: Any) -> torch.Tensor:
+            if leaf.kind == "parameter":
+                return model.get_parameter(leaf.target)
+            if leaf.kind == "buffer":
+                return model.get_buffer(leaf.target)
+            return flat[leaf.position] if leaf.kind == "input" else leaf.value
 
-    def _leaves(self) -> list[tuple[int, torch.Tensor]]:
-        leaves = enumerate(self._captured.leaves)
-        return [(i, self._tensor(leaf)) for i, leaf in leaves if leaf.kind != "seed"]
+        leaves = {i: tensor(leaf) for i, leaf in enumerate(captured.leaves) if leaf.kind != "seed"}
+        program = Program(captured.json, ArenaPool(), precision)
+        program.set_dependencies(captured.depends)
+        wrt = tuple(i for i, leaf in leaves.items() if leaf.requires_grad)
+        given = [value for value in flat if isinstance(value, torch.Tensor)]
+        # Parameters and buffers that forward does not read, arguments likewise, and copies of leaves that are not contiguous.
+        own = [*model.parameters(), *model.buffers(), *given]
+        known = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
+        rest = [t for t in own if t.untyped_storage()._cdata not in known]
+        copies = [t.nbytes for t in leaves.values() if not t.is_contiguous()]
+        return cls(program, wrt, _storage_bytes(iter(rest)) + sum(copies))
 
-    def plan(self) -> tuple[_deepwell.Plan, tuple[int, ...]]:
-        """The plan of forward and backward in a training that has begun, and the outputs that are differentiated."""
-        wrt = tuple(i for i, tensor in self._leaves() if tensor.requires_grad)
-        outputs = self.program.variant((), ()).plan(self.sizes).outputs
-        constant = set(self.program.constant_outputs(wrt))
+    def sizes(self, batch: int, seq_len: int) -> tuple[int, ...]:
+        """Of the graph's symbols, which are batch and length of sequences."""
+        known = {"B": batch, "S": seq_len}
+        strange = [name for name in self.program.symbols if name not in known]
+        if strange:
+            raise UnsupportedError(
+                f"the graph has sizes {', '.join(self.program.symbols)}; a batch and the length of its sequences are "
+                "known, which are called B and S"
+            )
+        return tuple(known[name] for name in self.program.symbols)
+
+    def variant(self, sizes: tuple[int, ...], keep_outputs: bool | None) -> tuple[Any, bytes]:
+        """The engine of a training that has begun, and which outputs the caller keeps: a loss is all that a loop keeps; where
+        there is none, outputs are what it works with."""
+        outputs = self.program.variant((), ()).plan(sizes).outputs
+        constant = set(self.program.constant_outputs(self._wrt))
         floating = [
             i
             for i, (dtype, _) in enumerate(outputs)
             if DTYPES[dtype].is_floating_point and i not in constant
         ]
-        self.losses = [i for i in floating if len(outputs[i][1]) == 0][:1]
-        wanted = tuple(self.losses or floating) if wrt else ()
-        return self.program.variant(wrt if wanted else (), wanted).plan(self.sizes), wanted
+        losses = [i for i in floating if len(outputs[i][1]) == 0][:1]
+        wanted = tuple(losses or floating) if self._wrt else ()
+        if keep_outputs is None:
+            keep_outputs = not losses
+        kept = bytes(keep_outputs or i in wanted for i in range(len(outputs)))
+        return self.program.variant(self._wrt if wanted else (), wanted), kept
 
-    def resident(self) -> int:
-        """Bytes that the caller holds and that no leaf of the graph counts: parameters and buffers that forward does not
-        read, arguments likewise, and copies of leaves that are not contiguous."""
-        leaves = [tensor for _, tensor in self._leaves()]
-        given = [value for value in self._flat if isinstance(value, torch.Tensor)]
-        own = [*self._model.parameters(), *self._model.buffers(), *given]
-        known = {tensor.untyped_storage()._cdata for tensor in leaves}
-        rest = [tensor for tensor in own if tensor.untyped_storage()._cdata not in known]
-        copies = [t.numel() * t.element_size() for t in leaves if not t.is_contiguous()]
-        return _storage_bytes(iter(rest)) + sum(copies)
+    def peak(self, batch: int, seq_len: int, optimizer: str, accumulate: bool) -> dict[str, Any]:
+        sizes = self.sizes(batch, seq_len)
+        variant, kept = self.variant(sizes, None)
+        plan = variant.plan(sizes)
+        moments, at = plan.step_memory(optimizer, accumulate, kept, self.resident)
+        return moments[at]
+
+    def fit(
+        self, batch: int, seq_len: int, least: int, optimizer: str, capacity: int
+    ) -> tuple[int, bool, dict[str, Any]]:
+        """The largest micro-batch of ``batch`` that fits, whether it does, and its peak."""
+        sizes = self.sizes(batch, seq_len)
+        if "B" not in self.program.symbols:
+            peak = self.peak(batch, seq_len, optimizer, False)
+            return batch, peak["total"] <= capacity, peak
+        variant, kept = self.variant(sizes, None)
+        symbol = self.program.symbols.index("B")
+        return variant.engine.fit_step(
+            sizes, symbol, least, optimizer, kept, self.resident, capacity
+        )
 
 
 def _host_memory(hw: Any) -> float:
@@ -127,34 +178,30 @@ def predict_step(
 ) -> dict[str, Any]:
     """The memory of one training step of ``model`` behind ``deepwell.optimize``, to the byte; nothing is computed and no
     tensor is made. See ``deepwell.dryrun``."""
-    name = _optimizer_name(optimizer)
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
-        )
+    name = optimizer_name(optimizer)
+    check_precision(precision)
     capacity = _host_memory(hw)
     threads_before = _deepwell.get_threads()
     args, kwargs = call_arguments(model, example_inputs)
     ir = capture(model, (args, kwargs))
     flat, _ = pytree.tree_flatten((args, kwargs))
+    sizes = tuple(flat[i].shape[axis] for i, axis in ir.captured.symbol_sources)
     _deepwell.set_threads(torch.get_num_threads() if threads is None else threads)
     try:
-        step = _Step(model, ir, flat, "fp32" if precision == "auto" else precision)
-        plan, wanted = step.plan()
+        step = StepGraph.of_model(model, ir, flat, "fp32" if precision == "auto" else precision)
+        variant, kept = step.variant(sizes, keep_outputs)
+        plan = variant.plan(sizes)
         planned_threads = _deepwell.get_threads()
+        moments, peak = plan.step_memory(name, accumulate, kept, step.resident)
     except _deepwell.Error as error:
         raise DeepwellError(str(error)) from None
     finally:
         _deepwell.set_threads(threads_before)
-    if keep_outputs is None:  # a loss is all that a loop keeps; else outputs are what it works with
-        keep_outputs = not step.losses
-    kept = bytes(keep_outputs or i in wanted for i in range(len(plan.outputs)))
-    moments, peak = plan.step_memory(name, accumulate, kept, step.resident())
     alive, first_backward = plan.arena_alive()
     most = moments[peak]["total"]
     return {
         "model": ir.name,
-        "sizes": dict(zip(ir.symbols, step.sizes)),
+        "sizes": dict(zip(ir.symbols, sizes)),
         "optimizer": name,
         "precision": step.program.precision,
         "threads": planned_threads,

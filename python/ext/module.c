@@ -306,6 +306,37 @@ static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_RETURN_NONE;
 }
 
+static PyObject *moment_dict(const dw_step_moment *m) {
+    return Py_BuildValue(
+        "{s:s,s:I,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "phase",
+        dw_step_phase_name(m->phase), "part", m->part, "parameters", (Py_ssize_t)m->parameters,
+        "constants", (Py_ssize_t)m->constants, "inputs", (Py_ssize_t)m->inputs, "optimizer",
+        (Py_ssize_t)m->optimizer, "arena", (Py_ssize_t)m->arena, "outputs", (Py_ssize_t)m->outputs,
+        "output_gradients", (Py_ssize_t)m->output_gradients, "gradients", (Py_ssize_t)m->gradients,
+        "temporaries", (Py_ssize_t)m->temporaries, "library", (Py_ssize_t)m->library, "resident",
+        (Py_ssize_t)m->resident, "total", (Py_ssize_t)m->total);
+}
+
+/* Options of a step from their names; false with an exception. */
+static bool read_step(const char *optimizer, const char *kept, Py_ssize_t kept_count,
+                      Py_ssize_t outputs, Py_ssize_t resident, dw_step_options *options) {
+    int which = 0;
+    while (which < DW_STEP_OPTIMIZERS &&
+           strcmp(dw_step_optimizer_name((dw_step_optimizer)which), optimizer) != 0)
+        which++;
+    if (which == DW_STEP_OPTIMIZERS || kept_count != outputs || resident < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "a step's optimizer is '%s', with %zd flags for %zd outputs and %zd bytes "
+                     "resident",
+                     optimizer, kept_count, outputs, resident);
+        return false;
+    }
+    options->optimizer = (dw_step_optimizer)which;
+    options->outputs_kept = (const uint8_t *)kept;
+    options->resident = (size_t)resident;
+    return true;
+}
+
 /* step_memory(optimizer, add_gradients, outputs_kept, resident) -> ([moment, ...], index of the largest). A moment is
  * a dict with the members of dw_step_moment. */
 static PyObject *plan_step_memory(PyObject *self, PyObject *args) {
@@ -314,37 +345,16 @@ static PyObject *plan_step_memory(PyObject *self, PyObject *args) {
     Py_ssize_t kept_count = 0, resident = 0;
     dw_step_options options = DW_STEP_OPTIONS_DEFAULT;
     if (!PyArg_ParseTuple(args, "spy#n:step_memory", &optimizer, &options.add_gradients, &kept,
-                          &kept_count, &resident))
+                          &kept_count, &resident) ||
+        !read_step(optimizer, kept, kept_count, slot->output_count, resident, &options))
         return NULL;
-    int which = 0;
-    while (which < DW_STEP_OPTIMIZERS &&
-           strcmp(dw_step_optimizer_name((dw_step_optimizer)which), optimizer) != 0)
-        which++;
-    if (which == DW_STEP_OPTIMIZERS || kept_count != slot->output_count || resident < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "step_memory: optimizer '%s', %zd flags for %zd outputs, %zd bytes resident",
-                     optimizer, kept_count, slot->output_count, resident);
-        return NULL;
-    }
-    options.optimizer = (dw_step_optimizer)which;
-    options.outputs_kept = (const uint8_t *)kept;
-    options.resident = (size_t)resident;
     uint32_t count = dw_plan_step_moments(slot->plan), peak = 0;
     dw_step_moment *moments = PyMem_Calloc(count, sizeof *moments);
     if (moments == NULL) return PyErr_NoMemory();
     dw_status status = dw_plan_step_memory(slot->plan, &options, moments, &peak);
     PyObject *list = status == DW_OK ? PyList_New((Py_ssize_t)count) : NULL;
     for (uint32_t i = 0; list != NULL && i < count; i++) {
-        const dw_step_moment *m = &moments[i];
-        PyObject *moment = Py_BuildValue(
-            "{s:s,s:I,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "phase",
-            dw_step_phase_name(m->phase), "part", m->part, "parameters", (Py_ssize_t)m->parameters,
-            "constants", (Py_ssize_t)m->constants, "inputs", (Py_ssize_t)m->inputs, "optimizer",
-            (Py_ssize_t)m->optimizer, "arena", (Py_ssize_t)m->arena, "outputs",
-            (Py_ssize_t)m->outputs, "output_gradients", (Py_ssize_t)m->output_gradients,
-            "gradients", (Py_ssize_t)m->gradients, "temporaries", (Py_ssize_t)m->temporaries,
-            "library", (Py_ssize_t)m->library, "resident", (Py_ssize_t)m->resident, "total",
-            (Py_ssize_t)m->total);
+        PyObject *moment = moment_dict(&moments[i]);
         if (moment == NULL)
             Py_CLEAR(list);
         else
@@ -750,8 +760,44 @@ static PyObject *engine_plan(PyObject *self, PyObject *args) {
     return object;
 }
 
+/* fit_step(sizes, symbol, least, optimizer, outputs_kept, resident, capacity) -> (micro-batch, fits, moment) */
+static PyObject *engine_fit_step(PyObject *self, PyObject *args) {
+    engine_slot *slot = object_slot(self);
+    PyObject *sequence = NULL;
+    const char *optimizer = NULL, *kept = NULL;
+    unsigned int symbol = 0;
+    long long least = 0;
+    Py_ssize_t kept_count = 0, resident = 0, capacity = 0, count = 0;
+    dw_step_options options = DW_STEP_OPTIONS_DEFAULT;
+    if (!PyArg_ParseTuple(args, "OILsy#nn:fit_step", &sequence, &symbol, &least, &optimizer, &kept,
+                          &kept_count, &resident, &capacity) ||
+        !read_step(optimizer, kept, kept_count, slot->output_count, resident, &options))
+        return NULL;
+    int64_t *sizes = read_integers(sequence, &count);
+    if (sizes == NULL) return NULL;
+    if (count != slot->symbol_count) {
+        PyMem_Free(sizes);
+        PyErr_Format(PyExc_ValueError, "fit_step: %zd sizes given for %zd symbols", count,
+                     slot->symbol_count);
+        return NULL;
+    }
+    dw_step_fit fit;
+    dw_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = dw_engine_fit_step(slot->engine, sizes, symbol, least, &options,
+                                capacity > 0 ? (size_t)capacity : 0, &fit);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(sizes);
+    if (status != DW_OK) return fail(status);
+    return Py_BuildValue("(LNN)", (long long)fit.micro_batch, PyBool_FromLong(fit.fits),
+                         moment_dict(&fit.peak));
+}
+
 static PyMethodDef engine_methods[] = {
     {"plan", engine_plan, METH_VARARGS, "plan(sizes) -> Plan"},
+    {"fit_step", engine_fit_step, METH_VARARGS,
+     "fit_step(sizes, symbol, least, optimizer, outputs_kept, resident, capacity) -> (micro-batch, "
+     "fits, moment)"},
     {"has_grad", engine_has_grad, METH_VARARGS, "has_grad(index into wrt) -> bool"},
     {"text", engine_text, METH_NOARGS, "the graph after passes, forward and backward"},
     {0}};

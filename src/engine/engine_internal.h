@@ -6,6 +6,7 @@
  *     lower.c     nodes at concrete sizes -> storages and instructions
  *     plan.c      lifetimes, placement, queries
  *     step_memory.c  what a training step holds around it
+ *     step_fit.c  how much of a batch fits
  *     run.c       instructions, one after the other
  *
  * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena,

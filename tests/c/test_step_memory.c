@@ -178,6 +178,45 @@ static void test_inside_the_arena(void **state) {
     end(&s);
 }
 
+/* At capacities on either side of what each divisor of a batch of 12 takes. */
+static void test_fit(void **state) {
+    (void)state;
+    static const int64_t divisors[] = {12, 6, 4, 3, 2, 1};
+    const int64_t whole[2] = {12, 13};
+    step s;
+    dw_step_fit fit;
+    begin(&s, true);
+    size_t before = SIZE_MAX;
+    for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
+        const int64_t sizes[2] = {divisors[i], 13};
+        dw_step_options options = DW_STEP_OPTIONS_DEFAULT;
+        dw_plan *plan = NULL;
+        options.add_gradients = i > 0;
+        OK(dw_engine_plan(s.engine, sizes, &plan));
+        OK(dw_plan_step_memory(plan, &options, s.moment, &s.peak));
+        dw_plan_release(plan);
+        size_t needed = s.moment[s.peak].total;
+        OK(dw_engine_fit_step(s.engine, whole, 0, 1, NULL, needed, &fit));
+        if (needed < before) { /* else a larger divisor needs no more */
+            assert_int_equal(fit.micro_batch, divisors[i]);
+            assert_int_equal(fit.peak.total, needed);
+            before = needed;
+        }
+        assert_true(fit.fits && fit.micro_batch >= divisors[i]);
+    }
+    OK(dw_engine_fit_step(s.engine, whole, 0, 1, NULL, 0, &fit));
+    assert_true(!fit.fits && fit.micro_batch == 1);
+    OK(dw_engine_fit_step(s.engine, whole, 0, 3, NULL, 0, &fit));
+    assert_int_equal(fit.micro_batch, 3);
+    assert_int_equal(dw_engine_fit_step(s.engine, whole, 2, 1, NULL, 0, &fit), DW_INVALID_ARGUMENT);
+    assert_int_equal(dw_engine_fit_step(s.engine, whole, 0, 13, NULL, 0, &fit),
+                     DW_INVALID_ARGUMENT);
+    const int64_t absurd[2] = {INT64_MAX, 13};
+    assert_int_equal(dw_engine_fit_step(s.engine, absurd, 0, 1, NULL, 0, &fit),
+                     DW_INVALID_ARGUMENT);
+    end(&s);
+}
+
 static void test_names(void **state) {
     (void)state;
     assert_string_equal(dw_step_optimizer_name(DW_STEP_ADAMW), "adamw_dw");
@@ -189,7 +228,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_training),  cmocka_unit_test(test_options),
         cmocka_unit_test(test_inference), cmocka_unit_test(test_inside_the_arena),
-        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_fit),       cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,88 @@
+"""deepwell.autoplan where there is no GPU: the most sequences at once that fit, by the engine's own placement."""
+
+import json
+
+import deepwell as dw
+import pytest
+import torch
+from deepwell.errors import DeepwellError, UnsupportedError
+from deepwell.machine import Hardware
+from zoo import gpt2
+
+SIZES = dict(seq_len=32, global_batch=12)
+DIVISORS = (12, 6, 4, 3, 2, 1)
+
+
+def host(memory: float) -> Hardware:
+    """This machine without its GPUs, and with another memory."""
+    described = json.loads(dw.probe().to_json())
+    described.update(gpus=0, gpus_per_node=0, gpus_per_domain=0)
+    described["host_memory"] = {"value": memory, "kind": "given", "source": "test"}
+    return Hardware(json.dumps(described))
+
+
+@pytest.fixture(scope="module")
+def empty():
+    with torch.device("meta"):
+        return gpt2().train()
+
+
+def needed(model, micro_batch: int) -> int:
+    """By dryrun, of what autoplan gives a language model: ids and labels."""
+    ids = torch.zeros(micro_batch, SIZES["seq_len"], dtype=torch.long, device="meta")
+    call = {"input_ids": ids, "labels": ids}
+    accumulate = micro_batch < SIZES["global_batch"]
+    return dw.dryrun(model, call, accumulate=accumulate)["peak_bytes"]
+
+
+def test_the_largest_that_fits(empty) -> None:
+    before = None
+    for micro_batch in DIVISORS:
+        enough = needed(empty, micro_batch)
+        assert before is None or enough < before  # the sizes tell the divisors apart
+        before = enough
+        plan = dw.autoplan(empty, hw=host(enough), reserve_gb=0, **SIZES)
+        assert plan.fits and plan.peak_bytes == enough and plan.layout.micro_batch == micro_batch
+        assert plan.layout.micro_batches == SIZES["global_batch"] // micro_batch
+    short = dw.autoplan(empty, hw=host(before - 1), reserve_gb=0, **SIZES)
+    assert not short.fits and short.layout.micro_batch == 1 and short.tightest in short.peak
+    assert "does not fit" in str(short)
+    # A twentieth is left free unless said otherwise.
+    assert dw.autoplan(empty, hw=host(enough / 0.95 + 2), **SIZES).fits
+    assert not dw.autoplan(empty, hw=host(enough / 0.96), **SIZES).fits
+
+
+def test_by_name_by_capture_and_fixed(empty) -> None:
+    plenty = host(2**40)
+    assert dw.autoplan("llama3-8b", hw=plenty, **SIZES).layout.micro_batch == 12
+    named = dw.autoplan("gpt2", hw=plenty, precision="mxfp8", **SIZES)
+    assert named.model_name == "gpt2" and named.layout.precision == "mxfp8"
+    assert 124e6 * 4 < named.peak["parameters"] < 125e6 * 4 and named.step_time_ms is None
+    captured = dw.autoplan(dw.capture(empty), hw=plenty, **SIZES)
+    assert captured.peak["parameters"] == sum(4 * p.numel() for p in empty.parameters())
+    fixed = dw.autoplan(empty, hw=plenty, constraints={"micro_batch": 3}, **SIZES)
+    assert fixed.layout.micro_batch == 3 and fixed.peak_bytes == needed(empty, 3)
+    assert json.loads(fixed.to_json())["layout"]["micro_batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("what", "changes", "error", "message"),
+    [
+        (None, dict(constraints=["tp=2"]), UnsupportedError, "tp=2.*micro_batch"),
+        (None, dict(constraints=["micro_batch=5"]), DeepwellError, "5.*12"),
+        (None, dict(precision="fp8"), ValueError, "fp8.*mxfp8"),
+        (None, dict(global_batch=0), DeepwellError, "global_batch 0"),
+        ({"layers": 3}, {}, DeepwellError, "module.*dict"),
+        ("nonsense", {}, DeepwellError, "nonsense"),
+        (torch.nn.Linear(3, 3), {}, UnsupportedError, "dryrun"),
+    ],
+)
+def test_bad_input(empty, what, changes, error, message) -> None:
+    with pytest.raises(error, match=message):
+        dw.autoplan(empty if what is None else what, hw=host(2**40), **{**SIZES, **changes})
+
+
+def test_a_host_plan_is_not_played(empty) -> None:
+    plan = dw.autoplan(empty, hw=host(2**40), **SIZES)
+    with pytest.raises(UnsupportedError, match="dryrun"):
+        dw.dryrun(plan)
