@@ -398,16 +398,32 @@ static void put_best(dw__autoplan *own, const dw__found *best) {
     own->plan.prediction = best->prediction;
 }
 
-static dw_status put_no_fit(const dw__problem *problem, dw__autoplan *own) {
+/* No schedule, no sharding: the constraint without which there is one. */
+static dw_status fail_alone(const dw_autoplan_request *request, const dw__problem *problem) {
+    dw__problem other = *problem;
+    for (size_t at = 0; at < request->constraint_count; at++) {
+        dw__found found;
+        DW_RETURN_IF_FAILED(limits_of(request, (int64_t)at, &other.limits));
+        DW_RETURN_IF_FAILED(dw__fit_smallest(&other, problem->hardware->gpus, &found));
+        if (!found.found) continue;
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "no schedule and no sharding has \"%.64s\" with all else that is asked "
+                        "for; without it there are some",
+                        request->constraints[at]);
+    }
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "the constraints, and what framework %s can, leave no sharding or "
+                    "schedule for any layout; leave some of the constraints out",
+                    dw_framework_name(problem->limits.base.framework));
+}
+
+static dw_status put_no_fit(const dw_autoplan_request *request, const dw__problem *problem,
+                            dw__autoplan *own) {
     dw__found smallest;
     dw__text text = {0};
     dw_status status = DW_OK;
     DW_RETURN_IF_FAILED(dw__fit_smallest(problem, problem->hardware->gpus, &smallest));
-    if (!smallest.found)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "the constraints, and what framework %s can, leave no sharding or "
-                        "schedule for any layout; leave one of the constraints out",
-                        dw_framework_name(problem->limits.base.framework));
+    if (!smallest.found) return fail_alone(request, problem);
     put_best(own, &smallest);
     own->plan.prediction.fits = 0;
     DW_TRY(dw__tightest_words(&smallest.layout, &smallest.prediction, &text));
@@ -432,7 +448,7 @@ static dw_status find(const dw_autoplan_request *request, dw__problem *problem, 
     bound_meshes(problem, &meshes, &r->statistics);
     DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
     if (!r->count) {
-        DW_TRY(put_no_fit(problem, own));
+        DW_TRY(put_no_fit(request, problem, own));
     } else {
         DW_TRY(simplify(problem, &meshes, &r->kept[0], &r->statistics, &best));
         put_best(own, best.found ? &best : &r->kept[0]);

@@ -3,6 +3,7 @@
 #include "deepwell/autoplan.h"
 #include "deepwell/graph.h"
 #include "deepwell/threads.h"
+#include "plan/plan_fields.h"
 #include "plan/search.h"
 #include "planner_examples.h"
 #include <math.h>
@@ -390,6 +391,125 @@ static void constraints_are_kept(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
+/* Every field of a layout by its name; what it then is, the plan has. */
+static void every_name_can_be_fixed(void **unused) {
+    (void)unused;
+    static const char *const one_by_one[] = {
+        "tp=4",
+        "cp=2",
+        "pp=4",
+        "dp=8",
+        "ep=8",
+        "etp=1",
+        "virtual_stages=2",
+        "sequence_parallel=0",
+        "zero_stage=3",
+        "shard=8",
+        "reshard=1",
+        "micro_batch=2",
+        "schedule=zb-h1",
+        "recompute=full",
+        "recompute_layers=2",
+        "framework=megatron",
+        "unfused_attention=1",
+        "overlap_tensor=0",
+        "overlap_data=0",
+        "overlap_expert=1",
+        "cuda_graphs=1",
+        "compiled=1",
+        "fused_loss=1",
+        "dropout=1",
+        "expert_load=125",
+        "offload_layers=3",
+        "offload_optimizer=1",
+        "parameter_bytes=2",
+        "gradient_bytes=4",
+        "optimizer_bytes=12",
+    };
+    static const dw_planner_model mixture = {.layers = 16,
+                                             .hidden = 2048,
+                                             .heads = 16,
+                                             .kv_heads = 8,
+                                             .head_dim = 128,
+                                             .ffn = 8192,
+                                             .gated = 1,
+                                             .vocabulary = 32000,
+                                             .experts = 16,
+                                             .top_k = 2,
+                                             .expert_ffn = 4096,
+                                             .moe_every = 1};
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_autoplan_request request = request_of(&mixture, hardware, 4096, 256);
+    size_t fields = 0;
+    for (size_t at = 0; at < DW_COUNT(one_by_one); at++) {
+        request.constraints = &one_by_one[at];
+        request.constraint_count = 1;
+        dw_autoplan *plan = plan_of(&request);
+        size_t length = strcspn(one_by_one[at], "=");
+        const dw__field *field = dw__field_named(dw__layout_fields, one_by_one[at], length);
+        assert_non_null(field);
+        int value = dw__field_get(&plan->layout, field);
+        const char *name = dw__field_value_name(field->kind, value),
+                   *asked = one_by_one[at] + length + 1;
+        if (name ? strcmp(name, asked) != 0 : value != atoi(asked))
+            fail_msg("\"%s\": the plan has %d", one_by_one[at], value);
+        assert_int_equal(plan->prediction.fits, 1);
+        assert_int_equal(dw_layout_check(&mixture, hardware, &plan->layout), DW_OK);
+        fields++;
+        dw_autoplan_destroy(plan);
+    }
+    /* And none is left out: gpus, global_batch and seq_len are the request's, precision is asked for beside, the
+     * stages' layers are no integers. */
+    assert_int_equal(fields + 3 + 1 + 2, dw__layout_fields.count);
+    static const struct {
+        const char *word;
+        int layers, optimizer;
+    } offloads[] = {{"offload=none", 0, 0},
+                    {"offload=activations", 1, 0},
+                    {"offload=optimizer", 0, 1},
+                    {"offload=all", 1, 1}};
+    for (size_t at = 0; at < DW_COUNT(offloads); at++) {
+        request.constraints = &offloads[at].word;
+        dw_autoplan *plan = plan_of(&request);
+        assert_int_equal(plan->layout.offload_layers > 0, offloads[at].layers);
+        assert_int_equal(plan->layout.offload_optimizer, offloads[at].optimizer);
+        assert_int_equal(plan->prediction.host_activations > 0, offloads[at].layers);
+        assert_int_equal(plan->prediction.host_optimizer > 0, offloads[at].optimizer);
+        dw_autoplan_destroy(plan);
+    }
+    static const char *const ends[] = {"pp=4", "first_stage_layers=3", "last_stage_layers=3"};
+    request.constraints = ends;
+    request.constraint_count = 3;
+    dw_autoplan *plan = plan_of(&request);
+    assert_true(plan->layout.first_stage_layers == 3 && plan->layout.last_stage_layers == 3);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(hardware);
+}
+
+/* The host can be what is short. */
+static void the_host_can_be_too_small(void **unused) {
+    (void)unused;
+    dw_hardware *hardware = hardware_of("h100:8"), *enough = NULL;
+    static const char *const constraints[] = {"offload=optimizer"};
+    hardware->host_memory.value = 20e9;
+    dw_autoplan_request request = request_of(&llama3_70b, hardware, 4096, 1024);
+    request.constraints = constraints;
+    request.constraint_count = 1;
+    dw_autoplan *plan = plan_of(&request);
+    assert_int_equal(plan->prediction.fits, 0);
+    if (!strstr(plan->tightest, "the host's memory: ")) fail_msg("%s", plan->tightest);
+    assert_true(plan->gpus_needed > 8);
+    assert_int_equal(dw_hardware_with_gpus(hardware, plan->gpus_needed, &enough), DW_OK);
+    request.hardware = enough;
+    dw_autoplan *more = plan_of(&request);
+    assert_int_equal(more->prediction.fits, 1);
+    assert_true(more->prediction.host_optimizer > 0 && more->prediction.host_optimizer <= 20e9);
+    dw_autoplan_destroy(more);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(enough);
+    dw_hardware_destroy(hardware);
+}
+
 static void what_does_not_fit_is_answered(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:16"), *enough = NULL;
@@ -425,6 +545,39 @@ static void refused(dw_autoplan_request request, const char *constraint, dw_stat
     if (status != expected || !strstr(dw_last_error(), says))
         fail_msg("status %d, \"%s\"; expected \"%s\"", (int)status, dw_last_error(), says);
     assert_null(plan);
+}
+
+/* What a framework or the GPUs cannot do, and what contradicts itself. */
+static void contradictions_are_named(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *one, *other, *says;
+    } cases[] = {
+        {"framework=megatron", "zero_stage=3", "framework megatron has no such zero_stage"},
+        {"framework=nanotron", "schedule=zb-v", "framework nanotron has no such schedule"},
+        {"framework=torchtitan", "offload=optimizer",
+         "cannot keep the optimizer in the host's memory"},
+        {"framework=jax", "offload_layers>=2", "cannot keep activations in the host's memory"},
+        {"offload=activations", "offload_layers=0", "contradicts"},
+        {"offload=none", "offload_optimizer=1", "contradicts"},
+        {"tp=8", "dp=3", "no layout of 64 GPUs"},
+        {"cp=64", "pp=2", "no layout of 64 GPUs"},
+        {"pp=8", "virtual_stages=64", "no schedule and no sharding has \"virtual_stages=64\""},
+    };
+    dw_hardware *hardware = hardware_of("h100:64");
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        const char *const constraints[] = {cases[at].one, cases[at].other};
+        dw_autoplan_request request = request_of(&llama3_70b, hardware, 4096, 256);
+        dw_autoplan *plan = NULL;
+        request.constraints = constraints;
+        request.constraint_count = 2;
+        dw_status status = dw_autoplan_search(&request, &plan);
+        if (status != DW_INVALID_ARGUMENT || !strstr(dw_last_error(), cases[at].says))
+            fail_msg("%s %s: %d \"%s\"", cases[at].one, cases[at].other, (int)status,
+                     dw_last_error());
+        dw_autoplan_destroy(plan);
+    }
+    dw_hardware_destroy(hardware);
 }
 
 static void bad_requests_are_named(void **unused) {
@@ -707,7 +860,10 @@ int main(void) {
         cmocka_unit_test(the_largest_take_seconds),
         cmocka_unit_test(threads_do_not_change_the_answer),
         cmocka_unit_test(constraints_are_kept),
+        cmocka_unit_test(every_name_can_be_fixed),
+        cmocka_unit_test(the_host_can_be_too_small),
         cmocka_unit_test(what_does_not_fit_is_answered),
+        cmocka_unit_test(contradictions_are_named),
         cmocka_unit_test(bad_requests_are_named),
         cmocka_unit_test(files_come_back_to_the_last_bit),
         cmocka_unit_test(kernels_are_named),

@@ -178,3 +178,24 @@ def test_the_program_says_what_would_do():
     done = run(*ASKED, "--model", "llama3-405b")
     assert done.returncode == 1 and done.stderr == ""
     assert "The tightest is" in done.stdout and "of these GPUs" in done.stdout
+
+
+def test_the_host_s_memory_and_the_kernels_by_name():
+    arguments = dict(hw="h100:8", seq_len=8192, global_batch=64, what_ifs=False)
+    plans = {
+        word: dw.autoplan("llama3-8b", constraints={"offload": word}, **arguments)
+        for word in ("none", "activations", "optimizer", "all")
+    }
+    for word, plan in plans.items():
+        assert (plan.layout.offload_layers > 0) == (word in ("activations", "all"))
+        assert plan.layout.offload_optimizer == (word in ("optimizer", "all"))
+        assert (plan.prediction["host_optimizer"] > 0) == plan.layout.offload_optimizer
+        assert ("Host" in str(plan)) == (word != "none")
+    assert plans["none"].step_time_ms < plans["optimizer"].step_time_ms
+    kernels = {kernel["operation"]: kernel for kernel in plans["none"].kernels}
+    attention = kernels["attention forward"]
+    assert attention["kernel"].startswith("deepwell, sm_90a: tiles of ")
+    assert attention["measured"] > attention["predicted"] > 0
+    assert "library" in kernels["MLP up"]["kernel"]
+    with pytest.raises(dw.DeepwellError, match="none, activations, optimizer, all"):
+        dw.autoplan("llama3-8b", constraints={"offload": "some"}, **arguments)
