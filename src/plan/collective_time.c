@@ -87,8 +87,9 @@ double dw__host_link_share(const dw__planned *planned, int span) {
 
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride) {
     const dw_hardware *hardware = planned->hardware;
+    const dw__constants *c = planned->constants;
     int within = 2 * stride <= planned->domain;
-    return within ? bytes / link_rate(planned) + hardware->link_latency.value
-                  : bytes / (network_rate(planned) * planned->constants->send_part) +
-                        hardware->network_latency.value;
+    double rate = within ? link_rate(planned) : network_rate(planned);
+    double latency = within ? hardware->link_latency.value : hardware->network_latency.value;
+    return bytes / (rate * c->send_part) + latency + c->send_startup;
 }

@@ -115,16 +115,16 @@ static dw_status write_memory(const dw_runs *runs, const double *memory, double 
     return dw__text_printf(out, "}");
 }
 
-/* Points between the pipeline's idle part and what was measured. */
+/* Points between the pipeline's idle part and what was measured, which is computed of profiled times: of equal stages. */
 static dw_status write_bubbles(const dw_runs *runs, const dw__constants *constants, double *errors,
                                dw__text *out) {
     size_t count = 0, within = 0;
     for (size_t at = 0; at < runs->table.rows; at++) {
         const dw_run *run = &runs->rows[at];
         if (run->reason || run->bubble < 0 || run->layout.pp < 2) continue;
-        dw_prediction prediction;
-        dw__predict(constants, &run->model, run->hardware, &run->layout, &prediction);
-        errors[count] = fabs(prediction.bubble_fraction - run->bubble);
+        double bubble = dw__bubble_of_equals(constants, &run->model, run->hardware, &run->layout);
+
+        errors[count] = fabs(bubble - run->bubble);
         within += errors[count++] <= 0.02;
     }
     double median = dw__quantile(errors, count, 0.5), high = dw__quantile(errors, count, 0.9);

@@ -70,3 +70,229 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
     if (stage == head && (!model->tied || head > 0)) dense += table;
     return dense;
 }
+
+/* ---- the longest that one rank is at the pipeline's work ----------------------------------------------------------
+ *
+ * Longest paths through the graph of operations, each a lower bound, the largest of which the play of the schedule
+ * (simulate) comes to. `round` is the way of a micro-batch from a stage to the last one and back. */
+
+static double turn_sum(const dw__turn *t) { return t->forward + t->input + t->weight; }
+static double way(const dw__turn *t) { return t->forward + t->input; }
+static double excess(double seconds) { return seconds > 0 ? seconds : 0; }
+
+/* Of stages `from` to the last one but one, with the sends after each: 0 forward and backward of inputs, 1 of weights too. */
+static double ways_from(const dw__pipeline *p, int from, int weights) {
+    double all = 0;
+    const dw__turn *turns[2] = {&p->first, &p->mean};
+    int counts[2] = {from == 0, p->stages - 2 - (from > 1 ? from - 1 : 0)};
+    for (int at = 0; at < 2; at++)
+        if (counts[at] > 0)
+            all += counts[at] * (way(turns[at]) + (weights ? turns[at]->weight : 0) + 2 * p->send);
+    return all;
+}
+
+/* 1F1B. A stage has p - r micro-batches under way; s - r + 1 of them go round from stage r to s and back in turn. So
+ * either a stage is never idle between its first and last round, or all stages wait for rounds through all of them. */
+static double one_forward_one_backward(const dw__pipeline *p) {
+    double m = p->micro_batches, stages = p->stages, last = turn_sum(&p->last);
+    double round = ways_from(p, 0, 1) + last, span = round + (m - 1) * last;
+    const dw__turn *turns[2] = {&p->first, &p->middle};
+    const int places[2] = {0, p->heaviest};
+    for (int at = 0; at < 2; at++) {
+        double after = stages - places[at] - 1, rest = ways_from(p, places[at] + 1, 1) + last;
+        if (m > after) span = fmax(span, round + (m - 1 - after) * turn_sum(turns[at]) + rest);
+    }
+    double rounds = floor((m - 1) / stages), left = m - 1 - rounds * stages;
+    double rest = left > 0 ? last + (left - 1) * (turn_sum(&p->mean) + 2 * p->send) : 0;
+    return fmax(span, round * (1 + rounds) + rest);
+}
+
+/* All forward, then all backward. */
+static double all_forward_all_backward(const dw__pipeline *p) {
+    double forward = fmax(fmax(p->first.forward, p->last.forward), p->middle.forward);
+    double backward =
+        fmax(fmax(turn_sum(&p->first) - p->first.forward, turn_sum(&p->last) - p->last.forward),
+             turn_sum(&p->middle) - p->middle.forward);
+    return ways_from(p, 0, 1) + turn_sum(&p->last) + (p->micro_batches - 1) * (forward + backward);
+}
+
+/* Groups of p micro-batches through v chunks: a rank begins and ends up to p - 1 chunks late, and while the first group
+ * passes, and the last one, each further chunk waits for p sends. */
+static double interleaved(const dw__pipeline *p) {
+    double most = fmax(fmax(turn_sum(&p->first), turn_sum(&p->middle)), turn_sum(&p->last)),
+           v = p->chunks;
+    double ramp = (p->stages - 1) * (turn_sum(&p->mean) / v + 2 * p->send);
+    return p->micro_batches * most + ramp + 2 * (v - 1) * p->stages * p->send;
+}
+
+/* A stage, by itself: before its first backward it has `held` forwards to do, after its last forward what is left of so
+ * many micro-batches; else it waits. */
+static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int place, double held) {
+    double m = p->micro_batches, sum = turn_sum(turn), kept = p->weight_kept;
+    double round =
+        ways_from(p, place + 1, 0) + (place < p->stages - 1 ? way(&p->last) + 2 * p->send : 0);
+    double count = fmin(held, m), under_way = fmin(count, round / sum + 1);
+    double least = fmax(count * (turn->input + turn->weight),
+                        under_way * (turn->input + turn->weight) +
+                            fmin((count - under_way) / kept, m - under_way) * turn->weight);
+    double ramp = excess(round - (count - 1) * turn->forward),
+           tail = excess(round + turn->input + turn->weight - least);
+    double steady = m * (round + way(turn) + kept * turn->weight) / held;
+    double waits = m > held ? ramp + tail : fmax(ramp, tail); /* else both are one */
+    return fmax(m * sum + waits, steady);
+}
+
+/* From the first stage to another and back, which by then has done all but the weights' gradients that it may keep. */
+static double zero_bubble_pair(const dw__pipeline *p, const dw__turn *turn, int place,
+                               double held) {
+    double m = p->micro_batches, there = ways_from(p, 0, 0) - ways_from(p, place, 0);
+    return there + m * way(turn) + excess(m - held / p->weight_kept) * turn->weight +
+           p->first.weight;
+}
+
+static double zero_bubble_h(const dw__pipeline *p, double held) {
+    double span =
+        fmax(zero_bubble_own(p, &p->first, 0, held), zero_bubble_own(p, &p->middle, 1, held));
+    span = fmax(span, zero_bubble_own(p, &p->last, p->stages - 1, held));
+    span = fmax(span, zero_bubble_pair(p, &p->middle, p->heaviest, held));
+    return fmax(span, zero_bubble_pair(p, &p->last, p->stages - 1, held));
+}
+
+/* Idle seconds along one path through an order that is fixed: so many forwards, backwards and sends more than a rank's own
+ * work has, each a p + b. */
+typedef struct idle_path {
+    double forward[2], input[2], weight[2], send[2];
+    double excess
+        [2]; /* of the seconds by which a micro-batch takes the heaviest rank longer than the mean one */
+} idle_path;
+
+static double longest_of(const idle_path *paths, int count, double stages, const dw__turn *t,
+                         double send, double excess_seconds) {
+    double longest = 0;
+    for (int at = 0; at < count; at++) {
+        const idle_path *i = &paths[at];
+#define TIMES(member) (i->member[0] * stages + i->member[1])
+        double sum = TIMES(forward) * t->forward + TIMES(input) * t->input +
+                     TIMES(weight) * t->weight + TIMES(send) * send +
+                     TIMES(excess) * excess_seconds;
+#undef TIMES
+        if (sum > longest || at == 0) longest = sum;
+    }
+    return longest;
+}
+
+/* The rule's own order (pipeline_schedule.c), with nothing between a rank's chunks: in the first list all ranks are in step,
+ * in the second the first one, which has the loss too, sets the pace. */
+static double zero_bubble_v(const dw__pipeline *p) {
+    static const idle_path in_step[] = {
+        {{0, 0}, {1, -1}, {-1, 1}, {6, -8}, {0, 0}},
+        {{0, 0}, {1, -1}, {-1, 0.5}, {6, -6}, {0, 0}},
+        {{0.5, -1}, {0.5, 0}, {-1, 1}, {6, -8}, {0, 0}},
+        {{0.5, -0.5}, {0.5, -0.5}, {-1, 0.5}, {6, -6}, {0, 0}},
+        {{1, -1.5}, {0, 0.5}, {-1, 1}, {4, -6}, {0, 0}},
+        {{-0.5, 0.5}, {0.5, -0.5}, {0, 0}, {4, -6}, {0, 0}},
+        {{-0.5, 0.5}, {0, 0.5}, {0.5, -1}, {2, -2}, {0, 0}},
+        {{1, -1}, {-0.5, 0.5}, {-0.5, 0.5}, {2, -2}, {0, 0}},
+        {{0.5, -1}, {-0.5, 1}, {0, 0}, {2, -4}, {0, 0}},
+        {{-0.5, 1}, {0, 0}, {0.5, -1}, {2, -4}, {0, 0}},
+        {{0.5, -0.5}, {0, 0}, {-0.5, 0.5}, {4, -4}, {0, 0}},
+    };
+    static const idle_path paced[] = {
+        {{0, 0}, {0, 0}, {0, 0}, {2, -2}, {0, 0}},
+    };
+    double m = p->micro_batches,
+           most = fmax(turn_sum(&p->first), fmax(turn_sum(&p->middle), turn_sum(&p->last)));
+    double step = m * turn_sum(&p->mean) +
+                  longest_of(in_step, DW_COUNT(in_step), p->stages, &p->mean, p->send, 0);
+    double pace = m * most + longest_of(paced, DW_COUNT(paced), p->stages, &p->mean, p->send, 0);
+    return fmax(step, pace);
+}
+
+/* A rank has the stages that lie opposite: half of the micro-batches pass it in either direction. In the first list ranks
+ * take turns without waiting, in the second each round through all stages waits for its sends. */
+static double dualpipe(const dw__pipeline *p) {
+    static const idle_path busy[] = {
+        {{0.5, -1}, {1, -3}, {-0.5, 0}, {5.5, -10}, {-1, 7.0 / 3}},
+        {{1, -2}, {0, 0}, {0, 0}, {4, -5}, {-1, 1}},
+        {{0.5, -2}, {1, -2}, {-0.5, 0}, {5.5, -7}, {-1, 4.0 / 3}},
+        {{1, -2}, {0.5, -1}, {-0.5, 0}, {5, -6}, {-1, 2.0 / 3}},
+        {{0.5, -1}, {0.5, -2}, {0, 0}, {4.5, -9}, {-1, 8.0 / 3}},
+        {{0.5, -2}, {0.5, -1}, {0, 0}, {4.5, -6}, {-1, 5.0 / 3}},
+        {{0.5, -1}, {0.5, -1}, {-0.5, 0}, {4, -4}, {-0.5, 2.0 / 3}},
+        {{0.5, -3}, {1, -2}, {-0.5, 1}, {5.5, -10}, {-1, 2.0 / 3}},
+        {{0.5, -1}, {0, 0}, {0, 0}, {3, -3}, {-0.5, 1}},
+    };
+    static const idle_path waiting[] = {
+        {{0.5, -2}, {1, -2}, {-0.5, 0}, {1.5, -7}, {0, -2.0 / 3}},
+        {{1, -2}, {0.5, -1}, {-0.5, 0}, {1, -6}, {0, -4.0 / 3}},
+        {{0.5, -3}, {1, -2}, {-0.5, 1}, {1.5, -10}, {0, -4.0 / 3}},
+        {{1, -2}, {0, 0}, {0, 0}, {0, -5}, {0, -1}},
+        {{0.5, -2}, {0.5, -1}, {0, 0}, {0.5, -6}, {0, -1}},
+    };
+    double m = p->micro_batches, stages = p->stages, between = 2 * turn_sum(&p->middle);
+    double mean = turn_sum(&p->mean), pair = turn_sum(&p->first) + turn_sum(&p->last);
+    double more = excess(fmax(pair, stages > 2 ? between : 0) - 2 * mean);
+    double all = m * mean + m / 2 * more;
+    double step = all + longest_of(busy, DW_COUNT(busy), stages, &p->mean, p->send, more);
+    double wait = m * mean + 2 * m * (stages - 1) / stages * p->send + m / stages * more +
+                  longest_of(waiting, DW_COUNT(waiting), stages, &p->mean, p->send, more);
+    return fmax(all, fmax(step, wait));
+}
+
+double dw__pipeline_heaviest(const dw__pipeline *p) {
+    double ends[2] = {turn_sum(&p->first), turn_sum(&p->last)}, most = fmax(ends[0], ends[1]);
+    if (p->schedule == DW_SCHEDULE_DUALPIPE) most = (ends[0] + ends[1]) / 2;
+    return p->stages > 2 ? fmax(most, turn_sum(&p->middle)) : most;
+}
+
+double dw__pipeline_mean(const dw__pipeline *p) {
+    return (turn_sum(&p->first) + turn_sum(&p->last) + (p->stages - 2) * turn_sum(&p->mean)) /
+           p->stages;
+}
+
+void dw__pipeline_equal(dw__pipeline *p) {
+    double n = p->stages, between = n - 2;
+#define MEAN(member) ((p->first.member + p->last.member + between * p->mean.member) / n)
+    dw__turn mean = {MEAN(forward), MEAN(input), MEAN(weight)};
+#undef MEAN
+    p->first = p->middle = p->mean = p->last = mean;
+    p->heaviest = p->stages > 2 ? p->stages - 2 : 0;
+}
+
+/* Of what a micro-batch keeps, backward of inputs needs attention's scores alone; all else is an operand of weights'
+ * gradients, or the gradient that is the other operand, and waits for them (Qi et al. 2024, table 1). */
+double dw__weight_kept(const dw__planned *planned, dw_recompute recompute) {
+    const dw_layout *layout = planned->layout;
+    if (!layout->unfused_attention || recompute != DW_RECOMPUTE_NONE) return 1;
+    double scores = 5.0 * planned->model->heads / layout->tp * layout->seq_len;
+    return 1 - scores / dw__layer_activation_bytes(planned, recompute, 0);
+}
+
+void dw__pipeline_finish(const dw__planned *planned, dw__pipeline *p) {
+    int stages = p->stages, rest = planned->model->layers % stages;
+    const dw_layout *layout = planned->layout;
+    int even = layout->first_stage_layers <= 0 && layout->last_stage_layers <= 0;
+    p->heaviest = even && rest > 0 && rest < stages - 2 ? rest : stages - 2;
+    if (stages == 2) { /* none between: as the one without the head */
+        p->middle = p->mean = dw__head_stage(layout) == 0 ? p->last : p->first;
+        p->heaviest = 0;
+        return;
+    }
+    double first = dw__stage_layers(planned, 0), last = dw__stage_layers(planned, stages - 1);
+    double between = (planned->model->layers - first - last) / (stages - 2);
+    double part = between / fmax(1, dw__stage_layers(planned, 1));
+    p->mean = (dw__turn){part * p->middle.forward, part * p->middle.input, part * p->middle.weight};
+}
+
+double dw__pipeline_seconds(const dw__pipeline *p) {
+    if (p->stages == 1) return p->micro_batches * turn_sum(&p->first);
+    switch (p->schedule) {
+    case DW_SCHEDULE_GPIPE: return all_forward_all_backward(p);
+    case DW_SCHEDULE_ZB_H1: return zero_bubble_h(p, p->stages);
+    case DW_SCHEDULE_ZB_H2: return zero_bubble_h(p, 2 * p->stages - 1);
+    case DW_SCHEDULE_ZB_V: return zero_bubble_v(p);
+    case DW_SCHEDULE_DUALPIPE: return dualpipe(p);
+    case DW_SCHEDULE_INTERLEAVED:
+    default: return p->chunks > 1 ? interleaved(p) : one_forward_one_backward(p);
+    }
+}

@@ -107,6 +107,29 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
 int dw__head_stage(
     const dw_layout *layout); /* the last; where the pipeline turns round, the first */
 
+/* ---- pipelines ---- */
+typedef struct dw__turn { /* seconds of one micro-batch in all chunks of a rank */
+    double forward, input, weight;
+} dw__turn;
+typedef struct dw__pipeline {
+    dw_pipeline_schedule schedule;
+    int stages, chunks, micro_batches;
+    dw__turn first, middle, mean,
+        last;           /* middle: the heaviest between first and last; mean: of those between */
+    int heaviest;       /* the last one of the heaviest between */
+    double send;        /* of activations to the next rank, of gradients back */
+    double weight_kept; /* of a micro-batch's activations, what is left after backward of inputs */
+} dw__pipeline;
+/* Its mean and its heaviest stage between the ends, from the one after the first. */
+void dw__pipeline_finish(const dw__planned *planned, dw__pipeline *pipeline);
+double dw__pipeline_heaviest(
+    const dw__pipeline *pipeline); /* seconds of a micro-batch on the busiest rank */
+double dw__pipeline_mean(const dw__pipeline *pipeline); /* on all of them, in the mean */
+void dw__pipeline_equal(dw__pipeline *pipeline);        /* every stage as the mean one */
+double dw__weight_kept(const dw__planned *planned, dw_recompute recompute);
+/* The longest that one rank is at its work, from its first operation to its last. */
+double dw__pipeline_seconds(const dw__pipeline *pipeline);
+
 /* ---- the data parallel group: seconds on the wire, of one stage ---- */
 typedef struct dw__data_traffic {
     int each;              /* 1: of every micro-batch (ZeRO-3 without a pipeline); 0: of a step */
@@ -151,6 +174,7 @@ typedef struct dw__activation_bytes {
 } dw__activation_bytes;
 void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
                              int recompute_layers, int stage, dw__activation_bytes *bytes);
+int dw__is_deepspeed(const dw_layout *layout);
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
 /* Bytes of the host's memory that a rank of the stage needs: optimizer, activations. */
 void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,
@@ -166,5 +190,8 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction);
+/* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from profiles. */
+double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout);
 
 #endif

@@ -35,7 +35,7 @@ static const habit *habit_of(const dw_layout *layout) {
 }
 
 /* ZeRO 1 and 2 of DeepSpeed; Megatron's before 2024 was DeepSpeed's. */
-static int is_deepspeed(const dw_layout *layout) {
+int dw__is_deepspeed(const dw_layout *layout) {
     return (layout->zero_stage == 1 || layout->zero_stage == 2) &&
            (layout->framework == DW_FRAMEWORK_DEEPSPEED ||
             layout->framework == DW_FRAMEWORK_MEGATRON_LM);
@@ -129,7 +129,7 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
     if (planned->hardware->capability == 0 && part > 0) part = 0.10;
     const dw_layout *layout = planned->layout;
     double held = part * (memory->activations + memory->workspace);
-    if (is_deepspeed(layout)) held += part * memory->gradients; /* tensors that come and go, too */
+    if (dw__is_deepspeed(layout)) held += part * memory->gradients; /* tensors that come and go, too */
     if (layout->pp == 1 && !layout->fused_loss)
         held += habit_of(layout)->logit_held * planned->tokens * planned->model->vocabulary /
                 layout->tp;
@@ -149,7 +149,7 @@ int dw__gradients_are_cut(const dw_layout *layout) {
 static int groups_of(const dw_layout *layout) {
     int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
                  (layout->dp > 1);
-    return layout->framework == DW_FRAMEWORK_MEGATRON_LM && is_deepspeed(layout) ? 2 * groups + 1
+    return layout->framework == DW_FRAMEWORK_MEGATRON_LM && dw__is_deepspeed(layout) ? 2 * groups + 1
                                                                                  : groups;
 }
 
@@ -237,7 +237,7 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
         activations.kept * in_flight(planned, stage) + activations.staged + activations.again;
     memory->workspace = gathered_inputs(planned) + activations.logits;
     /* Gradients are reduced through a bucket of 500 million elements, or of the largest of them. */
-    if (is_deepspeed(layout)) {
+    if (dw__is_deepspeed(layout)) {
         double bucket = fmax(5e8, dw__embedding_parameters(model) / layout->tp);
         memory->workspace += fmin(bytes.gradient, 4) * trained * fmin(bucket, whole);
     }

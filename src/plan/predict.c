@@ -133,6 +133,19 @@ static void recomputed(const dw__planned *planned, dw_recompute recompute, doubl
     }
 }
 
+/* Narayanan et al. 2021, section 4.1; DeepSpeed's pipelines send gradients whole. */
+static int sends_parts(const dw_layout *layout) {
+    return layout->tp > 1 && layout->framework == DW_FRAMEWORK_MEGATRON_LM &&
+           !dw__is_deepspeed(layout);
+}
+
+/* Of one rank, to the next stage. */
+static double sent_bytes(const dw__planned *planned) {
+    const dw_layout *layout = planned->layout;
+    double cut = layout->sequence_parallel || sends_parts(layout) ? layout->tp : 1;
+    return layout->pp > 1 ? planned->tokens * planned->model->hidden * 2 / cut : 0;
+}
+
 static void time_stage(const dw__planned *planned, const layer_times *times, int stage,
                        dw_recompute recompute, int recompute_layers, stage_time *time) {
     const dw_layout *layout = planned->layout;
@@ -163,30 +176,33 @@ static void time_stage(const dw__planned *planned, const layer_times *times, int
         time->backward.offload = exposed[1];
     }
     if (layout->pp > 1) {
-        double cut = layout->sequence_parallel ? layout->tp : 1;
-        double bytes = planned->tokens * planned->model->hidden * 2 / cut;
-        time->send = dw__send_seconds(planned, bytes, layout->gpus / layout->pp);
+        time->send = dw__send_seconds(planned, sent_bytes(planned), layout->gpus / layout->pp);
+        /* Megatron's ranks send a part each of what they all have, and gather it on the other side. */
+        if (!layout->sequence_parallel && sends_parts(layout))
+            time->send +=
+                dw__gather_seconds(planned, sent_bytes(planned) * layout->tp, layout->tp, 1, 1);
     }
 }
 
-/* Seconds between the first stage's start and the last one's, and back: what the schedule does not fill. */
-static double ramp(const dw__planned *planned, double forward, double backward, double weight) {
+static dw__turn turn_of(const stage_time *stage) {
+    double backward = dw__parts_sum(&stage->backward);
+    return (dw__turn){dw__parts_sum(&stage->forward), backward - stage->weight, stage->weight};
+}
+
+/* What the stages' times make of the pipeline: of the first, the one after it (the heaviest between) and the last. */
+static void pipeline_of(const dw__planned *planned, dw_recompute recompute,
+                        const stage_time stage[3], dw__pipeline *pipeline) {
     const dw_layout *layout = planned->layout;
-    double p = layout->pp, v = layout->virtual_stages > 1 ? layout->virtual_stages : 1;
-    double input = backward - weight, idle;
-    switch (layout->schedule) {
-    case DW_SCHEDULE_GPIPE: idle = (p - 1) * (forward + backward); break;
-    case DW_SCHEDULE_ZB_H1: idle = (p - 1) * (forward + input - weight); break;
-    case DW_SCHEDULE_ZB_H2:
-    case DW_SCHEDULE_ZB_V:
-        idle = 0;
-        break; /* more micro-batches in flight fill what (F + B - 2 W) would leave */
-    case DW_SCHEDULE_DUALPIPE:
-        idle = (p / 2 - 1) * (forward + backward + input - 3 * weight);
-        break;
-    default: idle = (p - 1) * (forward + backward) / v; break;
-    }
-    return idle > 0 ? idle : 0;
+    *pipeline = (dw__pipeline){.schedule = layout->schedule,
+                               .stages = layout->pp,
+                               .chunks = layout->virtual_stages > 1 ? layout->virtual_stages : 1,
+                               .micro_batches = planned->micro_batches,
+                               .first = turn_of(&stage[0]),
+                               .middle = turn_of(&stage[1]),
+                               .last = turn_of(&stage[2]),
+                               .send = stage[0].send,
+                               .weight_kept = dw__weight_kept(planned, recompute)};
+    dw__pipeline_finish(planned, pipeline);
 }
 
 void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic) {
@@ -377,8 +393,7 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     time_layers(&planned, &times);
     int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     stage_time stage[3];
-    double total[3], m = planned.micro_batches,
-                     v = layout->virtual_stages > 1 ? layout->virtual_stages : 1;
+    double total[3], m = planned.micro_batches;
     int most = 0;
     for (int at = 0; at < 3; at++) {
         time_stage(&planned, &times, candidates[at], prediction->recompute,
@@ -386,38 +401,26 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         total[at] = dw__parts_sum(&stage[at].forward) + dw__parts_sum(&stage[at].backward);
         if (total[at] > total[most]) most = at;
     }
-    double mean = total[most];
-    if (stages > 1) {
-        double layer_seconds = total[1] / fmax(1, dw__stage_layers(&planned, candidates[1]));
-        double head = dw__parts_sum(&times.head.forward) + dw__parts_sum(&times.head.backward);
-        mean = stages > 2 ? (layer_seconds * model->layers + head) / stages
-                          : (total[0] + total[2]) / 2;
-        if (mean > total[most]) mean = total[most];
-    }
     dw_time_parts *time = &prediction->time;
     add(time, &stage[most].forward, m);
     add(time, &stage[most].backward, m);
     double forward = dw__parts_sum(&stage[most].forward),
            backward = dw__parts_sum(&stage[most].backward);
     if (stages > 1) {
-        double part = mean / total[most];
-        time->bubble = ramp(&planned, forward * part, backward * part, stage[most].weight * part);
-        double sends = 2 * stage[most].send;
-        time->pipeline = m * v * sends * constants->pipeline_exposed;
-        double wait = dw__pipeline_sync(&planned) * m * total[most];
-        time->pipeline += wait;
-        int filled = layout->schedule == DW_SCHEDULE_ZB_H2 || layout->schedule == DW_SCHEDULE_ZB_V;
-        if (!filled)
-            time->bubble +=
-                (stages - 1) * sends; /* else weights' gradients fill the wait for them too */
-        double idle = time->bubble + wait;
-        prediction->bubble_fraction = idle / (m * total[most] + time->pipeline + time->bubble);
-        /* The part of the heaviest stage that the mean one does not have, out of every kind of work alike. */
-        double *parts = (double *)time, keep[2] = {time->pipeline, time->bubble};
+        dw__pipeline pipeline;
+        pipeline_of(&planned, prediction->recompute, stage, &pipeline);
+        double heaviest = dw__pipeline_heaviest(&pipeline), mean = dw__pipeline_mean(&pipeline);
+        double whole = dw__pipeline_seconds(&pipeline);
+        pipeline.send = 0;
+        double unsent = dw__pipeline_seconds(&pipeline);
+        double sync = dw__pipeline_sync(&planned);
+        prediction->bubble_fraction = 1 - m * heaviest / (whole * (1 + sync));
+        /* The part of the heaviest rank that the mean one does not have, out of every kind of work alike. */
+        double *parts = (double *)time, part = mean / total[most];
         for (size_t at = 0; at < sizeof *time / sizeof(double); at++) parts[at] *= part;
-        time->pipeline = keep[0];
-        time->bubble = keep[1];
-        time->imbalance = m * total[most] * (1 - part);
+        time->bubble = unsent - m * heaviest;
+        time->pipeline = whole - unsent + sync * whole;
+        time->imbalance = m * (heaviest - mean);
     }
     data_seconds(&planned, forward, backward, time);
     int held[2], count = stages_of_rank(layout, held);
@@ -439,6 +442,26 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     prediction->mfu = prediction->model_flops / hardware->rate[DW_RATE_BF16].value;
     double forward_part = dw__parts_sum(&stage[0].forward) / (total[0] > 0 ? total[0] : 1);
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;
+}
+
+double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout) {
+    dw__planned planned;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    dw_prediction prediction;
+    memory_of(&planned, &prediction);
+    layer_times times;
+    time_layers(&planned, &times);
+    int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
+    stage_time stage[3];
+    for (int at = 0; at < 3; at++)
+        time_stage(&planned, &times, candidates[at], prediction.recompute,
+                   prediction.recompute_layers, &stage[at]);
+    dw__pipeline pipeline;
+    pipeline_of(&planned, prediction.recompute, stage, &pipeline);
+    dw__pipeline_equal(&pipeline);
+    return 1 -
+           pipeline.micro_batches * dw__pipeline_mean(&pipeline) / dw__pipeline_seconds(&pipeline);
 }
 
 void dw_predict_unchecked(const dw_planner_model *model, const dw_hardware *hardware,
@@ -529,9 +552,7 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
         .backward_traffic =
             chunk_traffic(&planned, &whole.backward, head[1], bytes.moved, v, has_head),
         .send = whole.send,
-        .send_bytes = layout->pp > 1 ? planned.tokens * model->hidden * 2.0 /
-                                           (layout->sequence_parallel ? layout->tp : 1)
-                                     : 0,
+        .send_bytes = sent_bytes(&planned),
         .parameters = dense + experts,
         .activation_bytes = bytes.kept / v,
         .transient_bytes = (has_head ? bytes.logits : 0) + bytes.staged + bytes.again,

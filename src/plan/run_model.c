@@ -114,6 +114,23 @@ static void layer_pattern(const char *notes, dw_planner_model *model) {
     model->dense_layers = layers - model->moe_every * mixtures;
 }
 
+/* Where no vocabulary is stated: GPT-2's or Llama's, whichever comes nearer to the stated parameters with one table or two. */
+static void vocabulary(double stated, dw_planner_model *model) {
+    static const int sizes[] = {51200, 32000};
+    double nearest = HUGE_VAL;
+    dw_planner_model trial = *model;
+    trial.parameters = 0;
+    trial.tied = 1;
+    for (size_t at = 0; at < DW_COUNT(sizes); at++) {
+        trial.vocabulary = sizes[at];
+        double one = dw_planner_parameters(&trial), two = one + dw__embedding_parameters(&trial);
+        double off = fmin(fabs(one - stated), fabs(two - stated));
+        if (off >= nearest) continue;
+        nearest = off;
+        model->vocabulary = sizes[at];
+    }
+}
+
 const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *model) {
     const char *name = dw__csv_cell(table, row, "model"),
                *notes = dw__csv_cell(table, row, "notes");
@@ -150,8 +167,8 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     double rows;
     if (!model->vocabulary && dw__number_after(notes, "vocab-size=", &rows))
         model->vocabulary = (int)rows;
-    if (!model->vocabulary)
-        model->vocabulary = 51200; /* GPT-2's, padded: what the papers that omit it used */
+    int silent = !model->vocabulary;
+    if (silent) model->vocabulary = 51200; /* GPT-2's, padded: what most papers that omit it used */
     if (!model->ffn) model->ffn = 4 * model->hidden;
     if (model->experts == 1) model->experts = 0;
     if (model->experts && (model->top_k < 1 || model->top_k > model->experts))
@@ -171,6 +188,7 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     if (model->window) model->window_every = dw__says(notes, "alternating") ? 2 : 1;
     if (dw__says(notes, "LoRA") || dw__says(name, "LoRA") || dw__says(notes, "lora fine-tune"))
         model->lora_rank = 16;
+    if (silent && !model->experts && stated > 0) vocabulary(stated, model);
     if (stated > 0) { /* tied, where the stated total has one table */
         dw_planner_model trial = *model;
         trial.parameters = 0;

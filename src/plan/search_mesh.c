@@ -83,7 +83,7 @@ static int bits(int value) {
 /* How much there is to understand and to go wrong. What is off costs nothing; sizes count by their doublings. */
 static int complexity(const dw_layout *layout) {
     static const int schedules[DW_SCHEDULES] = {
-        [DW_SCHEDULE_1F1B] = 0,     [DW_SCHEDULE_GPIPE] = 0,  [DW_SCHEDULE_INTERLEAVED] = 10,
+        [DW_SCHEDULE_1F1B] = 0,     [DW_SCHEDULE_GPIPE] = 5,  [DW_SCHEDULE_INTERLEAVED] = 10,
         [DW_SCHEDULE_ZB_H1] = 30,   [DW_SCHEDULE_ZB_H2] = 40, [DW_SCHEDULE_ZB_V] = 40,
         [DW_SCHEDULE_DUALPIPE] = 50};
     static const int recomputes[DW_RECOMPUTES] = {0, 10, 20, 0};

@@ -266,9 +266,6 @@ int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns 
         if (p == 1 && schedule != DW_SCHEDULE_1F1B) continue;
         int low = 1, high = 1;
         switch ((dw_pipeline_schedule)schedule) {
-        case DW_SCHEDULE_GPIPE: /* waits as long as 1F1B and holds more */
-            if (!limits->set.schedule) continue;
-            break;
         case DW_SCHEDULE_INTERLEAVED: /* micro-batches go round in groups of p */
             if (m % p) continue;
             low = 2;

@@ -77,10 +77,6 @@ static dw_status pass_on(player *p, int rank, int chunk, int micro_batch, int po
         int next = to_rank == (rank + 1) % p->schedule->stages;
         dw_stream stream = next ? DW_STREAM_SEND_NEXT : DW_STREAM_SEND_PREVIOUS;
         double *free_at = &p->ranks[rank].free_at[stream];
-        double exposed = p->simulation->costs.ranks[rank].send_exposed;
-        p->ranks[rank].free_at[DW_STREAM_COMPUTE] += exposed;
-        p->simulation->ranks[rank].occupied += exposed;
-        p->simulation->ranks[rank].exposed[stream] += exposed;
         if (*free_at > start) start = *free_at;
         time = start + send;
         *free_at = time;
@@ -218,8 +214,11 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
     DW_RETURN_IF_FAILED(play_operation(p, rank, operation, first, second, start, seconds));
     if (state->next == 0) state->began = start;
     DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
+    double frees = p->simulation->costs.input_frees;
+    if (operation->kind == DW_EVENT_BACKWARD_INPUT) state->bytes -= frees * cost->kept_bytes;
     if (done) {
-        state->bytes -= cost->kept_bytes;
+        state->bytes -=
+            cost->kept_bytes * (operation->kind == DW_EVENT_BACKWARD_WEIGHT ? 1 - frees : 1);
         if (--state->in_flight == 0) state->bytes = 0; /* what rounding left */
     }
     DW_RETURN_IF_FAILED(hold(p, rank, end, state->bytes));

@@ -146,7 +146,6 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
     dw_predict_stage(planned->model, planned->hardware, layout, rank, 0, &stage_cost);
     *cost = (dw__rank_cost){
         .send = stage_cost.send * slow,
-        .send_exposed = stage_cost.send * slow * planned->constants->pipeline_exposed,
         .sync = dw__pipeline_sync(planned),
         .fixed = dw__step_fixed(planned),
         .optimizer_stream =
@@ -270,7 +269,9 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
             chunk_cost(&planned, schedule, rank, chunk,
                        &made->costs.chunks[rank * schedule->chunks + chunk]);
     }
-    status = dw__simulate_events(made);
+    made->costs.input_frees = 1 - dw__weight_kept(&planned, layout.recompute);
+    status = dw__schedule_order(made);
+    if (status == DW_OK) status = dw__simulate_events(made);
     if (status != DW_OK) {
         dw_simulation_destroy(made);
         return status;

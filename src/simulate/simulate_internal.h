@@ -31,9 +31,8 @@ typedef struct dw__chunk_cost {
 } dw__chunk_cost;
 
 typedef struct dw__rank_cost {
-    double send;         /* to a neighbour */
-    double send_exposed; /* of it, what the sender waits */
-    double sync;         /* of an operation's seconds: paired sends and receives */
+    double send; /* to a neighbour */
+    double sync; /* of an operation's seconds: paired sends and receives */
     double optimizer, fixed;
     dw_stream optimizer_stream; /* the host's, copies included, or of computation */
     double constant_bytes;
@@ -44,6 +43,8 @@ typedef struct dw__rank_cost {
 typedef struct dw__step_costs {
     dw__chunk_cost *chunks; /* [rank * chunks + chunk] */
     dw__rank_cost *ranks;
+    double
+        input_frees; /* part of the activations that backward of inputs lets go; weights' lets go the rest */
 } dw__step_costs;
 
 typedef struct dw__event_list {
@@ -74,6 +75,8 @@ struct dw_simulation {
 /* Plays `simulation->schedule` with `simulation->costs`; sets events, memory, ranks and the figures that follow from them:
  * seconds, bubble, idle, overlap, peaks. DW_INTERNAL: the lists wait for each other. */
 dw_status dw__simulate_events(dw_simulation *simulation);
+/* Where backward comes in two: the shortest order that is found for `costs`, in place of the rule's, within the same memory. */
+dw_status dw__schedule_order(dw_simulation *simulation);
 /* As JSON has it, and as HTML may: no "<". */
 dw_status dw__simulation_write_string(const char *string, dw__text *out);
 dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *out);

@@ -282,7 +282,7 @@ static void steps_agree_with_predictions(void **state) {
                dw_pipeline_schedule_name(layout.schedule), f.seconds, f.prediction.seconds,
                100 * f.bubble_fraction, 100 * f.prediction.bubble_fraction, 100 * f.closed_bubble,
                f.peak_bytes / 1e9, f.prediction.used / 1e9);
-        assert_true(fabs(f.seconds / f.prediction.seconds - 1) < 0.08);
+        assert_true(fabs(f.seconds / f.prediction.seconds - 1) < 0.01);
         assert_true(f.overlap >= 0 && f.overlap <= 1);
         assert_true(f.mfu > 0.1 && f.mfu < 1);
         assert_true(f.bubble_fraction >= 0 && f.bubble_fraction < f.idle_fraction + 0.05);
