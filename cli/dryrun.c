@@ -19,7 +19,8 @@ static void print_help(void) {
         "Options:\n"
         "  --plan FILE     the plan\n"
         "  --trace FILE    the step for ui.perfetto.dev or chrome://tracing\n"
-        "  --report FILE   a page for a browser, in one file: timeline, memory, breakdown\n"
+        "  --report FILE   a page for a browser, in one file: timeline, memory, where both go,\n"
+        "                  roofline, the plan in words\n"
         "  --html FILE     the same as --report\n"
         "  --json          all figures as JSON\n"
         "\n"
@@ -85,7 +86,11 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
            f->fits ? "fits" : "does not fit");
     if (plan->layout.precision != DW_TRAIN_BF16)
         print_speedup("BF16", f->speedup_bf16, f->speedup_bf16_reason);
-    print_speedup("plain FSDP", f->speedup_unplanned, f->speedup_unplanned_reason);
+    char unplanned[64] = "plain FSDP";
+    if (f->speedup_unplanned_tp > 1)
+        snprintf(unplanned, sizeof unplanned, "FSDP with tensor parallel %d",
+                 f->speedup_unplanned_tp);
+    print_speedup(unplanned, f->speedup_unplanned, f->speedup_unplanned_reason);
     if (f->ranks < 2) return;
     cli_print_bold("Stages");
     printf("\n  %5s %9s %7s %10s %12s %10s\n", "", "computes", "waits", "data waits", "memory, GB",
@@ -100,10 +105,8 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
 
 static int write_files(const request *r, const dw_autoplan *plan, const dw_simulation *simulation) {
     if (r->trace && dw_simulation_trace(simulation, r->trace) != DW_OK) return cli_fail();
-    char title[200];
-    snprintf(title, sizeof title, "%s on %d × %s", *plan->model_name ? plan->model_name : "A model",
-             plan->layout.gpus, plan->hardware->name);
-    if (r->report && dw_simulation_report(simulation, title, r->report) != DW_OK) return cli_fail();
+    if (r->report && dw_simulation_report(simulation, plan->model_name, r->report) != DW_OK)
+        return cli_fail();
     return CLI_DONE;
 }
 

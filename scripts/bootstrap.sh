@@ -24,6 +24,12 @@ has_fuzzer() {
     has_command clang && echo 'int LLVMFuzzerTestOneInput() { return 0; }' |
         clang -w -fsanitize=fuzzer -x c - -o /dev/null >/dev/null 2>&1
 }
+# For the tests that look at reports; tests/python/browser.py says which ones will do.
+has_browser() { has_command chromium-headless-shell || has_command chromium || has_command google-chrome; }
+# Where the distribution has none as a package, PyPI does (Makefile), which needs these.
+qt_libraries=(libegl1 libgl1 libnss3 libasound2 libasound2t64 libfontconfig1 libdbus-1-3 libxkbcommon0 libxcomposite1
+    libxdamage1 libxrandr2 libxtst6 libxkbfile1 libxcb-dri3-0 libgbm1 fonts-dejavu-core)
+has_qt_libraries() { ldconfig -p | grep -q libxkbfile.so.1 && ldconfig -p | grep -q libEGL.so.1; }
 python_can() { has_command "$python" && "$python" -c "$1" >/dev/null 2>&1; }
 
 find_missing() {
@@ -48,6 +54,7 @@ os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' || required
     has_header oneapi/dnnl/dnnl.h || optional+=(libdnnl-dev)
     # For the fuzz targets: libFuzzer comes with clang's run time.
     has_fuzzer || optional+=(clang libclang-rt-dev)
+    has_browser || has_qt_libraries || optional+=(chromium-headless-shell)
 }
 
 install_missing() {
@@ -63,6 +70,11 @@ install_missing() {
         apt-get install -y -qq --no-install-recommends "$package" ||
             echo "$package could not be installed: Deepwell does without it"
     done
+    if ! has_browser && ! has_qt_libraries; then
+        for package in "${qt_libraries[@]}"; do
+            apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 || true
+        done
+    fi
 }
 
 check_python_version() {
@@ -86,7 +98,7 @@ if [ ${#required[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
         echo "  sudo apt-get install ${required[*]} ${optional[*]}" >&2
         exit 1
     else
-        echo "For faster matrix products and fuzzing: sudo apt-get install ${optional[*]}"
+        echo "For faster matrix products, fuzzing and tests of reports: sudo apt-get install ${optional[*]}"
     fi
 fi
 check_python_version

@@ -133,7 +133,7 @@ DW_API dw_status dw_simulation_json(const dw_simulation *simulation, char **text
 /* Trace events (the JSON array format of Chromium's tracing): a process for each rank, a thread for each stream, a counter
  * for memory. */
 DW_API dw_status dw_simulation_trace(const dw_simulation *simulation, const char *path);
-/* One HTML file that needs no other and no network. `title` may be NULL. */
+/* One HTML file that needs no other and no network. `title` names the model; it may be NULL. */
 DW_API dw_status dw_simulation_report(const dw_simulation *simulation, const char *title,
                                       const char *path);
 

@@ -92,7 +92,7 @@ dw_status dw_simulation_report(const dw_simulation *simulation, const char *titl
         out.end = fmax(out.end, simulation->ranks[rank].end);
     DW_TRY(dw__file_writer_create(path, &out.writer));
     DW_TRY(dw__text_append(&out.text, text, before));
-    DW_TRY(put_data(&out, title ? title : simulation->hardware->name));
+    DW_TRY(put_data(&out, title && *title ? title : "A model"));
     DW_TRY(dw__text_append(&out.text, text + after,
                            (size_t)(dw__report_page_end - dw__report_page) - after));
     DW_TRY(put_piece(&out, 1));

@@ -3,6 +3,7 @@
 import html.parser
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_figures_are_those_of_the_trace(schedule, tmp_path):
     assert figures["step_time_ms"] == pytest.approx(longest / 1e3, rel=1e-4)
     tokens = 128 * 4096 / 64 / (figures["step_time_ms"] / 1e3)
     assert figures["tokens_per_second_per_gpu"] == pytest.approx(tokens, rel=1e-4)
+
+
+def test_a_large_step_takes_less_than_a_second(tmp_path):
+    """128 micro-batches on 64 stages, with both files: seconds of the processor, whatever else runs."""
+    plan = plan_with(gpus=4096, tp=8, pp=64, dp=8, global_batch=1024)
+    plan["model"] = {**plan["model"], "layers": 128}
+    plan["hardware"] = {"profile": "h100", "gpus": 4096}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    arguments = ("--trace", tmp_path / "t.json", "--report", tmp_path / "r.html", "--json")
+    result = dryrun("--plan", file, *arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert result.returncode in (0, 1), result.stderr
+    assert json.loads(result.stdout)["micro_batches"] == 128
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1
 
 
 def names_of(events, what):
