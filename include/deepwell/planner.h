@@ -168,9 +168,9 @@ typedef struct dw_layout {
     int unfused_attention; /* scores are written to memory, as before FlashAttention */
     int overlap_tensor, overlap_data, overlap_expert; /* communication runs beside computation */
     int cuda_graphs;                                  /* no launches by the host */
-    int compiled;    /* elementwise chains are fused (torch.compile) */
-    int fused_loss;  /* no copies of the logits in FP32: a loss compiled, fused or in chunks */
-    int dropout;     /* masks of dropout behind attention and MLP are kept */
+    int compiled;   /* elementwise chains are fused (torch.compile) */
+    int fused_loss; /* no copies of the logits in FP32: a loss compiled, fused or in chunks */
+    int dropout;    /* masks of dropout behind attention and MLP are kept */
     int expert_load; /* tokens of the heaviest rank of experts, percent of an even share: a capacity factor, or what
                       * routing does; 0: 100 */
     int offload_layers;    /* of a stage: what they keep for backward waits in the host's memory */

@@ -60,7 +60,8 @@ dw_status dw__count_ends(dw__reading *r) {
         int types;
         DW_RETURN_IF_FAILED(
             dw__read_size(r, DW__NAMES("type_vocab_size"), 0, DW__SIZE_MOST, 2, &types));
-        rest += types * h + h * h + h + m->vocabulary;
+        r->total += types * h; /* looked up */
+        rest += h * h + h + m->vocabulary;
     }
     rest += norm_elements(r); /* the last one; an encoder's head has one */
     r->total += rest, r->active += rest;

@@ -129,28 +129,33 @@ const dw__planner_family dw__planner_family_unknown = {
     "", 2, 0, ATTENTION, "mlp_bias", GATE | WINDOW, 0};
 
 #define PAIR "models of an encoder and a decoder are not planned; models of one stack of layers are"
-#define OTHER "its layers are neither attention, MLPs, experts nor one of the mixers that are counted"
+#define OTHER                                                                                      \
+    "its layers are neither attention, MLPs, experts nor one of the mixers that are counted"
 #define VARIANT "an encoder with parts that BERT has not"
 
 static const struct {
     const char *names, *why;
 } refused[] = {
-    {"bart bigbird_pegasus blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus "
+    {"bart bigbird_pegasus blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp "
+     "nllb-moe pegasus "
      "pegasus_x plbart prophetnet switch_transformers t5 t5gemma trocr umt5 whisper",
      PAIR},
-    {"mamba mamba2 falcon_mamba rwkv xlstm",
-     "models without attention are not planned"},
+    {"mamba mamba2 falcon_mamba rwkv xlstm", "models without attention are not planned"},
     {"zamba zamba2", "its blocks of attention share their parameters"},
     {"gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text gemma4_assistant "
      "gemma4_unified_assistant",
      "each of its layers has a table of its own for tokens, and layers have different heads"},
-    {"deepseek_v4 bailing_hybrid axk2 dots3_note dots3_note_text hy_v4 inkling_text inkling2_text lfm3 longcat_flash "
-     "zaya doge jetmoe hrm_text qwen4_exp qwen4_exp_text blt cpmant decilm openelm cohere_compass_text",
+    {"deepseek_v4 bailing_hybrid axk2 dots3_note dots3_note_text hy_v4 inkling_text inkling2_text "
+     "lfm3 longcat_flash "
+     "zaya doge jetmoe hrm_text qwen4_exp qwen4_exp_text blt cpmant decilm openelm "
+     "cohere_compass_text",
      OTHER},
-    {"big_bird bert-generation electra megatron-bert rembert roberta-prelayernorm roc_bert roformer xlm-roberta-xl "
+    {"big_bird bert-generation electra megatron-bert rembert roberta-prelayernorm roc_bert "
+     "roformer xlm-roberta-xl "
      "xmod reformer xlm xlnet deberta deberta-v2 albert distilbert modernbert",
      VARIANT},
-    {"git got_ocr2 mllama mllama_text_model musicgen musicgen_melody phi4_multimodal moss_transcribe_diarize",
+    {"git got_ocr2 mllama mllama_text_model musicgen musicgen_decoder musicgen_melody "
+     "musicgen_melody_decoder phi4_multimodal moss_transcribe_diarize",
      "its language model has parts for images or sound in its layers"},
 };
 

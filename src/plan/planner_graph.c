@@ -12,8 +12,9 @@ typedef struct product {
 } product;
 typedef struct layer {
     product attention[PRODUCTS_MOST], mlp[PRODUCTS_MOST];
-    int attentions, mlps; /* products */
-    int cores;            /* attention itself */
+    int attentions, mlps;  /* products */
+    int cores;             /* attention itself */
+    int scores, softmaxes; /* of attention that is spelled out, as far as it has been seen */
     int64_t heads, kv_heads, head_dim, value_dim, window;
     int64_t experts, expert_ffn, top_k;
     double expert_elements; /* of all experts' matrices */
@@ -28,6 +29,7 @@ typedef struct walk {
     dw_value table, head; /* leaves */
     int64_t positions;
     double position_elements, routed_elements, active_routed;
+    bool spelled_out; /* some attention is products and a softmax: sinks, alibi */
 } walk;
 
 /* ---- what nodes say -------------------------------------------------------------------------------------------- */
@@ -112,7 +114,7 @@ static dw_status see_product(walk *w, dw_node node) {
         if (at->attentions == PRODUCTS_MOST)
             return fail_products(dw_node_layer(w->graph, node), "attention");
         at->attention[at->attentions++] = seen;
-    } else if (region == DW_REGION_MLP || region == DW_REGION_EXPERTS) {
+    } else if (region == DW_REGION_MLP || region == DW_REGION_EXPERTS || region == DW_REGION_NONE) {
         if (at->mlps == PRODUCTS_MOST) return fail_products(dw_node_layer(w->graph, node), "MLP");
         at->mlp[at->mlps++] = seen;
     }
@@ -152,6 +154,52 @@ static dw_status see_attention(walk *w, dw_node node) {
     return DW_OK;
 }
 
+/* Heads before they are repeated for the queries: the fewest on the way back from the product. */
+static int64_t heads_behind(const walk *w, dw_value value) {
+    int64_t heads = size_at(w, value, 1);
+    for (;;) {
+        dw_node node = dw_value_node(w->graph, value);
+        if (node == DW_NONE) return heads;
+        dw_op op = dw_node_op(w->graph, node);
+        if (op != DW_OP_RESHAPE && op != DW_OP_BROADCAST && op != DW_OP_PERMUTE) return heads;
+        value = dw_node_input(w->graph, node, 0);
+        int rank = dw_value_rank(w->graph, value);
+        if (rank < 4) return heads;
+        int64_t size = size_at(w, value, 1);
+        if (op == DW_OP_PERMUTE && rank == 4) return heads; /* heads are another axis before */
+        if (size > 0 && size < heads) heads = size;
+    }
+}
+
+/* q k^T, a softmax, p v: attention that is no single operation, because of sinks or biases. */
+static dw_status see_pairs(walk *w, dw_node node) {
+    dw_value a = dw_node_input(w->graph, node, 0), b = dw_node_input(w->graph, node, 1);
+    layer *at;
+    DW_RETURN_IF_FAILED(layer_of(w, node, &at));
+    if (!at || dw_value_rank(w->graph, a) != 4 || dw_value_rank(w->graph, b) != 4) return DW_OK;
+    if (dw__parameter_behind(w->graph, b) != DW_NONE) return DW_OK;
+    dw_value result = dw_node_output(w->graph, node, 0);
+    if (at->softmaxes == 0) {
+        at->scores++;
+        at->heads = size_at(w, a, 1), at->kv_heads = heads_behind(w, b);
+        at->head_dim =
+            size_at(w, a, dw_node_int(w->graph, node, DW_ATTR_KEY_TRANSPOSE_A, 0) ? 2 : 3);
+        return DW_OK;
+    }
+    if (at->scores == 0) return DW_OK;
+    at->cores++, at->scores = at->softmaxes = 0;
+    at->value_dim = size_at(w, result, 3);
+    w->spelled_out = true;
+    return DW_OK;
+}
+
+static dw_status see_softmax(walk *w, dw_node node) {
+    layer *at;
+    DW_RETURN_IF_FAILED(layer_of(w, node, &at));
+    if (at && at->scores) at->softmaxes++;
+    return DW_OK;
+}
+
 static dw_status see(walk *w, dw_node node) {
     if (dw_node_is_backward(w->graph, node)) return DW_OK;
     switch (dw_node_op(w->graph, node)) {
@@ -161,6 +209,8 @@ static dw_status see(walk *w, dw_node node) {
     case DW_OP_LINEAR_CROSS_ENTROPY: return see_product(w, node);
     case DW_OP_GROUPED_LINEAR: return see_experts(w, node);
     case DW_OP_ATTENTION: return see_attention(w, node);
+    case DW_OP_MATMUL: return see_pairs(w, node);
+    case DW_OP_SOFTMAX: return see_softmax(w, node);
     default: return DW_OK;
     }
 }
@@ -312,6 +362,9 @@ static dw_status walk_graph(walk *w, dw_planner_model *model) {
     DW_RETURN_IF_FAILED(check_alike(w));
     DW_RETURN_IF_FAILED(read_layers(w, model));
     DW_RETURN_IF_FAILED(read_ends(w, model));
+    if (w->spelled_out)
+        dw__log(DW_LOG_WARNING, "attention that is spelled out (sinks, alibi) is planned without "
+                                "windows; a config.json has them");
     return dw_planner_model_check(model);
 }
 

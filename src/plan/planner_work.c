@@ -20,6 +20,14 @@ static dw_status results_of(const dw_graph *graph, dw_node node, const int64_t *
     return DW_OK;
 }
 
+/* Queries with keys, and scores with values, of attention that is spelled out: four axes, no parameter. */
+static bool is_of_pairs(const dw_graph *graph, dw_node node) {
+    return dw_node_op(graph, node) == DW_OP_MATMUL &&
+           dw_value_rank(graph, dw_node_output(graph, node, 0)) == 4 &&
+           dw_node_layer(graph, node) >= 0 &&
+           dw__parameter_behind(graph, dw_node_input(graph, node, 1)) == DW_NONE;
+}
+
 /* In backward all products are of a gradient with a weight or an activation; forward, those without a parameter are
  * the angles of rotations. */
 static bool is_product(const dw_graph *graph, dw_node node) {
@@ -39,7 +47,7 @@ static dw_status add_node(const dw_graph *graph, dw_node node, const int64_t *si
     dw_cost cost;
     dw_op op = dw_node_op(graph, node);
     DW_RETURN_IF_FAILED(dw_node_cost(graph, node, sizes, &cost));
-    if (op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD) {
+    if (op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD || is_of_pairs(graph, node)) {
         to->attention += cost.flops;
         return DW_OK;
     }

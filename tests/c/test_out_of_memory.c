@@ -36,7 +36,7 @@ enum { MOST_LEAVES = 64, MOST_OUTPUTS = 8, MOST_ALLOCATIONS = 1000000 };
 
 /* Made once, and never changed by a scenario. */
 static struct {
-    dw_graph *gpt, *llama, *small;
+    dw_graph *gpt, *llama, *small, *planned;
     char *gpt_text, *gpt_json;
     const ops_case *op_case;
     char long_key[3001];
@@ -47,6 +47,22 @@ static dw_graph *build(dw_status (*make)(model *m), double dropout) {
     model m = {.dropout = dropout};
     OK(make(&m));
     return m.graph;
+}
+
+/* With layers, which a plan asks for. */
+static dw_graph *build_planned(void) {
+    static const char text[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 32, \"hidden_size\": 16, "
+        "\"intermediate_size\": 24, "
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
+        "\"max_position_embeddings\": 32}";
+    dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
+    dw_model_config *config = NULL;
+    dw_graph *graph = NULL;
+    OK(dw_model_config_parse(text, strlen(text), &config));
+    OK(dw_model_graph(config, &options, &graph));
+    dw_model_config_destroy(config);
+    return graph;
 }
 
 /* A linear layer, a GELU, another, and cross-entropy: few nodes, but a step of training. */
@@ -448,7 +464,17 @@ static dw_status start_threads(void) {
     return DW_OK;
 }
 
+/* The planner's model of a graph, and its operations, forward and backward. */
+static dw_status planned_graph(void) {
+    dw_planner_model model;
+    dw_planner_work work;
+    int64_t sizes[8] = {2, 3, 4, 5, 6, 7, 8, 9};
+    DW_RETURN_IF_FAILED(dw_planner_model_of_graph(given.planned, &model));
+    return dw_planner_graph_work(given.planned, sizes, 1, &work);
+}
+
 static const scenario scenarios[] = {
+    {"planner's graph", planned_graph, false},
     {"a graph from text", from_text, false},
     {"a graph from JSON", from_json, false},
     {"JSON", json, false},
@@ -565,6 +591,7 @@ static int begin(void **state) {
     memset(given.long_key, 'k', sizeof given.long_key - 1);
     given.gpt = build(model_gpt, 0.1);
     given.llama = build(model_llama, 0.0);
+    given.planned = build_planned();
     given.small = build(make_small, 0.0);
     OK(dw_graph_to_text(given.gpt, &given.gpt_text));
     OK(dw_graph_to_json(given.gpt, &given.gpt_json));
@@ -584,6 +611,7 @@ static int end(void **state) {
     dw_text_free(given.gpt_json);
     dw_graph_destroy(given.gpt);
     dw_graph_destroy(given.llama);
+    dw_graph_destroy(given.planned);
     dw_graph_destroy(given.small);
     return 0;
 }

@@ -1,6 +1,8 @@
 """Models by config.json: the planner's count of parameters against transformers' own classes, on the meta device."""
 
 import json
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import deepwell
@@ -266,7 +268,8 @@ def counted(model: Any) -> tuple[int, int]:
         total += parameter.numel()
         if parameter is model.get_input_embeddings().weight and not tied:
             continue
-        if any(part in name for part in ("wpe", "embed_positions", "position_embeddings")):
+        looked_up = ("wpe", "embed_positions", "position_embeddings", "token_type_embeddings")
+        if any(part in name for part in looked_up):
             continue
         routed = ".experts." in name or "block_sparse_moe.input_linear" in name
         routed = routed and "self_attn" not in name
@@ -393,6 +396,86 @@ def test_a_captured_graph_is_the_same_model(family: str) -> None:
     gates = planned["layers"] if family == "qwen2_moe" else 0
     check_work(planned, ir, 2, 40, gates)
     check_work(planned, ir, 1, 5000 if planned["window"] else 7, gates)
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "gpt_oss"))]
+)
+def test_attention_of_other_kinds(family: str) -> None:
+    """Sinks and alibi, which are spelled out, and an encoder's: the same widths, of all pairs."""
+    model = build(family, next(case for name, case in CASES if name == family))
+    planned = _deepwell.planner_model_parse(model.config.to_json_string())
+    ir = deepwell.capture(model)
+    captured = _deepwell.planner_model_of_graph(ir.json())
+    for field in ("window", "window_every", "window_layers"):
+        planned[field] = 0  # a mask like any other, in a graph
+    assert captured == planned
+    sizes = {"B": 2, "S": 40}
+    graph = _deepwell.planner_graph_work(ir.json(), tuple(sizes[name] for name in ir.symbols), True)
+    work = _deepwell.planner_model_work(planned, 2, 40)
+    transform = 2 * 2 * 40 * planned["hidden"] ** 2 if family == "bert" else 0  # before its head
+    assert graph["products"] == work["products"] + transform
+    assert graph["backward_products"] == work["backward_products"] + 2 * transform
+    assert graph["attention"] == 2 * work["attention"]
+    # Written out, scores are kept and not computed again: four products, not five.
+    again = 1 if family == "bert" else 4 / 5
+    assert graph["backward_attention"] == pytest.approx(2 * again * work["backward_attention"])
+
+
+GRAPHS_OF_THE_CORPUS = sorted(
+    (Path(__file__).parents[1] / "fuzz" / "corpus" / "planner_graph").glob("*.json")
+)
+
+
+def spoil(graph: Any, random: Random) -> None:
+    """One thing of a graph made wrong, in place: a size, a layer, an attribute, an edge, a whole node."""
+    node = random.choice(graph["nodes"])
+    match random.randrange(8):
+        case 0:
+            node["layer"] = random.choice([-5, 1, 7, 65535, 65536, 2**31, "first", None])
+        case 1:
+            leaf = random.choice(graph["leaves"])
+            leaf["shape"] = [
+                random.choice([0, 1, -1, 2**31, 2**62, "B", "S*S"]) for _ in leaf["shape"]
+            ]
+        case 2:
+            leaf = random.choice(graph["leaves"])
+            leaf["role"] = random.choice(["parameter", "input", "constant", "seed", "what"])
+        case 3:
+            node["op"] = random.choice(
+                ["linear", "attention", "embedding", "softmax", "matmul", "add"]
+            )
+        case 4:
+            node["region"] = random.choice(["attn", "mlp", "router", "experts", "none", 3])
+        case 5:
+            graph["nodes"].remove(node)
+        case 6:
+            inputs = node.get("inputs") or [None]
+            inputs[random.randrange(len(inputs))] = random.choice([None, "nothing", 0, 10**9])
+        case 7:
+            attributes = node.get("attrs") or {}
+            for name in list(attributes):
+                attributes[name] = random.choice([0, -1, 2**40, "x", [1, 2], None, 1e308])
+
+
+@pytest.mark.parametrize("path", GRAPHS_OF_THE_CORPUS, ids=lambda path: path.stem)
+def test_spoiled_graphs_are_refused_or_whole(path: Path) -> None:
+    """Whatever is wrong with a graph, there is a model whose sizes are positive or one line that says why not."""
+    text = path.read_text()
+    refused = 0
+    for seed in range(150):
+        graph = json.loads(text)
+        random = Random(seed)
+        for _ in range(1 + seed % 3):
+            spoil(graph, random)
+        for spoiled in (json.dumps(graph), text[: random.randrange(len(text))]):
+            try:
+                model = _deepwell.planner_model_of_graph(spoiled)
+                assert model["layers"] > 0 and model["parameters"] > 0 and model["active"] > 0
+            except _deepwell.Error as error:
+                refused += 1
+                assert 20 < len(str(error)) < 1500 and "\n" not in str(error)
+    assert refused > 150  # each truncated one at least, but for a rare whole one
 
 
 def names() -> list[str]:
