@@ -14,7 +14,6 @@ import json
 import os
 import re
 import types
-import warnings
 from typing import Any, Iterable, Mapping
 
 from deepwell import _deepwell
@@ -132,17 +131,38 @@ def _model_of(what: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
+_LOADS = ("capacity_factor", "imbalance")
+
+
+def _load_of(moe: Mapping[str, Any]) -> list[str]:
+    """The heaviest rank of experts, as a constraint: buffers as wide as a capacity factor says, or what routing gives."""
+    for name in _LOADS:
+        factor = moe.get(name)
+        if factor is None:
+            continue
+        if (
+            isinstance(factor, bool)
+            or not isinstance(factor, (int, float))
+            or not 1 <= factor <= 1000
+        ):
+            raise DeepwellError(
+                f"moe's {name} is {factor!r}; expected 1 to 1000 times an even share. Below 1 tokens are dropped, "
+                f"which is not planned: leave it out"
+            )
+        return [f"expert_load={round(100 * factor)}"]
+    return []
+
+
 def _with_experts(model: dict[str, Any], moe: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = [key for key in moe if key not in _MOE and key != "capacity_factor"]
-    if unknown or "experts" not in moe:
+    unknown = [key for key in moe if key not in _MOE and key not in _LOADS]
+    if unknown or ("experts" not in moe and not model.get("experts")):
         raise DeepwellError(
             f"moe has {', '.join(map(repr, unknown)) or 'no experts'}; it takes experts, and top_k, expert_ffn, "
-            f"shared_ffn, dense_layers, moe_every, capacity_factor"
+            f"shared_ffn, dense_layers, moe_every, capacity_factor, imbalance"
         )
-    if moe.get("capacity_factor") is not None:
-        warnings.warn(
-            "capacity_factor is not planned: every token reaches its experts", stacklevel=3
-        )
+    if not any(key in _MOE for key in moe):
+        return model
+    moe = {"experts": model.get("experts"), **moe}
     given = {key: moe[key] for key in _MOE if key in moe}
     changed = {
         **model,
@@ -196,7 +216,9 @@ def autoplan(
     ``model``: a name ("llama3-70b"), a folder or config.json of Hugging Face, one of its models, what
     ``deepwell.capture`` returns, or a dict of the planner's fields. ``hw``: as ``deepwell.hardware`` takes it; None is
     this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
-    ``reserve_gb``: GiB of each GPU that are left free; None is a twentieth. ``precision``: of the products; None is BF16.
+    ``moe``: experts in place of the model's MLPs, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance": tokens of
+    the heaviest rank of experts, times an even share. ``reserve_gb``: GiB of each GPU that are left free; None is a
+    twentieth. ``precision``: of the products; None is BF16.
 
     Hardware without GPUs is planned for this library's own engine, which runs there: the answer is a ``HostPlan``, with the
     most sequences at once that fit by its placement. ``model`` is then a module (on the meta device, say), what
@@ -209,6 +231,8 @@ def autoplan(
         hw = hardware(dict(hw) if isinstance(hw, Mapping) else hw)
     if isinstance(constraints, Mapping):
         constraints = [f"{key}={value}" for key, value in constraints.items()]
+    if moe is not None:
+        constraints = [*constraints, *_load_of(moe)]
     if hw.gpu_count == 0:
         precision = "fp32" if precision is None else precision
         return host_plan(

@@ -108,17 +108,29 @@ def test_models_of_every_kind(tmp_path):
 
 
 def test_experts_by_keyword():
-    with pytest.warns(UserWarning, match="capacity_factor"):
-        plan = dw.autoplan(
-            "llama3-8b",
-            hw="h100:64",
-            seq_len=4096,
-            global_batch=256,
-            moe={"experts": 8, "capacity_factor": 1.25},
-        )
+    request = dict(
+        hw="h100:64", seq_len=4096, global_batch=256, constraints=["ep=8", "tp=1", "pp=1"]
+    )
+    plan = dw.autoplan("llama3-8b", moe={"experts": 8}, **request)
     assert plan.model.experts == 8 and plan.model.top_k == 2
     assert plan.model.expert_ffn == 14336
     assert plan.prediction["time"]["gemm"] > 0
+
+
+def test_the_heaviest_experts_take_their_time_and_memory():
+    """1.25 times the rows of the experts' products: more time and activations, and no more than 1.25 times."""
+    layout = ["ep=8", "tp=1", "pp=1", "micro_batch=1", "recompute=none"]
+    request = dict(hw="h200:64", seq_len=4096, global_batch=256, constraints=layout)
+    even = dw.autoplan("mixtral-8x7b", **request).prediction
+    for name in ("capacity_factor", "imbalance"):
+        full = dw.autoplan("mixtral-8x7b", moe={name: 1.25}, **request).prediction
+        for part, whole in (("time", "gemm"), ("memory", "activations")):
+            assert 1.05 < full[part][whole] / even[part][whole] < 1.25
+    for wrong in (0.5, 0, -1, 1e9, "1.25", True, float("nan")):
+        with pytest.raises(dw.DeepwellError, match="expected 1 to 1000"):
+            dw.autoplan("mixtral-8x7b", moe={"capacity_factor": wrong}, **request)
+    with pytest.raises(dw.DeepwellError, match="no experts"):
+        dw.autoplan("llama3-8b", moe={"imbalance": 2}, **request)
 
 
 def run(*words):
