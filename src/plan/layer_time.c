@@ -33,6 +33,17 @@ static void note(const dw__planned *planned, const char *name, const char *pass,
     };
 }
 
+/* Rounding an operand, beside one that has a scale for the whole tensor. */
+static double quantize_factor(const dw__planned *planned) {
+    switch (planned->layout->precision) {
+    case DW_TRAIN_FP8_ROW: return planned->constants->quantize_rows;
+    case DW_TRAIN_FP8_BLOCK:
+    case DW_TRAIN_MXFP8: return planned->constants->quantize_blocks;
+    case DW_TRAIN_NVFP4: return planned->constants->quantize_fp4;
+    default: return 1;
+    }
+}
+
 /* A linear layer's three products. Adapters need no gradient of the weight. */
 static void linear(const dw__planned *planned, const char *name, double tokens, double in,
                    double out, double groups, int low, dw__layer_time *time) {
@@ -53,8 +64,7 @@ static void linear(const dw__planned *planned, const char *name, double tokens, 
     time->backward.gemm += input + weight;
     time->weight += weight;
     if (!low) return;
-    double factor = planned->layout->precision == DW_TRAIN_NVFP4 ? 2 : 1;
-    double bytes = planned->constants->quantize_bytes * factor * groups;
+    double bytes = planned->constants->quantize_bytes * quantize_factor(planned) * groups;
     double weights =
         bytes * in * out / planned->micro_batches; /* kept for the step's other micro-batches */
     time->forward.quantize += dw__traffic_seconds(planned, bytes * tokens * in + weights);

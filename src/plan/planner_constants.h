@@ -48,6 +48,11 @@
     X(logit_bytes, 21.2, 24.0, 0.30, "for each logit, forward and backward of the loss")             \
     X(quantize_bytes, 5, 5.0, 0.35,                                                             \
       "for each element of an operand of a low-precision product: read, write twice")              \
+    X(quantize_blocks, 2.0, 2.0, 0.25,                                                             \
+      "of that, with scales of blocks (MX, 128): operands are rounded along either dimension")     \
+    X(quantize_rows, 3.0, 3.0, 0.30,                                                               \
+      "of that, with scales of rows: their largest first, along either dimension")                 \
+    X(quantize_fp4, 2.0, 2.0, 0.30, "of that, NVFP4: along either dimension, and a transform")     \
     X(permute_bytes, 16.2, 16.0, 0.35, "for each element of a token sent to an expert, forward")   \
     /* The host. */                                                                                \
     X(host_fused, 0.000925, 9e-4, 0.40,                                                            \

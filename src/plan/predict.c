@@ -47,6 +47,12 @@ static void reached_parts(dw__planned *planned) {
         planned->gemm_part *= held;
         planned->attention_rate *= held;
     }
+    /* Blackwell is held by power at any clock: GB300 has the rate of GB200 on paper, and 1,400 W in place of 1,200. */
+    if (capability >= 100 && capability < 120 && hardware->power.value > 1200) {
+        double more = pow(hardware->power.value / 1200, c->power_exponent);
+        planned->gemm_part *= more;
+        planned->attention_rate *= more;
+    }
 }
 
 void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_planner_model *model,
@@ -87,8 +93,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
     /* Where the active parameters as stated are far from those of the widths (hybrids with state-space blocks), the
      * linear work is scaled to what is stated. */
     if (model->active > 0) {
-        double table = dw__embedding_parameters(model),
-               counted = dw__counted_active(model);
+        double table = dw__embedding_parameters(model), counted = dw__counted_active(model);
         double least = counted - table, most = counted + table;
         if (model->active < 0.93 * least || model->active > 1.07 * most)
             planned->linear_scale = fmax(0.2, fmin(5, (model->active - table) / (counted - table)));

@@ -124,6 +124,8 @@ static int guess_chunks(const dw_run *run, bool recipe) {
     return each % 2 == 0 ? each / 2 : each;
 }
 
+static int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
+
 static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     const dw__csv *table = &runs->table;
     dw_layout *layout = &run->layout;
@@ -184,16 +186,23 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     if ((int64_t)layout->pp * layout->virtual_stages > run->model.layers + 2)
         layout->virtual_stages =
             run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
-    /* A dispatcher of tokens is named and its ranks are not: those of a node. */
+    /* A dispatcher of tokens between nodes is named and its ranks are not: all that experts can be dealt to. */
     int node = run->hardware->gpus_per_node;
     if (run->model.experts && !*dw__csv_cell(table, row, "ep") && dw__says(notes, "DeepEP") &&
         (int64_t)layout->dp * layout->cp % node == 0)
-        layout->ep = node;
+        layout->ep = common_divisor(run->model.experts, layout->dp * layout->cp);
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
     if (!run->model.experts) layout->ep = 1;
     /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
+    /* Megatron cuts experts as it cuts other layers unless it is told otherwise, as Megatron-Bridge's recipes do. Who has
+     * experts narrower than the model never wants it. */
+    if (layout->framework == DW_FRAMEWORK_MEGATRON && layout->ep > 1 && layout->tp > 1 &&
+        !layout->etp && run->model.expert_ffn >= run->model.hidden &&
+        ranks % ((int64_t)layout->ep * layout->tp) == 0 &&
+        !dw__says(dw__csv_cell(table, row, "source"), "Bridge"))
+        layout->etp = layout->tp;
     layout->micro_batch = whole(table, row, "micro_batch", 0);
     layout->global_batch = whole(table, row, "global_batch_seqs", 0);
     if (!layout->global_batch) layout->global_batch = layout->dp;

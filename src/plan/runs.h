@@ -34,7 +34,8 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout);
 dw_pipeline_schedule dw__schedule_of(const char *text, int virtual_stages);
 
 /* In run_hardware.c. *reason: why there is no such machine; *found is owned by `runs`. */
-dw_status dw__run_machine(dw_runs *runs, size_t row, const char **reason, const dw_hardware **found);
+dw_status dw__run_machine(dw_runs *runs, size_t row, const char **reason,
+                          const dw_hardware **found);
 
 /* In run_model.c. NULL, or why the row names no model. */
 const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *model);

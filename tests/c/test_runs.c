@@ -405,6 +405,31 @@ static void gpus_have_many_names(void **state) {
     }
 }
 
+/* Megatron cuts experts as it cuts the rest unless the row says otherwise. */
+static void experts_are_cut_by_default(void **state) {
+    (void)state;
+    static const struct {
+        const char *source, *notes;
+        int hidden, ffn, etp;
+    } cases[] = {{"a recipe", "NeMo", 6144, 32768, 4},
+                 {"a recipe", "NeMo; ETP=1", 6144, 32768, 1},
+                 {"NVIDIA Megatron-Bridge", "NeMo", 6144, 32768, 0},
+                 {"a recipe", "NeMo", 4096, 1536, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        char text[2000];
+        snprintf(text, sizeof text,
+                 HEADER "a,%s,g,A,m,,,64,%d,%d,48,8,128,131072,8,2,8192,1024,1,512,H100-80GB,,4,8,"
+                        "8,2,8,8,none,BF16,9,,%s\n",
+                 cases[at].source, cases[at].hidden, cases[at].ffn, cases[at].notes);
+        dw_runs *runs = parse(text);
+        dw_run run;
+        dw_run_at(runs, 0, &run);
+        if (run.reason) fail_msg("%s", run.reason);
+        assert_int_equal(run.layout.etp, cases[at].etp);
+        dw_runs_destroy(runs);
+    }
+}
+
 /* A result never changes a prediction. */
 static void results_are_no_inputs(void **state) {
     (void)state;
@@ -526,6 +551,7 @@ int main(void) {
         cmocka_unit_test(precisions_have_many_spellings),
         cmocka_unit_test(frameworks_are_known_by_name),
         cmocka_unit_test(gpus_have_many_names),
+        cmocka_unit_test(experts_are_cut_by_default),
         cmocka_unit_test(rows_become_models_and_layouts),
         cmocka_unit_test(results_are_no_inputs),
         cmocka_unit_test(a_fit_recovers_what_made_the_runs),
