@@ -260,25 +260,36 @@ double dw__data_exposed(const dw__planned *planned, double traffic, double room)
     return traffic - hidden * (1 - part);
 }
 
-/* Of DualPipe's ranks each has two stages: gradients, parameters and states of both. */
-static int stages_of_rank(const dw_layout *layout, int stages[2]) {
-    stages[0] = 0;
-    stages[1] = layout->pp - 1;
-    return layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1 ? 2 : 1;
+/* Reduction of gradients and gathering of parameters that computation does not hide, a step of one stage. */
+static double data_seconds(const dw__planned *planned, int stage, double forward, double backward) {
+    dw__data_traffic traffic;
+    dw__data_traffic_of(planned, stage, &traffic);
+    double m = planned->micro_batches;
+    return dw__data_exposed(planned, traffic.gather, forward) * (traffic.each ? m : 1) +
+           dw__data_exposed(planned, traffic.again + traffic.reduce, backward) *
+               (traffic.reduce_each ? m : 1) +
+           planned->constants->data_exposed * traffic.across;
 }
 
-/* Reduction of gradients and gathering of parameters that computation does not hide, a step. */
-static void data_seconds(const dw__planned *planned, double forward, double backward,
-                         dw_time_parts *time) {
-    int stages[2], count = stages_of_rank(planned->layout, stages);
-    double m = planned->micro_batches;
-    for (int at = 0; at < count; at++) {
-        dw__data_traffic traffic;
-        dw__data_traffic_of(planned, stages[at], &traffic);
-        time->data += dw__data_exposed(planned, traffic.gather, forward) * (traffic.each ? m : 1) +
-                      dw__data_exposed(planned, traffic.again + traffic.reduce, backward) *
-                          (traffic.reduce_each ? m : 1) +
-                      planned->constants->data_exposed * traffic.across;
+/* What a rank does with its parameters once a step, of the rank that takes longest: the first stage has the embedding,
+ * the last the head, those between them the layers that do not divide. DualPipe's ranks have two stages each. */
+static void once_a_step(const dw__planned *planned, double forward, double backward,
+                        dw_time_parts *time) {
+    int stages = planned->layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
+    int both = planned->layout->schedule == DW_SCHEDULE_DUALPIPE && stages > 1;
+    double most = -1;
+    for (int at = 0; at < 3; at++) {
+        int stage = candidates[at], opposite = stages - 1 - stage;
+        double data = data_seconds(planned, stage, forward, backward);
+        double optimizer = dw__optimizer_seconds(planned, stage);
+        if (both) {
+            data += data_seconds(planned, opposite, forward, backward);
+            optimizer += dw__optimizer_seconds(planned, opposite);
+        }
+        if (data + optimizer <= most) continue;
+        most = data + optimizer;
+        time->data = data;
+        time->optimizer = optimizer;
     }
 }
 
@@ -427,9 +438,7 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
         time->pipeline = whole - unsent + sync * whole;
         time->imbalance = m * (heaviest - mean);
     }
-    data_seconds(&planned, forward, backward, time);
-    int held[2], count = stages_of_rank(layout, held);
-    for (int at = 0; at < count; at++) time->optimizer += dw__optimizer_seconds(&planned, held[at]);
+    once_a_step(&planned, forward, backward, time);
     double seconds = dw__parts_sum(time);
     time->other = seconds * (dw__slowdown(&planned) - 1) + dw__step_fixed(&planned) +
                   m * dw__micro_batch_fixed(&planned);
