@@ -40,7 +40,7 @@ static dw_status check_fields(const json_t *root) {
     return DW_OK;
 }
 
-static dw_status read_kind(const json_t *json, const char *name, dw_figure_kind *kind) {
+static dw_status read_kind(const json_t *json, dw_figure_kind *kind) {
     const char *text = NULL;
     *kind = DW_FIGURE_GIVEN;
     DW_RETURN_IF_FAILED(dw__json_text(json, "kind", &text));
@@ -51,8 +51,8 @@ static dw_status read_kind(const json_t *json, const char *name, dw_figure_kind 
             return DW_OK;
         }
     return dw__fail(DW_PARSE,
-                    "%s: kind is \"%.64s\"; expected published, read, measured, estimated or given",
-                    name, text);
+                    "kind is \"%.64s\"; expected published, read, measured, estimated or given",
+                    text);
 }
 
 static dw_status read_figure_object(const json_t *json, const char *name, dw_figure *figure) {
@@ -65,7 +65,7 @@ static dw_status read_figure_object(const json_t *json, const char *name, dw_fig
     const json_t *number = dw__json_member(json, "value");
     if (!json_is_number(number)) return dw__json_wrong_kind("value", number, "a number");
     figure->value = json_number_value(number);
-    DW_RETURN_IF_FAILED(read_kind(json, name, &figure->kind));
+    DW_RETURN_IF_FAILED(read_kind(json, &figure->kind));
     DW_RETURN_IF_FAILED(dw__json_text(json, "source", &figure->source));
     if (!figure->source) figure->source = "";
     return DW_OK;

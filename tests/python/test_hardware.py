@@ -34,6 +34,86 @@ def test_a_profile():
     )
 
 
+def changed(**fields):
+    return json.dumps({"profile": "h100", **fields})
+
+
+HOSTILE = {
+    **{
+        f"gpus {count!r}": (changed(gpus=count), "gpus")
+        for count in (0, -1, 10_000_000, 1.5, "8", True, [8], 1e30)
+    },
+    **{
+        f"{name} {value!r}": (changed(**{name: value}), name)
+        for name in (
+            "memory",
+            "memory_bandwidth",
+            "link_bandwidth",
+            "network_bandwidth",
+            "sm_count",
+            "clock",
+            "power",
+            "cache",
+        )
+        for value in (
+            -1,
+            1e40,
+            "80GB",
+            {"value": None},
+            {"value": 1, "kind": "guessed"},
+            {"worth": 1},
+        )
+    },
+    **{
+        f"without {name}": (changed(**{name: 0}), name)
+        for name in ("memory", "memory_bandwidth", "link_bandwidth")
+    },
+    "rate": (changed(rates={"bf16": 989}), "rates.bf16"),
+    "rates of another name": (changed(rates={"bf17": 1e15}), "bf17"),
+    "rates in a list": (changed(rates=[1e15]), "rates"),
+    "node": (changed(gpus_per_node=3), "gpus_per_node"),
+    "domain": (changed(gpus_per_domain=0), "gpus_per_domain"),
+    "part of a node": (changed(gpus=12), "gpus"),
+    "architecture": (changed(architecture="sm_80"), "architecture"),
+    "capability": (changed(capability=100), "capability"),
+    "cache above memory": (changed(cache=1e12), "cache"),
+    "latency": (changed(link_latency=5), "link_latency"),
+    "rails": (changed(rails=-3), "rails"),
+    "slip of the pen": (changed(memroy=8e10), "memroy"),
+    "escape": (changed(name="\x1b[2J"), "name"),
+    "profile": ('{"profile": "h1000"}', "h1000"),
+    "nothing": ("", "line 1"),
+    "an empty object": ("{}", "gpus"),
+    "a list": ("[]", "object"),
+    "cut off": ('{"profile": "h10', "line 1"),
+    "twice": ('{"profile": "h100", "profile": "b200"}', "duplicate"),
+    "deep": ("[" * 100_000, "within one another"),
+    "NaN": ('{"profile": "h100", "gpus": NaN}', "NaN"),
+    "bytes": (b"\xff\xfe\x00", "line 1"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_files_are_one_error(what, tmp_path):
+    content, named = HOSTILE[what]
+    file = tmp_path / "cluster.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(dw.DeepwellError) as caught:
+        dw.hardware(str(file))
+    message = str(caught.value)
+    assert (
+        named in message
+        and "expected" in message
+        or what in ("profile", "cut off", "twice", "NaN", "bytes")
+    )
+    assert (
+        len(message) < 600
+        and message.isprintable()
+        and "cluster.json" in message
+        or what == "profile"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "blackwell", "mxfp8", "formats"),
     [
