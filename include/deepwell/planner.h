@@ -168,7 +168,9 @@ typedef struct dw_layout {
     int unfused_attention; /* scores are written to memory, as before FlashAttention */
     int overlap_tensor, overlap_data, overlap_expert; /* communication runs beside computation */
     int cuda_graphs;                                  /* no launches by the host */
-    int compiled;   /* elementwise chains are fused (torch.compile) */
+    int compiled; /* elementwise chains are fused (torch.compile) */
+    int dispatch_once; /* a token goes once to each rank that has experts of its (DeepEP, HybridEP), not once to each
+                        * expert */
     int fused_loss; /* no copies of the logits in FP32: a loss compiled, fused or in chunks */
     int dropout;    /* masks of dropout behind attention and MLP are kept */
     int expert_load; /* tokens of the heaviest rank of experts, percent of an even share: a capacity factor, or what

@@ -65,8 +65,11 @@ double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks,
                             double copies) {
     if (ranks <= 1 || bytes <= 0) return 0;
     int together = near(planned, ranks, stride);
+    /* Who sends a token once to each rank, however many of its experts are there, sends less of many copies. */
+    double once =
+        planned->layout->dispatch_once ? ranks * (1 - pow(1 - 1.0 / ranks, copies)) / copies : 1;
     double inside =
-        bytes * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
+        bytes * once * (ranks - 1) / ranks / (link_rate(planned) * planned->constants->expert_link);
     double latency = planned->hardware->link_latency.value;
     if (together == ranks) return inside + latency * log2(2.0 * ranks);
     double domains = (double)ranks / together;

@@ -170,10 +170,13 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     linear(planned, "router", planned->tokens / layout->tp, h, model->experts, 1, 0, time);
     if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
     double exposed = dw__exposed_parts_of(planned).expert;
+    /* Each rank sends what it has routed; ranks that share an expert then gather it from each other. */
     double bytes = routed * h * 2;
-    double exchange =
-        2 * dw__exchange_seconds(planned, bytes, layout->ep, (int)planned->etp, model->top_k) *
-        exposed;
+    double exchange = 2 * exposed *
+                      dw__exchange_seconds(planned, bytes / planned->etp, layout->ep,
+                                           (int)planned->etp, model->top_k);
+    if (layout->ep > 1)
+        exchange += 2 * exposed * dw__gather_seconds(planned, bytes, (int)planned->etp, 1, 1);
     time->forward.expert += exchange;
     time->backward.expert += exchange;
 }
@@ -243,7 +246,8 @@ void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__laye
                 time);
     if (kind == DW__LAYER_MOE) {
         mixture(planned, time);
-        tensor_traffic(planned, planned->etp > 1 || model->shared_ffn ? 4 : 2, time);
+        int whole = (planned->etp > 1 && layout->ep == 1) || model->shared_ffn;
+        tensor_traffic(planned, whole ? 4 : 2, time);
     } else {
         dense_mlp(planned, model->ffn, layout->tp, time);
         tensor_traffic(planned, 4, time);

@@ -76,6 +76,7 @@ static const dw__field layout[] = {
     FLAG(overlap_expert),
     FLAG(cuda_graphs),
     FLAG(compiled),
+    FLAG(dispatch_once),
     FLAG(fused_loss),
     FLAG(dropout),
     INT(expert_load),

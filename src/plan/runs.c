@@ -77,6 +77,8 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
         (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
         dw__says(notes, "Liger") || dw__says(notes, "fused cross") ||
         dw__says(notes, "cut cross-entropy") || dw__says(notes, "chunked");
+    layout->dispatch_once =
+        dw__says(notes, "DeepEP") || dw__says(notes, "hybridep") || dw__says(notes, "hybrid-ep");
     /* Megatron-LM's own default is 0.1, as long as its arguments are given and none says otherwise. */
     layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && dw__says(notes, "args:") &&
                       !dw__says(notes, "hidden-dropout") && !run->model.gated;

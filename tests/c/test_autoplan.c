@@ -417,6 +417,7 @@ static void every_name_can_be_fixed(void **unused) {
         "overlap_expert=1",
         "cuda_graphs=1",
         "compiled=1",
+        "dispatch_once=1",
         "fused_loss=1",
         "dropout=1",
         "expert_load=125",

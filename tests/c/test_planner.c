@@ -315,6 +315,36 @@ static void sharded_gradients_travel_each_time(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* Of 8 copies of a token to 8 ranks 8 (1 - (7/8)^8) go to different ones. Ranks that share an expert gather what each of
+ * them was sent, within NVLink. */
+static void tokens_travel_once(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 1, 8, 1, 64, 4096);
+    layout.ep = 8;
+    dw_planner_model model = deepseek_v3;
+    dw__planned planned;
+    begin(&planned, &model, hardware, &layout);
+    double each = dw__exchange_seconds(&planned, 1e9, 8, 1, 8);
+    layout.dispatch_once = 1;
+    double once = dw__exchange_seconds(&planned, 1e9, 8, 1, 8);
+    assert_near(once / each, 1 - pow(7.0 / 8, 8), 0.01);
+
+    layout = layout_of(64, 4, 1, 1, 64, 4096);
+    layout.ep = 8;
+    layout.zero_stage = 1;
+    dw__layer_time whole, cut;
+    begin(&planned, &model, hardware, &layout);
+    dw__layer_seconds(&planned, DW__LAYER_MOE, &whole);
+    layout.etp = 2;
+    begin(&planned, &model, hardware, &layout);
+    dw__layer_seconds(&planned, DW__LAYER_MOE, &cut);
+    /* The exchange itself is the same tokens, between ranks twice as far apart; the gather comes on top. */
+    double gather = dw__gather_seconds(&planned, 2.0 * 4096 * 8 * 2 / 4 * 7168, 2, 1, 1);
+    assert_true(cut.forward.expert > whole.forward.expert + gather);
+    dw_hardware_destroy(hardware);
+}
+
 /* Scales of blocks and rows round each operand along either dimension; one for the tensor rounds it once. The same
  * runs published in FP8 and MXFP8 on Blackwell differ by 4 to 7%, in FP8 by tensors and by rows on H100 by 12%. */
 static void recipes_cost_what_they_round(void **state) {
@@ -612,6 +642,7 @@ int main(void) {
         cmocka_unit_test(sharded_gradients_travel_each_time),
         cmocka_unit_test(an_uneven_load_costs),
         cmocka_unit_test(recipes_cost_what_they_round),
+        cmocka_unit_test(tokens_travel_once),
         cmocka_unit_test(a_known_run_is_near),
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
