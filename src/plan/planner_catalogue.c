@@ -211,6 +211,12 @@ static const struct row {
     ROW("mistral-7b", "", "huggingface.co/mistralai/Mistral-7B-v0.1",
         {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}),
+    ROW("mistral-7b-v0.2", "", "huggingface.co/mistralai/Mistral-7B-Instruct-v0.2",
+        {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": null}),
+    ROW("mistral-7b-v0.3", "", "huggingface.co/mistralai/Mistral-7B-v0.3",
+        {"model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336,
+         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": null}),
     ROW("mixtral-8x7b", "mixtral", "huggingface.co/mistralai/Mixtral-8x7B-v0.1",
         {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8,
@@ -422,7 +428,7 @@ enum { NAME_MOST = 64, NEAR_MOST = 6 };
 /* What a name may have in front and behind without meaning another size. */
 static bool is_decoration(const char *part, size_t length) {
     static const char *const words[] = {"meta", "hf",   "instruct", "chat", "it",   "pt",
-                                        "base", "v0.1", "v0.2",     "v0.3", "bf16", "nvidia"};
+                                        "base", "v0.1", "bf16", "nvidia"};
     for (size_t at = 0; at < DW_COUNT(words); at++)
         if (strlen(words[at]) == length && strncmp(words[at], part, length) == 0) return true;
     if (length != 4) return false; /* the month of a release */
