@@ -24,7 +24,8 @@ static void print_help(void) {
         "  --html FILE     the same as --report\n"
         "  --json          all figures as JSON\n"
         "\n"
-        "Exit status: 1 where the step does not fit into the GPUs' memory.\n");
+        "Exit status: 1 where the step does not fit into the memory, of the GPUs or their "
+        "hosts.\n");
 }
 
 static int read_request(int argc, char **argv, request *r) {
@@ -77,13 +78,22 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
         print_label("Idle");
         printf("%.1f%% of the step, mean of %d stages\n", 100 * f->idle_fraction, f->ranks);
     }
-    print_label("Overlap");
-    printf("%.1f%% of communication runs beside computation\n", 100 * f->overlap);
+    if (plan->layout.gpus > 1) {
+        print_label("Overlap");
+        printf("%.1f%% of communication runs beside computation\n", 100 * f->overlap);
+    }
     print_label("Memory");
     printf("%.2f GB of %.2f\n", f->peak_bytes / 1e9, f->capacity / 1e9);
     print_label("");
     printf("at most on stage %d, %.4g ms after the start: %s\n", f->peak_rank, 1e3 * f->peak_time,
            f->fits ? "fits" : "does not fit");
+    const dw_prediction *p = &f->prediction;
+    if (p->host_optimizer + p->host_activations > 0) {
+        print_label("Host");
+        printf("%.2f GB", (p->host_optimizer + p->host_activations) / 1e9);
+        if (p->host_capacity > 0) printf(" of %.2f", p->host_capacity / 1e9);
+        printf(" for each GPU\n");
+    }
     if (plan->layout.precision != DW_TRAIN_BF16)
         print_speedup("BF16", f->speedup_bf16, f->speedup_bf16_reason);
     char unplanned[64] = "plain FSDP";

@@ -177,6 +177,11 @@ def test_parts_of_time_and_memory_add_up(page, report):
     assert time == pytest.approx(report["step_time_ms"], rel=0.01)
     memory = sum(numbers(row[1])[0] for row in rows(page, "bytes"))
     assert memory == pytest.approx(max(report["capacity_gb"], report["memory_gb"]), abs=0.4)
+    host = re.search(
+        r"host's memory: ([\d.]+) GB", page.evaluate("byId('bytes-words').textContent")
+    )
+    assert bool(host) == (report["host_memory_gb"] > 0)
+    assert not host or float(host[1]) == pytest.approx(report["host_memory_gb"], abs=0.051)
     stages = rows(page, "stages")
     assert len(stages) == len(report["stages"])
     for row, stage in zip(stages, report["stages"]):
