@@ -310,6 +310,19 @@ cleanup:
     return status;
 }
 
+/* None fits, so that every divisor of the batch is placed. */
+static dw_status fit_a_step(void) {
+    dw_status status = DW_OK;
+    dw_engine *engine = NULL;
+    dw_step_fit fit;
+    DW_TRY(make_engine(given.small, &engine));
+    DW_TRY(dw_engine_fit_step(engine, (int64_t[]){6, 5}, 0, 1, NULL, 0, &fit));
+    assert_true(!fit.fits && fit.micro_batch == 1);
+cleanup:
+    dw_engine_destroy(engine);
+    return status;
+}
+
 /* Memory of a step. Outputs and gradients come from the device, as a program's do. */
 typedef struct step {
     const dw_device *device;
@@ -495,6 +508,7 @@ static const scenario scenarios[] = {
     {"the engine of GPT", engine_of_gpt, false},
     {"the engine of Llama", engine_of_llama, false},
     {"many plans", many_plans, false},
+    {"a step that fits", fit_a_step, false},
     {"a step of training", training_step, false},
     {"the interpreter", interpret, false},
     {"the machine", describe_machine, false},
