@@ -129,7 +129,8 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
     if (planned->hardware->capability == 0 && part > 0) part = 0.10;
     const dw_layout *layout = planned->layout;
     double held = part * (memory->activations + memory->workspace);
-    if (dw__is_deepspeed(layout)) held += part * memory->gradients; /* tensors that come and go, too */
+    if (dw__is_deepspeed(layout))
+        held += part * memory->gradients; /* tensors that come and go, too */
     if (layout->pp == 1 && !layout->fused_loss)
         held += habit_of(layout)->logit_held * planned->tokens * planned->model->vocabulary /
                 layout->tp;
@@ -149,8 +150,9 @@ int dw__gradients_are_cut(const dw_layout *layout) {
 static int groups_of(const dw_layout *layout) {
     int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
                  (layout->dp > 1);
-    return layout->framework == DW_FRAMEWORK_MEGATRON_LM && dw__is_deepspeed(layout) ? 2 * groups + 1
-                                                                                 : groups;
+    return layout->framework == DW_FRAMEWORK_MEGATRON_LM && dw__is_deepspeed(layout)
+               ? 2 * groups + 1
+               : groups;
 }
 
 /* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
@@ -214,7 +216,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     const double gib = 1024.0 * 1024.0 * 1024.0;
     dw__element_bytes bytes = dw__element_bytes_of(layout);
     double experts, dense = dw__stage_parameters(planned, stage, &experts);
-    if (layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1) dense *= 2, experts *= 2;
+    int twice = layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1;
+    if (twice) dense *= 2, experts *= 2;
     double trained = dw__trained_part(model);
     double ranks = (double)layout->dp * layout->cp;
     double expert_ranks = ranks * layout->tp / (layout->ep * planned->etp);
@@ -226,7 +229,8 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     double whole = dense + experts, cut = dense / shard + experts / expert_shard;
     memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
     memory->gradients = bytes.gradient * (dw__gradients_are_cut(layout) ? cut : whole) * trained;
-    memory->optimizer = bytes.optimizer * cut * trained;
+    /* Two ranks have each stage of DualPipe: replicas, which share the states as the others do. */
+    memory->optimizer = bytes.optimizer * cut * trained / (twice && zero >= 1 ? 2 : 1);
     /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
@@ -277,7 +281,8 @@ void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int rec
     if (layout->offload_optimizer) {
         /* States without an FP32 copy of the parameters need one there. */
         double states = dw__element_bytes_of(layout).optimizer;
-        int twice = layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1;
+        int twice =
+            layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1 && layout->zero_stage < 1;
         *optimizer = dw__optimizer_elements(planned, stage) * (twice ? 2 : 1) *
                      (states < 12 ? states + 4 : states);
     }

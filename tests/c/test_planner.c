@@ -373,6 +373,31 @@ static void recipes_cost_what_they_round(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* DeepSeek-V3's published layout: 2.664 million hours of H800 for 14.8 trillion tokens are 1,543 tokens/s. */
+static void deepseek_s_own_run_fits_and_is_near(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:2048");
+    hardware->link_bandwidth.value = 200e9; /* H800 */
+    dw_layout layout = layout_of(2048, 1, 16, 1, 15360, 4096), other;
+    layout.ep = 64;
+    layout.zero_stage = 1;
+    layout.schedule = DW_SCHEDULE_DUALPIPE;
+    layout.overlap_expert = 1;
+    layout.precision = DW_TRAIN_FP8_BLOCK;
+    layout.recompute = DW_RECOMPUTE_SELECTIVE;
+    dw_prediction prediction, plain;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &layout, &prediction), DW_OK);
+    assert_true(prediction.fits);
+    assert_near(prediction.tokens_per_second, 1543, 0.15);
+    /* Both copies of a stage share one set of states. */
+    other = layout;
+    other.schedule = DW_SCHEDULE_1F1B;
+    assert_int_equal(dw_predict(&deepseek_v3, hardware, &other, &plain), DW_OK);
+    assert_true(prediction.memory.parameters == 2 * plain.memory.parameters);
+    assert_true(prediction.memory.optimizer == plain.memory.optimizer);
+    dw_hardware_destroy(hardware);
+}
+
 /* The heaviest rank of experts bounds time and memory. */
 static void an_uneven_load_costs(void **state) {
     (void)state;
@@ -640,6 +665,7 @@ int main(void) {
         cmocka_unit_test(torchtitan_reserves_what_it_says),
         cmocka_unit_test(every_second_product_is_kept),
         cmocka_unit_test(sharded_gradients_travel_each_time),
+        cmocka_unit_test(deepseek_s_own_run_fits_and_is_near),
         cmocka_unit_test(an_uneven_load_costs),
         cmocka_unit_test(recipes_cost_what_they_round),
         cmocka_unit_test(tokens_travel_once),
