@@ -1,0 +1,85 @@
+/* A functional emulator of NVIDIA GPUs: runs the PTX that kernels compile to, on the host's cores, and reports mistakes that
+ * hardware does not. docs/emulator.md says what is emulated.
+ *
+ * Work is done when it is called for: a launch has ended when dw_emulator_launch returns. Global addresses are addresses of
+ * the host. An emulator may be used from several threads; its launches take turns.
+ */
+#ifndef DEEPWELL_EMULATOR_H
+#define DEEPWELL_EMULATOR_H
+
+#include "deepwell/status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dw_emulator dw_emulator;
+typedef struct dw_emulator_module dw_emulator_module;
+
+typedef struct dw_emulator_options {
+    size_t size; /* sizeof(dw_emulator_options) */
+    bool check;  /* look for undefined reads and races, beside what always stops a kernel */
+    uint64_t seed; /* of the order in which warps and asynchronous work run; the same seed, the same order */
+} dw_emulator_options;
+#define DW_EMULATOR_OPTIONS_DEFAULT {sizeof(dw_emulator_options), true, 1}
+
+/* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the defaults. */
+DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options, dw_emulator **emulator);
+/* With its memory and modules. */
+DW_API void dw_emulator_destroy(dw_emulator *emulator);
+
+/* Global memory, aligned to 256 bytes; reading it before anything was written is a finding. DW_OUT_OF_MEMORY. */
+DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);
+DW_API dw_status dw_emulator_release(dw_emulator *emulator, void *memory);
+/* From the host: counts as written. DW_INVALID_ARGUMENT: the range is not within one allocation. */
+DW_API dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes);
+DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes);
+DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes);
+
+/* PTX text. DW_PARSE: "NAME, PTX line 12: what: the line". DW_UNSUPPORTED: what the emulator does not have, by name. */
+DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name,
+                                  dw_emulator_module **module);
+DW_API void dw_emulator_unload(dw_emulator_module *module);
+/* DW_NOT_FOUND: lists the kernels. */
+DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
+/* The address of a .global or .const variable. DW_NOT_FOUND. */
+DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes);
+
+typedef struct dw_emulator_launch_options {
+    size_t size;
+    uint32_t grid[3], block[3], cluster[3]; /* cluster 0 0 0: one block, or what the kernel requires */
+    uint32_t shared_bytes;                  /* dynamic */
+} dw_emulator_launch_options;
+#define DW_EMULATOR_LAUNCH_DEFAULT {sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0}
+
+/* `arguments`: the address of each parameter's value. DW_INVALID_ARGUMENT: a launch that no GPU would take. DW_INTERNAL: the
+ * kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes executed how many. */
+DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kernel, const dw_emulator_launch_options *options,
+                                    void *const *arguments, uint64_t *instructions);
+
+/* What was found, since the last clear. Of one kind at one line of a kernel only the first is kept, and counted. */
+typedef struct dw_finding {
+    const char *kind; /* "out of bounds", "race", ... */
+    char kernel[128], instruction[96];
+    char source[256]; /* file, where the PTX has .loc; else empty */
+    int source_line;
+    int ptx_line;
+    uint32_t block[3];
+    int warp, lane;   /* lane -1: the whole warp */
+    uint64_t count;
+    char what[512];
+} dw_finding;
+DW_API size_t dw_emulator_finding_count(const dw_emulator *emulator);
+/* DW_NOT_FOUND: there are not as many. */
+DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding);
+DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
+/* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
+DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

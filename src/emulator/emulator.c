@@ -1,0 +1,271 @@
+/* The public calls: an emulator is its memory, its findings and its modules. */
+#include "deepwell/emulator.h"
+#include "emulator/finding.h"
+#include "emulator/machine.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct dw_emulator {
+    int architecture;
+    dw_emulator_options options;
+    dw__emu_memory *memory;
+    dw__emu_findings *findings;
+    dw_emulator_module *modules;
+    uint64_t launches;
+    pthread_mutex_t lock;
+};
+struct dw_emulator_module {
+    dw_emulator *emulator;
+    dw__emu_program *program;
+    dw_emulator_module *next;
+};
+
+static const struct {
+    const char *name;
+    int number, sm_count;
+    uint32_t shared_bytes; /* that a block may have, the system's KiB included */
+} architectures[] = {
+    {"sm_90a", 90, 132, 228 << 10},
+    {"sm_100a", 100, 148, 228 << 10},
+    {"sm_103a", 103, 148, 228 << 10},
+    {"sm_120a", 120, 188, 100 << 10},
+};
+
+static int index_of(int architecture) {
+    for (int i = 0; i < (int)DW_COUNT(architectures); i++)
+        if (architectures[i].number == architecture) return i;
+    return 0;
+}
+
+dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options, dw_emulator **out) {
+    static const dw_emulator_options defaults = DW_EMULATOR_OPTIONS_DEFAULT;
+    dw_status status = DW_OK;
+    int number = 0;
+    for (size_t i = 0; i < DW_COUNT(architectures); i++)
+        if (strcmp(architectures[i].name, architecture) == 0) number = architectures[i].number;
+    if (!number)
+        return dw__fail(DW_NOT_FOUND, "there is no emulator of \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a", architecture);
+    if (options && options->size != sizeof *options)
+        return dw__fail(DW_INVALID_ARGUMENT, "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)", options->size);
+    dw_emulator *emulator = dw__calloc(1, sizeof *emulator);
+    if (!emulator) return dw__fail_memory("an emulator", sizeof *emulator);
+    emulator->architecture = number;
+    emulator->options = options ? *options : defaults;
+    pthread_mutex_init(&emulator->lock, NULL);
+    DW_TRY(dw__emu_memory_create(&emulator->memory));
+    DW_TRY(dw__emu_findings_create(&emulator->findings));
+    *out = emulator;
+    emulator = NULL;
+cleanup:
+    dw_emulator_destroy(emulator);
+    return status;
+}
+
+void dw_emulator_destroy(dw_emulator *emulator) {
+    if (!emulator) return;
+    while (emulator->modules) dw_emulator_unload(emulator->modules);
+    dw__emu_findings_destroy(emulator->findings);
+    dw__emu_memory_destroy(emulator->memory);
+    pthread_mutex_destroy(&emulator->lock);
+    dw__free(emulator);
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory) {
+    return dw__emu_memory_allocate(emulator->memory, bytes, memory);
+}
+dw_status dw_emulator_release(dw_emulator *emulator, void *memory) {
+    return memory ? dw__emu_memory_release(emulator->memory, memory) : DW_OK;
+}
+
+static dw_status within(const dw_emulator *emulator, const void *address, size_t bytes, const char *what) {
+    char where[160];
+    if (dw__emu_memory_holds(emulator->memory, address, bytes)) return DW_OK;
+    dw__emu_memory_describe(emulator->memory, (uintptr_t)address, where, sizeof where);
+    return dw__fail(DW_INVALID_ARGUMENT, "%s %zu bytes at %p of the emulated device: %s", what, bytes, address, where);
+}
+dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes) {
+    if (bytes == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(within(emulator, to, bytes, "copy to"));
+    memcpy(to, host, bytes);
+    dw__emu_memory_mark(emulator->memory, to, bytes, true);
+    return DW_OK;
+}
+dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes) {
+    if (bytes == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(within(emulator, from, bytes, "copy from"));
+    memcpy(host, from, bytes);
+    return DW_OK;
+}
+dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes) {
+    if (bytes == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(within(emulator, memory, bytes, "fill"));
+    memset(memory, byte, bytes);
+    dw__emu_memory_mark(emulator->memory, memory, bytes, true);
+    return DW_OK;
+}
+
+/* ---- modules ------------------------------------------------------------------------------- */
+
+/* "sm_90a" runs on an emulator of sm_90a alone, "sm_90" on it and what came later, "sm_100f" within its family. */
+static dw_status check_target(const dw_emulator *emulator, const dw__ptx_module *module) {
+    char *rest = NULL;
+    long number = strncmp(module->target, "sm_", 3) == 0 ? strtol(module->target + 3, &rest, 10) : 0;
+    bool fits = number > 0 && ((*rest == '\0' && number <= emulator->architecture) ||
+                               (strcmp(rest, "a") == 0 && number == emulator->architecture) ||
+                               (strcmp(rest, "f") == 0 && number / 10 == emulator->architecture / 10 &&
+                                number <= emulator->architecture));
+    if (fits) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "%s is PTX for %s, which an emulator of %s does not run", module->name, module->target,
+                    architectures[index_of(emulator->architecture)].name);
+}
+
+dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name, dw_emulator_module **out) {
+    dw__ptx_module *parsed = NULL;
+    dw_status status = DW_OK;
+    dw_emulator_module *module = dw__calloc(1, sizeof *module);
+    if (!module) return dw__fail_memory("a PTX module", sizeof *module);
+    DW_TRY(dw__ptx_parse(ptx, bytes, name, &parsed));
+    DW_TRY(check_target(emulator, parsed));
+    DW_TRY(dw__emu_translate(parsed, emulator->architecture, emulator->memory, &module->program));
+    parsed = NULL;
+    module->emulator = emulator;
+    pthread_mutex_lock(&emulator->lock);
+    module->next = emulator->modules;
+    emulator->modules = module;
+    pthread_mutex_unlock(&emulator->lock);
+    *out = module;
+    module = NULL;
+cleanup:
+    dw__ptx_destroy(parsed);
+    dw__free(module);
+    return status;
+}
+
+void dw_emulator_unload(dw_emulator_module *module) {
+    if (!module) return;
+    dw_emulator *emulator = module->emulator;
+    pthread_mutex_lock(&emulator->lock);
+    for (dw_emulator_module **link = &emulator->modules; *link; link = &(*link)->next) {
+        if (*link != module) continue;
+        *link = module->next;
+        break;
+    }
+    pthread_mutex_unlock(&emulator->lock);
+    dw__emu_program_destroy(module->program, emulator->memory);
+    dw__free(module);
+}
+
+static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const char *name) {
+    for (uint32_t i = 0; i < module->program->kernel_count; i++)
+        if (strcmp(module->program->kernels[i].name, name) == 0) return &module->program->kernels[i];
+    return NULL;
+}
+
+dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *name) {
+    const dw__emu_kernel *kernel = find_kernel(module, name);
+    if (kernel) return DW_OK;
+    dw__text list = {0};
+    for (uint32_t i = 0; i < module->program->kernel_count; i++)
+        dw__text_printf(&list, "%s%s", i ? ", " : "", module->program->kernels[i].name);
+    dw_status status = dw__fail(DW_NOT_FOUND, "%s has no kernel \"%s\"; it has %s", module->program->module->name, name,
+                                list.text ? list.text : "none");
+    dw__text_free(&list);
+    return status;
+}
+
+dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes) {
+    for (uint32_t i = 0; i < module->program->symbol_count; i++) {
+        if (strcmp(module->program->symbols[i].variable->name, name) != 0) continue;
+        *address = module->program->symbols[i].address;
+        *bytes = module->program->symbols[i].variable->bytes;
+        return DW_OK;
+    }
+    return dw__fail(DW_NOT_FOUND, "%s has no variable \"%s\"", module->program->module->name, name);
+}
+
+/* ---- launches ------------------------------------------------------------------------------ */
+
+static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *grid, int architecture) {
+    static const uint32_t most_grid[] = {INT32_MAX, 65535, 65535}, most_block[] = {1024, 1024, 64};
+    const dw__ptx_function *function = kernel->function;
+    for (int axis = 0; axis < 3; axis++) {
+        if (grid->grid[axis] == 0 || grid->grid[axis] > most_grid[axis])
+            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: a grid of %u blocks along axis %d: 1 to %u may be", kernel->name,
+                            grid->grid[axis], axis, most_grid[axis]);
+        if (grid->block[axis] == 0 || grid->block[axis] > most_block[axis])
+            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: a block of %u threads along axis %d: 1 to %u may be", kernel->name,
+                            grid->block[axis], axis, most_block[axis]);
+        if (grid->cluster[axis] == 0 || grid->grid[axis] % grid->cluster[axis])
+            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u blocks along axis %d are no clusters of %u", kernel->name,
+                            grid->grid[axis], axis, grid->cluster[axis]);
+        if (function->required_threads[axis] && function->required_threads[axis] != grid->block[axis])
+            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u threads along axis %d, where it requires %u", kernel->name,
+                            grid->block[axis], axis, function->required_threads[axis]);
+    }
+    const uint64_t threads = (uint64_t)grid->block[0] * grid->block[1] * grid->block[2];
+    const uint64_t bound = function->max_threads[0]
+                               ? (uint64_t)function->max_threads[0] * function->max_threads[1] * function->max_threads[2]
+                               : 1024;
+    if (threads > (bound < 1024 ? bound : 1024))
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: blocks of %llu threads: it takes %llu", kernel->name,
+                        (unsigned long long)threads, (unsigned long long)(bound < 1024 ? bound : 1024));
+    if ((uint64_t)grid->cluster[0] * grid->cluster[1] * grid->cluster[2] > 16)
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters of more than 16 blocks", kernel->name);
+    const uint32_t most_shared = architectures[index_of(architecture)].shared_bytes;
+    if ((uint64_t)kernel->dynamic_first + grid->dynamic_shared > most_shared)
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u bytes of dynamic shared memory beside %u: there are %u", kernel->name,
+                        grid->dynamic_shared, kernel->dynamic_first, most_shared);
+    return DW_OK;
+}
+
+dw_status dw_emulator_launch(dw_emulator_module *module, const char *name, const dw_emulator_launch_options *options,
+                             void *const *arguments, uint64_t *instructions) {
+    dw_emulator *emulator = module->emulator;
+    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+    const dw__emu_kernel *kernel = find_kernel(module, name);
+    dw__emu_grid grid = {.kernel = kernel, .memory = emulator->memory, .findings = emulator->findings,
+                         .dynamic_shared = options->shared_bytes, .check = emulator->options.check,
+                         .sm_count = architectures[index_of(emulator->architecture)].sm_count};
+    for (int axis = 0; axis < 3; axis++) {
+        grid.grid[axis] = options->grid[axis];
+        grid.block[axis] = options->block[axis];
+        uint32_t required = kernel->function->required_cluster[axis];
+        grid.cluster[axis] = options->cluster[0] ? options->cluster[axis] : required ? required : 1;
+    }
+    DW_RETURN_IF_FAILED(check_shape(kernel, &grid, emulator->architecture));
+    if (kernel->unsupported) return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
+    unsigned char *parameters = dw__malloc_aligned(kernel->parameter_bytes + 64);
+    if (!parameters) return dw__fail_memory("parameters of a kernel", kernel->parameter_bytes);
+    for (uint32_t i = 0; i < kernel->parameter_count; i++)
+        memcpy(parameters + kernel->parameter_places[i], arguments[i], kernel->parameter_sizes[i]);
+    grid.parameters = parameters;
+    pthread_mutex_lock(&emulator->lock);
+    grid.id = ++emulator->launches;
+    grid.seed = emulator->options.seed + grid.id;
+    dw_status status = dw__emu_run_grid(&grid, instructions);
+    pthread_mutex_unlock(&emulator->lock);
+    dw__free_aligned(parameters);
+    return status;
+}
+
+/* ---- findings ------------------------------------------------------------------------------ */
+
+size_t dw_emulator_finding_count(const dw_emulator *emulator) { return dw__emu_findings_count(emulator->findings); }
+dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding) {
+    if (dw__emu_findings_at(emulator->findings, index, finding)) return DW_OK;
+    return dw__fail(DW_NOT_FOUND, "finding %zu: there are %zu", index, dw__emu_findings_count(emulator->findings));
+}
+void dw_emulator_clear_findings(dw_emulator *emulator) { dw__emu_findings_clear(emulator->findings); }
+
+void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {
+    char source[300] = "", lane[32] = "", times[40] = "";
+    if (f->source_line) snprintf(source, sizeof source, " (%s:%d)", f->source, f->source_line);
+    if (f->lane >= 0) snprintf(lane, sizeof lane, ", lane %d", f->lane);
+    if (f->count > 1) snprintf(times, sizeof times, " (%llu times)", (unsigned long long)f->count);
+    snprintf(text, bytes, "%s: kernel %s, PTX line %d%s, block (%u, %u, %u), warp %d%s, %s: %s%s", f->kind, f->kernel, f->ptx_line,
+             source, f->block[0], f->block[1], f->block[2], f->warp, lane, f->instruction, f->what, times);
+}

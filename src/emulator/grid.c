@@ -1,0 +1,312 @@
+/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only waits is
+ * put aside for others, as many as would be on the machine at once.
+ */
+#include "base/pool.h"
+#include "emulator/barrier.h"
+#include "emulator/translate.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* Operations that a cluster may run without anything happening before others get its thread. */
+#define PATIENCE 400000
+/* A turn of a warp: 1 to this many operations, as chance has it. */
+#define LONGEST_TURN 256
+
+/* ---- a cluster's life ---------------------------------------------------------------------- */
+
+static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static void release_work(dw__emu_cluster *cluster) {
+    while (cluster->work) {
+        dw__emu_async *work = cluster->work;
+        cluster->work = work->next;
+        if (work->release) work->release(work);
+        else dw__free(work);
+    }
+}
+
+static void end_cluster(dw__emu_cluster *cluster) {
+    if (!cluster) return;
+    release_work(cluster);
+    dw__free_aligned(cluster->block);
+    dw__free(cluster);
+}
+
+/* One block of memory for everything that a cluster is. */
+static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_cluster **made) {
+    const dw__emu_kernel *kernel = grid->kernel;
+    const uint32_t ctas = grid->cluster[0] * grid->cluster[1] * grid->cluster[2];
+    const uint32_t threads = grid->block[0] * grid->block[1] * grid->block[2], warps = (threads + DW__LANES - 1) / DW__LANES;
+    const uint32_t shared = grid->dynamic_shared ? kernel->dynamic_first + grid->dynamic_shared : kernel->shared_bytes;
+    const size_t registers = rounded(kernel->register_bytes), local = rounded((size_t)kernel->local_bytes * DW__LANES);
+    const size_t per_warp = registers + local + rounded(sizeof(dw__emu_warp));
+    const size_t per_cta = rounded(shared) + rounded(shared / 8 + 1) + warps * per_warp;
+    const size_t bytes = rounded(ctas * sizeof(dw__emu_cta)) + ctas * per_cta;
+
+    dw__emu_cluster *cluster = dw__calloc(1, sizeof *cluster);
+    if (!cluster) return dw__fail_memory("an emulated cluster", sizeof *cluster);
+    *cluster = (dw__emu_cluster){.grid = grid, .cta_count = ctas, .random = (grid->seed + index) * 0x9E3779B97F4A7C15u + 1};
+    cluster->work_end = &cluster->work;
+    cluster->block = dw__malloc_aligned(bytes);
+    if (!cluster->block) {
+        dw__free(cluster);
+        return dw__fail_memory("an emulated cluster", bytes);
+    }
+    memset(cluster->block, 0, bytes);
+    uint32_t extent[3];
+    for (int axis = 0; axis < 3; axis++) extent[axis] = grid->grid[axis] / grid->cluster[axis];
+    cluster->id[0] = (uint32_t)(index % extent[0]);
+    cluster->id[1] = (uint32_t)(index / extent[0] % extent[1]);
+    cluster->id[2] = (uint32_t)(index / extent[0] / extent[1]);
+
+    unsigned char *at = cluster->block;
+    cluster->ctas = (dw__emu_cta *)(void *)at;
+    at += rounded(ctas * sizeof(dw__emu_cta));
+    for (uint32_t rank = 0; rank < ctas; rank++) {
+        dw__emu_cta *cta = &cluster->ctas[rank];
+        const uint32_t within[3] = {rank % grid->cluster[0], rank / grid->cluster[0] % grid->cluster[1],
+                                    rank / grid->cluster[0] / grid->cluster[1]};
+        *cta = (dw__emu_cta){.cluster = cluster, .rank = rank, .shared_bytes = shared, .warp_count = warps, .threads = threads};
+        for (int axis = 0; axis < 3; axis++) cta->id[axis] = cluster->id[axis] * grid->cluster[axis] + within[axis];
+        cta->shared = at, at += rounded(shared);
+        cta->defined = at, at += rounded(shared / 8 + 1);
+        cta->warps = (dw__emu_warp *)(void *)at, at += warps * rounded(sizeof(dw__emu_warp));
+        for (uint32_t i = 0; i < warps; i++) {
+            dw__emu_warp *w = &cta->warps[i];
+            w->cta = cta;
+            w->index = i;
+            w->registers = at, at += registers;
+            w->local = at, at += local;
+            uint32_t left = threads - i * DW__LANES;
+            dw__emu_start_warp(w, left >= DW__LANES ? DW__ALL_LANES : ((uint32_t)1 << left) - 1);
+        }
+    }
+    *made = cluster;
+    return DW_OK;
+}
+
+/* ---- work beside the warps ----------------------------------------------------------------- */
+
+bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work) {
+    work->due = cluster->turn + dw__emu_random(cluster) % 64;
+    work->next = NULL;
+    *cluster->work_end = work;
+    cluster->work_end = &work->next;
+    return true;
+}
+
+/* Whether an earlier work of the queue is still to be done. */
+static bool is_behind(const dw__emu_cluster *cluster, const dw__emu_async *work) {
+    if (work->queue == 0) return false;
+    for (const dw__emu_async *other = cluster->work; other != work; other = other->next)
+        if (other->queue == work->queue) return true;
+    return false;
+}
+
+/* Does what is due; with `any`, what comes first. False: a fault. */
+static bool do_work(dw__emu_cluster *cluster, bool any) {
+    for (dw__emu_async **link = &cluster->work; *link;) {
+        dw__emu_async *work = *link;
+        if ((!any && work->due > cluster->turn) || is_behind(cluster, work)) {
+            link = &work->next;
+            continue;
+        }
+        *link = work->next;
+        if (cluster->work_end == &work->next) cluster->work_end = link;
+        cluster->progress++;
+        bool good = work->done(cluster, work);
+        if (work->release) work->release(work);
+        else dw__free(work);
+        if (!good) return false;
+        any = false;
+    }
+    return true;
+}
+
+/* ---- waiting for ever ---------------------------------------------------------------------- */
+
+static void describe_wait(const dw__emu_warp *w, const dw__emu_group *g, dw__text *out) {
+    static const char *const names[] = {"runs", "waits for lanes", "waits at barrier", "waits for", "waits for the cluster",
+                                        "waits for asynchronous work"};
+    const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
+    char object[160] = "";
+    if (g->wait == DW__WAIT_BARRIER) {
+        const dw__emu_barrier *b = &w->cta->barriers[g->object];
+        snprintf(object, sizeof object, " %u (%u of %u threads came)", g->object, b->arrived, b->expected ? b->expected : w->cta->threads);
+    } else if (g->wait == DW__WAIT_MBARRIER) {
+        object[0] = ' ';
+        dw__emu_mbarrier_describe(w->cta->cluster, g->object, object + 1, sizeof object - 1);
+    }
+    dw__text_printf(out, "; block %u warp %u lanes 0x%08x %s%s at PTX line %d", w->cta->rank, w->index, g->mask, names[g->wait],
+                    object, kernel->function->code.items[kernel->from[g->pc]].line);
+}
+
+static void report_deadlock(dw__emu_cluster *cluster) {
+    dw__text text = {0};
+    dw__emu_warp *first = NULL;
+    int told = 0;
+    for (uint32_t i = 0; i < cluster->cta_count; i++) {
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
+            dw__emu_warp *w = &cluster->ctas[i].warps[k];
+            if (!w->live) continue;
+            if (!first) first = w;
+            if (told++ > 40) continue;
+            if (w->now.mask) describe_wait(w, &w->now, &text);
+            for (int g = 0; g < w->other_count; g++) describe_wait(w, &w->others[g], &text);
+        }
+    }
+    if (first) dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "nothing can go on%s", text.text ? text.text : "");
+    dw__text_free(&text);
+}
+
+/* ---- running ------------------------------------------------------------------------------- */
+
+typedef enum outcome { FINISHED, STUCK, FAULTED } outcome;
+
+/* Runs until every warp has ended, or nothing has happened for long. */
+static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
+    uint64_t progress = cluster->progress, idle = 0;
+    const uint32_t total = cluster->cta_count * cluster->ctas[0].warp_count;
+    while (!__atomic_load_n(stop, __ATOMIC_RELAXED)) {
+        bool alive = false, ran = false;
+        const uint32_t first = dw__emu_random(cluster) % total;
+        for (uint32_t i = 0; i < total; i++) {
+            const uint32_t at = (first + i) % total;
+            dw__emu_cta *cta = &cluster->ctas[at / cluster->ctas[0].warp_count];
+            dw__emu_warp *w = &cta->warps[at % cta->warp_count];
+            if (!w->live) continue;
+            alive = true;
+            const uint64_t before = w->executed;
+            if (!dw__emu_run_warp(w, 1 + dw__emu_random(cluster) % LONGEST_TURN)) return FAULTED;
+            /* A warp that waits has tried one operation. */
+            const uint64_t done = w->executed - before;
+            ran = ran || (w->now.mask && w->now.wait == DW__WAIT_NONE);
+            idle += done;
+            cluster->turn++;
+            if (cluster->work && !do_work(cluster, false)) return FAULTED;
+        }
+        if (!alive) {
+            while (cluster->work)
+                if (!do_work(cluster, true)) return FAULTED;
+            return FINISHED;
+        }
+        if (cluster->progress != progress) {
+            progress = cluster->progress, idle = 0;
+            continue;
+        }
+        if (cluster->work) {
+            if (!ran && !do_work(cluster, true)) return FAULTED;
+            if (idle < PATIENCE * 8u) continue;
+            if (!do_work(cluster, true)) return FAULTED;
+            continue;
+        }
+        if (!ran || idle > PATIENCE) return STUCK;
+    }
+    return FAULTED;
+}
+
+typedef struct running {
+    dw__emu_grid *grid;
+    pthread_mutex_t lock;
+    struct {
+        dw__emu_cluster **items;
+        size_t count, capacity;
+    } aside; /* clusters that only waited when they were last run */
+    uint64_t alive, most_alive, stuck; /* `stuck`: put aside since anything happened in any */
+    uint64_t executed;
+    bool stop;
+    dw_status status;
+    char message[512];
+} running;
+
+static void fail(running *r, dw_status status) {
+    if (r->status == DW_OK) {
+        r->status = status;
+        snprintf(r->message, sizeof r->message, "%s", dw_last_error());
+    }
+    __atomic_store_n(&r->stop, true, __ATOMIC_RELAXED);
+}
+
+/* The next cluster to run: one that nobody has begun, as long as there is room; else the one put aside longest. */
+static dw__emu_cluster *next_cluster(running *r) {
+    dw__emu_cluster *cluster = NULL;
+    pthread_mutex_lock(&r->lock);
+    dw__emu_grid *grid = r->grid;
+    if (!r->stop && grid->next_cluster < grid->cluster_total && r->alive < r->most_alive) {
+        uint64_t index = grid->next_cluster++;
+        r->alive++;
+        r->stuck = 0;
+        pthread_mutex_unlock(&r->lock);
+        dw_status status = begin_cluster(grid, index, &cluster);
+        if (status == DW_OK) return cluster;
+        pthread_mutex_lock(&r->lock);
+        r->alive--;
+        fail(r, status);
+    } else if (!r->stop && r->aside.count > 0) {
+        cluster = r->aside.items[0];
+        memmove(r->aside.items, r->aside.items + 1, --r->aside.count * sizeof *r->aside.items);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return cluster;
+}
+
+static uint64_t executed_by(const dw__emu_cluster *cluster) {
+    uint64_t executed = 0;
+    for (uint32_t i = 0; i < cluster->cta_count; i++)
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) executed += cluster->ctas[i].warps[k].executed;
+    return executed;
+}
+
+static void work(void *context, int64_t index, int worker) {
+    running *r = context;
+    (void)index, (void)worker;
+    for (dw__emu_cluster *cluster; (cluster = next_cluster(r));) {
+        const uint64_t progress = cluster->progress;
+        outcome how = run_cluster(cluster, &r->stop);
+        bool rest = false;
+        pthread_mutex_lock(&r->lock);
+        if (how == STUCK) {
+            r->stuck = cluster->progress != progress ? 0 : r->stuck + 1;
+            const bool alone = r->alive == r->aside.count + 1; /* nobody runs who might set it free */
+            const bool no_more = r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
+            bool hopeless = alone && no_more && r->stuck > 2 * r->alive + 2;
+            rest = !alone && r->stuck > r->alive;
+            if (hopeless && !r->stop) {
+                report_deadlock(cluster);
+                fail(r, dw__fail(DW_INTERNAL, "kernel %s stands still", r->grid->kernel->name));
+            } else if (DW_PUSH(&r->aside, cluster) == DW_OK) {
+                cluster = NULL;
+            } else {
+                fail(r, dw__fail_memory("an emulated grid", 0));
+            }
+        } else {
+            r->stuck = 0;
+            if (how == FAULTED && !r->stop) fail(r, dw__fail(DW_INTERNAL, "kernel %s was stopped", r->grid->kernel->name));
+        }
+        if (cluster) {
+            r->alive--;
+            r->executed += executed_by(cluster);
+        }
+        pthread_mutex_unlock(&r->lock);
+        end_cluster(cluster);
+        if (rest) nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+}
+
+dw_status dw__emu_run_grid(dw__emu_grid *grid, uint64_t *executed) {
+    running r = {.grid = grid, .lock = PTHREAD_MUTEX_INITIALIZER};
+    const uint32_t ctas = grid->cluster[0] * grid->cluster[1] * grid->cluster[2];
+    grid->cluster_total = (uint64_t)grid->grid[0] * grid->grid[1] * grid->grid[2] / ctas;
+    grid->next_cluster = 0;
+    int threads = dw__pool_threads();
+    r.most_alive = (uint64_t)grid->sm_count / ctas;
+    if (r.most_alive < (uint64_t)threads) r.most_alive = (uint64_t)threads;
+    dw__pool_run(threads, work, &r);
+    for (size_t i = 0; i < r.aside.count; i++) end_cluster(r.aside.items[i]);
+    dw__free(r.aside.items);
+    pthread_mutex_destroy(&r.lock);
+    if (executed) *executed = r.executed;
+    return r.status == DW_OK ? DW_OK : dw__fail(r.status, "%s", r.message);
+}

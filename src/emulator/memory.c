@@ -1,0 +1,292 @@
+/* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was written. And
+ * where an address of any space leads to.
+ */
+#include "emulator/translate.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct allocation {
+    uintptr_t first, last; /* last: one past */
+    uint8_t *defined;      /* NULL: all of it */
+    void *block;           /* to be given back; NULL: not ours */
+} allocation;
+
+struct dw__emu_memory {
+    pthread_rwlock_t lock;
+    struct {
+        allocation *items; /* by address */
+        size_t count, capacity;
+    } allocations;
+};
+
+/* ---- allocations --------------------------------------------------------------------------- */
+
+dw_status dw__emu_memory_create(dw__emu_memory **out) {
+    dw__emu_memory *memory = dw__calloc(1, sizeof *memory);
+    if (!memory) return dw__fail_memory("an emulated device", sizeof *memory);
+    pthread_rwlock_init(&memory->lock, NULL);
+    *out = memory;
+    return DW_OK;
+}
+
+static void release(const allocation *a) {
+    dw__free(a->defined);
+    dw__free_aligned(a->block);
+}
+
+void dw__emu_memory_destroy(dw__emu_memory *memory) {
+    if (!memory) return;
+    for (size_t i = 0; i < memory->allocations.count; i++) release(&memory->allocations.items[i]);
+    dw__free(memory->allocations.items);
+    pthread_rwlock_destroy(&memory->lock);
+    dw__free(memory);
+}
+
+/* The first allocation that ends beyond the address. */
+static size_t position_of(const dw__emu_memory *memory, uintptr_t address) {
+    size_t low = 0, high = memory->allocations.count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (memory->allocations.items[middle].last <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static dw_status add(dw__emu_memory *memory, const allocation *made) {
+    pthread_rwlock_wrlock(&memory->lock);
+    size_t at = position_of(memory, made->first);
+    dw_status status = DW_PUSH(&memory->allocations, *made);
+    if (status == DW_OK) {
+        allocation *items = memory->allocations.items;
+        memmove(items + at + 1, items + at, (memory->allocations.count - 1 - at) * sizeof *items);
+        items[at] = *made;
+    }
+    pthread_rwlock_unlock(&memory->lock);
+    return status;
+}
+
+/* Beginnings are multiples of 256 bytes, as the driver's are, with as much that belongs to nobody around. */
+#define GUARD 256
+dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **address) {
+    if (bytes > SIZE_MAX / 2) return dw__fail_memory("emulated memory", bytes);
+    allocation made = {.block = dw__malloc_aligned(bytes + 3 * GUARD), .defined = dw__calloc(bytes / 8 + 1, 1)};
+    if (!made.block || !made.defined) {
+        release(&made);
+        return dw__fail_memory("emulated memory", bytes);
+    }
+    made.first = ((uintptr_t)made.block + 2 * GUARD - 1) / GUARD * GUARD;
+    made.last = made.first + (bytes ? bytes : 1);
+    dw_status status = add(memory, &made);
+    if (status != DW_OK) {
+        release(&made);
+        return dw__fail_memory("emulated memory", bytes);
+    }
+    *address = (void *)made.first;
+    return DW_OK;
+}
+
+dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t bytes) {
+    allocation made = {.first = (uintptr_t)address, .last = (uintptr_t)address + (bytes ? bytes : 1)};
+    return add(memory, &made);
+}
+
+dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address) {
+    allocation found = {0};
+    pthread_rwlock_wrlock(&memory->lock);
+    size_t at = position_of(memory, (uintptr_t)address);
+    allocation *items = memory->allocations.items;
+    bool here = at < memory->allocations.count && items[at].first == (uintptr_t)address;
+    if (here) {
+        found = items[at];
+        memmove(items + at, items + at + 1, (--memory->allocations.count - at) * sizeof *items);
+    }
+    pthread_rwlock_unlock(&memory->lock);
+    if (!here)
+        return dw__fail(DW_INVALID_ARGUMENT, "%p was not allocated on the emulated device, or has been given back", address);
+    release(&found);
+    return DW_OK;
+}
+
+/* The allocation that holds the address. */
+static bool find(const dw__emu_memory *memory, uintptr_t address, allocation *found) {
+    dw__emu_memory *locked = (dw__emu_memory *)memory;
+    pthread_rwlock_rdlock(&locked->lock);
+    size_t at = position_of(memory, address);
+    bool here = at < memory->allocations.count && memory->allocations.items[at].first <= address;
+    if (here) *found = memory->allocations.items[at];
+    pthread_rwlock_unlock(&locked->lock);
+    return here;
+}
+
+bool dw__emu_memory_holds(const dw__emu_memory *memory, const void *address, size_t bytes) {
+    allocation a;
+    return find(memory, (uintptr_t)address, &a) && bytes <= a.last - (uintptr_t)address;
+}
+
+void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text, size_t bytes) {
+    dw__emu_memory *locked = (dw__emu_memory *)memory;
+    pthread_rwlock_rdlock(&locked->lock);
+    size_t at = position_of(memory, (uintptr_t)address);
+    const allocation *items = memory->allocations.items;
+    const allocation *before = at > 0 ? &items[at - 1] : NULL;
+    if (at < memory->allocations.count && items[at].first <= address)
+        snprintf(text, bytes, "%llu bytes before the end of the allocation of %llu bytes at 0x%llx",
+                 (unsigned long long)(items[at].last - address), (unsigned long long)(items[at].last - items[at].first),
+                 (unsigned long long)items[at].first);
+    else if (before && address - before->last < 1 << 20)
+        snprintf(text, bytes, "%llu bytes past the end of the allocation of %llu bytes at 0x%llx",
+                 (unsigned long long)(address - before->last), (unsigned long long)(before->last - before->first),
+                 (unsigned long long)before->first);
+    else
+        snprintf(text, bytes, "no allocation is near");
+    pthread_rwlock_unlock(&locked->lock);
+}
+
+/* ---- what has been written ----------------------------------------------------------------- */
+
+/* Clusters on other threads set bits of the same byte. */
+static void set_bits(uint8_t *bits, size_t first, size_t count, bool on) {
+    while (count > 0) {
+        size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
+        uint8_t mask = (uint8_t)(((1u << here) - 1) << within), *at = &bits[first / 8];
+        if (on && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask) __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
+        if (!on) __atomic_fetch_and(at, (uint8_t)~mask, __ATOMIC_RELAXED);
+        first += here, count -= here;
+        if (on && count >= 64 && first % 8 == 0) {
+            size_t whole = count / 8;
+            memset(&bits[first / 8], 0xFF, whole);
+            first += 8 * whole, count -= 8 * whole;
+        }
+    }
+}
+static uint32_t unset_bits(const uint8_t *bits, size_t first, size_t count) {
+    uint32_t unset = 0;
+    while (count > 0) {
+        size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
+        uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
+        unset += (uint32_t)__builtin_popcount(mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED));
+        first += here, count -= here;
+    }
+    return unset;
+}
+
+void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t bytes, bool defined) {
+    allocation a;
+    if (!find(memory, (uintptr_t)address, &a) || !a.defined) return;
+    size_t first = (uintptr_t)address - a.first, most = a.last - (uintptr_t)address;
+    set_bits(a.defined, first, bytes < most ? bytes : most, defined);
+}
+
+bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write, uint32_t *undefined) {
+    allocation a;
+    *undefined = 0;
+    if (!find(memory, (uintptr_t)address, &a) || bytes > a.last - address) return false;
+    if (!a.defined) return true;
+    if (write)
+        set_bits(a.defined, address - a.first, bytes, true);
+    else
+        *undefined = unset_bits(a.defined, address - a.first, bytes);
+    return true;
+}
+
+/* ---- where an address leads ---------------------------------------------------------------- */
+
+static const char *name_of(dw__emu_access access) {
+    return access == DW__READ ? "reads" : access == DW__WRITE ? "writes" : "updates";
+}
+
+static void found_undefined(dw__emu_warp *w, int lane, const char *space, uint64_t address, uint32_t bytes, uint32_t undefined) {
+    dw__emu_found(w, lane, DW__FOUND_UNDEFINED, "reads %u bytes of %s memory at 0x%llx, of which %u were never written", bytes,
+                  space, (unsigned long long)address, undefined);
+}
+
+static void *reach_global(dw__emu_warp *w, int lane, uint64_t address, uint32_t bytes, dw__emu_access access) {
+    const dw__emu_grid *grid = w->cta->cluster->grid;
+    if (address < w->recent.first || address >= w->recent.last) {
+        allocation a = {0};
+        if (find(grid->memory, (uintptr_t)address, &a)) {
+            w->recent.first = a.first, w->recent.last = a.last, w->recent.defined = a.defined;
+        } else {
+            w->recent.first = w->recent.last = 0;
+        }
+    }
+    if (address < w->recent.first || address >= w->recent.last || bytes > w->recent.last - address) {
+        char where[160];
+        dw__emu_memory_describe(grid->memory, address, where, sizeof where);
+        dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of global memory at 0x%llx: %s", name_of(access), bytes,
+                      (unsigned long long)address, where);
+        return NULL;
+    }
+    if (w->recent.defined) {
+        size_t first = address - w->recent.first;
+        uint32_t undefined = access & DW__READ && grid->check ? unset_bits(w->recent.defined, first, bytes) : 0;
+        if (undefined) found_undefined(w, lane, "global", address, bytes, undefined);
+        if (access & DW__WRITE) set_bits(w->recent.defined, first, bytes, true);
+    }
+    return (void *)(uintptr_t)address;
+}
+
+unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes, dw__emu_cta **owner) {
+    dw__emu_cluster *cluster = w->cta->cluster;
+    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & ((1u << DW__RANK_SHIFT) - 1);
+    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST || offset + bytes > cluster->ctas[rank].shared_bytes) {
+        dw__emu_found(w, lane, DW__FOUND_BOUNDS,
+                      "%u bytes of shared memory at 0x%x: block %u of the cluster has 0x%x to 0x%x, and the cluster %u blocks",
+                      bytes, address, rank, DW__SHARED_FIRST,
+                      rank < cluster->cta_count ? cluster->ctas[rank].shared_bytes : 0, cluster->cta_count);
+        return NULL;
+    }
+    *owner = &cluster->ctas[rank];
+    return cluster->ctas[rank].shared + offset;
+}
+
+static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes, dw__emu_access access) {
+    dw__emu_cta *owner;
+    unsigned char *at = dw__emu_shared(w, lane, address, bytes, &owner);
+    if (!at) return NULL;
+    size_t first = (size_t)(at - owner->shared);
+    uint32_t undefined = access & DW__READ && w->cta->cluster->grid->check ? unset_bits(owner->defined, first, bytes) : 0;
+    if (undefined) found_undefined(w, lane, "shared", address, bytes, undefined);
+    if (access & DW__WRITE) set_bits(owner->defined, first, bytes, true);
+    return at;
+}
+
+void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address, uint32_t bytes, uint32_t align,
+                    dw__emu_access access) {
+    const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
+    if (address % align) {
+        dw__emu_found(w, lane, DW__FOUND_ALIGNMENT, "%s %u bytes at 0x%llx, which is no multiple of %u", name_of(access), bytes,
+                      (unsigned long long)address, align);
+        return NULL;
+    }
+    const uint64_t window = address & DW__WINDOW_MASK;
+    if (space == DW__PTX_REG)
+        space = window == DW__SHARED_WINDOW  ? DW__PTX_SHARED
+                : window == DW__LOCAL_WINDOW ? DW__PTX_LOCAL
+                : window == DW__PARAM_WINDOW ? DW__PTX_PARAM
+                                             : DW__PTX_GLOBAL;
+    const uint64_t offset = address & ~DW__WINDOW_MASK;
+    switch (space) {
+    case DW__PTX_SHARED:
+        if (offset <= UINT32_MAX) return reach_shared(w, lane, (uint32_t)offset, bytes, access);
+        break;
+    case DW__PTX_LOCAL:
+        if (offset + bytes <= kernel->local_bytes) return w->local + (size_t)lane * kernel->local_bytes + offset;
+        break;
+    case DW__PTX_PARAM:
+        if (offset + bytes <= kernel->parameter_bytes && access == DW__READ)
+            return (unsigned char *)(uintptr_t)w->cta->cluster->grid->parameters + offset;
+        break;
+    default: return reach_global(w, lane, address, bytes, access);
+    }
+    dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of %s memory at 0x%llx, beyond its end", name_of(access), bytes,
+                  space == DW__PTX_SHARED  ? "shared"
+                  : space == DW__PTX_LOCAL ? "local"
+                                           : "parameter",
+                  (unsigned long long)offset);
+    return NULL;
+}

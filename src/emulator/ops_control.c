@@ -1,0 +1,130 @@
+/* Branches, ends, fences and calls: PTX ISA 9.7.12, 9.7.13.4, 9.7.19. */
+#include "emulator/lanes.h"
+#include <stdio.h>
+#include <string.h>
+
+/* ---- branches ------------------------------------------------------------------------------ */
+
+/* Lanes whose guard holds go to the target, the others on; dw__emu_run_warp takes them apart. */
+static dw__emu_next bra_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    uint32_t stay = w->now.mask & ~mask;
+    if (stay) {
+        dw__emu_group rest = {.pc = w->now.pc + 1, .mask = stay};
+        w->others[w->other_count++] = rest;
+        if (rest.pc < w->soonest) w->soonest = rest.pc;
+    }
+    w->now.mask = mask;
+    w->now.pc = op->c;
+    return DW__JUMPED;
+}
+
+static dw_status translate_bra(dw__emu_translator *t) {
+    const dw__ptx_operand *target;
+    (void)dw__emu_take(t, "uni");
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &target));
+    if (target->kind != DW__PTX_LABEL) return dw__emu_malformed(t, "a branch to what is no label");
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, bra_run));
+    t->op->c = UINT32_MAX; /* set when all operations have their numbers */
+    t->op->immediate = target->number;
+    return DW_OK;
+}
+
+static dw__emu_next exit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)op;
+    w->live &= ~mask;
+    w->now.mask &= ~mask;
+    w->cta->cluster->progress++;
+    return w->now.mask ? DW__NEXT : DW__ENDED;
+}
+static dw_status translate_exit(dw__emu_translator *t) {
+    (void)dw__emu_take(t, "uni");
+    return dw__emu_emit(t, exit_run);
+}
+
+static dw__emu_next trap_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)op;
+    dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_TRAP, "executes trap");
+    return DW__FAULT;
+}
+static dw_status translate_trap(dw__emu_translator *t) { return dw__emu_emit(t, trap_run); }
+
+/* ---- giving way ---------------------------------------------------------------------------- */
+
+static dw__emu_next give_way_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)w, (void)op, (void)mask;
+    return DW__GAVE_WAY;
+}
+static dw_status translate_nanosleep(dw__emu_translator *t) {
+    return dw__emu_take(t, "u32") ? dw__emu_emit(t, give_way_run) : dw__emu_unsupported(t);
+}
+
+/* Registers are the emulator's own affair; launches wait for the grid before them to its end. */
+static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)w, (void)op, (void)mask;
+    return DW__NEXT;
+}
+static dw_status translate_setmaxnreg(dw__emu_translator *t) {
+    if (!(dw__emu_take(t, "inc") || dw__emu_take(t, "dec")) || !dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "u32"))
+        return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, nothing_run));
+    t->op->aligned = true;
+    return DW_OK;
+}
+static dw_status translate_griddepcontrol(dw__emu_translator *t) {
+    if (!dw__emu_take(t, "launch_dependents") && !dw__emu_take(t, "wait")) return dw__emu_unsupported(t);
+    return dw__emu_emit(t, nothing_run);
+}
+
+/* ---- fences -------------------------------------------------------------------------------- */
+
+static dw_status translate_membar(dw__emu_translator *t) {
+    static const char *const levels[] = {"cta", "gl", "sys", NULL};
+    return dw__emu_take_one_of(t, levels) >= 0 ? dw__emu_emit(t, nothing_run) : dw__emu_unsupported(t);
+}
+
+/* fence.proxy.async: what the warp has seen written through the generic proxy, asynchronous work sees from here on. */
+static dw__emu_next proxy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)op, (void)mask;
+    (void)w;
+    return DW__NEXT;
+}
+
+static dw_status translate_fence(dw__emu_translator *t) {
+    static const char *const senses[] = {"sc", "acq_rel", "acquire", "release", NULL};
+    static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
+    static const char *const spaces[] = {"async", "async::global", "async::shared::cta", "async::shared::cluster", NULL};
+    if (dw__emu_take(t, "mbarrier_init"))
+        return dw__emu_take(t, "release") && dw__emu_take(t, "cluster") ? dw__emu_emit(t, nothing_run) : dw__emu_unsupported(t);
+    if (dw__emu_take(t, "proxy")) {
+        if (dw__emu_take(t, "alias")) return dw__emu_emit(t, nothing_run);
+        if (dw__emu_take(t, "tensormap::generic")) {
+            (void)dw__emu_take_one_of(t, senses);
+            (void)dw__emu_take_one_of(t, scopes);
+            return dw__emu_emit(t, nothing_run);
+        }
+        if (dw__emu_take_one_of(t, spaces) >= 0) {
+            static const char *const narrowed[] = {"shared::cta", "shared::cluster", "global", NULL};
+            (void)dw__emu_take_one_of(t, narrowed);
+            return dw__emu_emit(t, proxy_run);
+        }
+        return dw__emu_unsupported(t);
+    }
+    (void)dw__emu_take_one_of(t, senses);
+    (void)dw__emu_take(t, "sync_restrict::shared::cta");
+    (void)dw__emu_take(t, "sync_restrict::shared::cluster");
+    (void)dw__emu_take_one_of(t, scopes);
+    return dw__emu_emit(t, nothing_run);
+}
+
+const dw__emu_opcode dw__emu_opcodes_control[] = {
+    {"bra", translate_bra},
+    {"exit", translate_exit},
+    {"ret", translate_exit},
+    {"trap", translate_trap},
+    {"nanosleep", translate_nanosleep},
+    {"setmaxnreg", translate_setmaxnreg},
+    {"griddepcontrol", translate_griddepcontrol},
+    {"membar", translate_membar},
+    {"fence", translate_fence},
+    {NULL, NULL},
+};

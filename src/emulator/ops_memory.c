@@ -1,0 +1,335 @@
+/* Loads, stores and atomic operations: PTX ISA 9.7.9.8 to 9.7.9.15, 9.7.13. */
+#include "emulator/lanes.h"
+#include "number/half.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct access {
+    dw__emu_address address;
+    dw__ptx_space space; /* DW__PTX_REG: generic */
+    dw__emu_type type;
+    int bytes, count; /* of an element; elements */
+    bool extend;      /* signed, into wider registers */
+    int place_bytes[8], register_bytes[8];
+    uint32_t places[8];
+    int kind; /* of an atomic operation */
+} access;
+
+/* ---- qualifiers ---------------------------------------------------------------------------- */
+
+/* What orders, places in caches or hints: the emulator's memory is one, and in order. */
+static bool take_qualifier(dw__emu_translator *t) {
+    static const char *const plain[] = {
+        "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg",
+        "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
+        "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "L2::evict_first", "L2::evict_last",
+        "L2::evict_normal", "noftz", "sc", "L1", "L2", NULL};
+    return dw__emu_take_one_of(t, plain) >= 0;
+}
+
+static bool take_space(dw__emu_translator *t, dw__ptx_space *space) {
+    static const char *const names[] = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param",
+                                        "param::entry", "param::func", NULL};
+    static const dw__ptx_space spaces[] = {DW__PTX_GLOBAL, DW__PTX_SHARED, DW__PTX_SHARED, DW__PTX_SHARED, DW__PTX_LOCAL,
+                                           DW__PTX_CONST, DW__PTX_PARAM, DW__PTX_PARAM, DW__PTX_PARAM};
+    int index = dw__emu_take_one_of(t, names);
+    if (index >= 0) *space = spaces[index];
+    return index >= 0;
+}
+
+static void take_all(dw__emu_translator *t, access *k) {
+    static const char *const vectors[] = {"v2", "v4", "v8", NULL};
+    k->space = DW__PTX_REG;
+    k->count = 1;
+    for (bool more = true; more;) {
+        more = take_qualifier(t) || take_space(t, &k->space);
+        int vector = dw__emu_take_one_of(t, vectors);
+        if (vector >= 0) k->count = 2 << vector, more = true;
+    }
+}
+
+/* The address; constants lie in global memory, what a call passes in local memory. */
+static dw_status take_address(dw__emu_translator *t, const dw__ptx_operand *operand, access *k) {
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, operand, &k->address));
+    if (k->space == DW__PTX_CONST) k->space = DW__PTX_GLOBAL;
+    if (k->space == DW__PTX_PARAM && operand->items[0].kind == DW__PTX_VARIABLE) {
+        bool own = false;
+        for (size_t i = 0; i < t->function->parameters.count; i++)
+            own = own || t->function->parameters.items[i] == operand->items[0].variable;
+        if (!own) k->space = DW__PTX_LOCAL;
+    }
+    return DW_OK;
+}
+
+static dw_status take_values(dw__emu_translator *t, const dw__ptx_operand *operand, access *k, bool results) {
+    static const dw__emu_type by_bytes[] = {[1] = DW__T_B8, [2] = DW__T_B16, [4] = DW__T_B32, [8] = DW__T_B64, [16] = DW__T_B128};
+    const dw__ptx_operand *items = operand->kind == DW__PTX_VECTOR ? operand->items : operand;
+    const int given = operand->kind == DW__PTX_VECTOR ? operand->count : 1;
+    if (given != k->count) return dw__emu_malformed(t, "a vector of another length");
+    for (int i = 0; i < k->count; i++) {
+        int has = dw__emu_operand_bytes(t, &items[i]);
+        if (has == 0 || (has > 0 && has < k->bytes)) return dw__emu_malformed(t, "a register that is narrower than what is moved");
+        k->register_bytes[i] = has > 0 ? has : k->bytes;
+        k->place_bytes[i] = dw__emu_place_bytes(k->register_bytes[i]);
+        dw__emu_type type = has > 0 ? by_bytes[has] : k->type;
+        DW_RETURN_IF_FAILED(results ? dw__emu_take_result(t, &items[i], type, &k->places[i])
+                                    : dw__emu_take_source(t, &items[i], type, &k->places[i]));
+    }
+    return DW_OK;
+}
+
+/* ---- loads and stores ---------------------------------------------------------------------- */
+
+/* Other clusters run on other threads of the host: elements move whole. */
+static void read_element(void *to, const void *from, int bytes) {
+    switch (bytes) {
+    case 1: *(uint8_t *)to = __atomic_load_n((const uint8_t *)from, __ATOMIC_ACQUIRE); break;
+    case 2: *(uint16_t *)to = __atomic_load_n((const uint16_t *)from, __ATOMIC_ACQUIRE); break;
+    case 4: *(uint32_t *)to = __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE); break;
+    case 8: *(uint64_t *)to = __atomic_load_n((const uint64_t *)from, __ATOMIC_ACQUIRE); break;
+    default: memcpy(to, from, (size_t)bytes);
+    }
+}
+static void write_element(void *to, const void *from, int bytes) {
+    switch (bytes) {
+    case 1: __atomic_store_n((uint8_t *)to, *(const uint8_t *)from, __ATOMIC_RELEASE); break;
+    case 2: __atomic_store_n((uint16_t *)to, *(const uint16_t *)from, __ATOMIC_RELEASE); break;
+    case 4: __atomic_store_n((uint32_t *)to, *(const uint32_t *)from, __ATOMIC_RELEASE); break;
+    case 8: __atomic_store_n((uint64_t *)to, *(const uint64_t *)from, __ATOMIC_RELEASE); break;
+    default: memcpy(to, from, (size_t)bytes);
+    }
+}
+
+static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const access *k = op->detail;
+    const uint32_t total = (uint32_t)(k->bytes * k->count);
+    DW__EACH_LANE(lane, mask) {
+        const unsigned char *from =
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__READ);
+        if (!from) return DW__FAULT;
+        for (int i = 0; i < k->count; i++) {
+            _Alignas(16) unsigned char value[16] = {0};
+            read_element(value, from + i * k->bytes, k->bytes);
+            if (k->extend && value[k->bytes - 1] & 0x80)
+                memset(value + k->bytes, 0xFF, (size_t)(k->register_bytes[i] - k->bytes));
+            memcpy(w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i], value, (size_t)k->place_bytes[i]);
+        }
+    }
+    return DW__NEXT;
+}
+
+static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const access *k = op->detail;
+    const uint32_t total = (uint32_t)(k->bytes * k->count);
+    DW__EACH_LANE(lane, mask) {
+        unsigned char *to =
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__WRITE);
+        if (!to) return DW__FAULT;
+        for (int i = 0; i < k->count; i++)
+            write_element(to + i * k->bytes, w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i], k->bytes);
+    }
+    w->cta->cluster->progress++;
+    return DW__NEXT;
+}
+
+static dw_status translate_access(dw__emu_translator *t, bool load) {
+    access *k = dw__emu_detail(t, sizeof *k);
+    const dw__ptx_operand *address, *value;
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    take_all(t, k);
+    if (!dw__emu_take_type(t, &k->type)) return dw__emu_unsupported(t);
+    k->bytes = dw__emu_type_bytes(k->type);
+    k->extend = dw__emu_type_signed(k->type);
+    if (k->bytes * k->count > 32 || k->bytes == 0) return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, load ? 1 : 0, &address));
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, load ? 0 : 1, &value));
+    DW_RETURN_IF_FAILED(take_address(t, address, k));
+    if (!load && k->space == DW__PTX_PARAM) return dw__emu_malformed(t, "a store to the kernel's parameters");
+    DW_RETURN_IF_FAILED(take_values(t, value, k, load));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, load ? load_run : store_run));
+    t->op->detail = k;
+    return DW_OK;
+}
+static dw_status translate_ld(dw__emu_translator *t) { return translate_access(t, true); }
+static dw_status translate_st(dw__emu_translator *t) { return translate_access(t, false); }
+
+/* ---- atomic operations --------------------------------------------------------------------- */
+
+enum { ADD, MIN, MAX, AND, OR, XOR, EXCHANGE, INCREMENT, DECREMENT, COMPARE };
+static const char *const kinds[] = {"add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas", NULL};
+
+static float real_sum(int kind, float x, float y) {
+    if (kind == ADD) return x + y;
+    if (isnan(x)) return y;
+    if (isnan(y)) return x;
+    return kind == MIN ? fminf(x, y) : fmaxf(x, y);
+}
+static uint16_t half_sum(int kind, uint16_t x, uint16_t y, bool brain) {
+    float r = brain ? real_sum(kind, dw__bf16_to_f32(x), dw__bf16_to_f32(y)) : real_sum(kind, dw__f16_to_f32(x), dw__f16_to_f32(y));
+    if (isnan(r)) return 0x7FFF;
+    return brain ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
+}
+
+static uint64_t whole_result(const access *k, uint64_t x, uint64_t y, uint64_t z) {
+    const bool is_signed = dw__emu_type_signed(k->type);
+    const int spare = 64 - 8 * k->bytes;
+    const int64_t sx = (int64_t)(x << spare) >> spare, sy = (int64_t)(y << spare) >> spare;
+    switch (k->kind) {
+    case ADD: return x + y;
+    case MIN: return is_signed ? (sx < sy ? x : y) : x < y ? x : y;
+    case MAX: return is_signed ? (sx > sy ? x : y) : x > y ? x : y;
+    case AND: return x & y;
+    case OR: return x | y;
+    case XOR: return x ^ y;
+    case EXCHANGE: return y;
+    case INCREMENT: return x >= y ? 0 : x + 1;
+    case DECREMENT: return x == 0 || x > y ? y : x - 1;
+    default: return x == y ? z : x;
+    }
+}
+
+static uint64_t atomic_result(const access *k, uint64_t x, uint64_t y, uint64_t z) {
+    if (k->kind >= AND) return whole_result(k, x, y, z);
+    switch (k->type) {
+    case DW__T_F32: {
+        float r = real_sum(k->kind, dw__f32_from_bits((uint32_t)x), dw__f32_from_bits((uint32_t)y));
+        return isnan(r) ? 0x7FFFFFFF : dw__f32_bits(r);
+    }
+    case DW__T_F64: {
+        double a, b;
+        memcpy(&a, &x, sizeof a), memcpy(&b, &y, sizeof b);
+        a = a + b;
+        memcpy(&x, &a, sizeof a);
+        return x;
+    }
+    case DW__T_F16:
+    case DW__T_BF16: return half_sum(k->kind, (uint16_t)x, (uint16_t)y, k->type == DW__T_BF16);
+    case DW__T_F16X2:
+    case DW__T_BF16X2: {
+        const bool brain = k->type == DW__T_BF16X2;
+        return (uint64_t)half_sum(k->kind, (uint16_t)(x >> 16), (uint16_t)(y >> 16), brain) << 16 |
+               half_sum(k->kind, (uint16_t)x, (uint16_t)y, brain);
+    }
+    default: return whole_result(k, x, y, z);
+    }
+}
+
+/* One element, as the host's compare-and-swap. */
+#define SWAP(T)                                                                                                        \
+    do {                                                                                                               \
+        T before = __atomic_load_n((T *)at, __ATOMIC_ACQUIRE);                                                         \
+        while (!__atomic_compare_exchange_n((T *)at, &before, (T)atomic_result(k, before, y, z), false,                \
+                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {                                     \
+        }                                                                                                              \
+        return before;                                                                                                 \
+    } while (0)
+static uint64_t atomically(const access *k, void *at, uint64_t y, uint64_t z) {
+    switch (k->bytes) {
+    case 2: SWAP(uint16_t);
+    case 4: SWAP(uint32_t);
+    default: SWAP(uint64_t);
+    }
+}
+
+typedef struct atomic {
+    access access;
+    bool returns;
+    uint32_t results[8];
+    uint32_t third;
+} atomic;
+
+static uint64_t lane_value(const dw__emu_warp *w, uint32_t place, int place_bytes, uint32_t lane) {
+    return place_bytes == 8 ? DW__REGISTER(w, uint64_t, place)[lane] : DW__REGISTER(w, uint32_t, place)[lane];
+}
+
+static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const atomic *m = op->detail;
+    const access *k = &m->access;
+    const uint32_t total = (uint32_t)(k->bytes * k->count);
+    const uint64_t low = k->bytes == 8 ? UINT64_MAX : ((uint64_t)1 << 8 * k->bytes) - 1;
+    DW__EACH_LANE(lane, mask) {
+        unsigned char *at =
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__ATOMIC);
+        if (!at) return DW__FAULT;
+        for (int i = 0; i < k->count; i++) {
+            uint64_t y = lane_value(w, k->places[i], k->place_bytes[i], lane) & low;
+            uint64_t z = k->kind == COMPARE ? lane_value(w, m->third, k->place_bytes[0], lane) & low : 0;
+            uint64_t before = atomically(k, at + i * k->bytes, y, z);
+            if (!m->returns) continue;
+            if (k->bytes == 8)
+                DW__REGISTER(w, uint64_t, m->results[i])[lane] = before;
+            else
+                DW__REGISTER(w, uint32_t, m->results[i])[lane] = (uint32_t)before;
+        }
+    }
+    w->cta->cluster->progress++;
+    return DW__NEXT;
+}
+
+static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
+    atomic *m = dw__emu_detail(t, sizeof *m);
+    if (!m) return dw__fail_memory("an operation", sizeof *m);
+    access *k = &m->access;
+    if (dw__emu_take(t, "async")) return t->cursor = 0, dw__emu_unsupported(t);
+    take_all(t, k);
+    k->kind = dw__emu_take_one_of(t, kinds);
+    int further = k->count;
+    access again = *k;
+    take_all(t, &again); /* .noftz and vectors come after the operation */
+    if (again.count > 1) k->count = again.count;
+    (void)further;
+    if (k->kind < 0 || !dw__emu_take_type(t, &k->type)) return dw__emu_unsupported(t);
+    k->bytes = dw__emu_type_bytes(k->type);
+    if (k->bytes != 2 && k->bytes != 4 && k->bytes != 8) return dw__emu_unsupported(t);
+    const int first = returns ? 1 : 0;
+    const dw__ptx_operand *address, *value, *third, *result;
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first, &address));
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 1, &value));
+    DW_RETURN_IF_FAILED(take_address(t, address, k));
+    if (k->space == DW__PTX_PARAM || k->space == DW__PTX_LOCAL) return dw__emu_malformed(t, "an atomic operation in this space");
+    DW_RETURN_IF_FAILED(take_values(t, value, k, false));
+    if (k->kind == COMPARE) {
+        DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 2, &third));
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, third, k->type, &m->third));
+    }
+    m->returns = returns;
+    if (returns) {
+        DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &result));
+        const dw__ptx_operand *items = result->kind == DW__PTX_VECTOR ? result->items : result;
+        if ((result->kind == DW__PTX_VECTOR ? result->count : 1) != k->count)
+            return dw__emu_malformed(t, "a vector of another length");
+        for (int i = 0; i < k->count; i++) DW_RETURN_IF_FAILED(dw__emu_take_result(t, &items[i], k->type, &m->results[i]));
+    }
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, atomic_run));
+    t->op->detail = m;
+    return DW_OK;
+}
+static dw_status translate_atom(dw__emu_translator *t) { return translate_atomic(t, true); }
+static dw_status translate_red(dw__emu_translator *t) { return translate_atomic(t, false); }
+
+/* ---- what only concerns caches ------------------------------------------------------------- */
+
+static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)w, (void)op, (void)mask;
+    return DW__NEXT;
+}
+static dw_status translate_nothing(dw__emu_translator *t) {
+    t->cursor = t->in->modifier_count;
+    return dw__emu_emit(t, nothing_run);
+}
+
+/* createpolicy: a policy is a number that nobody looks at. */
+static dw_status translate_createpolicy(dw__emu_translator *t) {
+    uint32_t d;
+    if (t->in->operand_count < 1) return dw__emu_malformed(t, "an operand is missing");
+    t->cursor = t->in->modifier_count;
+    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B64, &d));
+    return dw__emu_emit(t, nothing_run);
+}
+
+const dw__emu_opcode dw__emu_opcodes_memory[] = {
+    {"ld", translate_ld},           {"ldu", translate_ld},           {"st", translate_st},
+    {"atom", translate_atom},       {"red", translate_red},          {"prefetch", translate_nothing},
+    {"prefetchu", translate_nothing}, {"discard", translate_nothing}, {"applypriority", translate_nothing},
+    {"createpolicy", translate_createpolicy}, {NULL, NULL},
+};

@@ -1,0 +1,114 @@
+/* Kernels as the emulator runs them: one operation for each PTX instruction, its operands places in a warp's register
+ * file. Constants, special registers that never change and addresses of variables are registers too, filled in when a
+ * warp begins, so that an operation never asks what kind of operand it has.
+ */
+#ifndef DW_EMULATOR_PROGRAM_H
+#define DW_EMULATOR_PROGRAM_H
+
+#include "emulator/ptx.h"
+
+typedef struct dw__emu_warp dw__emu_warp;
+typedef struct dw__emu_op dw__emu_op;
+
+typedef enum dw__emu_next {
+    DW__NEXT,   /* the operation after this one */
+    DW__JUMPED, /* pc has been set */
+    DW__GAVE_WAY, /* next operation, in another turn */
+    DW__AGAIN,  /* not done: once more, in another turn */
+    DW__APART,  /* wants lanes that are elsewhere: once more when they have come */
+    DW__ENDED,  /* no lane of the group is left */
+    DW__FAULT,  /* a finding has been reported: the grid ends */
+} dw__emu_next;
+
+struct dw__emu_op {
+    /* `mask`: the lanes of the group whose guard holds; never 0. */
+    dw__emu_next (*run)(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask);
+    uint32_t d, a, b, c; /* bytes into the register file */
+    uint32_t guard;      /* the same, of a predicate; DW__PTX_NO_GUARD */
+    bool guard_negated;
+    bool aligned;        /* every lane of the warp must be here */
+    bool reads_pending;  /* may read registers that asynchronous work fills: they are not checked */
+    int64_t immediate;
+    const void *detail;  /* what else this operation needs; of the kernel's arena */
+};
+
+/* What a place holds when a warp begins. */
+typedef enum dw__emu_source {
+    DW__SOURCE_BITS,    /* `bits` in every lane */
+    DW__SOURCE_SHARED,  /* address `bits` in this block's shared memory */
+    DW__SOURCE_SPECIAL, /* special register `special`, component `axis` */
+} dw__emu_source;
+typedef enum dw__emu_special {
+    DW__SPECIAL_TID,
+    DW__SPECIAL_NTID,
+    DW__SPECIAL_CTAID,
+    DW__SPECIAL_NCTAID,
+    DW__SPECIAL_LANEID,
+    DW__SPECIAL_WARPID,
+    DW__SPECIAL_NWARPID,
+    DW__SPECIAL_SMID,
+    DW__SPECIAL_NSMID,
+    DW__SPECIAL_GRIDID,
+    DW__SPECIAL_CLUSTERID,
+    DW__SPECIAL_NCLUSTERID,
+    DW__SPECIAL_CLUSTER_CTAID,
+    DW__SPECIAL_CLUSTER_NCTAID,
+    DW__SPECIAL_CLUSTER_CTARANK,
+    DW__SPECIAL_CLUSTER_NCTARANK,
+    DW__SPECIAL_IS_EXPLICIT_CLUSTER,
+    DW__SPECIAL_LANEMASK_EQ,
+    DW__SPECIAL_LANEMASK_LE,
+    DW__SPECIAL_LANEMASK_LT,
+    DW__SPECIAL_LANEMASK_GE,
+    DW__SPECIAL_LANEMASK_GT,
+    DW__SPECIAL_DYNAMIC_SMEM_SIZE,
+    DW__SPECIAL_TOTAL_SMEM_SIZE,
+    DW__SPECIAL_COUNT,
+} dw__emu_special;
+typedef struct dw__emu_preset {
+    dw__emu_source source;
+    uint32_t place, bytes; /* 4 or 8 for each lane; 0: a predicate */
+    uint64_t bits;
+    dw__emu_special special;
+    int axis;
+} dw__emu_preset;
+
+typedef struct dw__emu_kernel {
+    const char *name;
+    const char *unsupported; /* why it cannot be launched; NULL: it can */
+    dw__emu_op *code;
+    uint32_t code_count;
+    const dw__ptx_function *function; /* lines, register names */
+    const dw__ptx_module *module;
+    const uint32_t *from; /* the instruction of the function that each operation comes from */
+    dw__emu_preset *presets;
+    uint32_t preset_count;
+    uint32_t register_bytes, local_bytes;
+    uint32_t shared_bytes;  /* of static variables, with the system's KiB */
+    uint32_t dynamic_first; /* where the launch's dynamic shared memory begins */
+    uint32_t parameter_bytes;
+    const uint32_t *parameter_places, *parameter_sizes; /* of each parameter */
+    uint32_t parameter_count;
+} dw__emu_kernel;
+
+typedef struct dw__emu_program {
+    dw__ptx_module *module;
+    dw__arena *arena;
+    int architecture; /* 90, 100, 103, 120 */
+    dw__emu_kernel *kernels;
+    uint32_t kernel_count;
+    struct dw__emu_symbol {
+        const dw__ptx_variable *variable;
+        void *address; /* of .global and .const variables */
+    } *symbols;
+    uint32_t symbol_count;
+} dw__emu_program;
+
+/* Places memory of global and constant variables by `allocate` and makes operations of every kernel. DW_UNSUPPORTED: "kernel
+ * NAME, PTX line 12: ... is not supported: the line". */
+typedef struct dw__emu_memory dw__emu_memory;
+dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory, dw__emu_program **program);
+/* The module goes with it. */
+void dw__emu_program_destroy(dw__emu_program *program, dw__emu_memory *memory);
+
+#endif

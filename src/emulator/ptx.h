@@ -1,0 +1,137 @@
+/* PTX text as a tree: what the parser makes and the translator reads. Grammar: PTX ISA 9.0, chapters 4, 5 and 11.
+ * Everything lies in the module's arena; names point into it and live as long.
+ */
+#ifndef DW_PTX_H
+#define DW_PTX_H
+
+#include "base/base.h"
+
+typedef enum dw__ptx_space {
+    DW__PTX_REG,
+    DW__PTX_PARAM,
+    DW__PTX_LOCAL,
+    DW__PTX_SHARED,
+    DW__PTX_GLOBAL,
+    DW__PTX_CONST,
+} dw__ptx_space;
+
+/* A fundamental type by what a register or variable of it is: the name is kept for messages. */
+typedef struct dw__ptx_type {
+    const char *name; /* "b32" */
+    int bytes;        /* of one element; a predicate has 0 */
+} dw__ptx_type;
+
+typedef struct dw__ptx_variable {
+    const char *name;
+    dw__ptx_space space;
+    dw__ptx_type type;
+    uint64_t bytes; /* of the whole array; 0 for `name[]`, whose size the launch gives */
+    uint32_t align;
+    bool external; /* defined elsewhere */
+    const unsigned char *initial;
+    uint64_t initial_bytes; /* the rest is zeros */
+    struct dw__ptx_reference *references;
+    int line;
+} dw__ptx_variable;
+
+/* An address within an initialiser: 8 bytes at `offset` become the address of `name`, plus `addend`. */
+typedef struct dw__ptx_reference {
+    uint64_t offset;
+    const char *name;
+    int64_t addend;
+    bool generic;
+    struct dw__ptx_reference *next;
+} dw__ptx_reference;
+
+typedef enum dw__ptx_kind {
+    DW__PTX_REGISTER,
+    DW__PTX_SPECIAL,  /* %tid.x: name and component */
+    DW__PTX_INTEGER,  /* 32, 0x10, -1 */
+    DW__PTX_SINGLE,   /* 0f3F800000: bits */
+    DW__PTX_DOUBLE,   /* 0d3FF0000000000000, 1.5: bits */
+    DW__PTX_VARIABLE, /* its address */
+    DW__PTX_LABEL,
+    DW__PTX_FUNCTION, /* the callee of a call */
+    DW__PTX_ADDRESS,  /* [items[0] + integer, items[1], ...] */
+    DW__PTX_VECTOR,   /* {a, b}, and the (a, b) of a call */
+    DW__PTX_SINK,     /* _ */
+} dw__ptx_kind;
+
+typedef struct dw__ptx_operand dw__ptx_operand;
+struct dw__ptx_operand {
+    dw__ptx_kind kind;
+    bool negated;              /* !%p */
+    uint32_t number;           /* of the register, or the instruction that a label stands before */
+    int64_t integer;           /* value; offset of an address */
+    uint64_t bits;             /* of a floating-point constant */
+    const char *name;          /* of a register, special register, symbol */
+    char component;            /* of a special register: x, y, z, w or 0 */
+    const dw__ptx_variable *variable;
+    dw__ptx_operand *items;
+    int count;
+    const dw__ptx_operand *also; /* the b of a|b */
+};
+
+#define DW__PTX_NO_GUARD UINT32_MAX
+typedef struct dw__ptx_instruction {
+    const char *opcode;           /* "mul" */
+    const char *spelling;         /* "mul.wide.u32" */
+    const char *const *modifiers; /* "wide", "u32" */
+    int modifier_count;
+    uint32_t guard; /* register, or DW__PTX_NO_GUARD */
+    bool guard_negated;
+    dw__ptx_operand *operands;
+    int operand_count;
+    int line;                     /* of the PTX */
+    int source_file, source_line; /* by the last .loc; 0: unknown */
+} dw__ptx_instruction;
+
+typedef struct dw__ptx_register {
+    const char *name;
+    dw__ptx_type type;
+} dw__ptx_register;
+
+typedef struct dw__ptx_function {
+    const char *name;
+    bool entry, declared_only;
+    struct {
+        dw__ptx_variable **items;
+        size_t count, capacity;
+    } parameters, results, variables; /* variables: .shared, .local, .param of the body */
+    struct {
+        dw__ptx_register *items;
+        size_t count, capacity;
+    } registers;
+    struct {
+        dw__ptx_instruction *items;
+        size_t count, capacity;
+    } code;
+    uint32_t max_threads[3], required_threads[3], required_cluster[3]; /* 0: not stated */
+    int line;
+} dw__ptx_function;
+
+typedef struct dw__ptx_module {
+    dw__arena *arena;
+    const char *name;
+    int version;        /* 90 for .version 9.0 */
+    const char *target; /* "sm_100a" */
+    struct {
+        dw__ptx_variable **items;
+        size_t count, capacity;
+    } variables;
+    struct {
+        dw__ptx_function **items;
+        size_t count, capacity;
+    } functions;
+    struct {
+        const char **items; /* by the number of .file; NULL: not given */
+        size_t count, capacity;
+    } files;
+} dw__ptx_module;
+
+/* `name` is for messages ("kernel.ptx"). DW_PARSE: "NAME, PTX line 12: what is wrong: the line". DW_UNSUPPORTED: a part of
+ * the language that is not emulated. DW_OUT_OF_MEMORY. */
+dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__ptx_module **module);
+void dw__ptx_destroy(dw__ptx_module *module);
+
+#endif
