@@ -43,7 +43,7 @@ DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte,
 DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name,
                                   dw_emulator_module **module);
 DW_API void dw_emulator_unload(dw_emulator_module *module);
-/* DW_NOT_FOUND: lists the kernels. */
+/* DW_NOT_FOUND: lists the kernels. DW_UNSUPPORTED: it cannot be launched, because of the instruction that the message names. */
 DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
 /* The address of a .global or .const variable. DW_NOT_FOUND. */
 DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes);

@@ -167,6 +167,7 @@ static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const
 
 dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *name) {
     const dw__emu_kernel *kernel = find_kernel(module, name);
+    if (kernel && kernel->unsupported) return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
     if (kernel) return DW_OK;
     dw__text list = {0};
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
@@ -237,7 +238,6 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name, const
         grid.cluster[axis] = options->cluster[0] ? options->cluster[axis] : required ? required : 1;
     }
     DW_RETURN_IF_FAILED(check_shape(kernel, &grid, emulator->architecture));
-    if (kernel->unsupported) return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
     unsigned char *parameters = dw__malloc_aligned(kernel->parameter_bytes + 64);
     if (!parameters) return dw__fail_memory("parameters of a kernel", kernel->parameter_bytes);
     for (uint32_t i = 0; i < kernel->parameter_count; i++)

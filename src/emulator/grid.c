@@ -30,6 +30,13 @@ static void release_work(dw__emu_cluster *cluster) {
 static void end_cluster(dw__emu_cluster *cluster) {
     if (!cluster) return;
     release_work(cluster);
+    for (uint32_t i = 0; i < cluster->cta_count; i++) {
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
+            dw__free(cluster->ctas[i].warps[k].bulk);
+            dw__free(cluster->ctas[i].warps[k].pending);
+            dw__free(cluster->ctas[i].warps[k].wgmma);
+        }
+    }
     dw__free_aligned(cluster->block);
     dw__free(cluster);
 }

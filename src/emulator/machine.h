@@ -71,8 +71,20 @@ struct dw__emu_warp {
     struct dw__emu_wgmma *wgmma;   /* products that have been issued; NULL: none ever */
     struct dw__emu_bulk *bulk;     /* bulk-group copies of its lanes; NULL: none ever */
     struct dw__emu_clock *clock;   /* what it has seen of the others: see race.h; NULL without the checker */
-    struct dw__emu_pending *pending; /* registers whose value has not arrived */
+    struct dw__emu_pending *pending; /* NULL: none ever */
 };
+
+/* Registers whose value is still on its way: of each place (of 64 bytes) what must be waited for, 0: nothing. */
+typedef struct dw__emu_pending {
+    uint32_t live; /* places that something is to be waited for */
+    uint32_t count;
+    uint32_t until[]; /* kind << 24 | group */
+} dw__emu_pending;
+enum { DW__PENDING_WGMMA = 1, DW__PENDING_TENSOR_LOAD = 2 };
+/* False: no memory. */
+bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind, uint32_t group);
+/* What of `kind` belongs to groups up to this one has arrived. */
+void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group);
 
 #define DW__REGISTER(w, T, offset) ((T *)(void *)((w)->registers + (offset)))
 

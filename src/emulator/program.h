@@ -81,6 +81,8 @@ typedef struct dw__emu_kernel {
     const dw__ptx_function *function; /* lines, register names */
     const dw__ptx_module *module;
     const uint32_t *from; /* the instruction of the function that each operation comes from */
+    const uint32_t *first_read, *reads; /* of each instruction the places of registers that it reads: reads[first_read[i]] to
+                                         * first_read[i + 1]; predicates are not among them */
     dw__emu_preset *presets;
     uint32_t preset_count;
     uint32_t register_bytes, local_bytes;

@@ -1,5 +1,6 @@
 /* From PTX to operations: places for registers, constants and variables, then each instruction by its opcode's translator. */
 #include "emulator/translate.h"
+#include "emulator/ptx_parse.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,6 +215,7 @@ dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *oper
     switch (operand->kind) {
     case DW__PTX_REGISTER: {
         DW_RETURN_IF_FAILED(register_place(t, operand, type, place));
+        if (type != DW__T_PRED) DW_RETURN_IF_FAILED(DW_PUSH(&t->reads, *place));
         if (!operand->negated) return DW_OK;
         if (type != DW__T_PRED) return dw__emu_malformed(t, "\"!\" before what is no predicate");
         uint32_t from = *place;
@@ -283,7 +285,8 @@ void *dw__emu_detail(dw__emu_translator *t, size_t bytes) { return dw__arena_all
 
 static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert, dw__emu_opcodes_memory,
-    dw__emu_opcodes_control,    dw__emu_opcodes_warp, dw__emu_opcodes_barrier,
+    dw__emu_opcodes_control,    dw__emu_opcodes_warp, dw__emu_opcodes_barrier, dw__emu_opcodes_copy,
+    dw__emu_opcodes_matrix,     dw__emu_opcodes_wgmma,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
@@ -411,13 +414,15 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
     t.constants = dw__map_create();
     t.places = dw__malloc((registers + 1) * sizeof *t.places);
     first_op = dw__malloc((instructions + 1) * sizeof *first_op);
-    if (!t.constants || !t.places || !first_op) DW_TRY(dw__fail_memory("a kernel's registers", registers));
+    t.first_read = dw__malloc((instructions + 1) * sizeof *t.first_read);
+    if (!t.constants || !t.places || !first_op || !t.first_read) DW_TRY(dw__fail_memory("a kernel's registers", registers));
     memset(t.places, 0xFF, (registers + 1) * sizeof *t.places);
     DW_TRY(lay_variables(&t));
 
     for (t.at = 0; t.at < instructions; t.at++) {
         t.in = &function->code.items[t.at];
         first_op[t.at] = (uint32_t)t.code.count;
+        t.first_read[t.at] = (uint32_t)t.reads.count;
         status = translate_instruction(&t);
         if (status == DW_UNSUPPORTED) { /* said when the kernel is launched: others of the module run */
             kernel->unsupported = dw__arena_strdup(t.arena, dw_last_error());
@@ -427,6 +432,7 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
         DW_TRY(status);
     }
     first_op[instructions] = (uint32_t)t.code.count;
+    t.first_read[instructions] = (uint32_t)t.reads.count;
     aim_branches(&t, first_op);
     kernel->code = dw__arena_alloc(t.arena, t.code.count * sizeof *kernel->code);
     kernel->presets = dw__arena_alloc(t.arena, (t.presets.count + 1) * sizeof *kernel->presets);
@@ -435,6 +441,9 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
     memcpy(kernel->code, t.code.items, t.code.count * sizeof *kernel->code);
     if (t.presets.count) memcpy(kernel->presets, t.presets.items, t.presets.count * sizeof *kernel->presets);
     memcpy(from, t.from.items, t.from.count * sizeof *from);
+    kernel->first_read = dw__ptx_copy(t.arena, t.first_read, (instructions + 1) * sizeof *t.first_read);
+    kernel->reads = dw__ptx_copy(t.arena, t.reads.items, t.reads.count * sizeof *t.reads.items);
+    if (!kernel->first_read || !kernel->reads) DW_TRY(dw__fail_memory("a kernel's operations", t.reads.count));
     kernel->from = from;
     kernel->code_count = (uint32_t)t.code.count;
     kernel->preset_count = (uint32_t)t.presets.count;
@@ -442,6 +451,8 @@ cleanup:
     dw__map_destroy(t.constants);
     dw__free(t.places);
     dw__free(first_op);
+    dw__free(t.first_read);
+    dw__free(t.reads.items);
     dw__free(t.code.items);
     dw__free(t.from.items);
     dw__free(t.presets.items);

@@ -35,6 +35,8 @@ typedef struct dw__emu_translator {
     struct { dw__emu_op *items; size_t count, capacity; } code;
     struct { uint32_t *items; size_t count, capacity; } from;
     struct { dw__emu_preset *items; size_t count, capacity; } presets;
+    struct { uint32_t *items; size_t count, capacity; } reads; /* places that instructions read, one after another */
+    uint32_t *first_read;                                      /* of each instruction */
     struct { const dw__ptx_variable **items; size_t count, capacity; } laid_names;
     struct { uint64_t *items; size_t count, capacity; } laid_places;
 } dw__emu_translator;
@@ -46,7 +48,8 @@ typedef struct dw__emu_opcode {
 } dw__emu_opcode;
 /* Each ends with a name that is NULL. */
 extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[], dw__emu_opcodes_convert[], dw__emu_opcodes_memory[],
-    dw__emu_opcodes_control[], dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[];
+    dw__emu_opcodes_control[], dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[], dw__emu_opcodes_copy[],
+    dw__emu_opcodes_matrix[], dw__emu_opcodes_wgmma[];
 
 /* ---- modifiers ----------------------------------------------------------------------------- */
 

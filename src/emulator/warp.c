@@ -134,6 +134,40 @@ static bool report_apart(dw__emu_warp *w) {
     return false;
 }
 
+/* ---- values on their way ------------------------------------------------------------------- */
+
+bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind, uint32_t group) {
+    if (!w->pending) {
+        uint32_t count = w->cta->cluster->grid->kernel->register_bytes / 64 + 4;
+        w->pending = dw__calloc(1, sizeof *w->pending + count * sizeof *w->pending->until);
+        if (!w->pending) return false;
+        w->pending->count = count;
+    }
+    for (uint32_t at = place / 64; at < (place + bytes) / 64; at++) {
+        w->pending->live += w->pending->until[at] == 0;
+        w->pending->until[at] = kind << 24 | (group & 0xFFFFFF);
+    }
+    return true;
+}
+
+void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group) {
+    if (!w->pending || !w->pending->live) return;
+    for (uint32_t at = 0; at < w->pending->count; at++) {
+        uint32_t until = w->pending->until[at];
+        if (until >> 24 != kind || ((group - until) & 0xFFFFFF) > 0x7FFFFF) continue;
+        w->pending->until[at] = 0;
+        w->pending->live--;
+    }
+}
+
+/* Reads a register that something beside the warp is still to write. */
+static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel) {
+    const uint32_t in = kernel->from[w->now.pc];
+    for (uint32_t i = kernel->first_read[in]; i < kernel->first_read[in + 1]; i++)
+        if (w->pending->until[kernel->reads[i] / 64]) return true;
+    return false;
+}
+
 /* ---- the loop ------------------------------------------------------------------------------ */
 
 bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
@@ -160,8 +194,12 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
         }
         if (op->aligned && w->now.mask != w->live)
             next = DW__APART;
-        else if (mask)
+        else if (mask) {
+            if (w->pending && w->pending->live && !op->reads_pending && reads_early(w, kernel))
+                dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
+                              "reads a register before the wait that makes its value valid");
             next = op->run(w, op, mask);
+        }
         w->executed += (uint32_t)__builtin_popcount(mask);
         switch (next) {
         case DW__NEXT: w->now.pc++; break;

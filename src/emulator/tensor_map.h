@@ -1,0 +1,59 @@
+/* Tensor maps (PTX ISA 5.5.8; cuTensorMapEncodeTiled): what a tensor in global memory looks like and which box of it a copy
+ * moves. Programs only pass the 128 bytes on; their form here is our own.
+ */
+#ifndef DW_EMULATOR_TENSOR_MAP_H
+#define DW_EMULATOR_TENSOR_MAP_H
+
+#include "base/base.h"
+
+#define DW__TENSOR_AXES 5
+
+/* Numbered as CUtensorMapDataType is. */
+typedef enum dw__tensor_element {
+    DW__TENSOR_U8, DW__TENSOR_U16, DW__TENSOR_U32, DW__TENSOR_S32, DW__TENSOR_U64, DW__TENSOR_S64, DW__TENSOR_F16,
+    DW__TENSOR_F32, DW__TENSOR_F64, DW__TENSOR_BF16, DW__TENSOR_F32_FTZ, DW__TENSOR_TF32, DW__TENSOR_TF32_FTZ,
+    DW__TENSOR_U4_ALIGN8,   /* 16 elements of 4 bits in 8 bytes, as they lie in memory */
+    DW__TENSOR_U4_ALIGN16,  /* 16 elements of 4 bits become 16 bytes in shared memory, 8 of them unused */
+    DW__TENSOR_U6_ALIGN16,  /* 16 elements of 6 bits: 12 bytes in memory, 16 in shared memory */
+    DW__TENSOR_ELEMENTS,
+} dw__tensor_element;
+
+/* Numbered as CUtensorMapSwizzle is. */
+typedef enum dw__swizzle {
+    DW__SWIZZLE_NONE, DW__SWIZZLE_32, DW__SWIZZLE_64, DW__SWIZZLE_128, DW__SWIZZLE_128_ATOM_32, DW__SWIZZLE_128_ATOM_32_FLIP_8,
+    DW__SWIZZLE_128_ATOM_64, DW__SWIZZLES,
+} dw__swizzle;
+
+typedef struct dw__tensor_shape {
+    uint32_t mark; /* says that these bytes are a map */
+    uint8_t element, rank, swizzle, fill_nan;
+    uint64_t address;
+    uint64_t stride[DW__TENSOR_AXES - 1]; /* bytes, of axes 1 and up */
+    uint32_t last[DW__TENSOR_AXES];       /* size - 1, in elements: up to 2^32 */
+    uint16_t box[DW__TENSOR_AXES];        /* elements, 1 to 256 */
+    uint8_t step[DW__TENSOR_AXES];        /* of the elements within the box, 1 to 8 */
+    uint8_t interleave;
+} dw__tensor_shape;
+#define DW__TENSOR_MAP_BYTES 128
+#define DW__TENSOR_MARK 0x50414D44u
+
+/* DW_INVALID_ARGUMENT where the driver refuses the map; the message says which rule of cuTensorMapEncodeTiled. */
+dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map);
+/* False: these are not the bytes of a map. */
+bool dw__tensor_map_decode(const void *map, dw__tensor_shape *shape);
+/* Bits of an element in global memory. */
+int dw__tensor_element_bits(int element);
+
+/* Where a byte at an absolute address of shared memory lies under a swizzle: exclusive or of address bits. */
+static inline uint32_t dw__swizzled(uint32_t address, int swizzle) {
+    switch (swizzle) {
+    case DW__SWIZZLE_32: return address ^ (address >> 3 & 0x10);
+    case DW__SWIZZLE_64: return address ^ (address >> 3 & 0x30);
+    case DW__SWIZZLE_128: return address ^ (address >> 3 & 0x70);
+    case DW__SWIZZLE_128_ATOM_32: return address ^ (address >> 3 & 0x60);
+    case DW__SWIZZLE_128_ATOM_64: return address ^ (address >> 3 & 0x40);
+    default: return address;
+    }
+}
+
+#endif
