@@ -33,9 +33,16 @@ DW_API void dw_emulator_destroy(dw_emulator *emulator);
 
 /* Global memory, aligned to 256 bytes; reading it before anything was written is a finding. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);
+/* Memory of the host's that kernels may use as well: counts as written. */
+DW_API dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory);
+/* The caller's own memory, for as long as the emulator lives or until it is released here; what was known of the range before is
+ * forgotten. */
+DW_API dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes);
+/* Any of the three's. DW_INVALID_ARGUMENT: it was not allocated here, or has been given back. */
 DW_API dw_status dw_emulator_release(dw_emulator *emulator, void *memory);
 /* From the host: counts as written. DW_INVALID_ARGUMENT: the range is not within one allocation. */
 DW_API dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes);
+DW_API dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes);
 DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes);
 DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes);
 
@@ -45,6 +52,9 @@ DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t
 DW_API void dw_emulator_unload(dw_emulator_module *module);
 /* DW_NOT_FOUND: lists the kernels. DW_UNSUPPORTED: it cannot be launched, because of the instruction that the message names. */
 DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
+/* Bytes of static shared memory, with the system's KiB, and bytes of a lane's local memory; registers are not limited. */
+DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel, uint32_t *shared_bytes,
+                                           uint32_t *local_bytes);
 /* The address of a .global or .const variable. DW_NOT_FOUND. */
 DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes);
 
@@ -59,6 +69,20 @@ typedef struct dw_emulator_launch_options {
  * kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes executed how many. */
 DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kernel, const dw_emulator_launch_options *options,
                                     void *const *arguments, uint64_t *instructions);
+
+/* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter, numbered as the driver's enumerations are: `element`
+ * CUtensorMapDataType, `swizzle` CUtensorMapSwizzle. The form of the 128 bytes is the emulator's own. */
+typedef struct dw_emulator_tensor_shape {
+    size_t size_of;     /* sizeof(dw_emulator_tensor_shape) */
+    int element, rank;  /* 1 to 5 axes, axis 0 contiguous */
+    void *address;
+    uint64_t size[5];   /* elements */
+    uint64_t stride[4]; /* bytes, of axes 1 and up */
+    uint32_t box[5], step[5];
+    int interleave, swizzle, fill_nan;
+} dw_emulator_tensor_shape;
+/* DW_INVALID_ARGUMENT: by the rules of cuTensorMapEncodeTiled; DW_UNSUPPORTED: interleaved. */
+DW_API dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map);
 
 /* What was found, since the last clear. Of one kind at one line of a kernel only the first is kept, and counted. */
 typedef struct dw_finding {

@@ -2,6 +2,7 @@
 #include "deepwell/emulator.h"
 #include "emulator/finding.h"
 #include "emulator/machine.h"
+#include "emulator/tensor_map.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +78,14 @@ void dw_emulator_destroy(dw_emulator *emulator) {
 dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory) {
     return dw__emu_memory_allocate(emulator->memory, bytes, memory);
 }
+dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory) {
+    DW_RETURN_IF_FAILED(dw__emu_memory_allocate(emulator->memory, bytes, memory));
+    dw__emu_memory_mark(emulator->memory, *memory, bytes, true);
+    return DW_OK;
+}
+dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes) {
+    return dw__emu_memory_register(emulator->memory, memory, bytes);
+}
 dw_status dw_emulator_release(dw_emulator *emulator, void *memory) {
     return memory ? dw__emu_memory_release(emulator->memory, memory) : DW_OK;
 }
@@ -92,6 +101,14 @@ dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host,
     DW_RETURN_IF_FAILED(within(emulator, to, bytes, "copy to"));
     memcpy(to, host, bytes);
     dw__emu_memory_mark(emulator->memory, to, bytes, true);
+    return DW_OK;
+}
+dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes) {
+    if (bytes == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(within(emulator, to, bytes, "copy to"));
+    DW_RETURN_IF_FAILED(within(emulator, from, bytes, "copy from"));
+    memmove(to, from, bytes);
+    dw__emu_memory_copy_marks(emulator->memory, to, from, bytes);
     return DW_OK;
 }
 dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes) {
@@ -178,6 +195,15 @@ dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *n
     return status;
 }
 
+dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *name, uint32_t *shared_bytes,
+                                    uint32_t *local_bytes) {
+    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+    const dw__emu_kernel *kernel = find_kernel(module, name);
+    *shared_bytes = kernel->shared_bytes;
+    *local_bytes = kernel->local_bytes;
+    return DW_OK;
+}
+
 dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes) {
     for (uint32_t i = 0; i < module->program->symbol_count; i++) {
         if (strcmp(module->program->symbols[i].variable->name, name) != 0) continue;
@@ -250,6 +276,25 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name, const
     pthread_mutex_unlock(&emulator->lock);
     dw__free_aligned(parameters);
     return status;
+}
+
+dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map) {
+    dw__tensor_shape made = {.element = (uint8_t)shape->element, .rank = (uint8_t)shape->rank, .swizzle = (uint8_t)shape->swizzle,
+                             .fill_nan = (uint8_t)shape->fill_nan, .address = (uint64_t)(uintptr_t)shape->address,
+                             .interleave = (uint8_t)shape->interleave};
+    if (shape->size_of != sizeof *shape)
+        return dw__fail(DW_INVALID_ARGUMENT, "a tensor's shape of %zu bytes: set size_of to sizeof(dw_emulator_tensor_shape)",
+                        shape->size_of);
+    for (int axis = 0; axis < shape->rank && axis < DW__TENSOR_AXES; axis++) {
+        if (shape->size[axis] < 1 || shape->size[axis] > (uint64_t)1 << 32)
+            return dw__fail(DW_INVALID_ARGUMENT, "a tensor map of %llu elements along axis %d: 1 to 2^32 may be",
+                            (unsigned long long)shape->size[axis], axis);
+        made.last[axis] = (uint32_t)(shape->size[axis] - 1);
+        made.box[axis] = (uint16_t)(shape->box[axis] > 256 ? 257 : shape->box[axis]);
+        made.step[axis] = (uint8_t)(shape->step[axis] > 8 ? 9 : shape->step[axis]);
+        if (axis > 0) made.stride[axis - 1] = shape->stride[axis - 1];
+    }
+    return dw__tensor_map_encode(&made, map);
 }
 
 /* ---- findings ------------------------------------------------------------------------------ */

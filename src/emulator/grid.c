@@ -11,6 +11,8 @@
 
 /* Operations that a cluster may run without anything happening before others get its thread. */
 #define PATIENCE 400000
+/* Operations of all clusters without anything happening, after which loops are taken to be endless. */
+#define ENDLESS 4000000000u
 /* A turn of a warp: 1 to this many operations, as chance has it. */
 #define LONGEST_TURN 256
 
@@ -34,7 +36,7 @@ static void end_cluster(dw__emu_cluster *cluster) {
         for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
             dw__free(cluster->ctas[i].warps[k].bulk);
             dw__free(cluster->ctas[i].warps[k].pending);
-            dw__free(cluster->ctas[i].warps[k].wgmma);
+            dw__emu_free_wgmma(&cluster->ctas[i].warps[k]);
         }
     }
     dw__free_aligned(cluster->block);
@@ -170,7 +172,7 @@ static void report_deadlock(dw__emu_cluster *cluster) {
 
 /* ---- running ------------------------------------------------------------------------------- */
 
-typedef enum outcome { FINISHED, STUCK, FAULTED } outcome;
+typedef enum outcome { FINISHED, WAITING, LOOPING, FAULTED } outcome;
 
 /* Runs until every warp has ended, or nothing has happened for long. */
 static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
@@ -209,7 +211,8 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             if (!do_work(cluster, true)) return FAULTED;
             continue;
         }
-        if (!ran || idle > PATIENCE) return STUCK;
+        if (!ran) return WAITING;
+        if (idle > PATIENCE) return LOOPING;
     }
     return FAULTED;
 }
@@ -222,6 +225,7 @@ typedef struct running {
         size_t count, capacity;
     } aside; /* clusters that only waited when they were last run */
     uint64_t alive, most_alive, stuck; /* `stuck`: put aside since anything happened in any */
+    uint64_t looped; /* operations of clusters that were put aside while they ran, since anything happened */
     uint64_t executed;
     bool stop;
     dw_status status;
@@ -274,11 +278,13 @@ static void work(void *context, int64_t index, int worker) {
         outcome how = run_cluster(cluster, &r->stop);
         bool rest = false;
         pthread_mutex_lock(&r->lock);
-        if (how == STUCK) {
-            r->stuck = cluster->progress != progress ? 0 : r->stuck + 1;
+        if (how == WAITING || how == LOOPING) {
+            if (cluster->progress != progress) r->stuck = r->looped = 0;
+            if (how == LOOPING) r->looped += PATIENCE, r->stuck = 0;
+            else r->stuck++;
             const bool alone = r->alive == r->aside.count + 1; /* nobody runs who might set it free */
             const bool no_more = r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
-            bool hopeless = alone && no_more && r->stuck > 2 * r->alive + 2;
+            bool hopeless = alone && no_more && (r->stuck > 2 * r->alive + 2 || r->looped > ENDLESS);
             rest = !alone && r->stuck > r->alive;
             if (hopeless && !r->stop) {
                 report_deadlock(cluster);
@@ -289,7 +295,7 @@ static void work(void *context, int64_t index, int worker) {
                 fail(r, dw__fail_memory("an emulated grid", 0));
             }
         } else {
-            r->stuck = 0;
+            r->stuck = r->looped = 0;
             if (how == FAULTED && !r->stop) fail(r, dw__fail(DW_INTERNAL, "kernel %s was stopped", r->grid->kernel->name));
         }
         if (cluster) {

@@ -178,6 +178,8 @@ void dw__emu_cluster_after_exit(dw__emu_cluster *cluster);
 /* Where a warp begins. */
 void dw__emu_start_warp(dw__emu_warp *w, uint32_t live);
 
+void dw__emu_free_wgmma(dw__emu_warp *w);
+
 /* Adds work, to be done in some turns. NULL is a failure to allocate, which is reported here: the result is false. */
 bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work);
 
@@ -203,6 +205,8 @@ dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address);
 dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t bytes);
 /* Marks as written by the host, or as undefined again. */
 void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t bytes, bool defined);
+/* As far written as the other range. */
+void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from, size_t bytes);
 /* Whether the range lies within one allocation. */
 bool dw__emu_memory_holds(const dw__emu_memory *memory, const void *address, size_t bytes);
 /* Global memory for the emulator's own units (copies): true where the range may be touched; *undefined counts its

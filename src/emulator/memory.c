@@ -56,8 +56,19 @@ static size_t position_of(const dw__emu_memory *memory, uintptr_t address) {
     return low;
 }
 
+/* Registered memory whose owner has given it back to the host, without a word here, may be anyone's now. */
+static void forget_registered(dw__emu_memory *memory, const allocation *made) {
+    allocation *items = memory->allocations.items;
+    size_t kept = position_of(memory, made->first), at = kept;
+    for (; at < memory->allocations.count && items[at].first < made->last; at++)
+        if (items[at].block) items[kept++] = items[at];
+    memmove(items + kept, items + at, (memory->allocations.count - at) * sizeof *items);
+    memory->allocations.count -= at - kept;
+}
+
 static dw_status add(dw__emu_memory *memory, const allocation *made) {
     pthread_rwlock_wrlock(&memory->lock);
+    if (memory->allocations.count > 0) forget_registered(memory, made);
     size_t at = position_of(memory, made->first);
     dw_status status = DW_PUSH(&memory->allocations, *made);
     if (status == DW_OK) {
@@ -179,6 +190,17 @@ void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t byt
     if (!find(memory, (uintptr_t)address, &a) || !a.defined) return;
     size_t first = (uintptr_t)address - a.first, most = a.last - (uintptr_t)address;
     set_bits(a.defined, first, bytes < most ? bytes : most, defined);
+}
+
+void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from, size_t bytes) {
+    allocation a, b;
+    if (!find(memory, (uintptr_t)to, &a) || !find(memory, (uintptr_t)from, &b) || !a.defined) return;
+    const size_t first = (uintptr_t)to - a.first, other = (uintptr_t)from - b.first;
+    if (!b.defined || unset_bits(b.defined, other, bytes) == 0) {
+        set_bits(a.defined, first, bytes, true);
+        return;
+    }
+    for (size_t i = 0; i < bytes; i++) set_bits(a.defined, first + i, 1, unset_bits(b.defined, other + i, 1) == 0);
 }
 
 bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write, uint32_t *undefined) {

@@ -1,5 +1,6 @@
-/* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. Each warp of a group works out its own sixteen rows, some turns after it asked
- * for them; products are exact, sums of one instruction are rounded once, to nearest.
+/* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. A product is the four warps' together: it is begun when the last of them has asked for
+ * it, and is done for all of them at once, some turns later. Products are exact, sums of one instruction are rounded once,
+ * to nearest.
  */
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
@@ -14,28 +15,36 @@
 typedef struct product_op {
     int n, k;
     dw__emu_type d, a, b;
-    bool a_in_registers, scaled; /* scaled: by a predicate that says whether D counts */
+    bool a_in_registers;
     int scale_a, scale_b, transposed_a, transposed_b;
-    uint32_t predicate;
+    uint32_t predicate; /* whether D counts */
     uint32_t descriptor_a, descriptor_b;
     uint32_t a_places[4];
     int d_count;
     uint32_t d_places[128];
 } product_op;
 
-typedef struct product {
+#define WARPS 4
+typedef struct product product;
+struct product {
     dw__emu_async work;
     const product_op *op;
-    dw__emu_warp *w;
-    uint32_t group;
+    uint64_t ordinal;              /* among the products of its four warps */
+    int came;                      /* warps that have asked for it */
+    dw__emu_warp *warps;           /* the first of the four */
+    uint32_t groups[WARPS];        /* which group of each warp it belongs to */
     bool accumulate;
+    uint64_t descriptor_a, descriptor_b;
     dw__matrix_operand a, b;
-    uint32_t a_values[4][DW__LANES];
-} product;
+    uint32_t a_values[WARPS][4][DW__LANES];
+    product *next;                 /* the one that was begun before it */
+};
 
 struct dw__emu_wgmma {
-    uint32_t open;         /* number of the group that products are added to; the first is 1 */
+    uint32_t open;          /* number of the group that products are added to; the first is 1 */
     uint32_t in_flight[64]; /* products of each group, by its number modulo 64 */
+    uint64_t asked;         /* products */
+    product *begun;         /* of the first of four warps: those that some of the four have not asked for */
 };
 
 /* ---- elements ------------------------------------------------------------------------------ */
@@ -80,13 +89,13 @@ static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_
 }
 
 /* A from registers: words of 2 halves, 4 bytes or one tf32; see the fragments of PTX ISA 9.7.15.5.2. */
-static void unpack_a(const product *p, uint32_t k_count, double *values) {
+static void unpack_a(const product *p, uint32_t warp, uint32_t k_count, double *values) {
     const int per_word = 4 / dw__emu_type_bytes(p->op->a);
     for (uint32_t lane = 0; lane < DW__LANES; lane++) {
         for (uint32_t word = 0; word < 4; word++) {
             const uint32_t row = lane / 4 + (word & 1) * 8, k = (lane % 4 + (word >> 1) * 4) * (uint32_t)per_word;
             unsigned char bytes[4];
-            memcpy(bytes, &p->a_values[word][lane], 4);
+            memcpy(bytes, &p->a_values[warp][word][lane], 4);
             for (int i = 0; i < per_word; i++)
                 values[row * k_count + k + (uint32_t)i] = element_value(p->op->a, bytes + i * dw__emu_type_bytes(p->op->a));
         }
@@ -95,24 +104,26 @@ static void unpack_a(const product *p, uint32_t k_count, double *values) {
 
 /* ---- one product --------------------------------------------------------------------------- */
 
-static double read_d(const product *p, uint32_t row, uint32_t column) {
+static double read_d(const product *p, uint32_t warp, uint32_t row, uint32_t column) {
+    dw__emu_warp *w = &p->warps[warp];
     const uint32_t lane = row % 8 * 4 + column % 8 / 2, pair = column / 8 * 2 + row / 8;
     if (p->op->d == DW__T_F16) {
-        uint32_t word = DW__REGISTER(p->w, uint32_t, p->op->d_places[pair])[lane];
+        uint32_t word = DW__REGISTER(w, uint32_t, p->op->d_places[pair])[lane];
         return (double)dw__f16_to_f32((uint16_t)(column & 1 ? word >> 16 : word));
     }
-    uint32_t word = DW__REGISTER(p->w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
+    uint32_t word = DW__REGISTER(w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
     return p->op->d == DW__T_S32 ? (double)(int32_t)word : (double)dw__f32_from_bits(word);
 }
-static void write_d(const product *p, uint32_t row, uint32_t column, double value) {
+static void write_d(const product *p, uint32_t warp, uint32_t row, uint32_t column, double value) {
+    dw__emu_warp *w = &p->warps[warp];
     const uint32_t lane = row % 8 * 4 + column % 8 / 2, pair = column / 8 * 2 + row / 8;
     if (p->op->d == DW__T_F16) {
-        uint32_t *word = &DW__REGISTER(p->w, uint32_t, p->op->d_places[pair])[lane];
+        uint32_t *word = &DW__REGISTER(w, uint32_t, p->op->d_places[pair])[lane];
         uint32_t half = dw__f32_to_f16((float)value);
         *word = column & 1 ? (*word & 0xFFFF) | half << 16 : (*word & 0xFFFF0000) | half;
         return;
     }
-    uint32_t *word = &DW__REGISTER(p->w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
+    uint32_t *word = &DW__REGISTER(w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
     if (p->op->d == DW__T_S32) *word = (uint32_t)(int64_t)value;
     else *word = value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
 }
@@ -120,25 +131,27 @@ static void write_d(const product *p, uint32_t row, uint32_t column, double valu
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
     product *p = (product *)(void *)work;
     const product_op *op = p->op;
-    const uint32_t n = (uint32_t)op->n, k = (uint32_t)op->k, first_row = p->w->index % 4 * ROWS;
+    const uint32_t n = (uint32_t)op->n, k = (uint32_t)op->k;
     double a[ROWS * 32], b[MOST_N * 32], transposed[32][MOST_N];
     (void)cluster;
-    if (op->a_in_registers) unpack_a(p, k, a);
-    else if (!read_operand(p, &p->a, op->a, first_row, ROWS, k, a)) return false;
     if (!read_operand(p, &p->b, op->b, 0, n, k, b)) return false;
     const double sign = (double)(op->scale_a * op->scale_b);
     for (uint32_t column = 0; column < n; column++)
         for (uint32_t i = 0; i < k; i++) transposed[i][column] = sign * b[column * k + i];
-    for (uint32_t row = 0; row < ROWS; row++) {
-        double sums[MOST_N];
-        for (uint32_t column = 0; column < n; column++) sums[column] = p->accumulate ? read_d(p, row, column) : 0;
-        for (uint32_t i = 0; i < k; i++) {
-            const double x = a[row * k + i];
-            for (uint32_t column = 0; column < n; column++) sums[column] += x * transposed[i][column];
+    for (uint32_t warp = 0; warp < WARPS; warp++) {
+        if (op->a_in_registers) unpack_a(p, warp, k, a);
+        else if (!read_operand(p, &p->a, op->a, warp * ROWS, ROWS, k, a)) return false;
+        for (uint32_t row = 0; row < ROWS; row++) {
+            double sums[MOST_N];
+            for (uint32_t column = 0; column < n; column++) sums[column] = p->accumulate ? read_d(p, warp, row, column) : 0;
+            for (uint32_t i = 0; i < k; i++) {
+                const double x = a[row * k + i];
+                for (uint32_t column = 0; column < n; column++) sums[column] += x * transposed[i][column];
+            }
+            for (uint32_t column = 0; column < n; column++) write_d(p, warp, row, column, sums[column]);
         }
-        for (uint32_t column = 0; column < n; column++) write_d(p, row, column, sums[column]);
+        p->warps[warp].wgmma->in_flight[p->groups[warp] % 64]--;
     }
-    p->w->wgmma->in_flight[p->group % 64]--;
     return true;
 }
 
@@ -156,38 +169,76 @@ static dw__emu_next no_memory(dw__emu_warp *w) {
     return DW__FAULT;
 }
 
-static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    const product_op *k = op->detail;
-    (void)mask;
-    if (w->index % 4 == 0 && w->index + 4 > w->cta->warp_count) {
-        dw__emu_found(w, -1, DW__FOUND_INVALID, "a warp group of fewer than four warps");
-        return DW__FAULT;
+void dw__emu_free_wgmma(dw__emu_warp *w) {
+    if (!w->wgmma) return;
+    while (w->wgmma->begun) {
+        product *p = w->wgmma->begun;
+        w->wgmma->begun = p->next;
+        dw__free(p);
     }
-    if (!w->wgmma) {
-        w->wgmma = dw__calloc(1, sizeof *w->wgmma);
-        if (!w->wgmma) return no_memory(w);
-        w->wgmma->open = 1;
+    dw__free(w->wgmma);
+}
+
+static bool know(dw__emu_warp *w) {
+    if (w->wgmma) return true;
+    w->wgmma = dw__calloc(1, sizeof *w->wgmma);
+    if (w->wgmma) w->wgmma->open = 1;
+    return w->wgmma != NULL;
+}
+
+/* The product that the warp asks for next: begun by another of the four, or new. */
+static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k) {
+    const uint64_t ordinal = w->wgmma->asked++;
+    for (product **link = &first->wgmma->begun; *link; link = &(*link)->next) {
+        product *p = *link;
+        if (p->ordinal != ordinal) continue;
+        if (++p->came == WARPS) *link = p->next;
+        return p;
     }
     product *p = dw__calloc(1, sizeof *p);
-    if (!p) return no_memory(w);
+    if (!p) return NULL;
     p->work = (dw__emu_async){.done = multiply, .cta = w->cta, .warp = w->index, .pc = w->now.pc,
-                              .queue = 1 + w->cta->rank * 64 + w->index};
+                              .queue = 1 + w->cta->rank * 64 + w->index / WARPS};
     p->op = k;
-    p->w = w;
-    p->accumulate = !k->scaled || (*DW__REGISTER(w, uint32_t, k->predicate) & 1);
+    p->ordinal = ordinal;
+    p->warps = first;
+    p->came = 1;
+    p->next = first->wgmma->begun;
+    first->wgmma->begun = p;
+    return p;
+}
+
+static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const product_op *k = op->detail;
+    dw__emu_warp *first = &w->cta->warps[w->index / WARPS * WARPS];
+    const uint32_t warp = w->index % WARPS;
+    (void)mask;
+    if (w->index / WARPS * WARPS + WARPS > w->cta->warp_count) {
+        dw__emu_found(w, -1, DW__FOUND_INVALID, "a product by a group of fewer than four warps");
+        return DW__FAULT;
+    }
+    if (!know(w) || !know(first)) return no_memory(w);
+    product *p = joined(w, first, k);
+    if (!p) return no_memory(w);
+    const bool accumulate = *DW__REGISTER(w, uint32_t, k->predicate) & 1;
+    const uint64_t a = k->a_in_registers ? 0 : DW__REGISTER(w, uint64_t, k->descriptor_a)[0];
+    const uint64_t b = DW__REGISTER(w, uint64_t, k->descriptor_b)[0];
+    if (p->came == 1) p->accumulate = accumulate, p->descriptor_a = a, p->descriptor_b = b;
+    if (p->op != k || p->accumulate != accumulate || p->descriptor_a != a || p->descriptor_b != b) {
+        dw__emu_found(w, -1, DW__FOUND_DIVERGENCE, "the four warps of a group ask for different products");
+        return DW__FAULT;
+    }
     if (k->a_in_registers)
-        for (int i = 0; i < 4; i++) memcpy(p->a_values[i], DW__REGISTER(w, uint32_t, k->a_places[i]), sizeof p->a_values[i]);
+        for (int i = 0; i < 4; i++)
+            memcpy(p->a_values[warp][i], DW__REGISTER(w, uint32_t, k->a_places[i]), sizeof p->a_values[warp][i]);
     else
-        p->a = operand_of(DW__REGISTER(w, uint64_t, k->descriptor_a)[0], k->a, k->transposed_a);
-    p->b = operand_of(DW__REGISTER(w, uint64_t, k->descriptor_b)[0], k->b, k->transposed_b);
-    p->group = w->wgmma->open;
+        p->a = operand_of(a, k->a, k->transposed_a);
+    p->b = operand_of(b, k->b, k->transposed_b);
+    p->groups[warp] = w->wgmma->open;
     w->wgmma->in_flight[w->wgmma->open % 64]++;
+    if (p->came == WARPS) dw__emu_later(w->cta->cluster, &p->work);
     for (int i = 0; i < k->d_count; i++)
-        if (!dw__emu_set_pending(w, k->d_places[i], 128, DW__PENDING_WGMMA, w->wgmma->open)) {
-            dw__free(p);
-            return no_memory(w);
-        }
-    dw__emu_later(w->cta->cluster, &p->work);
+        if (!dw__emu_set_pending(w, k->d_places[i], 128, DW__PENDING_WGMMA, w->wgmma->open)) return no_memory(w);
     return DW__NEXT;
 }
 
@@ -266,7 +317,6 @@ static dw_status translate_product(dw__emu_translator *t) {
     k->scale_a = k->scale_b = 1;
     int at = 3;
     const int given = t->in->operand_count;
-    k->scaled = true;
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_PRED, &k->predicate));
     if (k->d != DW__T_S32) {
         if (given < 6) return dw__emu_malformed(t, "an operand is missing");

@@ -12,6 +12,7 @@ between NaNs, outputs between guard zones, so that a row read or written too man
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import zlib
 from dataclasses import dataclass
@@ -175,6 +176,7 @@ class Placed:
         for size in sizes:
             count *= size
         self.flat = torch.full((count + 2 * _GUARD,), _FILL, dtype=torch.int16, device=device)
+        native.share(self.flat)
         # An int16 of this pattern and the float with the same bits.
         inside = self.flat[_GUARD : _GUARD + count].view(dtype).view(sizes)
         view = inside.permute(order)[:, :, :s, :d]
@@ -247,7 +249,7 @@ class Run:
             for name, shape in (("o", shape_q), ("dq", shape_q), ("dk", shape_k), ("dv", shape_k))
         }
         rows = _count(shape_q[:-1])
-        self.lse = torch.full((rows + 128,), float("nan"), device=device)
+        self.lse = native.share(torch.full((rows + 128,), float("nan"), device=device))
         self.lse_view = self.lse[:rows].view(shape_q[:-1])
         self.reference = reference.Call(
             scale=d**-0.5 if case.scale is None else case.scale,
@@ -296,7 +298,7 @@ class Run:
         return call
 
     def _kept(self, tensor: torch.Tensor) -> int:
-        self._keep.append(tensor)
+        self._keep.append(native.share(tensor))
         return tensor.data_ptr()
 
     def exact(self, backward: bool) -> dict[str, reference.Result]:
@@ -311,6 +313,7 @@ class Run:
     def backward(self) -> str:
         size = self.library.workspace(self.call)
         memory = torch.full((size + 2 * _GUARD,), 0xFF, dtype=torch.uint8, device=self.lse.device)
+        native.share(memory)
         self.call.workspace, self.call.workspace_bytes = memory.data_ptr() + _GUARD, size
         said = self.library.backward(self.call)
         if not said:
@@ -414,6 +417,9 @@ def main(
     if options.list:
         print("\n".join(case.name for case in chosen))
         return 0
+    if device is None and os.environ.get("DEEPWELL_EMULATE_ARCH"):
+        device = torch.device("cpu")
+        library = native.Library(options.lib)
     if device is None:
         if not torch.cuda.is_available():
             print("no CUDA device: nothing was checked")

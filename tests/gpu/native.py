@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -58,6 +59,16 @@ class Call(ctypes.Structure):
         ("workspace_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
     ]
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory that torch took from the host, made known to an emulated driver (deepwell emulate)."""
+    if tensor.device.type == "cpu" and os.environ.get("DEEPWELL_EMULATE_ARCH"):
+        driver = ctypes.CDLL("libcuda.so.1")
+        memory = tensor.untyped_storage()
+        address, size = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes())
+        assert driver.cuInit(0) == 0 and driver.cuMemHostRegister_v2(address, size, 0) == 0
+    return tensor
 
 
 def described(tensor: torch.Tensor) -> Tensor:
