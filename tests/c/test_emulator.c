@@ -1,6 +1,6 @@
 /* The emulator: what instructions do, how lanes part and meet, what the checker says. */
-#include "base/base.h"
 #include "deepwell/emulator.h"
+#include "jit/jit.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -81,9 +81,217 @@ static void kernels_run(void **state) {
     dw_emulator_destroy(emulator);
 }
 
+/* Runs `body` (registers p, r, f, rd; %rd1 is the output's address, %r1 the thread) in one block and gives back
+ * what each thread stored, as words. */
+static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t threads, uint32_t shared, uint32_t *out) {
+    static const char head[] = HEAD
+        ".extern .shared .align 16 .b8 dynamic[];\n.shared .align 8 .b8 fixed[256];\n"
+        ".visible .entry f(.param .u64 out)\n{ .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<40>; .reg .f32 %f<20>; .reg .b64 %rd<20>;\n"
+        "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2;\n";
+    char *text = malloc(sizeof head + strlen(body) + 32);
+    dw_emulator_module *module;
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    void *memory;
+    assert_non_null(text);
+    sprintf(text, "%s%s\nret; }\n", head, body);
+    dw_emulator_clear_findings(emulator);
+    module = load(emulator, text);
+    free(text);
+    options.block[0] = threads;
+    options.shared_bytes = shared;
+    assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
+    assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
+    dw_status status = dw_emulator_launch(module, "f", &options, (void *[]){&memory}, NULL);
+    assert_int_equal(dw_emulator_copy_out(emulator, out, memory, 4 * threads), DW_OK);
+    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
+    dw_emulator_unload(module);
+    return status;
+}
+
+/* Lanes go through loops of different length, and an operation of the whole warp finds them together afterwards. */
+static void lanes_part_and_meet(void **state) {
+    uint32_t out[64];
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    static const char body[] =
+        "mov.u32 %r2, 0; mov.u32 %r3, %laneid; mov.u32 %r4, 0;\n"
+        "$loop: setp.ge.u32 %p1, %r2, %r3; @%p1 bra $out;\n"
+        "add.s32 %r4, %r4, %r2; add.s32 %r2, %r2, 1; bra.uni $loop;\n"
+        "$out: and.b32 %r5, %r3, 1; setp.eq.s32 %p2, %r5, 0; @%p2 bra $even; mul.lo.s32 %r4, %r4, 3; bra $both;\n"
+        "$even: add.s32 %r4, %r4, 1000;\n"
+        "$both: shfl.sync.bfly.b32 %r6, %r4, 1, 31, -1; st.global.u32 [%rd1], %r6;";
+    assert_int_equal(run_body(emulator, body, 64, 0, out), DW_OK);
+    for (uint32_t i = 0; i < 64; i++) {
+        uint32_t lane = i % 32 ^ 1, sum = lane * (lane - 1) / 2;
+        if (lane == 0) sum = 0;
+        assert_int_equal(out[i], lane % 2 ? 3 * sum : 1000 + sum);
+    }
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    dw_emulator_destroy(emulator);
+}
+
+/* A lane may wait for another of its own warp: each has its program counter. */
+static void lanes_wait_for_each_other(void **state) {
+    uint32_t out[32];
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    static const char body[] =
+        "mov.u32 %r2, fixed; mov.u32 %r3, 0; setp.ne.u32 %p1, %r1, 31; @%p1 bra $wait; st.shared.u32 [%r2], %r3;\n"
+        "mov.u32 %r4, 7; bar.warp.sync 0x80000000; st.shared.u32 [%r2+4], %r4; st.volatile.shared.u32 [%r2], %r4; bra $end;\n"
+        "$wait: setp.ne.u32 %p2, %r1, 0; @%p2 bra $end;\n"
+        "$poll: ld.volatile.shared.u32 %r5, [%r2]; setp.ne.u32 %p3, %r5, 7; @%p3 bra $poll;\n"
+        "$end: bar.warp.sync 0xffffffff; ld.shared.u32 %r6, [%r2+4]; st.global.u32 [%rd1], %r6;";
+    assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+    for (int i = 0; i < 32; i++) assert_int_equal(out[i], 7);
+    dw_emulator_destroy(emulator);
+}
+
+static void barriers_hold(void **state) {
+    uint32_t out[256];
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    static const char body[] =
+        "mov.u32 %r2, dynamic; shl.b32 %r3, %r1, 2; add.s32 %r4, %r2, %r3; mov.u32 %r5, 0;\n"
+        "$again: mad.lo.s32 %r6, %r5, 1000, %r1; st.shared.u32 [%r4], %r6; bar.sync 0;\n"
+        "xor.b32 %r7, %r3, 0x380; add.s32 %r8, %r2, %r7; ld.shared.u32 %r9, [%r8]; bar.sync 0;\n"
+        "add.s32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 20; @%p1 bra $again; st.global.u32 [%rd1], %r9;";
+    assert_int_equal(run_body(emulator, body, 256, 1024, out), DW_OK);
+    for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    dw_emulator_destroy(emulator);
+}
+
+static void expect_finding(dw_emulator *emulator, const char *body, uint32_t threads, const char *kind, const char *words) {
+    uint32_t out[256];
+    dw_finding finding;
+    char text[2000];
+    run_body(emulator, body, threads, 1024, out);
+    assert_true(dw_emulator_finding_count(emulator) >= 1);
+    assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
+    dw_finding_text(&finding, text, sizeof text);
+    if (strcmp(finding.kind, kind) != 0 || !strstr(text, words)) fail_msg("%s", text);
+    assert_true(finding.ptx_line > 0);
+    assert_string_equal(finding.kernel, "f");
+}
+
+static void mistakes_are_found(void **state) {
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    expect_finding(emulator, "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;", 32, "undefined",
+                   "4 were never written");
+    expect_finding(emulator, "mov.u32 %r2, dynamic; st.shared.u32 [%r2+1024], %r1;", 32, "out of bounds", "shared memory");
+    expect_finding(emulator, "st.global.u32 [%rd1+2], %r1;", 32, "not aligned", "no multiple of 4");
+    expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds", "0 bytes past the end");
+    expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock", "waits at barrier 1 (32 of 64 threads came)");
+    expect_finding(emulator, "trap;", 32, "trap", "lane 0");
+    expect_finding(emulator, "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 bra $end; $end:", 32,
+                   "divergence", "wait");
+    expect_finding(emulator,
+                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; mbarrier.arrive.shared.b64 %rd3, [%r2], 2;", 1, "mbarrier",
+                   "2 arrivals");
+    expect_finding(emulator, "mov.u32 %r2, fixed; mbarrier.arrive.shared.b64 %rd3, [%r2];", 1, "mbarrier", "there is none");
+    expect_finding(emulator,
+                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
+                   1, "deadlock", "1 of 1 arrivals to come");
+    dw_emulator_destroy(emulator);
+}
+
+/* Values against C's own arithmetic. */
+static void instructions_compute(void **state) {
+    uint32_t out[32];
+    float real;
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    static const struct {
+        const char *body;
+        uint32_t expected; /* of lane 3 */
+    } cases[] = {
+        {"mul.hi.s32 %r2, %r1, -2; st.global.u32 [%rd1], %r2;", 0xFFFFFFFF},
+        {"shr.s32 %r2, -64, %r1; st.global.u32 [%rd1], %r2;", 0xFFFFFFF8},
+        {"shl.b32 %r2, %r1, 32; st.global.u32 [%rd1], %r2;", 0},
+        {"bfe.s32 %r2, 0x00000F30, 4, 8; st.global.u32 [%rd1], %r2;", 0xFFFFFFF3},
+        {"bfi.b32 %r2, 0xAB, 0x11111111, 8, 8; st.global.u32 [%rd1], %r2;", 0x1111AB11},
+        {"prmt.b32 %r2, 0x03020100, 0x07060504, 0x7531; st.global.u32 [%rd1], %r2;", 0x07050301},
+        {"lop3.b32 %r2, 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA, 0x96; st.global.u32 [%rd1], %r2;", 0x96969696},
+        {"cvt.rn.f32.u32 %f1, 16777219; st.global.f32 [%rd1], %f1;", 0x4B800002},
+        {"cvt.rzi.s32.f32 %r2, 0fC0700000; st.global.u32 [%rd1], %r2;", 0xFFFFFFFD},
+        {"cvt.rn.bf16x2.f32 %r2, 0f3F808000, 0f3F818000; st.global.u32 [%rd1], %r2;", 0x3F803F82},
+        {"cvt.rn.satfinite.e4m3x2.f32 %h1, 0f43E80000, 0fBF800000; cvt.u32.u16 %r2, %h1; st.global.u32 [%rd1], %r2;", 0x7EB8},
+        {"min.f32 %f1, 0f7FC00000, 0f40000000; st.global.f32 [%rd1], %f1;", 0x40000000},
+        {"add.rz.f32 %f1, 0f3F800000, 0f337FFFFF; st.global.f32 [%rd1], %f1;", 0x3F800000},
+        {"add.rp.f32 %f1, 0f3F800000, 0f00800000; st.global.f32 [%rd1], %f1;", 0x3F800001},
+        {"mul.ftz.f32 %f1, 0f00800000, 0f3F000000; st.global.f32 [%rd1], %f1;", 0},
+        {"mul.f32 %f1, 0f00800000, 0f3F000000; st.global.f32 [%rd1], %f1;", 0x00400000},
+        {"popc.b32 %r2, 0xF0F0000F; clz.b32 %r3, 0x00010000; shl.b32 %r3, %r3, 8; or.b32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;",
+         0xF0C},
+        {"setp.lt.and.s32 %p1|%p2, %r1, 5, 1; selp.b32 %r2, 10, 20, %p1; selp.b32 %r3, 1, 2, %p2; add.s32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;",
+         12},
+        {"vote.sync.ballot.b32 %r2, 1, -1; st.global.u32 [%rd1], %r2;", 0xFFFFFFFF},
+        {"redux.sync.add.s32 %r2, %r1, -1; st.global.u32 [%rd1], %r2;", 496},
+        {"elect.sync %r2|%p1, -1; selp.b32 %r3, 1, 0, %p1; mad.lo.s32 %r2, %r2, 16, %r3; st.global.u32 [%rd1], %r2;", 0},
+        {"match.any.sync.b32 %r2, 5, -1; st.global.u32 [%rd1], %r2;", 0xFFFFFFFF},
+        {"atom.global.add.u32 %r2, [%rd1], 5; ld.global.u32 %r3, [%rd1]; sub.s32 %r2, %r3, %r2; st.global.u32 [%rd1], %r2;", 5},
+        {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;", 0x12345678 ^ 0x9ABCDEF0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (run_body(emulator, cases[i].body, 32, 0, out) != DW_OK) fail_msg("%s: %s", cases[i].body, dw_last_error());
+        if (out[3] != cases[i].expected) fail_msg("%s: 0x%08x, expected 0x%08x", cases[i].body, out[3], cases[i].expected);
+    }
+    assert_int_equal(run_body(emulator, "ex2.approx.ftz.f32 %f1, 0f3F000000; st.global.f32 [%rd1], %f1;", 32, 0, out), DW_OK);
+    memcpy(&real, out, sizeof real);
+    assert_true(fabs((double)real - sqrt(2)) < 1e-7);
+    dw_emulator_destroy(emulator);
+}
+
+static void expect_refusal(const char *ptx, dw_status status, const char *words) {
+    dw_emulator *emulator = open_emulator("sm_90a");
+    dw_emulator_module *module = NULL;
+    dw_status got = dw_emulator_load(emulator, ptx, strlen(ptx), "bad.ptx", &module);
+    if (got == DW_OK) got = dw_emulator_has_kernel(module, "f");
+    if (got != status || !strstr(dw_last_error(), words)) fail_msg("%d: %s", got, dw_last_error());
+    dw_emulator_destroy(emulator);
+}
+
+static void bad_text_is_refused(void **state) {
+    (void)state;
+    expect_refusal("", DW_PARSE, "no PTX");
+    expect_refusal(".version 8.7\n.target sm_90a\n.visible .entry f() {\n  add.s32 %r1, %r2;\n}", DW_PARSE, "PTX line 4");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s32 %r1, %r2; }", DW_PARSE, "PTX line 5");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s64 %r1, %r2, %r2; }", DW_PARSE, "s64");
+    expect_refusal(HEAD ".visible .entry f() { bra $nowhere; }", DW_PARSE, "$nowhere");
+    expect_refusal(HEAD ".visible .entry f() { frobnicate.b32; }", DW_UNSUPPORTED, "frobnicate.b32");
+    expect_refusal(HEAD ".visible .entry f() {", DW_PARSE, "does not end");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<99999999999999999999>; }", DW_PARSE, "64 bits");
+    expect_refusal(".version 8.7\n.target sm_100a\n.visible .entry f() { ret; }", DW_UNSUPPORTED, "sm_100a");
+}
+
+/* Every instruction of every kernel that is compiled into the library is one that the emulator has. */
+static void own_kernels_are_understood(void **state) {
+    size_t kernels = 0;
+    (void)state;
+    for (const dw__jit_file *file = dw__jit_ptx; file->name; file++) {
+        dw_emulator *emulator = open_emulator("sm_90a");
+        dw_emulator_module *module;
+        const char *text = (const char *)file->begin;
+        size_t bytes = (size_t)(file->end - file->begin);
+        if (dw_emulator_load(emulator, text, bytes, file->name, &module) != DW_OK) fail_msg("%s", dw_last_error());
+        for (const char *at = text; (at = memmem(at, (size_t)((const char *)file->end - at), ".entry ", 7)); kernels++) {
+            char name[200];
+            at += 7;
+            assert_int_equal(sscanf(at, "%199[^( \n]", name), 1);
+            if (dw_emulator_has_kernel(module, name) != DW_OK) fail_msg("%s", dw_last_error());
+        }
+        dw_emulator_destroy(emulator);
+    }
+    if (kernels == 0) skip(); /* built without nvcc and NVRTC */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_run),
+        cmocka_unit_test(kernels_run),         cmocka_unit_test(lanes_part_and_meet),
+        cmocka_unit_test(lanes_wait_for_each_other), cmocka_unit_test(barriers_hold),
+        cmocka_unit_test(mistakes_are_found),  cmocka_unit_test(instructions_compute),
+        cmocka_unit_test(bad_text_is_refused), cmocka_unit_test(own_kernels_are_understood),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
