@@ -1,6 +1,6 @@
-/* libcuda.so.1 as an emulated GPU has it: the driver API over deepwell/emulator.h. A program that finds this library before NVIDIA's runs its
- * kernels on the CPU. Prototypes are the driver API's (CUDA 13), written down here; work is done when it is asked for, so
- * that streams and events have nothing to wait for.
+/* libcuda.so.1 as an emulated GPU has it: the driver API over deepwell/emulator.h. A program that finds this
+ * library before NVIDIA's runs its kernels on the CPU. Prototypes are the driver API's (CUDA 13), written down
+ * here; work is done when it is asked for, so that streams and events have nothing to wait for.
  *
  *     DEEPWELL_EMULATE_ARCH    sm_90a (the default), sm_100a, sm_103a, sm_120a
  *     DEEPWELL_EMULATE_SEED    of the order of warps and asynchronous work
@@ -59,7 +59,8 @@ static void tell(void) {
 }
 
 static void start(void) {
-    const char *architecture = getenv("DEEPWELL_EMULATE_ARCH"), *seed = getenv("DEEPWELL_EMULATE_SEED");
+    const char *architecture = getenv("DEEPWELL_EMULATE_ARCH"),
+               *seed = getenv("DEEPWELL_EMULATE_SEED");
     const char *check = getenv("DEEPWELL_EMULATE_CHECK");
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     if (!architecture || !*architecture) architecture = "sm_90a";
@@ -94,7 +95,8 @@ static const struct {
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "the emulator takes PTX text"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "the emulator takes PTX text, not machine code"},
+    {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "the emulator takes PTX text, not machine code"},
     {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "PTX that the emulator does not take; it has said why"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
@@ -152,10 +154,11 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int values[][2] = {
         /* CUdevice_attribute: value */
-        {1, 1024},   {2, 1024},  {3, 1024},       {4, 64},        {5, 2147483647}, {6, 65535},  {7, 65535},
-        {8, 49152},  {9, 65536}, {10, 32},        {12, 65536},    {13, 1980000},   {20, 0},     {33, 0},
-        {34, 0},     {36, 2619000}, {37, 5120},   {38, 50 << 20}, {39, 2048},      {50, 0},     {81, 233472},
-        {82, 65536}, {97, 232448}, {111, 1},      {115, 1},       {120, 1},        {127, 1},    {41, 1},
+        {1, 1024},  {2, 1024},  {3, 1024},    {4, 64},       {5, 2147483647}, {6, 65535},
+        {7, 65535}, {8, 49152}, {9, 65536},   {10, 32},      {12, 65536},     {13, 1980000},
+        {20, 0},    {33, 0},    {34, 0},      {36, 2619000}, {37, 5120},      {38, 50 << 20},
+        {39, 2048}, {50, 0},    {81, 233472}, {82, 65536},   {97, 232448},    {111, 1},
+        {115, 1},   {120, 1},   {127, 1},     {41, 1},
     };
     if (device != 0) return INVALID_DEVICE;
     *value = 0;
@@ -196,9 +199,9 @@ API int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-#define GO() \
-    do { \
-        if (gpu.failed) return gpu.failed; \
+#define GO()                                                                                       \
+    do {                                                                                           \
+        if (gpu.failed) return gpu.failed;                                                         \
     } while (0)
 
 API int cuMemAlloc_v2(address *memory, size_t bytes) {
@@ -222,11 +225,14 @@ API int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
     GO();
     return result_of(dw_emulator_register(gpu.emulator, memory, bytes));
 }
-API int cuMemHostUnregister(void *memory) { return result_of(dw_emulator_release(gpu.emulator, memory)); }
+API int cuMemHostUnregister(void *memory) {
+    return result_of(dw_emulator_release(gpu.emulator, memory));
+}
 API int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) {
     (void)stream;
     GO();
-    return result_of(dw_emulator_copy(gpu.emulator, (void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes));
+    return result_of(dw_emulator_copy(gpu.emulator, (void *)(uintptr_t)to,
+                                      (const void *)(uintptr_t)from, bytes));
 }
 API int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
     (void)stream;
@@ -289,7 +295,8 @@ API int cuEventSynchronize(void *of) {
 }
 API int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     const struct timespec *a = &((event *)from)->at, *b = &((event *)to)->at;
-    *milliseconds = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 + (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
+    *milliseconds =
+        (float)((double)(b->tv_sec - a->tv_sec) * 1e3 + (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
     return SUCCESS;
 }
 
@@ -310,10 +317,12 @@ API int cuModuleLoadData(void **made, const void *image) {
     GO();
     const char *text = image;
     /* An ELF file, or a bundle of such: machine code. */
-    if (memcmp(text, "\177ELF", 4) == 0 || memcmp(text, "\x50\xed\x55\xba", 4) == 0) return NO_BINARY_FOR_GPU;
+    if (memcmp(text, "\177ELF", 4) == 0 || memcmp(text, "\x50\xed\x55\xba", 4) == 0)
+        return NO_BINARY_FOR_GPU;
     int result = handle(made, sizeof(module));
     if (result != SUCCESS) return result;
-    result = result_of(dw_emulator_load(gpu.emulator, text, strlen(text), "module", &((module *)*made)->module));
+    result = result_of(
+        dw_emulator_load(gpu.emulator, text, strlen(text), "module", &((module *)*made)->module));
     if (result == SUCCESS) return SUCCESS;
     free(*made);
     return result;
@@ -348,13 +357,13 @@ API int cuFuncGetAttribute(int *value, int attribute, void *of) {
     uint32_t shared, local;
     dw_status status = dw_emulator_kernel_memory(f->module, f->name, &shared, &local);
     if (status != DW_OK) return result_of(status);
-    *value = attribute == 0   ? 1024 /* threads of a block */
-             : attribute == 1 ? (int)shared - 1024
-             : attribute == 3 ? (int)local
-             : attribute == 4 ? 64 /* registers: not known here */
+    *value = attribute == 0                     ? 1024 /* threads of a block */
+             : attribute == 1                   ? (int)shared - 1024
+             : attribute == 3                   ? (int)local
+             : attribute == 4                   ? 64 /* registers: not known here */
              : attribute == 5 || attribute == 6 ? gpu.capability
-             : attribute == 8 ? f->dynamic_shared
-                              : 0;
+             : attribute == 8                   ? f->dynamic_shared
+                                                : 0;
     return SUCCESS;
 }
 API int cuFuncSetAttribute(void *of, int attribute, int value) {
@@ -385,27 +394,38 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     GO();
     if (extra) return NOT_SUPPORTED;
-    for (int axis = 0; axis < 3; axis++) options.grid[axis] = config->grid[axis], options.block[axis] = config->block[axis];
+    for (int axis = 0; axis < 3; axis++)
+        options.grid[axis] = config->grid[axis], options.block[axis] = config->block[axis];
     options.shared_bytes = config->shared_bytes;
     for (unsigned i = 0; i < config->attribute_count; i++)
         if (config->attributes[i].id == ATTRIBUTE_CLUSTER)
-            for (int axis = 0; axis < 3; axis++) options.cluster[axis] = config->attributes[i].value.cluster[axis];
+            for (int axis = 0; axis < 3; axis++)
+                options.cluster[axis] = config->attributes[i].value.cluster[axis];
     dw_status status = dw_emulator_launch(f->module, f->name, &options, arguments, NULL);
     tell();
     int result = result_of(status);
-    if (status == DW_INTERNAL) gpu.failed = result; /* as on a GPU, nothing goes on in this context */
+    if (status == DW_INTERNAL)
+        gpu.failed = result; /* as on a GPU, nothing goes on in this context */
     return result;
 }
-API int cuLaunchKernel(void *of, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
-                       void *stream, void **arguments, void **extra) {
+API int cuLaunchKernel(void *of, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                       unsigned bz, unsigned shared_bytes, void *stream, void **arguments,
+                       void **extra) {
     launch_config config = {{gx, gy, gz}, {bx, by, bz}, shared_bytes, stream, NULL, 0};
     return cuLaunchKernelEx(&config, of, arguments, extra);
 }
 
-API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory, const uint64_t *sizes, const uint64_t *strides,
-                               const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
-    dw_emulator_tensor_shape shape = {.size_of = sizeof shape, .element = type, .rank = (int)rank, .address = memory,
-                                      .interleave = interleave, .swizzle = swizzle, .fill_nan = fill};
+API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
+                               const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
+                               const uint32_t *steps, int interleave, int swizzle, int promotion,
+                               int fill) {
+    dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
+                                      .element = type,
+                                      .rank = (int)rank,
+                                      .address = memory,
+                                      .interleave = interleave,
+                                      .swizzle = swizzle,
+                                      .fill_nan = fill};
     (void)promotion;
     if (rank < 1 || rank > 5) return INVALID_VALUE;
     for (uint32_t axis = 0; axis < rank; axis++) {

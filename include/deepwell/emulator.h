@@ -1,8 +1,8 @@
-/* A functional emulator of NVIDIA GPUs: runs the PTX that kernels compile to, on the host's cores, and reports mistakes that
- * hardware does not. docs/emulator.md says what is emulated.
+/* A functional emulator of NVIDIA GPUs: runs the PTX that kernels compile to, on the host's cores, and reports
+ * mistakes that hardware does not. docs/emulator.md says what is emulated.
  *
- * Work is done when it is called for: a launch has ended when dw_emulator_launch returns. Global addresses are addresses of
- * the host. An emulator may be used from several threads; its launches take turns.
+ * Work is done when it is called for: a launch has ended when dw_emulator_launch returns. Global addresses are
+ * addresses of the host. An emulator may be used from several threads; its launches take turns.
  */
 #ifndef DEEPWELL_EMULATOR_H
 #define DEEPWELL_EMULATOR_H
@@ -22,12 +22,16 @@ typedef struct dw_emulator_module dw_emulator_module;
 typedef struct dw_emulator_options {
     size_t size; /* sizeof(dw_emulator_options) */
     bool check;  /* look for undefined reads and races, beside what always stops a kernel */
-    uint64_t seed; /* of the order in which warps and asynchronous work run; the same seed, the same order */
+    uint64_t
+        seed; /* of the order in which warps and asynchronous work run; the same seed, the same order */
 } dw_emulator_options;
-#define DW_EMULATOR_OPTIONS_DEFAULT {sizeof(dw_emulator_options), true, 1}
+#define DW_EMULATOR_OPTIONS_DEFAULT                                                                \
+    { sizeof(dw_emulator_options), true, 1 }
 
-/* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the defaults. */
-DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options, dw_emulator **emulator);
+/* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the
+ * defaults. */
+DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
+                                    dw_emulator **emulator);
 /* With its memory and modules. */
 DW_API void dw_emulator_destroy(dw_emulator *emulator);
 
@@ -35,46 +39,57 @@ DW_API void dw_emulator_destroy(dw_emulator *emulator);
 DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);
 /* Memory of the host's that kernels may use as well: counts as written. */
 DW_API dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory);
-/* The caller's own memory, for as long as the emulator lives or until it is released here; what was known of the range before is
- * forgotten. */
+/* The caller's own memory, for as long as the emulator lives or until it is released here; what was known of
+ * the range before is forgotten. */
 DW_API dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes);
 /* Any of the three's. DW_INVALID_ARGUMENT: it was not allocated here, or has been given back. */
 DW_API dw_status dw_emulator_release(dw_emulator *emulator, void *memory);
 /* From the host: counts as written. DW_INVALID_ARGUMENT: the range is not within one allocation. */
-DW_API dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes);
+DW_API dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host,
+                                     size_t bytes);
 DW_API dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes);
-DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes);
+DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from,
+                                      size_t bytes);
 DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes);
 
-/* PTX text. DW_PARSE: "NAME, PTX line 12: what: the line". DW_UNSUPPORTED: what the emulator does not have, by name. */
-DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name,
-                                  dw_emulator_module **module);
+/* PTX text. DW_PARSE: "NAME, PTX line 12: what: the line". DW_UNSUPPORTED: what the emulator does not have, by
+ * name. */
+DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes,
+                                  const char *name, dw_emulator_module **module);
 DW_API void dw_emulator_unload(dw_emulator_module *module);
-/* DW_NOT_FOUND: lists the kernels. DW_UNSUPPORTED: it cannot be launched, because of the instruction that the message names. */
+/* DW_NOT_FOUND: lists the kernels. DW_UNSUPPORTED: it cannot be launched, because of the instruction that the
+ * message names. */
 DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
-/* Bytes of static shared memory, with the system's KiB, and bytes of a lane's local memory; registers are not limited. */
-DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel, uint32_t *shared_bytes,
-                                           uint32_t *local_bytes);
+/* Bytes of static shared memory, with the system's KiB, and bytes of a lane's local memory; registers are not
+ * limited. */
+DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel,
+                                           uint32_t *shared_bytes, uint32_t *local_bytes);
 /* The address of a .global or .const variable. DW_NOT_FOUND. */
-DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes);
+DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name,
+                                      void **address, size_t *bytes);
 
 typedef struct dw_emulator_launch_options {
     size_t size;
-    uint32_t grid[3], block[3], cluster[3]; /* cluster 0 0 0: one block, or what the kernel requires */
-    uint32_t shared_bytes;                  /* dynamic */
+    uint32_t grid[3], block[3],
+        cluster[3];        /* cluster 0 0 0: one block, or what the kernel requires */
+    uint32_t shared_bytes; /* dynamic */
 } dw_emulator_launch_options;
-#define DW_EMULATOR_LAUNCH_DEFAULT {sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0}
+#define DW_EMULATOR_LAUNCH_DEFAULT                                                                 \
+    { sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0 }
 
-/* `arguments`: the address of each parameter's value. DW_INVALID_ARGUMENT: a launch that no GPU would take. DW_INTERNAL: the
- * kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes executed how many. */
-DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kernel, const dw_emulator_launch_options *options,
+/* `arguments`: the address of each parameter's value. DW_INVALID_ARGUMENT: a launch that no GPU would take.
+ * DW_INTERNAL: the kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes
+ * executed how many. */
+DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kernel,
+                                    const dw_emulator_launch_options *options,
                                     void *const *arguments, uint64_t *instructions);
 
-/* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter, numbered as the driver's enumerations are: `element`
- * CUtensorMapDataType, `swizzle` CUtensorMapSwizzle. The form of the 128 bytes is the emulator's own. */
+/* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter, numbered as the driver's
+ * enumerations are: `element` CUtensorMapDataType, `swizzle` CUtensorMapSwizzle. The form of the 128 bytes is
+ * the emulator's own. */
 typedef struct dw_emulator_tensor_shape {
-    size_t size_of;     /* sizeof(dw_emulator_tensor_shape) */
-    int element, rank;  /* 1 to 5 axes, axis 0 contiguous */
+    size_t size_of;    /* sizeof(dw_emulator_tensor_shape) */
+    int element, rank; /* 1 to 5 axes, axis 0 contiguous */
     void *address;
     uint64_t size[5];   /* elements */
     uint64_t stride[4]; /* bytes, of axes 1 and up */
@@ -92,13 +107,14 @@ typedef struct dw_finding {
     int source_line;
     int ptx_line;
     uint32_t block[3];
-    int warp, lane;   /* lane -1: the whole warp */
+    int warp, lane; /* lane -1: the whole warp */
     uint64_t count;
     char what[512];
 } dw_finding;
 DW_API size_t dw_emulator_finding_count(const dw_emulator *emulator);
 /* DW_NOT_FOUND: there are not as many. */
-DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding);
+DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index,
+                                     dw_finding *finding);
 DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
 /* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
 DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);

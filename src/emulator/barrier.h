@@ -1,4 +1,5 @@
-/* mbarrier objects (PTX ISA 9.7.13.15): one in eight bytes of shared memory, in a form of our own, which programs treat as opaque.
+/* mbarrier objects (PTX ISA 9.7.13.15): one in eight bytes of shared memory, in a form of our own, which
+ * programs treat as opaque.
  *
  *     bits 0-19 pending arrivals, 20-39 arrivals of a phase, 40-60 transactions outstanding (biased by 2^20),
  *     61 the current phase's parity, 62-63 both set: this is a barrier
@@ -12,9 +13,12 @@
 
 /* Arrivals and transactions of work that a unit beside the warps has done: `address` is shared::cluster, `pc` of the
  * instruction that asked for it. False: a finding has been reported. */
-bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address, uint32_t count);
-bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address, uint32_t bytes);
+bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                             uint32_t address, uint32_t count);
+bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                               uint32_t address, uint32_t bytes);
 /* "pending 1 of 2 arrivals, 4096 bytes outstanding, parity 0", for messages. */
-void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text, size_t bytes);
+void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text,
+                               size_t bytes);
 
 #endif

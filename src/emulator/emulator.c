@@ -40,16 +40,21 @@ static int index_of(int architecture) {
     return 0;
 }
 
-dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options, dw_emulator **out) {
+dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
+                             dw_emulator **out) {
     static const dw_emulator_options defaults = DW_EMULATOR_OPTIONS_DEFAULT;
     dw_status status = DW_OK;
     int number = 0;
     for (size_t i = 0; i < DW_COUNT(architectures); i++)
         if (strcmp(architectures[i].name, architecture) == 0) number = architectures[i].number;
     if (!number)
-        return dw__fail(DW_NOT_FOUND, "there is no emulator of \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a", architecture);
+        return dw__fail(DW_NOT_FOUND,
+                        "there is no emulator of \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a",
+                        architecture);
     if (options && options->size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT, "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)", options->size);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)",
+                        options->size);
     dw_emulator *emulator = dw__calloc(1, sizeof *emulator);
     if (!emulator) return dw__fail_memory("an emulator", sizeof *emulator);
     emulator->architecture = number;
@@ -90,11 +95,13 @@ dw_status dw_emulator_release(dw_emulator *emulator, void *memory) {
     return memory ? dw__emu_memory_release(emulator->memory, memory) : DW_OK;
 }
 
-static dw_status within(const dw_emulator *emulator, const void *address, size_t bytes, const char *what) {
+static dw_status within(const dw_emulator *emulator, const void *address, size_t bytes,
+                        const char *what) {
     char where[160];
     if (dw__emu_memory_holds(emulator->memory, address, bytes)) return DW_OK;
     dw__emu_memory_describe(emulator->memory, (uintptr_t)address, where, sizeof where);
-    return dw__fail(DW_INVALID_ARGUMENT, "%s %zu bytes at %p of the emulated device: %s", what, bytes, address, where);
+    return dw__fail(DW_INVALID_ARGUMENT, "%s %zu bytes at %p of the emulated device: %s", what,
+                    bytes, address, where);
 }
 dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes) {
     if (bytes == 0) return DW_OK;
@@ -130,17 +137,21 @@ dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t
 /* "sm_90a" runs on an emulator of sm_90a alone, "sm_90" on it and what came later, "sm_100f" within its family. */
 static dw_status check_target(const dw_emulator *emulator, const dw__ptx_module *module) {
     char *rest = NULL;
-    long number = strncmp(module->target, "sm_", 3) == 0 ? strtol(module->target + 3, &rest, 10) : 0;
-    bool fits = number > 0 && ((*rest == '\0' && number <= emulator->architecture) ||
-                               (strcmp(rest, "a") == 0 && number == emulator->architecture) ||
-                               (strcmp(rest, "f") == 0 && number / 10 == emulator->architecture / 10 &&
-                                number <= emulator->architecture));
+    long number =
+        strncmp(module->target, "sm_", 3) == 0 ? strtol(module->target + 3, &rest, 10) : 0;
+    bool fits =
+        number > 0 && ((*rest == '\0' && number <= emulator->architecture) ||
+                       (strcmp(rest, "a") == 0 && number == emulator->architecture) ||
+                       (strcmp(rest, "f") == 0 && number / 10 == emulator->architecture / 10 &&
+                        number <= emulator->architecture));
     if (fits) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "%s is PTX for %s, which an emulator of %s does not run", module->name, module->target,
+    return dw__fail(DW_UNSUPPORTED, "%s is PTX for %s, which an emulator of %s does not run",
+                    module->name, module->target,
                     architectures[index_of(emulator->architecture)].name);
 }
 
-dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name, dw_emulator_module **out) {
+dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name,
+                           dw_emulator_module **out) {
     dw__ptx_module *parsed = NULL;
     dw_status status = DW_OK;
     dw_emulator_module *module = dw__calloc(1, sizeof *module);
@@ -178,7 +189,8 @@ void dw_emulator_unload(dw_emulator_module *module) {
 
 static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const char *name) {
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
-        if (strcmp(module->program->kernels[i].name, name) == 0) return &module->program->kernels[i];
+        if (strcmp(module->program->kernels[i].name, name) == 0)
+            return &module->program->kernels[i];
     return NULL;
 }
 
@@ -189,14 +201,15 @@ dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *n
     dw__text list = {0};
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
         dw__text_printf(&list, "%s%s", i ? ", " : "", module->program->kernels[i].name);
-    dw_status status = dw__fail(DW_NOT_FOUND, "%s has no kernel \"%s\"; it has %s", module->program->module->name, name,
-                                list.text ? list.text : "none");
+    dw_status status =
+        dw__fail(DW_NOT_FOUND, "%s has no kernel \"%s\"; it has %s", module->program->module->name,
+                 name, list.text ? list.text : "none");
     dw__text_free(&list);
     return status;
 }
 
-dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *name, uint32_t *shared_bytes,
-                                    uint32_t *local_bytes) {
+dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *name,
+                                    uint32_t *shared_bytes, uint32_t *local_bytes) {
     DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     *shared_bytes = kernel->shared_bytes;
@@ -204,7 +217,8 @@ dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char
     return DW_OK;
 }
 
-dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address, size_t *bytes) {
+dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address,
+                               size_t *bytes) {
     for (uint32_t i = 0; i < module->program->symbol_count; i++) {
         if (strcmp(module->program->symbols[i].variable->name, name) != 0) continue;
         *address = module->program->symbols[i].address;
@@ -216,46 +230,60 @@ dw_status dw_emulator_variable(const dw_emulator_module *module, const char *nam
 
 /* ---- launches ------------------------------------------------------------------------------ */
 
-static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *grid, int architecture) {
+static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *grid,
+                             int architecture) {
     static const uint32_t most_grid[] = {INT32_MAX, 65535, 65535}, most_block[] = {1024, 1024, 64};
     const dw__ptx_function *function = kernel->function;
     for (int axis = 0; axis < 3; axis++) {
         if (grid->grid[axis] == 0 || grid->grid[axis] > most_grid[axis])
-            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: a grid of %u blocks along axis %d: 1 to %u may be", kernel->name,
-                            grid->grid[axis], axis, most_grid[axis]);
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "kernel %s: a grid of %u blocks along axis %d: 1 to %u may be",
+                            kernel->name, grid->grid[axis], axis, most_grid[axis]);
         if (grid->block[axis] == 0 || grid->block[axis] > most_block[axis])
-            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: a block of %u threads along axis %d: 1 to %u may be", kernel->name,
-                            grid->block[axis], axis, most_block[axis]);
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "kernel %s: a block of %u threads along axis %d: 1 to %u may be",
+                            kernel->name, grid->block[axis], axis, most_block[axis]);
         if (grid->cluster[axis] == 0 || grid->grid[axis] % grid->cluster[axis])
-            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u blocks along axis %d are no clusters of %u", kernel->name,
-                            grid->grid[axis], axis, grid->cluster[axis]);
-        if (function->required_threads[axis] && function->required_threads[axis] != grid->block[axis])
-            return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u threads along axis %d, where it requires %u", kernel->name,
-                            grid->block[axis], axis, function->required_threads[axis]);
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "kernel %s: %u blocks along axis %d are no clusters of %u",
+                            kernel->name, grid->grid[axis], axis, grid->cluster[axis]);
+        if (function->required_threads[axis] &&
+            function->required_threads[axis] != grid->block[axis])
+            return dw__fail(
+                DW_INVALID_ARGUMENT, "kernel %s: %u threads along axis %d, where it requires %u",
+                kernel->name, grid->block[axis], axis, function->required_threads[axis]);
     }
     const uint64_t threads = (uint64_t)grid->block[0] * grid->block[1] * grid->block[2];
     const uint64_t bound = function->max_threads[0]
-                               ? (uint64_t)function->max_threads[0] * function->max_threads[1] * function->max_threads[2]
+                               ? (uint64_t)function->max_threads[0] * function->max_threads[1] *
+                                     function->max_threads[2]
                                : 1024;
     if (threads > (bound < 1024 ? bound : 1024))
-        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: blocks of %llu threads: it takes %llu", kernel->name,
-                        (unsigned long long)threads, (unsigned long long)(bound < 1024 ? bound : 1024));
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: blocks of %llu threads: it takes %llu",
+                        kernel->name, (unsigned long long)threads,
+                        (unsigned long long)(bound < 1024 ? bound : 1024));
     if ((uint64_t)grid->cluster[0] * grid->cluster[1] * grid->cluster[2] > 16)
-        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters of more than 16 blocks", kernel->name);
+        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters of more than 16 blocks",
+                        kernel->name);
     const uint32_t most_shared = architectures[index_of(architecture)].shared_bytes;
     if ((uint64_t)kernel->dynamic_first + grid->dynamic_shared > most_shared)
-        return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: %u bytes of dynamic shared memory beside %u: there are %u", kernel->name,
-                        grid->dynamic_shared, kernel->dynamic_first, most_shared);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "kernel %s: %u bytes of dynamic shared memory beside %u: there are %u",
+                        kernel->name, grid->dynamic_shared, kernel->dynamic_first, most_shared);
     return DW_OK;
 }
 
-dw_status dw_emulator_launch(dw_emulator_module *module, const char *name, const dw_emulator_launch_options *options,
-                             void *const *arguments, uint64_t *instructions) {
+dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
+                             const dw_emulator_launch_options *options, void *const *arguments,
+                             uint64_t *instructions) {
     dw_emulator *emulator = module->emulator;
     DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
-    dw__emu_grid grid = {.kernel = kernel, .memory = emulator->memory, .findings = emulator->findings,
-                         .dynamic_shared = options->shared_bytes, .check = emulator->options.check,
+    dw__emu_grid grid = {.kernel = kernel,
+                         .memory = emulator->memory,
+                         .findings = emulator->findings,
+                         .dynamic_shared = options->shared_bytes,
+                         .check = emulator->options.check,
                          .sm_count = architectures[index_of(emulator->architecture)].sm_count};
     for (int axis = 0; axis < 3; axis++) {
         grid.grid[axis] = options->grid[axis];
@@ -279,15 +307,21 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name, const
 }
 
 dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map) {
-    dw__tensor_shape made = {.element = (uint8_t)shape->element, .rank = (uint8_t)shape->rank, .swizzle = (uint8_t)shape->swizzle,
-                             .fill_nan = (uint8_t)shape->fill_nan, .address = (uint64_t)(uintptr_t)shape->address,
+    dw__tensor_shape made = {.element = (uint8_t)shape->element,
+                             .rank = (uint8_t)shape->rank,
+                             .swizzle = (uint8_t)shape->swizzle,
+                             .fill_nan = (uint8_t)shape->fill_nan,
+                             .address = (uint64_t)(uintptr_t)shape->address,
                              .interleave = (uint8_t)shape->interleave};
     if (shape->size_of != sizeof *shape)
-        return dw__fail(DW_INVALID_ARGUMENT, "a tensor's shape of %zu bytes: set size_of to sizeof(dw_emulator_tensor_shape)",
-                        shape->size_of);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "a tensor's shape of %zu bytes: set size_of to sizeof(dw_emulator_tensor_shape)",
+            shape->size_of);
     for (int axis = 0; axis < shape->rank && axis < DW__TENSOR_AXES; axis++) {
         if (shape->size[axis] < 1 || shape->size[axis] > (uint64_t)1 << 32)
-            return dw__fail(DW_INVALID_ARGUMENT, "a tensor map of %llu elements along axis %d: 1 to 2^32 may be",
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "a tensor map of %llu elements along axis %d: 1 to 2^32 may be",
                             (unsigned long long)shape->size[axis], axis);
         made.last[axis] = (uint32_t)(shape->size[axis] - 1);
         made.box[axis] = (uint16_t)(shape->box[axis] > 256 ? 257 : shape->box[axis]);
@@ -299,18 +333,24 @@ dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *ma
 
 /* ---- findings ------------------------------------------------------------------------------ */
 
-size_t dw_emulator_finding_count(const dw_emulator *emulator) { return dw__emu_findings_count(emulator->findings); }
+size_t dw_emulator_finding_count(const dw_emulator *emulator) {
+    return dw__emu_findings_count(emulator->findings);
+}
 dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding) {
     if (dw__emu_findings_at(emulator->findings, index, finding)) return DW_OK;
-    return dw__fail(DW_NOT_FOUND, "finding %zu: there are %zu", index, dw__emu_findings_count(emulator->findings));
+    return dw__fail(DW_NOT_FOUND, "finding %zu: there are %zu", index,
+                    dw__emu_findings_count(emulator->findings));
 }
-void dw_emulator_clear_findings(dw_emulator *emulator) { dw__emu_findings_clear(emulator->findings); }
+void dw_emulator_clear_findings(dw_emulator *emulator) {
+    dw__emu_findings_clear(emulator->findings);
+}
 
 void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {
     char source[300] = "", lane[32] = "", times[40] = "";
     if (f->source_line) snprintf(source, sizeof source, " (%s:%d)", f->source, f->source_line);
     if (f->lane >= 0) snprintf(lane, sizeof lane, ", lane %d", f->lane);
     if (f->count > 1) snprintf(times, sizeof times, " (%llu times)", (unsigned long long)f->count);
-    snprintf(text, bytes, "%s: kernel %s, PTX line %d%s, block (%u, %u, %u), warp %d%s, %s: %s%s", f->kind, f->kernel, f->ptx_line,
-             source, f->block[0], f->block[1], f->block[2], f->warp, lane, f->instruction, f->what, times);
+    snprintf(text, bytes, "%s: kernel %s, PTX line %d%s, block (%u, %u, %u), warp %d%s, %s: %s%s",
+             f->kind, f->kernel, f->ptx_line, source, f->block[0], f->block[1], f->block[2],
+             f->warp, lane, f->instruction, f->what, times);
 }

@@ -72,26 +72,32 @@ static void keep(dw__emu_findings *findings, const dw_finding *made) {
     pthread_mutex_lock(&findings->lock);
     for (size_t i = 0; i < findings->list.count; i++) {
         dw_finding *old = &findings->list.items[i];
-        if (old->kind != made->kind || old->ptx_line != made->ptx_line || strcmp(old->kernel, made->kernel) != 0) continue;
+        if (old->kind != made->kind || old->ptx_line != made->ptx_line ||
+            strcmp(old->kernel, made->kernel) != 0)
+            continue;
         old->count++;
         pthread_mutex_unlock(&findings->lock);
         return;
     }
-    if (findings->list.count >= MOST_KEPT || DW_PUSH(&findings->list, *made) != DW_OK) findings->lost++;
+    if (findings->list.count >= MOST_KEPT || DW_PUSH(&findings->list, *made) != DW_OK)
+        findings->lost++;
     pthread_mutex_unlock(&findings->lock);
 }
 
-static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind, const char *format,
-                   va_list arguments) {
+static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
+                   const char *format, va_list arguments) {
     const dw__emu_grid *grid = cta->cluster->grid;
     const dw__emu_kernel *kernel = grid->kernel;
-    const dw__ptx_instruction *in = &kernel->function->code.items[kernel->from[pc < kernel->code_count ? pc : 0]];
-    dw_finding made = {.kind = kinds[kind], .ptx_line = in->line, .warp = (int)warp, .lane = lane, .count = 1};
+    const dw__ptx_instruction *in =
+        &kernel->function->code.items[kernel->from[pc < kernel->code_count ? pc : 0]];
+    dw_finding made = {
+        .kind = kinds[kind], .ptx_line = in->line, .warp = (int)warp, .lane = lane, .count = 1};
     snprintf(made.kernel, sizeof made.kernel, "%s", kernel->name);
     snprintf(made.instruction, sizeof made.instruction, "%s", in->spelling);
     for (int axis = 0; axis < 3; axis++) made.block[axis] = cta->id[axis];
     const dw__ptx_module *module = kernel->module;
-    if (in->source_line > 0 && (size_t)in->source_file < module->files.count && module->files.items[in->source_file]) {
+    if (in->source_line > 0 && (size_t)in->source_file < module->files.count &&
+        module->files.items[in->source_file]) {
         snprintf(made.source, sizeof made.source, "%s", module->files.items[in->source_file]);
         made.source_line = in->source_line;
     }
@@ -106,7 +112,8 @@ void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *
     va_end(arguments);
 }
 
-void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind, const char *format, ...) {
+void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
+                      const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     report(cta, warp, lane, pc, kind, format, arguments);

@@ -1,5 +1,5 @@
-/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only waits is
- * put aside for others, as many as would be on the machine at once.
+/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only
+ * waits is put aside for others, as many as would be on the machine at once.
  */
 #include "base/pool.h"
 #include "emulator/barrier.h"
@@ -24,8 +24,10 @@ static void release_work(dw__emu_cluster *cluster) {
     while (cluster->work) {
         dw__emu_async *work = cluster->work;
         cluster->work = work->next;
-        if (work->release) work->release(work);
-        else dw__free(work);
+        if (work->release)
+            work->release(work);
+        else
+            dw__free(work);
     }
 }
 
@@ -47,16 +49,20 @@ static void end_cluster(dw__emu_cluster *cluster) {
 static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_cluster **made) {
     const dw__emu_kernel *kernel = grid->kernel;
     const uint32_t ctas = grid->cluster[0] * grid->cluster[1] * grid->cluster[2];
-    const uint32_t threads = grid->block[0] * grid->block[1] * grid->block[2], warps = (threads + DW__LANES - 1) / DW__LANES;
-    const uint32_t shared = grid->dynamic_shared ? kernel->dynamic_first + grid->dynamic_shared : kernel->shared_bytes;
-    const size_t registers = rounded(kernel->register_bytes), local = rounded((size_t)kernel->local_bytes * DW__LANES);
+    const uint32_t threads = grid->block[0] * grid->block[1] * grid->block[2],
+                   warps = (threads + DW__LANES - 1) / DW__LANES;
+    const uint32_t shared =
+        grid->dynamic_shared ? kernel->dynamic_first + grid->dynamic_shared : kernel->shared_bytes;
+    const size_t registers = rounded(kernel->register_bytes),
+                 local = rounded((size_t)kernel->local_bytes * DW__LANES);
     const size_t per_warp = registers + local + rounded(sizeof(dw__emu_warp));
     const size_t per_cta = rounded(shared) + rounded(shared / 8 + 1) + warps * per_warp;
     const size_t bytes = rounded(ctas * sizeof(dw__emu_cta)) + ctas * per_cta;
 
     dw__emu_cluster *cluster = dw__calloc(1, sizeof *cluster);
     if (!cluster) return dw__fail_memory("an emulated cluster", sizeof *cluster);
-    *cluster = (dw__emu_cluster){.grid = grid, .cta_count = ctas, .random = (grid->seed + index) * 0x9E3779B97F4A7C15u + 1};
+    *cluster = (dw__emu_cluster){
+        .grid = grid, .cta_count = ctas, .random = (grid->seed + index) * 0x9E3779B97F4A7C15u + 1};
     cluster->work_end = &cluster->work;
     cluster->block = dw__malloc_aligned(bytes);
     if (!cluster->block) {
@@ -75,10 +81,16 @@ static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_clust
     at += rounded(ctas * sizeof(dw__emu_cta));
     for (uint32_t rank = 0; rank < ctas; rank++) {
         dw__emu_cta *cta = &cluster->ctas[rank];
-        const uint32_t within[3] = {rank % grid->cluster[0], rank / grid->cluster[0] % grid->cluster[1],
+        const uint32_t within[3] = {rank % grid->cluster[0],
+                                    rank / grid->cluster[0] % grid->cluster[1],
                                     rank / grid->cluster[0] / grid->cluster[1]};
-        *cta = (dw__emu_cta){.cluster = cluster, .rank = rank, .shared_bytes = shared, .warp_count = warps, .threads = threads};
-        for (int axis = 0; axis < 3; axis++) cta->id[axis] = cluster->id[axis] * grid->cluster[axis] + within[axis];
+        *cta = (dw__emu_cta){.cluster = cluster,
+                             .rank = rank,
+                             .shared_bytes = shared,
+                             .warp_count = warps,
+                             .threads = threads};
+        for (int axis = 0; axis < 3; axis++)
+            cta->id[axis] = cluster->id[axis] * grid->cluster[axis] + within[axis];
         cta->shared = at, at += rounded(shared);
         cta->defined = at, at += rounded(shared / 8 + 1);
         cta->warps = (dw__emu_warp *)(void *)at, at += warps * rounded(sizeof(dw__emu_warp));
@@ -126,8 +138,10 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
         if (cluster->work_end == &work->next) cluster->work_end = link;
         cluster->progress++;
         bool good = work->done(cluster, work);
-        if (work->release) work->release(work);
-        else dw__free(work);
+        if (work->release)
+            work->release(work);
+        else
+            dw__free(work);
         if (!good) return false;
         any = false;
     }
@@ -137,19 +151,22 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
 /* ---- waiting for ever ---------------------------------------------------------------------- */
 
 static void describe_wait(const dw__emu_warp *w, const dw__emu_group *g, dw__text *out) {
-    static const char *const names[] = {"runs", "waits for lanes", "waits at barrier", "waits for", "waits for the cluster",
-                                        "waits for asynchronous work"};
+    static const char *const names[] = {
+        "runs",      "waits for lanes",       "waits at barrier",
+        "waits for", "waits for the cluster", "waits for asynchronous work"};
     const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
     char object[160] = "";
     if (g->wait == DW__WAIT_BARRIER) {
         const dw__emu_barrier *b = &w->cta->barriers[g->object];
-        snprintf(object, sizeof object, " %u (%u of %u threads came)", g->object, b->arrived, b->expected ? b->expected : w->cta->threads);
+        snprintf(object, sizeof object, " %u (%u of %u threads came)", g->object, b->arrived,
+                 b->expected ? b->expected : w->cta->threads);
     } else if (g->wait == DW__WAIT_MBARRIER) {
         object[0] = ' ';
         dw__emu_mbarrier_describe(w->cta->cluster, g->object, object + 1, sizeof object - 1);
     }
-    dw__text_printf(out, "; block %u warp %u lanes 0x%08x %s%s at PTX line %d", w->cta->rank, w->index, g->mask, names[g->wait],
-                    object, kernel->function->code.items[kernel->from[g->pc]].line);
+    dw__text_printf(out, "; block %u warp %u lanes 0x%08x %s%s at PTX line %d", w->cta->rank,
+                    w->index, g->mask, names[g->wait], object,
+                    kernel->function->code.items[kernel->from[g->pc]].line);
 }
 
 static void report_deadlock(dw__emu_cluster *cluster) {
@@ -166,7 +183,9 @@ static void report_deadlock(dw__emu_cluster *cluster) {
             for (int g = 0; g < w->other_count; g++) describe_wait(w, &w->others[g], &text);
         }
     }
-    if (first) dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "nothing can go on%s", text.text ? text.text : "");
+    if (first)
+        dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "nothing can go on%s",
+                      text.text ? text.text : "");
     dw__text_free(&text);
 }
 
@@ -223,9 +242,10 @@ typedef struct running {
     struct {
         dw__emu_cluster **items;
         size_t count, capacity;
-    } aside; /* clusters that only waited when they were last run */
+    } aside;                           /* clusters that only waited when they were last run */
     uint64_t alive, most_alive, stuck; /* `stuck`: put aside since anything happened in any */
-    uint64_t looped; /* operations of clusters that were put aside while they ran, since anything happened */
+    uint64_t
+        looped; /* operations of clusters that were put aside while they ran, since anything happened */
     uint64_t executed;
     bool stop;
     dw_status status;
@@ -266,7 +286,8 @@ static dw__emu_cluster *next_cluster(running *r) {
 static uint64_t executed_by(const dw__emu_cluster *cluster) {
     uint64_t executed = 0;
     for (uint32_t i = 0; i < cluster->cta_count; i++)
-        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) executed += cluster->ctas[i].warps[k].executed;
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++)
+            executed += cluster->ctas[i].warps[k].executed;
     return executed;
 }
 
@@ -280,11 +301,16 @@ static void work(void *context, int64_t index, int worker) {
         pthread_mutex_lock(&r->lock);
         if (how == WAITING || how == LOOPING) {
             if (cluster->progress != progress) r->stuck = r->looped = 0;
-            if (how == LOOPING) r->looped += PATIENCE, r->stuck = 0;
-            else r->stuck++;
-            const bool alone = r->alive == r->aside.count + 1; /* nobody runs who might set it free */
-            const bool no_more = r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
-            bool hopeless = alone && no_more && (r->stuck > 2 * r->alive + 2 || r->looped > ENDLESS);
+            if (how == LOOPING)
+                r->looped += PATIENCE, r->stuck = 0;
+            else
+                r->stuck++;
+            const bool alone =
+                r->alive == r->aside.count + 1; /* nobody runs who might set it free */
+            const bool no_more =
+                r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
+            bool hopeless =
+                alone && no_more && (r->stuck > 2 * r->alive + 2 || r->looped > ENDLESS);
             rest = !alone && r->stuck > r->alive;
             if (hopeless && !r->stop) {
                 report_deadlock(cluster);
@@ -296,7 +322,8 @@ static void work(void *context, int64_t index, int worker) {
             }
         } else {
             r->stuck = r->looped = 0;
-            if (how == FAULTED && !r->stop) fail(r, dw__fail(DW_INTERNAL, "kernel %s was stopped", r->grid->kernel->name));
+            if (how == FAULTED && !r->stop)
+                fail(r, dw__fail(DW_INTERNAL, "kernel %s was stopped", r->grid->kernel->name));
         }
         if (cluster) {
             r->alive--;

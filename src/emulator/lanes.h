@@ -4,48 +4,56 @@
 
 #include "emulator/translate.h"
 
-/* `statement` for each lane `i` of the mask; whole warps without asking for each. Lanes do not depend on one another: a
- * result may lie where an operand did. */
-#define DW__LANEWISE(mask, statement)                                                                                  \
-    do {                                                                                                               \
-        if ((mask) == DW__ALL_LANES) {                                                                                 \
-            _Pragma("GCC ivdep") for (int i = 0; i < DW__LANES; i++) { statement; }                                    \
-        } else {                                                                                                       \
-            for (int i = 0; i < DW__LANES; i++)                                                                        \
-                if ((mask) >> i & 1) { statement; }                                                                    \
-        }                                                                                                              \
+/* `statement` for each lane `i` of the mask; whole warps without asking for each. Lanes do not depend on one
+ * another: a result may lie where an operand did. */
+#define DW__LANEWISE(mask, statement)                                                              \
+    do {                                                                                           \
+        if ((mask) == DW__ALL_LANES) {                                                             \
+            _Pragma("GCC ivdep") for (int i = 0; i < DW__LANES; i++) { statement; }                \
+        } else {                                                                                   \
+            for (int i = 0; i < DW__LANES; i++)                                                    \
+                if ((mask) >> i & 1) {                                                             \
+                    statement;                                                                     \
+                }                                                                                  \
+        }                                                                                          \
     } while (0)
 
 /* Values of 8 and 16 bits lie in words, zero-extended. RESULT is an expression of x, y, z, whose type is T. */
-#define DW__UNARY(name, T, SLOT, RESULT)                                                                               \
-    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {                                   \
-        const SLOT *a = DW__REGISTER(w, const SLOT, op->a);                                                            \
-        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                                        \
-        DW__LANEWISE(mask, const T x = (T)a[i]; d[i] = (SLOT)(RESULT));                                                \
-        return DW__NEXT;                                                                                               \
+#define DW__UNARY(name, T, SLOT, RESULT)                                                           \
+    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
+        const SLOT *a = DW__REGISTER(w, const SLOT, op->a);                                        \
+        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                    \
+        DW__LANEWISE(mask, const T x = (T)a[i]; d[i] = (SLOT)(RESULT));                            \
+        return DW__NEXT;                                                                           \
     }
-#define DW__BINARY(name, T, SLOT, RESULT)                                                                              \
-    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {                                   \
-        const SLOT *a = DW__REGISTER(w, const SLOT, op->a), *b = DW__REGISTER(w, const SLOT, op->b);                   \
-        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                                        \
-        DW__LANEWISE(mask, const T x = (T)a[i]; const T y = (T)b[i]; d[i] = (SLOT)(RESULT));                           \
-        return DW__NEXT;                                                                                               \
+#define DW__BINARY(name, T, SLOT, RESULT)                                                          \
+    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
+        const SLOT *a = DW__REGISTER(w, const SLOT, op->a),                                        \
+                   *b = DW__REGISTER(w, const SLOT, op->b);                                        \
+        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                    \
+        DW__LANEWISE(mask, const T x = (T)a[i]; const T y = (T)b[i]; d[i] = (SLOT)(RESULT));       \
+        return DW__NEXT;                                                                           \
     }
-#define DW__TERNARY(name, T, SLOT, RESULT)                                                                             \
-    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {                                   \
-        const SLOT *a = DW__REGISTER(w, const SLOT, op->a), *b = DW__REGISTER(w, const SLOT, op->b);                   \
-        const SLOT *c = DW__REGISTER(w, const SLOT, op->c);                                                            \
-        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                                        \
-        DW__LANEWISE(mask, const T x = (T)a[i]; const T y = (T)b[i]; const T z = (T)c[i]; d[i] = (SLOT)(RESULT));      \
-        return DW__NEXT;                                                                                               \
+#define DW__TERNARY(name, T, SLOT, RESULT)                                                         \
+    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
+        const SLOT *a = DW__REGISTER(w, const SLOT, op->a),                                        \
+                   *b = DW__REGISTER(w, const SLOT, op->b);                                        \
+        const SLOT *c = DW__REGISTER(w, const SLOT, op->c);                                        \
+        SLOT *d = DW__REGISTER(w, SLOT, op->d);                                                    \
+        DW__LANEWISE(mask, const T x = (T)a[i]; const T y = (T)b[i]; const T z = (T)c[i];          \
+                     d[i] = (SLOT)(RESULT));                                                       \
+        return DW__NEXT;                                                                           \
     }
 
 /* The instruction's operands as d, a, b, c of one type (`count` sources). */
 static inline dw_status dw__emu_emit_same(dw__emu_translator *t, dw__emu_type type, int count,
-                                      dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t)) {
+                                          dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *,
+                                                              uint32_t)) {
     uint32_t places[4] = {0};
-    if (t->in->operand_count != count + 1) return dw__emu_malformed(t, "it takes another number of operands");
-    for (int i = 1; i <= count; i++) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], type, &places[i]));
+    if (t->in->operand_count != count + 1)
+        return dw__emu_malformed(t, "it takes another number of operands");
+    for (int i = 1; i <= count; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], type, &places[i]));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], type, &places[0]));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, run));
     t->op->d = places[0], t->op->a = places[1], t->op->b = places[2], t->op->c = places[3];

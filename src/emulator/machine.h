@@ -1,9 +1,10 @@
-/* The emulated machine while it runs: a grid's clusters, their blocks (CTAs), their warps, and the memory they share.
+/* The emulated machine while it runs: a grid's clusters, their blocks (CTAs), their warps, and the memory they
+ * share.
  *
- * A warp executes one operation for all lanes of its current group at once. Lanes that branch apart become groups, each
- * with its program counter; the group furthest behind runs, so that they meet again where their paths do, and any group
- * may wait without holding up the others (independent thread scheduling, as since Volta). A cluster belongs to one host
- * thread, which takes its warps in turns of random length.
+ * A warp executes one operation for all lanes of its current group at once. Lanes that branch apart become
+ * groups, each with its program counter; the group furthest behind runs, so that they meet again where their
+ * paths do, and any group may wait without holding up the others (independent thread scheduling, as since
+ * Volta). A cluster belongs to one host thread, which takes its warps in turns of random length.
  */
 #ifndef DW_EMULATOR_MACHINE_H
 #define DW_EMULATOR_MACHINE_H
@@ -32,15 +33,16 @@ typedef struct dw__emu_cta dw__emu_cta;
 
 typedef enum dw__emu_wait {
     DW__WAIT_NONE,
-    DW__WAIT_LANES,    /* for the other lanes of the warp, at an operation that wants them together */
+    DW__WAIT_LANES, /* for the other lanes of the warp, at an operation that wants them together */
     DW__WAIT_BARRIER,  /* bar.sync */
     DW__WAIT_MBARRIER, /* mbarrier.try_wait */
     DW__WAIT_CLUSTER,  /* barrier.cluster.wait */
     DW__WAIT_ASYNC,    /* groups of asynchronous work: wait_group, tcgen05.wait */
 } dw__emu_wait;
 
-/* Lanes that are at the same operation. An operation that gives DW__AGAIN has said in `wait` what for, and is run once more
- * in the warp's next turn; `inside` tells it then that it has begun. It clears `inside` when it is done. */
+/* Lanes that are at the same operation. An operation that gives DW__AGAIN has said in `wait` what for, and is
+ * run once more in the warp's next turn; `inside` tells it then that it has begun. It clears `inside` when it
+ * is done. */
 typedef struct dw__emu_group {
     uint32_t pc, mask;
     dw__emu_wait wait;
@@ -52,8 +54,8 @@ typedef struct dw__emu_group {
 
 struct dw__emu_warp {
     unsigned char *registers;
-    dw__emu_group now;                  /* the lanes that run */
-    dw__emu_group others[DW__LANES];    /* the lanes that do not */
+    dw__emu_group now;               /* the lanes that run */
+    dw__emu_group others[DW__LANES]; /* the lanes that do not */
     int other_count;
     uint32_t soonest; /* least pc of the others that could run; UINT32_MAX: none */
     uint32_t live;    /* lanes that have not exited */
@@ -64,13 +66,14 @@ struct dw__emu_warp {
     struct {
         uintptr_t first, last;
         uint8_t *defined;
-    } recent; /* the allocation of global memory that it touched last */
+    } recent;             /* the allocation of global memory that it touched last */
     bool gave_way;        /* the last turn ended at its own wish */
     bool cluster_arrived; /* at the cluster's barrier, and has not waited yet */
     uint32_t cluster_phase;
-    struct dw__emu_wgmma *wgmma;   /* products that have been issued; NULL: none ever */
-    struct dw__emu_bulk *bulk;     /* bulk-group copies of its lanes; NULL: none ever */
-    struct dw__emu_clock *clock;   /* what it has seen of the others: see race.h; NULL without the checker */
+    struct dw__emu_wgmma *wgmma; /* products that have been issued; NULL: none ever */
+    struct dw__emu_bulk *bulk;   /* bulk-group copies of its lanes; NULL: none ever */
+    struct dw__emu_clock
+        *clock; /* what it has seen of the others: see race.h; NULL without the checker */
     struct dw__emu_pending *pending; /* NULL: none ever */
 };
 
@@ -82,7 +85,8 @@ typedef struct dw__emu_pending {
 } dw__emu_pending;
 enum { DW__PENDING_WGMMA = 1, DW__PENDING_TENSOR_LOAD = 2 };
 /* False: no memory. */
-bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind, uint32_t group);
+bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind,
+                         uint32_t group);
 /* What of `kind` belongs to groups up to this one has arrived. */
 void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group);
 
@@ -93,14 +97,15 @@ void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group);
 #define DW__BARRIERS 16
 typedef struct dw__emu_barrier {
     uint32_t arrived, expected, phase;
-    uint32_t gathered_and, gathered_or, gathered_count; /* of bar.red; results of the last phase below */
+    uint32_t gathered_and, gathered_or,
+        gathered_count; /* of bar.red; results of the last phase below */
     uint32_t result_and, result_or, result_count;
 } dw__emu_barrier;
 
 struct dw__emu_cta {
     dw__emu_cluster *cluster;
-    uint32_t rank;   /* within the cluster */
-    uint32_t id[3];  /* %ctaid */
+    uint32_t rank;         /* within the cluster */
+    uint32_t id[3];        /* %ctaid */
     unsigned char *shared; /* from offset 0, the system's KiB included */
     uint32_t shared_bytes;
     uint8_t *defined; /* a bit for each byte of shared memory that has been written */
@@ -118,12 +123,13 @@ struct dw__emu_cta {
 typedef struct dw__emu_async dw__emu_async;
 struct dw__emu_async {
     dw__emu_async *next;
-    uint64_t due;                          /* turn of the cluster from which on it may be done */
-    uint32_t queue;                        /* works of the same queue (not 0) are done in order */
-    bool (*done)(dw__emu_cluster *cluster, dw__emu_async *work); /* false: a fault has been reported */
-    void (*release)(dw__emu_async *work);  /* NULL: dw__free */
-    dw__emu_cta *cta;                      /* of the warp that issued it */
-    uint32_t warp, lane, pc;               /* for messages */
+    uint64_t due;   /* turn of the cluster from which on it may be done */
+    uint32_t queue; /* works of the same queue (not 0) are done in order */
+    bool (*done)(dw__emu_cluster *cluster,
+                 dw__emu_async *work);    /* false: a fault has been reported */
+    void (*release)(dw__emu_async *work); /* NULL: dw__free */
+    dw__emu_cta *cta;                     /* of the warp that issued it */
+    uint32_t warp, lane, pc;              /* for messages */
 };
 
 struct dw__emu_cluster {
@@ -154,7 +160,7 @@ struct dw__emu_grid {
     uint32_t grid[3], block[3], cluster[3];
     uint32_t dynamic_shared;
     uint64_t seed;
-    bool check;       /* races, undefined reads */
+    bool check; /* races, undefined reads */
     int sm_count;
     uint64_t id;
     /* Cluster launch control: the next cluster that nobody has begun. */
@@ -170,7 +176,8 @@ static inline uint32_t dw__emu_random(dw__emu_cluster *cluster) { /* xorshift64*
 
 /* Runs every cluster of the grid. DW_INTERNAL... see emulator.h for what a fault becomes. */
 dw_status dw__emu_run_grid(dw__emu_grid *grid, uint64_t *executed);
-/* Runs a warp for `turns` operations at most, until it ends, waits, or gives way. False: a fault has been reported. */
+/* Runs a warp for `turns` operations at most, until it ends, waits, or gives way. False: a fault has been
+ * reported. */
 bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns);
 /* A warp has ended: what waited for its threads need not any more. */
 void dw__emu_barriers_after_exit(dw__emu_cta *cta);
@@ -190,10 +197,11 @@ typedef enum dw__emu_access { DW__READ = 1, DW__WRITE = 2, DW__ATOMIC = 3 } dw__
 /* The host's address of `bytes` at `address` (generic, or of the space: 32-bit shared addresses count as such), for a
  * lane; NULL after a finding was reported: outside of every allocation, not aligned to `align`. `space` is
  * DW__PTX_REG for generic addresses. Reads of what was never written are reported, and go on. */
-void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address, uint32_t bytes, uint32_t align,
-                    dw__emu_access access);
+void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address,
+                    uint32_t bytes, uint32_t align, dw__emu_access access);
 /* Shared memory of a cluster's block; NULL after a finding. */
-unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes, dw__emu_cta **owner);
+unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
+                              dw__emu_cta **owner);
 
 /* Allocations of global memory. */
 dw_status dw__emu_memory_create(dw__emu_memory **memory);
@@ -206,14 +214,17 @@ dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t 
 /* Marks as written by the host, or as undefined again. */
 void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t bytes, bool defined);
 /* As far written as the other range. */
-void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from, size_t bytes);
+void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from,
+                               size_t bytes);
 /* Whether the range lies within one allocation. */
 bool dw__emu_memory_holds(const dw__emu_memory *memory, const void *address, size_t bytes);
 /* Global memory for the emulator's own units (copies): true where the range may be touched; *undefined counts its
  * bytes that nobody wrote. */
-bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write, uint32_t *undefined);
+bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write,
+                          uint32_t *undefined);
 /* "12 bytes past the end of the allocation of 4096 bytes at 0x...", for messages. */
-void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text, size_t bytes);
+void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text,
+                             size_t bytes);
 
 /* ---- findings ------------------------------------------------------------------------------ */
 
@@ -221,19 +232,20 @@ typedef enum dw__emu_finding {
     DW__FOUND_BOUNDS,
     DW__FOUND_ALIGNMENT,
     DW__FOUND_UNDEFINED,
-    DW__FOUND_EARLY,     /* read before the wait that makes it valid */
-    DW__FOUND_PROXY,     /* no fence between generic and asynchronous accesses */
+    DW__FOUND_EARLY, /* read before the wait that makes it valid */
+    DW__FOUND_PROXY, /* no fence between generic and asynchronous accesses */
     DW__FOUND_RACE,
     DW__FOUND_MBARRIER,
     DW__FOUND_TENSOR_MEMORY,
     DW__FOUND_DIVERGENCE,
     DW__FOUND_DEADLOCK,
     DW__FOUND_TRAP,
-    DW__FOUND_INVALID,   /* an operand that the instruction does not take */
+    DW__FOUND_INVALID, /* an operand that the instruction does not take */
 } dw__emu_finding;
 
 /* `lane` -1: the warp. Only the first finding of a kind at a line is kept; all are counted. */
-void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *format, ...) DW_PRINTF(4, 5);
+void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *format, ...)
+    DW_PRINTF(4, 5);
 void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
                       const char *format, ...) DW_PRINTF(6, 7);
 

@@ -1,5 +1,6 @@
-/* Matrices in shared memory as tensor cores read them: canonical layouts of 8 x 16-byte core matrices, plain or swizzled, K-major or
- * MN-major. PTX ISA 9.7.15.5.1 (wgmma) and 9.7.16.4, 9.7.16.5 (tcgen05), which differ in where the descriptor keeps the mode.
+/* Matrices in shared memory as tensor cores read them: canonical layouts of 8 x 16-byte core matrices, plain or
+ * swizzled, K-major or MN-major. PTX ISA 9.7.15.5.1 (wgmma) and 9.7.16.4, 9.7.16.5 (tcgen05), which differ in
+ * where the descriptor keeps the mode.
  */
 #ifndef DW_EMULATOR_MATRIX_OPERAND_H
 #define DW_EMULATOR_MATRIX_OPERAND_H
@@ -8,9 +9,9 @@
 #include "emulator/tensor_map.h"
 
 typedef struct dw__matrix_operand {
-    uint32_t start;          /* address in the block's shared memory */
+    uint32_t start;           /* address in the block's shared memory */
     uint32_t leading, stride; /* byte offsets */
-    int swizzle;             /* dw__swizzle */
+    int swizzle;              /* dw__swizzle */
     bool mn_major;
     int bits; /* of an element */
 } dw__matrix_operand;
@@ -22,11 +23,13 @@ static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t 
     uint32_t at;
     if (!o->mn_major) {
         const uint32_t byte = k * (uint32_t)o->bits / 8;
-        at = mn / 8 * o->stride + mn % 8 * span + (o->swizzle == DW__SWIZZLE_NONE ? byte / 16 * o->leading + byte % 16 : byte);
+        at = mn / 8 * o->stride + mn % 8 * span +
+             (o->swizzle == DW__SWIZZLE_NONE ? byte / 16 * o->leading + byte % 16 : byte);
     } else {
         const uint32_t byte = mn * (uint32_t)o->bits / 8, block = byte / span, within = byte % span;
         at = k % 8 * span + within +
-             (o->swizzle == DW__SWIZZLE_NONE ? block * o->stride + k / 8 * o->leading : block * o->leading + k / 8 * o->stride);
+             (o->swizzle == DW__SWIZZLE_NONE ? block * o->stride + k / 8 * o->leading
+                                             : block * o->leading + k / 8 * o->stride);
     }
     return dw__swizzled(o->start + at, o->swizzle);
 }

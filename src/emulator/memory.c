@@ -1,5 +1,5 @@
-/* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was written. And
- * where an address of any space leads to.
+/* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was
+ * written. And where an address of any space leads to.
  */
 #include "emulator/translate.h"
 #include <pthread.h>
@@ -84,7 +84,8 @@ static dw_status add(dw__emu_memory *memory, const allocation *made) {
 #define GUARD 256
 dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **address) {
     if (bytes > SIZE_MAX / 2) return dw__fail_memory("emulated memory", bytes);
-    allocation made = {.block = dw__malloc_aligned(bytes + 3 * GUARD), .defined = dw__calloc(bytes / 8 + 1, 1)};
+    allocation made = {.block = dw__malloc_aligned(bytes + 3 * GUARD),
+                       .defined = dw__calloc(bytes / 8 + 1, 1)};
     if (!made.block || !made.defined) {
         release(&made);
         return dw__fail_memory("emulated memory", bytes);
@@ -101,7 +102,8 @@ dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **a
 }
 
 dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t bytes) {
-    allocation made = {.first = (uintptr_t)address, .last = (uintptr_t)address + (bytes ? bytes : 1)};
+    allocation made = {.first = (uintptr_t)address,
+                       .last = (uintptr_t)address + (bytes ? bytes : 1)};
     return add(memory, &made);
 }
 
@@ -117,7 +119,9 @@ dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address) {
     }
     pthread_rwlock_unlock(&memory->lock);
     if (!here)
-        return dw__fail(DW_INVALID_ARGUMENT, "%p was not allocated on the emulated device, or has been given back", address);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "%p was not allocated on the emulated device, or has been given back",
+                        address);
     release(&found);
     return DW_OK;
 }
@@ -138,7 +142,8 @@ bool dw__emu_memory_holds(const dw__emu_memory *memory, const void *address, siz
     return find(memory, (uintptr_t)address, &a) && bytes <= a.last - (uintptr_t)address;
 }
 
-void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text, size_t bytes) {
+void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, char *text,
+                             size_t bytes) {
     dw__emu_memory *locked = (dw__emu_memory *)memory;
     pthread_rwlock_rdlock(&locked->lock);
     size_t at = position_of(memory, (uintptr_t)address);
@@ -146,11 +151,13 @@ void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, cha
     const allocation *before = at > 0 ? &items[at - 1] : NULL;
     if (at < memory->allocations.count && items[at].first <= address)
         snprintf(text, bytes, "%llu bytes before the end of the allocation of %llu bytes at 0x%llx",
-                 (unsigned long long)(items[at].last - address), (unsigned long long)(items[at].last - items[at].first),
+                 (unsigned long long)(items[at].last - address),
+                 (unsigned long long)(items[at].last - items[at].first),
                  (unsigned long long)items[at].first);
     else if (before && address - before->last < 1 << 20)
         snprintf(text, bytes, "%llu bytes past the end of the allocation of %llu bytes at 0x%llx",
-                 (unsigned long long)(address - before->last), (unsigned long long)(before->last - before->first),
+                 (unsigned long long)(address - before->last),
+                 (unsigned long long)(before->last - before->first),
                  (unsigned long long)before->first);
     else
         snprintf(text, bytes, "no allocation is near");
@@ -164,7 +171,8 @@ static void set_bits(uint8_t *bits, size_t first, size_t count, bool on) {
     while (count > 0) {
         size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
         uint8_t mask = (uint8_t)(((1u << here) - 1) << within), *at = &bits[first / 8];
-        if (on && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask) __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
+        if (on && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask)
+            __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
         if (!on) __atomic_fetch_and(at, (uint8_t)~mask, __ATOMIC_RELAXED);
         first += here, count -= here;
         if (on && count >= 64 && first % 8 == 0) {
@@ -179,7 +187,8 @@ static uint32_t unset_bits(const uint8_t *bits, size_t first, size_t count) {
     while (count > 0) {
         size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
         uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
-        unset += (uint32_t)__builtin_popcount(mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED));
+        unset += (uint32_t)__builtin_popcount(
+            mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED));
         first += here, count -= here;
     }
     return unset;
@@ -192,18 +201,22 @@ void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t byt
     set_bits(a.defined, first, bytes < most ? bytes : most, defined);
 }
 
-void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from, size_t bytes) {
+void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from,
+                               size_t bytes) {
     allocation a, b;
-    if (!find(memory, (uintptr_t)to, &a) || !find(memory, (uintptr_t)from, &b) || !a.defined) return;
+    if (!find(memory, (uintptr_t)to, &a) || !find(memory, (uintptr_t)from, &b) || !a.defined)
+        return;
     const size_t first = (uintptr_t)to - a.first, other = (uintptr_t)from - b.first;
     if (!b.defined || unset_bits(b.defined, other, bytes) == 0) {
         set_bits(a.defined, first, bytes, true);
         return;
     }
-    for (size_t i = 0; i < bytes; i++) set_bits(a.defined, first + i, 1, unset_bits(b.defined, other + i, 1) == 0);
+    for (size_t i = 0; i < bytes; i++)
+        set_bits(a.defined, first + i, 1, unset_bits(b.defined, other + i, 1) == 0);
 }
 
-bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write, uint32_t *undefined) {
+bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write,
+                          uint32_t *undefined) {
     allocation a;
     *undefined = 0;
     if (!find(memory, (uintptr_t)address, &a) || bytes > a.last - address) return false;
@@ -221,12 +234,15 @@ static const char *name_of(dw__emu_access access) {
     return access == DW__READ ? "reads" : access == DW__WRITE ? "writes" : "updates";
 }
 
-static void found_undefined(dw__emu_warp *w, int lane, const char *space, uint64_t address, uint32_t bytes, uint32_t undefined) {
-    dw__emu_found(w, lane, DW__FOUND_UNDEFINED, "reads %u bytes of %s memory at 0x%llx, of which %u were never written", bytes,
+static void found_undefined(dw__emu_warp *w, int lane, const char *space, uint64_t address,
+                            uint32_t bytes, uint32_t undefined) {
+    dw__emu_found(w, lane, DW__FOUND_UNDEFINED,
+                  "reads %u bytes of %s memory at 0x%llx, of which %u were never written", bytes,
                   space, (unsigned long long)address, undefined);
 }
 
-static void *reach_global(dw__emu_warp *w, int lane, uint64_t address, uint32_t bytes, dw__emu_access access) {
+static void *reach_global(dw__emu_warp *w, int lane, uint64_t address, uint32_t bytes,
+                          dw__emu_access access) {
     const dw__emu_grid *grid = w->cta->cluster->grid;
     if (address < w->recent.first || address >= w->recent.last) {
         allocation a = {0};
@@ -236,52 +252,63 @@ static void *reach_global(dw__emu_warp *w, int lane, uint64_t address, uint32_t 
             w->recent.first = w->recent.last = 0;
         }
     }
-    if (address < w->recent.first || address >= w->recent.last || bytes > w->recent.last - address) {
+    if (address < w->recent.first || address >= w->recent.last ||
+        bytes > w->recent.last - address) {
         char where[160];
         dw__emu_memory_describe(grid->memory, address, where, sizeof where);
-        dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of global memory at 0x%llx: %s", name_of(access), bytes,
-                      (unsigned long long)address, where);
+        dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of global memory at 0x%llx: %s",
+                      name_of(access), bytes, (unsigned long long)address, where);
         return NULL;
     }
     if (w->recent.defined) {
         size_t first = address - w->recent.first;
-        uint32_t undefined = access & DW__READ && grid->check ? unset_bits(w->recent.defined, first, bytes) : 0;
+        uint32_t undefined =
+            access & DW__READ && grid->check ? unset_bits(w->recent.defined, first, bytes) : 0;
         if (undefined) found_undefined(w, lane, "global", address, bytes, undefined);
         if (access & DW__WRITE) set_bits(w->recent.defined, first, bytes, true);
     }
     return (void *)(uintptr_t)address;
 }
 
-unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes, dw__emu_cta **owner) {
+unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
+                              dw__emu_cta **owner) {
     dw__emu_cluster *cluster = w->cta->cluster;
-    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST || offset + bytes > cluster->ctas[rank].shared_bytes) {
+    const uint32_t rank = address >> DW__RANK_SHIFT,
+                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
+    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
+        offset + bytes > cluster->ctas[rank].shared_bytes) {
         dw__emu_found(w, lane, DW__FOUND_BOUNDS,
-                      "%u bytes of shared memory at 0x%x: block %u of the cluster has 0x%x to 0x%x, and the cluster %u blocks",
+                      "%u bytes of shared memory at 0x%x: block %u of the cluster has 0x%x to "
+                      "0x%x, and the cluster %u blocks",
                       bytes, address, rank, DW__SHARED_FIRST,
-                      rank < cluster->cta_count ? cluster->ctas[rank].shared_bytes : 0, cluster->cta_count);
+                      rank < cluster->cta_count ? cluster->ctas[rank].shared_bytes : 0,
+                      cluster->cta_count);
         return NULL;
     }
     *owner = &cluster->ctas[rank];
     return cluster->ctas[rank].shared + offset;
 }
 
-static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes, dw__emu_access access) {
+static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
+                          dw__emu_access access) {
     dw__emu_cta *owner;
     unsigned char *at = dw__emu_shared(w, lane, address, bytes, &owner);
     if (!at) return NULL;
     size_t first = (size_t)(at - owner->shared);
-    uint32_t undefined = access & DW__READ && w->cta->cluster->grid->check ? unset_bits(owner->defined, first, bytes) : 0;
+    uint32_t undefined = access & DW__READ && w->cta->cluster->grid->check
+                             ? unset_bits(owner->defined, first, bytes)
+                             : 0;
     if (undefined) found_undefined(w, lane, "shared", address, bytes, undefined);
     if (access & DW__WRITE) set_bits(owner->defined, first, bytes, true);
     return at;
 }
 
-void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address, uint32_t bytes, uint32_t align,
-                    dw__emu_access access) {
+void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address,
+                    uint32_t bytes, uint32_t align, dw__emu_access access) {
     const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
     if (address % align) {
-        dw__emu_found(w, lane, DW__FOUND_ALIGNMENT, "%s %u bytes at 0x%llx, which is no multiple of %u", name_of(access), bytes,
+        dw__emu_found(w, lane, DW__FOUND_ALIGNMENT,
+                      "%s %u bytes at 0x%llx, which is no multiple of %u", name_of(access), bytes,
                       (unsigned long long)address, align);
         return NULL;
     }
@@ -297,7 +324,8 @@ void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t add
         if (offset <= UINT32_MAX) return reach_shared(w, lane, (uint32_t)offset, bytes, access);
         break;
     case DW__PTX_LOCAL:
-        if (offset + bytes <= kernel->local_bytes) return w->local + (size_t)lane * kernel->local_bytes + offset;
+        if (offset + bytes <= kernel->local_bytes)
+            return w->local + (size_t)lane * kernel->local_bytes + offset;
         break;
     case DW__PTX_PARAM:
         if (offset + bytes <= kernel->parameter_bytes && access == DW__READ)
@@ -305,7 +333,8 @@ void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t add
         break;
     default: return reach_global(w, lane, address, bytes, access);
     }
-    dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of %s memory at 0x%llx, beyond its end", name_of(access), bytes,
+    dw__emu_found(w, lane, DW__FOUND_BOUNDS, "%s %u bytes of %s memory at 0x%llx, beyond its end",
+                  name_of(access), bytes,
                   space == DW__PTX_SHARED  ? "shared"
                   : space == DW__PTX_LOCAL ? "local"
                                            : "parameter",

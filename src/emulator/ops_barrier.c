@@ -17,7 +17,8 @@ typedef struct block_barrier {
 static void complete_barrier(dw__emu_barrier *b) {
     b->phase++;
     b->arrived = 0;
-    b->result_and = b->gathered_and, b->result_or = b->gathered_or, b->result_count = b->gathered_count;
+    b->result_and = b->gathered_and, b->result_or = b->gathered_or,
+    b->result_count = b->gathered_count;
     b->gathered_and = 1, b->gathered_or = 0, b->gathered_count = 0;
 }
 
@@ -32,11 +33,13 @@ static uint32_t live_threads(const dw__emu_cta *cta) {
 void dw__emu_barriers_after_exit(dw__emu_cta *cta) {
     for (int i = 0; i < DW__BARRIERS; i++) {
         dw__emu_barrier *b = &cta->barriers[i];
-        if (b->arrived > 0 && b->expected == 0 && b->arrived >= live_threads(cta)) complete_barrier(b);
+        if (b->arrived > 0 && b->expected == 0 && b->arrived >= live_threads(cta))
+            complete_barrier(b);
     }
 }
 
-static dw__emu_next barrier_result(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask, const dw__emu_barrier *b) {
+static dw__emu_next barrier_result(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask,
+                                   const dw__emu_barrier *b) {
     const block_barrier *k = op->detail;
     if (k->kind == RED_POPC) {
         DW__EACH_LANE(lane, mask) DW__REGISTER(w, uint32_t, op->d)[lane] = b->result_count;
@@ -64,20 +67,24 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const uint32_t index = DW__REGISTER(w, uint32_t, k->index)[first];
     const uint32_t count = k->counted ? DW__REGISTER(w, uint32_t, k->count)[first] : 0;
     if (index >= DW__BARRIERS || count % DW__LANES || (k->counted && count == 0)) {
-        dw__emu_found(w, first, DW__FOUND_INVALID, "barrier %u with %u threads: there are %d, for multiples of 32 threads", index,
-                      count, DW__BARRIERS);
+        dw__emu_found(w, first, DW__FOUND_INVALID,
+                      "barrier %u with %u threads: there are %d, for multiples of 32 threads",
+                      index, count, DW__BARRIERS);
         return DW__FAULT;
     }
     dw__emu_barrier *b = &cta->barriers[index];
-    if (b->arrived == 0) b->expected = count, b->gathered_and = 1, b->gathered_or = 0, b->gathered_count = 0;
+    if (b->arrived == 0)
+        b->expected = count, b->gathered_and = 1, b->gathered_or = 0, b->gathered_count = 0;
     if (b->expected != count) {
-        dw__emu_found(w, first, DW__FOUND_INVALID, "barrier %u with %u threads, where others came for %u", index,
+        dw__emu_found(w, first, DW__FOUND_INVALID,
+                      "barrier %u with %u threads, where others came for %u", index,
                       count ? count : cta->threads, b->expected ? b->expected : cta->threads);
         return DW__FAULT;
     }
     if (k->kind >= RED_AND) {
         uint32_t p = *DW__REGISTER(w, uint32_t, k->predicate) & mask;
-        b->gathered_and &= p == mask, b->gathered_or |= p != 0, b->gathered_count += (uint32_t)__builtin_popcount(p);
+        b->gathered_and &= p == mask, b->gathered_or |= p != 0,
+            b->gathered_count += (uint32_t)__builtin_popcount(p);
     }
     cta->cluster->progress++;
     const uint32_t phase = b->phase;
@@ -85,7 +92,12 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     if (b->arrived >= (count ? count : live_threads(cta))) complete_barrier(b);
     if (k->kind == ARRIVE) return DW__NEXT;
     if (b->phase != phase) return barrier_result(w, op, mask, b);
-    w->now = (dw__emu_group){.pc = w->now.pc, .mask = w->now.mask, .wait = DW__WAIT_BARRIER, .inside = true, .object = index, .phase = phase};
+    w->now = (dw__emu_group){.pc = w->now.pc,
+                             .mask = w->now.mask,
+                             .wait = DW__WAIT_BARRIER,
+                             .inside = true,
+                             .object = index,
+                             .phase = phase};
     return DW__AGAIN;
 }
 
@@ -101,17 +113,23 @@ static dw_status translate_block(dw__emu_translator *t, bool aligned) {
     } else if (dw__emu_take(t, "arrive")) {
         k->kind = ARRIVE;
     } else if (dw__emu_take(t, "red")) {
-        k->kind = dw__emu_take(t, "and") ? RED_AND : dw__emu_take(t, "or") ? RED_OR : dw__emu_take(t, "popc") ? RED_POPC : SYNC;
+        k->kind = dw__emu_take(t, "and")    ? RED_AND
+                  : dw__emu_take(t, "or")   ? RED_OR
+                  : dw__emu_take(t, "popc") ? RED_POPC
+                                            : SYNC;
         if (k->kind == SYNC) return dw__emu_unsupported(t);
     } else {
         return t->cursor = 0, dw__emu_unsupported(t);
     }
     if (dw__emu_take(t, "aligned")) aligned = true;
     bool reduces = k->kind >= RED_AND;
-    if (reduces && !dw__emu_take(t, k->kind == RED_POPC ? "u32" : "pred")) return dw__emu_unsupported(t);
+    if (reduces && !dw__emu_take(t, k->kind == RED_POPC ? "u32" : "pred"))
+        return dw__emu_unsupported(t);
     int given = t->in->operand_count, rest = given - 2 * reduces;
     if (rest < 1 || rest > 2) return dw__emu_malformed(t, "it takes another number of operands");
-    if (reduces) DW_RETURN_IF_FAILED(dw__emu_take_result(t, &o[at++], k->kind == RED_POPC ? DW__T_B32 : DW__T_PRED, &d));
+    if (reduces)
+        DW_RETURN_IF_FAILED(
+            dw__emu_take_result(t, &o[at++], k->kind == RED_POPC ? DW__T_B32 : DW__T_PRED, &d));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B32, &k->index));
     k->counted = rest == 2;
     if (k->counted) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B32, &k->count));
@@ -119,8 +137,8 @@ static dw_status translate_block(dw__emu_translator *t, bool aligned) {
     DW_RETURN_IF_FAILED(dw__emu_emit(t, barrier_run));
     t->op->d = d;
     t->op->detail = k;
-    /* Barriers that are not .aligned may be reached by parts of a warp; they are counted by warps all the same, and so
-     * are taken together here. */
+    /* Barriers that are not .aligned may be reached by parts of a warp; they are counted by warps all the same,
+     * and so are taken together here. */
     (void)aligned;
     t->op->aligned = true;
     return DW_OK;
@@ -131,7 +149,8 @@ static dw_status translate_block(dw__emu_translator *t, bool aligned) {
 static uint32_t cluster_warps(const dw__emu_cluster *cluster) {
     uint32_t live = 0;
     for (uint32_t i = 0; i < cluster->cta_count; i++)
-        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) live += cluster->ctas[i].warps[k].live != 0;
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++)
+            live += cluster->ctas[i].warps[k].live != 0;
     return live;
 }
 void dw__emu_cluster_after_exit(dw__emu_cluster *cluster) {
@@ -142,19 +161,22 @@ static dw__emu_next cluster_arrive_run(dw__emu_warp *w, const dw__emu_op *op, ui
     (void)op;
     dw__emu_cluster *cluster = w->cta->cluster;
     if (w->cluster_arrived) {
-        dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID, "arrives at the cluster's barrier twice without waiting");
+        dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID,
+                      "arrives at the cluster's barrier twice without waiting");
         return DW__FAULT;
     }
     w->cluster_arrived = true;
     w->cluster_phase = cluster->barrier.phase;
     cluster->progress++;
-    if (++cluster->barrier.arrived >= cluster_warps(cluster)) cluster->barrier.arrived = 0, cluster->barrier.phase++;
+    if (++cluster->barrier.arrived >= cluster_warps(cluster))
+        cluster->barrier.arrived = 0, cluster->barrier.phase++;
     return DW__NEXT;
 }
 static dw__emu_next cluster_wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)op;
     if (!w->cluster_arrived) {
-        dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID, "waits at the cluster's barrier without having arrived");
+        dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID,
+                      "waits at the cluster's barrier without having arrived");
         return DW__FAULT;
     }
     if (w->cta->cluster->barrier.phase == w->cluster_phase) {
@@ -190,12 +212,15 @@ typedef struct mbarrier {
 } mbarrier;
 
 static mbarrier decode(uint64_t bits) {
-    return (mbarrier){(uint32_t)bits & DW__MBARRIER_MOST, (uint32_t)(bits >> 20) & DW__MBARRIER_MOST,
-                      (int32_t)((bits >> 40) & 0x1FFFFF) - (1 << 20), (uint32_t)(bits >> 61) & 1, bits >> 62 == 3};
+    return (mbarrier){(uint32_t)bits & DW__MBARRIER_MOST,
+                      (uint32_t)(bits >> 20) & DW__MBARRIER_MOST,
+                      (int32_t)((bits >> 40) & 0x1FFFFF) - (1 << 20), (uint32_t)(bits >> 61) & 1,
+                      bits >> 62 == 3};
 }
 static uint64_t encode(const mbarrier *b) {
-    return (uint64_t)3 << 62 | (uint64_t)b->parity << 61 | (uint64_t)(uint32_t)(b->outstanding + (1 << 20)) << 40 |
-           (uint64_t)b->expected << 20 | b->pending;
+    return (uint64_t)3 << 62 | (uint64_t)b->parity << 61 |
+           (uint64_t)(uint32_t)(b->outstanding + (1 << 20)) << 40 | (uint64_t)b->expected << 20 |
+           b->pending;
 }
 
 /* Who asks, for messages. */
@@ -204,13 +229,17 @@ typedef struct asker {
     uint32_t warp, pc;
     int lane;
 } asker;
-static asker asker_of(const dw__emu_warp *w, int lane) { return (asker){w->cta, w->index, w->now.pc, lane}; }
+static asker asker_of(const dw__emu_warp *w, int lane) {
+    return (asker){w->cta, w->index, w->now.pc, lane};
+}
 
 /* The barrier at a shared::cluster address. */
 static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *b, bool initial) {
     dw__emu_cluster *cluster = who->cta->cluster;
-    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST || offset + 8 > cluster->ctas[rank].shared_bytes || offset % 8) {
+    const uint32_t rank = address >> DW__RANK_SHIFT,
+                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
+    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
+        offset + 8 > cluster->ctas[rank].shared_bytes || offset % 8) {
         dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_BOUNDS,
                          "mbarrier at 0x%x, which is not 8 bytes of shared memory", address);
         return NULL;
@@ -222,8 +251,10 @@ static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *
     const uint8_t *defined = cluster->ctas[rank].defined;
     bool known = !defined || defined[offset / 8] == 0xFF;
     if (!initial && (!b->valid || !known)) {
-        dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-                         "mbarrier at 0x%x, where there is none: it was not initialised, or written over", address);
+        dw__emu_found_at(
+            who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
+            "mbarrier at 0x%x, where there is none: it was not initialised, or written over",
+            address);
         return NULL;
     }
     return at;
@@ -236,21 +267,24 @@ static void settle(dw__emu_cluster *cluster, unsigned char *at, mbarrier *b) {
     cluster->progress++;
 }
 
-static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, bool drop, int32_t transactions, uint64_t *before) {
+static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, bool drop,
+                         int32_t transactions, uint64_t *before) {
     mbarrier b;
     unsigned char *at = mbarrier_at(who, address, &b, false);
     if (!at) return false;
     *before = encode(&b);
     if (count > b.pending) {
-        dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-                         "%u arrivals at the mbarrier at 0x%x, which waits for %u more in this phase (of %u)", count, address,
-                         b.pending, b.expected);
+        dw__emu_found_at(
+            who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
+            "%u arrivals at the mbarrier at 0x%x, which waits for %u more in this phase (of %u)",
+            count, address, b.pending, b.expected);
         return false;
     }
     if (b.outstanding + transactions >= (1 << 20) || b.outstanding + transactions <= -(1 << 20)) {
         dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
-                         "%d bytes more at the mbarrier at 0x%x, which has %d outstanding: it counts to 2^20 - 1", transactions,
-                         address, b.outstanding);
+                         "%d bytes more at the mbarrier at 0x%x, which has %d outstanding: it "
+                         "counts to 2^20 - 1",
+                         transactions, address, b.outstanding);
         return false;
     }
     b.outstanding += transactions;
@@ -260,24 +294,29 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     return true;
 }
 
-bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address, uint32_t count) {
+bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                             uint32_t address, uint32_t count) {
     asker who = {by, warp, pc, lane};
     uint64_t before;
     return add_arrivals(&who, address, count, false, 0, &before);
 }
-bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address, uint32_t bytes) {
+bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                               uint32_t address, uint32_t bytes) {
     asker who = {by, warp, pc, lane};
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }
-void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text, size_t bytes) {
-    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & ((1u << DW__RANK_SHIFT) - 1);
+void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text,
+                               size_t bytes) {
+    const uint32_t rank = address >> DW__RANK_SHIFT,
+                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
     uint64_t bits = 0;
     if (rank < cluster->cta_count && offset + 8 <= cluster->ctas[rank].shared_bytes)
         memcpy(&bits, cluster->ctas[rank].shared + offset, sizeof bits);
     mbarrier b = decode(bits);
-    snprintf(text, bytes, "mbarrier 0x%x: %u of %u arrivals to come, %d bytes outstanding, phase of parity %u", address,
-             b.pending, b.expected, b.outstanding, b.parity);
+    snprintf(text, bytes,
+             "mbarrier 0x%x: %u of %u arrivals to come, %d bytes outstanding, phase of parity %u",
+             address, b.pending, b.expected, b.outstanding, b.parity);
 }
 
 typedef struct mbarrier_op {
@@ -291,9 +330,12 @@ typedef struct mbarrier_op {
 /* shared::cluster address of a lane: generic ones must lie in the shared window. */
 static bool shared_address(dw__emu_warp *w, const mbarrier_op *k, int lane, uint32_t *address) {
     uint64_t full = dw__emu_lane_address(w, &k->address, lane);
-    if ((full & DW__WINDOW_MASK) == DW__SHARED_WINDOW) full &= ~DW__WINDOW_MASK;
+    if ((full & DW__WINDOW_MASK) == DW__SHARED_WINDOW)
+        full &= ~DW__WINDOW_MASK;
     else if (k->generic || full > UINT32_MAX) {
-        dw__emu_found(w, lane, DW__FOUND_BOUNDS, "mbarrier at 0x%llx, which is not in shared memory", (unsigned long long)full);
+        dw__emu_found(w, lane, DW__FOUND_BOUNDS,
+                      "mbarrier at 0x%llx, which is not in shared memory",
+                      (unsigned long long)full);
         return false;
     }
     *address = (uint32_t)full;
@@ -310,11 +352,13 @@ static dw__emu_next init_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         unsigned char *at = mbarrier_at(&who, address, &b, k->init);
         if (!at) return DW__FAULT;
         if (k->init && (count == 0 || count > DW__MBARRIER_MOST)) {
-            dw__emu_found(w, (int)lane, DW__FOUND_MBARRIER, "an mbarrier of %u arrivals: 1 to %u may be", count, DW__MBARRIER_MOST);
+            dw__emu_found(w, (int)lane, DW__FOUND_MBARRIER,
+                          "an mbarrier of %u arrivals: 1 to %u may be", count, DW__MBARRIER_MOST);
             return DW__FAULT;
         }
         /* As a write through the memory, so that the checker sees it. */
-        if (!dw__emu_reach(w, DW__PTX_SHARED, (int)lane, address, 8, 8, DW__WRITE)) return DW__FAULT;
+        if (!dw__emu_reach(w, DW__PTX_SHARED, (int)lane, address, 8, 8, DW__WRITE))
+            return DW__FAULT;
         uint64_t bits = 0;
         b = (mbarrier){.pending = count, .expected = count};
         if (k->init) bits = encode(&b);
@@ -333,7 +377,9 @@ static dw__emu_next arrive_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         asker who = asker_of(w, (int)lane);
         if (!shared_address(w, k, (int)lane, &address)) return DW__FAULT;
         const uint32_t arrivals = k->what == COUNT_ARRIVALS ? count : k->what == COUNT_BOTH ? 1 : 0;
-        const int32_t bytes = k->what == COUNT_ARRIVALS ? 0 : k->completes ? -(int32_t)count : (int32_t)count;
+        const int32_t bytes = k->what == COUNT_ARRIVALS ? 0
+                              : k->completes            ? -(int32_t)count
+                                                        : (int32_t)count;
         if (!add_arrivals(&who, address, arrivals, k->drop, bytes, &before)) return DW__FAULT;
         if (k->has_result) DW__REGISTER(w, uint64_t, k->result)[lane] = before;
     }
@@ -349,9 +395,11 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     DW__EACH_LANE(lane, mask) {
         mbarrier b;
         asker who = asker_of(w, (int)lane);
-        if (!shared_address(w, k, (int)lane, &address) || !mbarrier_at(&who, address, &b, false)) return DW__FAULT;
-        uint32_t wanted = k->by_parity ? DW__REGISTER(w, uint32_t, k->state)[lane] & 1
-                                       : (uint32_t)(DW__REGISTER(w, uint64_t, k->state)[lane] >> 61) & 1;
+        if (!shared_address(w, k, (int)lane, &address) || !mbarrier_at(&who, address, &b, false))
+            return DW__FAULT;
+        uint32_t wanted = k->by_parity
+                              ? DW__REGISTER(w, uint32_t, k->state)[lane] & 1
+                              : (uint32_t)(DW__REGISTER(w, uint64_t, k->state)[lane] >> 61) & 1;
         done |= (uint32_t)(b.parity != wanted) << lane;
     }
     if (done != mask) {
@@ -366,7 +414,8 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 }
 
 static bool take_mbarrier_space(dw__emu_translator *t, mbarrier_op *k) {
-    static const char *const orders[] = {"release", "acquire", "relaxed", "cta", "cluster", "noComplete", NULL};
+    static const char *const orders[] = {"release", "acquire",    "relaxed", "cta",
+                                         "cluster", "noComplete", NULL};
     static const char *const spaces[] = {"shared", "shared::cta", "shared::cluster", NULL};
     while (dw__emu_take_one_of(t, orders) >= 0) {
     }
@@ -382,9 +431,11 @@ static dw_status emit_mbarrier(dw__emu_translator *t, mbarrier_op *k, dw__emu_ru
 
 static dw_status translate_mbarrier_init(dw__emu_translator *t, mbarrier_op *k, bool init) {
     k->init = init;
-    if (!take_mbarrier_space(t, k) || t->in->operand_count != 1 + init) return dw__emu_unsupported(t);
+    if (!take_mbarrier_space(t, k) || t->in->operand_count != 1 + init)
+        return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
-    if (init) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B32, &k->count));
+    if (init)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B32, &k->count));
     return emit_mbarrier(t, k, init_run);
 }
 
@@ -395,13 +446,18 @@ static dw_status translate_mbarrier_arrive(dw__emu_translator *t, mbarrier_op *k
     if (!take_mbarrier_space(t, k)) return dw__emu_unsupported(t);
     const int given = t->in->operand_count;
     const bool result = given > 0 && t->in->operands[0].kind != DW__PTX_ADDRESS;
-    if (given < 1 + result || given > 2 + result) return dw__emu_malformed(t, "it takes another number of operands");
+    if (given < 1 + result || given > 2 + result)
+        return dw__emu_malformed(t, "it takes another number of operands");
     k->has_result = result && t->in->operands[0].kind != DW__PTX_SINK;
-    if (k->has_result) DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B64, &k->result));
+    if (k->has_result)
+        DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B64, &k->result));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[result], &k->address));
     k->has_count = given == 2 + result;
-    if (k->what == COUNT_BOTH && !k->has_count) return dw__emu_malformed(t, "a number of bytes is missing");
-    if (k->has_count) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1 + result], DW__T_B32, &k->count));
+    if (k->what == COUNT_BOTH && !k->has_count)
+        return dw__emu_malformed(t, "a number of bytes is missing");
+    if (k->has_count)
+        DW_RETURN_IF_FAILED(
+            dw__emu_take_source(t, &t->in->operands[1 + result], DW__T_B32, &k->count));
     return emit_mbarrier(t, k, arrive_run);
 }
 
@@ -419,10 +475,12 @@ static dw_status translate_mbarrier_wait(dw__emu_translator *t, mbarrier_op *k, 
     uint32_t d;
     k->blocks = blocks;
     k->by_parity = dw__emu_take(t, "parity");
-    if (!take_mbarrier_space(t, k) || t->in->operand_count < 3 || t->in->operand_count > 4) return dw__emu_unsupported(t);
+    if (!take_mbarrier_space(t, k) || t->in->operand_count < 3 || t->in->operand_count > 4)
+        return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_PRED, &d));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[1], &k->address));
-    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], k->by_parity ? DW__T_B32 : DW__T_B64, &k->state));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2],
+                                            k->by_parity ? DW__T_B32 : DW__T_B64, &k->state));
     DW_RETURN_IF_FAILED(emit_mbarrier(t, k, wait_run));
     t->op->d = d;
     return DW_OK;
@@ -447,7 +505,8 @@ static dw_status translate_mbarrier(dw__emu_translator *t) {
     if (dw__emu_take(t, "complete_tx")) return translate_mbarrier_bytes(t, k, true);
     if (dw__emu_take(t, "try_wait")) return translate_mbarrier_wait(t, k, true);
     if (dw__emu_take(t, "test_wait")) return translate_mbarrier_wait(t, k, false);
-    if (!dw__emu_take(t, "pending_count") || !dw__emu_take(t, "b64") || t->in->operand_count != 2) return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "pending_count") || !dw__emu_take(t, "b64") || t->in->operand_count != 2)
+        return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B64, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B32, &d));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, pending_run));
@@ -462,22 +521,26 @@ static dw__emu_next mapa_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     const uint32_t *b = DW__REGISTER(w, uint32_t, op->b);
     DW__EACH_LANE(lane, mask) {
         if (b[lane] >= w->cta->cluster->cta_count) {
-            dw__emu_found(w, (int)lane, DW__FOUND_BOUNDS, "mapa to block %u of a cluster of %u", b[lane], w->cta->cluster->cta_count);
+            dw__emu_found(w, (int)lane, DW__FOUND_BOUNDS, "mapa to block %u of a cluster of %u",
+                          b[lane], w->cta->cluster->cta_count);
             return DW__FAULT;
         }
         if (op->immediate == 8) {
             uint64_t x = DW__REGISTER(w, uint64_t, op->a)[lane];
-            DW__REGISTER(w, uint64_t, op->d)[lane] = (x & (OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane] << DW__RANK_SHIFT;
+            DW__REGISTER(w, uint64_t, op->d)
+            [lane] = (x & (OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane] << DW__RANK_SHIFT;
         } else {
             uint32_t x = DW__REGISTER(w, uint32_t, op->a)[lane];
-            DW__REGISTER(w, uint32_t, op->d)[lane] = (uint32_t)(x & OFFSET_MASK) | b[lane] << DW__RANK_SHIFT;
+            DW__REGISTER(w, uint32_t, op->d)
+            [lane] = (uint32_t)(x & OFFSET_MASK) | b[lane] << DW__RANK_SHIFT;
         }
     }
     return DW__NEXT;
 }
 static dw__emu_next rank_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     DW__EACH_LANE(lane, mask) {
-        uint64_t x = op->immediate == 8 ? DW__REGISTER(w, uint64_t, op->a)[lane] : DW__REGISTER(w, uint32_t, op->a)[lane];
+        uint64_t x = op->immediate == 8 ? DW__REGISTER(w, uint64_t, op->a)[lane]
+                                        : DW__REGISTER(w, uint32_t, op->a)[lane];
         DW__REGISTER(w, uint32_t, op->d)[lane] = (uint32_t)(x >> DW__RANK_SHIFT) & 0xFF;
     }
     return DW__NEXT;
@@ -486,7 +549,8 @@ static dw_status translate_cluster_address(dw__emu_translator *t, bool map) {
     uint32_t a, b = 0, d;
     (void)dw__emu_take(t, "shared::cluster");
     bool wide = dw__emu_take(t, "u64");
-    if ((!wide && !dw__emu_take(t, "u32")) || t->in->operand_count != 2 + map) return dw__emu_unsupported(t);
+    if ((!wide && !dw__emu_take(t, "u32")) || t->in->operand_count != 2 + map)
+        return dw__emu_unsupported(t);
     dw__emu_type type = wide ? DW__T_B64 : DW__T_B32;
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], type, &a));
     if (map) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], DW__T_B32, &b));
@@ -496,10 +560,18 @@ static dw_status translate_cluster_address(dw__emu_translator *t, bool map) {
     t->op->immediate = wide ? 8 : 4;
     return DW_OK;
 }
-static dw_status translate_mapa(dw__emu_translator *t) { return translate_cluster_address(t, true); }
-static dw_status translate_getctarank(dw__emu_translator *t) { return translate_cluster_address(t, false); }
+static dw_status translate_mapa(dw__emu_translator *t) {
+    return translate_cluster_address(t, true);
+}
+static dw_status translate_getctarank(dw__emu_translator *t) {
+    return translate_cluster_address(t, false);
+}
 
 const dw__emu_opcode dw__emu_opcodes_barrier[] = {
-    {"bar", translate_bar},   {"barrier", translate_barrier},       {"mbarrier", translate_mbarrier},
-    {"mapa", translate_mapa}, {"getctarank", translate_getctarank}, {NULL, NULL},
+    {"bar", translate_bar},
+    {"barrier", translate_barrier},
+    {"mbarrier", translate_mbarrier},
+    {"mapa", translate_mapa},
+    {"getctarank", translate_getctarank},
+    {NULL, NULL},
 };

@@ -64,14 +64,16 @@ static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     return DW__NEXT;
 }
 static dw_status translate_setmaxnreg(dw__emu_translator *t) {
-    if (!(dw__emu_take(t, "inc") || dw__emu_take(t, "dec")) || !dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "u32"))
+    if (!(dw__emu_take(t, "inc") || dw__emu_take(t, "dec")) || !dw__emu_take(t, "sync") ||
+        !dw__emu_take(t, "aligned") || !dw__emu_take(t, "u32"))
         return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_emit(t, nothing_run));
     t->op->aligned = true;
     return DW_OK;
 }
 static dw_status translate_griddepcontrol(dw__emu_translator *t) {
-    if (!dw__emu_take(t, "launch_dependents") && !dw__emu_take(t, "wait")) return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "launch_dependents") && !dw__emu_take(t, "wait"))
+        return dw__emu_unsupported(t);
     return dw__emu_emit(t, nothing_run);
 }
 
@@ -79,10 +81,12 @@ static dw_status translate_griddepcontrol(dw__emu_translator *t) {
 
 static dw_status translate_membar(dw__emu_translator *t) {
     static const char *const levels[] = {"cta", "gl", "sys", NULL};
-    return dw__emu_take_one_of(t, levels) >= 0 ? dw__emu_emit(t, nothing_run) : dw__emu_unsupported(t);
+    return dw__emu_take_one_of(t, levels) >= 0 ? dw__emu_emit(t, nothing_run)
+                                               : dw__emu_unsupported(t);
 }
 
-/* fence.proxy.async: what the warp has seen written through the generic proxy, asynchronous work sees from here on. */
+/* fence.proxy.async: what the warp has seen written through the generic proxy, asynchronous work sees from here
+ * on. */
 static dw__emu_next proxy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)op, (void)mask;
     (void)w;
@@ -92,9 +96,12 @@ static dw__emu_next proxy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
 static dw_status translate_fence(dw__emu_translator *t) {
     static const char *const senses[] = {"sc", "acq_rel", "acquire", "release", NULL};
     static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
-    static const char *const spaces[] = {"async", "async::global", "async::shared::cta", "async::shared::cluster", NULL};
+    static const char *const spaces[] = {"async", "async::global", "async::shared::cta",
+                                         "async::shared::cluster", NULL};
     if (dw__emu_take(t, "mbarrier_init"))
-        return dw__emu_take(t, "release") && dw__emu_take(t, "cluster") ? dw__emu_emit(t, nothing_run) : dw__emu_unsupported(t);
+        return dw__emu_take(t, "release") && dw__emu_take(t, "cluster")
+                   ? dw__emu_emit(t, nothing_run)
+                   : dw__emu_unsupported(t);
     if (dw__emu_take(t, "proxy")) {
         if (dw__emu_take(t, "alias")) return dw__emu_emit(t, nothing_run);
         if (dw__emu_take(t, "tensormap::generic")) {
@@ -103,7 +110,8 @@ static dw_status translate_fence(dw__emu_translator *t) {
             return dw__emu_emit(t, nothing_run);
         }
         if (dw__emu_take_one_of(t, spaces) >= 0) {
-            static const char *const narrowed[] = {"shared::cta", "shared::cluster", "global", NULL};
+            static const char *const narrowed[] = {"shared::cta", "shared::cluster", "global",
+                                                   NULL};
             (void)dw__emu_take_one_of(t, narrowed);
             return dw__emu_emit(t, proxy_run);
         }

@@ -1,7 +1,7 @@
 /* cvt, cvta, isspacep: PTX ISA 9.7.9.21 to 9.7.9.23. */
 #include "emulator/lanes.h"
-#include "number/half.h"
 #include "number/format.h"
+#include "number/half.h"
 #include <fenv.h>
 #include <math.h>
 #include <string.h>
@@ -11,7 +11,7 @@ typedef struct conversion {
     int from_bytes, to_bytes; /* of a lane's place */
     int register_bytes;       /* of the result as declared: a signed result is extended to it */
     enum { NO_ROUNDING, NEAREST, ZERO, DOWN, UP, AWAY } rounding;
-    bool to_whole;  /* rni and the like: a whole number, also between floats */
+    bool to_whole; /* rni and the like: a whole number, also between floats */
     bool flush, saturate, relu, finite;
 } conversion;
 
@@ -62,7 +62,8 @@ static uint64_t to_whole(double x, dw__emu_type type) {
         return (uint64_t)(int64_t)x;
     }
     if (x <= 0) return 0;
-    return x >= ldexp(1, bits) ? (bits == 64 ? UINT64_MAX : ((uint64_t)1 << bits) - 1) : (uint64_t)x;
+    return x >= ldexp(1, bits) ? (bits == 64 ? UINT64_MAX : ((uint64_t)1 << bits) - 1)
+                               : (uint64_t)x;
 }
 
 /* An integer within the range of another type. */
@@ -80,7 +81,8 @@ static uint64_t clamped(int64_t x, bool x_signed, dw__emu_type type) {
 
 /* A double as a float in the rounding that is wanted: AWAY is of ties (tf32's rna). */
 static float to_single(double x, int rounding) {
-    static const int host[] = {FE_TONEAREST, FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD, FE_TONEAREST};
+    static const int host[] = {FE_TONEAREST, FE_TONEAREST, FE_TOWARDZERO,
+                               FE_DOWNWARD,  FE_UPWARD,    FE_TONEAREST};
     if (host[rounding] == FE_TONEAREST) return (float)x;
     fesetround(host[rounding]);
     volatile double held = x;
@@ -96,7 +98,8 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
     /* To odd at 24 bits, so that the second rounding sees what the first cut off. */
     float f = to_single(x, ZERO);
     if ((double)f != x && isfinite(f)) f = dw__f32_from_bits(dw__f32_bits(f) | 1);
-    if (rounding == NEAREST || rounding == NO_ROUNDING) return brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
+    if (rounding == NEAREST || rounding == NO_ROUNDING)
+        return brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
     /* Toward zero: the nearest, and one less if that is further out. */
     uint16_t half = brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
     float back = brain ? dw__bf16_to_f32(half) : dw__f16_to_f32(half);
@@ -111,8 +114,10 @@ static uint32_t to_tf32(float x, int rounding) {
     uint32_t bits = dw__f32_bits(x);
     if (isnan(x)) return 0x7FFFFFFF;
     if ((bits & 0x7F800000) == 0x7F800000) return bits;
-    if (rounding == AWAY) bits += 0x1000;
-    else if (rounding == NEAREST) bits += 0xFFF + (bits >> 13 & 1);
+    if (rounding == AWAY)
+        bits += 0x1000;
+    else if (rounding == NEAREST)
+        bits += 0xFFF + (bits >> 13 & 1);
     return bits & ~(uint32_t)0x1FFF;
 }
 
@@ -126,7 +131,8 @@ static void store(unsigned char *place, int bytes, uint64_t value) {
 }
 
 static uint64_t convert_one(const conversion *k, const unsigned char *from) {
-    const bool from_real = dw__emu_type_float(k->from), to_real = dw__emu_type_float(k->to) || k->to == DW__T_TF32;
+    const bool from_real = dw__emu_type_float(k->from),
+               to_real = dw__emu_type_float(k->to) || k->to == DW__T_TF32;
     if (!from_real && !to_real) {
         int64_t x = load_whole(from, k->from);
         if (k->saturate) return clamped(x, dw__emu_type_signed(k->from), k->to);
@@ -137,8 +143,10 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         x = flushed(load_real(from, k->from), k->from, k->flush);
     } else {
         int64_t whole = load_whole(from, k->from);
-        if (k->to == DW__T_F32 && k->rounding <= NEAREST) /* through double it would be rounded twice */
-            return dw__f32_bits(dw__emu_type_signed(k->from) ? (float)whole : (float)(uint64_t)whole);
+        if (k->to == DW__T_F32 &&
+            k->rounding <= NEAREST) /* through double it would be rounded twice */
+            return dw__f32_bits(dw__emu_type_signed(k->from) ? (float)whole
+                                                             : (float)(uint64_t)whole);
         x = dw__emu_type_signed(k->from) ? (double)whole : (double)(uint64_t)whole;
     }
     if (k->to_whole) x = rounded(x, k->rounding);
@@ -150,7 +158,8 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
     case DW__T_BF16: {
         uint16_t half = to_half(x, k->to, k->rounding);
         uint16_t most = k->to == DW__T_F16 ? 0x7BFF : 0x7F7F;
-        if (k->finite && !isnan(x) && (half & 0x7FFF) > most) half = (uint16_t)((half & 0x8000) | most);
+        if (k->finite && !isnan(x) && (half & 0x7FFF) > most)
+            half = (uint16_t)((half & 0x8000) | most);
         return half;
     }
     case DW__T_TF32: return to_tf32((float)x, k->rounding);
@@ -160,7 +169,8 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         return isnan(x) ? 0x7FFFFFFFFFFFFFFF : bits;
     }
     default: {
-        double f = flushed((double)to_single(x, k->to_whole ? NEAREST : k->rounding), DW__T_F32, k->flush);
+        double f =
+            flushed((double)to_single(x, k->to_whole ? NEAREST : k->rounding), DW__T_F32, k->flush);
         return isnan(f) ? 0x7FFFFFFF : dw__f32_bits((float)f);
     }
     }
@@ -205,7 +215,8 @@ static bool format_of(dw__emu_type type, dw_format *format) {
     }
 }
 
-/* E8M0 rounds a float toward zero, or to the power of two above (PTX ISA 9.7.9.21: .rz, .rp), within 2^-127 to 2^127. */
+/* E8M0 rounds a float toward zero, or to the power of two above (PTX ISA 9.7.9.21: .rz, .rp), within 2^-127 to
+ * 2^127. */
 static uint32_t to_e8m0(float x, int rounding) {
     if (isnan(x)) return 0xFF;
     uint32_t bits = dw__f32_bits(fabsf(x)), exponent = bits >> 23;
@@ -221,9 +232,11 @@ static uint32_t to_e8m0(float x, int rounding) {
 static uint32_t to_code(const packed *k, float x) {
     if (k->format == DW_FORMAT_E8M0) return to_e8m0(x, k->rounding);
     if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
-    if (isnan(x) && k->format != DW_FORMAT_E4M3 && k->format != DW_FORMAT_E5M2) /* no NaN: the greatest number */
+    if (isnan(x) && k->format != DW_FORMAT_E4M3 &&
+        k->format != DW_FORMAT_E5M2) /* no NaN: the greatest number */
         return k->format == DW_FORMAT_E2M1 ? 0x7 : 0x1F;
-    return dw__encode_one(k->format, isnan(x) ? fabsf(x) : x, DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0);
+    return dw__encode_one(k->format, isnan(x) ? fabsf(x) : x, DW_OVERFLOW_SATURATE,
+                          DW_ROUND_NEAREST, 0);
 }
 
 static dw__emu_next narrow_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
@@ -236,9 +249,11 @@ static dw__emu_next narrow_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         if (k->from == DW__T_F32)
             high = dw__f32_from_bits(a[lane]), low = dw__f32_from_bits(b[lane]);
         else if (k->from == DW__T_F16X2)
-            high = dw__f16_to_f32((uint16_t)(a[lane] >> 16)), low = dw__f16_to_f32((uint16_t)a[lane]);
+            high = dw__f16_to_f32((uint16_t)(a[lane] >> 16)),
+            low = dw__f16_to_f32((uint16_t)a[lane]);
         else
-            high = dw__bf16_to_f32((uint16_t)(a[lane] >> 16)), low = dw__bf16_to_f32((uint16_t)a[lane]);
+            high = dw__bf16_to_f32((uint16_t)(a[lane] >> 16)),
+            low = dw__bf16_to_f32((uint16_t)a[lane]);
         d[lane] = to_code(k, high) << bits | to_code(k, low);
     }
     return DW__NEXT;
@@ -256,7 +271,8 @@ static dw__emu_next halves_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
             float x = i ? a[lane] : b[lane];
             if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
             parts[i] = to_half((double)x, half, k->rounding);
-            if (k->finite && !isnan(x) && (parts[i] & 0x7FFF) > most) parts[i] = (uint16_t)((parts[i] & 0x8000) | most);
+            if (k->finite && !isnan(x) && (parts[i] & 0x7FFF) > most)
+                parts[i] = (uint16_t)((parts[i] & 0x8000) | most);
         }
         d[lane] = (uint32_t)parts[1] << 16 | parts[0];
     }
@@ -274,7 +290,9 @@ static dw__emu_next widen_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
             uint32_t code = a[lane] >> bits * i & ((1u << bits) - 1);
             float x = dw__decode_one(k->format, code);
             if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
-            uint32_t half = isnan(x) ? 0x7FFF : k->to == DW__T_F16X2 ? dw__f32_to_f16(x) : dw__f32_to_bf16(x);
+            uint32_t half = isnan(x)               ? 0x7FFF
+                            : k->to == DW__T_F16X2 ? dw__f32_to_f16(x)
+                                                   : dw__f32_to_bf16(x);
             r |= half << 16 * i;
         }
         d[lane] = r;
@@ -289,14 +307,17 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
     dw__emu_run run = NULL;
     if (!kept) return dw__fail_memory("an operation", sizeof *kept);
     if (k.to == DW__T_F16X2 || k.to == DW__T_BF16X2) {
-        if (k.from == DW__T_F32) run = halves_run;
-        else if (format_of(k.from, &k.format)) run = widen_run;
+        if (k.from == DW__T_F32)
+            run = halves_run;
+        else if (format_of(k.from, &k.format))
+            run = widen_run;
     } else if (format_of(k.to, &k.format)) {
         run = narrow_run;
     }
     if (!run || t->in->operand_count != sources + 1) return dw__emu_unsupported(t);
     *kept = k;
-    for (int i = 1; i <= sources; i++) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], k.from, &places[i]));
+    for (int i = 1; i <= sources; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], k.from, &places[i]));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], k.to, &places[0]));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, run));
     t->op->d = places[0], t->op->a = places[1], t->op->b = places[2];
@@ -306,10 +327,13 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
 
 /* ---- cvt ----------------------------------------------------------------------------------- */
 
-static bool is_packed(dw__emu_type type) { return type == DW__T_F16X2 || type == DW__T_BF16X2 || type >= DW__T_E4M3X2; }
+static bool is_packed(dw__emu_type type) {
+    return type == DW__T_F16X2 || type == DW__T_BF16X2 || type >= DW__T_E4M3X2;
+}
 
 static dw_status translate_cvt(dw__emu_translator *t) {
-    static const char *const roundings[] = {"rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi", NULL};
+    static const char *const roundings[] = {"rn",  "rz",  "rm",  "rp",  "rna",
+                                            "rni", "rzi", "rmi", "rpi", NULL};
     static const int meanings[] = {NEAREST, ZERO, DOWN, UP, AWAY, NEAREST, ZERO, DOWN, UP};
     conversion *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
@@ -317,25 +341,34 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     for (bool more = true; more;) { /* their order differs from form to form */
         more = false;
         int rounding = dw__emu_take_one_of(t, roundings);
-        if (rounding >= 0) k->rounding = meanings[rounding], k->to_whole = rounding >= 5, more = true;
+        if (rounding >= 0)
+            k->rounding = meanings[rounding], k->to_whole = rounding >= 5, more = true;
         if (dw__emu_take(t, "ftz")) k->flush = more = true;
         if (dw__emu_take(t, "sat")) k->saturate = more = true;
         if (dw__emu_take(t, "relu")) k->relu = more = true;
         if (dw__emu_take(t, "satfinite")) k->finite = more = true;
     }
-    if (!dw__emu_take_type(t, &k->to) || !dw__emu_take_type(t, &k->from)) return dw__emu_unsupported(t);
+    if (!dw__emu_take_type(t, &k->to) || !dw__emu_take_type(t, &k->from))
+        return dw__emu_unsupported(t);
     if (is_packed(k->to) || is_packed(k->from))
-        return emit_packed(t, (packed){.to = k->to, .from = k->from, .relu = k->relu, .finite = k->finite, .flush = k->flush,
+        return emit_packed(t, (packed){.to = k->to,
+                                       .from = k->from,
+                                       .relu = k->relu,
+                                       .finite = k->finite,
+                                       .flush = k->flush,
                                        .rounding = k->rounding});
     if (t->in->operand_count != 2) return dw__emu_malformed(t, "it takes two operands");
     /* Registers may be wider than the types. */
     const dw__ptx_operand *to = &t->in->operands[0], *from = &t->in->operands[1];
-    static const dw__emu_type by_bytes[] = {[1] = DW__T_B32, [2] = DW__T_B32, [4] = DW__T_B32, [8] = DW__T_B64};
+    static const dw__emu_type by_bytes[] = {
+        [1] = DW__T_B32, [2] = DW__T_B32, [4] = DW__T_B32, [8] = DW__T_B64};
     int to_bytes = dw__emu_operand_bytes(t, to), from_bytes = dw__emu_operand_bytes(t, from);
-    if (to_bytes < dw__emu_type_bytes(k->to) || to_bytes > 8 || (from_bytes >= 0 && (from_bytes < dw__emu_type_bytes(k->from) || from_bytes > 8)))
+    if (to_bytes < dw__emu_type_bytes(k->to) || to_bytes > 8 ||
+        (from_bytes >= 0 && (from_bytes < dw__emu_type_bytes(k->from) || from_bytes > 8)))
         return dw__emu_malformed(t, "a register that is narrower than its type");
     uint32_t a, d;
-    DW_RETURN_IF_FAILED(from_bytes > 0 ? dw__emu_take_source(t, from, by_bytes[from_bytes], &a) : dw__emu_take_source(t, from, k->from, &a));
+    DW_RETURN_IF_FAILED(from_bytes > 0 ? dw__emu_take_source(t, from, by_bytes[from_bytes], &a)
+                                       : dw__emu_take_source(t, from, k->from, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, to, by_bytes[to_bytes], &d));
     k->register_bytes = to_bytes;
     k->to_bytes = dw__emu_place_bytes(to_bytes);
@@ -378,8 +411,10 @@ static dw_status translate_cvta(dw__emu_translator *t) {
     bool from_generic = dw__emu_take(t, "to");
     int space = take_space(t);
     if (space < 0 || !dw__emu_take(t, "u64")) return dw__emu_unsupported(t);
-    DW_RETURN_IF_FAILED(
-        dw__emu_emit_same(t, DW__T_B64, 1, window_of(space) == 0 ? mov_64 : from_generic ? from_generic_run : to_generic_run));
+    DW_RETURN_IF_FAILED(dw__emu_emit_same(t, DW__T_B64, 1,
+                                          window_of(space) == 0 ? mov_64
+                                          : from_generic        ? from_generic_run
+                                                                : to_generic_run));
     t->op->immediate = (int64_t)window_of(space);
     return DW_OK;
 }
@@ -387,7 +422,8 @@ static dw_status translate_cvta(dw__emu_translator *t) {
 static dw__emu_next isspacep_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint64_t *a = DW__REGISTER(w, uint64_t, op->a);
     uint32_t r = 0, *d = DW__REGISTER(w, uint32_t, op->d);
-    for (int i = 0; i < DW__LANES; i++) r |= (uint32_t)((a[i] & DW__WINDOW_MASK) == (uint64_t)op->immediate) << i;
+    for (int i = 0; i < DW__LANES; i++)
+        r |= (uint32_t)((a[i] & DW__WINDOW_MASK) == (uint64_t)op->immediate) << i;
     *d = (*d & ~mask) | (r & mask);
     return DW__NEXT;
 }

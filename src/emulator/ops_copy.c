@@ -1,5 +1,5 @@
-/* Copies that go on beside the warps: cp.async, cp.async.bulk, cp.async.bulk.tensor and their reductions. PTX ISA 9.7.9.26 and
- * 9.7.9.27. A copy is read and written some turns after it was issued, not before.
+/* Copies that go on beside the warps: cp.async, cp.async.bulk, cp.async.bulk.tensor and their reductions. PTX
+ * ISA 9.7.9.26 and 9.7.9.27. A copy is read and written some turns after it was issued, not before.
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
@@ -9,8 +9,8 @@
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* Each lane's groups of copies, in the order of their commits. A group is done when none of its copies is left; `reading`
- * counts those that have yet to read their source. */
+/* Each lane's groups of copies, in the order of their commits. A group is done when none of its copies is left;
+ * `reading` counts those that have yet to read their source. */
 #define GROUPS 64
 typedef struct lane_groups {
     uint32_t open; /* number of the group that copies are added to */
@@ -65,14 +65,19 @@ static void release_copy(dw__emu_async *work) {
 }
 
 static bool blame(const copy *c, dw__emu_finding kind, const char *what, uint64_t where) {
-    dw__emu_found_at(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, kind, "%s 0x%llx", what, (unsigned long long)where);
+    dw__emu_found_at(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, kind, "%s 0x%llx",
+                     what, (unsigned long long)where);
     return false;
 }
 
-static unsigned char *shared_bytes(dw__emu_cluster *cluster, const copy *c, uint32_t address, uint32_t bytes, dw__emu_cta **owner) {
-    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST || offset + bytes > cluster->ctas[rank].shared_bytes) {
-        blame(c, DW__FOUND_BOUNDS, "a copy's shared memory reaches beyond the block's, at", address);
+static unsigned char *shared_bytes(dw__emu_cluster *cluster, const copy *c, uint32_t address,
+                                   uint32_t bytes, dw__emu_cta **owner) {
+    const uint32_t rank = address >> DW__RANK_SHIFT,
+                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
+    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
+        offset + bytes > cluster->ctas[rank].shared_bytes) {
+        blame(c, DW__FOUND_BOUNDS, "a copy's shared memory reaches beyond the block's, at",
+              address);
         return NULL;
     }
     *owner = &cluster->ctas[rank];
@@ -81,18 +86,24 @@ static unsigned char *shared_bytes(dw__emu_cluster *cluster, const copy *c, uint
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-static uint32_t box_count(const dw__tensor_shape *m, int axis) { return (m->box[axis] + m->step[axis] - 1u) / m->step[axis]; }
+static uint32_t box_count(const dw__tensor_shape *m, int axis) {
+    return (m->box[axis] + m->step[axis] - 1u) / m->step[axis];
+}
 
 /* Bytes of a box's row in shared memory, and of what of it comes from memory. */
 static uint32_t stored_row(const dw__tensor_shape *m) {
-    return m->element >= DW__TENSOR_U4_ALIGN16 ? box_count(m, 0) : box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8;
+    return m->element >= DW__TENSOR_U4_ALIGN16
+               ? box_count(m, 0)
+               : box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8;
 }
 static uint32_t box_rows(const dw__tensor_shape *m) {
     uint32_t rows = 1;
     for (int axis = 1; axis < m->rank; axis++) rows *= box_count(m, axis);
     return rows;
 }
-static uint32_t memory_row(const dw__tensor_shape *m) { return box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8; }
+static uint32_t memory_row(const dw__tensor_shape *m) {
+    return box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8;
+}
 
 /* Row `row` of the box: its address in memory; false where it lies outside of the tensor. */
 static bool row_address(const copy *c, uint32_t row, uint64_t *address) {
@@ -109,7 +120,8 @@ static bool row_address(const copy *c, uint32_t row, uint64_t *address) {
 
 /* Elements of a row that lie within the tensor: from `first` on, `count` of them (step 1). */
 static void row_extent(const copy *c, int64_t *first, int64_t *count) {
-    int64_t begin = c->at[0] < 0 ? 0 : c->at[0], end = c->at[0] + c->map.box[0], size = (int64_t)c->map.last[0] + 1;
+    int64_t begin = c->at[0] < 0 ? 0 : c->at[0], end = c->at[0] + c->map.box[0],
+            size = (int64_t)c->map.last[0] + 1;
     if (end > size) end = size;
     *first = begin - c->at[0];
     *count = end > begin ? end - begin : 0;
@@ -124,21 +136,23 @@ static bool touch(const copy *c, uint64_t address, uint32_t bytes, bool write) {
         char where[160];
         dw__emu_memory_describe(grid->memory, address, where, sizeof where);
         dw__emu_found_at(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, DW__FOUND_BOUNDS,
-                         "a copy %s %u bytes of global memory at 0x%llx: %s", write ? "writes" : "reads", bytes,
-                         (unsigned long long)address, where);
+                         "a copy %s %u bytes of global memory at 0x%llx: %s",
+                         write ? "writes" : "reads", bytes, (unsigned long long)address, where);
         return false;
     }
     if (undefined && grid->check)
-        dw__emu_found_at(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, DW__FOUND_UNDEFINED,
-                         "a copy reads %u bytes of global memory at 0x%llx, of which %u were never written", bytes,
-                         (unsigned long long)address, undefined);
+        dw__emu_found_at(
+            c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, DW__FOUND_UNDEFINED,
+            "a copy reads %u bytes of global memory at 0x%llx, of which %u were never written",
+            bytes, (unsigned long long)address, undefined);
     return true;
 }
 
 /* A box from memory into `data`, rows one after another, in the form that they have in shared memory. */
 static bool read_box(copy *c) {
     const dw__tensor_shape *m = &c->map;
-    const uint32_t rows = box_rows(m), row_bytes = stored_row(m), bits = (uint32_t)dw__tensor_element_bits(m->element);
+    const uint32_t rows = box_rows(m), row_bytes = stored_row(m),
+                   bits = (uint32_t)dw__tensor_element_bits(m->element);
     int64_t first, count;
     row_extent(c, &first, &count);
     memset(c->data, (int)fill_of(m), (size_t)rows * row_bytes);
@@ -156,33 +170,41 @@ static bool read_box(copy *c) {
             } else {
                 for (int64_t i = 0; i < count; i++)
                     if ((first + i) % m->step[0] == 0)
-                        memcpy(to + (uint64_t)((first + i) / m->step[0]) * bits / 8, from + (uint64_t)i * bits / 8, bits / 8);
+                        memcpy(to + (uint64_t)((first + i) / m->step[0]) * bits / 8,
+                               from + (uint64_t)i * bits / 8, bits / 8);
             }
         } else { /* sixteen elements to every sixteen bytes */
             const uint32_t packed = 16 * bits / 8;
             for (uint32_t at = 0; at < bytes; at += packed)
-                memcpy(to + (uint64_t)first + (uint64_t)at / packed * 16, from + at, bytes - at < packed ? bytes - at : packed);
+                memcpy(to + (uint64_t)first + (uint64_t)at / packed * 16, from + at,
+                       bytes - at < packed ? bytes - at : packed);
         }
     }
     return true;
 }
 
-static void reduce_into(const copy *c, unsigned char *to, const unsigned char *from, uint32_t bytes);
+static void reduce_into(const copy *c, unsigned char *to, const unsigned char *from,
+                        uint32_t bytes);
 
 static bool write_box(copy *c) {
     const dw__tensor_shape *m = &c->map;
-    const uint32_t rows = box_rows(m), row_bytes = stored_row(m), bits = (uint32_t)dw__tensor_element_bits(m->element);
+    const uint32_t rows = box_rows(m), row_bytes = stored_row(m),
+                   bits = (uint32_t)dw__tensor_element_bits(m->element);
     int64_t first, count;
     row_extent(c, &first, &count);
     if (m->element >= DW__TENSOR_U4_ALIGN16 || m->step[0] != 1)
-        return blame(c, DW__FOUND_INVALID, "a store through a tensor map of this element type or step is not supported: map at", m->address);
+        return blame(
+            c, DW__FOUND_INVALID,
+            "a store through a tensor map of this element type or step is not supported: map at",
+            m->address);
     for (uint32_t row = 0; row < rows; row++) {
         uint64_t address;
         if (count == 0 || !row_address(c, row, &address)) continue;
         address += (uint64_t)(c->at[0] + first) * bits / 8;
         const uint32_t bytes = (uint32_t)((uint64_t)count * bits / 8);
         if (!touch(c, address, bytes, true)) return false;
-        reduce_into(c, (unsigned char *)(uintptr_t)address, c->data + (size_t)row * row_bytes + (uint64_t)first * bits / 8, bytes);
+        reduce_into(c, (unsigned char *)(uintptr_t)address,
+                    c->data + (size_t)row * row_bytes + (uint64_t)first * bits / 8, bytes);
     }
     return true;
 }
@@ -192,12 +214,13 @@ static bool write_box(copy *c) {
 static float half_value(dw__emu_type type, uint16_t bits) {
     return type == DW__T_BF16 ? dw__bf16_to_f32(bits) : dw__f16_to_f32(bits);
 }
-#define REDUCE(T, RESULT)                                                                                              \
-    for (uint32_t i = 0; i + sizeof(T) <= bytes; i += sizeof(T)) {                                                     \
-        T y, x = __atomic_load_n((T *)(void *)(to + i), __ATOMIC_RELAXED), r;                                          \
-        memcpy(&y, from + i, sizeof y);                                                                                \
-        do r = (T)(RESULT);                                                                                            \
-        while (!__atomic_compare_exchange_n((T *)(void *)(to + i), &x, r, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)); \
+#define REDUCE(T, RESULT)                                                                          \
+    for (uint32_t i = 0; i + sizeof(T) <= bytes; i += sizeof(T)) {                                 \
+        T y, x = __atomic_load_n((T *)(void *)(to + i), __ATOMIC_RELAXED), r;                      \
+        memcpy(&y, from + i, sizeof y);                                                            \
+        do r = (T)(RESULT);                                                                        \
+        while (!__atomic_compare_exchange_n((T *)(void *)(to + i), &x, r, false, __ATOMIC_RELAXED, \
+                                            __ATOMIC_RELAXED));                                    \
     }
 static uint64_t whole_reduced(const copy *c, uint64_t x, uint64_t y) {
     const int spare = 64 - 8 * dw__emu_type_bytes(c->type);
@@ -219,7 +242,9 @@ static uint16_t half_reduced(const copy *c, uint16_t x, uint16_t y) {
     float r = c->reduce == ADD ? a + b : c->reduce == MIN ? (a < b ? a : b) : (a > b ? a : b);
     return c->type == DW__T_BF16 ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
 }
-static uint32_t single_reduced(uint32_t x, uint32_t y) { return dw__f32_bits(dw__f32_from_bits(x) + dw__f32_from_bits(y)); }
+static uint32_t single_reduced(uint32_t x, uint32_t y) {
+    return dw__f32_bits(dw__f32_from_bits(x) + dw__f32_from_bits(y));
+}
 static uint64_t double_reduced(uint64_t x, uint64_t y) {
     double a, b;
     memcpy(&a, &x, sizeof a), memcpy(&b, &y, sizeof b);
@@ -228,7 +253,8 @@ static uint64_t double_reduced(uint64_t x, uint64_t y) {
     return x;
 }
 
-static void reduce_into(const copy *c, unsigned char *to, const unsigned char *from, uint32_t bytes) {
+static void reduce_into(const copy *c, unsigned char *to, const unsigned char *from,
+                        uint32_t bytes) {
     if (c->reduce == NO_REDUCTION) {
         memcpy(to, from, bytes);
         return;
@@ -247,16 +273,20 @@ static void reduce_into(const copy *c, unsigned char *to, const unsigned char *f
     }
 }
 
-static uint32_t copy_bytes(const copy *c) { return c->tensor ? box_rows(&c->map) * stored_row(&c->map) : c->bytes; }
+static uint32_t copy_bytes(const copy *c) {
+    return c->tensor ? box_rows(&c->map) * stored_row(&c->map) : c->bytes;
+}
 
 static void mark_shared(dw__emu_cta *cta, uint32_t offset, uint32_t bytes) {
-    for (uint32_t i = offset; i < offset + bytes; i++) cta->defined[i / 8] |= (uint8_t)(1u << i % 8);
+    for (uint32_t i = offset; i < offset + bytes; i++)
+        cta->defined[i / 8] |= (uint8_t)(1u << i % 8);
 }
 
 static bool read_source(dw__emu_cluster *cluster, copy *c) {
     const uint32_t bytes = copy_bytes(c);
     c->data = dw__malloc(bytes ? bytes : 1);
-    if (!c->data) return blame(c, DW__FOUND_INVALID, "the host has no memory left for a copy at", c->global);
+    if (!c->data)
+        return blame(c, DW__FOUND_INVALID, "the host has no memory left for a copy at", c->global);
     if (c->direction == TO_SHARED) {
         if (c->tensor) return read_box(c);
         const uint32_t given = bytes - c->zero_bytes;
@@ -272,13 +302,17 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
     const uint32_t offset = (uint32_t)(from - owner->shared);
     uint32_t undefined = 0;
     for (uint32_t i = 0; i < bytes; i += 16) {
-        const uint32_t at = dw__swizzled(offset + i, swizzle), here = bytes - i < 16 ? bytes - i : 16;
+        const uint32_t at = dw__swizzled(offset + i, swizzle),
+                       here = bytes - i < 16 ? bytes - i : 16;
         memcpy(c->data + i, owner->shared + at, here);
-        for (uint32_t k = at; k < at + here; k++) undefined += !(owner->defined[k / 8] >> k % 8 & 1);
+        for (uint32_t k = at; k < at + here; k++)
+            undefined += !(owner->defined[k / 8] >> k % 8 & 1);
     }
     if (undefined && cluster->grid->check)
-        dw__emu_found_at(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, DW__FOUND_UNDEFINED,
-                         "a copy reads %u bytes of shared memory at 0x%x, of which %u were never written", bytes, c->shared, undefined);
+        dw__emu_found_at(
+            c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, DW__FOUND_UNDEFINED,
+            "a copy reads %u bytes of shared memory at 0x%x, of which %u were never written", bytes,
+            c->shared, undefined);
     return true;
 }
 
@@ -294,12 +328,14 @@ static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_
         reduce_into(c, to, c->data, bytes);
     else
         for (uint32_t i = 0; i < bytes; i += 16)
-            memcpy(owner->shared + dw__swizzled(offset + i, swizzle), c->data + i, bytes - i < 16 ? bytes - i : 16);
+            memcpy(owner->shared + dw__swizzled(offset + i, swizzle), c->data + i,
+                   bytes - i < 16 ? bytes - i : 16);
     mark_shared(owner, offset, bytes);
     if (!c->has_barrier) return true;
     /* What is unpacked on the way counts as it lay in memory. */
     const uint32_t counted = c->tensor ? box_rows(&c->map) * memory_row(&c->map) : bytes;
-    return dw__emu_mbarrier_complete(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc, barrier, counted);
+    return dw__emu_mbarrier_complete(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc,
+                                     barrier, counted);
 }
 
 #define OFFSET_BITS (((uint32_t)1 << DW__RANK_SHIFT) - 1)
@@ -318,7 +354,8 @@ static bool write_target(dw__emu_cluster *cluster, copy *c) {
         if (!(c->targets >> rank & 1)) continue;
         /* Of a pair, the block whose parity the barrier's address has is told. */
         const uint32_t told = c->pair ? (rank & ~1u) | parity : rank;
-        if (!deliver(cluster, c, (c->shared & OFFSET_BITS) | rank << DW__RANK_SHIFT, (c->barrier & OFFSET_BITS) | told << DW__RANK_SHIFT))
+        if (!deliver(cluster, c, (c->shared & OFFSET_BITS) | rank << DW__RANK_SHIFT,
+                     (c->barrier & OFFSET_BITS) | told << DW__RANK_SHIFT))
             return false;
     }
     return true;
@@ -351,28 +388,35 @@ static uint64_t without_window(uint64_t address) { return address & ~DW__WINDOW_
 
 static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *c) {
     uint64_t address = dw__emu_lane_address(w, &k->map, (int)lane);
-    const void *bytes = dw__emu_reach(w, DW__PTX_REG, (int)lane, address, DW__TENSOR_MAP_BYTES, 64, DW__READ);
+    const void *bytes =
+        dw__emu_reach(w, DW__PTX_REG, (int)lane, address, DW__TENSOR_MAP_BYTES, 64, DW__READ);
     if (!bytes) return false;
     if (!dw__tensor_map_decode(bytes, &c->map) || c->map.rank != k->rank) {
-        dw__emu_found(w, (int)lane, DW__FOUND_INVALID, "a copy of %d axes by the tensor map at 0x%llx, which has %d (or is none)",
+        dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
+                      "a copy of %d axes by the tensor map at 0x%llx, which has %d (or is none)",
                       k->rank, (unsigned long long)address, c->map.rank);
         return false;
     }
-    for (int axis = 0; axis < k->rank; axis++) c->at[axis] = (int32_t)DW__REGISTER(w, uint32_t, k->at[axis])[lane];
+    for (int axis = 0; axis < k->rank; axis++)
+        c->at[axis] = (int32_t)DW__REGISTER(w, uint32_t, k->at[axis])[lane];
     static const dw__emu_type types[DW__TENSOR_ELEMENTS] = {
-        [DW__TENSOR_U32] = DW__T_U32, [DW__TENSOR_S32] = DW__T_S32, [DW__TENSOR_U64] = DW__T_U64, [DW__TENSOR_S64] = DW__T_S64,
-        [DW__TENSOR_F16] = DW__T_F16, [DW__TENSOR_F32] = DW__T_F32, [DW__TENSOR_F64] = DW__T_F64, [DW__TENSOR_BF16] = DW__T_BF16,
+        [DW__TENSOR_U32] = DW__T_U32,     [DW__TENSOR_S32] = DW__T_S32,
+        [DW__TENSOR_U64] = DW__T_U64,     [DW__TENSOR_S64] = DW__T_S64,
+        [DW__TENSOR_F16] = DW__T_F16,     [DW__TENSOR_F32] = DW__T_F32,
+        [DW__TENSOR_F64] = DW__T_F64,     [DW__TENSOR_BF16] = DW__T_BF16,
         [DW__TENSOR_F32_FTZ] = DW__T_F32,
     };
     c->tensor = true;
     c->type = types[c->map.element];
     if (c->reduce != NO_REDUCTION && c->type == DW__T_NONE) {
-        dw__emu_found(w, (int)lane, DW__FOUND_INVALID, "a reduction through a tensor map of element type %d", c->map.element);
+        dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
+                      "a reduction through a tensor map of element type %d", c->map.element);
         return false;
     }
     const uint32_t shared_align = c->map.swizzle == DW__SWIZZLE_NONE ? 16 : 128;
     if ((c->shared & (shared_align - 1)) != 0) {
-        dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT, "a copy's shared memory at 0x%x: a multiple of %u is wanted", c->shared,
+        dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
+                      "a copy's shared memory at 0x%x: a multiple of %u is wanted", c->shared,
                       shared_align);
         return false;
     }
@@ -380,8 +424,14 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
 }
 
 static bool fill_copy(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *c) {
-    const uint64_t to = dw__emu_lane_address(w, &k->to, (int)lane), from = dw__emu_lane_address(w, &k->from, (int)lane);
-    c->work = (dw__emu_async){.done = copy_done, .release = release_copy, .cta = w->cta, .warp = w->index, .lane = lane, .pc = w->now.pc};
+    const uint64_t to = dw__emu_lane_address(w, &k->to, (int)lane),
+                   from = dw__emu_lane_address(w, &k->from, (int)lane);
+    c->work = (dw__emu_async){.done = copy_done,
+                              .release = release_copy,
+                              .cta = w->cta,
+                              .warp = w->index,
+                              .lane = lane,
+                              .pc = w->now.pc};
     c->direction = k->direction;
     c->reduce = k->reduce, c->type = k->type, c->pair = k->pair;
     c->shared = (uint32_t)without_window(k->direction == TO_SHARED ? to : from);
@@ -389,14 +439,17 @@ static bool fill_copy(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *c)
     c->global = k->direction == TO_SHARED ? from : to;
     c->bytes = k->has_size ? DW__REGISTER(w, uint32_t, k->size)[lane] : k->bytes;
     c->has_barrier = k->barrier;
-    if (k->barrier) c->barrier = (uint32_t)without_window(dw__emu_lane_address(w, &k->mbarrier, (int)lane));
+    if (k->barrier)
+        c->barrier = (uint32_t)without_window(dw__emu_lane_address(w, &k->mbarrier, (int)lane));
     if (k->multicast) c->targets = DW__REGISTER(w, uint32_t, k->mask)[lane] & 0xFFFF;
     if (k->small) {
         uint32_t given = k->has_ignore ? DW__REGISTER(w, uint32_t, k->ignore_size)[lane] : k->bytes;
         c->bytes = k->bytes;
         c->zero_bytes = given < k->bytes ? k->bytes - given : 0;
-    } else if (!k->tensor && (c->bytes % 16 || c->shared % 16 || (k->direction != SHARED_TO_SHARED && c->global % 16))) {
-        dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT, "a copy of %u bytes between 0x%x and 0x%llx: multiples of 16 are wanted",
+    } else if (!k->tensor && (c->bytes % 16 || c->shared % 16 ||
+                              (k->direction != SHARED_TO_SHARED && c->global % 16))) {
+        dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
+                      "a copy of %u bytes between 0x%x and 0x%llx: multiples of 16 are wanted",
                       c->bytes, c->shared, (unsigned long long)c->global);
         return false;
     }
@@ -445,7 +498,8 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     if (!w->bulk) return DW__NEXT;
     DW__EACH_LANE(lane, mask) {
         const lane_groups *g = groups_of(w, lane, small);
-        const uint32_t keep = with_open ? 0 : DW__REGISTER(w, uint32_t, op->a)[lane], open = g->open;
+        const uint32_t keep = with_open ? 0 : DW__REGISTER(w, uint32_t, op->a)[lane],
+                       open = g->open;
         const uint32_t last = with_open ? open + 1 : open - (keep < open ? keep : open);
         for (uint32_t group = open > GROUPS - 1 ? open - (GROUPS - 1) : 0; group < last; group++) {
             if ((reads ? g->reading : g->writing)[group % GROUPS] == 0) continue;
@@ -478,18 +532,22 @@ static dw_status emit_commit(dw__emu_translator *t, bool small) {
 }
 
 static bool take_reduction(dw__emu_translator *t, copy_op *k) {
-    static const char *const names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", NULL};
+    static const char *const names[] = {"add", "min", "max", "inc", "dec",
+                                        "and", "or",  "xor", NULL};
     int which = dw__emu_take_one_of(t, names);
     k->reduce = (reduction)(which + 1);
     return which >= 0;
 }
 
 static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *o, copy_op *k) {
-    if (o->kind != DW__PTX_ADDRESS || o->count != 2 || o->items[1].kind != DW__PTX_VECTOR || o->items[1].count != k->rank)
-        return dw__emu_malformed(t, "a tensor map with coordinates, as [%rd1, {%r1, %r2}], is wanted");
+    if (o->kind != DW__PTX_ADDRESS || o->count != 2 || o->items[1].kind != DW__PTX_VECTOR ||
+        o->items[1].count != k->rank)
+        return dw__emu_malformed(t,
+                                 "a tensor map with coordinates, as [%rd1, {%r1, %r2}], is wanted");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, o, &k->map));
     for (int axis = 0; axis < k->rank; axis++)
-        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o->items[1].items[axis], DW__T_B32, &k->at[axis]));
+        DW_RETURN_IF_FAILED(
+            dw__emu_take_source(t, &o->items[1].items[axis], DW__T_B32, &k->at[axis]));
     return DW_OK;
 }
 
@@ -532,7 +590,8 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     }
     const dw__ptx_operand *o = t->in->operands;
     const int wanted = 2 + !k->tensor + k->barrier + k->multicast + hint;
-    if (t->in->operand_count != wanted) return dw__emu_malformed(t, "it takes another number of operands");
+    if (t->in->operand_count != wanted)
+        return dw__emu_malformed(t, "it takes another number of operands");
     int at = 2;
     if (k->tensor && k->direction == FROM_SHARED) {
         DW_RETURN_IF_FAILED(take_coordinates(t, &o[0], k));
@@ -562,13 +621,15 @@ static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
     if (dw__emu_take(t, "wait_group")) return emit_wait(t, true, false);
     if (dw__emu_take(t, "wait_all")) return emit_wait(t, true, true);
     if (!dw__emu_take(t, "ca") && !dw__emu_take(t, "cg")) return dw__emu_unsupported(t);
-    if (!dw__emu_take(t, "shared") && !dw__emu_take(t, "shared::cta")) return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "shared") && !dw__emu_take(t, "shared::cta"))
+        return dw__emu_unsupported(t);
     if (!dw__emu_take(t, "global")) return dw__emu_unsupported(t);
     static const char *const hints[] = {"L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", NULL};
     bool hint = false;
     for (int which; (which = dw__emu_take_one_of(t, hints)) >= 0;) hint = hint || which == 0;
     const dw__ptx_operand *o = t->in->operands;
-    if (t->in->operand_count < 3 || o[2].kind != DW__PTX_INTEGER || (o[2].integer != 4 && o[2].integer != 8 && o[2].integer != 16))
+    if (t->in->operand_count < 3 || o[2].kind != DW__PTX_INTEGER ||
+        (o[2].integer != 4 && o[2].integer != 8 && o[2].integer != 16))
         return dw__emu_malformed(t, "it copies 4, 8 or 16 bytes");
     k->small = true;
     k->direction = TO_SHARED;
@@ -576,7 +637,8 @@ static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
     k->has_ignore = t->in->operand_count - hint == 4;
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[0], &k->to));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[1], &k->from));
-    if (k->has_ignore) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[3], DW__T_B32, &k->ignore_size));
+    if (k->has_ignore)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[3], DW__T_B32, &k->ignore_size));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, copy_run));
     t->op->detail = k;
     return DW_OK;

@@ -1,5 +1,5 @@
-/* Floating point: PTX ISA 9.7.3 to 9.7.5. Results are what IEEE 754 says, with NVIDIA's one NaN (all ones but the sign);
- * approximate functions are computed in double and rounded, which is as near as any hardware's.
+/* Floating point: PTX ISA 9.7.3 to 9.7.5. Results are what IEEE 754 says, with NVIDIA's one NaN (all ones but
+ * the sign); approximate functions are computed in double and rounded, which is as near as any hardware's.
  */
 #include "emulator/lanes.h"
 #include "number/half.h"
@@ -12,7 +12,7 @@ struct real_op {
     dw__emu_type type;
     int rounding; /* of fesetround */
     bool flush, saturate, relu, keep_nan;
-    int count;    /* sources */
+    int count; /* sources */
     float (*narrow)(const real_op *, float, float, float);
     double (*wide)(const real_op *, double, double, double);
     uint32_t places[4];
@@ -20,14 +20,14 @@ struct real_op {
 
 /* ---- the functions ------------------------------------------------------------------------- */
 
-#define BOTH(name, RESULT)                                                                                             \
-    static float name##_narrow(const real_op *op, float x, float y, float z) {                                         \
-        (void)op, (void)y, (void)z;                                                                                    \
-        return RESULT(float, f);                                                                                       \
-    }                                                                                                                  \
-    static double name##_wide(const real_op *op, double x, double y, double z) {                                       \
-        (void)op, (void)y, (void)z;                                                                                    \
-        return RESULT(double, );                                                                                       \
+#define BOTH(name, RESULT)                                                                         \
+    static float name##_narrow(const real_op *op, float x, float y, float z) {                     \
+        (void)op, (void)y, (void)z;                                                                \
+        return RESULT(float, f);                                                                   \
+    }                                                                                              \
+    static double name##_wide(const real_op *op, double x, double y, double z) {                   \
+        (void)op, (void)y, (void)z;                                                                \
+        return RESULT(double, );                                                                   \
     }
 #define ADD(T, s) x + y
 #define SUB(T, s) x - y
@@ -56,8 +56,18 @@ BOTH(sin, SIN)
 BOTH(cos, COS)
 BOTH(tanh, TANH)
 /* -0 is less than +0; of a NaN and a number the number, unless NaNs are kept. */
-#define SMALLER(T, s) isnan(x) ? (op->keep_nan ? x : y) : isnan(y) ? (op->keep_nan ? y : x) : x == y ? (signbit(x) ? x : y) : x < y ? x : y
-#define LARGER(T, s) isnan(x) ? (op->keep_nan ? x : y) : isnan(y) ? (op->keep_nan ? y : x) : x == y ? (signbit(x) ? y : x) : x > y ? x : y
+#define SMALLER(T, s)                                                                              \
+    isnan(x)   ? (op->keep_nan ? x : y)                                                            \
+    : isnan(y) ? (op->keep_nan ? y : x)                                                            \
+    : x == y   ? (signbit(x) ? x : y)                                                              \
+    : x < y    ? x                                                                                 \
+               : y
+#define LARGER(T, s)                                                                               \
+    isnan(x)   ? (op->keep_nan ? x : y)                                                            \
+    : isnan(y) ? (op->keep_nan ? y : x)                                                            \
+    : x == y   ? (signbit(x) ? y : x)                                                              \
+    : x > y    ? x                                                                                 \
+               : y
 BOTH(least, SMALLER)
 BOTH(greatest, LARGER)
 static float least_of_three(const real_op *op, float x, float y, float z) {
@@ -82,9 +92,7 @@ static float fma_to_odd(float x, float y, float z) {
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-static float flushed(float x) {
-    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x;
-}
+static float flushed(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x; }
 static float finished(const real_op *op, float r) {
     if (op->flush) r = flushed(r);
     if (op->saturate) r = isnan(r) || r < 0 ? 0 : r > 1 ? 1 : r;
@@ -97,7 +105,8 @@ static float applied(const real_op *op, float x, float y, float z) {
 }
 static uint16_t applied_half(const real_op *op, uint16_t x, uint16_t y, uint16_t z) {
     const bool brain = op->type == DW__T_BF16 || op->type == DW__T_BF16X2;
-    float a = brain ? dw__bf16_to_f32(x) : dw__f16_to_f32(x), b = brain ? dw__bf16_to_f32(y) : dw__f16_to_f32(y);
+    float a = brain ? dw__bf16_to_f32(x) : dw__f16_to_f32(x),
+          b = brain ? dw__bf16_to_f32(y) : dw__f16_to_f32(y);
     float c = brain ? dw__bf16_to_f32(z) : dw__f16_to_f32(z);
     float r = op->narrow == fma_narrow ? finished(op, fma_to_odd(a, b, c)) : applied(op, a, b, c);
     if (isnan(r)) return 0x7FFF;
@@ -113,7 +122,8 @@ static dw__emu_next real_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         const uint32_t *c = DW__REGISTER(w, uint32_t, op->c);
         uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
         DW__EACH_LANE(i, mask)
-        d[i] = dw__f32_bits(applied(r, dw__f32_from_bits(a[i]), dw__f32_from_bits(b[i]), dw__f32_from_bits(c[i])));
+        d[i] = dw__f32_bits(
+            applied(r, dw__f32_from_bits(a[i]), dw__f32_from_bits(b[i]), dw__f32_from_bits(c[i])));
         break;
     }
     case DW__T_F32X2: {
@@ -122,7 +132,8 @@ static dw__emu_next real_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
         DW__EACH_LANE(lane, mask)
         for (uint32_t i = 2 * lane; i < 2 * lane + 2; i++)
-            d[i] = dw__f32_bits(applied(r, dw__f32_from_bits(a[i]), dw__f32_from_bits(b[i]), dw__f32_from_bits(c[i])));
+            d[i] = dw__f32_bits(applied(r, dw__f32_from_bits(a[i]), dw__f32_from_bits(b[i]),
+                                        dw__f32_from_bits(c[i])));
         break;
     }
     case DW__T_F64: {
@@ -144,7 +155,9 @@ static dw__emu_next real_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         DW__EACH_LANE(i, mask) {
             uint32_t value = applied_half(r, (uint16_t)a[i], (uint16_t)b[i], (uint16_t)c[i]);
             if (pairs)
-                value |= (uint32_t)applied_half(r, (uint16_t)(a[i] >> 16), (uint16_t)(b[i] >> 16), (uint16_t)(c[i] >> 16)) << 16;
+                value |= (uint32_t)applied_half(r, (uint16_t)(a[i] >> 16), (uint16_t)(b[i] >> 16),
+                                                (uint16_t)(c[i] >> 16))
+                         << 16;
             d[i] = value;
         }
         break;
@@ -156,14 +169,15 @@ static dw__emu_next real_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 
 /* What makes up most of any kernel, without asking. */
 static inline uint32_t settled(float r) { return isnan(r) ? 0x7FFFFFFF : dw__f32_bits(r); }
-#define PLAIN(name, RESULT)                                                                                            \
-    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {                                   \
-        const float *a = DW__REGISTER(w, const float, op->a), *b = DW__REGISTER(w, const float, op->b);                \
-        const float *c = DW__REGISTER(w, const float, op->c);                                                          \
-        uint32_t *d = DW__REGISTER(w, uint32_t, op->d);                                                                \
-        (void)c;                                                                                                       \
-        DW__LANEWISE(mask, const float x = a[i]; const float y = b[i]; d[i] = settled(RESULT));                        \
-        return DW__NEXT;                                                                                               \
+#define PLAIN(name, RESULT)                                                                        \
+    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
+        const float *a = DW__REGISTER(w, const float, op->a),                                      \
+                    *b = DW__REGISTER(w, const float, op->b);                                      \
+        const float *c = DW__REGISTER(w, const float, op->c);                                      \
+        uint32_t *d = DW__REGISTER(w, uint32_t, op->d);                                            \
+        (void)c;                                                                                   \
+        DW__LANEWISE(mask, const float x = a[i]; const float y = b[i]; d[i] = settled(RESULT));    \
+        return DW__NEXT;                                                                           \
     }
 PLAIN(plain_add, x + y)
 PLAIN(plain_sub, x - y)
@@ -176,7 +190,8 @@ static const char *const roundings[] = {"rn", "rz", "rm", "rp", NULL};
 static const int host_roundings[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
 
 static dw_status emit_real(dw__emu_translator *t, real_op r, dw__emu_run plain) {
-    bool exact = r.type == DW__T_F32 && r.rounding == FE_TONEAREST && !r.flush && !r.saturate && !r.relu;
+    bool exact =
+        r.type == DW__T_F32 && r.rounding == FE_TONEAREST && !r.flush && !r.saturate && !r.relu;
     real_op *kept = dw__emu_detail(t, sizeof *kept);
     if (!kept) return dw__fail_memory("an operation", sizeof *kept);
     *kept = r;
@@ -196,36 +211,41 @@ static dw_status take_real(dw__emu_translator *t, real_op *r) {
     r->keep_nan = dw__emu_take(t, "NaN");
     r->saturate = dw__emu_take(t, "sat");
     r->relu = dw__emu_take(t, "relu");
-    if (dw__emu_take_type(t, &r->type) && (dw__emu_type_float(r->type) || r->type == DW__T_F16X2 || r->type == DW__T_BF16X2 ||
-                                       r->type == DW__T_F32X2)) {
-        bool half = dw__emu_type_bytes(r->type) == 2 || r->type == DW__T_F16X2 || r->type == DW__T_BF16X2;
+    if (dw__emu_take_type(t, &r->type) && (dw__emu_type_float(r->type) || r->type == DW__T_F16X2 ||
+                                           r->type == DW__T_BF16X2 || r->type == DW__T_F32X2)) {
+        bool half =
+            dw__emu_type_bytes(r->type) == 2 || r->type == DW__T_F16X2 || r->type == DW__T_BF16X2;
         if (!(half && r->rounding != FE_TONEAREST)) return DW_OK;
     }
     t->cursor = 0;
     return dw__emu_unsupported(t);
 }
 
-#define TRANSLATE(opcode, function, sources, plain)                                                                    \
-    static dw_status translate_##opcode(dw__emu_translator *t) {                                                           \
-        real_op r = {.count = sources, .narrow = function##_narrow, .wide = function##_wide};                          \
-        DW_RETURN_IF_FAILED(take_real(t, &r));                                                                         \
-        return emit_real(t, r, plain);                                                                                 \
+#define TRANSLATE(opcode, function, sources, plain)                                                \
+    static dw_status translate_##opcode(dw__emu_translator *t) {                                   \
+        real_op r = {.count = sources, .narrow = function##_narrow, .wide = function##_wide};      \
+        DW_RETURN_IF_FAILED(take_real(t, &r));                                                     \
+        return emit_real(t, r, plain);                                                             \
     }
 TRANSLATE(add, add, 2, plain_add)
 TRANSLATE(sub, sub, 2, plain_sub)
 TRANSLATE(mul, mul, 2, plain_mul)
 TRANSLATE(fma, fma, 3, plain_fma)
 
-static dw_status translate_extreme(dw__emu_translator *t, real_op r, float (*of_three)(const real_op *, float, float, float)) {
+static dw_status translate_extreme(dw__emu_translator *t, real_op r,
+                                   float (*of_three)(const real_op *, float, float, float)) {
     DW_RETURN_IF_FAILED(take_real(t, &r));
     if (t->in->operand_count == 4 && r.type == DW__T_F32) r.count = 3, r.narrow = of_three;
     return emit_real(t, r, NULL);
 }
 static dw_status translate_min(dw__emu_translator *t) {
-    return translate_extreme(t, (real_op){.count = 2, .narrow = least_narrow, .wide = least_wide}, least_of_three);
+    return translate_extreme(t, (real_op){.count = 2, .narrow = least_narrow, .wide = least_wide},
+                             least_of_three);
 }
 static dw_status translate_max(dw__emu_translator *t) {
-    return translate_extreme(t, (real_op){.count = 2, .narrow = greatest_narrow, .wide = greatest_wide}, greatest_of_three);
+    return translate_extreme(
+        t, (real_op){.count = 2, .narrow = greatest_narrow, .wide = greatest_wide},
+        greatest_of_three);
 }
 
 /* Division and functions of one number: exact ones name their rounding, others say approx or full. */
@@ -234,9 +254,10 @@ static dw_status translate_function(dw__emu_translator *t, real_op r) {
     DW_RETURN_IF_FAILED(take_real(t, &r));
     return emit_real(t, r, NULL);
 }
-#define TRANSLATE_FUNCTION(name, sources)                                                                              \
-    static dw_status translate_##name(dw__emu_translator *t) {                                                             \
-        return translate_function(t, (real_op){.count = sources, .narrow = name##_narrow, .wide = name##_wide});       \
+#define TRANSLATE_FUNCTION(name, sources)                                                          \
+    static dw_status translate_##name(dw__emu_translator *t) {                                     \
+        return translate_function(                                                                 \
+            t, (real_op){.count = sources, .narrow = name##_narrow, .wide = name##_wide});         \
     }
 TRANSLATE_FUNCTION(div, 2)
 TRANSLATE_FUNCTION(sqrt, 1)
@@ -268,14 +289,17 @@ static dw_status translate_sign(dw__emu_translator *t, const dw__emu_run runs[5]
     DW_RETURN_IF_FAILED(take_real(t, &r));
     bool pair = r.type == DW__T_F16X2 || r.type == DW__T_BF16X2;
     int which = r.type == DW__T_F32 ? (r.flush ? 4 : 2) : r.type == DW__T_F64 ? 3 : pair ? 1 : 0;
-    return r.type == DW__T_F32X2 ? dw__emu_unsupported(t) : dw__emu_emit_same(t, r.type, 1, runs[which]);
+    return r.type == DW__T_F32X2 ? dw__emu_unsupported(t)
+                                 : dw__emu_emit_same(t, r.type, 1, runs[which]);
 }
 static dw_status translate_neg(dw__emu_translator *t) {
-    static const dw__emu_run runs[] = {negate_16, negate_16x2, negate_32, negate_64, negate_flushed};
+    static const dw__emu_run runs[] = {negate_16, negate_16x2, negate_32, negate_64,
+                                       negate_flushed};
     return translate_sign(t, runs);
 }
 static dw_status translate_abs(dw__emu_translator *t) {
-    static const dw__emu_run runs[] = {magnitude_16, magnitude_16x2, magnitude_32, magnitude_64, magnitude_flushed};
+    static const dw__emu_run runs[] = {magnitude_16, magnitude_16x2, magnitude_32, magnitude_64,
+                                       magnitude_flushed};
     return translate_sign(t, runs);
 }
 static dw_status translate_copysign(dw__emu_translator *t) {
@@ -288,7 +312,8 @@ static dw__emu_next test_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     uint32_t r = 0, *d = DW__REGISTER(w, uint32_t, op->d);
     for (int i = 0; i < DW__LANES; i++) {
         const bool wide = op->immediate >= 8;
-        const double x = wide ? DW__REGISTER(w, double, op->a)[i] : (double)DW__REGISTER(w, float, op->a)[i];
+        const double x =
+            wide ? DW__REGISTER(w, double, op->a)[i] : (double)DW__REGISTER(w, float, op->a)[i];
         const int kind = wide ? fpclassify(x) : fpclassify(DW__REGISTER(w, float, op->a)[i]);
         bool is = false;
         switch (op->immediate & 7) {
@@ -305,11 +330,13 @@ static dw__emu_next test_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     return DW__NEXT;
 }
 static dw_status translate_testp(dw__emu_translator *t) {
-    static const char *const kinds[] = {"finite", "infinite", "number", "notanumber", "normal", "subnormal", NULL};
+    static const char *const kinds[] = {"finite", "infinite",  "number", "notanumber",
+                                        "normal", "subnormal", NULL};
     int kind = dw__emu_take_one_of(t, kinds);
     dw__emu_type type;
     uint32_t a, d;
-    if (kind < 0 || !dw__emu_take_type(t, &type) || (type != DW__T_F32 && type != DW__T_F64) || t->in->operand_count != 2)
+    if (kind < 0 || !dw__emu_take_type(t, &type) || (type != DW__T_F32 && type != DW__T_F64) ||
+        t->in->operand_count != 2)
         return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], type, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_PRED, &d));
@@ -320,10 +347,11 @@ static dw_status translate_testp(dw__emu_translator *t) {
 }
 
 const dw__emu_opcode dw__emu_opcodes_float[] = {
-    {"add", translate_add},           {"sub", translate_sub},     {"mul", translate_mul},   {"fma", translate_fma},
-    {"mad", translate_fma},           {"div", translate_div},     {"min", translate_min},   {"max", translate_max},
-    {"neg", translate_neg},           {"abs", translate_abs},     {"sqrt", translate_sqrt}, {"rcp", translate_rcp},
-    {"rsqrt", translate_rsqrt},       {"ex2", translate_ex2},     {"lg2", translate_lg2},   {"sin", translate_sin},
-    {"cos", translate_cos},           {"tanh", translate_tanh},   {"copysign", translate_copysign},
-    {"testp", translate_testp},       {NULL, NULL},
+    {"add", translate_add},           {"sub", translate_sub},     {"mul", translate_mul},
+    {"fma", translate_fma},           {"mad", translate_fma},     {"div", translate_div},
+    {"min", translate_min},           {"max", translate_max},     {"neg", translate_neg},
+    {"abs", translate_abs},           {"sqrt", translate_sqrt},   {"rcp", translate_rcp},
+    {"rsqrt", translate_rsqrt},       {"ex2", translate_ex2},     {"lg2", translate_lg2},
+    {"sin", translate_sin},           {"cos", translate_cos},     {"tanh", translate_tanh},
+    {"copysign", translate_copysign}, {"testp", translate_testp}, {NULL, NULL},
 };

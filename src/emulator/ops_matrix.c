@@ -1,4 +1,5 @@
-/* Fragments of matrices between shared memory and registers: ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5.15 to 9.7.14.5.17. */
+/* Fragments of matrices between shared memory and registers: ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5.15
+ * to 9.7.14.5.17. */
 #include "emulator/lanes.h"
 #include <string.h>
 
@@ -17,7 +18,9 @@ static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         uint16_t rows[8][8];
         for (int row = 0; row < 8; row++) {
             const int lane = 8 * matrix + row;
-            const void *from = dw__emu_reach(w, DW__PTX_SHARED, lane, dw__emu_lane_address(w, &k->address, lane), 16, 16, DW__READ);
+            const void *from =
+                dw__emu_reach(w, DW__PTX_SHARED, lane, dw__emu_lane_address(w, &k->address, lane),
+                              16, 16, DW__READ);
             if (!from) return DW__FAULT;
             memcpy(rows[row], from, 16);
         }
@@ -44,7 +47,8 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
                 const uint32_t word = a[r * 4 + c / 2];
                 values[column] = (uint16_t)(c & 1 ? word >> 16 : word);
             }
-            void *to = dw__emu_reach(w, DW__PTX_SHARED, lane, dw__emu_lane_address(w, &k->address, lane), 16, 16, DW__WRITE);
+            void *to = dw__emu_reach(w, DW__PTX_SHARED, lane,
+                                     dw__emu_lane_address(w, &k->address, lane), 16, 16, DW__WRITE);
             if (!to) return DW__FAULT;
             memcpy(to, values, 16);
         }
@@ -57,15 +61,18 @@ static dw_status translate_fragment(dw__emu_translator *t, bool load) {
     static const char *const counts[] = {"x1", "x2", "x4", NULL};
     fragment *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
-    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "m8n8")) return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "m8n8"))
+        return dw__emu_unsupported(t);
     int count = dw__emu_take_one_of(t, counts);
     k->count = 1 << count;
     k->transposed = dw__emu_take(t, "trans");
-    if (count < 0 || !(dw__emu_take(t, "shared") || dw__emu_take(t, "shared::cta")) || !dw__emu_take(t, "b16") ||
-        t->in->operand_count != 2)
+    if (count < 0 || !(dw__emu_take(t, "shared") || dw__emu_take(t, "shared::cta")) ||
+        !dw__emu_take(t, "b16") || t->in->operand_count != 2)
         return dw__emu_unsupported(t);
-    const dw__ptx_operand *list = &t->in->operands[load ? 0 : 1], *items = list->kind == DW__PTX_VECTOR ? list->items : list;
-    if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != k->count) return dw__emu_malformed(t, "another number of registers");
+    const dw__ptx_operand *list = &t->in->operands[load ? 0 : 1],
+                          *items = list->kind == DW__PTX_VECTOR ? list->items : list;
+    if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != k->count)
+        return dw__emu_malformed(t, "another number of registers");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[load ? 1 : 0], &k->address));
     for (int i = 0; i < k->count; i++)
         DW_RETURN_IF_FAILED(load ? dw__emu_take_result(t, &items[i], DW__T_B32, &k->places[i])
@@ -94,13 +101,15 @@ static dw__emu_next move_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     return DW__NEXT;
 }
 static dw_status translate_movmatrix(dw__emu_translator *t) {
-    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "m8n8") || !dw__emu_take(t, "trans") ||
-        !dw__emu_take(t, "b16"))
+    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !dw__emu_take(t, "m8n8") ||
+        !dw__emu_take(t, "trans") || !dw__emu_take(t, "b16"))
         return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_emit_same(t, DW__T_B32, 1, move_run));
     t->op->aligned = true;
     return DW_OK;
 }
 
-const dw__emu_opcode dw__emu_opcodes_matrix[] = {
-    {"ldmatrix", translate_ldmatrix}, {"stmatrix", translate_stmatrix}, {"movmatrix", translate_movmatrix}, {NULL, NULL}};
+const dw__emu_opcode dw__emu_opcodes_matrix[] = {{"ldmatrix", translate_ldmatrix},
+                                                 {"stmatrix", translate_stmatrix},
+                                                 {"movmatrix", translate_movmatrix},
+                                                 {NULL, NULL}};

@@ -19,19 +19,52 @@ typedef struct access {
 
 /* What orders, places in caches or hints: the emulator's memory is one, and in order. */
 static bool take_qualifier(dw__emu_translator *t) {
-    static const char *const plain[] = {
-        "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg",
-        "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
-        "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "L2::evict_first", "L2::evict_last",
-        "L2::evict_normal", "noftz", "sc", "L1", "L2", NULL};
+    static const char *const plain[] = {"weak",
+                                        "relaxed",
+                                        "acquire",
+                                        "release",
+                                        "acq_rel",
+                                        "volatile",
+                                        "mmio",
+                                        "cta",
+                                        "cluster",
+                                        "gpu",
+                                        "sys",
+                                        "ca",
+                                        "cg",
+                                        "cs",
+                                        "lu",
+                                        "cv",
+                                        "wb",
+                                        "wt",
+                                        "nc",
+                                        "L1::evict_normal",
+                                        "L1::evict_unchanged",
+                                        "L1::evict_first",
+                                        "L1::evict_last",
+                                        "L1::no_allocate",
+                                        "L2::cache_hint",
+                                        "L2::64B",
+                                        "L2::128B",
+                                        "L2::256B",
+                                        "L2::evict_first",
+                                        "L2::evict_last",
+                                        "L2::evict_normal",
+                                        "noftz",
+                                        "sc",
+                                        "L1",
+                                        "L2",
+                                        NULL};
     return dw__emu_take_one_of(t, plain) >= 0;
 }
 
 static bool take_space(dw__emu_translator *t, dw__ptx_space *space) {
-    static const char *const names[] = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param",
-                                        "param::entry", "param::func", NULL};
-    static const dw__ptx_space spaces[] = {DW__PTX_GLOBAL, DW__PTX_SHARED, DW__PTX_SHARED, DW__PTX_SHARED, DW__PTX_LOCAL,
-                                           DW__PTX_CONST, DW__PTX_PARAM, DW__PTX_PARAM, DW__PTX_PARAM};
+    static const char *const names[] = {"global",      "shared", "shared::cta", "shared::cluster",
+                                        "local",       "const",  "param",       "param::entry",
+                                        "param::func", NULL};
+    static const dw__ptx_space spaces[] = {DW__PTX_GLOBAL, DW__PTX_SHARED, DW__PTX_SHARED,
+                                           DW__PTX_SHARED, DW__PTX_LOCAL,  DW__PTX_CONST,
+                                           DW__PTX_PARAM,  DW__PTX_PARAM,  DW__PTX_PARAM};
     int index = dw__emu_take_one_of(t, names);
     if (index >= 0) *space = spaces[index];
     return index >= 0;
@@ -61,14 +94,17 @@ static dw_status take_address(dw__emu_translator *t, const dw__ptx_operand *oper
     return DW_OK;
 }
 
-static dw_status take_values(dw__emu_translator *t, const dw__ptx_operand *operand, access *k, bool results) {
-    static const dw__emu_type by_bytes[] = {[1] = DW__T_B8, [2] = DW__T_B16, [4] = DW__T_B32, [8] = DW__T_B64, [16] = DW__T_B128};
+static dw_status take_values(dw__emu_translator *t, const dw__ptx_operand *operand, access *k,
+                             bool results) {
+    static const dw__emu_type by_bytes[] = {
+        [1] = DW__T_B8, [2] = DW__T_B16, [4] = DW__T_B32, [8] = DW__T_B64, [16] = DW__T_B128};
     const dw__ptx_operand *items = operand->kind == DW__PTX_VECTOR ? operand->items : operand;
     const int given = operand->kind == DW__PTX_VECTOR ? operand->count : 1;
     if (given != k->count) return dw__emu_malformed(t, "a vector of another length");
     for (int i = 0; i < k->count; i++) {
         int has = dw__emu_operand_bytes(t, &items[i]);
-        if (has == 0 || (has > 0 && has < k->bytes)) return dw__emu_malformed(t, "a register that is narrower than what is moved");
+        if (has == 0 || (has > 0 && has < k->bytes))
+            return dw__emu_malformed(t, "a register that is narrower than what is moved");
         k->register_bytes[i] = has > 0 ? has : k->bytes;
         k->place_bytes[i] = dw__emu_place_bytes(k->register_bytes[i]);
         dw__emu_type type = has > 0 ? by_bytes[has] : k->type;
@@ -105,14 +141,16 @@ static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     DW__EACH_LANE(lane, mask) {
         const unsigned char *from =
-            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__READ);
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
+                          total, total, DW__READ);
         if (!from) return DW__FAULT;
         for (int i = 0; i < k->count; i++) {
             _Alignas(16) unsigned char value[16] = {0};
             read_element(value, from + i * k->bytes, k->bytes);
             if (k->extend && value[k->bytes - 1] & 0x80)
                 memset(value + k->bytes, 0xFF, (size_t)(k->register_bytes[i] - k->bytes));
-            memcpy(w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i], value, (size_t)k->place_bytes[i]);
+            memcpy(w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i], value,
+                   (size_t)k->place_bytes[i]);
         }
     }
     return DW__NEXT;
@@ -123,10 +161,13 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     DW__EACH_LANE(lane, mask) {
         unsigned char *to =
-            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__WRITE);
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
+                          total, total, DW__WRITE);
         if (!to) return DW__FAULT;
         for (int i = 0; i < k->count; i++)
-            write_element(to + i * k->bytes, w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i], k->bytes);
+            write_element(to + i * k->bytes,
+                          w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i],
+                          k->bytes);
     }
     w->cta->cluster->progress++;
     return DW__NEXT;
@@ -144,7 +185,8 @@ static dw_status translate_access(dw__emu_translator *t, bool load) {
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, load ? 1 : 0, &address));
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, load ? 0 : 1, &value));
     DW_RETURN_IF_FAILED(take_address(t, address, k));
-    if (!load && k->space == DW__PTX_PARAM) return dw__emu_malformed(t, "a store to the kernel's parameters");
+    if (!load && k->space == DW__PTX_PARAM)
+        return dw__emu_malformed(t, "a store to the kernel's parameters");
     DW_RETURN_IF_FAILED(take_values(t, value, k, load));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, load ? load_run : store_run));
     t->op->detail = k;
@@ -156,7 +198,8 @@ static dw_status translate_st(dw__emu_translator *t) { return translate_access(t
 /* ---- atomic operations --------------------------------------------------------------------- */
 
 enum { ADD, MIN, MAX, AND, OR, XOR, EXCHANGE, INCREMENT, DECREMENT, COMPARE };
-static const char *const kinds[] = {"add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas", NULL};
+static const char *const kinds[] = {"add",  "min", "max", "and", "or", "xor",
+                                    "exch", "inc", "dec", "cas", NULL};
 
 static float real_sum(int kind, float x, float y) {
     if (kind == ADD) return x + y;
@@ -165,7 +208,8 @@ static float real_sum(int kind, float x, float y) {
     return kind == MIN ? fminf(x, y) : fmaxf(x, y);
 }
 static uint16_t half_sum(int kind, uint16_t x, uint16_t y, bool brain) {
-    float r = brain ? real_sum(kind, dw__bf16_to_f32(x), dw__bf16_to_f32(y)) : real_sum(kind, dw__f16_to_f32(x), dw__f16_to_f32(y));
+    float r = brain ? real_sum(kind, dw__bf16_to_f32(x), dw__bf16_to_f32(y))
+                    : real_sum(kind, dw__f16_to_f32(x), dw__f16_to_f32(y));
     if (isnan(r)) return 0x7FFF;
     return brain ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
 }
@@ -215,13 +259,13 @@ static uint64_t atomic_result(const access *k, uint64_t x, uint64_t y, uint64_t 
 }
 
 /* One element, as the host's compare-and-swap. */
-#define SWAP(T)                                                                                                        \
-    do {                                                                                                               \
-        T before = __atomic_load_n((T *)at, __ATOMIC_ACQUIRE);                                                         \
-        while (!__atomic_compare_exchange_n((T *)at, &before, (T)atomic_result(k, before, y, z), false,                \
-                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {                                     \
-        }                                                                                                              \
-        return before;                                                                                                 \
+#define SWAP(T)                                                                                    \
+    do {                                                                                           \
+        T before = __atomic_load_n((T *)at, __ATOMIC_ACQUIRE);                                     \
+        while (!__atomic_compare_exchange_n((T *)at, &before, (T)atomic_result(k, before, y, z),   \
+                                            false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {          \
+        }                                                                                          \
+        return before;                                                                             \
     } while (0)
 static uint64_t atomically(const access *k, void *at, uint64_t y, uint64_t z) {
     switch (k->bytes) {
@@ -239,7 +283,8 @@ typedef struct atomic {
 } atomic;
 
 static uint64_t lane_value(const dw__emu_warp *w, uint32_t place, int place_bytes, uint32_t lane) {
-    return place_bytes == 8 ? DW__REGISTER(w, uint64_t, place)[lane] : DW__REGISTER(w, uint32_t, place)[lane];
+    return place_bytes == 8 ? DW__REGISTER(w, uint64_t, place)[lane]
+                            : DW__REGISTER(w, uint32_t, place)[lane];
 }
 
 static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
@@ -249,11 +294,13 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const uint64_t low = k->bytes == 8 ? UINT64_MAX : ((uint64_t)1 << 8 * k->bytes) - 1;
     DW__EACH_LANE(lane, mask) {
         unsigned char *at =
-            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane), total, total, DW__ATOMIC);
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
+                          total, total, DW__ATOMIC);
         if (!at) return DW__FAULT;
         for (int i = 0; i < k->count; i++) {
             uint64_t y = lane_value(w, k->places[i], k->place_bytes[i], lane) & low;
-            uint64_t z = k->kind == COMPARE ? lane_value(w, m->third, k->place_bytes[0], lane) & low : 0;
+            uint64_t z =
+                k->kind == COMPARE ? lane_value(w, m->third, k->place_bytes[0], lane) & low : 0;
             uint64_t before = atomically(k, at + i * k->bytes, y, z);
             if (!m->returns) continue;
             if (k->bytes == 8)
@@ -286,7 +333,8 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first, &address));
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 1, &value));
     DW_RETURN_IF_FAILED(take_address(t, address, k));
-    if (k->space == DW__PTX_PARAM || k->space == DW__PTX_LOCAL) return dw__emu_malformed(t, "an atomic operation in this space");
+    if (k->space == DW__PTX_PARAM || k->space == DW__PTX_LOCAL)
+        return dw__emu_malformed(t, "an atomic operation in this space");
     DW_RETURN_IF_FAILED(take_values(t, value, k, false));
     if (k->kind == COMPARE) {
         DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 2, &third));
@@ -298,7 +346,8 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
         const dw__ptx_operand *items = result->kind == DW__PTX_VECTOR ? result->items : result;
         if ((result->kind == DW__PTX_VECTOR ? result->count : 1) != k->count)
             return dw__emu_malformed(t, "a vector of another length");
-        for (int i = 0; i < k->count; i++) DW_RETURN_IF_FAILED(dw__emu_take_result(t, &items[i], k->type, &m->results[i]));
+        for (int i = 0; i < k->count; i++)
+            DW_RETURN_IF_FAILED(dw__emu_take_result(t, &items[i], k->type, &m->results[i]));
     }
     DW_RETURN_IF_FAILED(dw__emu_emit(t, atomic_run));
     t->op->detail = m;
@@ -328,8 +377,15 @@ static dw_status translate_createpolicy(dw__emu_translator *t) {
 }
 
 const dw__emu_opcode dw__emu_opcodes_memory[] = {
-    {"ld", translate_ld},           {"ldu", translate_ld},           {"st", translate_st},
-    {"atom", translate_atom},       {"red", translate_red},          {"prefetch", translate_nothing},
-    {"prefetchu", translate_nothing}, {"discard", translate_nothing}, {"applypriority", translate_nothing},
-    {"createpolicy", translate_createpolicy}, {NULL, NULL},
+    {"ld", translate_ld},
+    {"ldu", translate_ld},
+    {"st", translate_st},
+    {"atom", translate_atom},
+    {"red", translate_red},
+    {"prefetch", translate_nothing},
+    {"prefetchu", translate_nothing},
+    {"discard", translate_nothing},
+    {"applypriority", translate_nothing},
+    {"createpolicy", translate_createpolicy},
+    {NULL, NULL},
 };

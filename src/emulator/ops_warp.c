@@ -1,5 +1,5 @@
-/* Between the lanes of a warp: PTX ISA 9.7.9.6 (shfl), 9.7.13.2 (bar.warp), 9.7.13.8 to 9.7.13.13 (vote, match, redux,
- * elect, activemask).
+/* Between the lanes of a warp: PTX ISA 9.7.9.6 (shfl), 9.7.13.2 (bar.warp), 9.7.13.8 to 9.7.13.13 (vote, match,
+ * redux, elect, activemask).
  */
 #include "emulator/lanes.h"
 #include <math.h>
@@ -10,7 +10,8 @@ static dw__emu_next gathered(dw__emu_warp *w, uint32_t mask, uint32_t members) {
     uint32_t strangers = mask & ~members;
     if (strangers) {
         dw__emu_found(w, __builtin_ctz(strangers), DW__FOUND_DIVERGENCE,
-                      "is not in the member mask 0x%08x of the operation that it executes", members);
+                      "is not in the member mask 0x%08x of the operation that it executes",
+                      members);
         return DW__FAULT;
     }
     return (members & w->live & ~mask) ? DW__APART : DW__NEXT;
@@ -18,10 +19,10 @@ static dw__emu_next gathered(dw__emu_warp *w, uint32_t mask, uint32_t members) {
 static dw__emu_next gathered_by(dw__emu_warp *w, uint32_t mask, uint32_t place) {
     return gathered(w, mask, DW__REGISTER(w, uint32_t, place)[__builtin_ctz(mask)]);
 }
-#define GATHER(w, mask, place)                                                                                         \
-    do {                                                                                                               \
-        dw__emu_next gathered_ = gathered_by(w, mask, place);                                                          \
-        if (gathered_ != DW__NEXT) return gathered_;                                                                   \
+#define GATHER(w, mask, place)                                                                     \
+    do {                                                                                           \
+        dw__emu_next gathered_ = gathered_by(w, mask, place);                                      \
+        if (gathered_ != DW__NEXT) return gathered_;                                               \
     } while (0)
 
 /* ---- shfl ---------------------------------------------------------------------------------- */
@@ -69,11 +70,13 @@ static dw_status translate_shfl(dw__emu_translator *t) {
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     if (!dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
     int mode = dw__emu_take_one_of(t, modes);
-    if (mode < 0 || !dw__emu_take(t, "b32") || t->in->operand_count != 5) return dw__emu_unsupported(t);
+    if (mode < 0 || !dw__emu_take(t, "b32") || t->in->operand_count != 5)
+        return dw__emu_unsupported(t);
     dw__ptx_operand first = t->in->operands[0];
     k->mode = (__typeof__(k->mode))mode;
     k->has_valid = first.also != NULL;
-    if (k->has_valid) DW_RETURN_IF_FAILED(dw__emu_take_result(t, first.also, DW__T_PRED, &k->valid));
+    if (k->has_valid)
+        DW_RETURN_IF_FAILED(dw__emu_take_result(t, first.also, DW__T_PRED, &k->valid));
     first.also = NULL;
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &first, DW__T_B32, &d));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B32, &a));
@@ -98,7 +101,9 @@ static dw__emu_next vote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         DW__EACH_LANE(lane, mask) d[lane] = p;
         return DW__NEXT;
     }
-    bool yes = op->immediate == ALL ? p == mask : op->immediate == ANY ? p != 0 : p == mask || p == 0;
+    bool yes = op->immediate == ALL   ? p == mask
+               : op->immediate == ANY ? p != 0
+                                      : p == mask || p == 0;
     *d = (*d & ~mask) | (yes ? mask : 0);
     return DW__NEXT;
 }
@@ -107,10 +112,12 @@ static dw_status translate_vote(dw__emu_translator *t) {
     uint32_t a, b, d;
     if (!dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
     int kind = dw__emu_take_one_of(t, kinds);
-    if (kind < 0 || !dw__emu_take(t, kind == BALLOT ? "b32" : "pred") || t->in->operand_count != 3) return dw__emu_unsupported(t);
+    if (kind < 0 || !dw__emu_take(t, kind == BALLOT ? "b32" : "pred") || t->in->operand_count != 3)
+        return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_PRED, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], DW__T_B32, &b));
-    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], kind == BALLOT ? DW__T_B32 : DW__T_PRED, &d));
+    DW_RETURN_IF_FAILED(
+        dw__emu_take_result(t, &t->in->operands[0], kind == BALLOT ? DW__T_B32 : DW__T_PRED, &d));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, vote_run));
     t->op->a = a, t->op->b = b, t->op->d = d;
     t->op->immediate = kind;
@@ -122,9 +129,11 @@ static dw__emu_next match_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     const bool wide = op->immediate & 1;
     const uint32_t *other = op->detail; /* the predicate of match.all */
     uint64_t values[DW__LANES];
-    uint32_t *d = DW__REGISTER(w, uint32_t, op->d), *p = other ? DW__REGISTER(w, uint32_t, *other) : NULL;
+    uint32_t *d = DW__REGISTER(w, uint32_t, op->d),
+             *p = other ? DW__REGISTER(w, uint32_t, *other) : NULL;
     DW__EACH_LANE(lane, mask)
-    values[lane] = wide ? DW__REGISTER(w, uint64_t, op->a)[lane] : DW__REGISTER(w, uint32_t, op->a)[lane];
+    values[lane] =
+        wide ? DW__REGISTER(w, uint64_t, op->a)[lane] : DW__REGISTER(w, uint32_t, op->a)[lane];
     DW__EACH_LANE(lane, mask) {
         uint32_t same = 0;
         DW__EACH_LANE(k, mask) same |= (uint32_t)(values[k] == values[lane]) << k;
@@ -137,7 +146,8 @@ static dw_status translate_match(dw__emu_translator *t) {
     bool any = dw__emu_take(t, "any"), all = !any && dw__emu_take(t, "all");
     uint32_t a, b, d, *other = NULL;
     dw__emu_type type;
-    if (!(any || all) || !dw__emu_take(t, "sync") || !dw__emu_take_type(t, &type) || t->in->operand_count != 3)
+    if (!(any || all) || !dw__emu_take(t, "sync") || !dw__emu_take_type(t, &type) ||
+        t->in->operand_count != 3)
         return dw__emu_unsupported(t);
     dw__ptx_operand first = t->in->operands[0];
     if (first.also) {
@@ -162,7 +172,8 @@ enum { SUM, LEAST, GREATEST, BITS_AND, BITS_OR, BITS_XOR };
 static dw__emu_next redux_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     GATHER(w, mask, op->b);
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
-    const bool is_signed = op->immediate & 8, is_real = op->immediate & 16, magnitude = op->immediate & 32;
+    const bool is_signed = op->immediate & 8, is_real = op->immediate & 16,
+               magnitude = op->immediate & 32;
     const bool keep_nan = op->immediate & 64;
     uint32_t r = a[__builtin_ctz(mask)];
     if (magnitude) r &= 0x7FFFFFFF;
@@ -172,7 +183,10 @@ static dw__emu_next redux_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
             float p, q;
             memcpy(&p, &r, 4), memcpy(&q, &x, 4);
             bool nan = isnan(p) || isnan(q);
-            bool take_x = isnan(p) ? true : isnan(q) ? false : (op->immediate & 7) == LEAST ? q < p : q > p;
+            bool take_x = isnan(p)                       ? true
+                          : isnan(q)                     ? false
+                          : (op->immediate & 7) == LEAST ? q < p
+                                                         : q > p;
             r = nan && keep_nan ? 0x7FFFFFFF : take_x ? x : r;
             continue;
         }
@@ -196,14 +210,16 @@ static dw_status translate_redux(dw__emu_translator *t) {
     if (!dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
     int kind = dw__emu_take_one_of(t, kinds);
     bool magnitude = dw__emu_take(t, "abs"), keep_nan = dw__emu_take(t, "NaN");
-    if (kind < 0 || !dw__emu_take_type(t, &type) || dw__emu_type_bytes(type) != 4 || t->in->operand_count != 3)
+    if (kind < 0 || !dw__emu_take_type(t, &type) || dw__emu_type_bytes(type) != 4 ||
+        t->in->operand_count != 3)
         return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], type, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], DW__T_B32, &b));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], type, &d));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, redux_run));
     t->op->a = a, t->op->b = b, t->op->d = d;
-    t->op->immediate = kind + 8 * dw__emu_type_signed(type) + 16 * (type == DW__T_F32) + 32 * magnitude + 64 * keep_nan;
+    t->op->immediate = kind + 8 * dw__emu_type_signed(type) + 16 * (type == DW__T_F32) +
+                       32 * magnitude + 64 * keep_nan;
     return DW_OK;
 }
 
@@ -219,7 +235,8 @@ static dw__emu_next elect_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
 }
 static dw_status translate_elect(dw__emu_translator *t) {
     uint32_t b, c, d;
-    if (!dw__emu_take(t, "sync") || t->in->operand_count != 2 || !t->in->operands[0].also) return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "sync") || t->in->operand_count != 2 || !t->in->operands[0].also)
+        return dw__emu_unsupported(t);
     dw__ptx_operand first = t->in->operands[0];
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, first.also, DW__T_PRED, &c));
     first.also = NULL;
@@ -263,6 +280,8 @@ static dw_status translate_bar_warp(dw__emu_translator *t) {
 }
 
 const dw__emu_opcode dw__emu_opcodes_warp[] = {
-    {"shfl", translate_shfl},   {"vote", translate_vote},       {"match", translate_match}, {"redux", translate_redux},
-    {"elect", translate_elect}, {"activemask", translate_activemask}, {"bar", translate_bar_warp}, {NULL, NULL},
+    {"shfl", translate_shfl},    {"vote", translate_vote},
+    {"match", translate_match},  {"redux", translate_redux},
+    {"elect", translate_elect},  {"activemask", translate_activemask},
+    {"bar", translate_bar_warp}, {NULL, NULL},
 };

@@ -11,13 +11,13 @@ typedef struct dw__emu_warp dw__emu_warp;
 typedef struct dw__emu_op dw__emu_op;
 
 typedef enum dw__emu_next {
-    DW__NEXT,   /* the operation after this one */
-    DW__JUMPED, /* pc has been set */
+    DW__NEXT,     /* the operation after this one */
+    DW__JUMPED,   /* pc has been set */
     DW__GAVE_WAY, /* next operation, in another turn */
-    DW__AGAIN,  /* not done: once more, in another turn */
-    DW__APART,  /* wants lanes that are elsewhere: once more when they have come */
-    DW__ENDED,  /* no lane of the group is left */
-    DW__FAULT,  /* a finding has been reported: the grid ends */
+    DW__AGAIN,    /* not done: once more, in another turn */
+    DW__APART,    /* wants lanes that are elsewhere: once more when they have come */
+    DW__ENDED,    /* no lane of the group is left */
+    DW__FAULT,    /* a finding has been reported: the grid ends */
 } dw__emu_next;
 
 struct dw__emu_op {
@@ -26,10 +26,10 @@ struct dw__emu_op {
     uint32_t d, a, b, c; /* bytes into the register file */
     uint32_t guard;      /* the same, of a predicate; DW__PTX_NO_GUARD */
     bool guard_negated;
-    bool aligned;        /* every lane of the warp must be here */
-    bool reads_pending;  /* may read registers that asynchronous work fills: they are not checked */
+    bool aligned;       /* every lane of the warp must be here */
+    bool reads_pending; /* may read registers that asynchronous work fills: they are not checked */
     int64_t immediate;
-    const void *detail;  /* what else this operation needs; of the kernel's arena */
+    const void *detail; /* what else this operation needs; of the kernel's arena */
 };
 
 /* What a place holds when a warp begins. */
@@ -81,7 +81,8 @@ typedef struct dw__emu_kernel {
     const dw__ptx_function *function; /* lines, register names */
     const dw__ptx_module *module;
     const uint32_t *from; /* the instruction of the function that each operation comes from */
-    const uint32_t *first_read, *reads; /* of each instruction the places of registers that it reads: reads[first_read[i]] to
+    const uint32_t *first_read,
+        *reads; /* of each instruction the places of registers that it reads: reads[first_read[i]] to
                                          * first_read[i + 1]; predicates are not among them */
     dw__emu_preset *presets;
     uint32_t preset_count;
@@ -102,14 +103,15 @@ typedef struct dw__emu_program {
     struct dw__emu_symbol {
         const dw__ptx_variable *variable;
         void *address; /* of .global and .const variables */
-    } *symbols;
+    } * symbols;
     uint32_t symbol_count;
 } dw__emu_program;
 
-/* Places memory of global and constant variables by `allocate` and makes operations of every kernel. DW_UNSUPPORTED: "kernel
- * NAME, PTX line 12: ... is not supported: the line". */
+/* Places memory of global and constant variables by `allocate` and makes operations of every kernel.
+ * DW_UNSUPPORTED: "kernel NAME, PTX line 12: ... is not supported: the line". */
 typedef struct dw__emu_memory dw__emu_memory;
-dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory, dw__emu_program **program);
+dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory,
+                            dw__emu_program **program);
 /* The module goes with it. */
 void dw__emu_program_destroy(dw__emu_program *program, dw__emu_memory *memory);
 

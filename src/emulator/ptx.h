@@ -60,12 +60,12 @@ typedef enum dw__ptx_kind {
 typedef struct dw__ptx_operand dw__ptx_operand;
 struct dw__ptx_operand {
     dw__ptx_kind kind;
-    bool negated;              /* !%p */
-    uint32_t number;           /* of the register, or the instruction that a label stands before */
-    int64_t integer;           /* value; offset of an address */
-    uint64_t bits;             /* of a floating-point constant */
-    const char *name;          /* of a register, special register, symbol */
-    char component;            /* of a special register: x, y, z, w or 0 */
+    bool negated;     /* !%p */
+    uint32_t number;  /* of the register, or the instruction that a label stands before */
+    int64_t integer;  /* value; offset of an address */
+    uint64_t bits;    /* of a floating-point constant */
+    const char *name; /* of a register, special register, symbol */
+    char component;   /* of a special register: x, y, z, w or 0 */
     const dw__ptx_variable *variable;
     dw__ptx_operand *items;
     int count;
@@ -129,8 +129,8 @@ typedef struct dw__ptx_module {
     } files;
 } dw__ptx_module;
 
-/* `name` is for messages ("kernel.ptx"). DW_PARSE: "NAME, PTX line 12: what is wrong: the line". DW_UNSUPPORTED: a part of
- * the language that is not emulated. DW_OUT_OF_MEMORY. */
+/* `name` is for messages ("kernel.ptx"). DW_PARSE: "NAME, PTX line 12: what is wrong: the line".
+ * DW_UNSUPPORTED: a part of the language that is not emulated. DW_OUT_OF_MEMORY. */
 dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__ptx_module **module);
 void dw__ptx_destroy(dw__ptx_module *module);
 

@@ -20,14 +20,16 @@ static dw_status read_items(dw__ptx_parser *p, char close, dw__ptx_operand *list
         dw__ptx_operand item;
         DW_TRY(read_operand(p, &item));
         DW_TRY(DW_PUSH(&items, item));
-        if (items.count > MAX_OPERANDS) DW_TRY(dw__ptx_fail(&p->lex, "more than %d operands", MAX_OPERANDS));
+        if (items.count > MAX_OPERANDS)
+            DW_TRY(dw__ptx_fail(&p->lex, "more than %d operands", MAX_OPERANDS));
         if (!dw__ptx_is_mark(&p->lex, ',')) break;
         DW_TRY(dw__ptx_next(&p->lex));
     }
     DW_TRY(dw__ptx_expect(&p->lex, close));
     list->items = dw__ptx_copy(p->arena, items.items, items.count * sizeof *items.items);
     list->count = (int)items.count;
-    if (!list->items) DW_TRY(dw__fail_memory("operands of a PTX module", items.count * sizeof *items.items));
+    if (!list->items)
+        DW_TRY(dw__fail_memory("operands of a PTX module", items.count * sizeof *items.items));
     p->depth--;
 cleanup:
     dw__free(items.items);
@@ -169,8 +171,10 @@ static dw_status read_operand(dw__ptx_parser *p, dw__ptx_operand *operand) {
 /* ---- instructions -------------------------------------------------------------------------- */
 
 static dw_status note_pending(dw__ptx_parser *p, dw__ptx_operand *operand) {
-    if (operand->kind == DW__PTX_LABEL && operand->number == UINT32_MAX) return DW_PUSH(&p->pending, operand);
-    for (int i = 0; i < operand->count; i++) DW_RETURN_IF_FAILED(note_pending(p, &operand->items[i]));
+    if (operand->kind == DW__PTX_LABEL && operand->number == UINT32_MAX)
+        return DW_PUSH(&p->pending, operand);
+    for (int i = 0; i < operand->count; i++)
+        DW_RETURN_IF_FAILED(note_pending(p, &operand->items[i]));
     return DW_OK;
 }
 
@@ -178,7 +182,8 @@ static dw_status read_guard(dw__ptx_parser *p, dw__ptx_instruction *made) {
     dw__ptx_operand guard = {0};
     DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     DW_RETURN_IF_FAILED(read_operand(p, &guard));
-    if (guard.kind != DW__PTX_REGISTER || p->function->registers.items[guard.number].type.bytes != 0)
+    if (guard.kind != DW__PTX_REGISTER ||
+        p->function->registers.items[guard.number].type.bytes != 0)
         return dw__ptx_fail(&p->lex, "a guard that is no predicate");
     made->guard = guard.number;
     made->guard_negated = guard.negated;
@@ -192,7 +197,8 @@ static dw_status read_opcode(dw__ptx_parser *p, dw__ptx_instruction *made) {
     for (;;) {
         DW_RETURN_IF_FAILED(dw__ptx_modifier(&p->lex, &text, &length));
         if (length == 0) break;
-        if (made->modifier_count == MAX_MODIFIERS) return dw__ptx_fail(&p->lex, "more than %d modifiers", MAX_MODIFIERS);
+        if (made->modifier_count == MAX_MODIFIERS)
+            return dw__ptx_fail(&p->lex, "more than %d modifiers", MAX_MODIFIERS);
         char *copy = dw__arena_alloc(p->arena, length + 1);
         if (!copy) return dw__fail_memory("an opcode", length);
         memcpy(copy, text, length);
@@ -200,8 +206,10 @@ static dw_status read_opcode(dw__ptx_parser *p, dw__ptx_instruction *made) {
     }
     char *opcode = dw__arena_alloc(p->arena, opcode_length + 1);
     char *spelling = dw__arena_alloc(p->arena, (size_t)(p->lex.at - first) + 1);
-    made->modifiers = dw__ptx_copy(p->arena, modifiers, (size_t)made->modifier_count * sizeof *modifiers);
-    if (!opcode || !spelling || !made->modifiers) return dw__fail_memory("an opcode", opcode_length);
+    made->modifiers =
+        dw__ptx_copy(p->arena, modifiers, (size_t)made->modifier_count * sizeof *modifiers);
+    if (!opcode || !spelling || !made->modifiers)
+        return dw__fail_memory("an opcode", opcode_length);
     memcpy(opcode, first, opcode_length);
     memcpy(spelling, first, (size_t)(p->lex.at - first));
     made->opcode = opcode;
@@ -210,7 +218,9 @@ static dw_status read_opcode(dw__ptx_parser *p, dw__ptx_instruction *made) {
 }
 
 static dw_status read_instruction(dw__ptx_parser *p) {
-    dw__ptx_instruction made = {.guard = DW__PTX_NO_GUARD, .line = p->lex.token_line, .source_file = p->source_file,
+    dw__ptx_instruction made = {.guard = DW__PTX_NO_GUARD,
+                                .line = p->lex.token_line,
+                                .source_file = p->source_file,
                                 .source_line = p->source_line};
     dw__ptx_operand operands = {0};
     if (dw__ptx_is_mark(&p->lex, '@')) DW_RETURN_IF_FAILED(read_guard(p, &made));
@@ -219,7 +229,8 @@ static dw_status read_instruction(dw__ptx_parser *p) {
     DW_RETURN_IF_FAILED(read_items(p, ';', &operands));
     made.operands = operands.items;
     made.operand_count = operands.count;
-    for (int i = 0; i < made.operand_count; i++) DW_RETURN_IF_FAILED(note_pending(p, &made.operands[i]));
+    for (int i = 0; i < made.operand_count; i++)
+        DW_RETURN_IF_FAILED(note_pending(p, &made.operands[i]));
     return DW_PUSH(&p->function->code, made);
 }
 
@@ -241,13 +252,15 @@ static dw_status read_loc(dw__ptx_parser *p) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         do DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         while (p->lex.token == DW__PTX_WHOLE || dw__ptx_is_mark(&p->lex, '+') ||
-               (p->lex.token == DW__PTX_WORD && p->lex.text[0] == '$' && p->lex.at < p->lex.end && *p->lex.at != ':'));
+               (p->lex.token == DW__PTX_WORD && p->lex.text[0] == '$' && p->lex.at < p->lex.end &&
+                *p->lex.at != ':'));
     }
     return DW_OK;
 }
 
 static dw_status skip_statement(dw__ptx_parser *p) {
-    while (!dw__ptx_is_mark(&p->lex, ';') && p->lex.token != DW__PTX_END) DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
+    while (!dw__ptx_is_mark(&p->lex, ';') && p->lex.token != DW__PTX_END)
+        DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     return dw__ptx_expect(&p->lex, ';');
 }
 
@@ -257,8 +270,8 @@ static dw_status read_directive(dw__ptx_parser *p) {
     if (dw__ptx_is_word(&p->lex, "loc")) return read_loc(p);
     if (dw__ptx_is_word(&p->lex, "pragma")) return skip_statement(p);
     if (dw__ptx_space_named(&p->lex, &space)) return dw__ptx_declaration(p, space, false);
-    return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "directive \".%.*s\" is not supported",
-                           (int)p->lex.length, p->lex.text);
+    return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                           "directive \".%.*s\" is not supported", (int)p->lex.length, p->lex.text);
 }
 
 /* What was named before it stood: labels of this block; the rest is left to the block around. */
@@ -289,8 +302,10 @@ static dw_status read_statement(dw__ptx_parser *p) {
         uint32_t index;
         if (p->scope->names && dw__map_get(p->scope->names, name, &index))
             return dw__ptx_fail(&p->lex, "\"%s\" stands here twice", name);
-        DW_RETURN_IF_FAILED(dw__ptx_declare(
-            p, name, &(dw__ptx_symbol){.kind = DW__SYMBOL_LABEL, .number = (uint32_t)p->function->code.count}));
+        DW_RETURN_IF_FAILED(
+            dw__ptx_declare(p, name,
+                            &(dw__ptx_symbol){.kind = DW__SYMBOL_LABEL,
+                                              .number = (uint32_t)p->function->code.count}));
         return dw__ptx_next(&p->lex);
     }
     return read_instruction(p);
@@ -304,7 +319,8 @@ static dw_status read_block(dw__ptx_parser *p) {
     p->scope = &scope;
     DW_TRY(dw__ptx_expect(&p->lex, '{'));
     while (!dw__ptx_is_mark(&p->lex, '}')) {
-        if (p->lex.token == DW__PTX_END) DW_TRY(dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a block that does not end"));
+        if (p->lex.token == DW__PTX_END)
+            DW_TRY(dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a block that does not end"));
         DW_TRY(read_statement(p));
     }
     DW_TRY(dw__ptx_next(&p->lex));
@@ -320,9 +336,10 @@ dw_status dw__ptx_body(dw__ptx_parser *p) {
     p->pending.count = 0;
     DW_RETURN_IF_FAILED(read_block(p));
     if (p->pending.count > 0)
-        return dw__fail(DW_PARSE, "%s, function %s: nothing is called \"%s\"", p->lex.name, p->function->name,
-                        p->pending.items[0]->name);
+        return dw__fail(DW_PARSE, "%s, function %s: nothing is called \"%s\"", p->lex.name,
+                        p->function->name, p->pending.items[0]->name);
     /* Labels at the very end need something to stand before. */
-    dw__ptx_instruction ret = {.opcode = "ret", .spelling = "ret", .guard = DW__PTX_NO_GUARD, .line = p->lex.line};
+    dw__ptx_instruction ret = {
+        .opcode = "ret", .spelling = "ret", .guard = DW__PTX_NO_GUARD, .line = p->lex.line};
     return DW_PUSH(&p->function->code, ret);
 }

@@ -6,7 +6,8 @@
 
 #define EXCERPT_BYTES 100
 
-dw_status (dw__ptx_fail_at)(const dw__ptx_lexer *lex, dw_status status, int line, const char *format, ...) {
+dw_status(dw__ptx_fail_at)(const dw__ptx_lexer *lex, dw_status status, int line, const char *format,
+                           ...) {
     char what[256], excerpt[EXCERPT_BYTES + 4] = "";
     va_list arguments;
     va_start(arguments, format);
@@ -26,7 +27,9 @@ dw_status (dw__ptx_fail_at)(const dw__ptx_lexer *lex, dw_status status, int line
     return dw__fail(status, "%s, PTX line %d: %s: %s", lex->name, line, what, excerpt);
 }
 
-static bool is_name_start(char c) { return isalpha((unsigned char)c) || c == '_' || c == '$' || c == '%'; }
+static bool is_name_start(char c) {
+    return isalpha((unsigned char)c) || c == '_' || c == '$' || c == '%';
+}
 static bool is_name_part(char c) { return isalnum((unsigned char)c) || c == '_' || c == '$'; }
 
 static dw_status skip_blanks(dw__ptx_lexer *lex) {
@@ -54,14 +57,18 @@ static dw_status skip_blanks(dw__ptx_lexer *lex) {
 }
 
 /* Digits of `base` from `at`, as long as they last. */
-static dw_status read_digits(dw__ptx_lexer *lex, const char *at, unsigned base, uint64_t *value, const char **rest) {
+static dw_status read_digits(dw__ptx_lexer *lex, const char *at, unsigned base, uint64_t *value,
+                             const char **rest) {
     const char *first = at;
     *value = 0;
     for (; at < lex->end; at++) {
         int c = tolower((unsigned char)*at);
-        unsigned digit = c >= '0' && c <= '9' ? (unsigned)(c - '0') : c >= 'a' && c <= 'f' ? (unsigned)(c - 'a' + 10) : 99;
+        unsigned digit = c >= '0' && c <= '9'   ? (unsigned)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (unsigned)(c - 'a' + 10)
+                                                : 99;
         if (digit >= base) break;
-        if (*value > (UINT64_MAX - digit) / base) return dw__ptx_fail(lex, "a number that does not fit 64 bits");
+        if (*value > (UINT64_MAX - digit) / base)
+            return dw__ptx_fail(lex, "a number that does not fit 64 bits");
         *value = *value * base + digit;
     }
     if (at == first) return dw__ptx_fail(lex, "a number without digits");
@@ -72,8 +79,9 @@ static dw_status read_digits(dw__ptx_lexer *lex, const char *at, unsigned base, 
 static dw_status read_decimal_real(dw__ptx_lexer *lex, const char *first) {
     char copy[64];
     size_t length = 0;
-    while (first + length < lex->end && length < sizeof copy - 1 &&
-           (isdigit((unsigned char)first[length]) || (length > 0 && strchr(".eE+-", first[length])))) {
+    while (
+        first + length < lex->end && length < sizeof copy - 1 &&
+        (isdigit((unsigned char)first[length]) || (length > 0 && strchr(".eE+-", first[length])))) {
         copy[length] = first[length];
         length++;
     }
@@ -94,16 +102,19 @@ static dw_status read_number(dw__ptx_lexer *lex) {
     if (*first == '0' && (second == 'f' || second == 'd')) {
         DW_RETURN_IF_FAILED(read_digits(lex, first + 2, 16, &lex->bits, &rest));
         if (rest - first != (second == 'f' ? 10 : 18))
-            return dw__ptx_fail(lex, "0%c takes %d hexadecimal digits", second, second == 'f' ? 8 : 16);
+            return dw__ptx_fail(lex, "0%c takes %d hexadecimal digits", second,
+                                second == 'f' ? 8 : 16);
         lex->token = second == 'f' ? DW__PTX_REAL32 : DW__PTX_REAL64;
         lex->at = rest;
         return DW_OK;
     }
     if (*first == '0' && (second == 'x' || second == 'b'))
-        DW_RETURN_IF_FAILED(read_digits(lex, first + 2, second == 'x' ? 16 : 2, &lex->integer, &rest));
+        DW_RETURN_IF_FAILED(
+            read_digits(lex, first + 2, second == 'x' ? 16 : 2, &lex->integer, &rest));
     else
         DW_RETURN_IF_FAILED(read_digits(lex, first, 10, &lex->integer, &rest));
-    if (rest + 1 < lex->end && ((*rest == '.' && isdigit((unsigned char)rest[1])) || *rest == 'e' || *rest == 'E'))
+    if (rest + 1 < lex->end &&
+        ((*rest == '.' && isdigit((unsigned char)rest[1])) || *rest == 'e' || *rest == 'E'))
         return read_decimal_real(lex, first);
     if (*first == '0' && rest - first > 1 && isdigit((unsigned char)second)) /* octal, as in C */
         DW_RETURN_IF_FAILED(read_digits(lex, first, 8, &lex->integer, &rest));
@@ -132,7 +143,8 @@ dw_status dw__ptx_next(dw__ptx_lexer *lex) {
         lex->token = DW__PTX_STRING;
         lex->text = ++lex->at;
         while (lex->at < lex->end && *lex->at != '"' && *lex->at != '\n') lex->at++;
-        if (lex->at >= lex->end || *lex->at != '"') return dw__ptx_fail(lex, "a string that does not end");
+        if (lex->at >= lex->end || *lex->at != '"')
+            return dw__ptx_fail(lex, "a string that does not end");
         lex->length = (size_t)(lex->at++ - lex->text);
         return DW_OK;
     } else {
@@ -151,7 +163,8 @@ dw_status dw__ptx_modifier(dw__ptx_lexer *lex, const char **text, size_t *length
     while (lex->at < lex->end) {
         if (is_name_part(*lex->at))
             lex->at++;
-        else if (lex->at + 2 < lex->end && lex->at[0] == ':' && lex->at[1] == ':' && is_name_part(lex->at[2]))
+        else if (lex->at + 2 < lex->end && lex->at[0] == ':' && lex->at[1] == ':' &&
+                 is_name_part(lex->at[2]))
             lex->at += 2;
         else
             break;
@@ -162,7 +175,8 @@ dw_status dw__ptx_modifier(dw__ptx_lexer *lex, const char **text, size_t *length
 }
 
 bool dw__ptx_is_word(const dw__ptx_lexer *lex, const char *word) {
-    return lex->token == DW__PTX_WORD && lex->length == strlen(word) && memcmp(lex->text, word, lex->length) == 0;
+    return lex->token == DW__PTX_WORD && lex->length == strlen(word) &&
+           memcmp(lex->text, word, lex->length) == 0;
 }
 
 dw_status dw__ptx_expect(dw__ptx_lexer *lex, char mark) {
@@ -170,7 +184,8 @@ dw_status dw__ptx_expect(dw__ptx_lexer *lex, char mark) {
     return dw__ptx_next(lex);
 }
 
-dw_status dw__ptx_take_word(dw__ptx_lexer *lex, dw__arena *arena, const char *what, const char **word) {
+dw_status dw__ptx_take_word(dw__ptx_lexer *lex, dw__arena *arena, const char *what,
+                            const char **word) {
     if (lex->token != DW__PTX_WORD) return dw__ptx_fail(lex, "expected %s", what);
     char *copy = dw__arena_alloc(arena, lex->length + 1);
     if (!copy) return dw__fail_memory("a name of a PTX module", lex->length + 1);

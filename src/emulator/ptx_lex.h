@@ -6,12 +6,12 @@
 
 typedef enum dw__ptx_token {
     DW__PTX_END,
-    DW__PTX_WORD,    /* name, %name, $name */
-    DW__PTX_WHOLE,   /* an integer: `integer` */
-    DW__PTX_REAL32,  /* 0f...: `bits` */
-    DW__PTX_REAL64,  /* 0d..., 1.5: `bits` */
-    DW__PTX_STRING,  /* without its quotes */
-    DW__PTX_MARK,    /* one character: `mark` */
+    DW__PTX_WORD,   /* name, %name, $name */
+    DW__PTX_WHOLE,  /* an integer: `integer` */
+    DW__PTX_REAL32, /* 0f...: `bits` */
+    DW__PTX_REAL64, /* 0d..., 1.5: `bits` */
+    DW__PTX_STRING, /* without its quotes */
+    DW__PTX_MARK,   /* one character: `mark` */
 } dw__ptx_token;
 
 typedef struct dw__ptx_lexer {
@@ -26,12 +26,12 @@ typedef struct dw__ptx_lexer {
 } dw__ptx_lexer;
 
 dw_status dw__ptx_next(dw__ptx_lexer *lex);
-/* What follows the token that has just been read, if it begins with `mark` at once: .modifier of an opcode. Moves past
- * both; *text is the modifier, with the "::" parts that belong to it, *length 0 where there is none. */
+/* What follows the token that has just been read, if it begins with `mark` at once: .modifier of an opcode.
+ * Moves past both; *text is the modifier, with the "::" parts that belong to it, *length 0 where there is none. */
 dw_status dw__ptx_modifier(dw__ptx_lexer *lex, const char **text, size_t *length);
 /* DW_PARSE (or `status`) with the line that the token is on. */
-dw_status dw__ptx_fail_at(const dw__ptx_lexer *lex, dw_status status, int line, const char *format, ...)
-    DW_PRINTF(4, 5);
+dw_status dw__ptx_fail_at(const dw__ptx_lexer *lex, dw_status status, int line, const char *format,
+                          ...) DW_PRINTF(4, 5);
 #define dw__ptx_fail_at(...) dw__not_ok((dw__ptx_fail_at)(__VA_ARGS__))
 #define dw__ptx_fail(lex, ...) dw__ptx_fail_at(lex, DW_PARSE, (lex)->token_line, __VA_ARGS__)
 
@@ -42,6 +42,7 @@ bool dw__ptx_is_word(const dw__ptx_lexer *lex, const char *word);
 /* The mark must be here; moves past it. */
 dw_status dw__ptx_expect(dw__ptx_lexer *lex, char mark);
 /* A word, copied into the arena; moves past it. */
-dw_status dw__ptx_take_word(dw__ptx_lexer *lex, dw__arena *arena, const char *what, const char **word);
+dw_status dw__ptx_take_word(dw__ptx_lexer *lex, dw__arena *arena, const char *what,
+                            const char **word);
 
 #endif

@@ -15,13 +15,16 @@ void *dw__ptx_copy(dw__arena *arena, const void *items, size_t bytes) {
 /* ---- names --------------------------------------------------------------------------------- */
 
 dw_status dw__ptx_declare(dw__ptx_parser *p, const char *name, const dw__ptx_symbol *symbol) {
-    if (!p->scope->names && !(p->scope->names = dw__map_create())) return dw__fail_memory("names of a PTX module", 0);
+    if (!p->scope->names && !(p->scope->names = dw__map_create()))
+        return dw__fail_memory("names of a PTX module", 0);
     DW_RETURN_IF_FAILED(dw__map_set(p->scope->names, name, (uint32_t)p->symbols.count));
     return DW_PUSH(&p->symbols, *symbol);
 }
 
-static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const char *name, dw__ptx_type type) {
-    dw__ptx_symbol symbol = {DW__SYMBOL_REGISTER, type, (uint32_t)p->function->registers.count, NULL};
+static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const char *name,
+                              dw__ptx_type type) {
+    dw__ptx_symbol symbol = {DW__SYMBOL_REGISTER, type, (uint32_t)p->function->registers.count,
+                             NULL};
     dw__ptx_register made = {dw__arena_strdup(p->arena, name), type};
     if (!made.name) return dw__fail_memory("a name of a PTX module", strlen(name));
     DW_RETURN_IF_FAILED(DW_PUSH(&p->function->registers, made));
@@ -33,7 +36,8 @@ static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const cha
 }
 
 /* "%r12" of a range "%r" with more than 12 registers: the range's name is kept as "%r<". */
-static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const char *name, dw__ptx_type *type) {
+static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const char *name,
+                     dw__ptx_type *type) {
     char prefix[128];
     size_t length = strlen(name), digits = 0;
     while (digits < length && isdigit((unsigned char)name[length - 1 - digits])) digits++;
@@ -43,7 +47,8 @@ static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const 
     memcpy(prefix + length - digits, "<", 2);
     uint32_t index, number = 0;
     if (!dw__map_get(scope->names, prefix, &index)) return false;
-    for (size_t at = length - digits; at < length; at++) number = number * 10 + (uint32_t)(name[at] - '0');
+    for (size_t at = length - digits; at < length; at++)
+        number = number * 10 + (uint32_t)(name[at] - '0');
     *type = p->symbols.items[index].type;
     return number < p->symbols.items[index].number;
 }
@@ -66,9 +71,10 @@ const dw__ptx_symbol *dw__ptx_lookup(dw__ptx_parser *p, const char *name, dw_sta
 /* ---- declarations -------------------------------------------------------------------------- */
 
 static const dw__ptx_type types[] = {
-    {"pred", 0}, {"b8", 1},  {"u8", 1},   {"s8", 1},   {"b16", 2},   {"u16", 2},  {"s16", 2},    {"f16", 2},  {"bf16", 2},
-    {"b32", 4},  {"u32", 4}, {"s32", 4},  {"f32", 4},  {"f16x2", 4}, {"bf16x2", 4}, {"tf32", 4}, {"b64", 8}, {"u64", 8},
-    {"s64", 8},  {"f64", 8}, {"b128", 16}, {"f32x2", 8},
+    {"pred", 0}, {"b8", 1},    {"u8", 1},     {"s8", 1},    {"b16", 2}, {"u16", 2},
+    {"s16", 2},  {"f16", 2},   {"bf16", 2},   {"b32", 4},   {"u32", 4}, {"s32", 4},
+    {"f32", 4},  {"f16x2", 4}, {"bf16x2", 4}, {"tf32", 4},  {"b64", 8}, {"u64", 8},
+    {"s64", 8},  {"f64", 8},   {"b128", 16},  {"f32x2", 8},
 };
 
 bool dw__ptx_space_named(const dw__ptx_lexer *lex, dw__ptx_space *space) {
@@ -84,8 +90,8 @@ bool dw__ptx_space_named(const dw__ptx_lexer *lex, dw__ptx_space *space) {
 static dw_status read_whole(dw__ptx_parser *p, uint64_t most, const char *what, uint64_t *value) {
     if (p->lex.token != DW__PTX_WHOLE) return dw__ptx_fail(&p->lex, "expected %s", what);
     if (p->lex.integer > most)
-        return dw__ptx_fail(&p->lex, "%s is %llu: expected at most %llu", what, (unsigned long long)p->lex.integer,
-                            (unsigned long long)most);
+        return dw__ptx_fail(&p->lex, "%s is %llu: expected at most %llu", what,
+                            (unsigned long long)p->lex.integer, (unsigned long long)most);
     *value = p->lex.integer;
     return dw__ptx_next(&p->lex);
 }
@@ -109,8 +115,10 @@ static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
             uint64_t align;
             DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
             DW_RETURN_IF_FAILED(read_whole(p, 1 << 20, "an alignment", &align));
-            if (align == 0 || (align & (align - 1))) return dw__ptx_fail(&p->lex, "an alignment that is no power of two");
-            if (!d->type.name) d->align = (uint32_t)align; /* after the type: of what a .ptr points at */
+            if (align == 0 || (align & (align - 1)))
+                return dw__ptx_fail(&p->lex, "an alignment that is no power of two");
+            if (!d->type.name)
+                d->align = (uint32_t)align; /* after the type: of what a .ptr points at */
             continue;
         }
         if (dw__ptx_is_word(&p->lex, "attribute")) {
@@ -122,17 +130,20 @@ static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
         if (dw__ptx_is_word(&p->lex, "v4")) d->vector = 4, known = true;
         if (dw__ptx_is_word(&p->lex, "ptr") || dw__ptx_space_named(&p->lex, &space)) known = true;
         if (!known)
-            return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "\".%.*s\" of a variable is not supported",
-                                   (int)p->lex.length, p->lex.text);
+            return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                                   "\".%.*s\" of a variable is not supported", (int)p->lex.length,
+                                   p->lex.text);
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     }
     return d->type.name ? DW_OK : dw__ptx_fail(&p->lex, "a variable without a type");
 }
 
 static dw_status read_registers(dw__ptx_parser *p, const declarator *d) {
-    if (!p->function || p->function->declared_only) return dw__ptx_fail(&p->lex, "a register outside a function");
+    if (!p->function || p->function->declared_only)
+        return dw__ptx_fail(&p->lex, "a register outside a function");
     if (d->vector != 1)
-        return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "a register that is a vector is not supported");
+        return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                               "a register that is a vector is not supported");
     for (;;) {
         const char *name;
         DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "the name of a register", &name));
@@ -143,8 +154,8 @@ static dw_status read_registers(dw__ptx_parser *p, const declarator *d) {
             DW_RETURN_IF_FAILED(dw__ptx_expect(&p->lex, '>'));
             char *key = dw__arena_printf(p->arena, "%s<", name);
             if (!key) return dw__fail_memory("a name of a PTX module", strlen(name));
-            DW_RETURN_IF_FAILED(
-                dw__ptx_declare(p, key, &(dw__ptx_symbol){DW__SYMBOL_RANGE, d->type, (uint32_t)count, NULL}));
+            DW_RETURN_IF_FAILED(dw__ptx_declare(
+                p, key, &(dw__ptx_symbol){DW__SYMBOL_RANGE, d->type, (uint32_t)count, NULL}));
         } else {
             DW_RETURN_IF_FAILED(new_register(p, p->scope, name, d->type));
         }
@@ -163,13 +174,15 @@ static dw_status read_reference(dw__ptx_parser *p, const dw__ptx_type *type, ini
     dw__ptx_reference *reference = dw__arena_alloc(p->arena, sizeof *reference);
     if (!reference) return dw__fail_memory("an address in a PTX module", sizeof *reference);
     if (type->bytes != 8)
-        return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "an address of other than 8 bytes is not supported");
+        return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                               "an address of other than 8 bytes is not supported");
     reference->offset = value->bytes.length;
     bool generic = dw__ptx_is_word(&p->lex, "generic");
     DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "a value", &reference->name));
     if (generic && dw__ptx_is_mark(&p->lex, '(')) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
-        DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "the name of a variable", &reference->name));
+        DW_RETURN_IF_FAILED(
+            dw__ptx_take_word(&p->lex, p->arena, "the name of a variable", &reference->name));
         DW_RETURN_IF_FAILED(dw__ptx_expect(&p->lex, ')'));
         reference->generic = true;
     }
@@ -186,7 +199,8 @@ static dw_status read_reference(dw__ptx_parser *p, const dw__ptx_type *type, ini
 
 static dw_status read_values(dw__ptx_parser *p, const dw__ptx_type *type, initial *value) {
     if (dw__ptx_is_mark(&p->lex, '{')) {
-        if (++p->depth > DW__PTX_MAX_DEPTH) return dw__ptx_fail(&p->lex, "values nested too deeply");
+        if (++p->depth > DW__PTX_MAX_DEPTH)
+            return dw__ptx_fail(&p->lex, "values nested too deeply");
         do {
             DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
             DW_RETURN_IF_FAILED(read_values(p, type, value));
@@ -214,7 +228,8 @@ static dw_status read_values(dw__ptx_parser *p, const dw__ptx_type *type, initia
         break;
     default: return dw__ptx_fail(&p->lex, "expected a value");
     }
-    DW_RETURN_IF_FAILED(dw__text_append(&value->bytes, (const char *)&bits, (size_t)(type->bytes < 8 ? type->bytes : 8)));
+    DW_RETURN_IF_FAILED(dw__text_append(&value->bytes, (const char *)&bits,
+                                        (size_t)(type->bytes < 8 ? type->bytes : 8)));
     return dw__ptx_next(&p->lex);
 }
 
@@ -236,14 +251,16 @@ static dw_status read_extent(dw__ptx_parser *p, const declarator *d, dw__ptx_var
     return DW_OK;
 }
 
-static dw_status read_variable(dw__ptx_parser *p, const declarator *d, dw__ptx_space space, dw__ptx_variable **made) {
+static dw_status read_variable(dw__ptx_parser *p, const declarator *d, dw__ptx_space space,
+                               dw__ptx_variable **made) {
     dw__ptx_variable *variable = dw__arena_alloc(p->arena, sizeof *variable);
     initial value = {0};
     dw_status status = DW_OK;
     if (!variable) return dw__fail_memory("a variable of a PTX module", sizeof *variable);
     *variable = (dw__ptx_variable){.space = space, .type = d->type, .line = p->lex.token_line};
     if (d->type.bytes == 0) return dw__ptx_fail(&p->lex, "a predicate that is no register");
-    DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "the name of a variable", &variable->name));
+    DW_RETURN_IF_FAILED(
+        dw__ptx_take_word(&p->lex, p->arena, "the name of a variable", &variable->name));
     DW_RETURN_IF_FAILED(read_extent(p, d, variable));
     variable->align = d->align ? d->align : (uint32_t)(d->type.bytes * d->vector);
     if (dw__ptx_is_mark(&p->lex, '=')) {
@@ -253,7 +270,8 @@ static dw_status read_variable(dw__ptx_parser *p, const declarator *d, dw__ptx_s
         if (value.bytes.length > variable->bytes)
             DW_TRY(dw__ptx_fail(&p->lex, "more values than the array \"%s\" has", variable->name));
         variable->initial = dw__ptx_copy(p->arena, value.bytes.text, value.bytes.length);
-        if (!variable->initial) DW_TRY(dw__fail_memory("values of a PTX module", value.bytes.length));
+        if (!variable->initial)
+            DW_TRY(dw__fail_memory("values of a PTX module", value.bytes.length));
         variable->initial_bytes = value.bytes.length;
         variable->references = value.references;
     }
@@ -275,8 +293,8 @@ dw_status dw__ptx_declaration(dw__ptx_parser *p, dw__ptx_space space, bool exter
         dw__ptx_variable *variable;
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
         variable->external = external;
-        DW_RETURN_IF_FAILED(
-            dw__ptx_declare(p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
+        DW_RETURN_IF_FAILED(dw__ptx_declare(
+            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
         if (p->function)
             DW_RETURN_IF_FAILED(DW_PUSH(&p->function->variables, variable));
         else
@@ -301,8 +319,8 @@ static dw_status read_parameters(dw__ptx_parser *p, bool results) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         DW_RETURN_IF_FAILED(read_declarator(p, &d));
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
-        DW_RETURN_IF_FAILED(
-            dw__ptx_declare(p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
+        DW_RETURN_IF_FAILED(dw__ptx_declare(
+            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
         if (results)
             DW_RETURN_IF_FAILED(DW_PUSH(&p->function->results, variable));
         else
@@ -329,19 +347,23 @@ static dw_status read_bounds(dw__ptx_parser *p) {
     while (dw__ptx_is_mark(&p->lex, '.')) {
         uint32_t ignored[3], *triple = ignored;
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
-        bool bare = dw__ptx_is_word(&p->lex, "noreturn") || dw__ptx_is_word(&p->lex, "explicitcluster") ||
-                    dw__ptx_is_word(&p->lex, "blocksareclusters") || dw__ptx_is_word(&p->lex, "unified");
+        bool bare =
+            dw__ptx_is_word(&p->lex, "noreturn") || dw__ptx_is_word(&p->lex, "explicitcluster") ||
+            dw__ptx_is_word(&p->lex, "blocksareclusters") || dw__ptx_is_word(&p->lex, "unified");
         bool text = dw__ptx_is_word(&p->lex, "pragma");
         if (dw__ptx_is_word(&p->lex, "maxntid")) triple = p->function->max_threads;
         if (dw__ptx_is_word(&p->lex, "reqntid")) triple = p->function->required_threads;
         if (dw__ptx_is_word(&p->lex, "reqnctapercluster")) triple = p->function->required_cluster;
-        bool known = bare || text || triple != ignored || dw__ptx_is_word(&p->lex, "minnctapersm") ||
-                     dw__ptx_is_word(&p->lex, "maxnreg") || dw__ptx_is_word(&p->lex, "maxnctapersm") ||
-                     dw__ptx_is_word(&p->lex, "maxclusterrank") || dw__ptx_is_word(&p->lex, "abi_preserve") ||
-                     dw__ptx_is_word(&p->lex, "abi_preserve_control");
+        bool known =
+            bare || text || triple != ignored || dw__ptx_is_word(&p->lex, "minnctapersm") ||
+            dw__ptx_is_word(&p->lex, "maxnreg") || dw__ptx_is_word(&p->lex, "maxnctapersm") ||
+            dw__ptx_is_word(&p->lex, "maxclusterrank") ||
+            dw__ptx_is_word(&p->lex, "abi_preserve") ||
+            dw__ptx_is_word(&p->lex, "abi_preserve_control");
         if (!known)
-            return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "\".%.*s\" of a function is not supported",
-                                   (int)p->lex.length, p->lex.text);
+            return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                                   "\".%.*s\" of a function is not supported", (int)p->lex.length,
+                                   p->lex.text);
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         if (text) {
             DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
@@ -412,7 +434,8 @@ static dw_status read_file_name(dw__ptx_parser *p) {
 static dw_status skip_section(dw__ptx_parser *p) {
     int first = p->lex.token_line, depth = 0;
     for (;;) {
-        if (p->lex.token == DW__PTX_END) return dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a section that does not end");
+        if (p->lex.token == DW__PTX_END)
+            return dw__ptx_fail_at(&p->lex, DW_PARSE, first, "a section that does not end");
         if (dw__ptx_is_mark(&p->lex, '{')) depth++;
         if (dw__ptx_is_mark(&p->lex, '}') && --depth == 0) return dw__ptx_next(&p->lex);
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
@@ -420,7 +443,8 @@ static dw_status skip_section(dw__ptx_parser *p) {
 }
 
 static dw_status read_target(dw__ptx_parser *p) {
-    DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "an architecture", &p->module->target));
+    DW_RETURN_IF_FAILED(
+        dw__ptx_take_word(&p->lex, p->arena, "an architecture", &p->module->target));
     while (dw__ptx_is_mark(&p->lex, ',')) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
@@ -432,7 +456,8 @@ static dw_status read_version(dw__ptx_parser *p) {
     int major = 0, minor = 0;
     char text[16] = "";
     if (p->lex.length < sizeof text) memcpy(text, p->lex.text, p->lex.length);
-    if (sscanf(text, "%2d.%2d", &major, &minor) != 2) return dw__ptx_fail(&p->lex, "expected a version, as 9.0");
+    if (sscanf(text, "%2d.%2d", &major, &minor) != 2)
+        return dw__ptx_fail(&p->lex, "expected a version, as 9.0");
     p->module->version = 10 * major + minor;
     return dw__ptx_next(&p->lex);
 }
@@ -445,8 +470,7 @@ static dw_status read_top(dw__ptx_parser *p) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         bool linkage = dw__ptx_is_word(&p->lex, "visible") || dw__ptx_is_word(&p->lex, "weak") ||
                        dw__ptx_is_word(&p->lex, "common");
-        if (dw__ptx_is_word(&p->lex, "extern"))
-            external = linkage = true;
+        if (dw__ptx_is_word(&p->lex, "extern")) external = linkage = true;
         if (!linkage) break;
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     }
@@ -470,14 +494,15 @@ static dw_status read_top(dw__ptx_parser *p) {
                           : dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
                                             "addresses of %d bits are not supported", (int)bits);
     }
-    return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line, "directive \".%.*s\" is not supported",
-                           (int)p->lex.length, p->lex.text);
+    return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
+                           "directive \".%.*s\" is not supported", (int)p->lex.length, p->lex.text);
 }
 
 dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__ptx_module **out) {
     dw_status status = DW_OK;
     dw__ptx_scope scope = {0};
-    dw__ptx_parser p = {.lex = {.begin = text, .at = text, .end = text + bytes, .line = 1}, .scope = &scope};
+    dw__ptx_parser p = {.lex = {.begin = text, .at = text, .end = text + bytes, .line = 1},
+                        .scope = &scope};
     dw__ptx_module *module = dw__calloc(1, sizeof *module);
     if (!module) return dw__fail_memory("a PTX module", sizeof *module);
     module->arena = p.arena = dw__arena_create();
@@ -490,7 +515,8 @@ dw_status dw__ptx_parse(const char *text, size_t bytes, const char *name, dw__pt
     if (p.lex.token == DW__PTX_END) DW_TRY(dw__fail(DW_PARSE, "%s: there is no PTX in it", name));
     while (p.lex.token != DW__PTX_END) DW_TRY(read_top(&p));
     if (!module->version || !module->target)
-        DW_TRY(dw__fail(DW_PARSE, "%s: PTX without %s", name, module->version ? ".target" : ".version"));
+        DW_TRY(dw__fail(DW_PARSE, "%s: PTX without %s", name,
+                        module->version ? ".target" : ".version"));
     *out = module;
     module = NULL;
 cleanup:

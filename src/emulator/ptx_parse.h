@@ -6,7 +6,13 @@
 
 /* A name means what the innermost block that declares it says; a label may be used before it stands. */
 typedef struct dw__ptx_symbol {
-    enum { DW__SYMBOL_RANGE, DW__SYMBOL_REGISTER, DW__SYMBOL_VARIABLE, DW__SYMBOL_LABEL, DW__SYMBOL_FUNCTION } kind;
+    enum {
+        DW__SYMBOL_RANGE,
+        DW__SYMBOL_REGISTER,
+        DW__SYMBOL_VARIABLE,
+        DW__SYMBOL_LABEL,
+        DW__SYMBOL_FUNCTION
+    } kind;
     dw__ptx_type type;
     uint32_t number; /* register, instruction; how many registers a range has */
     const dw__ptx_variable *variable;

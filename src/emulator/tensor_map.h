@@ -1,5 +1,5 @@
-/* Tensor maps (PTX ISA 5.5.8; cuTensorMapEncodeTiled): what a tensor in global memory looks like and which box of it a copy
- * moves. Programs only pass the 128 bytes on; their form here is our own.
+/* Tensor maps (PTX ISA 5.5.8; cuTensorMapEncodeTiled): what a tensor in global memory looks like and which box
+ * of it a copy moves. Programs only pass the 128 bytes on; their form here is our own.
  */
 #ifndef DW_EMULATOR_TENSOR_MAP_H
 #define DW_EMULATOR_TENSOR_MAP_H
@@ -10,18 +10,35 @@
 
 /* Numbered as CUtensorMapDataType is. */
 typedef enum dw__tensor_element {
-    DW__TENSOR_U8, DW__TENSOR_U16, DW__TENSOR_U32, DW__TENSOR_S32, DW__TENSOR_U64, DW__TENSOR_S64, DW__TENSOR_F16,
-    DW__TENSOR_F32, DW__TENSOR_F64, DW__TENSOR_BF16, DW__TENSOR_F32_FTZ, DW__TENSOR_TF32, DW__TENSOR_TF32_FTZ,
-    DW__TENSOR_U4_ALIGN8,   /* 16 elements of 4 bits in 8 bytes, as they lie in memory */
-    DW__TENSOR_U4_ALIGN16,  /* 16 elements of 4 bits become 16 bytes in shared memory, 8 of them unused */
-    DW__TENSOR_U6_ALIGN16,  /* 16 elements of 6 bits: 12 bytes in memory, 16 in shared memory */
+    DW__TENSOR_U8,
+    DW__TENSOR_U16,
+    DW__TENSOR_U32,
+    DW__TENSOR_S32,
+    DW__TENSOR_U64,
+    DW__TENSOR_S64,
+    DW__TENSOR_F16,
+    DW__TENSOR_F32,
+    DW__TENSOR_F64,
+    DW__TENSOR_BF16,
+    DW__TENSOR_F32_FTZ,
+    DW__TENSOR_TF32,
+    DW__TENSOR_TF32_FTZ,
+    DW__TENSOR_U4_ALIGN8, /* 16 elements of 4 bits in 8 bytes, as they lie in memory */
+    DW__TENSOR_U4_ALIGN16, /* 16 elements of 4 bits become 16 bytes in shared memory, 8 of them unused */
+    DW__TENSOR_U6_ALIGN16, /* 16 elements of 6 bits: 12 bytes in memory, 16 in shared memory */
     DW__TENSOR_ELEMENTS,
 } dw__tensor_element;
 
 /* Numbered as CUtensorMapSwizzle is. */
 typedef enum dw__swizzle {
-    DW__SWIZZLE_NONE, DW__SWIZZLE_32, DW__SWIZZLE_64, DW__SWIZZLE_128, DW__SWIZZLE_128_ATOM_32, DW__SWIZZLE_128_ATOM_32_FLIP_8,
-    DW__SWIZZLE_128_ATOM_64, DW__SWIZZLES,
+    DW__SWIZZLE_NONE,
+    DW__SWIZZLE_32,
+    DW__SWIZZLE_64,
+    DW__SWIZZLE_128,
+    DW__SWIZZLE_128_ATOM_32,
+    DW__SWIZZLE_128_ATOM_32_FLIP_8,
+    DW__SWIZZLE_128_ATOM_64,
+    DW__SWIZZLES,
 } dw__swizzle;
 
 typedef struct dw__tensor_shape {

@@ -1,4 +1,5 @@
-/* From PTX to operations: places for registers, constants and variables, then each instruction by its opcode's translator. */
+/* From PTX to operations: places for registers, constants and variables, then each instruction by its opcode's
+ * translator. */
 #include "emulator/translate.h"
 #include "emulator/ptx_parse.h"
 #include <math.h>
@@ -12,17 +13,28 @@ static const struct {
     const char *name;
     int bytes;
 } types[DW__T_COUNT] = {
-    [DW__T_NONE] = {"", 0},         [DW__T_PRED] = {"pred", 0},     [DW__T_B8] = {"b8", 1},         [DW__T_B16] = {"b16", 2},
-    [DW__T_B32] = {"b32", 4},       [DW__T_B64] = {"b64", 8},       [DW__T_B128] = {"b128", 16},    [DW__T_U8] = {"u8", 1},
-    [DW__T_U16] = {"u16", 2},       [DW__T_U32] = {"u32", 4},       [DW__T_U64] = {"u64", 8},       [DW__T_S8] = {"s8", 1},
-    [DW__T_S16] = {"s16", 2},       [DW__T_S32] = {"s32", 4},       [DW__T_S64] = {"s64", 8},       [DW__T_F16] = {"f16", 2},
-    [DW__T_BF16] = {"bf16", 2},     [DW__T_TF32] = {"tf32", 4},     [DW__T_F32] = {"f32", 4},       [DW__T_F64] = {"f64", 8},
-    [DW__T_F16X2] = {"f16x2", 4},   [DW__T_BF16X2] = {"bf16x2", 4}, [DW__T_F32X2] = {"f32x2", 8},   [DW__T_U16X2] = {"u16x2", 4},
-    [DW__T_S16X2] = {"s16x2", 4},   [DW__T_E4M3] = {"e4m3", 1},     [DW__T_E5M2] = {"e5m2", 1},     [DW__T_E2M3] = {"e2m3", 1},
-    [DW__T_E3M2] = {"e3m2", 1},     [DW__T_E2M1] = {"e2m1", 1},     [DW__T_UE8M0] = {"ue8m0", 1},   [DW__T_UE4M3] = {"ue4m3", 1},
-    [DW__T_E4M3X2] = {"e4m3x2", 2}, [DW__T_E5M2X2] = {"e5m2x2", 2}, [DW__T_E2M3X2] = {"e2m3x2", 2}, [DW__T_E3M2X2] = {"e3m2x2", 2},
-    [DW__T_E2M1X2] = {"e2m1x2", 1}, [DW__T_UE8M0X2] = {"ue8m0x2", 2}, [DW__T_E4M3X4] = {"e4m3x4", 4},
-    [DW__T_E5M2X4] = {"e5m2x4", 4}, [DW__T_E2M3X4] = {"e2m3x4", 4}, [DW__T_E3M2X4] = {"e3m2x4", 4}, [DW__T_E2M1X4] = {"e2m1x4", 2},
+    [DW__T_NONE] = {"", 0},         [DW__T_PRED] = {"pred", 0},
+    [DW__T_B8] = {"b8", 1},         [DW__T_B16] = {"b16", 2},
+    [DW__T_B32] = {"b32", 4},       [DW__T_B64] = {"b64", 8},
+    [DW__T_B128] = {"b128", 16},    [DW__T_U8] = {"u8", 1},
+    [DW__T_U16] = {"u16", 2},       [DW__T_U32] = {"u32", 4},
+    [DW__T_U64] = {"u64", 8},       [DW__T_S8] = {"s8", 1},
+    [DW__T_S16] = {"s16", 2},       [DW__T_S32] = {"s32", 4},
+    [DW__T_S64] = {"s64", 8},       [DW__T_F16] = {"f16", 2},
+    [DW__T_BF16] = {"bf16", 2},     [DW__T_TF32] = {"tf32", 4},
+    [DW__T_F32] = {"f32", 4},       [DW__T_F64] = {"f64", 8},
+    [DW__T_F16X2] = {"f16x2", 4},   [DW__T_BF16X2] = {"bf16x2", 4},
+    [DW__T_F32X2] = {"f32x2", 8},   [DW__T_U16X2] = {"u16x2", 4},
+    [DW__T_S16X2] = {"s16x2", 4},   [DW__T_E4M3] = {"e4m3", 1},
+    [DW__T_E5M2] = {"e5m2", 1},     [DW__T_E2M3] = {"e2m3", 1},
+    [DW__T_E3M2] = {"e3m2", 1},     [DW__T_E2M1] = {"e2m1", 1},
+    [DW__T_UE8M0] = {"ue8m0", 1},   [DW__T_UE4M3] = {"ue4m3", 1},
+    [DW__T_E4M3X2] = {"e4m3x2", 2}, [DW__T_E5M2X2] = {"e5m2x2", 2},
+    [DW__T_E2M3X2] = {"e2m3x2", 2}, [DW__T_E3M2X2] = {"e3m2x2", 2},
+    [DW__T_E2M1X2] = {"e2m1x2", 1}, [DW__T_UE8M0X2] = {"ue8m0x2", 2},
+    [DW__T_E4M3X4] = {"e4m3x4", 4}, [DW__T_E5M2X4] = {"e5m2x4", 4},
+    [DW__T_E2M3X4] = {"e2m3x4", 4}, [DW__T_E3M2X4] = {"e3m2x4", 4},
+    [DW__T_E2M1X4] = {"e2m1x4", 2},
 };
 
 int dw__emu_type_bytes(dw__emu_type type) { return types[type].bytes; }
@@ -53,20 +65,24 @@ int dw__emu_take_one_of(dw__emu_translator *t, const char *const *list) {
 }
 
 static dw_status fail_here(dw__emu_translator *t, dw_status status, const char *what) {
-    return dw__fail(status, "%s, kernel %s, PTX line %d: %s: %s", t->program->module->name, t->function->name, t->in->line,
-                    t->in->spelling, what);
+    return dw__fail(status, "%s, kernel %s, PTX line %d: %s: %s", t->program->module->name,
+                    t->function->name, t->in->line, t->in->spelling, what);
 }
 dw_status dw__emu_unsupported(dw__emu_translator *t) {
-    return fail_here(t, DW_UNSUPPORTED, "this instruction, or this form of it, is not supported by the emulator");
+    return fail_here(t, DW_UNSUPPORTED,
+                     "this instruction, or this form of it, is not supported by the emulator");
 }
-dw_status dw__emu_malformed(dw__emu_translator *t, const char *why) { return fail_here(t, DW_PARSE, why); }
+dw_status dw__emu_malformed(dw__emu_translator *t, const char *why) {
+    return fail_here(t, DW_PARSE, why);
+}
 
 /* ---- places -------------------------------------------------------------------------------- */
 
 /* A line of the cache holds sixteen lanes: places begin with one, but for predicates, which are one word. */
 dw_status dw__emu_take_scratch(dw__emu_translator *t, int bytes, uint32_t *place) {
     uint32_t size = bytes == 0 ? 4 : (uint32_t)dw__emu_place_bytes(bytes) * DW__LANES;
-    uint32_t first = bytes == 0 ? t->kernel->register_bytes : (t->kernel->register_bytes + 63) / 64 * 64;
+    uint32_t first =
+        bytes == 0 ? t->kernel->register_bytes : (t->kernel->register_bytes + 63) / 64 * 64;
     if (first > (1u << 28)) return dw__emu_malformed(t, "more registers than the emulator holds");
     *place = first;
     t->kernel->register_bytes = first + size;
@@ -76,8 +92,8 @@ dw_status dw__emu_take_scratch(dw__emu_translator *t, int bytes, uint32_t *place
 static dw_status preset(dw__emu_translator *t, const dw__emu_preset *wanted, uint32_t *place) {
     char key[64];
     uint32_t index;
-    snprintf(key, sizeof key, "%d %u %llx %d %d", wanted->source, wanted->bytes, (unsigned long long)wanted->bits,
-             wanted->special, wanted->axis);
+    snprintf(key, sizeof key, "%d %u %llx %d %d", wanted->source, wanted->bytes,
+             (unsigned long long)wanted->bits, wanted->special, wanted->axis);
     if (dw__map_get(t->constants, key, &index)) {
         *place = t->presets.items[index].place;
         return DW_OK;
@@ -91,7 +107,10 @@ static dw_status preset(dw__emu_translator *t, const dw__emu_preset *wanted, uin
 }
 
 dw_status dw__emu_take_constant(dw__emu_translator *t, uint64_t bits, int bytes, uint32_t *place) {
-    return preset(t, &(dw__emu_preset){.source = DW__SOURCE_BITS, .bytes = (uint32_t)dw__emu_place_bytes(bytes), .bits = bits},
+    return preset(t,
+                  &(dw__emu_preset){.source = DW__SOURCE_BITS,
+                                    .bytes = (uint32_t)dw__emu_place_bytes(bytes),
+                                    .bits = bits},
                   place);
 }
 
@@ -127,22 +146,32 @@ static const struct {
     {"%total_smem_size", DW__SPECIAL_TOTAL_SMEM_SIZE, false, 4},
 };
 
-static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *operand, uint32_t *place) {
+static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *operand,
+                               uint32_t *place) {
     for (size_t i = 0; i < DW_COUNT(specials); i++) {
         if (strcmp(specials[i].name, operand->name) != 0) continue;
-        if (specials[i].vector != (operand->component != 0)) return dw__emu_malformed(t, "a component is missing, or one too many");
-        int axis = operand->component == 0 ? 0 : operand->component == 'w' ? 3 : operand->component - 'x';
+        if (specials[i].vector != (operand->component != 0))
+            return dw__emu_malformed(t, "a component is missing, or one too many");
+        int axis = operand->component == 0     ? 0
+                   : operand->component == 'w' ? 3
+                                               : operand->component - 'x';
         if (axis == 3) return dw__emu_take_constant(t, 0, 4, place);
         return preset(t,
-                      &(dw__emu_preset){.source = DW__SOURCE_SPECIAL, .bytes = (uint32_t)specials[i].bytes,
-                                        .special = specials[i].special, .axis = axis},
+                      &(dw__emu_preset){.source = DW__SOURCE_SPECIAL,
+                                        .bytes = (uint32_t)specials[i].bytes,
+                                        .special = specials[i].special,
+                                        .axis = axis},
                       place);
     }
-    return fail_here(t, DW_UNSUPPORTED, operand->name[0] == '%' ? "a register that is not declared, or a special register that is not supported"
-                                                                 : "an operand that nothing declares");
+    return fail_here(
+        t, DW_UNSUPPORTED,
+        operand->name[0] == '%'
+            ? "a register that is not declared, or a special register that is not supported"
+            : "an operand that nothing declares");
 }
 
-static dw_status laid_place(dw__emu_translator *t, const dw__ptx_variable *variable, uint64_t *address) {
+static dw_status laid_place(dw__emu_translator *t, const dw__ptx_variable *variable,
+                            uint64_t *address) {
     for (size_t i = 0; i < t->laid_names.count; i++) {
         if (t->laid_names.items[i] != variable) continue;
         *address = t->laid_places.items[i];
@@ -157,12 +186,15 @@ static dw_status laid_place(dw__emu_translator *t, const dw__ptx_variable *varia
 }
 
 /* The address of a variable within its space, as `bytes` bytes. */
-static dw_status variable_place(dw__emu_translator *t, const dw__ptx_operand *operand, int bytes, uint32_t *place) {
+static dw_status variable_place(dw__emu_translator *t, const dw__ptx_operand *operand, int bytes,
+                                uint32_t *place) {
     uint64_t address;
     DW_RETURN_IF_FAILED(laid_place(t, operand->variable, &address));
     address += (uint64_t)operand->integer;
-    dw__emu_preset wanted = {.source = operand->variable->space == DW__PTX_SHARED ? DW__SOURCE_SHARED : DW__SOURCE_BITS,
-                             .bytes = (uint32_t)dw__emu_place_bytes(bytes), .bits = address};
+    dw__emu_preset wanted = {
+        .source = operand->variable->space == DW__PTX_SHARED ? DW__SOURCE_SHARED : DW__SOURCE_BITS,
+        .bytes = (uint32_t)dw__emu_place_bytes(bytes),
+        .bits = address};
     return preset(t, &wanted, place);
 }
 
@@ -194,13 +226,17 @@ static dw__emu_next run_not_predicate(dw__emu_warp *w, const dw__emu_op *op, uin
     return DW__NEXT;
 }
 
-static dw_status register_place(dw__emu_translator *t, const dw__ptx_operand *operand, dw__emu_type type, uint32_t *place) {
+static dw_status register_place(dw__emu_translator *t, const dw__ptx_operand *operand,
+                                dw__emu_type type, uint32_t *place) {
     int has = t->function->registers.items[operand->number].type.bytes, wants = types[type].bytes;
-    bool fits = type == DW__T_PRED ? has == 0 : has != 0 && dw__emu_place_bytes(has) == dw__emu_place_bytes(wants);
+    bool fits = type == DW__T_PRED
+                    ? has == 0
+                    : has != 0 && dw__emu_place_bytes(has) == dw__emu_place_bytes(wants);
     if (!fits) {
         char what[200];
-        snprintf(what, sizeof what, "register %.60s (%s) where a value of type %s is wanted", operand->name,
-                 t->function->registers.items[operand->number].type.name, types[type].name);
+        snprintf(what, sizeof what, "register %.60s (%s) where a value of type %s is wanted",
+                 operand->name, t->function->registers.items[operand->number].type.name,
+                 types[type].name);
         return dw__emu_malformed(t, what);
     }
     uint32_t *own = &t->places[operand->number];
@@ -209,9 +245,11 @@ static dw_status register_place(dw__emu_translator *t, const dw__ptx_operand *op
     return DW_OK;
 }
 
-dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *operand, dw__emu_type type, uint32_t *place) {
+dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *operand,
+                              dw__emu_type type, uint32_t *place) {
     int bytes = types[type].bytes;
-    if (operand->also) return dw__emu_malformed(t, "a pair of registers where one operand is wanted");
+    if (operand->also)
+        return dw__emu_malformed(t, "a pair of registers where one operand is wanted");
     switch (operand->kind) {
     case DW__PTX_REGISTER: {
         DW_RETURN_IF_FAILED(register_place(t, operand, type, place));
@@ -220,14 +258,17 @@ dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *oper
         if (type != DW__T_PRED) return dw__emu_malformed(t, "\"!\" before what is no predicate");
         uint32_t from = *place;
         DW_RETURN_IF_FAILED(dw__emu_take_scratch(t, 0, place));
-        dw__emu_op op = {.run = run_not_predicate, .d = *place, .a = from, .guard = DW__PTX_NO_GUARD};
+        dw__emu_op op = {
+            .run = run_not_predicate, .d = *place, .a = from, .guard = DW__PTX_NO_GUARD};
         DW_RETURN_IF_FAILED(DW_PUSH(&t->code, op));
         return DW_PUSH(&t->from, t->at);
     }
     case DW__PTX_INTEGER: {
         uint64_t bits = (uint64_t)operand->integer;
-        if (type == DW__T_PRED) return dw__emu_take_constant(t, operand->integer ? UINT32_MAX : 0, 0, place);
-        if (type == DW__T_F32 || type == DW__T_F64) return dw__emu_malformed(t, "an integer where a real number is wanted");
+        if (type == DW__T_PRED)
+            return dw__emu_take_constant(t, operand->integer ? UINT32_MAX : 0, 0, place);
+        if (type == DW__T_F32 || type == DW__T_F64)
+            return dw__emu_malformed(t, "an integer where a real number is wanted");
         if (bytes < 8) bits &= ((uint64_t)1 << 8 * bytes) - 1;
         return dw__emu_take_constant(t, bits, bytes, place);
     }
@@ -240,9 +281,11 @@ dw_status dw__emu_take_source(dw__emu_translator *t, const dw__ptx_operand *oper
     }
 }
 
-dw_status dw__emu_take_result(dw__emu_translator *t, const dw__ptx_operand *operand, dw__emu_type type, uint32_t *place) {
+dw_status dw__emu_take_result(dw__emu_translator *t, const dw__ptx_operand *operand,
+                              dw__emu_type type, uint32_t *place) {
     if (operand->kind == DW__PTX_SINK) return dw__emu_take_scratch(t, types[type].bytes, place);
-    if (operand->kind != DW__PTX_REGISTER || operand->negated) return dw__emu_malformed(t, "a result that is no register");
+    if (operand->kind != DW__PTX_REGISTER || operand->negated)
+        return dw__emu_malformed(t, "a result that is no register");
     return register_place(t, operand, type, place);
 }
 
@@ -252,13 +295,18 @@ dw_status dw__emu_take_operand(dw__emu_translator *t, int index, const dw__ptx_o
     return DW_OK;
 }
 
-dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *operand, dw__emu_address *address) {
-    if (operand->kind != DW__PTX_ADDRESS) return dw__emu_malformed(t, "an address, as [%rd1+8], is wanted");
+dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *operand,
+                               dw__emu_address *address) {
+    if (operand->kind != DW__PTX_ADDRESS)
+        return dw__emu_malformed(t, "an address, as [%rd1+8], is wanted");
     const dw__ptx_operand *base = &operand->items[0];
     address->offset = operand->integer;
     switch (base->kind) {
     case DW__PTX_REGISTER: address->wide = dw__emu_operand_bytes(t, base) == 8; break;
-    case DW__PTX_VARIABLE: address->wide = base->variable->space != DW__PTX_SHARED && base->variable->space != DW__PTX_LOCAL; break;
+    case DW__PTX_VARIABLE:
+        address->wide =
+            base->variable->space != DW__PTX_SHARED && base->variable->space != DW__PTX_LOCAL;
+        break;
     case DW__PTX_INTEGER: address->wide = true; break;
     default: return dw__emu_malformed(t, "an address that is neither a register nor a variable");
     }
@@ -267,7 +315,8 @@ dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *ope
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-dw_status dw__emu_emit(dw__emu_translator *t, dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t)) {
+dw_status dw__emu_emit(dw__emu_translator *t,
+                       dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t)) {
     dw__emu_op op = {.run = run, .guard = DW__PTX_NO_GUARD};
     if (t->in->guard != DW__PTX_NO_GUARD) {
         uint32_t *own = &t->places[t->in->guard];
@@ -281,12 +330,15 @@ dw_status dw__emu_emit(dw__emu_translator *t, dw__emu_next (*run)(dw__emu_warp *
     return DW_OK;
 }
 
-void *dw__emu_detail(dw__emu_translator *t, size_t bytes) { return dw__arena_alloc(t->arena, bytes); }
+void *dw__emu_detail(dw__emu_translator *t, size_t bytes) {
+    return dw__arena_alloc(t->arena, bytes);
+}
 
 static const dw__emu_opcode *const tables[] = {
-    dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert, dw__emu_opcodes_memory,
-    dw__emu_opcodes_control,    dw__emu_opcodes_warp, dw__emu_opcodes_barrier, dw__emu_opcodes_copy,
-    dw__emu_opcodes_matrix,     dw__emu_opcodes_wgmma,
+    dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert,
+    dw__emu_opcodes_memory,     dw__emu_opcodes_control, dw__emu_opcodes_warp,
+    dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
+    dw__emu_opcodes_wgmma,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
@@ -296,7 +348,8 @@ static dw_status translate_instruction(dw__emu_translator *t) {
             t->cursor = 0;
             size_t before = t->code.count;
             dw_status status = opcode->translate(t);
-            if (status == DW_UNSUPPORTED && before == t->code.count && t->cursor == 0) continue; /* another table's form */
+            if (status == DW_UNSUPPORTED && before == t->code.count && t->cursor == 0)
+                continue; /* another table's form */
             DW_RETURN_IF_FAILED(status);
             return dw__emu_all_taken(t) ? DW_OK : dw__emu_unsupported(t);
         }
@@ -306,7 +359,9 @@ static dw_status translate_instruction(dw__emu_translator *t) {
 
 /* ---- variables ----------------------------------------------------------------------------- */
 
-static uint64_t round_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
+static uint64_t round_up(uint64_t value, uint64_t align) {
+    return (value + align - 1) / align * align;
+}
 
 static dw_status lay(dw__emu_translator *t, const dw__ptx_variable *variable, uint64_t *next) {
     *next = round_up(*next, variable->align);
@@ -323,13 +378,17 @@ static dw_status lay_variables(dw__emu_translator *t) {
     const dw__ptx_module *module = t->program->module;
     for (size_t pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < module->variables.count + t->function->variables.count; i++) {
-            const dw__ptx_variable *variable = i < module->variables.count
-                                                   ? module->variables.items[i]
-                                                   : t->function->variables.items[i - module->variables.count];
+            const dw__ptx_variable *variable =
+                i < module->variables.count
+                    ? module->variables.items[i]
+                    : t->function->variables.items[i - module->variables.count];
             bool dynamic = variable->bytes == 0;
-            if (variable->space == DW__PTX_SHARED && dynamic == (pass == 1)) DW_RETURN_IF_FAILED(lay(t, variable, &shared));
-            if (variable->space == DW__PTX_LOCAL && pass == 0) DW_RETURN_IF_FAILED(lay(t, variable, &local));
-            if (variable->space == DW__PTX_PARAM && pass == 0) DW_RETURN_IF_FAILED(lay(t, variable, &local));
+            if (variable->space == DW__PTX_SHARED && dynamic == (pass == 1))
+                DW_RETURN_IF_FAILED(lay(t, variable, &shared));
+            if (variable->space == DW__PTX_LOCAL && pass == 0)
+                DW_RETURN_IF_FAILED(lay(t, variable, &local));
+            if (variable->space == DW__PTX_PARAM && pass == 0)
+                DW_RETURN_IF_FAILED(lay(t, variable, &local));
         }
         if (pass == 0) {
             t->kernel->shared_bytes = (uint32_t)shared;
@@ -337,7 +396,8 @@ static dw_status lay_variables(dw__emu_translator *t) {
         }
     }
     if (shared > (1 << 20) || local > (1 << 20))
-        return dw__fail(DW_UNSUPPORTED, "%s, kernel %s: more than 1 MiB of shared or local variables", module->name,
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s, kernel %s: more than 1 MiB of shared or local variables", module->name,
                         t->function->name);
     t->kernel->local_bytes = (uint32_t)local;
 
@@ -351,7 +411,8 @@ static dw_status lay_variables(dw__emu_translator *t) {
         places[i] = (uint32_t)(parameters - parameter->bytes);
         sizes[i] = (uint32_t)parameter->bytes;
         if (parameters > (1 << 16))
-            return dw__fail(DW_UNSUPPORTED, "%s, kernel %s: more than 64 KiB of parameters", module->name, t->function->name);
+            return dw__fail(DW_UNSUPPORTED, "%s, kernel %s: more than 64 KiB of parameters",
+                            module->name, t->function->name);
     }
     t->kernel->parameter_places = places;
     t->kernel->parameter_sizes = sizes;
@@ -362,32 +423,40 @@ static dw_status lay_variables(dw__emu_translator *t) {
 
 static dw_status place_symbols(dw__emu_program *program, dw__emu_memory *memory) {
     const dw__ptx_module *module = program->module;
-    program->symbols = dw__arena_alloc(program->arena, (module->variables.count + 1) * sizeof *program->symbols);
+    program->symbols =
+        dw__arena_alloc(program->arena, (module->variables.count + 1) * sizeof *program->symbols);
     if (!program->symbols) return dw__fail_memory("variables of a PTX module", 0);
     for (size_t i = 0; i < module->variables.count; i++) {
         const dw__ptx_variable *variable = module->variables.items[i];
         if (variable->space != DW__PTX_GLOBAL && variable->space != DW__PTX_CONST) continue;
         if (variable->external)
-            return dw__fail(DW_UNSUPPORTED, "%s, PTX line %d: variable \"%s\" is defined in another module: link them first",
-                            module->name, variable->line, variable->name);
+            return dw__fail(
+                DW_UNSUPPORTED,
+                "%s, PTX line %d: variable \"%s\" is defined in another module: link them first",
+                module->name, variable->line, variable->name);
         void *address;
-        DW_RETURN_IF_FAILED(dw__emu_memory_allocate(memory, variable->bytes ? variable->bytes : 1, &address));
+        DW_RETURN_IF_FAILED(
+            dw__emu_memory_allocate(memory, variable->bytes ? variable->bytes : 1, &address));
         program->symbols[program->symbol_count].variable = variable;
         program->symbols[program->symbol_count++].address = address;
         if (variable->initial_bytes) memcpy(address, variable->initial, variable->initial_bytes);
         if (variable->bytes > variable->initial_bytes)
-            memset((char *)address + variable->initial_bytes, 0, variable->bytes - variable->initial_bytes);
+            memset((char *)address + variable->initial_bytes, 0,
+                   variable->bytes - variable->initial_bytes);
         dw__emu_memory_mark(memory, address, variable->bytes, true);
     }
     for (uint32_t i = 0; i < program->symbol_count; i++) {
-        for (const dw__ptx_reference *r = program->symbols[i].variable->references; r; r = r->next) {
+        for (const dw__ptx_reference *r = program->symbols[i].variable->references; r;
+             r = r->next) {
             uint64_t value = 0;
             for (uint32_t k = 0; k < program->symbol_count; k++)
                 if (strcmp(program->symbols[k].variable->name, r->name) == 0)
                     value = (uint64_t)(uintptr_t)program->symbols[k].address + (uint64_t)r->addend;
             if (!value)
-                return dw__fail(DW_UNSUPPORTED, "%s: variable \"%s\" begins with the address of \"%s\", which is no variable",
-                                module->name, program->symbols[i].variable->name, r->name);
+                return dw__fail(
+                    DW_UNSUPPORTED,
+                    "%s: variable \"%s\" begins with the address of \"%s\", which is no variable",
+                    module->name, program->symbols[i].variable->name, r->name);
             memcpy((char *)program->symbols[i].address + r->offset, &value, sizeof value);
         }
     }
@@ -404,18 +473,24 @@ static void aim_branches(dw__emu_translator *t, const uint32_t *first_op) {
     }
 }
 
-static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memory, const dw__ptx_function *function,
-                                  dw__emu_kernel *kernel) {
+static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memory,
+                                  const dw__ptx_function *function, dw__emu_kernel *kernel) {
     dw_status status = DW_OK;
-    dw__emu_translator t = {.program = program, .memory = memory, .function = function, .kernel = kernel, .arena = program->arena};
+    dw__emu_translator t = {.program = program,
+                            .memory = memory,
+                            .function = function,
+                            .kernel = kernel,
+                            .arena = program->arena};
     uint32_t *first_op = NULL;
-    *kernel = (dw__emu_kernel){.name = function->name, .function = function, .module = program->module};
+    *kernel =
+        (dw__emu_kernel){.name = function->name, .function = function, .module = program->module};
     size_t registers = function->registers.count, instructions = function->code.count;
     t.constants = dw__map_create();
     t.places = dw__malloc((registers + 1) * sizeof *t.places);
     first_op = dw__malloc((instructions + 1) * sizeof *first_op);
     t.first_read = dw__malloc((instructions + 1) * sizeof *t.first_read);
-    if (!t.constants || !t.places || !first_op || !t.first_read) DW_TRY(dw__fail_memory("a kernel's registers", registers));
+    if (!t.constants || !t.places || !first_op || !t.first_read)
+        DW_TRY(dw__fail_memory("a kernel's registers", registers));
     memset(t.places, 0xFF, (registers + 1) * sizeof *t.places);
     DW_TRY(lay_variables(&t));
 
@@ -424,7 +499,8 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
         first_op[t.at] = (uint32_t)t.code.count;
         t.first_read[t.at] = (uint32_t)t.reads.count;
         status = translate_instruction(&t);
-        if (status == DW_UNSUPPORTED) { /* said when the kernel is launched: others of the module run */
+        if (status ==
+            DW_UNSUPPORTED) { /* said when the kernel is launched: others of the module run */
             kernel->unsupported = dw__arena_strdup(t.arena, dw_last_error());
             status = kernel->unsupported ? DW_OK : dw__fail_memory("a message", 0);
             goto cleanup;
@@ -437,13 +513,17 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
     kernel->code = dw__arena_alloc(t.arena, t.code.count * sizeof *kernel->code);
     kernel->presets = dw__arena_alloc(t.arena, (t.presets.count + 1) * sizeof *kernel->presets);
     uint32_t *from = dw__arena_alloc(t.arena, t.from.count * sizeof *from);
-    if (!kernel->code || !kernel->presets || !from) DW_TRY(dw__fail_memory("a kernel's operations", t.code.count));
+    if (!kernel->code || !kernel->presets || !from)
+        DW_TRY(dw__fail_memory("a kernel's operations", t.code.count));
     memcpy(kernel->code, t.code.items, t.code.count * sizeof *kernel->code);
-    if (t.presets.count) memcpy(kernel->presets, t.presets.items, t.presets.count * sizeof *kernel->presets);
+    if (t.presets.count)
+        memcpy(kernel->presets, t.presets.items, t.presets.count * sizeof *kernel->presets);
     memcpy(from, t.from.items, t.from.count * sizeof *from);
-    kernel->first_read = dw__ptx_copy(t.arena, t.first_read, (instructions + 1) * sizeof *t.first_read);
+    kernel->first_read =
+        dw__ptx_copy(t.arena, t.first_read, (instructions + 1) * sizeof *t.first_read);
     kernel->reads = dw__ptx_copy(t.arena, t.reads.items, t.reads.count * sizeof *t.reads.items);
-    if (!kernel->first_read || !kernel->reads) DW_TRY(dw__fail_memory("a kernel's operations", t.reads.count));
+    if (!kernel->first_read || !kernel->reads)
+        DW_TRY(dw__fail_memory("a kernel's operations", t.reads.count));
     kernel->from = from;
     kernel->code_count = (uint32_t)t.code.count;
     kernel->preset_count = (uint32_t)t.presets.count;
@@ -461,7 +541,8 @@ cleanup:
     return status;
 }
 
-dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory, dw__emu_program **out) {
+dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_memory *memory,
+                            dw__emu_program **out) {
     dw_status status = DW_OK;
     dw__emu_program *program = dw__calloc(1, sizeof *program);
     if (!program) return dw__fail_memory("a PTX module", sizeof *program);
@@ -470,12 +551,14 @@ dw_status dw__emu_translate(dw__ptx_module *module, int architecture, dw__emu_me
     program->arena = dw__arena_create();
     if (!program->arena) DW_TRY(dw__fail_memory("a PTX module", 0));
     DW_TRY(place_symbols(program, memory));
-    program->kernels = dw__arena_alloc(program->arena, (module->functions.count + 1) * sizeof *program->kernels);
+    program->kernels =
+        dw__arena_alloc(program->arena, (module->functions.count + 1) * sizeof *program->kernels);
     if (!program->kernels) DW_TRY(dw__fail_memory("a PTX module", 0));
     for (size_t i = 0; i < module->functions.count; i++) {
         const dw__ptx_function *function = module->functions.items[i];
         if (!function->entry || function->declared_only) continue;
-        DW_TRY(translate_kernel(program, memory, function, &program->kernels[program->kernel_count]));
+        DW_TRY(
+            translate_kernel(program, memory, function, &program->kernels[program->kernel_count]));
         program->kernel_count++;
     }
     *out = program;
@@ -490,7 +573,8 @@ cleanup:
 
 void dw__emu_program_destroy(dw__emu_program *program, dw__emu_memory *memory) {
     if (!program) return;
-    for (uint32_t i = 0; i < program->symbol_count; i++) dw__emu_memory_release(memory, program->symbols[i].address);
+    for (uint32_t i = 0; i < program->symbol_count; i++)
+        dw__emu_memory_release(memory, program->symbols[i].address);
     dw__ptx_destroy(program->module);
     if (program->arena) dw__arena_destroy(program->arena);
     dw__free(program);

@@ -11,7 +11,8 @@ static uint32_t special_value(const dw__emu_warp *w, const dw__emu_preset *p, ui
     const uint32_t axis = (uint32_t)p->axis;
     switch (p->special) {
     case DW__SPECIAL_TID: {
-        const uint32_t position[3] = {thread % block[0], thread / block[0] % block[1], thread / block[0] / block[1]};
+        const uint32_t position[3] = {thread % block[0], thread / block[0] % block[1],
+                                      thread / block[0] / block[1]};
         return position[axis];
     }
     case DW__SPECIAL_NTID: return block[axis];
@@ -90,12 +91,13 @@ static void merge(dw__emu_warp *w) {
 static void note_soonest(dw__emu_warp *w) {
     w->soonest = UINT32_MAX;
     for (int i = 0; i < w->other_count; i++)
-        if ((can_run(&w->others[i]) || w->others[i].wait == DW__WAIT_LANES) && w->others[i].pc < w->soonest)
+        if ((can_run(&w->others[i]) || w->others[i].wait == DW__WAIT_LANES) &&
+            w->others[i].pc < w->soonest)
             w->soonest = w->others[i].pc;
 }
 
-/* Puts the running group among the others and takes the one that is furthest behind, or by chance another. False: none
- * can run. */
+/* Puts the running group among the others and takes the one that is furthest behind, or by chance another.
+ * False: none can run. */
 static bool regroup(dw__emu_warp *w, bool by_chance) {
     if (w->now.mask) w->others[w->other_count++] = w->now;
     w->now.mask = 0;
@@ -104,8 +106,9 @@ static bool regroup(dw__emu_warp *w, bool by_chance) {
     for (int i = 0; i < w->other_count; i++) {
         if (!can_run(&w->others[i])) continue;
         choices++;
-        bool take = best < 0 || (by_chance ? dw__emu_random(w->cta->cluster) % (uint32_t)choices == 0
-                                           : w->others[i].pc < w->others[best].pc);
+        bool take =
+            best < 0 || (by_chance ? dw__emu_random(w->cta->cluster) % (uint32_t)choices == 0
+                                   : w->others[i].pc < w->others[best].pc);
         if (take) best = i;
     }
     if (best >= 0) {
@@ -129,14 +132,16 @@ static bool report_apart(dw__emu_warp *w) {
     int other_line = kernel->function->code.items[kernel->from[second->pc]].line;
     w->now = *first;
     dw__emu_found(w, __builtin_ctz(first->mask), DW__FOUND_DIVERGENCE,
-                  "lanes 0x%08x wait here for others of the warp (0x%08x live); lanes 0x%08x are at PTX line %d and wait too",
+                  "lanes 0x%08x wait here for others of the warp (0x%08x live); lanes 0x%08x are "
+                  "at PTX line %d and wait too",
                   first->mask, w->live, second->mask, other_line);
     return false;
 }
 
 /* ---- values on their way ------------------------------------------------------------------- */
 
-bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind, uint32_t group) {
+bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32_t kind,
+                         uint32_t group) {
     if (!w->pending) {
         uint32_t count = w->cta->cluster->grid->kernel->register_bytes / 64 + 4;
         w->pending = dw__calloc(1, sizeof *w->pending + count * sizeof *w->pending->until);

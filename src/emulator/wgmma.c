@@ -1,6 +1,6 @@
-/* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. A product is the four warps' together: it is begun when the last of them has asked for
- * it, and is done for all of them at once, some turns later. Products are exact, sums of one instruction are rounded once,
- * to nearest.
+/* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. A product is the four warps' together: it is begun when the
+ * last of them has asked for it, and is done for all of them at once, some turns later. Products are exact,
+ * sums of one instruction are rounded once, to nearest.
  */
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
@@ -29,22 +29,22 @@ typedef struct product product;
 struct product {
     dw__emu_async work;
     const product_op *op;
-    uint64_t ordinal;              /* among the products of its four warps */
-    int came;                      /* warps that have asked for it */
-    dw__emu_warp *warps;           /* the first of the four */
-    uint32_t groups[WARPS];        /* which group of each warp it belongs to */
+    uint64_t ordinal;       /* among the products of its four warps */
+    int came;               /* warps that have asked for it */
+    dw__emu_warp *warps;    /* the first of the four */
+    uint32_t groups[WARPS]; /* which group of each warp it belongs to */
     bool accumulate;
     uint64_t descriptor_a, descriptor_b;
     dw__matrix_operand a, b;
     uint32_t a_values[WARPS][4][DW__LANES];
-    product *next;                 /* the one that was begun before it */
+    product *next; /* the one that was begun before it */
 };
 
 struct dw__emu_wgmma {
     uint32_t open;          /* number of the group that products are added to; the first is 1 */
     uint32_t in_flight[64]; /* products of each group, by its number modulo 64 */
     uint64_t asked;         /* products */
-    product *begun;         /* of the first of four warps: those that some of the four have not asked for */
+    product *begun; /* of the first of four warps: those that some of the four have not asked for */
 };
 
 /* ---- elements ------------------------------------------------------------------------------ */
@@ -55,7 +55,9 @@ static double element_value(dw__emu_type type, const unsigned char *at) {
     switch (type) {
     case DW__T_F16: memcpy(&half, at, 2); return (double)dw__f16_to_f32(half);
     case DW__T_BF16: memcpy(&half, at, 2); return (double)dw__bf16_to_f32(half);
-    case DW__T_TF32: memcpy(&word, at, 4); return (double)dw__f32_from_bits(word & ~(uint32_t)0x1FFF);
+    case DW__T_TF32:
+        memcpy(&word, at, 4);
+        return (double)dw__f32_from_bits(word & ~(uint32_t)0x1FFF);
     case DW__T_E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, *at);
     case DW__T_E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, *at);
     case DW__T_S8: return *(const signed char *)at;
@@ -69,8 +71,8 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
 }
 
 /* Elements (first + i, k) of an operand in shared memory, as values[i * k_count + k]. */
-static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_type type, uint32_t first, uint32_t count, uint32_t k_count,
-                         double *values) {
+static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_type type,
+                         uint32_t first, uint32_t count, uint32_t k_count, double *values) {
     const dw__emu_cta *cta = p->work.cta;
     const uint32_t bytes = (uint32_t)o->bits / 8;
     bool undefined = false;
@@ -78,13 +80,15 @@ static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_
         for (uint32_t k = 0; k < k_count; k++) {
             const uint32_t at = dw__matrix_address(o, first + i, k);
             if (at < DW__SHARED_FIRST || at + bytes > cta->shared_bytes)
-                return blame(p, DW__FOUND_BOUNDS, "a matrix reaches beyond the block's shared memory, to", at);
+                return blame(p, DW__FOUND_BOUNDS,
+                             "a matrix reaches beyond the block's shared memory, to", at);
             undefined = undefined || !(cta->defined[at / 8] >> at % 8 & 1);
             values[i * k_count + k] = element_value(type, cta->shared + at);
         }
     }
     if (undefined && cta->cluster->grid->check)
-        blame(p, DW__FOUND_UNDEFINED, "a product reads shared memory that was never written, of the matrix at", o->start);
+        blame(p, DW__FOUND_UNDEFINED,
+              "a product reads shared memory that was never written, of the matrix at", o->start);
     return true;
 }
 
@@ -93,11 +97,13 @@ static void unpack_a(const product *p, uint32_t warp, uint32_t k_count, double *
     const int per_word = 4 / dw__emu_type_bytes(p->op->a);
     for (uint32_t lane = 0; lane < DW__LANES; lane++) {
         for (uint32_t word = 0; word < 4; word++) {
-            const uint32_t row = lane / 4 + (word & 1) * 8, k = (lane % 4 + (word >> 1) * 4) * (uint32_t)per_word;
+            const uint32_t row = lane / 4 + (word & 1) * 8,
+                           k = (lane % 4 + (word >> 1) * 4) * (uint32_t)per_word;
             unsigned char bytes[4];
             memcpy(bytes, &p->a_values[warp][word][lane], 4);
             for (int i = 0; i < per_word; i++)
-                values[row * k_count + k + (uint32_t)i] = element_value(p->op->a, bytes + i * dw__emu_type_bytes(p->op->a));
+                values[row * k_count + k + (uint32_t)i] =
+                    element_value(p->op->a, bytes + i * dw__emu_type_bytes(p->op->a));
         }
     }
 }
@@ -124,8 +130,10 @@ static void write_d(const product *p, uint32_t warp, uint32_t row, uint32_t colu
         return;
     }
     uint32_t *word = &DW__REGISTER(w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
-    if (p->op->d == DW__T_S32) *word = (uint32_t)(int64_t)value;
-    else *word = value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
+    if (p->op->d == DW__T_S32)
+        *word = (uint32_t)(int64_t)value;
+    else
+        *word = value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
 }
 
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
@@ -139,16 +147,21 @@ static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
     for (uint32_t column = 0; column < n; column++)
         for (uint32_t i = 0; i < k; i++) transposed[i][column] = sign * b[column * k + i];
     for (uint32_t warp = 0; warp < WARPS; warp++) {
-        if (op->a_in_registers) unpack_a(p, warp, k, a);
-        else if (!read_operand(p, &p->a, op->a, warp * ROWS, ROWS, k, a)) return false;
+        if (op->a_in_registers)
+            unpack_a(p, warp, k, a);
+        else if (!read_operand(p, &p->a, op->a, warp * ROWS, ROWS, k, a))
+            return false;
         for (uint32_t row = 0; row < ROWS; row++) {
             double sums[MOST_N];
-            for (uint32_t column = 0; column < n; column++) sums[column] = p->accumulate ? read_d(p, warp, row, column) : 0;
+            for (uint32_t column = 0; column < n; column++)
+                sums[column] = p->accumulate ? read_d(p, warp, row, column) : 0;
             for (uint32_t i = 0; i < k; i++) {
                 const double x = a[row * k + i];
-                for (uint32_t column = 0; column < n; column++) sums[column] += x * transposed[i][column];
+                for (uint32_t column = 0; column < n; column++)
+                    sums[column] += x * transposed[i][column];
             }
-            for (uint32_t column = 0; column < n; column++) write_d(p, warp, row, column, sums[column]);
+            for (uint32_t column = 0; column < n; column++)
+                write_d(p, warp, row, column, sums[column]);
         }
         p->warps[warp].wgmma->in_flight[p->groups[warp] % 64]--;
     }
@@ -158,9 +171,13 @@ static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
 /* ---- issuing ------------------------------------------------------------------------------- */
 
 static dw__matrix_operand operand_of(uint64_t descriptor, dw__emu_type type, bool mn_major) {
-    static const int swizzles[] = {DW__SWIZZLE_NONE, DW__SWIZZLE_128, DW__SWIZZLE_64, DW__SWIZZLE_32};
-    return (dw__matrix_operand){(uint32_t)(descriptor & 0x3FFF) << 4, (uint32_t)(descriptor >> 16 & 0x3FFF) << 4,
-                                (uint32_t)(descriptor >> 32 & 0x3FFF) << 4, swizzles[descriptor >> 62], mn_major,
+    static const int swizzles[] = {DW__SWIZZLE_NONE, DW__SWIZZLE_128, DW__SWIZZLE_64,
+                                   DW__SWIZZLE_32};
+    return (dw__matrix_operand){(uint32_t)(descriptor & 0x3FFF) << 4,
+                                (uint32_t)(descriptor >> 16 & 0x3FFF) << 4,
+                                (uint32_t)(descriptor >> 32 & 0x3FFF) << 4,
+                                swizzles[descriptor >> 62],
+                                mn_major,
                                 8 * dw__emu_type_bytes(type)};
 }
 
@@ -197,7 +214,10 @@ static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k
     }
     product *p = dw__calloc(1, sizeof *p);
     if (!p) return NULL;
-    p->work = (dw__emu_async){.done = multiply, .cta = w->cta, .warp = w->index, .pc = w->now.pc,
+    p->work = (dw__emu_async){.done = multiply,
+                              .cta = w->cta,
+                              .warp = w->index,
+                              .pc = w->now.pc,
                               .queue = 1 + w->cta->rank * 64 + w->index / WARPS};
     p->op = k;
     p->ordinal = ordinal;
@@ -225,12 +245,14 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const uint64_t b = DW__REGISTER(w, uint64_t, k->descriptor_b)[0];
     if (p->came == 1) p->accumulate = accumulate, p->descriptor_a = a, p->descriptor_b = b;
     if (p->op != k || p->accumulate != accumulate || p->descriptor_a != a || p->descriptor_b != b) {
-        dw__emu_found(w, -1, DW__FOUND_DIVERGENCE, "the four warps of a group ask for different products");
+        dw__emu_found(w, -1, DW__FOUND_DIVERGENCE,
+                      "the four warps of a group ask for different products");
         return DW__FAULT;
     }
     if (k->a_in_registers)
         for (int i = 0; i < 4; i++)
-            memcpy(p->a_values[warp][i], DW__REGISTER(w, uint32_t, k->a_places[i]), sizeof p->a_values[warp][i]);
+            memcpy(p->a_values[warp][i], DW__REGISTER(w, uint32_t, k->a_places[i]),
+                   sizeof p->a_values[warp][i]);
     else
         p->a = operand_of(a, k->a, k->transposed_a);
     p->b = operand_of(b, k->b, k->transposed_b);
@@ -238,7 +260,8 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     w->wgmma->in_flight[w->wgmma->open % 64]++;
     if (p->came == WARPS) dw__emu_later(w->cta->cluster, &p->work);
     for (int i = 0; i < k->d_count; i++)
-        if (!dw__emu_set_pending(w, k->d_places[i], 128, DW__PENDING_WGMMA, w->wgmma->open)) return no_memory(w);
+        if (!dw__emu_set_pending(w, k->d_places[i], 128, DW__PENDING_WGMMA, w->wgmma->open))
+            return no_memory(w);
     return DW__NEXT;
 }
 
@@ -257,7 +280,8 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     (void)mask;
     if (!w->wgmma) return DW__NEXT;
     const uint32_t open = w->wgmma->open, keep = (uint32_t)op->immediate;
-    const uint32_t last = open - 1 > keep ? open - 1 - keep : 0; /* the youngest group that must be done */
+    const uint32_t last =
+        open - 1 > keep ? open - 1 - keep : 0; /* the youngest group that must be done */
     for (uint32_t group = open > 63 ? open - 63 : 1; group <= last; group++) {
         if (!w->wgmma->in_flight[group % 64]) continue;
         w->now.wait = DW__WAIT_ASYNC;
@@ -278,13 +302,15 @@ static bool take_shape(dw__emu_translator *t, product_op *k) {
     if (dw__emu_all_taken(t)) return false;
     int m = 0, read = 0;
     const char *shape = t->in->modifiers[t->cursor];
-    if (sscanf(shape, "m%3dn%3dk%3d%n", &m, &k->n, &k->k, &read) != 3 || shape[read] || m != 64) return false;
+    if (sscanf(shape, "m%3dn%3dk%3d%n", &m, &k->n, &k->k, &read) != 3 || shape[read] || m != 64)
+        return false;
     t->cursor++;
     return k->n >= 8 && k->n <= MOST_N && k->n % 8 == 0;
 }
 
 static dw_status take_flag(dw__emu_translator *t, const dw__ptx_operand *o, int *value) {
-    if (o->kind != DW__PTX_INTEGER || o->integer < -1 || o->integer > 1) return dw__emu_malformed(t, "-1, 0 or 1 is wanted");
+    if (o->kind != DW__PTX_INTEGER || o->integer < -1 || o->integer > 1)
+        return dw__emu_malformed(t, "-1, 0 or 1 is wanted");
     *value = (int)o->integer;
     return DW_OK;
 }
@@ -293,23 +319,28 @@ static dw_status translate_product(dw__emu_translator *t) {
     product_op *k = dw__emu_detail(t, sizeof *k);
     const dw__ptx_operand *o = t->in->operands;
     if (!k) return dw__fail_memory("an operation", sizeof *k);
-    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !take_shape(t, k) || !dw__emu_take_type(t, &k->d))
+    if (!dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned") || !take_shape(t, k) ||
+        !dw__emu_take_type(t, &k->d))
         return dw__emu_unsupported(t);
     (void)dw__emu_take(t, "satfinite");
     if (!dw__emu_take_type(t, &k->a) || !dw__emu_take_type(t, &k->b)) return dw__emu_unsupported(t);
     static const int depths[] = {[1] = 32, [2] = 16, [4] = 8};
     const int bytes = dw__emu_type_bytes(k->a);
-    const bool known = (k->d == DW__T_F32 || k->d == DW__T_F16 || k->d == DW__T_S32) && (bytes == 1 || bytes == 2 || bytes == 4) &&
+    const bool known = (k->d == DW__T_F32 || k->d == DW__T_F16 || k->d == DW__T_S32) &&
+                       (bytes == 1 || bytes == 2 || bytes == 4) &&
                        bytes == dw__emu_type_bytes(k->b) && depths[bytes] == k->k;
-    if (!known || t->in->operand_count < 4 || o[0].kind != DW__PTX_VECTOR) return dw__emu_unsupported(t);
+    if (!known || t->in->operand_count < 4 || o[0].kind != DW__PTX_VECTOR)
+        return dw__emu_unsupported(t);
     k->d_count = k->n / (k->d == DW__T_F16 ? 4 : 2);
     if (o[0].count != k->d_count) return dw__emu_malformed(t, "another number of registers for D");
     const dw__emu_type word = k->d == DW__T_F16 ? DW__T_B32 : k->d;
-    for (int i = 0; i < k->d_count; i++) DW_RETURN_IF_FAILED(dw__emu_take_result(t, &o[0].items[i], word, &k->d_places[i]));
+    for (int i = 0; i < k->d_count; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_result(t, &o[0].items[i], word, &k->d_places[i]));
     k->a_in_registers = o[1].kind == DW__PTX_VECTOR;
     if (k->a_in_registers) {
         if (o[1].count != 4) return dw__emu_malformed(t, "A in other than four registers");
-        for (int i = 0; i < 4; i++) DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[1].items[i], DW__T_B32, &k->a_places[i]));
+        for (int i = 0; i < 4; i++)
+            DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[1].items[i], DW__T_B32, &k->a_places[i]));
     } else {
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[1], DW__T_B64, &k->descriptor_a));
     }
@@ -324,7 +355,8 @@ static dw_status translate_product(dw__emu_translator *t) {
         DW_RETURN_IF_FAILED(take_flag(t, &o[at++], &k->scale_b));
     }
     if (bytes == 2) {
-        if (given < at + (k->a_in_registers ? 1 : 2)) return dw__emu_malformed(t, "an operand is missing");
+        if (given < at + (k->a_in_registers ? 1 : 2))
+            return dw__emu_malformed(t, "an operand is missing");
         if (!k->a_in_registers) DW_RETURN_IF_FAILED(take_flag(t, &o[at++], &k->transposed_a));
         DW_RETURN_IF_FAILED(take_flag(t, &o[at++], &k->transposed_b));
     }
@@ -338,11 +370,13 @@ static dw_status translate_product(dw__emu_translator *t) {
 
 static dw_status translate_wgmma(dw__emu_translator *t) {
     if (dw__emu_take(t, "mma_async")) return translate_product(t);
-    const bool commit = dw__emu_take(t, "commit_group"), wait = !commit && dw__emu_take(t, "wait_group");
+    const bool commit = dw__emu_take(t, "commit_group"),
+               wait = !commit && dw__emu_take(t, "wait_group");
     const bool fence = !commit && !wait && dw__emu_take(t, "fence");
-    if (!(commit || wait || fence) || !dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned")) return dw__emu_unsupported(t);
-    if (wait && (t->in->operand_count != 1 || t->in->operands[0].kind != DW__PTX_INTEGER || t->in->operands[0].integer < 0 ||
-                 t->in->operands[0].integer > 62))
+    if (!(commit || wait || fence) || !dw__emu_take(t, "sync") || !dw__emu_take(t, "aligned"))
+        return dw__emu_unsupported(t);
+    if (wait && (t->in->operand_count != 1 || t->in->operands[0].kind != DW__PTX_INTEGER ||
+                 t->in->operands[0].integer < 0 || t->in->operands[0].integer > 62))
         return dw__emu_malformed(t, "a number of groups is wanted");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, commit ? commit_run : wait ? wait_run : fence_run));
     t->op->aligned = true;

@@ -20,7 +20,8 @@ static dw_emulator *open_emulator(const char *architecture) {
 }
 static dw_emulator_module *load(dw_emulator *emulator, const char *ptx) {
     dw_emulator_module *module;
-    if (dw_emulator_load(emulator, ptx, strlen(ptx), "test.ptx", &module) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_emulator_load(emulator, ptx, strlen(ptx), "test.ptx", &module) != DW_OK)
+        fail_msg("%s", dw_last_error());
     return module;
 }
 static void print_findings(const dw_emulator *emulator) {
@@ -32,7 +33,8 @@ static void print_findings(const dw_emulator *emulator) {
         print_message("%s\n", text);
     }
 }
-static void launch(dw_emulator *emulator, dw_emulator_module *module, const char *kernel, uint32_t grid, uint32_t block, void **arguments) {
+static void launch(dw_emulator *emulator, dw_emulator_module *module, const char *kernel,
+                   uint32_t grid, uint32_t block, void **arguments) {
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     options.grid[0] = grid, options.block[0] = block;
     if (dw_emulator_launch(module, kernel, &options, arguments, NULL) != DW_OK) {
@@ -44,12 +46,15 @@ static void launch(dw_emulator *emulator, dw_emulator_module *module, const char
 static const char scale_and_add[] = HEAD
     ".visible .entry f(.param .u64 x, .param .u64 y, .param .u32 n, .param .f32 s)\n"
     "{ .reg .pred %p<2>; .reg .b32 %r<6>; .reg .f32 %f<5>; .reg .b64 %rd<8>;\n"
-    "ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y]; ld.param.u32 %r1, [n]; ld.param.f32 %f1, [s];\n"
-    "mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x; mad.lo.s32 %r5, %r2, %r3, %r4;\n"
+    "ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y]; ld.param.u32 %r1, [n]; ld.param.f32 %f1, "
+    "[s];\n"
+    "mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x; mad.lo.s32 %r5, %r2, %r3, "
+    "%r4;\n"
     "setp.ge.s32 %p1, %r5, %r1; @%p1 bra $end;\n"
     "cvta.to.global.u64 %rd3, %rd1; cvta.to.global.u64 %rd4, %rd2; mul.wide.s32 %rd5, %r5, 4;\n"
     "add.s64 %rd6, %rd3, %rd5; add.s64 %rd7, %rd4, %rd5;\n"
-    "ld.global.f32 %f2, [%rd6]; ld.global.f32 %f3, [%rd7]; fma.rn.f32 %f4, %f2, %f1, %f3; st.global.f32 [%rd7], %f4;\n"
+    "ld.global.f32 %f2, [%rd6]; ld.global.f32 %f3, [%rd7]; fma.rn.f32 %f4, %f2, %f1, %f3; "
+    "st.global.f32 [%rd7], %f4;\n"
     "$end: ret; }\n";
 
 static void kernels_run(void **state) {
@@ -60,7 +65,8 @@ static void kernels_run(void **state) {
     float host[2][N], out[N], s = 1.7f;
     uint32_t n = N;
     void *x, *y;
-    for (int i = 0; i < N; i++) host[0][i] = (float)rand() / 1e6f, host[1][i] = (float)rand() / 1e7f;
+    for (int i = 0; i < N; i++)
+        host[0][i] = (float)rand() / 1e6f, host[1][i] = (float)rand() / 1e7f;
     assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &x), DW_OK);
     assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &y), DW_OK);
     assert_int_equal(dw_emulator_copy_in(emulator, x, host[0], sizeof out), DW_OK);
@@ -73,7 +79,8 @@ static void kernels_run(void **state) {
     n = N + 1;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     options.grid[0] = 8, options.block[0] = 128;
-    assert_int_equal(dw_emulator_launch(module, "f", &options, (void *[]){&x, &y, &n, &s}, NULL), DW_INTERNAL);
+    assert_int_equal(dw_emulator_launch(module, "f", &options, (void *[]){&x, &y, &n, &s}, NULL),
+                     DW_INTERNAL);
     dw_finding finding;
     assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
     assert_string_equal(finding.kind, "out of bounds");
@@ -83,11 +90,14 @@ static void kernels_run(void **state) {
 
 /* Runs `body` (registers p, r, f, rd; %rd1 is the output's address, %r1 the thread) in one block and gives back
  * what each thread stored, as words. */
-static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t threads, uint32_t shared, uint32_t *out) {
-    static const char head[] = HEAD
-        ".extern .shared .align 16 .b8 dynamic[];\n.shared .align 8 .b8 fixed[256];\n"
-        ".visible .entry f(.param .u64 out)\n{ .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<40>; .reg .f32 %f<20>; .reg .b64 %rd<20>;\n"
-        "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2;\n";
+static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t threads,
+                          uint32_t shared, uint32_t *out) {
+    static const char head[] =
+        HEAD ".extern .shared .align 16 .b8 dynamic[];\n.shared .align 8 .b8 fixed[256];\n"
+             ".visible .entry f(.param .u64 out)\n{ .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 "
+             "%r<40>; .reg .f32 %f<20>; .reg .b64 %rd<20>;\n"
+             "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 "
+             "%rd1, %rd1, %rd2;\n";
     char *text = malloc(sizeof head + strlen(body) + 32);
     dw_emulator_module *module;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
@@ -117,7 +127,8 @@ static void lanes_part_and_meet(void **state) {
         "mov.u32 %r2, 0; mov.u32 %r3, %laneid; mov.u32 %r4, 0;\n"
         "$loop: setp.ge.u32 %p1, %r2, %r3; @%p1 bra $out;\n"
         "add.s32 %r4, %r4, %r2; add.s32 %r2, %r2, 1; bra.uni $loop;\n"
-        "$out: and.b32 %r5, %r3, 1; setp.eq.s32 %p2, %r5, 0; @%p2 bra $even; mul.lo.s32 %r4, %r4, 3; bra $both;\n"
+        "$out: and.b32 %r5, %r3, 1; setp.eq.s32 %p2, %r5, 0; @%p2 bra $even; mul.lo.s32 %r4, %r4, "
+        "3; bra $both;\n"
         "$even: add.s32 %r4, %r4, 1000;\n"
         "$both: shfl.sync.bfly.b32 %r6, %r4, 1, 31, -1; st.global.u32 [%rd1], %r6;";
     assert_int_equal(run_body(emulator, body, 64, 0, out), DW_OK);
@@ -136,8 +147,10 @@ static void lanes_wait_for_each_other(void **state) {
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
     static const char body[] =
-        "mov.u32 %r2, fixed; mov.u32 %r3, 0; setp.ne.u32 %p1, %r1, 31; @%p1 bra $wait; st.shared.u32 [%r2], %r3;\n"
-        "mov.u32 %r4, 7; bar.warp.sync 0x80000000; st.shared.u32 [%r2+4], %r4; st.volatile.shared.u32 [%r2], %r4; bra $end;\n"
+        "mov.u32 %r2, fixed; mov.u32 %r3, 0; setp.ne.u32 %p1, %r1, 31; @%p1 bra $wait; "
+        "st.shared.u32 [%r2], %r3;\n"
+        "mov.u32 %r4, 7; bar.warp.sync 0x80000000; st.shared.u32 [%r2+4], %r4; "
+        "st.volatile.shared.u32 [%r2], %r4; bra $end;\n"
         "$wait: setp.ne.u32 %p2, %r1, 0; @%p2 bra $end;\n"
         "$poll: ld.volatile.shared.u32 %r5, [%r2]; setp.ne.u32 %p3, %r5, 7; @%p3 bra $poll;\n"
         "$end: bar.warp.sync 0xffffffff; ld.shared.u32 %r6, [%r2+4]; st.global.u32 [%rd1], %r6;";
@@ -154,14 +167,16 @@ static void barriers_hold(void **state) {
         "mov.u32 %r2, dynamic; shl.b32 %r3, %r1, 2; add.s32 %r4, %r2, %r3; mov.u32 %r5, 0;\n"
         "$again: mad.lo.s32 %r6, %r5, 1000, %r1; st.shared.u32 [%r4], %r6; bar.sync 0;\n"
         "xor.b32 %r7, %r3, 0x380; add.s32 %r8, %r2, %r7; ld.shared.u32 %r9, [%r8]; bar.sync 0;\n"
-        "add.s32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 20; @%p1 bra $again; st.global.u32 [%rd1], %r9;";
+        "add.s32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 20; @%p1 bra $again; st.global.u32 [%rd1], "
+        "%r9;";
     assert_int_equal(run_body(emulator, body, 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
     dw_emulator_destroy(emulator);
 }
 
-static void expect_finding(dw_emulator *emulator, const char *body, uint32_t threads, const char *kind, const char *words) {
+static void expect_finding(dw_emulator *emulator, const char *body, uint32_t threads,
+                           const char *kind, const char *words) {
     uint32_t out[256];
     dw_finding finding;
     char text[2000];
@@ -177,21 +192,30 @@ static void expect_finding(dw_emulator *emulator, const char *body, uint32_t thr
 static void mistakes_are_found(void **state) {
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    expect_finding(emulator, "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;", 32, "undefined",
-                   "4 were never written");
-    expect_finding(emulator, "mov.u32 %r2, dynamic; st.shared.u32 [%r2+1024], %r1;", 32, "out of bounds", "shared memory");
+    expect_finding(emulator,
+                   "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;",
+                   32, "undefined", "4 were never written");
+    expect_finding(emulator, "mov.u32 %r2, dynamic; st.shared.u32 [%r2+1024], %r1;", 32,
+                   "out of bounds", "shared memory");
     expect_finding(emulator, "st.global.u32 [%rd1+2], %r1;", 32, "not aligned", "no multiple of 4");
-    expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds", "0 bytes past the end");
-    expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock", "waits at barrier 1 (32 of 64 threads came)");
+    expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds",
+                   "0 bytes past the end");
+    expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
+                   "waits at barrier 1 (32 of 64 threads came)");
     expect_finding(emulator, "trap;", 32, "trap", "lane 0");
-    expect_finding(emulator, "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 bra $end; $end:", 32,
-                   "divergence", "wait");
     expect_finding(emulator,
-                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; mbarrier.arrive.shared.b64 %rd3, [%r2], 2;", 1, "mbarrier",
-                   "2 arrivals");
-    expect_finding(emulator, "mov.u32 %r2, fixed; mbarrier.arrive.shared.b64 %rd3, [%r2];", 1, "mbarrier", "there is none");
+                   "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 "
+                   "bra $end; $end:",
+                   32, "divergence", "wait");
     expect_finding(emulator,
-                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
+                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; "
+                   "mbarrier.arrive.shared.b64 %rd3, [%r2], 2;",
+                   1, "mbarrier", "2 arrivals");
+    expect_finding(emulator, "mov.u32 %r2, fixed; mbarrier.arrive.shared.b64 %rd3, [%r2];", 1,
+                   "mbarrier", "there is none");
+    expect_finding(emulator,
+                   "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
+                   "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
                    1, "deadlock", "1 of 1 arrivals to come");
     dw_emulator_destroy(emulator);
 }
@@ -212,32 +236,48 @@ static void instructions_compute(void **state) {
         {"bfe.s32 %r2, 0x00000F30, 4, 8; st.global.u32 [%rd1], %r2;", 0xFFFFFFF3},
         {"bfi.b32 %r2, 0xAB, 0x11111111, 8, 8; st.global.u32 [%rd1], %r2;", 0x1111AB11},
         {"prmt.b32 %r2, 0x03020100, 0x07060504, 0x7531; st.global.u32 [%rd1], %r2;", 0x07050301},
-        {"lop3.b32 %r2, 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA, 0x96; st.global.u32 [%rd1], %r2;", 0x96969696},
+        {"lop3.b32 %r2, 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA, 0x96; st.global.u32 [%rd1], %r2;",
+         0x96969696},
         {"cvt.rn.f32.u32 %f1, 16777219; st.global.f32 [%rd1], %f1;", 0x4B800002},
         {"cvt.rzi.s32.f32 %r2, 0fC0700000; st.global.u32 [%rd1], %r2;", 0xFFFFFFFD},
         {"cvt.rn.bf16x2.f32 %r2, 0f3F808000, 0f3F818000; st.global.u32 [%rd1], %r2;", 0x3F803F82},
-        {"cvt.rn.satfinite.e4m3x2.f32 %h1, 0f43E80000, 0fBF800000; cvt.u32.u16 %r2, %h1; st.global.u32 [%rd1], %r2;", 0x7EB8},
+        {"cvt.rn.satfinite.e4m3x2.f32 %h1, 0f43E80000, 0fBF800000; cvt.u32.u16 %r2, %h1; "
+         "st.global.u32 [%rd1], %r2;",
+         0x7EB8},
         {"min.f32 %f1, 0f7FC00000, 0f40000000; st.global.f32 [%rd1], %f1;", 0x40000000},
         {"add.rz.f32 %f1, 0f3F800000, 0f337FFFFF; st.global.f32 [%rd1], %f1;", 0x3F800000},
         {"add.rp.f32 %f1, 0f3F800000, 0f00800000; st.global.f32 [%rd1], %f1;", 0x3F800001},
         {"mul.ftz.f32 %f1, 0f00800000, 0f3F000000; st.global.f32 [%rd1], %f1;", 0},
         {"mul.f32 %f1, 0f00800000, 0f3F000000; st.global.f32 [%rd1], %f1;", 0x00400000},
-        {"popc.b32 %r2, 0xF0F0000F; clz.b32 %r3, 0x00010000; shl.b32 %r3, %r3, 8; or.b32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;",
+        {"popc.b32 %r2, 0xF0F0000F; clz.b32 %r3, 0x00010000; shl.b32 %r3, %r3, 8; or.b32 %r2, %r2, "
+         "%r3; st.global.u32 [%rd1], %r2;",
          0xF0C},
-        {"setp.lt.and.s32 %p1|%p2, %r1, 5, 1; selp.b32 %r2, 10, 20, %p1; selp.b32 %r3, 1, 2, %p2; add.s32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;",
+        {"setp.lt.and.s32 %p1|%p2, %r1, 5, 1; selp.b32 %r2, 10, 20, %p1; selp.b32 %r3, 1, 2, %p2; "
+         "add.s32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;",
          12},
         {"vote.sync.ballot.b32 %r2, 1, -1; st.global.u32 [%rd1], %r2;", 0xFFFFFFFF},
         {"redux.sync.add.s32 %r2, %r1, -1; st.global.u32 [%rd1], %r2;", 496},
-        {"elect.sync %r2|%p1, -1; selp.b32 %r3, 1, 0, %p1; mad.lo.s32 %r2, %r2, 16, %r3; st.global.u32 [%rd1], %r2;", 0},
+        {"elect.sync %r2|%p1, -1; selp.b32 %r3, 1, 0, %p1; mad.lo.s32 %r2, %r2, 16, %r3; "
+         "st.global.u32 [%rd1], %r2;",
+         0},
         {"match.any.sync.b32 %r2, 5, -1; st.global.u32 [%rd1], %r2;", 0xFFFFFFFF},
-        {"atom.global.add.u32 %r2, [%rd1], 5; ld.global.u32 %r3, [%rd1]; sub.s32 %r2, %r3, %r2; st.global.u32 [%rd1], %r2;", 5},
-        {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], %r2;", 0x12345678 ^ 0x9ABCDEF0},
+        {"atom.global.add.u32 %r2, [%rd1], 5; ld.global.u32 %r3, [%rd1]; sub.s32 %r2, %r3, %r2; "
+         "st.global.u32 [%rd1], %r2;",
+         5},
+        {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], "
+         "%r2;",
+         0x12345678 ^ 0x9ABCDEF0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (run_body(emulator, cases[i].body, 32, 0, out) != DW_OK) fail_msg("%s: %s", cases[i].body, dw_last_error());
-        if (out[3] != cases[i].expected) fail_msg("%s: 0x%08x, expected 0x%08x", cases[i].body, out[3], cases[i].expected);
+        if (run_body(emulator, cases[i].body, 32, 0, out) != DW_OK)
+            fail_msg("%s: %s", cases[i].body, dw_last_error());
+        if (out[3] != cases[i].expected)
+            fail_msg("%s: 0x%08x, expected 0x%08x", cases[i].body, out[3], cases[i].expected);
     }
-    assert_int_equal(run_body(emulator, "ex2.approx.ftz.f32 %f1, 0f3F000000; st.global.f32 [%rd1], %f1;", 32, 0, out), DW_OK);
+    assert_int_equal(run_body(emulator,
+                              "ex2.approx.ftz.f32 %f1, 0f3F000000; st.global.f32 [%rd1], %f1;", 32,
+                              0, out),
+                     DW_OK);
     memcpy(&real, out, sizeof real);
     assert_true(fabs((double)real - sqrt(2)) < 1e-7);
     dw_emulator_destroy(emulator);
@@ -255,14 +295,20 @@ static void expect_refusal(const char *ptx, dw_status status, const char *words)
 static void bad_text_is_refused(void **state) {
     (void)state;
     expect_refusal("", DW_PARSE, "no PTX");
-    expect_refusal(".version 8.7\n.target sm_90a\n.visible .entry f() {\n  add.s32 %r1, %r2;\n}", DW_PARSE, "PTX line 4");
-    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s32 %r1, %r2; }", DW_PARSE, "PTX line 5");
-    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s64 %r1, %r2, %r2; }", DW_PARSE, "s64");
+    expect_refusal(".version 8.7\n.target sm_90a\n.visible .entry f() {\n  add.s32 %r1, %r2;\n}",
+                   DW_PARSE, "PTX line 4");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s32 %r1, %r2; }", DW_PARSE,
+                   "PTX line 5");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<3>;\n add.s64 %r1, %r2, %r2; }",
+                   DW_PARSE, "s64");
     expect_refusal(HEAD ".visible .entry f() { bra $nowhere; }", DW_PARSE, "$nowhere");
-    expect_refusal(HEAD ".visible .entry f() { frobnicate.b32; }", DW_UNSUPPORTED, "frobnicate.b32");
+    expect_refusal(HEAD ".visible .entry f() { frobnicate.b32; }", DW_UNSUPPORTED,
+                   "frobnicate.b32");
     expect_refusal(HEAD ".visible .entry f() {", DW_PARSE, "does not end");
-    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<99999999999999999999>; }", DW_PARSE, "64 bits");
-    expect_refusal(".version 8.7\n.target sm_100a\n.visible .entry f() { ret; }", DW_UNSUPPORTED, "sm_100a");
+    expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<99999999999999999999>; }", DW_PARSE,
+                   "64 bits");
+    expect_refusal(".version 8.7\n.target sm_100a\n.visible .entry f() { ret; }", DW_UNSUPPORTED,
+                   "sm_100a");
 }
 
 /* Every instruction of every kernel that is compiled into the library is one that the emulator has. */
@@ -274,8 +320,10 @@ static void own_kernels_are_understood(void **state) {
         dw_emulator_module *module;
         const char *text = (const char *)file->begin;
         size_t bytes = (size_t)(file->end - file->begin);
-        if (dw_emulator_load(emulator, text, bytes, file->name, &module) != DW_OK) fail_msg("%s", dw_last_error());
-        for (const char *at = text; (at = memmem(at, (size_t)((const char *)file->end - at), ".entry ", 7)); kernels++) {
+        if (dw_emulator_load(emulator, text, bytes, file->name, &module) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        for (const char *at = text;
+             (at = memmem(at, (size_t)((const char *)file->end - at), ".entry ", 7)); kernels++) {
             char name[200];
             at += 7;
             assert_int_equal(sscanf(at, "%199[^( \n]", name), 1);
@@ -288,10 +336,14 @@ static void own_kernels_are_understood(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kernels_run),         cmocka_unit_test(lanes_part_and_meet),
-        cmocka_unit_test(lanes_wait_for_each_other), cmocka_unit_test(barriers_hold),
-        cmocka_unit_test(mistakes_are_found),  cmocka_unit_test(instructions_compute),
-        cmocka_unit_test(bad_text_is_refused), cmocka_unit_test(own_kernels_are_understood),
+        cmocka_unit_test(kernels_run),
+        cmocka_unit_test(lanes_part_and_meet),
+        cmocka_unit_test(lanes_wait_for_each_other),
+        cmocka_unit_test(barriers_hold),
+        cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(instructions_compute),
+        cmocka_unit_test(bad_text_is_refused),
+        cmocka_unit_test(own_kernels_are_understood),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
