@@ -154,6 +154,8 @@ typedef struct dw_layout {
     int tp, cp, pp, dp;
     int ep;  /* expert parallel, inside of dp * cp * tp / etp; 1: every rank has all experts */
     int etp; /* tensor parallel of the experts; 0: tp where ep is 1, else 1 */
+    int attention_tp; /* tensor parallel of attention, a divisor of tp; 0: tp. Its tp / attention_tp groups have
+                       * micro-batch's sequences of their own, cut as sequence parallelism cuts them in any case */
     int virtual_stages;    /* chunks of layers a rank; 1 */
     int sequence_parallel; /* norms and residuals are cut by tp as well */
     int zero_stage;        /* 0: replicas; 1 optimizer, 2 gradients, 3 parameters: FSDP */

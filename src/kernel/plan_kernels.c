@@ -34,10 +34,11 @@ static const char *constant_of(const char *kind, int capability, char *name, siz
 static dw_attention call_of(const dw_autoplan *plan) {
     const dw_planner_model *model = &plan->model;
     const dw_layout *layout = &plan->layout;
-    int heads = model->heads / layout->tp, groups = model->heads / model->kv_heads;
+    int tp = layout->attention_tp ? layout->attention_tp : layout->tp;
+    int heads = model->heads / tp, groups = model->heads / model->kv_heads;
     dw_attention call = {.size = sizeof call,
                          .dtype = DW_BF16,
-                         .batch = layout->micro_batch,
+                         .batch = layout->micro_batch * tp / layout->tp,
                          .heads_q = heads,
                          .heads_kv = heads % groups ? heads : heads / groups,
                          .rows_q = layout->seq_len / layout->cp,

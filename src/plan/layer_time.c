@@ -109,7 +109,7 @@ static void note_attention(const dw__planned *planned, double seconds) {
 static void attention(const dw__planned *planned, dw__layer_time *time) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
-    double t = planned->tokens, h = model->hidden, tp = layout->tp;
+    double t = planned->tokens * planned->attended, h = model->hidden, tp = planned->atp;
     double heads = model->heads / tp, d = model->head_dim,
            v = model->value_dim ? model->value_dim : d;
     double kv_heads = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
@@ -181,12 +181,13 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     time->backward.expert += exchange;
 }
 
-static void tensor_traffic(const dw__planned *planned, double gathers, dw__layer_time *time) {
-    const dw_layout *layout = planned->layout;
-    if (layout->tp <= 1) return;
+/* Of so many gathers or reductions in forward: `tokens` among `ranks`. */
+static void tensor_traffic(const dw__planned *planned, double gathers, double tokens, int ranks,
+                           dw__layer_time *time) {
+    if (ranks <= 1) return;
     double exposed = dw__exposed_parts_of(planned).tensor;
-    double bytes = planned->tokens * planned->model->hidden * 2;
-    double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, layout->tp, 1, 1);
+    double bytes = tokens * planned->model->hidden * 2;
+    double seconds = gathers * exposed * dw__gather_seconds(planned, bytes, ranks, 1, 1);
     time->forward.tensor += seconds;
     time->backward.tensor += seconds;
 }
@@ -237,20 +238,21 @@ void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__laye
         note(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
         time->forward.elementwise += seconds / 3;
         time->backward.elementwise += seconds * 2 / 3;
-        tensor_traffic(planned, 1, time);
+        tensor_traffic(planned, 1, t, layout->tp, time);
         return;
     }
     attention(planned, time);
+    tensor_traffic(planned, 2, t * planned->attended, (int)planned->atp, time);
     double cut = layout->sequence_parallel ? layout->tp : 1;
     elementwise(planned, "norms, residuals", planned->constants->elementwise_hidden * t * h / cut,
                 time);
     if (kind == DW__LAYER_MOE) {
         mixture(planned, time);
         int whole = (planned->etp > 1 && layout->ep == 1) || model->shared_ffn;
-        tensor_traffic(planned, whole ? 4 : 2, time);
+        if (whole) tensor_traffic(planned, 2, t, layout->tp, time);
     } else {
         dense_mlp(planned, model->ffn, layout->tp, time);
-        tensor_traffic(planned, 4, time);
+        tensor_traffic(planned, 2, t, layout->tp, time);
     }
     scale(&time->forward, planned->linear_scale);
     scale(&time->backward, planned->linear_scale);

@@ -91,7 +91,20 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
         return dw__fail(DW_INVALID_ARGUMENT,
                         "expert_load is %d; expected percent of an even share, 100 to 100000, or 0",
                         layout->expert_load);
-    DW_RETURN_IF_FAILED(divides("heads", model->heads, "tp", layout->tp));
+    int attention_tp = layout->attention_tp ? layout->attention_tp : layout->tp;
+    if (attention_tp < 1)
+        return dw__fail(DW_INVALID_ARGUMENT, "attention_tp is %d; expected 0 or more",
+                        attention_tp);
+    DW_RETURN_IF_FAILED(divides("tp", layout->tp, "attention_tp", attention_tp));
+    DW_RETURN_IF_FAILED(divides("micro_batch", layout->micro_batch, "tp / attention_tp",
+                                layout->tp / attention_tp));
+    if (attention_tp < layout->tp && !layout->sequence_parallel)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "attention_tp %d below tp %d needs sequence_parallel, which deals the "
+                        "sequences",
+                        attention_tp, layout->tp);
+    DW_RETURN_IF_FAILED(divides("heads", model->heads,
+                                attention_tp < layout->tp ? "attention_tp" : "tp", attention_tp));
     if (layout->ep > 1 && !model->experts)
         return dw__fail(DW_INVALID_ARGUMENT, "ep is %d and the model has no experts; use ep 1",
                         layout->ep);

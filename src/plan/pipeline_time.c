@@ -49,6 +49,13 @@ double dw__stage_layers(const dw__planned *planned, int stage) {
     return even + (stage >= 1 && stage <= rest ? 1 : 0);
 }
 
+double dw__stage_attention(const dw__planned *planned, int stage, double *excess) {
+    double whole = dw__stage_layers(planned, stage) * dw__attention_parameters(planned->model) *
+                   planned->linear_scale;
+    *excess = whole / planned->atp - whole / planned->layout->tp;
+    return whole / planned->atp;
+}
+
 /* Elements on one rank, experts apart: they have ranks of their own. */
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts) {
     const dw_planner_model *model = planned->model;

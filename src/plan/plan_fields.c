@@ -57,6 +57,7 @@ static const dw__field layout[] = {
     INT(dp),
     INT(ep),
     INT(etp),
+    INT(attention_tp),
     INT(virtual_stages),
     FLAG(sequence_parallel),
     INT(zero_stage),

@@ -24,6 +24,8 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
             dw__text_printf(text, "%s%s %d", between, sizes[at].name, sizes[at].value));
         between = ", ";
     }
+    if (l->attention_tp && l->attention_tp != l->tp)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", attention's tp %d", l->attention_tp));
     if (l->ep > 1 && l->etp > 1) DW_RETURN_IF_FAILED(dw__text_printf(text, ", etp %d", l->etp));
     if (l->zero_stage) DW_RETURN_IF_FAILED(dw__text_printf(text, ", ZeRO-%d", l->zero_stage));
     if (l->zero_stage && l->shard) DW_RETURN_IF_FAILED(dw__text_printf(text, " over %d", l->shard));

@@ -21,6 +21,8 @@ typedef struct dw__planned {
     double tokens;    /* of a micro-batch on one rank: its sequences, cut by context parallelism */
     int domain;       /* GPUs of the job that NVLink joins */
     double etp;       /* resolved */
+    double atp;       /* attention_tp, resolved */
+    double attended;  /* part of the tokens that a rank's attention has: atp / tp */
     int shard;        /* resolved */
     double gemm_part; /* of the rates of products */
     double attention_rate,
@@ -104,6 +106,10 @@ double dw__parts_sum(const dw_time_parts *parts);
 /* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
 double dw__stage_layers(const dw__planned *planned, int stage);
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts);
+/* Of attention, where its tensor parallelism is less than the rest's: elements that `attention_tp` leaves on a rank, and
+ * what these are more than with tp. dw__stage_parameters is without the excess, which tp / attention_tp ranks share
+ * like replicas. */
+double dw__stage_attention(const dw__planned *planned, int stage, double *excess);
 int dw__head_stage(
     const dw_layout *layout); /* the last; where the pipeline turns round, the first */
 

@@ -57,7 +57,8 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double h = model->hidden, tp = layout->tp, cut = layout->sequence_parallel ? tp : 1;
     double heads = model->heads / tp, d = model->head_dim + model->rope_dim;
     double v = model->value_dim ? model->value_dim : model->head_dim;
-    double kv = model->kv_heads / tp < 1 ? 1 : model->kv_heads / tp;
+    double kv = (model->kv_heads / planned->atp < 1 ? 1 : model->kv_heads / planned->atp) *
+                planned->attended;
     double operand = planned->low ? 1 : 2,
            up = model->gated ? 2 : 1; /* what a product keeps of its input */
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
@@ -72,7 +73,7 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double attention = 2 * heads * d + 2 * kv * (d + v) + 2 * heads * v + 4 * heads;
     if (planned->low) attention += heads * v;
     if (model->kv_rank) {
-        double latent = (2 + operand) * (model->q_rank + model->kv_rank);
+        double latent = (2 + operand) * (model->q_rank + model->kv_rank) * planned->attended;
         /* Recomputed from the latent vectors: queries, keys and values. */
         attention = selective ? latent + 2 * heads * v + 4 * heads : attention + latent;
     }
@@ -226,7 +227,11 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     double expert_shard = shard < expert_ranks ? shard : expert_ranks;
     int zero = layout->zero_stage;
     if (zero < 1) shard = expert_shard = 1;
-    double whole = dense + experts, cut = dense / shard + experts / expert_shard;
+    double excess, whole = dense + experts, cut = dense / shard + experts / expert_shard;
+    dw__stage_attention(planned, stage, &excess);
+    if (layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1) excess *= 2;
+    whole += excess;
+    if (zero < 1) cut += excess;
     memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
     memory->gradients = bytes.gradient * (dw__gradients_are_cut(layout) ? cut : whole) * trained;
     /* Two ranks have each stage of DualPipe: replicas, which share the states as the others do. */

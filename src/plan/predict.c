@@ -73,6 +73,8 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         .etp = layout->etp      ? layout->etp
                : layout->ep > 1 ? 1
                                 : layout->tp,
+        .atp = layout->attention_tp ? layout->attention_tp : layout->tp,
+        .attended = layout->attention_tp ? (double)layout->attention_tp / layout->tp : 1,
         .shard = layout->shard ? layout->shard : layout->dp * layout->cp,
         .low = layout->precision > DW_TRAIN_FP32,
         .rate = rates[layout->precision],
@@ -210,6 +212,16 @@ static void pipeline_of(const dw__planned *planned, dw_recompute recompute,
     dw__pipeline_finish(planned, pipeline);
 }
 
+/* Attention's parameters, or gradients, among the ranks of a tensor parallel group that hold the same of them. */
+static double attention_seconds(const dw__planned *planned, int stage, double bytes,
+                                double messages) {
+    double excess;
+    if (planned->attended >= 1) return 0;
+    return dw__gather_seconds(planned, bytes * dw__stage_attention(planned, stage, &excess),
+                              (int)(planned->layout->tp / planned->atp), (int)planned->atp,
+                              messages);
+}
+
 void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic) {
     const dw_layout *layout = planned->layout;
     double ranks = (double)layout->dp * layout->cp;
@@ -225,7 +237,8 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
         traffic->gather =
             dw__gather_seconds(planned, 2 * dense, shard, layout->tp, layers) +
-            dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride, layers);
+            dw__gather_seconds(planned, 2 * experts, expert_shard, expert_stride, layers) +
+            attention_seconds(planned, stage, 2, layers);
         traffic->again = layout->reshard && layout->pp == 1 ? traffic->gather : 0;
         traffic->reduce = traffic->gather * trained * (layout->gradient_bytes == 2 ? 1 : 2);
         if (ranks > shard)
@@ -246,7 +259,8 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
     traffic->reduce =
         dw__gather_seconds(planned, gradient * dense * trained, (int)ranks, layout->tp, buckets) +
         dw__gather_seconds(planned, gradient * experts * trained, (int)expert_ranks, expert_stride,
-                           buckets);
+                           buckets) +
+        attention_seconds(planned, stage, gradient * trained, layers);
     traffic->gather = traffic->reduce * (layout->zero_stage ? 2 / gradient : 1);
     traffic->reduce_each = dw__gradients_are_cut(layout) && layout->zero_stage == 2;
 }
@@ -299,7 +313,9 @@ double dw__optimizer_elements(const dw__planned *planned, int stage) {
     double shard = layout->zero_stage ? planned->shard : 1;
     double ranks = (double)layout->dp * layout->cp * layout->tp / (layout->ep * planned->etp);
     double expert_shard = shard < ranks ? shard : ranks < 1 ? 1 : ranks;
-    return (dense / shard + experts / expert_shard) * dw__trained_part(planned->model);
+    double excess = 0;
+    if (!layout->zero_stage) dw__stage_attention(planned, stage, &excess);
+    return (dense / shard + excess + experts / expert_shard) * dw__trained_part(planned->model);
 }
 
 double dw__optimizer_seconds(const dw__planned *planned, int stage) {
@@ -553,7 +569,8 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
         head_weight = times.head.weight;
     }
     int has_head = stage == dw__head_stage(layout) && chunk == v - 1;
-    double experts, dense = dw__stage_parameters(&planned, stage, &experts);
+    double experts, excess, dense = dw__stage_parameters(&planned, stage, &experts);
+    dw__stage_attention(&planned, stage, &excess);
     dw__activation_bytes bytes;
     dw__activation_bytes_of(&planned, layout->recompute, layout->recompute_layers, stage, &bytes);
     *cost = (dw_stage_cost){
@@ -567,7 +584,7 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
             chunk_traffic(&planned, &whole.backward, head[1], bytes.moved, v, has_head),
         .send = whole.send,
         .send_bytes = sent_bytes(&planned),
-        .parameters = dense + experts,
+        .parameters = dense + experts + excess,
         .activation_bytes = bytes.kept / v,
         .transient_bytes = (has_head ? bytes.logits : 0) + bytes.staged + bytes.again,
     };

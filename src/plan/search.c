@@ -51,9 +51,11 @@ static void bound_one(void *context, int64_t index, int worker) {
 }
 
 static int sizes_order(const dw__mesh *a, const dw__mesh *b) {
-    const int one[8] = {a->tp, a->cp, a->pp, a->dp, a->ep, a->etp, a->micro_batch, a->precision};
-    const int two[8] = {b->tp, b->cp, b->pp, b->dp, b->ep, b->etp, b->micro_batch, b->precision};
-    for (int at = 0; at < 8; at++)
+    const int one[9] = {a->tp,  a->cp,          a->pp,        a->dp, a->ep,
+                        a->etp, a->micro_batch, a->precision, a->atp};
+    const int two[9] = {b->tp,  b->cp,          b->pp,        b->dp, b->ep,
+                        b->etp, b->micro_batch, b->precision, b->atp};
+    for (int at = 0; at < 9; at++)
         if (one[at] != two[at]) return one[at] < two[at] ? -1 : 1;
     return 0;
 }
@@ -82,7 +84,8 @@ static void bound_meshes(const dw__problem *problem, dw__meshes *meshes,
 }
 
 static int same_axes(const dw_layout *a, const dw_layout *b) {
-    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep && a->etp == b->etp;
+    return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->ep == b->ep &&
+           a->etp == b->etp && a->attention_tp == b->attention_tp;
 }
 
 static void keep(result *r, int most, const dw__found *found) {
@@ -322,6 +325,7 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
     const dw_layout *set = &problem->limits.set;
     q->count = 0;
     ask_halves(q, "tp", best->tp, set->tp, best->gpus);
+    if (best->attention_tp) ask(q, "attention_tp", best->tp, NULL);
     ask_halves(q, "pp", best->pp, set->pp, best->gpus);
     ask_halves(q, "cp", best->cp, set->cp, best->gpus);
     if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep, problem->model->experts);
@@ -349,7 +353,7 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
 static int allows_mesh(const dw__limits *l, const dw__mesh *mesh) {
     return DW__ALLOWS(l, tp, mesh->tp) && DW__ALLOWS(l, cp, mesh->cp) &&
            DW__ALLOWS(l, pp, mesh->pp) && DW__ALLOWS(l, ep, mesh->ep) &&
-           DW__ALLOWS(l, micro_batch, mesh->micro_batch);
+           DW__ALLOWS(l, micro_batch, mesh->micro_batch) && DW__ALLOWS(l, attention_tp, mesh->atp);
 }
 
 static dw_status answer(const dw__problem *problem, const dw__meshes *meshes, const char *question,

@@ -41,6 +41,7 @@ dw_status dw__space_check(const dw__problem *problem);
 /* What computation depends on. */
 typedef struct dw__mesh {
     int tp, cp, pp, dp, ep, etp, micro_batch, precision;
+    int atp;      /* of attention: tp, or a divisor of it */
     double bound; /* seconds that no layout of it is below; infinite where none fits */
 } dw__mesh;
 

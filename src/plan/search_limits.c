@@ -22,6 +22,7 @@ static int is_searched(const char *name) {
                                            "dp",
                                            "ep",
                                            "etp",
+                                           "attention_tp",
                                            "virtual_stages",
                                            "zero_stage",
                                            "shard",

@@ -98,7 +98,8 @@ static int complexity(const dw_layout *layout) {
     sum += bits(layout->virtual_stages) + (layout->recompute_layers > 0 ? 5 : 0);
     sum += 10 * layout->zero_stage + (layout->shard > 0 ? 20 : 0) + (layout->reshard ? 0 : 5);
     sum += (layout->offload_optimizer ? 50 : 0) + (layout->offload_layers ? 40 : 0) +
-           (layout->ep > 1 && layout->etp > 1 ? 20 + bits(layout->etp) : 0);
+           (layout->ep > 1 && layout->etp > 1 ? 20 + bits(layout->etp) : 0) +
+           (layout->attention_tp && layout->attention_tp != layout->tp ? 25 : 0);
     return sum;
 }
 

@@ -1,5 +1,6 @@
 /* What divides. Every size that a layout can have is a divisor of the number of GPUs, of the batch or of the model;
  * what is left out beyond that is left out for a reason that docs/autoplan.md has. */
+#include "plan/planner_internal.h"
 #include "plan/search.h"
 
 /* In order. */
@@ -18,6 +19,7 @@ static int divisors(int of, int *list) {
 typedef struct ability {
     unsigned schedules, zero_stages; /* bits */
     int parallel;                    /* tensor, context, pipeline, experts: not data alone */
+    int attention_tp; /* attention's tensor parallelism may be less than the rest's */
     int offload_optimizer;
     unsigned
         offload_recompute; /* bits: with which recomputation layers' activations may be offloaded */
@@ -33,15 +35,15 @@ static const ability *ability_of(dw_framework framework) {
         INPUTS = 1 << DW_RECOMPUTE_FULL
     };
     static const ability abilities[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {ALL, 15, 1, 1, KEPT | INPUTS},
-        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1, 1, KEPT},
-        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1, 0, 0},
-        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1, 0, 0},
-        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0, 0, 0},
-        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1, 1, INPUTS},
-        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1, 0, 0},
-        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1, 0, 0},
-        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0, 0, 0},
+        [DW_FRAMEWORK_OWN] = {ALL, 15, 1, 1, 1, KEPT | INPUTS},
+        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1, 0, 1, KEPT},
+        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1, 0, 0, 0},
+        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1, 0, 0, 0},
+        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0, 0, 0, 0},
+        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1, 0, 1, INPUTS},
+        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1, 0, 0, 0},
+        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1, 0, 0, 0},
+        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0, 0, 0, 0},
     };
     return &abilities[framework];
 }
@@ -123,15 +125,44 @@ static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, dw__
     return DW_OK;
 }
 
+static int attention_divides(const dw_planner_model *model, int tp) {
+    return model->heads % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+}
+
+/* Attention may have fewer ranks than the rest while these are joined by NVLink: across the network nobody gathers
+ * all tokens for the MLP alone. */
+static int may_split(const dw__problem *problem, int gpus, int tp) {
+    const dw__limits *limits = &problem->limits;
+    return tp > 1 && tp <= dw__domain_of(problem->hardware, gpus) &&
+           ability_of(limits->base.framework)->attention_tp &&
+           (!limits->set.sequence_parallel || limits->base.sequence_parallel);
+}
+
+/* Attention on fewer ranks than the rest, where these have sequences of their own. */
+static dw_status push_attention(const dw__problem *problem, dw__mesh mesh, dw__meshes *meshes) {
+    const dw__limits *limits = &problem->limits;
+    int less = may_split(problem, mesh.tp * mesh.cp * mesh.pp * mesh.dp, mesh.tp);
+    for (int parts = 1; parts <= (less ? mesh.tp : 1); parts++) {
+        if (mesh.tp % parts || mesh.micro_batch % parts) continue;
+        mesh.atp = mesh.tp / parts;
+        if (!attention_divides(problem->model, mesh.atp) ||
+            !DW__ALLOWS(limits, attention_tp, mesh.atp))
+            continue;
+        DW_RETURN_IF_FAILED(push_precisions(problem, mesh, meshes));
+    }
+    return DW_OK;
+}
+
 static dw_status push_batches(const dw__problem *problem, dw__mesh mesh, int smallest,
                               dw__meshes *meshes) {
     int batches[DW__DIVISORS_MOST];
     int count = divisors(problem->global_batch / mesh.dp, batches);
+    size_t before = meshes->count;
     for (int at = 0; at < count; at++) {
         if (!DW__ALLOWS(&problem->limits, micro_batch, batches[at])) continue;
         mesh.micro_batch = batches[at];
-        DW_RETURN_IF_FAILED(push_precisions(problem, mesh, meshes));
-        if (smallest) break;
+        DW_RETURN_IF_FAILED(push_attention(problem, mesh, meshes));
+        if (smallest && meshes->count > before) break;
     }
     return DW_OK;
 }
@@ -161,9 +192,10 @@ static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int sma
     return DW_OK;
 }
 
-static int tensor_divides(const dw_planner_model *model, int tp) {
-    return model->heads % tp == 0 && model->ffn % tp == 0 && model->shared_ffn % tp == 0 &&
-           (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+static int tensor_divides(const dw__problem *problem, int gpus, int tp) {
+    const dw_planner_model *model = problem->model;
+    return model->ffn % tp == 0 && model->shared_ffn % tp == 0 &&
+           (attention_divides(model, tp) || may_split(problem, gpus, tp));
 }
 
 dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, dw__meshes *meshes) {
@@ -173,7 +205,7 @@ dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, d
     int tensor_count = divisors(gpus, tensors);
     for (int t = 0; t < tensor_count; t++) {
         dw__mesh mesh = {.tp = tensors[t]};
-        if (!DW__ALLOWS(limits, tp, mesh.tp) || !tensor_divides(problem->model, mesh.tp)) continue;
+        if (!DW__ALLOWS(limits, tp, mesh.tp) || !tensor_divides(problem, gpus, mesh.tp)) continue;
         int context_count = divisors(gpus / mesh.tp, contexts);
         for (int c = 0; c < context_count; c++) {
             mesh.cp = contexts[c];
@@ -206,6 +238,7 @@ void dw__mesh_layout(const dw__problem *problem, const dw__mesh *mesh, dw_layout
     layout->ep = mesh->ep;
     layout->etp = mesh->etp;
     layout->micro_batch = mesh->micro_batch;
+    layout->attention_tp = mesh->atp < mesh->tp || problem->limits.set.attention_tp ? mesh->atp : 0;
     layout->precision = (dw_train_precision)mesh->precision;
     layout->seq_len = problem->seq_len;
     layout->global_batch = problem->global_batch;

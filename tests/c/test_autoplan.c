@@ -111,13 +111,24 @@ static void every_schedule(every *e, dw_layout layout) {
     }
 }
 
+/* Attention on a part of the tensor parallel ranks, where each part has sequences of its own. */
+static void every_attention(every *e, dw_layout layout) {
+    for (int atp = 1; atp <= layout.tp; atp++) {
+        if (layout.tp % atp || layout.micro_batch % (layout.tp / atp) || e->model->heads % atp)
+            continue;
+        if (e->model->kv_heads % atp && atp % e->model->kv_heads) continue;
+        if (atp < layout.tp && layout.tp > e->hardware->gpus_per_domain) continue;
+        layout.attention_tp = atp < layout.tp ? atp : 0;
+        every_schedule(e, layout);
+    }
+}
+
 static void every_layout(every *e, dw_layout layout) {
     int gpus = layout.gpus, batch = layout.global_batch;
     for (int tp = 1; tp <= gpus; tp++)
         for (int cp = 1; cp <= gpus / tp; cp++)
             for (int pp = 1; pp <= gpus / tp / cp && pp <= e->model->layers; pp++) {
-                if (gpus % (tp * cp * pp) || e->model->heads % tp || e->model->ffn % tp) continue;
-                if (e->model->kv_heads % tp && tp % e->model->kv_heads) continue;
+                if (gpus % (tp * cp * pp) || e->model->ffn % tp) continue;
                 if (cp > 1 && layout.seq_len % (2 * cp)) continue;
                 layout.tp = tp;
                 layout.cp = cp;
@@ -132,7 +143,7 @@ static void every_layout(every *e, dw_layout layout) {
                             layout.etp = e->model->experts ? etp : 0;
                             layout.micro_batch = b;
                             if (batch % (layout.dp * b)) continue;
-                            every_schedule(e, layout);
+                            every_attention(e, layout);
                         }
             }
 }
@@ -167,7 +178,7 @@ static int drawn(int low, int high) {
 
 static void the_search_misses_nothing(void **unused) {
     (void)unused;
-    int fitting = 0, recomputed = 0, pipelined = 0, layers = 0, optimizers = 0;
+    int fitting = 0, recomputed = 0, pipelined = 0, layers = 0, optimizers = 0, attentions = 0;
     for (int round = 0; round < 40; round++) {
         int heads = 1 << drawn(1, 3), mixture = round % 3 == 0;
         dw_planner_model model = {.layers = drawn(2, 7),
@@ -213,6 +224,7 @@ static void the_search_misses_nothing(void **unused) {
             pipelined += e.layout.pp > 1;
             layers += e.layout.offload_layers > 0;
             optimizers += e.layout.offload_optimizer;
+            attentions += e.layout.attention_tp > 0;
             assert_true(plan->prediction.seconds <= e.seconds * 1.005);
             assert_true(plan->prediction.seconds >= e.seconds * (1 - 1e-12));
             assert_int_equal(dw_layout_check(&model, hardware, &plan->layout), DW_OK);
@@ -222,6 +234,7 @@ static void the_search_misses_nothing(void **unused) {
     }
     assert_true(fitting >= 15 && fitting < 40);
     assert_true(recomputed >= 3 && pipelined >= 1);
+    print_message("%d layers %d optimizers %d attentions\n", layers, optimizers, attentions);
     assert_true(layers >= 3 && optimizers >= 1);
 }
 
@@ -401,6 +414,7 @@ static void every_name_can_be_fixed(void **unused) {
         "dp=8",
         "ep=8",
         "etp=1",
+        "attention_tp=1",
         "virtual_stages=2",
         "sequence_parallel=0",
         "zero_stage=3",
