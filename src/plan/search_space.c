@@ -284,7 +284,8 @@ int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sh
         if (problem->limits.base.framework == DW_FRAMEWORK_DEEPSPEED && mesh->pp > 1 && stage > 1)
             continue;
         count = shard_stage(problem, mesh, list, count, stage);
-        if (mesh->dp * mesh->cp == 1 && count > 0) break; /* nobody to share with */
+        if (mesh->dp * mesh->cp == 1 && mesh->atp == mesh->tp && count > 0)
+            break; /* nobody to share with */
     }
     return count;
 }

@@ -497,6 +497,41 @@ static void bad_layouts_are_refused_by_name(void **state) {
     dw_hardware_destroy(hardware);
 }
 
+/* Attention on 2 of 8 ranks: its products are the same work, its gathers carry a quarter among two, its parameters and
+ * gradients are four times as many, the optimizer's states shared by those that hold the same. */
+static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
+    (void)state;
+    dw_hardware *hardware = hardware_of("h100:8");
+    hardware->memory.value = 1e13;
+    dw_layout layout = layout_of(8, 8, 1, 4, 16, 4096);
+    layout.zero_stage = 1;
+    dw_prediction same, less;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &same), DW_OK);
+    layout.attention_tp = 8;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &less), DW_OK);
+    assert_true(same.seconds == less.seconds && same.used == less.used);
+    layout.attention_tp = 2;
+    assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &less), DW_OK);
+    double attention = 80.0 * 8192 * 128 * (2 * 64 + 2 * 8), excess = attention / 2 - attention / 8;
+    dw__element_bytes bytes = dw__element_bytes_of(&layout);
+    assert_near(less.memory.parameters - same.memory.parameters, bytes.parameter * excess, 1e-9);
+    assert_near(less.memory.gradients - same.memory.gradients, bytes.gradient * excess, 1e-9);
+    assert_near(less.memory.optimizer, same.memory.optimizer, 1e-9);
+    assert_near(less.memory.activations, same.memory.activations, 1e-9);
+    assert_near(less.time.attention, same.time.attention, 1e-3);
+    /* Of four gathers in a layer two shrink from 7/8 to 1/4 x 1/2 of the tokens; the head's stays. */
+    assert_near(less.time.tensor, same.time.tensor * (0.5 + 0.5 / 7), 0.02);
+    layout.micro_batch = 2;
+    refused(&llama3_70b, hardware, &layout, "tp / attention_tp 4");
+    layout.micro_batch = 4;
+    layout.attention_tp = 3;
+    refused(&llama3_70b, hardware, &layout, "attention_tp 3");
+    layout.attention_tp = 2;
+    layout.sequence_parallel = 0;
+    refused(&llama3_70b, hardware, &layout, "sequence_parallel");
+    dw_hardware_destroy(hardware);
+}
+
 /* A group of 16 does not divide a rack of 72: some lie in two, and what is behind the network waits. Racks that are not
  * filled are dealt 64 each, which 16 divides; six of a node's eight GPUs likewise. */
 static void groups_that_straddle_a_domain_are_slower(void **state) {
@@ -672,6 +707,7 @@ int main(void) {
         cmocka_unit_test(a_known_run_is_near),
         cmocka_unit_test(runs_never_fitted_are_near),
         cmocka_unit_test(bad_layouts_are_refused_by_name),
+        cmocka_unit_test(attention_has_a_tensor_parallelism_of_its_own),
         cmocka_unit_test(groups_that_straddle_a_domain_are_slower),
         cmocka_unit_test(the_host_s_memory_costs_its_way),
         cmocka_unit_test(the_host_s_optimizer_is_bound_by_its_memory),
