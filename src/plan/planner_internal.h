@@ -182,6 +182,8 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
                              int recompute_layers, int stage, dw__activation_bytes *bytes);
 int dw__is_deepspeed(const dw_layout *layout);
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
+/* Of these, what the allocator returns before it fails. */
+double dw__given_back(const dw__planned *planned, const dw_memory_parts *memory);
 /* Bytes of the host's memory that a rank of the stage needs: optimizer, activations. */
 void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,
                      int stage, double *optimizer, double *activations);

@@ -138,6 +138,12 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
     return held;
 }
 
+/* Short of memory, PyTorch's allocator gives back segments that are wholly free, and keeps those of which a block is in
+ * use: about one in five, from which configurations that ran and that failed are told apart best. */
+double dw__given_back(const dw__planned *planned, const dw_memory_parts *memory) {
+    return 0.8 * dw__fragments(planned, memory);
+}
+
 /* ZeRO-2 gives the rest away before the next micro-batch adds to it. In a pipeline, and under Megatron, gradients
  * gather in whole buffers and are reduced once a step. */
 int dw__gradients_are_cut(const dw_layout *layout) {

@@ -367,8 +367,7 @@ static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, 
     prediction->reserved = most + dw__fragments(planned, &prediction->memory);
     prediction->used = most + prediction->memory.overhead;
     prediction->capacity = planned->hardware->memory.value;
-    /* Short of memory, the allocator gives its unused blocks back before it fails. */
-    double needed = prediction->used - dw__fragments(planned, &prediction->memory);
+    double needed = prediction->used - dw__given_back(planned, &prediction->memory);
     prediction->fits = needed <= prediction->capacity;
     prediction->recompute = recompute;
     prediction->recompute_layers = layers;

@@ -158,7 +158,7 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
         dw__activation_bytes_of(planned, layout->recompute, layout->recompute_layers, stages[at],
                                 &bytes);
         /* Short of memory, the allocator gives back what it cannot use: dw_predict's rule of what fits. */
-        double overhead = memory.overhead - dw__fragments(planned, &memory);
+        double overhead = memory.overhead - dw__given_back(planned, &memory);
         cost->constant_bytes +=
             (memory.parameters + memory.gradients + memory.optimizer + overhead) / 2;
         cost->busy_bytes = fmax(cost->busy_bytes, memory.workspace - bytes.logits);
