@@ -427,8 +427,8 @@ enum { NAME_MOST = 64, NEAR_MOST = 6 };
 
 /* What a name may have in front and behind without meaning another size. */
 static bool is_decoration(const char *part, size_t length) {
-    static const char *const words[] = {"meta", "hf",   "instruct", "chat", "it",   "pt",
-                                        "base", "v0.1", "bf16", "nvidia"};
+    static const char *const words[] = {"meta", "hf",   "instruct", "chat", "it",
+                                        "pt",   "base", "v0.1",     "bf16", "nvidia"};
     for (size_t at = 0; at < DW_COUNT(words); at++)
         if (strlen(words[at]) == length && strncmp(words[at], part, length) == 0) return true;
     if (length != 4) return false; /* the month of a release */
