@@ -62,10 +62,8 @@ def test_counted(counter) -> None:
     tasks = [
         "mlp:adamw_dw",
         "gpt2:adamw",
-        "llama:adamw_dw:keep",
         "mha-padding:adamw_dw",
-        "llama-parts:adamw:accumulate",
-        "gpt2-parts:adamw_dw",
+        "llama-parts:adamw_dw:accumulate:keep",
         "llama:adamw_dw:nvfp4",
     ]
     for one in measured(counter, tasks, timeout=300).values():
