@@ -101,6 +101,14 @@ dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned);
 typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
 void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time);
 double dw__parts_sum(const dw_time_parts *parts);
+/* Of a choice of sizes, whatever its sharding, schedule and recomputation: all that takes long to compute. */
+typedef struct dw__layer_times {
+    dw__layer_time dense, moe, head;
+} dw__layer_times;
+typedef struct dw__layer_memo { /* begin with zeros; one for each choice of sizes */
+    int known[2];               /* with tokens' exchange overlapped, and without */
+    dw__layer_times times[2];
+} dw__layer_memo;
 
 /* ---- stages ---- */
 /* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
@@ -198,6 +206,13 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction);
+/* The same; `memo` is of the layout's sizes. */
+void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
+                       const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
+                       dw_prediction *prediction);
+/* Seconds that no sharding, schedule or recomputation of these sizes is below. */
+double dw__least_seconds(const dw__constants *constants, const dw_planner_model *model,
+                         const dw_hardware *hardware, const dw_layout *layout);
 /* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from profiles. */
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout);

@@ -113,13 +113,9 @@ typedef struct stage_time {
     double weight, send;
 } stage_time;
 
-typedef struct layer_times {
-    dw__layer_time dense, moe, head;
-} layer_times;
-
-static void time_layers(const dw__planned *planned, layer_times *times) {
+static void time_layers(const dw__planned *planned, dw__layer_times *times) {
     int mixtures = dw__moe_layers(planned->model);
-    *times = (layer_times){0};
+    *times = (dw__layer_times){0};
     if (mixtures < planned->model->layers)
         dw__layer_seconds(planned, DW__LAYER_DENSE, &times->dense);
     if (mixtures) dw__layer_seconds(planned, DW__LAYER_MOE, &times->moe);
@@ -153,7 +149,7 @@ static double sent_bytes(const dw__planned *planned) {
     return layout->pp > 1 ? planned->tokens * planned->model->hidden * 2 / cut : 0;
 }
 
-static void time_stage(const dw__planned *planned, const layer_times *times, int stage,
+static void time_stage(const dw__planned *planned, const dw__layer_times *times, int stage,
                        dw_recompute recompute, int recompute_layers, stage_time *time) {
     const dw_layout *layout = planned->layout;
     *time = (stage_time){0};
@@ -413,15 +409,44 @@ double dw__micro_batch_fixed(const dw__planned *planned) {
     return c->micro_fixed * (planned->layout->cuda_graphs ? c->host_graphs : 1);
 }
 
+static const dw__layer_times *remembered(const dw__planned *planned, dw__layer_memo *memo) {
+    int overlapped = planned->layout->overlap_expert != 0;
+    if (!memo->known[overlapped]) time_layers(planned, &memo->times[overlapped]);
+    memo->known[overlapped] = 1;
+    return &memo->times[overlapped];
+}
+
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction) {
+    dw__layer_memo memo = {0};
+    dw__predict_again(constants, model, hardware, layout, &memo, prediction);
+}
+
+double dw__least_seconds(const dw__constants *constants, const dw_planner_model *model,
+                         const dw_hardware *hardware, const dw_layout *layout) {
+    dw__planned planned;
+    dw__layer_times times;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    time_layers(&planned, &times);
+    int mixtures = dw__moe_layers(model);
+    double sum = dw__parts_sum(&times.head.forward) + dw__parts_sum(&times.head.backward);
+    sum += (model->layers - mixtures) *
+           (dw__parts_sum(&times.dense.forward) + dw__parts_sum(&times.dense.backward));
+    sum += mixtures * (dw__parts_sum(&times.moe.forward) + dw__parts_sum(&times.moe.backward));
+    double m = planned.micro_batches, least = m * sum / layout->pp * dw__slowdown(&planned);
+    /* Sums of other orders round otherwise. */
+    return (least + dw__step_fixed(&planned) + m * dw__micro_batch_fixed(&planned)) * (1 - 1e-12);
+}
+
+void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
+                       const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
+                       dw_prediction *prediction) {
     dw__planned planned;
     dw__planned_begin(&planned, constants, model, hardware, layout);
     *prediction = (dw_prediction){0};
     memory_of(&planned, prediction);
 
-    layer_times times;
-    time_layers(&planned, &times);
+    const dw__layer_times times = *remembered(&planned, memo);
     int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     stage_time stage[3];
     double total[3], m = planned.micro_batches;
@@ -479,7 +504,7 @@ double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_mod
     dw__planned_begin(&planned, constants, model, hardware, layout);
     dw_prediction prediction;
     memory_of(&planned, &prediction);
-    layer_times times;
+    dw__layer_times times;
     time_layers(&planned, &times);
     int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     stage_time stage[3];
@@ -551,7 +576,7 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
                       const dw_layout *layout, int stage, int chunk, dw_stage_cost *cost) {
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, model, hardware, layout);
-    layer_times times;
+    dw__layer_times times;
     time_layers(&planned, &times);
     stage_time whole;
     time_stage(&planned, &times, stage, layout->recompute, layout->recompute_layers, &whole);

@@ -66,21 +66,15 @@ static int by_bound(const void *left, const void *right) {
     return sizes_order(a, b);
 }
 
-/* Bounds of all; those that cannot fit are dropped, the rest sorted. */
+/* Bounds of all, sorted. */
 static void bound_meshes(const dw__problem *problem, dw__meshes *meshes,
                          dw_autoplan_statistics *statistics) {
     round_work work = {.problem = problem, .meshes = meshes->items};
     dw__pool_run((int64_t)meshes->count, bound_one, &work);
-    size_t kept = 0;
-    for (size_t at = 0; at < meshes->count; at++) {
-        if (!isfinite(meshes->items[at].bound)) continue;
-        meshes->items[kept++] = meshes->items[at];
-    }
     statistics->meshes = (double)meshes->count;
-    statistics->meshes_large = (double)(meshes->count - kept);
+    statistics->meshes_large = 0;
     statistics->predicted = (double)meshes->count;
-    meshes->count = kept;
-    if (kept) qsort(meshes->items, kept, sizeof *meshes->items, by_bound);
+    if (meshes->count) qsort(meshes->items, meshes->count, sizeof *meshes->items, by_bound);
 }
 
 static int same_axes(const dw_layout *a, const dw_layout *b) {
@@ -121,6 +115,8 @@ static dw_status search(const dw__problem *problem, const dw__meshes *meshes, in
         dw__pool_run((int64_t)(end - at), search_one, &work);
         for (size_t i = 0; i < end - at; i++) {
             r->statistics.predicted += found[i].predicted;
+            r->statistics.meshes_large += found[i].too_large;
+            meshes->items[at + i].too_large = found[i].too_large;
             if (found[i].found) keep(r, most, &found[i]);
         }
         at = end;

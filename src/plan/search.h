@@ -41,8 +41,9 @@ dw_status dw__space_check(const dw__problem *problem);
 /* What computation depends on. */
 typedef struct dw__mesh {
     int tp, cp, pp, dp, ep, etp, micro_batch, precision;
-    int atp;      /* of attention: tp, or a divisor of it */
-    double bound; /* seconds that no layout of it is below; infinite where none fits */
+    int atp;       /* of attention: tp, or a divisor of it */
+    int too_large; /* known to be */
+    double bound;  /* seconds that no layout of it is below */
 } dw__mesh;
 
 typedef struct dw__meshes {
@@ -79,6 +80,7 @@ typedef struct dw__found {
     dw_layout layout;
     dw_prediction prediction;
     double predicted; /* how many layouts were asked for */
+    int too_large;    /* the states and the fewest activations alone are more than the memory */
 } dw__found;
 
 /* 0: the states and the fewest activations alone are more than the memory. */

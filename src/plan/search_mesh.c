@@ -17,9 +17,10 @@ static double computing(const dw_prediction *p) {
            t->context + t->expert;
 }
 
-static void predict(const dw__problem *problem, const dw_layout *layout,
+static void predict(const dw__problem *problem, const dw_layout *layout, dw__layer_memo *memo,
                     dw_prediction *prediction) {
-    dw_predict_unchecked(problem->model, problem->hardware, layout, prediction);
+    dw__predict_again(&dw__constants_default, problem->model, problem->hardware, layout, memo,
+                      prediction);
 }
 
 /* What is slower in proportion to the rest (stragglers) is so for this part of it too. */
@@ -59,19 +60,12 @@ int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh) {
     return least_memory(problem, &layout, &optimizer) <= problem->hardware->memory.value;
 }
 
-/* Nothing recomputed, no bubble, states shared by all. */
 void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh) {
     dw_layout layout;
-    dw_prediction p;
-    if (!dw__mesh_may_fit(problem, mesh)) {
-        mesh->bound = HUGE_VAL;
-        return;
-    }
     dw__mesh_layout(problem, mesh, &layout);
-    layout.recompute = DW_RECOMPUTE_NONE;
     layout.overlap_expert = 1; /* as a schedule may have it */
-    predict(problem, &layout, &p);
-    mesh->bound = with_other(&p, computing(&p));
+    mesh->bound =
+        dw__least_seconds(&dw__constants_default, problem->model, problem->hardware, &layout);
 }
 
 static int bits(int value) {
@@ -108,12 +102,13 @@ typedef struct trial {
     double most;
     int simplest;
     dw__found *found;
+    dw__layer_memo *memo;
 } trial;
 
 /* 1: fits, whatever became of it. */
 static int try_layout(const trial *t, dw_layout *layout, dw_prediction *p) {
     dw__found *found = t->found;
-    predict(t->problem, layout, p);
+    predict(t->problem, layout, t->memo, p);
     found->predicted++;
     if (!p->fits) return 0;
     if (!(p->seconds <= t->most)) return 1;
@@ -285,7 +280,7 @@ static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int c
     for (int at = 0; at < count; at++) {
         dw_prediction p;
         set_turns(t->problem, &turns[at], layout);
-        predict(t->problem, layout, &p);
+        predict(t->problem, layout, t->memo, &p);
         t->found->predicted++;
         double least = computing(&p) + p.time.imbalance + p.time.bubble + p.time.pipeline;
         if (with_other(&p, least) <= t->most) turns[kept++] = turns[at];
@@ -298,7 +293,7 @@ static int sharding_may_win(const trial *t, dw_layout *layout) {
     layout->recompute = DW_RECOMPUTE_NONE;
     layout->recompute_layers = 0;
     layout->overlap_expert = 1;
-    predict(t->problem, layout, &p);
+    predict(t->problem, layout, t->memo, &p);
     t->found->predicted++;
     double least = computing(&p) + p.time.data + p.time.optimizer;
     return with_other(&p, least) <= ceiling_of(t);
@@ -311,9 +306,11 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
     dw__turns turns[DW__TURNS_MOST];
     int sharding_count = dw__space_shardings(problem, mesh, shardings),
         turn_count = dw__space_turns(problem, mesh, turns);
-    trial t = {problem, most, simplest, found};
+    dw__layer_memo memo = {0};
+    trial t = {problem, most, simplest, found, &memo};
     dw_layout layout;
-    if (!sharding_count) return;
+    found->too_large = mesh->too_large || !dw__mesh_may_fit(problem, mesh);
+    if (!sharding_count || found->too_large) return;
     int plain[DW__TURNS_MOST] = {
         0}; /* with this sharding a schedule needs neither recomputation nor the host */
     dw__mesh_layout(problem, mesh, &layout);
@@ -355,7 +352,7 @@ static void try_smallest(const trial *t, dw_layout *layout, dw__found *found) {
         for (int at = 0; at < 2 && (at == 0 || layers[1] > layers[0]); at++) {
             dw_prediction p;
             layout->offload_layers = layers[at];
-            predict(t->problem, layout, &p);
+            predict(t->problem, layout, t->memo, &p);
             found->predicted++;
             if (found->found && !dw__needs_less(&p, &found->prediction)) continue;
             found->found = 1;
@@ -371,7 +368,8 @@ void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__fou
     dw__turns turns[DW__TURNS_MOST];
     int sharding_count = dw__space_shardings(problem, mesh, shardings),
         turn_count = dw__space_turns(problem, mesh, turns);
-    trial t = {.problem = problem, .found = found};
+    dw__layer_memo memo = {0};
+    trial t = {.problem = problem, .found = found, .memo = &memo};
     dw_layout layout;
     dw__mesh_layout(problem, mesh, &layout);
     for (int s = 0; s < sharding_count; s++) {
