@@ -210,6 +210,10 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
 void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
                        dw_prediction *prediction);
+/* Of it seconds and their parts alone; recomputation as the layout has it, which is not AUTO. */
+void dw__predict_time(const dw__constants *constants, const dw_planner_model *model,
+                      const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
+                      dw_prediction *prediction);
 /* Seconds that no sharding, schedule or recomputation of these sizes is below. */
 double dw__least_seconds(const dw__constants *constants, const dw_planner_model *model,
                          const dw_hardware *hardware, const dw_layout *layout);

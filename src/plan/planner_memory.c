@@ -176,8 +176,14 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
     double kept[2], full = dw__layer_activation_bytes(planned, DW_RECOMPUTE_FULL, 0);
     for (int mode = 0; mode < 2; mode++) {
         dw_recompute how = mode ? recompute : DW_RECOMPUTE_NONE;
-        kept[mode] = (1 - part) * dw__layer_activation_bytes(planned, how, 0) +
-                     (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
+        if (mode && how == DW_RECOMPUTE_NONE)
+            kept[mode] = kept[0];
+        else if (mode && how == DW_RECOMPUTE_FULL)
+            kept[mode] = full;
+        else
+            kept[mode] =
+                (part < 1 ? (1 - part) * dw__layer_activation_bytes(planned, how, 0) : 0) +
+                (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
     }
     double again =
         recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;

@@ -438,14 +438,12 @@ double dw__least_seconds(const dw__constants *constants, const dw_planner_model 
     return (least + dw__step_fixed(&planned) + m * dw__micro_batch_fixed(&planned)) * (1 - 1e-12);
 }
 
-void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
-                       const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
-                       dw_prediction *prediction) {
-    dw__planned planned;
-    dw__planned_begin(&planned, constants, model, hardware, layout);
-    *prediction = (dw_prediction){0};
-    memory_of(&planned, prediction);
-
+static void predict_time(const dw__planned *given, dw__layer_memo *memo,
+                         dw_prediction *prediction) {
+    const dw__planned planned = *given;
+    const dw_planner_model *model = planned.model;
+    const dw_hardware *hardware = planned.hardware;
+    const dw_layout *layout = planned.layout;
     const dw__layer_times times = *remembered(&planned, memo);
     int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     stage_time stage[3];
@@ -496,6 +494,26 @@ void dw__predict_again(const dw__constants *constants, const dw_planner_model *m
     prediction->mfu = prediction->model_flops / hardware->rate[DW_RATE_BF16].value;
     double forward_part = dw__parts_sum(&stage[0].forward) / (total[0] > 0 ? total[0] : 1);
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;
+}
+
+void dw__predict_time(const dw__constants *constants, const dw_planner_model *model,
+                      const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
+                      dw_prediction *prediction) {
+    dw__planned planned;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    *prediction = (dw_prediction){.recompute = layout->recompute,
+                                  .recompute_layers = layout->recompute_layers};
+    predict_time(&planned, memo, prediction);
+}
+
+void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
+                       const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
+                       dw_prediction *prediction) {
+    dw__planned planned;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    *prediction = (dw_prediction){0};
+    memory_of(&planned, prediction);
+    predict_time(&planned, memo, prediction);
 }
 
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,

@@ -272,31 +272,54 @@ static int sharding_may_fit(const dw__problem *problem, const dw_layout *layout)
     return least <= problem->hardware->memory.value;
 }
 
-/* Those of the schedules that can be within `most` seconds, whatever the sharding. */
-static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count) {
+static void predict_time(const trial *t, const dw_layout *layout, dw_prediction *p) {
+    dw__predict_time(&dw__constants_default, t->problem->model, t->problem->hardware, layout,
+                     t->memo, p);
+    t->found->predicted++;
+}
+
+/* Those of the schedules that can be within `most` seconds, whatever the sharding; `least`: what each has at least, but for
+ * data parallel traffic and the optimizer. */
+static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count,
+                      double *least) {
     int kept = 0;
     layout->recompute = DW_RECOMPUTE_NONE;
     layout->recompute_layers = 0;
     for (int at = 0; at < count; at++) {
         dw_prediction p;
         set_turns(t->problem, &turns[at], layout);
-        predict(t->problem, layout, t->memo, &p);
-        t->found->predicted++;
-        double least = computing(&p) + p.time.imbalance + p.time.bubble + p.time.pipeline;
-        if (with_other(&p, least) <= t->most) turns[kept++] = turns[at];
+        predict_time(t, layout, &p);
+        double sum = computing(&p) + p.time.imbalance + p.time.bubble + p.time.pipeline;
+        if (with_other(&p, sum) > t->most) continue;
+        least[kept] = sum;
+        turns[kept++] = turns[at];
     }
     return kept;
 }
 
-static int sharding_may_win(const trial *t, dw_layout *layout) {
+/* Of a sharding. Recomputation hides more of its traffic, and takes longer than what it hides. */
+typedef struct sharding_cost {
+    double least; /* seconds that no schedule is below */
+    double own;   /* data parallel traffic that nothing hides, and the optimizer */
+    double slow;  /* factor: stragglers */
+} sharding_cost;
+
+/* overlaps[0]: some schedule leaves tokens' exchange in the open; [1]: some hides it. */
+static sharding_cost cost_of(const trial *t, dw_layout *layout, const int *overlaps) {
     dw_prediction p;
     layout->recompute = DW_RECOMPUTE_NONE;
     layout->recompute_layers = 0;
-    layout->overlap_expert = 1;
-    predict(t->problem, layout, t->memo, &p);
-    t->found->predicted++;
-    double least = computing(&p) + p.time.data + p.time.optimizer;
-    return with_other(&p, least) <= ceiling_of(t);
+    layout->overlap_expert = overlaps[1];
+    predict_time(t, layout, &p);
+    sharding_cost cost = {.own = p.time.data + p.time.optimizer, .slow = with_other(&p, 1)};
+    cost.least = (computing(&p) + cost.own) * cost.slow;
+    if (!overlaps[0] || !overlaps[1] || !t->problem->model->experts || cost.least > ceiling_of(t))
+        return cost;
+    layout->overlap_expert = 0; /* leaves traffic more time */
+    predict_time(t, layout, &p);
+    cost.own = p.time.data + p.time.optimizer;
+    cost.slow = fmin(cost.slow, with_other(&p, 1));
+    return cost;
 }
 
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
@@ -315,14 +338,21 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
         0}; /* with this sharding a schedule needs neither recomputation nor the host */
     dw__mesh_layout(problem, mesh, &layout);
     set_sharding(&shardings[0], &layout);
-    if (turn_count > 1) turn_count = keep_turns(&t, &layout, turns, turn_count);
+    double least[DW__TURNS_MOST];
+    turn_count = keep_turns(&t, &layout, turns, turn_count, least);
+    int overlaps[2] = {0};
+    for (int at = 0; at < turn_count; at++) {
+        set_turns(problem, &turns[at], &layout);
+        overlaps[layout.overlap_expert != 0] = 1;
+    }
     for (int s = 0; s < sharding_count && turn_count > 0; s++) {
         set_sharding(&shardings[s], &layout);
         set_turns(problem, &turns[0], &layout);
         if (!shardings[s].offload) memset(plain, 0, sizeof plain);
-        if (!sharding_may_fit(problem, &layout) || !sharding_may_win(&t, &layout)) continue;
+        sharding_cost cost = cost_of(&t, &layout, overlaps);
+        if (cost.least > ceiling_of(&t) || !sharding_may_fit(problem, &layout)) continue;
         for (int at = 0; at < turn_count; at++) {
-            if (plain[at]) continue;
+            if (plain[at] || (least[at] + cost.own) * cost.slow > ceiling_of(&t)) continue;
             set_turns(problem, &turns[at], &layout);
             plain[at] = try_recomputation(&t, &layout);
             layout.offload_layers = 0;
