@@ -181,9 +181,8 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
         else if (mode && how == DW_RECOMPUTE_FULL)
             kept[mode] = full;
         else
-            kept[mode] =
-                (part < 1 ? (1 - part) * dw__layer_activation_bytes(planned, how, 0) : 0) +
-                (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
+            kept[mode] = (part < 1 ? (1 - part) * dw__layer_activation_bytes(planned, how, 0) : 0) +
+                         (part > 0 ? part * dw__layer_activation_bytes(planned, how, 1) : 0);
     }
     double again =
         recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;

@@ -50,8 +50,10 @@ static dw_status fits_on(const dw__problem *problem, int gpus, int *fits) {
     return DW_OK;
 }
 
-/* Twice as many until something fits; then upwards between the last two, in whole nodes, in at most STEPS_MOST
- * steps. */
+/* Twice as many until something fits; then between the last two, upwards in at most STEPS_MOST steps of whole nodes, and
+ * again within the step below what fits, until a step is a node (below a node, a GPU). What fits is no threshold: 24 GPUs
+ * may do where 25 divide into nothing. So numbers between coarse steps are not asked unless a step below them fits not
+ * and one above them does. */
 dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
     int node = problem->hardware->gpus_per_node > 0 ? problem->hardware->gpus_per_node : 1;
     int64_t low = problem->hardware->gpus, high = low;
@@ -65,14 +67,18 @@ dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
         DW_RETURN_IF_FAILED(fits_on(problem, (int)high, &fits));
     }
     *gpus = (int)high;
-    int64_t step = low < node ? 1 : node;
-    while ((high - low) / step > STEPS_MOST) step *= 2;
-    for (int64_t at = low + step; at < high; at += step) {
-        if (at > node && at % node) continue;
-        DW_RETURN_IF_FAILED(fits_on(problem, (int)at, &fits));
-        if (!fits) continue;
-        *gpus = (int)at;
-        break;
-    }
+    int64_t unit = low < node ? 1 : node, step;
+    do {
+        for (step = unit; (high - low) / step > STEPS_MOST;) step *= 2;
+        int64_t at = low + step;
+        for (; at < high; at += step) {
+            if (at > node && at % node) continue;
+            DW_RETURN_IF_FAILED(fits_on(problem, (int)at, &fits));
+            if (fits) break;
+        }
+        if (at < high) high = at;
+        if (high - step > low) low = high - step; /* the last that was asked lies no lower */
+        *gpus = (int)high;
+    } while (step > unit);
     return DW_OK;
 }
