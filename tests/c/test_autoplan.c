@@ -2,6 +2,7 @@
 #include "base/base.h"
 #include "deepwell/autoplan.h"
 #include "deepwell/graph.h"
+#include "deepwell/simulate.h"
 #include "deepwell/threads.h"
 #include "plan/plan_fields.h"
 #include "plan/search.h"
@@ -316,6 +317,28 @@ static void published_configurations_are_planned(void **unused) {
     assert_non_null(strstr(text, "Runners-up"));
     assert_non_null(strstr(text, "What if"));
     dw_text_free(text);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(h100s);
+}
+
+/* Llama-3 70B on 64 H100s in a pipeline: planned and played with a bubble below 5%, within the memory. */
+static void a_planned_pipeline_is_played(void **unused) {
+    (void)unused;
+    dw_hardware *h100s = hardware_of("h100:64");
+    dw_autoplan_request request = request_of(&llama3_70b, h100s, 8192, 256);
+    request.constraints = (const char *const[]){"pp>=4", "offload=none"};
+    request.constraint_count = 2;
+    dw_autoplan *plan = plan_of(&request);
+    dw_simulation *simulation = NULL;
+    dw_simulation_figures played;
+    assert_int_equal(plan->prediction.fits, 1);
+    assert_true(plan->prediction.bubble_fraction < 0.05);
+    assert_int_equal(dw_simulate(&llama3_70b, h100s, &plan->layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &played);
+    assert_true(played.fits && played.bubble_fraction < 0.05);
+    assert_true(fabs(played.bubble_fraction - plan->prediction.bubble_fraction) < 0.01);
+    assert_true(fabs(played.seconds / plan->prediction.seconds - 1) < 0.02);
+    dw_simulation_destroy(simulation);
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(h100s);
 }
@@ -872,6 +895,7 @@ int main(void) {
         cmocka_unit_test(the_search_misses_nothing),
         cmocka_unit_test(recomputation_and_offload_share_the_layers),
         cmocka_unit_test(published_configurations_are_planned),
+        cmocka_unit_test(a_planned_pipeline_is_played),
         cmocka_unit_test(the_largest_take_seconds),
         cmocka_unit_test(threads_do_not_change_the_answer),
         cmocka_unit_test(constraints_are_kept),
