@@ -101,7 +101,7 @@ static void formula_is_the_play(void **state) {
         double most, mostly;
     } bounds[] = {{DW_SCHEDULE_1F1B, 1e-9, 1e-9},        {DW_SCHEDULE_GPIPE, 1e-9, 1e-9},
                   {DW_SCHEDULE_INTERLEAVED, 2e-3, 1e-9}, {DW_SCHEDULE_ZB_H1, 0.05, 0.015},
-                  {DW_SCHEDULE_ZB_H2, 0.05, 0.01},      {DW_SCHEDULE_ZB_V, 0.05, 0.015},
+                  {DW_SCHEDULE_ZB_H2, 0.05, 0.01},       {DW_SCHEDULE_ZB_V, 0.05, 0.015},
                   {DW_SCHEDULE_DUALPIPE, 0.05, 0.015}};
     static const int stages[] = {2, 4, 8, 16}, rounds[] = {2, 4, 5, 8, 16}; /* halves of p */
     static const double inputs[] = {0.8, 1, 1.3, 2}, weights[] = {0.5, 0.8, 1, 1.3},
