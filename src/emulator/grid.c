@@ -13,6 +13,9 @@
 #define PATIENCE 400000
 /* Operations of all clusters without anything happening, after which loops are taken to be endless. */
 #define ENDLESS 4000000000u
+/* How often each cluster may be found waiting before it is taken to wait for ever: often enough for a try_wait
+ * that has said no, as it may, to be followed by something else. */
+#define HOPELESS 64
 /* A turn of a warp: 1 to this many operations, as chance has it. */
 #define LONGEST_TURN 256
 
@@ -310,7 +313,7 @@ static void work(void *context, int64_t index, int worker) {
             const bool no_more =
                 r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
             bool hopeless =
-                alone && no_more && (r->stuck > 2 * r->alive + 2 || r->looped > ENDLESS);
+                alone && no_more && (r->stuck > HOPELESS * r->alive || r->looped > ENDLESS);
             rest = !alone && r->stuck > r->alive;
             if (hopeless && !r->stop) {
                 report_deadlock(cluster);

@@ -387,7 +387,7 @@ static dw__emu_next arrive_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
 }
 
 /* How often a wait that may block is tried before it says no, as hardware does after a time. */
-#define TRIES 64
+#define TRIES 8
 
 static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const mbarrier_op *k = op->detail;
