@@ -110,10 +110,8 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
     return half;
 }
 
-static uint32_t to_tf32(float x, int rounding) {
-    uint32_t bits = dw__f32_bits(x);
-    if (isnan(x)) return 0x7FFFFFFF;
-    if ((bits & 0x7F800000) == 0x7F800000) return bits;
+static uint32_t to_tf32(uint32_t bits, int rounding) {
+    if ((bits & 0x7F800000) == 0x7F800000) return bits & ~(uint32_t)0x1FFF; /* NaNs as well (tests/probes) */
     if (rounding == AWAY)
         bits += 0x1000;
     else if (rounding == NEAREST)
@@ -137,6 +135,12 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         int64_t x = load_whole(from, k->from);
         if (k->saturate) return clamped(x, dw__emu_type_signed(k->from), k->to);
         return (uint64_t)x;
+    }
+    if (k->to == DW__T_TF32 && k->from == DW__T_F32) { /* of the bits: as a number a NaN would change */
+        uint32_t word;
+        memcpy(&word, from, sizeof word);
+        if (k->relu && word >> 31 && (word & 0x7FFFFFFF) <= 0x7F800000) word = 0;
+        return to_tf32(word, k->rounding);
     }
     double x;
     if (from_real) {
@@ -162,7 +166,6 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
             half = (uint16_t)((half & 0x8000) | most);
         return half;
     }
-    case DW__T_TF32: return to_tf32((float)x, k->rounding);
     case DW__T_F64: {
         uint64_t bits;
         memcpy(&bits, &x, sizeof bits);
@@ -350,6 +353,7 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     }
     if (!dw__emu_take_type(t, &k->to) || !dw__emu_take_type(t, &k->from))
         return dw__emu_unsupported(t);
+    if (k->to == DW__T_TF32 && k->from != DW__T_F32) return dw__emu_unsupported(t);
     if (is_packed(k->to) || is_packed(k->from))
         return emit_packed(t, (packed){.to = k->to,
                                        .from = k->from,

@@ -1,9 +1,10 @@
 /* Hopper's tensor cores: wgmma. PTX ISA 9.7.15. A product is the four warps' together: it is begun when the
- * last of them has asked for it, and is done for all of them at once, some turns later. Products are exact,
- * sums of one instruction are rounded once, to nearest.
+ * last of them has asked for it, and is done for all of them at once, some turns later. Sums into F32 are the
+ * hardware's to the bit (wgmma_sum.h), those into F16 are rounded once.
  */
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
+#include "emulator/wgmma_sum.h"
 #include "number/format.h"
 #include "number/half.h"
 #include <stdio.h>
@@ -136,33 +137,59 @@ static void write_d(const product *p, uint32_t warp, uint32_t row, uint32_t colu
         *word = value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
 }
 
+/* The exponent of the least normal number of each type. */
+static int least_exponent(dw__emu_type type) {
+    return type == DW__T_F16 || type == DW__T_E5M2 ? -14 : type == DW__T_E4M3 ? -6 : -126;
+}
+
+static void make_factors(dw__emu_type type, const double *values, uint32_t count, uint32_t k,
+                         dw__factors *factors) {
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t at = 0; at < k; at++) {
+            factors[i].value[at] = values[i * k + at];
+            factors[i].exponent[at] = dw__factor_exponent(values[i * k + at], least_exponent(type));
+        }
+    }
+}
+
+/* Rows of sixteen of one warp against every column. */
+static void multiply_rows(const product *p, uint32_t warp, const dw__factors *rows,
+                          const dw__factors *columns) {
+    const product_op *op = p->op;
+    const double sign = (double)(op->scale_a * op->scale_b);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t column = 0; column < (uint32_t)op->n; column++) {
+            const double begin = p->accumulate ? read_d(p, warp, row, column) : 0;
+            double value;
+            if (op->d == DW__T_F32) {
+                value = (double)dw__wgmma_sum(&rows[row], &columns[column], op->k, sign,
+                                              (float)begin, dw__emu_type_bytes(op->a) == 1);
+            } else {
+                value = begin;
+                for (int k = 0; k < op->k; k++)
+                    value += sign * rows[row].value[k] * columns[column].value[k];
+            }
+            write_d(p, warp, row, column, value);
+        }
+    }
+}
+
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
     product *p = (product *)(void *)work;
     const product_op *op = p->op;
     const uint32_t n = (uint32_t)op->n, k = (uint32_t)op->k;
-    double a[ROWS * 32], b[MOST_N * 32], transposed[32][MOST_N];
+    double a[ROWS * DW__SUM_MOST], b[MOST_N * DW__SUM_MOST];
+    dw__factors rows[ROWS], columns[MOST_N];
     (void)cluster;
     if (!read_operand(p, &p->b, op->b, 0, n, k, b)) return false;
-    const double sign = (double)(op->scale_a * op->scale_b);
-    for (uint32_t column = 0; column < n; column++)
-        for (uint32_t i = 0; i < k; i++) transposed[i][column] = sign * b[column * k + i];
+    make_factors(op->b, b, n, k, columns);
     for (uint32_t warp = 0; warp < WARPS; warp++) {
         if (op->a_in_registers)
             unpack_a(p, warp, k, a);
         else if (!read_operand(p, &p->a, op->a, warp * ROWS, ROWS, k, a))
             return false;
-        for (uint32_t row = 0; row < ROWS; row++) {
-            double sums[MOST_N];
-            for (uint32_t column = 0; column < n; column++)
-                sums[column] = p->accumulate ? read_d(p, warp, row, column) : 0;
-            for (uint32_t i = 0; i < k; i++) {
-                const double x = a[row * k + i];
-                for (uint32_t column = 0; column < n; column++)
-                    sums[column] += x * transposed[i][column];
-            }
-            for (uint32_t column = 0; column < n; column++)
-                write_d(p, warp, row, column, sums[column]);
-        }
+        make_factors(op->a, a, ROWS, k, rows);
+        multiply_rows(p, warp, rows, columns);
         p->warps[warp].wgmma->in_flight[p->groups[warp] % 64]--;
     }
     return true;

@@ -1,5 +1,6 @@
-/* Runs the probes of a PTX file through whatever libcuda.so.1 is found first, and prints the words that they give: on a GPU to make
- * hopper_h200.txt, on the emulator to compare with it. Plain C, without a toolkit's headers.
+/* Runs the probes of a PTX file through whatever libcuda.so.1 is found first, and prints the words that they
+ * give: on a GPU to make hopper_h200.txt, on the emulator to compare with it. Plain C, without a toolkit's
+ * headers.
  *
  *     cc -o run_probes run_probes.c -ldl && ./run_probes hopper.ptx [rounding]
  *
@@ -25,10 +26,11 @@ static struct {
     int (*in)(address, const void *, size_t, void *);
     int (*out)(void *, address, size_t, void *);
     int (*fill)(address, unsigned char, size_t, void *);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                  void *, void **, void **);
     int (*synchronize)(void);
-    int (*map)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int,
-               int, int, int);
+    int (*map)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *,
+               const uint32_t *, int, int, int, int);
 } cu;
 
 static void *found(void *library, const char *name) {
@@ -66,7 +68,8 @@ static void *module;
 static address out_memory, in_memory;
 static uint32_t words[OUT_WORDS];
 
-static void run(const char *name, unsigned blocks, unsigned threads, unsigned shared, void **arguments, size_t count) {
+static void run(const char *name, unsigned blocks, unsigned threads, unsigned shared,
+                void **arguments, size_t count) {
     void *function;
     check(cu.fill(out_memory, 0, sizeof words, NULL), "memory");
     check(cu.function(&function, module, name), name);
@@ -79,7 +82,8 @@ static void run(const char *name, unsigned blocks, unsigned threads, unsigned sh
 
 static void print(const char *name, size_t count, size_t width) {
     printf("%s\n", name);
-    for (size_t i = 0; i < count; i++) printf("%08x%s", words[i], i % width == width - 1 || i + 1 == count ? "\n" : " ");
+    for (size_t i = 0; i < count; i++)
+        printf("%08x%s", words[i], i % width == width - 1 || i + 1 == count ? "\n" : " ");
 }
 
 /* ---- inputs -------------------------------------------------------------------------------- */
@@ -97,14 +101,21 @@ static uint32_t bits_of(float x) {
 
 #define PAIRS 128
 static void numbers(uint32_t *in, int ordinary) {
-    static const uint32_t awkward[] = {0,          0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 1,          0x80000001,
-                                       0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x3F800000, 0xBF800000, 0x477FE000, 0x477FF000, 0x33800000,
-                                       0x43E00000, 0x43E80000, 0x47600000, 0x4F000000, 0xCF000000, 0x4F800000, 0x3F000000, 0xBFC00000,
-                                       0x38800000, 0x387FC000, 0x42FE0000, 0xC2FE0000, 0x3F7FFFFF, 0x3F800001, 0x40490FDB, 0xC0490FDB};
+    static const uint32_t awkward[] = {
+        0,          0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 1,
+        0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x3F800000, 0xBF800000, 0x477FE000,
+        0x477FF000, 0x33800000, 0x43E00000, 0x43E80000, 0x47600000, 0x4F000000, 0xCF000000,
+        0x4F800000, 0x3F000000, 0xBFC00000, 0x38800000, 0x387FC000, 0x42FE0000, 0xC2FE0000,
+        0x3F7FFFFF, 0x3F800001, 0x40490FDB, 0xC0490FDB};
     for (int i = 0; i < 2 * PAIRS; i++) {
-        if (ordinary) in[i] = bits_of(((float)(next_random() >> 8) / 16777216.0f - 0.5f) * (i % 4 < 2 ? 8.0f : 250.0f));
-        else if (i < PAIRS) in[i] = awkward[(unsigned)(i % 2 ? i / 2 * 7 + i / 64 : i / 2) % (sizeof awkward / sizeof *awkward)];
-        else in[i] = next_random();
+        if (ordinary)
+            in[i] = bits_of(((float)(next_random() >> 8) / 16777216.0f - 0.5f) *
+                            (i % 4 < 2 ? 8.0f : 250.0f));
+        else if (i < PAIRS)
+            in[i] = awkward[(unsigned)(i % 2 ? i / 2 * 7 + i / 64 : i / 2) %
+                            (sizeof awkward / sizeof *awkward)];
+        else
+            in[i] = next_random();
     }
 }
 
@@ -113,7 +124,8 @@ static void numbers(uint32_t *in, int ordinary) {
 static void probe_swizzles(void) {
     static const char *const names[] = {"swizzle none", "swizzle 32", "swizzle 64", "swizzle 128"};
     for (int swizzle = 0; swizzle < 4; swizzle++) {
-        /* 8 rows of 128 bytes for the widest; narrower boxes have as many more rows. Word 4 k + i of the tensor is k. */
+        /* 8 rows of 128 bytes for the widest; narrower boxes have as many more rows. Word 4 k + i of the tensor
+         * is k. */
         static uint32_t tensor[256];
         const uint32_t row = swizzle == 0 ? 128 : 16u << swizzle;
         unsigned char map[192], *aligned = (unsigned char *)(((uintptr_t)map + 63) / 64 * 64);
@@ -121,7 +133,9 @@ static void probe_swizzles(void) {
         uint32_t box[2] = {row / 4, 1024 / row}, steps[2] = {1, 1};
         for (uint32_t i = 0; i < 256; i++) tensor[i] = i / 4;
         check(cu.in(in_memory, tensor, sizeof tensor, NULL), "memory");
-        check(cu.map(aligned, 2, 2, (void *)(uintptr_t)in_memory, sizes, strides, box, steps, 0, swizzle, 0, 0), names[swizzle]);
+        check(cu.map(aligned, 2, 2, (void *)(uintptr_t)in_memory, sizes, strides, box, steps, 0,
+                     swizzle, 0, 0),
+              names[swizzle]);
         void *arguments[] = {&out_memory, aligned};
         run("probe_swizzle", 1, 64, 4096, arguments, 512);
         print(names[swizzle], 512, 16);
@@ -169,8 +183,10 @@ static void probe_product(const struct kind *k, int whole, int spread, int d_spr
     check(cu.in(in_memory, in, sizeof in, NULL), "memory");
     void *arguments[] = {&out_memory, &in_memory};
     run(k->probe, 1, 128, 4096, arguments, 512);
-    if (whole) snprintf(name, sizeof name, "%s of integers", k->name);
-    else snprintf(name, sizeof name, "%s of exponents to %d, from %d", k->name, spread, d_spread);
+    if (whole)
+        snprintf(name, sizeof name, "%s of integers", k->name);
+    else
+        snprintf(name, sizeof name, "%s of exponents to %d, from %d", k->name, spread, d_spread);
     print(name, 512, 16);
 }
 
@@ -181,7 +197,8 @@ int main(int count, char **arguments) {
     int device;
     if (count < 2) return fprintf(stderr, "usage: run_probes FILE.ptx [rounding]\n"), 2;
     FILE *file = fopen(arguments[1], "rb");
-    if (!file || fread(ptx, 1, sizeof ptx - 1, file) == 0) return fprintf(stderr, "run_probes: cannot read %s\n", arguments[1]), 2;
+    if (!file || fread(ptx, 1, sizeof ptx - 1, file) == 0)
+        return fprintf(stderr, "run_probes: cannot read %s\n", arguments[1]), 2;
     fclose(file);
     open_driver();
     check(cu.init(0), "cuInit");

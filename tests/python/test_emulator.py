@@ -1,6 +1,8 @@
-"""The attention kernels of sm_90a on the emulated GPU: the cases and bounds of the check on hardware."""
+"""The emulator beside hardware: an H200's answers to the probes; the attention kernels of sm_90a by the check of tests/gpu."""
 
+import math
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +10,79 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
+_PROBES = _ROOT / "tests" / "probes"
 _LIB = _ROOT / "build" / "release" / "lib"
 
 
-def _smoke(*arguments: str) -> str:
-    environment = dict(
-        os.environ, DEEPWELL_EMULATE_ARCH="sm_90a", LD_LIBRARY_PATH=str(_LIB / "emulate")
+def _environment() -> dict[str, str]:
+    emulated = {"DEEPWELL_EMULATE_ARCH": "sm_90a", "LD_LIBRARY_PATH": str(_LIB / "emulate")}
+    return {**os.environ, **emulated}
+
+
+def _probes(*arguments: str) -> str:
+    program = _ROOT / "build" / "release" / "bin" / "run_probes"
+    command = [str(program), str(_PROBES / "hopper.ptx"), *arguments]
+    run = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, timeout=300, check=True
     )
+    return run.stdout
+
+
+def _sections(text: str) -> dict[str, list[int]]:
+    """Each name's words."""
+    made: dict[str, list[int]] = {}
+    words: list[int] = []
+    for line in text.splitlines():
+        if all(len(word) == 8 for word in line.split()):
+            words += [int(word, 16) for word in line.split()]
+        else:
+            words = made.setdefault(line, [])
+    return made
+
+
+def test_answers_are_an_h200s():
+    ours = _sections(_probes())
+    theirs = _sections((_PROBES / "hopper_h200.txt").read_text())
+    assert list(ours) == list(theirs)
+    for name in theirs:
+        if name != "functions":
+            assert ours[name] == theirs[name], name
+
+
+def test_products_are_rounded_as_an_h200_rounds_them():
+    theirs = (_PROBES / "hopper_rounding_h200.txt").read_text()
+    assert len(_sections(theirs)) == 20
+    assert _sections(_probes("rounding")) == _sections(theirs)
+
+
+def _float(word: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", word))[0]
+
+
+# Largest errors that the PTX ISA (9.7.3) states for ex2, lg2, rcp, rsqrt, tanh, sqrt, sin and division, relative but for lg2 and
+# sin; ours are within half a unit of the last place, 2^-24.
+_APPROXIMATE = (2**-22, 2**-22, 2**-23, 2**-22.4, 2**-10.987, 2**-22, 2**-20.9, 2**-22)
+
+
+def test_approximate_functions_are_within_their_bounds_of_an_h200s():
+    ours = _sections(_probes())["functions"]
+    theirs = _sections((_PROBES / "hopper_h200.txt").read_text())["functions"]
+    for at, (mine, other) in enumerate(zip(map(_float, ours), map(_float, theirs))):
+        which = at % len(_APPROXIMATE)
+        if math.isnan(other) or math.isinf(other) or which == 6:  # sin is not bounded beyond pi
+            assert which == 6 or str(mine) == str(other), (at, mine, other)
+            continue
+        scale = max(1.0, abs(other)) if which == 1 else abs(other)
+        bound = (_APPROXIMATE[which] + 2**-24) * scale
+        assert abs(mine - other) <= bound, (at, which, mine, other)
+
+
+def _smoke(*arguments: str) -> str:
     script = _ROOT / "tests" / "gpu" / "attention_smoke.py"
     library = ["--lib", str(_LIB / "libdeepwell.so")]
     run = subprocess.run(
         [sys.executable, str(script), *library, *arguments],
-        env=environment,
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=900,
