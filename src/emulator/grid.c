@@ -3,6 +3,7 @@
  */
 #include "base/pool.h"
 #include "emulator/barrier.h"
+#include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -43,6 +44,7 @@ static void end_cluster(dw__emu_cluster *cluster) {
             dw__free(cluster->ctas[i].warps[k].pending);
             dw__emu_free_wgmma(&cluster->ctas[i].warps[k]);
         }
+        dw__emu_free_tensor(&cluster->ctas[i]);
     }
     dw__free_aligned(cluster->block);
     dw__free(cluster);
@@ -156,7 +158,8 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
 static void describe_wait(const dw__emu_warp *w, const dw__emu_group *g, dw__text *out) {
     static const char *const names[] = {
         "runs",      "waits for lanes",       "waits at barrier",
-        "waits for", "waits for the cluster", "waits for asynchronous work"};
+        "waits for", "waits for the cluster", "waits for asynchronous work",
+        "waits for"};
     const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
     char object[160] = "";
     if (g->wait == DW__WAIT_BARRIER) {
@@ -166,6 +169,8 @@ static void describe_wait(const dw__emu_warp *w, const dw__emu_group *g, dw__tex
     } else if (g->wait == DW__WAIT_MBARRIER) {
         object[0] = ' ';
         dw__emu_mbarrier_describe(w->cta->cluster, g->object, object + 1, sizeof object - 1);
+    } else if (g->wait == DW__WAIT_TENSOR) {
+        snprintf(object, sizeof object, " %u columns of tensor memory", g->object);
     }
     dw__text_printf(out, "; block %u warp %u lanes 0x%08x %s%s at PTX line %d", w->cta->rank,
                     w->index, g->mask, names[g->wait], object,
@@ -221,6 +226,8 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
         if (!alive) {
             while (cluster->work)
                 if (!do_work(cluster, true)) return FAULTED;
+            for (uint32_t i = 0; i < cluster->cta_count; i++)
+                dw__emu_tensor_after_exit(&cluster->ctas[i]);
             return FINISHED;
         }
         if (cluster->progress != progress) {

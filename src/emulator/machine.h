@@ -38,6 +38,7 @@ typedef enum dw__emu_wait {
     DW__WAIT_MBARRIER, /* mbarrier.try_wait */
     DW__WAIT_CLUSTER,  /* barrier.cluster.wait */
     DW__WAIT_ASYNC,    /* groups of asynchronous work: wait_group, tcgen05.wait */
+    DW__WAIT_TENSOR,   /* tcgen05.alloc: for columns that others free */
 } dw__emu_wait;
 
 /* Lanes that are at the same operation. An operation that gives DW__AGAIN has said in `wait` what for, and is

@@ -27,9 +27,11 @@ static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t 
              (o->swizzle == DW__SWIZZLE_NONE ? byte / 16 * o->leading + byte % 16 : byte);
     } else {
         const uint32_t byte = mn * (uint32_t)o->bits / 8, block = byte / span, within = byte % span;
-        at = k % 8 * span + within +
-             (o->swizzle == DW__SWIZZLE_NONE ? block * o->stride + k / 8 * o->leading
-                                             : block * o->leading + k / 8 * o->stride);
+        /* Atoms of 32 bytes repeat after four rows, those of 16 after eight. */
+        const uint32_t rows = o->swizzle == DW__SWIZZLE_128_ATOM_32 ? 4 : 8;
+        at = k % rows * span + within +
+             (o->swizzle == DW__SWIZZLE_NONE ? block * o->stride + k / rows * o->leading
+                                             : block * o->leading + k / rows * o->stride);
     }
     return dw__swizzled(o->start + at, o->swizzle);
 }

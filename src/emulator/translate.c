@@ -338,7 +338,7 @@ static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert,
     dw__emu_opcodes_memory,     dw__emu_opcodes_control, dw__emu_opcodes_warp,
     dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
-    dw__emu_opcodes_wgmma,
+    dw__emu_opcodes_wgmma,      dw__emu_opcodes_tcgen05,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {

@@ -1,0 +1,427 @@
+/* tcgen05.mma: PTX ISA 9.7.16.10. A product of matrices in shared memory (A also in tensor memory) is added to one in
+ * tensor memory. Products of numbers are exact, the sums of one instruction are rounded once, to nearest;
+ * hardware's order and truncation are not documented.
+ *
+ * Where D lies (9.7.16.10.5): a block's rows are its lanes. M of 64 in one block is 16 rows in every 32 lanes.
+ * Where a block has 64 rows of a pair's product or of a weight-stationary one, the second half of the columns lies
+ * in lanes 64 to 127; where it has 32, the quarters lie in 32 lanes each.
+ */
+#include "emulator/tcgen05.h"
+#include "emulator/tcgen05_descriptor.h"
+#include "number/format.h"
+#include "number/half.h"
+#include <math.h>
+#include <string.h>
+
+#define MOST_N 256
+#define MOST_K 64
+#define K_COLUMNS (DW__TENSOR_K_BYTES / 4) /* of A in tensor memory */
+
+typedef struct product_op {
+    dw__tensor_form form;
+    dw__emu_address d, a, a_scales, b_scales;
+    uint32_t a_descriptor, b_descriptor, instruction, predicate;
+    int disable_count, shift; /* D counts 2^-shift times */
+    uint32_t disable[8];
+} product_op;
+
+typedef struct product {
+    dw__emu_async work;
+    const product_op *op;
+    dw__emu_cta *pair[2];
+    dw__tensor_instruction i;
+    dw__matrix_operand a, b;
+    uint32_t d_address, a_address, a_scales, b_scales;
+    uint32_t disabled[8];
+    bool accumulate;
+} product;
+
+static int blocks_of(const product *p) { return p->op->form.cta_group; }
+
+static bool blame(const product *p, dw__emu_finding kind, const char *what, uint32_t where) {
+    dw__emu_found_at(p->work.cta, p->work.warp, (int)p->work.lane, p->work.pc, kind, "%s 0x%x",
+                     what, where);
+    return false;
+}
+
+/* ---- operands ------------------------------------------------------------------------------ */
+
+/* Rows of a matrix in a block's shared memory, DW__TENSOR_K_BYTES bytes each. */
+static bool read_shared(const product *p, const dw__emu_cta *cta, const dw__matrix_operand *o,
+                        dw__tensor_format format, uint32_t rows, unsigned char *to) {
+    const uint32_t size = o->mn_major ? (uint32_t)dw__tensor_format_bits(format) / 8 : 1;
+    /* Sixteen bytes stay together: of one row, or, of a matrix that is contiguous along its rows, of one K. */
+    const uint32_t along = o->mn_major ? rows * size : DW__TENSOR_K_BYTES,
+                   across = o->mn_major ? DW__TENSOR_K_BYTES / size : rows;
+    bool undefined = false;
+    for (uint32_t i = 0; i < across; i++) {
+        for (uint32_t byte = 0; byte < along; byte += 16) {
+            const uint32_t at = o->mn_major ? dw__matrix_address(o, byte / size, i)
+                                            : dw__matrix_address(o, i, byte);
+            const uint32_t here = along - byte < 16 ? along - byte : 16;
+            if (at < DW__SHARED_FIRST || at + here > cta->shared_bytes)
+                return blame(p, DW__FOUND_BOUNDS,
+                             "a matrix reaches beyond the block's shared memory, to", at);
+            for (uint32_t k = at; k < at + here; k++)
+                undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
+            if (!o->mn_major) {
+                memcpy(to + i * DW__TENSOR_K_BYTES + byte, cta->shared + at, here);
+                continue;
+            }
+            for (uint32_t k = 0; k < here; k += size)
+                memcpy(to + (byte + k) / size * DW__TENSOR_K_BYTES + i * size, cta->shared + at + k,
+                       size);
+        }
+    }
+    if (undefined && cta->cluster->grid->check)
+        blame(p, DW__FOUND_UNDEFINED,
+              "a product reads shared memory that was never written, of the matrix at", o->start);
+    return true;
+}
+
+/* Rows in every 32 lanes: M of 64 that one block has alone. */
+static bool is_spread(const product *p) {
+    return p->i.m == 64 && p->op->form.cta_group == 1 && !p->op->form.stationary;
+}
+static uint32_t lane_of(const product *p, uint32_t row) {
+    return is_spread(p) ? row / 16 * 32 + row % 16 : row;
+}
+/* How many ranges of lanes the columns of D are cut into. */
+static uint32_t folds_of(const product *p, uint32_t rows) {
+    return is_spread(p) ? 1 : DW__TENSOR_LANES / rows;
+}
+
+/* Rows of A in a block's tensor memory. Where D is folded, every range of lanes has all of them. */
+static bool read_tensor(const product *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
+    const uint32_t first = p->a_address >> 16, column = p->a_address & 0xFFFF,
+                   lanes = is_spread(p) ? 112 : DW__TENSOR_LANES;
+    dw__tensor_user user = dw__tensor_user_of_work(&p->work);
+    uint32_t undefined = 0;
+    if (!dw__emu_tensor_holds(cta, &user, "A", first, lanes, column, K_COLUMNS)) return false;
+    for (uint32_t row = 0; row < rows; row++) {
+        const uint32_t lane = first + lane_of(p, row);
+        memcpy(to + row * DW__TENSOR_K_BYTES, &cta->tensor->cells[lane][column],
+               DW__TENSOR_K_BYTES);
+        for (uint32_t i = 0; i < K_COLUMNS; i++)
+            undefined += !dw__emu_tensor_defined(cta->tensor, lane, column + i);
+        for (uint32_t fold = 1; fold < folds_of(p, rows); fold++)
+            if (memcmp(&cta->tensor->cells[lane + fold * rows][column],
+                       &cta->tensor->cells[lane][column], DW__TENSOR_K_BYTES) != 0)
+                return blame(p, DW__FOUND_TENSOR_MEMORY,
+                             "A is not the same in both halves of the lanes, at", p->a_address);
+    }
+    dw__emu_tensor_undefined(&user, "a product reads A in", p->a_address, undefined);
+    return true;
+}
+
+/* Scale factors of `rows` rows (9.7.16.10.7): row r is a cell of lane r modulo 32, 32 rows to a column, its
+ * factors bytes from `id` on; all ranges of 32 lanes have the same. Of a pair's B for M of 128 the second half of
+ * the rows is in the upper lanes. */
+static bool read_scales(const product *p, dw__emu_cta *cta, const char *name, uint32_t address,
+                        int id, uint32_t rows, bool folded, double (*scales)[4]) {
+    const uint32_t per_half = folded ? rows / 2 : rows, copies = folded ? 2 : 4,
+                   column = address & 0xFFFF;
+    const dw_format format = p->i.ue4m3 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
+    dw__tensor_user user = dw__tensor_user_of_work(&p->work);
+    uint32_t undefined = 0;
+    if (!dw__emu_tensor_holds(cta, &user, name, address >> 16, DW__TENSOR_LANES, column,
+                              (per_half + 31) / 32))
+        return false;
+    for (uint32_t row = 0; row < rows; row++) {
+        const uint32_t within = row % per_half, at = column + within / 32,
+                       lane = within % 32 + row / per_half * 64;
+        const uint32_t word = cta->tensor->cells[lane][at];
+        const uint32_t used =
+            p->op->form.scales == 4 ? UINT32_MAX : ((1u << 8 * p->op->form.scales) - 1) << 8 * id;
+        for (uint32_t copy = 0; copy < copies; copy++) {
+            const uint32_t other = lane + 32 * copy;
+            undefined += !dw__emu_tensor_defined(cta->tensor, other, at);
+            if (((cta->tensor->cells[other][at] ^ word) & used) != 0)
+                return blame(p, DW__FOUND_TENSOR_MEMORY,
+                             "scale factors are not the same in all ranges of 32 lanes, at",
+                             address);
+        }
+        for (int i = 0; i < p->op->form.scales; i++)
+            scales[row][i] = (double)dw__decode_one(format, word >> 8 * (id + i) & 0xFF);
+    }
+    dw__emu_tensor_undefined(&user, "a product reads scale factors in", address, undefined);
+    return true;
+}
+
+/* ---- sums ---------------------------------------------------------------------------------- */
+
+static double sum_value(const product *p, uint32_t cell) {
+    switch (p->i.d) {
+    case DW__SUM_F16: return (double)dw__f16_to_f32((uint16_t)cell);
+    case DW__SUM_S32: return (double)(int32_t)cell;
+    default: return (double)dw__f32_from_bits(cell);
+    }
+}
+static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
+    switch (p->i.d) {
+    case DW__SUM_F16:
+        /* Rounded once: the nearest F32 that is odd where it is not exact rounds as the sum does. */
+        {
+            float narrow = (float)value;
+            if ((double)narrow != value && value == value && !isinf(value)) {
+                uint32_t bits = dw__f32_bits(narrow);
+                if (fabs((double)narrow) > fabs(value)) bits--;
+                narrow = dw__f32_from_bits(bits | 1);
+            }
+            return (cell & 0xFFFF0000) |
+                   (value != value ? 0x7FFFu : (uint32_t)dw__f32_to_f16(narrow));
+        }
+    case DW__SUM_S32:
+        if (p->i.saturate) {
+            if (value > INT32_MAX) return INT32_MAX;
+            if (value < INT32_MIN) return (uint32_t)INT32_MIN;
+        }
+        return (uint32_t)(int64_t)value;
+    default: return value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
+    }
+}
+
+/* D of one block: a[row][k] times b[k][column], scaled already. */
+static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
+                     double (*b)[MOST_N]) {
+    const uint32_t n = (uint32_t)p->i.n, k_count = (uint32_t)p->i.k, folds = folds_of(p, rows),
+                   per_fold = n / folds, first = p->d_address >> 16, column = p->d_address & 0xFFFF;
+    const double shift = ldexp(1, -p->op->shift);
+    dw__tensor_user user = dw__tensor_user_of_work(&p->work);
+    uint32_t undefined = 0;
+    if (!dw__emu_tensor_holds(cta, &user, "D", first, is_spread(p) ? 112 : DW__TENSOR_LANES, column,
+                              per_fold))
+        return false;
+    struct dw__emu_tensor *tensor = cta->tensor;
+    for (uint32_t row = 0; row < rows; row++) {
+        double sums[MOST_N];
+        const uint32_t lane = first + lane_of(p, row);
+        for (uint32_t i = 0; i < n; i++) {
+            sums[i] = 0;
+            if (!p->accumulate) continue;
+            const uint32_t at = lane + i / per_fold * rows, c = column + i % per_fold;
+            undefined += !dw__emu_tensor_defined(tensor, at, c);
+            sums[i] = shift * sum_value(p, tensor->cells[at][c]);
+        }
+        for (uint32_t k = 0; k < k_count; k++) {
+            const double x = a[row * k_count + k];
+            for (uint32_t i = 0; i < n; i++) sums[i] += x * b[k][i];
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t at = lane + i / per_fold * rows, c = column + i % per_fold;
+            if (p->disabled[4 * block + at / 32] >> at % 32 & 1) continue;
+            dw__emu_tensor_write(tensor, at, c, sum_bits(p, tensor->cells[at][c], sums[i]));
+        }
+    }
+    dw__emu_tensor_undefined(&user, "a product adds to D in", p->d_address, undefined);
+    return true;
+}
+
+/* ---- one product --------------------------------------------------------------------------- */
+
+typedef struct buffers {
+    unsigned char bytes[MOST_N * DW__TENSOR_K_BYTES];
+    double b[MOST_K][MOST_N], scaled_b[MOST_K][MOST_N];
+    double a[DW__TENSOR_LANES * MOST_K];
+    double a_scales[DW__TENSOR_LANES][4], b_scales[MOST_N][4];
+} buffers;
+
+/* B as [k][n]: each block of a pair has half of the columns. */
+static bool read_b(const product *p, buffers *s) {
+    const uint32_t blocks = (uint32_t)blocks_of(p), n = (uint32_t)p->i.n, share = n / blocks;
+    double row[MOST_K];
+    for (uint32_t block = 0; block < blocks; block++)
+        if (!read_shared(p, p->pair[block], &p->b, p->i.b, share,
+                         s->bytes + block * share * DW__TENSOR_K_BYTES))
+            return false;
+    for (uint32_t column = 0; column < n; column++) {
+        dw__tensor_decode_row(p->i.b, p->i.k, s->bytes + column * DW__TENSOR_K_BYTES, row);
+        for (int k = 0; k < p->i.k; k++) s->b[k][column] = p->i.b_negated ? -row[k] : row[k];
+    }
+    return true;
+}
+
+static bool multiply_block(const product *p, buffers *s, int block) {
+    dw__emu_cta *cta = p->pair[block];
+    const uint32_t rows = (uint32_t)(p->i.m / blocks_of(p)), n = (uint32_t)p->i.n,
+                   k_count = (uint32_t)p->i.k;
+    const int scales = p->op->form.scales;
+    if (p->op->form.a_in_tensor ? !read_tensor(p, cta, rows, s->bytes)
+                                : !read_shared(p, cta, &p->a, p->i.a, rows, s->bytes))
+        return false;
+    for (uint32_t row = 0; row < rows; row++) {
+        double *values = s->a + row * k_count;
+        dw__tensor_decode_row(p->i.a, p->i.k, s->bytes + row * DW__TENSOR_K_BYTES, values);
+        for (uint32_t k = 0; p->i.a_negated && k < k_count; k++) values[k] = -values[k];
+    }
+    if (!scales) return add_to_d(p, cta, block, rows, s->a, s->b);
+    if (!read_scales(p, cta, "scale factors of A", p->a_scales, p->i.a_scale_id, rows, false,
+                     s->a_scales) ||
+        !read_scales(p, cta, "scale factors of B", p->b_scales, p->i.b_scale_id, n,
+                     blocks_of(p) == 2 && rows == 64, s->b_scales))
+        return false;
+    const uint32_t chunk = k_count / (uint32_t)scales;
+    for (uint32_t row = 0; row < rows; row++)
+        for (uint32_t k = 0; k < k_count; k++)
+            s->a[row * k_count + k] *= s->a_scales[row][k / chunk];
+    for (uint32_t k = 0; k < k_count; k++)
+        for (uint32_t column = 0; column < n; column++)
+            s->scaled_b[k][column] = s->b[k][column] * s->b_scales[column][k / chunk];
+    return add_to_d(p, cta, block, rows, s->a, s->scaled_b);
+}
+
+static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
+    const product *p = (const product *)(const void *)work;
+    buffers *s = dw__malloc(sizeof *s);
+    (void)cluster;
+    if (!s)
+        return blame(p, DW__FOUND_INVALID, "the host has no memory left for a product, of D at",
+                     p->d_address);
+    bool good = read_b(p, s);
+    for (int block = 0; good && block < blocks_of(p); block++) good = multiply_block(p, s, block);
+    dw__free(s);
+    return good;
+}
+
+/* ---- issuing ------------------------------------------------------------------------------- */
+
+/* The upper two bits of scale factors' addresses say which byte, as the descriptor's IDs do. */
+#define SCALE_ADDRESS 0x3FFFFFFFu
+
+static bool fill(dw__emu_warp *w, const product_op *k, int lane, product *p) {
+    dw__tensor_user user = dw__tensor_user_of(w, lane);
+    const uint32_t instruction = DW__REGISTER(w, uint32_t, k->instruction)[lane];
+    const char *why = dw__tensor_instruction_decode(&k->form, instruction, &p->i);
+    if (why) {
+        dw__emu_found(w, lane, DW__FOUND_INVALID, "the instruction descriptor 0x%08x: %s",
+                      instruction, why);
+        return false;
+    }
+    if (!dw__emu_tensor_pair(w->cta, k->form.cta_group, &user, p->pair)) return false;
+    p->d_address = (uint32_t)dw__emu_lane_address(w, &k->d, lane);
+    if (k->form.a_in_tensor)
+        p->a_address = (uint32_t)dw__emu_lane_address(w, &k->a, lane);
+    else if (!dw__emu_tensor_operand(&user, DW__REGISTER(w, uint64_t, k->a_descriptor)[lane],
+                                     p->i.a_mn_major,
+                                     p->i.a_mn_major ? dw__tensor_format_bits(p->i.a) : 8, &p->a))
+        return false;
+    if (!dw__emu_tensor_operand(&user, DW__REGISTER(w, uint64_t, k->b_descriptor)[lane],
+                                p->i.b_mn_major,
+                                p->i.b_mn_major ? dw__tensor_format_bits(p->i.b) : 8, &p->b))
+        return false;
+    if (k->form.scales) {
+        p->a_scales = (uint32_t)dw__emu_lane_address(w, &k->a_scales, lane) & SCALE_ADDRESS;
+        p->b_scales = (uint32_t)dw__emu_lane_address(w, &k->b_scales, lane) & SCALE_ADDRESS;
+    }
+    for (int i = 0; i < k->disable_count; i++)
+        p->disabled[i] = DW__REGISTER(w, uint32_t, k->disable[i])[lane];
+    p->accumulate = *DW__REGISTER(w, uint32_t, k->predicate) >> lane & 1;
+    return true;
+}
+
+static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const product_op *k = op->detail;
+    DW__EACH_LANE(lane, mask) {
+        product *p = dw__calloc(1, sizeof *p);
+        if (!p) return dw__emu_tensor_no_memory(w);
+        p->op = k;
+        p->work = (dw__emu_async){.done = multiply,
+                                  .cta = w->cta,
+                                  .warp = w->index,
+                                  .lane = lane,
+                                  .pc = w->now.pc,
+                                  .queue = dw__emu_tensor_queue(w->cta, k->form.cta_group)};
+        if (!fill(w, k, (int)lane, p)) {
+            dw__free(p);
+            return DW__FAULT;
+        }
+        dw__emu_later(w->cta->cluster, &p->work);
+    }
+    return DW__NEXT;
+}
+
+/* ---- the translator ------------------------------------------------------------------------ */
+
+static const char *const kinds[] = {
+    "kind::f16",      "kind::tf32", "kind::f8f6f4",   "kind::i8",
+    "kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4", NULL,
+};
+
+/* Scale factors for the K of one instruction, by the modifier or by what the kind has without one. */
+static bool take_scales(dw__emu_translator *t, dw__tensor_form *form) {
+    static const char *const sizes[] = {"scale_vec::1X", "scale_vec::2X", "scale_vec::4X",
+                                        "block32",       "block16",       NULL};
+    if (form->kind < DW__KIND_MXF8F6F4) return true;
+    if (!dw__emu_take(t, "block_scale")) return false;
+    const int size = dw__emu_take_one_of(t, sizes), by_32 = form->kind == DW__KIND_MXF8F6F4 ? 1 : 2;
+    form->scales = size < 0 || size == 3 ? by_32 : size == 0 ? 1 : size == 1 ? 2 : 4;
+    if (form->kind == DW__KIND_MXF4NVF4) return size > 0;
+    return form->scales == by_32;
+}
+
+/* Buffers that keep A or B between instructions: nothing depends on them. */
+static void take_collector(dw__emu_translator *t) {
+    static const char *const uses[] = {
+        "collector::a::fill",     "collector::a::use",      "collector::a::lastuse",
+        "collector::a::discard",  "collector::b0::fill",    "collector::b0::use",
+        "collector::b0::lastuse", "collector::b0::discard", "collector::b1::fill",
+        "collector::b1::use",     "collector::b1::lastuse", "collector::b1::discard",
+        "collector::b2::fill",    "collector::b2::use",     "collector::b2::lastuse",
+        "collector::b2::discard", "collector::b3::fill",    "collector::b3::use",
+        "collector::b3::lastuse", "collector::b3::discard", NULL};
+    (void)dw__emu_take_one_of(t, uses);
+}
+
+static dw_status take_disabled(dw__emu_translator *t, product_op *k, const dw__ptx_operand *o) {
+    if (o->count != 4 * k->form.cta_group || k->form.scales || k->form.stationary)
+        return dw__emu_malformed(t, "another number of lanes' masks, or one too many operands");
+    k->disable_count = o->count;
+    for (int i = 0; i < o->count; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o->items[i], DW__T_B32, &k->disable[i]));
+    return DW_OK;
+}
+
+dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
+    product_op *k = dw__emu_detail(t, sizeof *k);
+    const dw__ptx_operand *o = t->in->operands;
+    const int given = t->in->operand_count;
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    k->form.stationary = dw__emu_take(t, "ws");
+    k->form.cta_group = dw__emu_take_cta_group(t);
+    const int kind = dw__emu_take_one_of(t, kinds);
+    if (!k->form.cta_group || kind < 0) return dw__emu_unsupported(t);
+    k->form.kind = (dw__tensor_kind)kind;
+    if (!take_scales(t, &k->form)) return dw__emu_unsupported(t);
+    take_collector(t);
+    if (!dw__emu_all_taken(t) || (k->form.stationary && (k->form.cta_group == 2 || k->form.scales)))
+        return dw__emu_unsupported(t);
+
+    if (given < (k->form.scales ? 7 : 5)) return dw__emu_malformed(t, "an operand is missing");
+    int at = 0;
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->d));
+    k->form.a_in_tensor = o[at].kind == DW__PTX_ADDRESS;
+    if (k->form.a_in_tensor)
+        DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->a));
+    else
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->a_descriptor));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->b_descriptor));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B32, &k->instruction));
+    if (k->form.scales) {
+        DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->a_scales));
+        DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->b_scales));
+    }
+    if (o[at].kind == DW__PTX_VECTOR) DW_RETURN_IF_FAILED(take_disabled(t, k, &o[at++]));
+    if (at >= given) return dw__emu_malformed(t, "an operand is missing");
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_PRED, &k->predicate));
+    if (at < given && kind <= DW__KIND_TF32 && !k->form.stationary) {
+        if (o[at].kind != DW__PTX_INTEGER || o[at].integer < 0 || o[at].integer > 15)
+            return dw__emu_malformed(t, "a power of two by which D is divided, 0 to 15, is wanted");
+        k->shift = (int)o[at++].integer;
+    }
+    /* What is left is the mask of columns that a weight-stationary product takes as zeros. */
+    if (at < given && k->form.stationary) return dw__emu_unsupported(t);
+    if (at != given) return dw__emu_malformed(t, "it takes another number of operands");
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, product_run));
+    t->op->detail = k;
+    return DW_OK;
+}

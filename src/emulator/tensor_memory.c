@@ -1,0 +1,93 @@
+/* Allocation of tensor memory, and what the checker has to say of it. */
+#include "emulator/tensor_memory.h"
+#include <string.h>
+
+struct dw__emu_tensor *dw__emu_tensor_of(dw__emu_cta *cta, const dw__tensor_user *user) {
+    if (!cta->tensor) {
+        cta->tensor = dw__calloc(1, sizeof *cta->tensor);
+        if (!cta->tensor)
+            dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_INVALID,
+                             "the host has no memory left for the emulator");
+    }
+    return cta->tensor;
+}
+
+void dw__emu_free_tensor(dw__emu_cta *cta) {
+    dw__free(cta->tensor);
+    cta->tensor = NULL;
+}
+
+void dw__emu_tensor_after_exit(dw__emu_cta *cta) {
+    if (!cta->tensor) return;
+    for (uint32_t unit = 0; unit < DW__TENSOR_UNITS; unit++) {
+        const uint32_t columns = cta->tensor->allocations[unit].columns;
+        if (columns)
+            dw__emu_found_at(cta, cta->tensor->allocations[unit].warp, -1,
+                             cta->tensor->allocations[unit].pc, DW__FOUND_TENSOR_MEMORY,
+                             "%u columns of tensor memory at column %u, allocated here, were "
+                             "not freed when the block ended",
+                             columns, unit * DW__TENSOR_UNIT);
+    }
+}
+
+/* The bits of `taken` for columns that begin at a unit. */
+static uint32_t unit_bits(uint32_t unit, uint32_t columns) {
+    return (((uint32_t)1 << columns / DW__TENSOR_UNIT) - 1) << unit;
+}
+
+uint32_t dw__emu_tensor_allocate(struct dw__emu_tensor *tensor, uint32_t columns, uint32_t warp,
+                                 uint32_t pc) {
+    const uint32_t units = columns / DW__TENSOR_UNIT;
+    for (uint32_t unit = 0; unit + units <= DW__TENSOR_UNITS; unit += units) {
+        if (tensor->taken & unit_bits(unit, columns)) continue;
+        tensor->taken |= unit_bits(unit, columns);
+        tensor->allocations[unit].columns = columns;
+        tensor->allocations[unit].warp = warp;
+        tensor->allocations[unit].pc = pc;
+        const uint32_t first = unit * DW__TENSOR_UNIT;
+        for (uint32_t lane = 0; lane < DW__TENSOR_LANES; lane++) {
+            memset(&tensor->defined[lane][first / 8], 0, columns / 8);
+            for (uint32_t i = first; i < first + columns; i++)
+                tensor->cells[lane][i] = DW__TENSOR_POISON;
+        }
+        return first;
+    }
+    return DW__TENSOR_COLUMNS;
+}
+
+const char *dw__emu_tensor_free(struct dw__emu_tensor *tensor, uint32_t first, uint32_t columns) {
+    if (first >= DW__TENSOR_COLUMNS || first % DW__TENSOR_UNIT) return "no allocation begins there";
+    const uint32_t unit = first / DW__TENSOR_UNIT;
+    if (tensor->allocations[unit].columns == 0)
+        return tensor->taken >> unit & 1 ? "an allocation begins before it"
+                                         : "they are not allocated, or were freed before";
+    if (tensor->allocations[unit].columns != columns)
+        return "another number of columns was allocated there";
+    tensor->allocations[unit].columns = 0;
+    tensor->taken &= ~unit_bits(unit, columns);
+    return NULL;
+}
+
+bool dw__emu_tensor_holds(dw__emu_cta *cta, const dw__tensor_user *user, const char *what,
+                          uint32_t first_lane, uint32_t lanes, uint32_t first, uint32_t columns) {
+    bool exists = first_lane < DW__TENSOR_LANES && first_lane + lanes <= DW__TENSOR_LANES &&
+                  first < DW__TENSOR_COLUMNS && first + columns <= DW__TENSOR_COLUMNS;
+    bool allocated = exists;
+    for (uint32_t column = first; allocated && column < first + columns; column++)
+        allocated = cta->tensor && cta->tensor->taken >> column / DW__TENSOR_UNIT & 1;
+    if (allocated) return true;
+    dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_TENSOR_MEMORY,
+                     "%s in tensor memory of block %u: lanes %u to %u of columns %u to %u, which "
+                     "%s",
+                     what, cta->rank, first_lane, first_lane + lanes - 1, first,
+                     first + columns - 1, exists ? "are not allocated" : "do not exist");
+    return false;
+}
+
+void dw__emu_tensor_undefined(const dw__tensor_user *user, const char *what, uint32_t address,
+                              uint32_t undefined) {
+    if (undefined == 0 || !user->cta->cluster->grid->check) return;
+    dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_UNDEFINED,
+                     "%s tensor memory at 0x%08x, of which %u cells were never written", what,
+                     address, undefined);
+}

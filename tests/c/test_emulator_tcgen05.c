@@ -1,0 +1,574 @@
+/* The emulator's tensor cores of Blackwell: tensor memory, what moves in and out of it, products. One kernel is the
+ * frame of most tests: it fills shared memory and tensor memory from images, runs the instructions under test, and
+ * gives tensor memory back. Layouts and numbers are worked out here, from the figures of the PTX ISA. */
+#include "deepwell/emulator.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LANES 128
+#define COLUMNS 512
+#define HEAD ".version 8.7\n.target sm_100a\n.address_size 64\n"
+
+/* ---- the frame ----------------------------------------------------------------------------- */
+
+typedef struct frame {
+    dw_emulator *emulator;
+    int blocks;             /* 1, or 2: a pair */
+    int filled;             /* columns of tensor memory that are filled before the instructions */
+    uint32_t shared_bytes;  /* of a block's image, a multiple of 4 */
+    unsigned char *shared;  /* [blocks][shared_bytes] */
+    uint32_t *tensor, *out; /* [blocks][LANES][COLUMNS] */
+} frame;
+
+static frame open_frame(int blocks, uint32_t shared_bytes) {
+    frame f = {.blocks = blocks, .shared_bytes = shared_bytes};
+    dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+    options.seed = (uint64_t)rand();
+    assert_int_equal(dw_emulator_create("sm_100a", &options, &f.emulator), DW_OK);
+    f.shared = calloc((size_t)blocks, shared_bytes);
+    f.tensor = calloc((size_t)blocks, LANES * COLUMNS * 4);
+    f.out = calloc((size_t)blocks, LANES * COLUMNS * 4);
+    assert_true(f.shared && f.tensor && f.out);
+    return f;
+}
+static void close_frame(frame *f) {
+    dw_emulator_destroy(f->emulator);
+    free(f->shared), free(f->tensor), free(f->out);
+}
+static uint32_t *cell(uint32_t *image, int block, int lane, int column) {
+    return &image[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)column];
+}
+
+static void print_findings(const dw_emulator *emulator) {
+    for (size_t i = 0; i < dw_emulator_finding_count(emulator); i++) {
+        dw_finding finding;
+        char text[2000];
+        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
+        dw_finding_text(&finding, text, sizeof text);
+        print_message("%s\n", text);
+    }
+}
+
+/* %r1: base of shared memory, %r2: thread, %rd7 and up, %r30 and up, %p5 and up are the body's. One thread of the
+ * first block runs it. */
+static const char frame_text[] = HEAD
+    ".extern .shared .align 1024 .b8 image[];\n.shared .align 8 .b64 arrived;\n.shared .b32 slot;\n"
+    ".visible .entry f(.param .u64 shared, .param .u64 tensor, .param .u64 out, .param .u32 words, "
+    ".param .u32 filled)\n%s"
+    "{ .reg .pred %%p<10>; .reg .b16 %%h<4>; .reg .b32 %%r<80>; .reg .b64 %%rd<40>;\n"
+    "mov.u32 %%r1, image; mov.u32 %%r2, %%tid.x; mov.u32 %%r3, %%cluster_ctarank;\n"
+    "ld.param.u64 %%rd1, [shared]; ld.param.u64 %%rd2, [tensor]; ld.param.u64 %%rd3, [out];\n"
+    "ld.param.u32 %%r4, [words]; ld.param.u32 %%r5, [filled];\n"
+    "setp.ge.u32 %%p1, %%r2, 32; @%%p1 bra $begun;\n"
+    "mov.u32 %%r6, slot; tcgen05.alloc.cta_group::%d.sync.aligned.shared::cta.b32 [%%r6], 512;\n"
+    "tcgen05.relinquish_alloc_permit.cta_group::%d.sync.aligned;\n"
+    "setp.ne.u32 %%p2, %%r2, 0; @%%p2 bra $begun;\n"
+    "mov.u32 %%r7, arrived; mbarrier.init.shared.b64 [%%r7], 1; "
+    "fence.mbarrier_init.release.cluster;\n"
+    "$begun: bar.sync 0;\n"
+    /* shared memory */
+    "mul.lo.u32 %%r8, %%r3, %%r4; add.u32 %%r8, %%r8, %%r2; mul.wide.u32 %%rd4, %%r8, 4; add.s64 "
+    "%%rd1, %%rd1, %%rd4; shl.b32 %%r9, %%r2, 2; add.u32 %%r9, %%r9, %%r1; mov.u32 %%r10, %%r2;\n"
+    "$fill: setp.ge.u32 %%p1, %%r10, %%r4; @%%p1 bra $full; ld.global.u32 %%r11, [%%rd1]; "
+    "st.shared.u32 [%%r9], %%r11; add.s64 %%rd1, %%rd1, 512; add.u32 %%r9, %%r9, 512; add.u32 "
+    "%%r10, %%r10, 128; bra.uni $fill;\n"
+    "$full: fence.proxy.async.shared::cta;\n"
+    /* tensor memory */
+    "mad.lo.u32 %%r12, %%r3, 128, %%r2; mul.wide.u32 %%rd4, %%r12, 2048; add.s64 %%rd2, %%rd2, "
+    "%%rd4; add.s64 %%rd3, %%rd3, %%rd4;\n"
+    "and.b32 %%r13, %%r2, 96; shl.b32 %%r13, %%r13, 16; ld.shared.u32 %%r14, [slot]; add.u32 "
+    "%%r13, "
+    "%%r13, %%r14; mov.u32 %%r15, %%r13; mov.u32 %%r16, 0;\n"
+    "$pour: setp.ge.u32 %%p1, %%r16, %%r5; @%%p1 bra $poured; ld.global.u32 %%r17, [%%rd2]; "
+    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%%r15], {%%r17}; add.s64 %%rd2, %%rd2, 4; add.u32 "
+    "%%r15, %%r15, 1; add.u32 %%r16, %%r16, 1; bra.uni $pour;\n"
+    "$poured: tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;\n"
+    "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; "
+    "tcgen05.fence::after_thread_sync;\n"
+    "or.b32 %%r18, %%r2, %%r3; setp.ne.u32 %%p1, %%r18, 0; @%%p1 bra $issued;\n"
+    "%s\n"
+    "mov.u32 %%r19, arrived; mov.u16 %%h1, 3; %s\n"
+    "$issued: mov.u32 %%r20, arrived;\n"
+    "$wait: mbarrier.try_wait.parity.shared::cta.b64 %%p2, [%%r20], 0; @!%%p2 bra $wait;\n"
+    "tcgen05.fence::after_thread_sync; mov.u32 %%r15, %%r13; mov.u32 %%r16, 0;\n"
+    "%s"
+    "bar.sync 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; setp.ge.u32 %%p1, "
+    "%%r2, 32; @%%p1 bra $end; tcgen05.dealloc.cta_group::%d.sync.aligned.b32 %%r14, 512;\n"
+    "$end: ret; }\n";
+/* Reads back every column that an image has, eight at a time. */
+static const char read_back[] =
+    "$read: setp.ge.u32 %p1, %r16, %r5; @%p1 bra $done; tcgen05.ld.sync.aligned.32x32b.x8.b32 "
+    "{%r20,%r21,%r22,%r23,%r24,%r25,%r26,%r27}, [%r15]; tcgen05.wait::ld.sync.aligned;\n"
+    "st.global.v4.u32 [%rd3], {%r20,%r21,%r22,%r23}; st.global.v4.u32 [%rd3+16], "
+    "{%r24,%r25,%r26,%r27}; add.s64 %rd3, %rd3, 32; add.u32 %r15, %r15, 8; add.u32 %r16, %r16, 8; "
+    "bra.uni $read;\n$done:\n";
+
+/* `body` is the instructions, `after` what every warp does then (NULL: reads everything back, to f->out). */
+static dw_status run_frame(frame *f, const char *body, const char *after) {
+    const int group = f->blocks;
+    char *text = malloc(sizeof frame_text + strlen(body) + (after ? strlen(after) : 0) + 4000);
+    dw_emulator_module *module;
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    void *memory[3];
+    assert_non_null(text);
+    sprintf(text, frame_text, group == 2 ? ".reqntid 128 .reqnctapercluster 2\n" : ".reqntid 128\n",
+            group, group, body,
+            group == 2 ? "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster."
+                         "multicast::cluster.b64 [%r19], %h1;"
+                       : "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 "
+                         "[%r19];",
+            after ? after : read_back, group);
+    const char *folder = getenv("DW_TEST_KEEP_PTX"); /* for an assembler to look at */
+    if (folder) {
+        static int number;
+        char name[300];
+        snprintf(name, sizeof name, "%s/%04d.ptx", folder, number++);
+        FILE *file = fopen(name, "w");
+        assert_non_null(file);
+        fputs(text, file);
+        fclose(file);
+    }
+    if (dw_emulator_load(f->emulator, text, strlen(text), "test.ptx", &module) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    free(text);
+    const size_t sizes[3] = {(size_t)f->blocks * f->shared_bytes,
+                             (size_t)f->blocks * LANES * COLUMNS * 4,
+                             (size_t)f->blocks * LANES * COLUMNS * 4};
+    const void *sources[2] = {f->shared, f->tensor};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(dw_emulator_allocate(f->emulator, sizes[i], &memory[i]), DW_OK);
+        if (i < 2)
+            assert_int_equal(dw_emulator_copy_in(f->emulator, memory[i], sources[i], sizes[i]),
+                             DW_OK);
+    }
+    assert_int_equal(dw_emulator_fill(f->emulator, memory[2], 0xEE, sizes[2]), DW_OK);
+    options.grid[0] = (uint32_t)f->blocks, options.block[0] = 128;
+    options.shared_bytes = f->shared_bytes;
+    uint32_t words = f->shared_bytes / 4, filled = (uint32_t)f->filled;
+    dw_status status =
+        dw_emulator_launch(module, "f", &options,
+                           (void *[]){&memory[0], &memory[1], &memory[2], &words, &filled}, NULL);
+    assert_int_equal(dw_emulator_copy_out(f->emulator, f->out, memory[2], sizes[2]), DW_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(dw_emulator_release(f->emulator, memory[i]), DW_OK);
+    dw_emulator_unload(module);
+    return status;
+}
+static void run_well(frame *f, const char *body, const char *after) {
+    if (run_frame(f, body, after) != DW_OK || dw_emulator_finding_count(f->emulator) != 0) {
+        print_findings(f->emulator);
+        fail_msg("%s\n%s", dw_last_error(), body);
+    }
+}
+
+/* ---- numbers ------------------------------------------------------------------------------- */
+
+typedef enum format { F16, BF16, TF32, U8, S8, E4M3, E5M2, E2M3, E3M2, E2M1, UE8M0, UE4M3 } format;
+static const struct {
+    int bits, exponent, fraction, bias, code; /* code: in an instruction descriptor */
+} formats[] = {
+    [F16] = {16, 5, 10, 15, 0}, [BF16] = {16, 8, 7, 127, 1}, [TF32] = {32, 8, 10, 127, 2},
+    [U8] = {8, 0, 0, 0, 0},     [S8] = {8, 0, 0, 0, 1},      [E4M3] = {8, 4, 3, 7, 0},
+    [E5M2] = {8, 5, 2, 15, 1},  [E2M3] = {6, 2, 3, 1, 3},    [E3M2] = {6, 3, 2, 3, 4},
+    [E2M1] = {4, 2, 1, 1, 5},   [UE8M0] = {8, 8, 0, 127, 1}, [UE4M3] = {8, 4, 3, 7, 0},
+};
+
+static double value_of(format f, uint32_t code) {
+    if (f == U8) return code;
+    if (f == S8) return (int8_t)code;
+    if (f == UE8M0) return ldexp(1, (int)code - 127);
+    if (f == TF32) code >>= 13;
+    const int fraction = formats[f].fraction, bias = formats[f].bias;
+    const uint32_t exponent = code >> fraction & ((1u << formats[f].exponent) - 1),
+                   rest = code & ((1u << fraction) - 1);
+    const double size = exponent ? ldexp(1 + ldexp(rest, -fraction), (int)exponent - bias)
+                                 : ldexp(rest, 1 - bias - fraction);
+    const int sign = fraction + formats[f].exponent;
+    return f != UE4M3 && code >> sign & 1 ? -size : size;
+}
+
+/* A code of a finite number, none that is far from 1 where the type has a wide range. */
+static uint32_t random_code(format f) {
+    const uint32_t word = (uint32_t)rand() << 8 ^ (uint32_t)rand();
+    switch (f) {
+    case F16: return (word & 0x83FF) | (11 + word / 0x10000 % 8) << 10;
+    case BF16: return (word & 0x807F) | (123 + word / 0x10000 % 8) << 7;
+    case TF32: return (word & 0x807FFFFF) | (123 + (word >> 24 & 7)) << 23;
+    case E4M3: return (word & 0x7F) == 0x7F ? 0 : word & 0xFF;
+    case E5M2: return (word & 0x7C) == 0x7C ? 0 : word & 0xFF;
+    case UE8M0: return 122 + word % 10;
+    case UE4M3: return word % 0x7F;
+    default: return word & ((1u << formats[f].bits) - 1);
+    }
+}
+
+/* ---- matrices in shared memory ------------------------------------------------------------- */
+
+enum { PLAIN, SWIZZLE_32, SWIZZLE_64, SWIZZLE_128, SWIZZLE_128_BY_32 };
+typedef struct matrix {
+    format f;
+    int rows, k; /* of a block's share */
+    bool packed; /* 4 bits without gaps */
+    bool mn_major;
+    int swizzle;
+    uint32_t first;    /* byte of the image, a multiple of 1,024 */
+    uint32_t lbo, sbo; /* bytes */
+} matrix;
+
+static const uint32_t spans[] = {16, 32, 64, 128, 128};
+
+/* Byte of the image of (row, byte along K), or, of those contiguous along rows, of (row, k). The canonical
+ * layouts of PTX ISA 9.7.16.5. */
+static uint32_t place_of(const matrix *m, uint32_t row, uint32_t k) {
+    const uint32_t span = spans[m->swizzle];
+    uint32_t at;
+    if (!m->mn_major) {
+        at = row / 8 * m->sbo + row % 8 * span;
+        at += m->swizzle == PLAIN ? k / 16 * m->lbo + k % 16 : k;
+    } else {
+        const uint32_t size = (uint32_t)formats[m->f].bits / 8, wide = span / size;
+        const uint32_t deep = m->swizzle == SWIZZLE_128_BY_32 ? 4 : 8;
+        const uint32_t along = m->swizzle == PLAIN ? m->sbo : m->lbo,
+                       down = m->swizzle == PLAIN ? m->lbo : m->sbo;
+        at = row / wide * along + row % wide * size + k / deep * down + k % deep * span;
+    }
+    static const uint32_t masks[] = {0, 0x10, 0x30, 0x70, 0x60};
+    at += m->first;
+    return at ^ (at >> 3 & masks[m->swizzle]);
+}
+
+static void put_bits(unsigned char *image, uint32_t byte, int first, int bits, uint32_t value) {
+    for (int i = 0; i < bits; i++) {
+        unsigned char *at = &image[byte + (uint32_t)(first + i) / 8];
+        const int bit = (first + i) % 8;
+        *at = (unsigned char)((*at & ~(1u << bit)) | (value >> i & 1) << bit);
+    }
+}
+static void put(const matrix *m, unsigned char *image, int row, int k, uint32_t code) {
+    const int bits = formats[m->f].bits;
+    if (m->mn_major)
+        put_bits(image, place_of(m, (uint32_t)row, (uint32_t)k), 0, bits, code);
+    else if (bits >= 8 || m->packed)
+        put_bits(image, place_of(m, (uint32_t)row, (uint32_t)(k * bits / 8)), k * bits % 8, bits,
+                 code);
+    else /* sixteen to sixteen bytes, from the first on */
+        put_bits(image, place_of(m, (uint32_t)row, (uint32_t)(k / 16 * 16)), k % 16 * bits, bits,
+                 code);
+}
+
+/* Bytes from one instruction's K to the next's, of `k` elements. */
+static uint32_t step_of(const matrix *m, int k) {
+    if (m->mn_major)
+        return (uint32_t)k / (m->swizzle == SWIZZLE_128_BY_32 ? 4 : 8) *
+               (m->swizzle == PLAIN ? m->lbo : m->sbo);
+    return m->swizzle == PLAIN ? 2 * m->lbo : 32;
+}
+
+/* Text that makes %rd<number> the descriptor of the matrix, its start `bytes` further. */
+static int make_descriptor(char *text, int number, const matrix *m, uint32_t bytes) {
+    static const uint64_t modes[] = {0, 6, 4, 2, 1};
+    const uint64_t rest = modes[m->swizzle] << 61 | (uint64_t)1 << 46 |
+                          (uint64_t)(m->sbo >> 4) << 32 | (uint64_t)(m->lbo >> 4) << 16;
+    return sprintf(text,
+                   "add.u32 %%r30, %%r1, %u; shr.u32 %%r30, %%r30, 4; cvt.u64.u32 %%rd30, %%r30; "
+                   "or.b64 %%rd%d, %%rd30, 0x%llx;\n",
+                   m->first + bytes, number, (unsigned long long)rest);
+}
+
+/* Offsets that leave no gaps, for `rows` of 32 * steps bytes. */
+static matrix make_matrix(format f, int rows, int k, bool packed, bool mn_major, int swizzle,
+                          uint32_t first) {
+    matrix m = {f, rows, k, packed, mn_major, swizzle, first, 0, 0};
+    const uint32_t span = spans[swizzle], bits = (uint32_t)formats[f].bits;
+    if (!mn_major) {
+        if (swizzle == PLAIN)
+            m.lbo = 128 + 16, m.sbo = 2048; /* neither contiguous */
+        else
+            m.sbo = 8 * span;
+    } else {
+        const uint32_t deep = swizzle == SWIZZLE_128_BY_32 ? 4 : 8, atom = deep * span;
+        const uint32_t atoms = ((uint32_t)rows * bits / 8 + span - 1) / span;
+        if (swizzle == PLAIN)
+            m.sbo = atom, m.lbo = atoms * atom;
+        else
+            m.lbo = atom, m.sbo = atoms * atom;
+    }
+    return m;
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+typedef enum kind { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, MXF8F6F4, MXF4, NVF4 } kind;
+static const struct {
+    const char *name;
+    int k;
+} kinds[] = {{"f16", 16},      {"tf32", 8},  {"f8f6f4", 32},  {"i8", 32},
+             {"mxf8f6f4", 32}, {"mxf4", 64}, {"mxf4nvf4", 64}};
+enum { SUM_F16, SUM_F32, SUM_S32 };
+
+typedef struct product {
+    kind kind;
+    format a, b;
+    int sum;
+    int m, n, steps, group;
+    int a_swizzle, b_swizzle;
+    bool a_mn_major, b_mn_major;
+    bool a_in_tensor, overwrite, a_negated, b_negated, stationary, saturate;
+    int shift;        /* scale-input-d */
+    uint32_t disable; /* of every 32 lanes */
+    int scales;       /* factors for the K of one instruction */
+    format scale;
+    const char *modifiers;
+    int lane; /* of D and A */
+} product;
+
+#define D_COLUMN 0
+#define A_COLUMN 256
+#define A_SCALES 320
+#define B_SCALES 400
+#define A_FIRST 0u
+#define B_FIRST 65536u
+#define SHARED_BYTES (2u * 65536u)
+#define MOST_K 256
+
+/* Where D(row, column) of a product lies: block, lane, column. */
+static void place_of_d(const product *p, int row, int column, int *block, int *lane, int *at) {
+    const int rows = p->m / p->group;
+    *block = row / rows;
+    row %= rows;
+    *at = D_COLUMN + column;
+    *lane = row;
+    if (rows == 64 && p->group == 1 && !p->stationary)
+        *lane = row / 16 * 32 + row % 16;
+    else if (rows == 64)
+        *lane = row + column / (p->n / 2) * 64, *at = D_COLUMN + column % (p->n / 2);
+    else if (rows == 32)
+        *lane = row + column / (p->n / 4) * 32, *at = D_COLUMN + column % (p->n / 4);
+    *lane += p->lane;
+}
+
+static uint32_t descriptor_of(const product *p) {
+    const bool fp4 = p->kind == MXF4 || p->kind == NVF4;
+    const uint32_t a = fp4 ? 1 : (uint32_t)formats[p->a].code,
+                   b = fp4 ? 1 : (uint32_t)formats[p->b].code;
+    uint32_t d = a << 7 | b << 10 | (uint32_t)p->a_negated << 13 | (uint32_t)p->b_negated << 14 |
+                 (uint32_t)p->a_mn_major << 15 | (uint32_t)p->b_mn_major << 16 |
+                 (uint32_t)p->n / 8 << 17 | (uint32_t)p->m / 16 << 24;
+    if (p->scales)
+        d |= (uint32_t)(p->scale == UE8M0) << 23;
+    else
+        d |= (uint32_t)p->sum << 4 | (uint32_t)p->saturate << 3;
+    return d;
+}
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static double single(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
+typedef struct numbers {
+    double a[256][MOST_K], b[256][MOST_K];
+} numbers;
+
+/* Fills the frame's images with random operands; what they stand for is in `x`, scaled. */
+static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numbers *x) {
+    const int k = kinds[p->kind].k, depth = k * p->steps, rows = p->m / p->group,
+              columns = p->n / p->group;
+    const bool packed = k == 64;
+    *a = make_matrix(p->a, rows, depth, packed, p->a_mn_major, p->a_swizzle, A_FIRST);
+    *b = make_matrix(p->b, columns, depth, packed, p->b_mn_major, p->b_swizzle, B_FIRST);
+    for (size_t i = 0; i < (size_t)p->group * f->shared_bytes; i++)
+        f->shared[i] = (unsigned char)rand();
+    for (int block = 0; block < p->group; block++)
+        for (int lane = 0; lane < LANES; lane++)
+            for (int i = 0; i < COLUMNS; i++)
+                *cell(f->tensor, block, lane, i) =
+                    p->sum == SUM_S32   ? (uint32_t)(rand() % 200000 - 100000)
+                    : p->sum == SUM_F16 ? (0x5A5A0000 | random_code(F16))
+                                        : bits_of((float)(rand() % 2001 - 1000) / 64);
+    const int bits = formats[p->a].bits;
+    for (int row = 0; row < p->m; row++) {
+        const int block = row / rows, within = row % rows;
+        for (int i = 0; i < depth; i++) {
+            const uint32_t code = random_code(p->a);
+            x->a[row][i] = value_of(p->a, code) * (p->a_negated ? -1 : 1);
+            if (!p->a_in_tensor) {
+                put(a, f->shared + (size_t)block * f->shared_bytes, within, i, code);
+                continue;
+            }
+            /* The rows lie where D's do; where D is folded they are there twice. */
+            product whole = *p;
+            for (int fold = 0; fold < (rows == 64 && p->group == 2 ? 2 : 1); fold++) {
+                int to, lane, column;
+                place_of_d(&whole, row, fold * p->n / 2, &to, &lane, &column);
+                put_bits((unsigned char *)cell(f->tensor, to, lane, A_COLUMN), 0, i * bits, bits,
+                         code);
+            }
+        }
+    }
+    for (int column = 0; column < p->n; column++)
+        for (int i = 0; i < depth; i++) {
+            const uint32_t code = random_code(p->b);
+            x->b[column][i] = value_of(p->b, code) * (p->b_negated ? -1 : 1);
+            put(b, f->shared + (size_t)(column / columns) * f->shared_bytes, column % columns, i,
+                code);
+        }
+}
+
+/* Scale factors of 32 rows are a column of bytes in 32 lanes, the same in all four ranges of lanes; the factors of
+ * one instruction are bytes beside each other. With fewer than four of them the next instruction's follow, as
+ * IDs. `at` is the column of the first instruction's. */
+static void fill_scales(frame *f, const product *p, numbers *x) {
+    const int k = kinds[p->kind].k, chunk = k / p->scales, rows = p->m / p->group;
+    for (int which = 0; which < 2; which++) {
+        const int count = which ? p->n : p->m, base = which ? B_SCALES : A_SCALES;
+        const bool folded = which && rows == 64;
+        const int half = folded ? p->n / 2 : which ? p->n : rows, wide = (half + 31) / 32;
+        for (int row = 0; row < count; row++) {
+            for (int i = 0; i < p->steps * p->scales; i++) {
+                const uint32_t code = random_code(p->scale);
+                double *values = which ? x->b[row] : x->a[row];
+                for (int j = 0; j < chunk; j++) values[i * chunk + j] *= value_of(p->scale, code);
+                const int within = row % half, column = base + i / 4 * wide + within / 32;
+                for (int block = 0; block < p->group; block++) {
+                    if (!which && block != row / rows) continue;
+                    for (int copy = 0; copy < (folded ? 2 : 4); copy++) {
+                        const int lane = within % 32 + 32 * copy + (folded ? row / half * 64 : 0);
+                        put_bits((unsigned char *)cell(f->tensor, block, lane, column), 0,
+                                 i % 4 * 8, 8, code);
+                    }
+                }
+            }
+        }
+    }
+}
+
+static void write_body(char *text, const product *p, const matrix *a, const matrix *b) {
+    const int k = kinds[p->kind].k, rows = p->m / p->group;
+    char *at = text;
+    for (int step = 0; step < p->steps; step++) {
+        uint32_t descriptor = descriptor_of(p);
+        const int factor = step * p->scales, half_b = rows == 64 ? p->n / 2 : p->n;
+        const int a_scales = A_SCALES + factor / 4 * ((rows + 31) / 32),
+                  b_scales = B_SCALES + factor / 4 * ((half_b + 31) / 32);
+        if (p->scales) descriptor |= (uint32_t)(factor % 4) << 29 | (uint32_t)(factor % 4) << 4;
+        at += make_descriptor(at, 20, a, (uint32_t)step * step_of(a, k));
+        at += make_descriptor(at, 21, b, (uint32_t)step * step_of(b, k));
+        at += sprintf(at,
+                      "add.u32 %%r31, %%r14, 0x%x; add.u32 %%r32, %%r14, 0x%x; mov.u32 %%r33, "
+                      "0x%x; setp.eq.u32 %%p5, 0, %d; mov.u32 %%r34, 0x%x;\n",
+                      D_COLUMN | p->lane << 16, (A_COLUMN + 8 * step) | p->lane << 16, descriptor,
+                      p->overwrite && step == 0 ? 1 : 0, p->disable);
+        if (p->scales)
+            at += sprintf(at, "add.u32 %%r35, %%r14, %d; add.u32 %%r36, %%r14, %d;\n", a_scales,
+                          b_scales);
+        at += sprintf(at, "tcgen05.mma%s.cta_group::%d.kind::%s%s [%%r31], %s, %%rd21, %%r33%s",
+                      p->stationary ? ".ws" : "", p->group, kinds[p->kind].name,
+                      p->modifiers ? p->modifiers : "", p->a_in_tensor ? "[%r32]" : "%rd20",
+                      p->scales ? ", [%r35], [%r36]" : "");
+        if (p->disable)
+            at +=
+                sprintf(at, p->group == 1 ? ", {%%r34,%%r34,%%r34,%%r34}"
+                                          : ", {%%r34,%%r34,%%r34,%%r34,%%r34,%%r34,%%r34,%%r34}");
+        at += sprintf(at, ", %%p5");
+        if (p->shift && step == 0) at += sprintf(at, ", %d", p->shift);
+        at += sprintf(at, ";\n");
+    }
+}
+
+static double sum_value(int sum, uint32_t bits) {
+    return sum == SUM_S32   ? (double)(int32_t)bits
+           : sum == SUM_F16 ? value_of(F16, bits & 0xFFFF)
+                            : single(bits);
+}
+
+/* Every sum within the roundings to its type, one for each instruction; cells that are not D's as they were. */
+static void check_product(const product *p) {
+    frame f = open_frame(p->group, SHARED_BYTES);
+    numbers *x = malloc(sizeof *x);
+    char *text = malloc(20000);
+    unsigned char *is_d = calloc((size_t)p->group, LANES * COLUMNS);
+    matrix a, b;
+    assert_true(x && text && is_d);
+    f.filled = COLUMNS;
+    fill_operands(&f, p, &a, &b, x);
+    if (p->scales) fill_scales(&f, p, x);
+    write_body(text, p, &a, &b);
+    run_well(&f, text, NULL);
+    const int depth = kinds[p->kind].k * p->steps;
+    const double unit = p->sum == SUM_F16 ? 0x1p-11 : 0x1p-24;
+    for (int row = 0; row < p->m; row++) {
+        for (int column = 0; column < p->n; column++) {
+            int block, lane, at;
+            place_of_d(p, row, column, &block, &lane, &at);
+            const uint32_t before = *cell(f.tensor, block, lane, at),
+                           after = *cell(f.out, block, lane, at);
+            is_d[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)at] = 1;
+            if (p->disable >> lane % 32 & 1) {
+                assert_int_equal(before, after);
+                continue;
+            }
+            double wanted = p->overwrite ? 0 : ldexp(sum_value(p->sum, before), -p->shift),
+                   size = fabs(wanted);
+            for (int i = 0; i < depth; i++) {
+                wanted += x->a[row][i] * x->b[column][i];
+                size += fabs(x->a[row][i] * x->b[column][i]);
+            }
+            double got = sum_value(p->sum, after), most;
+            if (p->sum == SUM_S32) {
+                if (p->saturate && wanted > INT32_MAX) wanted = INT32_MAX;
+                most = 0;
+            } else {
+                /* A rounding of each instruction's sum, none larger than `size`; sums in double as well. */
+                most = p->steps * (unit * (p->steps == 1 ? fabs(wanted) : size) +
+                                   (p->sum == SUM_F16 ? 0x1p-25 : 0)) +
+                       0x1p-44 * size;
+            }
+            if (!(fabs(got - wanted) <= most))
+                fail_msg("kind %s, M %d, N %d, row %d, column %d: %.10g, expected %.10g +- %g",
+                         kinds[p->kind].name, p->m, p->n, row, column, got, wanted, most);
+            if (p->sum == SUM_F16) assert_int_equal(after >> 16, before >> 16);
+        }
+    }
+    for (size_t i = 0; i < (size_t)p->group * LANES * COLUMNS; i++)
+        if (!is_d[i] && f.out[i] != f.tensor[i])
+            fail_msg("lane %d, column %d was written", (int)(i / COLUMNS), (int)(i % COLUMNS));
+    free(x), free(text), free(is_d);
+    close_frame(&f);
+}
+
+static void half_products(void **state) {
+    static const product products[] = {
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, .a_swizzle = SWIZZLE_128,
+         .b_swizzle = SWIZZLE_128},
+        {KIND_F16, BF16, BF16, SUM_F32, 128, 256, 4, 1, .a_swizzle = SWIZZLE_128,
+         .b_swizzle = SWIZZLE_128, .overwrite = true},
+        {KIND_F16, BF16, F16, SUM_F32, 64, 24, 1, 1, .a_swizzle = SWIZZLE_64,
+         .b_swizzle = SWIZZLE_32, .overwrite = true},
+        {KIND_F16, F16, F16, SUM_F16, 64, 8, 1, 1, .lane = 16},
+        {KIND_F16, F16, F16, SUM_F16, 128, 48, 4, 1, .b_swizzle = SWIZZLE_128, .a_negated = true},
+    };
+    (void)state;
+    srand(1);
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) check_product(&products[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(half_products),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
