@@ -244,6 +244,22 @@ DEVICE float shared_load_f32(uint32 address) {
     return v;
 }
 
+DEVICE float4 shared_load_f32x4(uint32 address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
+DEVICE void shared_store_f32(uint32 address, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+DEVICE uint32 shared_load_u32(uint32 address) {
+    uint32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
 DEVICE float2 shared_load_f32_pair(uint32 address) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");

@@ -14,6 +14,8 @@
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
 #include "launch_cost.h"
+#include "sm100/gemm_params.h"
+#include "sm100/gemm_tiles.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -41,6 +43,9 @@ typedef struct job {
 
 static job jobs[MOST_VARIANTS];
 static size_t job_count;
+
+/* Blackwell's data-centre GPUs; compilers know it since 12.9. */
+static const char family_arch[] = "sm_100f";
 
 /* ---- which variants ------------------------------------------------------------------------------ */
 
@@ -105,11 +110,36 @@ static void list_attention(dw__attention_pass pass) {
                 }
 }
 
+/* Each tile of Blackwell's matrix product as it is, and with each activation beside all that an epilogue has; SwiGLU
+ * takes half of the tile's columns, at least one box of D's. */
+static void list_gemm(void) {
+#define TILE(...) {__VA_ARGS__},
+    static const struct { int ctas, tile_n, stages; } tiles[] = {DW_SM100_GEMM_TILES(TILE)};
+#undef TILE
+    for (size_t t = 0; t < DW_COUNT(tiles); t++)
+        for (int f32 = 0; f32 < 2; f32++)
+            for (int activation = -1; activation <= DW_GEMM_SWIGLU; activation++) {
+                if (activation == DW_GEMM_SWIGLU && !f32 && tiles[t].tile_n < 128) continue;
+                const int extras = activation >= 0;
+                dw__jit_variant v = {.source = "sm100/gemm.cu", .entry = "", .arch = family_arch};
+                dw__jit_add_define(&v, "CTAS", tiles[t].ctas);
+                dw__jit_add_define(&v, "TILE_N", tiles[t].tile_n);
+                dw__jit_add_define(&v, "STAGES", tiles[t].stages);
+                dw__jit_add_define(&v, "ELEMENT", 0);
+                dw__jit_add_define(&v, "OUTPUT", f32);
+                dw__jit_add_define(&v, "ACTIVATION", extras ? activation : DW_GEMM_LINEAR);
+                dw__jit_add_define(&v, "BIAS", extras);
+                dw__jit_add_define(&v, "RESIDUAL", extras);
+                add_job(v, tiles[t].tile_n == 256 && activation == DW_GEMM_SWIGLU && !f32);
+            }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
     list_attention(DW__ATTENTION_FORWARD);
     list_attention(DW__ATTENTION_BACKWARD);
+    list_gemm();
 }
 
 /* ---- what the compiler says ------------------------------------------------------------------------- */
@@ -189,9 +219,11 @@ static void compile(job *j) {
 typedef struct selection {
     bool quick;
     const char *part, *ptx; /* ptx: the folder for it; NULL: it is not asked for */
+    bool old;               /* the compiler does not know family_arch */
 } selection;
 
 static bool selected(const selection *s, const job *j) {
+    if (s->old && strcmp(j->variant.arch, family_arch) == 0) return false;
     return (!s->quick || j->quick) && (!s->part || strstr(j->name, s->part));
 }
 
@@ -391,6 +423,8 @@ int main(int argc, char **argv) {
     if (dw__nvrtc_load(&nvrtc) != DW_OK)
         return fprintf(stderr, "deepwell-kernels: %s\n", dw_last_error()), 3;
     snprintf(compiler, sizeof compiler, "NVRTC %d.%d", nvrtc->major, nvrtc->minor);
+    s.old = nvrtc->major < 12 || (nvrtc->major == 12 && nvrtc->minor < 9);
+    if (s.old) printf("%s is too old for %s: left out\n", compiler, family_arch);
     double begun = dw__seconds();
     compile_all(&s, threads);
     double took = dw__seconds() - begun, work = 0.0;

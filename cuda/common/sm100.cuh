@@ -1,0 +1,151 @@
+// Blackwell's own instructions (sm_100f: sm_100, sm_103), one function each: tensor memory, the products whose
+// accumulators lie in it (tcgen05), pairs of blocks. Barriers, the copy engine and ordering are Hopper's. Sections
+// named are the PTX ISA's.
+#ifndef DW_SM100_CUH
+#define DW_SM100_CUH
+
+#include "sm90.cuh"
+
+// ---- clusters ---------------------------------------------------------------------------------------------
+
+DEVICE uint32 cluster_rank() {
+    uint32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of all blocks of the cluster; orders what they wrote to shared memory.
+DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The address in block `rank` of what lies at `address` in this one.
+DEVICE uint32 cluster_address(uint32 address, uint32 rank) {
+    uint32 mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+// Arrives at a barrier of any block of the cluster.
+DEVICE void barrier_arrive_cluster(uint32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// As barrier_wait, for what other blocks did before they arrived.
+DEVICE void barrier_wait_cluster(uint32 barrier, uint32 parity) {
+    uint32 passed;
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(passed)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!passed);
+}
+
+// ---- the copy engine (9.7.9.27) ---------------------------------------------------------------------------
+
+// A box of a matrix into shared memory; what lies outside of it arrives as zeros, and counts as bytes. GROUP 2:
+// `barrier` may be the other block's of the pair.
+template <int GROUP> DEVICE void tma_load_matrix(uint32 to, const tensor_map *map, uint32 barrier, int column, int row) {
+    if constexpr (GROUP == 1)
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+                     "[%2];" ::"r"(to),
+                     "l"((uint64)map), "r"(barrier), "r"(column), "r"(row)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 [%0], [%1, "
+                     "{%3, %4}], [%2];" ::"r"(to),
+                     "l"((uint64)map), "r"(barrier), "r"(column), "r"(row)
+                     : "memory");
+}
+
+// A box of shared memory into a matrix; what lies outside of it is left out.
+DEVICE void tma_store_matrix(const tensor_map *map, uint32 from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64)map), "r"(from),
+                 "r"(column), "r"(row)
+                 : "memory");
+}
+
+// ---- tensor memory (9.7.16.7, 9.7.16.8) -------------------------------------------------------------------
+// 128 lanes of 512 columns of 32 bits; an address is lane << 16 | column. GROUP is the same throughout a kernel.
+
+// By a whole warp (with 2, one warp of each block of the pair): COLUMNS, a power of 2 from 32, whose address goes to
+// shared memory at `to`; it waits until they are free. Nobody of this block allocates afterwards.
+template <int GROUP, int COLUMNS> DEVICE void tensor_memory_allocate(uint32 to) {
+    if constexpr (GROUP == 1) {
+        asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS) : "memory");
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;");
+    } else {
+        asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS) : "memory");
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;");
+    }
+}
+
+// By the warp that allocated.
+template <int GROUP, int COLUMNS> DEVICE void tensor_memory_free(uint32 address) {
+    if constexpr (GROUP == 1)
+        asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
+    else
+        asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS));
+}
+
+// Around whatever synchronises threads of which one uses tensor memory after the other.
+DEVICE void tensor_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
+DEVICE void tensor_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
+
+// 32 columns of 32 lanes: lane i of the warp gets columns address .. address + 31 of its own. Warp w of four may
+// read lanes 32 w .. 32 w + 31. Not there before tensor_memory_wait_load and keep.
+DEVICE void tensor_memory_load(float *to, uint32 address) {
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x32.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+                 "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]), "=f"(to[4]), "=f"(to[5]), "=f"(to[6]), "=f"(to[7]),
+                   "=f"(to[8]), "=f"(to[9]), "=f"(to[10]), "=f"(to[11]), "=f"(to[12]), "=f"(to[13]), "=f"(to[14]),
+                   "=f"(to[15]), "=f"(to[16]), "=f"(to[17]), "=f"(to[18]), "=f"(to[19]), "=f"(to[20]), "=f"(to[21]),
+                   "=f"(to[22]), "=f"(to[23]), "=f"(to[24]), "=f"(to[25]), "=f"(to[26]), "=f"(to[27]), "=f"(to[28]),
+                   "=f"(to[29]), "=f"(to[30]), "=f"(to[31])
+                 : "r"(address));
+}
+
+DEVICE void tensor_memory_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
+
+// ---- products (9.7.16.10) ---------------------------------------------------------------------------------
+
+// Shared-memory descriptor (9.7.16.4.1) of a tile as the copy engine writes it with 128-byte swizzling, rows of 128
+// bytes, contraction along them: groups of 8 rows lie 1024 bytes apart. 32 bytes further along the rows is `+ 2`.
+DEVICE uint64 operand_descriptor(uint32 address) {
+    return (uint64)((address & 0x3ffff) >> 4) | (uint64)1 << 16 | (uint64)(1024 >> 4) << 32 | (uint64)1 << 46 | (uint64)2 << 61;
+}
+
+// Instruction descriptor (9.7.16.4.2): F32 sums of products of elements, neither operand transposed.
+DEVICE constexpr uint32 product_descriptor(int m, int n) {
+    return 1u << 4 | (ELEMENT == 0 ? 1u << 7 | 1u << 10 : 0u) | (uint32)(n >> 3) << 17 | (uint32)(m >> 4) << 24;
+}
+
+// By one thread, of the pair's first block with GROUP 2: D = or += A (M x 16) B^T (N x 16), by `shape` from
+// product_descriptor. With 2, each block holds M/2 rows of A and of D, and N/2 rows of B, all at its like addresses.
+template <int GROUP> DEVICE void multiply(uint32 d, uint64 a, uint64 b, uint32 shape, bool accumulate) {
+    if constexpr (GROUP == 1)
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
+                     "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n\t}" ::"r"(d),
+                     "l"(a), "l"(b), "r"(shape), "r"((uint32)accumulate)
+                     : "memory");
+    else
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
+                     "tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, p;\n\t}" ::"r"(d),
+                     "l"(a), "l"(b), "r"(shape), "r"((uint32)accumulate)
+                     : "memory");
+}
+
+// Arrives at `barrier`, with GROUP 2 of both blocks, when all that this thread has multiplied so far is done.
+template <int GROUP> DEVICE void multiply_commit(uint32 barrier) {
+    if constexpr (GROUP == 1)
+        asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier) : "memory");
+    else
+        asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+                         barrier),
+                     "h"((uint16)3)
+                     : "memory");
+}
+
+#endif
