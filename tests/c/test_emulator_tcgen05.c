@@ -14,7 +14,7 @@
 
 #define LANES 128
 #define COLUMNS 512
-#define HEAD ".version 8.7\n.target sm_100a\n.address_size 64\n"
+#define HEAD ".version 9.0\n.target sm_100a\n.address_size 64\n"
 
 /* ---- the frame ----------------------------------------------------------------------------- */
 
@@ -62,7 +62,7 @@ static const char frame_text[] = HEAD
     ".extern .shared .align 1024 .b8 image[];\n.shared .align 8 .b64 arrived;\n.shared .b32 slot;\n"
     ".visible .entry f(.param .u64 shared, .param .u64 tensor, .param .u64 out, .param .u32 words, "
     ".param .u32 filled)\n%s"
-    "{ .reg .pred %%p<10>; .reg .b16 %%h<4>; .reg .b32 %%r<80>; .reg .b64 %%rd<40>;\n"
+    "{ .reg .pred %%p<10>; .reg .b16 %%h<4>; .reg .b32 %%r<300>; .reg .b64 %%rd<40>;\n"
     "mov.u32 %%r1, image; mov.u32 %%r2, %%tid.x; mov.u32 %%r3, %%cluster_ctarank;\n"
     "ld.param.u64 %%rd1, [shared]; ld.param.u64 %%rd2, [tensor]; ld.param.u64 %%rd3, [out];\n"
     "ld.param.u32 %%r4, [words]; ld.param.u32 %%r5, [filled];\n"
@@ -566,9 +566,552 @@ static void half_products(void **state) {
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) check_product(&products[i]);
 }
 
+static void check_all(const product *products, size_t count) {
+    for (size_t i = 0; i < count; i++) check_product(&products[i]);
+}
+#define CHECK_ALL(products) check_all(products, sizeof(products) / sizeof *(products))
+#define BOTH(mode) .a_swizzle = mode, .b_swizzle = mode
+
+static void matrices_of_every_layout(void **state) {
+    static const product products[] = {
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, BOTH(PLAIN)},
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_32)},
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_64)},
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 3, 1, BOTH(PLAIN), .a_mn_major = true,
+         .b_mn_major = true},
+        {KIND_F16, F16, F16, SUM_F32, 128, 128, 4, 1, BOTH(SWIZZLE_32), .a_mn_major = true,
+         .b_mn_major = true},
+        {KIND_F16, F16, F16, SUM_F32, 128, 96, 2, 1, BOTH(SWIZZLE_64), .b_mn_major = true},
+        {KIND_F16, BF16, BF16, SUM_F32, 128, 192, 4, 1, BOTH(SWIZZLE_128), .b_mn_major = true},
+        {KIND_F16, BF16, BF16, SUM_F32, 64, 64, 4, 1, BOTH(SWIZZLE_128), .a_mn_major = true},
+        {KIND_TF32, TF32, TF32, SUM_F32, 128, 64, 4, 1, BOTH(SWIZZLE_128)},
+        {KIND_TF32, TF32, TF32, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128_BY_32), .a_mn_major = true,
+         .b_mn_major = true},
+        {KIND_F8F6F4, E4M3, E5M2, SUM_F32, 128, 128, 2, 1, BOTH(SWIZZLE_128), .a_mn_major = true,
+         .b_mn_major = true},
+        {KIND_I8, S8, U8, SUM_S32, 128, 64, 2, 1, BOTH(SWIZZLE_64), .b_mn_major = true},
+    };
+    (void)state;
+    srand(2);
+    CHECK_ALL(products);
+}
+
+static void products_of_every_kind(void **state) {
+    static const product products[] = {
+        {KIND_TF32, TF32, TF32, SUM_F32, 64, 40, 3, 1, BOTH(SWIZZLE_128), .b_negated = true},
+        {KIND_I8, S8, S8, SUM_S32, 128, 256, 4, 1, BOTH(SWIZZLE_128)},
+        {KIND_I8, U8, S8, SUM_S32, 64, 16, 4, 1, BOTH(SWIZZLE_128), .saturate = true},
+        {KIND_F8F6F4, E4M3, E4M3, SUM_F32, 128, 112, 4, 1, BOTH(SWIZZLE_128)},
+        {KIND_F8F6F4, E3M2, E4M3, SUM_F16, 64, 64, 1, 1, BOTH(SWIZZLE_32), .overwrite = true},
+        {KIND_F8F6F4, E2M1, E3M2, SUM_F32, 128, 32, 4, 1, BOTH(SWIZZLE_128)},
+        {KIND_F8F6F4, E2M3, E2M1, SUM_F16, 128, 32, 2, 1, BOTH(SWIZZLE_64)},
+        {KIND_F8F6F4, E3M2, E5M2, SUM_F32, 64, 8, 4, 1, BOTH(PLAIN), .a_negated = true,
+         .b_negated = true},
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F16, BF16, BF16, SUM_F32, 64, 64, 4, 1, BOTH(SWIZZLE_128), .a_in_tensor = true,
+         .lane = 16},
+        {KIND_I8, S8, S8, SUM_S32, 128, 64, 4, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_TF32, TF32, TF32, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F8F6F4, E4M3, E2M1, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F16, F16, F16, SUM_F32, 128, 32, 2, 1, BOTH(SWIZZLE_128), .shift = 5},
+        {KIND_F16, F16, F16, SUM_F32, 64, 32, 2, 1, BOTH(SWIZZLE_128), .disable = 0x0F00A001},
+        {KIND_F16, F16, F16, SUM_F32, 128, 32, 2, 1, BOTH(SWIZZLE_128),
+         .modifiers = ".collector::a::fill", .disable = 0x80000001, .shift = 1},
+        {KIND_F16, F16, F16, SUM_F32, 32, 256, 2, 1, BOTH(SWIZZLE_128), .stationary = true},
+        {KIND_F8F6F4, E4M3, E4M3, SUM_F32, 64, 128, 2, 1, BOTH(SWIZZLE_128), .stationary = true,
+         .modifiers = ".collector::b1::use"},
+        {KIND_F16, F16, F16, SUM_F16, 128, 64, 2, 1, BOTH(SWIZZLE_128), .stationary = true,
+         .a_in_tensor = true},
+    };
+    (void)state;
+    srand(3);
+    CHECK_ALL(products);
+}
+
+static void block_scaled_products(void **state) {
+    static const product products[] = {
+        {MXF8F6F4, E4M3, E4M3, SUM_F32, 128, 128, 4, 1, BOTH(SWIZZLE_128), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale"},
+        {MXF8F6F4, E5M2, E2M1, SUM_F32, 128, 72, 2, 1, BOTH(SWIZZLE_64), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale.scale_vec::1X", .overwrite = true},
+        {MXF8F6F4, E4M3, E3M2, SUM_F32, 128, 192, 4, 1, BOTH(SWIZZLE_128), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale.block32", .a_in_tensor = true,
+         .b_negated = true},
+        {MXF4, E2M1, E2M1, SUM_F32, 128, 256, 4, 1, BOTH(SWIZZLE_128), .scales = 2, .scale = UE8M0,
+         .modifiers = ".block_scale"},
+        {MXF4, E2M1, E2M1, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .scales = 2, .scale = UE8M0,
+         .modifiers = ".block_scale.scale_vec::2X", .a_in_tensor = true},
+        {NVF4, E2M1, E2M1, SUM_F32, 128, 96, 4, 1, BOTH(SWIZZLE_128), .scales = 4, .scale = UE4M3,
+         .modifiers = ".block_scale.scale_vec::4X"},
+        {NVF4, E2M1, E2M1, SUM_F32, 128, 64, 4, 1, BOTH(SWIZZLE_128), .scales = 4, .scale = UE4M3,
+         .modifiers = ".block_scale.block16.collector::a::lastuse", .a_negated = true},
+        {NVF4, E2M1, E2M1, SUM_F32, 128, 64, 4, 1, BOTH(SWIZZLE_128), .scales = 2, .scale = UE8M0,
+         .modifiers = ".block_scale.scale_vec::2X"},
+        {MXF8F6F4, E4M3, E4M3, SUM_F32, 256, 256, 4, 2, BOTH(SWIZZLE_128), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale"},
+        {MXF8F6F4, E4M3, E5M2, SUM_F32, 128, 128, 2, 2, BOTH(SWIZZLE_128), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale"},
+        {NVF4, E2M1, E2M1, SUM_F32, 256, 192, 2, 2, BOTH(SWIZZLE_128), .scales = 4, .scale = UE4M3,
+         .modifiers = ".block_scale.block16"},
+    };
+    (void)state;
+    srand(4);
+    CHECK_ALL(products);
+}
+
+static void products_of_pairs(void **state) {
+    static const product products[] = {
+        {KIND_F16, BF16, BF16, SUM_F32, 256, 256, 4, 2, BOTH(SWIZZLE_128)},
+        {KIND_F16, F16, F16, SUM_F32, 128, 128, 4, 2, BOTH(SWIZZLE_128)},
+        {KIND_F16, F16, F16, SUM_F16, 128, 64, 2, 2, BOTH(SWIZZLE_64), .overwrite = true},
+        {KIND_F16, F16, F16, SUM_F32, 256, 128, 2, 2, BOTH(SWIZZLE_128), .a_mn_major = true,
+         .b_mn_major = true},
+        {KIND_F16, F16, F16, SUM_F32, 128, 64, 2, 2, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F16, F16, F16, SUM_F32, 256, 64, 2, 2, BOTH(SWIZZLE_128), .a_in_tensor = true,
+         .disable = 0x10000010, .shift = 2},
+        {KIND_I8, S8, S8, SUM_S32, 256, 96, 4, 2, BOTH(SWIZZLE_128)},
+        {KIND_F8F6F4, E5M2, E2M3, SUM_F32, 256, 32, 4, 2, BOTH(SWIZZLE_128)},
+        {KIND_TF32, TF32, TF32, SUM_F32, 128, 32, 4, 2, BOTH(SWIZZLE_128)},
+    };
+    (void)state;
+    srand(5);
+    CHECK_ALL(products);
+}
+
+/* ---- loads and stores ---------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    int registers, columns, lanes; /* of .x1 */
+} shapes[] = {{"32x32b", 1, 1, 32},
+              {"16x64b", 1, 2, 16},
+              {"16x128b", 2, 4, 16},
+              {"16x256b", 4, 8, 16},
+              {"16x32bx2", 1, 1, 16}};
+
+/* Which register of which thread holds a cell, as the figures of 9.7.16.2.3.1 draw it; `column` counts pairs of
+ * columns where they are packed, `half` is the second of .16x32bx2. */
+static void holder_of(int shape, int lane, int column, int half, int *thread, int *at) {
+    const int upper = lane / 8, row = lane % 8;
+    switch (shape) {
+    case 0: *thread = lane, *at = column; break;
+    case 1: *thread = 4 * row + 2 * (column % 2) + upper, *at = column / 2; break;
+    case 2: *thread = 4 * row + column % 4, *at = 2 * (column / 4) + upper; break;
+    case 3:
+        *thread = 4 * row + column % 8 / 2, *at = 4 * (column / 8) + 2 * upper + column % 2;
+        break;
+    default: *thread = lane + 16 * half, *at = column;
+    }
+}
+
+typedef struct transfer {
+    int shape, times, lane, split;
+    bool packed;
+} transfer;
+
+/* The instruction for registers %r100 and up, at column 8 of the warp's lanes. */
+static int write_transfer(char *text, const transfer *t, bool store) {
+    const int count = t->times * shapes[t->shape].registers;
+    char vector[1600], *at = vector, split[16] = "";
+    for (int i = 0; i < count; i++) at += sprintf(at, "%s%%r%d", i ? "," : "", 100 + i);
+    if (t->split) sprintf(split, ", %d", t->split);
+    at = text;
+    at += sprintf(at, "add.u32 %%r90, %%r13, 0x%x;\n", t->lane << 16 | 8);
+    if (store)
+        at += sprintf(at,
+                      "tcgen05.st.sync.aligned.%s.x%d%s.b32 [%%r90]%s, {%s};\n"
+                      "tcgen05.wait::st.sync.aligned;\n",
+                      shapes[t->shape].name, t->times, t->packed ? ".unpack::16b" : "", split,
+                      vector);
+    else
+        at +=
+            sprintf(at,
+                    "tcgen05.ld.sync.aligned.%s.x%d%s.b32 {%s}, [%%r90]%s;\n"
+                    "tcgen05.wait::ld.sync.aligned;\n",
+                    shapes[t->shape].name, t->times, t->packed ? ".pack::16b" : "", vector, split);
+    return (int)(at - text);
+}
+
+static uint32_t stored_value(int thread, int i) {
+    return (uint32_t)thread * 0x01010003u + (uint32_t)i * 0x00070101u;
+}
+
+static void check_transfer(const transfer *t) {
+    frame f = open_frame(1, 4);
+    const int count = t->times * shapes[t->shape].registers,
+              columns = t->times * shapes[t->shape].columns, halves = t->split ? 2 : 1;
+    char *text = malloc(60000), *at = text;
+    assert_non_null(text);
+    f.filled = COLUMNS;
+    for (int i = 0; i < LANES * COLUMNS; i++) f.tensor[i] = (uint32_t)rand();
+    at += write_transfer(at, t, false);
+    for (int i = 0; i < count; i++)
+        at += sprintf(at, "st.global.u32 [%%rd3+%d], %%r%d;\n", 4 * i, 100 + i);
+    run_well(&f, "", text);
+    for (int cells = 0; cells < 128 / 32 * shapes[t->shape].lanes * columns * halves; cells++) {
+        const int half = cells % halves, column = cells / halves % columns,
+                  lane = cells / halves / columns % shapes[t->shape].lanes,
+                  warp = cells / halves / columns / shapes[t->shape].lanes;
+        int thread, i;
+        holder_of(t->shape, lane, column, half, &thread, &i);
+        const int tensor_lane = 32 * warp + t->lane + lane,
+                  tensor_column = 8 + half * t->split + column * (t->packed ? 2 : 1);
+        uint32_t wanted = *cell(f.tensor, 0, tensor_lane, tensor_column);
+        if (t->packed)
+            wanted = (wanted & 0xFFFF) | *cell(f.tensor, 0, tensor_lane, tensor_column + 1) << 16;
+        const uint32_t got = *cell(f.out, 0, 32 * warp + thread, i);
+        if (got != wanted)
+            fail_msg("ld.%s.x%d%s: thread %d, register %d: 0x%x, expected 0x%x",
+                     shapes[t->shape].name, t->times, t->packed ? ".pack" : "", thread, i, got,
+                     wanted);
+    }
+
+    at = text;
+    for (int i = 0; i < count; i++)
+        at += sprintf(at, "mul.lo.u32 %%r%d, %%r2, 0x01010003; add.u32 %%r%d, %%r%d, 0x%x;\n",
+                      100 + i, 100 + i, 100 + i, stored_value(0, i));
+    at += write_transfer(at, t, true);
+    strcpy(at, read_back);
+    run_well(&f, "", text);
+    unsigned char *written = calloc(LANES, COLUMNS);
+    assert_non_null(written);
+    for (int cells = 0; cells < 128 / 32 * shapes[t->shape].lanes * columns * halves; cells++) {
+        const int half = cells % halves, column = cells / halves % columns,
+                  lane = cells / halves / columns % shapes[t->shape].lanes,
+                  warp = cells / halves / columns / shapes[t->shape].lanes;
+        int thread, i;
+        holder_of(t->shape, lane, column, half, &thread, &i);
+        for (int part = 0; part <= t->packed; part++) {
+            const int to = 32 * warp + t->lane + lane,
+                      to_column = 8 + half * t->split + column * (t->packed ? 2 : 1) + part;
+            uint32_t wanted = stored_value(32 * warp + thread, i),
+                     got = *cell(f.out, 0, to, to_column);
+            if (t->packed) wanted = wanted >> 16 * part & 0xFFFF, got &= 0xFFFF;
+            if (got != wanted)
+                fail_msg("st.%s.x%d%s: lane %d, column %d: 0x%x, expected 0x%x",
+                         shapes[t->shape].name, t->times, t->packed ? ".unpack" : "", to, to_column,
+                         got, wanted);
+            written[to * COLUMNS + to_column] = 1;
+        }
+    }
+    for (int i = 0; i < LANES * COLUMNS; i++)
+        if (!written[i]) assert_int_equal(f.out[i], f.tensor[i]);
+    free(text), free(written);
+    close_frame(&f);
+}
+
+static void loads_and_stores_of_every_shape(void **state) {
+    (void)state;
+    srand(6);
+    for (int shape = 0; shape < 5; shape++) {
+        for (int times = 1; times * shapes[shape].registers <= 128; times *= 2) {
+            for (int form = 0; form < 3; form++) {
+                transfer t = {shape, times, 0, 0, form == 1};
+                if (form == 2 && shapes[shape].lanes == 16) t.lane = 16;
+                if (form == 2 && shape == 0) continue;
+                if (shape == 4) t.split = times * (t.packed ? 2 : 1) + 16;
+                if (times * shapes[shape].columns * (t.packed ? 2 : 1) + t.split > COLUMNS - 8)
+                    continue;
+                check_transfer(&t);
+            }
+        }
+    }
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+static int row_of_copy(int shape, int lane) {
+    switch (shape) {
+    case 0:
+    case 1: return lane;
+    case 2: return lane % 64;                  /* warps 0 and 2, 1 and 3 */
+    case 3: return lane / 64 * 32 + lane % 32; /* warps 0 and 1, 2 and 3 */
+    default: return lane % 32;
+    }
+}
+
+static void copies_of_every_shape(void **state) {
+    static const struct {
+        const char *name;
+        int rows, columns;
+    } copies[] = {{"128x256b", 128, 8},
+                  {"128x128b", 128, 4},
+                  {"64x128b.warpx2::02_13", 64, 4},
+                  {"64x128b.warpx2::01_23", 64, 4},
+                  {"32x128b.warpx4", 32, 4}};
+    (void)state;
+    srand(7);
+    for (int shape = 0; shape < 5; shape++) {
+        for (int form = 0; form < 4; form++) {
+            const int blocks = 1 + form / 2, swizzle = form % 2 ? SWIZZLE_128 : PLAIN;
+            frame f = open_frame(blocks, 65536);
+            matrix m = make_matrix(U8, copies[shape].rows, 32, true, false, swizzle, 2048);
+            char text[2000], *at = text;
+            f.filled = 16;
+            for (size_t i = 0; i < (size_t)blocks * f.shared_bytes; i++)
+                f.shared[i] = (unsigned char)rand();
+            for (int i = 0; i < blocks * LANES * COLUMNS; i++) f.tensor[i] = (uint32_t)rand();
+            at += make_descriptor(at, 20, &m, 0);
+            sprintf(at, "add.u32 %%r31, %%r14, 4; tcgen05.cp.cta_group::%d.%s [%%r31], %%rd20;\n",
+                    blocks, copies[shape].name);
+            run_well(&f, text, NULL);
+            for (int i = 0; i < blocks * LANES * 16; i++) {
+                const int block = i / LANES / 16, lane = i / 16 % LANES, column = i % 16;
+                uint32_t wanted = *cell(f.tensor, block, lane, column);
+                if (column >= 4 && column < 4 + copies[shape].columns)
+                    memcpy(&wanted,
+                           f.shared + (size_t)block * f.shared_bytes +
+                               place_of(&m, (uint32_t)row_of_copy(shape, lane),
+                                        (uint32_t)(column - 4) * 4),
+                           4);
+                if (*cell(f.out, block, lane, column) != wanted)
+                    fail_msg("cp.%s: block %d, lane %d, column %d", copies[shape].name, block, lane,
+                             column);
+            }
+            close_frame(&f);
+        }
+    }
+}
+
+/* ---- allocation ---------------------------------------------------------------------------- */
+
+/* Runs a body of a block of `threads` threads, in a kernel of its own; %r1: thread, %rd1: the thread's word of the
+ * output. */
+static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t threads,
+                           uint32_t *out) {
+    char text[4000];
+    dw_emulator_module *module;
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    void *memory;
+    snprintf(
+        text, sizeof text,
+        HEAD
+        ".shared .align 8 .b8 fixed[256];\n.visible .entry f(.param .u64 out)\n{ .reg .pred "
+        "%%p<8>; .reg .b32 %%r<40>; .reg .b64 %%rd<20>;\nld.param.u64 %%rd1, [out]; mov.u32 "
+        "%%r1, %%tid.x; mul.wide.u32 %%rd2, %%r1, 4; add.s64 %%rd1, %%rd1, %%rd2;\nmov.u32 %%r2, "
+        "fixed; shr.u32 %%r3, %%r1, 5;\n%s\nret; }\n",
+        body);
+    dw_emulator_clear_findings(emulator);
+    if (dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    options.block[0] = threads;
+    assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
+    assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
+    dw_status status = dw_emulator_launch(module, "f", &options, (void *[]){&memory}, NULL);
+    if (out) assert_int_equal(dw_emulator_copy_out(emulator, out, memory, 4 * threads), DW_OK);
+    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
+    dw_emulator_unload(module);
+    return status;
+}
+
+#define ALLOC(where, columns)                                                                      \
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2+" where "], " columns ";\n"
+#define FREE(where, columns)                                                                       \
+    "ld.shared.u32 %r9, [%r2+" where                                                               \
+    "]; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, " columns ";\n"
+
+/* Eight warps want 128 columns each: four at a time have them, and no two the same. */
+static void columns_are_shared_out(void **state) {
+    uint32_t out[256], seen[4] = {0};
+    dw_emulator *emulator;
+    (void)state;
+    assert_int_equal(dw_emulator_create("sm_100a", NULL, &emulator), DW_OK);
+    static const char body[] = "shl.b32 %r4, %r3, 2; add.u32 %r2, %r2, %r4;\n" ALLOC(
+        "0", "128") "ld.shared.u32 %r5, [%r2]; st.global.u32 [%rd1], %r5;\n" FREE("0", "128");
+    assert_int_equal(run_alone(emulator, body, 256, out), DW_OK);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    for (int warp = 0; warp < 8; warp++) {
+        assert_true(out[32 * warp] % 128 == 0 && out[32 * warp] < COLUMNS);
+        seen[out[32 * warp] / 128]++;
+    }
+    static const char all[] = "shl.b32 %r4, %r3, 2; add.u32 %r2, %r2, %r4;\n" ALLOC(
+        "0",
+        "128") "bar.sync 0; ld.shared.u32 %r5, [%r2]; st.global.u32 [%rd1], %r5;\n" FREE("0",
+                                                                                         "128");
+    assert_int_equal(run_alone(emulator, all, 128, out), DW_OK);
+    for (int warp = 0; warp < 4; warp++)
+        for (int other = 0; other < warp; other++)
+            assert_int_not_equal(out[32 * warp], out[32 * other]);
+    dw_emulator_destroy(emulator);
+}
+
+/* ---- mistakes ------------------------------------------------------------------------------ */
+
+static void expect_found(dw_emulator *emulator, const char *what, const char *kind,
+                         const char *words) {
+    dw_finding finding;
+    char text[2000];
+    if (dw_emulator_finding_count(emulator) == 0) fail_msg("nothing was found: %s", what);
+    assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
+    dw_finding_text(&finding, text, sizeof text);
+    if (strcmp(finding.kind, kind) != 0 || !strstr(text, words)) fail_msg("%s\n%s", what, text);
+    assert_true(finding.ptx_line > 0);
+}
+static void expect_alone(const char *body, const char *kind, const char *words) {
+    dw_emulator *emulator;
+    assert_int_equal(dw_emulator_create("sm_100a", NULL, &emulator), DW_OK);
+    run_alone(emulator, body, 64, NULL);
+    expect_found(emulator, body, kind, words);
+    dw_emulator_destroy(emulator);
+}
+static void expect_framed(int filled, const char *body, const char *after, const char *kind,
+                          const char *words) {
+    frame f = open_frame(1, 65536);
+    f.filled = filled;
+    run_frame(&f, body, after);
+    expect_found(f.emulator, after ? after : body, kind, words);
+    close_frame(&f);
+}
+
+#define LOAD "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r13];\n"
+#define WAIT_LOAD "tcgen05.wait::ld.sync.aligned;\n"
+
+static void mistakes_are_found(void **state) {
+    (void)state;
+    srand(8);
+    expect_framed(8, "", LOAD "st.global.u32 [%rd3], %r90;\n" WAIT_LOAD, "too early",
+                  "before the wait");
+    expect_framed(0, "", LOAD WAIT_LOAD, "undefined", "32 cells were never written");
+    expect_framed(8, "", "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r14];\n" WAIT_LOAD,
+                  "tensor memory", "reaches lanes");
+    expect_framed(8, "", "add.u32 %r13, %r13, 512;\n" LOAD WAIT_LOAD, "tensor memory",
+                  "do not exist");
+    expect_framed(8, "",
+                  "setp.ge.u32 %p5, %r2, 32; @%p5 bra $no; tcgen05.dealloc.cta_group::1.sync."
+                  "aligned.b32 %r14, 512; $no: bar.sync 0;\n" LOAD WAIT_LOAD,
+                  "tensor memory", "are not allocated");
+    expect_framed(8, "",
+                  "setp.ge.u32 %p5, %r2, 32; @%p5 bra $no; tcgen05.dealloc.cta_group::1.sync."
+                  "aligned.b32 %r14, 512; $no: bar.sync 0;\n",
+                  "tensor memory", "were freed before");
+    expect_framed(8, "",
+                  "setp.ge.u32 %p5, %r2, 32; @%p5 bra $no; tcgen05.dealloc.cta_group::1.sync."
+                  "aligned.b32 %r14, 256; $no: bar.sync 0;\n",
+                  "tensor memory", "another number of columns");
+    expect_alone(
+        "setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "64") "$end:", "tensor memory",
+        "64 columns of tensor memory at column 0, allocated here, were not freed");
+    expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "48") "$end:", "invalid",
+                 "a power of two");
+    expect_alone(
+        "setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n"
+        "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n" ALLOC("0", "32") "$end:",
+        "tensor memory", "gave up the permit");
+    expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "512")
+                     ALLOC("4", "32") "$end:",
+                 "deadlock", "waits for 32 columns of tensor memory");
+    expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n"
+                 "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2], 32; $end:",
+                 "invalid", "no peer");
+}
+
+/* A product that is right, and what goes wrong when one thing of it is changed. */
+static void mistakes_in_products_are_found(void **state) {
+    static const product halves = {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_128)};
+    static const product scaled = {MXF8F6F4,
+                                   E4M3,
+                                   E4M3,
+                                   SUM_F32,
+                                   128,
+                                   64,
+                                   1,
+                                   1,
+                                   BOTH(SWIZZLE_128),
+                                   .scales = 1,
+                                   .scale = UE8M0,
+                                   .modifiers = ".block_scale"};
+    enum { RIGHT, NO_D, NO_VERSION, BAD_N, TOO_FAR, SPARSE, NOT_COPIED, CASES };
+    static const char *const found[CASES][2] = {
+        [NO_D] = {"undefined", "a product adds to D"},
+        [NO_VERSION] = {"invalid", "bits 46 to 48"},
+        [BAD_N] = {"invalid", "N must be a multiple of 16"},
+        [TOO_FAR] = {"out of bounds", "beyond the block's shared memory"},
+        [SPARSE] = {"invalid", "sparse matrices are not supported"},
+        [NOT_COPIED] = {"tensor memory", "not the same in all ranges"},
+    };
+    (void)state;
+    srand(9);
+    for (int wrong = 0; wrong < CASES; wrong++) {
+        const product *p = wrong == NOT_COPIED ? &scaled : &halves;
+        frame f = open_frame(1, SHARED_BYTES);
+        numbers *x = malloc(sizeof *x);
+        char text[4000], *at;
+        matrix a, b;
+        assert_non_null(x);
+        f.filled = wrong == NO_D ? 0 : COLUMNS;
+        fill_operands(&f, p, &a, &b, x);
+        if (p->scales) fill_scales(&f, p, x);
+        if (wrong == NOT_COPIED) *cell(f.tensor, 0, 32 + 7, A_SCALES + 1) ^= 1;
+        if (wrong == TOO_FAR) b.sbo = 32768;
+        write_body(text, p, &a, &b);
+        if (wrong == NO_VERSION) {
+            at = strstr(text, "0x40004");
+            assert_non_null(at);
+            memcpy(at, "0x40000", 7);
+        }
+        if (wrong == BAD_N || wrong == SPARSE) {
+            at = strstr(text, "%r33, 0x");
+            assert_non_null(at);
+            uint32_t descriptor = (uint32_t)strtoul(at + 6, NULL, 16);
+            descriptor ^= wrong == BAD_N ? 1u << 17 : 1u << 2;
+            char digits[16];
+            snprintf(digits, sizeof digits, "0x%x", descriptor);
+            memcpy(at + 6, digits, strlen(digits));
+        }
+        const dw_status status = run_frame(&f, text, wrong == NO_D ? "" : NULL);
+        if (wrong == RIGHT) {
+            assert_int_equal(status, DW_OK);
+            assert_int_equal(dw_emulator_finding_count(f.emulator), 0);
+        } else {
+            expect_found(f.emulator, text, found[wrong][0], found[wrong][1]);
+        }
+        free(x);
+        close_frame(&f);
+    }
+}
+
+static void what_is_missing_is_refused(void **state) {
+    static const char *const refused[] = {
+        "tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd3, %rd4, [%r2], %r3, %p1;",
+        "tcgen05.shift.cta_group::1.down [%r1];",
+        "tcgen05.cp.cta_group::1.128x128b.b8x16.b4x16_p64 [%r1], %rd3;",
+        "tcgen05.cp.cta_group::1.4x256b [%r1], %rd3;",
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.max.u32 {%r4,%r5}, %r6, [%r1];",
+        "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd3, %rd4, %r3, %p1, %rd5;",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char text[1000];
+        dw_emulator *emulator;
+        dw_emulator_module *module;
+        assert_int_equal(dw_emulator_create("sm_100a", NULL, &emulator), DW_OK);
+        snprintf(
+            text, sizeof text,
+            HEAD
+            ".visible .entry f()\n{ .reg .pred %%p<8>; .reg .b32 %%r<40>; .reg .b64 %%rd<20>;\n"
+            "%s\nret; }\n",
+            refused[i]);
+        assert_int_equal(dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module),
+                         DW_OK);
+        assert_int_equal(dw_emulator_has_kernel(module, "f"), DW_UNSUPPORTED);
+        assert_non_null(strstr(dw_last_error(), "tcgen05."));
+        dw_emulator_destroy(emulator);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(half_products),
+        cmocka_unit_test(matrices_of_every_layout),
+        cmocka_unit_test(products_of_every_kind),
+        cmocka_unit_test(block_scaled_products),
+        cmocka_unit_test(products_of_pairs),
+        cmocka_unit_test(loads_and_stores_of_every_shape),
+        cmocka_unit_test(copies_of_every_shape),
+        cmocka_unit_test(columns_are_shared_out),
+        cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(mistakes_in_products_are_found),
+        cmocka_unit_test(what_is_missing_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
