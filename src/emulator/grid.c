@@ -3,6 +3,7 @@
  */
 #include "base/pool.h"
 #include "emulator/barrier.h"
+#include "emulator/race.h"
 #include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
 #include <pthread.h>
@@ -24,14 +25,18 @@
 
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+static void release(dw__emu_async *work) {
+    dw__free(work->clock);
+    if (work->release)
+        work->release(work);
+    else
+        dw__free(work);
+}
 static void release_work(dw__emu_cluster *cluster) {
     while (cluster->work) {
         dw__emu_async *work = cluster->work;
         cluster->work = work->next;
-        if (work->release)
-            work->release(work);
-        else
-            dw__free(work);
+        release(work);
     }
 }
 
@@ -46,6 +51,7 @@ static void end_cluster(dw__emu_cluster *cluster) {
         }
         dw__emu_free_tensor(&cluster->ctas[i]);
     }
+    dw__emu_race_end(cluster);
     dw__free_aligned(cluster->block);
     dw__free(cluster);
 }
@@ -109,6 +115,10 @@ static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_clust
             dw__emu_start_warp(w, left >= DW__LANES ? DW__ALL_LANES : ((uint32_t)1 << left) - 1);
         }
     }
+    if (!dw__emu_race_begin(cluster)) {
+        end_cluster(cluster);
+        return dw__fail_memory("the checker of an emulated cluster", 0);
+    }
     *made = cluster;
     return DW_OK;
 }
@@ -143,10 +153,7 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
         if (cluster->work_end == &work->next) cluster->work_end = link;
         cluster->progress++;
         bool good = work->done(cluster, work);
-        if (work->release)
-            work->release(work);
-        else
-            dw__free(work);
+        release(work);
         if (!good) return false;
         any = false;
     }

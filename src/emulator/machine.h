@@ -131,6 +131,8 @@ struct dw__emu_async {
     void (*release)(dw__emu_async *work); /* NULL: dw__free */
     dw__emu_cta *cta;                     /* of the warp that issued it */
     uint32_t warp, lane, pc;              /* for messages */
+    struct dw__emu_clock *clock;          /* of its issuer, see race.h; freed with it */
+    bool told;                            /* of a race; one is enough */
 };
 
 struct dw__emu_cluster {
@@ -193,7 +195,14 @@ bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work);
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-typedef enum dw__emu_access { DW__READ = 1, DW__WRITE = 2, DW__ATOMIC = 3 } dw__emu_access;
+/* Strong: relaxed, volatile, acquire, release; the last three order what comes before and after. */
+typedef enum dw__emu_access {
+    DW__READ = 1,
+    DW__WRITE = 2,
+    DW__STRONG = 4,
+    DW__ATOMIC = 7,
+    DW__ORDERS = 8,
+} dw__emu_access;
 
 /* The host's address of `bytes` at `address` (generic, or of the space: 32-bit shared addresses count as such), for a
  * lane; NULL after a finding was reported: outside of every allocation, not aligned to `align`. `space` is

@@ -1,6 +1,7 @@
 /* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was
  * written. And where an address of any space leads to.
  */
+#include "emulator/race.h"
 #include "emulator/translate.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -231,7 +232,7 @@ bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t byt
 /* ---- where an address leads ---------------------------------------------------------------- */
 
 static const char *name_of(dw__emu_access access) {
-    return access == DW__READ ? "reads" : access == DW__WRITE ? "writes" : "updates";
+    return (access & DW__ATOMIC) == DW__ATOMIC ? "updates" : access & DW__READ ? "reads" : "writes";
 }
 
 static void found_undefined(dw__emu_warp *w, int lane, const char *space, uint64_t address,
@@ -300,6 +301,7 @@ static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t 
                              : 0;
     if (undefined) found_undefined(w, lane, "shared", address, bytes, undefined);
     if (access & DW__WRITE) set_bits(owner->defined, first, bytes, true);
+    if (w->clock) dw__emu_race_touch(w, lane, owner, (uint32_t)first, bytes, (int)access);
     return at;
 }
 
@@ -328,7 +330,7 @@ void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t add
             return w->local + (size_t)lane * kernel->local_bytes + offset;
         break;
     case DW__PTX_PARAM:
-        if (offset + bytes <= kernel->parameter_bytes && access == DW__READ)
+        if (offset + bytes <= kernel->parameter_bytes && !(access & DW__WRITE))
             return (unsigned char *)(uintptr_t)w->cta->cluster->grid->parameters + offset;
         break;
     default: return reach_global(w, lane, address, bytes, access);

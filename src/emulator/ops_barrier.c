@@ -3,6 +3,7 @@
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
+#include "emulator/race.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@ typedef struct block_barrier {
     uint32_t index, count, predicate;
 } block_barrier;
 
-static void complete_barrier(dw__emu_barrier *b) {
+static void complete_barrier(dw__emu_cta *cta, dw__emu_barrier *b) {
+    dw__emu_race_complete(cta, (uint32_t)(b - cta->barriers));
     b->phase++;
     b->arrived = 0;
     b->result_and = b->gathered_and, b->result_or = b->gathered_or,
@@ -34,13 +36,14 @@ void dw__emu_barriers_after_exit(dw__emu_cta *cta) {
     for (int i = 0; i < DW__BARRIERS; i++) {
         dw__emu_barrier *b = &cta->barriers[i];
         if (b->arrived > 0 && b->expected == 0 && b->arrived >= live_threads(cta))
-            complete_barrier(b);
+            complete_barrier(cta, b);
     }
 }
 
 static dw__emu_next barrier_result(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask,
                                    const dw__emu_barrier *b) {
     const block_barrier *k = op->detail;
+    dw__emu_race_leave(w, (uint32_t)(b - w->cta->barriers));
     if (k->kind == RED_POPC) {
         DW__EACH_LANE(lane, mask) DW__REGISTER(w, uint32_t, op->d)[lane] = b->result_count;
     } else if (k->kind == RED_AND || k->kind == RED_OR) {
@@ -88,8 +91,9 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     }
     cta->cluster->progress++;
     const uint32_t phase = b->phase;
+    dw__emu_race_arrive(w, index);
     b->arrived += DW__LANES;
-    if (b->arrived >= (count ? count : live_threads(cta))) complete_barrier(b);
+    if (b->arrived >= (count ? count : live_threads(cta))) complete_barrier(cta, b);
     if (k->kind == ARRIVE) return DW__NEXT;
     if (b->phase != phase) return barrier_result(w, op, mask, b);
     w->now = (dw__emu_group){.pc = w->now.pc,
@@ -153,12 +157,15 @@ static uint32_t cluster_warps(const dw__emu_cluster *cluster) {
             live += cluster->ctas[i].warps[k].live != 0;
     return live;
 }
+static void complete_cluster(dw__emu_cluster *cluster) {
+    if (cluster->barrier.arrived < cluster_warps(cluster)) return;
+    dw__emu_race_cluster_complete(cluster);
+    cluster->barrier.arrived = 0, cluster->barrier.phase++;
+}
 void dw__emu_cluster_after_exit(dw__emu_cluster *cluster) {
-    if (cluster->barrier.arrived > 0 && cluster->barrier.arrived >= cluster_warps(cluster))
-        cluster->barrier.arrived = 0, cluster->barrier.phase++;
+    if (cluster->barrier.arrived > 0) complete_cluster(cluster);
 }
 static dw__emu_next cluster_arrive_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)op;
     dw__emu_cluster *cluster = w->cta->cluster;
     if (w->cluster_arrived) {
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_INVALID,
@@ -168,8 +175,9 @@ static dw__emu_next cluster_arrive_run(dw__emu_warp *w, const dw__emu_op *op, ui
     w->cluster_arrived = true;
     w->cluster_phase = cluster->barrier.phase;
     cluster->progress++;
-    if (++cluster->barrier.arrived >= cluster_warps(cluster))
-        cluster->barrier.arrived = 0, cluster->barrier.phase++;
+    dw__emu_race_cluster_arrive(w, op->immediate);
+    cluster->barrier.arrived++;
+    complete_cluster(cluster);
     return DW__NEXT;
 }
 static dw__emu_next cluster_wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
@@ -184,16 +192,18 @@ static dw__emu_next cluster_wait_run(dw__emu_warp *w, const dw__emu_op *op, uint
         return DW__AGAIN;
     }
     w->cluster_arrived = false;
+    dw__emu_race_cluster_leave(w);
     return DW__NEXT;
 }
 static dw_status translate_cluster(dw__emu_translator *t) {
     bool arrive = dw__emu_take(t, "arrive"), wait = !arrive && dw__emu_take(t, "wait");
     if (!arrive && !wait) return dw__emu_unsupported(t);
     static const char *const senses[] = {"release", "relaxed", "acquire", NULL};
-    (void)dw__emu_take_one_of(t, senses);
+    const bool relaxed = dw__emu_take_one_of(t, senses) == 1;
     (void)dw__emu_take(t, "aligned");
     DW_RETURN_IF_FAILED(dw__emu_emit(t, arrive ? cluster_arrive_run : cluster_wait_run));
     t->op->aligned = true;
+    t->op->immediate = relaxed;
     return DW_OK;
 }
 
@@ -201,6 +211,8 @@ static dw_status translate_barrier(dw__emu_translator *t) {
     return dw__emu_take(t, "cluster") ? translate_cluster(t) : translate_block(t, false);
 }
 static dw_status translate_bar(dw__emu_translator *t) { return translate_block(t, true); }
+
+#define OFFSET_MASK (((uint32_t)1 << DW__RANK_SHIFT) - 1)
 
 /* ---- mbarrier ------------------------------------------------------------------------------ */
 
@@ -228,9 +240,10 @@ typedef struct asker {
     dw__emu_cta *cta;
     uint32_t warp, pc;
     int lane;
+    enum { ITSELF, ARRIVES_BESIDE, COPY_BESIDE } how;
 } asker;
 static asker asker_of(const dw__emu_warp *w, int lane) {
-    return (asker){w->cta, w->index, w->now.pc, lane};
+    return (asker){w->cta, w->index, w->now.pc, lane, ITSELF};
 }
 
 /* The barrier at a shared::cluster address. */
@@ -260,8 +273,11 @@ static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *
     return at;
 }
 
-static void settle(dw__emu_cluster *cluster, unsigned char *at, mbarrier *b) {
-    if (b->pending == 0 && b->outstanding == 0) b->parity ^= 1, b->pending = b->expected;
+static void settle(dw__emu_cluster *cluster, uint32_t address, unsigned char *at, mbarrier *b) {
+    if (b->pending == 0 && b->outstanding == 0) {
+        dw__emu_race_mbarrier_complete(cluster, address);
+        b->parity ^= 1, b->pending = b->expected;
+    }
     uint64_t bits = encode(b);
     memcpy(at, &bits, sizeof bits);
     cluster->progress++;
@@ -290,19 +306,22 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     b.outstanding += transactions;
     b.pending -= count;
     if (drop) b.expected -= count;
-    settle(who->cta->cluster, at, &b);
+    if (who->how != COPY_BESIDE)
+        dw__emu_race_mbarrier_arrive(who->cta, who->warp, who->lane, who->pc, address,
+                                     who->how == ARRIVES_BESIDE);
+    settle(who->cta->cluster, address, at, &b);
     return true;
 }
 
 bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                              uint32_t address, uint32_t count) {
-    asker who = {by, warp, pc, lane};
+    asker who = {by, warp, pc, lane, ARRIVES_BESIDE};
     uint64_t before;
     return add_arrivals(&who, address, count, false, 0, &before);
 }
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes) {
-    asker who = {by, warp, pc, lane};
+    asker who = {by, warp, pc, lane, COPY_BESIDE};
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }
@@ -356,9 +375,9 @@ static dw__emu_next init_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
                           "an mbarrier of %u arrivals: 1 to %u may be", count, DW__MBARRIER_MOST);
             return DW__FAULT;
         }
-        /* As a write through the memory, so that the checker sees it. */
-        if (!dw__emu_reach(w, DW__PTX_SHARED, (int)lane, address, 8, 8, DW__WRITE))
-            return DW__FAULT;
+        dw__emu_race_mbarrier_init(w, (int)lane, address, k->init);
+        uint8_t *defined = w->cta->cluster->ctas[address >> DW__RANK_SHIFT].defined;
+        defined[(address & OFFSET_MASK) / 8] = 0xFF;
         uint64_t bits = 0;
         b = (mbarrier){.pending = count, .expected = count};
         if (k->init) bits = encode(&b);
@@ -400,9 +419,19 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         uint32_t wanted = k->by_parity
                               ? DW__REGISTER(w, uint32_t, k->state)[lane] & 1
                               : (uint32_t)(DW__REGISTER(w, uint64_t, k->state)[lane] >> 61) & 1;
-        done |= (uint32_t)(b.parity != wanted) << lane;
+        const bool passed = b.parity != wanted;
+        done |= (uint32_t)passed << lane;
+        if (passed) dw__emu_race_mbarrier_passed(w, (int)lane, address);
     }
     if (done != mask) {
+        const uint32_t phase = dw__emu_race_mbarrier_phase(w->cta->cluster, address);
+        const bool again = w->now.tries > 0 && w->now.object == address;
+        if (again && w->now.phase && phase > w->now.phase + 1)
+            dw__emu_found(
+                w, __builtin_ctz(mask & ~done), DW__FOUND_MBARRIER,
+                "%u phases of the mbarrier at 0x%x ended while one of them was waited for",
+                phase - w->now.phase, address);
+        if (!again) w->now.phase = phase;
         w->now.wait = DW__WAIT_MBARRIER;
         w->now.object = address;
         if (k->blocks && w->now.tries++ < TRIES) return DW__AGAIN;
@@ -516,7 +545,6 @@ static dw_status translate_mbarrier(dw__emu_translator *t) {
 
 /* ---- addresses in a cluster ---------------------------------------------------------------- */
 
-#define OFFSET_MASK (((uint64_t)1 << DW__RANK_SHIFT) - 1)
 static dw__emu_next mapa_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const uint32_t *b = DW__REGISTER(w, uint32_t, op->b);
     DW__EACH_LANE(lane, mask) {
@@ -528,7 +556,8 @@ static dw__emu_next mapa_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         if (op->immediate == 8) {
             uint64_t x = DW__REGISTER(w, uint64_t, op->a)[lane];
             DW__REGISTER(w, uint64_t, op->d)
-            [lane] = (x & (OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane] << DW__RANK_SHIFT;
+            [lane] = (x & ((uint64_t)OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane]
+                                                                           << DW__RANK_SHIFT;
         } else {
             uint32_t x = DW__REGISTER(w, uint32_t, op->a)[lane];
             DW__REGISTER(w, uint32_t, op->d)

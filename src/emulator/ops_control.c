@@ -1,5 +1,6 @@
 /* Branches, ends, fences and calls: PTX ISA 9.7.12, 9.7.13.4, 9.7.19. */
 #include "emulator/lanes.h"
+#include "emulator/race.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -79,29 +80,36 @@ static dw_status translate_griddepcontrol(dw__emu_translator *t) {
 
 /* ---- fences -------------------------------------------------------------------------------- */
 
-static dw_status translate_membar(dw__emu_translator *t) {
-    static const char *const levels[] = {"cta", "gl", "sys", NULL};
-    return dw__emu_take_one_of(t, levels) >= 0 ? dw__emu_emit(t, nothing_run)
-                                               : dw__emu_unsupported(t);
-}
-
 /* fence.proxy.async: what the warp has seen written through the generic proxy, asynchronous work sees from here
  * on. */
 static dw__emu_next proxy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)op, (void)mask;
-    (void)w;
+    dw__emu_race_fence_proxy(w);
     return DW__NEXT;
+}
+static dw__emu_next init_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)op, (void)mask;
+    dw__emu_race_fence_init(w);
+    return DW__NEXT;
+}
+static dw__emu_next fence_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)op, (void)mask;
+    dw__emu_race_fence(w);
+    return DW__NEXT;
+}
+
+static dw_status translate_membar(dw__emu_translator *t) {
+    static const char *const levels[] = {"cta", "gl", "sys", NULL};
+    return dw__emu_take_one_of(t, levels) >= 0 ? dw__emu_emit(t, fence_run)
+                                               : dw__emu_unsupported(t);
 }
 
 static dw_status translate_fence(dw__emu_translator *t) {
     static const char *const senses[] = {"sc", "acq_rel", "acquire", "release", NULL};
     static const char *const scopes[] = {"cta", "cluster", "gpu", "sys", NULL};
-    static const char *const spaces[] = {"async", "async::global", "async::shared::cta",
-                                         "async::shared::cluster", NULL};
     if (dw__emu_take(t, "mbarrier_init"))
-        return dw__emu_take(t, "release") && dw__emu_take(t, "cluster")
-                   ? dw__emu_emit(t, nothing_run)
-                   : dw__emu_unsupported(t);
+        return dw__emu_take(t, "release") && dw__emu_take(t, "cluster") ? dw__emu_emit(t, init_run)
+                                                                        : dw__emu_unsupported(t);
     if (dw__emu_take(t, "proxy")) {
         if (dw__emu_take(t, "alias")) return dw__emu_emit(t, nothing_run);
         if (dw__emu_take(t, "tensormap::generic")) {
@@ -109,11 +117,11 @@ static dw_status translate_fence(dw__emu_translator *t) {
             (void)dw__emu_take_one_of(t, scopes);
             return dw__emu_emit(t, nothing_run);
         }
-        if (dw__emu_take_one_of(t, spaces) >= 0) {
-            static const char *const narrowed[] = {"shared::cta", "shared::cluster", "global",
-                                                   NULL};
-            (void)dw__emu_take_one_of(t, narrowed);
-            return dw__emu_emit(t, proxy_run);
+        if (dw__emu_take(t, "async")) {
+            static const char *const spaces[] = {"shared::cta", "shared::cluster", NULL};
+            const bool global = dw__emu_take(t, "global");
+            if (!global) (void)dw__emu_take_one_of(t, spaces);
+            return dw__emu_emit(t, global ? nothing_run : proxy_run);
         }
         return dw__emu_unsupported(t);
     }
@@ -121,7 +129,7 @@ static dw_status translate_fence(dw__emu_translator *t) {
     (void)dw__emu_take(t, "sync_restrict::shared::cta");
     (void)dw__emu_take(t, "sync_restrict::shared::cluster");
     (void)dw__emu_take_one_of(t, scopes);
-    return dw__emu_emit(t, nothing_run);
+    return dw__emu_emit(t, fence_run);
 }
 
 const dw__emu_opcode dw__emu_opcodes_control[] = {

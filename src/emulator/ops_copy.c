@@ -3,6 +3,7 @@
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
+#include "emulator/race.h"
 #include "emulator/tensor_map.h"
 #include "number/half.h"
 #include <string.h>
@@ -15,6 +16,7 @@
 typedef struct lane_groups {
     uint32_t open; /* number of the group that copies are added to */
     uint16_t reading[GROUPS], writing[GROUPS];
+    uint32_t time[GROUPS]; /* of the youngest copy so far, for the checker */
 } lane_groups;
 struct dw__emu_bulk {
     lane_groups bulk[DW__LANES], small[DW__LANES]; /* cp.async.bulk, cp.async */
@@ -52,6 +54,9 @@ typedef struct copy {
     dw__emu_warp *owner; /* whose groups it is of; NULL: none */
     lane_groups *groups;
     uint32_t group;
+    dw__emu_side side; /* of its issuer, without a barrier */
+    uint32_t time;
+    uint32_t phase; /* of the barrier when it was issued; 0: of several barriers */
     bool tensor, has_read;
     dw__tensor_shape map;
     int64_t at[DW__TENSOR_AXES];
@@ -282,6 +287,15 @@ static void mark_shared(dw__emu_cta *cta, uint32_t offset, uint32_t bytes) {
         cta->defined[i / 8] |= (uint8_t)(1u << i % 8);
 }
 
+static void note_access(copy *c, dw__emu_cta *owner, uint32_t offset, uint32_t bytes, bool write,
+                        uint32_t barrier) {
+    if (c->has_barrier)
+        dw__emu_race_copied(&c->work, barrier, owner, offset, bytes, write);
+    else
+        dw__emu_race_work(&c->work, c->work.cta, c->work.warp, c->side, c->time, owner, offset,
+                          bytes, write);
+}
+
 static bool read_source(dw__emu_cluster *cluster, copy *c) {
     const uint32_t bytes = copy_bytes(c);
     c->data = dw__malloc(bytes ? bytes : 1);
@@ -298,6 +312,7 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
     dw__emu_cta *owner;
     const unsigned char *from = shared_bytes(cluster, c, c->shared, bytes, &owner);
     if (!from) return false;
+    note_access(c, owner, (uint32_t)(from - owner->shared), bytes, false, c->barrier);
     const int swizzle = c->tensor ? c->map.swizzle : 0;
     const uint32_t offset = (uint32_t)(from - owner->shared);
     uint32_t undefined = 0;
@@ -324,6 +339,7 @@ static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_
     if (!to) return false;
     const int swizzle = c->tensor ? c->map.swizzle : 0;
     const uint32_t offset = (uint32_t)(to - owner->shared);
+    note_access(c, owner, offset, bytes, true, barrier);
     if (c->reduce != NO_REDUCTION)
         reduce_into(c, to, c->data, bytes);
     else
@@ -332,6 +348,7 @@ static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_
                    bytes - i < 16 ? bytes - i : 16);
     mark_shared(owner, offset, bytes);
     if (!c->has_barrier) return true;
+    dw__emu_race_mbarrier_bytes(&c->work, barrier, c->phase);
     /* What is unpacked on the way counts as it lay in memory. */
     const uint32_t counted = c->tensor ? box_rows(&c->map) * memory_row(&c->map) : bytes;
     return dw__emu_mbarrier_complete(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc,
@@ -465,14 +482,24 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             dw__free(c);
             return DW__FAULT;
         }
+        if (!dw__emu_race_issue(w, &c->work)) {
+            dw__free(c);
+            return no_memory(w, (int)lane);
+        }
+        if (k->barrier && !c->targets)
+            c->phase = dw__emu_race_mbarrier_phase(w->cta->cluster, c->barrier);
         if (!k->barrier) {
             c->groups = groups_of(w, lane, k->small);
             if (!c->groups) {
+                dw__free(c->work.clock);
                 dw__free(c);
                 return no_memory(w, (int)lane);
             }
             c->group = c->groups->open;
             c->groups->reading[c->group % GROUPS]++, c->groups->writing[c->group % GROUPS]++;
+            c->side = k->small ? DW__SIDE_COPY : DW__SIDE_BULK;
+            c->time = dw__emu_race_time(w->cta, w->index, c->side);
+            c->groups->time[c->group % GROUPS] = c->time;
         }
         dw__emu_later(w->cta->cluster, &c->work);
     }
@@ -488,7 +515,11 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
             return DW__AGAIN;
         }
     }
-    DW__EACH_LANE(lane, mask) groups_of(w, lane, op->immediate)->open++;
+    DW__EACH_LANE(lane, mask) {
+        lane_groups *g = groups_of(w, lane, op->immediate);
+        g->time[(g->open + 1) % GROUPS] = g->time[g->open % GROUPS];
+        g->open++;
+    }
     return DW__NEXT;
 }
 
@@ -506,6 +537,9 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             w->now.wait = DW__WAIT_ASYNC;
             return DW__AGAIN;
         }
+        if (last > 0)
+            dw__emu_race_waited(w, w->cta, w->index, small ? DW__SIDE_COPY : DW__SIDE_BULK,
+                                g->time[(last - 1) % GROUPS]);
     }
     return DW__NEXT;
 }

@@ -1,5 +1,6 @@
 /* Loads, stores and atomic operations: PTX ISA 9.7.9.8 to 9.7.9.15, 9.7.13. */
 #include "emulator/lanes.h"
+#include "emulator/race.h"
 #include "number/half.h"
 #include <math.h>
 #include <string.h>
@@ -10,6 +11,7 @@ typedef struct access {
     dw__emu_type type;
     int bytes, count; /* of an element; elements */
     bool extend;      /* signed, into wider registers */
+    int strong;       /* DW__STRONG, DW__ORDERS */
     int place_bytes[8], register_bytes[8];
     uint32_t places[8];
     int kind; /* of an atomic operation */
@@ -18,14 +20,10 @@ typedef struct access {
 /* ---- qualifiers ---------------------------------------------------------------------------- */
 
 /* What orders, places in caches or hints: the emulator's memory is one, and in order. */
-static bool take_qualifier(dw__emu_translator *t) {
+static bool take_qualifier(dw__emu_translator *t, access *k) {
+    static const char *const orders[] = {"relaxed", "acquire",  "release", "acq_rel",
+                                         "sc",      "volatile", "mmio",    NULL};
     static const char *const plain[] = {"weak",
-                                        "relaxed",
-                                        "acquire",
-                                        "release",
-                                        "acq_rel",
-                                        "volatile",
-                                        "mmio",
                                         "cta",
                                         "cluster",
                                         "gpu",
@@ -51,11 +49,13 @@ static bool take_qualifier(dw__emu_translator *t) {
                                         "L2::evict_last",
                                         "L2::evict_normal",
                                         "noftz",
-                                        "sc",
                                         "L1",
                                         "L2",
                                         NULL};
-    return dw__emu_take_one_of(t, plain) >= 0;
+    const int order = dw__emu_take_one_of(t, orders);
+    if (order >= 0) k->strong = DW__STRONG;
+    if (order > 0) k->strong |= DW__ORDERS;
+    return order >= 0 || dw__emu_take_one_of(t, plain) >= 0;
 }
 
 static bool take_space(dw__emu_translator *t, dw__ptx_space *space) {
@@ -75,7 +75,7 @@ static void take_all(dw__emu_translator *t, access *k) {
     k->space = DW__PTX_REG;
     k->count = 1;
     for (bool more = true; more;) {
-        more = take_qualifier(t) || take_space(t, &k->space);
+        more = take_qualifier(t, k) || take_space(t, &k->space);
         int vector = dw__emu_take_one_of(t, vectors);
         if (vector >= 0) k->count = 2 << vector, more = true;
     }
@@ -142,7 +142,7 @@ static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     DW__EACH_LANE(lane, mask) {
         const unsigned char *from =
             dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
-                          total, total, DW__READ);
+                          total, total, (dw__emu_access)(DW__READ | k->strong));
         if (!from) return DW__FAULT;
         for (int i = 0; i < k->count; i++) {
             _Alignas(16) unsigned char value[16] = {0};
@@ -153,6 +153,8 @@ static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
                    (size_t)k->place_bytes[i]);
         }
     }
+    if (k->strong && k->space != DW__PTX_SHARED)
+        dw__emu_race_strong(w, true, false, k->strong & DW__ORDERS);
     return DW__NEXT;
 }
 
@@ -162,13 +164,15 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     DW__EACH_LANE(lane, mask) {
         unsigned char *to =
             dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
-                          total, total, DW__WRITE);
+                          total, total, (dw__emu_access)(DW__WRITE | k->strong));
         if (!to) return DW__FAULT;
         for (int i = 0; i < k->count; i++)
             write_element(to + i * k->bytes,
                           w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i],
                           k->bytes);
     }
+    if (k->strong && k->space != DW__PTX_SHARED)
+        dw__emu_race_strong(w, false, true, k->strong & DW__ORDERS);
     w->cta->cluster->progress++;
     return DW__NEXT;
 }
@@ -295,7 +299,7 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     DW__EACH_LANE(lane, mask) {
         unsigned char *at =
             dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
-                          total, total, DW__ATOMIC);
+                          total, total, (dw__emu_access)(DW__ATOMIC | k->strong));
         if (!at) return DW__FAULT;
         for (int i = 0; i < k->count; i++) {
             uint64_t y = lane_value(w, k->places[i], k->place_bytes[i], lane) & low;
@@ -309,6 +313,8 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                 DW__REGISTER(w, uint32_t, m->results[i])[lane] = (uint32_t)before;
         }
     }
+    if (k->space != DW__PTX_SHARED)
+        dw__emu_race_strong(w, m->returns, true, k->strong & DW__ORDERS);
     w->cta->cluster->progress++;
     return DW__NEXT;
 }

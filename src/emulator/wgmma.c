@@ -4,6 +4,7 @@
  */
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
+#include "emulator/race.h"
 #include "emulator/wgmma_sum.h"
 #include "number/format.h"
 #include "number/half.h"
@@ -32,6 +33,7 @@ struct product {
     const product_op *op;
     uint64_t ordinal;       /* among the products of its four warps */
     int came;               /* warps that have asked for it */
+    uint32_t time;          /* for the checker */
     dw__emu_warp *warps;    /* the first of the four */
     uint32_t groups[WARPS]; /* which group of each warp it belongs to */
     bool accumulate;
@@ -44,6 +46,7 @@ struct product {
 struct dw__emu_wgmma {
     uint32_t open;          /* number of the group that products are added to; the first is 1 */
     uint32_t in_flight[64]; /* products of each group, by its number modulo 64 */
+    uint32_t times[64];     /* of each group's youngest product, for the checker */
     uint64_t asked;         /* products */
     product *begun; /* of the first of four warps: those that some of the four have not asked for */
 };
@@ -71,9 +74,25 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
     return false;
 }
 
+/* Tells the checker of a matrix that is read: its elements lie together by sixteen bytes. */
+static void note_operand(product *p, const dw__matrix_operand *o, uint32_t first, uint32_t count,
+                         uint32_t k_count) {
+    const uint32_t together = 128 / (uint32_t)o->bits, across = o->mn_major ? count : k_count,
+                   along = o->mn_major ? k_count : count;
+    if (!p->work.clock) return;
+    for (uint32_t i = 0; i < along; i++) {
+        for (uint32_t j = 0; j < across; j += together) {
+            const uint32_t at = o->mn_major ? dw__matrix_address(o, first + j, i)
+                                            : dw__matrix_address(o, first + i, j);
+            dw__emu_race_work(&p->work, p->work.cta, p->warps->index, DW__SIDE_WGMMA, p->time,
+                              p->work.cta, at, 16, false);
+        }
+    }
+}
+
 /* Elements (first + i, k) of an operand in shared memory, as values[i * k_count + k]. */
-static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_type type,
-                         uint32_t first, uint32_t count, uint32_t k_count, double *values) {
+static bool read_operand(product *p, const dw__matrix_operand *o, dw__emu_type type, uint32_t first,
+                         uint32_t count, uint32_t k_count, double *values) {
     const dw__emu_cta *cta = p->work.cta;
     const uint32_t bytes = (uint32_t)o->bits / 8;
     bool undefined = false;
@@ -87,6 +106,7 @@ static bool read_operand(const product *p, const dw__matrix_operand *o, dw__emu_
             values[i * k_count + k] = element_value(type, cta->shared + at);
         }
     }
+    note_operand(p, o, first, count, k_count);
     if (undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
               "a product reads shared memory that was never written, of the matrix at", o->start);
@@ -218,6 +238,7 @@ void dw__emu_free_wgmma(dw__emu_warp *w) {
     while (w->wgmma->begun) {
         product *p = w->wgmma->begun;
         w->wgmma->begun = p->next;
+        dw__free(p->work.clock);
         dw__free(p);
     }
     dw__free(w->wgmma);
@@ -249,6 +270,7 @@ static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k
     p->op = k;
     p->ordinal = ordinal;
     p->warps = first;
+    p->time = dw__emu_race_time(w->cta, first->index, DW__SIDE_WGMMA);
     p->came = 1;
     p->next = first->wgmma->begun;
     first->wgmma->begun = p;
@@ -283,7 +305,9 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     else
         p->a = operand_of(a, k->a, k->transposed_a);
     p->b = operand_of(b, k->b, k->transposed_b);
+    if (!dw__emu_race_issue(w, &p->work)) return no_memory(w);
     p->groups[warp] = w->wgmma->open;
+    w->wgmma->times[w->wgmma->open % 64] = p->time;
     w->wgmma->in_flight[w->wgmma->open % 64]++;
     if (p->came == WARPS) dw__emu_later(w->cta->cluster, &p->work);
     for (int i = 0; i < k->d_count; i++)
@@ -299,6 +323,7 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         w->now.wait = DW__WAIT_ASYNC;
         return DW__AGAIN;
     }
+    w->wgmma->times[(w->wgmma->open + 1) % 64] = w->wgmma->times[w->wgmma->open % 64];
     w->wgmma->open++;
     return DW__NEXT;
 }
@@ -315,6 +340,8 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         return DW__AGAIN;
     }
     dw__emu_clear_pending(w, DW__PENDING_WGMMA, last);
+    dw__emu_race_waited(w, w->cta, w->index / WARPS * WARPS, DW__SIDE_WGMMA,
+                        w->wgmma->times[last % 64]);
     return DW__NEXT;
 }
 

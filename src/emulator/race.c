@@ -1,0 +1,648 @@
+#include "emulator/race.h"
+#include <stdio.h>
+#include <string.h>
+
+/* One access: bits 63-52 agent, 51-26 time, 25-6 operation, 5-1 lane (of an mbarrier's agent: the issuer's warp), 0
+ * strong. 0: none. */
+typedef uint64_t epoch;
+#define TIME_BITS 26
+#define PC_BITS 20
+#define MOST_AGENTS 4096
+#define LAST_TIME ((1u << TIME_BITS) - 1)
+static epoch made(uint32_t agent, uint32_t time, uint32_t pc, uint32_t lane, bool strong) {
+    const uint32_t most = (1u << PC_BITS) - 1;
+    return (epoch)agent << 52 | (epoch)time << 26 | (epoch)(pc < most ? pc : most) << 6 |
+           (epoch)(lane & 31) << 1 | strong;
+}
+static uint32_t agent_of(epoch e) { return (uint32_t)(e >> 52); }
+static uint32_t time_of(epoch e) { return (uint32_t)(e >> 26) & LAST_TIME; }
+static uint32_t pc_of(epoch e) { return (uint32_t)(e >> 6) & ((1u << PC_BITS) - 1); }
+static uint32_t lane_of(epoch e) { return (uint32_t)(e >> 1) & 31; }
+static bool is_strong(epoch e) { return e & 1; }
+
+/* Four bytes: their last writes and the reads since, as many as there is room for. `parts` has four bits for each
+ * slot, which bytes it is of, and then a bit for each, whether it is a write. */
+#define SLOTS 3
+typedef struct word {
+    epoch slots[SLOTS];
+} word;
+static uint32_t part_of(uint32_t parts, int slot) { return parts >> 4 * slot & 15; }
+static bool is_write(uint32_t parts, int slot) { return parts >> (4 * SLOTS + slot) & 1; }
+#define LIVE_MBARRIER 0x8000u /* in `parts`: data must not be written here */
+
+typedef struct mbarrier {
+    uint32_t agent, time;
+    uint32_t phases; /* counted from 1 */
+    epoch init;
+    bool valid;
+    dw__emu_clock *gathered, *completed;
+} mbarrier;
+
+#define MBARRIERS 64 /* agents of a block for them; more barriers than that share */
+#define STRONG 64    /* orders of strong accesses, by address */
+
+typedef struct meeting {
+    dw__emu_clock *gathered, *completed;
+} meeting;
+
+/* What the blocks of a cluster have in common. */
+typedef struct common {
+    uint32_t agents, warps_per_block, first_mbarrier;
+    uint32_t *times;        /* of the agents that are not warps: the last that was given */
+    dw__emu_clock **fenced; /* of each warp: what it had seen at its last fence */
+    meeting cluster;
+    dw__emu_clock *global; /* order of strong accesses to global memory */
+    bool off;              /* no memory, or times have run out */
+} common;
+
+struct dw__emu_race {
+    common *common;
+    word *words;
+    uint16_t *parts;
+    meeting barriers[DW__BARRIERS];
+    dw__emu_clock *strong[STRONG];
+    uint16_t *mbarrier_at; /* of every eight bytes: 1 + index below */
+    struct {
+        mbarrier *items;
+        size_t count, capacity;
+    } mbarriers;
+};
+
+/* ---- clocks -------------------------------------------------------------------------------- */
+
+static dw__emu_clock *new_clock(uint32_t agents) {
+    dw__emu_clock *c = dw__calloc(1, sizeof *c + 2 * (size_t)agents * sizeof *c->times);
+    if (c) c->agents = agents;
+    return c;
+}
+static void join(dw__emu_clock *to, const dw__emu_clock *from) {
+    for (uint32_t i = 0; i < 2 * to->agents; i++)
+        to->times[i] = to->times[i] > from->times[i] ? to->times[i] : from->times[i];
+}
+static void meet(dw__emu_clock *to, const dw__emu_clock *from) {
+    for (uint32_t i = 0; i < 2 * to->agents; i++)
+        to->times[i] = to->times[i] < from->times[i] ? to->times[i] : from->times[i];
+}
+static void assign(dw__emu_clock *to, const dw__emu_clock *from) {
+    memcpy(to->times, from->times, 2 * (size_t)to->agents * sizeof *to->times);
+}
+
+static common *common_of(const dw__emu_cluster *cluster) {
+    return cluster->ctas[0].race ? cluster->ctas[0].race->common : NULL;
+}
+static bool is_on(const dw__emu_cluster *cluster) {
+    const common *all = common_of(cluster);
+    return all && !all->off;
+}
+static void stop(dw__emu_cta *cta, uint32_t warp, uint32_t pc, const char *why) {
+    common_of(cta->cluster)->off = true;
+    dw__emu_found_at(cta, warp, -1, pc, DW__FOUND_INVALID,
+                     "%s: from here on races of this cluster are not looked for", why);
+}
+
+/* A clock that is made when it is first wanted; NULL: no memory, and the checker stops. */
+static dw__emu_clock *wanted(dw__emu_cta *cta, uint32_t warp, uint32_t pc, dw__emu_clock **clock) {
+    if (!*clock) *clock = new_clock(common_of(cta->cluster)->agents);
+    if (!*clock) stop(cta, warp, pc, "the host has no memory left for the checker");
+    return *clock;
+}
+
+static uint32_t agent_at(const common *all, const dw__emu_cta *cta, uint32_t warp,
+                         dw__emu_side side) {
+    return (cta->rank * all->warps_per_block + warp) * DW__SIDES + (uint32_t)side;
+}
+static uint32_t own_agent(const dw__emu_warp *w) {
+    return agent_at(w->cta->race->common, w->cta, w->index, DW__SIDE_GENERIC);
+}
+
+/* After the warp's clock has been given to others: what it does from here on is later. */
+static void tick(dw__emu_warp *w) {
+    if (++dw__emu_seen(w->clock)[own_agent(w)] == LAST_TIME)
+        stop(w->cta, w->index, w->now.pc, "too many synchronisations");
+}
+static void give(dw__emu_warp *w, dw__emu_clock **to) {
+    dw__emu_clock *clock = wanted(w->cta, w->index, w->now.pc, to);
+    if (!clock) return;
+    join(clock, w->clock);
+    tick(w);
+}
+/* What does not release by itself gives what a fence has released before. */
+static void give_ordered(dw__emu_warp *w, dw__emu_clock **to, bool releases) {
+    const common *all = w->cta->race->common;
+    const dw__emu_clock *fenced = all->fenced[w->cta->rank * all->warps_per_block + w->index];
+    if (releases)
+        give(w, to);
+    else if (fenced && wanted(w->cta, w->index, w->now.pc, to))
+        join(*to, fenced);
+}
+static void complete(meeting *m, dw__emu_cta *cta) {
+    if (m->gathered && wanted(cta, 0, 0, &m->completed)) assign(m->completed, m->gathered);
+}
+
+static bool active(const dw__emu_warp *w) { return w->clock && !w->cta->race->common->off; }
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+bool dw__emu_race_begin(dw__emu_cluster *cluster) {
+    if (!cluster->grid->check) return true;
+    const uint32_t warps = cluster->ctas[0].warp_count,
+                   sides = cluster->cta_count * warps * DW__SIDES,
+                   agents = sides + cluster->cta_count * MBARRIERS;
+    if (agents > MOST_AGENTS) return true;
+    common *all = dw__calloc(1, sizeof *all);
+    if (!all) return false;
+    *all = (common){.agents = agents, .warps_per_block = warps, .first_mbarrier = sides};
+    for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
+        dw__emu_cta *cta = &cluster->ctas[rank];
+        cta->race = dw__calloc(1, sizeof *cta->race);
+        if (!cta->race) {
+            if (rank == 0) dw__free(all);
+            return false;
+        }
+        cta->race->common = all;
+    }
+    all->times = dw__calloc(agents, sizeof *all->times);
+    all->fenced = dw__calloc((size_t)cluster->cta_count * warps, sizeof(void *));
+    if (!all->times || !all->fenced) return false;
+    for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
+        dw__emu_cta *cta = &cluster->ctas[rank];
+        const size_t words = cta->shared_bytes / 4 + 1;
+        cta->race->words = dw__calloc(words, sizeof *cta->race->words);
+        cta->race->parts = dw__calloc(words, sizeof *cta->race->parts);
+        cta->race->mbarrier_at = dw__calloc(words / 2 + 1, sizeof *cta->race->mbarrier_at);
+        if (!cta->race->words || !cta->race->parts || !cta->race->mbarrier_at) return false;
+        for (uint32_t i = 0; i < warps; i++) {
+            cta->warps[i].clock = new_clock(agents);
+            if (!cta->warps[i].clock) return false;
+            dw__emu_seen(cta->warps[i].clock)[own_agent(&cta->warps[i])] = 1;
+        }
+    }
+    return true;
+}
+
+void dw__emu_race_end(dw__emu_cluster *cluster) {
+    common *all = common_of(cluster);
+    if (!all) return;
+    for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
+        dw__emu_cta *cta = &cluster->ctas[rank];
+        for (uint32_t i = 0; i < cta->warp_count; i++) {
+            dw__free(cta->warps[i].clock);
+            if (all->fenced) dw__free(all->fenced[rank * all->warps_per_block + i]);
+        }
+        dw__emu_race *race = cta->race;
+        if (!race) continue;
+        for (int i = 0; i < DW__BARRIERS; i++) {
+            dw__free(race->barriers[i].gathered);
+            dw__free(race->barriers[i].completed);
+        }
+        for (int i = 0; i < STRONG; i++) dw__free(race->strong[i]);
+        for (size_t i = 0; i < race->mbarriers.count; i++) {
+            dw__free(race->mbarriers.items[i].gathered);
+            dw__free(race->mbarriers.items[i].completed);
+        }
+        dw__free(race->mbarriers.items);
+        dw__free(race->mbarrier_at);
+        dw__free(race->words);
+        dw__free(race->parts);
+        dw__free(race);
+    }
+    dw__free(all->cluster.gathered);
+    dw__free(all->cluster.completed);
+    dw__free(all->global);
+    dw__free(all->times);
+    dw__free(all->fenced);
+    dw__free(all);
+}
+
+/* ---- accesses ------------------------------------------------------------------------------ */
+
+/* Who accesses what. */
+typedef struct toucher {
+    dw__emu_cta *cta; /* of the warp that acts or has issued the work */
+    uint32_t warp, pc;
+    int lane;
+    const uint32_t *seen;
+    const uint32_t *shown; /* NULL: through the generic proxy */
+    epoch self;
+    bool write, told;
+} toucher;
+
+static bool through_generic(const common *all, epoch e) {
+    return agent_of(e) < all->first_mbarrier && agent_of(e) % DW__SIDES <= DW__SIDE_COPY;
+}
+
+static void describe(const dw__emu_cluster *cluster, epoch e, char *text, size_t bytes) {
+    static const char *const sides[DW__SIDES] = {[DW__SIDE_GENERIC] = "",
+                                                 [DW__SIDE_INIT] = "",
+                                                 [DW__SIDE_COPY] = "a copy of ",
+                                                 [DW__SIDE_BULK] = "a copy of ",
+                                                 [DW__SIDE_WGMMA] =
+                                                     "a product of the four warps from ",
+                                                 [DW__SIDE_TENSOR] = "tcgen05 work of "};
+    const common *all = common_of(cluster);
+    const dw__emu_kernel *kernel = cluster->grid->kernel;
+    const uint32_t agent = agent_of(e), pc = pc_of(e);
+    const dw__ptx_instruction *in =
+        &kernel->function->code.items[kernel->from[pc < kernel->code_count ? pc : 0]];
+    char who[96];
+    if (agent >= all->first_mbarrier) {
+        snprintf(who, sizeof who, "a copy of warp %u, told to an mbarrier", lane_of(e));
+    } else {
+        const uint32_t warp = agent / DW__SIDES;
+        const uint32_t *id = cluster->ctas[warp / all->warps_per_block].id;
+        snprintf(who, sizeof who, "%sblock (%u, %u, %u) warp %u lane %u", sides[agent % DW__SIDES],
+                 id[0], id[1], id[2], warp % all->warps_per_block, lane_of(e));
+    }
+    snprintf(text, bytes, "%s at PTX line %d (%s)", who, in->line, in->spelling);
+}
+
+static void report(toucher *t, const dw__emu_cta *owner, uint32_t at, epoch other, bool wrote,
+                   dw__emu_finding kind) {
+    char whom[200];
+    if (t->told) return;
+    t->told = true;
+    describe(t->cta->cluster, other, whom, sizeof whom);
+    if (kind == DW__FOUND_PROXY)
+        dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
+                         "%s shared memory at 0x%x through the asynchronous proxy, which %s wrote "
+                         "through the generic one: no fence.proxy.async is between them",
+                         t->write ? "writes" : "reads", owner->rank << DW__RANK_SHIFT | at, whom);
+    else
+        dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
+                         "%s shared memory at 0x%x, which %s %s: nothing orders the two",
+                         t->write ? "writes" : "reads", owner->rank << DW__RANK_SHIFT | at, whom,
+                         wrote ? "wrote" : "read");
+}
+
+/* The same agent, or nothing between them that matters. */
+static inline bool is_known(const toucher *t, epoch e) {
+    const uint32_t agent = agent_of(e);
+    return t->seen[agent] >= time_of(e) ||
+           (agent == agent_of(t->self) && time_of(e) == time_of(t->self)) ||
+           (is_strong(e) && is_strong(t->self));
+}
+
+static void after_write(toucher *t, const dw__emu_cta *owner, uint32_t at, epoch write) {
+    const common *all = owner->race->common;
+    if (!is_known(t, write))
+        report(t, owner, at, write, true, DW__FOUND_RACE);
+    else if (t->shown && through_generic(all, write) && t->shown[agent_of(write)] < time_of(write))
+        report(t, owner, at, write, true, DW__FOUND_PROXY);
+}
+
+static bool same_work(epoch a, epoch b) {
+    return agent_of(a) == agent_of(b) && time_of(a) == time_of(b);
+}
+
+/* Where an access is kept: with others of the same, where nothing is, instead of a read that is known to come before
+ * it; else instead of a read, and of a write where there are only those. */
+static int slot_for(const toucher *t, const word *x, uint32_t parts) {
+    int best = (int)(time_of(t->self) % SLOTS), rank = 0;
+    for (int i = 0; i < SLOTS; i++) {
+        const epoch e = x->slots[i];
+        const bool read = !is_write(parts, i), here = part_of(parts, i) != 0;
+        const int value = !here                                                     ? 4
+                          : read == !t->write && same_work(e, t->self)              ? 5
+                          : read && t->seen[agent_of(e)] >= time_of(e) && !t->write ? 3
+                          : read                                                    ? 1
+                                                                                    : 0;
+        if (value > rank) best = i, rank = value;
+    }
+    return best;
+}
+
+static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part) {
+    word *x = &owner->race->words[index];
+    uint32_t parts = owner->race->parts[index];
+    for (int i = 0; i < SLOTS; i++) {
+        const epoch e = x->slots[i];
+        const uint32_t common_part = part_of(parts, i) & part;
+        if (!common_part) continue;
+        const bool wrote = is_write(parts, i);
+        /* Nor does an atomic operation hide what the warp has just written otherwise. */
+        const bool kept = e == t->self || (same_work(e, t->self) && !is_strong(e));
+        if (kept && wrote && t->write && common_part == part) return;
+        if (e == t->self && !wrote && !t->write && common_part == part) return;
+        if (wrote)
+            after_write(t, owner, 4 * index, e);
+        else if (t->write && !is_known(t, e))
+            report(t, owner, 4 * index, e, false, DW__FOUND_RACE);
+        if (t->write) parts &= ~(common_part << 4 * i);
+    }
+    if (t->write && parts & LIVE_MBARRIER && !t->told) {
+        t->told = true;
+        dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, DW__FOUND_MBARRIER,
+                         "writes over the mbarrier at 0x%x, which is in use",
+                         owner->rank << DW__RANK_SHIFT | (4 * index & ~7u));
+    }
+    const int slot = slot_for(t, x, parts);
+    const uint32_t bit = 1u << (4 * SLOTS + slot);
+    if (part_of(parts, slot) && same_work(x->slots[slot], t->self) &&
+        is_write(parts, slot) == t->write)
+        part |= part_of(parts, slot);
+    x->slots[slot] = t->self;
+    parts = (parts & ~(15u << 4 * slot) & ~bit) | part << 4 * slot | (t->write ? bit : 0);
+    owner->race->parts[index] = (uint16_t)parts;
+}
+
+static void touch(toucher *t, const dw__emu_cta *owner, uint32_t offset, uint32_t bytes) {
+    const uint32_t end = offset + bytes;
+    for (uint32_t at = offset; at < end;) {
+        const uint32_t next = (at & ~3u) + 4, last = next < end ? next : end;
+        const uint32_t part = ((1u << (last - at)) - 1) << (at & 3u);
+        touch_word(t, owner, at / 4, part);
+        at = last;
+    }
+}
+
+static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
+    const uint32_t agent = own_agent(w), *seen = dw__emu_seen(w->clock);
+    return (toucher){w->cta,
+                     w->index,
+                     w->now.pc,
+                     lane,
+                     seen,
+                     NULL,
+                     made(agent, seen[agent], w->now.pc, (uint32_t)lane, strong),
+                     write,
+                     false};
+}
+
+void dw__emu_race_touch(dw__emu_warp *w, int lane, dw__emu_cta *owner, uint32_t offset,
+                        uint32_t bytes, int access) {
+    if (!active(w)) return;
+    const bool strong = (access & DW__STRONG) != 0;
+    dw__emu_clock **order = &owner->race->strong[offset / 4 % STRONG];
+    if (strong && *order) join(w->clock, *order);
+    toucher t = toucher_of(w, lane, (access & DW__WRITE) != 0, strong);
+    touch(&t, owner, offset, bytes);
+    if (strong && access & DW__WRITE) give_ordered(w, order, (access & DW__ORDERS) != 0);
+}
+
+void dw__emu_race_strong(dw__emu_warp *w, bool acquires, bool releases, bool orders) {
+    if (!active(w)) return;
+    dw__emu_clock **order = &w->cta->race->common->global;
+    if (acquires && *order) join(w->clock, *order);
+    if (releases) give_ordered(w, order, orders);
+}
+
+/* ---- fences and barriers -------------------------------------------------------------------- */
+
+void dw__emu_race_fence_proxy(dw__emu_warp *w) {
+    if (!active(w)) return;
+    memcpy(dw__emu_shown(w->clock), dw__emu_seen(w->clock),
+           w->clock->agents * sizeof *w->clock->times);
+    tick(w);
+}
+static dw__emu_clock *fenced_of(dw__emu_warp *w) {
+    common *all = w->cta->race->common;
+    return wanted(w->cta, w->index, w->now.pc,
+                  &all->fenced[w->cta->rank * all->warps_per_block + w->index]);
+}
+void dw__emu_race_fence_init(dw__emu_warp *w) {
+    if (!active(w)) return;
+    const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
+    dw__emu_clock *fenced = fenced_of(w);
+    if (!fenced) return;
+    const uint32_t now = dw__emu_seen(w->clock)[agent];
+    dw__emu_shown(w->clock)[agent] = now;
+    dw__emu_seen(fenced)[agent] = dw__emu_shown(fenced)[agent] = now;
+}
+void dw__emu_race_fence(dw__emu_warp *w) {
+    if (!active(w)) return;
+    dw__emu_clock *fenced = fenced_of(w);
+    if (!fenced) return;
+    join(fenced, w->clock);
+    tick(w);
+}
+
+void dw__emu_race_arrive(dw__emu_warp *w, uint32_t barrier) {
+    if (active(w)) give(w, &w->cta->race->barriers[barrier].gathered);
+}
+void dw__emu_race_complete(dw__emu_cta *cta, uint32_t barrier) {
+    if (is_on(cta->cluster)) complete(&cta->race->barriers[barrier], cta);
+}
+void dw__emu_race_leave(dw__emu_warp *w, uint32_t barrier) {
+    if (active(w) && w->cta->race->barriers[barrier].completed)
+        join(w->clock, w->cta->race->barriers[barrier].completed);
+}
+
+void dw__emu_race_cluster_arrive(dw__emu_warp *w, bool relaxed) {
+    if (!active(w)) return;
+    common *all = w->cta->race->common;
+    give_ordered(w, &all->cluster.gathered, !relaxed);
+}
+void dw__emu_race_cluster_complete(dw__emu_cluster *cluster) {
+    if (is_on(cluster)) complete(&common_of(cluster)->cluster, &cluster->ctas[0]);
+}
+void dw__emu_race_cluster_leave(dw__emu_warp *w) {
+    if (active(w) && w->cta->race->common->cluster.completed)
+        join(w->clock, w->cta->race->common->cluster.completed);
+}
+
+/* ---- mbarriers ----------------------------------------------------------------------------- */
+
+#define OFFSET(address) ((address) & ((1u << DW__RANK_SHIFT) - 1))
+static dw__emu_cta *owner_of(const dw__emu_cluster *cluster, uint32_t address) {
+    return &cluster->ctas[address >> DW__RANK_SHIFT];
+}
+static mbarrier *mbarrier_at(const dw__emu_cluster *cluster, uint32_t address) {
+    if (!is_on(cluster)) return NULL;
+    dw__emu_race *race = owner_of(cluster, address)->race;
+    const uint16_t index = race->mbarrier_at[OFFSET(address) / 8];
+    return index ? &race->mbarriers.items[index - 1] : NULL;
+}
+
+static uint32_t next_time(common *all, uint32_t agent) {
+    return all->times[agent] < LAST_TIME ? ++all->times[agent] : LAST_TIME;
+}
+
+void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, bool valid) {
+    if (!active(w)) return;
+    dw__emu_cta *owner = owner_of(w->cta->cluster, address);
+    common *all = owner->race->common;
+    dw__emu_race *race = owner->race;
+    const uint32_t offset = OFFSET(address);
+    uint16_t *index = &race->mbarrier_at[offset / 8];
+    if (!*index) {
+        mbarrier fresh = {.agent = all->first_mbarrier + owner->rank * MBARRIERS +
+                                   (uint32_t)(race->mbarriers.count % MBARRIERS)};
+        if (race->mbarriers.count == UINT16_MAX || DW_PUSH(&race->mbarriers, fresh) != DW_OK) {
+            stop(w->cta, w->index, w->now.pc, "the host has no memory left for the checker");
+            return;
+        }
+        *index = (uint16_t)race->mbarriers.count;
+    }
+    mbarrier *b = &race->mbarriers.items[*index - 1];
+    if (valid && b->valid) {
+        char whom[200];
+        describe(w->cta->cluster, b->init, whom, sizeof whom);
+        dw__emu_found(w, lane, DW__FOUND_MBARRIER,
+                      "initialises the mbarrier at 0x%x, which %s did before: mbarrier.inval "
+                      "comes between",
+                      address, whom);
+    }
+    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] &= (uint16_t)~LIVE_MBARRIER;
+    /* A write like any other to what was there before, but one that a fence of its own shows. */
+    toucher t = toucher_of(w, lane, true, false);
+    const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
+    const uint32_t time = dw__emu_seen(w->clock)[agent] = next_time(all, agent);
+    t.self = made(agent, time, w->now.pc, (uint32_t)lane, false);
+    touch(&t, owner, offset, 8);
+    b->valid = valid;
+    b->phases++;
+    b->init = t.self;
+    b->time = next_time(all, b->agent);
+    if (!valid) return;
+    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] |= LIVE_MBARRIER;
+}
+
+/* What a warp knows, and what it has asked for beside it. */
+static void give_all(dw__emu_warp *w, dw__emu_clock *to) {
+    const common *all = w->cta->race->common;
+    const uint32_t first = own_agent(w);
+    join(to, w->clock);
+    for (uint32_t side = DW__SIDE_COPY; side < DW__SIDES; side++) {
+        const uint32_t time =
+            side == DW__SIDE_COPY || side == DW__SIDE_TENSOR ? all->times[first + side] : 0;
+        if (dw__emu_seen(to)[first + side] < time) dw__emu_seen(to)[first + side] = time;
+    }
+}
+
+static void is_initialised(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address,
+                           const mbarrier *b) {
+    dw__emu_clock *clock = by->warps[warp].clock;
+    if (dw__emu_seen(clock)[agent_of(b->init)] >= time_of(b->init)) return;
+    char whom[200];
+    describe(by->cluster, b->init, whom, sizeof whom);
+    dw__emu_found_at(by, warp, lane, pc, DW__FOUND_RACE,
+                     "uses the mbarrier at 0x%x, which %s initialised: nothing orders the two",
+                     address, whom);
+}
+
+void dw__emu_race_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                                  uint32_t address, bool beside) {
+    mbarrier *b = mbarrier_at(by->cluster, address);
+    dw__emu_warp *w = &by->warps[warp];
+    if (!b || !w->clock) return;
+    is_initialised(by, warp, lane, pc, address, b);
+    dw__emu_clock *gathered = wanted(by, warp, pc, &b->gathered);
+    if (!gathered) return;
+    if (beside)
+        give_all(w, gathered);
+    else
+        join(gathered, w->clock);
+    tick(w);
+}
+
+void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address) {
+    mbarrier *b = mbarrier_at(cluster, address);
+    if (!b) return;
+    dw__emu_cta *owner = owner_of(cluster, address);
+    if (!wanted(owner, 0, 0, &b->gathered) || !wanted(owner, 0, 0, &b->completed)) return;
+    dw__emu_seen(b->gathered)[b->agent] = b->time;
+    assign(b->completed, b->gathered);
+    b->phases++;
+    b->time = next_time(owner->race->common, b->agent);
+}
+
+void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address) {
+    mbarrier *b = active(w) ? mbarrier_at(w->cta->cluster, address) : NULL;
+    if (!b) return;
+    is_initialised(w->cta, w->index, lane, w->now.pc, address, b);
+    if (b->completed) join(w->clock, b->completed);
+}
+
+uint32_t dw__emu_race_mbarrier_phase(const dw__emu_cluster *cluster, uint32_t address) {
+    const uint32_t rank = address >> DW__RANK_SHIFT;
+    if (rank >= cluster->cta_count || OFFSET(address) + 8 > cluster->ctas[rank].shared_bytes)
+        return 0;
+    const mbarrier *b = mbarrier_at(cluster, address);
+    return b ? b->phases : 0;
+}
+
+void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, uint32_t phase) {
+    const mbarrier *b = work->clock && dw__emu_race_mbarrier_phase(work->cta->cluster, address)
+                            ? mbarrier_at(work->cta->cluster, address)
+                            : NULL;
+    if (!b) return;
+    const uint32_t agent = agent_of(b->init);
+    const bool ordered = dw__emu_seen(work->clock)[agent] >= time_of(b->init);
+    if (!ordered || dw__emu_shown(work->clock)[agent] < time_of(b->init)) {
+        char whom[200];
+        describe(work->cta->cluster, b->init, whom, sizeof whom);
+        dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc,
+                         ordered ? DW__FOUND_PROXY : DW__FOUND_RACE,
+                         "a copy tells the mbarrier at 0x%x, which %s initialised: %s", address,
+                         whom,
+                         ordered ? "neither fence.mbarrier_init nor fence.proxy.async is between "
+                                   "them"
+                                 : "nothing orders the two");
+    }
+    if (phase && b->phases != phase)
+        dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_MBARRIER,
+                         "the phase of the mbarrier at 0x%x in which this copy was asked for ended "
+                         "without its bytes: expect_tx was missing, late, or of too few bytes",
+                         address);
+}
+
+/* ---- work beside the warps ------------------------------------------------------------------ */
+
+bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work) {
+    if (!active(w)) return true;
+    if (work->clock) {
+        meet(work->clock, w->clock);
+    } else {
+        work->clock = new_clock(w->clock->agents);
+        if (!work->clock) return false;
+        assign(work->clock, w->clock);
+    }
+    tick(w);
+    return true;
+}
+
+uint32_t dw__emu_race_time(dw__emu_cta *cta, uint32_t warp, dw__emu_side side) {
+    if (!is_on(cta->cluster)) return 0;
+    common *all = cta->race->common;
+    return next_time(all, agent_at(all, cta, warp, side));
+}
+
+static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta *owner,
+                      uint32_t offset, uint32_t bytes, bool write) {
+    toucher t = {work->cta,
+                 work->warp,
+                 work->pc,
+                 (int)work->lane,
+                 dw__emu_seen(work->clock),
+                 generic ? NULL : dw__emu_shown(work->clock),
+                 self,
+                 write,
+                 work->told};
+    touch(&t, owner, offset, bytes);
+    work->told = t.told;
+}
+
+void dw__emu_race_work(dw__emu_async *work, dw__emu_cta *side_of, uint32_t side_warp,
+                       dw__emu_side side, uint32_t time, dw__emu_cta *owner, uint32_t offset,
+                       uint32_t bytes, bool write) {
+    if (!work->clock || time == 0 || !is_on(owner->cluster)) return;
+    const uint32_t agent = agent_at(owner->race->common, side_of, side_warp, side);
+    touch_for(work, made(agent, time, work->pc, work->lane, false), side == DW__SIDE_COPY, owner,
+              offset, bytes, write);
+}
+
+void dw__emu_race_copied(dw__emu_async *work, uint32_t address, dw__emu_cta *owner, uint32_t offset,
+                         uint32_t bytes, bool write) {
+    if (!work->clock || !dw__emu_race_mbarrier_phase(owner->cluster, address)) return;
+    const mbarrier *b = mbarrier_at(owner->cluster, address);
+    touch_for(work, made(b->agent, b->time, work->pc, work->warp, false), false, owner, offset,
+              bytes, write);
+}
+
+void dw__emu_race_waited(dw__emu_warp *w, dw__emu_cta *side_of, uint32_t side_warp,
+                         dw__emu_side side, uint32_t time) {
+    if (!active(w)) return;
+    uint32_t *seen =
+        &dw__emu_seen(w->clock)[agent_at(w->cta->race->common, side_of, side_warp, side)];
+    if (*seen < time) *seen = time;
+}

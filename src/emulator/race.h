@@ -1,0 +1,96 @@
+/* Who touched shared memory when, and what orders it: races, and generic writes that asynchronous work cannot see yet.
+ *
+ * Happens-before by vector clocks (Flanagan and Freund, FastTrack, PLDI 2009). Agents are the warps of a cluster and
+ * what works beside them: each warp's mbarrier.init, its cp.async, its bulk groups, its products (wgmma, tcgen05),
+ * and the copies that complete on each mbarrier. A warp's clock says up to which time of each agent it knows
+ * everything done (`seen`), and of what so known the asynchronous proxy sees what was written through the generic
+ * one (`shown`: fence.proxy.async makes it `seen`). Both go with barriers, mbarriers and waits. Asynchronous work
+ * takes a copy of its issuer's clock, and its accesses are held to that copy.
+ *
+ * Lanes of a warp count as one agent, and an order may be assumed where there is none: strong accesses (atomic,
+ * volatile, acquire, release) of places that share a slot acquire from one another, fences are of every scope. So
+ * what is reported is a mistake; not every one is found.
+ */
+#ifndef DW_EMULATOR_RACE_H
+#define DW_EMULATOR_RACE_H
+
+#include "emulator/machine.h"
+
+typedef struct dw__emu_clock {
+    uint32_t agents;
+    uint32_t times[]; /* seen, then shown, of each agent */
+} dw__emu_clock;
+static inline uint32_t *dw__emu_seen(dw__emu_clock *c) { return c->times; }
+static inline uint32_t *dw__emu_shown(dw__emu_clock *c) { return c->times + c->agents; }
+
+typedef struct dw__emu_race dw__emu_race;
+
+/* Of each warp; see above. */
+typedef enum dw__emu_side {
+    DW__SIDE_GENERIC,
+    DW__SIDE_INIT,   /* mbarrier.init */
+    DW__SIDE_COPY,   /* cp.async: generic as well */
+    DW__SIDE_BULK,   /* cp.async.bulk with groups */
+    DW__SIDE_WGMMA,  /* of the first of four warps */
+    DW__SIDE_TENSOR, /* tcgen05 */
+    DW__SIDES,
+} dw__emu_side;
+
+/* Of a cluster whose warps are in place. False: no memory. All others below do nothing where the checker is off. */
+bool dw__emu_race_begin(dw__emu_cluster *cluster);
+void dw__emu_race_end(dw__emu_cluster *cluster);
+
+/* ---- warps --------------------------------------------------------------------------------- */
+
+/* An access of a lane to a block's shared memory, `access` as dw__emu_reach has it. */
+void dw__emu_race_touch(dw__emu_warp *w, int lane, dw__emu_cta *owner, uint32_t offset,
+                        uint32_t bytes, int access);
+/* After a strong access that may have been to global memory: it takes part in an order of the cluster's warps.
+ * `orders`: it is no relaxed one. */
+void dw__emu_race_strong(dw__emu_warp *w, bool acquires, bool releases, bool orders);
+/* fence.proxy.async; fence.mbarrier_init; fence and membar of a scope beyond the block. */
+void dw__emu_race_fence_proxy(dw__emu_warp *w);
+void dw__emu_race_fence_init(dw__emu_warp *w);
+void dw__emu_race_fence(dw__emu_warp *w);
+
+/* bar and barrier: a warp comes, the last has come, a warp goes on. */
+void dw__emu_race_arrive(dw__emu_warp *w, uint32_t barrier);
+void dw__emu_race_complete(dw__emu_cta *cta, uint32_t barrier);
+void dw__emu_race_leave(dw__emu_warp *w, uint32_t barrier);
+/* barrier.cluster */
+void dw__emu_race_cluster_arrive(dw__emu_warp *w, bool relaxed);
+void dw__emu_race_cluster_complete(dw__emu_cluster *cluster);
+void dw__emu_race_cluster_leave(dw__emu_warp *w);
+
+/* ---- mbarriers ----------------------------------------------------------------------------- */
+
+/* `address` is shared::cluster and lies within a block, as barrier.h has it. */
+void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, bool valid);
+/* An arrival by a warp, or by work of it that has been done beside it. */
+void dw__emu_race_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                                  uint32_t address, bool beside);
+void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address);
+void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address);
+/* The number of the phase that is under way, counted by the checker; 0: none is known. */
+uint32_t dw__emu_race_mbarrier_phase(const dw__emu_cluster *cluster, uint32_t address);
+/* A copy is about to tell the barrier of its bytes; `phase` as it was when the copy was issued, 0: do not ask. */
+void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, uint32_t phase);
+
+/* ---- work beside the warps ------------------------------------------------------------------ */
+
+/* Gives work its issuer's clock. The work of several warps: what all of them know. False: no memory. */
+bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work);
+/* The next time of a warp's side, for one piece of work; 0 without the checker. */
+uint32_t dw__emu_race_time(dw__emu_cta *cta, uint32_t warp, dw__emu_side side);
+/* Accesses of such work. */
+void dw__emu_race_work(dw__emu_async *work, dw__emu_cta *side_of, uint32_t side_warp,
+                       dw__emu_side side, uint32_t time, dw__emu_cta *owner, uint32_t offset,
+                       uint32_t bytes, bool write);
+/* Writes of a copy that completes on the mbarrier. */
+void dw__emu_race_copied(dw__emu_async *work, uint32_t mbarrier, dw__emu_cta *owner,
+                         uint32_t offset, uint32_t bytes, bool write);
+/* A warp has waited for work of a warp's side up to a time. */
+void dw__emu_race_waited(dw__emu_warp *w, dw__emu_cta *side_of, uint32_t side_warp,
+                         dw__emu_side side, uint32_t time);
+
+#endif
