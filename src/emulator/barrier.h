@@ -13,8 +13,7 @@
 
 /* Arrivals and transactions of work that a unit beside the warps has done: `address` is shared::cluster, `pc` of the
  * instruction that asked for it. False: a finding has been reported. */
-bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
-                             uint32_t address, uint32_t count);
+bool dw__emu_mbarrier_arrive(const dw__emu_async *work, uint32_t address, uint32_t count);
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes);
 /* "pending 1 of 2 arrivals, 4096 bytes outstanding, parity 0", for messages. */

@@ -132,6 +132,7 @@ struct dw__emu_async {
     dw__emu_cta *cta;                     /* of the warp that issued it */
     uint32_t warp, lane, pc;              /* for messages */
     struct dw__emu_clock *clock;          /* of its issuer, see race.h; freed with it */
+    uint32_t time;                        /* its own */
     bool told;                            /* of a race; one is enough */
 };
 

@@ -240,10 +240,11 @@ typedef struct asker {
     dw__emu_cta *cta;
     uint32_t warp, pc;
     int lane;
-    enum { ITSELF, ARRIVES_BESIDE, COPY_BESIDE } how;
+    const dw__emu_async *work; /* that arrives; NULL: the warp itself does, or a copy does not */
+    bool copy;
 } asker;
 static asker asker_of(const dw__emu_warp *w, int lane) {
-    return (asker){w->cta, w->index, w->now.pc, lane, ITSELF};
+    return (asker){w->cta, w->index, w->now.pc, lane, NULL, false};
 }
 
 /* The barrier at a shared::cluster address. */
@@ -306,22 +307,22 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     b.outstanding += transactions;
     b.pending -= count;
     if (drop) b.expected -= count;
-    if (who->how != COPY_BESIDE)
-        dw__emu_race_mbarrier_arrive(who->cta, who->warp, who->lane, who->pc, address,
-                                     who->how == ARRIVES_BESIDE);
+    if (who->work)
+        dw__emu_race_mbarrier_told(who->work, address);
+    else if (!who->copy)
+        dw__emu_race_mbarrier_arrive(&who->cta->warps[who->warp], who->lane, address);
     settle(who->cta->cluster, address, at, &b);
     return true;
 }
 
-bool dw__emu_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
-                             uint32_t address, uint32_t count) {
-    asker who = {by, warp, pc, lane, ARRIVES_BESIDE};
+bool dw__emu_mbarrier_arrive(const dw__emu_async *work, uint32_t address, uint32_t count) {
+    asker who = {work->cta, work->warp, work->pc, (int)work->lane, work, false};
     uint64_t before;
     return add_arrivals(&who, address, count, false, 0, &before);
 }
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes) {
-    asker who = {by, warp, pc, lane, COPY_BESIDE};
+    asker who = {by, warp, pc, lane, NULL, true};
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }

@@ -55,8 +55,7 @@ typedef struct copy {
     lane_groups *groups;
     uint32_t group;
     dw__emu_side side; /* of its issuer, without a barrier */
-    uint32_t time;
-    uint32_t phase; /* of the barrier when it was issued; 0: of several barriers */
+    uint32_t phase;    /* of the barrier when it was issued; 0: of several barriers */
     bool tensor, has_read;
     dw__tensor_shape map;
     int64_t at[DW__TENSOR_AXES];
@@ -292,8 +291,7 @@ static void note_access(copy *c, dw__emu_cta *owner, uint32_t offset, uint32_t b
     if (c->has_barrier)
         dw__emu_race_copied(&c->work, barrier, owner, offset, bytes, write);
     else
-        dw__emu_race_work(&c->work, c->work.cta, c->work.warp, c->side, c->time, owner, offset,
-                          bytes, write);
+        dw__emu_race_work(&c->work, c->work.warp, c->side, owner, offset, bytes, write);
 }
 
 static bool read_source(dw__emu_cluster *cluster, copy *c) {
@@ -498,8 +496,8 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             c->group = c->groups->open;
             c->groups->reading[c->group % GROUPS]++, c->groups->writing[c->group % GROUPS]++;
             c->side = k->small ? DW__SIDE_COPY : DW__SIDE_BULK;
-            c->time = dw__emu_race_time(w->cta, w->index, c->side);
-            c->groups->time[c->group % GROUPS] = c->time;
+            dw__emu_race_next_time(&c->work, w->index, c->side);
+            c->groups->time[c->group % GROUPS] = c->work.time;
         }
         dw__emu_later(w->cta->cluster, &c->work);
     }
@@ -538,7 +536,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             return DW__AGAIN;
         }
         if (last > 0)
-            dw__emu_race_waited(w, w->cta, w->index, small ? DW__SIDE_COPY : DW__SIDE_BULK,
+            dw__emu_race_waited(w, w->index, small ? DW__SIDE_COPY : DW__SIDE_BULK,
                                 g->time[(last - 1) % GROUPS]);
     }
     return DW__NEXT;

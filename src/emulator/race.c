@@ -497,42 +497,33 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
     for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] |= LIVE_MBARRIER;
 }
 
-/* What a warp knows, and what it has asked for beside it. */
-static void give_all(dw__emu_warp *w, dw__emu_clock *to) {
-    const common *all = w->cta->race->common;
-    const uint32_t first = own_agent(w);
-    join(to, w->clock);
-    for (uint32_t side = DW__SIDE_COPY; side < DW__SIDES; side++) {
-        const uint32_t time =
-            side == DW__SIDE_COPY || side == DW__SIDE_TENSOR ? all->times[first + side] : 0;
-        if (dw__emu_seen(to)[first + side] < time) dw__emu_seen(to)[first + side] = time;
-    }
+static bool is_initialised(dw__emu_clock *clock, const mbarrier *b) {
+    return dw__emu_seen(clock)[agent_of(b->init)] >= time_of(b->init);
 }
-
-static void is_initialised(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc, uint32_t address,
-                           const mbarrier *b) {
-    dw__emu_clock *clock = by->warps[warp].clock;
-    if (dw__emu_seen(clock)[agent_of(b->init)] >= time_of(b->init)) return;
+static void use(dw__emu_warp *w, int lane, uint32_t address, const mbarrier *b) {
     char whom[200];
-    describe(by->cluster, b->init, whom, sizeof whom);
-    dw__emu_found_at(by, warp, lane, pc, DW__FOUND_RACE,
-                     "uses the mbarrier at 0x%x, which %s initialised: nothing orders the two",
-                     address, whom);
+    if (is_initialised(w->clock, b)) return;
+    describe(w->cta->cluster, b->init, whom, sizeof whom);
+    dw__emu_found(w, lane, DW__FOUND_RACE,
+                  "uses the mbarrier at 0x%x, which %s initialised: nothing orders the two",
+                  address, whom);
 }
 
-void dw__emu_race_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
-                                  uint32_t address, bool beside) {
-    mbarrier *b = mbarrier_at(by->cluster, address);
-    dw__emu_warp *w = &by->warps[warp];
-    if (!b || !w->clock) return;
-    is_initialised(by, warp, lane, pc, address, b);
-    dw__emu_clock *gathered = wanted(by, warp, pc, &b->gathered);
+void dw__emu_race_mbarrier_arrive(dw__emu_warp *w, int lane, uint32_t address) {
+    mbarrier *b = active(w) ? mbarrier_at(w->cta->cluster, address) : NULL;
+    if (!b) return;
+    use(w, lane, address, b);
+    give(w, &b->gathered);
+}
+
+void dw__emu_race_mbarrier_told(const dw__emu_async *work, uint32_t address) {
+    mbarrier *b = work->clock ? mbarrier_at(work->cta->cluster, address) : NULL;
+    dw__emu_clock *gathered = b ? wanted(work->cta, work->warp, work->pc, &b->gathered) : NULL;
     if (!gathered) return;
-    if (beside)
-        give_all(w, gathered);
-    else
-        join(gathered, w->clock);
-    tick(w);
+    const uint32_t agent =
+        agent_at(common_of(work->cta->cluster), work->cta, work->warp, DW__SIDE_TENSOR);
+    join(gathered, work->clock);
+    if (dw__emu_seen(gathered)[agent] < work->time) dw__emu_seen(gathered)[agent] = work->time;
 }
 
 void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address) {
@@ -549,7 +540,7 @@ void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address) 
 void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address) {
     mbarrier *b = active(w) ? mbarrier_at(w->cta->cluster, address) : NULL;
     if (!b) return;
-    is_initialised(w->cta, w->index, lane, w->now.pc, address, b);
+    use(w, lane, address, b);
     if (b->completed) join(w->clock, b->completed);
 }
 
@@ -567,7 +558,7 @@ void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, ui
                             : NULL;
     if (!b) return;
     const uint32_t agent = agent_of(b->init);
-    const bool ordered = dw__emu_seen(work->clock)[agent] >= time_of(b->init);
+    const bool ordered = is_initialised(work->clock, b);
     if (!ordered || dw__emu_shown(work->clock)[agent] < time_of(b->init)) {
         char whom[200];
         describe(work->cta->cluster, b->init, whom, sizeof whom);
@@ -601,10 +592,15 @@ bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work) {
     return true;
 }
 
-uint32_t dw__emu_race_time(dw__emu_cta *cta, uint32_t warp, dw__emu_side side) {
-    if (!is_on(cta->cluster)) return 0;
-    common *all = cta->race->common;
-    return next_time(all, agent_at(all, cta, warp, side));
+void dw__emu_race_next_time(dw__emu_async *work, uint32_t warp, dw__emu_side side) {
+    if (!is_on(work->cta->cluster)) return;
+    common *all = work->cta->race->common;
+    work->time = next_time(all, agent_at(all, work->cta, warp, side));
+}
+void dw__emu_race_last_time(dw__emu_async *work, dw__emu_side side) {
+    if (!is_on(work->cta->cluster)) return;
+    const common *all = work->cta->race->common;
+    work->time = all->times[agent_at(all, work->cta, work->warp, side)];
 }
 
 static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta *owner,
@@ -622,13 +618,12 @@ static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta
     work->told = t.told;
 }
 
-void dw__emu_race_work(dw__emu_async *work, dw__emu_cta *side_of, uint32_t side_warp,
-                       dw__emu_side side, uint32_t time, dw__emu_cta *owner, uint32_t offset,
-                       uint32_t bytes, bool write) {
-    if (!work->clock || time == 0 || !is_on(owner->cluster)) return;
-    const uint32_t agent = agent_at(owner->race->common, side_of, side_warp, side);
-    touch_for(work, made(agent, time, work->pc, work->lane, false), side == DW__SIDE_COPY, owner,
-              offset, bytes, write);
+void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw__emu_cta *owner,
+                       uint32_t offset, uint32_t bytes, bool write) {
+    if (!work->clock || !is_on(owner->cluster)) return;
+    const uint32_t agent = agent_at(owner->race->common, work->cta, warp, side);
+    touch_for(work, made(agent, work->time, work->pc, work->lane, false), side == DW__SIDE_COPY,
+              owner, offset, bytes, write);
 }
 
 void dw__emu_race_copied(dw__emu_async *work, uint32_t address, dw__emu_cta *owner, uint32_t offset,
@@ -639,10 +634,8 @@ void dw__emu_race_copied(dw__emu_async *work, uint32_t address, dw__emu_cta *own
               bytes, write);
 }
 
-void dw__emu_race_waited(dw__emu_warp *w, dw__emu_cta *side_of, uint32_t side_warp,
-                         dw__emu_side side, uint32_t time) {
+void dw__emu_race_waited(dw__emu_warp *w, uint32_t warp, dw__emu_side side, uint32_t time) {
     if (!active(w)) return;
-    uint32_t *seen =
-        &dw__emu_seen(w->clock)[agent_at(w->cta->race->common, side_of, side_warp, side)];
+    uint32_t *seen = &dw__emu_seen(w->clock)[agent_at(w->cta->race->common, w->cta, warp, side)];
     if (*seen < time) *seen = time;
 }

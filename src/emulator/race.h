@@ -66,9 +66,9 @@ void dw__emu_race_cluster_leave(dw__emu_warp *w);
 
 /* `address` is shared::cluster and lies within a block, as barrier.h has it. */
 void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, bool valid);
-/* An arrival by a warp, or by work of it that has been done beside it. */
-void dw__emu_race_mbarrier_arrive(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
-                                  uint32_t address, bool beside);
+void dw__emu_race_mbarrier_arrive(dw__emu_warp *w, int lane, uint32_t address);
+/* Work that arrives for all of its side up to its time. */
+void dw__emu_race_mbarrier_told(const dw__emu_async *work, uint32_t address);
 void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address);
 void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address);
 /* The number of the phase that is under way, counted by the checker; 0: none is known. */
@@ -80,17 +80,16 @@ void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, ui
 
 /* Gives work its issuer's clock. The work of several warps: what all of them know. False: no memory. */
 bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work);
-/* The next time of a warp's side, for one piece of work; 0 without the checker. */
-uint32_t dw__emu_race_time(dw__emu_cta *cta, uint32_t warp, dw__emu_side side);
-/* Accesses of such work. */
-void dw__emu_race_work(dw__emu_async *work, dw__emu_cta *side_of, uint32_t side_warp,
-                       dw__emu_side side, uint32_t time, dw__emu_cta *owner, uint32_t offset,
-                       uint32_t bytes, bool write);
+/* Numbers work: the next time of a warp's side, or, of `work` that has none of its own, the last. */
+void dw__emu_race_next_time(dw__emu_async *work, uint32_t warp, dw__emu_side side);
+void dw__emu_race_last_time(dw__emu_async *work, dw__emu_side side);
+/* Accesses of such work; `warp` of its block as above. */
+void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw__emu_cta *owner,
+                       uint32_t offset, uint32_t bytes, bool write);
 /* Writes of a copy that completes on the mbarrier. */
 void dw__emu_race_copied(dw__emu_async *work, uint32_t mbarrier, dw__emu_cta *owner,
                          uint32_t offset, uint32_t bytes, bool write);
-/* A warp has waited for work of a warp's side up to a time. */
-void dw__emu_race_waited(dw__emu_warp *w, dw__emu_cta *side_of, uint32_t side_warp,
-                         dw__emu_side side, uint32_t time);
+/* A warp has waited for work of a warp of its block up to a time. */
+void dw__emu_race_waited(dw__emu_warp *w, uint32_t warp, dw__emu_side side, uint32_t time);
 
 #endif

@@ -79,13 +79,10 @@ typedef struct commit {
 static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const commit *c = (const commit *)(const void *)work;
     (void)cluster;
-    if (!c->targets)
-        return dw__emu_mbarrier_arrive(work->cta, work->warp, (int)work->lane, work->pc, c->address,
-                                       1);
+    if (!c->targets) return dw__emu_mbarrier_arrive(work, c->address, 1);
     for (uint32_t rank = 0; rank < 16; rank++)
         if (c->targets >> rank & 1 &&
-            !dw__emu_mbarrier_arrive(work->cta, work->warp, (int)work->lane, work->pc,
-                                     (c->address & OFFSET_BITS) | rank << DW__RANK_SHIFT, 1))
+            !dw__emu_mbarrier_arrive(work, (c->address & OFFSET_BITS) | rank << DW__RANK_SHIFT, 1))
             return false;
     return true;
 }
@@ -118,6 +115,11 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                 continue;
             }
         }
+        if (!dw__emu_race_issue(w, &c->work)) {
+            dw__free(c);
+            return dw__emu_tensor_no_memory(w);
+        }
+        dw__emu_race_last_time(&c->work, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &c->work);
     }
     return DW__NEXT;

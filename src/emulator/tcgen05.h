@@ -7,6 +7,7 @@
 
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
+#include "emulator/race.h"
 #include "emulator/tensor_memory.h"
 
 /* .cta_group::1 or ::2 as 1 or 2; 0: neither is there. */

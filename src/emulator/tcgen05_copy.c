@@ -33,7 +33,7 @@ typedef struct copy {
 } copy;
 
 /* Each block copies from its own shared memory to its own tensor memory. */
-static bool copy_block(const copy *c, dw__emu_cta *cta) {
+static bool copy_block(copy *c, dw__emu_cta *cta) {
     const copy_shape *s = c->op->shape;
     const uint32_t column = c->address & 0xFFFF;
     dw__tensor_user user = dw__tensor_user_of_work(&c->work);
@@ -52,6 +52,7 @@ static bool copy_block(const copy *c, dw__emu_cta *cta) {
             }
             undefined = undefined || (cta->defined[at / 8] >> at % 8 & 0xF) != 0xF;
             memcpy(&word, cta->shared + at, sizeof word);
+            dw__emu_race_work(&c->work, c->work.warp, DW__SIDE_TENSOR, cta, at, 4, false);
             for (uint32_t k = 0; k < s->copies; k++)
                 dw__emu_tensor_write(cta->tensor, row / 32 * s->block + row % 32 + k * s->repeat,
                                      column + i, word);
@@ -65,7 +66,7 @@ static bool copy_block(const copy *c, dw__emu_cta *cta) {
 }
 
 static bool copy_done(dw__emu_cluster *cluster, dw__emu_async *work) {
-    const copy *c = (const copy *)(const void *)work;
+    copy *c = (copy *)(void *)work;
     (void)cluster;
     for (int i = 0; i < c->op->cta_group; i++)
         if (!copy_block(c, c->pair[i])) return false;
@@ -92,6 +93,11 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             dw__free(c);
             return DW__FAULT;
         }
+        if (!dw__emu_race_issue(w, &c->work)) {
+            dw__free(c);
+            return dw__emu_tensor_no_memory(w);
+        }
+        dw__emu_race_next_time(&c->work, w->index, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &c->work);
     }
     return DW__NEXT;

@@ -47,7 +47,7 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
 /* ---- operands ------------------------------------------------------------------------------ */
 
 /* Rows of a matrix in a block's shared memory, DW__TENSOR_K_BYTES bytes each. */
-static bool read_shared(const product *p, const dw__emu_cta *cta, const dw__matrix_operand *o,
+static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *o,
                         dw__tensor_format format, uint32_t rows, unsigned char *to) {
     const uint32_t size = o->mn_major ? (uint32_t)dw__tensor_format_bits(format) / 8 : 1;
     /* Sixteen bytes stay together: of one row, or, of a matrix that is contiguous along its rows, of one K. */
@@ -62,6 +62,7 @@ static bool read_shared(const product *p, const dw__emu_cta *cta, const dw__matr
             if (at < DW__SHARED_FIRST || at + here > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
+            dw__emu_race_work(&p->work, p->work.warp, DW__SIDE_TENSOR, cta, at, here, false);
             for (uint32_t k = at; k < at + here; k++)
                 undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
             if (!o->mn_major) {
@@ -227,7 +228,7 @@ typedef struct buffers {
 } buffers;
 
 /* B as [k][n]: each block of a pair has half of the columns. */
-static bool read_b(const product *p, buffers *s) {
+static bool read_b(product *p, buffers *s) {
     const uint32_t blocks = (uint32_t)blocks_of(p), n = (uint32_t)p->i.n, share = n / blocks;
     double row[MOST_K];
     for (uint32_t block = 0; block < blocks; block++)
@@ -241,7 +242,7 @@ static bool read_b(const product *p, buffers *s) {
     return true;
 }
 
-static bool multiply_block(const product *p, buffers *s, int block) {
+static bool multiply_block(product *p, buffers *s, int block) {
     dw__emu_cta *cta = p->pair[block];
     const uint32_t rows = (uint32_t)(p->i.m / blocks_of(p)), n = (uint32_t)p->i.n,
                    k_count = (uint32_t)p->i.k;
@@ -271,7 +272,7 @@ static bool multiply_block(const product *p, buffers *s, int block) {
 }
 
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
-    const product *p = (const product *)(const void *)work;
+    product *p = (product *)(void *)work;
     buffers *s = dw__malloc(sizeof *s);
     (void)cluster;
     if (!s)
@@ -335,6 +336,11 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
             dw__free(p);
             return DW__FAULT;
         }
+        if (!dw__emu_race_issue(w, &p->work)) {
+            dw__free(p);
+            return dw__emu_tensor_no_memory(w);
+        }
+        dw__emu_race_next_time(&p->work, w->index, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &p->work);
     }
     return DW__NEXT;

@@ -33,7 +33,6 @@ struct product {
     const product_op *op;
     uint64_t ordinal;       /* among the products of its four warps */
     int came;               /* warps that have asked for it */
-    uint32_t time;          /* for the checker */
     dw__emu_warp *warps;    /* the first of the four */
     uint32_t groups[WARPS]; /* which group of each warp it belongs to */
     bool accumulate;
@@ -84,8 +83,8 @@ static void note_operand(product *p, const dw__matrix_operand *o, uint32_t first
         for (uint32_t j = 0; j < across; j += together) {
             const uint32_t at = o->mn_major ? dw__matrix_address(o, first + j, i)
                                             : dw__matrix_address(o, first + i, j);
-            dw__emu_race_work(&p->work, p->work.cta, p->warps->index, DW__SIDE_WGMMA, p->time,
-                              p->work.cta, at, 16, false);
+            dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at, 16,
+                              false);
         }
     }
 }
@@ -270,7 +269,7 @@ static product *joined(dw__emu_warp *w, dw__emu_warp *first, const product_op *k
     p->op = k;
     p->ordinal = ordinal;
     p->warps = first;
-    p->time = dw__emu_race_time(w->cta, first->index, DW__SIDE_WGMMA);
+    dw__emu_race_next_time(&p->work, first->index, DW__SIDE_WGMMA);
     p->came = 1;
     p->next = first->wgmma->begun;
     first->wgmma->begun = p;
@@ -307,7 +306,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     p->b = operand_of(b, k->b, k->transposed_b);
     if (!dw__emu_race_issue(w, &p->work)) return no_memory(w);
     p->groups[warp] = w->wgmma->open;
-    w->wgmma->times[w->wgmma->open % 64] = p->time;
+    w->wgmma->times[w->wgmma->open % 64] = p->work.time;
     w->wgmma->in_flight[w->wgmma->open % 64]++;
     if (p->came == WARPS) dw__emu_later(w->cta->cluster, &p->work);
     for (int i = 0; i < k->d_count; i++)
@@ -340,8 +339,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         return DW__AGAIN;
     }
     dw__emu_clear_pending(w, DW__PENDING_WGMMA, last);
-    dw__emu_race_waited(w, w->cta, w->index / WARPS * WARPS, DW__SIDE_WGMMA,
-                        w->wgmma->times[last % 64]);
+    dw__emu_race_waited(w, w->index / WARPS * WARPS, DW__SIDE_WGMMA, w->wgmma->times[last % 64]);
     return DW__NEXT;
 }
 
