@@ -210,13 +210,26 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
 void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
                        dw_prediction *prediction);
-/* Of it seconds and their parts alone; recomputation as the layout has it, which is not AUTO. */
-void dw__predict_time(const dw__constants *constants, const dw_planner_model *model,
-                      const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
-                      dw_prediction *prediction);
-/* Seconds that no sharding, schedule or recomputation of these sizes is below. */
-double dw__least_seconds(const dw__constants *constants, const dw_planner_model *model,
-                         const dw_hardware *hardware, const dw_layout *layout);
+/* ---- what no layout of some sizes is below ---- */
+/* One micro-batch in all layers and the head, whatever the stages, replicas, sharding, schedule and recomputation. */
+double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
+                        const dw_hardware *hardware, const dw_layout *layout);
+/* A step of which so many seconds are known: times slow, and fixed besides. */
+typedef struct dw__step_rest {
+    double slow, fixed;
+} dw__step_rest;
+dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
+                               const dw_hardware *hardware, const dw_layout *layout);
+double dw__step_least(const dw__step_rest *rest, double seconds);
+/* Of a step what the layout's schedule takes, with its recomputation, whatever the sharding. */
+double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
+                         const dw_hardware *hardware, const dw_layout *layout,
+                         dw__layer_memo *memo);
+/* Of a step what the layout's sharding takes: traffic that nothing hides, and the optimizer. `computing`: the mean
+ * stage's computation. */
+double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout,
+                            dw__layer_memo *memo, double *computing);
 /* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from profiles. */
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout);

@@ -422,20 +422,85 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     dw__predict_again(constants, model, hardware, layout, &memo, prediction);
 }
 
-double dw__least_seconds(const dw__constants *constants, const dw_planner_model *model,
-                         const dw_hardware *hardware, const dw_layout *layout) {
+/* Quantized weights are kept for the step's other micro-batches; there are no more of these than sequences. */
+double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
+                        const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
     dw__layer_times times;
     dw__planned_begin(&planned, constants, model, hardware, layout);
+    planned.micro_batches = layout->global_batch;
     time_layers(&planned, &times);
     int mixtures = dw__moe_layers(model);
     double sum = dw__parts_sum(&times.head.forward) + dw__parts_sum(&times.head.backward);
     sum += (model->layers - mixtures) *
            (dw__parts_sum(&times.dense.forward) + dw__parts_sum(&times.dense.backward));
     sum += mixtures * (dw__parts_sum(&times.moe.forward) + dw__parts_sum(&times.moe.backward));
-    double m = planned.micro_batches, least = m * sum / layout->pp * dw__slowdown(&planned);
-    /* Sums of other orders round otherwise. */
-    return (least + dw__step_fixed(&planned) + m * dw__micro_batch_fixed(&planned)) * (1 - 1e-12);
+    return sum;
+}
+
+dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
+                               const dw_hardware *hardware, const dw_layout *layout) {
+    dw__planned planned;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    return (dw__step_rest){dw__slowdown(&planned),
+                           dw__step_fixed(&planned) +
+                               planned.micro_batches * dw__micro_batch_fixed(&planned)};
+}
+
+/* Sums of other orders round otherwise. */
+double dw__step_least(const dw__step_rest *rest, double seconds) {
+    return (seconds * rest->slow + rest->fixed) * (1 - 1e-12);
+}
+
+/* The first stage, the one after it and the last. */
+typedef struct stage_times {
+    stage_time stage[3];
+    double total[3], forward, backward; /* of the heaviest */
+    int heaviest;
+} stage_times;
+
+static void time_stages(const dw__planned *planned, dw__layer_memo *memo, dw_recompute recompute,
+                        int recompute_layers, stage_times *times) {
+    int stages = planned->layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
+    const dw__layer_times *layers = remembered(planned, memo);
+    times->heaviest = 0;
+    for (int at = 0; at < 3; at++) {
+        stage_time *stage = &times->stage[at];
+        time_stage(planned, layers, candidates[at], recompute, recompute_layers, stage);
+        times->total[at] = dw__parts_sum(&stage->forward) + dw__parts_sum(&stage->backward);
+        if (times->total[at] > times->total[times->heaviest]) times->heaviest = at;
+    }
+    times->forward = dw__parts_sum(&times->stage[times->heaviest].forward);
+    times->backward = dw__parts_sum(&times->stage[times->heaviest].backward);
+}
+
+double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
+                         const dw_hardware *hardware, const dw_layout *layout,
+                         dw__layer_memo *memo) {
+    dw__planned planned;
+    stage_times times;
+    dw__pipeline pipeline;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    time_stages(&planned, memo, layout->recompute, layout->recompute_layers, &times);
+    if (layout->pp == 1) return planned.micro_batches * times.total[0];
+    pipeline_of(&planned, layout->recompute, times.stage, &pipeline);
+    return dw__pipeline_seconds(&pipeline) * (1 + dw__pipeline_sync(&planned));
+}
+
+double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout,
+                            dw__layer_memo *memo, double *computing) {
+    dw__planned planned;
+    stage_times times;
+    dw__pipeline pipeline;
+    dw_time_parts time;
+    dw__planned_begin(&planned, constants, model, hardware, layout);
+    time_stages(&planned, memo, layout->recompute, layout->recompute_layers, &times);
+    pipeline_of(&planned, layout->recompute, times.stage, &pipeline);
+    *computing =
+        planned.micro_batches * (layout->pp > 1 ? dw__pipeline_mean(&pipeline) : times.total[0]);
+    once_a_step(&planned, times.forward, times.backward, &time);
+    return time.data + time.optimizer;
 }
 
 static void predict_time(const dw__planned *given, dw__layer_memo *memo,
@@ -444,25 +509,16 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
     const dw_planner_model *model = planned.model;
     const dw_hardware *hardware = planned.hardware;
     const dw_layout *layout = planned.layout;
-    const dw__layer_times times = *remembered(&planned, memo);
-    int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
-    stage_time stage[3];
-    double total[3], m = planned.micro_batches;
-    int most = 0;
-    for (int at = 0; at < 3; at++) {
-        time_stage(&planned, &times, candidates[at], prediction->recompute,
-                   prediction->recompute_layers, &stage[at]);
-        total[at] = dw__parts_sum(&stage[at].forward) + dw__parts_sum(&stage[at].backward);
-        if (total[at] > total[most]) most = at;
-    }
+    stage_times times;
+    time_stages(&planned, memo, prediction->recompute, prediction->recompute_layers, &times);
+    const stage_time *heaviest_stage = &times.stage[times.heaviest];
+    double m = planned.micro_batches, most = times.total[times.heaviest];
     dw_time_parts *time = &prediction->time;
-    add(time, &stage[most].forward, m);
-    add(time, &stage[most].backward, m);
-    double forward = dw__parts_sum(&stage[most].forward),
-           backward = dw__parts_sum(&stage[most].backward);
-    if (stages > 1) {
+    add(time, &heaviest_stage->forward, m);
+    add(time, &heaviest_stage->backward, m);
+    if (layout->pp > 1) {
         dw__pipeline pipeline;
-        pipeline_of(&planned, prediction->recompute, stage, &pipeline);
+        pipeline_of(&planned, prediction->recompute, times.stage, &pipeline);
         double heaviest = dw__pipeline_heaviest(&pipeline), mean = dw__pipeline_mean(&pipeline);
         double whole = dw__pipeline_seconds(&pipeline);
         pipeline.send = 0;
@@ -470,13 +526,13 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
         double sync = dw__pipeline_sync(&planned);
         prediction->bubble_fraction = 1 - m * heaviest / (whole * (1 + sync));
         /* The part of the heaviest rank that the mean one does not have, out of every kind of work alike. */
-        double *parts = (double *)time, part = mean / total[most];
+        double *parts = (double *)time, part = mean / most;
         for (size_t at = 0; at < sizeof *time / sizeof(double); at++) parts[at] *= part;
         time->bubble = unsent - m * heaviest;
         time->pipeline = whole - unsent + sync * whole;
         time->imbalance = m * (heaviest - mean);
     }
-    once_a_step(&planned, forward, backward, time);
+    once_a_step(&planned, times.forward, times.backward, time);
     double seconds = dw__parts_sum(time);
     time->other = seconds * (dw__slowdown(&planned) - 1) + dw__step_fixed(&planned) +
                   m * dw__micro_batch_fixed(&planned);
@@ -492,18 +548,9 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
         prediction->tokens_per_second *
         (dw_planner_token_flops(model, layout->seq_len) + (model->lora_rank ? 4 : 6) * other);
     prediction->mfu = prediction->model_flops / hardware->rate[DW_RATE_BF16].value;
-    double forward_part = dw__parts_sum(&stage[0].forward) / (total[0] > 0 ? total[0] : 1);
+    double first = times.total[0],
+           forward_part = dw__parts_sum(&times.stage[0].forward) / (first > 0 ? first : 1);
     prediction->overhead_fraction = prediction->recompute == DW_RECOMPUTE_FULL ? forward_part : 0;
-}
-
-void dw__predict_time(const dw__constants *constants, const dw_planner_model *model,
-                      const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
-                      dw_prediction *prediction) {
-    dw__planned planned;
-    dw__planned_begin(&planned, constants, model, hardware, layout);
-    *prediction = (dw_prediction){.recompute = layout->recompute,
-                                  .recompute_layers = layout->recompute_layers};
-    predict_time(&planned, memo, prediction);
 }
 
 void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
@@ -522,15 +569,11 @@ double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_mod
     dw__planned_begin(&planned, constants, model, hardware, layout);
     dw_prediction prediction;
     memory_of(&planned, &prediction);
-    dw__layer_times times;
-    time_layers(&planned, &times);
-    int stages = layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
-    stage_time stage[3];
-    for (int at = 0; at < 3; at++)
-        time_stage(&planned, &times, candidates[at], prediction.recompute,
-                   prediction.recompute_layers, &stage[at]);
+    dw__layer_memo memo = {0};
+    stage_times times;
+    time_stages(&planned, &memo, prediction.recompute, prediction.recompute_layers, &times);
     dw__pipeline pipeline;
-    pipeline_of(&planned, prediction.recompute, stage, &pipeline);
+    pipeline_of(&planned, prediction.recompute, times.stage, &pipeline);
     dw__pipeline_equal(&pipeline);
     return 1 -
            pipeline.micro_batches * dw__pipeline_mean(&pipeline) / dw__pipeline_seconds(&pipeline);

@@ -31,7 +31,8 @@ typedef struct result {
 
 typedef struct round_work {
     const dw__problem *problem;
-    dw__mesh *meshes; /* of the round */
+    const dw__meshes *all;
+    const dw__mesh *meshes; /* of the round */
     double most;
     int simplest;
     dw__found *found;
@@ -44,10 +45,14 @@ static void search_one(void *context, int64_t index, int worker) {
                   &work->found[index]);
 }
 
-static void bound_one(void *context, int64_t index, int worker) {
-    const round_work *work = context;
+enum { BOUND_MOST = 1024 }; /* meshes of one task */
+
+static void bound_some(void *context, int64_t index, int worker) {
+    const dw__meshes *meshes = ((const round_work *)context)->all;
+    size_t first = (size_t)index * BOUND_MOST, count = meshes->count - first;
     (void)worker;
-    dw__mesh_bound(work->problem, &work->meshes[index]);
+    dw__meshes_bound(((const round_work *)context)->problem, meshes->items + first,
+                     count < BOUND_MOST ? count : BOUND_MOST);
 }
 
 static int sizes_order(const dw__mesh *a, const dw__mesh *b) {
@@ -66,15 +71,50 @@ static int by_bound(const void *left, const void *right) {
     return sizes_order(a, b);
 }
 
-/* Bounds of all, sorted. */
+static void exchange(dw__mesh *a, dw__mesh *b) {
+    dw__mesh held = *a;
+    *a = *b;
+    *b = held;
+}
+
+/* The `count` least of items[low, high) to its front (Hoare's selection). */
+static void select_least(dw__mesh *items, size_t low, size_t high, size_t count) {
+    size_t wanted = low + count;
+    while (high - low > 1 && wanted > low && wanted < high) {
+        exchange(&items[low + (high - low) / 2], &items[high - 1]);
+        size_t at = low;
+        for (size_t i = low; i < high - 1; i++)
+            if (by_bound(&items[i], &items[high - 1]) < 0) exchange(&items[i], &items[at++]);
+        exchange(&items[at], &items[high - 1]);
+        if (wanted <= at)
+            high = at;
+        else
+            low = at + 1;
+    }
+}
+
+/* Few of the meshes are ever looked into: sorted as far as they are, in steps of twice as many. */
+static const dw__mesh *mesh_at(dw__meshes *meshes, size_t at) {
+    enum { LEAST = 1024 };
+    while (at >= meshes->sorted) {
+        size_t left = meshes->count - meshes->sorted,
+               more = meshes->sorted < LEAST ? LEAST : meshes->sorted;
+        if (more > left) more = left;
+        dw__mesh *first = meshes->items + meshes->sorted;
+        select_least(meshes->items, meshes->sorted, meshes->count, more);
+        qsort(first, more, sizeof *first, by_bound);
+        meshes->sorted += more;
+    }
+    return &meshes->items[at];
+}
+
 static void bound_meshes(const dw__problem *problem, dw__meshes *meshes,
                          dw_autoplan_statistics *statistics) {
-    round_work work = {.problem = problem, .meshes = meshes->items};
-    dw__pool_run((int64_t)meshes->count, bound_one, &work);
+    round_work work = {.problem = problem, .all = meshes};
+    dw__pool_run((int64_t)((meshes->count + BOUND_MOST - 1) / BOUND_MOST), bound_some, &work);
     statistics->meshes = (double)meshes->count;
     statistics->meshes_large = 0;
     statistics->predicted = (double)meshes->count;
-    if (meshes->count) qsort(meshes->items, meshes->count, sizeof *meshes->items, by_bound);
 }
 
 static int same_axes(const dw_layout *a, const dw_layout *b) {
@@ -99,59 +139,83 @@ static void keep(result *r, int most, const dw__found *found) {
     r->count++;
 }
 
+/* A round's meshes, of those with a bound of at most `limit` from index *at on that the limits allow. */
+typedef struct round_meshes {
+    dw__mesh meshes[ROUND_MOST];
+    size_t places[ROUND_MOST], count;
+    dw__found found[ROUND_MOST];
+} round_meshes;
+
+static int allows_mesh(const dw__limits *l, const dw__mesh *mesh) {
+    return DW__ALLOWS(l, tp, mesh->tp) && DW__ALLOWS(l, cp, mesh->cp) &&
+           DW__ALLOWS(l, pp, mesh->pp) && DW__ALLOWS(l, ep, mesh->ep) &&
+           DW__ALLOWS(l, micro_batch, mesh->micro_batch) && DW__ALLOWS(l, attention_tp, mesh->atp);
+}
+
+static void fill(const dw__problem *problem, dw__meshes *meshes, double limit, size_t most,
+                 size_t *at, round_meshes *round) {
+    round->count = 0;
+    for (; *at < meshes->count && round->count < most; ++*at) {
+        const dw__mesh *mesh = mesh_at(meshes, *at);
+        if (mesh->bound > limit) return;
+        if (!allows_mesh(&problem->limits, mesh)) continue;
+        round->places[round->count] = *at;
+        round->meshes[round->count++] = *mesh;
+    }
+}
+
 /* The `most` fastest of different axes, none above `limit` seconds. */
-static dw_status search(const dw__problem *problem, const dw__meshes *meshes, int most,
-                        double limit, result *r) {
-    dw__found *found = dw__malloc(ROUND_MOST * sizeof *found);
+static dw_status search(const dw__problem *problem, dw__meshes *meshes, int most, double limit,
+                        result *r) {
+    round_meshes *round = dw__malloc(sizeof *round);
     size_t at = 0, size = ROUND_FIRST;
-    if (!found) return dw__fail_memory("the search for a plan", ROUND_MOST * sizeof *found);
+    if (!round) return dw__fail_memory("the search for a plan", sizeof *round);
     r->count = 0;
-    while (at < meshes->count) {
+    for (;;) {
         double cutoff = r->count == most ? r->kept[most - 1].prediction.seconds : limit;
-        size_t end = at;
-        while (end < meshes->count && end - at < size && meshes->items[end].bound <= cutoff) end++;
-        if (end == at) break;
-        round_work work = {problem, meshes->items + at, cutoff, 0, found};
-        dw__pool_run((int64_t)(end - at), search_one, &work);
-        for (size_t i = 0; i < end - at; i++) {
-            r->statistics.predicted += found[i].predicted;
-            r->statistics.meshes_large += found[i].too_large;
-            meshes->items[at + i].too_large = found[i].too_large;
-            if (found[i].found) keep(r, most, &found[i]);
+        fill(problem, meshes, cutoff, size, &at, round);
+        if (!round->count) break;
+        round_work work = {problem, meshes, round->meshes, cutoff, 0, round->found};
+        dw__pool_run((int64_t)round->count, search_one, &work);
+        for (size_t i = 0; i < round->count; i++) {
+            const dw__found *found = &round->found[i];
+            r->statistics.predicted += found->predicted;
+            r->statistics.meshes_large += found->too_large;
+            if (limit == HUGE_VAL) /* all is asked for: too large for what-ifs, too */
+                meshes->items[round->places[i]].too_large = found->too_large;
+            if (found->found) keep(r, most, found);
         }
-        at = end;
         if (size < ROUND_MOST) size *= 2;
     }
     r->statistics.meshes_slow += (double)(meshes->count - at);
-    dw__free(found);
+    dw__free(round);
     return DW_OK;
 }
 
 /* Of all that take as long as the fastest, the simplest. */
-static dw_status simplify(const dw__problem *problem, const dw__meshes *meshes,
-                          const dw__found *fastest, dw_autoplan_statistics *statistics,
-                          dw__found *best) {
+static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const dw__found *fastest,
+                          dw_autoplan_statistics *statistics, dw__found *best) {
     double limit = fastest->prediction.seconds * (1 + TIE);
-    dw__found *found = dw__malloc(ROUND_MOST * sizeof *found);
-    if (!found) return dw__fail_memory("the search for a plan", ROUND_MOST * sizeof *found);
+    round_meshes *round = dw__malloc(sizeof *round);
+    size_t at = 0;
+    if (!round) return dw__fail_memory("the search for a plan", sizeof *round);
     best->found = 0;
-    for (size_t at = 0; at < meshes->count && meshes->items[at].bound <= limit;) {
-        size_t end = at;
-        while (end < meshes->count && end - at < ROUND_MOST && meshes->items[end].bound <= limit)
-            end++;
-        round_work work = {problem, meshes->items + at, limit, 1, found};
-        dw__pool_run((int64_t)(end - at), search_one, &work);
-        for (size_t i = 0; i < end - at; i++) {
-            statistics->predicted += found[i].predicted;
-            if (!found[i].found) continue;
-            int better = !best->found || found[i].rank < best->rank ||
-                         (found[i].rank == best->rank &&
-                          found[i].prediction.seconds < best->prediction.seconds);
-            if (better) *best = found[i];
+    for (;;) {
+        fill(problem, meshes, limit, ROUND_MOST, &at, round);
+        if (!round->count) break;
+        round_work work = {problem, meshes, round->meshes, limit, 1, round->found};
+        dw__pool_run((int64_t)round->count, search_one, &work);
+        for (size_t i = 0; i < round->count; i++) {
+            const dw__found *found = &round->found[i];
+            statistics->predicted += found->predicted;
+            if (!found->found) continue;
+            int better =
+                !best->found || found->rank < best->rank ||
+                (found->rank == best->rank && found->prediction.seconds < best->prediction.seconds);
+            if (better) *best = *found;
         }
-        at = end;
     }
-    dw__free(found);
+    dw__free(round);
     return DW_OK;
 }
 
@@ -346,40 +410,32 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
             ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
 }
 
-static int allows_mesh(const dw__limits *l, const dw__mesh *mesh) {
-    return DW__ALLOWS(l, tp, mesh->tp) && DW__ALLOWS(l, cp, mesh->cp) &&
-           DW__ALLOWS(l, pp, mesh->pp) && DW__ALLOWS(l, ep, mesh->ep) &&
-           DW__ALLOWS(l, micro_batch, mesh->micro_batch) && DW__ALLOWS(l, attention_tp, mesh->atp);
-}
-
-static dw_status answer(const dw__problem *problem, const dw__meshes *meshes, const char *question,
+static dw_status answer(const dw__problem *problem, dw__meshes *meshes, const char *question,
                         dw__autoplan *own, dw_autoplan_other *other) {
     dw_status status = DW_OK;
     dw__problem asked = *problem;
-    dw__meshes some = {0};
     result *r = dw__calloc(1, sizeof *r);
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
     DW_TRY(dw__autoplan_text(own, question, &other->name));
     DW_TRY(dw__limits_add(&asked.limits, question));
-    for (size_t at = 0; at < meshes->count; at++)
-        if (allows_mesh(&asked.limits, &meshes->items[at]))
-            DW_TRY(DW_PUSH(&some, meshes->items[at]));
-    DW_TRY(search(&asked, &some, 1, own->plan.prediction.seconds * WHAT_IF_MOST, r));
-    if (r->count)
+    DW_TRY(search(&asked, meshes, 1, own->plan.prediction.seconds * WHAT_IF_MOST, r));
+    if (r->count) {
         DW_TRY(put_other(own, &r->kept[0], other));
-    else
-        DW_TRY(dw__autoplan_text(own,
-                                 some.count ? "does not fit, or takes three times as long"
-                                            : "does not divide, or does not fit",
-                                 &other->why));
+        goto cleanup;
+    }
+    int divides = 0;
+    for (size_t at = 0; at < meshes->count && !divides; at++)
+        divides = allows_mesh(&asked.limits, &meshes->items[at]);
+    DW_TRY(dw__autoplan_text(own,
+                             divides ? "does not fit, or takes three times as long"
+                                     : "does not divide, or does not fit",
+                             &other->why));
 cleanup:
-    dw__free(some.items);
     dw__free(r);
     return status;
 }
 
-static dw_status put_what_ifs(const dw__problem *problem, const dw__meshes *meshes,
-                              dw__autoplan *own) {
+static dw_status put_what_ifs(const dw__problem *problem, dw__meshes *meshes, dw__autoplan *own) {
     questions q;
     dw_autoplan_other *others;
     ask_all(problem, &own->plan.layout, &q);

@@ -49,6 +49,7 @@ typedef struct dw__mesh {
 typedef struct dw__meshes {
     dw__mesh *items;
     size_t count, capacity;
+    size_t sorted; /* so many of the least bounds come first, in order */
 } dw__meshes;
 
 /* All that divide, bounds not set; `smallest`: of the micro-batches the smallest alone. */
@@ -85,7 +86,7 @@ typedef struct dw__found {
 
 /* 0: the states and the fewest activations alone are more than the memory. */
 int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh);
-void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh);
+void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count);
 /* The fastest layout that fits, of those that take at most `most` seconds; with `simplest` the simplest of them. */
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
                    dw__found *found);

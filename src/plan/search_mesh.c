@@ -10,22 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Of the mean stage: which one is the heaviest, the schedule decides. */
-static double computing(const dw_prediction *p) {
-    const dw_time_parts *t = &p->time;
-    return t->gemm + t->attention + t->elementwise + t->quantize + t->launch + t->tensor +
-           t->context + t->expert;
-}
-
 static void predict(const dw__problem *problem, const dw_layout *layout, dw__layer_memo *memo,
                     dw_prediction *prediction) {
     dw__predict_again(&dw__constants_default, problem->model, problem->hardware, layout, memo,
                       prediction);
-}
-
-/* What is slower in proportion to the rest (stragglers) is so for this part of it too. */
-static double with_other(const dw_prediction *p, double part) {
-    return part + p->time.other * (p->seconds > 0 ? part / p->seconds : 0);
 }
 
 /* Bytes that no recomputation and no schedule is below: the first stage's states, and the fewest activations of the
@@ -42,7 +30,7 @@ static double least_memory(const dw__problem *problem, const dw_layout *layout, 
     for (int how = DW_RECOMPUTE_NONE; how <= DW_RECOMPUTE_FULL; how++) {
         plain.offload_layers =
             dw__space_offloads_layers(problem, (dw_recompute)how) ? problem->model->layers : 0;
-        if (how == DW_RECOMPUTE_SELECTIVE && !plain.offload_layers) continue;
+        if (!DW__ALLOWS(&problem->limits, recompute, how)) continue;
         dw__memory(&planned, (dw_recompute)how, 0, 0, &memory);
         activations = fmin(activations, memory.activations);
     }
@@ -60,12 +48,26 @@ int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh) {
     return least_memory(problem, &layout, &optimizer) <= problem->hardware->memory.value;
 }
 
-void dw__mesh_bound(const dw__problem *problem, dw__mesh *mesh) {
-    dw_layout layout;
-    dw__mesh_layout(problem, mesh, &layout);
-    layout.overlap_expert = 1; /* as a schedule may have it */
-    mesh->bound =
-        dw__least_seconds(&dw__constants_default, problem->model, problem->hardware, &layout);
+static int same_layers(const dw__mesh *a, const dw__mesh *b) {
+    return a->tp == b->tp && a->cp == b->cp && a->ep == b->ep && a->etp == b->etp &&
+           a->atp == b->atp && a->micro_batch == b->micro_batch && a->precision == b->precision;
+}
+
+void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count) {
+    double layers = 0;
+    for (size_t at = 0; at < count; at++) {
+        dw__mesh *mesh = &meshes[at];
+        dw_layout layout;
+        dw__mesh_layout(problem, mesh, &layout);
+        layout.overlap_expert = 1; /* as a schedule may have it */
+        if (at == 0 || !same_layers(mesh, mesh - 1))
+            layers = dw__least_layers(&dw__constants_default, problem->model, problem->hardware,
+                                      &layout);
+        double m = problem->global_batch / ((double)mesh->dp * mesh->micro_batch);
+        dw__step_rest rest =
+            dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware, &layout);
+        mesh->bound = dw__step_least(&rest, m * layers / mesh->pp);
+    }
 }
 
 static int bits(int value) {
@@ -103,6 +105,7 @@ typedef struct trial {
     int simplest;
     dw__found *found;
     dw__layer_memo *memo;
+    dw__step_rest rest;
 } trial;
 
 /* 1: fits, whatever became of it. */
@@ -272,10 +275,13 @@ static int sharding_may_fit(const dw__problem *problem, const dw_layout *layout)
     return least <= problem->hardware->memory.value;
 }
 
-static void predict_time(const trial *t, const dw_layout *layout, dw_prediction *p) {
-    dw__predict_time(&dw__constants_default, t->problem->model, t->problem->hardware, layout,
-                     t->memo, p);
-    t->found->predicted++;
+/* The least recomputation that is allowed; more never makes a step shorter. */
+static void set_least_recomputation(const trial *t, dw_layout *layout) {
+    const dw__limits *limits = &t->problem->limits;
+    layout->recompute = limits->set.recompute && !limits->set.recompute_layers
+                            ? limits->low.recompute
+                            : DW_RECOMPUTE_NONE;
+    layout->recompute_layers = 0;
 }
 
 /* Those of the schedules that can be within `most` seconds, whatever the sharding; `least`: what each has at least, but for
@@ -283,43 +289,39 @@ static void predict_time(const trial *t, const dw_layout *layout, dw_prediction 
 static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count,
                       double *least) {
     int kept = 0;
-    layout->recompute = DW_RECOMPUTE_NONE;
-    layout->recompute_layers = 0;
+    set_least_recomputation(t, layout);
     for (int at = 0; at < count; at++) {
-        dw_prediction p;
         set_turns(t->problem, &turns[at], layout);
-        predict_time(t, layout, &p);
-        double sum = computing(&p) + p.time.imbalance + p.time.bubble + p.time.pipeline;
-        if (with_other(&p, sum) > t->most) continue;
-        least[kept] = sum;
+        double seconds = dw__turns_seconds(&dw__constants_default, t->problem->model,
+                                           t->problem->hardware, layout, t->memo);
+        if (dw__step_least(&t->rest, seconds) > t->most) continue;
+        least[kept] = seconds;
         turns[kept++] = turns[at];
     }
+    t->found->predicted += count;
     return kept;
 }
 
-/* Of a sharding. Recomputation hides more of its traffic, and takes longer than what it hides. */
-typedef struct sharding_cost {
-    double least; /* seconds that no schedule is below */
-    double own;   /* data parallel traffic that nothing hides, and the optimizer */
-    double slow;  /* factor: stragglers */
-} sharding_cost;
-
-/* overlaps[0]: some schedule leaves tokens' exchange in the open; [1]: some hides it. */
-static sharding_cost cost_of(const trial *t, dw_layout *layout, const int *overlaps) {
-    dw_prediction p;
-    layout->recompute = DW_RECOMPUTE_NONE;
-    layout->recompute_layers = 0;
+/* What a sharding takes. Recomputation hides more of its traffic, and takes longer than what it hides. overlaps[0]: some
+ * schedule leaves tokens' exchange in the open; [1]: some hides it. HUGE_VAL: no schedule is fast enough. */
+static double sharding_seconds(const trial *t, dw_layout *layout, const int *overlaps) {
+    const dw_planner_model *model = t->problem->model;
+    double computing;
+    set_least_recomputation(t, layout);
     layout->overlap_expert = overlaps[1];
-    predict_time(t, layout, &p);
-    sharding_cost cost = {.own = p.time.data + p.time.optimizer, .slow = with_other(&p, 1)};
-    cost.least = (computing(&p) + cost.own) * cost.slow;
-    if (!overlaps[0] || !overlaps[1] || !t->problem->model->experts || cost.least > ceiling_of(t))
-        return cost;
+    double seconds = dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware,
+                                          layout, t->memo, &computing);
+    t->found->predicted++;
+    if (dw__step_least(&t->rest, computing + seconds) > ceiling_of(t)) return HUGE_VAL;
+    if (!overlaps[0] || !overlaps[1] || !model->experts) return seconds;
     layout->overlap_expert = 0; /* leaves traffic more time */
-    predict_time(t, layout, &p);
-    cost.own = p.time.data + p.time.optimizer;
-    cost.slow = fmin(cost.slow, with_other(&p, 1));
-    return cost;
+    t->found->predicted++;
+    return dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware, layout,
+                                t->memo, &computing);
+}
+
+static dw__step_rest rest_of(const dw__problem *problem, const dw_layout *layout) {
+    return dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware, layout);
 }
 
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
@@ -327,32 +329,34 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
     *found = (dw__found){0};
     dw__sharding shardings[DW__SHARDINGS_MOST];
     dw__turns turns[DW__TURNS_MOST];
-    int sharding_count = dw__space_shardings(problem, mesh, shardings),
-        turn_count = dw__space_turns(problem, mesh, turns);
+    int turn_count = dw__space_turns(problem, mesh, turns);
     dw__layer_memo memo = {0};
-    trial t = {problem, most, simplest, found, &memo};
     dw_layout layout;
-    found->too_large = mesh->too_large || !dw__mesh_may_fit(problem, mesh);
-    if (!sharding_count || found->too_large) return;
+    dw__mesh_layout(problem, mesh, &layout);
+    trial t = {problem, most, simplest, found, &memo, rest_of(problem, &layout)};
+    found->too_large = mesh->too_large;
+    if (found->too_large || !turn_count) return;
     int plain[DW__TURNS_MOST] = {
         0}; /* with this sharding a schedule needs neither recomputation nor the host */
-    dw__mesh_layout(problem, mesh, &layout);
-    set_sharding(&shardings[0], &layout);
     double least[DW__TURNS_MOST];
     turn_count = keep_turns(&t, &layout, turns, turn_count, least);
+    if (!turn_count) return;
+    found->too_large = !dw__mesh_may_fit(problem, mesh);
+    if (found->too_large) return;
+    int sharding_count = dw__space_shardings(problem, mesh, shardings);
     int overlaps[2] = {0};
     for (int at = 0; at < turn_count; at++) {
         set_turns(problem, &turns[at], &layout);
         overlaps[layout.overlap_expert != 0] = 1;
     }
-    for (int s = 0; s < sharding_count && turn_count > 0; s++) {
+    for (int s = 0; s < sharding_count; s++) {
         set_sharding(&shardings[s], &layout);
         set_turns(problem, &turns[0], &layout);
         if (!shardings[s].offload) memset(plain, 0, sizeof plain);
-        sharding_cost cost = cost_of(&t, &layout, overlaps);
-        if (cost.least > ceiling_of(&t) || !sharding_may_fit(problem, &layout)) continue;
+        double own = sharding_seconds(&t, &layout, overlaps);
+        if (own == HUGE_VAL || !sharding_may_fit(problem, &layout)) continue;
         for (int at = 0; at < turn_count; at++) {
-            if (plain[at] || (least[at] + cost.own) * cost.slow > ceiling_of(&t)) continue;
+            if (plain[at] || dw__step_least(&t.rest, least[at] + own) > ceiling_of(&t)) continue;
             set_turns(problem, &turns[at], &layout);
             plain[at] = try_recomputation(&t, &layout);
             layout.offload_layers = 0;

@@ -116,11 +116,37 @@ static int precision_is_there(const dw__problem *problem, int precision) {
            problem->hardware->rate[needed[precision]].value > 0;
 }
 
-static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, dw__meshes *meshes) {
+/* Of a choice of tensor and context parallelism: the stages that there may be, and what of the batch divides. */
+typedef struct division {
+    int smallest; /* of the micro-batches the smallest alone, for each number of stages */
+    int stage_count, batch_count;
+    int pp[DW__DIVISORS_MOST], dp[DW__DIVISORS_MOST], taken[DW__DIVISORS_MOST];
+    int batches[DW__DIVISORS_MOST];
+} division;
+
+/* Stages innermost: a layer takes as long whatever their number (dw__meshes_bound). */
+static dw_status push_stages(const dw__problem *problem, dw__mesh mesh, division *d,
+                             dw__meshes *meshes) {
+    int64_t expert_ranks = problem->model->experts ? (int64_t)mesh.ep * mesh.etp : 1;
+    for (int at = 0; at < d->stage_count; at++) {
+        mesh.pp = d->pp[at];
+        mesh.dp = d->dp[at];
+        if (problem->global_batch % ((int64_t)mesh.dp * mesh.micro_batch) ||
+            (int64_t)mesh.dp * mesh.cp * mesh.tp % expert_ranks)
+            continue;
+        if (d->smallest && d->taken[at] && d->taken[at] != mesh.micro_batch) continue;
+        d->taken[at] = mesh.micro_batch;
+        DW_RETURN_IF_FAILED(DW_PUSH(meshes, mesh));
+    }
+    return DW_OK;
+}
+
+static dw_status push_precisions(const dw__problem *problem, dw__mesh mesh, division *d,
+                                 dw__meshes *meshes) {
     for (int at = 0; at < DW_TRAIN_PRECISIONS; at++) {
         if (!precision_is_there(problem, at)) continue;
         mesh.precision = at;
-        DW_RETURN_IF_FAILED(DW_PUSH(meshes, mesh));
+        DW_RETURN_IF_FAILED(push_stages(problem, mesh, d, meshes));
     }
     return DW_OK;
 }
@@ -139,41 +165,38 @@ static int may_split(const dw__problem *problem, int gpus, int tp) {
 }
 
 /* Attention on fewer ranks than the rest, where these have sequences of their own. */
-static dw_status push_attention(const dw__problem *problem, dw__mesh mesh, dw__meshes *meshes) {
+static dw_status push_attention(const dw__problem *problem, dw__mesh mesh, int less, division *d,
+                                dw__meshes *meshes) {
     const dw__limits *limits = &problem->limits;
-    int less = may_split(problem, mesh.tp * mesh.cp * mesh.pp * mesh.dp, mesh.tp);
     for (int parts = 1; parts <= (less ? mesh.tp : 1); parts++) {
         if (mesh.tp % parts || mesh.micro_batch % parts) continue;
         mesh.atp = mesh.tp / parts;
         if (!attention_divides(problem->model, mesh.atp) ||
             !DW__ALLOWS(limits, attention_tp, mesh.atp))
             continue;
-        DW_RETURN_IF_FAILED(push_precisions(problem, mesh, meshes));
+        DW_RETURN_IF_FAILED(push_precisions(problem, mesh, d, meshes));
     }
     return DW_OK;
 }
 
-static dw_status push_batches(const dw__problem *problem, dw__mesh mesh, int smallest,
+static dw_status push_batches(const dw__problem *problem, dw__mesh mesh, int less, division *d,
                               dw__meshes *meshes) {
-    int batches[DW__DIVISORS_MOST];
-    int count = divisors(problem->global_batch / mesh.dp, batches);
-    size_t before = meshes->count;
-    for (int at = 0; at < count; at++) {
-        if (!DW__ALLOWS(&problem->limits, micro_batch, batches[at])) continue;
-        mesh.micro_batch = batches[at];
-        DW_RETURN_IF_FAILED(push_attention(problem, mesh, meshes));
-        if (smallest && meshes->count > before) break;
+    for (int at = 0; at < d->stage_count; at++) d->taken[at] = 0;
+    for (int at = 0; at < d->batch_count; at++) {
+        if (!DW__ALLOWS(&problem->limits, micro_batch, d->batches[at])) continue;
+        mesh.micro_batch = d->batches[at];
+        DW_RETURN_IF_FAILED(push_attention(problem, mesh, less, d, meshes));
     }
     return DW_OK;
 }
 
-static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int smallest,
+static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int less, division *d,
                               dw__meshes *meshes) {
     const dw_planner_model *model = problem->model;
     if (!model->experts) {
         mesh.ep = 1;
         if (problem->limits.set.ep && !DW__ALLOWS(&problem->limits, ep, 1)) return DW_OK;
-        return push_batches(problem, mesh, smallest, meshes);
+        return push_batches(problem, mesh, less, d, meshes);
     }
     int experts[DW__DIVISORS_MOST], tensors[DW__DIVISORS_MOST];
     int count = divisors(model->experts, experts), splits = divisors(mesh.tp, tensors);
@@ -182,11 +205,9 @@ static dw_status push_experts(const dw__problem *problem, dw__mesh mesh, int sma
         for (int split = 0; split < splits; split++) {
             mesh.ep = experts[at];
             mesh.etp = tensors[split];
-            int64_t ranks = (int64_t)mesh.ep * mesh.etp;
-            if ((int64_t)mesh.dp * mesh.cp * mesh.tp % ranks || model->expert_ffn % mesh.etp ||
-                !DW__ALLOWS(&problem->limits, etp, mesh.etp))
+            if (model->expert_ffn % mesh.etp || !DW__ALLOWS(&problem->limits, etp, mesh.etp))
                 continue;
-            DW_RETURN_IF_FAILED(push_batches(problem, mesh, smallest, meshes));
+            DW_RETURN_IF_FAILED(push_batches(problem, mesh, less, d, meshes));
         }
     }
     return DW_OK;
@@ -198,31 +219,40 @@ static int tensor_divides(const dw__problem *problem, int gpus, int tp) {
            (attention_divides(model, tp) || may_split(problem, gpus, tp));
 }
 
+static void divide_stages(const dw__problem *problem, int gpus, int rest, division *d) {
+    const dw__limits *limits = &problem->limits;
+    int stages[DW__DIVISORS_MOST], count = divisors(rest, stages);
+    int parallel = ability_of(limits->base.framework)->parallel;
+    d->stage_count = 0;
+    for (int p = 0; p < count && stages[p] <= problem->model->layers; p++) {
+        int dp = rest / stages[p];
+        if (!DW__ALLOWS(limits, pp, stages[p]) || !DW__ALLOWS(limits, dp, dp) ||
+            problem->global_batch % dp || (!parallel && dp != gpus))
+            continue;
+        d->pp[d->stage_count] = stages[p];
+        d->dp[d->stage_count++] = dp;
+    }
+}
+
 dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, dw__meshes *meshes) {
     const dw__limits *limits = &problem->limits;
-    const ability *can = ability_of(limits->base.framework);
-    int tensors[DW__DIVISORS_MOST], contexts[DW__DIVISORS_MOST], stages[DW__DIVISORS_MOST];
+    int tensors[DW__DIVISORS_MOST], contexts[DW__DIVISORS_MOST];
     int tensor_count = divisors(gpus, tensors);
+    division d = {.smallest = smallest};
+    d.batch_count = divisors(problem->global_batch, d.batches);
     for (int t = 0; t < tensor_count; t++) {
         dw__mesh mesh = {.tp = tensors[t]};
         if (!DW__ALLOWS(limits, tp, mesh.tp) || !tensor_divides(problem, gpus, mesh.tp)) continue;
-        int context_count = divisors(gpus / mesh.tp, contexts);
+        int context_count = divisors(gpus / mesh.tp, contexts),
+            less = may_split(problem, gpus, mesh.tp);
         for (int c = 0; c < context_count; c++) {
             mesh.cp = contexts[c];
             /* Causal attention is shared fairly by giving each rank a piece of either end. */
             if (!DW__ALLOWS(limits, cp, mesh.cp) ||
                 (mesh.cp > 1 && problem->seq_len % (2 * (int64_t)mesh.cp)))
                 continue;
-            int rest = gpus / mesh.tp / mesh.cp, stage_count = divisors(rest, stages);
-            for (int p = 0; p < stage_count && stages[p] <= problem->model->layers; p++) {
-                mesh.pp = stages[p];
-                mesh.dp = rest / mesh.pp;
-                if (!DW__ALLOWS(limits, pp, mesh.pp) || !DW__ALLOWS(limits, dp, mesh.dp) ||
-                    problem->global_batch % mesh.dp)
-                    continue;
-                if (!can->parallel && mesh.dp != gpus) continue;
-                DW_RETURN_IF_FAILED(push_experts(problem, mesh, smallest, meshes));
-            }
+            divide_stages(problem, gpus, gpus / mesh.tp / mesh.cp, &d);
+            if (d.stage_count) DW_RETURN_IF_FAILED(push_experts(problem, mesh, less, &d, meshes));
         }
     }
     return DW_OK;

@@ -161,7 +161,7 @@ static void meshes_agree(const every *e, int length, int batch) {
     assert_int_equal(dw__space_meshes(&problem, e->hardware->gpus, 0, &meshes), DW_OK);
     for (size_t at = 0; at < meshes.count; at++) {
         dw__found found;
-        dw__mesh_bound(&problem, &meshes.items[at]);
+        dw__meshes_bound(&problem, &meshes.items[at], 1);
         dw__mesh_best(&problem, &meshes.items[at], HUGE_VAL, 0, &found);
         if (!found.found) continue;
         assert_true(meshes.items[at].bound <= found.prediction.seconds * (1 + 1e-12));
