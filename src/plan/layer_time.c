@@ -226,33 +226,44 @@ static void scale(dw_time_parts *parts, double linear) {
     parts->quantize *= linear;
 }
 
-void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time) {
-    const dw_planner_model *model = planned->model;
+void dw__attention_part(const dw__planned *planned, dw__layer_time *time) {
     const dw_layout *layout = planned->layout;
+    double t = planned->tokens, h = planned->model->hidden;
     *time = (dw__layer_time){0};
-    double t = planned->tokens, h = model->hidden;
-    if (kind == DW__LAYER_HEAD) { /* products in BF16, whatever the layers' recipe */
-        linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
-        double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
-        double seconds = dw__traffic_seconds(planned, bytes);
-        note(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
-        time->forward.elementwise += seconds / 3;
-        time->backward.elementwise += seconds * 2 / 3;
-        tensor_traffic(planned, 1, t, layout->tp, time);
-        return;
-    }
     attention(planned, time);
     tensor_traffic(planned, 2, t * planned->attended, (int)planned->atp, time);
     double cut = layout->sequence_parallel ? layout->tp : 1;
     elementwise(planned, "norms, residuals", planned->constants->elementwise_hidden * t * h / cut,
                 time);
+}
+
+void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    double t = planned->tokens, h = model->hidden;
+    *time = (dw__layer_time){0};
+    /* Products in BF16, whatever the layers' recipe. */
+    linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
+    double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
+    double seconds = dw__traffic_seconds(planned, bytes);
+    note(planned, "loss", "both", bytes / 2, bytes, seconds, 0);
+    time->forward.elementwise += seconds / 3;
+    time->backward.elementwise += seconds * 2 / 3;
+    tensor_traffic(planned, 1, t, layout->tp, time);
+}
+
+void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
+                       const dw__layer_time *attention_part, dw__layer_time *time) {
+    const dw_planner_model *model = planned->model;
+    const dw_layout *layout = planned->layout;
+    *time = *attention_part;
     if (kind == DW__LAYER_MOE) {
         mixture(planned, time);
         int whole = (planned->etp > 1 && layout->ep == 1) || model->shared_ffn;
-        if (whole) tensor_traffic(planned, 2, t, layout->tp, time);
+        if (whole) tensor_traffic(planned, 2, planned->tokens, layout->tp, time);
     } else {
         dense_mlp(planned, model->ffn, layout->tp, time);
-        tensor_traffic(planned, 2, t, layout->tp, time);
+        tensor_traffic(planned, 2, planned->tokens, layout->tp, time);
     }
     scale(&time->forward, planned->linear_scale);
     scale(&time->backward, planned->linear_scale);

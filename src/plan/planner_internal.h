@@ -99,7 +99,11 @@ typedef struct dw__exposed_parts {
 } dw__exposed_parts;
 dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned);
 typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
-void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind, dw__layer_time *time);
+/* Attention, norms and residuals, of which layers of either kind have the same. */
+void dw__attention_part(const dw__planned *planned, dw__layer_time *time);
+void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
+                       const dw__layer_time *attention_part, dw__layer_time *time);
+void dw__head_seconds(const dw__planned *planned, dw__layer_time *time);
 double dw__parts_sum(const dw_time_parts *parts);
 /* Of a choice of sizes, whatever its sharding, schedule and recomputation: all that takes long to compute. */
 typedef struct dw__layer_times {
@@ -170,7 +174,7 @@ double dw__optimizer_seconds(const dw__planned *planned, int stage);
 double dw__optimizer_host_seconds(const dw__planned *planned,
                                   int stage); /* 0: it runs on the GPU */
 /* Schedules whose sends and receives are pairs: what a stage waits for its neighbour, of what it computes. */
-double dw__pipeline_sync(const dw__planned *planned);
+double dw__pipeline_sync(const dw__constants *constants, const dw_layout *layout);
 double dw__slowdown(const dw__planned *planned);   /* factor: kernels not alone, stragglers */
 double dw__step_fixed(const dw__planned *planned); /* seconds: norms, logging, data */
 double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of the host */
@@ -216,20 +220,31 @@ double dw__least_layers(const dw__constants *constants, const dw_planner_model *
                         const dw_hardware *hardware, const dw_layout *layout);
 /* A step of which so many seconds are known: times slow, and fixed besides. */
 typedef struct dw__step_rest {
-    double slow, fixed;
+    double slow, step, micro_batch;
 } dw__step_rest;
 dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
                                const dw_hardware *hardware, const dw_layout *layout);
-double dw__step_least(const dw__step_rest *rest, double seconds);
-/* Of a step what the layout's schedule takes, with its recomputation, whatever the sharding. */
+double dw__step_least(const dw__step_rest *rest, double micro_batches, double seconds);
+/* The stages' times of a choice of sizes with one recomputation and nothing offloaded. */
+typedef struct dw__stage_memo { /* begin with zeros */
+    dw__layer_memo *layers;
+    /* Tokens' exchange in the open, and overlapped; the head on the last stage, and on the first. */
+    int known[2][2];
+    struct dw__stage_sums {
+        dw__pipeline pipeline;    /* but for its schedule and chunks */
+        double total;             /* without a pipeline, of all micro-batches */
+        double forward, backward; /* of the heaviest */
+    } sums[2][2];
+} dw__stage_memo;
+/* Of a step what the layout's schedule takes, whatever the sharding. */
 double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
                          const dw_hardware *hardware, const dw_layout *layout,
-                         dw__layer_memo *memo);
+                         dw__stage_memo *memo);
 /* Of a step what the layout's sharding takes: traffic that nothing hides, and the optimizer. `computing`: the mean
  * stage's computation. */
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
-                            dw__layer_memo *memo, double *computing);
+                            dw__stage_memo *memo, double *computing);
 /* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from profiles. */
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout);

@@ -116,10 +116,12 @@ typedef struct stage_time {
 static void time_layers(const dw__planned *planned, dw__layer_times *times) {
     int mixtures = dw__moe_layers(planned->model);
     *times = (dw__layer_times){0};
+    dw__layer_time attention;
+    dw__attention_part(planned, &attention);
     if (mixtures < planned->model->layers)
-        dw__layer_seconds(planned, DW__LAYER_DENSE, &times->dense);
-    if (mixtures) dw__layer_seconds(planned, DW__LAYER_MOE, &times->moe);
-    dw__layer_seconds(planned, DW__LAYER_HEAD, &times->head);
+        dw__layer_seconds(planned, DW__LAYER_DENSE, &attention, &times->dense);
+    if (mixtures) dw__layer_seconds(planned, DW__LAYER_MOE, &attention, &times->moe);
+    dw__head_seconds(planned, &times->head);
 }
 
 /* Fraction of forward that is done again. Selective: the cheap half of elementwise work, and unfused attention. */
@@ -290,6 +292,7 @@ static void once_a_step(const dw__planned *planned, double forward, double backw
     double most = -1;
     for (int at = 0; at < 3; at++) {
         int stage = candidates[at], opposite = stages - 1 - stage;
+        if (at > 0 && stage == candidates[at - 1]) continue;
         double data = data_seconds(planned, stage, forward, backward);
         double optimizer = dw__optimizer_seconds(planned, stage);
         if (both) {
@@ -320,10 +323,10 @@ double dw__optimizer_seconds(const dw__planned *planned, int stage) {
                                             planned->constants->optimizer_bytes);
 }
 
-double dw__pipeline_sync(const dw__planned *planned) {
-    dw_pipeline_schedule schedule = planned->layout->schedule;
+double dw__pipeline_sync(const dw__constants *constants, const dw_layout *layout) {
+    dw_pipeline_schedule schedule = layout->schedule;
     int paired = schedule == DW_SCHEDULE_1F1B || schedule == DW_SCHEDULE_GPIPE;
-    return paired && planned->layout->pp > 1 ? planned->constants->pipeline_sync : 0;
+    return paired && layout->pp > 1 ? constants->pipeline_sync : 0;
 }
 
 static void host_memory(const dw__planned *planned, const int *stages, dw_prediction *prediction) {
@@ -334,6 +337,7 @@ static void host_memory(const dw__planned *planned, const int *stages, dw_predic
     if (!layout->offload_optimizer && layout->offload_layers <= 0) return;
     for (int at = 0; at < 3; at++) {
         double optimizer, activations;
+        if (at > 0 && stages[at] == stages[at - 1]) continue;
         dw__host_memory(planned, prediction->recompute, prediction->recompute_layers, stages[at],
                         &optimizer, &activations);
         if (optimizer + activations <= most) continue;
@@ -351,6 +355,7 @@ static void heaviest_memory(const dw__planned *planned, dw_recompute recompute, 
     int candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
     for (int at = 0; at < 3; at++) {
         dw_memory_parts memory;
+        if (at > 0 && candidates[at] == candidates[at - 1]) continue;
         dw__memory(planned, recompute, layers, candidates[at], &memory);
         double sum = memory.parameters + memory.gradients + memory.optimizer + memory.activations +
                      memory.workspace;
@@ -442,14 +447,13 @@ dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_
                                const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
     dw__planned_begin(&planned, constants, model, hardware, layout);
-    return (dw__step_rest){dw__slowdown(&planned),
-                           dw__step_fixed(&planned) +
-                               planned.micro_batches * dw__micro_batch_fixed(&planned)};
+    return (dw__step_rest){dw__slowdown(&planned), dw__step_fixed(&planned),
+                           dw__micro_batch_fixed(&planned)};
 }
 
 /* Sums of other orders round otherwise. */
-double dw__step_least(const dw__step_rest *rest, double seconds) {
-    return (seconds * rest->slow + rest->fixed) * (1 - 1e-12);
+double dw__step_least(const dw__step_rest *rest, double micro_batches, double seconds) {
+    return (seconds * rest->slow + rest->step + micro_batches * rest->micro_batch) * (1 - 1e-12);
 }
 
 /* The first stage, the one after it and the last. */
@@ -466,6 +470,11 @@ static void time_stages(const dw__planned *planned, dw__layer_memo *memo, dw_rec
     times->heaviest = 0;
     for (int at = 0; at < 3; at++) {
         stage_time *stage = &times->stage[at];
+        if (at > 0 && candidates[at] == candidates[at - 1]) {
+            *stage = times->stage[at - 1];
+            times->total[at] = times->total[at - 1];
+            continue;
+        }
         time_stage(planned, layers, candidates[at], recompute, recompute_layers, stage);
         times->total[at] = dw__parts_sum(&stage->forward) + dw__parts_sum(&stage->backward);
         if (times->total[at] > times->total[times->heaviest]) times->heaviest = at;
@@ -474,32 +483,55 @@ static void time_stages(const dw__planned *planned, dw__layer_memo *memo, dw_rec
     times->backward = dw__parts_sum(&times->stage[times->heaviest].backward);
 }
 
+static struct dw__stage_sums *sums_place(const dw_layout *layout, dw__stage_memo *memo,
+                                         int **known) {
+    int overlapped = layout->overlap_expert != 0, turned = dw__head_stage(layout) == 0;
+    *known = &memo->known[overlapped][turned];
+    return &memo->sums[overlapped][turned];
+}
+
+static const struct dw__stage_sums *stage_sums(const dw__planned *planned, dw__stage_memo *memo) {
+    const dw_layout *layout = planned->layout;
+    int *known;
+    struct dw__stage_sums *sums = sums_place(layout, memo, &known);
+    stage_times times;
+    if (*known) return sums;
+    time_stages(planned, memo->layers, layout->recompute, layout->recompute_layers, &times);
+    if (layout->pp > 1) pipeline_of(planned, layout->recompute, times.stage, &sums->pipeline);
+    sums->total = planned->micro_batches * times.total[0];
+    sums->forward = times.forward;
+    sums->backward = times.backward;
+    *known = 1;
+    return sums;
+}
+
 double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
                          const dw_hardware *hardware, const dw_layout *layout,
-                         dw__layer_memo *memo) {
-    dw__planned planned;
-    stage_times times;
-    dw__pipeline pipeline;
-    dw__planned_begin(&planned, constants, model, hardware, layout);
-    time_stages(&planned, memo, layout->recompute, layout->recompute_layers, &times);
-    if (layout->pp == 1) return planned.micro_batches * times.total[0];
-    pipeline_of(&planned, layout->recompute, times.stage, &pipeline);
-    return dw__pipeline_seconds(&pipeline) * (1 + dw__pipeline_sync(&planned));
+                         dw__stage_memo *memo) {
+    int *known;
+    const struct dw__stage_sums *sums = sums_place(layout, memo, &known);
+    if (!*known) {
+        dw__planned planned;
+        dw__planned_begin(&planned, constants, model, hardware, layout);
+        stage_sums(&planned, memo);
+    }
+    if (layout->pp == 1) return sums->total;
+    dw__pipeline pipeline = sums->pipeline;
+    pipeline.schedule = layout->schedule;
+    pipeline.chunks = layout->virtual_stages > 1 ? layout->virtual_stages : 1;
+    return dw__pipeline_seconds(&pipeline) * (1 + dw__pipeline_sync(constants, layout));
 }
 
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
-                            dw__layer_memo *memo, double *computing) {
+                            dw__stage_memo *memo, double *computing) {
     dw__planned planned;
-    stage_times times;
-    dw__pipeline pipeline;
     dw_time_parts time;
     dw__planned_begin(&planned, constants, model, hardware, layout);
-    time_stages(&planned, memo, layout->recompute, layout->recompute_layers, &times);
-    pipeline_of(&planned, layout->recompute, times.stage, &pipeline);
+    const struct dw__stage_sums *sums = stage_sums(&planned, memo);
     *computing =
-        planned.micro_batches * (layout->pp > 1 ? dw__pipeline_mean(&pipeline) : times.total[0]);
-    once_a_step(&planned, times.forward, times.backward, &time);
+        layout->pp > 1 ? planned.micro_batches * dw__pipeline_mean(&sums->pipeline) : sums->total;
+    once_a_step(&planned, sums->forward, sums->backward, &time);
     return time.data + time.optimizer;
 }
 
@@ -523,7 +555,7 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
         double whole = dw__pipeline_seconds(&pipeline);
         pipeline.send = 0;
         double unsent = dw__pipeline_seconds(&pipeline);
-        double sync = dw__pipeline_sync(&planned);
+        double sync = dw__pipeline_sync(planned.constants, layout);
         prediction->bubble_fraction = 1 - m * heaviest / (whole * (1 + sync));
         /* The part of the heaviest rank that the mean one does not have, out of every kind of work alike. */
         double *parts = (double *)time, part = mean / most;
@@ -603,8 +635,12 @@ int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hard
     double count[] = {model->layers - mixtures, mixtures, 1};
     for (int kind = DW__LAYER_DENSE; kind <= DW__LAYER_HEAD; kind++) {
         int first = list.count;
-        dw__layer_time time;
-        if (count[kind] > 0) dw__layer_seconds(&planned, (dw__layer_kind)kind, &time);
+        dw__layer_time attention, time;
+        if (kind == DW__LAYER_HEAD) dw__head_seconds(&planned, &time);
+        if (kind != DW__LAYER_HEAD && count[kind] > 0) {
+            dw__attention_part(&planned, &attention);
+            dw__layer_seconds(&planned, (dw__layer_kind)kind, &attention, &time);
+        }
         for (int at = first; at < list.count; at++) {
             operations[at].layer = kinds[kind];
             operations[at].times =

@@ -33,6 +33,7 @@ typedef struct round_work {
     const dw__problem *problem;
     const dw__meshes *all;
     const dw__mesh *meshes; /* of the round */
+    const size_t *places;   /* these in `all` */
     double most;
     int simplest;
     dw__found *found;
@@ -41,7 +42,9 @@ typedef struct round_work {
 static void search_one(void *context, int64_t index, int worker) {
     const round_work *work = context;
     (void)worker;
-    dw__mesh_best(work->problem, &work->meshes[index], work->most, work->simplest,
+    size_t place = work->places[index];
+    dw__stage_memo *stages = place < DW__REMEMBERED ? &work->all->stages[place] : NULL;
+    dw__mesh_best(work->problem, &work->meshes[index], work->most, work->simplest, stages,
                   &work->found[index]);
 }
 
@@ -175,7 +178,7 @@ static dw_status search(const dw__problem *problem, dw__meshes *meshes, int most
         double cutoff = r->count == most ? r->kept[most - 1].prediction.seconds : limit;
         fill(problem, meshes, cutoff, size, &at, round);
         if (!round->count) break;
-        round_work work = {problem, meshes, round->meshes, cutoff, 0, round->found};
+        round_work work = {problem, meshes, round->meshes, round->places, cutoff, 0, round->found};
         dw__pool_run((int64_t)round->count, search_one, &work);
         for (size_t i = 0; i < round->count; i++) {
             const dw__found *found = &round->found[i];
@@ -203,7 +206,7 @@ static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const 
     for (;;) {
         fill(problem, meshes, limit, ROUND_MOST, &at, round);
         if (!round->count) break;
-        round_work work = {problem, meshes, round->meshes, limit, 1, round->found};
+        round_work work = {problem, meshes, round->meshes, round->places, limit, 1, round->found};
         dw__pool_run((int64_t)round->count, search_one, &work);
         for (size_t i = 0; i < round->count; i++) {
             const dw__found *found = &round->found[i];
@@ -410,15 +413,49 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
             ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
 }
 
+static dw__mesh mesh_of(const dw_layout *layout) {
+    return (dw__mesh){.tp = layout->tp,
+                      .cp = layout->cp,
+                      .pp = layout->pp,
+                      .dp = layout->dp,
+                      .ep = layout->ep,
+                      .etp = layout->etp,
+                      .micro_batch = layout->micro_batch,
+                      .precision = (int)layout->precision,
+                      .atp = layout->attention_tp ? layout->attention_tp : layout->tp};
+}
+
+/* Seconds in which the question has an answer already: one that another question has, or one with the sizes of the plan's
+ * runners-up. None: `limit`. */
+static double known_answer(const dw__problem *asked, const dw__found *kept, int kept_count,
+                           const dw_autoplan_other *others, int count, double limit) {
+    for (int at = 0; at < count; at++)
+        if (others[at].found && others[at].prediction.seconds < limit &&
+            dw__limits_allow(&asked->limits, &others[at].layout))
+            limit = others[at].prediction.seconds;
+    for (int at = 0; at < kept_count; at++) {
+        dw__found found;
+        dw__mesh mesh = mesh_of(&kept[at].layout);
+        if (!allows_mesh(&asked->limits, &mesh)) continue;
+        dw__mesh_best(asked, &mesh, limit, 0, NULL, &found);
+        if (found.found) limit = found.prediction.seconds;
+    }
+    return limit;
+}
+
 static dw_status answer(const dw__problem *problem, dw__meshes *meshes, const char *question,
-                        dw__autoplan *own, dw_autoplan_other *other) {
+                        const result *plain, int asked_before, dw__autoplan *own,
+                        dw_autoplan_other *others) {
     dw_status status = DW_OK;
     dw__problem asked = *problem;
+    dw_autoplan_other *other = &others[asked_before];
     result *r = dw__calloc(1, sizeof *r);
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
     DW_TRY(dw__autoplan_text(own, question, &other->name));
     DW_TRY(dw__limits_add(&asked.limits, question));
-    DW_TRY(search(&asked, meshes, 1, own->plan.prediction.seconds * WHAT_IF_MOST, r));
+    double limit = known_answer(&asked, plain->kept, plain->count, others, asked_before,
+                                own->plan.prediction.seconds * WHAT_IF_MOST);
+    DW_TRY(search(&asked, meshes, 1, limit, r));
     if (r->count) {
         DW_TRY(put_other(own, &r->kept[0], other));
         goto cleanup;
@@ -435,13 +472,14 @@ cleanup:
     return status;
 }
 
-static dw_status put_what_ifs(const dw__problem *problem, dw__meshes *meshes, dw__autoplan *own) {
+static dw_status put_what_ifs(const dw__problem *problem, dw__meshes *meshes, const result *plain,
+                              dw__autoplan *own) {
     questions q;
     dw_autoplan_other *others;
     ask_all(problem, &own->plan.layout, &q);
     DW_RETURN_IF_FAILED(dw__autoplan_others(own, (size_t)q.count, &others));
     for (int at = 0; at < q.count; at++)
-        DW_RETURN_IF_FAILED(answer(problem, meshes, q.text[at], own, &others[at]));
+        DW_RETURN_IF_FAILED(answer(problem, meshes, q.text[at], plain, at, own, others));
     own->plan.what_ifs = others;
     own->plan.what_if_count = (uint32_t)q.count;
     return DW_OK;
@@ -501,6 +539,10 @@ static dw_status find(const dw_autoplan_request *request, dw__problem *problem, 
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
     DW_TRY(dw__space_meshes(problem, problem->hardware->gpus, 0, &meshes));
     if (!meshes.count) DW_TRY(fail_empty(request, problem));
+    size_t remembered = meshes.count < DW__REMEMBERED ? meshes.count : DW__REMEMBERED;
+    meshes.stages = dw__calloc(remembered, sizeof *meshes.stages);
+    if (!meshes.stages)
+        DW_TRY(dw__fail_memory("the search for a plan", remembered * sizeof *meshes.stages));
     bound_meshes(problem, &meshes, &r->statistics);
     DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
     if (!r->count) {
@@ -509,10 +551,11 @@ static dw_status find(const dw_autoplan_request *request, dw__problem *problem, 
         DW_TRY(simplify(problem, &meshes, &r->kept[0], &r->statistics, &best));
         put_best(own, best.found ? &best : &r->kept[0]);
         DW_TRY(put_runners(own, r));
-        if (request->what_ifs) DW_TRY(put_what_ifs(problem, &meshes, own));
+        if (request->what_ifs) DW_TRY(put_what_ifs(problem, &meshes, r, own));
     }
     own->plan.statistics = r->statistics;
 cleanup:
+    dw__free(meshes.stages);
     dw__free(meshes.items);
     dw__free(r);
     return status;

@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "deepwell/autoplan.h"
+#include "plan/planner_internal.h"
 
 /* ---- limits --------------------------------------------------------------------------------- */
 
@@ -20,6 +21,8 @@ typedef struct dw__limits {
 void dw__limits_begin(dw__limits *limits);
 /* "offload=none", "=optimizer", "=activations" or "=all" stand for both of offload_layers and offload_optimizer. */
 dw_status dw__limits_add(dw__limits *limits, const char *constraint);
+/* All that is fixed is so in the layout. */
+int dw__limits_allow(const dw__limits *limits, const dw_layout *layout);
 /* After all constraints: the framework's habits in `base`. */
 void dw__limits_finish(dw__limits *limits);
 
@@ -46,10 +49,12 @@ typedef struct dw__mesh {
     double bound;  /* seconds that no layout of it is below */
 } dw__mesh;
 
+enum { DW__REMEMBERED = 1 << 15 };
 typedef struct dw__meshes {
     dw__mesh *items;
     size_t count, capacity;
-    size_t sorted; /* so many of the least bounds come first, in order */
+    size_t sorted;          /* so many of the least bounds come first, in order */
+    dw__stage_memo *stages; /* of the first DW__REMEMBERED of them */
 } dw__meshes;
 
 /* All that divide, bounds not set; `smallest`: of the micro-batches the smallest alone. */
@@ -87,9 +92,10 @@ typedef struct dw__found {
 /* 0: the states and the fewest activations alone are more than the memory. */
 int dw__mesh_may_fit(const dw__problem *problem, const dw__mesh *mesh);
 void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count);
-/* The fastest layout that fits, of those that take at most `most` seconds; with `simplest` the simplest of them. */
+/* The fastest layout that fits, of those that take at most `most` seconds; with `simplest` the simplest of them.
+ * `stages`, or NULL: zeros, or what an earlier search of this mesh left there. */
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
-                   dw__found *found);
+                   dw__stage_memo *stages, dw__found *found);
 /* The layout that needs the least memory, whether it fits or not. */
 void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__found *found);
 

@@ -149,6 +149,21 @@ dw_status dw__limits_add(dw__limits *limits, const char *text) {
     return DW_OK;
 }
 
+int dw__limits_allow(const dw__limits *limits, const dw_layout *layout) {
+    dw_layout resolved = *layout;
+    if (!resolved.attention_tp) resolved.attention_tp = resolved.tp;
+    for (size_t at = 0; at < dw__layout_fields.count; at++) {
+        const dw__field *field = &dw__layout_fields.fields[at];
+        if (field->kind == DW__FIELD_REAL || !dw__field_get(&limits->set, field)) continue;
+        int value = dw__field_get(&resolved, field);
+        if (value < dw__field_get(&limits->low, field) ||
+            value > dw__field_get(&limits->high, field))
+            return 0;
+    }
+    /* Of all layers, or of as many as are said. */
+    return !limits->set.recompute || limits->set.recompute_layers || !layout->recompute_layers;
+}
+
 void dw__limits_finish(dw__limits *limits) {
     if (limits->base.framework == DW_FRAMEWORK_TORCHTITAN && !limits->set.compiled)
         limits->base.compiled = 1;

@@ -55,18 +55,21 @@ static int same_layers(const dw__mesh *a, const dw__mesh *b) {
 
 void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count) {
     double layers = 0;
+    dw__step_rest rest = {0};
+    dw_layout layout;
     for (size_t at = 0; at < count; at++) {
         dw__mesh *mesh = &meshes[at];
-        dw_layout layout;
-        dw__mesh_layout(problem, mesh, &layout);
+        int same = at > 0 && same_layers(mesh, mesh - 1);
+        if (!same) dw__mesh_layout(problem, mesh, &layout);
         layout.overlap_expert = 1; /* as a schedule may have it */
-        if (at == 0 || !same_layers(mesh, mesh - 1))
+        if (!same)
             layers = dw__least_layers(&dw__constants_default, problem->model, problem->hardware,
                                       &layout);
         double m = problem->global_batch / ((double)mesh->dp * mesh->micro_batch);
-        dw__step_rest rest =
-            dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware, &layout);
-        mesh->bound = dw__step_least(&rest, m * layers / mesh->pp);
+        if (at == 0)
+            rest = dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware,
+                                    &layout);
+        mesh->bound = dw__step_least(&rest, m, m * layers / mesh->pp);
     }
 }
 
@@ -105,8 +108,15 @@ typedef struct trial {
     int simplest;
     dw__found *found;
     dw__layer_memo *memo;
+    dw__stage_memo *stages;
     dw__step_rest rest;
+    double micro_batches;
 } trial;
+
+/* Of a step of which `seconds` are known, all. */
+static double least_step(const trial *t, double seconds) {
+    return dw__step_least(&t->rest, t->micro_batches, seconds);
+}
 
 /* 1: fits, whatever became of it. */
 static int try_layout(const trial *t, dw_layout *layout, dw_prediction *p) {
@@ -293,13 +303,28 @@ static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int c
     for (int at = 0; at < count; at++) {
         set_turns(t->problem, &turns[at], layout);
         double seconds = dw__turns_seconds(&dw__constants_default, t->problem->model,
-                                           t->problem->hardware, layout, t->memo);
-        if (dw__step_least(&t->rest, seconds) > t->most) continue;
+                                           t->problem->hardware, layout, t->stages);
+        if (least_step(t, seconds) > t->most) continue;
         least[kept] = seconds;
         turns[kept++] = turns[at];
     }
     t->found->predicted += count;
     return kept;
+}
+
+/* The fastest first. */
+static void order_turns(dw__turns *turns, double *least, int count) {
+    for (int at = 1; at < count; at++) {
+        dw__turns held = turns[at];
+        double seconds = least[at];
+        int to = at;
+        for (; to > 0 && least[to - 1] > seconds; to--) {
+            turns[to] = turns[to - 1];
+            least[to] = least[to - 1];
+        }
+        turns[to] = held;
+        least[to] = seconds;
+    }
 }
 
 /* What a sharding takes. Recomputation hides more of its traffic, and takes longer than what it hides. overlaps[0]: some
@@ -310,30 +335,37 @@ static double sharding_seconds(const trial *t, dw_layout *layout, const int *ove
     set_least_recomputation(t, layout);
     layout->overlap_expert = overlaps[1];
     double seconds = dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware,
-                                          layout, t->memo, &computing);
+                                          layout, t->stages, &computing);
     t->found->predicted++;
-    if (dw__step_least(&t->rest, computing + seconds) > ceiling_of(t)) return HUGE_VAL;
+    if (least_step(t, computing + seconds) > ceiling_of(t)) return HUGE_VAL;
     if (!overlaps[0] || !overlaps[1] || !model->experts) return seconds;
     layout->overlap_expert = 0; /* leaves traffic more time */
     t->found->predicted++;
     return dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware, layout,
-                                t->memo, &computing);
-}
-
-static dw__step_rest rest_of(const dw__problem *problem, const dw_layout *layout) {
-    return dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware, layout);
+                                t->stages, &computing);
 }
 
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
-                   dw__found *found) {
+                   dw__stage_memo *stages, dw__found *found) {
     *found = (dw__found){0};
     dw__sharding shardings[DW__SHARDINGS_MOST];
     dw__turns turns[DW__TURNS_MOST];
     int turn_count = dw__space_turns(problem, mesh, turns);
     dw__layer_memo memo = {0};
+    dw__stage_memo own_stages = {0};
     dw_layout layout;
     dw__mesh_layout(problem, mesh, &layout);
-    trial t = {problem, most, simplest, found, &memo, rest_of(problem, &layout)};
+    /* With another recomputation stages take another time. */
+    trial t = {.problem = problem,
+               .most = most,
+               .simplest = simplest,
+               .found = found,
+               .memo = &memo,
+               .stages = stages && !problem->limits.set.recompute ? stages : &own_stages,
+               .rest = dw__step_rest_of(&dw__constants_default, problem->model, problem->hardware,
+                                        &layout),
+               .micro_batches = problem->global_batch / ((double)mesh->dp * mesh->micro_batch)};
+    t.stages->layers = &memo;
     found->too_large = mesh->too_large;
     if (found->too_large || !turn_count) return;
     int plain[DW__TURNS_MOST] = {
@@ -344,19 +376,21 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
     found->too_large = !dw__mesh_may_fit(problem, mesh);
     if (found->too_large) return;
     int sharding_count = dw__space_shardings(problem, mesh, shardings);
+    dw__turns plainest = turns[0];
     int overlaps[2] = {0};
+    order_turns(turns, least, turn_count);
     for (int at = 0; at < turn_count; at++) {
         set_turns(problem, &turns[at], &layout);
         overlaps[layout.overlap_expert != 0] = 1;
     }
     for (int s = 0; s < sharding_count; s++) {
         set_sharding(&shardings[s], &layout);
-        set_turns(problem, &turns[0], &layout);
+        set_turns(problem, &plainest, &layout);
         if (!shardings[s].offload) memset(plain, 0, sizeof plain);
         double own = sharding_seconds(&t, &layout, overlaps);
         if (own == HUGE_VAL || !sharding_may_fit(problem, &layout)) continue;
         for (int at = 0; at < turn_count; at++) {
-            if (plain[at] || dw__step_least(&t.rest, least[at] + own) > ceiling_of(&t)) continue;
+            if (plain[at] || least_step(&t, least[at] + own) > ceiling_of(&t)) continue;
             set_turns(problem, &turns[at], &layout);
             plain[at] = try_recomputation(&t, &layout);
             layout.offload_layers = 0;

@@ -146,7 +146,7 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
     dw_predict_stage(planned->model, planned->hardware, layout, rank, 0, &stage_cost);
     *cost = (dw__rank_cost){
         .send = stage_cost.send * slow,
-        .sync = dw__pipeline_sync(planned),
+        .sync = dw__pipeline_sync(planned->constants, planned->layout),
         .fixed = dw__step_fixed(planned),
         .optimizer_stream =
             dw__optimizer_host_seconds(planned, rank) > 0 ? DW_STREAM_HOST : DW_STREAM_COMPUTE,

@@ -162,7 +162,7 @@ static void meshes_agree(const every *e, int length, int batch) {
     for (size_t at = 0; at < meshes.count; at++) {
         dw__found found;
         dw__meshes_bound(&problem, &meshes.items[at], 1);
-        dw__mesh_best(&problem, &meshes.items[at], HUGE_VAL, 0, &found);
+        dw__mesh_best(&problem, &meshes.items[at], HUGE_VAL, 0, NULL, &found);
         if (!found.found) continue;
         assert_true(meshes.items[at].bound <= found.prediction.seconds * (1 + 1e-12));
         fastest = fmin(fastest, found.prediction.seconds);

@@ -333,12 +333,14 @@ static void tokens_travel_once(void **state) {
     layout = layout_of(64, 4, 1, 1, 64, 4096);
     layout.ep = 8;
     layout.zero_stage = 1;
-    dw__layer_time whole, cut;
+    dw__layer_time attention, whole, cut;
     begin(&planned, &model, hardware, &layout);
-    dw__layer_seconds(&planned, DW__LAYER_MOE, &whole);
+    dw__attention_part(&planned, &attention);
+    dw__layer_seconds(&planned, DW__LAYER_MOE, &attention, &whole);
     layout.etp = 2;
     begin(&planned, &model, hardware, &layout);
-    dw__layer_seconds(&planned, DW__LAYER_MOE, &cut);
+    dw__attention_part(&planned, &attention);
+    dw__layer_seconds(&planned, DW__LAYER_MOE, &attention, &cut);
     /* The exchange itself is the same tokens, between ranks twice as far apart; the gather comes on top. */
     double gather = dw__gather_seconds(&planned, 2.0 * 4096 * 8 * 2 / 4 * 7168, 2, 1, 1);
     assert_true(cut.forward.expert > whole.forward.expert + gather);
