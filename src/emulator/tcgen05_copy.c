@@ -1,7 +1,9 @@
 /* tcgen05.cp: from shared memory to tensor memory, in the tensor pipe. PTX ISA 9.7.16.9. The source is a matrix of
- * rows of 16 or 32 bytes, contiguous along the row, in the layout of its descriptor.
+ * rows of 16 or 32 bytes, contiguous along the row, in the layout of its descriptor. Elements of 4 and 6 bits, which lie
+ * there by sixteen in sixteen bytes, may be given a byte each.
  */
 #include "emulator/tcgen05.h"
+#include "emulator/tcgen05_descriptor.h"
 #include <string.h>
 
 typedef struct copy_shape {
@@ -19,7 +21,7 @@ static const copy_shape shapes[] = {
 
 typedef struct copy_op {
     const copy_shape *shape;
-    int cta_group;
+    int cta_group, bits; /* bits: of elements that are given bytes; 8: none are */
     dw__emu_address address;
     uint32_t descriptor;
 } copy_op;
@@ -32,6 +34,19 @@ typedef struct copy {
     uint32_t address;
 } copy;
 
+/* Sixteen elements of `bits` bits, packed, in sixteen bytes of their own. */
+static void space_out(unsigned char *bytes, int bits) {
+    unsigned char packed[16];
+    memcpy(packed, bytes, sizeof packed);
+    for (int i = 0; i < 16; i++) {
+        const int at = i * bits;
+        unsigned word = packed[at / 8];
+        if (at % 8 + bits > 8) word |= (unsigned)packed[at / 8 + 1] << 8;
+        bytes[i] =
+            (unsigned char)((word >> at % 8 & ((1u << bits) - 1)) << dw__tensor_spaced_shift(bits));
+    }
+}
+
 /* Each block copies from its own shared memory to its own tensor memory. */
 static bool copy_block(copy *c, dw__emu_cta *cta) {
     const copy_shape *s = c->op->shape;
@@ -42,20 +57,25 @@ static bool copy_block(copy *c, dw__emu_cta *cta) {
                               s->columns))
         return false;
     for (uint32_t row = 0; row < s->rows; row++) {
-        for (uint32_t i = 0; i < s->columns; i++) {
+        for (uint32_t i = 0; i < s->columns; i += 4) {
             const uint32_t at = dw__matrix_address(&c->from, row, 4 * i);
-            uint32_t word;
-            if (at < DW__SHARED_FIRST || at + 4 > cta->shared_bytes) {
+            const uint32_t here =
+                2 * (uint32_t)c->op->bits; /* the rest of sixteen bytes is not read */
+            uint32_t words[4];
+            if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes) {
                 dw__emu_found_at(user.cta, user.warp, user.lane, user.pc, DW__FOUND_BOUNDS,
                                  "a matrix reaches beyond the block's shared memory, to 0x%x", at);
                 return false;
             }
-            undefined = undefined || (cta->defined[at / 8] >> at % 8 & 0xF) != 0xF;
-            memcpy(&word, cta->shared + at, sizeof word);
-            dw__emu_race_work(&c->work, c->work.warp, DW__SIDE_TENSOR, cta, at, 4, false);
-            for (uint32_t k = 0; k < s->copies; k++)
-                dw__emu_tensor_write(cta->tensor, row / 32 * s->block + row % 32 + k * s->repeat,
-                                     column + i, word);
+            dw__emu_race_work(&c->work, c->work.warp, DW__SIDE_TENSOR, cta, at, here, false);
+            for (uint32_t k = at; k < at + here; k++)
+                undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
+            memcpy(words, cta->shared + at, sizeof words);
+            if (c->op->bits < 8) space_out((unsigned char *)words, c->op->bits);
+            for (uint32_t k = 0; k < 4 * s->copies; k++)
+                dw__emu_tensor_write(cta->tensor,
+                                     row / 32 * s->block + row % 32 + k / 4 * s->repeat,
+                                     column + i + k % 4, words[k % 4]);
         }
     }
     if (undefined && cta->cluster->grid->check)
@@ -117,7 +137,10 @@ dw_status dw__emu_translate_tensor_copy(dw__emu_translator *t) {
         if (!shapes[i].multicast || early || dw__emu_take(t, shapes[i].multicast))
             k->shape = &shapes[i];
     }
-    if (!k->shape || !dw__emu_all_taken(t)) return dw__emu_unsupported(t);
+    k->bits = 8;
+    if (k->shape && dw__emu_take(t, "b8x16"))
+        k->bits = dw__emu_take(t, "b4x16_p64") ? 4 : dw__emu_take(t, "b6x16_p32") ? 6 : 0;
+    if (!k->shape || !k->bits || !dw__emu_all_taken(t)) return dw__emu_unsupported(t);
     if (t->in->operand_count != 2)
         return dw__emu_malformed(t, "it takes another number of operands");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));

@@ -95,9 +95,8 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
         return "elements of fewer than 8 bits must be contiguous along K";
     if (form->a_in_tensor) {
         if (i.a_mn_major) return "A in tensor memory cannot be transposed";
-        if (dw__tensor_format_bits(i.a) < 8 && form->kind <= DW__KIND_MXF8F6F4)
-            return "A in tensor memory, of elements of 4 or 6 bits in bytes, is not supported by "
-                   "the emulator";
+        if (form->a_shifted && i.m != 128 * form->cta_group)
+            return "A is shifted for 128 rows of a block alone";
         if (form->stationary && i.m != 128)
             return ".ws with A in tensor memory is supported by the emulator for M of 128 alone";
     }
@@ -136,7 +135,7 @@ static dw_format narrow_format(dw__tensor_format format) {
     }
 }
 
-void dw__tensor_decode_row(dw__tensor_format format, int k, const unsigned char *bytes,
+void dw__tensor_decode_row(dw__tensor_format format, int k, bool spaced, const unsigned char *bytes,
                            double *values) {
     const int bits = dw__tensor_format_bits(format);
     uint16_t half;
@@ -158,12 +157,16 @@ void dw__tensor_decode_row(dw__tensor_format format, int k, const unsigned char 
         case DW__FORMAT_U8: values[i] = bytes[i]; break;
         case DW__FORMAT_S8: values[i] = (signed char)bytes[i]; break;
         default: {
-            /* Of 32 elements each sixteen have sixteen bytes; 64 are packed. */
-            const int first = k == 64 ? 0 : i / 16 * 16, at = (k == 64 ? i : i % 16) * bits;
-            word = bytes[first + at / 8];
-            if (at % 8 + bits > 8) word |= (uint32_t)bytes[first + at / 8 + 1] << 8;
-            word = word >> at % 8 & ((1u << bits) - 1);
-            values[i] = (double)dw__decode_one(narrow_format(format), word);
+            if (bits < 8 && spaced) {
+                word = bytes[i] >> dw__tensor_spaced_shift(bits);
+            } else {
+                /* Of 32 elements each sixteen have sixteen bytes; 64 are packed. */
+                const int first = k == 64 ? 0 : i / 16 * 16, at = (k == 64 ? i : i % 16) * bits;
+                word = bytes[first + at / 8];
+                if (at % 8 + bits > 8) word |= (uint32_t)bytes[first + at / 8 + 1] << 8;
+                word >>= at % 8;
+            }
+            values[i] = (double)dw__decode_one(narrow_format(format), word & ((1u << bits) - 1));
         }
         }
     }

@@ -49,7 +49,8 @@ typedef struct dw__tensor_form {
     int cta_group;    /* 1 or 2 */
     int scales;       /* scale factors for the K of one instruction: 0, 1, 2, 4 */
     bool stationary;  /* .ws */
-    bool a_in_tensor; /* A is read from tensor memory */
+    bool a_in_tensor; /* A is read from tensor memory, */
+    bool a_shifted;   /* whose rows then move up by one in every 32 lanes (.ashift) */
 } dw__tensor_form;
 
 /* NULL, or why the form does not take this descriptor. */
@@ -57,8 +58,11 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
                                           dw__tensor_instruction *out);
 /* Of an element: 32, 16, 8, 6, 4. */
 int dw__tensor_format_bits(dw__tensor_format format);
-/* Values of the K elements of one row's DW__TENSOR_K_BYTES bytes. */
-void dw__tensor_decode_row(dw__tensor_format format, int k, const unsigned char *bytes,
+/* Values of the K elements of one row's DW__TENSOR_K_BYTES bytes. `spaced`: elements of 4 and 6 bits have a byte each,
+ * in the middle of which they lie, as tensor memory has them for other kinds than those of 4 bits alone. */
+void dw__tensor_decode_row(dw__tensor_format format, int k, bool spaced, const unsigned char *bytes,
                            double *values);
+/* How far to the left an element lies in a byte of its own. */
+static inline int dw__tensor_spaced_shift(int bits) { return (8 - bits) / 2; }
 
 #endif

@@ -53,17 +53,19 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
     /* Sixteen bytes stay together: of one row, or, of a matrix that is contiguous along its rows, of one K. */
     const uint32_t along = o->mn_major ? rows * size : DW__TENSOR_K_BYTES,
                    across = o->mn_major ? DW__TENSOR_K_BYTES / size : rows;
+    const bool gaps = p->i.k < 64 && dw__tensor_format_bits(format) < 8;
     bool undefined = false;
     for (uint32_t i = 0; i < across; i++) {
         for (uint32_t byte = 0; byte < along; byte += 16) {
             const uint32_t at = o->mn_major ? dw__matrix_address(o, byte / size, i)
                                             : dw__matrix_address(o, i, byte);
-            const uint32_t here = along - byte < 16 ? along - byte : 16;
+            const uint32_t here = along - byte < 16 ? along - byte : 16,
+                           used = gaps ? 2 * (uint32_t)dw__tensor_format_bits(format) : here;
             if (at < DW__SHARED_FIRST || at + here > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
-            dw__emu_race_work(&p->work, p->work.warp, DW__SIDE_TENSOR, cta, at, here, false);
-            for (uint32_t k = at; k < at + here; k++)
+            dw__emu_race_work(&p->work, p->work.warp, DW__SIDE_TENSOR, cta, at, used, false);
+            for (uint32_t k = at; k < at + used; k++)
                 undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
             if (!o->mn_major) {
                 memcpy(to + i * DW__TENSOR_K_BYTES + byte, cta->shared + at, here);
@@ -113,6 +115,20 @@ static bool read_tensor(const product *p, dw__emu_cta *cta, uint32_t rows, unsig
     }
     dw__emu_tensor_undefined(&user, "a product reads A in", p->a_address, undefined);
     return true;
+}
+
+/* Of every 32 lanes all but the last take what the next one has. */
+static void shift_a(const product *p, struct dw__emu_tensor *tensor) {
+    const uint32_t column = p->a_address & 0xFFFF;
+    for (uint32_t lane = 0; lane < DW__TENSOR_LANES; lane++) {
+        if (lane % 32 == 31) continue;
+        for (uint32_t i = column; i < column + K_COLUMNS; i++) {
+            const uint8_t bit = (uint8_t)(1u << i % 8);
+            tensor->cells[lane][i] = tensor->cells[lane + 1][i];
+            tensor->defined[lane][i / 8] = (uint8_t)((tensor->defined[lane][i / 8] & ~bit) |
+                                                     (tensor->defined[lane + 1][i / 8] & bit));
+        }
+    }
 }
 
 /* Scale factors of `rows` rows (9.7.16.10.7): row r is a cell of lane r modulo 32, 32 rows to a column, its
@@ -236,7 +252,7 @@ static bool read_b(product *p, buffers *s) {
                          s->bytes + block * share * DW__TENSOR_K_BYTES))
             return false;
     for (uint32_t column = 0; column < n; column++) {
-        dw__tensor_decode_row(p->i.b, p->i.k, s->bytes + column * DW__TENSOR_K_BYTES, row);
+        dw__tensor_decode_row(p->i.b, p->i.k, false, s->bytes + column * DW__TENSOR_K_BYTES, row);
         for (int k = 0; k < p->i.k; k++) s->b[k][column] = p->i.b_negated ? -row[k] : row[k];
     }
     return true;
@@ -250,9 +266,11 @@ static bool multiply_block(product *p, buffers *s, int block) {
     if (p->op->form.a_in_tensor ? !read_tensor(p, cta, rows, s->bytes)
                                 : !read_shared(p, cta, &p->a, p->i.a, rows, s->bytes))
         return false;
+    if (p->op->form.a_shifted) shift_a(p, cta->tensor);
     for (uint32_t row = 0; row < rows; row++) {
         double *values = s->a + row * k_count;
-        dw__tensor_decode_row(p->i.a, p->i.k, s->bytes + row * DW__TENSOR_K_BYTES, values);
+        dw__tensor_decode_row(p->i.a, p->i.k, p->op->form.a_in_tensor && p->i.k < 64,
+                              s->bytes + row * DW__TENSOR_K_BYTES, values);
         for (uint32_t k = 0; p->i.a_negated && k < k_count; k++) values[k] = -values[k];
     }
     if (!scales) return add_to_d(p, cta, block, rows, s->a, s->b);
@@ -398,6 +416,7 @@ dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
     if (!k->form.cta_group || kind < 0) return dw__emu_unsupported(t);
     k->form.kind = (dw__tensor_kind)kind;
     if (!take_scales(t, &k->form)) return dw__emu_unsupported(t);
+    k->form.a_shifted = !k->form.scales && !k->form.stationary && dw__emu_take(t, "ashift");
     take_collector(t);
     if (!dw__emu_all_taken(t) || (k->form.stationary && (k->form.cta_group == 2 || k->form.scales)))
         return dw__emu_unsupported(t);
@@ -408,6 +427,8 @@ dw_status dw__emu_translate_tensor_product(dw__emu_translator *t) {
     k->form.a_in_tensor = o[at].kind == DW__PTX_ADDRESS;
     if (k->form.a_in_tensor)
         DW_RETURN_IF_FAILED(dw__emu_take_address(t, &o[at++], &k->a));
+    else if (k->form.a_shifted)
+        return dw__emu_malformed(t, "A is shifted in tensor memory alone");
     else
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->a_descriptor));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[at++], DW__T_B64, &k->b_descriptor));

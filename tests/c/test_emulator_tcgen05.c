@@ -320,7 +320,7 @@ typedef struct product {
     int m, n, steps, group;
     int a_swizzle, b_swizzle;
     bool a_mn_major, b_mn_major;
-    bool a_in_tensor, overwrite, a_negated, b_negated, stationary, saturate;
+    bool a_in_tensor, overwrite, a_negated, b_negated, stationary, saturate, a_shifted;
     int shift;        /* scale-input-d */
     uint32_t disable; /* of every 32 lanes */
     int scales;       /* factors for the K of one instruction */
@@ -414,7 +414,9 @@ static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numb
             for (int fold = 0; fold < (rows == 64 && p->group == 2 ? 2 : 1); fold++) {
                 int to, lane, column;
                 place_of_d(&whole, row, fold * p->n / 2, &to, &lane, &column);
-                put_bits((unsigned char *)cell(f->tensor, to, lane, A_COLUMN), 0, i * bits, bits,
+                /* 4 bits in the middle of a byte are its bits 2 to 5, 6 are 1 to 6. */
+                const int first = bits < 8 && !packed ? 8 * i + (bits == 4 ? 2 : 1) : i * bits;
+                put_bits((unsigned char *)cell(f->tensor, to, lane, A_COLUMN), 0, first, bits,
                          code);
             }
         }
@@ -543,9 +545,13 @@ static void check_product(const product *p) {
             if (p->sum == SUM_F16) assert_int_equal(after >> 16, before >> 16);
         }
     }
-    for (size_t i = 0; i < (size_t)p->group * LANES * COLUMNS; i++)
-        if (!is_d[i] && f.out[i] != f.tensor[i])
-            fail_msg("lane %d, column %d was written", (int)(i / COLUMNS), (int)(i % COLUMNS));
+    for (int i = 0; i < p->group * LANES * COLUMNS; i++) {
+        const int lane = i / COLUMNS % LANES, column = i % COLUMNS;
+        const bool moved = p->a_shifted && lane % 32 != 31 && column >= A_COLUMN &&
+                           column < A_COLUMN + 8 * p->steps;
+        if (!is_d[i] && f.out[i] != f.tensor[moved ? i + COLUMNS : i])
+            fail_msg("lane %d, column %d was written", lane, column);
+    }
     free(x), free(text), free(is_d);
     close_frame(&f);
 }
@@ -613,6 +619,10 @@ static void products_of_every_kind(void **state) {
         {KIND_I8, S8, S8, SUM_S32, 128, 64, 4, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
         {KIND_TF32, TF32, TF32, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
         {KIND_F8F6F4, E4M3, E2M1, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F8F6F4, E2M1, E4M3, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F8F6F4, E2M3, E5M2, SUM_F32, 64, 64, 3, 1, BOTH(SWIZZLE_128), .a_in_tensor = true},
+        {KIND_F16, BF16, BF16, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .a_in_tensor = true,
+         .a_shifted = true, .modifiers = ".ashift.collector::a::discard"},
         {KIND_F16, F16, F16, SUM_F32, 128, 32, 2, 1, BOTH(SWIZZLE_128), .shift = 5},
         {KIND_F16, F16, F16, SUM_F32, 64, 32, 2, 1, BOTH(SWIZZLE_128), .disable = 0x0F00A001},
         {KIND_F16, F16, F16, SUM_F32, 128, 32, 2, 1, BOTH(SWIZZLE_128),
@@ -637,6 +647,8 @@ static void block_scaled_products(void **state) {
         {MXF8F6F4, E4M3, E3M2, SUM_F32, 128, 192, 4, 1, BOTH(SWIZZLE_128), .scales = 1,
          .scale = UE8M0, .modifiers = ".block_scale.block32", .a_in_tensor = true,
          .b_negated = true},
+        {MXF8F6F4, E3M2, E4M3, SUM_F32, 128, 32, 4, 1, BOTH(SWIZZLE_128), .scales = 1,
+         .scale = UE8M0, .modifiers = ".block_scale", .a_in_tensor = true},
         {MXF4, E2M1, E2M1, SUM_F32, 128, 256, 4, 1, BOTH(SWIZZLE_128), .scales = 2, .scale = UE8M0,
          .modifiers = ".block_scale"},
         {MXF4, E2M1, E2M1, SUM_F32, 128, 64, 2, 1, BOTH(SWIZZLE_128), .scales = 2, .scale = UE8M0,
@@ -873,6 +885,40 @@ static void copies_of_every_shape(void **state) {
     }
 }
 
+/* Sixteen elements of 4 or 6 bits in sixteen bytes become bytes, the elements in their middle. */
+static void copies_give_elements_bytes(void **state) {
+    static const char *const names[] = {"128x256b.b8x16.b4x16_p64", "128x128b.b8x16.b6x16_p32",
+                                        "64x128b.warpx2::01_23.b8x16.b6x16_p32",
+                                        "32x128b.warpx4.b8x16.b4x16_p64"};
+    static const int bits[] = {4, 6, 6, 4}, columns[] = {8, 4, 4, 4}, shape[] = {0, 1, 3, 4};
+    (void)state;
+    srand(10);
+    for (int i = 0; i < 4; i++) {
+        frame f = open_frame(1, 65536);
+        matrix m = make_matrix(U8, 128, 32, true, false, PLAIN, 1024);
+        char text[2000], *at = text;
+        f.filled = 16;
+        for (size_t k = 0; k < f.shared_bytes; k++) f.shared[k] = (unsigned char)rand();
+        at += make_descriptor(at, 20, &m, 0);
+        sprintf(at, "tcgen05.cp.cta_group::1.%s [%%r14], %%rd20;\n", names[i]);
+        run_well(&f, text, NULL);
+        for (int lane = 0; lane < LANES; lane++) {
+            const uint32_t row = (uint32_t)row_of_copy(shape[i], lane);
+            for (int k = 0; k < 4 * columns[i]; k++) {
+                const unsigned char *from = f.shared + place_of(&m, row, (uint32_t)(k / 16 * 16));
+                unsigned code = 0;
+                for (int bit = 0; bit < bits[i]; bit++) {
+                    const int where = k % 16 * bits[i] + bit;
+                    code |= (from[where / 8] >> where % 8 & 1u) << bit;
+                }
+                const unsigned got = *cell(f.out, 0, lane, k / 4) >> 8 * (k % 4) & 0xFF;
+                assert_int_equal(got, bits[i] == 4 ? code << 2 : code << 1);
+            }
+        }
+        close_frame(&f);
+    }
+}
+
 /* ---- allocation ---------------------------------------------------------------------------- */
 
 /* Runs a body of a block of `threads` threads, in a kernel of its own; %r1: thread, %rd1: the thread's word of the
@@ -1074,7 +1120,7 @@ static void what_is_missing_is_refused(void **state) {
     static const char *const refused[] = {
         "tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd3, %rd4, [%r2], %r3, %p1;",
         "tcgen05.shift.cta_group::1.down [%r1];",
-        "tcgen05.cp.cta_group::1.128x128b.b8x16.b4x16_p64 [%r1], %rd3;",
+        "tcgen05.cp.cta_group::1.128x128b.b8x16 [%r1], %rd3;",
         "tcgen05.cp.cta_group::1.4x256b [%r1], %rd3;",
         "tcgen05.ld.red.sync.aligned.32x32b.x2.max.u32 {%r4,%r5}, %r6, [%r1];",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd3, %rd4, %r3, %p1, %rd5;",
@@ -1108,6 +1154,7 @@ int main(void) {
         cmocka_unit_test(products_of_pairs),
         cmocka_unit_test(loads_and_stores_of_every_shape),
         cmocka_unit_test(copies_of_every_shape),
+        cmocka_unit_test(copies_give_elements_bytes),
         cmocka_unit_test(columns_are_shared_out),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(mistakes_in_products_are_found),
