@@ -1,4 +1,5 @@
-/* Devices: where memory lies and work is done. One table of functions each: "cpu", and "cuda" for NVIDIA GPUs.
+/* Devices: where memory lies and work is done. One table of functions each: "cpu", "cuda"
+ * for NVIDIA GPUs, and emulated GPUs.
  * Devices are found, not made: the pointers are valid until the process ends, from any thread.
  */
 #ifndef DEEPWELL_DEVICE_H
@@ -13,9 +14,10 @@ extern "C" {
 
 typedef struct dw_device dw_device;
 
-/* "cpu" or "cuda": the GPU whose context is current on the calling thread, the first one where none is. DW_NOT_FOUND
- * lists the devices that exist; DW_UNSUPPORTED for one that this version only knows by name ("emulator:sm_100a"), and
- * for "cuda" where there is no driver, one that is too old, or no GPU. Nothing is loaded before "cuda" is asked for. */
+/* "cpu"; "cuda": the GPU whose context is current on the calling thread, the first one where none is; or an emulated GPU,
+ * "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a", "emulator:sm_120a" (docs/emulator.md). DW_NOT_FOUND lists
+ * the devices that exist; DW_UNSUPPORTED for "cuda" where there is no driver, one that is too old, or no GPU. Nothing is
+ * loaded before "cuda" is asked for. */
 DW_API dw_status dw_device_find(const char *name, const dw_device **device);
 DW_API const char *dw_device_name(const dw_device *device);
 

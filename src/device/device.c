@@ -3,10 +3,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
-static const dw_device *const devices[] = {&dw__device_cpu, &dw__device_cuda};
-
-/* Named in the design, not built: told apart from a misspelling. */
-static const char *const planned[] = {"emulator"};
+static const dw_device *const devices[] = {
+    &dw__device_cpu,
+    &dw__device_cuda,
+    &dw__device_emulator_sm_90a,
+    &dw__device_emulator_sm_100a,
+    &dw__device_emulator_sm_103a,
+    &dw__device_emulator_sm_120a,
+};
 
 dw_status dw_device_find(const char *name, const dw_device **device) {
     for (size_t i = 0; i < DW_COUNT(devices); i++) {
@@ -15,13 +19,11 @@ dw_status dw_device_find(const char *name, const dw_device **device) {
         *device = devices[i];
         return DW_OK;
     }
-    for (size_t i = 0; i < DW_COUNT(planned); i++) {
-        if (strncmp(name, planned[i], strlen(planned[i])) != 0) continue;
-        return dw__fail(DW_UNSUPPORTED,
-                        "device \"%s\" is not supported in this version: use \"cpu\" or \"cuda\"",
-                        name);
-    }
-    return dw__fail(DW_NOT_FOUND, "there is no device \"%s\": use \"cpu\" or \"cuda\"", name);
+    return dw__fail(DW_NOT_FOUND,
+                    "there is no device \"%s\": use \"cpu\", \"cuda\", or \"emulator:\" and one of "
+                    "sm_90a, sm_100a, "
+                    "sm_103a, sm_120a",
+                    name);
 }
 
 const char *dw_device_name(const dw_device *device) { return device->name; }

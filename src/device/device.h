@@ -92,6 +92,7 @@ struct dw_device {
     void (*capture_restore)(int before);
 };
 
-extern const dw_device dw__device_cpu, dw__device_cuda;
+extern const dw_device dw__device_cpu, dw__device_cuda, dw__device_emulator_sm_90a,
+    dw__device_emulator_sm_100a, dw__device_emulator_sm_103a, dw__device_emulator_sm_120a;
 
 #endif

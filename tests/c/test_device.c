@@ -1,6 +1,7 @@
 /* Devices: found by name, memory that is what was asked for. */
 #include "base/base.h"
 #include "deepwell/device.h"
+#include "device/device.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -18,8 +19,8 @@ static void test_found_by_name(void **state) {
     (void)state;
     assert_string_equal(dw_device_name(cpu()), "cpu");
     const dw_device *device = NULL;
-    assert_int_equal(dw_device_find("emulator:sm_100a", &device), DW_UNSUPPORTED);
-    assert_non_null(strstr(dw_last_error(), "not supported in this version"));
+    assert_int_equal(dw_device_find("emulator:sm_80", &device), DW_NOT_FOUND);
+    assert_non_null(strstr(dw_last_error(), "sm_100a"));
     assert_int_equal(dw_device_find("cpo", &device), DW_NOT_FOUND);
     assert_null(device);
 }
@@ -42,6 +43,45 @@ static void test_memory(void **state) {
         dw_device_release(cpu(), b, bytes);
     }
     dw_device_release(cpu(), NULL, 5);
+}
+
+/* A kernel by the table that a GPU has: what it writes, and what it fails with when the checker has found something. */
+static void test_emulated_gpu(void **state) {
+    static const char ptx[] =
+        ".version 8.7\n.target sm_100a\n.address_size 64\n"
+        ".visible .entry f(.param .u64 out, .param .u32 n) { .reg .b32 %r<3>; .reg .b64 %rd<3>;\n"
+        "ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;\n"
+        "mad.wide.u32 %rd2, %r2, 4, %rd1; mul.lo.u32 %r2, %r2, %r1; st.global.u32 [%rd2], %r2; "
+        "ret; }";
+    const dw_device *device = NULL;
+    const dw__context *context;
+    void *memory, *module, *function, *stream;
+    uint32_t n = 7, out[96];
+    (void)state;
+    assert_int_equal(dw_device_find("emulator:sm_100a", &device), DW_OK);
+    assert_string_equal(dw_device_name(device), "emulator:sm_100a");
+    assert_int_equal(device->context(&context), DW_OK);
+    assert_int_equal(context->capability, 100);
+    assert_int_equal(dw_device_allocate(device, sizeof out, &memory), DW_OK);
+    assert_int_equal(device->stream_create(&stream), DW_OK);
+    assert_int_equal(device->module_load(ptx, "f.ptx", &module), DW_OK);
+    assert_int_equal(device->module_function(module, "g", &function), DW_NOT_FOUND);
+    assert_int_equal(device->module_function(module, "f", &function), DW_OK);
+    dw__launch call = {.name = "f",
+                       .function = function,
+                       .grid = {1, 1, 1},
+                       .block = {96, 1, 1},
+                       .stream = stream,
+                       .arguments = (void *[]){&memory, &n}};
+    assert_int_equal(device->launch(&call), DW_OK);
+    assert_int_equal(device->copy_out(out, memory, sizeof out, stream), DW_OK);
+    for (uint32_t i = 0; i < 96; i++) assert_int_equal(out[i], 7 * i);
+    call.block[0] = 97;
+    assert_int_equal(device->launch(&call), DW_INTERNAL);
+    assert_non_null(strstr(dw_last_error(), "out of bounds: kernel f, PTX line 6"));
+    device->module_unload(module);
+    device->stream_destroy(stream);
+    dw_device_release(device, memory, sizeof out);
 }
 
 static void test_too_much(void **state) {
@@ -76,9 +116,8 @@ static void test_memory_is_counted(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found_by_name),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_too_much),
+        cmocka_unit_test(test_found_by_name),     cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_emulated_gpu),      cmocka_unit_test(test_too_much),
         cmocka_unit_test(test_memory_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

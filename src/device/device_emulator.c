@@ -1,0 +1,250 @@
+/* Emulated GPUs as devices: "emulator:sm_90a" and its like. One emulator of each architecture for the life of
+ * the process, made when it is first asked for. Work is done when it is called for, so that streams and events
+ * have nothing to wait for; whatever the checker finds makes the launch fail.
+ */
+#include "deepwell/emulator.h"
+#include "device/device.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct emulated {
+    const char *architecture;
+    int sm_count;
+    pthread_once_t once;
+    dw_emulator *emulator;
+    dw_status status;
+    char message[256];
+    dw__context context;
+} emulated;
+
+static void start(emulated *e, int index) {
+    static const size_t most_shared = 227 << 10;
+    int capability = 0;
+    e->status = dw_emulator_create(e->architecture, NULL, &e->emulator);
+    if (e->status != DW_OK) snprintf(e->message, sizeof e->message, "%s", dw_last_error());
+    sscanf(e->architecture, "sm_%d", &capability);
+    /* Behind those of drivers' contexts, which are numbered from 0. */
+    e->context = (dw__context){.index = DW__CONTEXTS - 1 - index,
+                               .id = UINT64_MAX - (uint64_t)index,
+                               .ordinal = index,
+                               .capability = capability,
+                               .sm_count = e->sm_count,
+                               .clock_khz = 1980000,
+                               .memory_clock_khz = 2619000,
+                               .memory_bus_bits = 5120,
+                               .l2_bytes = 50 << 20,
+                               .shared_bytes = (int)(capability == 120 ? 99 << 10 : most_shared),
+                               .memory_bytes = (size_t)80 << 30,
+                               .driver_version = 13000};
+    snprintf(e->context.name, sizeof e->context.name, "Deepwell emulator of %s", e->architecture);
+}
+
+static dw_status ready(const emulated *e) {
+    return e->status == DW_OK ? DW_OK : dw__fail(e->status, "%s", e->message);
+}
+
+/* ---- memory, streams, events: the same for every architecture ---------------------------------------- */
+
+static dw_status handle(void **made) {
+    *made = dw__malloc(sizeof(struct timespec));
+    return *made ? DW_OK
+                 : dw__fail_memory("a stream or event of an emulated device",
+                                   sizeof(struct timespec));
+}
+static void drop(void *of) { dw__free(of); }
+static dw_status done(void *of) {
+    (void)of;
+    return DW_OK;
+}
+static dw_status wait_for(void *stream, void *event) {
+    (void)stream, (void)event;
+    return DW_OK;
+}
+static dw_status record(void *event, void *stream) {
+    (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, event);
+    return DW_OK;
+}
+static dw_status seconds_between(void *from, void *to, double *seconds) {
+    const struct timespec *a = from, *b = to;
+    *seconds = (double)(b->tv_sec - a->tv_sec) + (double)(b->tv_nsec - a->tv_nsec) * 1e-9;
+    return DW_OK;
+}
+static dw_status relax(int *before) {
+    *before = 0;
+    return DW_OK;
+}
+static void restore(int before) { (void)before; }
+
+/* ---- kernels ----------------------------------------------------------------------------------------- */
+
+/* Functions live as long as their module. */
+typedef struct function {
+    emulated *of;
+    dw_emulator_module *module;
+    struct function *next;
+    char name[];
+} function;
+typedef struct module {
+    dw_emulator_module *module;
+    function *functions;
+} module;
+
+static dw_status load(emulated *e, const void *image, const char *name, void **made) {
+    if (memcmp(image, "\177ELF", 4) == 0)
+        return dw__fail(DW_UNSUPPORTED, "%s is machine code: an emulated device takes PTX", name);
+    module *m = dw__calloc(1, sizeof *m);
+    if (!m) return dw__fail_memory("a module", sizeof *m);
+    dw_status status = dw_emulator_load(e->emulator, image, strlen(image), name, &m->module);
+    if (status == DW_OK)
+        *made = m;
+    else
+        dw__free(m);
+    return status;
+}
+static void unload(void *of) {
+    module *m = of;
+    if (!m) return;
+    while (m->functions) {
+        function *f = m->functions;
+        m->functions = f->next;
+        dw__free(f);
+    }
+    dw_emulator_unload(m->module);
+    dw__free(m);
+}
+static dw_status find_function(emulated *e, void *of, const char *name, void **made) {
+    module *m = of;
+    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(m->module, name));
+    function *f = dw__malloc(sizeof *f + strlen(name) + 1);
+    if (!f) return dw__fail_memory("a function", sizeof *f);
+    *f = (function){.of = e, .module = m->module, .next = m->functions};
+    memcpy(f->name, name, strlen(name) + 1);
+    m->functions = f;
+    *made = f;
+    return DW_OK;
+}
+static dw_status set_shared(void *of, const char *name, unsigned bytes) {
+    const function *f = of;
+    const unsigned most = (unsigned)f->of->context.shared_bytes;
+    if (bytes <= most) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "kernel %s wants %u bytes of shared memory: %s has %u", name,
+                    bytes, f->of->context.name, most);
+}
+
+static dw_status launch(const dw__launch *l) {
+    const function *f = l->function;
+    dw_emulator *emulator = f->of->emulator;
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    for (int axis = 0; axis < 3; axis++) {
+        options.grid[axis] = l->grid[axis], options.block[axis] = l->block[axis];
+        options.cluster[axis] = l->cluster[axis];
+    }
+    options.shared_bytes = l->shared_bytes;
+    const size_t before = dw_emulator_finding_count(emulator);
+    dw_status status = dw_emulator_launch(f->module, f->name, &options, l->arguments, NULL);
+    dw_finding finding;
+    if (dw_emulator_finding(emulator, before, &finding) != DW_OK) return status;
+    char text[1200];
+    dw_finding_text(&finding, text, sizeof text);
+    return dw__fail(DW_INTERNAL, "%s", text);
+}
+
+static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
+    static const int types[] = {[DW__MAP_F16] = 6, [DW__MAP_BF16] = 9, [DW__MAP_F32] = 7};
+    dw_emulator_tensor_shape made = {.size_of = sizeof made,
+                                     .element = types[shape->element],
+                                     .rank = shape->rank,
+                                     .address = shape->address,
+                                     .swizzle = shape->swizzle_bytes == 128  ? 3
+                                                : shape->swizzle_bytes == 64 ? 2
+                                                : shape->swizzle_bytes == 32 ? 1
+                                                                             : 0};
+    for (int axis = 0; axis < shape->rank; axis++) {
+        made.size[axis] = shape->size[axis], made.box[axis] = shape->box[axis], made.step[axis] = 1;
+        if (axis > 0) made.stride[axis - 1] = shape->stride[axis - 1];
+    }
+    return dw_emulator_tensor_map(&made, map->bytes);
+}
+
+/* ---- one table for each architecture ----------------------------------------------------------------- */
+
+#define EMULATED(gpu, text, index, sms)                                                            \
+    static emulated gpu = {.architecture = text, .sm_count = sms, .once = PTHREAD_ONCE_INIT};      \
+    static void gpu##_start(void) { start(&gpu, index); }                                          \
+    static dw_status gpu##_open(void) {                                                            \
+        pthread_once(&gpu.once, gpu##_start);                                                      \
+        return ready(&gpu);                                                                        \
+    }                                                                                              \
+    static dw_status gpu##_context(const dw__context **context) {                                  \
+        DW_RETURN_IF_FAILED(gpu##_open());                                                         \
+        *context = &gpu.context;                                                                   \
+        return DW_OK;                                                                              \
+    }                                                                                              \
+    static dw_status gpu##_allocate(size_t bytes, void **memory) {                                 \
+        DW_RETURN_IF_FAILED(gpu##_open());                                                         \
+        return dw_emulator_allocate(gpu.emulator, bytes, memory);                                  \
+    }                                                                                              \
+    static void gpu##_release(void *memory, size_t bytes) {                                        \
+        (void)bytes;                                                                               \
+        dw_emulator_release(gpu.emulator, memory);                                                 \
+    }                                                                                              \
+    static dw_status gpu##_copy(void *to, const void *from, size_t bytes) {                        \
+        return dw_emulator_copy(gpu.emulator, to, from, bytes);                                    \
+    }                                                                                              \
+    static dw_status gpu##_fill(void *memory, int byte, size_t bytes) {                            \
+        return dw_emulator_fill(gpu.emulator, memory, byte, bytes);                                \
+    }                                                                                              \
+    static dw_status gpu##_copy_in(void *to, const void *host, size_t bytes, void *stream) {       \
+        (void)stream;                                                                              \
+        return dw_emulator_copy_in(gpu.emulator, to, host, bytes);                                 \
+    }                                                                                              \
+    static dw_status gpu##_copy_out(void *host, const void *from, size_t bytes, void *stream) {    \
+        (void)stream;                                                                              \
+        return dw_emulator_copy_out(gpu.emulator, host, from, bytes);                              \
+    }                                                                                              \
+    static dw_status gpu##_fill_on(void *memory, int byte, size_t bytes, void *stream) {           \
+        (void)stream;                                                                              \
+        return dw_emulator_fill(gpu.emulator, memory, byte, bytes);                                \
+    }                                                                                              \
+    static dw_status gpu##_load(const void *image, const char *file, void **made) {                \
+        DW_RETURN_IF_FAILED(gpu##_open());                                                         \
+        return load(&gpu, image, file, made);                                                      \
+    }                                                                                              \
+    static dw_status gpu##_function(void *of, const char *kernel, void **made) {                   \
+        return find_function(&gpu, of, kernel, made);                                              \
+    }                                                                                              \
+    const dw_device dw__device_##gpu = {                                                           \
+        .version = DW_DEVICE_VERSION,                                                              \
+        .name = "emulator:" text,                                                                  \
+        .allocate = gpu##_allocate,                                                                \
+        .release = gpu##_release,                                                                  \
+        .copy = gpu##_copy,                                                                        \
+        .fill = gpu##_fill,                                                                        \
+        .open = gpu##_open,                                                                        \
+        .context = gpu##_context,                                                                  \
+        .copy_in = gpu##_copy_in,                                                                  \
+        .copy_out = gpu##_copy_out,                                                                \
+        .fill_on = gpu##_fill_on,                                                                  \
+        .stream_create = handle,                                                                   \
+        .stream_destroy = drop,                                                                    \
+        .stream_synchronize = done,                                                                \
+        .stream_wait = wait_for,                                                                   \
+        .event_create = handle,                                                                    \
+        .event_destroy = drop,                                                                     \
+        .event_record = record,                                                                    \
+        .event_seconds = seconds_between,                                                          \
+        .module_load = gpu##_load,                                                                 \
+        .module_unload = unload,                                                                   \
+        .module_function = gpu##_function,                                                         \
+        .function_shared = set_shared,                                                             \
+        .launch = launch,                                                                          \
+        .tensor_map = tensor_map,                                                                  \
+        .capture_relax = relax,                                                                    \
+        .capture_restore = restore,                                                                \
+    };
+EMULATED(emulator_sm_90a, "sm_90a", 0, 132)
+EMULATED(emulator_sm_100a, "sm_100a", 1, 148)
+EMULATED(emulator_sm_103a, "sm_103a", 2, 148)
+EMULATED(emulator_sm_120a, "sm_120a", 3, 188)
