@@ -20,6 +20,7 @@ typedef struct kernel {
     const char *name, *body;
     uint32_t threads, cluster, words;
     uint32_t (*expected)(const uint32_t *in, uint32_t index);
+    const char *architecture; /* NULL: sm_90a */
 } kernel;
 
 /* `from` becomes `to`; every finding is then of `kind` (or one of two), or of `also`; one of `kind` names the lines that have `line`
@@ -29,7 +30,7 @@ typedef struct mistake {
 } mistake;
 
 #define HEAD                                                                                       \
-    ".version 8.7\n.target sm_90a\n.address_size 64\n"                                             \
+    ".address_size 64\n"                                                                           \
     ".extern .shared .align 128 .b8 dynamic[];\n.shared .align 8 .b8 barriers[64];\n"              \
     ".visible .entry f(.param .u64 in, .param .u64 out)\n{\n.reg .pred %p<20>;\n"                  \
     ".reg .b32 %r<60>;\n.reg .f32 %f<20>;\n.reg .b64 %rd<20>;\n"                                   \
@@ -38,18 +39,23 @@ typedef struct mistake {
     "mov.u32 %r5, dynamic;\nmul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd1, %rd3;\n"               \
     "add.s64 %rd5, %rd2, %rd3;\n"
 
+#define VERSION ".version 9.0\n.target %s\n"
+static const char *architecture_of(const kernel *k) {
+    return k->architecture ? k->architecture : "sm_90a";
+}
+
 static char *with_mistake(const kernel *k, const mistake *m) {
-    const size_t room = sizeof HEAD + strlen(k->body) + 16 + (m ? strlen(m->to) : 0);
+    const size_t room = sizeof HEAD + strlen(k->body) + 100 + (m ? strlen(m->to) : 0);
     char *text = malloc(room);
     assert_non_null(text);
     if (!m) {
-        snprintf(text, room, "%s%sret;\n}\n", HEAD, k->body);
+        snprintf(text, room, VERSION "%s%sret;\n}\n", architecture_of(k), HEAD, k->body);
         return text;
     }
     const char *at = strstr(k->body, m->from);
     if (!at) fail_msg("%s, %s: the kernel has no \"%s\"", k->name, m->what, m->from);
-    snprintf(text, room, "%s%.*s%s%sret;\n}\n", HEAD, (int)(at - k->body), k->body, m->to,
-             at + strlen(m->from));
+    snprintf(text, room, VERSION "%s%.*s%s%sret;\n}\n", architecture_of(k), HEAD,
+             (int)(at - k->body), k->body, m->to, at + strlen(m->from));
     return text;
 }
 
@@ -105,7 +111,7 @@ static void run(const kernel *k, const mistake *m, uint64_t seed) {
     char *text = with_mistake(k, m);
     options.seed = seed;
     for (int i = 0; i < WORDS; i++) in[i] = (uint32_t)rand() | 1;
-    assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
+    assert_int_equal(dw_emulator_create(architecture_of(k), &options, &emulator), DW_OK);
     if (dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module) != DW_OK)
         fail_msg("%s: %s", k->name, dw_last_error());
     for (int i = 0; i < 2; i++)
@@ -186,7 +192,8 @@ static const kernel pipeline = {
     96,
     1,
     64,
-    sum_of_blocks};
+    sum_of_blocks,
+    NULL};
 
 static void copies_are_waited_for(void **state) {
     (void)state;
@@ -227,7 +234,8 @@ static const kernel fetch = {
     128,
     1,
     128,
-    copied};
+    copied,
+    NULL};
 
 static void a_copy_is_waited_for(void **state) {
     (void)state;
@@ -277,7 +285,8 @@ static const kernel epilogue = {
     128,
     1,
     256,
-    stored};
+    stored,
+    NULL};
 
 static void stores_through_the_other_proxy_are_fenced(void **state) {
     (void)state;
@@ -321,7 +330,8 @@ static const kernel handover = {
     128,
     1,
     64,
-    handed};
+    handed,
+    NULL};
 
 static void barriers_order(void **state) {
     (void)state;
@@ -356,7 +366,8 @@ static const kernel parts = {
     64,
     1,
     32,
-    halves};
+    halves,
+    NULL};
 
 static void parts_of_words_differ(void **state) {
     (void)state;
@@ -403,7 +414,8 @@ static const kernel product = {
     128,
     1,
     128,
-    product_word};
+    product_word,
+    NULL};
 
 static void products_are_waited_for(void **state) {
     (void)state;
@@ -414,6 +426,72 @@ static void products_are_waited_for(void **state) {
         {"written while a product reads", WAIT, "", "race", NULL, "{%f3", "[%r8+0]"},
     };
     run_all(&product, mistakes, COUNT(mistakes));
+}
+
+/* The same of a tensor pipe: A of 128 x 16, B of 16 x 16. */
+#define ROW(address)                                                                               \
+    "st.shared.v4.u32 [" address "], {%r7, %r7, %r7, %r7};\n"                                      \
+    "st.shared.v4.u32 [" address "+128], {%r7, %r7, %r7, %r7};\n"
+#define DONE "$wait:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
+
+static uint32_t tensor_word(const uint32_t *in, uint32_t i) {
+    const float d = 32.0f * (float)(1 + i % 4);
+    uint32_t bits;
+    (void)in;
+    memcpy(&bits, &d, sizeof bits);
+    return bits;
+}
+
+static const kernel tensor_product = {
+    "tensor product",
+    "setp.ne.u32 %p9, %r5, %r5;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra $begun;\n"
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
+    "shl.b32 %r6, %r3, 4;\nadd.u32 %r6, %r5, %r6;\nmov.u32 %r10, 0x40004000;\n"
+    "st.shared.v4.u32 [%r6+4096], {%r10, %r10, %r10, %r10};\n"
+    "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $begun;\n" INIT_FULL
+    "fence.mbarrier_init.release.cluster;\n$begun:\n"
+    "and.b32 %r6, %r1, 3;\nadd.u32 %r6, %r6, 1;\ncvt.rn.f32.u32 %f1, %r6;\n"
+    "cvt.rn.bf16x2.f32 %r7, %f1, %f1;\nshr.u32 %r8, %r1, 3;\nshl.b32 %r8, %r8, 8;\n"
+    "and.b32 %r9, %r1, 7;\nshl.b32 %r9, %r9, 4;\nadd.u32 %r8, %r8, %r9;\n"
+    "add.u32 %r8, %r5, %r8;\n" ROW(
+        "%r8") "fence.proxy.async.shared::cta;\ntcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
+               "tcgen05.fence::after_thread_sync;\nld.shared.u32 %r14, [%r4+32];\n"
+               "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $wait;\nshr.u32 %r9, %r5, 4;\n"
+               "cvt.u64.u32 %rd9, %r9;\nor.b64 %rd10, %rd9, 0x401000080000;\nadd.s64 %rd11, %rd10, "
+               "256;\n"
+               "mov.u32 %r20, 0x08040490;\n"
+               "tcgen05.mma.cta_group::1.kind::f16 [%r14], %rd10, %rd11, %r20, %p9;\n"
+               "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4];\n" DONE
+               "tcgen05.fence::after_thread_sync;\nadd.u32 %r7, %r7, 1;\nmov.u32 %r12, %r8;\n" ROW(
+                   "%r12") "and.b32 %r21, %r1, 96;\nshl.b32 %r21, %r21, 16;\nadd.u32 %r21, %r21, "
+                           "%r14;\n"
+                           "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r22}, "
+                           "[%r21];\ntcgen05.wait::ld.sync.aligned;\n"
+                           "st.global.u32 [%rd5], "
+                           "%r22;\ntcgen05.fence::before_thread_sync;\nbar.sync 1;\n"
+                           "@%p1 bra $end;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r14, "
+                           "32;\n$end:\n",
+    128,
+    1,
+    128,
+    tensor_word,
+    "sm_100a"};
+
+static void tensor_products_are_waited_for(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"no proxy fence", "fence.proxy.async.shared::cta;\n", "", "missing fence", NULL,
+         "tcgen05.mma", "[%r6+4096]"},
+        {"the fence comes before the write", ROW("%r8") "fence.proxy.async.shared::cta;\n",
+         "fence.proxy.async.shared::cta;\n" ROW("%r8"), "missing fence", NULL, "tcgen05.mma",
+         "[%r8]"},
+        {"nobody waits", DONE, "$wait:\n", "race", "undefined tensor memory", "tcgen05.mma",
+         "[%r12]"},
+        {"waits for the phase before", "%p3, [%r4], 0", "%p3, [%r4], 1", "race",
+         "undefined tensor memory", "tcgen05.mma", "[%r12]"},
+    };
+    run_all(&tensor_product, mistakes, COUNT(mistakes));
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */
@@ -432,7 +510,8 @@ static const kernel exchange = {
     32,
     2,
     64,
-    exchanged};
+    exchanged,
+    NULL};
 
 static void clusters_are_ordered(void **state) {
     (void)state;
@@ -467,7 +546,8 @@ static const kernel telling = {
     32,
     2,
     32,
-    told};
+    told,
+    NULL};
 
 static void mbarriers_reach_the_cluster(void **state) {
     (void)state;
@@ -484,6 +564,62 @@ static void mbarriers_reach_the_cluster(void **state) {
     run_all(&telling, mistakes, COUNT(mistakes));
 }
 
+/* A phase that is waited for ends, and no other before it is seen to. */
+static uint32_t waited_for(const uint32_t *in, uint32_t i) { return in[i + 32]; }
+static const kernel turn = {
+    "turn",
+    "setp.ne.u32 %p1, %r2, 0;\nsetp.ne.u32 %p2, %r1, 0;\n@%p2 bra $ready;\n"
+    "mbarrier.init.shared.b64 [%r4], 32;\n$ready:\nbar.sync 0;\nshl.b32 %r6, %r3, 2;\n"
+    "add.u32 %r8, %r5, %r6;\n@!%p1 bra $wait;\nld.global.u32 %r9, [%rd4];\n"
+    "st.shared.u32 [%r8], %r9;\nmbarrier.arrive.shared.b64 _, [%r4];\nbra $end;\n"
+    "$wait:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
+    "ld.shared.u32 %r9, [%r8];\nst.global.u32 [%rd5], %r9;\n$end:\n",
+    64,
+    1,
+    32,
+    waited_for,
+    NULL};
+
+static void phases_are_not_missed(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"two phases", "mbarrier.arrive.shared.b64 _, [%r4];\n",
+         "mbarrier.arrive.shared.b64 _, [%r4];\nmbarrier.arrive.shared.b64 _, [%r4];\n",
+         "mbarrier deadlock", NULL, "mbarrier.try_wait", NULL},
+        {"a phase that never ends", "mbarrier.init.shared.b64 [%r4], 32",
+         "mbarrier.init.shared.b64 [%r4], 33", "deadlock", NULL, "mbarrier.try_wait", NULL},
+        {"nothing is left of it", "ld.shared.u32 %r9",
+         "@!%p2 mbarrier.inval.shared.b64 [%r4];\nmbarrier.arrive.shared.b64 _, [%r4+0];\n"
+         "ld.shared.u32 %r9",
+         "mbarrier", NULL, "[%r4+0]", NULL},
+    };
+    run_all(&turn, mistakes, COUNT(mistakes));
+}
+
+/* ---- without the checker -------------------------------------------------------------------- */
+
+static void it_can_be_left_out(void **state) {
+    dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+    dw_emulator_launch_options launch = DW_EMULATOR_LAUNCH_DEFAULT;
+    static const mistake racing = {"no barrier", "bar.sync 0;\n", "", "", NULL, "", NULL};
+    dw_emulator *emulator;
+    dw_emulator_module *module;
+    void *memory;
+    (void)state;
+    char *text = with_mistake(&parts, &racing);
+    options.check = false;
+    assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
+    assert_int_equal(dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module), DW_OK);
+    assert_int_equal(dw_emulator_allocate(emulator, 4 * WORDS, &memory), DW_OK);
+    launch.block[0] = 64;
+    launch.shared_bytes = 8192;
+    assert_int_equal(dw_emulator_launch(module, "f", &launch, (void *[]){&memory, &memory}, NULL),
+                     DW_OK);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    dw_emulator_destroy(emulator);
+    free(text);
+}
+
 /* ---- cp.async and atomic operations ---------------------------------------------------------- */
 
 static uint32_t fetched(const uint32_t *in, uint32_t i) { return in[i ^ 32]; }
@@ -496,7 +632,8 @@ static const kernel fetching = {
     64,
     1,
     64,
-    fetched};
+    fetched,
+    NULL};
 
 static void small_copies_are_waited_for(void **state) {
     (void)state;
@@ -524,7 +661,8 @@ static const kernel summing = {
     64,
     1,
     64,
-    summed};
+    summed,
+    NULL};
 
 static void atomic_operations_are_no_races(void **state) {
     (void)state;
@@ -548,8 +686,11 @@ int main(void) {
         cmocka_unit_test(barriers_order),
         cmocka_unit_test(parts_of_words_differ),
         cmocka_unit_test(products_are_waited_for),
+        cmocka_unit_test(tensor_products_are_waited_for),
         cmocka_unit_test(clusters_are_ordered),
         cmocka_unit_test(mbarriers_reach_the_cluster),
+        cmocka_unit_test(phases_are_not_missed),
+        cmocka_unit_test(it_can_be_left_out),
         cmocka_unit_test(small_copies_are_waited_for),
         cmocka_unit_test(atomic_operations_are_no_races),
     };
