@@ -24,6 +24,8 @@ foreach(name IN LISTS device_sources)
     math(EXPR index "${index} + 1")
 endforeach()
 
+set_property(GLOBAL PROPERTY deepwell_device_files ${device_files})
+
 # Generates C files into the caller's list `device_embedded`; the compiler does not tell what the assembler reads.
 function(deepwell_embedded name content files)
     set(path ${PROJECT_BINARY_DIR}/src/${name}.c)
@@ -54,26 +56,52 @@ foreach(form module ptx)
 endforeach()
 set(module_files "")
 
-# SOURCE below cuda/, then NAME=VALUE sorted by name, as dw__jit_variant_name() has them.
-function(deepwell_add_module source)
+# Compiles SOURCE (below cuda/) for ARCH with NAME=VALUE, sorted by name as dw__jit_variant_name() has them, to
+# PATH.cubin and PATH.ptx, PATH into the caller's `result`; with nvcc or NVRTC.
+function(deepwell_compile_module result arch source)
     get_filename_component(stem ${source} NAME_WE)
     list(JOIN ARGN "." defines)
-    set(name ${stem}.sm_90a.${defines})
+    set(name ${stem}.${arch}.${defines})
     set(path ${PROJECT_BINARY_DIR}/cubins/${name})
+    get_property(device_files GLOBAL PROPERTY deepwell_device_files)
     if(DEEPWELL_NVCC)
         list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE flags)
-        set(compile ${DEEPWELL_NVCC} -arch=sm_90a -std=c++17 ${flags}
+        set(compile ${DEEPWELL_NVCC} -arch=${arch} -std=c++17 ${flags}
             -I${PROJECT_SOURCE_DIR}/cuda -I${PROJECT_SOURCE_DIR}/cuda/common
             ${PROJECT_SOURCE_DIR}/cuda/${source})
         set(commands COMMAND ${compile} -cubin -lineinfo -o ${path}.cubin
                      COMMAND ${compile} -ptx -o ${path}.ptx)
     else() # not run again whenever the tool is linked again
         set(commands COMMAND ${CMAKE_COMMAND} -E env DEEPWELL_NVRTC=${DEEPWELL_NVRTC}
-                             $<TARGET_FILE:deepwell_compile_variant> ${source} ${path} ${ARGN})
+                             $<TARGET_FILE:deepwell_compile_variant> ${arch} ${source} ${path} ${ARGN})
     endif()
     add_custom_command(OUTPUT ${path}.cubin ${path}.ptx ${commands}
         DEPENDS ${device_files} ${PROJECT_SOURCE_DIR}/src/jit/jit_compile.c
         COMMENT "Compiling ${name}" VERBATIM)
+    set(${result} ${path} PARENT_SCOPE)
+endfunction()
+
+# Whether modules can be compiled here for sm_100f, the family of Blackwell's data-centre GPUs: CUDA 12.9 and later.
+function(deepwell_has_sm_100f result)
+    set(targets "")
+    if(DEEPWELL_CUBINS STREQUAL "OFF")
+    elseif(DEEPWELL_NVCC)
+        execute_process(COMMAND ${DEEPWELL_NVCC} --list-gpu-arch OUTPUT_VARIABLE targets)
+    elseif(DEEPWELL_NVRTC MATCHES "libnvrtc\\.so\\.1[3-9]") # of 12 the name does not tell 12.9
+        set(targets compute_103)
+    endif()
+    string(FIND "${targets}" compute_103 found)
+    if(found LESS 0)
+        set(${result} OFF PARENT_SCOPE)
+    else()
+        set(${result} ON PARENT_SCOPE)
+    endif()
+endfunction()
+
+# A variant for sm_90a that the library carries.
+function(deepwell_add_module source)
+    deepwell_compile_module(path sm_90a ${source} ${ARGN})
+    get_filename_component(name ${path} NAME)
     list(LENGTH module_files index)
     deepwell_embed(dw_module ${index} ${name} ${path}.cubin)
     deepwell_embed(dw_ptx ${index} ${name} ${path}.ptx)

@@ -1,5 +1,5 @@
 /* While the library is built: a variant of a device source to OUTPUT.cubin and OUTPUT.ptx, by NVRTC, as it would be
- * compiled at first use. `compile_variant SOURCE OUTPUT [NAME=VALUE...]`, for sm_90a. */
+ * compiled at first use. `compile_variant ARCH SOURCE OUTPUT [NAME=VALUE...]`. */
 #include "jit/jit.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,20 +28,20 @@ cleanup:
 int main(int argc, char **argv) {
     dw_status status = DW_OK;
     dw__text source = {0};
-    if (argc < 3 || argc > 3 + DW__JIT_DEFINES) {
-        fprintf(stderr, "usage: compile_variant SOURCE OUTPUT [NAME=VALUE...]\n");
+    if (argc < 4 || argc > 4 + DW__JIT_DEFINES) {
+        fprintf(stderr, "usage: compile_variant ARCH SOURCE OUTPUT [NAME=VALUE...]\n");
         return 2;
     }
-    dw__jit_variant variant = {.source = argv[1], .entry = "", .arch = "sm_90a"};
-    for (int i = 3; i < argc; i++) {
+    dw__jit_variant variant = {.source = argv[2], .entry = "", .arch = argv[1]};
+    for (int i = 4; i < argc; i++) {
         char *equals = strchr(argv[i], '=');
         if (!equals) DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "\"%s\" is no NAME=VALUE", argv[i]));
         *equals = '\0';
         dw__jit_add_define(&variant, argv[i], atoi(equals + 1));
     }
     DW_TRY(dw__jit_expand(variant.source, &source));
-    DW_TRY(write_form(&variant, &source, DW__JIT_CUBIN, argv[2]));
-    DW_TRY(write_form(&variant, &source, DW__JIT_PTX, argv[2]));
+    DW_TRY(write_form(&variant, &source, DW__JIT_CUBIN, argv[3]));
+    DW_TRY(write_form(&variant, &source, DW__JIT_PTX, argv[3]));
 
 cleanup:
     if (status != DW_OK) fprintf(stderr, "compile_variant: %s\n", dw_last_error());

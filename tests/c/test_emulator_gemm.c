@@ -1,0 +1,489 @@
+/* The matrix product of sm_100 (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as the compiler
+ * makes it, the checker on. */
+#include "deepwell/emulator.h"
+#include "deepwell/hardware.h"
+#include "emulated_gemm.h"
+#include "jit/jit.h"
+#include "number/half.h"
+#include "sm100/gemm_params.h"
+#include "sm100/gemm_tiles.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+typedef struct variant {
+    int ctas, tile_n, stages, element, output, activation, bias, residual;
+} variant;
+#define ROW(...) {__VA_ARGS__},
+static const variant variants[] = {EMULATED_GEMM(ROW)};
+
+/* Elements behind each row, which nobody may read or write. */
+enum { PAD = 8 };
+
+typedef struct problem {
+    variant v;
+    int m, n, k, clusters; /* at most so many of the grid */
+    float alpha;
+    bool integers; /* small ones: every sum is exact in F32, and so is D before its rounding */
+    uint64_t seed;
+    const char *without; /* an opcode that is taken out, so that the kernel is wrong; NULL */
+} problem;
+
+/* ---- matrices ------------------------------------------------------------------------------------ */
+
+typedef struct matrix {
+    int rows, columns, pitch; /* pitch in elements */
+    int type;                 /* 0 BF16, 1 F16, 2 F32 */
+    size_t bytes;
+    void *host, *device;
+} matrix;
+
+static int width_of(int type) { return type == 2 ? 4 : 2; }
+
+static float get(const matrix *x, int row, int column) {
+    size_t at = (size_t)row * x->pitch + column;
+    if (x->type == 2) return ((const float *)x->host)[at];
+    uint16_t half = ((const uint16_t *)x->host)[at];
+    return x->type == 1 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
+}
+static void set(const matrix *x, int row, int column, float value) {
+    size_t at = (size_t)row * x->pitch + column;
+    if (x->type == 2)
+        ((float *)x->host)[at] = value;
+    else
+        ((uint16_t *)x->host)[at] = x->type == 1 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
+}
+
+static uint64_t random_word(uint64_t *state) { /* splitmix64 */
+    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+static float random_value(uint64_t *state, bool integers) {
+    uint64_t word = random_word(state);
+    if (integers) return (float)(word % 9) - 4;
+    return (float)(word >> 40) * 0x1p-23f - 1;
+}
+
+/* Rows with NaNs behind them, 16-byte aligned. */
+static void make(matrix *x, dw_emulator *emulator, int rows, int columns, int type) {
+    int chunk = 16 / width_of(type);
+    *x = (matrix){.rows = rows, .columns = columns, .type = type};
+    x->pitch = (columns + PAD + chunk - 1) / chunk * chunk;
+    x->bytes = (size_t)rows * x->pitch * width_of(type);
+    x->host = malloc(x->bytes);
+    assert_non_null(x->host);
+    memset(x->host, 0xFF, x->bytes);
+    assert_int_equal(dw_emulator_allocate(emulator, x->bytes, &x->device), DW_OK);
+}
+static void make_random(matrix *x, dw_emulator *emulator, int rows, int columns, int type,
+                        uint64_t *state, bool integers) {
+    make(x, emulator, rows, columns, type);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) set(x, i, j, random_value(state, integers));
+    assert_int_equal(dw_emulator_copy_in(emulator, x->device, x->host, x->bytes), DW_OK);
+}
+
+/* As the driver numbers them: BF16, F16, F32; 128-byte swizzle. */
+static void make_map(const matrix *x, uint32_t box_columns, uint32_t box_rows, void *map) {
+    static const int elements[] = {9, 6, 7};
+    dw_emulator_tensor_shape shape = {
+        .size_of = sizeof shape,
+        .element = elements[x->type],
+        .rank = 2,
+        .address = x->device,
+        .size = {(uint64_t)x->columns, (uint64_t)x->rows},
+        .stride = {(uint64_t)x->pitch * width_of(x->type)},
+        .box = {box_columns, box_rows},
+        .step = {1, 1},
+        .swizzle = 3,
+    };
+    assert_int_equal(dw_emulator_tensor_map(&shape, map), DW_OK);
+}
+
+/* ---- the kernel ---------------------------------------------------------------------------------- */
+
+static bool read_ptx(const variant *v, char **text, size_t *bytes) {
+    const char *folder = getenv("DEEPWELL_TEST_PTX");
+    dw__text name = {0};
+    char path[4096];
+#ifdef EMULATED_PTX
+    if (!folder) folder = EMULATED_PTX;
+#endif
+    if (!folder) return false;
+    dw__jit_variant jit = {.source = "sm100/gemm.cu", .arch = "sm_100f"};
+    dw__jit_add_define(&jit, "CTAS", v->ctas);
+    dw__jit_add_define(&jit, "TILE_N", v->tile_n);
+    dw__jit_add_define(&jit, "STAGES", v->stages);
+    dw__jit_add_define(&jit, "ELEMENT", v->element);
+    dw__jit_add_define(&jit, "OUTPUT", v->output);
+    dw__jit_add_define(&jit, "ACTIVATION", v->activation);
+    dw__jit_add_define(&jit, "BIAS", v->bias);
+    dw__jit_add_define(&jit, "RESIDUAL", v->residual);
+    assert_int_equal(dw__jit_variant_name(&jit, &name), DW_OK);
+    snprintf(path, sizeof path, "%s/%s.ptx", folder, name.text);
+    dw__text_free(&name);
+    if (dw__file_read(path, text, bytes) != DW_OK) fail_msg("%s", dw_last_error());
+    return true;
+}
+
+static void expect_no_finding(const dw_emulator *emulator) {
+    size_t count = dw_emulator_finding_count(emulator);
+    for (size_t i = 0; i < count; i++) {
+        dw_finding finding;
+        char text[2000];
+        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
+        dw_finding_text(&finding, text, sizeof text);
+        print_message("%s\n", text);
+    }
+    assert_int_equal(count, 0);
+}
+
+static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
+
+typedef struct run {
+    dw_emulator *emulator;
+    matrix a, b, bias, residual, d;
+    uint64_t instructions;
+} run;
+
+/* Takes every instruction that begins with `opcode` out of the PTX. */
+static void take_out(char *text, const char *opcode) {
+    int count = 0;
+    for (char *at = text; (at = strstr(at, opcode)) != NULL; count++)
+        memset(at, ' ', strcspn(at, ";") + 1);
+    assert_true(count > 0);
+}
+
+static dw_status launch(const problem *p, run *r) {
+    const variant *v = &p->v;
+    dw_emulator_module *module;
+    char *text = NULL;
+    size_t bytes = 0;
+    _Alignas(64) unsigned char map_a[128], map_b[128], map_d[128], map_r[128];
+    const bool swiglu = v->activation == DW_GEMM_SWIGLU;
+    const int box = v->output == 1 ? 32 : 64, tile_columns = swiglu ? v->tile_n / 2 : v->tile_n;
+    make_map(&r->a, DW_GEMM_STEP, DW_GEMM_ROWS, map_a);
+    make_map(&r->b, DW_GEMM_STEP, (uint32_t)(v->ctas == 2 || swiglu ? v->tile_n / 2 : v->tile_n),
+             map_b);
+    make_map(&r->d, (uint32_t)box, 32, map_d);
+    make_map(v->residual ? &r->residual : &r->d, (uint32_t)box, 32, map_r);
+    dw_gemm_params params = {.m = p->m, .n = p->n, .k = p->k, .alpha = p->alpha};
+    params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
+    params.tiles_n = ceil_divide(p->n, tile_columns);
+    params.bias = v->bias ? r->bias.device : NULL;
+    assert_true(read_ptx(v, &text, &bytes));
+    if (p->without) take_out(text, p->without);
+    if (dw_emulator_load(r->emulator, text, bytes, "gemm.ptx", &module) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    free(text);
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    int clusters = params.tiles_m * params.tiles_n;
+    if (clusters > p->clusters) clusters = p->clusters;
+    options.grid[0] = (uint32_t)(clusters * v->ctas);
+    options.block[0] = DW_GEMM_THREADS;
+    options.shared_bytes = DW_GEMM_SHARED_BYTES(v->ctas, v->tile_n, v->stages);
+    dw_status status =
+        dw_emulator_launch(module, "sm100_gemm", &options,
+                           (void *[]){map_a, map_b, map_d, map_r, &params}, &r->instructions);
+    dw_emulator_unload(module);
+    assert_int_equal(dw_emulator_copy_out(r->emulator, r->d.host, r->d.device, r->d.bytes), DW_OK);
+    return status;
+}
+
+/* ---- what it should be ---------------------------------------------------------------------------- */
+
+typedef struct expected {
+    double value, error; /* before D's rounding */
+} expected;
+
+/* alpha sum + bias. Products of two elements are exact in F32. Each of the k additions, and those of alpha and of
+ * the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+static expected scaled_sum(const problem *p, const run *r, int row, int column) {
+    double sum = 0, magnitude = 0;
+    for (int k = 0; k < p->k; k++) {
+        double product = (double)get(&r->a, row, k) * get(&r->b, column, k);
+        sum += product;
+        magnitude += fabs(product);
+    }
+    double bias = p->v.bias ? get(&r->bias, 0, column) : 0;
+    return (expected){p->alpha * sum + bias,
+                      (p->k + 2) * 0x1p-23 * (p->alpha * magnitude + fabs(bias))};
+}
+
+static double gelu(double x) { return x * 0.5 * erfc(-x * 0.70710678118654752); }
+static double gelu_tanh(double x) {
+    return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+}
+
+/* Activations: slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal
+ * err by some 2^-21, which the operations around them leave below 2^-19 of |x|. */
+static expected activated(const problem *p, const run *r, int row, int column) {
+    expected x = scaled_sum(p, r, row, column);
+    switch (p->v.activation) {
+    case DW_GEMM_GELU: return (expected){gelu(x.value), 1.13 * x.error + 0x1p-19 * fabs(x.value)};
+    case DW_GEMM_GELU_TANH:
+        return (expected){gelu_tanh(x.value), 1.13 * x.error + 0x1p-19 * fabs(x.value)};
+    case DW_GEMM_SWIGLU: {
+        expected y = scaled_sum(p, r, row, p->n + column);
+        double silu = x.value / (1 + exp(-x.value));
+        return (expected){silu * y.value,
+                          (1.1 * x.error + 0x1p-19 * fabs(x.value)) * (fabs(y.value) + y.error) +
+                              fabs(silu) * y.error};
+    }
+    default: return x;
+    }
+}
+
+static void check(const problem *p, const run *r) {
+    /* Half a unit in the last place, of the number itself. */
+    static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
+    for (int i = 0; i < p->m; i++) {
+        for (int j = 0; j < p->n; j++) {
+            expected x = activated(p, r, i, j);
+            if (p->v.residual) x.value += get(&r->residual, i, j);
+            float value = get(&r->d, i, j);
+            if (p->integers) {
+                matrix one = {.pitch = 1, .type = r->d.type, .host = &(float){0}};
+                set(&one, 0, 0, (float)x.value);
+                x = (expected){get(&one, 0, 0), 0};
+            } else { /* the sum with the residual is rounded, and then D */
+                x.error += 0x1p-23 * (fabs(x.value) + x.error) +
+                           rounding[r->d.type] * (fabs(x.value) + x.error);
+                if (r->d.type == 1) x.error += 0x1p-25; /* subnormal F16 */
+            }
+            if (!(fabs(value - x.value) <= x.error))
+                fail_msg(
+                    "D[%d][%d] of %d x %d x %d is %.9g, not %.9g within %.3g (CTAS %d, TILE_N %d)",
+                    i, j, p->m, p->n, p->k, value, x.value, x.error, p->v.ctas, p->v.tile_n);
+        }
+        const unsigned char *row = r->d.host;
+        size_t begin = ((size_t)i * r->d.pitch + p->n) * width_of(r->d.type),
+               end = ((size_t)i + 1) * r->d.pitch * width_of(r->d.type);
+        for (size_t at = begin; at < end; at++) assert_int_equal(row[at], 0xFF);
+    }
+}
+
+static void open_run(const problem *p, run *r) {
+    const variant *v = &p->v;
+    uint64_t state = p->seed;
+    int n_b = v->activation == DW_GEMM_SWIGLU ? 2 * p->n : p->n,
+        type_d = v->output ? 2 : v->element;
+    dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+    options.seed = p->seed;
+    *r = (run){0};
+    assert_int_equal(dw_emulator_create("sm_100a", &options, &r->emulator), DW_OK);
+    make_random(&r->a, r->emulator, p->m, p->k, v->element, &state, p->integers);
+    make_random(&r->b, r->emulator, n_b, p->k, v->element, &state, p->integers);
+    make_random(&r->bias, r->emulator, 1, n_b, v->element, &state, p->integers);
+    make_random(&r->residual, r->emulator, p->m, p->n, type_d, &state, p->integers);
+    make(&r->d, r->emulator, p->m, p->n, type_d);
+    assert_int_equal(dw_emulator_copy_in(r->emulator, r->d.device, r->d.host, r->d.bytes), DW_OK);
+}
+static void close_run(run *r) {
+    dw_emulator_destroy(r->emulator);
+    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d};
+    for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
+}
+
+static void expect_right(const problem *p) {
+    run r;
+    open_run(p, &r);
+    dw_status status = launch(p, &r);
+    expect_no_finding(r.emulator);
+    if (status != DW_OK) fail_msg("%s", dw_last_error());
+    check(p, &r);
+    close_run(&r);
+}
+
+/* ---- tests ---------------------------------------------------------------------------------------- */
+
+static void need_ptx(void) {
+    char *text;
+    size_t bytes;
+    if (!read_ptx(&variants[0], &text, &bytes)) {
+        print_message("neither nvcc nor NVRTC of CUDA 13 made PTX of sm_100f\n");
+        skip();
+    }
+    free(text);
+}
+
+/* One element, prime sizes, one past a tile, contractions that are no multiple of a step, rings that go round. */
+static const struct {
+    int m, n, k;
+} shapes[] = {{1, 1, 1}, {128, 64, 64}, {129, 129, 65}, {67, 257, 131}, {257, 61, 709}};
+
+static void each_variant_is_right(bool integers) {
+    need_ptx();
+    for (size_t i = 0; i < DW_COUNT(variants); i++) {
+        if (integers && variants[i].activation != DW_GEMM_LINEAR) continue;
+        for (size_t s = 0; s < DW_COUNT(shapes); s++) {
+            problem p = {.v = variants[i],
+                         .m = shapes[s].m,
+                         .n = shapes[s].n,
+                         .k = shapes[s].k,
+                         .clusters = 148,
+                         .alpha = integers ? 0.5f : 0.37f,
+                         .integers = integers,
+                         .seed = 1 + i + 100 * s};
+            expect_right(&p);
+        }
+    }
+}
+static void random_numbers_are_right(void **state) {
+    (void)state;
+    each_variant_is_right(false);
+}
+static void integers_are_exact(void **state) {
+    (void)state;
+    each_variant_is_right(true);
+}
+
+/* Blocks that take several tiles each: both accumulators, and rings that go on from tile to tile. */
+static void blocks_stay(void **state) {
+    (void)state;
+    need_ptx();
+    for (size_t i = 0; i < DW_COUNT(variants); i++) {
+        problem p = {.v = variants[i],
+                     .m = 517,
+                     .n = 331,
+                     .k = 200,
+                     .clusters = 2,
+                     .alpha = 1,
+                     .seed = 7 + i};
+        expect_right(&p);
+    }
+}
+
+/* Without what it needs the kernel is wrong, and the checker says so. */
+static void mistakes_are_found(void **state) {
+    static const struct {
+        const char *opcode, *kind, *words;
+    } mistakes[] = {
+        {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
+        {"tcgen05.dealloc", "tensor memory", "were not freed"},
+        {"tcgen05.alloc", "undefined", "never written"},
+        {"tcgen05.mma", "undefined", "never written"},
+        {"tcgen05.commit", "deadlock", "1 of 1 arrivals to come"},
+        {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
+        {"mbarrier.arrive.shared", "deadlock", "arrivals to come"},
+        {"mbarrier.init", "mbarrier", "not initialised"},
+    };
+    (void)state;
+    need_ptx();
+    for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
+        problem p = {.v = variants[0],
+                     .m = 300,
+                     .n = 300,
+                     .k = 300,
+                     .clusters = 2,
+                     .alpha = 1,
+                     .seed = 5 + i,
+                     .without = mistakes[i].opcode};
+        run r;
+        dw_finding finding;
+        char text[2000];
+        open_run(&p, &r);
+        (void)launch(&p, &r);
+        if (dw_emulator_finding(r.emulator, 0, &finding) != DW_OK)
+            fail_msg("%s is missing, and nothing was found", mistakes[i].opcode);
+        dw_finding_text(&finding, text, sizeof text);
+        if (strcmp(finding.kind, mistakes[i].kind) != 0 || !strstr(text, mistakes[i].words))
+            fail_msg("without %s: %s", mistakes[i].opcode, text);
+        close_run(&r);
+    }
+}
+
+static void time_is_bounded(void **state) {
+    (void)state;
+    need_ptx();
+    problem p = {.v = {2, 256, 6, 0, 0, 0, 0, 0},
+                 .m = 512,
+                 .n = 512,
+                 .k = 512,
+                 .clusters = 148,
+                 .alpha = 1,
+                 .seed = 3};
+    run r;
+    open_run(&p, &r);
+    clock_t begun = clock(); /* of all threads: other programs do not count */
+    assert_int_equal(launch(&p, &r), DW_OK);
+    double seconds = (double)(clock() - begun) / CLOCKS_PER_SEC;
+    expect_no_finding(r.emulator);
+    print_message("512 x 512 x 512: %.2f s of one core, %.1f million lane-instructions\n", seconds,
+                  (double)r.instructions / 1e6);
+    assert_true(seconds < 5);
+    close_run(&r);
+}
+
+/* ---- accounting ----------------------------------------------------------------------------------- */
+
+typedef struct account {
+    int ctas, tile_n, stages;
+} account;
+#define ACCOUNT(ctas, tile_n, stages) {ctas, tile_n, stages},
+static const account accounts[] = {DW_SM100_GEMM_TILES(ACCOUNT)};
+
+/* What a tile takes of a multiprocessor, and how long a product must take on a B200 at least: of all processors'
+ * rounds the tensor cores' time, or that of reading A and B from shared memory (128 bytes a clock, as on Hopper), or
+ * the time to move A, B and D once. */
+static void tiles_fit(void **state) {
+    (void)state;
+    enum { SIZE = 8192 };
+    dw_hardware *b200;
+    assert_int_equal(dw_hardware_named("b200", &b200), DW_OK);
+    double sms = b200->sm_count.value, rate = b200->rate[DW_RATE_BF16].value,
+           clock = b200->clock.value;
+    print_message(
+        "CTAS TILE_N STAGES  columns  shared bytes  bytes/step  MFLOP/step  shared/tensor time  "
+        "8192^3 on B200\n");
+    for (size_t i = 0; i < DW_COUNT(accounts); i++) {
+        const account *t = &accounts[i];
+        int columns = DW_GEMM_COLUMNS(t->tile_n),
+            shared = DW_GEMM_SHARED_BYTES(t->ctas, t->tile_n, t->stages),
+            stage = DW_GEMM_STAGE_BYTES(t->ctas, t->tile_n);
+        assert_true(columns >= 2 * t->tile_n && columns <= 512 && (columns & (columns - 1)) == 0);
+        assert_true(shared <= DW_GEMM_MOST_SHARED);
+        assert_true(DW_GEMM_SHARED_BYTES(t->ctas, t->tile_n, t->stages + 1) > DW_GEMM_MOST_SHARED ||
+                    t->stages >= 8);
+        assert_int_equal(DW_GEMM_B_BYTES(t->ctas, t->tile_n) % 1024, 0); /* the swizzle's pattern */
+        double flops = 2.0 * DW_GEMM_ROWS * t->tile_n * DW_GEMM_STEP;    /* of a block, a step */
+        double tensor = flops / (rate / sms), shared_time = stage / (128 * clock);
+        double step = tensor > shared_time ? tensor : shared_time;
+        double tiles =
+            ceil((double)SIZE / (t->ctas * DW_GEMM_ROWS)) * ceil((double)SIZE / t->tile_n);
+        double rounds = ceil(tiles / floor(sms / t->ctas));
+        double compute = rounds * (SIZE / DW_GEMM_STEP) * step;
+        double memory = 3.0 * SIZE * SIZE * 2 / b200->memory_bandwidth.value;
+        double bound = compute > memory ? compute : memory;
+        print_message("%4d %6d %6d %8d %13d %11d %11.2f %19.2f  %.0f us, %.0f TFLOP/s\n", t->ctas,
+                      t->tile_n, t->stages, columns, shared, stage, flops / 1e6,
+                      shared_time / tensor, bound * 1e6, 2.0 * SIZE * SIZE * SIZE / bound / 1e12);
+    }
+    dw_hardware_destroy(b200);
+    for (size_t i = 0; i < DW_COUNT(variants); i++) { /* what is tested is what is listed */
+        bool listed = false;
+        for (size_t j = 0; j < DW_COUNT(accounts); j++)
+            listed |= accounts[j].ctas == variants[i].ctas &&
+                      accounts[j].tile_n == variants[i].tile_n &&
+                      accounts[j].stages == variants[i].stages;
+        assert_true(listed);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_fit),          cmocka_unit_test(random_numbers_are_right),
+        cmocka_unit_test(integers_are_exact), cmocka_unit_test(blocks_stay),
+        cmocka_unit_test(mistakes_are_found), cmocka_unit_test(time_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
