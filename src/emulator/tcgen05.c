@@ -151,6 +151,8 @@ static dw__emu_next fence_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
 }
 
 static dw_status translate_tcgen05(dw__emu_translator *t) {
+    const int architecture = t->program->architecture;
+    if (architecture < 100 || architecture >= 120) return dw__emu_unsupported(t);
     if (dw__emu_take(t, "alloc")) return dw__emu_translate_tensor_alloc(t);
     if (dw__emu_take(t, "dealloc")) return dw__emu_translate_tensor_dealloc(t);
     if (dw__emu_take(t, "relinquish_alloc_permit")) return dw__emu_translate_tensor_relinquish(t);

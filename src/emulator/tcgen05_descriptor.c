@@ -135,39 +135,61 @@ static dw_format narrow_format(dw__tensor_format format) {
     }
 }
 
-void dw__tensor_decode_row(dw__tensor_format format, int k, bool spaced, const unsigned char *bytes,
-                           double *values) {
+void dw__tensor_fill_table(dw__tensor_format format, double table[256]) {
     const int bits = dw__tensor_format_bits(format);
+    for (uint32_t code = 0; bits <= 8 && code < 1u << bits; code++)
+        table[code] = format == DW__FORMAT_U8 ? (double)code
+                      : format == DW__FORMAT_S8
+                          ? (double)(int8_t)code
+                          : (double)dw__decode_one(narrow_format(format), code);
+}
+
+/* Elements of 4 and 6 bits. */
+static void decode_narrow(int bits, const double *table, int k, bool spaced,
+                          const unsigned char *bytes, double *values) {
+    const unsigned mask = (1u << bits) - 1;
+    for (int i = 0; i < k; i++) {
+        if (spaced) {
+            values[i] = table[bytes[i] >> dw__tensor_spaced_shift(bits) & mask];
+            continue;
+        }
+        /* Of 32 elements each sixteen have sixteen bytes; 64 are packed. */
+        const int first = k == 64 ? 0 : i / 16 * 16, at = (k == 64 ? i : i % 16) * bits;
+        unsigned word = bytes[first + at / 8];
+        if (at % 8 + bits > 8) word |= (unsigned)bytes[first + at / 8 + 1] << 8;
+        values[i] = table[word >> at % 8 & mask];
+    }
+}
+
+void dw__tensor_decode_row(dw__tensor_format format, const double *table, int k, bool spaced,
+                           const unsigned char *bytes, double *values) {
     uint16_t half;
     uint32_t word;
-    for (int i = 0; i < k; i++) {
-        switch (format) {
-        case DW__FORMAT_F16:
+    switch (format) {
+    case DW__FORMAT_F16:
+        for (int i = 0; i < k; i++) {
             memcpy(&half, bytes + 2 * i, 2);
             values[i] = (double)dw__f16_to_f32(half);
-            break;
-        case DW__FORMAT_BF16:
+        }
+        break;
+    case DW__FORMAT_BF16:
+        for (int i = 0; i < k; i++) {
             memcpy(&half, bytes + 2 * i, 2);
             values[i] = (double)dw__bf16_to_f32(half);
-            break;
-        case DW__FORMAT_TF32: /* the 13 bits that TF32 lacks are not looked at */
+        }
+        break;
+    case DW__FORMAT_TF32: /* the 13 bits that TF32 lacks are not looked at */
+        for (int i = 0; i < k; i++) {
             memcpy(&word, bytes + 4 * i, 4);
             values[i] = (double)dw__f32_from_bits(word & ~(uint32_t)0x1FFF);
-            break;
-        case DW__FORMAT_U8: values[i] = bytes[i]; break;
-        case DW__FORMAT_S8: values[i] = (signed char)bytes[i]; break;
-        default: {
-            if (bits < 8 && spaced) {
-                word = bytes[i] >> dw__tensor_spaced_shift(bits);
-            } else {
-                /* Of 32 elements each sixteen have sixteen bytes; 64 are packed. */
-                const int first = k == 64 ? 0 : i / 16 * 16, at = (k == 64 ? i : i % 16) * bits;
-                word = bytes[first + at / 8];
-                if (at % 8 + bits > 8) word |= (uint32_t)bytes[first + at / 8 + 1] << 8;
-                word >>= at % 8;
-            }
-            values[i] = (double)dw__decode_one(narrow_format(format), word & ((1u << bits) - 1));
         }
-        }
+        break;
+    case DW__FORMAT_E2M3:
+    case DW__FORMAT_E3M2:
+    case DW__FORMAT_E2M1:
+        decode_narrow(dw__tensor_format_bits(format), table, k, spaced, bytes, values);
+        break;
+    default:
+        for (int i = 0; i < k; i++) values[i] = table[bytes[i]];
     }
 }

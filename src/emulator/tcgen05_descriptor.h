@@ -58,10 +58,13 @@ const char *dw__tensor_instruction_decode(const dw__tensor_form *form, uint32_t 
                                           dw__tensor_instruction *out);
 /* Of an element: 32, 16, 8, 6, 4. */
 int dw__tensor_format_bits(dw__tensor_format format);
-/* Values of the K elements of one row's DW__TENSOR_K_BYTES bytes. `spaced`: elements of 4 and 6 bits have a byte each,
- * in the middle of which they lie, as tensor memory has them for other kinds than those of 4 bits alone. */
-void dw__tensor_decode_row(dw__tensor_format format, int k, bool spaced, const unsigned char *bytes,
-                           double *values);
+/* What every code of a format of 8 bits and fewer stands for. */
+void dw__tensor_fill_table(dw__tensor_format format, double table[256]);
+/* Values of the K elements of one row's DW__TENSOR_K_BYTES bytes, by the format's table. `spaced`: elements of 4 and 6
+ * bits have a byte each, in the middle of which they lie, as tensor memory has them for other kinds than those of 4
+ * bits alone. */
+void dw__tensor_decode_row(dw__tensor_format format, const double *table, int k, bool spaced,
+                           const unsigned char *bytes, double *values);
 /* How far to the left an element lies in a byte of its own. */
 static inline int dw__tensor_spaced_shift(int bits) { return (8 - bits) / 2; }
 

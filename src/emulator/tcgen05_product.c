@@ -198,12 +198,30 @@ static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
     }
 }
 
+/* Sums of a row, or of the fold of one, from cells that lie beside each other. */
+static void read_sums(const product *p, const uint32_t *cells, uint32_t count, double *sums) {
+    const double shift = ldexp(1, -p->op->shift);
+    if (p->i.d == DW__SUM_F32)
+        for (uint32_t i = 0; i < count; i++) sums[i] = shift * (double)dw__f32_from_bits(cells[i]);
+    else
+        for (uint32_t i = 0; i < count; i++) sums[i] = shift * sum_value(p, cells[i]);
+}
+
+/* sums[n] += a[k] times b[k][n]. */
+static void add_row(const double *a, double (*b)[MOST_N], uint32_t k_count, uint32_t n,
+                    double *sums) {
+    for (uint32_t k = 0; k < k_count; k += 4) { /* the K of every kind is a multiple of 8 */
+        const double *b0 = b[k], *b1 = b[k + 1], *b2 = b[k + 2], *b3 = b[k + 3];
+        for (uint32_t i = 0; i < n; i++)
+            sums[i] += (a[k] * b0[i] + a[k + 1] * b1[i]) + (a[k + 2] * b2[i] + a[k + 3] * b3[i]);
+    }
+}
+
 /* D of one block: a[row][k] times b[k][column], scaled already. */
 static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
                      double (*b)[MOST_N]) {
     const uint32_t n = (uint32_t)p->i.n, k_count = (uint32_t)p->i.k, folds = folds_of(p, rows),
                    per_fold = n / folds, first = p->d_address >> 16, column = p->d_address & 0xFFFF;
-    const double shift = ldexp(1, -p->op->shift);
     dw__tensor_user user = dw__tensor_user_of_work(&p->work);
     uint32_t undefined = 0;
     if (!dw__emu_tensor_holds(cta, &user, "D", first, is_spread(p) ? 112 : DW__TENSOR_LANES, column,
@@ -211,23 +229,20 @@ static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t row
         return false;
     struct dw__emu_tensor *tensor = cta->tensor;
     for (uint32_t row = 0; row < rows; row++) {
-        double sums[MOST_N];
-        const uint32_t lane = first + lane_of(p, row);
-        for (uint32_t i = 0; i < n; i++) {
-            sums[i] = 0;
-            if (!p->accumulate) continue;
-            const uint32_t at = lane + i / per_fold * rows, c = column + i % per_fold;
-            undefined += !dw__emu_tensor_defined(tensor, at, c);
-            sums[i] = shift * sum_value(p, tensor->cells[at][c]);
+        double sums[MOST_N] = {0};
+        for (uint32_t fold = 0; p->accumulate && fold < folds; fold++) {
+            const uint32_t lane = first + lane_of(p, row) + fold * rows;
+            undefined += dw__emu_tensor_count_undefined(tensor, lane, column, per_fold);
+            read_sums(p, &tensor->cells[lane][column], per_fold, sums + fold * per_fold);
         }
-        for (uint32_t k = 0; k < k_count; k++) {
-            const double x = a[row * k_count + k];
-            for (uint32_t i = 0; i < n; i++) sums[i] += x * b[k][i];
-        }
-        for (uint32_t i = 0; i < n; i++) {
-            const uint32_t at = lane + i / per_fold * rows, c = column + i % per_fold;
-            if (p->disabled[4 * block + at / 32] >> at % 32 & 1) continue;
-            dw__emu_tensor_write(tensor, at, c, sum_bits(p, tensor->cells[at][c], sums[i]));
+        add_row(a + row * k_count, b, k_count, n, sums);
+        for (uint32_t fold = 0; fold < folds; fold++) {
+            const uint32_t lane = first + lane_of(p, row) + fold * rows;
+            if (p->disabled[4 * block + lane / 32] >> lane % 32 & 1) continue;
+            uint32_t *cells = &tensor->cells[lane][column];
+            for (uint32_t i = 0; i < per_fold; i++)
+                cells[i] = sum_bits(p, cells[i], sums[fold * per_fold + i]);
+            dw__emu_tensor_define(tensor, lane, column, per_fold);
         }
     }
     dw__emu_tensor_undefined(&user, "a product adds to D in", p->d_address, undefined);
@@ -241,6 +256,7 @@ typedef struct buffers {
     double b[MOST_K][MOST_N], scaled_b[MOST_K][MOST_N];
     double a[DW__TENSOR_LANES * MOST_K];
     double a_scales[DW__TENSOR_LANES][4], b_scales[MOST_N][4];
+    double table[256];
 } buffers;
 
 /* B as [k][n]: each block of a pair has half of the columns. */
@@ -251,8 +267,10 @@ static bool read_b(product *p, buffers *s) {
         if (!read_shared(p, p->pair[block], &p->b, p->i.b, share,
                          s->bytes + block * share * DW__TENSOR_K_BYTES))
             return false;
+    dw__tensor_fill_table(p->i.b, s->table);
     for (uint32_t column = 0; column < n; column++) {
-        dw__tensor_decode_row(p->i.b, p->i.k, false, s->bytes + column * DW__TENSOR_K_BYTES, row);
+        dw__tensor_decode_row(p->i.b, s->table, p->i.k, false,
+                              s->bytes + column * DW__TENSOR_K_BYTES, row);
         for (int k = 0; k < p->i.k; k++) s->b[k][column] = p->i.b_negated ? -row[k] : row[k];
     }
     return true;
@@ -267,9 +285,10 @@ static bool multiply_block(product *p, buffers *s, int block) {
                                 : !read_shared(p, cta, &p->a, p->i.a, rows, s->bytes))
         return false;
     if (p->op->form.a_shifted) shift_a(p, cta->tensor);
+    dw__tensor_fill_table(p->i.a, s->table);
     for (uint32_t row = 0; row < rows; row++) {
         double *values = s->a + row * k_count;
-        dw__tensor_decode_row(p->i.a, p->i.k, p->op->form.a_in_tensor && p->i.k < 64,
+        dw__tensor_decode_row(p->i.a, s->table, p->i.k, p->op->form.a_in_tensor && p->i.k < 64,
                               s->bytes + row * DW__TENSOR_K_BYTES, values);
         for (uint32_t k = 0; p->i.a_negated && k < k_count; k++) values[k] = -values[k];
     }

@@ -63,5 +63,32 @@ static inline void dw__emu_tensor_write(struct dw__emu_tensor *tensor, uint32_t 
     tensor->cells[lane][column] = value;
     tensor->defined[lane][column / 8] |= (uint8_t)(1u << column % 8);
 }
+/* Of a row of cells, how many nobody wrote; and that they have been written now. */
+static inline uint32_t dw__emu_tensor_count_undefined(const struct dw__emu_tensor *tensor,
+                                                      uint32_t lane, uint32_t first,
+                                                      uint32_t count) {
+    uint32_t undefined = 0;
+    for (uint32_t column = first; column < first + count;) {
+        if (column % 8 == 0 && column + 8 <= first + count &&
+            tensor->defined[lane][column / 8] == 0xFF) {
+            column += 8;
+            continue;
+        }
+        undefined += !dw__emu_tensor_defined(tensor, lane, column++);
+    }
+    return undefined;
+}
+static inline void dw__emu_tensor_define(struct dw__emu_tensor *tensor, uint32_t lane,
+                                         uint32_t first, uint32_t count) {
+    for (uint32_t column = first; column < first + count;) {
+        if (column % 8 == 0 && column + 8 <= first + count) {
+            tensor->defined[lane][column / 8] = 0xFF;
+            column += 8;
+            continue;
+        }
+        tensor->defined[lane][column / 8] |= (uint8_t)(1u << column % 8);
+        column++;
+    }
+}
 
 #endif

@@ -1125,7 +1125,19 @@ static void what_is_missing_is_refused(void **state) {
         "tcgen05.ld.red.sync.aligned.32x32b.x2.max.u32 {%r4,%r5}, %r6, [%r1];",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd3, %rd4, %r3, %p1, %rd5;",
     };
+    static const char *const without[] = {"sm_90a", "sm_120a"};
     (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        static const char text[] =
+            HEAD ".visible .entry f()\n{ tcgen05.wait::ld.sync.aligned; ret; }\n";
+        dw_emulator *emulator;
+        dw_emulator_module *module;
+        assert_int_equal(dw_emulator_create(without[i], NULL, &emulator), DW_OK);
+        dw_status status = dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module);
+        if (status == DW_OK) status = dw_emulator_has_kernel(module, "f");
+        assert_int_equal(status, DW_UNSUPPORTED);
+        dw_emulator_destroy(emulator);
+    }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char text[1000];
         dw_emulator *emulator;
