@@ -24,9 +24,13 @@ typedef struct dw_emulator_options {
     bool check;  /* look for undefined reads and races, beside what always stops a kernel */
     uint64_t
         seed; /* of the order in which warps and asynchronous work run; the same seed, the same order */
+    /* What kernels print, one call of printf at a time, while the launch lasts; NULL: it is dropped. Calls take
+     * turns. */
+    void (*print)(void *context, const char *text, size_t bytes);
+    void *print_context;
 } dw_emulator_options;
 #define DW_EMULATOR_OPTIONS_DEFAULT                                                                \
-    { sizeof(dw_emulator_options), true, 1 }
+    { sizeof(dw_emulator_options), true, 1, NULL, NULL }
 
 /* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the
  * defaults. */
@@ -51,6 +55,8 @@ DW_API dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *f
 DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from,
                                       size_t bytes);
 DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes);
+/* Whether the range lies within one allocation. */
+DW_API bool dw_emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes);
 
 /* PTX text. DW_PARSE: "NAME, PTX line 12: what: the line". DW_UNSUPPORTED: what the emulator does not have, by
  * name. */
@@ -64,6 +70,12 @@ DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const 
  * limited. */
 DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel,
                                            uint32_t *shared_bytes, uint32_t *local_bytes);
+/* The most threads of a block, and the cluster that the kernel requires (0 0 0: none). */
+DW_API dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char *kernel,
+                                           uint32_t *threads, uint32_t cluster[3]);
+/* Where parameter `index` lies among the parameters, and its bytes. DW_NOT_FOUND: there are not as many. */
+DW_API dw_status dw_emulator_kernel_parameter(const dw_emulator_module *module, const char *kernel,
+                                              uint32_t index, uint32_t *offset, uint32_t *bytes);
 /* The address of a .global or .const variable. DW_NOT_FOUND. */
 DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name,
                                       void **address, size_t *bytes);
@@ -118,6 +130,9 @@ DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index,
 DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
 /* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
 DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);
+/* Writes a file of JSON: architecture, seed, how many launches there were, and every finding, its members named as
+ * those of dw_finding are, with "text". DW_IO. */
+DW_API dw_status dw_emulator_report(const dw_emulator *emulator, const char *path);
 
 #ifdef __cplusplus
 }

@@ -92,6 +92,8 @@ dw_status dw__grow(void **items, size_t *capacity, size_t needed, size_t item_by
 /* Length of the UTF-8 sequence at `text` (RFC 3629), 0 when malformed or a control character. `text` ends
  * with a NUL, which is a control character. */
 int dw__utf8_length(const char *text);
+/* Puts "?" for what is malformed or a control character, so that it may go to any terminal, log or language. */
+void dw__make_plain(char *text);
 /* Growing text buffer. `text` is NUL-terminated after any successful call. */
 typedef struct dw__text {
     char *text;

@@ -9,15 +9,6 @@ enum { MESSAGE_BYTES = 2048 };
 
 static _Thread_local char last_message[MESSAGE_BYTES];
 
-/* So that a message may go to any terminal, log or language as it is. */
-static void make_plain(char *message) {
-    for (char *at = message; *at;) {
-        int length = dw__utf8_length(at);
-        if (length == 0) *at = '?';
-        at += length > 0 ? length : 1;
-    }
-}
-
 dw_status(dw__fail)(dw_status status, const char *format, ...) {
     /* The arguments may point into the old message, so the new one is built beside it. */
     char message[MESSAGE_BYTES];
@@ -25,7 +16,7 @@ dw_status(dw__fail)(dw_status status, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    make_plain(message);
+    dw__make_plain(message);
     memcpy(last_message, message, sizeof message);
     return status;
 }
@@ -45,7 +36,7 @@ dw_status(dw__fail_prefix)(dw_status status, const char *format, ...) {
     if (rest > sizeof prefix - 1 - used) rest = sizeof prefix - 1 - used;
     memcpy(prefix + used, last_message, rest);
     prefix[used + rest] = '\0';
-    make_plain(prefix);
+    dw__make_plain(prefix);
     memcpy(last_message, prefix, used + rest + 1);
     return status;
 }

@@ -16,6 +16,14 @@ int dw__utf8_length(const char *characters) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
+void dw__make_plain(char *text) {
+    for (char *at = text; *at;) {
+        int length = dw__utf8_length(at);
+        if (length == 0) *at = '?';
+        at += length > 0 ? length : 1;
+    }
+}
+
 static dw_status reserve(dw__text *out, size_t more) {
     if (more > SIZE_MAX - out->length - 1) return dw__fail_memory("a text buffer", SIZE_MAX);
     return dw__grow((void **)&out->text, &out->capacity, out->length + more + 1, 1);

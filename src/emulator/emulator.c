@@ -2,6 +2,7 @@
 #include "deepwell/emulator.h"
 #include "emulator/finding.h"
 #include "emulator/machine.h"
+#include "emulator/report.h"
 #include "emulator/tensor_map.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -132,6 +133,10 @@ dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t
     return DW_OK;
 }
 
+bool dw_emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes) {
+    return dw__emu_memory_holds(emulator->memory, memory, bytes);
+}
+
 /* ---- modules ------------------------------------------------------------------------------- */
 
 /* "sm_90a" runs on an emulator of sm_90a alone, "sm_90" on it and what came later, "sm_100f" within its family. */
@@ -187,6 +192,13 @@ void dw_emulator_unload(dw_emulator_module *module) {
     dw__free(module);
 }
 
+/* Of one block. */
+static uint64_t most_threads(const dw__ptx_function *function) {
+    const uint64_t bound =
+        (uint64_t)function->max_threads[0] * function->max_threads[1] * function->max_threads[2];
+    return bound > 0 && bound < 1024 ? bound : 1024;
+}
+
 static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const char *name) {
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
         if (strcmp(module->program->kernels[i].name, name) == 0)
@@ -214,6 +226,28 @@ dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char
     const dw__emu_kernel *kernel = find_kernel(module, name);
     *shared_bytes = kernel->shared_bytes;
     *local_bytes = kernel->local_bytes;
+    return DW_OK;
+}
+
+dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char *name,
+                                    uint32_t *threads, uint32_t cluster[3]) {
+    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+    const dw__emu_kernel *kernel = find_kernel(module, name);
+    const uint64_t bound = most_threads(kernel->function);
+    *threads = (uint32_t)bound;
+    memcpy(cluster, kernel->function->required_cluster, 3 * sizeof *cluster);
+    return DW_OK;
+}
+
+dw_status dw_emulator_kernel_parameter(const dw_emulator_module *module, const char *name,
+                                       uint32_t index, uint32_t *offset, uint32_t *bytes) {
+    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+    const dw__emu_kernel *kernel = find_kernel(module, name);
+    if (index >= kernel->parameter_count)
+        return dw__fail(DW_NOT_FOUND, "kernel %s has %u parameters, and none of index %u", name,
+                        kernel->parameter_count, index);
+    *offset = kernel->parameter_places[index];
+    *bytes = kernel->parameter_sizes[index];
     return DW_OK;
 }
 
@@ -254,14 +288,10 @@ static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *g
                 kernel->name, grid->block[axis], axis, function->required_threads[axis]);
     }
     const uint64_t threads = (uint64_t)grid->block[0] * grid->block[1] * grid->block[2];
-    const uint64_t bound = function->max_threads[0]
-                               ? (uint64_t)function->max_threads[0] * function->max_threads[1] *
-                                     function->max_threads[2]
-                               : 1024;
-    if (threads > (bound < 1024 ? bound : 1024))
+    if (threads > most_threads(function))
         return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: blocks of %llu threads: it takes %llu",
                         kernel->name, (unsigned long long)threads,
-                        (unsigned long long)(bound < 1024 ? bound : 1024));
+                        (unsigned long long)most_threads(function));
     if ((uint64_t)grid->cluster[0] * grid->cluster[1] * grid->cluster[2] > 16)
         return dw__fail(DW_INVALID_ARGUMENT, "kernel %s: clusters of more than 16 blocks",
                         kernel->name);
@@ -284,6 +314,8 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
                          .findings = emulator->findings,
                          .dynamic_shared = options->shared_bytes,
                          .check = emulator->options.check,
+                         .print = emulator->options.print,
+                         .print_context = emulator->options.print_context,
                          .sm_count = architectures[index_of(emulator->architecture)].sm_count};
     for (int axis = 0; axis < 3; axis++) {
         grid.grid[axis] = options->grid[axis];
@@ -301,6 +333,7 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
     grid.id = ++emulator->launches;
     grid.seed = emulator->options.seed + grid.id;
     dw_status status = dw__emu_run_grid(&grid, instructions);
+    dw__emu_memory_collect(emulator->memory);
     pthread_mutex_unlock(&emulator->lock);
     dw__free_aligned(parameters);
     return status;
@@ -343,6 +376,11 @@ dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_find
 }
 void dw_emulator_clear_findings(dw_emulator *emulator) {
     dw__emu_findings_clear(emulator->findings);
+}
+
+dw_status dw_emulator_report(const dw_emulator *emulator, const char *path) {
+    return dw__emu_report(emulator, architectures[index_of(emulator->architecture)].name,
+                          emulator->options.seed, emulator->launches, path);
 }
 
 void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {

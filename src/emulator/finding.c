@@ -65,6 +65,7 @@ static const char *const kinds[] = {
     [DW__FOUND_DIVERGENCE] = "divergence",
     [DW__FOUND_DEADLOCK] = "deadlock",
     [DW__FOUND_TRAP] = "trap",
+    [DW__FOUND_ASSERT] = "assertion",
     [DW__FOUND_INVALID] = "invalid",
 };
 
@@ -102,6 +103,8 @@ static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__e
         made.source_line = in->source_line;
     }
     vsnprintf(made.what, sizeof made.what, format, arguments);
+    dw__make_plain(made.source);
+    dw__make_plain(made.what); /* names and texts of the program are in it */
     keep(grid->findings, &made);
 }
 

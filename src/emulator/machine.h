@@ -167,6 +167,8 @@ struct dw__emu_grid {
     bool check; /* races, undefined reads */
     int sm_count;
     uint64_t id;
+    void (*print)(void *context, const char *text, size_t bytes); /* NULL: nobody listens */
+    void *print_context;
     /* Cluster launch control: the next cluster that nobody has begun. */
     uint64_t next_cluster, cluster_total;
 };
@@ -220,6 +222,10 @@ void dw__emu_memory_destroy(dw__emu_memory *memory);
 dw_status dw__emu_memory_allocate(dw__emu_memory *memory, size_t bytes, void **address);
 /* DW_INVALID_ARGUMENT: nothing was allocated there. */
 dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address);
+/* The same by a kernel, whose warps may still have it in mind: the host's memory is freed by `collect`, when the
+ * launch has ended. */
+dw_status dw__emu_memory_retire(dw__emu_memory *memory, void *address);
+void dw__emu_memory_collect(dw__emu_memory *memory);
 /* Memory of the host's that kernels may use: all of it counts as written. */
 dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t bytes);
 /* Marks as written by the host, or as undefined again. */
@@ -251,6 +257,7 @@ typedef enum dw__emu_finding {
     DW__FOUND_DIVERGENCE,
     DW__FOUND_DEADLOCK,
     DW__FOUND_TRAP,
+    DW__FOUND_ASSERT,
     DW__FOUND_INVALID, /* an operand that the instruction does not take */
 } dw__emu_finding;
 

@@ -19,6 +19,11 @@ struct dw__emu_memory {
         allocation *items; /* by address */
         size_t count, capacity;
     } allocations;
+    struct {
+        allocation *
+            items; /* given back by kernels: the host may not have them before the launch has ended */
+        size_t count, capacity;
+    } retired;
 };
 
 /* ---- allocations --------------------------------------------------------------------------- */
@@ -40,6 +45,8 @@ void dw__emu_memory_destroy(dw__emu_memory *memory) {
     if (!memory) return;
     for (size_t i = 0; i < memory->allocations.count; i++) release(&memory->allocations.items[i]);
     dw__free(memory->allocations.items);
+    dw__emu_memory_collect(memory);
+    dw__free(memory->retired.items);
     pthread_rwlock_destroy(&memory->lock);
     dw__free(memory);
 }
@@ -108,23 +115,42 @@ dw_status dw__emu_memory_register(dw__emu_memory *memory, void *address, size_t 
     return add(memory, &made);
 }
 
-dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address) {
-    allocation found = {0};
+/* Removes it from the list; with `later` it is kept among the retired. */
+static dw_status take_out(dw__emu_memory *memory, void *address, allocation *found, bool later) {
+    dw_status status = DW_OK;
     pthread_rwlock_wrlock(&memory->lock);
     size_t at = position_of(memory, (uintptr_t)address);
     allocation *items = memory->allocations.items;
     bool here = at < memory->allocations.count && items[at].first == (uintptr_t)address;
-    if (here) {
-        found = items[at];
+    if (here && later) status = DW_PUSH(&memory->retired, items[at]);
+    if (here && status == DW_OK) {
+        *found = items[at];
         memmove(items + at, items + at + 1, (--memory->allocations.count - at) * sizeof *items);
     }
     pthread_rwlock_unlock(&memory->lock);
-    if (!here)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "%p was not allocated on the emulated device, or has been given back",
-                        address);
+    return here ? status
+                : dw__fail(DW_INVALID_ARGUMENT,
+                           "%p was not allocated on the emulated device, or has been given back",
+                           address);
+}
+
+dw_status dw__emu_memory_release(dw__emu_memory *memory, void *address) {
+    allocation found;
+    DW_RETURN_IF_FAILED(take_out(memory, address, &found, false));
     release(&found);
     return DW_OK;
+}
+
+dw_status dw__emu_memory_retire(dw__emu_memory *memory, void *address) {
+    allocation found;
+    return take_out(memory, address, &found, true);
+}
+
+void dw__emu_memory_collect(dw__emu_memory *memory) {
+    pthread_rwlock_wrlock(&memory->lock);
+    for (size_t i = 0; i < memory->retired.count; i++) release(&memory->retired.items[i]);
+    memory->retired.count = 0;
+    pthread_rwlock_unlock(&memory->lock);
 }
 
 /* The allocation that holds the address. */

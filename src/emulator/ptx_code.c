@@ -268,7 +268,10 @@ static dw_status read_directive(dw__ptx_parser *p) {
     dw__ptx_space space;
     DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
     if (dw__ptx_is_word(&p->lex, "loc")) return read_loc(p);
-    if (dw__ptx_is_word(&p->lex, "pragma")) return skip_statement(p);
+    /* The latter belong to calls and branches through addresses, which are refused where they stand. */
+    if (dw__ptx_is_word(&p->lex, "pragma") || dw__ptx_is_word(&p->lex, "callprototype") ||
+        dw__ptx_is_word(&p->lex, "calltargets"))
+        return skip_statement(p);
     if (dw__ptx_space_named(&p->lex, &space)) return dw__ptx_declaration(p, space, false);
     return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
                            "directive \".%.*s\" is not supported", (int)p->lex.length, p->lex.text);

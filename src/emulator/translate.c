@@ -1,6 +1,7 @@
 /* From PTX to operations: places for registers, constants and variables, then each instruction by its opcode's
  * translator. */
 #include "emulator/translate.h"
+#include "emulator/inline.h"
 #include "emulator/ptx_parse.h"
 #include <math.h>
 #include <stdio.h>
@@ -338,7 +339,7 @@ static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert,
     dw__emu_opcodes_memory,     dw__emu_opcodes_control, dw__emu_opcodes_warp,
     dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
-    dw__emu_opcodes_wgmma,      dw__emu_opcodes_tcgen05,
+    dw__emu_opcodes_wgmma,      dw__emu_opcodes_tcgen05, dw__emu_opcodes_call,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
@@ -475,7 +476,16 @@ static void aim_branches(dw__emu_translator *t, const uint32_t *first_op) {
 
 static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memory,
                                   const dw__ptx_function *function, dw__emu_kernel *kernel) {
-    dw_status status = DW_OK;
+    dw_status status = dw__emu_inline(program->module, function, &function);
+    if (status == DW_UNSUPPORTED) {
+        *kernel =
+            (dw__emu_kernel){.name = function->name,
+                             .function = function,
+                             .module = program->module,
+                             .unsupported = dw__arena_strdup(program->arena, dw_last_error())};
+        return kernel->unsupported ? DW_OK : dw__fail_memory("a message", 0);
+    }
+    DW_RETURN_IF_FAILED(status);
     dw__emu_translator t = {.program = program,
                             .memory = memory,
                             .function = function,

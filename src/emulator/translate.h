@@ -102,7 +102,8 @@ typedef struct dw__emu_opcode {
 extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[],
     dw__emu_opcodes_convert[], dw__emu_opcodes_memory[], dw__emu_opcodes_control[],
     dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[], dw__emu_opcodes_copy[],
-    dw__emu_opcodes_matrix[], dw__emu_opcodes_wgmma[], dw__emu_opcodes_tcgen05[];
+    dw__emu_opcodes_matrix[], dw__emu_opcodes_wgmma[], dw__emu_opcodes_tcgen05[],
+    dw__emu_opcodes_call[];
 
 /* ---- modifiers ----------------------------------------------------------------------------- */
 

@@ -1,0 +1,11 @@
+/* What was found, as a file for programs. */
+#ifndef DW_EMULATOR_REPORT_H
+#define DW_EMULATOR_REPORT_H
+
+#include "deepwell/emulator.h"
+
+/* See dw_emulator_report. */
+dw_status dw__emu_report(const dw_emulator *emulator, const char *architecture, uint64_t seed,
+                         uint64_t launches, const char *path);
+
+#endif
