@@ -6,6 +6,8 @@ include(CMakePackageConfigHelpers)
 
 function(deepwell_install_wheel)
     install(TARGETS deepwell dw_fmha_bridge_min LIBRARY DESTINATION deepwell COMPONENT python)
+    install(TARGETS ${DEEPWELL_EMULATED} LIBRARY DESTINATION deepwell/emulate COMPONENT python
+            NAMELINK_SKIP)
     install(DIRECTORY include/deepwell DESTINATION deepwell/include COMPONENT python
             FILES_MATCHING PATTERN "*.h")
     if(TARGET deepwell_python)
@@ -17,6 +19,8 @@ endfunction()
 
 function(deepwell_install_system)
     install(TARGETS dw_fmha_bridge_min LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    install(TARGETS ${DEEPWELL_EMULATED}
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/deepwell/emulate NAMELINK_SKIP)
     install(TARGETS deepwell EXPORT deepwellTargets
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(TARGETS deepwell_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

@@ -1,61 +1,53 @@
 /* libcuda.so.1 as an emulated GPU has it: the driver API over deepwell/emulator.h. A program that finds this
- * library before NVIDIA's runs its kernels on the CPU. Prototypes are the driver API's (CUDA 13), written down
- * here; work is done when it is asked for, so that streams and events have nothing to wait for.
+ * library before NVIDIA's runs its kernels on the CPU. Work is done when it is asked for, so that streams and events
+ * have nothing to wait for.
  *
  *     DEEPWELL_EMULATE_ARCH    sm_90a (the default), sm_100a, sm_103a, sm_120a
  *     DEEPWELL_EMULATE_SEED    of the order of warps and asynchronous work
  *     DEEPWELL_EMULATE_CHECK   0: no search for undefined reads and races
+ *     DEEPWELL_EMULATE_REPORT  file for the findings, as JSON
  */
-#include "deepwell/emulator.h"
+#include "driver.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define API __attribute__((visibility("default")))
-typedef uint64_t address;
-
-enum { /* CUresult */
-       SUCCESS = 0,
-       INVALID_VALUE = 1,
-       OUT_OF_MEMORY = 2,
-       NO_DEVICE = 100,
-       INVALID_DEVICE = 101,
-       INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201,
-       NO_BINARY_FOR_GPU = 209,
-       INVALID_PTX = 218,
-       INVALID_HANDLE = 400,
-       NOT_FOUND = 500,
-       LAUNCH_FAILED = 719,
-       NOT_SUPPORTED = 801,
-};
-
 /* ---- the one device ------------------------------------------------------------------------ */
 
-static struct {
-    pthread_mutex_t lock;
-    pthread_once_t once;
-    dw_emulator *emulator;
-    int capability, failed; /* failed: what every call gives after a kernel was stopped */
-    bool started;
-    size_t told; /* findings that have been printed */
-} gpu = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+emulated_gpu gpu;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static size_t told;     /* findings that have been printed */
 static int the_context; /* its address is the handle */
 static _Thread_local void *current;
 
-/* Findings go to the error stream as they come: the program may not live to the end. */
-static void tell(void) {
-    pthread_mutex_lock(&gpu.lock);
-    for (size_t count = dw_emulator_finding_count(gpu.emulator); gpu.told < count; gpu.told++) {
+static void write_report(void) {
+    const char *path = getenv("DEEPWELL_EMULATE_REPORT");
+    if (path && *path && dw_emulator_report(gpu.emulator, path) != DW_OK)
+        fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());
+}
+
+/* As they come: the program may not live to the end. */
+void tell(void) {
+    pthread_mutex_lock(&lock);
+    const size_t before = told;
+    for (size_t count = dw_emulator_finding_count(gpu.emulator); told < count; told++) {
         dw_finding finding;
-        char text[1500];
-        if (dw_emulator_finding(gpu.emulator, gpu.told, &finding) != DW_OK) break;
+        char text[2000];
+        if (dw_emulator_finding(gpu.emulator, told, &finding) != DW_OK) break;
         dw_finding_text(&finding, text, sizeof text);
+        fflush(stdout);
         fprintf(stderr, "deepwell emulate: %s\n", text);
     }
-    pthread_mutex_unlock(&gpu.lock);
+    if (told > before) write_report();
+    pthread_mutex_unlock(&lock);
+}
+
+static void print(void *context, const char *text, size_t bytes) {
+    (void)context;
+    fwrite(text, 1, bytes, stdout);
 }
 
 static void start(void) {
@@ -66,17 +58,20 @@ static void start(void) {
     if (!architecture || !*architecture) architecture = "sm_90a";
     if (seed && *seed) options.seed = strtoull(seed, NULL, 10);
     if (check && strcmp(check, "0") == 0) options.check = false;
+    options.print = print;
     if (dw_emulator_create(architecture, &options, &gpu.emulator) != DW_OK) {
         fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());
         gpu.failed = NO_DEVICE;
         return;
     }
     gpu.capability = atoi(architecture + 3);
+    write_report();
+    atexit(write_report);
 }
 
 API int cuInit(unsigned flags) {
     (void)flags;
-    pthread_once(&gpu.once, start);
+    pthread_once(&once, start);
     return gpu.emulator ? SUCCESS : NO_DEVICE;
 }
 API int cuDriverGetVersion(int *version) {
@@ -100,7 +95,12 @@ static const struct {
     {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "PTX that the emulator does not take; it has said why"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
+    {MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "the emulator stopped the kernel; it has said why"},
+    {COOPERATIVE_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+     "too many blocks in cooperative launch"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "not supported by the emulator"},
 };
 static int result_index(int result) {
@@ -119,8 +119,23 @@ API int cuGetErrorString(int result, const char **text) {
     return index < 0 ? INVALID_VALUE : SUCCESS;
 }
 
-/* What a failure of ours is to the caller; the reason is printed, since the driver's codes cannot hold it. */
-static int result_of(dw_status status) {
+/* What the last finding is called: it has stopped the kernel. */
+static int result_of_stop(void) {
+    static const struct {
+        const char *kind;
+        int result;
+    } kinds[] = {{"out of bounds", ILLEGAL_ADDRESS},
+                 {"not aligned", MISALIGNED_ADDRESS},
+                 {"assertion", ASSERT}};
+    dw_finding finding;
+    size_t count = dw_emulator_finding_count(gpu.emulator);
+    if (count > 0 && dw_emulator_finding(gpu.emulator, count - 1, &finding) == DW_OK)
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+            if (strcmp(kinds[i].kind, finding.kind) == 0) return kinds[i].result;
+    return LAUNCH_FAILED;
+}
+
+int result_of(dw_status status) {
     if (status == DW_OK) return SUCCESS;
     fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());
     switch (status) {
@@ -128,7 +143,7 @@ static int result_of(dw_status status) {
     case DW_PARSE: return INVALID_PTX;
     case DW_UNSUPPORTED: return NOT_SUPPORTED;
     case DW_NOT_FOUND: return NOT_FOUND;
-    case DW_INTERNAL: return LAUNCH_FAILED;
+    case DW_INTERNAL: return result_of_stop();
     default: return INVALID_VALUE;
     }
 }
@@ -138,6 +153,11 @@ static int result_of(dw_status status) {
 API int cuDeviceGetCount(int *count) {
     *count = 1;
     return SUCCESS;
+}
+API int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    static const char name[16] = "deepwell emulate";
+    memcpy(uuid, name, sizeof name);
+    return device == 0 ? SUCCESS : INVALID_DEVICE;
 }
 API int cuDeviceGet(int *device, int ordinal) {
     *device = 0;
@@ -154,11 +174,14 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int values[][2] = {
         /* CUdevice_attribute: value */
-        {1, 1024},  {2, 1024},  {3, 1024},    {4, 64},       {5, 2147483647}, {6, 65535},
-        {7, 65535}, {8, 49152}, {9, 65536},   {10, 32},      {12, 65536},     {13, 1980000},
-        {20, 0},    {33, 0},    {34, 0},      {36, 2619000}, {37, 5120},      {38, 50 << 20},
-        {39, 2048}, {50, 0},    {81, 233472}, {82, 65536},   {97, 232448},    {111, 1},
-        {115, 1},   {120, 1},   {127, 1},     {41, 1},
+        {1, 1024},  {2, 1024},  {3, 1024},    {4, 64},         {5, 2147483647},  {6, 65535},
+        {7, 65535}, {8, 49152}, {9, 65536},   {10, 32},        {12, 65536},      {13, 1980000},
+        {20, 0},    {33, 0},    {34, 0},      {36, 2619000},   {37, 5120},       {38, 50 << 20},
+        {39, 2048}, {50, 0},    {81, 233472}, {82, 65536},     {97, 232448},     {111, 1},
+        {115, 1},   {120, 1},   {127, 1},     {41, 1},         {11, 2147483647}, {14, 512},
+        {15, 1},    {19, 1},    {31, 1},      {32, 1},         {40, 3},          {51, 32},
+        {78, 1},    {79, 1},    {80, 1},      {83, 1},         {88, 0},          {90, 1},
+        {95, 1},    {99, 1},    {106, 32},    {108, 32 << 20}, {109, 128 << 20},
     };
     if (device != 0) return INVALID_DEVICE;
     *value = 0;
@@ -191,6 +214,22 @@ API int cuCtxGetId(void *context, unsigned long long *id) {
     *id = 1;
     return SUCCESS;
 }
+API int cuCtxCreate_v2(void **context, unsigned flags, int device) {
+    (void)flags;
+    *context = current = &the_context;
+    return device == 0 ? cuInit(0) : INVALID_DEVICE;
+}
+API int cuCtxDestroy_v2(void *context) {
+    (void)context;
+    current = NULL;
+    return SUCCESS;
+}
+API int cuCtxPushCurrent_v2(void *context) { return cuCtxSetCurrent(context); }
+API int cuCtxPopCurrent_v2(void **context) {
+    if (context) *context = current;
+    current = NULL;
+    return SUCCESS;
+}
 API int cuCtxSynchronize(void) { return gpu.failed; }
 API int cuThreadExchangeStreamCaptureMode(int *mode) {
     (void)mode;
@@ -198,11 +237,6 @@ API int cuThreadExchangeStreamCaptureMode(int *mode) {
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
-
-#define GO()                                                                                       \
-    do {                                                                                           \
-        if (gpu.failed) return gpu.failed;                                                         \
-    } while (0)
 
 API int cuMemAlloc_v2(address *memory, size_t bytes) {
     void *made = NULL;
@@ -228,26 +262,124 @@ API int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
 API int cuMemHostUnregister(void *memory) {
     return result_of(dw_emulator_release(gpu.emulator, memory));
 }
-API int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) {
+API int cuMemAllocManaged(address *memory, size_t bytes, unsigned flags) {
+    void *made = NULL;
+    (void)flags;
+    GO();
+    if (bytes == 0) return INVALID_VALUE;
+    int result = result_of(dw_emulator_allocate_host(gpu.emulator, bytes, &made));
+    *memory = (address)(uintptr_t)made;
+    return result;
+}
+API int cuMemAllocAsync(address *memory, size_t bytes, void *stream) {
     (void)stream;
+    return cuMemAlloc_v2(memory, bytes);
+}
+API int cuMemFreeAsync(address memory, void *stream) {
+    (void)stream;
+    return cuMemFree_v2(memory);
+}
+API int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    (void)flags;
+    return cuMemAllocHost_v2(memory, bytes);
+}
+API int cuMemHostGetDevicePointer_v2(address *memory, void *of, unsigned flags) {
+    (void)flags;
+    *memory = (address)(uintptr_t)of;
+    return SUCCESS;
+}
+API int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    (void)cuDeviceTotalMem_v2(total, 0);
+    *available = *total;
+    return SUCCESS;
+}
+API int cuPointerGetAttribute(void *value, int attribute, address pointer) {
+    enum { CONTEXT = 1, MEMORY_TYPE = 2, DEVICE_POINTER = 3, HOST_POINTER = 4, ORDINAL = 9 };
+    GO();
+    if (!dw_emulator_holds(gpu.emulator, (void *)(uintptr_t)pointer, 1)) return INVALID_VALUE;
+    switch (attribute) {
+    case CONTEXT: *(void **)value = &the_context; return SUCCESS;
+    case MEMORY_TYPE: *(unsigned *)value = 2; return SUCCESS;
+    case DEVICE_POINTER:
+    case HOST_POINTER: *(address *)value = pointer; return SUCCESS;
+    case ORDINAL: *(int *)value = 0; return SUCCESS;
+    default: return NOT_SUPPORTED;
+    }
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+API int cuMemcpyDtoD_v2(address to, address from, size_t bytes) {
     GO();
     return result_of(dw_emulator_copy(gpu.emulator, (void *)(uintptr_t)to,
                                       (const void *)(uintptr_t)from, bytes));
 }
-API int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
-    (void)stream;
+API int cuMemcpyHtoD_v2(address to, const void *from, size_t bytes) {
     GO();
     return result_of(dw_emulator_copy_in(gpu.emulator, (void *)(uintptr_t)to, from, bytes));
 }
-API int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) {
-    (void)stream;
+API int cuMemcpyDtoH_v2(void *to, address from, size_t bytes) {
     GO();
     return result_of(dw_emulator_copy_out(gpu.emulator, to, (const void *)(uintptr_t)from, bytes));
 }
-API int cuMemsetD8Async(address memory, unsigned char byte, size_t bytes, void *stream) {
-    (void)stream;
+/* Where both sides are found out by their addresses. */
+API int cuMemcpy(address to, address from, size_t bytes) {
     GO();
-    return result_of(dw_emulator_fill(gpu.emulator, (void *)(uintptr_t)memory, byte, bytes));
+    const bool to_gpu = dw_emulator_holds(gpu.emulator, (void *)(uintptr_t)to, 1),
+               from_gpu = dw_emulator_holds(gpu.emulator, (void *)(uintptr_t)from, 1);
+    if (to_gpu && from_gpu) return cuMemcpyDtoD_v2(to, from, bytes);
+    if (to_gpu) return cuMemcpyHtoD_v2(to, (const void *)(uintptr_t)from, bytes);
+    if (from_gpu) return cuMemcpyDtoH_v2((void *)(uintptr_t)to, from, bytes);
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return SUCCESS;
+}
+API int cuMemcpyAsync(address to, address from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpy(to, from, bytes);
+}
+API int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyDtoD_v2(to, from, bytes);
+}
+API int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyHtoD_v2(to, from, bytes);
+}
+API int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+/* Elements of 1, 2 or 4 bytes. */
+static int set_elements(address to, const void *value, size_t bytes, size_t count) {
+    GO();
+    if (count > SIZE_MAX / bytes) return INVALID_VALUE;
+    int result = result_of(dw_emulator_fill(gpu.emulator, (void *)(uintptr_t)to,
+                                            *(const uint8_t *)value, bytes * count));
+    for (size_t i = 0; i < count && result == SUCCESS && bytes > 1; i++)
+        memcpy((char *)(uintptr_t)to + i * bytes, value, bytes);
+    return result;
+}
+API int cuMemsetD8_v2(address to, unsigned char value, size_t count) {
+    return set_elements(to, &value, 1, count);
+}
+API int cuMemsetD16_v2(address to, unsigned short value, size_t count) {
+    return set_elements(to, &value, 2, count);
+}
+API int cuMemsetD32_v2(address to, unsigned value, size_t count) {
+    return set_elements(to, &value, 4, count);
+}
+API int cuMemsetD8Async(address to, unsigned char value, size_t count, void *stream) {
+    (void)stream;
+    return cuMemsetD8_v2(to, value, count);
+}
+API int cuMemsetD16Async(address to, unsigned short value, size_t count, void *stream) {
+    (void)stream;
+    return cuMemsetD16_v2(to, value, count);
+}
+API int cuMemsetD32Async(address to, unsigned value, size_t count, void *stream) {
+    (void)stream;
+    return cuMemsetD32_v2(to, value, count);
 }
 
 /* ---- streams and events -------------------------------------------------------------------- */
@@ -256,13 +388,26 @@ typedef struct event {
     struct timespec at;
 } event;
 
-static int handle(void **made, size_t bytes) {
+int handle(void **made, size_t bytes) {
     *made = calloc(1, bytes);
     return *made ? SUCCESS : OUT_OF_MEMORY;
 }
 API int cuStreamCreate(void **stream, unsigned flags) {
     (void)flags;
     return handle(stream, 16);
+}
+API int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+    (void)priority;
+    return cuStreamCreate(stream, flags);
+}
+API int cuStreamQuery(void *stream) {
+    (void)stream;
+    return gpu.failed;
+}
+API int cuStreamIsCapturing(void *stream, int *status) {
+    (void)stream;
+    *status = 0;
+    return SUCCESS;
 }
 API int cuStreamDestroy_v2(void *stream) {
     free(stream);
@@ -289,6 +434,14 @@ API int cuEventRecord(void *of, void *stream) {
     clock_gettime(CLOCK_MONOTONIC, &((event *)of)->at);
     return gpu.failed;
 }
+API int cuEventQuery(void *of) {
+    (void)of;
+    return gpu.failed;
+}
+API int cuEventRecordWithFlags(void *of, void *stream, unsigned flags) {
+    (void)flags;
+    return cuEventRecord(of, stream);
+}
 API int cuEventSynchronize(void *of) {
     (void)of;
     return gpu.failed;
@@ -298,139 +451,4 @@ API int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     *milliseconds =
         (float)((double)(b->tv_sec - a->tv_sec) * 1e3 + (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
     return SUCCESS;
-}
-
-/* ---- modules ------------------------------------------------------------------------------- */
-
-typedef struct function {
-    dw_emulator_module *module;
-    char name[512];
-    int dynamic_shared;
-    struct function *next;
-} function;
-typedef struct module {
-    dw_emulator_module *module;
-    function *functions;
-} module;
-
-API int cuModuleLoadData(void **made, const void *image) {
-    GO();
-    const char *text = image;
-    /* An ELF file, or a bundle of such: machine code. */
-    if (memcmp(text, "\177ELF", 4) == 0 || memcmp(text, "\x50\xed\x55\xba", 4) == 0)
-        return NO_BINARY_FOR_GPU;
-    int result = handle(made, sizeof(module));
-    if (result != SUCCESS) return result;
-    result = result_of(
-        dw_emulator_load(gpu.emulator, text, strlen(text), "module", &((module *)*made)->module));
-    if (result == SUCCESS) return SUCCESS;
-    free(*made);
-    return result;
-}
-API int cuModuleUnload(void *of) {
-    module *m = of;
-    while (m->functions) {
-        function *f = m->functions;
-        m->functions = f->next;
-        free(f);
-    }
-    dw_emulator_unload(m->module);
-    free(m);
-    return SUCCESS;
-}
-API int cuModuleGetFunction(void **made, void *in, const char *name) {
-    module *m = in;
-    dw_status status = dw_emulator_has_kernel(m->module, name);
-    if (status == DW_NOT_FOUND) return NOT_FOUND;
-    if (status != DW_OK) return result_of(status);
-    int result = handle(made, sizeof(function));
-    if (result != SUCCESS) return result;
-    function *f = *made;
-    f->module = m->module;
-    snprintf(f->name, sizeof f->name, "%s", name);
-    f->next = m->functions;
-    m->functions = f;
-    return SUCCESS;
-}
-API int cuFuncGetAttribute(int *value, int attribute, void *of) {
-    const function *f = of;
-    uint32_t shared, local;
-    dw_status status = dw_emulator_kernel_memory(f->module, f->name, &shared, &local);
-    if (status != DW_OK) return result_of(status);
-    *value = attribute == 0                     ? 1024 /* threads of a block */
-             : attribute == 1                   ? (int)shared - 1024
-             : attribute == 3                   ? (int)local
-             : attribute == 4                   ? 64 /* registers: not known here */
-             : attribute == 5 || attribute == 6 ? gpu.capability
-             : attribute == 8                   ? f->dynamic_shared
-                                                : 0;
-    return SUCCESS;
-}
-API int cuFuncSetAttribute(void *of, int attribute, int value) {
-    if (attribute == 8) ((function *)of)->dynamic_shared = value;
-    return SUCCESS;
-}
-
-/* ---- launches ------------------------------------------------------------------------------ */
-
-typedef struct launch_attribute {
-    int id;
-    char pad[4];
-    union {
-        char bytes[64];
-        unsigned cluster[3];
-    } value;
-} launch_attribute;
-typedef struct launch_config {
-    unsigned grid[3], block[3], shared_bytes;
-    void *stream;
-    launch_attribute *attributes;
-    unsigned attribute_count;
-} launch_config;
-enum { ATTRIBUTE_CLUSTER = 4 };
-
-API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments, void **extra) {
-    const function *f = of;
-    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
-    GO();
-    if (extra) return NOT_SUPPORTED;
-    for (int axis = 0; axis < 3; axis++)
-        options.grid[axis] = config->grid[axis], options.block[axis] = config->block[axis];
-    options.shared_bytes = config->shared_bytes;
-    for (unsigned i = 0; i < config->attribute_count; i++)
-        if (config->attributes[i].id == ATTRIBUTE_CLUSTER)
-            for (int axis = 0; axis < 3; axis++)
-                options.cluster[axis] = config->attributes[i].value.cluster[axis];
-    dw_status status = dw_emulator_launch(f->module, f->name, &options, arguments, NULL);
-    tell();
-    int result = result_of(status);
-    if (status == DW_INTERNAL)
-        gpu.failed = result; /* as on a GPU, nothing goes on in this context */
-    return result;
-}
-API int cuLaunchKernel(void *of, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                       unsigned bz, unsigned shared_bytes, void *stream, void **arguments,
-                       void **extra) {
-    launch_config config = {{gx, gy, gz}, {bx, by, bz}, shared_bytes, stream, NULL, 0};
-    return cuLaunchKernelEx(&config, of, arguments, extra);
-}
-
-API int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *memory,
-                               const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
-                               const uint32_t *steps, int interleave, int swizzle, int promotion,
-                               int fill) {
-    dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
-                                      .element = type,
-                                      .rank = (int)rank,
-                                      .address = memory,
-                                      .interleave = interleave,
-                                      .swizzle = swizzle,
-                                      .fill_nan = fill};
-    (void)promotion;
-    if (rank < 1 || rank > 5) return INVALID_VALUE;
-    for (uint32_t axis = 0; axis < rank; axis++) {
-        shape.size[axis] = sizes[axis], shape.box[axis] = box[axis], shape.step[axis] = steps[axis];
-        if (axis > 0) shape.stride[axis - 1] = strides[axis - 1];
-    }
-    return result_of(dw_emulator_tensor_map(&shape, map));
 }
