@@ -14,6 +14,7 @@ typedef struct cli_command {
 int cli_calibrate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_dryrun(int argc, char **argv);
+int cli_emulate(int argc, char **argv);
 int cli_evaluate(int argc, char **argv);
 int cli_explain(int argc, char **argv);
 int cli_graph(int argc, char **argv);

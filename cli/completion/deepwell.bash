@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor dryrun evaluate explain graph plan probe train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor dryrun emulate evaluate explain graph plan probe train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -32,6 +32,12 @@ _deepwell() {
     dryrun)
         mapfile -t COMPREPLY < <(
             compgen -W '--plan --trace --report --html --json --help' -- "$word"
+            compgen -f -- "$word"
+        )
+        ;;
+    emulate)
+        mapfile -t COMPREPLY < <(
+            compgen -W '--arch --seed --no-check --report --help --' -- "$word"
             compgen -f -- "$word"
         )
         ;;

@@ -1,0 +1,211 @@
+/* `deepwell emulate`: a CUDA program's kernels on the CPU, and what is wrong with them. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include "deepwell/emulator.h"
+#include "emulate_program.h"
+#include <errno.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { FOUND = 99 }; /* exit status where the program was content, and the checker was not */
+
+typedef struct request {
+    const char *architecture, *seed, *report;
+    int check;
+    char **program; /* with its arguments, ends with NULL */
+} request;
+
+static void print_help(void) {
+    printf("Usage: deepwell emulate [OPTION...] -- PROGRAM [ARGUMENT...]\n"
+           "\n"
+           "Runs a CUDA program without a GPU: its kernels on the CPU, from the PTX in it, and\n"
+           "reports their mistakes: reads and writes out of bounds, reads of what was never\n"
+           "written, waits that are missing, deadlocks. Build the program with\n"
+           "\n"
+           "  nvcc -cudart shared --compress-mode=none -lineinfo -arch=sm_90a\n"
+           "\n"
+           "Options:\n"
+           "  --arch ARCH     sm_90a (default), sm_100a, sm_103a or sm_120a\n"
+           "  --seed N        of the order in which warps and copies run (default: 1)\n"
+           "  --no-check      no search for undefined reads and races\n"
+           "  --report FILE   the findings as JSON\n"
+           "\n"
+           "Exit status: the program's; %d where it ended with 0 and there are findings; 128 and\n"
+           "the signal's number where a signal ended it.\n",
+           FOUND);
+}
+
+static int read_request(int argc, char **argv, request *r) {
+    int at = 1;
+    for (; at < argc && argv[at][0] == '-'; at++) {
+        const char **value = NULL;
+        if (strcmp(argv[at], "--") == 0) {
+            at++;
+            break;
+        }
+        if (strcmp(argv[at], "--no-check") == 0)
+            r->check = 0;
+        else if (strcmp(argv[at], "--arch") == 0)
+            value = &r->architecture;
+        else if (strcmp(argv[at], "--seed") == 0)
+            value = &r->seed;
+        else if (strcmp(argv[at], "--report") == 0)
+            value = &r->report;
+        else
+            return cli_usage_error("emulate has no option '%s'", argv[at]);
+        if (!value) continue;
+        if (at + 1 >= argc) return cli_usage_error("%s needs a value", argv[at]);
+        *value = argv[++at];
+    }
+    if (at >= argc) return cli_usage_error("emulate needs a program: deepwell emulate -- PROGRAM");
+    r->program = argv + at;
+    char *end = NULL;
+    if (r->seed) (void)strtoull(r->seed, &end, 10);
+    if (r->seed && (*r->seed < '0' || *r->seed > '9' || *end))
+        return cli_usage_error("--seed '%s': a whole number is wanted", r->seed);
+    return CLI_DONE;
+}
+
+/* The emulator says whether it knows the architecture. */
+static int check_architecture(const char *name) {
+    dw_emulator *emulator = NULL;
+    if (dw_emulator_create(name, NULL, &emulator) != DW_OK) return cli_fail();
+    dw_emulator_destroy(emulator);
+    return CLI_DONE;
+}
+
+/* ---- the program --------------------------------------------------------------------------- */
+
+/* In the child: never returns. */
+static void become(const request *r, const char *libraries, const char *report) {
+    const char *others = getenv("LD_LIBRARY_PATH");
+    char *path = NULL;
+    setenv("DEEPWELL_EMULATE_ARCH", r->architecture, 1);
+    setenv("DEEPWELL_EMULATE_SEED", r->seed ? r->seed : "1", 1);
+    setenv("DEEPWELL_EMULATE_CHECK", r->check ? "1" : "0", 1);
+    setenv("DEEPWELL_EMULATE_REPORT", report, 1);
+    if (asprintf(&path, "%s%s%s", libraries, others && *others ? ":" : "", others ? others : "") >=
+        0)
+        setenv("LD_LIBRARY_PATH", path, 1);
+    execvp(r->program[0], r->program);
+    fprintf(stderr, "deepwell: cannot run '%s': %s\n", r->program[0], strerror(errno));
+    _exit(errno == ENOENT ? 127 : 126);
+}
+
+static int run(const request *r, const char *libraries, const char *report, int *ended) {
+    int status;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) become(r, libraries, report);
+    if (child < 0) {
+        perror("deepwell: cannot start the program");
+        return CLI_FAILED;
+    }
+    /* What the terminal sends goes to both: the program decides, and the summary comes after it. */
+    void (*interrupt)(int) = signal(SIGINT, SIG_IGN);
+    void (*quit)(int) = signal(SIGQUIT, SIG_IGN);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    signal(SIGINT, interrupt);
+    signal(SIGQUIT, quit);
+    *ended = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (WIFSIGNALED(status))
+        fprintf(stderr, "deepwell emulate: the program was ended by signal %d (%s)\n",
+                WTERMSIG(status), strsignal(WTERMSIG(status)));
+    return CLI_DONE;
+}
+
+/* ---- what was found ------------------------------------------------------------------------ */
+
+/* "3 findings: 2 out of bounds, 1 race". Returns how many there are, -1 where the emulator was not used. */
+static int summarize(const char *report) {
+    json_t *root = json_load_file(report, 0, NULL), *findings = json_object_get(root, "findings"),
+           *kinds = json_object(), *finding, *count;
+    const char *kind;
+    size_t index;
+    if (!root || !kinds) {
+        json_decref(root);
+        json_decref(kinds);
+        return -1;
+    }
+    const int total = (int)json_array_size(findings);
+    json_array_foreach(findings, index, finding) {
+        const char *of = json_string_value(json_object_get(finding, "kind"));
+        if (of)
+            json_object_set_new(kinds, of,
+                                json_integer(json_integer_value(json_object_get(kinds, of)) + 1));
+    }
+    const long long launches = json_integer_value(json_object_get(root, "launches"));
+    fprintf(stderr, "deepwell emulate: %s, %lld launch%s: ",
+            json_string_value(json_object_get(root, "architecture")), launches,
+            launches == 1 ? "" : "es");
+    if (total == 0)
+        fprintf(stderr, "no findings\n");
+    else
+        fprintf(stderr, "%d finding%s: ", total, total == 1 ? "" : "s");
+    index = 0;
+    json_object_foreach(kinds, kind, count) {
+        fprintf(stderr, "%s%lld %s", index++ ? ", " : "", (long long)json_integer_value(count),
+                kind);
+    }
+    if (total > 0) fprintf(stderr, "\n");
+    json_decref(root);
+    json_decref(kinds);
+    return total;
+}
+
+static int run_and_report(const request *r, const char *libraries, const char *report) {
+    int ended = 0, result = run(r, libraries, report, &ended);
+    if (result != CLI_DONE) return result;
+    const int found = summarize(report);
+    if (found < 0) fprintf(stderr, "deepwell emulate: the program has not used the GPU\n");
+    return ended == 0 && found > 0 ? FOUND : ended;
+}
+
+int cli_emulate(int argc, char **argv) {
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        print_help();
+        return CLI_DONE;
+    }
+    request r = {.architecture = "sm_90a", .check = 1};
+    char libraries[4096], folder[4096];
+    int result = read_request(argc, argv, &r);
+    if (result == CLI_DONE) result = check_architecture(r.architecture);
+    if (result == CLI_DONE) result = program_find_libraries(libraries, sizeof libraries);
+    if (result == CLI_DONE) result = program_check(r.program[0], r.architecture);
+    if (result != CLI_DONE) return result;
+    if (r.report) {
+        /* The program may go to another folder. */
+        char *here = realpath(".", NULL), *path = NULL;
+        const int made = r.report[0] == '/' || !here ? asprintf(&path, "%s", r.report)
+                                                     : asprintf(&path, "%s/%s", here, r.report);
+        if (made >= 0) {
+            unlink(path);
+            result = run_and_report(&r, libraries, path);
+            free(path);
+        } else {
+            perror("deepwell");
+            result = CLI_FAILED;
+        }
+        free(here);
+        return result;
+    }
+    const char *temporary = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%.4000s/deepwell-emulate-XXXXXX",
+             temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(folder)) {
+        fprintf(stderr, "deepwell: cannot make a folder like '%s': %s\n", folder, strerror(errno));
+        return CLI_FAILED;
+    }
+    char file[4300];
+    snprintf(file, sizeof file, "%s/report.json", folder);
+    result = run_and_report(&r, libraries, file);
+    unlink(file);
+    rmdir(folder);
+    return result;
+}
