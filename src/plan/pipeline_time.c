@@ -111,7 +111,13 @@ static double one_forward_one_backward(const dw__pipeline *p) {
     }
     double rounds = floor((m - 1) / stages), left = m - 1 - rounds * stages;
     double rest = left > 0 ? last + (left - 1) * (turn_sum(&p->mean) + 2 * p->send) : 0;
-    return fmax(span, round * (1 + rounds) + rest);
+    span = fmax(span, round * (1 + rounds) + rest);
+    double between = stages - 2; /* among those alone: their sends are not in the ends' shade */
+    if (between < 2) return span;
+    double part = between * turn_sum(&p->mean) + 2 * (between - 1) * p->send;
+    rounds = floor((m - 1) / between), left = m - 1 - rounds * between;
+    rest = left > 0 ? turn_sum(&p->mean) + (left - 1) * (turn_sum(&p->mean) + 2 * p->send) : 0;
+    return fmax(span, round + rounds * part + rest);
 }
 
 /* All forward, then all backward. */

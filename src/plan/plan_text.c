@@ -35,6 +35,10 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
         DW_RETURN_IF_FAILED(dw__text_printf(text, ", %s", dw_pipeline_schedule_name(l->schedule)));
     if (l->virtual_stages > 1)
         DW_RETURN_IF_FAILED(dw__text_printf(text, " x%d", l->virtual_stages));
+    if (l->pp > 1 && l->first_stage_layers > 0)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", %g layers first", l->first_stage_layers));
+    if (l->pp > 1 && l->last_stage_layers > 0)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", %g last", l->last_stage_layers));
     if (l->recompute != DW_RECOMPUTE_NONE)
         DW_RETURN_IF_FAILED(
             dw__text_printf(text, ", recompute %s", dw_recompute_name(l->recompute)));

@@ -240,6 +240,9 @@ typedef struct dw__stage_memo { /* begin with zeros */
 double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
                          const dw_hardware *hardware, const dw_layout *layout,
                          dw__stage_memo *memo);
+/* So many layers take as long as the head does; after dw__turns_seconds of this layout. */
+double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
+                       dw__stage_memo *memo);
 /* Of a step what the layout's sharding takes: traffic that nothing hides, and the optimizer. `computing`: the mean
  * stage's computation. */
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,

@@ -522,6 +522,15 @@ double dw__turns_seconds(const dw__constants *constants, const dw_planner_model 
     return dw__pipeline_seconds(&pipeline) * (1 + dw__pipeline_sync(constants, layout));
 }
 
+double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
+                       dw__stage_memo *memo) {
+    int *known;
+    const dw__pipeline *p = &sums_place(layout, memo, &known)->pipeline;
+    double first = p->first.forward + p->first.input + p->first.weight,
+           last = p->last.forward + p->last.input + p->last.weight;
+    return (last - first) / first * (model->layers / layout->pp);
+}
+
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing) {

@@ -408,6 +408,8 @@ static void ask_all(const dw__problem *problem, const dw_layout *best, questions
         if (!optimizer && dw__space_offloads_optimizer(problem))
             ask(q, "offload", 0, layers ? "all" : "optimizer");
     }
+    if (best->last_stage_layers > 0 && dw__space_may_be_uneven(problem))
+        ask(q, "last_stage_layers", 0, NULL);
     for (int at = 0; at < DW_SCHEDULES && !set->schedule && best->pp > 1; at++)
         if (at != (int)best->schedule && at != DW_SCHEDULE_GPIPE)
             ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));

@@ -70,13 +70,25 @@ typedef struct dw__turns {
     dw_pipeline_schedule schedule;
     int virtual_stages;
 } dw__turns;
+/* Stages of other than equally many layers: of the first, of each between, of the last. */
+typedef struct dw__ends {
+    int first, between, last;
+} dw__ends;
 enum {
     DW__SHARDINGS_MOST = 1024,
     DW__TURNS_MOST = 64,
+    DW__ENDS_MOST = 4,
     DW__DIVISORS_MOST = 1344 /* of any number below 2^30 */
 };
 int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sharding *shardings);
-int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns *turns);
+/* `ends`, or NULL: as many layers on each stage, or one more on some between. */
+int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, const dw__ends *ends,
+                    dw__turns *turns);
+/* Splits whose heaviest stage is lighter than that of an even one, the lightest first, where the head takes as long as
+ * `head` layers. */
+int dw__space_ends(const dw__problem *problem, const dw__mesh *mesh, double head, dw__ends *ends);
+/* The search may choose them. */
+int dw__space_may_be_uneven(const dw__problem *problem);
 
 /* ---- mesh ----------------------------------------------------------------------------------- */
 

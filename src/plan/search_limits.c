@@ -125,7 +125,9 @@ dw_status dw__limits_add(dw__limits *limits, const char *text) {
         double real = strtod(rest + 1, &end);
         if (less || more || *end || end == rest + 1 || !(real >= 0 && real <= INT_MAX))
             return fail_text(text, "has a value that is no number, or no single one");
+        const double one = 1;
         memcpy((char *)&limits->base + field->offset, &real, sizeof real);
+        memcpy((char *)&limits->set + field->offset, &one, sizeof one);
         return DW_OK;
     }
     DW_RETURN_IF_FAILED(read_value(field, text, rest + 1, &value));
@@ -160,6 +162,11 @@ int dw__limits_allow(const dw__limits *limits, const dw_layout *layout) {
             value > dw__field_get(&limits->high, field))
             return 0;
     }
+    if ((limits->set.first_stage_layers > 0 &&
+         layout->first_stage_layers != limits->base.first_stage_layers) ||
+        (limits->set.last_stage_layers > 0 &&
+         layout->last_stage_layers != limits->base.last_stage_layers))
+        return 0;
     /* Of all layers, or of as many as are said. */
     return !limits->set.recompute || limits->set.recompute_layers || !layout->recompute_layers;
 }

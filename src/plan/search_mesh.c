@@ -98,7 +98,8 @@ static int complexity(const dw_layout *layout) {
     sum += 10 * layout->zero_stage + (layout->shard > 0 ? 20 : 0) + (layout->reshard ? 0 : 5);
     sum += (layout->offload_optimizer ? 50 : 0) + (layout->offload_layers ? 40 : 0) +
            (layout->ep > 1 && layout->etp > 1 ? 20 + bits(layout->etp) : 0) +
-           (layout->attention_tp && layout->attention_tp != layout->tp ? 25 : 0);
+           (layout->attention_tp && layout->attention_tp != layout->tp ? 25 : 0) +
+           (layout->first_stage_layers > 0 || layout->last_stage_layers > 0 ? 8 : 0);
     return sum;
 }
 
@@ -109,6 +110,7 @@ typedef struct trial {
     dw__found *found;
     dw__layer_memo *memo;
     dw__stage_memo *stages;
+    const dw__ends *ends; /* NULL: even */
     dw__step_rest rest;
     double micro_batches;
 } trial;
@@ -166,14 +168,22 @@ static double shortage(const dw_prediction *p) {
 }
 static int fits_gpu(const dw_prediction *p) { return shortage(p) <= 0; }
 
-static int stage_layers(const trial *t, const dw_layout *layout) {
-    return (int)ceil((double)t->problem->model->layers / layout->pp);
+/* Of the stage with the most layers, and with the fewest. */
+static int stage_layers(const trial *t, const dw_layout *layout, int least) {
+    int layers = t->problem->model->layers, p = layout->pp;
+    if (!t->ends) return least ? layers / p : (layers + p - 1) / p;
+    const int numbers[3] = {t->ends->first, p > 2 ? t->ends->between : t->ends->last,
+                            t->ends->last};
+    int found = numbers[0];
+    for (int at = 1; at < 3; at++)
+        if (least ? numbers[at] < found : numbers[at] > found) found = numbers[at];
+    return found;
 }
 
 /* How many of a stage's layers may be offloaded with this recomputation. 0: not as many as are asked for. */
 static int offload_range(const trial *t, const dw_layout *layout, int *least, int *most) {
     const dw__limits *limits = &t->problem->limits;
-    int layers = stage_layers(t, layout);
+    int layers = stage_layers(t, layout, 0);
     *least = limits->low.offload_layers;
     *most = 0;
     if (dw__space_offloads_layers(t->problem, layout->recompute))
@@ -183,7 +193,7 @@ static int offload_range(const trial *t, const dw_layout *layout, int *least, in
 
 /* At least so many more must leave than in `p`: the heaviest stage's layers keep equally much. */
 static int layers_lacking(const trial *t, const dw_layout *layout, const dw_prediction *p) {
-    int stay = t->problem->model->layers / layout->pp - layout->offload_layers;
+    int stay = stage_layers(t, layout, 1) - layout->offload_layers;
     double count = stay > 0 ? ceil(shortage(p) / p->memory.activations * stay * (1 - 1e-9)) : 1;
     return count < 1 ? 1 : count < INT_MAX / 2 ? (int)count : INT_MAX / 2;
 }
@@ -208,7 +218,7 @@ static int try_offloads(const trial *t, dw_layout *layout, dw_prediction *p) {
 /* Some layers recomputed, some offloaded. Of each number of the ones the fewest of the others that fit: the fewer the
  * ones, the more of the others. Recomputing all takes `again` seconds more than none. */
 static void try_mixtures(const trial *t, dw_layout *layout, int recomputed, double again) {
-    int most, layers = t->problem->model->layers / layout->pp;
+    int most, layers = stage_layers(t, layout, 1);
     dw_prediction p;
     /* Who offloads the inputs of recomputed layers alone has nothing to mix. */
     if (!dw__space_offloads_layers(t->problem, DW_RECOMPUTE_NONE) ||
@@ -231,7 +241,7 @@ static void try_mixtures(const trial *t, dw_layout *layout, int recomputed, doub
 static int try_recomputation(const trial *t, dw_layout *layout) {
     const dw__limits *limits = &t->problem->limits;
     dw_prediction p = {0};
-    int free_layers = !limits->set.recompute_layers, layers = stage_layers(t, layout);
+    int free_layers = !limits->set.recompute_layers, layers = stage_layers(t, layout, 0);
     layout->recompute = DW_RECOMPUTE_NONE;
     layout->recompute_layers = 0;
     if (DW__ALLOWS(limits, recompute, DW_RECOMPUTE_NONE) && free_layers) {
@@ -345,12 +355,67 @@ static double sharding_seconds(const trial *t, dw_layout *layout, const int *ove
                                 t->stages, &computing);
 }
 
+/* All shardings with these schedules, of the layers' split that the layout has; `stages` of the trial are of it. */
+static void try_split(trial *t, const dw__mesh *mesh, dw_layout *layout, dw__turns *turns,
+                      double *least, int turn_count) {
+    const dw__problem *problem = t->problem;
+    dw__sharding shardings[DW__SHARDINGS_MOST];
+    int plain[DW__TURNS_MOST] = {
+        0}; /* with this sharding a schedule needs neither recomputation nor the host */
+    int sharding_count = dw__space_shardings(problem, mesh, shardings);
+    dw__turns plainest = turns[0];
+    int overlaps[2] = {0};
+    order_turns(turns, least, turn_count);
+    for (int at = 0; at < turn_count; at++) {
+        set_turns(problem, &turns[at], layout);
+        overlaps[layout->overlap_expert != 0] = 1;
+    }
+    for (int s = 0; s < sharding_count; s++) {
+        set_sharding(&shardings[s], layout);
+        set_turns(problem, &plainest, layout);
+        if (!shardings[s].offload) memset(plain, 0, sizeof plain);
+        double own = sharding_seconds(t, layout, overlaps);
+        if (own == HUGE_VAL || !sharding_may_fit(problem, layout)) continue;
+        for (int at = 0; at < turn_count; at++) {
+            if (plain[at] || least_step(t, least[at] + own) > ceiling_of(t)) continue;
+            set_turns(problem, &turns[at], layout);
+            plain[at] = try_recomputation(t, layout);
+            layout->offload_layers = 0;
+        }
+    }
+}
+
+/* Stages of other than equally many layers, where the head is heavy or layers do not divide. */
+static void try_uneven(trial *t, const dw__mesh *mesh, dw_layout *layout) {
+    const dw__turns plainest = {DW_SCHEDULE_1F1B, 1};
+    dw__ends ends[DW__ENDS_MOST];
+    set_least_recomputation(t, layout);
+    set_turns(t->problem, &plainest, layout);
+    dw__turns_seconds(&dw__constants_default, t->problem->model, t->problem->hardware, layout,
+                      t->stages);
+    double head = dw__head_layers(t->problem->model, layout, t->stages);
+    int count = dw__space_ends(t->problem, mesh, head, ends);
+    for (int at = 0; at < count; at++) {
+        dw__turns turns[DW__TURNS_MOST];
+        double least[DW__TURNS_MOST];
+        dw__stage_memo stages = {.layers = t->memo};
+        trial split = *t;
+        split.stages = &stages;
+        split.ends = &ends[at];
+        split.most = ceiling_of(t);
+        layout->first_stage_layers = ends[at].first;
+        layout->last_stage_layers = ends[at].last;
+        int turn_count = dw__space_turns(t->problem, mesh, &ends[at], turns);
+        turn_count = keep_turns(&split, layout, turns, turn_count, least);
+        if (turn_count) try_split(&split, mesh, layout, turns, least, turn_count);
+    }
+}
+
 void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most, int simplest,
                    dw__stage_memo *stages, dw__found *found) {
     *found = (dw__found){0};
-    dw__sharding shardings[DW__SHARDINGS_MOST];
     dw__turns turns[DW__TURNS_MOST];
-    int turn_count = dw__space_turns(problem, mesh, turns);
+    double least[DW__TURNS_MOST];
     dw__layer_memo memo = {0};
     dw__stage_memo own_stages = {0};
     dw_layout layout;
@@ -367,35 +432,15 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
                .micro_batches = problem->global_batch / ((double)mesh->dp * mesh->micro_batch)};
     t.stages->layers = &memo;
     found->too_large = mesh->too_large;
-    if (found->too_large || !turn_count) return;
-    int plain[DW__TURNS_MOST] = {
-        0}; /* with this sharding a schedule needs neither recomputation nor the host */
-    double least[DW__TURNS_MOST];
-    turn_count = keep_turns(&t, &layout, turns, turn_count, least);
-    if (!turn_count) return;
-    found->too_large = !dw__mesh_may_fit(problem, mesh);
     if (found->too_large) return;
-    int sharding_count = dw__space_shardings(problem, mesh, shardings);
-    dw__turns plainest = turns[0];
-    int overlaps[2] = {0};
-    order_turns(turns, least, turn_count);
-    for (int at = 0; at < turn_count; at++) {
-        set_turns(problem, &turns[at], &layout);
-        overlaps[layout.overlap_expert != 0] = 1;
-    }
-    for (int s = 0; s < sharding_count; s++) {
-        set_sharding(&shardings[s], &layout);
-        set_turns(problem, &plainest, &layout);
-        if (!shardings[s].offload) memset(plain, 0, sizeof plain);
-        double own = sharding_seconds(&t, &layout, overlaps);
-        if (own == HUGE_VAL || !sharding_may_fit(problem, &layout)) continue;
-        for (int at = 0; at < turn_count; at++) {
-            if (plain[at] || least_step(&t, least[at] + own) > ceiling_of(&t)) continue;
-            set_turns(problem, &turns[at], &layout);
-            plain[at] = try_recomputation(&t, &layout);
-            layout.offload_layers = 0;
-        }
-    }
+    int uneven = mesh->pp > 1 && dw__space_may_be_uneven(problem);
+    int turn_count = dw__space_turns(problem, mesh, NULL, turns);
+    turn_count = keep_turns(&t, &layout, turns, turn_count, least);
+    if (!turn_count && !uneven) return;
+    int fits = dw__mesh_may_fit(problem, mesh);
+    found->too_large = !fits && !uneven;
+    if (turn_count && fits) try_split(&t, mesh, &layout, turns, least, turn_count);
+    if (uneven) try_uneven(&t, mesh, &layout);
 }
 
 static int fits_host(const dw_prediction *p) {
@@ -435,7 +480,7 @@ void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__fou
     dw__sharding shardings[DW__SHARDINGS_MOST];
     dw__turns turns[DW__TURNS_MOST];
     int sharding_count = dw__space_shardings(problem, mesh, shardings),
-        turn_count = dw__space_turns(problem, mesh, turns);
+        turn_count = dw__space_turns(problem, mesh, NULL, turns);
     dw__layer_memo memo = {0};
     trial t = {.problem = problem, .found = found, .memo = &memo};
     dw_layout layout;

@@ -21,6 +21,7 @@ typedef struct ability {
     int parallel;                    /* tensor, context, pipeline, experts: not data alone */
     int attention_tp; /* attention's tensor parallelism may be less than the rest's */
     int offload_optimizer;
+    int uneven; /* the first and the last stage may have other numbers of layers than those between */
     unsigned
         offload_recompute; /* bits: with which recomputation layers' activations may be offloaded */
 } ability;
@@ -35,15 +36,15 @@ static const ability *ability_of(dw_framework framework) {
         INPUTS = 1 << DW_RECOMPUTE_FULL
     };
     static const ability abilities[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {ALL, 15, 1, 1, 1, KEPT | INPUTS},
-        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1, 0, 1, KEPT},
-        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1, 0, 0, 0},
-        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1, 0, 0, 0},
-        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0, 0, 0, 0},
-        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1, 0, 1, INPUTS},
-        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1, 0, 0, 0},
-        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1, 0, 0, 0},
-        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0, 0, 0, 0},
+        [DW_FRAMEWORK_OWN] = {ALL, 15, 1, 1, 1, 1, KEPT | INPUTS},
+        [DW_FRAMEWORK_MEGATRON] = {CHUNKS, 1 | 2, 1, 0, 1, 1, KEPT},
+        [DW_FRAMEWORK_MEGATRON_LM] = {CHUNKS, 1 | 2, 1, 0, 0, 0, 0},
+        [DW_FRAMEWORK_TORCHTITAN] = {CHUNKS | 1 << DW_SCHEDULE_ZB_V, 1 | 8, 1, 0, 0, 1, 0},
+        [DW_FRAMEWORK_FSDP] = {PLAIN, 4 | 8, 0, 0, 0, 0, 0},
+        [DW_FRAMEWORK_DEEPSPEED] = {PLAIN, 15, 1, 0, 1, 0, INPUTS},
+        [DW_FRAMEWORK_NANOTRON] = {PLAIN, 1 | 2, 1, 0, 0, 0, 0},
+        [DW_FRAMEWORK_JAX] = {CHUNKS, 1 | 2 | 8, 1, 0, 0, 0, 0},
+        [DW_FRAMEWORK_PYTORCH] = {PLAIN, 1 | 2, 0, 0, 0, 0, 0},
     };
     return &abilities[framework];
 }
@@ -320,7 +321,48 @@ int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sh
     return count;
 }
 
-int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns *list) {
+int dw__space_may_be_uneven(const dw__problem *problem) {
+    const dw__limits *limits = &problem->limits;
+    return ability_of(limits->base.framework)->uneven && limits->set.first_stage_layers <= 0 &&
+           limits->set.last_stage_layers <= 0;
+}
+
+static double heaviest_of(const dw__mesh *mesh, const dw__ends *ends, double head) {
+    double most = ends->first > ends->last + head ? ends->first : ends->last + head;
+    return mesh->pp > 2 && ends->between > most ? ends->between : most;
+}
+
+/* Those between have k layers, the ends share what is left: as nearly as whole numbers come to equal times, or the last
+ * alone is shorter. More than the mean of layers and head on those between would be more than any stage needs. */
+int dw__space_ends(const dw__problem *problem, const dw__mesh *mesh, double head, dw__ends *list) {
+    int layers = problem->model->layers, p = mesh->pp, even = layers / p, count = 0;
+    const dw__ends plain = {even, even + (layers % p > 0), even};
+    double most = heaviest_of(mesh, &plain, head) - 1e-6;
+    for (int k = even; p > 1 && k <= (layers + head) / p + 1; k++) {
+        int both = layers - k * (p - 2);
+        int lasts[3] = {(int)((both - head) / 2), (int)((both - head) / 2) + 1, both - k};
+        for (int at = 0; at < 3; at++) {
+            int last = lasts[at] < 1 ? 1 : lasts[at];
+            dw__ends ends = {both - last, k, last};
+            int to = 0, known = ends.first < 1 || heaviest_of(mesh, &ends, head) >= most;
+            for (int i = 0; i < count && !known; i++)
+                known = list[i].first == ends.first && list[i].last == ends.last;
+            if (known) continue;
+            while (to < count &&
+                   heaviest_of(mesh, &list[to], head) <= heaviest_of(mesh, &ends, head))
+                to++;
+            if (to == DW__ENDS_MOST) continue;
+            if (count < DW__ENDS_MOST) count++;
+            for (int i = count - 1; i > to; i--) list[i] = list[i - 1];
+            list[to] = ends;
+        }
+        if (p == 2) break;
+    }
+    return count;
+}
+
+int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, const dw__ends *ends,
+                    dw__turns *list) {
     const dw__limits *limits = &problem->limits;
     const ability *can = ability_of(limits->base.framework);
     int count = 0, p = mesh->pp, m = micro_batches(problem, mesh);
@@ -333,7 +375,7 @@ int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns 
         case DW_SCHEDULE_INTERLEAVED: /* micro-batches go round in groups of p */
             if (m % p) continue;
             low = 2;
-            high = most;
+            high = ends ? ends->last : most;
             break;
         case DW_SCHEDULE_ZB_H1:
             if (m < p) continue;
@@ -342,17 +384,21 @@ int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, dw__turns 
             if (m < 2 * p) continue;
             break;
         case DW_SCHEDULE_ZB_V:
-            if (m < 2 * p || most < 2) continue;
+            if (m < 2 * p || most < 2 || ends) continue;
             low = high = 2;
             break;
         case DW_SCHEDULE_DUALPIPE: /* both ends begin: an even number of stages and of micro-batches */
-            if (p % 2 || m % 2 || m < 2 * p) continue;
+            if (p % 2 || m % 2 || m < 2 * p || ends) continue;
             break;
         default: break;
         }
         /* Chunks of equally many layers: a stage's most is a multiple of their number, the rest lacks some. */
         for (int v = low; v <= high && count < DW__TURNS_MOST; v++) {
-            if (most % v && v > 1 && schedule == DW_SCHEDULE_INTERLEAVED) continue;
+            int chunks = v > 1 && schedule == DW_SCHEDULE_INTERLEAVED;
+            if (chunks && !ends && most % v) continue;
+            if (chunks && ends &&
+                (ends->first % v || ends->last % v || (p > 2 && ends->between % v)))
+                continue;
             if (!DW__ALLOWS(limits, virtual_stages, v) || (int64_t)p * v > layers + 2) continue;
             list[count++] = (dw__turns){(dw_pipeline_schedule)schedule, v};
         }

@@ -157,6 +157,7 @@ static void meshes_agree(const every *e, int length, int batch) {
     double fastest = HUGE_VAL;
     dw__limits_begin(&problem.limits);
     assert_int_equal(dw__limits_add(&problem.limits, "precision=bf16"), DW_OK);
+    assert_int_equal(dw__limits_add(&problem.limits, "last_stage_layers=0"), DW_OK);
     dw__limits_finish(&problem.limits);
     assert_int_equal(dw__space_meshes(&problem, e->hardware->gpus, 0, &meshes), DW_OK);
     for (size_t at = 0; at < meshes.count; at++) {
@@ -217,6 +218,8 @@ static void the_search_misses_nothing(void **unused) {
         meshes_agree(&e, length, batch);
         dw_autoplan_request request = request_of(&model, hardware, length, batch);
         request.reserve = 0;
+        request.constraints = (const char *const[]){"last_stage_layers=0"};
+        request.constraint_count = 1;
         dw_autoplan *plan = plan_of(&request);
         assert_int_equal(plan->prediction.fits, e.fits);
         fitting += e.fits;
@@ -319,6 +322,60 @@ static void published_configurations_are_planned(void **unused) {
     dw_text_free(text);
     dw_autoplan_destroy(plan);
     dw_hardware_destroy(h100s);
+}
+
+/* 8 billion parameters with 128 thousand words on 8 stages: the head is worth more than two layers. The search has the
+ * best of all splits in whole layers, the gain is what the heaviest stages differ by, and it is played. */
+static void the_head_gets_room(void **unused) {
+    (void)unused;
+    static const dw_planner_model model = {.layers = 32,
+                                           .hidden = 4096,
+                                           .heads = 32,
+                                           .kv_heads = 8,
+                                           .head_dim = 128,
+                                           .ffn = 14336,
+                                           .gated = 1,
+                                           .vocabulary = 128256};
+    dw_hardware *hardware = hardware_of("h100:8");
+    dw_autoplan_request request = request_of(&model, hardware, 4096, 64);
+    request.constraints =
+        (const char *const[]){"pp=8",           "schedule=1f1b", "micro_batch=1",
+                              "recompute=none", "offload=none",  "last_stage_layers=0"};
+    request.constraint_count = 6;
+    dw_autoplan *even = plan_of(&request);
+    request.constraint_count = 5;
+    dw_autoplan *plan = plan_of(&request);
+    assert_true(even->layout.last_stage_layers == 0 && plan->layout.last_stage_layers > 0);
+    double best = HUGE_VAL;
+    for (int first = 1; first < 30; first++)
+        for (int last = 1; first + last < 32; last++) {
+            dw_layout layout = even->layout;
+            dw_prediction p;
+            layout.first_stage_layers = first;
+            layout.last_stage_layers = last;
+            if ((32 - first - last) % 6) continue;
+            assert_int_equal(dw_predict(&model, hardware, &layout, &p), DW_OK);
+            if (p.fits) best = fmin(best, p.seconds);
+        }
+    assert_true(plan->prediction.seconds <= best * 1.005);
+    double heaviest[2] = {0, 0};
+    for (int stage = 0; stage < 8; stage++)
+        for (int at = 0; at < 2; at++) {
+            dw_stage_cost cost;
+            dw_predict_stage(&model, hardware, at ? &plan->layout : &even->layout, stage, 0, &cost);
+            heaviest[at] = fmax(heaviest[at], cost.forward + cost.backward + cost.backward_weight);
+        }
+    double gain = even->prediction.seconds / plan->prediction.seconds;
+    assert_true(gain > 1.1 && fabs(gain / (heaviest[0] / heaviest[1]) - 1) < 0.08);
+    dw_simulation *simulation = NULL;
+    dw_simulation_figures played;
+    assert_int_equal(dw_simulate(&model, hardware, &plan->layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &played);
+    assert_true(fabs(played.seconds / plan->prediction.seconds - 1) < 0.02);
+    dw_simulation_destroy(simulation);
+    dw_autoplan_destroy(even);
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(hardware);
 }
 
 /* Llama-3 70B on 64 H100s in a pipeline: planned and played with a bubble below 5%, within the memory. */
@@ -895,6 +952,7 @@ int main(void) {
         cmocka_unit_test(the_search_misses_nothing),
         cmocka_unit_test(recomputation_and_offload_share_the_layers),
         cmocka_unit_test(published_configurations_are_planned),
+        cmocka_unit_test(the_head_gets_room),
         cmocka_unit_test(a_planned_pipeline_is_played),
         cmocka_unit_test(the_largest_take_seconds),
         cmocka_unit_test(threads_do_not_change_the_answer),
