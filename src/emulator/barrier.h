@@ -16,6 +16,9 @@
 bool dw__emu_mbarrier_arrive(const dw__emu_async *work, uint32_t address, uint32_t count);
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes);
+/* One arrival more is to come in the current phase. */
+bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                                     uint32_t address);
 /* "pending 1 of 2 arrivals, 4096 bytes outstanding, parity 0", for messages. */
 void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text,
                                size_t bytes);

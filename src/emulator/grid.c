@@ -277,13 +277,26 @@ static void fail(running *r, dw_status status) {
     __atomic_store_n(&r->stop, true, __ATOMIC_RELAXED);
 }
 
+/* Warps ask as well: cluster launch control. */
+static uint64_t begun(const dw__emu_grid *grid) {
+    return __atomic_load_n(&grid->next_cluster, __ATOMIC_RELAXED);
+}
+bool dw__emu_take_cluster(dw__emu_grid *grid, uint64_t *index) {
+    *index = begun(grid);
+    while (*index < grid->cluster_total)
+        if (__atomic_compare_exchange_n(&grid->next_cluster, index, *index + 1, false,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            return true;
+    return false;
+}
+
 /* The next cluster to run: one that nobody has begun, as long as there is room; else the one put aside longest. */
 static dw__emu_cluster *next_cluster(running *r) {
     dw__emu_cluster *cluster = NULL;
     pthread_mutex_lock(&r->lock);
     dw__emu_grid *grid = r->grid;
-    if (!r->stop && grid->next_cluster < grid->cluster_total && r->alive < r->most_alive) {
-        uint64_t index = grid->next_cluster++;
+    uint64_t index;
+    if (!r->stop && r->alive < r->most_alive && dw__emu_take_cluster(grid, &index)) {
         r->alive++;
         r->stuck = 0;
         pthread_mutex_unlock(&r->lock);
@@ -325,7 +338,7 @@ static void work(void *context, int64_t index, int worker) {
             const bool alone =
                 r->alive == r->aside.count + 1; /* nobody runs who might set it free */
             const bool no_more =
-                r->grid->next_cluster == r->grid->cluster_total || r->alive == r->most_alive;
+                begun(r->grid) == r->grid->cluster_total || r->alive == r->most_alive;
             bool hopeless =
                 alone && no_more && (r->stuck > HOPELESS * r->alive || r->looped > ENDLESS);
             rest = !alone && r->stuck > r->alive;

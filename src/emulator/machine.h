@@ -173,6 +173,9 @@ struct dw__emu_grid {
     uint64_t next_cluster, cluster_total;
 };
 
+/* The number of a cluster that nobody has begun, which is then the caller's; false: there is none left. */
+bool dw__emu_take_cluster(dw__emu_grid *grid, uint64_t *index);
+
 static inline uint32_t dw__emu_random(dw__emu_cluster *cluster) { /* xorshift64*: Vigna 2016 */
     uint64_t x = cluster->random;
     x ^= x >> 12, x ^= x << 25, x ^= x >> 27;

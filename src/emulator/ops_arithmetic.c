@@ -373,6 +373,12 @@ COUNT(find_u32, uint32_t, find_top(x))
 COUNT(find_u64, uint64_t, find_top(x))
 COUNT(find_s32, uint32_t, find_top((int32_t)x < 0 ? ~x : x))
 COUNT(find_s64, uint64_t, find_top((int64_t)x < 0 ? ~x : x))
+/* .shiftamt: how far left it must go to be the top bit. */
+#define SHIFT_AMOUNT(found, width) (found) < 0 ? -1 : (width)-1 - (found)
+COUNT(shift_u32, uint32_t, SHIFT_AMOUNT(find_top(x), 32))
+COUNT(shift_u64, uint64_t, SHIFT_AMOUNT(find_top(x), 64))
+COUNT(shift_s32, uint32_t, SHIFT_AMOUNT(find_top((int32_t)x < 0 ? ~x : x), 32))
+COUNT(shift_s64, uint64_t, SHIFT_AMOUNT(find_top((int64_t)x < 0 ? ~x : x), 64))
 static dw_status translate_count(dw__emu_translator *t, dw__emu_run narrow, dw__emu_run wide) {
     dw__emu_type type;
     if (!dw__emu_take_type(t, &type) || dw__emu_type_bytes(type) < 4) return dw__emu_unsupported(t);
@@ -386,13 +392,16 @@ static dw_status translate_clz(dw__emu_translator *t) {
 }
 static dw_status translate_bfind(dw__emu_translator *t) {
     dw__emu_type type;
-    bool shift = dw__emu_take(t, "shiftamt");
-    if (shift || !dw__emu_take_type(t, &type) || dw__emu_type_bytes(type) < 4)
-        return dw__emu_unsupported(t);
+    const bool shift = dw__emu_take(t, "shiftamt");
+    if (!dw__emu_take_type(t, &type) || dw__emu_type_bytes(type) < 4) return dw__emu_unsupported(t);
     bool wide = dw__emu_type_bytes(type) == 8, is_signed = dw__emu_type_signed(type);
     return emit_narrow(t, DW__T_U32, type, 0,
-                       wide ? (is_signed ? find_s64 : find_u64)
-                            : (is_signed ? find_s32 : find_u32));
+                       wide ? (is_signed ? (shift ? shift_s64 : find_s64)
+                               : shift   ? shift_u64
+                                         : find_u64)
+                            : (is_signed ? (shift ? shift_s32 : find_s32)
+                               : shift   ? shift_u32
+                                         : find_u32));
 }
 
 /* Any function of three bits, by its truth table. */
@@ -647,84 +656,121 @@ FLOAT_COMPARES(compare_f32, uint32_t, as_float)
 FLOAT_COMPARES(compare_f64, uint64_t, as_double)
 FLOAT_COMPARES(compare_f16, uint32_t, TO_F16)
 FLOAT_COMPARES(compare_bf16, uint32_t, TO_BF16)
+/* .ftz: subnormal numbers are zeros. */
+static inline float flushed_single(uint32_t bits) {
+    return as_float(bits & 0x7F800000 ? bits : bits & 0x80000000);
+}
+static inline float flushed_half(uint32_t bits) {
+    return TO_F16(bits & 0x7C00 ? bits : bits & 0x8000);
+}
+FLOAT_COMPARES(compare_f32_ftz, uint32_t, flushed_single)
+FLOAT_COMPARES(compare_f16_ftz, uint32_t, flushed_half)
 
-static const dw__emu_run *compares_of(dw__emu_type type, bool *is_float) {
+static const dw__emu_run *compares_of(dw__emu_type type, bool flush, bool *is_float) {
     static const dw__emu_run *const integers[FORMS] = {compare_u16, compare_s16, compare_u32,
                                                        compare_s32, compare_u64, compare_s64};
     *is_float = dw__emu_type_float(type);
     switch (type) {
-    case DW__T_F16: return compare_f16;
-    case DW__T_BF16: return compare_bf16;
-    case DW__T_F32: return compare_f32;
-    case DW__T_F64: return compare_f64;
-    default: return form_of(type) < 0 ? NULL : integers[form_of(type)];
+    case DW__T_F16: return flush ? compare_f16_ftz : compare_f16;
+    case DW__T_BF16: return flush ? NULL : compare_bf16;
+    case DW__T_F32: return flush ? compare_f32_ftz : compare_f32;
+    case DW__T_F64: return flush ? NULL : compare_f64;
+    default: return flush || form_of(type) < 0 ? NULL : integers[form_of(type)];
     }
 }
 
-static dw_status translate_setp(dw__emu_translator *t) {
+/* What setp and set have in common: .CmpOp.BoolOp.ftz, and for set the type of the result. */
+typedef struct comparison_form {
+    int name, with;
+    bool flush;
+    dw__emu_type result, type;
+} comparison_form;
+static bool take_comparison(dw__emu_translator *t, bool set, comparison_form *f) {
     static const char *const names[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",  "equ",
                                         "neu", "ltu", "leu", "gtu", "geu", "num", "nan",
                                         "lo",  "ls",  "hi",  "hs",  NULL};
     static const char *const withs[] = {"and", "or", "xor", NULL};
-    static const int unsigned_name[] = {2, 3, 4, 5}; /* lo, ls, hi, hs */
-    int name = dw__emu_take_one_of(t, names), with = name < 0 ? -1 : dw__emu_take_one_of(t, withs);
+    f->name = dw__emu_take_one_of(t, names);
+    f->with = dw__emu_take_one_of(t, withs);
+    f->flush = dw__emu_take(t, "ftz");
+    return f->name >= 0 && (!set || dw__emu_take_type(t, &f->result)) &&
+           dw__emu_take_type(t, &f->type) && t->in->operand_count == 3 + (f->with >= 0);
+}
+
+/* Into predicate `d`, with its inverse where `k` has one. */
+static dw_status emit_comparison(dw__emu_translator *t, comparison_form *f, comparison *k,
+                                 uint32_t d) {
     bool is_float;
-    dw__emu_type type;
-    comparison *k = dw__emu_detail(t, sizeof *k);
-    if (!k) return dw__fail_memory("an operation", sizeof *k);
-    (void)dw__emu_take(t, "ftz");
-    if (name < 0 || !dw__emu_take_type(t, &type) || t->in->operand_count != 3 + (with >= 0))
-        return dw__emu_unsupported(t);
-    if (name >= 14) name = unsigned_name[name - 14];
-    const dw__emu_run *runs = compares_of(type, &is_float);
-    if (!runs || (!is_float && name >= 6)) return dw__emu_unsupported(t);
-    uint32_t a, b, d;
-    const dw__ptx_operand *result = &t->in->operands[0];
-    dw__ptx_operand first = *result;
-    first.also = NULL;
-    k->with = (int)(with + 1);
-    if (with >= 0)
+    uint32_t a, b;
+    const dw__emu_run *runs = compares_of(f->type, f->flush, &is_float);
+    if (f->name >= 14) { /* lo, ls, hi, hs: of unsigned numbers */
+        if (!runs || is_float || dw__emu_type_signed(f->type)) return dw__emu_unsupported(t);
+        f->name -= 12;
+    }
+    if (!runs || (!is_float && f->name >= 6)) return dw__emu_unsupported(t);
+    k->with = (__typeof__(k->with))(f->with + 1);
+    if (f->with >= 0)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[3], DW__T_PRED, &k->other));
-    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], type, &a));
-    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], type, &b));
-    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &first, DW__T_PRED, &d));
-    k->has_inverse = result->also != NULL;
-    if (k->has_inverse)
-        DW_RETURN_IF_FAILED(dw__emu_take_result(t, result->also, DW__T_PRED, &k->inverse));
-    DW_RETURN_IF_FAILED(dw__emu_emit(t, runs[name]));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], f->type, &a));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[2], f->type, &b));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, runs[f->name]));
     t->op->a = a, t->op->b = b, t->op->d = d;
     t->op->detail = k;
     return DW_OK;
 }
 
+static dw_status translate_setp(dw__emu_translator *t) {
+    comparison_form f;
+    comparison *k = dw__emu_detail(t, sizeof *k);
+    uint32_t d;
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    if (!take_comparison(t, false, &f)) return dw__emu_unsupported(t);
+    dw__ptx_operand first = t->in->operands[0];
+    k->has_inverse = first.also != NULL;
+    if (k->has_inverse)
+        DW_RETURN_IF_FAILED(dw__emu_take_result(t, first.also, DW__T_PRED, &k->inverse));
+    first.also = NULL;
+    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &first, DW__T_PRED, &d));
+    return emit_comparison(t, &f, k, d);
+}
+
+/* A number for true, all bits or 1.0, and 0 for false. */
+static dw_status translate_set(dw__emu_translator *t) {
+    comparison_form f;
+    comparison *k = dw__emu_detail(t, sizeof *k);
+    uint32_t p, d, yes, no;
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    if (!take_comparison(t, true, &f)) return dw__emu_unsupported(t);
+    uint64_t one;
+    switch (f.result) {
+    case DW__T_U16:
+    case DW__T_S16: one = 0xFFFF; break;
+    case DW__T_U32:
+    case DW__T_S32: one = 0xFFFFFFFF; break;
+    case DW__T_F32: one = 0x3F800000; break;
+    case DW__T_F16: one = 0x3C00; break;
+    case DW__T_BF16: one = 0x3F80; break;
+    default: return dw__emu_unsupported(t);
+    }
+    DW_RETURN_IF_FAILED(dw__emu_take_scratch(t, 0, &p));
+    DW_RETURN_IF_FAILED(emit_comparison(t, &f, k, p));
+    DW_RETURN_IF_FAILED(dw__emu_take_constant(t, one, 4, &yes));
+    DW_RETURN_IF_FAILED(dw__emu_take_constant(t, 0, 4, &no));
+    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], f.result, &d));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, select_32));
+    t->op->a = yes, t->op->b = no, t->op->c = p, t->op->d = d;
+    return DW_OK;
+}
+
 const dw__emu_opcode dw__emu_opcodes_arithmetic[] = {
-    {"add", translate_add},
-    {"sub", translate_sub},
-    {"mul", translate_mul},
-    {"mad", translate_mad},
-    {"div", translate_div},
-    {"rem", translate_rem},
-    {"min", translate_min},
-    {"max", translate_max},
-    {"neg", translate_neg},
-    {"abs", translate_abs},
-    {"and", translate_and},
-    {"or", translate_or},
-    {"xor", translate_xor},
-    {"not", translate_not},
-    {"shl", translate_shl},
-    {"shr", translate_shr},
-    {"bfe", translate_bfe},
-    {"bfi", translate_bfi},
-    {"brev", translate_brev},
-    {"popc", translate_popc},
-    {"clz", translate_clz},
-    {"bfind", translate_bfind},
-    {"lop3", translate_lop3},
-    {"prmt", translate_prmt},
-    {"shf", translate_shf},
-    {"mov", translate_mov},
-    {"selp", translate_selp},
-    {"setp", translate_setp},
-    {NULL, NULL},
+    {"add", translate_add},     {"sub", translate_sub},   {"mul", translate_mul},
+    {"mad", translate_mad},     {"div", translate_div},   {"rem", translate_rem},
+    {"min", translate_min},     {"max", translate_max},   {"neg", translate_neg},
+    {"abs", translate_abs},     {"and", translate_and},   {"or", translate_or},
+    {"xor", translate_xor},     {"not", translate_not},   {"shl", translate_shl},
+    {"shr", translate_shr},     {"bfe", translate_bfe},   {"bfi", translate_bfi},
+    {"brev", translate_brev},   {"popc", translate_popc}, {"clz", translate_clz},
+    {"bfind", translate_bfind}, {"lop3", translate_lop3}, {"prmt", translate_prmt},
+    {"shf", translate_shf},     {"mov", translate_mov},   {"selp", translate_selp},
+    {"setp", translate_setp},   {"set", translate_set},   {NULL, NULL},
 };

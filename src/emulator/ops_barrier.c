@@ -326,6 +326,23 @@ bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }
+bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
+                                     uint32_t address) {
+    asker who = {by, warp, pc, lane};
+    mbarrier b;
+    unsigned char *at = mbarrier_at(&who, address, &b, false);
+    if (!at) return false;
+    if (b.pending == DW__MBARRIER_MOST) {
+        dw__emu_found_at(by, warp, lane, pc, DW__FOUND_MBARRIER,
+                         "one arrival more to come at the mbarrier at 0x%x, which counts to %u",
+                         address, DW__MBARRIER_MOST);
+        return false;
+    }
+    b.pending++;
+    const uint64_t bits = encode(&b);
+    memcpy(at, &bits, sizeof bits);
+    return true;
+}
 void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text,
                                size_t bytes) {
     const uint32_t rank = address >> DW__RANK_SHIFT,

@@ -43,11 +43,16 @@ static dw_status translate_exit(dw__emu_translator *t) {
 }
 
 static dw__emu_next trap_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)op;
-    dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_TRAP, "executes trap");
+    dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_TRAP, "executes %s",
+                  op->immediate ? "brkpt" : "trap");
     return DW__FAULT;
 }
 static dw_status translate_trap(dw__emu_translator *t) { return dw__emu_emit(t, trap_run); }
+static dw_status translate_brkpt(dw__emu_translator *t) {
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, trap_run));
+    t->op->immediate = 1;
+    return DW_OK;
+}
 
 /* ---- giving way ---------------------------------------------------------------------------- */
 
@@ -71,6 +76,10 @@ static dw_status translate_setmaxnreg(dw__emu_translator *t) {
     DW_RETURN_IF_FAILED(dw__emu_emit(t, nothing_run));
     t->op->aligned = true;
     return DW_OK;
+}
+static dw_status translate_pmevent(dw__emu_translator *t) {
+    (void)dw__emu_take(t, "mask");
+    return dw__emu_emit(t, nothing_run);
 }
 static dw_status translate_griddepcontrol(dw__emu_translator *t) {
     if (!dw__emu_take(t, "launch_dependents") && !dw__emu_take(t, "wait"))
@@ -137,6 +146,8 @@ const dw__emu_opcode dw__emu_opcodes_control[] = {
     {"exit", translate_exit},
     {"ret", translate_exit},
     {"trap", translate_trap},
+    {"brkpt", translate_brkpt},
+    {"pmevent", translate_pmevent},
     {"nanosleep", translate_nanosleep},
     {"setmaxnreg", translate_setmaxnreg},
     {"griddepcontrol", translate_griddepcontrol},

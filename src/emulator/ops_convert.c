@@ -79,12 +79,34 @@ static uint64_t clamped(int64_t x, bool x_signed, dw__emu_type type) {
     return (uint64_t)x > most ? most : (uint64_t)x;
 }
 
+static const int host_roundings[] = {FE_TONEAREST, FE_TONEAREST, FE_TOWARDZERO,
+                                     FE_DOWNWARD,  FE_UPWARD,    FE_TONEAREST};
+
+/* An integer as a double. TO_ODD keeps in the last bit that some were cut off, so that what is rounded to fewer bits
+ * afterwards is rounded once (Boldo and Melquiond 2008). */
+#define TO_ODD (-1)
+static double whole_as_double(int64_t x, bool is_signed, int rounding) {
+    const bool negative = is_signed && x < 0;
+    uint64_t magnitude = negative ? 0 - (uint64_t)x : (uint64_t)x;
+    if (rounding == TO_ODD) {
+        const int spare = magnitude >> 53 ? 11 - __builtin_clzll(magnitude) : 0;
+        if (spare) {
+            const bool lost = magnitude & (((uint64_t)1 << spare) - 1);
+            magnitude = (magnitude >> spare | lost) << spare;
+        }
+        return negative ? -(double)magnitude : (double)magnitude;
+    }
+    fesetround(host_roundings[rounding]);
+    volatile int64_t held = x;
+    const double r = is_signed ? (double)held : (double)(uint64_t)held;
+    fesetround(FE_TONEAREST);
+    return r;
+}
+
 /* A double as a float in the rounding that is wanted: AWAY is of ties (tf32's rna). */
 static float to_single(double x, int rounding) {
-    static const int host[] = {FE_TONEAREST, FE_TONEAREST, FE_TOWARDZERO,
-                               FE_DOWNWARD,  FE_UPWARD,    FE_TONEAREST};
-    if (host[rounding] == FE_TONEAREST) return (float)x;
-    fesetround(host[rounding]);
+    if (host_roundings[rounding] == FE_TONEAREST) return (float)x;
+    fesetround(host_roundings[rounding]);
     volatile double held = x;
     float r = (float)held;
     fesetround(FE_TONEAREST);
@@ -140,18 +162,16 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         uint32_t word;
         memcpy(&word, from, sizeof word);
         if (k->relu && word >> 31 && (word & 0x7FFFFFFF) <= 0x7F800000) word = 0;
-        return to_tf32(word, k->rounding);
+        const uint32_t bits = to_tf32(word, k->rounding);
+        if (k->finite && (bits & 0x7FFFFFFF) == 0x7F800000) return (bits & 0x80000000) | 0x7F7FE000;
+        return bits;
     }
     double x;
     if (from_real) {
         x = flushed(load_real(from, k->from), k->from, k->flush);
     } else {
-        int64_t whole = load_whole(from, k->from);
-        if (k->to == DW__T_F32 &&
-            k->rounding <= NEAREST) /* through double it would be rounded twice */
-            return dw__f32_bits(dw__emu_type_signed(k->from) ? (float)whole
-                                                             : (float)(uint64_t)whole);
-        x = dw__emu_type_signed(k->from) ? (double)whole : (double)(uint64_t)whole;
+        x = whole_as_double(load_whole(from, k->from), dw__emu_type_signed(k->from),
+                            k->to == DW__T_F64 ? (int)k->rounding : TO_ODD);
     }
     if (k->to_whole) x = rounded(x, k->rounding);
     if (!to_real) return to_whole(x, k->to);
@@ -220,20 +240,20 @@ static bool format_of(dw__emu_type type, dw_format *format) {
 
 /* E8M0 rounds a float toward zero, or to the power of two above (PTX ISA 9.7.9.21: .rz, .rp), within 2^-127 to
  * 2^127. */
-static uint32_t to_e8m0(float x, int rounding) {
+static uint32_t to_e8m0(float x, int rounding, bool finite) {
     if (isnan(x)) return 0xFF;
     uint32_t bits = dw__f32_bits(fabsf(x)), exponent = bits >> 23;
-    if (isinf(x)) return 0xFE;
+    if (isinf(x)) return finite ? 0xFE : 0xFF;
     if (exponent == 0) { /* below 2^-126: 2^-127 is code 0 */
         if (rounding == UP && bits > 0x400000) return 1;
         return 0;
     }
     if (rounding == UP && (bits & 0x7FFFFF)) exponent++;
-    return exponent > 0xFE ? 0xFE : exponent;
+    return exponent > 0xFE && finite ? 0xFE : exponent;
 }
 
 static uint32_t to_code(const packed *k, float x) {
-    if (k->format == DW_FORMAT_E8M0) return to_e8m0(x, k->rounding);
+    if (k->format == DW_FORMAT_E8M0) return to_e8m0(x, k->rounding, k->finite);
     if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
     if (isnan(x) && k->format != DW_FORMAT_E4M3 &&
         k->format != DW_FORMAT_E5M2) /* no NaN: the greatest number */
@@ -315,7 +335,9 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
         else if (format_of(k.from, &k.format))
             run = widen_run;
     } else if (format_of(k.to, &k.format)) {
-        run = narrow_run;
+        const bool power = k.format == DW_FORMAT_E8M0;
+        if (power ? k.rounding == ZERO || k.rounding == UP : k.rounding == NEAREST && k.finite)
+            run = narrow_run;
     }
     if (!run || t->in->operand_count != sources + 1) return dw__emu_unsupported(t);
     *kept = k;
@@ -325,6 +347,47 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
     DW_RETURN_IF_FAILED(dw__emu_emit(t, run));
     t->op->d = places[0], t->op->a = places[1], t->op->b = places[2];
     t->op->detail = kept;
+    return DW_OK;
+}
+
+/* ---- cvt.pack ------------------------------------------------------------------------------ */
+
+/* Two integers within the range of a narrow type, side by side, the first above; a third word moves up to make
+ * room for them. */
+static dw__emu_next pack_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
+    const uint32_t *c = DW__REGISTER(w, uint32_t, op->c);
+    uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
+    const int bits = op->immediate & 31;
+    const bool is_signed = op->immediate & 32, has_third = op->immediate & 64;
+    const int64_t most = (1 << (bits - is_signed)) - 1, least = is_signed ? -most - 1 : 0;
+    DW__EACH_LANE(lane, mask) {
+        const int64_t x = (int32_t)a[lane], y = (int32_t)b[lane];
+        const uint32_t low = (1u << bits) - 1;
+        uint32_t r = ((uint32_t)(x < least  ? least
+                                 : x > most ? most
+                                            : x) &
+                      low)
+                         << bits |
+                     ((uint32_t)(y < least  ? least
+                                 : y > most ? most
+                                            : y) &
+                      low);
+        if (has_third) r |= c[lane] << 2 * bits;
+        d[lane] = r;
+    }
+    return DW__NEXT;
+}
+static dw_status translate_pack(dw__emu_translator *t) {
+    static const char *const names[] = {"u2", "s2", "u4", "s4", "u8", "s8", "u16", "s16", NULL};
+    if (!dw__emu_take(t, "sat")) return dw__emu_unsupported(t);
+    const int type = dw__emu_take_one_of(t, names), bits = 2 << type / 2;
+    if (type < 0 || !dw__emu_take(t, "s32")) return dw__emu_unsupported(t);
+    const bool has_third = dw__emu_take(t, "b32");
+    if (has_third == (bits == 16)) return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_emit_same(t, DW__T_B32, 2 + has_third, pack_run));
+    if (!has_third) t->op->c = t->op->a;
+    t->op->immediate = bits + 32 * (type & 1) + 64 * has_third;
     return DW_OK;
 }
 
@@ -340,7 +403,7 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     static const int meanings[] = {NEAREST, ZERO, DOWN, UP, AWAY, NEAREST, ZERO, DOWN, UP};
     conversion *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
-    if (dw__emu_take(t, "pack")) return dw__emu_unsupported(t);
+    if (dw__emu_take(t, "pack")) return translate_pack(t);
     for (bool more = true; more;) { /* their order differs from form to form */
         more = false;
         int rounding = dw__emu_take_one_of(t, roundings);

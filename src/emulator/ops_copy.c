@@ -59,6 +59,7 @@ typedef struct copy {
     bool tensor, has_read;
     dw__tensor_shape map;
     int64_t at[DW__TENSOR_AXES];
+    bool gathers;        /* rows of their own, four of them: at[1] to at[4] */
     unsigned char *data; /* between reading and writing */
 } copy;
 
@@ -113,6 +114,11 @@ static uint32_t memory_row(const dw__tensor_shape *m) {
 static bool row_address(const copy *c, uint32_t row, uint64_t *address) {
     const dw__tensor_shape *m = &c->map;
     *address = m->address;
+    if (c->gathers) {
+        const int64_t at = c->at[1 + row];
+        *address += (uint64_t)at * m->stride[0];
+        return at >= 0 && at <= m->last[1];
+    }
     for (int axis = 1; axis < m->rank; axis++) {
         int64_t at = c->at[axis] + (int64_t)(row % box_count(m, axis)) * m->step[axis];
         row /= box_count(m, axis);
@@ -389,7 +395,7 @@ static bool copy_done(dw__emu_cluster *cluster, dw__emu_async *work) {
 
 typedef struct copy_op {
     int direction;
-    bool tensor, small, barrier, multicast, pair, ignores;
+    bool tensor, gathers, small, barrier, multicast, pair, ignores;
     int rank;
     reduction reduce;
     dw__emu_type type;
@@ -400,6 +406,8 @@ typedef struct copy_op {
 } copy_op;
 
 static uint64_t without_window(uint64_t address) { return address & ~DW__WINDOW_MASK; }
+
+static int coordinates_of(const copy_op *k) { return k->gathers ? 5 : k->rank; }
 
 static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *c) {
     uint64_t address = dw__emu_lane_address(w, &k->map, (int)lane);
@@ -412,8 +420,18 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
                       k->rank, (unsigned long long)address, c->map.rank);
         return false;
     }
-    for (int axis = 0; axis < k->rank; axis++)
+    c->gathers = k->gathers;
+    for (int axis = 0; axis < coordinates_of(k); axis++)
         c->at[axis] = (int32_t)DW__REGISTER(w, uint32_t, k->at[axis])[lane];
+    if (k->gathers) {
+        if (c->map.box[1] != 1) {
+            dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
+                          "a copy of four rows by a tensor map whose box has %d rows: 1 is wanted",
+                          c->map.box[1]);
+            return false;
+        }
+        c->map.box[1] = 4, c->map.step[1] = 1;
+    }
     static const dw__emu_type types[DW__TENSOR_ELEMENTS] = {
         [DW__TENSOR_U32] = DW__T_U32,     [DW__TENSOR_S32] = DW__T_S32,
         [DW__TENSOR_U64] = DW__T_U64,     [DW__TENSOR_S64] = DW__T_S64,
@@ -573,11 +591,11 @@ static bool take_reduction(dw__emu_translator *t, copy_op *k) {
 
 static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *o, copy_op *k) {
     if (o->kind != DW__PTX_ADDRESS || o->count != 2 || o->items[1].kind != DW__PTX_VECTOR ||
-        o->items[1].count != k->rank)
+        o->items[1].count != coordinates_of(k))
         return dw__emu_malformed(t,
                                  "a tensor map with coordinates, as [%rd1, {%r1, %r2}], is wanted");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, o, &k->map));
-    for (int axis = 0; axis < k->rank; axis++)
+    for (int axis = 0; axis < coordinates_of(k); axis++)
         DW_RETURN_IF_FAILED(
             dw__emu_take_source(t, &o->items[1].items[axis], DW__T_B32, &k->at[axis]));
     return DW_OK;
@@ -586,6 +604,11 @@ static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *
 static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)w, (void)op, (void)mask;
     return DW__NEXT;
+}
+
+static bool take_pair(dw__emu_translator *t, copy_op *k) {
+    if (dw__emu_take(t, "cta_group::1")) return true;
+    return k->pair = dw__emu_take(t, "cta_group::2");
 }
 
 /* After "cp.async.bulk" or "cp.reduce.async.bulk", and ".tensor.Nd" where it is there. */
@@ -602,18 +625,22 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
         k->rank = dw__emu_take_one_of(t, ranks) + 1;
         if (k->rank == 0) return dw__emu_unsupported(t);
     }
+    bool pair_given = k->tensor && take_pair(t, k);
     bool to_cluster = dw__emu_take(t, "shared::cluster") || dw__emu_take(t, "shared::cta");
     if (!to_cluster && !dw__emu_take(t, "global")) return dw__emu_unsupported(t);
     bool from_global = to_cluster && dw__emu_take(t, "global");
     if (!from_global && !dw__emu_take(t, "shared::cta")) return dw__emu_unsupported(t);
     k->direction = !to_cluster ? FROM_SHARED : from_global ? TO_SHARED : SHARED_TO_SHARED;
     if (reduces && k->tensor && !take_reduction(t, k)) return dw__emu_unsupported(t);
-    (void)dw__emu_take(t, "tile");
+    if (!dw__emu_take(t, "tile") && k->tensor && !reduces)
+        k->gathers =
+            dw__emu_take(t, k->direction == TO_SHARED ? "tile::gather4" : "tile::scatter4");
+    if (k->gathers && k->rank != 2) return dw__emu_unsupported(t);
     k->barrier = dw__emu_take(t, "mbarrier::complete_tx::bytes");
     if (!k->barrier && !dw__emu_take(t, "bulk_group")) return dw__emu_unsupported(t);
     if (k->barrier != (k->direction != FROM_SHARED)) return dw__emu_unsupported(t);
     k->multicast = dw__emu_take(t, "multicast::cluster");
-    if (!dw__emu_take(t, "cta_group::1")) k->pair = dw__emu_take(t, "cta_group::2");
+    if (!pair_given) (void)take_pair(t, k);
     bool hint = dw__emu_take(t, "L2::cache_hint");
     if (reduces && !k->tensor) {
         if (!take_reduction(t, k)) return dw__emu_unsupported(t);
@@ -647,11 +674,74 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     return DW_OK;
 }
 
-/* cp.async.mbarrier.arrive: the barrier hears of the lane's copies so far when they are done. */
+/* cp.async.mbarrier.arrive: the barrier hears of the lane's copies so far when they are done. Later ones of the lane
+ * may hold it up; hardware promises no time. */
+typedef struct notice {
+    dw__emu_async work;
+    dw__emu_warp *warp;
+    uint32_t barrier;
+} notice;
+
+static bool notice_done(dw__emu_cluster *cluster, dw__emu_async *work) {
+    notice *n = (notice *)(void *)work;
+    const lane_groups *g = n->warp->bulk ? &n->warp->bulk->small[work->lane] : NULL;
+    uint32_t outstanding = 0;
+    for (int i = 0; g && i < GROUPS; i++) outstanding += g->writing[i];
+    if (outstanding == 0)
+        return dw__emu_mbarrier_arrive(work->cta, work->warp, (int)work->lane, work->pc, n->barrier,
+                                       1);
+    notice *again = dw__malloc(sizeof *again);
+    if (!again) {
+        dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_INVALID,
+                         "the host has no memory left for the emulator");
+        return false;
+    }
+    *again = *n;
+    return dw__emu_later(cluster, &again->work);
+}
+
+static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const copy_op *k = op->detail;
+    DW__EACH_LANE(lane, mask) {
+        const uint32_t address =
+            (uint32_t)without_window(dw__emu_lane_address(w, &k->mbarrier, (int)lane));
+        if (op->immediate &&
+            !dw__emu_mbarrier_expect_arrival(w->cta, w->index, (int)lane, w->now.pc, address))
+            return DW__FAULT;
+        notice *n = dw__malloc(sizeof *n);
+        if (!n) return no_memory(w, (int)lane);
+        *n = (notice){.work = {.done = notice_done,
+                               .cta = w->cta,
+                               .warp = w->index,
+                               .lane = lane,
+                               .pc = w->now.pc},
+                      .warp = w,
+                      .barrier = address};
+        dw__emu_later(w->cta->cluster, &n->work);
+    }
+    return DW__NEXT;
+}
+static dw_status translate_notice(dw__emu_translator *t, copy_op *k) {
+    const dw__ptx_operand *address;
+    const bool counted = !dw__emu_take(t, "noinc");
+    (void)(dw__emu_take(t, "shared") || dw__emu_take(t, "shared::cta"));
+    if (!dw__emu_take(t, "b64")) return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_take_operand(t, 0, &address));
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, address, &k->mbarrier));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, notice_run));
+    t->op->detail = k;
+    t->op->immediate = counted;
+    return DW_OK;
+}
+
 static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
     if (dw__emu_take(t, "commit_group")) return emit_commit(t, true);
     if (dw__emu_take(t, "wait_group")) return emit_wait(t, true, false);
     if (dw__emu_take(t, "wait_all")) return emit_wait(t, true, true);
+    if (dw__emu_take(t, "mbarrier")) {
+        if (!dw__emu_take(t, "arrive")) return dw__emu_unsupported(t);
+        return translate_notice(t, k);
+    }
     if (!dw__emu_take(t, "ca") && !dw__emu_take(t, "cg")) return dw__emu_unsupported(t);
     if (!dw__emu_take(t, "shared") && !dw__emu_take(t, "shared::cta"))
         return dw__emu_unsupported(t);

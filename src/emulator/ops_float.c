@@ -103,13 +103,23 @@ static float applied(const real_op *op, float x, float y, float z) {
     if (op->flush) x = flushed(x), y = flushed(y), z = flushed(z);
     return finished(op, op->narrow(op, x, y, z));
 }
+/* Of F16 subnormal numbers are below 2^-14; a result is flushed for what it would be without .ftz. */
+static float flushed_half(float x) { return fabsf(x) < 0x1p-14f ? copysignf(0, x) : x; }
+static float rounded_up_to_normal(float r) {
+    return flushed_half(dw__f16_to_f32(dw__f32_to_f16(r)));
+}
 static uint16_t applied_half(const real_op *op, uint16_t x, uint16_t y, uint16_t z) {
     const bool brain = op->type == DW__T_BF16 || op->type == DW__T_BF16X2;
     float a = brain ? dw__bf16_to_f32(x) : dw__f16_to_f32(x),
           b = brain ? dw__bf16_to_f32(y) : dw__f16_to_f32(y);
     float c = brain ? dw__bf16_to_f32(z) : dw__f16_to_f32(z);
-    float r = op->narrow == fma_narrow ? finished(op, fma_to_odd(a, b, c)) : applied(op, a, b, c);
+    if (op->flush && !brain) a = flushed_half(a), b = flushed_half(b), c = flushed_half(c);
+    /* A product of BF16 may be subnormal in F32 already. */
+    float r = op->narrow == fma_narrow   ? finished(op, fma_to_odd(a, b, c))
+              : op->narrow == mul_narrow ? finished(op, fma_to_odd(a, b, -0.0f))
+                                         : applied(op, a, b, c);
     if (isnan(r)) return 0x7FFF;
+    if (op->flush && !brain && fabsf(r) < 0x1p-14f) r = rounded_up_to_normal(r);
     return brain ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
 }
 
@@ -221,11 +231,53 @@ static dw_status take_real(dw__emu_translator *t, real_op *r) {
     return dw__emu_unsupported(t);
 }
 
+/* add.f32.bf16 and the like: all sources but the last are of a half type. */
+static dw__emu_next widen_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
+    uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
+    DW__EACH_LANE(i, mask)
+    d[i] = dw__f32_bits(op->immediate ? dw__bf16_to_f32((uint16_t)a[i])
+                                      : dw__f16_to_f32((uint16_t)a[i]));
+    return DW__NEXT;
+}
+static dw_status emit_mixed(dw__emu_translator *t, real_op r, dw__emu_type narrow) {
+    uint32_t places[4] = {0};
+    real_op *kept = dw__emu_detail(t, sizeof *kept);
+    if (!kept) return dw__fail_memory("an operation", sizeof *kept);
+    if (r.flush || t->in->operand_count != r.count + 1) return dw__emu_unsupported(t);
+    *kept = r;
+    for (int i = 1; i <= r.count; i++) {
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i],
+                                                i < r.count ? narrow : DW__T_F32, &places[i]));
+        if (i == r.count) break;
+        uint32_t wide;
+        DW_RETURN_IF_FAILED(dw__emu_take_scratch(t, 4, &wide));
+        DW_RETURN_IF_FAILED(dw__emu_emit(t, widen_run));
+        t->op->a = places[i], t->op->d = wide;
+        t->op->immediate = narrow == DW__T_BF16;
+        places[i] = wide;
+    }
+    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_F32, &places[0]));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, real_run));
+    t->op->d = places[0], t->op->a = places[1], t->op->b = places[2];
+    t->op->c = r.count == 3 ? places[3] : places[1];
+    t->op->detail = kept;
+    return DW_OK;
+}
+
+static dw_status translate_sum(dw__emu_translator *t, real_op r, dw__emu_run plain) {
+    DW_RETURN_IF_FAILED(take_real(t, &r));
+    if (r.type == DW__T_F32 && r.narrow != mul_narrow) {
+        if (dw__emu_take(t, "f16")) return emit_mixed(t, r, DW__T_F16);
+        if (dw__emu_take(t, "bf16")) return emit_mixed(t, r, DW__T_BF16);
+    }
+    return emit_real(t, r, plain);
+}
 #define TRANSLATE(opcode, function, sources, plain)                                                \
     static dw_status translate_##opcode(dw__emu_translator *t) {                                   \
-        real_op r = {.count = sources, .narrow = function##_narrow, .wide = function##_wide};      \
-        DW_RETURN_IF_FAILED(take_real(t, &r));                                                     \
-        return emit_real(t, r, plain);                                                             \
+        return translate_sum(                                                                      \
+            t, (real_op){.count = sources, .narrow = function##_narrow, .wide = function##_wide},  \
+            plain);                                                                                \
     }
 TRANSLATE(add, add, 2, plain_add)
 TRANSLATE(sub, sub, 2, plain_sub)

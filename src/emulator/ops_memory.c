@@ -197,7 +197,50 @@ static dw_status translate_access(dw__emu_translator *t, bool load) {
     return DW_OK;
 }
 static dw_status translate_ld(dw__emu_translator *t) { return translate_access(t, true); }
-static dw_status translate_st(dw__emu_translator *t) { return translate_access(t, false); }
+
+/* st.bulk: zeros. */
+static dw__emu_next bulk_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const access *k = op->detail;
+    DW__EACH_LANE(lane, mask) {
+        const uint64_t bytes = DW__REGISTER(w, uint64_t, op->a)[lane];
+        if (bytes == 0) continue;
+        if (bytes % 8 || bytes > UINT32_MAX) {
+            dw__emu_found(w, (int)lane, DW__FOUND_ALIGNMENT,
+                          "stores %llu zeros: a multiple of 8 below 2^32 is wanted",
+                          (unsigned long long)bytes);
+            return DW__FAULT;
+        }
+        void *to =
+            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
+                          (uint32_t)bytes, 8, DW__WRITE);
+        if (!to) return DW__FAULT;
+        memset(to, 0, bytes);
+    }
+    w->cta->cluster->progress++;
+    return DW__NEXT;
+}
+static dw_status translate_bulk(dw__emu_translator *t) {
+    access *k = dw__emu_detail(t, sizeof *k);
+    uint32_t size;
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    (void)dw__emu_take(t, "weak");
+    k->space = dw__emu_take(t, "shared::cta") ? DW__PTX_SHARED : DW__PTX_REG;
+    if (t->in->operand_count != 3 || t->in->operands[2].kind != DW__PTX_INTEGER ||
+        t->in->operands[2].integer != 0)
+        return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B64, &size));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, bulk_run));
+    t->op->detail = k;
+    t->op->a = size;
+    return DW_OK;
+}
+
+/* st.async is another table's. */
+static dw_status translate_st(dw__emu_translator *t) {
+    if (dw__emu_take(t, "async")) return t->cursor = 0, dw__emu_unsupported(t);
+    return dw__emu_take(t, "bulk") ? translate_bulk(t) : translate_access(t, false);
+}
 
 /* ---- atomic operations --------------------------------------------------------------------- */
 

@@ -147,8 +147,45 @@ static const struct {
     {"%total_smem_size", DW__SPECIAL_TOTAL_SMEM_SIZE, false, 4},
 };
 
+/* Time is counted in operations; it goes on whether a warp runs or waits. */
+static dw__emu_next run_clock(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const uint64_t now = (w->cta->cluster->turn << 10) + w->executed;
+    (void)mask;
+    for (int lane = 0; lane < DW__LANES; lane++) {
+        if (op->immediate & 1)
+            DW__REGISTER(w, uint64_t, op->d)[lane] = now;
+        else
+            DW__REGISTER(w, uint32_t, op->d)
+            [lane] = (uint32_t)(op->immediate & 2 ? now >> 32 : now);
+    }
+    return DW__NEXT;
+}
+
+static dw_status clock_place(dw__emu_translator *t, const char *name, uint32_t *place,
+                             bool *is_clock) {
+    static const struct {
+        const char *name;
+        int64_t part;
+    } clocks[] = {{"%clock", 0},       {"%clock_hi", 2},       {"%clock64", 1},
+                  {"%globaltimer", 1}, {"%globaltimer_lo", 0}, {"%globaltimer_hi", 2}};
+    *is_clock = false;
+    for (size_t i = 0; i < DW_COUNT(clocks); i++) {
+        if (strcmp(clocks[i].name, name) != 0) continue;
+        *is_clock = true;
+        DW_RETURN_IF_FAILED(dw__emu_take_scratch(t, clocks[i].part & 1 ? 8 : 4, place));
+        dw__emu_op op = {
+            .run = run_clock, .d = *place, .guard = DW__PTX_NO_GUARD, .immediate = clocks[i].part};
+        DW_RETURN_IF_FAILED(DW_PUSH(&t->code, op));
+        return DW_PUSH(&t->from, t->at);
+    }
+    return DW_OK;
+}
+
 static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *operand,
                                uint32_t *place) {
+    bool is_clock;
+    DW_RETURN_IF_FAILED(clock_place(t, operand->name, place, &is_clock));
+    if (is_clock) return DW_OK;
     for (size_t i = 0; i < DW_COUNT(specials); i++) {
         if (strcmp(specials[i].name, operand->name) != 0) continue;
         if (specials[i].vector != (operand->component != 0))
@@ -339,7 +376,9 @@ static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_arithmetic, dw__emu_opcodes_float,   dw__emu_opcodes_convert,
     dw__emu_opcodes_memory,     dw__emu_opcodes_control, dw__emu_opcodes_warp,
     dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
-    dw__emu_opcodes_wgmma,      dw__emu_opcodes_tcgen05, dw__emu_opcodes_call,
+    dw__emu_opcodes_integer,    dw__emu_opcodes_cluster, dw__emu_opcodes_tensormap,
+    dw__emu_opcodes_mma,        dw__emu_opcodes_wgmma,
+    dw__emu_opcodes_tcgen05,    dw__emu_opcodes_call,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
@@ -490,7 +529,8 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
                             .memory = memory,
                             .function = function,
                             .kernel = kernel,
-                            .arena = program->arena};
+                            .arena = program->arena,
+                            .carry = UINT32_MAX};
     uint32_t *first_op = NULL;
     *kernel =
         (dw__emu_kernel){.name = function->name, .function = function, .module = program->module};

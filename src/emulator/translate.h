@@ -66,6 +66,7 @@ typedef struct dw__emu_translator {
     uint32_t *places;   /* of the function's registers; UINT32_MAX: none yet */
     dw__map *constants; /* preset by bits and size */
     uint32_t at;        /* instruction of the function */
+    uint32_t carry;     /* place of the condition code; UINT32_MAX: none yet */
     struct {
         dw__emu_op *items;
         size_t count, capacity;
@@ -102,8 +103,9 @@ typedef struct dw__emu_opcode {
 extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[],
     dw__emu_opcodes_convert[], dw__emu_opcodes_memory[], dw__emu_opcodes_control[],
     dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[], dw__emu_opcodes_copy[],
-    dw__emu_opcodes_matrix[], dw__emu_opcodes_wgmma[], dw__emu_opcodes_tcgen05[],
-    dw__emu_opcodes_call[];
+    dw__emu_opcodes_integer[], dw__emu_opcodes_cluster[], dw__emu_opcodes_tensormap[],
+    dw__emu_opcodes_matrix[], dw__emu_opcodes_mma[], dw__emu_opcodes_wgmma[],
+    dw__emu_opcodes_tcgen05[], dw__emu_opcodes_call[];
 
 /* ---- modifiers ----------------------------------------------------------------------------- */
 

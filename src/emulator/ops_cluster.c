@@ -1,0 +1,274 @@
+/* Stores between the blocks of a cluster whose barrier hears of them (st.async, red.async: PTX ISA 9.7.9.12,
+ * 9.7.13.7), and cluster launch control (9.7.13.16).
+ */
+#include "emulator/barrier.h"
+#include "emulator/lanes.h"
+#include <string.h>
+
+#define OFFSET_BITS (((uint32_t)1 << DW__RANK_SHIFT) - 1)
+
+static dw__emu_next no_memory(dw__emu_warp *w, int lane) {
+    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host has no memory left for the emulator");
+    return DW__FAULT;
+}
+
+/* Shared memory for work that is done later; NULL after a finding. */
+static unsigned char *reach_shared(dw__emu_cluster *cluster, const dw__emu_async *work,
+                                   uint32_t address, uint32_t bytes) {
+    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & OFFSET_BITS;
+    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
+        offset + bytes > cluster->ctas[rank].shared_bytes || offset % bytes) {
+        dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc,
+                         offset % bytes ? DW__FOUND_ALIGNMENT : DW__FOUND_BOUNDS,
+                         "writes %u bytes of shared memory at 0x%x", bytes, address);
+        return NULL;
+    }
+    for (uint32_t i = offset; i < offset + bytes; i++)
+        cluster->ctas[rank].defined[i / 8] |= (uint8_t)(1u << i % 8);
+    return cluster->ctas[rank].shared + offset;
+}
+
+/* ---- st.async, red.async ------------------------------------------------------------------- */
+
+enum { STORE, ADD, MIN, MAX, INCREMENT, DECREMENT, AND, OR, XOR };
+typedef struct remote_op {
+    dw__emu_address address, barrier;
+    int kind, bytes, count;
+    bool is_signed;
+    uint32_t places[4];
+} remote_op;
+typedef struct remote {
+    dw__emu_async work;
+    const remote_op *op;
+    uint32_t address, barrier;
+    uint64_t values[4];
+} remote;
+
+static uint64_t combined(const remote_op *k, uint64_t x, uint64_t y) {
+    const bool less = k->is_signed ? (int32_t)x < (int32_t)y : x < y;
+    switch (k->kind) {
+    case ADD: return x + y;
+    case MIN: return less ? x : y;
+    case MAX: return less ? y : x;
+    case INCREMENT: return x >= y ? 0 : x + 1;
+    case DECREMENT: return x == 0 || x > y ? y : x - 1;
+    case AND: return x & y;
+    case OR: return x | y;
+    case XOR: return x ^ y;
+    default: return y;
+    }
+}
+
+static bool remote_done(dw__emu_cluster *cluster, dw__emu_async *work) {
+    const remote *r = (const remote *)(void *)work;
+    const remote_op *k = r->op;
+    const uint32_t total = (uint32_t)(k->bytes * k->count);
+    unsigned char *to = reach_shared(cluster, work, r->address, total);
+    if (!to) return false;
+    for (int i = 0; i < k->count; i++) {
+        uint64_t x = 0;
+        memcpy(&x, to + i * k->bytes, (size_t)k->bytes);
+        x = combined(k, x, r->values[i]);
+        memcpy(to + i * k->bytes, &x, (size_t)k->bytes);
+    }
+    return dw__emu_mbarrier_complete(work->cta, work->warp, (int)work->lane, work->pc, r->barrier,
+                                     total);
+}
+
+static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const remote_op *k = op->detail;
+    DW__EACH_LANE(lane, mask) {
+        remote *r = dw__calloc(1, sizeof *r);
+        if (!r) return no_memory(w, (int)lane);
+        r->work = (dw__emu_async){
+            .done = remote_done, .cta = w->cta, .warp = w->index, .lane = lane, .pc = w->now.pc};
+        r->op = k;
+        r->address = (uint32_t)dw__emu_lane_address(w, &k->address, (int)lane);
+        r->barrier = (uint32_t)dw__emu_lane_address(w, &k->barrier, (int)lane);
+        for (int i = 0; i < k->count; i++)
+            r->values[i] = k->bytes == 8 ? DW__REGISTER(w, uint64_t, k->places[i])[lane]
+                                         : DW__REGISTER(w, uint32_t, k->places[i])[lane];
+        dw__emu_later(w->cta->cluster, &r->work);
+    }
+    return DW__NEXT;
+}
+
+/* Without .async the instruction is another table's. */
+static dw_status translate_remote(dw__emu_translator *t, bool reduces) {
+    static const char *const kinds[] = {"add", "min", "max", "inc", "dec",
+                                        "and", "or",  "xor", NULL};
+    static const char *const vectors[] = {"v2", "v4", NULL};
+    dw__emu_type type;
+    remote_op *k = dw__emu_detail(t, sizeof *k);
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    if (!dw__emu_take(t, "async")) return dw__emu_unsupported(t);
+    if (dw__emu_take(t, reduces ? "relaxed" : "weak")) (void)dw__emu_take(t, "cluster");
+    (void)dw__emu_take(t, "shared::cluster");
+    if (!dw__emu_take(t, "mbarrier::complete_tx::bytes")) return dw__emu_unsupported(t);
+    k->kind = reduces ? dw__emu_take_one_of(t, kinds) + 1 : STORE;
+    k->count = 1;
+    if (!reduces) {
+        int vector = dw__emu_take_one_of(t, vectors);
+        if (vector >= 0) k->count = 2 << vector;
+    } else if (k->kind == STORE) {
+        return dw__emu_unsupported(t);
+    }
+    if (!dw__emu_take_type(t, &type) || t->in->operand_count != 3) return dw__emu_unsupported(t);
+    k->bytes = dw__emu_type_bytes(type);
+    k->is_signed = dw__emu_type_signed(type);
+    if ((k->bytes != 4 && k->bytes != 8) || k->bytes * k->count > 16 ||
+        (reduces && (dw__emu_type_float(type) || (k->bytes == 8 && k->kind != ADD))))
+        return dw__emu_unsupported(t);
+    const dw__ptx_operand *list = &t->in->operands[1],
+                          *items = list->kind == DW__PTX_VECTOR ? list->items : list;
+    if ((list->kind == DW__PTX_VECTOR ? list->count : 1) != k->count)
+        return dw__emu_malformed(t, "a vector of another length");
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
+    for (int i = 0; i < k->count; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &items[i], type, &k->places[i]));
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[2], &k->barrier));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, remote_run));
+    t->op->detail = k;
+    return DW_OK;
+}
+static dw_status translate_st(dw__emu_translator *t) { return translate_remote(t, false); }
+static dw_status translate_red(dw__emu_translator *t) { return translate_remote(t, true); }
+
+/* ---- cluster launch control ---------------------------------------------------------------- */
+
+/* What a request is answered with, in a form of our own: the first block of a cluster that will not be begun. */
+typedef struct answer {
+    uint32_t block[3], canceled;
+} answer;
+
+typedef struct cancel_op {
+    dw__emu_address address, barrier;
+    bool multicast;
+} cancel_op;
+typedef struct cancel {
+    dw__emu_async work;
+    uint32_t address, barrier;
+    bool multicast;
+} cancel;
+
+static bool cancel_done(dw__emu_cluster *cluster, dw__emu_async *work) {
+    const cancel *c = (const cancel *)(void *)work;
+    const dw__emu_grid *grid = cluster->grid;
+    answer a = {0};
+    uint64_t index;
+    if (dw__emu_take_cluster(cluster->grid, &index)) {
+        a.canceled = 1;
+        for (int axis = 0; axis < 3; axis++) {
+            const uint32_t extent = grid->grid[axis] / grid->cluster[axis];
+            a.block[axis] = (uint32_t)(index % extent) * grid->cluster[axis];
+            index /= extent;
+        }
+    }
+    const uint32_t own = c->address >> DW__RANK_SHIFT;
+    for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
+        if (!c->multicast && rank != own) continue;
+        const uint32_t place = rank << DW__RANK_SHIFT;
+        unsigned char *to =
+            reach_shared(cluster, work, (c->address & OFFSET_BITS) | place, sizeof a);
+        if (!to) return false;
+        memcpy(to, &a, sizeof a);
+        if (!dw__emu_mbarrier_complete(work->cta, work->warp, (int)work->lane, work->pc,
+                                       (c->barrier & OFFSET_BITS) | place, sizeof a))
+            return false;
+    }
+    return true;
+}
+
+static dw__emu_next cancel_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const cancel_op *k = op->detail;
+    DW__EACH_LANE(lane, mask) {
+        cancel *c = dw__calloc(1, sizeof *c);
+        if (!c) return no_memory(w, (int)lane);
+        c->work = (dw__emu_async){
+            .done = cancel_done, .cta = w->cta, .warp = w->index, .lane = lane, .pc = w->now.pc};
+        c->address = (uint32_t)dw__emu_lane_address(w, &k->address, (int)lane);
+        c->barrier = (uint32_t)dw__emu_lane_address(w, &k->barrier, (int)lane);
+        c->multicast = k->multicast;
+        dw__emu_later(w->cta->cluster, &c->work);
+    }
+    return DW__NEXT;
+}
+
+static dw_status translate_try_cancel(dw__emu_translator *t) {
+    cancel_op *k = dw__emu_detail(t, sizeof *k);
+    if (!k) return dw__fail_memory("an operation", sizeof *k);
+    if (!dw__emu_take(t, "async")) return dw__emu_unsupported(t);
+    (void)dw__emu_take(t, "shared::cta");
+    if (!dw__emu_take(t, "mbarrier::complete_tx::bytes")) return dw__emu_unsupported(t);
+    k->multicast = dw__emu_take(t, "multicast::cluster::all");
+    if (!dw__emu_take(t, "b128") || t->in->operand_count != 2) return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
+    DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[1], &k->barrier));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, cancel_run));
+    t->op->detail = k;
+    return DW_OK;
+}
+
+static dw__emu_next canceled_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const answer *a = DW__REGISTER(w, const answer, op->a);
+    uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
+    DW__EACH_LANE(lane, mask)
+    *d = (*d & ~((uint32_t)1 << lane)) | (uint32_t)(a[lane].canceled & 1) << lane;
+    return DW__NEXT;
+}
+/* Of an answer that nothing was canceled the block is not defined; here it is 0. */
+static dw__emu_next first_block_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const answer *a = DW__REGISTER(w, const answer, op->a);
+    const uint32_t *places = op->detail;
+    DW__EACH_LANE(lane, mask)
+    for (int axis = 0; axis < 3; axis++)
+        if (places[axis] != UINT32_MAX)
+            DW__REGISTER(w, uint32_t, places[axis])[lane] = a[lane].block[axis];
+    return DW__NEXT;
+}
+
+static dw_status translate_query(dw__emu_translator *t) {
+    static const char *const axes[] = {"get_first_ctaid::x", "get_first_ctaid::y",
+                                       "get_first_ctaid::z", "get_first_ctaid", NULL};
+    uint32_t a, d, *places = dw__emu_detail(t, 3 * sizeof *places);
+    if (!places) return dw__fail_memory("an operation", 3 * sizeof *places);
+    const bool asks = dw__emu_take(t, "is_canceled");
+    const int axis = asks ? -1 : dw__emu_take_one_of(t, axes);
+    if (asks ? !dw__emu_take(t, "pred")
+             : axis < 0 || (axis == 3 && !dw__emu_take(t, "v4")) || !dw__emu_take(t, "b32"))
+        return dw__emu_unsupported(t);
+    if (!dw__emu_take(t, "b128") || t->in->operand_count != 2) return dw__emu_unsupported(t);
+    const dw__ptx_operand *result = &t->in->operands[0];
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_B128, &a));
+    if (asks) {
+        DW_RETURN_IF_FAILED(dw__emu_take_result(t, result, DW__T_PRED, &d));
+        DW_RETURN_IF_FAILED(dw__emu_emit(t, canceled_run));
+        t->op->a = a, t->op->d = d;
+        return DW_OK;
+    }
+    if (axis == 3 && (result->kind != DW__PTX_VECTOR || result->count != 4))
+        return dw__emu_malformed(t, "four registers, as {%r1, %r2, %r3, _}, are wanted");
+    for (int i = 0; i < 3; i++) {
+        places[i] = UINT32_MAX;
+        if (axis == 3 || axis == i)
+            DW_RETURN_IF_FAILED(dw__emu_take_result(t, axis == 3 ? &result->items[i] : result,
+                                                    DW__T_B32, &places[i]));
+    }
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, first_block_run));
+    t->op->a = a;
+    t->op->detail = places;
+    return DW_OK;
+}
+
+static dw_status translate_launch_control(dw__emu_translator *t) {
+    if (dw__emu_take(t, "try_cancel")) return translate_try_cancel(t);
+    if (dw__emu_take(t, "query_cancel")) return translate_query(t);
+    return dw__emu_unsupported(t);
+}
+
+const dw__emu_opcode dw__emu_opcodes_cluster[] = {
+    {"st", translate_st},
+    {"red", translate_red},
+    {"clusterlaunchcontrol", translate_launch_control},
+    {NULL, NULL},
+};
