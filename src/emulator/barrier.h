@@ -7,13 +7,14 @@
 #ifndef DW_EMULATOR_BARRIER_H
 #define DW_EMULATOR_BARRIER_H
 
-#include "emulator/machine.h"
+#include "emulator/race.h"
 
 #define DW__MBARRIER_MOST ((1u << 20) - 1)
 
 /* Arrivals and transactions of work that a unit beside the warps has done: `address` is shared::cluster, `pc` of the
  * instruction that asked for it. False: a finding has been reported. */
-bool dw__emu_mbarrier_arrive(const dw__emu_async *work, uint32_t address, uint32_t count);
+bool dw__emu_mbarrier_arrive(const dw__emu_async *work, dw__emu_side side, uint32_t address,
+                             uint32_t count);
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes);
 /* One arrival more is to come in the current phase. */

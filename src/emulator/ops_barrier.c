@@ -241,10 +241,11 @@ typedef struct asker {
     uint32_t warp, pc;
     int lane;
     const dw__emu_async *work; /* that arrives; NULL: the warp itself does, or a copy does not */
+    dw__emu_side side;         /* of `work` */
     bool copy;
 } asker;
 static asker asker_of(const dw__emu_warp *w, int lane) {
-    return (asker){w->cta, w->index, w->now.pc, lane, NULL, false};
+    return (asker){w->cta, w->index, w->now.pc, lane, NULL, DW__SIDE_GENERIC, false};
 }
 
 /* The barrier at a shared::cluster address. */
@@ -308,27 +309,28 @@ static bool add_arrivals(const asker *who, uint32_t address, uint32_t count, boo
     b.pending -= count;
     if (drop) b.expected -= count;
     if (who->work)
-        dw__emu_race_mbarrier_told(who->work, address);
+        dw__emu_race_mbarrier_told(who->work, who->side, address);
     else if (!who->copy)
         dw__emu_race_mbarrier_arrive(&who->cta->warps[who->warp], who->lane, address);
     settle(who->cta->cluster, address, at, &b);
     return true;
 }
 
-bool dw__emu_mbarrier_arrive(const dw__emu_async *work, uint32_t address, uint32_t count) {
-    asker who = {work->cta, work->warp, work->pc, (int)work->lane, work, false};
+bool dw__emu_mbarrier_arrive(const dw__emu_async *work, dw__emu_side side, uint32_t address,
+                             uint32_t count) {
+    asker who = {work->cta, work->warp, work->pc, (int)work->lane, work, side, false};
     uint64_t before;
     return add_arrivals(&who, address, count, false, 0, &before);
 }
 bool dw__emu_mbarrier_complete(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                uint32_t address, uint32_t bytes) {
-    asker who = {by, warp, pc, lane, NULL, true};
+    asker who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
     uint64_t before;
     return add_arrivals(&who, address, 0, false, -(int32_t)bytes, &before);
 }
 bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, uint32_t pc,
                                      uint32_t address) {
-    asker who = {by, warp, pc, lane};
+    asker who = {by, warp, pc, lane, NULL, DW__SIDE_GENERIC, true};
     mbarrier b;
     unsigned char *at = mbarrier_at(&who, address, &b, false);
     if (!at) return false;

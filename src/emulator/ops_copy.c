@@ -687,9 +687,7 @@ static bool notice_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const lane_groups *g = n->warp->bulk ? &n->warp->bulk->small[work->lane] : NULL;
     uint32_t outstanding = 0;
     for (int i = 0; g && i < GROUPS; i++) outstanding += g->writing[i];
-    if (outstanding == 0)
-        return dw__emu_mbarrier_arrive(work->cta, work->warp, (int)work->lane, work->pc, n->barrier,
-                                       1);
+    if (outstanding == 0) return dw__emu_mbarrier_arrive(work, DW__SIDE_COPY, n->barrier, 1);
     notice *again = dw__malloc(sizeof *again);
     if (!again) {
         dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc, DW__FOUND_INVALID,
@@ -697,6 +695,7 @@ static bool notice_done(dw__emu_cluster *cluster, dw__emu_async *work) {
         return false;
     }
     *again = *n;
+    work->clock = NULL; /* goes on with it */
     return dw__emu_later(cluster, &again->work);
 }
 
@@ -717,6 +716,11 @@ static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                                .pc = w->now.pc},
                       .warp = w,
                       .barrier = address};
+        if (!dw__emu_race_issue(w, &n->work)) {
+            dw__free(n);
+            return no_memory(w, (int)lane);
+        }
+        dw__emu_race_last_time(&n->work, DW__SIDE_COPY);
         dw__emu_later(w->cta->cluster, &n->work);
     }
     return DW__NEXT;

@@ -516,12 +516,11 @@ void dw__emu_race_mbarrier_arrive(dw__emu_warp *w, int lane, uint32_t address) {
     give(w, &b->gathered);
 }
 
-void dw__emu_race_mbarrier_told(const dw__emu_async *work, uint32_t address) {
+void dw__emu_race_mbarrier_told(const dw__emu_async *work, dw__emu_side side, uint32_t address) {
     mbarrier *b = work->clock ? mbarrier_at(work->cta->cluster, address) : NULL;
     dw__emu_clock *gathered = b ? wanted(work->cta, work->warp, work->pc, &b->gathered) : NULL;
     if (!gathered) return;
-    const uint32_t agent =
-        agent_at(common_of(work->cta->cluster), work->cta, work->warp, DW__SIDE_TENSOR);
+    const uint32_t agent = agent_at(common_of(work->cta->cluster), work->cta, work->warp, side);
     join(gathered, work->clock);
     if (dw__emu_seen(gathered)[agent] < work->time) dw__emu_seen(gathered)[agent] = work->time;
 }

@@ -68,7 +68,7 @@ void dw__emu_race_cluster_leave(dw__emu_warp *w);
 void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, bool valid);
 void dw__emu_race_mbarrier_arrive(dw__emu_warp *w, int lane, uint32_t address);
 /* Work that arrives for all of its side up to its time. */
-void dw__emu_race_mbarrier_told(const dw__emu_async *work, uint32_t address);
+void dw__emu_race_mbarrier_told(const dw__emu_async *work, dw__emu_side side, uint32_t address);
 void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address);
 void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address);
 /* The number of the phase that is under way, counted by the checker; 0: none is known. */

@@ -79,10 +79,11 @@ typedef struct commit {
 static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const commit *c = (const commit *)(const void *)work;
     (void)cluster;
-    if (!c->targets) return dw__emu_mbarrier_arrive(work, c->address, 1);
+    if (!c->targets) return dw__emu_mbarrier_arrive(work, DW__SIDE_TENSOR, c->address, 1);
     for (uint32_t rank = 0; rank < 16; rank++)
         if (c->targets >> rank & 1 &&
-            !dw__emu_mbarrier_arrive(work, (c->address & OFFSET_BITS) | rank << DW__RANK_SHIFT, 1))
+            !dw__emu_mbarrier_arrive(work, DW__SIDE_TENSOR,
+                                     (c->address & OFFSET_BITS) | rank << DW__RANK_SHIFT, 1))
             return false;
     return true;
 }
