@@ -1,0 +1,389 @@
+/* Programs on the emulator: calls in PTX, and the entry points of libcudart and libcuda that nvcc's host code uses,
+ * on a fat binary made by hand. */
+#include "deepwell/emulator.h"
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define HEAD(target) ".version 8.7\n.target " target "\n.address_size 64\n"
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+static char printed[4096];
+static void print(void *context, const char *text, size_t bytes) {
+    (void)context;
+    size_t used = strlen(printed);
+    assert_true(used + bytes < sizeof printed);
+    memcpy(printed + used, text, bytes);
+    printed[used + bytes] = '\0';
+}
+
+static dw_emulator *open_emulator(void) {
+    dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+    dw_emulator *emulator;
+    options.print = print;
+    printed[0] = '\0';
+    assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
+    return emulator;
+}
+
+/* Runs kernel f of the module in one block; its parameter is memory for a word of every thread. */
+static dw_status run(dw_emulator *emulator, const char *ptx, uint32_t threads, uint32_t *out) {
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    dw_emulator_module *module;
+    void *memory;
+    if (dw_emulator_load(emulator, ptx, strlen(ptx), "test.ptx", &module) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
+    assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
+    options.block[0] = threads;
+    dw_status status = dw_emulator_launch(module, "f", &options, (void *[]){&memory}, NULL);
+    assert_int_equal(dw_emulator_copy_out(emulator, out, memory, 4 * threads), DW_OK);
+    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
+    return status;
+}
+
+#define KERNEL                                                                                     \
+    ".visible .entry f(.param .u64 out)\n{ .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>;" \
+    "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4;\n"                  \
+    "add.s64 %rd1, %rd1, %rd2;\n"
+
+/* square(x) in one branch, and twice within cube(x) in the other: odd lanes get x^3 + x, even lanes x^2. */
+static void functions_are_called(void **state) {
+    static const char ptx[] = HEAD(
+        "sm_90") ".func (.param .b32 result) square(.param .b32 x);\n"
+                 ".func (.param .b32 result) cube(.param .b32 x)\n"
+                 "{ .reg .b32 %r<9>; .reg .pred %p<2>; ld.param.u32 %r1, [x];\n"
+                 "setp.eq.u32 %p1, %r1, 5; @%p1 bra $five;\n"
+                 "{ .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; call.uni (b), square, (a);"
+                 " ld.param.b32 %r2, [b]; }\n"
+                 "mul.lo.u32 %r2, %r2, %r1; st.param.b32 [result], %r2; ret;\n"
+                 "$five: st.param.b32 [result], 125; ret; }\n"
+                 ".func (.param .b32 result) square(.param .b32 x)\n"
+                 "{ .reg .b32 %r<9>; ld.param.u32 %r1, [x]; mul.lo.u32 %r1, %r1, %r1;"
+                 " st.param.b32 [result], %r1; }\n" KERNEL
+                 "and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 1; mov.u32 %r4, 0;\n"
+                 "{ .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; st.param.b32 [b], %r4;\n"
+                 "@%p1 call (b), cube, (a); @!%p1 call (b), square, (a); ld.param.b32 %r3, [b]; }\n"
+                 "@%p1 add.u32 %r3, %r3, %r1; st.global.u32 [%rd1], %r3; ret; }\n";
+    uint32_t out[64];
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    if (run(emulator, ptx, 64, out) != DW_OK) fail_msg("%s", dw_last_error());
+    for (uint32_t i = 0; i < 64; i++) assert_int_equal(out[i], i % 2 ? i * i * i + i : i * i);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    dw_emulator_destroy(emulator);
+}
+
+static void calls_that_are_refused(void **state) {
+    static const struct {
+        const char *functions, *call, *message;
+    } cases[] = {
+        {".func g();\n.func h() { call.uni g; ret; }\n.func g() { call.uni h; ret; }\n",
+         "call.uni g;", "recursion"},
+        {".extern .func g();\n", "call.uni g;", "\"g\" is not defined in this module"},
+        {"", "mov.u64 %rd3, 0; $p: .callprototype ()_ (); call %rd3, $p;", "through an address"},
+        {".func g(.param .b32 x) { .reg .b64 %q; mov.b64 %q, x; ret; }\n",
+         "{ .param .b32 a; st.param.b32 [a], 1; call g, (a); }", "address of a parameter"},
+    };
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char ptx[2000];
+        uint32_t out[32];
+        snprintf(ptx, sizeof ptx, "%s%s%s%s\nret; }\n", HEAD("sm_90"), cases[i].functions, KERNEL,
+                 cases[i].call);
+        assert_int_equal(run(emulator, ptx, 32, out), DW_UNSUPPORTED);
+        if (!strstr(dw_last_error(), cases[i].message)) fail_msg("%s", dw_last_error());
+    }
+    dw_emulator_destroy(emulator);
+}
+
+#define TEXT(name, bytes) ".global .align 1 .b8 " name "[] = {" bytes ", 0};\n"
+#define PASS(type, name, value)                                                                    \
+    ".param ." type " " name "; st.param." type " [" name "], " value ";"
+
+static void kernels_print(void **state) {
+    /* "%5d|%-4u|%s|%c|%08.3f|%llx|%hhd|%%\n" of thread 1 */
+    static const char ptx[] =
+        HEAD("sm_90") ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n" TEXT(
+            "format", "37,53,100,124,37,45,52,117,124,37,115,124,37,99,124,37,48,56,46,51,102,124,"
+                      "37,108,108,120,124,37,104,104,100,124,37,37,10") TEXT("word", "104,105")
+            KERNEL
+        ".local .align 8 .b8 values[56];\n"
+        "setp.ne.u32 %p1, %r1, 1; @%p1 bra $end; mov.u64 %rd3, values; cvta.local.u64 %rd4, %rd3;\n"
+        "st.local.u32 [%rd3], -42; st.local.u32 [%rd3+4], 7; mov.u64 %rd5, word;\n"
+        "cvta.global.u64 %rd5, %rd5; st.local.u64 [%rd3+8], %rd5; st.local.u32 [%rd3+16], 122;\n"
+        "mov.b64 %rd6, 0d400921FB54442D18; st.local.u64 [%rd3+24], %rd6;\n"
+        "mov.u64 %rd7, 0x123456789ABCDEF; st.local.u64 [%rd3+32], %rd7;\n"
+        "st.local.u32 [%rd3+40], 511;\n"
+        "mov.u64 %rd8, format; cvta.global.u64 %rd8, %rd8;\n"
+        "{ " PASS("b64", "a", "%rd8")
+            PASS("b64", "b", "%rd4") ".param .b32 r;"
+                                     " call.uni (r), vprintf, (a, b); ld.param.b32 %r2, [r]; }\n"
+                                     "st.global.u32 [%rd1], %r2; $end: ret; }\n";
+    uint32_t out[32];
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    assert_string_equal(printed, "  -42|7   |hi|z|0003.142|123456789abcdef|-1|%\n");
+    assert_int_equal(out[1], 7);
+    dw_emulator_destroy(emulator);
+}
+
+static void assertions_are_findings(void **state) {
+    static const char ptx[] =
+        HEAD("sm_90") ".extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, "
+                      ".param .b64 d,"
+                      " .param .b64 e);\n" TEXT("what", "120,62,48") TEXT("file", "97,46,99,117")
+                          TEXT("name", "103") KERNEL
+        "setp.ne.u32 %p1, %r1, 9; @%p1 bra $end;\n"
+        "mov.u64 %rd3, what; mov.u64 %rd4, file; mov.u64 %rd5, name; mov.u64 %rd6, 1;\n"
+        "{ " PASS("b64", "a", "%rd3") PASS("b64", "b", "%rd4") PASS("b32", "c", "77")
+            PASS("b64", "d", "%rd5")
+                PASS("b64", "e", "%rd6") " call.uni __assertfail, (a, b, c, d, e); }\n"
+                                         "$end: ret; }\n";
+    uint32_t out[32];
+    dw_finding finding;
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    assert_int_equal(run(emulator, ptx, 32, out), DW_INTERNAL);
+    assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
+    assert_string_equal(finding.kind, "assertion");
+    assert_int_equal(finding.lane, 9);
+    assert_string_equal(finding.what, "a.cu:77: g: \"x>0\" does not hold");
+    dw_emulator_destroy(emulator);
+}
+
+/* Memory that a kernel allocates and frees; used after that it is a finding. */
+static void kernels_allocate(void **state) {
+    static const char head[] =
+        HEAD("sm_90") ".extern .func (.param .b64 r) malloc(.param .b64 n);\n"
+                      ".extern .func free(.param .b64 p);\n" KERNEL "mov.u64 %rd5, 64;\n"
+                      "{ " PASS("b64", "a",
+                                "%rd5") ".param .b64 r; call.uni (r), malloc, (a);"
+                                        " ld.param.b64 %rd3, [r]; }\n"
+                                        "st.u32 [%rd3+60], %r1; ld.u32 %r2, [%rd3+60];\n"
+                                        "{ " PASS("b64", "a", "%rd3") " call.uni free, (a); }\n";
+    char ptx[2000];
+    uint32_t out[32];
+    dw_finding finding;
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    snprintf(ptx, sizeof ptx, "%sst.global.u32 [%%rd1], %%r2; ret; }\n", head);
+    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], i);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    snprintf(ptx, sizeof ptx, "%sst.u32 [%%rd3], %%r2; ret; }\n", head);
+    assert_int_equal(run(emulator, ptx, 32, out), DW_INTERNAL);
+    assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
+    assert_string_equal(finding.kind, "out of bounds");
+    dw_emulator_destroy(emulator);
+}
+
+/* ---- the runtime --------------------------------------------------------------------------- */
+
+typedef struct extent {
+    unsigned x, y, z;
+} extent;
+
+/* A container with one image of PTX for each target; flags are the entry's. */
+static size_t add_image(unsigned char *at, int kind, uint64_t flags, const char *text) {
+    const size_t bytes = (strlen(text) + 8) / 8 * 8;
+    const uint16_t numbers[2] = {(uint16_t)kind, 0x101};
+    const uint32_t head_bytes = 64;
+    memset(at, 0, head_bytes + bytes);
+    memcpy(at, numbers, sizeof numbers);
+    memcpy(at + 4, &head_bytes, sizeof head_bytes);
+    memcpy(at + 8, &(uint64_t){bytes}, 8);
+    memcpy(at + 40, &flags, sizeof flags);
+    memcpy(at + head_bytes, text, strlen(text));
+    return head_bytes + bytes;
+}
+static void close_container(unsigned char *container, size_t bytes) {
+    memcpy(container, &(uint32_t){0xBA55ED50u}, 4);
+    memcpy(container + 4, &(uint16_t){1}, 2);
+    memcpy(container + 6, &(uint16_t){16}, 2);
+    memcpy(container + 8, &(uint64_t){bytes}, 8);
+}
+typedef struct wrapper {
+    uint32_t mark, version;
+    const void *data;
+    void *more;
+} wrapper;
+
+#define BODY(number)                                                                               \
+    ".visible .global .align 4 .u32 offset = 1000;\n"                                              \
+    ".visible .entry g(.param .u64 out, .param .u32 n)\n"                                          \
+    "{ .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>; ld.param.u64 %rd1, [out];\n"           \
+    "ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.u32 %p1, %r2, %r1; @%p1 bra $end;\n"      \
+    "mul.wide.u32 %rd2, %r2, 4; add.s64 %rd1, %rd1, %rd2; ld.global.u32 %r3, [offset];\n"          \
+    "add.u32 %r3, %r3, %r2; add.u32 %r3, %r3, " number "; st.global.u32 [%rd1], %r3;\n"            \
+    "$end: ret; }\n"
+
+static void *library;
+static void *entry(const char *name) {
+    void *found = dlvsym(library, name, "libcudart.so.13");
+    if (!found) fail_msg("%s: %s", name, dlerror());
+    return found;
+}
+#define ENTRY(name, result, ...) result (*name)(__VA_ARGS__) = entry(#name)
+
+static int open_runtime(void **state) {
+    (void)state;
+    setenv("DEEPWELL_EMULATE_ARCH", "sm_100a", 1);
+    library = dlopen(EMULATED_RUNTIME, RTLD_NOW | RTLD_LOCAL);
+    if (!library) print_message("%s\n", dlerror());
+    return library ? 0 : -1;
+}
+
+static char a_function, a_variable, another; /* their addresses stand for the host's functions */
+
+static void a_program_runs(void **state) {
+    static unsigned char container[1 << 14];
+    enum { N = 50 };
+    uint32_t out[N + 2], n = N, offset = 3000, got = 0;
+    size_t at = 16;
+    (void)state;
+    at += add_image(container + at, 1, 0x11, HEAD("sm_90") BODY("1"));
+    at += add_image(container + at, 1, 0x11, HEAD("sm_90a") BODY("2"));
+    at += add_image(container + at, 2, 0x11, "\177ELF is no PTX");
+    at += add_image(container + at, 1, 0x11, HEAD("sm_100f") BODY("3"));
+    at += add_image(container + at, 1, 0x11, HEAD("sm_80") BODY("4"));
+    close_container(container, at - 16);
+    wrapper image = {0x466243B1, 1, container, NULL};
+
+    ENTRY(__cudaRegisterFatBinary, void **, void *);
+    ENTRY(__cudaRegisterFatBinaryEnd, void, void **);
+    ENTRY(__cudaUnregisterFatBinary, void, void **);
+    ENTRY(__cudaRegisterFunction, void, void **, const void *, char *, const char *, int, void *,
+          void *, void *, void *, int *);
+    ENTRY(__cudaRegisterVar, void, void **, void *, char *, const char *, int, size_t, int, int);
+    ENTRY(__cudaPushCallConfiguration, unsigned, extent, extent, size_t, void *);
+    ENTRY(__cudaPopCallConfiguration, int, extent *, extent *, size_t *, void *);
+    ENTRY(cudaLaunchKernel, int, const void *, extent, extent, void **, size_t, void *);
+    ENTRY(cudaMalloc, int, void **, size_t);
+    ENTRY(cudaFree, int, void *);
+    ENTRY(cudaMemcpy, int, void *, const void *, size_t, int);
+    ENTRY(cudaMemset, int, void *, int, size_t);
+    ENTRY(cudaMemcpyToSymbol, int, const void *, const void *, size_t, size_t, int);
+    ENTRY(cudaMemcpyFromSymbol, int, void *, const void *, size_t, size_t, int);
+    ENTRY(cudaGetLastError, int, void);
+    ENTRY(cudaPeekAtLastError, int, void);
+    ENTRY(cudaGetErrorName, const char *, int);
+    ENTRY(cudaDeviceGetAttribute, int, int *, int, int);
+    ENTRY(cudaGetDriverEntryPointByVersion, int, const char *, void **, unsigned,
+          unsigned long long, int *);
+    ENTRY(cudaGraphCreate, int, void **, unsigned);
+
+    void **binary = __cudaRegisterFatBinary(&image), *memory = NULL, *stream = &stream;
+    __cudaRegisterFunction(binary, &a_function, "g", "g", -1, NULL, NULL, NULL, NULL, NULL);
+    __cudaRegisterVar(binary, &a_variable, "offset", "offset", 0, 4, 0, 0);
+    __cudaRegisterFatBinaryEnd(binary);
+    assert_int_equal(cudaMalloc(&memory, sizeof out), 0);
+    assert_int_equal(cudaMemset(memory, 0, sizeof out), 0);
+    assert_int_equal(cudaMemcpyFromSymbol(&got, &a_variable, 4, 0, 2), 0);
+    assert_int_equal(got, 1000);
+    assert_int_equal(cudaMemcpyToSymbol(&a_variable, &offset, 4, 0, 1), 0);
+    assert_int_equal(cudaMemcpyToSymbol(&a_variable, &offset, 4, 1, 1), 1);
+    assert_int_equal(cudaMemcpyToSymbol(&another, &offset, 4, 0, 1), 13);
+    assert_int_equal(cudaGetLastError(), 13);
+
+    extent grid = {0}, block = {0};
+    size_t shared_bytes = 0;
+    assert_int_equal(__cudaPopCallConfiguration(&grid, &block, &shared_bytes, &stream), 52);
+    assert_int_equal(__cudaPushCallConfiguration((extent){1, 1, 1}, (extent){64, 1, 1}, 128, NULL),
+                     0);
+    assert_int_equal(__cudaPopCallConfiguration(&grid, &block, &shared_bytes, &stream), 0);
+    assert_int_equal(block.x, 64);
+    assert_int_equal(shared_bytes, 128);
+    assert_null(stream);
+    void *arguments[] = {&memory, &n};
+    assert_int_equal(cudaLaunchKernel(&a_function, grid, block, arguments, shared_bytes, stream),
+                     0);
+    assert_int_equal(cudaMemcpy(out, memory, sizeof out, 4), 0);
+    /* The family's PTX, not that of what came before. */
+    for (uint32_t i = 0; i < N + 2; i++) assert_int_equal(out[i], i < N ? 3003 + i : 0);
+
+    (void)cudaGetLastError();
+    block.x = 1025;
+    assert_int_equal(cudaLaunchKernel(&a_function, grid, block, arguments, 0, NULL), 9);
+    assert_int_equal(cudaPeekAtLastError(), 9);
+    assert_int_equal(cudaGetLastError(), 9);
+    assert_int_equal(cudaGetLastError(), 0);
+    assert_int_equal(cudaLaunchKernel(&another, grid, block, arguments, 0, NULL), 98);
+    assert_string_equal(cudaGetErrorName(98), "cudaErrorInvalidDeviceFunction");
+    void *graph;
+    assert_int_equal(cudaGraphCreate(&graph, 0), 801);
+
+    int value = 0, status = 0;
+    void *function = NULL;
+    assert_int_equal(cudaDeviceGetAttribute(&value, 75, 0), 0);
+    assert_int_equal(value, 10);
+    assert_int_equal(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, 0, &status),
+        0);
+    assert_non_null(function);
+    assert_int_equal(status, 0);
+    assert_int_equal(cudaGetDriverEntryPointByVersion("cuNothing", &function, 12000, 0, &status),
+                     0);
+    assert_int_equal(status, 1);
+    assert_null(function);
+    assert_int_equal(cudaFree(memory), 0);
+    __cudaUnregisterFatBinary(binary);
+}
+
+/* What has no PTX that fits is one error at the first use. */
+static void programs_without_ptx(void **state) {
+    static const struct {
+        int kind;
+        uint64_t flags;
+        const char *text;
+        size_t cut; /* bytes that the container says too many */
+        int result;
+    } cases[] = {
+        {2, 0x11, "\177ELF", 0, 209},
+        {1, 0x8011, "packed", 0, 209},
+        {1, 0x11, HEAD("sm_90a") BODY("1"), 0, 209},
+        {1, 0x11, HEAD("sm_100a") "no PTX at all", 0, 218},
+        {1, 0x11, HEAD("sm_100a") BODY("1"), 1000, 200},
+    };
+    (void)state;
+    ENTRY(__cudaRegisterFatBinary, void **, void *);
+    ENTRY(__cudaUnregisterFatBinary, void, void **);
+    ENTRY(__cudaRegisterFunction, void, void **, const void *, char *, const char *, int, void *,
+          void *, void *, void *, int *);
+    ENTRY(cudaLaunchKernel, int, const void *, extent, extent, void **, size_t, void *);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static unsigned char container[1 << 12];
+        void *memory = NULL;
+        uint32_t n = 0;
+        size_t bytes = add_image(container + 16, cases[i].kind, cases[i].flags, cases[i].text);
+        close_container(container, bytes + cases[i].cut);
+        if (cases[i].cut) memset(container + 16 + bytes, 0xFF, cases[i].cut);
+        wrapper image = {0x466243B1, 1, container, NULL};
+        void **binary = __cudaRegisterFatBinary(&image);
+        __cudaRegisterFunction(binary, &a_function, "g", "g", -1, NULL, NULL, NULL, NULL, NULL);
+        for (int again = 0; again < 2; again++)
+            assert_int_equal(cudaLaunchKernel(&a_function, (extent){1, 1, 1}, (extent){1, 1, 1},
+                                              (void *[]){&memory, &n}, 0, NULL),
+                             cases[i].result);
+        __cudaUnregisterFatBinary(binary);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_are_called), cmocka_unit_test(calls_that_are_refused),
+        cmocka_unit_test(kernels_print),        cmocka_unit_test(assertions_are_findings),
+        cmocka_unit_test(kernels_allocate),     cmocka_unit_test(a_program_runs),
+        cmocka_unit_test(programs_without_ptx),
+    };
+    return cmocka_run_group_tests(tests, open_runtime, NULL);
+}
