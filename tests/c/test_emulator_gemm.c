@@ -376,6 +376,9 @@ static void mistakes_are_found(void **state) {
         {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
         {"mbarrier.arrive.shared", "deadlock", "arrivals to come"},
         {"mbarrier.init", "mbarrier", "not initialised"},
+        {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
+        {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
+        {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
     };
     (void)state;
     need_ptx();
