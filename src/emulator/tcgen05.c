@@ -8,6 +8,15 @@ int dw__emu_take_cta_group(dw__emu_translator *t) {
 
 bool dw__emu_tensor_pair(dw__emu_cta *cta, int cta_group, const dw__tensor_user *user,
                          dw__emu_cta *pair[2]) {
+    struct dw__emu_tensor *tensor = dw__emu_tensor_of(cta, user);
+    if (!tensor) return false;
+    if (tensor->cta_group == 0) tensor->cta_group = cta_group;
+    if (tensor->cta_group != cta_group) {
+        dw__emu_found_at(user->cta, user->warp, user->lane, user->pc, DW__FOUND_INVALID,
+                         ".cta_group::%d in a kernel that has .cta_group::%d elsewhere", cta_group,
+                         tensor->cta_group);
+        return false;
+    }
     pair[0] = cta, pair[1] = NULL;
     if (cta_group == 1) return true;
     const uint32_t first = cta->rank & ~1u;
@@ -91,6 +100,9 @@ static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
 static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const commit_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
+        dw__tensor_user user = dw__tensor_user_of(w, (int)lane);
+        dw__emu_cta *pair[2];
+        if (!dw__emu_tensor_pair(w->cta, k->cta_group, &user, pair)) return DW__FAULT;
         uint64_t address = dw__emu_lane_address(w, &k->address, (int)lane);
         if ((address & DW__WINDOW_MASK) == DW__SHARED_WINDOW)
             address &= ~DW__WINDOW_MASK;

@@ -17,8 +17,8 @@ int dw__emu_take_cta_group(dw__emu_translator *t);
 static inline uint32_t dw__emu_tensor_queue(const dw__emu_cta *cta, int cta_group) {
     return 0x10000 + (cta_group == 2 ? cta->rank & ~1u : cta->rank);
 }
-/* The blocks of the pair, by the parity of their ranks; without a peer a finding and false. For a group of 1
- * pair[0] is the block alone. */
+/* The blocks of the pair, by the parity of their ranks; without a peer, or where the block has named the other group
+ * before, a finding and false. For a group of 1 pair[0] is the block alone. */
 bool dw__emu_tensor_pair(dw__emu_cta *cta, int cta_group, const dw__tensor_user *user,
                          dw__emu_cta *pair[2]);
 static inline dw__tensor_user dw__tensor_user_of(const dw__emu_warp *w, int lane) {

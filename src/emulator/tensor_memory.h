@@ -23,6 +23,7 @@ struct dw__emu_tensor {
         uint32_t warp, pc;
     } allocations[DW__TENSOR_UNITS]; /* by the unit that they begin at */
     bool relinquished;               /* no more may be allocated */
+    int cta_group;                   /* of the first instruction that named one; 0: none has */
     /* Of each warp, loads and stores that are still to be done. */
     uint32_t loading[DW__LANES], storing[DW__LANES];
 };

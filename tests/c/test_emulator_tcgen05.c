@@ -1049,6 +1049,8 @@ static void mistakes_are_found(void **state) {
     expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n"
                  "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2], 32; $end:",
                  "invalid", "no peer");
+    expect_framed(8, "tcgen05.cp.cta_group::2.32x128b.warpx4 [%r14], 0x4000000000000000;", NULL,
+                  "invalid", ".cta_group::2 in a kernel that has .cta_group::1");
 }
 
 /* A product that is right, and what goes wrong when one thing of it is changed. */
