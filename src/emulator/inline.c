@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_INSTRUCTIONS ((size_t)1 << 22) /* of a kernel with all it calls */
+#define MOST_INSTRUCTIONS ((size_t)1 << 20) /* of a kernel with all it calls */
 #define MOST_CALLS 64                       /* one within another */
 
 /* A function that is called, and where its registers begin among the kernel's. */
@@ -266,7 +266,7 @@ static dw_status put_body(inliner *p, const frame *f) {
         places[i] = (uint32_t)p->made->code.count;
         if (p->made->code.count > MOST_INSTRUCTIONS)
             DW_TRY(fail_at(p, in, DW_UNSUPPORTED,
-                           "too much code where all calls are put in: more than 4 million "
+                           "too much code where all calls are put in: more than a million "
                            "instructions%s",
                            ""));
         if (is_call(in) && !is_the_systems(p, in)) {
