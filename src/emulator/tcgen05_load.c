@@ -99,8 +99,12 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
                       "the lanes of a warp give different addresses of tensor memory");
         return DW__FAULT;
     }
-    const uint32_t quarter = w->index % 4 * DW__LANES, lane = address >> 16;
-    if (lane != quarter && !(k->lanes == 16 && lane == quarter + 16)) {
+    /* A warp reaches its own quarter of the lanes; an address of the first quarter means it as well (kernels of
+     * others for B200 count on that). */
+    const uint32_t quarter = w->index % 4 * DW__LANES, lane = address >> 16,
+                   within = lane % DW__LANES;
+    if ((lane != within && lane != quarter + within) ||
+        (within != 0 && !(k->lanes == 16 && within == 16))) {
         dw__emu_found(w, -1, DW__FOUND_TENSOR_MEMORY,
                       "tensor memory at 0x%08x, lanes %u to %u: warp %u reaches lanes %u to %u",
                       address, lane, lane + k->lanes - 1, w->index, quarter, quarter + 31);
@@ -112,7 +116,7 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
     c->work = (dw__emu_async){
         .done = transfer_done, .cta = w->cta, .warp = w->index, .lane = 0, .pc = w->now.pc};
     c->op = k;
-    c->lane = lane, c->column = address & 0xFFFF;
+    c->lane = quarter + within, c->column = address & 0xFFFF;
     if (k->store) {
         for (uint32_t i = 0; i < k->count; i++)
             memcpy(&c->values[i * DW__LANES], DW__REGISTER(w, uint32_t, k->places[i]),

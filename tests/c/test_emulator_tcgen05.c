@@ -1018,8 +1018,8 @@ static void mistakes_are_found(void **state) {
     expect_framed(8, "", LOAD "st.global.u32 [%rd3], %r90;\n" WAIT_LOAD, "too early",
                   "before the wait");
     expect_framed(0, "", LOAD WAIT_LOAD, "undefined", "32 cells were never written");
-    expect_framed(8, "", "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r14];\n" WAIT_LOAD,
-                  "tensor memory", "reaches lanes");
+    expect_framed(8, "", "xor.b32 %r13, %r13, 0x600000;\n" LOAD WAIT_LOAD, "tensor memory",
+                  "reaches lanes"); /* another warp's */
     expect_framed(8, "", "add.u32 %r13, %r13, 512;\n" LOAD WAIT_LOAD, "tensor memory",
                   "do not exist");
     expect_framed(8, "",
