@@ -464,7 +464,7 @@ static void tiles_fit(void **state) {
         double tiles =
             ceil((double)SIZE / (t->ctas * DW_GEMM_ROWS)) * ceil((double)SIZE / t->tile_n);
         double rounds = ceil(tiles / floor(sms / t->ctas));
-        double compute = rounds * (SIZE / DW_GEMM_STEP) * step;
+        double compute = rounds * ((double)SIZE / DW_GEMM_STEP) * step;
         double memory = 3.0 * SIZE * SIZE * 2 / b200->memory_bandwidth.value;
         double bound = compute > memory ? compute : memory;
         print_message("%4d %6d %6d %8d %13d %11d %11.2f %19.2f  %.0f us, %.0f TFLOP/s\n", t->ctas,
