@@ -13,8 +13,8 @@ static dw__emu_next no_memory(dw__emu_warp *w, int lane) {
 }
 
 /* Shared memory for work that is done later; NULL after a finding. */
-static unsigned char *reach_shared(dw__emu_cluster *cluster, const dw__emu_async *work,
-                                   uint32_t address, uint32_t bytes) {
+static unsigned char *reach_shared(dw__emu_cluster *cluster, dw__emu_async *work, uint32_t address,
+                                   uint32_t bytes, uint32_t barrier) {
     const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & OFFSET_BITS;
     if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
         offset + bytes > cluster->ctas[rank].shared_bytes || offset % bytes) {
@@ -23,6 +23,8 @@ static unsigned char *reach_shared(dw__emu_cluster *cluster, const dw__emu_async
                          "writes %u bytes of shared memory at 0x%x", bytes, address);
         return NULL;
     }
+    dw__emu_race_copied(work, barrier, &cluster->ctas[rank], offset, bytes, true);
+    dw__emu_race_mbarrier_bytes(work, barrier, 0);
     for (uint32_t i = offset; i < offset + bytes; i++)
         cluster->ctas[rank].defined[i / 8] |= (uint8_t)(1u << i % 8);
     return cluster->ctas[rank].shared + offset;
@@ -63,7 +65,7 @@ static bool remote_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const remote *r = (const remote *)(void *)work;
     const remote_op *k = r->op;
     const uint32_t total = (uint32_t)(k->bytes * k->count);
-    unsigned char *to = reach_shared(cluster, work, r->address, total);
+    unsigned char *to = reach_shared(cluster, work, r->address, total, r->barrier);
     if (!to) return false;
     for (int i = 0; i < k->count; i++) {
         uint64_t x = 0;
@@ -88,6 +90,11 @@ static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         for (int i = 0; i < k->count; i++)
             r->values[i] = k->bytes == 8 ? DW__REGISTER(w, uint64_t, k->places[i])[lane]
                                          : DW__REGISTER(w, uint32_t, k->places[i])[lane];
+        if (!dw__emu_race_issue(w, &r->work)) {
+            dw__free(r);
+            return no_memory(w, (int)lane);
+        }
+        dw__emu_race_generic(&r->work);
         dw__emu_later(w->cta->cluster, &r->work);
     }
     return DW__NEXT;
@@ -168,8 +175,8 @@ static bool cancel_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
         if (!c->multicast && rank != own) continue;
         const uint32_t place = rank << DW__RANK_SHIFT;
-        unsigned char *to =
-            reach_shared(cluster, work, (c->address & OFFSET_BITS) | place, sizeof a);
+        unsigned char *to = reach_shared(cluster, work, (c->address & OFFSET_BITS) | place,
+                                         sizeof a, (c->barrier & OFFSET_BITS) | place);
         if (!to) return false;
         memcpy(to, &a, sizeof a);
         if (!dw__emu_mbarrier_complete(work->cta, work->warp, (int)work->lane, work->pc,
@@ -189,6 +196,11 @@ static dw__emu_next cancel_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         c->address = (uint32_t)dw__emu_lane_address(w, &k->address, (int)lane);
         c->barrier = (uint32_t)dw__emu_lane_address(w, &k->barrier, (int)lane);
         c->multicast = k->multicast;
+        if (!dw__emu_race_issue(w, &c->work)) {
+            dw__free(c);
+            return no_memory(w, (int)lane);
+        }
+        dw__emu_race_generic(&c->work); /* its fences are of another form */
         dw__emu_later(w->cta->cluster, &c->work);
     }
     return DW__NEXT;

@@ -591,6 +591,12 @@ bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work) {
     return true;
 }
 
+void dw__emu_race_generic(dw__emu_async *work) {
+    if (!work->clock) return;
+    memcpy(dw__emu_shown(work->clock), dw__emu_seen(work->clock),
+           work->clock->agents * sizeof *work->clock->times);
+}
+
 void dw__emu_race_next_time(dw__emu_async *work, uint32_t warp, dw__emu_side side) {
     if (!is_on(work->cta->cluster)) return;
     common *all = work->cta->race->common;

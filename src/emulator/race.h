@@ -80,6 +80,8 @@ void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, ui
 
 /* Gives work its issuer's clock. The work of several warps: what all of them know. False: no memory. */
 bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work);
+/* Work that needs no proxy fence: its issuer's generic writes are visible to it. */
+void dw__emu_race_generic(dw__emu_async *work);
 /* Numbers work: the next time of a warp's side, or, of `work` that has none of its own, the last. */
 void dw__emu_race_next_time(dw__emu_async *work, uint32_t warp, dw__emu_side side);
 void dw__emu_race_last_time(dw__emu_async *work, dw__emu_side side);

@@ -564,6 +564,39 @@ static void mbarriers_reach_the_cluster(void **state) {
     run_all(&telling, mistakes, COUNT(mistakes));
 }
 
+/* The same by stores that the barrier hears of. */
+static const kernel remote = {
+    "remote",
+    "mov.u32 %r6, %cluster_ctarank;\nmov.u32 %r7, 0;\nsetp.ne.u32 %p1, %r6, 0;\n"
+    "setp.ne.or.u32 %p2, %r1, 0, %p1;\n@%p2 bra $ready;\n" INIT_FULL
+    "fence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared.b64 _, [%r4], 128;\n"
+    "$ready:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+    "shl.b32 %r8, %r1, 2;\nadd.u32 %r8, %r5, %r8;\n@!%p1 bra $wait;\n"
+    "mapa.shared::cluster.u32 %r9, %r8, %r7;\nmapa.shared::cluster.u32 %r11, %r4, %r7;\n"
+    "ld.global.u32 %r10, [%rd4];\n"
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r9], %r10, [%r11];\n"
+    "bra $end;\n"
+    "$wait:\nmbarrier.try_wait.parity.acquire.cluster.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
+    "ld.shared.u32 %r12, [%r8];\nst.global.u32 [%rd5], %r12;\n"
+    "$end:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n",
+    32,
+    2,
+    32,
+    told,
+    NULL};
+
+static void remote_stores_are_waited_for(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"nobody waits",
+         "mbarrier.try_wait.parity.acquire.cluster.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n",
+         "", "race", "undefined", "ld.shared", "st.async"},
+        {"waits for the phase before", "%p3, [%r4], 0", "%p3, [%r4], 1", "race", "undefined",
+         "ld.shared", "st.async"},
+    };
+    run_all(&remote, mistakes, COUNT(mistakes));
+}
+
 /* A phase that is waited for ends, and no other before it is seen to. */
 static uint32_t waited_for(const uint32_t *in, uint32_t i) { return in[i + 32]; }
 static const kernel turn = {
@@ -689,6 +722,7 @@ int main(void) {
         cmocka_unit_test(tensor_products_are_waited_for),
         cmocka_unit_test(clusters_are_ordered),
         cmocka_unit_test(mbarriers_reach_the_cluster),
+        cmocka_unit_test(remote_stores_are_waited_for),
         cmocka_unit_test(phases_are_not_missed),
         cmocka_unit_test(it_can_be_left_out),
         cmocka_unit_test(small_copies_are_waited_for),
