@@ -53,10 +53,8 @@ static int load_fatbin(module *m, const void *image) {
 
 API int cuModuleLoadData(void **made, const void *image) {
     GO();
-    if (memcmp(image, "\177ELF", 4) == 0) {
-        fprintf(stderr, "deepwell emulate: a module of machine code: the emulator takes PTX\n");
-        return NO_BINARY_FOR_GPU;
-    }
+    /* Machine code: libraries try it first and have PTX as well; the error's text says what is wanted. */
+    if (memcmp(image, "\177ELF", 4) == 0) return NO_BINARY_FOR_GPU;
     int result = handle(made, sizeof(module));
     if (result != SUCCESS) return result;
     result =
