@@ -39,9 +39,13 @@ static void test_expansion(void **state) {
             assert_false(line[strspn(line, " \t")] == '#');
         }
         /* Each file once, and the lines behind it keep their numbers. */
-        char *first = strstr(text.text, "#line 1 \"common/attention_params.h\"");
-        assert_non_null(first);
-        assert_null(strstr(first + 1, "#line 1 \"common/attention_params.h\""));
+        int files = 0;
+        for (const char *at = text.text; (at = strstr(at, "#line 1 \"")); at++, files++) {
+            char mark[128];
+            snprintf(mark, sizeof mark, "%.*s", (int)strcspn(at, "\n"), at);
+            assert_null(strstr(at + 1, mark));
+        }
+        assert_true(files >= 2);
     }
     assert_true(kernels >= 2);
     assert_int_equal(dw__jit_expand("common/none.cu", &text), DW_UNSUPPORTED);
