@@ -1,17 +1,17 @@
 /* Scales in tiles of 128 x 4, in the order in which tensor cores read them (deepwell/number.h). */
+#include "common/scale_layout.h"
 #include "base/base.h"
 #include "deepwell/number.h"
 #include <string.h>
-
-enum { TILE_ROWS = 128, TILE_COLS = 4, TILE_BYTES = 512, ATOM_ROWS = 32, ATOM_BYTES = 16 };
 
 static int64_t tiles(int64_t count, int64_t size) { return count / size + (count % size != 0); }
 
 int64_t dw_scales_swizzled_bytes(int64_t rows, int64_t cols) {
     if (rows < 0 || cols < 0) return -1;
-    int64_t high = tiles(rows, TILE_ROWS), wide = tiles(cols, TILE_COLS), bytes;
+    int64_t high = tiles(rows, DW_SCALE_TILE_ROWS), wide = tiles(cols, DW_SCALE_TILE_COLUMNS),
+            bytes;
     if (__builtin_mul_overflow(high, wide, &bytes) ||
-        __builtin_mul_overflow(bytes, (int64_t)TILE_BYTES, &bytes))
+        __builtin_mul_overflow(bytes, (int64_t)DW_SCALE_TILE_BYTES, &bytes))
         return -1;
     return bytes;
 }
@@ -31,10 +31,7 @@ static dw_status check(const char *function, int64_t rows, int64_t cols, int64_t
 }
 
 static int64_t swizzled_index(int64_t row, int64_t col, int64_t cols) {
-    int64_t tile = row / TILE_ROWS * tiles(cols, TILE_COLS) + col / TILE_COLS;
-    int64_t r = row % TILE_ROWS;
-    return tile * TILE_BYTES + r % ATOM_ROWS * ATOM_BYTES + r / ATOM_ROWS * TILE_COLS +
-           col % TILE_COLS;
+    return DW_SCALE_OFFSET(row, col, tiles(cols, DW_SCALE_TILE_COLUMNS));
 }
 
 dw_status dw_scales_swizzle(int64_t rows, int64_t cols, int64_t repeat, const uint8_t *scales,
