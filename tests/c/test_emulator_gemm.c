@@ -1,31 +1,18 @@
 /* The matrix product of sm_100 (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as the compiler
  * makes it, the checker on. */
-#include "deepwell/emulator.h"
 #include "deepwell/hardware.h"
 #include "emulated_gemm.h"
-#include "jit/jit.h"
-#include "number/half.h"
+#include "emulated_kernel.h"
 #include "sm100/gemm_params.h"
 #include "sm100/gemm_tiles.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 typedef struct variant {
     int ctas, tile_n, stages, element, output, activation, bias, residual;
 } variant;
 #define ROW(...) {__VA_ARGS__},
 static const variant variants[] = {EMULATED_GEMM(ROW)};
-
-/* Elements behind each row, which nobody may read or write. */
-enum { PAD = 8 };
 
 typedef struct problem {
     variant v;
@@ -36,89 +23,9 @@ typedef struct problem {
     const char *without; /* an opcode that is taken out, so that the kernel is wrong; NULL */
 } problem;
 
-/* ---- matrices ------------------------------------------------------------------------------------ */
-
-typedef struct matrix {
-    int rows, columns, pitch; /* pitch in elements */
-    int type;                 /* 0 BF16, 1 F16, 2 F32 */
-    size_t bytes;
-    void *host, *device;
-} matrix;
-
-static int width_of(int type) { return type == 2 ? 4 : 2; }
-
-static float get(const matrix *x, int row, int column) {
-    size_t at = (size_t)row * x->pitch + column;
-    if (x->type == 2) return ((const float *)x->host)[at];
-    uint16_t half = ((const uint16_t *)x->host)[at];
-    return x->type == 1 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
-}
-static void set(const matrix *x, int row, int column, float value) {
-    size_t at = (size_t)row * x->pitch + column;
-    if (x->type == 2)
-        ((float *)x->host)[at] = value;
-    else
-        ((uint16_t *)x->host)[at] = x->type == 1 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
-}
-
-static uint64_t random_word(uint64_t *state) { /* splitmix64 */
-    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-static float random_value(uint64_t *state, bool integers) {
-    uint64_t word = random_word(state);
-    if (integers) return (float)(word % 9) - 4;
-    return (float)(word >> 40) * 0x1p-23f - 1;
-}
-
-/* Rows with NaNs behind them, 16-byte aligned. */
-static void make(matrix *x, dw_emulator *emulator, int rows, int columns, int type) {
-    int chunk = 16 / width_of(type);
-    *x = (matrix){.rows = rows, .columns = columns, .type = type};
-    x->pitch = (columns + PAD + chunk - 1) / chunk * chunk;
-    x->bytes = (size_t)rows * x->pitch * width_of(type);
-    x->host = malloc(x->bytes);
-    assert_non_null(x->host);
-    memset(x->host, 0xFF, x->bytes);
-    assert_int_equal(dw_emulator_allocate(emulator, x->bytes, &x->device), DW_OK);
-}
-static void make_random(matrix *x, dw_emulator *emulator, int rows, int columns, int type,
-                        uint64_t *state, bool integers) {
-    make(x, emulator, rows, columns, type);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++) set(x, i, j, random_value(state, integers));
-    assert_int_equal(dw_emulator_copy_in(emulator, x->device, x->host, x->bytes), DW_OK);
-}
-
-/* As the driver numbers them: BF16, F16, F32; 128-byte swizzle. */
-static void make_map(const matrix *x, uint32_t box_columns, uint32_t box_rows, void *map) {
-    static const int elements[] = {9, 6, 7};
-    dw_emulator_tensor_shape shape = {
-        .size_of = sizeof shape,
-        .element = elements[x->type],
-        .rank = 2,
-        .address = x->device,
-        .size = {(uint64_t)x->columns, (uint64_t)x->rows},
-        .stride = {(uint64_t)x->pitch * width_of(x->type)},
-        .box = {box_columns, box_rows},
-        .step = {1, 1},
-        .swizzle = 3,
-    };
-    assert_int_equal(dw_emulator_tensor_map(&shape, map), DW_OK);
-}
-
 /* ---- the kernel ---------------------------------------------------------------------------------- */
 
-static bool read_ptx(const variant *v, char **text, size_t *bytes) {
-    const char *folder = getenv("DEEPWELL_TEST_PTX");
-    dw__text name = {0};
-    char path[4096];
-#ifdef EMULATED_PTX
-    if (!folder) folder = EMULATED_PTX;
-#endif
-    if (!folder) return false;
+static dw__jit_variant jit_of(const variant *v) {
     dw__jit_variant jit = {.source = "sm100/gemm.cu", .arch = "sm_100f"};
     dw__jit_add_define(&jit, "CTAS", v->ctas);
     dw__jit_add_define(&jit, "TILE_N", v->tile_n);
@@ -128,23 +35,7 @@ static bool read_ptx(const variant *v, char **text, size_t *bytes) {
     dw__jit_add_define(&jit, "ACTIVATION", v->activation);
     dw__jit_add_define(&jit, "BIAS", v->bias);
     dw__jit_add_define(&jit, "RESIDUAL", v->residual);
-    assert_int_equal(dw__jit_variant_name(&jit, &name), DW_OK);
-    snprintf(path, sizeof path, "%s/%s.ptx", folder, name.text);
-    dw__text_free(&name);
-    if (dw__file_read(path, text, bytes) != DW_OK) fail_msg("%s", dw_last_error());
-    return true;
-}
-
-static void expect_no_finding(const dw_emulator *emulator) {
-    size_t count = dw_emulator_finding_count(emulator);
-    for (size_t i = 0; i < count; i++) {
-        dw_finding finding;
-        char text[2000];
-        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
-        dw_finding_text(&finding, text, sizeof text);
-        print_message("%s\n", text);
-    }
-    assert_int_equal(count, 0);
+    return jit;
 }
 
 static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
@@ -155,19 +46,10 @@ typedef struct run {
     uint64_t instructions;
 } run;
 
-/* Takes every instruction that begins with `opcode` out of the PTX. */
-static void take_out(char *text, const char *opcode) {
-    int count = 0;
-    for (char *at = text; (at = strstr(at, opcode)) != NULL; count++)
-        memset(at, ' ', strcspn(at, ";") + 1);
-    assert_true(count > 0);
-}
-
 static dw_status launch(const problem *p, run *r) {
     const variant *v = &p->v;
-    dw_emulator_module *module;
-    char *text = NULL;
-    size_t bytes = 0;
+    const dw__jit_variant jit = jit_of(v);
+    dw_emulator_module *module = load_variant(r->emulator, &jit, p->without);
     _Alignas(64) unsigned char map_a[128], map_b[128], map_d[128], map_r[128];
     const bool swiglu = v->activation == DW_GEMM_SWIGLU;
     const int box = v->output == 1 ? 32 : 64, tile_columns = swiglu ? v->tile_n / 2 : v->tile_n;
@@ -180,11 +62,6 @@ static dw_status launch(const problem *p, run *r) {
     params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
     params.tiles_n = ceil_divide(p->n, tile_columns);
     params.bias = v->bias ? r->bias.device : NULL;
-    assert_true(read_ptx(v, &text, &bytes));
-    if (p->without) take_out(text, p->without);
-    if (dw_emulator_load(r->emulator, text, bytes, "gemm.ptx", &module) != DW_OK)
-        fail_msg("%s", dw_last_error());
-    free(text);
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     int clusters = params.tiles_m * params.tiles_n;
     if (clusters > p->clusters) clusters = p->clusters;
@@ -195,7 +72,7 @@ static dw_status launch(const problem *p, run *r) {
         dw_emulator_launch(module, "sm100_gemm", &options,
                            (void *[]){map_a, map_b, map_d, map_r, &params}, &r->instructions);
     dw_emulator_unload(module);
-    assert_int_equal(dw_emulator_copy_out(r->emulator, r->d.host, r->d.device, r->d.bytes), DW_OK);
+    copy_out(&r->d, r->emulator);
     return status;
 }
 
@@ -252,7 +129,7 @@ static void check(const problem *p, const run *r) {
             if (p->v.residual) x.value += get(&r->residual, i, j);
             float value = get(&r->d, i, j);
             if (p->integers) {
-                matrix one = {.pitch = 1, .type = r->d.type, .host = &(float){0}};
+                matrix one = {.type = r->d.type, .host = &(float){0}};
                 set(&one, 0, 0, (float)x.value);
                 x = (expected){get(&one, 0, 0), 0};
             } else { /* the sum with the residual is rounded, and then D */
@@ -265,28 +142,26 @@ static void check(const problem *p, const run *r) {
                     "D[%d][%d] of %d x %d x %d is %.9g, not %.9g within %.3g (CTAS %d, TILE_N %d)",
                     i, j, p->m, p->n, p->k, value, x.value, x.error, p->v.ctas, p->v.tile_n);
         }
-        const unsigned char *row = r->d.host;
-        size_t begin = ((size_t)i * r->d.pitch + p->n) * width_of(r->d.type),
-               end = ((size_t)i + 1) * r->d.pitch * width_of(r->d.type);
-        for (size_t at = begin; at < end; at++) assert_int_equal(row[at], 0xFF);
+        expect_untouched(&r->d, i);
     }
 }
 
 static void open_run(const problem *p, run *r) {
     const variant *v = &p->v;
     uint64_t state = p->seed;
-    int n_b = v->activation == DW_GEMM_SWIGLU ? 2 * p->n : p->n,
-        type_d = v->output ? 2 : v->element;
+    const int n_b = v->activation == DW_GEMM_SWIGLU ? 2 * p->n : p->n;
+    const matrix_type element = v->element ? MATRIX_F16 : MATRIX_BF16,
+                      type_d = v->output ? MATRIX_F32 : element;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     options.seed = p->seed;
     *r = (run){0};
     assert_int_equal(dw_emulator_create("sm_100a", &options, &r->emulator), DW_OK);
-    make_random(&r->a, r->emulator, p->m, p->k, v->element, &state, p->integers);
-    make_random(&r->b, r->emulator, n_b, p->k, v->element, &state, p->integers);
-    make_random(&r->bias, r->emulator, 1, n_b, v->element, &state, p->integers);
+    make_random(&r->a, r->emulator, p->m, p->k, element, &state, p->integers);
+    make_random(&r->b, r->emulator, n_b, p->k, element, &state, p->integers);
+    make_random(&r->bias, r->emulator, 1, n_b, element, &state, p->integers);
     make_random(&r->residual, r->emulator, p->m, p->n, type_d, &state, p->integers);
-    make(&r->d, r->emulator, p->m, p->n, type_d);
-    assert_int_equal(dw_emulator_copy_in(r->emulator, r->d.device, r->d.host, r->d.bytes), DW_OK);
+    make_matrix(&r->d, r->emulator, p->m, p->n, type_d);
+    copy_in(&r->d, r->emulator);
 }
 static void close_run(run *r) {
     dw_emulator_destroy(r->emulator);
@@ -306,14 +181,9 @@ static void expect_right(const problem *p) {
 
 /* ---- tests ---------------------------------------------------------------------------------------- */
 
-static void need_ptx(void) {
-    char *text;
-    size_t bytes;
-    if (!read_ptx(&variants[0], &text, &bytes)) {
-        print_message("neither nvcc nor NVRTC of CUDA 13 made PTX of sm_100f\n");
-        skip();
-    }
-    free(text);
+static void need_kernels(void) {
+    const dw__jit_variant jit = jit_of(&variants[0]);
+    need_ptx(&jit);
 }
 
 /* One element, prime sizes, one past a tile, contractions that are no multiple of a step, rings that go round. */
@@ -322,7 +192,7 @@ static const struct {
 } shapes[] = {{1, 1, 1}, {128, 64, 64}, {129, 129, 65}, {67, 257, 131}, {257, 61, 709}};
 
 static void each_variant_is_right(bool integers) {
-    need_ptx();
+    need_kernels();
     for (size_t i = 0; i < DW_COUNT(variants); i++) {
         if (integers && variants[i].activation != DW_GEMM_LINEAR) continue;
         for (size_t s = 0; s < DW_COUNT(shapes); s++) {
@@ -350,7 +220,7 @@ static void integers_are_exact(void **state) {
 /* Blocks that take several tiles each: both accumulators, and rings that go on from tile to tile. */
 static void blocks_stay(void **state) {
     (void)state;
-    need_ptx();
+    need_kernels();
     for (size_t i = 0; i < DW_COUNT(variants); i++) {
         problem p = {.v = variants[i],
                      .m = 517,
@@ -365,9 +235,7 @@ static void blocks_stay(void **state) {
 
 /* Without what it needs the kernel is wrong, and the checker says so. */
 static void mistakes_are_found(void **state) {
-    static const struct {
-        const char *opcode, *kind, *words;
-    } mistakes[] = {
+    static const mistake mistakes[] = {
         {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
         {"tcgen05.dealloc", "tensor memory", "were not freed"},
         {"tcgen05.alloc", "undefined", "never written"},
@@ -381,7 +249,7 @@ static void mistakes_are_found(void **state) {
         {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
     };
     (void)state;
-    need_ptx();
+    need_kernels();
     for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
         problem p = {.v = variants[0],
                      .m = 300,
@@ -392,22 +260,16 @@ static void mistakes_are_found(void **state) {
                      .seed = 5 + i,
                      .without = mistakes[i].opcode};
         run r;
-        dw_finding finding;
-        char text[2000];
         open_run(&p, &r);
         (void)launch(&p, &r);
-        if (dw_emulator_finding(r.emulator, 0, &finding) != DW_OK)
-            fail_msg("%s is missing, and nothing was found", mistakes[i].opcode);
-        dw_finding_text(&finding, text, sizeof text);
-        if (strcmp(finding.kind, mistakes[i].kind) != 0 || !strstr(text, mistakes[i].words))
-            fail_msg("without %s: %s", mistakes[i].opcode, text);
+        expect_found(r.emulator, &mistakes[i]);
         close_run(&r);
     }
 }
 
 static void time_is_bounded(void **state) {
     (void)state;
-    need_ptx();
+    need_kernels();
     problem p = {.v = {2, 256, 6, 0, 0, 0, 0, 0},
                  .m = 512,
                  .n = 512,

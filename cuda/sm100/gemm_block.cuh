@@ -1,0 +1,68 @@
+// What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines: CTAS,
+// STAGES, STAGE_BYTES (what one load stage holds), TENSOR_COLUMNS (of tensor memory), RESIDUAL.
+#ifndef DW_SM100_GEMM_BLOCK_CUH
+#define DW_SM100_GEMM_BLOCK_CUH
+
+#include "gemm_params.h"
+#include "sm100.cuh"
+
+typedef struct shared_layout {
+    uint32 stages, out, bias, full, empty, sums, sums_taken, residual, tensor_memory;
+} shared_layout;
+
+DEVICE shared_layout layout_shared(uint32 base) {
+    shared_layout s;
+    s.stages = base;
+    s.out = s.stages + STAGES * STAGE_BYTES;
+    s.bias = s.out + DW_GEMM_OUT_BYTES;
+    s.full = s.bias + DW_GEMM_BIAS_BYTES;
+    s.empty = s.full + 8 * STAGES;
+    s.sums = s.empty + 8 * STAGES;
+    s.sums_taken = s.sums + 16;
+    s.residual = s.sums_taken + 16;
+    s.tensor_memory = s.residual + 64;
+    return s;
+}
+
+DEVICE void sync_blocks() {
+    if constexpr (CTAS == 1) __syncthreads();
+    else cluster_sync();
+}
+
+#if CTAS == 2
+#define CLUSTER __cluster_dims__(2, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+// All threads: barriers are ready, and tensor memory is allocated, whose address it gives.
+DEVICE uint32 begin_block(const shared_layout &s) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(s.full + 8 * i, 1);
+            barrier_init(s.empty + 8 * i, 1);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(s.sums + 8 * i, 1);
+            barrier_init(s.sums_taken + 8 * i, 4 * CTAS);
+        }
+        for (int i = 0; i < 8; i++) barrier_init(s.residual + 8 * i, 1);
+        fence_barrier_init();
+    }
+    __syncwarp();
+    if (threadIdx.x / 32 == 0) tensor_memory_allocate<CTAS, TENSOR_COLUMNS>(s.tensor_memory);
+    tensor_fence_before();
+    sync_blocks();
+    tensor_fence_after();
+    return shared_load_u32(s.tensor_memory);
+}
+
+DEVICE void end_block(uint32 tensor_memory) {
+    __syncwarp();
+    tensor_fence_before();
+    sync_blocks();
+    tensor_fence_after();
+    if (threadIdx.x / 32 == 0) tensor_memory_free<CTAS, TENSOR_COLUMNS>(tensor_memory);
+}
+
+#endif
