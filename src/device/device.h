@@ -22,7 +22,9 @@ typedef struct dw__context {
     int memory_clock_khz, memory_bus_bits, l2_bytes;
     int shared_bytes; /* dynamic shared memory that a block may ask for */
     size_t memory_bytes;
-    int driver_version; /* 13000 */
+    int driver_version;             /* 13000 */
+    const struct dw_device *device; /* whose context this is */
+    bool ptx_only;                  /* takes modules as PTX, no machine code */
 } dw__context;
 
 typedef struct dw__launch {

@@ -102,6 +102,7 @@ static dw_status add_context(const dw__cuda *cuda, uint64_t id, const dw__contex
     DW_TRY(describe(cuda, made));
     made->id = id;
     made->index = count;
+    made->device = &dw__device_cuda;
     atomic_store_explicit(&context_count, count + 1, memory_order_release);
     *context = made;
 

@@ -18,7 +18,7 @@ typedef struct emulated {
     dw__context context;
 } emulated;
 
-static void start(emulated *e, int index) {
+static void start(emulated *e, int index, const dw_device *device) {
     static const size_t most_shared = 227 << 10;
     int capability = 0;
     e->status = dw_emulator_create(e->architecture, NULL, &e->emulator);
@@ -36,7 +36,9 @@ static void start(emulated *e, int index) {
                                .l2_bytes = 50 << 20,
                                .shared_bytes = (int)(capability == 120 ? 99 << 10 : most_shared),
                                .memory_bytes = (size_t)80 << 30,
-                               .driver_version = 13000};
+                               .driver_version = 13000,
+                               .device = device,
+                               .ptx_only = true};
     snprintf(e->context.name, sizeof e->context.name, "Deepwell emulator of %s", e->architecture);
 }
 
@@ -172,7 +174,7 @@ static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
 
 #define EMULATED(gpu, text, index, sms)                                                            \
     static emulated gpu = {.architecture = text, .sm_count = sms, .once = PTHREAD_ONCE_INIT};      \
-    static void gpu##_start(void) { start(&gpu, index); }                                          \
+    static void gpu##_start(void) { start(&gpu, index, &dw__device_##gpu); }                       \
     static dw_status gpu##_open(void) {                                                            \
         pthread_once(&gpu.once, gpu##_start);                                                      \
         return ready(&gpu);                                                                        \

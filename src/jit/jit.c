@@ -28,18 +28,19 @@ void dw_jit_count(dw_jit_counts *counts) {
 /* ---- images -------------------------------------------------------------------------------------- */
 
 /* The version alone does not tell one patch release from another: the library's size does. */
-static void identify_compiler(const dw__nvrtc *nvrtc, char *text, size_t bytes) {
+static void identify_compiler(const dw__nvrtc *nvrtc, dw__jit_form form, char *text, size_t bytes) {
     struct stat info;
     long long size = stat(nvrtc->path, &info) == 0 ? (long long)info.st_size : 0;
-    snprintf(text, bytes, "NVRTC %d.%d %lld", nvrtc->major, nvrtc->minor, size);
+    snprintf(text, bytes, "NVRTC %d.%d %lld%s", nvrtc->major, nvrtc->minor, size,
+             form == DW__JIT_PTX ? " PTX" : "");
 }
 
-static dw_status compile_and_keep(const dw__jit_variant *variant, const dw__text *expanded,
-                                  const dw__jit_key *key, void **image, size_t *bytes) {
+static dw_status compile_and_keep(const dw__jit_variant *variant, dw__jit_form form,
+                                  const dw__text *expanded, const dw__jit_key *key, void **image,
+                                  size_t *bytes) {
     dw__jit_statistics *now = &dw__jit_statistics_now;
     double begun = dw__seconds();
-    DW_RETURN_IF_FAILED(
-        dw__jit_compile(variant, expanded, DW__JIT_CUBIN, NULL, image, bytes, NULL));
+    DW_RETURN_IF_FAILED(dw__jit_compile(variant, expanded, form, NULL, image, bytes, NULL));
     atomic_fetch_add(&now->compiled, 1);
     atomic_fetch_add(&now->compile_nanoseconds, (uint64_t)(1e9 * (dw__seconds() - begun)));
     /* Without an entry the next process compiles again: slower, not wrong. */
@@ -47,21 +48,22 @@ static dw_status compile_and_keep(const dw__jit_variant *variant, const dw__text
     return DW_OK;
 }
 
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes) {
+dw_status dw__jit_image(const dw__jit_variant *variant, dw__jit_form form, void **image,
+                        size_t *bytes) {
     dw_status status = DW_OK;
     const dw__nvrtc *nvrtc;
     dw__text expanded = {0};
     dw__jit_key key;
     char compiler[64];
     DW_TRY(dw__nvrtc_load(&nvrtc));
-    identify_compiler(nvrtc, compiler, sizeof compiler);
+    identify_compiler(nvrtc, form, compiler, sizeof compiler);
     DW_TRY(dw__jit_expand(variant->source, &expanded));
     DW_TRY(dw__jit_key_of(variant, &expanded, compiler, &key));
     status = dw__jit_cache_read(&key, image, bytes);
     if (status == DW_OK)
         atomic_fetch_add(&dw__jit_statistics_now.cached, 1);
     else if (status != DW_OUT_OF_MEMORY)
-        status = compile_and_keep(variant, &expanded, &key, image, bytes);
+        status = compile_and_keep(variant, form, &expanded, &key, image, bytes);
 
 cleanup:
     dw__text_free(&expanded);
@@ -82,39 +84,43 @@ static pthread_mutex_t modules_lock = PTHREAD_MUTEX_INITIALIZER;
 static loaded_module *modules;
 
 /* The first use may lie inside of a graph's capture. */
-static dw_status load_image(const void *image, const dw__text *name, void **module) {
-    const dw_device *cuda = &dw__device_cuda;
+static dw_status load_image(const dw_device *device, const void *image, const dw__text *name,
+                            void **module) {
     int before = 0;
-    DW_RETURN_IF_FAILED(cuda->capture_relax(&before));
-    dw_status status = cuda->module_load(image, name->text, module);
-    cuda->capture_restore(before);
+    DW_RETURN_IF_FAILED(device->capture_relax(&before));
+    dw_status status = device->module_load(image, name->text, module);
+    device->capture_restore(before);
     return status;
 }
 
 dw__jit_carried dw__jit_carried_now = {dw__jit_modules, dw__jit_ptx};
 
 /* Whether the variant is among `files` and the driver takes it. */
-static bool load_carried(const dw__jit_file *files, const dw__text *name, void **module) {
+static bool load_carried(const dw_device *device, const dw__jit_file *files, const dw__text *name,
+                         void **module) {
     while (files->name && strcmp(files->name, name->text) != 0) files++;
-    return files->name && load_image(files->begin, name, module) == DW_OK;
+    return files->name && load_image(device, files->begin, name, module) == DW_OK;
 }
 
 /* A driver that is older than the compiler that was there at build time takes nothing of what that made: then the
  * compiler at hand may do. PTX comes before it because it needs none, and is refused at its first line where it is. */
-static dw_status load_variant(const dw__jit_variant *variant, const dw__text *name, void **module) {
+static dw_status load_variant(const dw__jit_variant *variant, const dw__context *context,
+                              const dw__text *name, void **module) {
     dw__jit_statistics *now = &dw__jit_statistics_now;
+    const dw_device *device = context->device;
     void *image = NULL;
     size_t bytes = 0;
-    if (load_carried(dw__jit_carried_now.modules, name, module)) {
+    if (!context->ptx_only && load_carried(device, dw__jit_carried_now.modules, name, module)) {
         atomic_fetch_add(&now->embedded, 1);
         return DW_OK;
     }
-    if (load_carried(dw__jit_carried_now.ptx, name, module)) {
+    if (load_carried(device, dw__jit_carried_now.ptx, name, module)) {
         atomic_fetch_add(&now->translated, 1);
         return DW_OK;
     }
-    DW_RETURN_IF_FAILED(dw__jit_image(variant, &image, &bytes));
-    dw_status status = load_image(image, name, module);
+    const dw__jit_form form = context->ptx_only ? DW__JIT_PTX : DW__JIT_CUBIN;
+    DW_RETURN_IF_FAILED(dw__jit_image(variant, form, &image, &bytes));
+    dw_status status = load_image(device, image, name, module);
     dw__free(image);
     return status;
 }
@@ -124,7 +130,7 @@ static dw_status add_module(const dw__jit_variant *variant, const dw__context *c
     dw_status status = DW_OK;
     loaded_module *entry = dw__malloc(sizeof *entry + name->length + 1);
     if (!entry) return dw__fail_memory("a loaded module", sizeof *entry + name->length + 1);
-    DW_TRY(load_variant(variant, name, module));
+    DW_TRY(load_variant(variant, context, name, module));
     entry->context = context->id;
     entry->module = *module;
     memcpy(entry->name, name->text, name->length + 1);
@@ -156,13 +162,14 @@ cleanup:
 
 dw_status dw__jit_load(const dw__context *context, const dw__jit_variant *variant,
                        unsigned shared_bytes, void **function) {
-    const dw_device *cuda = &dw__device_cuda;
+    const dw_device *device = context->device;
     dw_status status = DW_OK;
     void *module, *made = NULL;
     pthread_mutex_lock(&modules_lock);
     DW_TRY(find_module(variant, context, &module));
-    DW_TRY(cuda->module_function(module, variant->entry, &made));
-    if (shared_bytes > 48 * 1024) DW_TRY(cuda->function_shared(made, variant->entry, shared_bytes));
+    DW_TRY(device->module_function(module, variant->entry, &made));
+    if (shared_bytes > 48 * 1024)
+        DW_TRY(device->function_shared(made, variant->entry, shared_bytes));
     *function = made;
 
 cleanup:

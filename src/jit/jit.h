@@ -58,8 +58,9 @@ dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t 
 /* DW_NOT_FOUND: there is no folder for it (no HOME either). */
 dw_status dw__jit_cache_folder(dw__text *folder);
 
-/* The cubin, from the disk cache or else from the compiler; release it with dw__free. */
-dw_status dw__jit_image(const dw__jit_variant *variant, void **image, size_t *bytes);
+/* From the disk cache or else from the compiler; release it with dw__free. */
+dw_status dw__jit_image(const dw__jit_variant *variant, dw__jit_form form, void **image,
+                        size_t *bytes);
 
 /* ---- loading --------------------------------------------------------------------------------------- */
 

@@ -124,12 +124,23 @@ cleanup:
     return status;
 }
 
+/* Families of architectures ("sm_100f") are known to compilers since 12.9. */
+static dw_status check_arch(const dw__nvrtc *nvrtc, const char *arch) {
+    const bool knows = nvrtc->major > 12 || (nvrtc->major == 12 && nvrtc->minor >= 9);
+    if (knows || arch[strlen(arch) - 1] != 'f') return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "%s does not know %s; 12.9 or later is needed: name its libnvrtc in "
+                    "DEEPWELL_NVRTC",
+                    nvrtc->description, arch);
+}
+
 dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expanded,
                           dw__jit_form form, const char *const *options, void **image,
                           size_t *bytes, dw__text *log) {
     const dw__nvrtc *nvrtc;
     void *program = NULL;
     DW_RETURN_IF_FAILED(dw__nvrtc_load(&nvrtc));
+    DW_RETURN_IF_FAILED(check_arch(nvrtc, variant->arch));
     int result = nvrtc->create(&program, expanded->text, variant->source, 0, NULL, NULL);
     if (result != 0)
         return dw__fail(DW_INTERNAL, "%s takes no program: %s", nvrtc->description,

@@ -116,7 +116,7 @@ static dw_jit_counts counts_now(void) {
 
 static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
     void *image = NULL;
-    assert_int_equal(dw__jit_image(variant, &image, bytes), DW_OK);
+    assert_int_equal(dw__jit_image(variant, DW__JIT_CUBIN, &image, bytes), DW_OK);
     return image;
 }
 
@@ -262,13 +262,13 @@ static void test_compiler_failures(void **state) {
     void *image = NULL;
     size_t bytes;
     setenv("FAKE_NVRTC_FAIL", "1", 1);
-    assert_int_equal(dw__jit_image(&variant, &image, &bytes), DW_INTERNAL);
+    assert_int_equal(dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes), DW_INTERNAL);
     assert_non_null(
         strstr(dw_last_error(),
                "attention_reference.sm_90a.ANT=40.ZEBRA=7 did not compile with NVRTC 13.0"));
     assert_non_null(strstr(dw_last_error(), "file.cu(7): error: identifier"));
     setenv("FAKE_NVRTC_FAIL", "2", 1);
-    assert_int_equal(dw__jit_image(&variant, &image, &bytes), DW_UNSUPPORTED);
+    assert_int_equal(dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "no machine code for sm_90a"));
     unsetenv("FAKE_NVRTC_FAIL");
     char *made = image_of(&variant, &bytes); /* nothing of that was kept */
@@ -336,7 +336,7 @@ static void compile_slowly(void *unused) {
     dw_jit_counts before = counts_now(); /* the parent's */
     void *image = NULL;
     size_t bytes = 0;
-    CHILD_REQUIRE(dw__jit_image(&variant, &image, &bytes) == DW_OK);
+    CHILD_REQUIRE(dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes) == DW_OK);
     CHILD_REQUIRE(memcmp(image, "\177ELF", 4) == 0 && strstr(image, "-DANT=50\n"));
     CHILD_REQUIRE(counts_now().corrupt == before.corrupt &&
                   counts_now().unwritten == before.unwritten);
@@ -488,7 +488,7 @@ static void test_memory(void **state) {
             void *image = NULL;
             size_t bytes = 0;
             dw__memory_fail_once(after);
-            dw_status status = dw__jit_image(&variant, &image, &bytes);
+            dw_status status = dw__jit_image(&variant, DW__JIT_CUBIN, &image, &bytes);
             int64_t failures = dw__memory_failures();
             dw__memory_fail_after(-1);
             if (status != DW_OK)
