@@ -10,10 +10,10 @@
 
 typedef struct function {
     dw_emulator_module *module;
-    char name[512];
     int dynamic_shared;
     struct module *owner;
     struct function *next;
+    char name[]; /* of a template, thousands of characters */
 } function;
 typedef struct module {
     dw_emulator_module *module;
@@ -103,12 +103,13 @@ API int cuModuleGetFunction(void **made, void *in, const char *name) {
     dw_status status = dw_emulator_has_kernel(m->module, name);
     if (status == DW_NOT_FOUND) return NOT_FOUND;
     if (status != DW_OK) return result_of(status);
-    int result = handle(made, sizeof(function));
+    const size_t bytes = strlen(name) + 1;
+    int result = handle(made, sizeof(function) + bytes);
     if (result != SUCCESS) return result;
     function *f = *made;
     f->module = m->module;
     f->owner = m;
-    snprintf(f->name, sizeof f->name, "%s", name);
+    memcpy(f->name, name, bytes);
     f->next = m->functions;
     m->functions = f;
     return SUCCESS;

@@ -33,9 +33,7 @@ static const uint8_t elements[] = {
     DW__TENSOR_TF32_FTZ, DW__TENSOR_U4_ALIGN8, DW__TENSOR_U4_ALIGN16, DW__TENSOR_U6_ALIGN16};
 
 static uint8_t with_atomicity(uint8_t swizzle, uint64_t value) {
-    static const uint8_t of[] = {DW__SWIZZLE_128, DW__SWIZZLE_128_ATOM_32,
-                                 DW__SWIZZLE_128_ATOM_32_FLIP_8, DW__SWIZZLE_128_ATOM_64};
-    return swizzle < DW__SWIZZLE_128 ? swizzle : of[value];
+    return swizzle < DW__SWIZZLE_128 ? swizzle : value ? DW__SWIZZLE_128_ATOM_32 : DW__SWIZZLE_128;
 }
 
 /* False: no such value. */
@@ -57,7 +55,7 @@ static bool replace(dw__tensor_shape *m, const replace_op *k, uint64_t value) {
     case INTERLEAVE: return value == 0;
     case SWIZZLE: m->swizzle = (uint8_t)value; return value <= DW__SWIZZLE_128;
     case ATOMICITY:
-        if (value > 3 || value == 2) return false;
+        if (value > 1) return false; /* not known here: tensor_map.h */
         m->swizzle = with_atomicity(m->swizzle, value);
         return true;
     default: m->fill_nan = (uint8_t)value; return value <= 1;

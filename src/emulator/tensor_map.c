@@ -30,11 +30,11 @@ dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map) {
     if (shape->interleave)
         return dw__fail(DW_UNSUPPORTED,
                         "interleaved tensor maps are not supported by the emulator");
-    if (shape->swizzle >= DW__SWIZZLES || shape->swizzle == DW__SWIZZLE_128_ATOM_32_FLIP_8)
+    if (shape->swizzle > DW__SWIZZLE_128_ATOM_32)
         return dw__fail(DW_UNSUPPORTED,
                         "swizzle %d of a tensor map is not supported by the emulator",
                         shape->swizzle);
-    static const int spans[DW__SWIZZLES] = {0, 32, 64, 128, 128, 128, 128};
+    static const int spans[] = {0, 32, 64, 128, 128};
     const int stored_bits =
         shape->element >= DW__TENSOR_U4_ALIGN16 ? 8 : element_bits[shape->element];
     const int row = shape->box[0] * stored_bits / 8;

@@ -1,4 +1,5 @@
 /* One warp: its groups of lanes, and the loop that runs operations. */
+#include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
 #include <string.h>
 
@@ -173,6 +174,19 @@ static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel) {
     return false;
 }
 
+/* True where the instruction may go on. One that reads early is a finding; what a load of tensor memory still brings is
+ * waited for all the same, as a GPU's registers do (kernels of others for B200 count on that). */
+static bool may_read(dw__emu_warp *w, const dw__emu_kernel *kernel, uint32_t mask) {
+    const struct dw__emu_tensor *tensor = w->cta->tensor;
+    if (!reads_early(w, kernel)) return true;
+    if (!w->pending->told)
+        dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
+                      "reads a register before the wait that makes its value valid");
+    w->pending->told = tensor && tensor->loading[w->index] > 0;
+    if (!w->pending->told) dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
+    return !w->pending->told;
+}
+
 /* ---- the loop ------------------------------------------------------------------------------ */
 
 bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
@@ -200,10 +214,13 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
         if (op->aligned && w->now.mask != w->live)
             next = DW__APART;
         else if (mask) {
-            if (w->pending && w->pending->live && !op->reads_pending && reads_early(w, kernel))
-                dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
-                              "reads a register before the wait that makes its value valid");
-            next = op->run(w, op, mask);
+            if (w->pending && w->pending->live && !op->reads_pending &&
+                !may_read(w, kernel, mask)) {
+                w->now.wait = DW__WAIT_ASYNC;
+                next = DW__AGAIN;
+            } else {
+                next = op->run(w, op, mask);
+            }
         }
         w->executed += (uint32_t)__builtin_popcount(mask);
         switch (next) {

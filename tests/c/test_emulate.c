@@ -218,9 +218,12 @@ typedef struct wrapper {
     void *more;
 } wrapper;
 
+/* Names of templates run to thousands of characters. */
+#define TEN(X) X X X X X X X X X X
+#define LONG_NAME "g" TEN(TEN(TEN("abc")))
 #define BODY(number)                                                                               \
     ".visible .global .align 4 .u32 offset = 1000;\n"                                              \
-    ".visible .entry g(.param .u64 out, .param .u32 n)\n"                                          \
+    ".visible .entry " LONG_NAME "(.param .u64 out, .param .u32 n)\n"                              \
     "{ .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>; ld.param.u64 %rd1, [out];\n"           \
     "ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.u32 %p1, %r2, %r1; @%p1 bra $end;\n"      \
     "mul.wide.u32 %rd2, %r2, 4; add.s64 %rd1, %rd1, %rd2; ld.global.u32 %r3, [offset];\n"          \
@@ -246,7 +249,7 @@ static int open_runtime(void **state) {
 static char a_function, a_variable, another; /* their addresses stand for the host's functions */
 
 static void a_program_runs(void **state) {
-    static unsigned char container[1 << 14];
+    static unsigned char container[1 << 15];
     enum { N = 50 };
     uint32_t out[N + 2], n = N, offset = 3000, got = 0;
     size_t at = 16;
@@ -283,7 +286,8 @@ static void a_program_runs(void **state) {
     ENTRY(cudaGraphCreate, int, void **, unsigned);
 
     void **binary = __cudaRegisterFatBinary(&image), *memory = NULL, *stream = &stream;
-    __cudaRegisterFunction(binary, &a_function, "g", "g", -1, NULL, NULL, NULL, NULL, NULL);
+    __cudaRegisterFunction(binary, &a_function, LONG_NAME, LONG_NAME, -1, NULL, NULL, NULL, NULL,
+                           NULL);
     __cudaRegisterVar(binary, &a_variable, "offset", "offset", 0, 4, 0, 0);
     __cudaRegisterFatBinaryEnd(binary);
     assert_int_equal(cudaMalloc(&memory, sizeof out), 0);
@@ -361,7 +365,7 @@ static void programs_without_ptx(void **state) {
           void *, void *, void *, int *);
     ENTRY(cudaLaunchKernel, int, const void *, extent, extent, void **, size_t, void *);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        static unsigned char container[1 << 12];
+        static unsigned char container[1 << 13];
         void *memory = NULL;
         uint32_t n = 0;
         size_t bytes = add_image(container + 16, cases[i].kind, cases[i].flags, cases[i].text);
@@ -369,7 +373,8 @@ static void programs_without_ptx(void **state) {
         if (cases[i].cut) memset(container + 16 + bytes, 0xFF, cases[i].cut);
         wrapper image = {0x466243B1, 1, container, NULL};
         void **binary = __cudaRegisterFatBinary(&image);
-        __cudaRegisterFunction(binary, &a_function, "g", "g", -1, NULL, NULL, NULL, NULL, NULL);
+        __cudaRegisterFunction(binary, &a_function, LONG_NAME, LONG_NAME, -1, NULL, NULL, NULL,
+                               NULL, NULL);
         for (int again = 0; again < 2; again++)
             assert_int_equal(cudaLaunchKernel(&a_function, (extent){1, 1, 1}, (extent){1, 1, 1},
                                               (void *[]){&memory, &n}, 0, NULL),

@@ -996,6 +996,80 @@ static void tensor_maps_change(void **state) {
     dw_emulator_unload(module);
 }
 
+/* A box of 8 rows of 128 bytes, read back as it lies in shared memory: NVIDIA's figures of the swizzles, and for atoms of
+ * 32 bytes what its programs for B200 read. */
+static void boxes_are_swizzled(void **state) {
+    static const char text[] =
+        ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "
+        "image[];\n"
+        ".visible .entry f(.param .align 64 .b8 map[128], .param .u64 out)\n"
+        "{ .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<9>;\n"
+        "mov.u32 %r1, image; mov.u32 %r2, %tid.x; ld.param.u64 %rd1, [out]; mov.b64 %rd2, map; "
+        "cvta.param.u64 %rd2, %rd2; "
+        "setp.eq.u32 %p1, %r2, 0;\n"
+        "@%p1 mbarrier.init.shared.b64 [%r1], 1; @%p1 fence.proxy.async.shared::cta; bar.sync 0;\n"
+        "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 1024;\n"
+        "@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+        "[%r1+1536], [%rd2, {0, 0}], [%r1];\n"
+        "$w: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra $w;\n"
+        "shl.b32 %r3, %r2, 2; add.u32 %r4, %r1, %r3; cvt.u64.u32 %rd3, %r3; add.s64 %rd1, %rd1, "
+        "%rd3;\n"
+        "ld.shared.u32 %r5, [%r4+1536]; st.global.u32 [%rd1], %r5; ret; }\n";
+    static const int span[] = {128, 32, 64, 128, 128};
+    float data[8][32], out[256];
+    void *memory, *result;
+    (void)state;
+    for (int i = 0; i < 256; i++) data[i / 32][i % 32] = (float)i;
+    assert_int_equal(dw_emulator_allocate(emulator, sizeof data, &memory), DW_OK);
+    assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &result), DW_OK);
+    assert_int_equal(dw_emulator_copy_in(emulator, memory, data, sizeof data), DW_OK);
+    dw_emulator_module *module = load_text(text);
+    for (int swizzle = 0; swizzle <= 4; swizzle++) {
+        _Alignas(64) unsigned char map[128];
+        const int width = span[swizzle] / 4, rows = 256 / width;
+        dw_emulator_tensor_shape shape = {.size_of = sizeof shape,
+                                          .element = 7,
+                                          .rank = 2,
+                                          .address = memory,
+                                          .size = {(uint64_t)width, (uint64_t)rows},
+                                          .stride = {(uint64_t)width * 4},
+                                          .box = {width, rows},
+                                          .step = {1, 1},
+                                          .swizzle = swizzle};
+        assert_int_equal(dw_emulator_tensor_map(&shape, map), DW_OK);
+        dw_emulator_clear_findings(emulator);
+        dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+        options.block[0] = 256, options.shared_bytes = 4096;
+        assert_int_equal(dw_emulator_launch(module, "f", &options, (void *[]){map, &result}, NULL),
+                         DW_OK);
+        no_findings("swizzles");
+        assert_int_equal(dw_emulator_copy_out(emulator, out, result, sizeof out), DW_OK);
+        for (int i = 0; i < 256; i++) {
+            /* 128 bytes of shared memory are a line; the box begins at the fifth of eight. */
+            const int line = i / 32 + 4, unit = i / 4 % 8;
+            const int flips[] = {0, line % 2, line % 4, line % 8, line % 4 * 2};
+            const int from = i / 32 * 32 + (unit ^ flips[swizzle]) * 4 + i % 4;
+            if (out[i] != (float)from)
+                fail_msg("swizzle %d: word %d is %g, expected %d", swizzle, i, out[i], from);
+        }
+    }
+    dw_emulator_tensor_shape unknown = {.size_of = sizeof unknown,
+                                        .element = 7,
+                                        .rank = 2,
+                                        .address = memory,
+                                        .size = {32, 8},
+                                        .stride = {128},
+                                        .box = {32, 8},
+                                        .step = {1, 1},
+                                        .swizzle = 5};
+    _Alignas(64) unsigned char map[128];
+    for (; unknown.swizzle < 8; unknown.swizzle++)
+        assert_int_equal(dw_emulator_tensor_map(&unknown, map), DW_UNSUPPORTED);
+    dw_emulator_unload(module);
+    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
+    assert_int_equal(dw_emulator_release(emulator, result), DW_OK);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(integers_compute),    cmocka_unit_test(floats_to_halves),
@@ -1003,7 +1077,7 @@ int main(void) {
         cmocka_unit_test(integers_to_floats),  cmocka_unit_test(halves_compute),
         cmocka_unit_test(products_of_warps),   cmocka_unit_test(fragments_of_bytes),
         cmocka_unit_test(asynchronous_stores), cmocka_unit_test(blocks_are_taken_over),
-        cmocka_unit_test(tensor_maps_change),
+        cmocka_unit_test(tensor_maps_change),  cmocka_unit_test(boxes_are_swizzled),
     };
     if (dw_emulator_create("sm_100a", NULL, &emulator) != DW_OK) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -239,9 +239,9 @@ static uint32_t place_of(const matrix *m, uint32_t row, uint32_t k) {
                        down = m->swizzle == PLAIN ? m->lbo : m->sbo;
         at = row / wide * along + row % wide * size + k / deep * down + k % deep * span;
     }
-    static const uint32_t masks[] = {0, 0x10, 0x30, 0x70, 0x60};
+    static const uint32_t masks[] = {0, 0x10, 0x30, 0x70, 0x60}, shifts[] = {3, 3, 3, 3, 2};
     at += m->first;
-    return at ^ (at >> 3 & masks[m->swizzle]);
+    return at ^ (at >> shifts[m->swizzle] & masks[m->swizzle]);
 }
 
 static void put_bits(unsigned char *image, uint32_t byte, int first, int bits, uint32_t value) {
@@ -1012,6 +1012,27 @@ static void expect_framed(int filled, const char *body, const char *after, const
 #define LOAD "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r13];\n"
 #define WAIT_LOAD "tcgen05.wait::ld.sync.aligned;\n"
 
+/* ... and the reader is held up until the value is there, whatever the order. */
+static void who_reads_early_gets_the_value(void **state) {
+    (void)state;
+    srand(9);
+    for (int round = 0; round < 10; round++) {
+        frame f = open_frame(1, 65536);
+        f.filled = 8;
+        for (size_t i = 0; i < (size_t)LANES * COLUMNS; i++) f.tensor[i] = (uint32_t)rand();
+        run_frame(&f, "",
+                  LOAD "st.global.u32 [%rd3], %r90;\n" WAIT_LOAD
+                       "add.u32 %r13, %r13, 1; add.s64 %rd3, %rd3, 4;\n" LOAD
+                       "xor.b32 %r91, %r90, 1; st.global.u32 [%rd3], %r91;\n");
+        assert_int_equal(dw_emulator_finding_count(f.emulator), 2);
+        for (int lane = 0; lane < LANES; lane++) {
+            assert_int_equal(*cell(f.out, 0, lane, 0), *cell(f.tensor, 0, lane, 0));
+            assert_int_equal(*cell(f.out, 0, lane, 1), *cell(f.tensor, 0, lane, 1) ^ 1);
+        }
+        close_frame(&f);
+    }
+}
+
 static void mistakes_are_found(void **state) {
     (void)state;
     srand(8);
@@ -1171,6 +1192,7 @@ int main(void) {
         cmocka_unit_test(copies_give_elements_bytes),
         cmocka_unit_test(columns_are_shared_out),
         cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(who_reads_early_gets_the_value),
         cmocka_unit_test(mistakes_in_products_are_found),
         cmocka_unit_test(what_is_missing_is_refused),
     };
