@@ -117,11 +117,13 @@ typedef struct dw_finding {
     char kernel[128], instruction[96];
     char source[256]; /* file, where the PTX has .loc; else empty */
     int source_line;
+    char inlined_at
+        [256]; /* where the line's function was called: "gemm.cu:81 called at gemm.cu:203" */
     int ptx_line;
     uint32_t block[3];
     int warp, lane; /* lane -1: the whole warp */
     uint64_t count;
-    char what[512];
+    char what[1024];
 } dw_finding;
 DW_API size_t dw_emulator_finding_count(const dw_emulator *emulator);
 /* DW_NOT_FOUND: there are not as many. */

@@ -384,8 +384,10 @@ dw_status dw_emulator_report(const dw_emulator *emulator, const char *path) {
 }
 
 void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {
-    char source[300] = "", lane[32] = "", times[40] = "";
-    if (f->source_line) snprintf(source, sizeof source, " (%s:%d)", f->source, f->source_line);
+    char source[600] = "", lane[32] = "", times[40] = "";
+    if (f->source_line)
+        snprintf(source, sizeof source, " (%s:%d%s%s)", f->source, f->source_line,
+                 f->inlined_at[0] ? " called at " : "", f->inlined_at);
     if (f->lane >= 0) snprintf(lane, sizeof lane, ", lane %d", f->lane);
     if (f->count > 1) snprintf(times, sizeof times, " (%llu times)", (unsigned long long)f->count);
     snprintf(text, bytes, "%s: kernel %s, PTX line %d%s, block (%u, %u, %u), warp %d%s, %s: %s%s",

@@ -85,6 +85,27 @@ static void keep(dw__emu_findings *findings, const dw_finding *made) {
     pthread_mutex_unlock(&findings->lock);
 }
 
+static const char *source_file(const dw__ptx_module *module, uint32_t index) {
+    const size_t file = (size_t)module->locations.items[index].file;
+    return file < module->files.count ? module->files.items[file] : NULL;
+}
+
+void dw__emu_describe_location(const dw__ptx_module *module, uint32_t index, char *text,
+                               size_t bytes) {
+    text[0] = '\0';
+    for (size_t length = 0; index && length < bytes;
+         index = module->locations.items[index].caller) {
+        const char *file = source_file(module, index);
+        if (!file) return;
+        const char *slash = strrchr(file, '/');
+        const int more =
+            snprintf(text + length, bytes - length, "%s%s:%d", length ? " called at " : "",
+                     slash ? slash + 1 : file, module->locations.items[index].line);
+        if (more < 0) return;
+        length += (size_t)more;
+    }
+}
+
 static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
                    const char *format, va_list arguments) {
     const dw__emu_grid *grid = cta->cluster->grid;
@@ -97,13 +118,17 @@ static void report(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__e
     snprintf(made.instruction, sizeof made.instruction, "%s", in->spelling);
     for (int axis = 0; axis < 3; axis++) made.block[axis] = cta->id[axis];
     const dw__ptx_module *module = kernel->module;
-    if (in->source_line > 0 && (size_t)in->source_file < module->files.count &&
-        module->files.items[in->source_file]) {
-        snprintf(made.source, sizeof made.source, "%s", module->files.items[in->source_file]);
-        made.source_line = in->source_line;
+    const char *file = in->location ? source_file(module, in->location) : NULL;
+    if (file) {
+        const dw__ptx_location *location = &module->locations.items[in->location];
+        snprintf(made.source, sizeof made.source, "%s", file);
+        made.source_line = location->line;
+        dw__emu_describe_location(module, location->caller, made.inlined_at,
+                                  sizeof made.inlined_at);
     }
     vsnprintf(made.what, sizeof made.what, format, arguments);
     dw__make_plain(made.source);
+    dw__make_plain(made.inlined_at);
     dw__make_plain(made.what); /* names and texts of the program are in it */
     keep(grid->findings, &made);
 }

@@ -3,6 +3,7 @@
  */
 #include "base/pool.h"
 #include "emulator/barrier.h"
+#include "emulator/deadlock.h"
 #include "emulator/race.h"
 #include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
@@ -160,50 +161,6 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
     return true;
 }
 
-/* ---- waiting for ever ---------------------------------------------------------------------- */
-
-static void describe_wait(const dw__emu_warp *w, const dw__emu_group *g, dw__text *out) {
-    static const char *const names[] = {
-        "runs",      "waits for lanes",       "waits at barrier",
-        "waits for", "waits for the cluster", "waits for asynchronous work",
-        "waits for"};
-    const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
-    char object[160] = "";
-    if (g->wait == DW__WAIT_BARRIER) {
-        const dw__emu_barrier *b = &w->cta->barriers[g->object];
-        snprintf(object, sizeof object, " %u (%u of %u threads came)", g->object, b->arrived,
-                 b->expected ? b->expected : w->cta->threads);
-    } else if (g->wait == DW__WAIT_MBARRIER) {
-        object[0] = ' ';
-        dw__emu_mbarrier_describe(w->cta->cluster, g->object, object + 1, sizeof object - 1);
-    } else if (g->wait == DW__WAIT_TENSOR) {
-        snprintf(object, sizeof object, " %u columns of tensor memory", g->object);
-    }
-    dw__text_printf(out, "; block %u warp %u lanes 0x%08x %s%s at PTX line %d", w->cta->rank,
-                    w->index, g->mask, names[g->wait], object,
-                    kernel->function->code.items[kernel->from[g->pc]].line);
-}
-
-static void report_deadlock(dw__emu_cluster *cluster) {
-    dw__text text = {0};
-    dw__emu_warp *first = NULL;
-    int told = 0;
-    for (uint32_t i = 0; i < cluster->cta_count; i++) {
-        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
-            dw__emu_warp *w = &cluster->ctas[i].warps[k];
-            if (!w->live) continue;
-            if (!first) first = w;
-            if (told++ > 40) continue;
-            if (w->now.mask) describe_wait(w, &w->now, &text);
-            for (int g = 0; g < w->other_count; g++) describe_wait(w, &w->others[g], &text);
-        }
-    }
-    if (first)
-        dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "nothing can go on%s",
-                      text.text ? text.text : "");
-    dw__text_free(&text);
-}
-
 /* ---- running ------------------------------------------------------------------------------- */
 
 typedef enum outcome { FINISHED, WAITING, LOOPING, FAULTED } outcome;
@@ -343,7 +300,7 @@ static void work(void *context, int64_t index, int worker) {
                 alone && no_more && (r->stuck > HOPELESS * r->alive || r->looped > ENDLESS);
             rest = !alone && r->stuck > r->alive;
             if (hopeless && !r->stop) {
-                report_deadlock(cluster);
+                dw__emu_report_deadlock(cluster);
                 fail(r, dw__fail(DW_INTERNAL, "kernel %s stands still", r->grid->kernel->name));
             } else if (DW_PUSH(&r->aside, cluster) == DW_OK) {
                 cluster = NULL;

@@ -89,6 +89,11 @@ typedef struct dw__emu_kernel {
     uint32_t register_bytes, local_bytes;
     uint32_t shared_bytes;  /* of static variables, with the system's KiB */
     uint32_t dynamic_first; /* where the launch's dynamic shared memory begins */
+    const struct dw__emu_shared_variable {
+        const char *name;
+        uint32_t first, bytes;
+    } * shared_variables; /* static ones */
+    uint32_t shared_variable_count;
     uint32_t parameter_bytes;
     const uint32_t *parameter_places, *parameter_sizes; /* of each parameter */
     uint32_t parameter_count;

@@ -72,6 +72,12 @@ struct dw__ptx_operand {
     const dw__ptx_operand *also; /* the b of a|b */
 };
 
+/* A line of the source (.loc), and the one where its function was put instead of a call. */
+typedef struct dw__ptx_location {
+    int file, line, column;
+    uint32_t caller; /* another location's index; 0: none */
+} dw__ptx_location;
+
 #define DW__PTX_NO_GUARD UINT32_MAX
 typedef struct dw__ptx_instruction {
     const char *opcode;           /* "mul" */
@@ -82,8 +88,8 @@ typedef struct dw__ptx_instruction {
     bool guard_negated;
     dw__ptx_operand *operands;
     int operand_count;
-    int line;                     /* of the PTX */
-    int source_file, source_line; /* by the last .loc; 0: unknown */
+    int line;          /* of the PTX */
+    uint32_t location; /* among the module's; 0: unknown */
 } dw__ptx_instruction;
 
 typedef struct dw__ptx_register {
@@ -127,6 +133,10 @@ typedef struct dw__ptx_module {
         const char **items; /* by the number of .file; NULL: not given */
         size_t count, capacity;
     } files;
+    struct {
+        dw__ptx_location *items; /* items[0] is nowhere */
+        size_t count, capacity;
+    } locations;
 } dw__ptx_module;
 
 /* `name` is for messages ("kernel.ptx"). DW_PARSE: "NAME, PTX line 12: what is wrong: the line".

@@ -218,10 +218,8 @@ static dw_status read_opcode(dw__ptx_parser *p, dw__ptx_instruction *made) {
 }
 
 static dw_status read_instruction(dw__ptx_parser *p) {
-    dw__ptx_instruction made = {.guard = DW__PTX_NO_GUARD,
-                                .line = p->lex.token_line,
-                                .source_file = p->source_file,
-                                .source_line = p->source_line};
+    dw__ptx_instruction made = {
+        .guard = DW__PTX_NO_GUARD, .line = p->lex.token_line, .location = p->location};
     dw__ptx_operand operands = {0};
     if (dw__ptx_is_mark(&p->lex, '@')) DW_RETURN_IF_FAILED(read_guard(p, &made));
     if (p->lex.token != DW__PTX_WORD) return dw__ptx_fail(&p->lex, "expected an instruction");
@@ -236,26 +234,58 @@ static dw_status read_instruction(dw__ptx_parser *p) {
 
 /* ---- blocks -------------------------------------------------------------------------------- */
 
-/* .loc 1 23 5 [, function_name LABEL[+4], inlined_at 1 20 3] */
-static dw_status read_loc(dw__ptx_parser *p) {
-    uint64_t numbers[3];
+/* Of a location that is named again by the `inlined_at` of another: the newest of these, as the ISA has it. */
+#define MOST_SEARCHED 10000
+static uint32_t location_named(const dw__ptx_module *module, const dw__ptx_location *named) {
+    const size_t count = module->locations.count;
+    for (size_t i = count; i > 1 && count - i < MOST_SEARCHED; i--) {
+        const dw__ptx_location *other = &module->locations.items[i - 1];
+        if (other->file == named->file && other->line == named->line &&
+            other->column == named->column)
+            return (uint32_t)(i - 1);
+    }
+    return 0;
+}
+
+static dw_status add_location(dw__ptx_module *module, const dw__ptx_location *location,
+                              uint32_t *index) {
+    if (module->locations.count == 0)
+        DW_RETURN_IF_FAILED(DW_PUSH(&module->locations, (dw__ptx_location){0}));
+    *index = (uint32_t)module->locations.count;
+    return DW_PUSH(&module->locations, *location);
+}
+
+/* FILE LINE COLUMN; the token after them is next. */
+static dw_status read_position(dw__ptx_parser *p, dw__ptx_location *position) {
+    int *const numbers[3] = {&position->file, &position->line, &position->column};
     for (int i = 0; i < 3; i++) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         if (p->lex.token != DW__PTX_WHOLE || p->lex.integer > INT32_MAX)
-            return dw__ptx_fail(&p->lex, "expected .loc FILE LINE COLUMN");
-        numbers[i] = p->lex.integer;
+            return dw__ptx_fail(&p->lex, "expected FILE LINE COLUMN");
+        *numbers[i] = (int)p->lex.integer;
     }
-    p->source_file = (int)numbers[0];
-    p->source_line = (int)numbers[1];
-    DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
+    return dw__ptx_next(&p->lex);
+}
+
+/* .loc 1 23 5 [, function_name LABEL[+4], inlined_at 1 20 3] */
+static dw_status read_loc(dw__ptx_parser *p) {
+    dw__ptx_location here = {0}, caller;
+    DW_RETURN_IF_FAILED(read_position(p, &here));
     while (dw__ptx_is_mark(&p->lex, ',')) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
-        do DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
-        while (p->lex.token == DW__PTX_WHOLE || dw__ptx_is_mark(&p->lex, '+') ||
-               (p->lex.token == DW__PTX_WORD && p->lex.text[0] == '$' && p->lex.at < p->lex.end &&
-                *p->lex.at != ':'));
+        if (dw__ptx_is_word(&p->lex, "inlined_at")) {
+            DW_RETURN_IF_FAILED(read_position(p, &caller));
+            here.caller = location_named(p->module, &caller);
+            if (here.caller == 0 && caller.line > 0)
+                DW_RETURN_IF_FAILED(add_location(p->module, &caller, &here.caller));
+        } else if (dw__ptx_is_word(&p->lex, "function_name")) {
+            do DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
+            while (!dw__ptx_is_mark(&p->lex, ',') && p->lex.token != DW__PTX_END);
+        } else {
+            return dw__ptx_fail(&p->lex, "expected function_name or inlined_at");
+        }
     }
-    return DW_OK;
+    return add_location(p->module, &here, &p->location);
 }
 
 static dw_status skip_statement(dw__ptx_parser *p) {

@@ -388,7 +388,7 @@ static dw_status read_function(dw__ptx_parser *p, bool entry) {
     }
     p->function = function;
     p->scope = &scope;
-    p->source_line = 0;
+    p->location = 0;
 
     DW_TRY(dw__ptx_next(&p->lex));
     if (dw__ptx_is_mark(&p->lex, '(')) DW_TRY(read_parameters(p, true));
@@ -542,6 +542,7 @@ void dw__ptx_destroy(dw__ptx_module *module) {
     dw__free(module->functions.items);
     dw__free(module->variables.items);
     dw__free(module->files.items);
+    dw__free(module->locations.items);
     if (module->arena) dw__arena_destroy(module->arena);
     dw__free(module);
 }

@@ -37,9 +37,9 @@ typedef struct dw__ptx_parser {
     struct {
         dw__ptx_operand **items;
         size_t count, capacity;
-    } pending; /* operands that name what has not been declared yet */
-    int source_file, source_line;
-    int depth; /* of blocks and of vectors within operands */
+    } pending;         /* operands that name what has not been declared yet */
+    uint32_t location; /* by the last .loc of the function */
+    int depth;         /* of blocks and of vectors within operands */
 } dw__ptx_parser;
 
 #define DW__PTX_MAX_DEPTH 64

@@ -2,11 +2,11 @@
 #include "base/json.h"
 
 static json_t *finding_json(const dw_finding *f) {
-    char text[2000];
+    char text[3000];
     dw_finding_text(f, text, sizeof text);
-    return json_pack("{s:s, s:s, s:s, s:i, s:s, s:i, s:[I,I,I], s:i, s:i, s:I, s:s, s:s}", "kind",
+    return json_pack("{s:s, s:s, s:s, s:i, s:s, s:i, s:s, s:[I,I,I], s:i, s:i, s:I, s:s, s:s}", "kind",
                      f->kind, "kernel", f->kernel, "instruction", f->instruction, "ptx_line",
-                     f->ptx_line, "source", f->source, "source_line", f->source_line, "block",
+                     f->ptx_line, "source", f->source, "source_line", f->source_line, "inlined_at", f->inlined_at, "block",
                      (json_int_t)f->block[0], (json_int_t)f->block[1], (json_int_t)f->block[2],
                      "warp", f->warp, "lane", f->lane, "count", (json_int_t)f->count, "what",
                      f->what, "text", text);

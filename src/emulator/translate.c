@@ -156,7 +156,7 @@ static dw__emu_next run_clock(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
             DW__REGISTER(w, uint64_t, op->d)[lane] = now;
         else
             DW__REGISTER(w, uint32_t, op->d)
-            [lane] = (uint32_t)(op->immediate & 2 ? now >> 32 : now);
+        [lane] = (uint32_t)(op->immediate & 2 ? now >> 32 : now);
     }
     return DW__NEXT;
 }
@@ -377,8 +377,8 @@ static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_memory,     dw__emu_opcodes_control, dw__emu_opcodes_warp,
     dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
     dw__emu_opcodes_integer,    dw__emu_opcodes_cluster, dw__emu_opcodes_tensormap,
-    dw__emu_opcodes_mma,        dw__emu_opcodes_wgmma,
-    dw__emu_opcodes_tcgen05,    dw__emu_opcodes_call,
+    dw__emu_opcodes_mma,        dw__emu_opcodes_wgmma,   dw__emu_opcodes_tcgen05,
+    dw__emu_opcodes_call,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
@@ -416,15 +416,24 @@ static dw_status lay(dw__emu_translator *t, const dw__ptx_variable *variable, ui
 static dw_status lay_variables(dw__emu_translator *t) {
     uint64_t shared = DW__SHARED_FIRST, local = 0, parameters = 0;
     const dw__ptx_module *module = t->program->module;
+    const size_t most = module->variables.count + t->function->variables.count;
+    struct dw__emu_shared_variable *named = dw__arena_alloc(t->arena, (most + 1) * sizeof *named);
+    if (!named) return dw__fail_memory("variables of a kernel", most * sizeof *named);
+    t->kernel->shared_variables = named;
     for (size_t pass = 0; pass < 2; pass++) {
-        for (size_t i = 0; i < module->variables.count + t->function->variables.count; i++) {
+        for (size_t i = 0; i < most; i++) {
             const dw__ptx_variable *variable =
                 i < module->variables.count
                     ? module->variables.items[i]
                     : t->function->variables.items[i - module->variables.count];
             bool dynamic = variable->bytes == 0;
-            if (variable->space == DW__PTX_SHARED && dynamic == (pass == 1))
+            if (variable->space == DW__PTX_SHARED && dynamic == (pass == 1)) {
                 DW_RETURN_IF_FAILED(lay(t, variable, &shared));
+                if (!dynamic)
+                    named[t->kernel->shared_variable_count++] = (struct dw__emu_shared_variable){
+                        variable->name, (uint32_t)(shared - variable->bytes),
+                        (uint32_t)variable->bytes};
+            }
             if (variable->space == DW__PTX_LOCAL && pass == 0)
                 DW_RETURN_IF_FAILED(lay(t, variable, &local));
             if (variable->space == DW__PTX_PARAM && pass == 0)

@@ -201,7 +201,7 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator, "st.global.u32 [%rd1+128], %r1;", 32, "out of bounds",
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
-                   "waits at barrier 1 (32 of 64 threads came)");
+                   "block 0, warp 0: waiting at barrier 1 (32 of 64 threads came)");
     expect_finding(emulator, "trap;", 32, "trap", "lane 0");
     expect_finding(emulator,
                    "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 "
@@ -217,6 +217,42 @@ static void mistakes_are_found(void **state) {
                    "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
                    "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
                    1, "deadlock", "1 of 1 arrivals to come");
+    /* Warps that wait alike are told of together, and those that have ended. */
+    static const char four_of_five_wait[] =
+        "mov.u32 %r2, fixed; add.u32 %r2, %r2, 8; setp.eq.u32 %p2, %r1, 0; "
+        "@%p2 mbarrier.init.shared.b64 [%r2], 129; bar.sync 0; setp.ge.u32 %p3, %r1, 128; "
+        "@%p3 bra $end; mbarrier.arrive.shared.b64 %rd3, [%r2]; $w: "
+        "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w; $end:";
+    static const char *const words[] = {"block 0, warps 0 to 3: waiting for mbarrier",
+                                        "1 of 129 arrivals to come", "(fixed + 8)",
+                                        "block 0, warp 4: ended"};
+    for (size_t i = 0; i < DW_COUNT(words); i++)
+        expect_finding(emulator, four_of_five_wait, 160, "deadlock", words[i]);
+    dw_emulator_destroy(emulator);
+}
+
+/* The line of the source, and those where the functions that it lies in were called. */
+static void findings_name_the_source(void **state) {
+    static const char text[] =
+        HEAD ".file 1 \"some/folder/ring.cu\"\n.file 2 \"other/tools.h\"\n"
+             ".visible .entry f()\n{ .reg .b32 %r<3>;\n.loc 1 40 3\nmov.u32 %r1, 2;\n.loc 1 57 9\n"
+             ".loc 2 21 5, function_name $info, inlined_at 1 57 9\nmov.u32 %r2, %r1;\n"
+             ".loc 2 8 1, function_name $info+7, inlined_at 2 21 5\nst.shared.u32 [%r1], %r2;\n"
+             ".loc 1 58 2\nret; }\n";
+    dw_finding finding;
+    char sentence[3000];
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    dw_emulator_module *module = load(emulator, text);
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    assert_int_equal(dw_emulator_launch(module, "f", &options, NULL, NULL), DW_INTERNAL);
+    assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
+    assert_string_equal(finding.source, "other/tools.h");
+    assert_int_equal(finding.source_line, 8);
+    assert_string_equal(finding.inlined_at, "tools.h:21 called at ring.cu:57");
+    dw_finding_text(&finding, sentence, sizeof sentence);
+    if (!strstr(sentence, "(other/tools.h:8 called at tools.h:21 called at ring.cu:57)"))
+        fail_msg("%s", sentence);
     dw_emulator_destroy(emulator);
 }
 
@@ -341,6 +377,7 @@ int main(void) {
         cmocka_unit_test(lanes_wait_for_each_other),
         cmocka_unit_test(barriers_hold),
         cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(findings_name_the_source),
         cmocka_unit_test(instructions_compute),
         cmocka_unit_test(bad_text_is_refused),
         cmocka_unit_test(own_kernels_are_understood),

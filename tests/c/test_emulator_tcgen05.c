@@ -1066,7 +1066,7 @@ static void mistakes_are_found(void **state) {
         "tensor memory", "gave up the permit");
     expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n" ALLOC("0", "512")
                      ALLOC("4", "32") "$end:",
-                 "deadlock", "waits for 32 columns of tensor memory");
+                 "deadlock", "waiting for 32 columns of tensor memory");
     expect_alone("setp.ne.u32 %p1, %r3, 0; @%p1 bra $end;\n"
                  "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2], 32; $end:",
                  "invalid", "no peer");
