@@ -31,6 +31,12 @@ DEVICE void barrier_arrive_cluster(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// As barrier_expect, at a barrier of any block of the cluster.
+DEVICE void barrier_expect_cluster(uint32 barrier, uint32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
 // As barrier_wait, for what other blocks did before they arrived.
 DEVICE void barrier_wait_cluster(uint32 barrier, uint32 parity) {
     uint32 passed;
@@ -41,6 +47,34 @@ DEVICE void barrier_wait_cluster(uint32 barrier, uint32 parity) {
                      : "r"(barrier), "r"(parity)
                      : "memory");
     } while (!passed);
+}
+
+// ---- launch control (9.7.13.17) ---------------------------------------------------------------------------
+// A block, or a pair, takes over the work of one that has not been launched.
+
+// By one thread: the answer, 16 bytes, goes to `answer`, and counts at `barrier`; with GROUP 2 in both blocks, at their
+// like addresses.
+template <int GROUP> DEVICE void launch_control_ask(uint32 answer, uint32 barrier) {
+    if constexpr (GROUP == 1)
+        asm volatile("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%0], [%1];" ::"r"(
+                         answer),
+                     "r"(barrier)
+                     : "memory");
+    else
+        asm volatile("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all."
+                     "b128 [%0], [%1];" ::"r"(answer),
+                     "r"(barrier)
+                     : "memory");
+}
+
+// Whether a launch was canceled, and the number (x) of its first block.
+DEVICE void launch_control_read(uint32 answer, uint32 &canceled, uint32 &block) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b128 answer;\n\tld.shared.b128 answer, [%2];\n\tmov.u32 %1, 0;\n\t"
+                 "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, answer;\n\tselp.u32 %0, 1, 0, p;\n\t"
+                 "@p clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %1, answer;\n\t}"
+                 : "=r"(canceled), "=&r"(block)
+                 : "r"(answer)
+                 : "memory");
 }
 
 // ---- the copy engine (9.7.9.27) ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 //   sums, sums_taken    an accumulator is complete; it has been read
 //
 // Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT (0: as ELEMENT, 1: F32), ACTIVATION (gemm_params.h),
-// BIAS, RESIDUAL (D += R, of D's type, after the activation). SwiGLU: B has the rows of the gate, then those of the
+// BIAS, RESIDUAL (D += R, of D's type, after the activation), SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the
 // other factor, and a tile takes half of its columns from each.
 
 #include "gemm_params.h"
@@ -44,8 +44,9 @@ DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, const t
     bool first = CTAS == 1 || cluster_rank() == 0;
     uint32 full = CTAS == 1 ? s.full : cluster_address(s.full, 0);
     ring r = {0, 0};
+    walk w = {};
     tile t;
-    for (int round = 0; next_tile(p, round, t); round++) {
+    while (next_tile<false>(p, s, w, t)) {
         for (int step = 0; step < steps_of(p); step++) {
             uint32 a = s.stages + r.stage * STAGE_BYTES;
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
@@ -67,8 +68,9 @@ DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, const t
 DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory) {
     constexpr uint32 shape = product_descriptor(TILE_M, TILE_N);
     ring r = {0, 0}, sums = {0, 0};
+    walk w = {};
     tile t;
-    for (int round = 0; next_tile(p, round, t); round++) {
+    while (next_tile<false>(p, s, w, t)) {
         if constexpr (CTAS == 1) barrier_wait(s.sums_taken + 8 * sums.stage, sums.phase ^ 1);
         else barrier_wait_cluster(s.sums_taken + 8 * sums.stage, sums.phase ^ 1);
         tensor_fence_after();
@@ -91,7 +93,7 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
 
 // ---- kernel -------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS, 1)
+extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE), 1)
     sm100_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
                const __grid_constant__ tensor_map map_d, const __grid_constant__ tensor_map map_r,
                const __grid_constant__ dw_gemm_params p) {
@@ -111,7 +113,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS, 1)
     } else if (warp == 4) {
         if (elect_one()) load_stages(p, s, &map_a, &map_b);
     } else if (CTAS == 1 || cluster_rank() == 0) {
-        if (elect_one()) multiply_stages(p, s, tensor_memory);
+        if (warp == 5) {
+            if (elect_one()) multiply_stages(p, s, tensor_memory);
+        } else if (elect_one()) {
+            ask_for_tiles(s);
+        }
     }
     end_block(tensor_memory);
 }

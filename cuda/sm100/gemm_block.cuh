@@ -1,13 +1,19 @@
 // What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines: CTAS,
-// STAGES, STAGE_BYTES (what one load stage holds), TENSOR_COLUMNS (of tensor memory), RESIDUAL.
+// STAGES, STAGE_BYTES (what one load stage holds), TENSOR_COLUMNS (of tensor memory), SCHEDULE.
 #ifndef DW_SM100_GEMM_BLOCK_CUH
 #define DW_SM100_GEMM_BLOCK_CUH
 
 #include "gemm_params.h"
 #include "sm100.cuh"
 
+#ifndef SCHEDULE
+#define SCHEDULE DW_GEMM_STATIC
+#endif
+
+static_assert(CTAS == 1 || CTAS == 2, "a block or a pair");
+
 typedef struct shared_layout {
-    uint32 stages, out, bias, full, empty, sums, sums_taken, residual, tensor_memory;
+    uint32 stages, out, bias, answers, full, empty, answered, answers_taken, sums, sums_taken, residual, tensor_memory;
 } shared_layout;
 
 DEVICE shared_layout layout_shared(uint32 base) {
@@ -15,9 +21,12 @@ DEVICE shared_layout layout_shared(uint32 base) {
     s.stages = base;
     s.out = s.stages + STAGES * STAGE_BYTES;
     s.bias = s.out + DW_GEMM_OUT_BYTES;
-    s.full = s.bias + DW_GEMM_BIAS_BYTES;
+    s.answers = s.bias + DW_GEMM_BIAS_BYTES;
+    s.full = s.answers + 16 * DW_GEMM_ANSWERS;
     s.empty = s.full + 8 * STAGES;
-    s.sums = s.empty + 8 * STAGES;
+    s.answered = s.empty + 8 * STAGES;
+    s.answers_taken = s.answered + 8 * DW_GEMM_ANSWERS;
+    s.sums = s.answers_taken + 8 * DW_GEMM_ANSWERS;
     s.sums_taken = s.sums + 16;
     s.residual = s.sums_taken + 16;
     s.tensor_memory = s.residual + 64;
@@ -45,6 +54,12 @@ DEVICE uint32 begin_block(const shared_layout &s) {
         for (int i = 0; i < 2; i++) {
             barrier_init(s.sums + 8 * i, 1);
             barrier_init(s.sums_taken + 8 * i, 4 * CTAS);
+        }
+        if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) {
+            for (int i = 0; i < DW_GEMM_ANSWERS; i++) {
+                barrier_init(s.answered + 8 * i, 1);
+                barrier_init(s.answers_taken + 8 * i, 5 * CTAS + 1); // warps that bring out, who loads, who multiplies
+            }
         }
         for (int i = 0; i < 8; i++) barrier_init(s.residual + 8 * i, 1);
         fence_barrier_init();

@@ -11,6 +11,11 @@
 
 #define BOX_COLUMNS (OUTPUT == 1 ? 32 : 64) // of D: 128 bytes
 
+// Columns that the two accumulators of a tile share.
+#ifndef OVERLAP
+#define OVERLAP 0
+#endif
+
 static_assert(TILE_COLUMNS % BOX_COLUMNS == 0, "boxes do not cross tiles");
 
 DEVICE float silu(float x) {
@@ -38,16 +43,24 @@ DEVICE void load_bias(const dw_gemm_params &p, uint32 to, int column) {
     __syncwarp();
 }
 
+// What multiplies the sums.
+DEVICE float factor_of(const dw_gemm_params &p) {
+    float alpha = p.alpha;
+    if (p.factor_a) alpha *= *p.factor_a;
+    if (p.factor_b) alpha *= *p.factor_b;
+    return alpha;
+}
+
 // alpha x + bias of 32 columns; `bias`: the first's.
-DEVICE void scale(const dw_gemm_params &p, float *x, uint32 bias) {
+DEVICE void scale(float alpha, float *x, uint32 bias) {
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
         float4 b = make_float4(0.f, 0.f, 0.f, 0.f);
         if constexpr (BIAS) b = shared_load_f32x4(bias + 4 * i);
-        x[i] = fmaf(p.alpha, x[i], b.x);
-        x[i + 1] = fmaf(p.alpha, x[i + 1], b.y);
-        x[i + 2] = fmaf(p.alpha, x[i + 2], b.z);
-        x[i + 3] = fmaf(p.alpha, x[i + 3], b.w);
+        x[i] = fmaf(alpha, x[i], b.x);
+        x[i + 1] = fmaf(alpha, x[i + 1], b.y);
+        x[i + 2] = fmaf(alpha, x[i + 2], b.z);
+        x[i + 3] = fmaf(alpha, x[i + 3], b.w);
     }
 }
 
@@ -73,19 +86,28 @@ DEVICE void store_chunk(uint32 to, const float *x) {
     }
 }
 
+// 32 sums of the lane's row; `any`: whether anything was summed.
+DEVICE void load_sums(float *x, uint32 sums, bool any) {
+    if (any) tensor_memory_load(x, sums);
+    else {
+#pragma unroll
+        for (int i = 0; i < 32; i++) x[i] = 0.f;
+    }
+}
+
 // The accumulator's columns of one box, from `sums` on, to the box at `box`; a lane has a row.
-DEVICE void finish_box(const dw_gemm_params &p, uint32 sums, uint32 box, uint32 bias) {
+DEVICE void finish_box(float alpha, bool any, uint32 sums, uint32 box, uint32 bias) {
 #pragma unroll
     for (int half = 0; half < BOX_COLUMNS / 32; half++) {
         float x[32], factor[32];
-        tensor_memory_load(x, sums + 32 * half);
-        if constexpr (SWIGLU) tensor_memory_load(factor, sums + TILE_COLUMNS + 32 * half);
+        load_sums(x, sums + 32 * half, any);
+        if constexpr (SWIGLU) load_sums(factor, sums + TILE_COLUMNS + 32 * half, any);
         tensor_memory_wait_load();
         keep<32>(x);
-        scale(p, x, bias + 128 * half);
+        scale(alpha, x, bias + 128 * half);
         if constexpr (SWIGLU) {
             keep<32>(factor);
-            scale(p, factor, bias + 256 + 128 * half);
+            scale(alpha, factor, bias + 256 + 128 * half);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) x[i] = SWIGLU ? silu(x[i]) * factor[i] : activate(x[i]);
@@ -96,45 +118,57 @@ DEVICE void finish_box(const dw_gemm_params &p, uint32 sums, uint32 box, uint32 
     }
 }
 
-// Boxes of a tile's 32 rows, in turn from the warp's two places in shared memory. Lane 0 drives the copy engine.
+// Lets the next product have the accumulator `stage`.
+DEVICE void give_sums_back(uint32 taken, int stage) {
+    tensor_fence_before();
+    __syncwarp();
+    if (lane_index() == 0) {
+        if constexpr (CTAS == 1) barrier_arrive(taken + 8 * stage);
+        else barrier_arrive_cluster(taken + 8 * stage);
+    }
+}
+
+// Boxes of a tile's 32 rows, in turn from the warp's two places in shared memory. Lane 0 drives the copy engine. Where
+// accumulators overlap, the columns that they share come out first, and are given back then.
 DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory, const tensor_map *map_d,
                       const tensor_map *map_r) {
+    constexpr int box_count = TILE_COLUMNS / BOX_COLUMNS;
+    constexpr int back_after = OVERLAP ? (OVERLAP + BOX_COLUMNS - 1) / BOX_COLUMNS : box_count;
     uint32 warp = threadIdx.x / 32, boxes = s.out + warp * 2 * DW_GEMM_BOX_BYTES, bias = s.bias + warp * 512;
     uint32 taken = CTAS == 1 ? s.sums_taken : cluster_address(s.sums_taken, 0);
+    float alpha = factor_of(p);
     ring sums = {0, 0}, out = {0, 0};
+    walk w = {};
     tile t;
-    for (int round = 0; next_tile(p, round, t); round++) {
+    while (next_tile<true>(p, s, w, t)) {
         int row = t.row + warp * 32;
+        uint32 from = tensor_memory + (warp * 32 << 16) + sums.stage * (TILE_N - OVERLAP);
         barrier_wait(s.sums + 8 * sums.stage, sums.phase);
         tensor_fence_after();
-        for (int i = 0; i < TILE_COLUMNS; i += BOX_COLUMNS) {
-            int column = t.column + i;
-            if (row >= p.m || column >= p.n) break;
-            uint32 box = boxes + out.stage * DW_GEMM_BOX_BYTES, arrived = s.residual + warp * 16 + 8 * out.stage;
-            if (lane_index() == 0) {
-                bulk_wait_read<1>(); // what was in this box has been read
-                if constexpr (RESIDUAL) {
-                    barrier_expect(arrived, DW_GEMM_BOX_BYTES);
-                    tma_load_matrix<1>(box, map_r, arrived, column, row);
+        for (int i = 0; i < box_count; i++) {
+            int within = (OVERLAP && sums.stage == 0 ? box_count - 1 - i : i) * BOX_COLUMNS, column = t.column + within;
+            if (row < p.m && column < p.n) {
+                uint32 box = boxes + out.stage * DW_GEMM_BOX_BYTES, arrived = s.residual + warp * 16 + 8 * out.stage;
+                if (lane_index() == 0) {
+                    bulk_wait_read<1>(); // what was in this box has been read
+                    if constexpr (RESIDUAL) {
+                        barrier_expect(arrived, DW_GEMM_BOX_BYTES);
+                        tma_load_matrix<1>(box, map_r, arrived, column, row);
+                    }
                 }
+                __syncwarp();
+                if constexpr (BIAS) load_bias(p, bias, column);
+                if constexpr (RESIDUAL) barrier_wait(arrived, out.phase);
+                finish_box(alpha, p.k > 0, from + within, box, bias);
+                fence_async_shared();
+                __syncwarp();
+                if (lane_index() == 0) {
+                    tma_store_matrix(map_d, box, column, row);
+                    bulk_commit();
+                }
+                advance(out, 2);
             }
-            __syncwarp();
-            if constexpr (BIAS) load_bias(p, bias, column);
-            if constexpr (RESIDUAL) barrier_wait(arrived, out.phase);
-            finish_box(p, tensor_memory + (warp * 32 << 16) + sums.stage * TILE_N + i, box, bias);
-            fence_async_shared();
-            __syncwarp();
-            if (lane_index() == 0) {
-                tma_store_matrix(map_d, box, column, row);
-                bulk_commit();
-            }
-            advance(out, 2);
-        }
-        tensor_fence_before();
-        __syncwarp();
-        if (lane_index() == 0) {
-            if constexpr (CTAS == 1) barrier_arrive(taken + 8 * sums.stage);
-            else barrier_arrive_cluster(taken + 8 * sums.stage);
+            if (i == back_after - 1) give_sums_back(taken, sums.stage);
         }
         advance(sums, 2);
     }

@@ -1,7 +1,11 @@
-// Which tile of D comes next: shared by the matrix products of sm_100. Defines: CTAS, TILE_N, ACTIVATION.
+// Which tile of D comes next: shared by the matrix products of sm_100. Defines: CTAS, TILE_N, ACTIVATION, SCHEDULE
+// (gemm_params.h): static, in which a block's tiles follow from its number, or by launch control, in which it asks for
+// those of blocks that are not launched yet. The latter's one warp that asks puts answers into a ring; everyone reads
+// them there.
 #ifndef DW_SM100_GEMM_SCHEDULE_CUH
 #define DW_SM100_GEMM_SCHEDULE_CUH
 
+#include "gemm_block.cuh"
 #include "gemm_params.h"
 #include "sm100.cuh"
 
@@ -10,22 +14,70 @@
 #define TILE_COLUMNS (SWIGLU ? TILE_N / 2 : TILE_N) // of D
 #define BAND 8 // tiles one below the other that are worked on together, for what they share of B in the level-2 cache
 
-static_assert(CTAS == 1 || CTAS == 2, "a block or a pair");
 static_assert(TILE_N % 64 == 0 && TILE_N <= 256, "what one product takes");
 
 typedef struct tile {
     int row, column; // of D: the block's first row, the tile's first column
 } tile;
 
-// The tile of this block's round `round`: false where there are no more.
-DEVICE bool next_tile(const dw_gemm_params &p, int round, tile &t) {
-    int index = blockIdx.x / CTAS + round * (gridDim.x / CTAS);
-    if (index >= p.tiles_m * p.tiles_n) return false;
-    int band = index / (BAND * p.tiles_n), within = index % (BAND * p.tiles_n);
+// How far a thread is in its block's sequence of tiles: at first all zeros.
+typedef struct walk {
+    int round, index;
+    ring answers;
+} walk;
+
+// The number of the tile that the answer at `answer` gives to this block; -1: none.
+DEVICE int answered_tile(uint32 answer) {
+    uint32 canceled, block;
+    launch_control_read(answer, canceled, block);
+    return canceled ? (int)block / CTAS : -1;
+}
+
+template <bool WARP> DEVICE int take_answer(const shared_layout &s, ring &r) {
+    barrier_wait_cluster(s.answered + 8 * r.stage, r.phase);
+    int index = answered_tile(s.answers + 16 * r.stage);
+    fence_async_shared();
+    if constexpr (WARP) __syncwarp();
+    if (!WARP || lane_index() == 0) {
+        if constexpr (CTAS == 1) barrier_arrive(s.answers_taken + 8 * r.stage);
+        else barrier_arrive_cluster(cluster_address(s.answers_taken + 8 * r.stage, 0));
+    }
+    advance(r, DW_GEMM_ANSWERS);
+    return index;
+}
+
+// The block's next tile: false where there are no more. By a whole warp, or by one thread of it.
+template <bool WARP> DEVICE bool next_tile(const dw_gemm_params &p, const shared_layout &s, walk &w, tile &t) {
+    if (w.round++ == 0) w.index = blockIdx.x / CTAS;
+    else if constexpr (SCHEDULE == DW_GEMM_LAUNCH_CONTROL) w.index = take_answer<WARP>(s, w.answers);
+    else w.index += gridDim.x / CTAS;
+    if (w.index < 0 || w.index >= p.tiles_m * p.tiles_n) return false;
+    int band = w.index / (BAND * p.tiles_n), within = w.index % (BAND * p.tiles_n);
     int height = min(BAND, p.tiles_m - band * BAND);
     t.row = (band * BAND + within % height) * TILE_M + (CTAS == 2 ? (int)cluster_rank() * DW_GEMM_ROWS : 0);
     t.column = within / height * TILE_COLUMNS;
     return true;
+}
+
+// By one thread, of the pair's first block: asks until there is nothing left.
+DEVICE void ask_for_tiles(const shared_layout &s) {
+    ring r = {0, 0};
+    for (;;) {
+        uint32 answer = s.answers + 16 * r.stage, answered = s.answered + 8 * r.stage;
+        barrier_wait_cluster(s.answers_taken + 8 * r.stage, r.phase ^ 1);
+        if constexpr (CTAS == 1) {
+            barrier_expect(answered, 16);
+        } else {
+            barrier_expect_cluster(cluster_address(answered, 0), 16);
+            barrier_expect_cluster(cluster_address(answered, 1), 16);
+        }
+        launch_control_ask<CTAS>(answer, answered);
+        barrier_wait_cluster(answered, r.phase);
+        int index = answered_tile(answer);
+        fence_async_shared();
+        if (index < 0) return; // nobody may ask again
+        advance(r, DW_GEMM_ANSWERS);
+    }
 }
 
 #endif

@@ -9,7 +9,7 @@
 #include <time.h>
 
 typedef struct variant {
-    int ctas, tile_n, stages, element, output, activation, bias, residual;
+    int ctas, tile_n, stages, element, output, activation, bias, residual, schedule;
 } variant;
 #define ROW(...) {__VA_ARGS__},
 static const variant variants[] = {EMULATED_GEMM(ROW)};
@@ -19,6 +19,7 @@ typedef struct problem {
     int m, n, k, clusters; /* at most so many of the grid */
     float alpha;
     bool integers; /* small ones: every sum is exact in F32, and so is D before its rounding */
+    bool factors;  /* alpha has two more on the device */
     uint64_t seed;
     const char *without; /* an opcode that is taken out, so that the kernel is wrong; NULL */
 } problem;
@@ -35,6 +36,7 @@ static dw__jit_variant jit_of(const variant *v) {
     dw__jit_add_define(&jit, "ACTIVATION", v->activation);
     dw__jit_add_define(&jit, "BIAS", v->bias);
     dw__jit_add_define(&jit, "RESIDUAL", v->residual);
+    if (v->schedule) dw__jit_add_define(&jit, "SCHEDULE", v->schedule);
     return jit;
 }
 
@@ -42,7 +44,7 @@ static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
 
 typedef struct run {
     dw_emulator *emulator;
-    matrix a, b, bias, residual, d;
+    matrix a, b, bias, residual, d, factors;
     uint64_t instructions;
 } run;
 
@@ -53,20 +55,29 @@ static dw_status launch(const problem *p, run *r) {
     _Alignas(64) unsigned char map_a[128], map_b[128], map_d[128], map_r[128];
     const bool swiglu = v->activation == DW_GEMM_SWIGLU;
     const int box = v->output == 1 ? 32 : 64, tile_columns = swiglu ? v->tile_n / 2 : v->tile_n;
-    make_map(&r->a, DW_GEMM_STEP, DW_GEMM_ROWS, map_a);
-    make_map(&r->b, DW_GEMM_STEP, (uint32_t)(v->ctas == 2 || swiglu ? v->tile_n / 2 : v->tile_n),
-             map_b);
+    if (p->k) {
+        make_map(&r->a, DW_GEMM_STEP, DW_GEMM_ROWS, map_a);
+        make_map(&r->b, DW_GEMM_STEP,
+                 (uint32_t)(v->ctas == 2 || swiglu ? v->tile_n / 2 : v->tile_n), map_b);
+    } else { /* nothing is loaded, and there is no map of no columns */
+        make_map(&r->d, (uint32_t)box, 32, map_a);
+        make_map(&r->d, (uint32_t)box, 32, map_b);
+    }
     make_map(&r->d, (uint32_t)box, 32, map_d);
     make_map(v->residual ? &r->residual : &r->d, (uint32_t)box, 32, map_r);
     dw_gemm_params params = {.m = p->m, .n = p->n, .k = p->k, .alpha = p->alpha};
     params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
     params.tiles_n = ceil_divide(p->n, tile_columns);
     params.bias = v->bias ? r->bias.device : NULL;
+    if (p->factors) {
+        params.factor_a = r->factors.device;
+        params.factor_b = (const float *)r->factors.device + 1;
+    }
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     int clusters = params.tiles_m * params.tiles_n;
-    if (clusters > p->clusters) clusters = p->clusters;
+    if (!v->schedule && clusters > p->clusters) clusters = p->clusters;
     options.grid[0] = (uint32_t)(clusters * v->ctas);
-    options.block[0] = DW_GEMM_THREADS;
+    options.block[0] = (uint32_t)DW_GEMM_THREADS_OF(v->schedule);
     options.shared_bytes = DW_GEMM_SHARED_BYTES(v->ctas, v->tile_n, v->stages);
     dw_status status =
         dw_emulator_launch(module, "sm100_gemm", &options,
@@ -82,8 +93,8 @@ typedef struct expected {
     double value, error; /* before D's rounding */
 } expected;
 
-/* alpha sum + bias. Products of two elements are exact in F32. Each of the k additions, and those of alpha and of
- * the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+/* alpha sum + bias. Products of two elements are exact in F32. Each of the k additions, and those of alpha, its
+ * factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
 static expected scaled_sum(const problem *p, const run *r, int row, int column) {
     double sum = 0, magnitude = 0;
     for (int k = 0; k < p->k; k++) {
@@ -91,9 +102,11 @@ static expected scaled_sum(const problem *p, const run *r, int row, int column) 
         sum += product;
         magnitude += fabs(product);
     }
+    double alpha = p->alpha;
+    if (p->factors) alpha *= (double)get(&r->factors, 0, 0) * get(&r->factors, 0, 1);
     double bias = p->v.bias ? get(&r->bias, 0, column) : 0;
-    return (expected){p->alpha * sum + bias,
-                      (p->k + 2) * 0x1p-23 * (p->alpha * magnitude + fabs(bias))};
+    return (expected){alpha * sum + bias,
+                      (p->k + 4) * 0x1p-23 * (fabs(alpha) * magnitude + fabs(bias))};
 }
 
 static double gelu(double x) { return x * 0.5 * erfc(-x * 0.70710678118654752); }
@@ -160,12 +173,13 @@ static void open_run(const problem *p, run *r) {
     make_random(&r->b, r->emulator, n_b, p->k, element, &state, p->integers);
     make_random(&r->bias, r->emulator, 1, n_b, element, &state, p->integers);
     make_random(&r->residual, r->emulator, p->m, p->n, type_d, &state, p->integers);
+    make_random(&r->factors, r->emulator, 1, 2, MATRIX_F32, &state, false);
     make_matrix(&r->d, r->emulator, p->m, p->n, type_d);
     copy_in(&r->d, r->emulator);
 }
 static void close_run(run *r) {
     dw_emulator_destroy(r->emulator);
-    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d};
+    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d, &r->factors};
     for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
 }
 
@@ -186,10 +200,11 @@ static void need_kernels(void) {
     need_ptx(&jit);
 }
 
-/* One element, prime sizes, one past a tile, contractions that are no multiple of a step, rings that go round. */
+/* One element, prime sizes, one past a tile, contractions of nothing and of no multiple of a step, rings that go
+ * round. */
 static const struct {
     int m, n, k;
-} shapes[] = {{1, 1, 1}, {128, 64, 64}, {129, 129, 65}, {67, 257, 131}, {257, 61, 709}};
+} shapes[] = {{1, 1, 1}, {128, 64, 64}, {129, 129, 65}, {3, 70, 0}, {67, 257, 131}, {257, 61, 709}};
 
 static void each_variant_is_right(bool integers) {
     need_kernels();
@@ -203,6 +218,7 @@ static void each_variant_is_right(bool integers) {
                          .clusters = 148,
                          .alpha = integers ? 0.5f : 0.37f,
                          .integers = integers,
+                         .factors = !integers && s % 2,
                          .seed = 1 + i + 100 * s};
             expect_right(&p);
         }
@@ -234,24 +250,10 @@ static void blocks_stay(void **state) {
 }
 
 /* Without what it needs the kernel is wrong, and the checker says so. */
-static void mistakes_are_found(void **state) {
-    static const mistake mistakes[] = {
-        {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
-        {"tcgen05.dealloc", "tensor memory", "were not freed"},
-        {"tcgen05.alloc", "undefined", "never written"},
-        {"tcgen05.mma", "undefined", "never written"},
-        {"tcgen05.commit", "deadlock", "1 of 1 arrivals to come"},
-        {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
-        {"mbarrier.arrive.shared", "deadlock", "arrivals to come"},
-        {"mbarrier.init", "mbarrier", "not initialised"},
-        {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
-        {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
-        {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
-    };
-    (void)state;
+static void expect_mistakes(const variant *v, const mistake *mistakes, size_t count) {
     need_kernels();
-    for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
-        problem p = {.v = variants[0],
+    for (size_t i = 0; i < count; i++) {
+        problem p = {.v = *v,
                      .m = 300,
                      .n = 300,
                      .k = 300,
@@ -266,11 +268,34 @@ static void mistakes_are_found(void **state) {
         close_run(&r);
     }
 }
+static void mistakes_are_found(void **state) {
+    static const mistake mistakes[] = {
+        {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
+        {"tcgen05.dealloc", "tensor memory", "were not freed"},
+        {"tcgen05.alloc", "undefined", "never written"},
+        {"tcgen05.mma", "undefined", "never written"},
+        {"tcgen05.commit", "deadlock", "1 of 1 arrivals to come"},
+        {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
+        {"mbarrier.arrive.shared", "deadlock", "arrivals to come"},
+        {"mbarrier.init", "mbarrier", "not initialised"},
+        {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
+        {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
+        {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
+    };
+    static const mistake with_launch_control[] = {
+        {"clusterlaunchcontrol.try_cancel", "deadlock", "to come"},
+        {"mbarrier.arrive.release.cluster", "deadlock", "arrivals to come"},
+    };
+    (void)state;
+    expect_mistakes(&variants[0], mistakes, DW_COUNT(mistakes));
+    expect_mistakes(&variants[DW_COUNT(variants) - 1], with_launch_control,
+                    DW_COUNT(with_launch_control));
+}
 
 static void time_is_bounded(void **state) {
     (void)state;
     need_kernels();
-    problem p = {.v = {2, 256, 6, 0, 0, 0, 0, 0},
+    problem p = {.v = {2, 256, 6, 0, 0, 0, 0, 0, 0},
                  .m = 512,
                  .n = 512,
                  .k = 512,

@@ -110,8 +110,8 @@ static void list_attention(dw__attention_pass pass) {
                 }
 }
 
-/* Each tile of Blackwell's matrix product as it is, and with each activation beside all that an epilogue has; SwiGLU
- * takes half of the tile's columns, at least one box of D's. */
+/* Each tile of Blackwell's matrix product as it is, also by launch control, and with each activation beside all that an
+ * epilogue has; SwiGLU takes half of the tile's columns, at least one box of D's. */
 static void list_gemm(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct { int ctas, tile_n, stages; } tiles[] = {DW_SM100_GEMM_TILES(TILE)};
@@ -131,6 +131,9 @@ static void list_gemm(void) {
                 dw__jit_add_define(&v, "BIAS", extras);
                 dw__jit_add_define(&v, "RESIDUAL", extras);
                 add_job(v, tiles[t].tile_n == 256 && activation == DW_GEMM_SWIGLU && !f32);
+                if (extras) continue;
+                dw__jit_add_define(&v, "SCHEDULE", DW_GEMM_LAUNCH_CONTROL);
+                add_job(v, false);
             }
 }
 
