@@ -140,6 +140,11 @@ void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *
     va_end(arguments);
 }
 
+dw__emu_next dw__emu_no_memory(dw__emu_warp *w, int lane) {
+    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host has no memory left for the emulator");
+    return DW__FAULT;
+}
+
 void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
                       const char *format, ...) {
     va_list arguments;

@@ -28,6 +28,7 @@ typedef struct dw__emu_cta dw__emu_cta;
 /* The first KiB of a block's shared memory is the system's. */
 #define DW__SHARED_FIRST 1024u
 #define DW__RANK_SHIFT 24
+#define DW__OFFSET_MASK (((uint32_t)1 << DW__RANK_SHIFT) - 1)
 
 /* ---- warps --------------------------------------------------------------------------------- */
 
@@ -150,9 +151,6 @@ struct dw__emu_cluster {
         uint32_t arrived, phase;
     } barrier;
     unsigned char *block; /* memory of all of the above */
-    dw_status status;     /* why it stopped */
-    uint64_t executed;
-    bool faulted;
 };
 
 /* ---- grids --------------------------------------------------------------------------------- */
@@ -216,7 +214,10 @@ typedef enum dw__emu_access {
  * DW__PTX_REG for generic addresses. Reads of what was never written are reported, and go on. */
 void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t address,
                     uint32_t bytes, uint32_t align, dw__emu_access access);
-/* Shared memory of a cluster's block; NULL after a finding. */
+/* The block whose shared memory has all of `bytes` at a shared::cluster address, and where in it; NULL: none has. */
+dw__emu_cta *dw__emu_block_at(const dw__emu_cluster *cluster, uint32_t address, uint64_t bytes,
+                              uint32_t *offset);
+/* The same for a warp; NULL after a finding. */
 unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
                               dw__emu_cta **owner);
 
@@ -268,6 +269,8 @@ typedef enum dw__emu_finding {
 /* `lane` -1: the warp. Only the first finding of a kind at a line is kept; all are counted. */
 void dw__emu_found(dw__emu_warp *w, int lane, dw__emu_finding kind, const char *format, ...)
     DW_PRINTF(4, 5);
+/* The host has no memory left: a finding, and DW__FAULT. */
+dw__emu_next dw__emu_no_memory(dw__emu_warp *w, int lane);
 void dw__emu_found_at(dw__emu_cta *cta, uint32_t warp, int lane, uint32_t pc, dw__emu_finding kind,
                       const char *format, ...) DW_PRINTF(6, 7);
 

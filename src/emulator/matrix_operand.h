@@ -18,8 +18,7 @@ typedef struct dw__matrix_operand {
 
 /* The byte, from the start of the block's shared memory, that holds element (mn, k); `bits` below 8 share one. */
 static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t mn, uint32_t k) {
-    static const uint32_t spans[] = {16, 32, 64, 128, 128, 128, 128};
-    const uint32_t span = spans[o->swizzle];
+    const uint32_t span = dw__swizzle_span(o->swizzle);
     uint32_t at;
     if (!o->mn_major) {
         const uint32_t byte = k * (uint32_t)o->bits / 8;

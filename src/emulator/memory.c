@@ -3,6 +3,7 @@
  */
 #include "emulator/race.h"
 #include "emulator/translate.h"
+#include "emulator/written.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -193,39 +194,11 @@ void dw__emu_memory_describe(const dw__emu_memory *memory, uint64_t address, cha
 
 /* ---- what has been written ----------------------------------------------------------------- */
 
-/* Clusters on other threads set bits of the same byte. */
-static void set_bits(uint8_t *bits, size_t first, size_t count, bool on) {
-    while (count > 0) {
-        size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
-        uint8_t mask = (uint8_t)(((1u << here) - 1) << within), *at = &bits[first / 8];
-        if (on && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask)
-            __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
-        if (!on) __atomic_fetch_and(at, (uint8_t)~mask, __ATOMIC_RELAXED);
-        first += here, count -= here;
-        if (on && count >= 64 && first % 8 == 0) {
-            size_t whole = count / 8;
-            memset(&bits[first / 8], 0xFF, whole);
-            first += 8 * whole, count -= 8 * whole;
-        }
-    }
-}
-static uint32_t unset_bits(const uint8_t *bits, size_t first, size_t count) {
-    uint32_t unset = 0;
-    while (count > 0) {
-        size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
-        uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
-        unset += (uint32_t)__builtin_popcount(
-            mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED));
-        first += here, count -= here;
-    }
-    return unset;
-}
-
 void dw__emu_memory_mark(dw__emu_memory *memory, const void *address, size_t bytes, bool defined) {
     allocation a;
     if (!find(memory, (uintptr_t)address, &a) || !a.defined) return;
     size_t first = (uintptr_t)address - a.first, most = a.last - (uintptr_t)address;
-    set_bits(a.defined, first, bytes < most ? bytes : most, defined);
+    dw__set_written(a.defined, first, bytes < most ? bytes : most, defined);
 }
 
 void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const void *from,
@@ -234,12 +207,12 @@ void dw__emu_memory_copy_marks(dw__emu_memory *memory, const void *to, const voi
     if (!find(memory, (uintptr_t)to, &a) || !find(memory, (uintptr_t)from, &b) || !a.defined)
         return;
     const size_t first = (uintptr_t)to - a.first, other = (uintptr_t)from - b.first;
-    if (!b.defined || unset_bits(b.defined, other, bytes) == 0) {
-        set_bits(a.defined, first, bytes, true);
+    if (!b.defined || dw__count_unwritten(b.defined, other, bytes) == 0) {
+        dw__set_written(a.defined, first, bytes, true);
         return;
     }
     for (size_t i = 0; i < bytes; i++)
-        set_bits(a.defined, first + i, 1, unset_bits(b.defined, other + i, 1) == 0);
+        dw__set_written(a.defined, first + i, 1, dw__count_unwritten(b.defined, other + i, 1) == 0);
 }
 
 bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t bytes, bool write,
@@ -249,9 +222,9 @@ bool dw__emu_memory_touch(dw__emu_memory *memory, uint64_t address, uint32_t byt
     if (!find(memory, (uintptr_t)address, &a) || bytes > a.last - address) return false;
     if (!a.defined) return true;
     if (write)
-        set_bits(a.defined, address - a.first, bytes, true);
+        dw__set_written(a.defined, address - a.first, bytes, true);
     else
-        *undefined = unset_bits(a.defined, address - a.first, bytes);
+        *undefined = dw__count_unwritten(a.defined, address - a.first, bytes);
     return true;
 }
 
@@ -289,21 +262,32 @@ static void *reach_global(dw__emu_warp *w, int lane, uint64_t address, uint32_t 
     }
     if (w->recent.defined) {
         size_t first = address - w->recent.first;
-        uint32_t undefined =
-            access & DW__READ && grid->check ? unset_bits(w->recent.defined, first, bytes) : 0;
+        uint32_t undefined = access & DW__READ && grid->check
+                                 ? dw__count_unwritten(w->recent.defined, first, bytes)
+                                 : 0;
         if (undefined) found_undefined(w, lane, "global", address, bytes, undefined);
-        if (access & DW__WRITE) set_bits(w->recent.defined, first, bytes, true);
+        if (access & DW__WRITE) dw__set_written(w->recent.defined, first, bytes, true);
     }
     return (void *)(uintptr_t)address;
 }
 
+dw__emu_cta *dw__emu_block_at(const dw__emu_cluster *cluster, uint32_t address, uint64_t bytes,
+                              uint32_t *offset) {
+    const uint32_t rank = address >> DW__RANK_SHIFT;
+    *offset = address & DW__OFFSET_MASK;
+    if (rank >= cluster->cta_count || *offset < DW__SHARED_FIRST ||
+        *offset + bytes > cluster->ctas[rank].shared_bytes)
+        return NULL;
+    return &cluster->ctas[rank];
+}
+
 unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
                               dw__emu_cta **owner) {
-    dw__emu_cluster *cluster = w->cta->cluster;
-    const uint32_t rank = address >> DW__RANK_SHIFT,
-                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
-        offset + bytes > cluster->ctas[rank].shared_bytes) {
+    const dw__emu_cluster *cluster = w->cta->cluster;
+    const uint32_t rank = address >> DW__RANK_SHIFT;
+    uint32_t offset;
+    *owner = dw__emu_block_at(cluster, address, bytes, &offset);
+    if (!*owner) {
         dw__emu_found(w, lane, DW__FOUND_BOUNDS,
                       "%u bytes of shared memory at 0x%x: block %u of the cluster has 0x%x to "
                       "0x%x, and the cluster %u blocks",
@@ -312,8 +296,7 @@ unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint3
                       cluster->cta_count);
         return NULL;
     }
-    *owner = &cluster->ctas[rank];
-    return cluster->ctas[rank].shared + offset;
+    return (*owner)->shared + offset;
 }
 
 static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
@@ -323,10 +306,10 @@ static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t 
     if (!at) return NULL;
     size_t first = (size_t)(at - owner->shared);
     uint32_t undefined = access & DW__READ && w->cta->cluster->grid->check
-                             ? unset_bits(owner->defined, first, bytes)
+                             ? dw__count_unwritten(owner->defined, first, bytes)
                              : 0;
     if (undefined) found_undefined(w, lane, "shared", address, bytes, undefined);
-    if (access & DW__WRITE) set_bits(owner->defined, first, bytes, true);
+    if (access & DW__WRITE) dw__set_written(owner->defined, first, bytes, true);
     if (w->clock) dw__emu_race_touch(w, lane, owner, (uint32_t)first, bytes, (int)access);
     return at;
 }

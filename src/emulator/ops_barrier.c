@@ -4,6 +4,7 @@
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
 #include "emulator/race.h"
+#include "emulator/written.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -105,7 +106,7 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     return DW__AGAIN;
 }
 
-static dw_status translate_block(dw__emu_translator *t, bool aligned) {
+static dw_status translate_block(dw__emu_translator *t) {
     block_barrier *k = dw__emu_detail(t, sizeof *k);
     const dw__ptx_operand *o = t->in->operands;
     int at = 0;
@@ -125,7 +126,7 @@ static dw_status translate_block(dw__emu_translator *t, bool aligned) {
     } else {
         return t->cursor = 0, dw__emu_unsupported(t);
     }
-    if (dw__emu_take(t, "aligned")) aligned = true;
+    (void)dw__emu_take(t, "aligned");
     bool reduces = k->kind >= RED_AND;
     if (reduces && !dw__emu_take(t, k->kind == RED_POPC ? "u32" : "pred"))
         return dw__emu_unsupported(t);
@@ -143,7 +144,6 @@ static dw_status translate_block(dw__emu_translator *t, bool aligned) {
     t->op->detail = k;
     /* Barriers that are not .aligned may be reached by parts of a warp; they are counted by warps all the same,
      * and so are taken together here. */
-    (void)aligned;
     t->op->aligned = true;
     return DW_OK;
 }
@@ -208,11 +208,9 @@ static dw_status translate_cluster(dw__emu_translator *t) {
 }
 
 static dw_status translate_barrier(dw__emu_translator *t) {
-    return dw__emu_take(t, "cluster") ? translate_cluster(t) : translate_block(t, false);
+    return dw__emu_take(t, "cluster") ? translate_cluster(t) : translate_block(t);
 }
-static dw_status translate_bar(dw__emu_translator *t) { return translate_block(t, true); }
-
-#define OFFSET_MASK (((uint32_t)1 << DW__RANK_SHIFT) - 1)
+static dw_status translate_bar(dw__emu_translator *t) { return translate_block(t); }
 
 /* ---- mbarrier ------------------------------------------------------------------------------ */
 
@@ -250,21 +248,18 @@ static asker asker_of(const dw__emu_warp *w, int lane) {
 
 /* The barrier at a shared::cluster address. */
 static unsigned char *mbarrier_at(const asker *who, uint32_t address, mbarrier *b, bool initial) {
-    dw__emu_cluster *cluster = who->cta->cluster;
-    const uint32_t rank = address >> DW__RANK_SHIFT,
-                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
-        offset + 8 > cluster->ctas[rank].shared_bytes || offset % 8) {
+    uint32_t offset;
+    dw__emu_cta *owner = dw__emu_block_at(who->cta->cluster, address, 8, &offset);
+    if (!owner || offset % 8) {
         dw__emu_found_at(who->cta, who->warp, who->lane, who->pc, DW__FOUND_BOUNDS,
                          "mbarrier at 0x%x, which is not 8 bytes of shared memory", address);
         return NULL;
     }
-    unsigned char *at = cluster->ctas[rank].shared + offset;
+    unsigned char *at = owner->shared + offset;
     uint64_t bits;
     memcpy(&bits, at, sizeof bits);
     *b = decode(bits);
-    const uint8_t *defined = cluster->ctas[rank].defined;
-    bool known = !defined || defined[offset / 8] == 0xFF;
+    const bool known = dw__count_unwritten(owner->defined, offset, 8) == 0;
     if (!initial && (!b->valid || !known)) {
         dw__emu_found_at(
             who->cta, who->warp, who->lane, who->pc, DW__FOUND_MBARRIER,
@@ -347,11 +342,10 @@ bool dw__emu_mbarrier_expect_arrival(dw__emu_cta *by, uint32_t warp, int lane, u
 }
 void dw__emu_mbarrier_describe(const dw__emu_cluster *cluster, uint32_t address, char *text,
                                size_t bytes) {
-    const uint32_t rank = address >> DW__RANK_SHIFT,
-                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
+    uint32_t offset;
+    const dw__emu_cta *owner = dw__emu_block_at(cluster, address, 8, &offset);
     uint64_t bits = 0;
-    if (rank < cluster->cta_count && offset + 8 <= cluster->ctas[rank].shared_bytes)
-        memcpy(&bits, cluster->ctas[rank].shared + offset, sizeof bits);
+    if (owner) memcpy(&bits, owner->shared + offset, sizeof bits);
     mbarrier b = decode(bits);
     snprintf(text, bytes,
              "mbarrier 0x%x: %u of %u arrivals to come, %d bytes outstanding, phase of parity %u",
@@ -396,8 +390,8 @@ static dw__emu_next init_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             return DW__FAULT;
         }
         dw__emu_race_mbarrier_init(w, (int)lane, address, k->init);
-        uint8_t *defined = w->cta->cluster->ctas[address >> DW__RANK_SHIFT].defined;
-        defined[(address & OFFSET_MASK) / 8] = 0xFF;
+        dw__set_written(w->cta->cluster->ctas[address >> DW__RANK_SHIFT].defined,
+                        address & DW__OFFSET_MASK, 8, true);
         uint64_t bits = 0;
         b = (mbarrier){.pending = count, .expected = count};
         if (k->init) bits = encode(&b);
@@ -576,12 +570,12 @@ static dw__emu_next mapa_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         if (op->immediate == 8) {
             uint64_t x = DW__REGISTER(w, uint64_t, op->a)[lane];
             DW__REGISTER(w, uint64_t, op->d)
-            [lane] = (x & ((uint64_t)OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane]
-                                                                           << DW__RANK_SHIFT;
+            [lane] = (x & ((uint64_t)DW__OFFSET_MASK | DW__WINDOW_MASK)) | (uint64_t)b[lane]
+                                                                               << DW__RANK_SHIFT;
         } else {
             uint32_t x = DW__REGISTER(w, uint32_t, op->a)[lane];
             DW__REGISTER(w, uint32_t, op->d)
-            [lane] = (uint32_t)(x & OFFSET_MASK) | b[lane] << DW__RANK_SHIFT;
+            [lane] = (uint32_t)(x & DW__OFFSET_MASK) | b[lane] << DW__RANK_SHIFT;
         }
     }
     return DW__NEXT;

@@ -3,40 +3,34 @@
  */
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
+#include "emulator/reduction.h"
+#include "emulator/written.h"
 #include <string.h>
-
-#define OFFSET_BITS (((uint32_t)1 << DW__RANK_SHIFT) - 1)
-
-static dw__emu_next no_memory(dw__emu_warp *w, int lane) {
-    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host has no memory left for the emulator");
-    return DW__FAULT;
-}
 
 /* Shared memory for work that is done later; NULL after a finding. */
 static unsigned char *reach_shared(dw__emu_cluster *cluster, dw__emu_async *work, uint32_t address,
                                    uint32_t bytes, uint32_t barrier) {
-    const uint32_t rank = address >> DW__RANK_SHIFT, offset = address & OFFSET_BITS;
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
-        offset + bytes > cluster->ctas[rank].shared_bytes || offset % bytes) {
+    uint32_t offset;
+    dw__emu_cta *owner = dw__emu_block_at(cluster, address, bytes, &offset);
+    if (!owner || offset % bytes) {
         dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc,
                          offset % bytes ? DW__FOUND_ALIGNMENT : DW__FOUND_BOUNDS,
                          "writes %u bytes of shared memory at 0x%x", bytes, address);
         return NULL;
     }
-    dw__emu_race_copied(work, barrier, &cluster->ctas[rank], offset, bytes, true);
+    dw__emu_race_copied(work, barrier, owner, offset, bytes, true);
     dw__emu_race_mbarrier_bytes(work, barrier, 0);
-    for (uint32_t i = offset; i < offset + bytes; i++)
-        cluster->ctas[rank].defined[i / 8] |= (uint8_t)(1u << i % 8);
-    return cluster->ctas[rank].shared + offset;
+    dw__set_written(owner->defined, offset, bytes, true);
+    return owner->shared + offset;
 }
 
 /* ---- st.async, red.async ------------------------------------------------------------------- */
 
-enum { STORE, ADD, MIN, MAX, INCREMENT, DECREMENT, AND, OR, XOR };
 typedef struct remote_op {
     dw__emu_address address, barrier;
-    int kind, bytes, count;
-    bool is_signed;
+    dw__emu_reduction kind; /* DW__REDUCE_NONE: a store */
+    dw__emu_type type;
+    int bytes, count;
     uint32_t places[4];
 } remote_op;
 typedef struct remote {
@@ -46,21 +40,6 @@ typedef struct remote {
     uint64_t values[4];
 } remote;
 
-static uint64_t combined(const remote_op *k, uint64_t x, uint64_t y) {
-    const bool less = k->is_signed ? (int32_t)x < (int32_t)y : x < y;
-    switch (k->kind) {
-    case ADD: return x + y;
-    case MIN: return less ? x : y;
-    case MAX: return less ? y : x;
-    case INCREMENT: return x >= y ? 0 : x + 1;
-    case DECREMENT: return x == 0 || x > y ? y : x - 1;
-    case AND: return x & y;
-    case OR: return x | y;
-    case XOR: return x ^ y;
-    default: return y;
-    }
-}
-
 static bool remote_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const remote *r = (const remote *)(void *)work;
     const remote_op *k = r->op;
@@ -68,10 +47,10 @@ static bool remote_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     unsigned char *to = reach_shared(cluster, work, r->address, total, r->barrier);
     if (!to) return false;
     for (int i = 0; i < k->count; i++) {
-        uint64_t x = 0;
-        memcpy(&x, to + i * k->bytes, (size_t)k->bytes);
-        x = combined(k, x, r->values[i]);
-        memcpy(to + i * k->bytes, &x, (size_t)k->bytes);
+        if (k->kind == DW__REDUCE_NONE)
+            memcpy(to + i * k->bytes, &r->values[i], (size_t)k->bytes);
+        else
+            dw__emu_reduce(k->kind, k->type, false, to + i * k->bytes, r->values[i], 0);
     }
     return dw__emu_mbarrier_complete(work->cta, work->warp, (int)work->lane, work->pc, r->barrier,
                                      total);
@@ -81,7 +60,7 @@ static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const remote_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
         remote *r = dw__calloc(1, sizeof *r);
-        if (!r) return no_memory(w, (int)lane);
+        if (!r) return dw__emu_no_memory(w, (int)lane);
         r->work = (dw__emu_async){
             .done = remote_done, .cta = w->cta, .warp = w->index, .lane = lane, .pc = w->now.pc};
         r->op = k;
@@ -92,7 +71,7 @@ static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                                          : DW__REGISTER(w, uint32_t, k->places[i])[lane];
         if (!dw__emu_race_issue(w, &r->work)) {
             dw__free(r);
-            return no_memory(w, (int)lane);
+            return dw__emu_no_memory(w, (int)lane);
         }
         dw__emu_race_generic(&r->work);
         dw__emu_later(w->cta->cluster, &r->work);
@@ -102,29 +81,26 @@ static dw__emu_next remote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
 
 /* Without .async the instruction is another table's. */
 static dw_status translate_remote(dw__emu_translator *t, bool reduces) {
-    static const char *const kinds[] = {"add", "min", "max", "inc", "dec",
-                                        "and", "or",  "xor", NULL};
     static const char *const vectors[] = {"v2", "v4", NULL};
-    dw__emu_type type;
     remote_op *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     if (!dw__emu_take(t, "async")) return dw__emu_unsupported(t);
     if (dw__emu_take(t, reduces ? "relaxed" : "weak")) (void)dw__emu_take(t, "cluster");
     (void)dw__emu_take(t, "shared::cluster");
     if (!dw__emu_take(t, "mbarrier::complete_tx::bytes")) return dw__emu_unsupported(t);
-    k->kind = reduces ? dw__emu_take_one_of(t, kinds) + 1 : STORE;
+    k->kind = DW__REDUCE_NONE;
     k->count = 1;
-    if (!reduces) {
+    if (reduces) {
+        if (!dw__emu_take_reduction(t, false, &k->kind)) return dw__emu_unsupported(t);
+    } else {
         int vector = dw__emu_take_one_of(t, vectors);
         if (vector >= 0) k->count = 2 << vector;
-    } else if (k->kind == STORE) {
-        return dw__emu_unsupported(t);
     }
-    if (!dw__emu_take_type(t, &type) || t->in->operand_count != 3) return dw__emu_unsupported(t);
-    k->bytes = dw__emu_type_bytes(type);
-    k->is_signed = dw__emu_type_signed(type);
+    if (!dw__emu_take_type(t, &k->type) || t->in->operand_count != 3) return dw__emu_unsupported(t);
+    k->bytes = dw__emu_type_bytes(k->type);
     if ((k->bytes != 4 && k->bytes != 8) || k->bytes * k->count > 16 ||
-        (reduces && (dw__emu_type_float(type) || (k->bytes == 8 && k->kind != ADD))))
+        (reduces && (!dw__emu_reduces(k->kind, k->type) || dw__emu_type_float(k->type) ||
+                     (k->bytes == 8 && k->kind != DW__REDUCE_ADD))))
         return dw__emu_unsupported(t);
     const dw__ptx_operand *list = &t->in->operands[1],
                           *items = list->kind == DW__PTX_VECTOR ? list->items : list;
@@ -132,7 +108,7 @@ static dw_status translate_remote(dw__emu_translator *t, bool reduces) {
         return dw__emu_malformed(t, "a vector of another length");
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[0], &k->address));
     for (int i = 0; i < k->count; i++)
-        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &items[i], type, &k->places[i]));
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &items[i], k->type, &k->places[i]));
     DW_RETURN_IF_FAILED(dw__emu_take_address(t, &t->in->operands[2], &k->barrier));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, remote_run));
     t->op->detail = k;
@@ -175,12 +151,12 @@ static bool cancel_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
         if (!c->multicast && rank != own) continue;
         const uint32_t place = rank << DW__RANK_SHIFT;
-        unsigned char *to = reach_shared(cluster, work, (c->address & OFFSET_BITS) | place,
-                                         sizeof a, (c->barrier & OFFSET_BITS) | place);
+        unsigned char *to = reach_shared(cluster, work, (c->address & DW__OFFSET_MASK) | place,
+                                         sizeof a, (c->barrier & DW__OFFSET_MASK) | place);
         if (!to) return false;
         memcpy(to, &a, sizeof a);
         if (!dw__emu_mbarrier_complete(work->cta, work->warp, (int)work->lane, work->pc,
-                                       (c->barrier & OFFSET_BITS) | place, sizeof a))
+                                       (c->barrier & DW__OFFSET_MASK) | place, sizeof a))
             return false;
     }
     return true;
@@ -190,7 +166,7 @@ static dw__emu_next cancel_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const cancel_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
         cancel *c = dw__calloc(1, sizeof *c);
-        if (!c) return no_memory(w, (int)lane);
+        if (!c) return dw__emu_no_memory(w, (int)lane);
         c->work = (dw__emu_async){
             .done = cancel_done, .cta = w->cta, .warp = w->index, .lane = lane, .pc = w->now.pc};
         c->address = (uint32_t)dw__emu_lane_address(w, &k->address, (int)lane);
@@ -198,7 +174,7 @@ static dw__emu_next cancel_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         c->multicast = k->multicast;
         if (!dw__emu_race_issue(w, &c->work)) {
             dw__free(c);
-            return no_memory(w, (int)lane);
+            return dw__emu_no_memory(w, (int)lane);
         }
         dw__emu_race_generic(&c->work); /* its fences are of another form */
         dw__emu_later(w->cta->cluster, &c->work);

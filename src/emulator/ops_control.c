@@ -65,26 +65,22 @@ static dw_status translate_nanosleep(dw__emu_translator *t) {
 }
 
 /* Registers are the emulator's own affair; launches wait for the grid before them to its end. */
-static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)w, (void)op, (void)mask;
-    return DW__NEXT;
-}
 static dw_status translate_setmaxnreg(dw__emu_translator *t) {
     if (!(dw__emu_take(t, "inc") || dw__emu_take(t, "dec")) || !dw__emu_take(t, "sync") ||
         !dw__emu_take(t, "aligned") || !dw__emu_take(t, "u32"))
         return dw__emu_unsupported(t);
-    DW_RETURN_IF_FAILED(dw__emu_emit(t, nothing_run));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, dw__emu_nothing));
     t->op->aligned = true;
     return DW_OK;
 }
 static dw_status translate_pmevent(dw__emu_translator *t) {
     (void)dw__emu_take(t, "mask");
-    return dw__emu_emit(t, nothing_run);
+    return dw__emu_emit(t, dw__emu_nothing);
 }
 static dw_status translate_griddepcontrol(dw__emu_translator *t) {
     if (!dw__emu_take(t, "launch_dependents") && !dw__emu_take(t, "wait"))
         return dw__emu_unsupported(t);
-    return dw__emu_emit(t, nothing_run);
+    return dw__emu_emit(t, dw__emu_nothing);
 }
 
 /* ---- fences -------------------------------------------------------------------------------- */
@@ -120,17 +116,17 @@ static dw_status translate_fence(dw__emu_translator *t) {
         return dw__emu_take(t, "release") && dw__emu_take(t, "cluster") ? dw__emu_emit(t, init_run)
                                                                         : dw__emu_unsupported(t);
     if (dw__emu_take(t, "proxy")) {
-        if (dw__emu_take(t, "alias")) return dw__emu_emit(t, nothing_run);
+        if (dw__emu_take(t, "alias")) return dw__emu_emit(t, dw__emu_nothing);
         if (dw__emu_take(t, "tensormap::generic")) {
             (void)dw__emu_take_one_of(t, senses);
             (void)dw__emu_take_one_of(t, scopes);
-            return dw__emu_emit(t, nothing_run);
+            return dw__emu_emit(t, dw__emu_nothing);
         }
         if (dw__emu_take(t, "async")) {
             static const char *const spaces[] = {"shared::cta", "shared::cluster", NULL};
             const bool global = dw__emu_take(t, "global");
             if (!global) (void)dw__emu_take_one_of(t, spaces);
-            return dw__emu_emit(t, global ? nothing_run : proxy_run);
+            return dw__emu_emit(t, global ? dw__emu_nothing : proxy_run);
         }
         return dw__emu_unsupported(t);
     }

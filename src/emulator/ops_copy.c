@@ -4,8 +4,9 @@
 #include "emulator/barrier.h"
 #include "emulator/lanes.h"
 #include "emulator/race.h"
+#include "emulator/reduction.h"
 #include "emulator/tensor_map.h"
-#include "number/half.h"
+#include "emulator/written.h"
 #include <string.h>
 
 /* ---- groups -------------------------------------------------------------------------------- */
@@ -28,15 +29,9 @@ static lane_groups *groups_of(dw__emu_warp *w, uint32_t lane, bool small) {
     return small ? &w->bulk->small[lane] : &w->bulk->bulk[lane];
 }
 
-static dw__emu_next no_memory(dw__emu_warp *w, int lane) {
-    dw__emu_found(w, lane, DW__FOUND_INVALID, "the host has no memory left for the emulator");
-    return DW__FAULT;
-}
-
 /* ---- one copy ------------------------------------------------------------------------------ */
 
 enum { TO_SHARED, FROM_SHARED, SHARED_TO_SHARED };
-typedef enum reduction { NO_REDUCTION, ADD, MIN, MAX, INC, DEC, AND, OR, XOR } reduction;
 
 typedef struct copy {
     dw__emu_async work;
@@ -49,14 +44,13 @@ typedef struct copy {
     bool has_barrier;
     uint32_t barrier;
     bool pair; /* .cta_group::2 */
-    reduction reduce;
+    dw__emu_reduction reduce;
     dw__emu_type type;
-    dw__emu_warp *owner; /* whose groups it is of; NULL: none */
     lane_groups *groups;
     uint32_t group;
     dw__emu_side side; /* of its issuer, without a barrier */
     uint32_t phase;    /* of the barrier when it was issued; 0: of several barriers */
-    bool tensor, has_read;
+    bool tensor;
     dw__tensor_shape map;
     int64_t at[DW__TENSOR_AXES];
     bool gathers;        /* rows of their own, four of them: at[1] to at[4] */
@@ -75,17 +69,17 @@ static bool blame(const copy *c, dw__emu_finding kind, const char *what, uint64_
     return false;
 }
 
+/* The block's shared memory that a copy reads or writes: under a swizzle whole spans, whose pieces it exchanges. */
 static unsigned char *shared_bytes(dw__emu_cluster *cluster, const copy *c, uint32_t address,
-                                   uint32_t bytes, dw__emu_cta **owner) {
-    const uint32_t rank = address >> DW__RANK_SHIFT,
-                   offset = address & ((1u << DW__RANK_SHIFT) - 1);
-    if (rank >= cluster->cta_count || offset < DW__SHARED_FIRST ||
-        offset + bytes > cluster->ctas[rank].shared_bytes) {
+                                   uint64_t bytes, dw__emu_cta **owner) {
+    const uint32_t span = c->tensor ? dw__swizzle_span(c->map.swizzle) : 1;
+    uint32_t offset;
+    *owner = dw__emu_block_at(cluster, address, (bytes + span - 1) / span * span, &offset);
+    if (!*owner) {
         blame(c, DW__FOUND_BOUNDS, "a copy's shared memory reaches beyond the block's, at",
               address);
         return NULL;
     }
-    *owner = &cluster->ctas[rank];
     return (*owner)->shared + offset;
 }
 
@@ -101,8 +95,8 @@ static uint32_t stored_row(const dw__tensor_shape *m) {
                ? box_count(m, 0)
                : box_count(m, 0) * (uint32_t)dw__tensor_element_bits(m->element) / 8;
 }
-static uint32_t box_rows(const dw__tensor_shape *m) {
-    uint32_t rows = 1;
+static uint64_t box_rows(const dw__tensor_shape *m) {
+    uint64_t rows = 1;
     for (int axis = 1; axis < m->rank; axis++) rows *= box_count(m, axis);
     return rows;
 }
@@ -161,7 +155,7 @@ static bool touch(const copy *c, uint64_t address, uint32_t bytes, bool write) {
 /* A box from memory into `data`, rows one after another, in the form that they have in shared memory. */
 static bool read_box(copy *c) {
     const dw__tensor_shape *m = &c->map;
-    const uint32_t rows = box_rows(m), row_bytes = stored_row(m),
+    const uint32_t rows = (uint32_t)box_rows(m), row_bytes = stored_row(m),
                    bits = (uint32_t)dw__tensor_element_bits(m->element);
     int64_t first, count;
     row_extent(c, &first, &count);
@@ -198,7 +192,7 @@ static void reduce_into(const copy *c, unsigned char *to, const unsigned char *f
 
 static bool write_box(copy *c) {
     const dw__tensor_shape *m = &c->map;
-    const uint32_t rows = box_rows(m), row_bytes = stored_row(m),
+    const uint32_t rows = (uint32_t)box_rows(m), row_bytes = stored_row(m),
                    bits = (uint32_t)dw__tensor_element_bits(m->element);
     int64_t first, count;
     row_extent(c, &first, &count);
@@ -221,75 +215,22 @@ static bool write_box(copy *c) {
 
 /* ---- reading and writing ------------------------------------------------------------------- */
 
-static float half_value(dw__emu_type type, uint16_t bits) {
-    return type == DW__T_BF16 ? dw__bf16_to_f32(bits) : dw__f16_to_f32(bits);
-}
-#define REDUCE(T, RESULT)                                                                          \
-    for (uint32_t i = 0; i + sizeof(T) <= bytes; i += sizeof(T)) {                                 \
-        T y, x = __atomic_load_n((T *)(void *)(to + i), __ATOMIC_RELAXED), r;                      \
-        memcpy(&y, from + i, sizeof y);                                                            \
-        do r = (T)(RESULT);                                                                        \
-        while (!__atomic_compare_exchange_n((T *)(void *)(to + i), &x, r, false, __ATOMIC_RELAXED, \
-                                            __ATOMIC_RELAXED));                                    \
-    }
-static uint64_t whole_reduced(const copy *c, uint64_t x, uint64_t y) {
-    const int spare = 64 - 8 * dw__emu_type_bytes(c->type);
-    const int64_t sx = (int64_t)(x << spare) >> spare, sy = (int64_t)(y << spare) >> spare;
-    const bool is_signed = dw__emu_type_signed(c->type);
-    switch (c->reduce) {
-    case ADD: return x + y;
-    case MIN: return is_signed ? (sx < sy ? x : y) : x < y ? x : y;
-    case MAX: return is_signed ? (sx > sy ? x : y) : x > y ? x : y;
-    case INC: return x >= y ? 0 : x + 1;
-    case DEC: return x == 0 || x > y ? y : x - 1;
-    case AND: return x & y;
-    case OR: return x | y;
-    default: return x ^ y;
-    }
-}
-static uint16_t half_reduced(const copy *c, uint16_t x, uint16_t y) {
-    float a = half_value(c->type, x), b = half_value(c->type, y);
-    float r = c->reduce == ADD ? a + b : c->reduce == MIN ? (a < b ? a : b) : (a > b ? a : b);
-    return c->type == DW__T_BF16 ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
-}
-static uint32_t single_reduced(uint32_t x, uint32_t y) {
-    return dw__f32_bits(dw__f32_from_bits(x) + dw__f32_from_bits(y));
-}
-static uint64_t double_reduced(uint64_t x, uint64_t y) {
-    double a, b;
-    memcpy(&a, &x, sizeof a), memcpy(&b, &y, sizeof b);
-    a += b;
-    memcpy(&x, &a, sizeof x);
-    return x;
-}
-
 static void reduce_into(const copy *c, unsigned char *to, const unsigned char *from,
                         uint32_t bytes) {
-    if (c->reduce == NO_REDUCTION) {
+    if (c->reduce == DW__REDUCE_NONE) {
         memcpy(to, from, bytes);
         return;
     }
-    switch (c->type) {
-    case DW__T_F32: REDUCE(uint32_t, single_reduced(x, y)); break;
-    case DW__T_F64: REDUCE(uint64_t, double_reduced(x, y)); break;
-    case DW__T_F16:
-    case DW__T_BF16: REDUCE(uint16_t, half_reduced(c, x, y)); break;
-    default:
-        if (dw__emu_type_bytes(c->type) == 8) {
-            REDUCE(uint64_t, whole_reduced(c, x, y));
-        } else {
-            REDUCE(uint32_t, whole_reduced(c, x, y));
-        }
+    const uint32_t size = (uint32_t)dw__emu_type_bytes(c->type);
+    for (uint32_t i = 0; i + size <= bytes; i += size) {
+        uint64_t y = 0;
+        memcpy(&y, from + i, size);
+        dw__emu_reduce(c->reduce, c->type, c->direction == FROM_SHARED, to + i, y, 0);
     }
 }
 
-static uint32_t copy_bytes(const copy *c) {
+static uint64_t copy_bytes(const copy *c) {
     return c->tensor ? box_rows(&c->map) * stored_row(&c->map) : c->bytes;
-}
-
-static void mark_shared(dw__emu_cta *cta, uint32_t offset, uint32_t bytes) {
-    for (uint32_t i = offset; i < offset + bytes; i++)
-        cta->defined[i / 8] |= (uint8_t)(1u << i % 8);
 }
 
 static void note_access(copy *c, dw__emu_cta *owner, uint32_t offset, uint32_t bytes, bool write,
@@ -301,7 +242,11 @@ static void note_access(copy *c, dw__emu_cta *owner, uint32_t offset, uint32_t b
 }
 
 static bool read_source(dw__emu_cluster *cluster, copy *c) {
-    const uint32_t bytes = copy_bytes(c);
+    dw__emu_cta *owner;
+    /* Before there is memory for it: so many bytes a block must have first. */
+    const unsigned char *from = shared_bytes(cluster, c, c->shared, copy_bytes(c), &owner);
+    if (!from) return false;
+    const uint32_t bytes = (uint32_t)copy_bytes(c);
     c->data = dw__malloc(bytes ? bytes : 1);
     if (!c->data)
         return blame(c, DW__FOUND_INVALID, "the host has no memory left for a copy at", c->global);
@@ -313,9 +258,6 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
         memset(c->data + given, 0, c->zero_bytes);
         return true;
     }
-    dw__emu_cta *owner;
-    const unsigned char *from = shared_bytes(cluster, c, c->shared, bytes, &owner);
-    if (!from) return false;
     note_access(c, owner, (uint32_t)(from - owner->shared), bytes, false, c->barrier);
     const int swizzle = c->tensor ? c->map.swizzle : 0;
     const uint32_t offset = (uint32_t)(from - owner->shared);
@@ -324,8 +266,7 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
         const uint32_t at = dw__swizzled(offset + i, swizzle),
                        here = bytes - i < 16 ? bytes - i : 16;
         memcpy(c->data + i, owner->shared + at, here);
-        for (uint32_t k = at; k < at + here; k++)
-            undefined += !(owner->defined[k / 8] >> k % 8 & 1);
+        undefined += dw__count_unwritten(owner->defined, at, here);
     }
     if (undefined && cluster->grid->check)
         dw__emu_found_at(
@@ -337,29 +278,27 @@ static bool read_source(dw__emu_cluster *cluster, copy *c) {
 
 /* Into the shared memory of a block, and then its barrier is told. */
 static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_t barrier) {
-    const uint32_t bytes = copy_bytes(c);
     dw__emu_cta *owner;
-    unsigned char *to = shared_bytes(cluster, c, address, bytes, &owner);
+    unsigned char *to = shared_bytes(cluster, c, address, copy_bytes(c), &owner);
     if (!to) return false;
+    const uint32_t bytes = (uint32_t)copy_bytes(c);
     const int swizzle = c->tensor ? c->map.swizzle : 0;
     const uint32_t offset = (uint32_t)(to - owner->shared);
     note_access(c, owner, offset, bytes, true, barrier);
-    if (c->reduce != NO_REDUCTION)
-        reduce_into(c, to, c->data, bytes);
-    else
-        for (uint32_t i = 0; i < bytes; i += 16)
-            memcpy(owner->shared + dw__swizzled(offset + i, swizzle), c->data + i,
-                   bytes - i < 16 ? bytes - i : 16);
-    mark_shared(owner, offset, bytes);
+    if (c->reduce != DW__REDUCE_NONE) reduce_into(c, to, c->data, bytes);
+    for (uint32_t i = 0; i < bytes; i += 16) {
+        const uint32_t at = dw__swizzled(offset + i, swizzle),
+                       here = bytes - i < 16 ? bytes - i : 16;
+        if (c->reduce == DW__REDUCE_NONE) memcpy(owner->shared + at, c->data + i, here);
+        dw__set_written(owner->defined, at, here, true);
+    }
     if (!c->has_barrier) return true;
     dw__emu_race_mbarrier_bytes(&c->work, barrier, c->phase);
     /* What is unpacked on the way counts as it lay in memory. */
-    const uint32_t counted = c->tensor ? box_rows(&c->map) * memory_row(&c->map) : bytes;
+    const uint32_t counted = c->tensor ? (uint32_t)box_rows(&c->map) * memory_row(&c->map) : bytes;
     return dw__emu_mbarrier_complete(c->work.cta, c->work.warp, (int)c->work.lane, c->work.pc,
                                      barrier, counted);
 }
-
-#define OFFSET_BITS (((uint32_t)1 << DW__RANK_SHIFT) - 1)
 
 static bool write_target(dw__emu_cluster *cluster, copy *c) {
     if (c->direction == FROM_SHARED) {
@@ -375,8 +314,8 @@ static bool write_target(dw__emu_cluster *cluster, copy *c) {
         if (!(c->targets >> rank & 1)) continue;
         /* Of a pair, the block whose parity the barrier's address has is told. */
         const uint32_t told = c->pair ? (rank & ~1u) | parity : rank;
-        if (!deliver(cluster, c, (c->shared & OFFSET_BITS) | rank << DW__RANK_SHIFT,
-                     (c->barrier & OFFSET_BITS) | told << DW__RANK_SHIFT))
+        if (!deliver(cluster, c, (c->shared & DW__OFFSET_MASK) | rank << DW__RANK_SHIFT,
+                     (c->barrier & DW__OFFSET_MASK) | told << DW__RANK_SHIFT))
             return false;
     }
     return true;
@@ -395,9 +334,9 @@ static bool copy_done(dw__emu_cluster *cluster, dw__emu_async *work) {
 
 typedef struct copy_op {
     int direction;
-    bool tensor, gathers, small, barrier, multicast, pair, ignores;
+    bool tensor, gathers, small, barrier, multicast, pair;
     int rank;
-    reduction reduce;
+    dw__emu_reduction reduce;
     dw__emu_type type;
     dw__emu_address to, from, mbarrier, map;
     uint32_t at[DW__TENSOR_AXES], size, mask, ignore_size;
@@ -441,7 +380,7 @@ static bool fill_tensor(dw__emu_warp *w, const copy_op *k, uint32_t lane, copy *
     };
     c->tensor = true;
     c->type = types[c->map.element];
-    if (c->reduce != NO_REDUCTION && c->type == DW__T_NONE) {
+    if (c->reduce != DW__REDUCE_NONE && !dw__emu_reduces(c->reduce, c->type)) {
         dw__emu_found(w, (int)lane, DW__FOUND_INVALID,
                       "a reduction through a tensor map of element type %d", c->map.element);
         return false;
@@ -493,14 +432,14 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     const copy_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
         copy *c = dw__calloc(1, sizeof *c);
-        if (!c) return no_memory(w, (int)lane);
+        if (!c) return dw__emu_no_memory(w, (int)lane);
         if (!fill_copy(w, k, lane, c)) {
             dw__free(c);
             return DW__FAULT;
         }
         if (!dw__emu_race_issue(w, &c->work)) {
             dw__free(c);
-            return no_memory(w, (int)lane);
+            return dw__emu_no_memory(w, (int)lane);
         }
         if (k->barrier && !c->targets)
             c->phase = dw__emu_race_mbarrier_phase(w->cta->cluster, c->barrier);
@@ -509,7 +448,7 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
             if (!c->groups) {
                 dw__free(c->work.clock);
                 dw__free(c);
-                return no_memory(w, (int)lane);
+                return dw__emu_no_memory(w, (int)lane);
             }
             c->group = c->groups->open;
             c->groups->reading[c->group % GROUPS]++, c->groups->writing[c->group % GROUPS]++;
@@ -525,7 +464,7 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     DW__EACH_LANE(lane, mask) {
         lane_groups *g = groups_of(w, lane, op->immediate);
-        if (!g) return no_memory(w, (int)lane);
+        if (!g) return dw__emu_no_memory(w, (int)lane);
         if (g->writing[(g->open + 1) % GROUPS]) { /* as many in flight as are counted */
             w->now.wait = DW__WAIT_ASYNC;
             return DW__AGAIN;
@@ -581,14 +520,6 @@ static dw_status emit_commit(dw__emu_translator *t, bool small) {
     return DW_OK;
 }
 
-static bool take_reduction(dw__emu_translator *t, copy_op *k) {
-    static const char *const names[] = {"add", "min", "max", "inc", "dec",
-                                        "and", "or",  "xor", NULL};
-    int which = dw__emu_take_one_of(t, names);
-    k->reduce = (reduction)(which + 1);
-    return which >= 0;
-}
-
 static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *o, copy_op *k) {
     if (o->kind != DW__PTX_ADDRESS || o->count != 2 || o->items[1].kind != DW__PTX_VECTOR ||
         o->items[1].count != coordinates_of(k))
@@ -599,11 +530,6 @@ static dw_status take_coordinates(dw__emu_translator *t, const dw__ptx_operand *
         DW_RETURN_IF_FAILED(
             dw__emu_take_source(t, &o->items[1].items[axis], DW__T_B32, &k->at[axis]));
     return DW_OK;
-}
-
-static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)w, (void)op, (void)mask;
-    return DW__NEXT;
 }
 
 static bool take_pair(dw__emu_translator *t, copy_op *k) {
@@ -618,7 +544,7 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     if (dw__emu_take(t, "wait_group")) return emit_wait(t, false, false);
     if (dw__emu_take(t, "prefetch")) {
         t->cursor = t->in->modifier_count;
-        return dw__emu_emit(t, nothing_run);
+        return dw__emu_emit(t, dw__emu_nothing);
     }
     if (dw__emu_take(t, "tensor")) {
         k->tensor = true;
@@ -631,7 +557,8 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     bool from_global = to_cluster && dw__emu_take(t, "global");
     if (!from_global && !dw__emu_take(t, "shared::cta")) return dw__emu_unsupported(t);
     k->direction = !to_cluster ? FROM_SHARED : from_global ? TO_SHARED : SHARED_TO_SHARED;
-    if (reduces && k->tensor && !take_reduction(t, k)) return dw__emu_unsupported(t);
+    if (reduces && k->tensor && !dw__emu_take_reduction(t, false, &k->reduce))
+        return dw__emu_unsupported(t);
     if (!dw__emu_take(t, "tile") && k->tensor && !reduces)
         k->gathers =
             dw__emu_take(t, k->direction == TO_SHARED ? "tile::gather4" : "tile::scatter4");
@@ -643,9 +570,10 @@ static dw_status translate_bulk(dw__emu_translator *t, copy_op *k, bool reduces)
     if (!pair_given) (void)take_pair(t, k);
     bool hint = dw__emu_take(t, "L2::cache_hint");
     if (reduces && !k->tensor) {
-        if (!take_reduction(t, k)) return dw__emu_unsupported(t);
+        if (!dw__emu_take_reduction(t, false, &k->reduce)) return dw__emu_unsupported(t);
         (void)dw__emu_take(t, "noftz");
-        if (!dw__emu_take_type(t, &k->type)) return dw__emu_unsupported(t);
+        if (!dw__emu_take_type(t, &k->type) || !dw__emu_reduces(k->reduce, k->type))
+            return dw__emu_unsupported(t);
     }
     const dw__ptx_operand *o = t->in->operands;
     const int wanted = 2 + !k->tensor + k->barrier + k->multicast + hint;
@@ -708,7 +636,7 @@ static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
             !dw__emu_mbarrier_expect_arrival(w->cta, w->index, (int)lane, w->now.pc, address))
             return DW__FAULT;
         notice *n = dw__malloc(sizeof *n);
-        if (!n) return no_memory(w, (int)lane);
+        if (!n) return dw__emu_no_memory(w, (int)lane);
         *n = (notice){.work = {.done = notice_done,
                                .cta = w->cta,
                                .warp = w->index,
@@ -718,7 +646,7 @@ static dw__emu_next notice_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                       .barrier = address};
         if (!dw__emu_race_issue(w, &n->work)) {
             dw__free(n);
-            return no_memory(w, (int)lane);
+            return dw__emu_no_memory(w, (int)lane);
         }
         dw__emu_race_last_time(&n->work, DW__SIDE_COPY);
         dw__emu_later(w->cta->cluster, &n->work);
@@ -773,6 +701,7 @@ static dw_status translate_small(dw__emu_translator *t, copy_op *k) {
 static dw_status translate_cp(dw__emu_translator *t) {
     copy_op *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
+    k->reduce = DW__REDUCE_NONE;
     bool reduces = dw__emu_take(t, "reduce");
     if (!dw__emu_take(t, "async")) return dw__emu_unsupported(t);
     if (dw__emu_take(t, "bulk")) return translate_bulk(t, k, reduces);

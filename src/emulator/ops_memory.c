@@ -1,8 +1,7 @@
 /* Loads, stores and atomic operations: PTX ISA 9.7.9.8 to 9.7.9.15, 9.7.13. */
 #include "emulator/lanes.h"
 #include "emulator/race.h"
-#include "number/half.h"
-#include <math.h>
+#include "emulator/reduction.h"
 #include <string.h>
 
 typedef struct access {
@@ -14,7 +13,7 @@ typedef struct access {
     int strong;       /* DW__STRONG, DW__ORDERS */
     int place_bytes[8], register_bytes[8];
     uint32_t places[8];
-    int kind; /* of an atomic operation */
+    dw__emu_reduction kind; /* of an atomic operation */
 } access;
 
 /* ---- qualifiers ---------------------------------------------------------------------------- */
@@ -244,84 +243,6 @@ static dw_status translate_st(dw__emu_translator *t) {
 
 /* ---- atomic operations --------------------------------------------------------------------- */
 
-enum { ADD, MIN, MAX, AND, OR, XOR, EXCHANGE, INCREMENT, DECREMENT, COMPARE };
-static const char *const kinds[] = {"add",  "min", "max", "and", "or", "xor",
-                                    "exch", "inc", "dec", "cas", NULL};
-
-static float real_sum(int kind, float x, float y) {
-    if (kind == ADD) return x + y;
-    if (isnan(x)) return y;
-    if (isnan(y)) return x;
-    return kind == MIN ? fminf(x, y) : fmaxf(x, y);
-}
-static uint16_t half_sum(int kind, uint16_t x, uint16_t y, bool brain) {
-    float r = brain ? real_sum(kind, dw__bf16_to_f32(x), dw__bf16_to_f32(y))
-                    : real_sum(kind, dw__f16_to_f32(x), dw__f16_to_f32(y));
-    if (isnan(r)) return 0x7FFF;
-    return brain ? dw__f32_to_bf16(r) : dw__f32_to_f16(r);
-}
-
-static uint64_t whole_result(const access *k, uint64_t x, uint64_t y, uint64_t z) {
-    const bool is_signed = dw__emu_type_signed(k->type);
-    const int spare = 64 - 8 * k->bytes;
-    const int64_t sx = (int64_t)(x << spare) >> spare, sy = (int64_t)(y << spare) >> spare;
-    switch (k->kind) {
-    case ADD: return x + y;
-    case MIN: return is_signed ? (sx < sy ? x : y) : x < y ? x : y;
-    case MAX: return is_signed ? (sx > sy ? x : y) : x > y ? x : y;
-    case AND: return x & y;
-    case OR: return x | y;
-    case XOR: return x ^ y;
-    case EXCHANGE: return y;
-    case INCREMENT: return x >= y ? 0 : x + 1;
-    case DECREMENT: return x == 0 || x > y ? y : x - 1;
-    default: return x == y ? z : x;
-    }
-}
-
-static uint64_t atomic_result(const access *k, uint64_t x, uint64_t y, uint64_t z) {
-    if (k->kind >= AND) return whole_result(k, x, y, z);
-    switch (k->type) {
-    case DW__T_F32: {
-        float r = real_sum(k->kind, dw__f32_from_bits((uint32_t)x), dw__f32_from_bits((uint32_t)y));
-        return isnan(r) ? 0x7FFFFFFF : dw__f32_bits(r);
-    }
-    case DW__T_F64: {
-        double a, b;
-        memcpy(&a, &x, sizeof a), memcpy(&b, &y, sizeof b);
-        a = a + b;
-        memcpy(&x, &a, sizeof a);
-        return x;
-    }
-    case DW__T_F16:
-    case DW__T_BF16: return half_sum(k->kind, (uint16_t)x, (uint16_t)y, k->type == DW__T_BF16);
-    case DW__T_F16X2:
-    case DW__T_BF16X2: {
-        const bool brain = k->type == DW__T_BF16X2;
-        return (uint64_t)half_sum(k->kind, (uint16_t)(x >> 16), (uint16_t)(y >> 16), brain) << 16 |
-               half_sum(k->kind, (uint16_t)x, (uint16_t)y, brain);
-    }
-    default: return whole_result(k, x, y, z);
-    }
-}
-
-/* One element, as the host's compare-and-swap. */
-#define SWAP(T)                                                                                    \
-    do {                                                                                           \
-        T before = __atomic_load_n((T *)at, __ATOMIC_ACQUIRE);                                     \
-        while (!__atomic_compare_exchange_n((T *)at, &before, (T)atomic_result(k, before, y, z),   \
-                                            false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {          \
-        }                                                                                          \
-        return before;                                                                             \
-    } while (0)
-static uint64_t atomically(const access *k, void *at, uint64_t y, uint64_t z) {
-    switch (k->bytes) {
-    case 2: SWAP(uint16_t);
-    case 4: SWAP(uint32_t);
-    default: SWAP(uint64_t);
-    }
-}
-
 typedef struct atomic {
     access access;
     bool returns;
@@ -340,15 +261,19 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     const uint64_t low = k->bytes == 8 ? UINT64_MAX : ((uint64_t)1 << 8 * k->bytes) - 1;
     DW__EACH_LANE(lane, mask) {
-        unsigned char *at =
-            dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
-                          total, total, (dw__emu_access)(DW__ATOMIC | k->strong));
+        const uint64_t address = dw__emu_lane_address(w, &k->address, (int)lane);
+        unsigned char *at = dw__emu_reach(w, k->space, (int)lane, address, total, total,
+                                          (dw__emu_access)(DW__ATOMIC | k->strong));
         if (!at) return DW__FAULT;
+        const bool in_global =
+            k->space == DW__PTX_GLOBAL ||
+            (k->space == DW__PTX_REG && (address & DW__WINDOW_MASK) != DW__SHARED_WINDOW);
         for (int i = 0; i < k->count; i++) {
             uint64_t y = lane_value(w, k->places[i], k->place_bytes[i], lane) & low;
-            uint64_t z =
-                k->kind == COMPARE ? lane_value(w, m->third, k->place_bytes[0], lane) & low : 0;
-            uint64_t before = atomically(k, at + i * k->bytes, y, z);
+            uint64_t z = k->kind == DW__REDUCE_COMPARE
+                             ? lane_value(w, m->third, k->place_bytes[0], lane) & low
+                             : 0;
+            uint64_t before = dw__emu_reduce(k->kind, k->type, in_global, at + i * k->bytes, y, z);
             if (!m->returns) continue;
             if (k->bytes == 8)
                 DW__REGISTER(w, uint64_t, m->results[i])[lane] = before;
@@ -368,15 +293,15 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
     access *k = &m->access;
     if (dw__emu_take(t, "async")) return t->cursor = 0, dw__emu_unsupported(t);
     take_all(t, k);
-    k->kind = dw__emu_take_one_of(t, kinds);
-    int further = k->count;
+    /* The type and vectors come after the operation, or before it: the ISA has both. */
+    const bool typed = dw__emu_take_type(t, &k->type);
+    if (!dw__emu_take_reduction(t, returns, &k->kind)) return dw__emu_unsupported(t);
     access again = *k;
-    take_all(t, &again); /* .noftz and vectors come after the operation */
+    take_all(t, &again);
     if (again.count > 1) k->count = again.count;
-    (void)further;
-    if (k->kind < 0 || !dw__emu_take_type(t, &k->type)) return dw__emu_unsupported(t);
+    if ((!typed && !dw__emu_take_type(t, &k->type)) || !dw__emu_reduces(k->kind, k->type))
+        return dw__emu_unsupported(t);
     k->bytes = dw__emu_type_bytes(k->type);
-    if (k->bytes != 2 && k->bytes != 4 && k->bytes != 8) return dw__emu_unsupported(t);
     const int first = returns ? 1 : 0;
     const dw__ptx_operand *address, *value, *third, *result;
     DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first, &address));
@@ -385,7 +310,7 @@ static dw_status translate_atomic(dw__emu_translator *t, bool returns) {
     if (k->space == DW__PTX_PARAM || k->space == DW__PTX_LOCAL)
         return dw__emu_malformed(t, "an atomic operation in this space");
     DW_RETURN_IF_FAILED(take_values(t, value, k, false));
-    if (k->kind == COMPARE) {
+    if (k->kind == DW__REDUCE_COMPARE) {
         DW_RETURN_IF_FAILED(dw__emu_take_operand(t, first + 2, &third));
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, third, k->type, &m->third));
     }
@@ -407,13 +332,9 @@ static dw_status translate_red(dw__emu_translator *t) { return translate_atomic(
 
 /* ---- what only concerns caches ------------------------------------------------------------- */
 
-static dw__emu_next nothing_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)w, (void)op, (void)mask;
-    return DW__NEXT;
-}
 static dw_status translate_nothing(dw__emu_translator *t) {
     t->cursor = t->in->modifier_count;
-    return dw__emu_emit(t, nothing_run);
+    return dw__emu_emit(t, dw__emu_nothing);
 }
 
 /* createpolicy: a policy is a number that nobody looks at. */
@@ -422,7 +343,7 @@ static dw_status translate_createpolicy(dw__emu_translator *t) {
     if (t->in->operand_count < 1) return dw__emu_malformed(t, "an operand is missing");
     t->cursor = t->in->modifier_count;
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, &t->in->operands[0], DW__T_B64, &d));
-    return dw__emu_emit(t, nothing_run);
+    return dw__emu_emit(t, dw__emu_nothing);
 }
 
 const dw__emu_opcode dw__emu_opcodes_memory[] = {

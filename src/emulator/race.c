@@ -442,14 +442,13 @@ void dw__emu_race_cluster_leave(dw__emu_warp *w) {
 
 /* ---- mbarriers ----------------------------------------------------------------------------- */
 
-#define OFFSET(address) ((address) & ((1u << DW__RANK_SHIFT) - 1))
 static dw__emu_cta *owner_of(const dw__emu_cluster *cluster, uint32_t address) {
     return &cluster->ctas[address >> DW__RANK_SHIFT];
 }
 static mbarrier *mbarrier_at(const dw__emu_cluster *cluster, uint32_t address) {
     if (!is_on(cluster)) return NULL;
     dw__emu_race *race = owner_of(cluster, address)->race;
-    const uint16_t index = race->mbarrier_at[OFFSET(address) / 8];
+    const uint16_t index = race->mbarrier_at[(address & DW__OFFSET_MASK) / 8];
     return index ? &race->mbarriers.items[index - 1] : NULL;
 }
 
@@ -462,7 +461,7 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
     dw__emu_cta *owner = owner_of(w->cta->cluster, address);
     common *all = owner->race->common;
     dw__emu_race *race = owner->race;
-    const uint32_t offset = OFFSET(address);
+    const uint32_t offset = address & DW__OFFSET_MASK;
     uint16_t *index = &race->mbarrier_at[offset / 8];
     if (!*index) {
         mbarrier fresh = {.agent = all->first_mbarrier + owner->rank * MBARRIERS +
@@ -544,9 +543,8 @@ void dw__emu_race_mbarrier_passed(dw__emu_warp *w, int lane, uint32_t address) {
 }
 
 uint32_t dw__emu_race_mbarrier_phase(const dw__emu_cluster *cluster, uint32_t address) {
-    const uint32_t rank = address >> DW__RANK_SHIFT;
-    if (rank >= cluster->cta_count || OFFSET(address) + 8 > cluster->ctas[rank].shared_bytes)
-        return 0;
+    uint32_t offset;
+    if (!dw__emu_block_at(cluster, address, 8, &offset)) return 0;
     const mbarrier *b = mbarrier_at(cluster, address);
     return b ? b->phases : 0;
 }

@@ -30,11 +30,6 @@ bool dw__emu_tensor_pair(dw__emu_cta *cta, int cta_group, const dw__tensor_user 
     return true;
 }
 
-dw__emu_next dw__emu_tensor_no_memory(dw__emu_warp *w) {
-    dw__emu_found(w, -1, DW__FOUND_INVALID, "the host has no memory left for the emulator");
-    return DW__FAULT;
-}
-
 bool dw__emu_tensor_operand(const dw__tensor_user *user, uint64_t descriptor, bool mn_major,
                             int bits, dw__matrix_operand *operand) {
     static const int swizzles[8] = {DW__SWIZZLE_NONE, DW__SWIZZLE_128_ATOM_32,
@@ -83,8 +78,6 @@ typedef struct commit {
     uint32_t address, targets; /* targets 0: the block of the address */
 } commit;
 
-#define OFFSET_BITS (((uint32_t)1 << DW__RANK_SHIFT) - 1)
-
 static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const commit *c = (const commit *)(const void *)work;
     (void)cluster;
@@ -92,7 +85,7 @@ static bool commit_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     for (uint32_t rank = 0; rank < 16; rank++)
         if (c->targets >> rank & 1 &&
             !dw__emu_mbarrier_arrive(work, DW__SIDE_TENSOR,
-                                     (c->address & OFFSET_BITS) | rank << DW__RANK_SHIFT, 1))
+                                     (c->address & DW__OFFSET_MASK) | rank << DW__RANK_SHIFT, 1))
             return false;
     return true;
 }
@@ -113,7 +106,7 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
             return DW__FAULT;
         }
         commit *c = dw__calloc(1, sizeof *c);
-        if (!c) return dw__emu_tensor_no_memory(w);
+        if (!c) return dw__emu_no_memory(w, -1);
         c->work = (dw__emu_async){.done = commit_done,
                                   .cta = w->cta,
                                   .warp = w->index,
@@ -130,7 +123,7 @@ static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
         }
         if (!dw__emu_race_issue(w, &c->work)) {
             dw__free(c);
-            return dw__emu_tensor_no_memory(w);
+            return dw__emu_no_memory(w, -1);
         }
         dw__emu_race_last_time(&c->work, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &c->work);
@@ -156,12 +149,7 @@ dw_status dw__emu_translate_tensor_commit(dw__emu_translator *t) {
     return DW_OK;
 }
 
-/* ---- fences -------------------------------------------------------------------------------- */
-
-static dw__emu_next fence_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)w, (void)op, (void)mask;
-    return DW__NEXT;
-}
+/* ---- which instruction it is --------------------------------------------------------------- */
 
 static dw_status translate_tcgen05(dw__emu_translator *t) {
     const int architecture = t->program->architecture;
@@ -177,7 +165,7 @@ static dw_status translate_tcgen05(dw__emu_translator *t) {
     if (dw__emu_take(t, "mma")) return dw__emu_translate_tensor_product(t);
     if (dw__emu_take(t, "commit")) return dw__emu_translate_tensor_commit(t);
     if (dw__emu_take(t, "fence::before_thread_sync") || dw__emu_take(t, "fence::after_thread_sync"))
-        return dw__emu_emit(t, fence_run);
+        return dw__emu_emit(t, dw__emu_nothing);
     return dw__emu_unsupported(t);
 }
 

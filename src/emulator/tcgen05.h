@@ -27,7 +27,6 @@ static inline dw__tensor_user dw__tensor_user_of(const dw__emu_warp *w, int lane
 static inline dw__tensor_user dw__tensor_user_of_work(const dw__emu_async *work) {
     return (dw__tensor_user){work->cta, work->warp, work->pc, (int)work->lane};
 }
-dw__emu_next dw__emu_tensor_no_memory(dw__emu_warp *w);
 
 /* A shared-memory descriptor (PTX ISA 9.7.16.4.1) as a matrix of elements of so many bits; false after a finding:
  * a form that is reserved or not supported. */

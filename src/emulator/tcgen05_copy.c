@@ -4,6 +4,7 @@
  */
 #include "emulator/tcgen05.h"
 #include "emulator/tcgen05_descriptor.h"
+#include "emulator/written.h"
 #include <string.h>
 
 typedef struct copy_shape {
@@ -68,8 +69,7 @@ static bool copy_block(copy *c, dw__emu_cta *cta) {
                 return false;
             }
             dw__emu_race_work(&c->work, c->work.warp, DW__SIDE_TENSOR, cta, at, here, false);
-            for (uint32_t k = at; k < at + here; k++)
-                undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
+            undefined = undefined || dw__count_unwritten(cta->defined, at, here);
             memcpy(words, cta->shared + at, sizeof words);
             if (c->op->bits < 8) space_out((unsigned char *)words, c->op->bits);
             for (uint32_t k = 0; k < 4 * s->copies; k++)
@@ -98,7 +98,7 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     DW__EACH_LANE(lane, mask) {
         dw__tensor_user user = dw__tensor_user_of(w, (int)lane);
         copy *c = dw__calloc(1, sizeof *c);
-        if (!c) return dw__emu_tensor_no_memory(w);
+        if (!c) return dw__emu_no_memory(w, -1);
         c->work = (dw__emu_async){.done = copy_done,
                                   .cta = w->cta,
                                   .warp = w->index,
@@ -115,7 +115,7 @@ static dw__emu_next copy_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         }
         if (!dw__emu_race_issue(w, &c->work)) {
             dw__free(c);
-            return dw__emu_tensor_no_memory(w);
+            return dw__emu_no_memory(w, -1);
         }
         dw__emu_race_next_time(&c->work, w->index, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &c->work);

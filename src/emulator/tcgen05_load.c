@@ -112,7 +112,7 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
     }
     const size_t bytes = k->store ? sizeof(uint32_t) * k->count * DW__LANES : 0;
     transfer *c = dw__malloc(sizeof *c + bytes);
-    if (!c) return dw__emu_tensor_no_memory(w);
+    if (!c) return dw__emu_no_memory(w, -1);
     c->work = (dw__emu_async){
         .done = transfer_done, .cta = w->cta, .warp = w->index, .lane = 0, .pc = w->now.pc};
     c->op = k;
@@ -126,7 +126,7 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
             if (dw__emu_set_pending(w, k->places[i], 4 * DW__LANES, DW__PENDING_TENSOR_LOAD, 1))
                 continue;
             dw__free(c);
-            return dw__emu_tensor_no_memory(w);
+            return dw__emu_no_memory(w, -1);
         }
     }
     (k->store ? tensor->storing : tensor->loading)[w->index]++;

@@ -8,6 +8,7 @@
  */
 #include "emulator/tcgen05.h"
 #include "emulator/tcgen05_descriptor.h"
+#include "emulator/written.h"
 #include "number/format.h"
 #include "number/half.h"
 #include <math.h>
@@ -65,8 +66,7 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
             dw__emu_race_work(&p->work, p->work.warp, DW__SIDE_TENSOR, cta, at, used, false);
-            for (uint32_t k = at; k < at + used; k++)
-                undefined = undefined || !(cta->defined[k / 8] >> k % 8 & 1);
+            undefined = undefined || dw__count_unwritten(cta->defined, at, used);
             if (!o->mn_major) {
                 memcpy(to + i * DW__TENSOR_K_BYTES + byte, cta->shared + at, here);
                 continue;
@@ -105,8 +105,7 @@ static bool read_tensor(const product *p, dw__emu_cta *cta, uint32_t rows, unsig
         const uint32_t lane = first + lane_of(p, row);
         memcpy(to + row * DW__TENSOR_K_BYTES, &cta->tensor->cells[lane][column],
                DW__TENSOR_K_BYTES);
-        for (uint32_t i = 0; i < K_COLUMNS; i++)
-            undefined += !dw__emu_tensor_defined(cta->tensor, lane, column + i);
+        undefined += dw__count_unwritten(cta->tensor->defined[lane], column, K_COLUMNS);
         for (uint32_t fold = 1; fold < folds_of(p, rows); fold++)
             if (memcmp(&cta->tensor->cells[lane + fold * rows][column],
                        &cta->tensor->cells[lane][column], DW__TENSOR_K_BYTES) != 0)
@@ -123,10 +122,9 @@ static void shift_a(const product *p, struct dw__emu_tensor *tensor) {
     for (uint32_t lane = 0; lane < DW__TENSOR_LANES; lane++) {
         if (lane % 32 == 31) continue;
         for (uint32_t i = column; i < column + K_COLUMNS; i++) {
-            const uint8_t bit = (uint8_t)(1u << i % 8);
             tensor->cells[lane][i] = tensor->cells[lane + 1][i];
-            tensor->defined[lane][i / 8] = (uint8_t)((tensor->defined[lane][i / 8] & ~bit) |
-                                                     (tensor->defined[lane + 1][i / 8] & bit));
+            dw__set_written(tensor->defined[lane], i, 1,
+                            dw__emu_tensor_defined(tensor, lane + 1, i));
         }
     }
 }
@@ -232,7 +230,7 @@ static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t row
         double sums[MOST_N] = {0};
         for (uint32_t fold = 0; p->accumulate && fold < folds; fold++) {
             const uint32_t lane = first + lane_of(p, row) + fold * rows;
-            undefined += dw__emu_tensor_count_undefined(tensor, lane, column, per_fold);
+            undefined += dw__count_unwritten(tensor->defined[lane], column, per_fold);
             read_sums(p, &tensor->cells[lane][column], per_fold, sums + fold * per_fold);
         }
         add_row(a + row * k_count, b, k_count, n, sums);
@@ -242,7 +240,7 @@ static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t row
             uint32_t *cells = &tensor->cells[lane][column];
             for (uint32_t i = 0; i < per_fold; i++)
                 cells[i] = sum_bits(p, cells[i], sums[fold * per_fold + i]);
-            dw__emu_tensor_define(tensor, lane, column, per_fold);
+            dw__set_written(tensor->defined[lane], column, per_fold, true);
         }
     }
     dw__emu_tensor_undefined(&user, "a product adds to D in", p->d_address, undefined);
@@ -361,7 +359,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     const product_op *k = op->detail;
     DW__EACH_LANE(lane, mask) {
         product *p = dw__calloc(1, sizeof *p);
-        if (!p) return dw__emu_tensor_no_memory(w);
+        if (!p) return dw__emu_no_memory(w, -1);
         p->op = k;
         p->work = (dw__emu_async){.done = multiply,
                                   .cta = w->cta,
@@ -375,7 +373,7 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
         }
         if (!dw__emu_race_issue(w, &p->work)) {
             dw__free(p);
-            return dw__emu_tensor_no_memory(w);
+            return dw__emu_no_memory(w, -1);
         }
         dw__emu_race_next_time(&p->work, w->index, DW__SIDE_TENSOR);
         dw__emu_later(w->cta->cluster, &p->work);

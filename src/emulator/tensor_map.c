@@ -34,7 +34,6 @@ dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map) {
         return dw__fail(DW_UNSUPPORTED,
                         "swizzle %d of a tensor map is not supported by the emulator",
                         shape->swizzle);
-    static const int spans[] = {0, 32, 64, 128, 128};
     const int stored_bits =
         shape->element >= DW__TENSOR_U4_ALIGN16 ? 8 : element_bits[shape->element];
     const int row = shape->box[0] * stored_bits / 8;
@@ -42,10 +41,11 @@ dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map) {
         return dw__fail(DW_INVALID_ARGUMENT,
                         "a box of a tensor map whose rows are %d bytes: a multiple of 16 is wanted",
                         row);
-    if (spans[shape->swizzle] && row > spans[shape->swizzle])
+    const int span = (int)dw__swizzle_span(shape->swizzle);
+    if (shape->swizzle != DW__SWIZZLE_NONE && row > span)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "rows of %d bytes in a box of a tensor map: its swizzle takes %d", row,
-                        spans[shape->swizzle]);
+                        span);
     dw__tensor_shape marked = *shape;
     marked.mark = DW__TENSOR_MARK;
     _Static_assert(sizeof marked <= DW__TENSOR_MAP_BYTES, "a map fits");
@@ -56,6 +56,10 @@ dw_status dw__tensor_map_encode(const dw__tensor_shape *shape, void *map) {
 
 bool dw__tensor_map_decode(const void *map, dw__tensor_shape *shape) {
     memcpy(shape, map, sizeof *shape);
-    return shape->mark == DW__TENSOR_MARK && shape->rank >= 1 && shape->rank <= DW__TENSOR_AXES &&
-           shape->element < DW__TENSOR_ELEMENTS;
+    bool good = shape->mark == DW__TENSOR_MARK && shape->rank >= 1 &&
+                shape->rank <= DW__TENSOR_AXES && shape->element < DW__TENSOR_ELEMENTS &&
+                shape->swizzle < DW__SWIZZLES;
+    for (int axis = 0; good && axis < shape->rank; axis++)
+        good = shape->box[axis] >= 1 && shape->step[axis] >= 1;
+    return good;
 }

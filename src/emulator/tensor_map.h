@@ -61,6 +61,11 @@ bool dw__tensor_map_decode(const void *map, dw__tensor_shape *shape);
 /* Bits of an element in global memory. */
 int dw__tensor_element_bits(int element);
 
+/* Bytes within which a swizzle exchanges pieces of 16. */
+static inline uint32_t dw__swizzle_span(int swizzle) {
+    static const uint32_t spans[DW__SWIZZLES] = {16, 32, 64, 128, 128, 128, 128};
+    return spans[swizzle];
+}
 /* Where a byte at an absolute address of shared memory lies under a swizzle: exclusive or of address bits. Of atoms of
  * 32 bytes the pattern is that of NVIDIA's programs for B200, which repeats after 512 bytes; of the swizzles that flip,
  * and of atoms of 64 bytes, none is known here. */

@@ -6,6 +6,7 @@
 #define DW_EMULATOR_TENSOR_MEMORY_H
 
 #include "emulator/machine.h"
+#include "emulator/written.h"
 
 #define DW__TENSOR_LANES 128u
 #define DW__TENSOR_COLUMNS 512u
@@ -57,39 +58,11 @@ void dw__emu_tensor_undefined(const dw__tensor_user *user, const char *what, uin
 
 static inline bool dw__emu_tensor_defined(const struct dw__emu_tensor *tensor, uint32_t lane,
                                           uint32_t column) {
-    return tensor->defined[lane][column / 8] >> column % 8 & 1;
+    return dw__count_unwritten(tensor->defined[lane], column, 1) == 0;
 }
 static inline void dw__emu_tensor_write(struct dw__emu_tensor *tensor, uint32_t lane,
                                         uint32_t column, uint32_t value) {
     tensor->cells[lane][column] = value;
-    tensor->defined[lane][column / 8] |= (uint8_t)(1u << column % 8);
+    dw__set_written(tensor->defined[lane], column, 1, true);
 }
-/* Of a row of cells, how many nobody wrote; and that they have been written now. */
-static inline uint32_t dw__emu_tensor_count_undefined(const struct dw__emu_tensor *tensor,
-                                                      uint32_t lane, uint32_t first,
-                                                      uint32_t count) {
-    uint32_t undefined = 0;
-    for (uint32_t column = first; column < first + count;) {
-        if (column % 8 == 0 && column + 8 <= first + count &&
-            tensor->defined[lane][column / 8] == 0xFF) {
-            column += 8;
-            continue;
-        }
-        undefined += !dw__emu_tensor_defined(tensor, lane, column++);
-    }
-    return undefined;
-}
-static inline void dw__emu_tensor_define(struct dw__emu_tensor *tensor, uint32_t lane,
-                                         uint32_t first, uint32_t count) {
-    for (uint32_t column = first; column < first + count;) {
-        if (column % 8 == 0 && column + 8 <= first + count) {
-            tensor->defined[lane][column / 8] = 0xFF;
-            column += 8;
-            continue;
-        }
-        tensor->defined[lane][column / 8] |= (uint8_t)(1u << column % 8);
-        column++;
-    }
-}
-
 #endif

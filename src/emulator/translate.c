@@ -353,6 +353,11 @@ dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *ope
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
+dw__emu_next dw__emu_nothing(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)w, (void)op, (void)mask;
+    return DW__NEXT;
+}
+
 dw_status dw__emu_emit(dw__emu_translator *t,
                        dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t)) {
     dw__emu_op op = {.run = run, .guard = DW__PTX_NO_GUARD};

@@ -162,6 +162,8 @@ dw_status dw__emu_take_address(dw__emu_translator *t, const dw__ptx_operand *ope
 /* Adds an operation with the instruction's guard and makes it t->op. */
 dw_status dw__emu_emit(dw__emu_translator *t,
                        dw__emu_next (*run)(dw__emu_warp *, const dw__emu_op *, uint32_t mask));
+/* For what the emulator has nothing to do for. */
+dw__emu_next dw__emu_nothing(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask);
 /* Memory for an operation's `detail`, zeroed. */
 void *dw__emu_detail(dw__emu_translator *t, size_t bytes);
 

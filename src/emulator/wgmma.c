@@ -6,6 +6,7 @@
 #include "emulator/matrix_operand.h"
 #include "emulator/race.h"
 #include "emulator/wgmma_sum.h"
+#include "emulator/written.h"
 #include "number/format.h"
 #include "number/half.h"
 #include <stdio.h>
@@ -101,7 +102,7 @@ static bool read_operand(product *p, const dw__matrix_operand *o, dw__emu_type t
             if (at < DW__SHARED_FIRST || at + bytes > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
-            undefined = undefined || !(cta->defined[at / 8] >> at % 8 & 1);
+            undefined = undefined || dw__count_unwritten(cta->defined, at, bytes);
             values[i * k_count + k] = element_value(type, cta->shared + at);
         }
     }
@@ -227,11 +228,6 @@ static dw__matrix_operand operand_of(uint64_t descriptor, dw__emu_type type, boo
                                 8 * dw__emu_type_bytes(type)};
 }
 
-static dw__emu_next no_memory(dw__emu_warp *w) {
-    dw__emu_found(w, -1, DW__FOUND_INVALID, "the host has no memory left for the emulator");
-    return DW__FAULT;
-}
-
 void dw__emu_free_wgmma(dw__emu_warp *w) {
     if (!w->wgmma) return;
     while (w->wgmma->begun) {
@@ -285,9 +281,9 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
         dw__emu_found(w, -1, DW__FOUND_INVALID, "a product by a group of fewer than four warps");
         return DW__FAULT;
     }
-    if (!know(w) || !know(first)) return no_memory(w);
+    if (!know(w) || !know(first)) return dw__emu_no_memory(w, -1);
     product *p = joined(w, first, k);
-    if (!p) return no_memory(w);
+    if (!p) return dw__emu_no_memory(w, -1);
     const bool accumulate = *DW__REGISTER(w, uint32_t, k->predicate) & 1;
     const uint64_t a = k->a_in_registers ? 0 : DW__REGISTER(w, uint64_t, k->descriptor_a)[0];
     const uint64_t b = DW__REGISTER(w, uint64_t, k->descriptor_b)[0];
@@ -304,14 +300,14 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     else
         p->a = operand_of(a, k->a, k->transposed_a);
     p->b = operand_of(b, k->b, k->transposed_b);
-    if (!dw__emu_race_issue(w, &p->work)) return no_memory(w);
+    if (!dw__emu_race_issue(w, &p->work)) return dw__emu_no_memory(w, -1);
     p->groups[warp] = w->wgmma->open;
     w->wgmma->times[w->wgmma->open % 64] = p->work.time;
     w->wgmma->in_flight[w->wgmma->open % 64]++;
     if (p->came == WARPS) dw__emu_later(w->cta->cluster, &p->work);
     for (int i = 0; i < k->d_count; i++)
         if (!dw__emu_set_pending(w, k->d_places[i], 128, DW__PENDING_WGMMA, w->wgmma->open))
-            return no_memory(w);
+            return dw__emu_no_memory(w, -1);
     return DW__NEXT;
 }
 
@@ -340,11 +336,6 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
     }
     dw__emu_clear_pending(w, DW__PENDING_WGMMA, last);
     dw__emu_race_waited(w, w->index / WARPS * WARPS, DW__SIDE_WGMMA, w->wgmma->times[last % 64]);
-    return DW__NEXT;
-}
-
-static dw__emu_next fence_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    (void)w, (void)op, (void)mask;
     return DW__NEXT;
 }
 
@@ -430,7 +421,7 @@ static dw_status translate_wgmma(dw__emu_translator *t) {
     if (wait && (t->in->operand_count != 1 || t->in->operands[0].kind != DW__PTX_INTEGER ||
                  t->in->operands[0].integer < 0 || t->in->operands[0].integer > 62))
         return dw__emu_malformed(t, "a number of groups is wanted");
-    DW_RETURN_IF_FAILED(dw__emu_emit(t, commit ? commit_run : wait ? wait_run : fence_run));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, commit ? commit_run : wait ? wait_run : dw__emu_nothing));
     t->op->aligned = true;
     if (wait) t->op->immediate = t->in->operands[0].integer;
     return DW_OK;

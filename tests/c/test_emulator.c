@@ -202,6 +202,18 @@ static void mistakes_are_found(void **state) {
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
                    "block 0, warp 0: waiting at barrier 1 (32 of 64 threads came)");
+    /* So many bytes that an address of 32 bits comes round. */
+    expect_finding(emulator,
+                   "mov.u32 %r2, dynamic; mov.u32 %r3, 0xFFFFFFF0; "
+                   "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r3; "
+                   "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+                   1, "out of bounds", "reaches beyond");
+    expect_finding(emulator,
+                   "mov.u32 %r2, dynamic; mov.u32 %r3, fixed; mov.u32 %r4, 0xFFFFFFF0; "
+                   "mbarrier.init.shared.b64 [%r3], 1; fence.mbarrier_init.release.cluster; "
+                   "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], "
+                   "[%rd1], %r4, [%r3];",
+                   1, "out of bounds", "reaches beyond");
     expect_finding(emulator, "trap;", 32, "trap", "lane 0");
     expect_finding(emulator,
                    "setp.lt.u32 %p1, %r1, 5; @%p1 shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff; @!%p1 "

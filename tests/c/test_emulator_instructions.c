@@ -573,6 +573,170 @@ static void halves_compute(void **state) {
     }
 }
 
+/* ---- reductions in memory ------------------------------------------------------------------ */
+
+static float sum_of(uint64_t a, uint64_t b) { /* rounded once: 53 bits are twice 24 and two */
+    return (float)((double)as_float(a) + (double)as_float(b));
+}
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return isnan(x) ? 0x7FFFFFFF : bits;
+}
+REFERENCE(sum_kept, bits_of(sum_of(a, b)))
+REFERENCE(sum_flushed, bits_of(no_subnormal((float)((double)no_subnormal(as_float(a)) +
+                                                    (double)no_subnormal(as_float(b))))))
+REFERENCE(sum_whole, a + b)
+REFERENCE(least_signed, (int32_t)a < (int32_t)b ? a : b)
+REFERENCE(greatest_unsigned, (uint32_t)a > (uint32_t)b ? a : b)
+REFERENCE(least_signed_64, (int64_t)a < (int64_t)b ? a : b)
+REFERENCE(greatest_unsigned_64, a > b ? a : b)
+REFERENCE(incremented, (uint32_t)a >= (uint32_t)b ? 0 : a + 1)
+REFERENCE(decremented, (uint32_t)a == 0 || (uint32_t)a > (uint32_t)b ? b : a - 1)
+REFERENCE(both_bits, a &b)
+REFERENCE(other_bits, a ^ b)
+REFERENCE(second, b)
+REFERENCE(compared, (uint32_t)a == (uint32_t)b ? c : a)
+static uint16_t half_reduced(const format *f, char kind, uint16_t a, uint16_t b) {
+    const bool a_nan = (a & 0x7FFF) > f->most + 1, b_nan = (b & 0x7FFF) > f->most + 1;
+    const bool a_infinite = (a & 0x7FFF) == f->most + 1, b_infinite = (b & 0x7FFF) == f->most + 1;
+    const double x = a_infinite ? INFINITY : magnitude_of(f, a & 0x7FFF),
+                 y = b_infinite ? INFINITY : magnitude_of(f, b & 0x7FFF);
+    if (kind == '+') {
+        if (a_nan || b_nan || (a_infinite && b_infinite && a != b)) return 0x7FFF;
+        if (a_infinite || b_infinite) return a_infinite ? a : b;
+        return (uint16_t)nearest_code(f, (a >> 15 ? -x : x) + (b >> 15 ? -y : y), 'n', false);
+    }
+    if (a_nan || b_nan) return a_nan ? b_nan ? 0x7FFF : b : a;
+    /* Codes in the order of their numbers, -0 below 0. */
+    const int p = a >> 15 ? -1 - (a & 0x7FFF) : a, q = b >> 15 ? -1 - (b & 0x7FFF) : b;
+    return (p < q) == (kind == '<') ? a : b;
+}
+REFERENCE(half_sum, half_reduced(&f16, '+', (uint16_t)a, (uint16_t)b))
+REFERENCE(brain_sum, half_reduced(&bf16, '+', (uint16_t)a, (uint16_t)b))
+REFERENCE(half_least, half_reduced(&f16, '<', (uint16_t)a, (uint16_t)b))
+REFERENCE(brain_greatest, half_reduced(&bf16, '>', (uint16_t)a, (uint16_t)b))
+
+/* a lies in memory, the operation is with b (and c); then the memory's 8 bytes and the old value are stored. */
+#define PLACE                                                                                      \
+    "mov.u32 %r5, buffer; shl.b32 %r6, %r2, 4; add.u32 %r5, %r5, %r6; mov.u64 %rd20, 0;"           \
+    "mov.u32 %r20, 0; st.shared.v2.u64 [%r5], {%rd10, %rd10}; st.global.v2.u64 [%rd2], {%rd10, "   \
+    "%rd10};"
+#define OLD32 "cvt.u64.u32 %rd20, %r20;"
+#define FROM_SHARED " ld.shared.u64 %rd21, [%r5]; st.global.v2.u64 [%rd2], {%rd21, %rd20};"
+#define FROM_GLOBAL " ld.global.u64 %rd21, [%rd2]; st.global.v2.u64 [%rd2], {%rd21, %rd20};"
+#define BULK(kind)                                                                                 \
+    "st.shared.v2.u64 [%r5], {%rd11, %rd11}; fence.proxy.async; "                                  \
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group." kind                                     \
+    " [%rd2], [%r5], 16; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;" FROM_GLOBAL
+
+static void reductions_compute(void **state) {
+    enum { COUNT = 16 * BLOCK };
+    static const struct {
+        const char *body;
+        uint64_t (*reference)(uint64_t, uint64_t, uint64_t);
+        int bits, elements;
+        bool has_old;
+    } cases[] = {
+        {"atom.shared.add.f32 %f20, [%r5], %f11; mov.b32 %r20, %f20;" OLD32 FROM_SHARED, sum_kept,
+         32, 1, true},
+        {"atom.global.add.f32 %f20, [%rd2], %f11; mov.b32 %r20, %f20;" OLD32 FROM_GLOBAL,
+         sum_flushed, 32, 1, true},
+        {"cvt.u64.u32 %rd22, %r5; cvta.shared.u64 %rd22, %rd22; red.add.f32 [%rd22], "
+         "%f11;" FROM_SHARED,
+         sum_kept, 32, 1, false},
+        {"red.add.f32 [%rd2], %f11;" FROM_GLOBAL, sum_flushed, 32, 1, false},
+        {BULK("add.f32"), sum_flushed, 32, 2, false},
+        {BULK("add.noftz.f16"), half_sum, 16, 4, false},
+        {BULK("add.noftz.bf16"), brain_sum, 16, 4, false},
+        {BULK("min.f16"), half_least, 16, 4, false},
+        {BULK("max.bf16"), brain_greatest, 16, 4, false},
+        {BULK("min.s64"), least_signed_64, 64, 1, false},
+        {BULK("inc.u32"), incremented, 32, 2, false},
+        {"mov.b64 {%h20, %h21, %h22, %h23}, %rd11; red.global.v4.f16.min.noftz [%rd2], {%h20, "
+         "%h21, %h22, %h23};" FROM_GLOBAL,
+         half_least, 16, 4, false},
+        {"mov.b64 {%r20, %r21}, %rd11; red.global.max.noftz.v2.bf16x2 [%rd2], {%r20, "
+         "%r21};" FROM_GLOBAL,
+         brain_greatest, 16, 4, false},
+        {"atom.shared.add.noftz.f16x2 %r20, [%r5], %r11;" OLD32 FROM_SHARED, half_sum, 16, 2, true},
+        {"atom.global.add.noftz.bf16 %h20, [%rd2], %h11; cvt.u64.u16 %rd20, %h20;" FROM_GLOBAL,
+         brain_sum, 16, 1, true},
+        {"atom.shared.add.u64 %rd20, [%r5], %rd11;" FROM_SHARED, sum_whole, 64, 1, true},
+        {"atom.global.min.s32 %r20, [%rd2], %r11;" OLD32 FROM_GLOBAL, least_signed, 32, 1, true},
+        {"atom.shared.max.u32 %r20, [%r5], %r11;" OLD32 FROM_SHARED, greatest_unsigned, 32, 1,
+         true},
+        {"atom.global.max.u64 %rd20, [%rd2], %rd11;" FROM_GLOBAL, greatest_unsigned_64, 64, 1,
+         true},
+        {"atom.global.dec.u32 %r20, [%rd2], %r11;" OLD32 FROM_GLOBAL, decremented, 32, 1, true},
+        {"atom.shared.and.b64 %rd20, [%r5], %rd11;" FROM_SHARED, both_bits, 64, 1, true},
+        {"red.shared.xor.b32 [%r5], %r11;" FROM_SHARED, other_bits, 32, 1, false},
+        {"atom.global.exch.b32 %r20, [%rd2], %r11;" OLD32 FROM_GLOBAL, second, 32, 1, true},
+        {"atom.shared.cas.b32 %r20, [%r5], %r11, %r12;" OLD32 FROM_SHARED, compared, 32, 1, true},
+    };
+    static uint64_t in[3 * COUNT], out[2 * COUNT];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[2048];
+        const uint64_t low = UINT64_MAX >> (64 - cases[i].bits);
+        snprintf(body, sizeof body, "%s%s%s", IN3, PLACE, cases[i].body);
+        for (int k = 0; k < 3 * COUNT; k++) in[k] = awkward_word(64);
+        for (int k = 0; k < COUNT; k++) {
+            uint64_t *a = &in[3 * k], *b = &in[3 * k + 1];
+            if (k % 5 == 0) *b = *a ^ (random_word() & 0x8000800080008000u); /* zeros, equals */
+            if (k % 7 == 0) /* subnormal numbers, in every format */
+                *a &= 0x807F003F807F003Fu, *b &= 0x803F007F803F007Fu;
+            if (k % 11 == 0) *(k % 2 ? a : b) |= 0x7FC07FC07FC07FC0u; /* NaNs */
+        }
+        run_threads(body, COUNT, BLOCK, in, 3, out, 2);
+        for (int k = 0; k < COUNT; k++) {
+            const uint64_t a = in[3 * k], b = in[3 * k + 1], c = in[3 * k + 2];
+            for (int n = 0; n < cases[i].elements; n++) {
+                const int at = n * cases[i].bits;
+                const uint64_t expected = cases[i].reference(a >> at, b >> at, c >> at) & low,
+                               got = out[2 * k] >> at & low;
+                if (got != expected)
+                    fail_msg("%s: of %llx, %llx, %llx %llx, expected %llx", cases[i].body,
+                             (unsigned long long)(a >> at & low),
+                             (unsigned long long)(b >> at & low), (unsigned long long)c,
+                             (unsigned long long)got, (unsigned long long)expected);
+            }
+            const int width = cases[i].bits * cases[i].elements;
+            if (width < 64) assert_true(out[2 * k] >> width == a >> width);
+            if (cases[i].has_old)
+                assert_true(out[2 * k + 1] ==
+                            (a & (cases[i].elements > 1 ? UINT64_MAX >> (64 - width) : low)));
+        }
+    }
+}
+
+/* What the ISA does not have is refused by its name. */
+static void reductions_refused(void **state) {
+    static const char *const bodies[] = {
+        "atom.global.min.f32 %f1, [%rd1], %f2;",
+        "red.global.max.f64 [%rd1], %fd1;",
+        "atom.global.inc.u64 %rd2, [%rd1], %rd3;",
+        "red.global.exch.b32 [%rd1], %r1;",
+        "atom.global.and.f16 %h1, [%rd1], %h2;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f32 [%rd1], [%r1], 16;"};
+    (void)state;
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        char text[800];
+        dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+        snprintf(text, sizeof text,
+                 ".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry f() { .reg .b16 "
+                 "%%h<4>; .reg .b32 %%r<4>; .reg .f32 %%f<4>; .reg .f64 %%fd<4>; .reg .b64 "
+                 "%%rd<4>;\n%s\nret; }\n",
+                 bodies[i]);
+        dw_emulator_module *module = load_text(text);
+        assert_int_equal(dw_emulator_launch(module, "f", &options, NULL, NULL), DW_UNSUPPORTED);
+        char name[100];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(bodies[i], " "), bodies[i]);
+        if (!strstr(dw_last_error(), name)) fail_msg("%s: %s", name, dw_last_error());
+        dw_emulator_unload(module);
+    }
+}
+
 /* ---- products of a warp -------------------------------------------------------------------- */
 
 /* Where element i of a lane's A, B and C is, as PTX ISA 9.7.14.5 writes it for elements of 16, 8, 4 and 32 bits. */
@@ -1075,6 +1239,7 @@ int main(void) {
         cmocka_unit_test(integers_compute),    cmocka_unit_test(floats_to_halves),
         cmocka_unit_test(floats_to_narrow),    cmocka_unit_test(codes_to_halves),
         cmocka_unit_test(integers_to_floats),  cmocka_unit_test(halves_compute),
+        cmocka_unit_test(reductions_compute),  cmocka_unit_test(reductions_refused),
         cmocka_unit_test(products_of_warps),   cmocka_unit_test(fragments_of_bytes),
         cmocka_unit_test(asynchronous_stores), cmocka_unit_test(blocks_are_taken_over),
         cmocka_unit_test(tensor_maps_change),  cmocka_unit_test(boxes_are_swizzled),
