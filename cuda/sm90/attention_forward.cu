@@ -11,6 +11,7 @@
 // WINDOW (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED.
 
 #include "attention_params.h"
+#include "attention_schedule.cuh"
 #include "sm90.cuh"
 #include "philox.cuh"
 
@@ -22,76 +23,6 @@
 
 static_assert(TILE_M == 64 * CONSUMERS, "a consumer has 64 rows");
 static_assert(TILE_N % 16 == 0, "probabilities are multiplied 16 keys at a time");
-
-// ---- what a tile is -----------------------------------------------------------------------------------------
-
-typedef struct tile {
-    int batch, head, first_row;  // in its sequence
-    int rows_q, rows_k;          // of the sequence
-    int start_q, start_k;        // packed: where it begins
-    int diagonal;                // row i sees the keys around i + diagonal
-    int begin, end;              // blocks of TILE_N keys that some row of the tile sees
-} tile;
-
-// The work of this block of threads: `round` counts up, and `next_tile` says what the tile is (false: nothing) until
-// `is_over`. Tiles of one head lie side by side, so that its keys are read from the cache.
-//
-// With a window tiles differ: the last rows of a causal head see all keys, the first ones few. Where there is more
-// than one tile for each block of threads, a block takes them in pairs, j from the end of a head with j from the
-// beginning of the next head: pairs are alike, and so are the shares of all blocks. An odd head out is paired with
-// itself.
-DEVICE int tile_blocks(const dw_attention_params &p) { return (p.rows_q + TILE_M - 1) / TILE_M; }
-
-DEVICE bool is_paired(const dw_attention_params &p) { return WINDOW && p.tiles > (int)gridDim.x; }
-
-DEVICE bool is_over(const dw_attention_params &p, int round) {
-    if (!is_paired(p)) return round * (int)gridDim.x + (int)blockIdx.x >= p.tiles;
-    int blocks = tile_blocks(p), heads = p.batch * p.heads_q;
-    int pairs = heads / 2 * blocks + (heads & 1) * ((blocks + 1) / 2);
-    return (round >> 1) * (int)gridDim.x + (int)blockIdx.x >= pairs;
-}
-
-DEVICE bool next_tile(const dw_attention_params &p, int round, tile &t) {
-    int blocks = tile_blocks(p), head, m;
-    if (is_paired(p)) {
-        int pair = (round >> 1) * (int)gridDim.x + (int)blockIdx.x;
-        bool second = round & 1;
-        head = pair / blocks;
-        m = pair - head * blocks;
-        head *= 2;
-        bool alone = head == p.batch * p.heads_q - 1;
-        if (second && alone && 2 * m == blocks - 1) return false; // in the middle: a pair of one
-        if (!second) m = blocks - 1 - m;
-        else if (!alone) head++;
-    } else {
-        int index = round * (int)gridDim.x + (int)blockIdx.x;
-        head = index / blocks;
-        m = index - head * blocks;
-    }
-    t.batch = head / p.heads_q;
-    t.head = head - t.batch * p.heads_q;
-    t.first_row = m * TILE_M;
-    t.rows_q = p.rows_q;
-    t.rows_k = p.rows_k;
-    t.start_q = t.start_k = 0;
-#if PACKED
-    t.start_q = p.offsets_q[t.batch];
-    t.start_k = p.offsets_k[t.batch];
-    t.rows_q = p.offsets_q[t.batch + 1] - t.start_q;
-    t.rows_k = p.offsets_k[t.batch + 1] - t.start_k;
-    if (t.first_row >= t.rows_q) return false;
-#endif
-    t.diagonal = p.bottom_right ? t.rows_k - t.rows_q : 0;
-    int last_row = min(t.first_row + TILE_M, t.rows_q) - 1;
-    int last_key = t.rows_k - 1, first_key = 0;
-#if WINDOW
-    last_key = min(last_key, last_row + t.diagonal + p.window_right);
-    first_key = max(first_key, t.first_row + t.diagonal - p.window_left);
-#endif
-    t.begin = first_key / TILE_N;
-    t.end = last_key < first_key ? t.begin : last_key / TILE_N + 1;
-    return true;
-}
 
 // ---- shared memory ------------------------------------------------------------------------------------------
 
