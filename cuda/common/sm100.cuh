@@ -1,6 +1,6 @@
 // Blackwell's own instructions (sm_100f: sm_100, sm_103), one function each: tensor memory, the products whose
-// accumulators lie in it (tcgen05), pairs of blocks. Barriers, the copy engine and ordering are Hopper's. Sections
-// named are the PTX ISA's.
+// accumulators lie in it (tcgen05), pairs of blocks, arithmetic on pairs. Barriers, the copy engine and ordering are
+// Hopper's. Sections named are the PTX ISA's.
 #ifndef DW_SM100_CUH
 #define DW_SM100_CUH
 
@@ -101,6 +101,13 @@ DEVICE void tma_store_matrix(const tensor_map *map, uint32 from, int column, int
                  : "memory");
 }
 
+// As tma_load of sm90.cuh, the other way.
+DEVICE void tma_store(const tensor_map *map, uint32 from, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"((uint64)map),
+                 "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
 // ---- tensor memory (9.7.16.7, 9.7.16.8) -------------------------------------------------------------------
 // 128 lanes of 512 columns of 32 bits; an address is lane << 16 | column. GROUP is the same throughout a kernel.
 
@@ -128,20 +135,69 @@ template <int GROUP, int COLUMNS> DEVICE void tensor_memory_free(uint32 address)
 DEVICE void tensor_fence_before() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 DEVICE void tensor_fence_after() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-// 32 columns of 32 lanes: lane i of the warp gets columns address .. address + 31 of its own. Warp w of four may
-// read lanes 32 w .. 32 w + 31. Not there before tensor_memory_wait_load and keep.
-DEVICE void tensor_memory_load(float *to, uint32 address) {
-    asm volatile("tcgen05.ld.sync.aligned.32x32b.x32.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
-                 "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
-                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]), "=f"(to[4]), "=f"(to[5]), "=f"(to[6]), "=f"(to[7]),
-                   "=f"(to[8]), "=f"(to[9]), "=f"(to[10]), "=f"(to[11]), "=f"(to[12]), "=f"(to[13]), "=f"(to[14]),
-                   "=f"(to[15]), "=f"(to[16]), "=f"(to[17]), "=f"(to[18]), "=f"(to[19]), "=f"(to[20]), "=f"(to[21]),
-                   "=f"(to[22]), "=f"(to[23]), "=f"(to[24]), "=f"(to[25]), "=f"(to[26]), "=f"(to[27]), "=f"(to[28]),
-                   "=f"(to[29]), "=f"(to[30]), "=f"(to[31])
-                 : "r"(address));
+// COUNT (16, 32) columns of 32 lanes: lane i of the warp gets columns address .. address + COUNT - 1 of its own. Warp w
+// of four may read lanes 32 w .. 32 w + 31. Not there before tensor_memory_wait_load and keep.
+template <int COUNT = 32> DEVICE void tensor_memory_load(float *to, uint32 address) {
+    static_assert(COUNT == 16 || COUNT == 32, "no load of so many columns");
+    if constexpr (COUNT == 16)
+        asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+                     "%14, %15}, [%16];"
+                     : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]), "=f"(to[4]), "=f"(to[5]), "=f"(to[6]),
+                       "=f"(to[7]), "=f"(to[8]), "=f"(to[9]), "=f"(to[10]), "=f"(to[11]), "=f"(to[12]), "=f"(to[13]),
+                       "=f"(to[14]), "=f"(to[15])
+                     : "r"(address));
+    else
+        asm volatile("tcgen05.ld.sync.aligned.32x32b.x32.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+                     "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, [%32];"
+                     : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]), "=f"(to[4]), "=f"(to[5]), "=f"(to[6]),
+                       "=f"(to[7]), "=f"(to[8]), "=f"(to[9]), "=f"(to[10]), "=f"(to[11]), "=f"(to[12]), "=f"(to[13]),
+                       "=f"(to[14]), "=f"(to[15]), "=f"(to[16]), "=f"(to[17]), "=f"(to[18]), "=f"(to[19]), "=f"(to[20]),
+                       "=f"(to[21]), "=f"(to[22]), "=f"(to[23]), "=f"(to[24]), "=f"(to[25]), "=f"(to[26]), "=f"(to[27]),
+                       "=f"(to[28]), "=f"(to[29]), "=f"(to[30]), "=f"(to[31])
+                     : "r"(address));
 }
 
 DEVICE void tensor_memory_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
+
+// The other way, 16 columns: column i of the warp's lanes gets word i of each. Not there before
+// tensor_memory_wait_store.
+DEVICE void tensor_memory_store(uint32 address, const uint32 *from) {
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+                 "%15, %16};" ::"r"(address),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(from[4]), "r"(from[5]), "r"(from[6]),
+                 "r"(from[7]), "r"(from[8]), "r"(from[9]), "r"(from[10]), "r"(from[11]), "r"(from[12]), "r"(from[13]),
+                 "r"(from[14]), "r"(from[15])
+                 : "memory");
+}
+
+DEVICE void tensor_memory_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
+
+// ---- pairs of F32 (9.7.3) -----------------------------------------------------------------------------------
+// One instruction for two numbers.
+
+DEVICE uint64 pair_of(float low, float high) {
+    uint64 pair;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(pair) : "f"(low), "f"(high));
+    return pair;
+}
+DEVICE void split_pair(float *low, float *high, uint64 pair) {
+    asm("mov.b64 {%0, %1}, %2;" : "=f"(*low), "=f"(*high) : "l"(pair));
+}
+DEVICE uint64 pair_fma(uint64 a, uint64 b, uint64 c) {
+    uint64 d;
+    asm("fma.rn.f32x2 %0, %1, %2, %3;" : "=l"(d) : "l"(a), "l"(b), "l"(c));
+    return d;
+}
+DEVICE uint64 pair_add(uint64 a, uint64 b) {
+    uint64 d;
+    asm("add.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+DEVICE uint64 pair_multiply(uint64 a, uint64 b) {
+    uint64 d;
+    asm("mul.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
 
 // ---- products (9.7.16.10) ---------------------------------------------------------------------------------
 
@@ -151,7 +207,16 @@ DEVICE uint64 operand_descriptor(uint32 address) {
     return (uint64)((address & 0x3ffff) >> 4) | (uint64)1 << 16 | (uint64)(1024 >> 4) << 32 | (uint64)1 << 46 | (uint64)2 << 61;
 }
 
-// Instruction descriptor (9.7.16.4.2): F32 sums of products of elements, neither operand transposed.
+// The same of a tile of which the contraction goes along the columns of rows as above (tile_chunk of sm90.cuh): 16 rows
+// further is `+ 128`, `block_bytes` leads to the next 64 of a row's elements.
+DEVICE uint64 operand_descriptor_transposed(uint32 address, uint32 block_bytes) {
+    return (uint64)((address & 0x3ffff) >> 4) | (uint64)(block_bytes >> 4) << 16 | (uint64)(1024 >> 4) << 32 |
+           (uint64)1 << 46 | (uint64)2 << 61;
+}
+
+// Instruction descriptor (9.7.16.4.2): F32 sums of products of elements, neither operand transposed; with B transposed
+// it has TRANSPOSED_B as well.
+#define TRANSPOSED_B (1u << 16)
 DEVICE constexpr uint32 product_descriptor(int m, int n) {
     return 1u << 4 | (ELEMENT == 0 ? 1u << 7 | 1u << 10 : 0u) | (uint32)(n >> 3) << 17 | (uint32)(m >> 4) << 24;
 }
@@ -169,6 +234,14 @@ template <int GROUP> DEVICE void multiply(uint32 d, uint64 a, uint64 b, uint32 s
                      "tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, p;\n\t}" ::"r"(d),
                      "l"(a), "l"(b), "r"(shape), "r"((uint32)accumulate)
                      : "memory");
+}
+
+// The same of one block, A in tensor memory: of lane i its row i, two elements in a column, from column `a` on.
+DEVICE void multiply_tensor(uint32 d, uint32 a, uint64 b, uint32 shape, bool accumulate) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n\t}" ::"r"(d),
+                 "r"(a), "l"(b), "r"(shape), "r"((uint32)accumulate)
+                 : "memory");
 }
 
 // Arrives at `barrier`, with GROUP 2 of both blocks, when all that this thread has multiplied so far is done.

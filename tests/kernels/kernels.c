@@ -14,6 +14,7 @@
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
 #include "launch_cost.h"
+#include "sm100/attention_forward_tiles.h"
 #include "sm100/gemm_params.h"
 #include "sm100/gemm_tiles.h"
 #include <pthread.h>
@@ -137,11 +138,37 @@ static void list_gemm(void) {
             }
 }
 
+/* Blackwell's attention: each tile, in both types. */
+static void list_attention_sm100(void) {
+#define TILE(...) {__VA_ARGS__},
+    static const struct {
+        int head_dim, window, keys, m, n, stages, consumers;
+    } tiles[] = {DW_SM100_FORWARD_TILES(TILE)};
+#undef TILE
+    for (size_t t = 0; t < DW_COUNT(tiles); t++)
+        for (int f16 = 0; f16 < 2; f16++) {
+            dw__jit_variant v = {
+                .source = "sm100/attention_forward.cu", .entry = "", .arch = family_arch};
+            dw__jit_add_define(&v, "HEAD_DIM", tiles[t].head_dim);
+            dw__jit_add_define(&v, "ELEMENT", f16);
+            dw__jit_add_define(&v, "SOFTCAP", 0);
+            dw__jit_add_define(&v, "DROPOUT", 0);
+            dw__jit_add_define(&v, "PACKED", 0);
+            dw__jit_add_define(&v, "WINDOW", tiles[t].window);
+            dw__jit_add_define(&v, "TILE_M", tiles[t].m);
+            dw__jit_add_define(&v, "TILE_N", tiles[t].n);
+            dw__jit_add_define(&v, "CONSUMERS", tiles[t].consumers);
+            dw__jit_add_define(&v, "STAGES", tiles[t].stages);
+            add_job(v, tiles[t].head_dim == 128 && tiles[t].window && !f16);
+        }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
     list_attention(DW__ATTENTION_FORWARD);
     list_attention(DW__ATTENTION_BACKWARD);
+    list_attention_sm100();
     list_gemm();
 }
 
