@@ -67,7 +67,7 @@ static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_clust
         grid->dynamic_shared ? kernel->dynamic_first + grid->dynamic_shared : kernel->shared_bytes;
     const size_t registers = rounded(kernel->register_bytes),
                  local = rounded((size_t)kernel->local_bytes * DW__LANES);
-    const size_t per_warp = registers + local + rounded(sizeof(dw__emu_warp));
+    const size_t per_warp = registers + local + rounded(local / 8) + rounded(sizeof(dw__emu_warp));
     const size_t per_cta = rounded(shared) + rounded(shared / 8 + 1) + warps * per_warp;
     const size_t bytes = rounded(ctas * sizeof(dw__emu_cta)) + ctas * per_cta;
 
@@ -112,6 +112,7 @@ static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_clust
             w->index = i;
             w->registers = at, at += registers;
             w->local = at, at += local;
+            w->local_defined = at, at += rounded(local / 8);
             uint32_t left = threads - i * DW__LANES;
             dw__emu_start_warp(w, left >= DW__LANES ? DW__ALL_LANES : ((uint32_t)1 << left) - 1);
         }

@@ -63,8 +63,9 @@ struct dw__emu_warp {
     uint32_t live;    /* lanes that have not exited */
     uint32_t index;   /* within the block */
     dw__emu_cta *cta;
-    unsigned char *local; /* DW__LANES times the kernel's local bytes */
-    uint64_t executed;    /* lane instructions */
+    unsigned char *local;   /* DW__LANES times the kernel's local bytes */
+    uint8_t *local_defined; /* a bit for each of them that has been written */
+    uint64_t executed;      /* lane instructions */
     struct {
         uintptr_t first, last;
         uint8_t *defined;

@@ -1,6 +1,7 @@
 /* Global memory: allocations of the host's memory, each with a bit for every byte that says whether it was
  * written. And where an address of any space leads to.
  */
+#include "emulator/load_uses.h"
 #include "emulator/race.h"
 #include "emulator/translate.h"
 #include "emulator/written.h"
@@ -299,6 +300,27 @@ unsigned char *dw__emu_shared(dw__emu_warp *w, int lane, uint32_t address, uint3
     return (*owner)->shared + offset;
 }
 
+/* Whether bytes of local memory that nobody wrote may be the program's mistake: padding of structures may be copied.
+ * Where others see the copy, it is taken for padding if it is part of a word, or less than one. */
+static bool matters(const dw__emu_warp *w, uint32_t bytes, uint32_t undefined) {
+    const dw__emu_kernel *kernel = w->cta->cluster->grid->kernel;
+    const dw__emu_use use = (dw__emu_use)kernel->load_uses[kernel->from[w->now.pc]];
+    return use == DW__USE_COMPUTED ||
+           (use == DW__USE_PUBLISHED && undefined == bytes && bytes >= 4);
+}
+
+static void *reach_local(dw__emu_warp *w, int lane, uint64_t offset, uint32_t bytes,
+                         dw__emu_access access) {
+    const size_t first = (size_t)lane * w->cta->cluster->grid->kernel->local_bytes + offset;
+    const uint32_t undefined = access & DW__READ && w->cta->cluster->grid->check
+                                   ? dw__count_unwritten(w->local_defined, first, bytes)
+                                   : 0;
+    if (undefined && matters(w, bytes, undefined))
+        found_undefined(w, lane, "local", offset, bytes, undefined);
+    if (access & DW__WRITE) dw__set_written(w->local_defined, first, bytes, true);
+    return w->local + first;
+}
+
 static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t bytes,
                           dw__emu_access access) {
     dw__emu_cta *owner;
@@ -336,7 +358,7 @@ void *dw__emu_reach(dw__emu_warp *w, dw__ptx_space space, int lane, uint64_t add
         break;
     case DW__PTX_LOCAL:
         if (offset + bytes <= kernel->local_bytes)
-            return w->local + (size_t)lane * kernel->local_bytes + offset;
+            return reach_local(w, lane, offset, bytes, access);
         break;
     case DW__PTX_PARAM:
         if (offset + bytes <= kernel->parameter_bytes && !(access & DW__WRITE))

@@ -84,6 +84,7 @@ typedef struct dw__emu_kernel {
     const uint32_t *first_read,
         *reads; /* of each instruction the places of registers that it reads: reads[first_read[i]] to
                                          * first_read[i + 1]; predicates are not among them */
+    const uint8_t *load_uses; /* dw__emu_use of each instruction; NULL: there is no local memory */
     dw__emu_preset *presets;
     uint32_t preset_count;
     uint32_t register_bytes, local_bytes;

@@ -2,6 +2,7 @@
  * translator. */
 #include "emulator/translate.h"
 #include "emulator/inline.h"
+#include "emulator/load_uses.h"
 #include "emulator/ptx_parse.h"
 #include <math.h>
 #include <stdio.h>
@@ -588,6 +589,10 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
     kernel->reads = dw__ptx_copy(t.arena, t.reads.items, t.reads.count * sizeof *t.reads.items);
     if (!kernel->first_read || !kernel->reads)
         DW_TRY(dw__fail_memory("a kernel's operations", t.reads.count));
+    if (kernel->local_bytes > 0) {
+        kernel->load_uses = dw__emu_load_uses(function, t.arena);
+        if (!kernel->load_uses) DW_TRY(dw__fail_memory("the uses of loads", instructions));
+    }
     kernel->from = from;
     kernel->code_count = (uint32_t)t.code.count;
     kernel->preset_count = (uint32_t)t.presets.count;

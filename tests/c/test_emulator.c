@@ -195,6 +195,19 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;",
                    32, "undefined", "4 were never written");
+    /* Each thread has written other bytes of its own: thread 3 all that it reads but the last. */
+    expect_finding(emulator,
+                   ".local .align 8 .b8 own[16]; mov.u64 %rd3, own; cvta.local.u64 %rd4, %rd3; "
+                   "mov.u32 %r3, 0; st.local.u32 [%rd3+8], %r1; setp.ne.u32 %p1, %r1, 3; "
+                   "@%p1 st.local.u32 [own+12], %r1; @!%p1 st.local.v2.u8 [own+12], {%r3, %r3}; "
+                   "@!%p1 st.u8 [%rd4+14], %r3; ld.local.u64 %rd5, [own+8]; add.u64 %rd5, %rd5, 1; "
+                   "st.global.u32 [%rd1], %r3;",
+                   32, "undefined",
+                   "8 bytes of local memory at 0x8, of which 1 were never written");
+    expect_finding(emulator,
+                   ".local .align 4 .b8 own[8]; st.local.u32 [own], %r1; ld.local.u32 %r2, "
+                   "[own+4]; st.global.u32 [%rd1], %r2;",
+                   32, "undefined", "4 bytes of local memory at 0x4");
     expect_finding(emulator, "mov.u32 %r2, dynamic; st.shared.u32 [%r2+1024], %r1;", 32,
                    "out of bounds", "shared memory");
     expect_finding(emulator, "st.global.u32 [%rd1+2], %r1;", 32, "not aligned", "no multiple of 4");
@@ -265,6 +278,25 @@ static void findings_name_the_source(void **state) {
     dw_finding_text(&finding, sentence, sizeof sentence);
     if (!strstr(sentence, "(other/tools.h:8 called at tools.h:21 called at ring.cu:57)"))
         fail_msg("%s", sentence);
+    dw_emulator_destroy(emulator);
+}
+
+/* A structure is copied with its padding, as compilers do. */
+static void padding_may_be_copied(void **state) {
+    uint32_t out[32];
+    (void)state;
+    dw_emulator *emulator = open_emulator("sm_90a");
+    static const char body[] =
+        ".local .align 8 .b8 from[16]; .local .align 8 .b8 to[16]; mov.u64 %rd5, to; "
+        "cvta.local.u64 %rd6, %rd5; st.local.u8 [from], %r1; st.local.u64 [from+8], %rd2; "
+        "ld.local.v2.u64 {%rd3, %rd4}, [from]; st.local.v2.u64 [to], {%rd3, %rd4}; "
+        "ld.local.u8 %r2, [from+1]; ld.local.u8 %r3, [from+2]; shl.b32 %r3, %r3, 8; "
+        "or.b32 %r2, %r2, %r3; st.u16 [%rd6+4], %r2; ld.local.u8 %r4, [to]; "
+        "st.global.u32 [%rd1], %r4;";
+    assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+    for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], i);
+    print_findings(emulator);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
     dw_emulator_destroy(emulator);
 }
 
@@ -389,6 +421,7 @@ int main(void) {
         cmocka_unit_test(lanes_wait_for_each_other),
         cmocka_unit_test(barriers_hold),
         cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(padding_may_be_copied),
         cmocka_unit_test(findings_name_the_source),
         cmocka_unit_test(instructions_compute),
         cmocka_unit_test(bad_text_is_refused),
