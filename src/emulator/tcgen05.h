@@ -1,6 +1,6 @@
 /* The instructions of Blackwell's tensor cores, tcgen05 (PTX ISA 9.7.16), one file for each kind of work; tcgen05.c
  * tells them apart. What a block's tensor pipe does (products, copies, commits) is done in the order in which it was
- * asked for, some turns later; loads and stores are done beside it, in no order.
+ * asked for, some turns later; beside it, in an order of their own, the loads and stores of each quarter of the lanes.
  */
 #ifndef DW_EMULATOR_TCGEN05_H
 #define DW_EMULATOR_TCGEN05_H
@@ -16,6 +16,11 @@ int dw__emu_take_cta_group(dw__emu_translator *t);
 /* The queue of the tensor pipe that works for a block, or for both of a pair. */
 static inline uint32_t dw__emu_tensor_queue(const dw__emu_cta *cta, int cta_group) {
     return 0x10000 + (cta_group == 2 ? cta->rank & ~1u : cta->rank);
+}
+/* The queue of the loads and stores of a quarter of a block's lanes: whatever warps they are from, they are done in the
+ * order in which they were asked for (kernels of others for B200 count on that). */
+static inline uint32_t dw__emu_quarter_queue(const dw__emu_cta *cta, uint32_t warp) {
+    return 0x20000 + cta->rank * 4 + warp % 4;
 }
 /* The blocks of the pair, by the parity of their ranks; without a peer, or where the block has named the other group
  * before, a finding and false. For a group of 1 pair[0] is the block alone. */

@@ -1,6 +1,6 @@
 /* tcgen05.ld, tcgen05.st and tcgen05.wait: between tensor memory and registers. PTX ISA 9.7.16.8; the fragments are
  * those of 9.7.16.2.3.1. What is loaded is in the registers, and what is stored in tensor memory, some turns later:
- * until the wait nothing may rely on it. A warp reaches a quarter of the lanes: 32 * (its index modulo 4) and up.
+ * until the wait nothing should rely on it. A warp reaches a quarter of the lanes: 32 * (its index modulo 4) and up.
  */
 #include "emulator/tcgen05.h"
 #include <stdio.h>
@@ -113,8 +113,12 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
     const size_t bytes = k->store ? sizeof(uint32_t) * k->count * DW__LANES : 0;
     transfer *c = dw__malloc(sizeof *c + bytes);
     if (!c) return dw__emu_no_memory(w, -1);
-    c->work = (dw__emu_async){
-        .done = transfer_done, .cta = w->cta, .warp = w->index, .lane = 0, .pc = w->now.pc};
+    c->work = (dw__emu_async){.done = transfer_done,
+                              .cta = w->cta,
+                              .warp = w->index,
+                              .lane = 0,
+                              .pc = w->now.pc,
+                              .queue = dw__emu_quarter_queue(w->cta, w->index)};
     c->op = k;
     c->lane = quarter + within, c->column = address & 0xFFFF;
     if (k->store) {
@@ -129,20 +133,30 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
             return dw__emu_no_memory(w, -1);
         }
     }
+    for (uint32_t half = 0; half <= (k->shape == OF_16X32BX2); half++) {
+        const uint32_t first = c->column + half * k->split;
+        if (k->store)
+            dw__emu_tensor_stores(tensor, w->index, w->now.pc, first, k->columns);
+        else
+            dw__emu_tensor_unsettled(tensor, &user, first, k->columns);
+    }
     (k->store ? tensor->storing : tensor->loading)[w->index]++;
     dw__emu_later(w->cta->cluster, &c->work);
     return DW__NEXT;
 }
 
 static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    const struct dw__emu_tensor *tensor = w->cta->tensor;
+    struct dw__emu_tensor *tensor = w->cta->tensor;
     const bool store = op->immediate != 0;
     (void)mask;
     if (tensor && (store ? tensor->storing : tensor->loading)[w->index]) {
         w->now.wait = DW__WAIT_ASYNC;
         return DW__AGAIN;
     }
-    if (!store) dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
+    if (!store)
+        dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
+    else if (tensor)
+        memset(&tensor->unsettled[w->index], 0, sizeof tensor->unsettled[w->index]);
     return DW__NEXT;
 }
 

@@ -17,6 +17,37 @@ void dw__emu_free_tensor(dw__emu_cta *cta) {
     cta->tensor = NULL;
 }
 
+static bool has_column(const uint64_t *columns, uint32_t column) {
+    return columns[column / 64] >> column % 64 & 1;
+}
+
+void dw__emu_tensor_stores(struct dw__emu_tensor *tensor, uint32_t warp, uint32_t pc,
+                           uint32_t first, uint32_t count) {
+    for (uint32_t column = first; column < first + count && column < DW__TENSOR_COLUMNS; column++)
+        tensor->unsettled[warp].columns[column / 64] |= (uint64_t)1 << column % 64;
+    tensor->unsettled[warp].pc = pc;
+}
+
+void dw__emu_tensor_unsettled(const struct dw__emu_tensor *tensor, const dw__tensor_user *user,
+                              uint32_t first, uint32_t count) {
+    const dw__emu_kernel *kernel = user->cta->cluster->grid->kernel;
+    for (uint32_t warp = user->warp % 4; warp < user->cta->warp_count; warp += 4) {
+        const uint64_t *columns = tensor->unsettled[warp].columns;
+        uint32_t column = first;
+        while (column < first + count && column < DW__TENSOR_COLUMNS &&
+               !has_column(columns, column))
+            column++;
+        if (column >= first + count || column >= DW__TENSOR_COLUMNS) continue;
+        dw__emu_found_at(
+            user->cta, user->warp, user->lane, user->pc, DW__FOUND_EARLY,
+            "column %u of tensor memory: warp %u stored there at PTX line %d, and no "
+            "tcgen05.wait::st came in between",
+            column, warp,
+            kernel->function->code.items[kernel->from[tensor->unsettled[warp].pc]].line);
+        return;
+    }
+}
+
 void dw__emu_tensor_after_exit(dw__emu_cta *cta) {
     if (!cta->tensor) return;
     for (uint32_t unit = 0; unit < DW__TENSOR_UNITS; unit++) {

@@ -27,6 +27,11 @@ struct dw__emu_tensor {
     int cta_group;                   /* of the first instruction that named one; 0: none has */
     /* Of each warp, loads and stores that are still to be done. */
     uint32_t loading[DW__LANES], storing[DW__LANES];
+    /* Of each warp, a bit for each column that it stored to since its last tcgen05.wait::st, and where the last did. */
+    struct {
+        uint64_t columns[DW__TENSOR_COLUMNS / 64];
+        uint32_t pc;
+    } unsettled[DW__LANES];
 };
 
 /* Who works on tensor memory, for messages. */
@@ -52,6 +57,12 @@ const char *dw__emu_tensor_free(struct dw__emu_tensor *tensor, uint32_t first, u
  * tensor memory; else a finding that says what `what` wanted. */
 bool dw__emu_tensor_holds(dw__emu_cta *cta, const dw__tensor_user *user, const char *what,
                           uint32_t first_lane, uint32_t lanes, uint32_t first, uint32_t columns);
+/* Notes a warp's store to columns first .. + count. */
+void dw__emu_tensor_stores(struct dw__emu_tensor *tensor, uint32_t warp, uint32_t pc,
+                           uint32_t first, uint32_t count);
+/* A finding where a warp of the user's quarter stored to one of the columns and has not waited for that. */
+void dw__emu_tensor_unsettled(const struct dw__emu_tensor *tensor, const dw__tensor_user *user,
+                              uint32_t first, uint32_t count);
 /* A finding: `what` read `undefined` cells that nobody wrote, of the matrix at this address. */
 void dw__emu_tensor_undefined(const dw__tensor_user *user, const char *what, uint32_t address,
                               uint32_t undefined);

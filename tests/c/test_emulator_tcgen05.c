@@ -1023,11 +1023,15 @@ static void who_reads_early_gets_the_value(void **state) {
         run_frame(&f, "",
                   LOAD "st.global.u32 [%rd3], %r90;\n" WAIT_LOAD
                        "add.u32 %r13, %r13, 1; add.s64 %rd3, %rd3, 4;\n" LOAD
-                       "xor.b32 %r91, %r90, 1; st.global.u32 [%rd3], %r91;\n");
-        assert_int_equal(dw_emulator_finding_count(f.emulator), 2);
+                       "xor.b32 %r91, %r90, 1; st.global.u32 [%rd3], %r91;\n"
+                       "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r13], {%r91};\n"
+                       "add.s64 %rd3, %rd3, 4;\n" LOAD WAIT_LOAD "st.global.u32 [%rd3], %r90;\n"
+                       "tcgen05.wait::st.sync.aligned;\n");
+        assert_int_equal(dw_emulator_finding_count(f.emulator), 3);
         for (int lane = 0; lane < LANES; lane++) {
             assert_int_equal(*cell(f.out, 0, lane, 0), *cell(f.tensor, 0, lane, 0));
             assert_int_equal(*cell(f.out, 0, lane, 1), *cell(f.tensor, 0, lane, 1) ^ 1);
+            assert_int_equal(*cell(f.out, 0, lane, 2), *cell(f.tensor, 0, lane, 1) ^ 1);
         }
         close_frame(&f);
     }
@@ -1038,6 +1042,10 @@ static void mistakes_are_found(void **state) {
     srand(8);
     expect_framed(8, "", LOAD "st.global.u32 [%rd3], %r90;\n" WAIT_LOAD, "too early",
                   "before the wait");
+    expect_framed(8, "",
+                  "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r13], {%r2};\n" LOAD WAIT_LOAD
+                  "tcgen05.wait::st.sync.aligned;\n",
+                  "too early", "no tcgen05.wait::st came in between");
     expect_framed(0, "", LOAD WAIT_LOAD, "undefined", "32 cells were never written");
     expect_framed(8, "", "xor.b32 %r13, %r13, 0x600000;\n" LOAD WAIT_LOAD, "tensor memory",
                   "reaches lanes"); /* another warp's */
