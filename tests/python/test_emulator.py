@@ -77,6 +77,50 @@ def test_approximate_functions_are_within_their_bounds_of_an_h200s():
         assert abs(mine - other) <= bound, (at, which, mine, other)
 
 
+def _beside_an_h200(*arguments: str) -> str:
+    """The library's kernels and those words of theirs that an H200 gave (tests/machines)."""
+    program = _ROOT / "build" / "release" / "bin" / "compare_machines"
+    answers = _ROOT / "tests" / "machines" / "h200.txt"
+    run = subprocess.run(
+        [str(program), "check", str(answers), *arguments],
+        env={**_environment(), "DEEPWELL_EMULATE_CHECK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if "run-time compiler" in run.stderr:
+        pytest.skip("no kernel was compiled into the library, and there is no NVRTC")
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_kernels_words_are_an_h200s():
+    said = _beside_an_h200("--quick")
+    assert "10 cases; 26 outputs compared" in said
+    # Sums that are exact in any order are the same to the bit (the program asks for that), and so is most of the rest.
+    assert said.count("\nequal") >= 20, said
+
+
+@pytest.mark.slow
+def test_every_variants_words_are_an_h200s(tmp_path):
+    program = _ROOT / "build" / "release" / "bin" / "compare_machines"
+    compilers = [
+        path for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.1[23]")
+    ]
+    if not compilers:
+        pytest.skip("this Python has no NVRTC")
+    compiled = subprocess.run(
+        [str(program), "ptx", str(tmp_path)],
+        env={**os.environ, "DEEPWELL_NVRTC": str(compilers[0])},
+        capture_output=True,
+        text=True,
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    said = _beside_an_h200("--kernels", str(tmp_path))
+    assert "123 cases; 316 outputs compared" in said
+    assert said.count("\nequal") >= 200, said
+
+
 def _smoke(*arguments: str) -> str:
     script = _ROOT / "tests" / "gpu" / "attention_smoke.py"
     library = ["--lib", str(_LIB / "libdeepwell.so")]
