@@ -1,4 +1,5 @@
 /* `deepwell explain`: who computes an operation on a GPU, who does not and why, and how long each takes. */
+#include "explain.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <jansson.h>
@@ -15,6 +16,8 @@ typedef struct request {
 
 static void print_help(void) {
     printf("Usage: deepwell explain attention B,H,S,D[,WORD...] [OPTION...]\n"
+           "       deepwell explain product M,N,K[,WORD...] [OPTION...]    (--help says more)\n"
+           "       deepwell explain kernels [--json]    Deepwell's own, and where each was proven\n"
            "\n"
            "Says who would compute attention of batch B, H heads, S rows and head dimension D,\n"
            "who would not and why, and how long each should take.\n"
@@ -30,7 +33,7 @@ static void print_help(void) {
            "\n"
            "Options:\n"
            "  --backward        the gradients\n"
-           "  --target ARCH     that architecture (sm_90a) instead of this machine's GPU\n"
+           "  --target ARCH     that architecture (sm_90a, sm_100a) instead of this machine's GPU\n"
            "  --measure         first times Deepwell's kernels on this GPU, and keeps the result\n"
            "                    (PyTorch's beside them: python -m deepwell.attention SHAPE)\n"
            "  --json            the same as one JSON object\n");
@@ -38,7 +41,7 @@ static void print_help(void) {
 
 /* ---- arguments ----------------------------------------------------------------------------------- */
 
-static int read_integer(const char *text, int32_t *value) {
+int explain_read_integer(const char *text, int32_t *value) {
     char *end = NULL;
     long number = strtol(text, &end, 10);
     if (end == text || *end || number < INT32_MIN || number > INT32_MAX) return 0;
@@ -58,8 +61,8 @@ static int read_window(const char *text, dw_attention *call) {
     if (length == 0 || length >= sizeof left || text[length] != ':') return 0;
     memcpy(left, text, length);
     left[length] = '\0';
-    return read_integer(left, &call->window_left) &&
-           read_integer(text + length + 1, &call->window_right);
+    return explain_read_integer(left, &call->window_left) &&
+           explain_read_integer(text + length + 1, &call->window_right);
 }
 
 /* Behind the four numbers. */
@@ -69,8 +72,8 @@ static int read_word(const char *word, dw_attention *call) {
     if (strcmp(word, "bf16") == 0) return call->dtype = DW_BF16, 1;
     if (strcmp(word, "f16") == 0) return call->dtype = DW_F16, 1;
     if (strcmp(word, "deterministic") == 0) return call->deterministic = true, 1;
-    if (strncmp(word, "kv=", 3) == 0) return read_integer(word + 3, &call->heads_kv);
-    if (strncmp(word, "k=", 2) == 0) return read_integer(word + 2, &call->rows_k);
+    if (strncmp(word, "kv=", 3) == 0) return explain_read_integer(word + 3, &call->heads_kv);
+    if (strncmp(word, "k=", 2) == 0) return explain_read_integer(word + 2, &call->rows_k);
     if (strncmp(word, "window=", 7) == 0) return read_window(word + 7, call);
     if (strncmp(word, "softcap=", 8) == 0) return read_number(word + 8, &call->softcap);
     if (strncmp(word, "dropout=", 8) == 0) return read_number(word + 8, &call->dropout);
@@ -95,7 +98,7 @@ static int read_shape(char *text, dw_attention *call) {
     for (char *word = text, *next; word; word = next, count++) {
         next = strchr(word, ',');
         if (next) *next++ = '\0';
-        if (count < 4 ? !read_integer(word, numbers[count]) : !read_word(word, call))
+        if (count < 4 ? !explain_read_integer(word, numbers[count]) : !read_word(word, call))
             return cli_usage_error(
                 "'%s' is not what explain expects as word %d of a shape B,H,S,D[,WORD...]", word,
                 count + 1);
@@ -113,7 +116,7 @@ static int read_shape(char *text, dw_attention *call) {
 
 static int read_arguments(int argc, char **argv, request *r) {
     if (argc < 2 || strcmp(argv[1], "attention") != 0)
-        return cli_usage_error("explain knows one operation, attention%s%s",
+        return cli_usage_error("explain knows attention, product and kernels%s%s",
                                argc > 1 ? ", not " : "", argc > 1 ? argv[1] : "");
     for (int at = 2; at < argc; at++) {
         if (strcmp(argv[at], "--backward") == 0) {
@@ -150,6 +153,17 @@ static void print_time(const json_t *seconds, const char *absent) {
         printf("  %7.1f us", 1e6 * json_number_value(seconds));
 }
 
+static void print_tile(const json_t *tile) {
+    if (!json_is_object(tile)) return;
+    const json_int_t ctas = json_integer_value(json_object_get(tile, "ctas"));
+    printf("; tiles of %lld x %lld (%s), %lld of them in %lld rounds of %lld steps",
+           (long long)(128 * ctas), (long long)json_integer_value(json_object_get(tile, "tile_n")),
+           ctas == 2 ? "a pair of blocks each" : "a block each",
+           (long long)json_integer_value(json_object_get(tile, "tiles")),
+           (long long)json_integer_value(json_object_get(tile, "rounds")),
+           (long long)json_integer_value(json_object_get(tile, "steps")));
+}
+
 static void print_report(const json_t *report) {
     size_t index;
     const json_t *candidate;
@@ -171,14 +185,17 @@ static void print_report(const json_t *report) {
                              ? text_of(candidate, "expected_from")
                              : text_of(candidate, "reason"));
     }
+    json_array_foreach(json_object_get(report, "candidates"), index, candidate) {
+        if (*text_of(candidate, "proof"))
+            printf("\n%s: %s", text_of(candidate, "name"), text_of(candidate, "proof"));
+        print_tile(json_object_get(candidate, "tile"));
+    }
     const char *chosen = text_of(report, "chosen");
     printf("\n%s%s: %s\n", *chosen ? "Taken: " : "Nobody", chosen, text_of(report, "because"));
 }
 
-static int show(const request *r, const char *target) {
-    char *json = NULL;
-    if (dw_attention_explain(&r->call, r->backward, target, &json) != DW_OK) return cli_fail();
-    if (r->json) {
+void explain_show(char *json, int as_json) {
+    if (as_json) {
         printf("%s\n", json);
     } else {
         json_t *report = json_loads(json, 0, NULL);
@@ -186,6 +203,12 @@ static int show(const request *r, const char *target) {
         json_decref(report);
     }
     dw_text_free(json);
+}
+
+static int show(const request *r, const char *target) {
+    char *json = NULL;
+    if (dw_attention_explain(&r->call, r->backward, target, &json) != DW_OK) return cli_fail();
+    explain_show(json, r->json);
     return CLI_DONE;
 }
 
@@ -194,6 +217,8 @@ int cli_explain(int argc, char **argv) {
         print_help();
         return CLI_DONE;
     }
+    if (argc > 1 && strcmp(argv[1], "product") == 0) return explain_product(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "kernels") == 0) return explain_kernels(argc - 1, argv + 1);
     request r = {0};
     int result = read_arguments(argc, argv, &r);
     if (result != CLI_DONE) return result;

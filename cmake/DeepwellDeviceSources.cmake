@@ -47,7 +47,7 @@ ${dw_source_rows}    {0},
 " "${device_files}")
 set(device_sources_file ${device_embedded})
 
-# Modules of the commonest variants (BF16, head dimensions 64 and 128, no extras), where there is nvcc or NVRTC: what
+# Modules of the commonest variants (attention of BF16, head dimensions 64 and 128, no extras; products of BF16), where there is nvcc or NVRTC: what
 # they save is seconds at first use, for which any other machine needs NVRTC. Beside each its PTX, for drivers that refuse the
 # module and for who reads it; without lines of the source, which would double it.
 foreach(form module ptx)
@@ -63,6 +63,12 @@ function(deepwell_compile_module result arch source)
     list(JOIN ARGN "." defines)
     set(name ${stem}.${arch}.${defines})
     set(path ${PROJECT_BINARY_DIR}/cubins/${name})
+    set(${result} ${path} PARENT_SCOPE)
+    get_property(compiled GLOBAL PROPERTY deepwell_compiled)
+    if(path IN_LIST compiled) # for somebody else already
+        return()
+    endif()
+    set_property(GLOBAL APPEND PROPERTY deepwell_compiled ${path})
     get_property(device_files GLOBAL PROPERTY deepwell_device_files)
     if(DEEPWELL_NVCC)
         list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE flags)
@@ -78,7 +84,6 @@ function(deepwell_compile_module result arch source)
     add_custom_command(OUTPUT ${path}.cubin ${path}.ptx ${commands}
         DEPENDS ${device_files} ${PROJECT_SOURCE_DIR}/src/jit/jit_compile.c
         COMMENT "Compiling ${name}" VERBATIM)
-    set(${result} ${path} PARENT_SCOPE)
 endfunction()
 
 # Whether modules can be compiled here for sm_100f, the family of Blackwell's data-centre GPUs: CUDA 12.9 and later.
@@ -98,9 +103,9 @@ function(deepwell_has_sm_100f result)
     endif()
 endfunction()
 
-# A variant for sm_90a that the library carries.
-function(deepwell_add_module source)
-    deepwell_compile_module(path sm_90a ${source} ${ARGN})
+# A variant that the library carries.
+function(deepwell_add_module arch source)
+    deepwell_compile_module(path ${arch} ${source} ${ARGN})
     get_filename_component(name ${path} NAME)
     list(LENGTH module_files index)
     deepwell_embed(dw_module ${index} ${name} ${path}.cubin)
@@ -180,7 +185,7 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         target_link_libraries(deepwell_compile_variant PRIVATE deepwell_flags ${libraries})
     endif()
     file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/cubins)
-    deepwell_add_module(common/attention_reference.cu ELEMENT=0)
+    deepwell_add_module(sm_90a common/attention_reference.cu ELEMENT=0)
     deepwell_tile_rows(sm90/attention_tiles.h rows)
     foreach(row IN LISTS rows)
         separate_arguments(row)
@@ -190,7 +195,7 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         list(GET row 4 tile_n)
         list(GET row 5 stages)
         list(GET row 6 consumers)
-        deepwell_add_module(sm90/attention_forward.cu CONSUMERS=${consumers} DROPOUT=0 ELEMENT=0
+        deepwell_add_module(sm_90a sm90/attention_forward.cu CONSUMERS=${consumers} DROPOUT=0 ELEMENT=0
             HEAD_DIM=${head_dim} PACKED=0 SOFTCAP=0 STAGES=${stages} TILE_M=${tile_m}
             TILE_N=${tile_n} WINDOW=${window})
     endforeach()
@@ -204,11 +209,25 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
         list(GET row 4 stages_q)
         list(GET row 5 stages_do)
         list(GET row 6 consumers)
-        deepwell_add_module(sm90/attention_backward.cu CONSUMERS=${consumers} DETERMINISTIC=0
+        deepwell_add_module(sm_90a sm90/attention_backward.cu CONSUMERS=${consumers} DETERMINISTIC=0
             DROPOUT=0 ELEMENT=0 HEAD_DIM=${head_dim} PACKED=0 SOFTCAP=0
             STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m} TILE_N=${tile_n}
             WINDOW=${window})
     endforeach()
+    # Of Blackwell's product the tiles that small and large ones get, as they are and with a bias.
+    deepwell_has_sm_100f(compiles)
+    if(compiles)
+        deepwell_add_module(sm_100f common/product_reference.cu ELEMENT=0 OUTPUT=0)
+        foreach(tile "1;64;8" "2;256;6")
+            list(GET tile 0 ctas)
+            list(GET tile 1 tile_n)
+            list(GET tile 2 stages)
+            foreach(bias 0 1)
+                deepwell_add_module(sm_100f sm100/gemm.cu ACTIVATION=0 BIAS=${bias} CTAS=${ctas} ELEMENT=0 OUTPUT=0
+                    RESIDUAL=0 STAGES=${stages} TILE_N=${tile_n})
+            endforeach()
+        endforeach()
+    endif()
 endif()
 
 deepwell_embedded(embedded_device_modules "${dw_module_code}${dw_ptx_code}

@@ -49,7 +49,7 @@ _deepwell() {
         ;;
     explain)
         mapfile -t COMPREPLY < <(
-            compgen -W 'attention --backward --target --measure --json --help' -- "$word"
+            compgen -W 'attention product kernels --backward --target --measure --json --help' -- "$word"
         )
         ;;
     plan)

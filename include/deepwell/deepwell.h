@@ -18,6 +18,7 @@
 #include "deepwell/ops.h"
 #include "deepwell/planner.h"
 #include "deepwell/precision.h"
+#include "deepwell/product.h"
 #include "deepwell/safetensors.h"
 #include "deepwell/simulate.h"
 #include "deepwell/status.h"

@@ -11,6 +11,7 @@
 #define DEEPWELL_EXPLAIN_H
 
 #include "deepwell/attention.h"
+#include "deepwell/product.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,11 +22,20 @@ extern "C" {
  *    "chosen": name or null, "because", "flops", "bytes",
  *    "candidates": [{"name", "source", "runs", "reason": why not or null, "tolerance",
  *                    "expected_seconds": number or null, "expected_from", "measured_seconds": number or null}]}
- * `target` NULL: the calling thread's GPU. "sm_90a": that architecture, whether there is one or not; expected times
- * are an H200's. Strides count, addresses do not; no memory is read and nothing is compiled. `json` is
+ * `target` NULL: the calling thread's GPU. "sm_90a", "sm_100a", "sm_103a": that architecture, whether there is one or not; expected
+ * times are an H200's, carried over by the data sheets' rates. Strides count, addresses do not; no memory is read and nothing is compiled. `json` is
  * released with dw_text_free. */
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
+
+/* The same for a matrix product, whose candidates are "deepwell" and "cublas" (PyTorch's). Ours has members besides:
+ * "proof", where it has been shown to be right, and "tile": null, or {"ctas", "tile_n", "stages", "tiles", "rounds",
+ * "steps", "step_clocks", "least_seconds"}, counted and not measured. */
+DW_API dw_status dw_product_explain(const dw_product *call, const char *target, char **json);
+
+/* Our GPU kernels, as JSON: [{"name", "operation", "source", "architectures", "elements", "needs", "proof", "use"}].
+ * `json` is released with dw_text_free. */
+DW_API dw_status dw_gpu_kernels(char **json);
 
 /* The class of shapes that share a measurement: type, head dimension, ratio of heads, kind of mask, features, and
  * lengths and the number of heads in all rounded to powers of 2. Cut off at `bytes`. */

@@ -13,6 +13,7 @@
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
+#include "kernel/cuda/product.h"
 #include "launch_cost.h"
 #include "sm100/attention_forward_tiles.h"
 #include "sm100/gemm_params.h"
@@ -166,6 +167,7 @@ static void list_attention_sm100(void) {
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
+    for (int i = 0; i < 4; i++) add_job(dw__product_reference_variant(i & 1, i & 2), i == 0);
     list_attention(DW__ATTENTION_FORWARD);
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();

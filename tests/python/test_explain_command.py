@@ -71,7 +71,7 @@ def test_in_words(tmp_path):
 @pytest.mark.parametrize(
     "arguments, status, part",
     [
-        ((), 2, "explain knows one operation"),
+        ((), 2, "explain knows attention, product and kernels"),
         (("matmul", "1,2,3,4"), 2, "not matmul"),
         (("attention",), 2, "needs a shape"),
         (("attention", "1,2,3"), 2, "at least B,H,S,D"),
@@ -84,12 +84,58 @@ def test_in_words(tmp_path):
         (("attention", "1,2,-3,64"), 1, "rows_q is -3"),
         (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
         (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
+        (("product",), 2, "needs a shape, M,N,K"),
+        (("product", "1,2"), 2, "at least M,N,K"),
+        (("product", "1,2,3,relu"), 2, "'relu' is not what explain expects as word 4"),
+        (("product", "1,2,3", "--measure"), 2, "does not know '--measure'"),
+        (("product", "1,-2,3"), 1, "n is -2"),
+        (("kernels", "x"), 2, "does not know 'x'"),
     ],
 )
 def test_refuses(arguments, status, part, tmp_path):
     run = explain(*arguments, cache=tmp_path)
     assert run.returncode == status
     assert part in run.stderr
+
+
+UNPROVEN = "proven on the emulator, not run on hardware"
+
+
+def test_product_names_its_proof(tmp_path):
+    """Blackwell's kernels are named as what they are, and nobody is sent there."""
+    run = explain(
+        "product", "8192,8192,8192,bias,gelu", "--target", "sm_100a", "--json", cache=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    plan = json.loads(run.stdout)
+    ours, theirs = plan["candidates"]
+    assert plan["chosen"] == "cublas" and UNPROVEN in plan["because"]
+    assert ours["runs"] and ours["proof"] == UNPROVEN and ours["measured_seconds"] is None
+    assert "nothing measured" in ours["expected_from"]
+    assert ours["tile"]["ctas"] == 2 and ours["tile"]["tile_n"] == 256
+    assert plan["flops"] == 2 * 8192**3
+    # Whole rounds on 74 pairs at the data sheet's rate.
+    rounds = -(-32 * 32 // 74)
+    assert ours["tile"]["rounds"] == rounds
+    least = rounds * 128 * 512 / (2250e12 / 148 / 8192)
+    assert ours["expected_seconds"] == pytest.approx(least, rel=1e-12)
+    gated = explain(
+        "product", "64,64,64,f16,f32,swiglu,residual", "--target", "sm_103a", cache=tmp_path
+    )
+    assert "f16 to f32, swiglu, residual" in gated.stdout and UNPROVEN in gated.stdout
+    hopper = explain("product", "64,64,64", "--target", "sm_90a", cache=tmp_path)
+    assert "for sm_100f (B200, B300), not for sm_90a" in hopper.stdout
+
+
+def test_kernels_say_where_they_were_proven(tmp_path):
+    run = explain("kernels", "--json", cache=tmp_path)
+    kernels = {row["name"]: row for row in json.loads(run.stdout)}
+    for name, row in kernels.items():
+        assert (row["proof"] == UNPROVEN) == name.startswith("sm100_"), name
+        assert (Path(__file__).parents[2] / row["source"]).is_file()
+    assert "asked for" in kernels["sm100_gemm"]["use"]
+    words = explain("kernels", cache=tmp_path).stdout
+    assert words.count(UNPROVEN) == sum(name.startswith("sm100_") for name in kernels)
 
 
 def test_bridge():

@@ -49,7 +49,7 @@ dw__attention_work dw__attention_work_of(const dw_attention *c, bool backward) {
 static const double least_seconds = 4e-6; /* a launch and an empty grid */
 
 static double at_least(double seconds, const dw__attention_work *work,
-                       const dw__attention_target *target) {
+                       const dw__gpu_target *target) {
     return fmax(least_seconds, fmax(seconds, work->bytes / target->bytes));
 }
 
@@ -69,35 +69,35 @@ static const dw__attention_rate *nearest_rate(const dw_attention *c) {
 }
 
 /* A measured rate, carried over to the target by its peak. */
-static double cost_of_rate(const dw_attention *c, bool backward, const dw__attention_target *target,
+static double cost_of_rate(const dw_attention *c, bool backward, const dw__gpu_target *target,
                            double tflops) {
     const double peak_measured = 989.4e12; /* H200 */
     dw__attention_work work = dw__attention_work_of(c, backward);
     return at_least(work.flops / (tflops * 1e12 * target->flops / peak_measured), &work, target);
 }
 
-static double measured_cost(const dw_attention *c, bool backward,
-                            const dw__attention_target *target, int which, const char **from) {
+static double measured_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
+                            int which, const char **from) {
     *from = dw__attention_rates_source;
     return cost_of_rate(c, backward, target, nearest_rate(c)->tflops[which][backward]);
 }
 
-static double deepwell_cost(const dw_attention *c, bool backward,
-                            const dw__attention_target *target, const char **from) {
+static double deepwell_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
+                            const char **from) {
     return measured_cost(c, backward, target, DW__RATE_DEEPWELL, from);
 }
 
-static double cudnn_cost(const dw_attention *c, bool backward, const dw__attention_target *target,
+static double cudnn_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                          const char **from) {
     return measured_cost(c, backward, target, DW__RATE_CUDNN, from);
 }
 
-static double flash_cost(const dw_attention *c, bool backward, const dw__attention_target *target,
+static double flash_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                          const char **from) {
     return measured_cost(c, backward, target, DW__RATE_FLASH, from);
 }
 
-static double unknown_cost(const dw_attention *c, bool backward, const dw__attention_target *target,
+static double unknown_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                            const char **from) {
     (void)c, (void)backward, (void)target;
     *from = "takes it; not measured yet";
@@ -105,7 +105,7 @@ static double unknown_cost(const dw_attention *c, bool backward, const dw__atten
 }
 
 /* Scores and probabilities written and read: softmax in F32 four times, the products in two bytes. */
-static double math_cost(const dw_attention *c, bool backward, const dw__attention_target *target,
+static double math_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                         const char **from) {
     dw__attention_work work = dw__attention_work_of(c, backward);
     *from = "memory traffic of the stored scores";
@@ -119,7 +119,7 @@ static bool refuse(char *reason, size_t bytes, const char *text) {
     return false;
 }
 
-static bool deepwell_takes(const dw_attention *c, bool backward, const dw__attention_target *target,
+static bool deepwell_takes(const dw_attention *c, bool backward, const dw__gpu_target *target,
                            char *reason, size_t bytes) {
     if (dw__attention_check(c, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false) !=
         DW_OK)
@@ -150,7 +150,7 @@ static bool sdpa_says(const dw_attention *c, char *reason, size_t bytes) {
 }
 
 static bool fused_takes(const dw_attention *c, int most_head_dim, int least_capability,
-                        const dw__attention_target *target, char *reason, size_t bytes) {
+                        const dw__gpu_target *target, char *reason, size_t bytes) {
     if (!sdpa_says(c, reason, bytes)) return false;
     if (c->head_dim % 8 != 0 || c->head_dim > most_head_dim) {
         snprintf(reason, bytes, "head_dim is %d; it takes multiples of 8 up to %d on %s",
@@ -165,14 +165,14 @@ static bool fused_takes(const dw_attention *c, int most_head_dim, int least_capa
     return true;
 }
 
-static bool cudnn_takes(const dw_attention *c, bool backward, const dw__attention_target *target,
+static bool cudnn_takes(const dw_attention *c, bool backward, const dw__gpu_target *target,
                         char *reason, size_t bytes) {
     (void)backward;
     return fused_takes(c, target->capability == 90 || target->capability >= 100 ? 256 : 128, 80,
                        target, reason, bytes);
 }
 
-static bool flash_takes(const dw_attention *c, bool backward, const dw__attention_target *target,
+static bool flash_takes(const dw_attention *c, bool backward, const dw__gpu_target *target,
                         char *reason, size_t bytes) {
     (void)backward;
     if (!fused_takes(c, 256, 80, target, reason, bytes)) return false;
@@ -181,13 +181,13 @@ static bool flash_takes(const dw_attention *c, bool backward, const dw__attentio
     return true;
 }
 
-static bool efficient_takes(const dw_attention *c, bool backward,
-                            const dw__attention_target *target, char *reason, size_t bytes) {
+static bool efficient_takes(const dw_attention *c, bool backward, const dw__gpu_target *target,
+                            char *reason, size_t bytes) {
     (void)backward;
     return fused_takes(c, 1 << 16, 50, target, reason, bytes);
 }
 
-static bool math_takes(const dw_attention *c, bool backward, const dw__attention_target *target,
+static bool math_takes(const dw_attention *c, bool backward, const dw__gpu_target *target,
                        char *reason, size_t bytes) {
     (void)backward, (void)target;
     if (c->window_left >= 0 || c->window_right > 0 || (c->window_right == 0 && c->bottom_right)) {

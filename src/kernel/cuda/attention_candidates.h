@@ -3,15 +3,7 @@
 #define DW_ATTENTION_CANDIDATES_H
 
 #include "kernel/cuda/attention.h"
-
-/* An architecture, or a GPU of one: what times are expected from. */
-typedef struct dw__attention_target {
-    const char *name; /* "sm_90a" */
-    int capability;
-    double flops; /* per second: dense products of BF16 or F16 */
-    double bytes; /* of memory, per second */
-    const char *source;
-} dw__attention_target;
+#include "kernel/cuda/gpu_target.h"
 
 /* Work of a call: every pair of query and key that a mask leaves counts 4 * head_dim operations forward. */
 typedef struct dw__attention_work {
@@ -25,10 +17,10 @@ typedef struct dw__attention_candidate {
     bool
         competes; /* measured where it takes a call; the others are for calls that nobody else takes */
     /* False, and why, where it does not take the call on that architecture. Looks at no address. */
-    bool (*takes)(const dw_attention *call, bool backward, const dw__attention_target *target,
+    bool (*takes)(const dw_attention *call, bool backward, const dw__gpu_target *target,
                   char *reason, size_t bytes);
     /* Seconds, and where they come from; 0: nobody knows. */
-    double (*cost)(const dw_attention *call, bool backward, const dw__attention_target *target,
+    double (*cost)(const dw_attention *call, bool backward, const dw__gpu_target *target,
                    const char **from);
     /* What its results are held to: see docs/cuda.md. */
     const char *tolerance;

@@ -7,36 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- targets ------------------------------------------------------------------------------------------ */
-
-/* Without a GPU: what the vendor says of one. */
-static const dw__attention_target architectures[] = {
-    {"sm_90a", 90, 989.4e12, 4.8e12, "H200 SXM data sheet: 989 TFLOP/s dense, 4.8 TB/s"},
-};
-
-/* Dense products of 16-bit elements, per processor and clock: 4096 operations on Hopper, 1024 halves of that before. */
-static dw__attention_target target_of(const dw__context *context, char *name, size_t bytes) {
-    double per_clock = context->capability >= 90 ? 4096.0 : 2048.0;
-    snprintf(name, bytes, "sm_%d%s", context->capability, context->capability == 90 ? "a" : "");
-    return (dw__attention_target){
-        .name = name,
-        .capability = context->capability,
-        .flops = per_clock * context->sm_count * 1e3 * context->clock_khz,
-        .bytes = 2e3 * context->memory_clock_khz * context->memory_bus_bits /
-                 8.0, /* two transfers per clock */
-        .source = "the driver's processors, clocks and bus width",
-    };
-}
-
-static dw_status find_target(const char *name, dw__attention_target *target) {
-    for (size_t i = 0; i < DW_COUNT(architectures); i++) {
-        if (strcmp(architectures[i].name, name) != 0) continue;
-        *target = architectures[i];
-        return DW_OK;
-    }
-    return dw__fail(DW_INVALID_ARGUMENT, "target \"%s\" is not known; expected sm_90a", name);
-}
-
 /* ---- shapes --------------------------------------------------------------------------------------------- */
 
 /* Exponent of the nearest power of 2 by ratio, and 1 more; 0 for 0. */
@@ -118,8 +88,7 @@ typedef struct judgement {
 
 /* `with` NULL: anything. */
 static void judge(const dw__attention_candidate *candidate, const dw_attention *call, bool backward,
-                  const dw__attention_target *target, const char *gpu, const char *with,
-                  judgement *j) {
+                  const dw__gpu_target *target, const char *gpu, const char *with, judgement *j) {
     char shape_class[256];
     dw__tuned found;
     *j = (judgement){0};
@@ -139,7 +108,7 @@ static void judge(const dw__attention_candidate *candidate, const dw_attention *
 
 /* Of a whole call. Forward must run for backward to; their times count together. */
 static void judge_both(const dw__attention_candidate *candidate, const dw_attention *call,
-                       bool gradients, const dw__attention_target *target, const char *gpu,
+                       bool gradients, const dw__gpu_target *target, const char *gpu,
                        const char *with, judgement *j) {
     judgement forward;
     judge(candidate, call, gradients, target, gpu, with, j);
@@ -199,7 +168,7 @@ static void choose(const judgement *all, bool gradients, choice *made) {
              1e3 * all[first].measured, gradients ? ", forward and backward" : "");
 }
 
-static void choose_for(const dw_attention *call, bool gradients, const dw__attention_target *target,
+static void choose_for(const dw_attention *call, bool gradients, const dw__gpu_target *target,
                        const char *gpu, const char *with, choice *made) {
     judgement all[MOST];
     for (size_t i = 0; i < dw__attention_candidate_count; i++)
@@ -210,11 +179,11 @@ static void choose_for(const dw_attention *call, bool gradients, const dw__atten
 dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
                               const char **name, char *because, size_t bytes) {
     const dw__context *context;
-    char target_name[32];
+    char target_name[DW__TARGET_NAME];
     choice made;
     DW_RETURN_IF_FAILED(check_sense(call, gradients));
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
-    dw__attention_target target = target_of(context, target_name, sizeof target_name);
+    dw__gpu_target target = dw__gpu_target_of(context, target_name);
     choose_for(call, gradients, &target, context->name, with, &made);
     if (made.chosen < 0) return dw__fail(DW_UNSUPPORTED, "attention: %s", made.because);
     if (!made.measured)
@@ -237,9 +206,8 @@ static json_t *describe(const dw__attention_candidate *candidate, const judgemen
                      "measured_seconds", number_or_null(j->measured));
 }
 
-static dw_status explain(const dw_attention *call, bool backward,
-                         const dw__attention_target *target, const char *gpu, const char *gpu_error,
-                         json_t **root) {
+static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_target *target,
+                         const char *gpu, const char *gpu_error, json_t **root) {
     char shape_class[256], shape[256];
     judgement j;
     choice made;
@@ -265,8 +233,8 @@ static dw_status explain(const dw_attention *call, bool backward,
 dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                char **json) {
     const dw__context *context = NULL;
-    dw__attention_target at;
-    char name[32], gpu_error[1024] = "";
+    dw__gpu_target at;
+    char name[DW__TARGET_NAME], gpu_error[1024] = "";
     dw__text text = {0};
     json_t *root = NULL;
     dw_status status = DW_OK;
@@ -274,11 +242,11 @@ dw_status dw_attention_explain(const dw_attention *call, bool backward, const ch
     dw_status found = dw__device_cuda.context(&context);
     if (found != DW_OK) snprintf(gpu_error, sizeof gpu_error, "%s", dw_last_error());
     if (target)
-        DW_TRY(find_target(target, &at));
+        DW_TRY(dw__gpu_target_named(target, &at));
     else if (found != DW_OK)
         return dw__fail_prefix(found, "there is no GPU to explain for (name a target: sm_90a)");
     else
-        at = target_of(context, name, sizeof name);
+        at = dw__gpu_target_of(context, name);
     bool here = context && context->capability == at.capability; /* measurements are this GPU's */
     DW_TRY(explain(call, backward, &at, here ? context->name : NULL,
                    found == DW_OK ? NULL : gpu_error, &root));

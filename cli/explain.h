@@ -1,0 +1,15 @@
+/* What the operations of `deepwell explain` share. */
+#ifndef DW_CLI_EXPLAIN_H
+#define DW_CLI_EXPLAIN_H
+
+#include <stdint.h>
+
+int explain_product(int argc, char **argv);
+int explain_kernels(int argc, char **argv);
+
+/* 0: it is no number that fits. */
+int explain_read_integer(const char *text, int32_t *value);
+/* Prints an explanation, as JSON or in words, and releases it. */
+void explain_show(char *json, int as_json);
+
+#endif

@@ -1,0 +1,136 @@
+/* `deepwell explain product` and `deepwell explain kernels`. */
+#include "cli.h"
+#include "deepwell/deepwell.h"
+#include "explain.h"
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+static int is_help(const char *word) {
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+/* ---- product --------------------------------------------------------------------------------------- */
+
+static void print_help(void) {
+    printf("Usage: deepwell explain product M,N,K[,WORD...] [OPTION...]\n"
+           "\n"
+           "Says who would compute D (M x N) = f(A (M x K) times B (N x K) transposed) on a\n"
+           "Blackwell GPU, and by which tiles. Deepwell's kernel is proven on the emulator, not\n"
+           "run on hardware.\n"
+           "\n"
+           "Words:\n"
+           "  f16               FP16 instead of BF16\n"
+           "  f32               D is FP32\n"
+           "  bias  residual    are added, before f and behind it\n"
+           "  gelu  gelu-tanh  swiglu\n"
+           "\n"
+           "Options:\n"
+           "  --target ARCH     that architecture (sm_100a) instead of this machine's GPU\n"
+           "  --json            the same as one JSON object\n");
+}
+
+/* Behind the three numbers. */
+static int read_word(const char *word, dw_product *call, int *f32) {
+    static const char *const activations[] = {"", "gelu", "gelu-tanh", "swiglu"};
+    static char place[16] __attribute__((aligned(16))); /* that there is one, wherever it lies */
+    for (int i = 1; i < DW_ACTIVATION_COUNT; i++)
+        if (strcmp(word, activations[i]) == 0) return call->activation = (dw_activation)i, 1;
+    if (strcmp(word, "bf16") == 0) return call->dtype = DW_BF16, 1;
+    if (strcmp(word, "f16") == 0) return call->dtype = DW_F16, 1;
+    if (strcmp(word, "f32") == 0) return *f32 = 1;
+    if (strcmp(word, "bias") == 0) return call->bias = place, 1;
+    if (strcmp(word, "residual") == 0) return call->residual.data = place, 1;
+    return 0;
+}
+
+static int64_t padded(int64_t columns, int64_t chunk) {
+    return (columns + chunk - 1) / chunk * chunk;
+}
+
+static int read_shape(char *text, dw_product *call) {
+    int32_t numbers[3];
+    int count = 0, f32 = 0;
+    *call = (dw_product){.size = sizeof *call, .dtype = DW_BF16, .alpha = 1.0f};
+    for (char *word = text, *next; word; word = next, count++) {
+        next = strchr(word, ',');
+        if (next) *next++ = '\0';
+        if (count < 3 ? !explain_read_integer(word, &numbers[count]) : !read_word(word, call, &f32))
+            return cli_usage_error(
+                "'%s' is not what explain expects as word %d of a shape M,N,K[,WORD...]", word,
+                count + 1);
+    }
+    if (count < 3) return cli_usage_error("a product's shape needs at least M,N,K");
+    call->m = numbers[0], call->n = numbers[1], call->k = numbers[2];
+    call->output = f32 ? DW_F32 : call->dtype;
+    call->a.stride = call->b.stride = padded(call->k, 8);
+    call->d.stride = call->residual.stride = padded(call->n, 8);
+    return CLI_DONE;
+}
+
+int explain_product(int argc, char **argv) {
+    dw_product call;
+    const char *target = NULL;
+    int as_json = 0, has_shape = 0;
+    for (int at = 1; at < argc; at++) {
+        if (is_help(argv[at])) {
+            print_help();
+            return CLI_DONE;
+        } else if (strcmp(argv[at], "--json") == 0) {
+            as_json = 1;
+        } else if (strcmp(argv[at], "--target") == 0) {
+            if (++at == argc) return cli_usage_error("--target needs a value");
+            target = argv[at];
+        } else if (argv[at][0] == '-' || has_shape) {
+            return cli_usage_error("explain product does not know '%s'", argv[at]);
+        } else {
+            int result = read_shape(argv[at], &call);
+            if (result != CLI_DONE) return result;
+            has_shape = 1;
+        }
+    }
+    if (!has_shape) return cli_usage_error("explain product needs a shape, M,N,K");
+    const dw_device *gpu;
+    if (!target && dw_device_find("cuda", &gpu) != DW_OK) target = "sm_100a";
+    char *json = NULL;
+    if (dw_product_explain(&call, target, &json) != DW_OK) return cli_fail();
+    explain_show(json, as_json);
+    return CLI_DONE;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------- */
+
+int explain_kernels(int argc, char **argv) {
+    char *json = NULL;
+    size_t index;
+    const json_t *kernel;
+    if (argc > 1 && is_help(argv[1])) {
+        printf(
+            "Usage: deepwell explain kernels [--json]\n"
+            "\n"
+            "Lists Deepwell's GPU kernels: what each takes, where it has been shown to be right,\n"
+            "and when it is taken.\n");
+        return CLI_DONE;
+    }
+    int as_json = argc > 1 && strcmp(argv[1], "--json") == 0;
+    if (argc > 1 + as_json)
+        return cli_usage_error("explain kernels does not know '%s'", argv[1 + as_json]);
+    if (dw_gpu_kernels(&json) != DW_OK) return cli_fail();
+    json_t *list = as_json ? NULL : json_loads(json, 0, NULL);
+    if (as_json) printf("%s\n", json);
+    json_array_foreach(list, index, kernel) {
+        cli_print_bold(text_of(kernel, "name"));
+        printf(": %s\n  %s\n  for %s; %s; %s\n  %s; %s\n", text_of(kernel, "operation"),
+               text_of(kernel, "source"), text_of(kernel, "architectures"),
+               text_of(kernel, "elements"), text_of(kernel, "needs"), text_of(kernel, "proof"),
+               text_of(kernel, "use"));
+    }
+    json_decref(list);
+    dw_text_free(json);
+    return CLI_DONE;
+}

@@ -1,0 +1,68 @@
+/* Matrix products with an epilogue on Blackwell GPUs: D = f(alpha A B^T + bias) + residual.
+ *
+ * Proven on the emulator, not run on hardware: no GPU of this family was at hand. Nothing chooses these kernels by
+ * itself; whoever calls them asks for them. The first use of each on a GPU compares it with sums in double
+ * (docs/blackwell.md).
+ *
+ * GPUs of compute capability 10.0 and 10.3 (B200, B300), and the devices "emulator:sm_100a" and "emulator:sm_103a".
+ * Calls are asynchronous on the caller's stream, in the calling thread's current context (where there is none: the
+ * first device's primary context). They allocate no device memory and synchronise with nothing, but for a kernel's
+ * first use, and may be captured in a CUDA graph.
+ */
+#ifndef DEEPWELL_PRODUCT_H
+#define DEEPWELL_PRODUCT_H
+
+#include "deepwell/device.h"
+#include "deepwell/graph.h"
+#include "deepwell/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum dw_activation {
+    DW_ACTIVATION_NONE,
+    DW_ACTIVATION_GELU,      /* by the error function */
+    DW_ACTIVATION_GELU_TANH, /* its approximation by tanh */
+    DW_ACTIVATION_SWIGLU, /* silu(gate) * factor: B, and the bias, have the gate's n rows first, then n of the factor */
+    DW_ACTIVATION_COUNT
+} dw_activation;
+
+/* Device memory, rows contiguous. The address is a multiple of 16 bytes. */
+typedef struct dw_matrix {
+    void *data;
+    int64_t
+        stride; /* elements from one row to the next: a multiple of 16 bytes; not read where there is one row */
+} dw_matrix;
+
+/* One call. Fill it with zeros first: zero means "none" or "off" in every member but those marked. */
+typedef struct dw_product {
+    uint32_t size;           /* sizeof(dw_product) */
+    const dw_device *device; /* NULL: "cuda" */
+    dw_dtype dtype;          /* of A, B and the bias: DW_BF16 or DW_F16 */
+    dw_dtype output;         /* of D and the residual: `dtype`, or DW_F32 */
+    int64_t m, n, k; /* D is m x n, A is m x k, B is n x k (SwiGLU: 2 n x k); at most 2^30 */
+    float alpha;     /* 0 is 0: 1 is for the caller to say */
+    dw_activation activation;
+    dw_matrix a, b, d;
+    const void *bias;   /* n elements (SwiGLU: 2 n), or NULL */
+    dw_matrix residual; /* data NULL: none. It may be D itself */
+    void *stream;       /* CUstream; NULL is the legacy default stream */
+} dw_product;
+
+/* A product without rows or columns does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the
+ * call makes no sense; DW_UNSUPPORTED: it is not served, on this GPU or at all. A kernel that differed from the
+ * reference at its first use is not used: the call is then computed by definition, right and slowly. */
+DW_API dw_status dw_product_run(const dw_product *call);
+
+/* Whether a kernel would compute it: DW_OK, or what is wrong. Also where the kernel differed from the reference
+ * (DW_UNSUPPORTED). Pointers may be NULL, the bias's and the residual's then mean that there are none. Compiles and
+ * compares if need be. */
+DW_API dw_status dw_product_supported(const dw_product *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,37 @@
+#include "kernel/cuda/gpu_target.h"
+#include <stdio.h>
+#include <string.h>
+
+static const dw__gpu_target architectures[] = {
+    {"sm_90a", 90, 132, 989.4e12, 4.8e12, "H200 SXM data sheet: 989 TFLOP/s dense, 4.8 TB/s"},
+    {"sm_100a", 100, 148, 2250e12, 7.7e12, "HGX B200 data sheet: 2250 TFLOP/s dense, 7.7 TB/s"},
+    {"sm_103a", 103, 148, 2250e12, 7.7e12, "HGX B300 data sheet: 2250 TFLOP/s dense, 7.7 TB/s"},
+};
+
+dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target) {
+    for (size_t i = 0; i < DW_COUNT(architectures); i++) {
+        if (strcmp(architectures[i].name, name) != 0) continue;
+        *target = architectures[i];
+        return DW_OK;
+    }
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "target \"%s\" is not known; expected sm_90a, sm_100a or sm_103a", name);
+}
+
+/* Dense products of 16-bit elements, per processor and clock: 8192 operations on Blackwell's data-centre GPUs, 4096 on
+ * Hopper, 1024 halves of that before. */
+dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]) {
+    const bool family = context->capability == 100 || context->capability == 103;
+    double per_clock = family ? 8192.0 : context->capability >= 90 ? 4096.0 : 2048.0;
+    snprintf(name, DW__TARGET_NAME, "sm_%d%s", context->capability,
+             family || context->capability == 90 ? "a" : "");
+    return (dw__gpu_target){
+        .name = name,
+        .capability = context->capability,
+        .sm_count = context->sm_count,
+        .flops = per_clock * context->sm_count * 1e3 * context->clock_khz,
+        .bytes = 2e3 * context->memory_clock_khz * context->memory_bus_bits /
+                 8.0, /* two transfers per clock */
+        .source = "the driver's processors, clocks and bus width",
+    };
+}

@@ -1,0 +1,103 @@
+/* The steps from a public call of a matrix product to its launch on a GPU: check, choose, find the kernel, launch. */
+#ifndef DW_CUDA_PRODUCT_H
+#define DW_CUDA_PRODUCT_H
+
+#include "base/base.h"
+#include "deepwell/product.h"
+#include "device/device.h"
+#include "jit/jit.h"
+#include "sm100/gemm_params.h"
+
+/* ---- product_check.c ------------------------------------------------------------------------ */
+
+/* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too. */
+dw_status dw__product_check(const dw_product *call, bool launching);
+
+static inline bool dw__product_is_empty(const dw_product *call) {
+    return call->m == 0 || call->n == 0;
+}
+/* Rows of B, and numbers in the bias. */
+static inline int64_t dw__product_rows_b(const dw_product *call) {
+    return call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
+}
+
+/* "m 300, n 256, k 64, bf16 to f32, bias, gelu, residual": for messages. */
+const char *dw__product_describe(const dw_product *call, char *text, size_t bytes);
+
+/* ---- product_setup.c ------------------------------------------------------------------------- */
+
+/* One of cuda/sm100/gemm_tiles.h. */
+typedef struct dw__product_tile {
+    int ctas, n, stages;
+    unsigned shared_bytes; /* dynamic */
+} dw__product_tile;
+enum { DW__PRODUCT_TILES = 5 };
+extern const dw__product_tile dw__product_tiles[DW__PRODUCT_TILES];
+
+/* What a kernel is compiled for. */
+typedef struct dw__product_shape {
+    int tile; /* of dw__product_tiles */
+    bool f16, f32_output, bias, residual;
+    dw_activation activation;
+} dw__product_shape;
+enum { DW__PRODUCT_SHAPES = DW__PRODUCT_TILES * DW_ACTIVATION_COUNT << 4 };
+/* Below DW__PRODUCT_SHAPES. */
+int dw__product_index(const dw__product_shape *shape);
+
+/* Whether there is such a kernel: a tile takes whole boxes of D's columns. */
+bool dw__product_exists(const dw__product_shape *shape);
+int dw__product_tile_rows(const dw__product_shape *shape);
+int dw__product_tile_columns(const dw__product_shape *shape); /* of D */
+
+/* What a tile costs by the static account, none of it measured: clocks = rounds of tiles over all processors, each as
+ * many steps as the contraction has, each step the longer of the tensor cores' time and that of reading A and B from
+ * shared memory; and the bytes that all tiles load. */
+typedef struct dw__product_account {
+    double clocks, bytes;
+    int64_t tiles, rounds, steps;
+    int step_clocks;
+} dw__product_account;
+dw__product_account dw__product_account_of(const dw_product *call, const dw__product_shape *shape,
+                                           int sm_count);
+
+/* The kernel for a checked call: of the tiles the one with the fewest clocks, then with the fewest bytes. */
+dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count);
+
+dw__jit_variant dw__product_variant(const dw__product_shape *shape);
+dw__jit_variant dw__product_reference_variant(bool f16, bool f32_output);
+
+/* ---- product_launch.c -------------------------------------------------------------------------- */
+
+/* A kernel of one shape and context. */
+typedef struct dw__product_kernel {
+    dw__product_shape shape;
+    void *function;
+    bool disabled;     /* disagreed with the reference on this GPU */
+    char reason[1024]; /* why it was */
+} dw__product_kernel;
+
+/* `call` has been checked and is not empty. On at most `sm_count` processors. */
+dw_status dw__product_launch(const dw_product *call, const dw__context *context, int sm_count,
+                             const dw__product_kernel *kernel);
+/* By definition. */
+dw_status dw__product_launch_reference(const dw_product *call, const dw__context *context,
+                                       void *function);
+
+/* ---- product_kernels.c -------------------------------------------------------------------------- */
+
+/* Whether a GPU of this compute capability (100 for 10.0) has these kernels. */
+bool dw__product_runs_on(int capability);
+
+/* Loaded, and compared with the reference, by the first call that needs it; then found without a lock. */
+dw_status dw__product_kernel_of(const dw__context *context, const dw__product_shape *shape,
+                                const dw__product_kernel **kernel);
+dw_status dw__product_reference_of(const dw__context *context, bool f16, bool f32_output,
+                                   void **function);
+
+/* ---- product_guard.c ----------------------------------------------------------------------------- */
+
+/* Runs the kernel on small random matrices, on a stream of its own, and sets `disabled` and `reason` where it fails or
+ * where D differs from sums in double by more than rounding explains. Failing means that nothing was learnt. */
+dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kernel);
+
+#endif

@@ -1,0 +1,101 @@
+/* Who would compute a matrix product, said as JSON. Ours has been run on the emulator alone: nobody is sent there who
+ * does not ask, and what is said of its time is counted, not measured. */
+#include "base/json.h"
+#include "deepwell/explain.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/gpu_target.h"
+#include "kernel/cuda/product.h"
+#include <math.h>
+#include <stdio.h>
+
+static const char asking[] = "dw_product_run, or optimize(model, target=\"sm_100a\") on such a GPU";
+
+typedef struct work {
+    double flops, bytes;
+} work;
+
+static work work_of(const dw_product *c) {
+    const double m = (double)c->m, n = (double)c->n, k = (double)c->k,
+                 rows_b = (double)dw__product_rows_b(c), width = (double)dw_dtype_bytes(c->dtype),
+                 of_d = m * n * (double)dw_dtype_bytes(c->output);
+    return (work){2.0 * m * rows_b * k, width * (m * k + rows_b * k + (c->bias ? rows_b : 0.0)) +
+                                            of_d * (c->residual.data ? 2.0 : 1.0)};
+}
+
+/* The tile that the call gets, and the least time by the static account or by memory. */
+static json_t *describe_tile(const dw_product *call, const dw__gpu_target *target, const work *w) {
+    const dw__product_shape shape = dw__product_shape_of(call, target->sm_count);
+    const dw__product_tile *t = &dw__product_tiles[shape.tile];
+    const dw__product_account a = dw__product_account_of(call, &shape, target->sm_count);
+    const double clock = target->flops / (8192.0 * target->sm_count);
+    return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_n", t->n,
+                     "stages", t->stages, "tiles", (json_int_t)a.tiles, "rounds",
+                     (json_int_t)a.rounds, "steps", (json_int_t)a.steps, "step_clocks",
+                     a.step_clocks, "least_seconds",
+                     fmax(a.clocks / clock, w->bytes / target->bytes));
+}
+
+static dw_status describe(const dw_product *call, const dw__gpu_target *target, const char *gpu,
+                          const char *gpu_error, json_t **root) {
+    char shape[256], reason[1024] = "", because[512];
+    const work w = work_of(call);
+    const bool checked = dw__product_check(call, false) == DW_OK;
+    if (!checked) snprintf(reason, sizeof reason, "%s", dw_last_error());
+    if (checked && !dw__product_runs_on(target->capability))
+        snprintf(reason, sizeof reason, "its kernels are for sm_100f (B200, B300), not for %s",
+                 target->name);
+    const bool runs = !reason[0];
+    json_t *tile = runs && !dw__product_is_empty(call) ? describe_tile(call, target, &w) : NULL;
+    if (runs)
+        snprintf(because, sizeof because,
+                 "Deepwell's is %s: it is taken only where it is asked for (%s)",
+                 dw__gpu_proof_emulator, asking);
+    else
+        snprintf(because, sizeof because, "Deepwell does not take it");
+    *root = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s?, s:s?, s:s, s:s, s:f, s:f, s:["
+        "{s:s, s:s, s:b, s:s?, s:s, s:s, s:o, s:s, s:n, s:o?},"
+        "{s:s, s:s, s:b, s:n, s:s, s:n, s:n, s:s, s:n}]}",
+        "operation", "product", "shape", dw__product_describe(call, shape, sizeof shape), "target",
+        target->name, "target_source", target->source, "gpu", gpu, "gpu_error", gpu_error, "chosen",
+        "cublas", "because", because, "flops", w.flops, "bytes", w.bytes, "candidates", "name",
+        "deepwell", "source", "ours, CUDA C for sm_100f", "runs", runs, "reason",
+        runs ? NULL : reason, "tolerance", "sums in F32, then D's rounding, against FP64", "proof",
+        dw__gpu_proof_emulator, "expected_seconds",
+        tile ? json_incref(json_object_get(tile, "least_seconds")) : json_null(), "expected_from",
+        "the least by counted work, nothing measured", "measured_seconds", "tile", tile, "name",
+        "cublas", "source", "PyTorch: cuBLAS, the epilogue apart", "runs", 1, "reason", "tolerance",
+        "sums in F32, each operation rounded", "proof", "expected_seconds", "expected_from",
+        "takes it; not measured", "measured_seconds");
+    return *root ? DW_OK : dw__fail_memory("an explanation", 0);
+}
+
+dw_status dw_product_explain(const dw_product *call, const char *target, char **json) {
+    const dw__context *context = NULL;
+    dw__gpu_target at;
+    char name[DW__TARGET_NAME], gpu_error[1024] = "";
+    dw__text text = {0};
+    json_t *root = NULL;
+    dw_status status = dw__product_check(call, false);
+    if (status != DW_OK && status != DW_UNSUPPORTED) return status;
+    status = DW_OK;
+    dw_status found = dw__device_cuda.context(&context);
+    if (found != DW_OK) snprintf(gpu_error, sizeof gpu_error, "%s", dw_last_error());
+    if (target)
+        DW_TRY(dw__gpu_target_named(target, &at));
+    else if (found != DW_OK)
+        return dw__fail_prefix(found, "there is no GPU to explain for (name a target: sm_100a)");
+    else
+        at = dw__gpu_target_of(context, name);
+    bool here = context && context->capability == at.capability;
+    DW_TRY(
+        describe(call, &at, here ? context->name : NULL, found == DW_OK ? NULL : gpu_error, &root));
+    DW_TRY(dw__json_write(root, &text));
+    *json = text.text;
+    text.text = NULL;
+
+cleanup:
+    json_decref(root);
+    dw__text_free(&text);
+    return status;
+}

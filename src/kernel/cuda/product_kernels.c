@@ -1,0 +1,75 @@
+/* Kernels of matrix products that are loaded: one table per context, read without a lock, filled by the first call that
+ * needs a shape. */
+#include "kernel/cuda/product.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef dw__product_kernel *_Atomic slot;
+static slot fast[DW__CONTEXTS][DW__PRODUCT_SHAPES];
+static void *_Atomic references[DW__CONTEXTS][2][2];     /* by f16, then f32 output */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of filling */
+
+bool dw__product_runs_on(int capability) { return capability == 100 || capability == 103; }
+
+dw_status dw__product_reference_of(const dw__context *context, bool f16, bool f32_output,
+                                   void **function) {
+    void *_Atomic *at = &references[context->index][f16][f32_output];
+    *function = atomic_load_explicit(at, memory_order_acquire);
+    if (*function) return DW_OK;
+    dw__jit_variant variant = dw__product_reference_variant(f16, f32_output);
+    DW_RETURN_IF_FAILED(dw__jit_load(context, &variant, 0, function));
+    atomic_store_explicit(at, *function, memory_order_release); /* by another thread: the same */
+    return DW_OK;
+}
+
+/* ---- fast ------------------------------------------------------------------------------------------ */
+
+static dw_status load_function(const dw__context *context, const dw__product_shape *shape,
+                               dw__product_kernel *made) {
+    const dw__product_tile *tile = &dw__product_tiles[shape->tile];
+    if ((int)tile->shared_bytes > context->shared_bytes)
+        return dw__fail(DW_UNSUPPORTED,
+                        "the kernel needs %u bytes of shared memory, GPU %d (%s) gives %d",
+                        tile->shared_bytes, context->ordinal, context->name, context->shared_bytes);
+    dw__jit_variant variant = dw__product_variant(shape);
+    made->shape = *shape;
+    return dw__jit_load(context, &variant, tile->shared_bytes, &made->function);
+}
+
+/* DEEPWELL_GUARD=off: for tools that watch one kernel. */
+static bool guard_is_on(void) {
+    const char *setting = getenv("DEEPWELL_GUARD");
+    return !setting || strcmp(setting, "off") != 0;
+}
+
+/* Kept for the life of the process, as compared or not. */
+static dw_status load_kernel(const dw__context *context, const dw__product_shape *shape, slot *at,
+                             const dw__product_kernel **kernel) {
+    dw__product_kernel *made;
+    *kernel = atomic_load_explicit(at, memory_order_acquire); /* by another thread, meanwhile */
+    if (*kernel) return DW_OK;
+    made = dw__calloc(1, sizeof *made);
+    if (!made) return dw__fail_memory("the kernel of a product", sizeof *made);
+    dw_status status = load_function(context, shape, made);
+    if (status == DW_OK && guard_is_on()) status = dw__product_guard(context, made);
+    if (status != DW_OK) {
+        dw__free(made);
+        return status;
+    }
+    if (made->disabled) dw__log(DW_LOG_WARNING, "%s", made->reason);
+    atomic_store_explicit(at, made, memory_order_release);
+    *kernel = made;
+    return DW_OK;
+}
+
+dw_status dw__product_kernel_of(const dw__context *context, const dw__product_shape *shape,
+                                const dw__product_kernel **kernel) {
+    slot *at = &fast[context->index][dw__product_index(shape)];
+    *kernel = atomic_load_explicit(at, memory_order_acquire);
+    if (*kernel) return DW_OK;
+    pthread_mutex_lock(&lock);
+    dw_status status = load_kernel(context, shape, at, kernel);
+    pthread_mutex_unlock(&lock);
+    return status;
+}

@@ -1,0 +1,298 @@
+/* Matrix products up to the driver, which is a fake: what is launched with which grid, cluster, tensor maps and
+ * parameters, and what the first-use guard makes of a kernel that is right, wrong, or fails. */
+#include "common/product_params.h"
+#include "fake/fake_gpu.h"
+#include "kernel/cuda/product.h"
+#include "number/half.h"
+
+static char folder[256];
+
+/* Asked before the parameters are read. */
+static int maps_of(const char *name) {
+    bool fast = strcmp(name, "sm100_gemm") == 0;
+    fake->params_bytes = fast ? sizeof(dw_gemm_params) : sizeof(dw_product_params);
+    return fast ? 4 : 0;
+}
+
+static dw_product plain_call(void) {
+    return (dw_product){
+        .size = sizeof(dw_product),
+        .dtype = DW_BF16,
+        .output = DW_F32,
+        .m = 9000,
+        .n = 3000,
+        .k = 700,
+        .alpha = 0.5f,
+        .activation = DW_ACTIVATION_GELU,
+        .a = {(void *)((uintptr_t)1 << 32), 704},
+        .b = {(void *)((uintptr_t)2 << 32), 720},
+        .d = {(void *)((uintptr_t)3 << 32), 3004},
+        .bias = (void *)((uintptr_t)4 << 32),
+        .residual = {(void *)((uintptr_t)5 << 32), 3008},
+        .stream = folder,
+    };
+}
+
+static void expect_map(int number, uint64_t data, int type, uint64_t columns, uint64_t rows,
+                       uint64_t stride_bytes, uint32_t box_columns, uint32_t box_rows) {
+    const fake_map *map = &fake->maps[number - 1];
+    assert_int_equal((uintptr_t)map->address, data << 32);
+    assert_int_equal(map->type, type);
+    assert_int_equal(map->rank, 2);
+    assert_int_equal(map->swizzle, 3); /* 128 bytes */
+    assert_int_equal(map->sizes[0], columns);
+    assert_int_equal(map->sizes[1], rows);
+    assert_int_equal(map->strides[0], stride_bytes);
+    assert_int_equal(map->box[0], box_columns);
+    assert_int_equal(map->box[1], box_rows);
+}
+
+static void test_launch(void **state) {
+    (void)state;
+    dw_product call = plain_call();
+    fake->launch_count = 0;
+    assert_int_equal(dw_product_run(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 1);
+    const fake_launch *launch = &fake->launches[0];
+    dw_gemm_params p;
+    memcpy(&p, launch->params, sizeof p);
+    assert_string_equal(launch->name, "sm100_gemm");
+    assert_ptr_equal(launch->stream, folder);
+    /* 36 x 12 tiles of 256 x 256 on 74 pairs. */
+    assert_int_equal(launch->grid[0], 148);
+    assert_int_equal(launch->block[0], DW_GEMM_THREADS);
+    assert_int_equal(launch->attribute_count, 1);
+    assert_int_equal(launch->cluster[0], 2);
+    assert_int_equal(launch->cluster[1], 1);
+    assert_int_equal(launch->shared_bytes, DW_GEMM_SHARED_BYTES(2, 256, 6));
+    assert_int_equal(launch->largest_shared, launch->shared_bytes);
+    assert_int_equal(p.m, 9000);
+    assert_int_equal(p.n, 3000);
+    assert_int_equal(p.k, 700);
+    assert_int_equal(p.tiles_m, 36);
+    assert_int_equal(p.tiles_n, 12);
+    assert_ptr_equal(p.bias, call.bias);
+    expect_map(launch->maps[0], 1, 9, 700, 9000, 1408, 64, 128);
+    expect_map(launch->maps[1], 2, 9, 700, 3000, 1440, 64, 128);
+    expect_map(launch->maps[2], 3, 7, 3000, 9000, 12016, 32, 32);
+    expect_map(launch->maps[3], 5, 7, 3000, 9000, 12032, 32, 32);
+
+    /* One row: its stride does not count. No residual: D's map is in its place, and nobody reads it. */
+    call.m = 1, call.a.stride = -3, call.d.stride = 0, call.residual.data = NULL;
+    call.activation = DW_ACTIVATION_SWIGLU;
+    assert_int_equal(dw_product_run(&call), DW_OK);
+    launch = &fake->launches[1];
+    assert_int_equal(launch->attribute_count, 0); /* no cluster */
+    memcpy(&p, launch->params, sizeof p);
+    assert_int_equal(launch->grid[0], p.tiles_n);
+    expect_map(launch->maps[0], 1, 9, 700, 1, 1408, 64, 128);
+    expect_map(launch->maps[1], 2, 9, 700, 6000, 1440, 64, 32);
+    expect_map(launch->maps[3], 3, 7, 3000, 1, 12000, 32, 32);
+}
+
+static void use_other_gpu(void *capability) {
+    dw_product call = plain_call();
+    fake->capability = *(int *)capability;
+    CHILD_REQUIRE(dw_product_run(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "these kernels are for 10.0 and 10.3 (B200, B300)"));
+    CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
+}
+
+/* Each says what it is, before anything is compiled. */
+static void test_other_gpus(void **state) {
+    int capabilities[] = {90, 110, 120};
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(capabilities); i++)
+        expect_child(start_child(use_other_gpu, &capabilities[i]));
+}
+
+/* ---- the guard ----------------------------------------------------------------------------------- */
+
+static float wrong_by; /* what a wrong kernel adds to D[0][0] */
+
+/* Stands for both kernels, without epilogue; alpha is a power of 2 or small, sums in double. */
+static float read_element(const void *base, int64_t at) {
+    return dw__bf16_to_f32(((const uint16_t *)base)[at]);
+}
+static void run_kernel(const fake_launch *launch) {
+    dw_product_params p = {0};
+    bool fast = launch->maps[0] > 0;
+    if (fast) {
+        dw_gemm_params g;
+        memcpy(&g, launch->params, sizeof g);
+        const fake_map *a = &fake->maps[launch->maps[0] - 1], *b = &fake->maps[launch->maps[1] - 1],
+                       *d = &fake->maps[launch->maps[2] - 1];
+        p = (dw_product_params){.m = g.m,
+                                .n = g.n,
+                                .k = g.k,
+                                .stride_a = (long long)a->strides[0] / 2,
+                                .stride_b = (long long)b->strides[0] / 2,
+                                .stride_d = (long long)d->strides[0] / 4,
+                                .a = a->address,
+                                .b = b->address,
+                                .d = d->address,
+                                .alpha = g.alpha};
+    } else {
+        memcpy(&p, launch->params, sizeof p);
+    }
+    for (long long i = 0; i < p.m; i++)
+        for (long long j = 0; j < p.n; j++) {
+            double sum = 0;
+            for (long long k = 0; k < p.k; k++)
+                sum += (double)read_element(p.a, i * p.stride_a + k) *
+                       (double)read_element(p.b, j * p.stride_b + k);
+            ((float *)p.d)[i * p.stride_d + j] = (float)((double)p.alpha * sum);
+        }
+    if (fast) ((float *)p.d)[0] += wrong_by;
+}
+
+/* D of 3 x 2 in memory of the test's own. */
+static uint16_t a[3 * 8] __attribute__((aligned(16))), b[2 * 8] __attribute__((aligned(16)));
+static float d[3 * 4] __attribute__((aligned(16)));
+static dw_product tiny_call(void) {
+    for (int i = 0; i < 24; i++) a[i] = dw__f32_to_bf16((float)(i % 7) - 3);
+    for (int i = 0; i < 16; i++) b[i] = dw__f32_to_bf16((float)(i % 5) - 2);
+    memset(d, 0xff, sizeof d);
+    return (dw_product){.size = sizeof(dw_product),
+                        .dtype = DW_BF16,
+                        .output = DW_F32,
+                        .m = 3,
+                        .n = 2,
+                        .k = 5,
+                        .alpha = 2,
+                        .a = {a, 8},
+                        .b = {b, 8},
+                        .d = {d, 4}};
+}
+static void require_right(void) {
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 2; j++) {
+            int sum = 0;
+            for (int k = 0; k < 5; k++) sum += ((8 * i + k) % 7 - 3) * ((8 * j + k) % 5 - 2);
+            CHILD_REQUIRE(d[4 * i + j] == (float)(2 * sum));
+        }
+}
+static void use_guard(void) {
+    unsetenv("DEEPWELL_GUARD");
+    fake->kernel = run_kernel;
+    fake->launch_count = fake->relaxed = 0;
+}
+
+static void guard_passes(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_product call = tiny_call();
+    wrong_by = 1e-5f; /* within what rounding explains: of D's magnitude the eighth digit */
+    CHILD_REQUIRE(dw_product_supported(&call) == DW_OK);
+    CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0 && fake->launch_count == 1);
+    CHILD_REQUIRE(fake->launches[0].grid[0] == 2); /* few blocks, tile after tile */
+    wrong_by = 0;
+    CHILD_REQUIRE(dw_product_run(&call) == DW_OK && fake->launch_count == 2);
+    require_right();
+}
+
+static void guard_refuses(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_product call = tiny_call();
+    wrong_by = 1e-2f;
+    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "disagrees with the reference on Fake GPU 0: D[0][0]"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "TILE_N=64") && strstr(dw_last_error(), "by definition"));
+    wrong_by = 0;
+    CHILD_REQUIRE(dw_product_run(&call) == DW_OK); /* once and for all */
+    CHILD_REQUIRE(strcmp(fake->launches[fake->launch_count - 1].name, "reference_product") == 0);
+    require_right();
+    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED && fake->memory == 0);
+}
+
+static void kernel_fails(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_product call = tiny_call();
+    fake->failing = "cuLaunchKernelEx";
+    fake->result = 700; /* CUDA_ERROR_ILLEGAL_ADDRESS */
+    CHILD_REQUIRE(dw_product_supported(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "failed on Fake GPU 0"));
+    fake->failing = NULL;
+    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    require_right();
+}
+
+/* What keeps the guard from comparing is an error, not a verdict. */
+static void guard_fails(void *unused) {
+    static const char *const calls[] = {
+        "cuModuleLoadData",     "cuMemAlloc_v2",
+        "cuStreamCreate",       "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
+        "cuLaunchKernelEx",     "cuThreadExchangeStreamCaptureMode"};
+    (void)unused;
+    use_guard();
+    dw_product call = tiny_call();
+    for (size_t i = 0; i < DW_COUNT(calls); i++) {
+        fake->failing = calls[i];
+        fake->result = 2;
+        CHILD_REQUIRE(dw_product_run(&call) == DW_OUT_OF_MEMORY);
+        CHILD_REQUIRE(strstr(dw_last_error(), "m 3, n 2, k 5, bf16 to f32"));
+        fake->failing = NULL;
+        CHILD_REQUIRE(fake->memory == 0);
+    }
+    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    require_right();
+}
+
+/* Each allocation of a first use fails in turn: an error that says so, nothing half loaded, and then it works. */
+static void memory_fails(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_product call = tiny_call();
+    int refused = 0;
+    for (int64_t after = 0;; after++) {
+        dw__memory_fail_once(after);
+        dw_status status = dw_product_supported(&call);
+        int64_t failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        CHILD_REQUIRE(fake->memory == 0);
+        if (status != DW_OK) CHILD_REQUIRE(status == DW_OUT_OF_MEMORY);
+        refused += status != DW_OK;
+        if (failures == 0) break;
+    }
+    CHILD_REQUIRE(refused > 3);
+    CHILD_REQUIRE(dw_product_run(&call) == DW_OK);
+    require_right();
+}
+
+static void test_guard(void **state) {
+    (void)state;
+    expect_child(start_child(guard_passes, NULL));
+    expect_child(start_child(guard_refuses, NULL));
+    expect_child(start_child(kernel_fails, NULL));
+    expect_child(start_child(guard_fails, NULL));
+    expect_child(start_child(memory_fails, NULL));
+}
+
+static int setup(void **state) {
+    (void)state;
+    load_fake_driver();
+    fake->capability = 100;
+    fake->sm_count = 148;
+    fake->maps_of = maps_of;
+    setenv("DEEPWELL_GUARD", "off", 1);
+    use_fake_compiler(folder, sizeof folder);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_other_gpus),
+        cmocka_unit_test(test_launch),
+        cmocka_unit_test(test_guard),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

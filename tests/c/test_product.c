@@ -1,0 +1,603 @@
+/* Matrix products by the library's own path on emulated Blackwell GPUs, their checker on: what is chosen, launched,
+ * refused, compared at first use and computed by definition instead; against sums in double. */
+#include "deepwell/log.h"
+#include "emulated_gemm.h"
+#include "emulated_kernel.h"
+#include "kernel/cuda/product.h"
+#include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SMS = 148 };
+
+/* ---- one call ------------------------------------------------------------------------------------ */
+
+typedef struct problem {
+    int m, n, k;
+    bool f16, f32_output, bias, residual, integers;
+    dw_activation activation;
+    uint64_t seed;
+} problem;
+
+typedef struct run {
+    const dw_device *device;
+    matrix a, b, bias, residual, d;
+    dw_product call;
+} run;
+
+static const dw_device *device_named(const char *name) {
+    const dw_device *device;
+    if (dw_device_find(name, &device) != DW_OK) fail_msg("%s", dw_last_error());
+    return device;
+}
+
+static void place(matrix *x, const dw_device *device, int rows, int columns, matrix_type type) {
+    *x = (matrix){.rows = rows, .columns = columns, .type = type};
+    x->pitch = (row_bytes(x) + PAD_BYTES + 15) / 16 * 16;
+    x->bytes = (size_t)rows * x->pitch;
+    x->host = malloc(x->bytes + 1);
+    assert_non_null(x->host);
+    memset(x->host, 0xFF, x->bytes);
+    assert_int_equal(dw_device_allocate(device, x->bytes, &x->device), DW_OK);
+}
+static void place_random(matrix *x, const dw_device *device, int rows, int columns,
+                         matrix_type type, uint64_t *state, bool integers) {
+    place(x, device, rows, columns, type);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) set(x, i, j, random_value(state, integers));
+    if (x->bytes > 0) assert_int_equal(device->copy_in(x->device, x->host, x->bytes, NULL), DW_OK);
+}
+static dw_matrix matrix_of(const matrix *x) {
+    return (dw_matrix){x->device, (int64_t)x->pitch * 8 / bits_of(x->type)};
+}
+
+static void open_run(const problem *p, const dw_device *device, run *r) {
+    uint64_t state = p->seed;
+    const matrix_type type = p->f16 ? MATRIX_F16 : MATRIX_BF16,
+                      type_d = p->f32_output ? MATRIX_F32 : type;
+    const int rows_b = p->activation == DW_ACTIVATION_SWIGLU ? 2 * p->n : p->n;
+    *r = (run){.device = device};
+    place_random(&r->a, device, p->m, p->k, type, &state, p->integers);
+    place_random(&r->b, device, rows_b, p->k, type, &state, p->integers);
+    place_random(&r->bias, device, 1, rows_b, type, &state, p->integers);
+    place_random(&r->residual, device, p->m, p->n, type_d, &state, p->integers);
+    place(&r->d, device, p->m, p->n, type_d);
+    if (r->d.bytes > 0)
+        assert_int_equal(device->copy_in(r->d.device, r->d.host, r->d.bytes, NULL), DW_OK);
+    r->call = (dw_product){.size = sizeof r->call,
+                           .device = device,
+                           .dtype = p->f16 ? DW_F16 : DW_BF16,
+                           .output = p->f32_output ? DW_F32
+                                     : p->f16      ? DW_F16
+                                                   : DW_BF16,
+                           .m = p->m,
+                           .n = p->n,
+                           .k = p->k,
+                           .alpha = p->integers ? 0.5f : 0.37f,
+                           .activation = p->activation,
+                           .a = matrix_of(&r->a),
+                           .b = matrix_of(&r->b),
+                           .d = matrix_of(&r->d)};
+    if (p->bias) r->call.bias = r->bias.device;
+    if (p->residual) r->call.residual = matrix_of(&r->residual);
+}
+static void close_run(run *r) {
+    matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d};
+    for (size_t i = 0; i < DW_COUNT(all); i++) {
+        dw_device_release(r->device, all[i]->device, all[i]->bytes);
+        free(all[i]->host);
+    }
+}
+
+/* ---- what it should be ---------------------------------------------------------------------------- */
+
+typedef struct expected {
+    double value, error;
+} expected;
+
+/* alpha sum + bias, and what F32 may lose: of k + 2 operations each 2^-23 of the magnitudes, were they truncated. */
+static expected linear(const run *r, int row, int row_b) {
+    double sum = 0, size = 0, bias = r->call.bias ? get(&r->bias, 0, row_b) : 0;
+    for (int k = 0; k < r->a.columns; k++) {
+        double x = (double)get(&r->a, row, k) * get(&r->b, row_b, k);
+        sum += x, size += fabs(x);
+    }
+    return (expected){r->call.alpha * sum + bias,
+                      (r->a.columns + 2) * 0x1p-23 * (r->call.alpha * size + fabs(bias))};
+}
+
+/* Slopes are at most 1.13 and 1.1; the functions' own approximations stay below 2^-19 of |x|. */
+static expected activated(const run *r, int row, int column) {
+    expected x = linear(r, row, column);
+    double v = x.value, error = 1.13 * x.error + 0x1p-19 * fabs(v);
+    switch (r->call.activation) {
+    case DW_ACTIVATION_GELU: return (expected){v * 0.5 * (1 + erf(v / sqrt(2))), error};
+    case DW_ACTIVATION_GELU_TANH:
+        return (expected){v / (1 + exp(-2 * sqrt(2 / acos(-1)) * (v + 0.044715 * v * v * v))),
+                          error};
+    case DW_ACTIVATION_SWIGLU: {
+        expected y = linear(r, row, r->d.columns + column);
+        double silu = v / (1 + exp(-v));
+        return (expected){silu * y.value, error * (fabs(y.value) + y.error) + fabs(silu) * y.error};
+    }
+    default: return x;
+    }
+}
+
+static void check(const problem *p, run *r) {
+    static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
+    if (r->d.bytes > 0)
+        assert_int_equal(r->device->copy_out(r->d.host, r->d.device, r->d.bytes, NULL), DW_OK);
+    for (int i = 0; i < p->m; i++) {
+        for (int j = 0; j < p->n; j++) {
+            expected x = activated(r, i, j);
+            double value = get(&r->d, i, j);
+            if (p->residual) x.value += get(&r->residual, i, j);
+            x.error += (0x1p-23 + rounding[r->d.type]) * (fabs(x.value) + x.error);
+            if (r->d.type == MATRIX_F16) x.error += 0x1p-25; /* subnormal */
+            if (p->integers && p->activation == DW_ACTIVATION_NONE) {
+                matrix one = {.pitch = 4, .type = r->d.type, .host = &(float){0}};
+                set(&one, 0, 0, (float)x.value);
+                x = (expected){get(&one, 0, 0), 0};
+            }
+            if (!(fabs(value - x.value) <= x.error))
+                fail_msg("D[%d][%d] of %d x %d x %d is %.9g, not %.9g within %.3g", i, j, p->m,
+                         p->n, p->k, value, x.value, x.error);
+        }
+        expect_untouched(&r->d, i);
+    }
+}
+
+static void expect_right(const problem *p, const char *device) {
+    run r;
+    open_run(p, device_named(device), &r);
+    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(p, &r);
+    close_run(&r);
+}
+
+/* ---- kernels ---------------------------------------------------------------------------------------- */
+
+/* Of the tests' variants, tiles by their numbers. */
+static dw__product_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
+                                  int activation, int bias, int residual) {
+    dw__product_shape shape = {.f16 = element,
+                               .f32_output = output,
+                               .bias = bias,
+                               .residual = residual,
+                               .activation = (dw_activation)activation};
+    for (shape.tile = 0; shape.tile < DW__PRODUCT_TILES; shape.tile++) {
+        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+        if (t->ctas == ctas && t->n == tile_n && t->stages == stages) return shape;
+    }
+    fail();
+    return shape;
+}
+typedef struct row {
+    dw__product_shape shape;
+    bool launch_control; /* which the launcher does not use */
+} row;
+#define ROW(ctas, tile_n, stages, element, output, activation, bias, residual, schedule)           \
+    {shape_of(ctas, tile_n, stages, element, output, activation, bias, residual), schedule},
+
+/* Compiled while the library was built; under the sanitizers those of another build may be named. */
+static void need_kernels(void) {
+    const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__product_variant(&shape);
+    need_ptx(&variant);
+}
+
+/* PTX in place of what the library carries, for the rest of the process. */
+static dw__jit_file carried[64];
+static size_t carried_count;
+static void carry(const char *name, const char *text) {
+    assert_true(carried_count + 1 < DW_COUNT(carried));
+    carried[carried_count++] = (dw__jit_file){
+        .name = name,
+        .begin = (const unsigned char *)text,
+        .end = (const unsigned char *)text + strlen(text),
+    };
+    dw__jit_carried_now.ptx = carried;
+}
+static char *name_of(const dw__jit_variant *variant) {
+    dw__text name = {0};
+    assert_int_equal(dw__jit_variant_name(variant, &name), DW_OK);
+    return name.text;
+}
+static void carry_variant(const dw__jit_variant *variant) {
+    char *text;
+    size_t bytes;
+    assert_true(read_ptx(variant, &text, &bytes));
+    carry(name_of(variant), text);
+}
+static void carry_all(void) {
+    if (carried_count > 0) return;
+    const row all[] = {EMULATED_GEMM(ROW)};
+    for (size_t i = 0; i < DW_COUNT(all); i++) {
+        const dw__jit_variant variant = dw__product_variant(&all[i].shape);
+        if (!all[i].launch_control) carry_variant(&variant);
+    }
+    for (int bias = 0; bias < 2; bias++) { /* as the library does */
+        const dw__product_shape small = shape_of(1, 64, 8, 0, 0, 0, bias, 0),
+                                large = shape_of(2, 256, 6, 0, 0, 0, bias, 0);
+        const dw__jit_variant of_small = dw__product_variant(&small),
+                              of_large = dw__product_variant(&large);
+        carry_variant(&of_small);
+        carry_variant(&of_large);
+    }
+    const dw__jit_variant reference = dw__product_reference_variant(false, false);
+    carry_variant(&reference);
+}
+
+/* ---- the guard: in children, since a process keeps what was found ------------------------------------- */
+
+static char logged[4096];
+static int lines;
+static void keep_line(void *context, int level, const char *line) {
+    (void)context;
+    if (level < 2) return;
+    snprintf(logged, sizeof logged, "%s", line);
+    lines++;
+}
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s; logged: %s; last error: %s\n", __FILE__, __LINE__,         \
+                    #condition, logged, dw_last_error());                                          \
+            _exit(1);                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static void in_child(void (*check_it)(void)) {
+    int status = 0;
+    need_kernels();
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        unsetenv("DEEPWELL_GUARD");
+        dw_log_set_sink(keep_line, NULL, 2);
+        check_it();
+        fflush(NULL);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
+
+/* A call whose kernel is refused with `words`: computed all the same, said once, and kept. */
+static void expect_refused(const char *words) {
+    run r;
+    open_run(&small_one, device_named("emulator:sm_100a"), &r);
+    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED);
+    REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "is not used"));
+    REQUIRE(lines == 1 && strstr(logged, words));
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(dw_product_run(&r.call) == DW_OK);
+        check(&small_one, &r);
+    }
+    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
+    REQUIRE(lines == 1);
+    close_run(&r);
+}
+
+static void keep_correct(void) {
+    run r;
+    if (!dw__jit_ptx[0].name) carry_all(); /* else what the library carries */
+    open_run(&small_one, device_named("emulator:sm_100a"), &r);
+    REQUIRE(dw_product_supported(&r.call) == DW_OK);
+    REQUIRE(dw_product_run(&r.call) == DW_OK && lines == 0);
+    check(&small_one, &r);
+    close_run(&r);
+}
+static void correct_kernel_passes(void **state) {
+    (void)state;
+    in_child(keep_correct);
+}
+
+/* The PTX that is in place of the kernel that `small_one` gets. */
+static void carry_in_place(char *text) {
+    const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__product_variant(&shape),
+                          reference = dw__product_reference_variant(false, false);
+    carry(name_of(&variant), text);
+    carry_variant(&reference);
+}
+static void read_tile(int ctas, int tile_n, int stages, char **text) {
+    const dw__product_shape shape = shape_of(ctas, tile_n, stages, 0, 0, 0, 1, 0);
+    const dw__jit_variant variant = dw__product_variant(&shape);
+    size_t bytes;
+    assert_true(read_ptx(&variant, text, &bytes));
+}
+
+/* Operands taken for F16: a wrong number in one constant, nothing that a checker sees. */
+static void keep_wrong_elements(void) {
+    char was[16], now[16], *text = NULL;
+    const unsigned shape = 1u << 4 | 64u >> 3 << 17 | 128u >> 4 << 24, bf16 = 1u << 7 | 1u << 10;
+    read_tile(1, 64, 8, &text);
+    snprintf(was, sizeof was, " %u;", shape | bf16);
+    snprintf(now, sizeof now, " %u;", shape);
+    char *at = strstr(text, was);
+    REQUIRE(at != NULL);
+    memset(at, ' ', strlen(was));
+    memcpy(at, now, strlen(now));
+    carry_in_place(text);
+    expect_refused("disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
+}
+static void wrong_numbers_are_refused(void **state) {
+    (void)state;
+    in_child(keep_wrong_elements);
+}
+
+static void keep_wrong_tile(void) {
+    char *text = NULL;
+    read_tile(2, 256, 6, &text);
+    carry_in_place(text);
+    expect_refused("failed on Deepwell emulator of sm_100a");
+}
+static void wrong_tile_is_refused(void **state) {
+    (void)state;
+    in_child(keep_wrong_tile);
+}
+
+static void keep_without_wait(void) {
+    char *text = NULL;
+    read_tile(1, 64, 8, &text);
+    take_out(text, "tcgen05.wait::ld");
+    carry_in_place(text);
+    expect_refused("too early");
+}
+static void missing_wait_is_refused(void **state) {
+    (void)state;
+    in_child(keep_without_wait);
+}
+
+/* ---- calls -------------------------------------------------------------------------------------------- */
+
+/* One element, primes, one past a tile, contractions that are no multiple of a step; nothing to add up, nothing at all.
+ */
+static void small_calls_are_right(void **state) {
+    static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
+                                    {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
+                                    {5, 9, 0},      {0, 9, 5},     {7, 0, 5}};
+    (void)state;
+    need_kernels();
+    carry_all();
+    for (size_t i = 0; i < DW_COUNT(shapes); i++) {
+        problem p = {.m = shapes[i][0], .n = shapes[i][1], .k = shapes[i][2], .seed = i};
+        p.bias = i % 2, p.integers = i % 3 == 0;
+        expect_right(&p, "emulator:sm_100a");
+        p.activation = DW_ACTIVATION_GELU, p.bias = p.residual = true;
+        expect_right(&p, "emulator:sm_103a");
+    }
+}
+
+/* As many tiles as pairs of blocks are for. */
+static void large_call_is_right(void **state) {
+    problem p = {.m = 1537, .n = 1665, .k = 16, .integers = true, .seed = 5};
+    run r;
+    (void)state;
+    need_kernels();
+    carry_all();
+    open_run(&p, device_named("emulator:sm_100a"), &r);
+    const dw__product_shape shape = dw__product_shape_of(&r.call, SMS);
+    assert_int_equal(dw__product_tiles[shape.tile].ctas, 2);
+    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&p, &r);
+    close_run(&r);
+}
+
+/* D over its own residual. */
+static void residual_may_be_d(void **state) {
+    problem p = {.m = 131,
+                 .n = 70,
+                 .k = 33,
+                 .bias = true,
+                 .residual = true,
+                 .activation = DW_ACTIVATION_GELU,
+                 .seed = 6};
+    run r;
+    (void)state;
+    need_kernels();
+    carry_all();
+    open_run(&p, device_named("emulator:sm_100a"), &r);
+    assert_int_equal(r.device->copy(r.d.device, r.residual.device, r.d.bytes), DW_OK);
+    r.call.residual = r.call.d;
+    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&p, &r);
+    close_run(&r);
+}
+
+/* Every tile that the tests compile, through the launcher, few processors taking tile after tile. */
+static void each_tile_is_right(void **state) {
+    const row all[] = {EMULATED_GEMM(ROW)};
+    const dw_device *device = device_named("emulator:sm_100a");
+    const dw__context *context;
+    (void)state;
+    need_kernels();
+    carry_all();
+    assert_int_equal(device->context(&context), DW_OK);
+    for (size_t i = 0; i < DW_COUNT(all); i++) {
+        const dw__product_shape *s = &all[i].shape;
+        const dw__product_kernel *kernel;
+        if (all[i].launch_control) continue;
+        problem p = {.m = 259 + dw__product_tile_rows(s),
+                     .n = dw__product_tile_columns(s) + 29,
+                     .k = 131,
+                     .f16 = s->f16,
+                     .f32_output = s->f32_output,
+                     .bias = s->bias,
+                     .residual = s->residual,
+                     .activation = s->activation,
+                     .seed = 40 + i};
+        run r;
+        open_run(&p, device, &r);
+        if (dw__product_kernel_of(context, s, &kernel) != DW_OK) fail_msg("%s", dw_last_error());
+        if (dw__product_launch(&r.call, context, 3, kernel) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        check(&p, &r);
+        close_run(&r);
+    }
+}
+
+/* By definition: every activation, type and output. */
+static void definition_is_right(void **state) {
+    const dw_device *device = device_named("emulator:sm_100a");
+    const dw__context *context;
+    void *function;
+    (void)state;
+    need_kernels();
+    carry_all();
+    assert_int_equal(device->context(&context), DW_OK);
+    for (int i = 0; i < DW_ACTIVATION_COUNT; i++) {
+        problem p = {.m = 19,
+                     .n = 37,
+                     .k = 23,
+                     .bias = i % 2,
+                     .residual = i > 1,
+                     .activation = (dw_activation)i,
+                     .seed = 70 + (uint64_t)i};
+        run r;
+        open_run(&p, device, &r);
+        if (dw__product_reference_of(context, p.f16, p.f32_output, &function) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        if (dw__product_launch_reference(&r.call, context, function) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        check(&p, &r);
+        close_run(&r);
+    }
+}
+
+/* ---- refusals -------------------------------------------------------------------------------------------- */
+
+static void wrong_arguments_are_refused(void **state) {
+    static char memory[4096] __attribute__((aligned(16)));
+    dw_product good = {.size = sizeof good,
+                       .device = device_named("emulator:sm_100a"),
+                       .dtype = DW_BF16,
+                       .output = DW_BF16,
+                       .m = 3,
+                       .n = 4,
+                       .k = 5,
+                       .alpha = 1,
+                       .a = {memory, 8},
+                       .b = {memory, 8},
+                       .d = {memory, 8}};
+    (void)state;
+    assert_int_equal(dw__product_check(&good, true), DW_OK);
+    assert_int_equal(dw_product_run(NULL), DW_INVALID_ARGUMENT);
+#define REFUSED(status, words, change)                                                             \
+    do {                                                                                           \
+        dw_product c = good;                                                                       \
+        change;                                                                                    \
+        assert_int_equal(dw_product_run(&c), status);                                              \
+        if (!strstr(dw_last_error(), words)) fail_msg("%s: %s", #change, dw_last_error());         \
+    } while (0)
+    REFUSED(DW_INVALID_ARGUMENT, "size is 8", c.size = 8);
+    REFUSED(DW_TYPE, "the element type is f32; expected bf16 or f16", c.dtype = DW_F32);
+    REFUSED(DW_TYPE, "D's element type is f16; expected bf16 or f32", c.output = DW_F16);
+    REFUSED(DW_INVALID_ARGUMENT, "the activation is 7", c.activation = (dw_activation)7);
+    REFUSED(DW_INVALID_ARGUMENT, "alpha is", c.alpha = NAN);
+    REFUSED(DW_SHAPE, "m is -1; expected 0 to", c.m = -1);
+    REFUSED(DW_SHAPE, "n is 1073741824; expected 0 to 536870912",
+            (c.n = 1 << 30, c.activation = DW_ACTIVATION_SWIGLU));
+    REFUSED(DW_SHAPE, "k is 4294967296", c.k = (int64_t)1 << 32);
+    REFUSED(DW_UNSUPPORTED, "split the rows of A", c.m = c.n = 1 << 30);
+    REFUSED(DW_INVALID_ARGUMENT, "A is NULL", c.a.data = NULL);
+    REFUSED(DW_UNSUPPORTED, "B lies at", c.b.data = memory + 8);
+    REFUSED(DW_UNSUPPORTED, "the rows of D are 12 elements apart; expected a multiple of 8",
+            c.d.stride = 12);
+    REFUSED(DW_UNSUPPORTED, "the rows of D are 6 elements apart; expected a multiple of 4",
+            (c.d.stride = 6, c.output = DW_F32));
+    REFUSED(DW_INVALID_ARGUMENT, "the rows of A are 0 elements apart and 5 long", c.a.stride = 0);
+    REFUSED(DW_INVALID_ARGUMENT, "the rows of B are -8 elements apart", c.b.stride = -8);
+    REFUSED(DW_INVALID_ARGUMENT, "the bias lies at", c.bias = memory + 1);
+    REFUSED(DW_UNSUPPORTED, "the residual lies at", (c.residual = (dw_matrix){memory + 2, 8}));
+    REFUSED(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
+    REFUSED(DW_UNSUPPORTED, "compute capability 9.0); these kernels are for 10.0 and 10.3",
+            c.device = device_named("emulator:sm_90a"));
+    REFUSED(DW_UNSUPPORTED, "compute capability 12.0", c.device = device_named("emulator:sm_120a"));
+    good.a.data = good.b.data = good.d.data = NULL;
+    good.a.stride = 4;
+    assert_int_equal(dw_product_supported(&good), DW_INVALID_ARGUMENT); /* strides count */
+}
+
+/* ---- what is chosen ----------------------------------------------------------------------------------------- */
+
+static void cheapest_tile_is_chosen(void **state) {
+    static const struct {
+        int64_t m, n, k;
+        dw_activation activation;
+        int ctas, tile_n;
+    } cases[] = {
+        {8192, 8192, 8192, DW_ACTIVATION_NONE, 2, 256}, /* as fast as others, fewest bytes */
+        {1, 4096, 4096, DW_ACTIVATION_NONE, 1, 64},     /* one round: small tiles end first */
+        {128, 128, 128, DW_ACTIVATION_NONE, 1, 64},
+        {128, 64, 64, DW_ACTIVATION_SWIGLU, 1, 128}, /* 64 would be half a box of D */
+    };
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        dw_product call = {.dtype = DW_BF16,
+                           .output = DW_BF16,
+                           .m = cases[i].m,
+                           .n = cases[i].n,
+                           .k = cases[i].k,
+                           .activation = cases[i].activation};
+        dw__product_shape shape = dw__product_shape_of(&call, SMS), other = shape;
+        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+        if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
+            fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
+        assert_true(dw__product_exists(&shape));
+        double chosen = dw__product_account_of(&call, &shape, SMS).clocks;
+        for (other.tile = 0; other.tile < DW__PRODUCT_TILES; other.tile++)
+            if (dw__product_exists(&other))
+                assert_true(chosen <= dw__product_account_of(&call, &other, SMS).clocks);
+    }
+    /* 8192^3 in pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
+    dw_product call = {.m = 8192, .n = 8192, .k = 8192};
+    dw__product_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
+    dw__product_account account = dw__product_account_of(&call, &shape, SMS);
+    assert_int_equal(account.tiles, 1024);
+    assert_int_equal(account.rounds, 14);
+    assert_true(account.clocks == 14.0 * 128 * 512);
+}
+
+/* No two kernels share a place in the table of those that are loaded. */
+static void kernels_have_places_of_their_own(void **state) {
+    static bool taken[DW__PRODUCT_SHAPES];
+    (void)state;
+    for (int i = 0; i < DW__PRODUCT_SHAPES; i++) {
+        dw__product_shape s = {.tile = i / 16 / DW_ACTIVATION_COUNT,
+                               .activation = (dw_activation)(i / 16 % DW_ACTIVATION_COUNT),
+                               .f16 = i & 1,
+                               .f32_output = i & 2,
+                               .bias = i & 4,
+                               .residual = i & 8};
+        int at = dw__product_index(&s);
+        assert_true(at >= 0 && at < DW__PRODUCT_SHAPES && !taken[at]);
+        taken[at] = true;
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(correct_kernel_passes),
+        cmocka_unit_test(wrong_numbers_are_refused),
+        cmocka_unit_test(wrong_tile_is_refused),
+        cmocka_unit_test(missing_wait_is_refused),
+        cmocka_unit_test(small_calls_are_right),
+        cmocka_unit_test(large_call_is_right),
+        cmocka_unit_test(residual_may_be_d),
+        cmocka_unit_test(each_tile_is_right),
+        cmocka_unit_test(definition_is_right),
+        cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(cheapest_tile_is_chosen),
+        cmocka_unit_test(kernels_have_places_of_their_own),
+    };
+    setenv("DEEPWELL_GUARD", "off", 1); /* but in the children: the kernels are compared here */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
