@@ -25,7 +25,7 @@ typedef enum dw_figure_kind {
     DW_FIGURE_PUBLISHED, /* the vendor's or operator's document */
     DW_FIGURE_READ,      /* the driver, NVML or the operating system says so */
     DW_FIGURE_MEASURED,  /* timed on the machine */
-    DW_FIGURE_ESTIMATED, /* derived from other figures, or from a similar device */
+    DW_FIGURE_ESTIMATED, /* derived from other figures or a similar device, or a document not at hand */
     DW_FIGURE_GIVEN      /* by whoever wrote the file */
 } dw_figure_kind;
 

@@ -15,6 +15,8 @@
     { .value = (number), .kind = DW_FIGURE_PUBLISHED, .source = from }
 #define E(number, from)                                                                            \
     { .value = (number), .kind = DW_FIGURE_ESTIMATED, .source = from }
+/* From knowledge of a document that was not at hand: docs/hardware.md says which were. */
+#define U(number, from) E(number, from ", not opened")
 #define NONE                                                                                       \
     { .source = "" }
 #define T 1e12
@@ -69,11 +71,11 @@
 #define USUAL_NODE "usual for a node of eight"
 
 /* Hopper's processors, as H100, H200 and GH200 have them. */
-#define HOPPER_RATES(sheet)                                                                        \
-    .rate = {[DW_RATE_FP32] = P(66.9 * T, sheet),                                                  \
-             [DW_RATE_TF32] = P(494.7 * T, sheet),                                                 \
-             [DW_RATE_BF16] = P(989.4 * T, sheet),                                                 \
-             [DW_RATE_FP8] = P(1978.9 * T, sheet),                                                 \
+#define HOPPER_RATES(F, sheet)                                                                     \
+    .rate = {[DW_RATE_FP32] = F(66.9 * T, sheet),                                                  \
+             [DW_RATE_TF32] = F(494.7 * T, sheet),                                                 \
+             [DW_RATE_BF16] = F(989.4 * T, sheet),                                                 \
+             [DW_RATE_FP8] = F(1978.9 * T, sheet),                                                 \
              [DW_RATE_MXFP8] = NONE,                                                               \
              [DW_RATE_FP4] = NONE},                                                                \
     .architecture = "sm_90a", .capability = 90, .sm_count = P(132, H100_PAPER),                    \
@@ -97,8 +99,8 @@
 #define AMPERE_NODE(host)                                                                          \
     .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 3, .rails = 8,            \
     .network = "InfiniBand HDR, 200 Gb/s for each GPU", .link_bandwidth = P(300 * GB, A100_SHEET), \
-    .network_bandwidth = P(25 * GB, DGX_A100_GUIDE), .host_bandwidth = PCIE4,                      \
-    .host_memory = P(host, DGX_A100_GUIDE), .host_memory_bandwidth = DGX_A100_HOST, OVER_NVLINK
+    .network_bandwidth = U(25 * GB, DGX_A100_GUIDE), .host_bandwidth = PCIE4,                      \
+    .host_memory = U(host, DGX_A100_GUIDE), .host_memory_bandwidth = DGX_A100_HOST, OVER_NVLINK
 
 #define BLACKWELL_RATES(sheet, fp32, tf32, bf16, fp8, fp4)                                         \
     .rate = {[DW_RATE_FP32] = P((fp32)*T, sheet), [DW_RATE_TF32] = P((tf32)*T, sheet),             \
@@ -113,16 +115,16 @@
     .host_memory_bandwidth = P(192 * GB, GRACE_480 ", half of a CPU")
 
 #define CDNA3(sheet)                                                                               \
-    .rate = {[DW_RATE_FP32] = P(163.4 * T, sheet),                                                 \
-             [DW_RATE_TF32] = P(653.7 * T, sheet),                                                 \
-             [DW_RATE_BF16] = P(1307.4 * T, sheet),                                                \
-             [DW_RATE_FP8] = P(2614.9 * T, sheet),                                                 \
+    .rate = {[DW_RATE_FP32] = U(163.4 * T, sheet),                                                 \
+             [DW_RATE_TF32] = U(653.7 * T, sheet),                                                 \
+             [DW_RATE_BF16] = U(1307.4 * T, sheet),                                                \
+             [DW_RATE_FP8] = U(2614.9 * T, sheet),                                                 \
              [DW_RATE_MXFP8] = NONE,                                                               \
              [DW_RATE_FP4] = NONE},                                                                \
-    .architecture = "gfx942", .sm_count = P(304, sheet), .clock = P(2.1e9, sheet),                 \
+    .architecture = "gfx942", .sm_count = P(304, sheet), .clock = U(2.1e9, sheet),                 \
     .cache = P(256 * MIB, CDNA3_PAPER), .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8,       \
     .rails = 8, .network = "RoCE, 400 Gb/s for each GPU",                                          \
-    .link_bandwidth = P(448 * GB, CDNA3_PAPER ": seven links of 64 GB/s"),                         \
+    .link_bandwidth = U(448 * GB, CDNA3_PAPER ": seven links of 64 GB/s"),                         \
     .network_bandwidth = E(50 * GB, USUAL_NODE), .host_bandwidth = PCIE5, .host_memory = NONE,     \
     .host_memory_bandwidth = NONE, OVER_NVLINK
 
@@ -138,23 +140,23 @@ static const dw_hardware catalogue[] = {
         .link_version = 2,
         .rails = 8,
         .network = "InfiniBand EDR, 100 Gb/s for each two GPUs",
-        .rate = {[DW_RATE_FP32] = P(15.7 * T, V100_SHEET),
+        .rate = {[DW_RATE_FP32] = U(15.7 * T, V100_SHEET),
                  [DW_RATE_TF32] = NONE,
-                 [DW_RATE_BF16] = P(125 * T, V100_SHEET ": FP16"),
+                 [DW_RATE_BF16] = U(125 * T, V100_SHEET ": FP16"),
                  [DW_RATE_FP8] = NONE,
                  [DW_RATE_MXFP8] = NONE,
                  [DW_RATE_FP4] = NONE},
-        .sm_count = P(80, "NVIDIA V100 architecture white paper"),
-        .clock = P(1.53e9, "NVIDIA V100 architecture white paper"),
-        .power = P(350, DGX2_SHEET),
+        .sm_count = U(80, "NVIDIA V100 architecture white paper"),
+        .clock = U(1.53e9, "NVIDIA V100 architecture white paper"),
+        .power = U(350, DGX2_SHEET),
         .memory = P(32510 * MIB, SMI),
-        .memory_bandwidth = P(900 * GB, V100_SHEET),
-        .cache = P(6 * MIB, "NVIDIA V100 architecture white paper"),
+        .memory_bandwidth = U(900 * GB, V100_SHEET),
+        .cache = U(6 * MIB, "NVIDIA V100 architecture white paper"),
         .host_bandwidth = P(15.75 * GB, "PCI Express 3.0, 16 lanes"),
-        .host_memory = P(96 * GIB, DGX2_SHEET),
+        .host_memory = U(96 * GIB, DGX2_SHEET),
         .host_memory_bandwidth = DGX2_HOST,
-        .link_bandwidth = P(150 * GB, V100_SHEET),
-        .network_bandwidth = P(6.25 * GB, DGX2_SHEET),
+        .link_bandwidth = U(150 * GB, V100_SHEET),
+        .network_bandwidth = U(6.25 * GB, DGX2_SHEET),
         OVER_NVLINK,
     },
     {
@@ -173,7 +175,7 @@ static const dw_hardware catalogue[] = {
     },
     {
         .name = "h100",
-        HOPPER_RATES(H100_SHEET),
+        HOPPER_RATES(P, H100_SHEET),
         HOPPER_NODE,
         .power = P(700, H100_SHEET),
         .memory = P(81559 * MIB, SMI),
@@ -182,7 +184,7 @@ static const dw_hardware catalogue[] = {
     },
     {
         .name = "h100-96", /* HBM2e, held to 500 W: Meta's */
-        HOPPER_RATES(H100_SHEET),
+        HOPPER_RATES(P, H100_SHEET),
         HOPPER_NODE,
         .power = P(500, TITAN_PAPER),
         .memory = P(94.99 * GIB, TITAN_LOG),
@@ -191,7 +193,7 @@ static const dw_hardware catalogue[] = {
     },
     {
         .name = "h200",
-        HOPPER_RATES(H200_SHEET),
+        HOPPER_RATES(P, H200_SHEET),
         HOPPER_NODE,
         .power = P(700, H200_SHEET),
         .memory = P(143771 * MIB, SMI),
@@ -200,20 +202,20 @@ static const dw_hardware catalogue[] = {
     },
     {
         .name = "gh200", /* 96 GB: one GPU and one Grace CPU under each operating system */
-        HOPPER_RATES(GH200_SHEET),
+        HOPPER_RATES(U, GH200_SHEET),
         .gpus = 1,
         .gpus_per_node = 1,
         .gpus_per_domain = 1,
         .link_version = 4,
         .rails = 1,
         .network = "InfiniBand NDR, 400 Gb/s for each GPU",
-        .power = P(1000, GH200_SHEET ": the module's, CPU and memory included"),
+        .power = U(1000, GH200_SHEET ": the module's, CPU and memory included"),
         .memory = P(97871 * MIB, SMI),
-        .memory_bandwidth = P(4000 * GB, GH200_SHEET),
+        .memory_bandwidth = U(4000 * GB, GH200_SHEET),
         .cache = P(60 * MIB, DRIVER_SAYS),
-        .host_bandwidth = P(450 * GB, GH200_SHEET),
-        .host_memory = P(480 * GB, GH200_SHEET),
-        .host_memory_bandwidth = P(384 * GB, GRACE_480),
+        .host_bandwidth = U(450 * GB, GH200_SHEET),
+        .host_memory = U(480 * GB, GH200_SHEET),
+        .host_memory_bandwidth = U(384 * GB, GRACE_480),
         .link_bandwidth = NONE,
         .network_bandwidth = E(50 * GB, "usual for such a node"),
         OVER_NVLINK,
@@ -231,10 +233,10 @@ static const dw_hardware catalogue[] = {
         .memory = P(183359 * MIB, SMI),
         .memory_bandwidth = P(7700 * GB, HGX_SHEET),
         .host_bandwidth = PCIE5,
-        .host_memory = P(256 * GIB, DGX_B200_GUIDE),
+        .host_memory = U(256 * GIB, DGX_B200_GUIDE),
         .host_memory_bandwidth = DGX_B200_HOST,
         .link_bandwidth = P(900 * GB, HGX_SHEET),
-        .network_bandwidth = P(50 * GB, DGX_B200_GUIDE),
+        .network_bandwidth = U(50 * GB, DGX_B200_GUIDE),
         OVER_NVLINK,
     },
     {
@@ -250,10 +252,10 @@ static const dw_hardware catalogue[] = {
         .memory = P(275040 * MIB, SMI),
         .memory_bandwidth = P(7700 * GB, HGX_SHEET),
         .host_bandwidth = PCIE5,
-        .host_memory = P(256 * GIB, DGX_B300_GUIDE),
+        .host_memory = U(256 * GIB, DGX_B300_GUIDE),
         .host_memory_bandwidth = DGX_B300_HOST,
         .link_bandwidth = P(900 * GB, HGX_SHEET),
-        .network_bandwidth = P(100 * GB, DGX_B300_GUIDE),
+        .network_bandwidth = U(100 * GB, DGX_B300_GUIDE),
         OVER_NVLINK,
     },
     {
@@ -287,7 +289,7 @@ static const dw_hardware catalogue[] = {
         .memory_bandwidth = P(8000 * GB, GB300_SHEET),
         GRACE_HOST,
         .link_bandwidth = P(900 * GB, GB300_SHEET),
-        .network_bandwidth = P(100 * GB, "NVIDIA NVL72 reference architecture: four ConnectX-8 in "
+        .network_bandwidth = U(100 * GB, "NVIDIA NVL72 reference architecture: four ConnectX-8 in "
                                          "a tray"),
         OVER_NVLINK,
     },
@@ -300,18 +302,18 @@ static const dw_hardware catalogue[] = {
         .gpus_per_domain = 1,
         .rails = 1,
         .network = "Ethernet, 10 Gb/s",
-        .rate = {[DW_RATE_FP32] = P(104.8 * T, RTX_PAPER),
-                 [DW_RATE_TF32] = P(104.8 * T, RTX_PAPER),
-                 [DW_RATE_BF16] = P(209.5 * T, RTX_PAPER),
-                 [DW_RATE_FP8] = P(419 * T, RTX_PAPER),
-                 [DW_RATE_MXFP8] = P(419 * T, RTX_PAPER),
-                 [DW_RATE_FP4] = P(1676 * T, RTX_PAPER)},
-        .sm_count = P(170, RTX_PAPER),
-        .clock = P(2.407e9, RTX_PAPER),
-        .power = P(575, RTX_PAPER),
+        .rate = {[DW_RATE_FP32] = U(104.8 * T, RTX_PAPER),
+                 [DW_RATE_TF32] = U(104.8 * T, RTX_PAPER),
+                 [DW_RATE_BF16] = U(209.5 * T, RTX_PAPER),
+                 [DW_RATE_FP8] = U(419 * T, RTX_PAPER),
+                 [DW_RATE_MXFP8] = U(419 * T, RTX_PAPER),
+                 [DW_RATE_FP4] = U(1676 * T, RTX_PAPER)},
+        .sm_count = U(170, RTX_PAPER),
+        .clock = U(2.407e9, RTX_PAPER),
+        .power = U(575, RTX_PAPER),
         .memory = P(32607 * MIB, SMI),
-        .memory_bandwidth = P(1792 * GB, RTX_PAPER),
-        .cache = P(96 * MIB, RTX_PAPER),
+        .memory_bandwidth = U(1792 * GB, RTX_PAPER),
+        .cache = U(96 * MIB, RTX_PAPER),
         .host_bandwidth = PCIE5,
         .host_memory = NONE,
         .host_memory_bandwidth = NONE,
@@ -329,18 +331,18 @@ static const dw_hardware catalogue[] = {
         .gpus_per_domain = 1,
         .rails = 2,
         .network = "RoCE, two ports of 400 Gb/s for eight GPUs",
-        .rate = {[DW_RATE_FP32] = P(91.6 * T, L40S_SHEET),
-                 [DW_RATE_TF32] = P(183 * T, L40S_SHEET),
-                 [DW_RATE_BF16] = P(362.05 * T, L40S_SHEET),
-                 [DW_RATE_FP8] = P(733 * T, L40S_SHEET),
+        .rate = {[DW_RATE_FP32] = U(91.6 * T, L40S_SHEET),
+                 [DW_RATE_TF32] = U(183 * T, L40S_SHEET),
+                 [DW_RATE_BF16] = U(362.05 * T, L40S_SHEET),
+                 [DW_RATE_FP8] = U(733 * T, L40S_SHEET),
                  [DW_RATE_MXFP8] = NONE,
                  [DW_RATE_FP4] = NONE},
-        .sm_count = P(142, L40S_SHEET),
-        .clock = P(2.52e9, ADA_PAPER),
-        .power = P(350, L40S_SHEET),
+        .sm_count = U(142, L40S_SHEET),
+        .clock = U(2.52e9, ADA_PAPER),
+        .power = U(350, L40S_SHEET),
         .memory = P(46068 * MIB, SMI),
-        .memory_bandwidth = P(864 * GB, L40S_SHEET),
-        .cache = P(96 * MIB, ADA_PAPER),
+        .memory_bandwidth = U(864 * GB, L40S_SHEET),
+        .cache = U(96 * MIB, ADA_PAPER),
         .host_bandwidth = PCIE4,
         .host_memory = NONE,
         .host_memory_bandwidth = NONE,
@@ -351,16 +353,16 @@ static const dw_hardware catalogue[] = {
     {
         .name = "mi300x",
         CDNA3(MI300X_SHEET),
-        .power = P(750, MI300X_SHEET),
+        .power = U(750, MI300X_SHEET),
         .memory = P(206141652992.0, "rocm-smi on such a GPU"),
-        .memory_bandwidth = P(5300 * GB, MI300X_SHEET),
+        .memory_bandwidth = U(5300 * GB, MI300X_SHEET),
     },
     {
         .name = "mi325x",
         CDNA3(MI325X_SHEET),
-        .power = P(1000, MI325X_SHEET),
+        .power = U(1000, MI325X_SHEET),
         .memory = P(256 * GIB, MI325X_SHEET),
-        .memory_bandwidth = P(6000 * GB, MI325X_SHEET),
+        .memory_bandwidth = U(6000 * GB, MI325X_SHEET),
     },
 };
 

@@ -120,14 +120,21 @@ static double in_flight(const dw__planned *planned, int stage) {
     return held < m ? held : m;
 }
 
+/* PyTorch's allocator, as runs show it whose memory was published with what was reserved, or that failed
+ * (docs/planner.md). */
+static const struct {
+    double fragments;       /* of activations and workspace, where segments are expandable */
+    double fixed_fragments; /* where they are not: PyTorch 1.x under Megatron, and for AMD */
+    double given_back;      /* of the fragments, when memory is short */
+} allocator = {0.05, 0.10, 0.8};
+
 /* Reserved by PyTorch's allocator and of no use to it: blocks of sizes that do not come again. */
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) {
-    double part = 0.05;
+    double part = allocator.fragments;
     if (planned->layout->framework == DW_FRAMEWORK_OWN) part = 0;
-    if (planned->layout->framework == DW_FRAMEWORK_MEGATRON_LM)
-        part = 0.10; /* PyTorch 1.x: no expandable blocks */
-    /* Nor has PyTorch for AMD them. */
-    if (planned->hardware->capability == 0 && part > 0) part = 0.10;
+    if (planned->layout->framework == DW_FRAMEWORK_MEGATRON_LM) part = allocator.fixed_fragments;
+    /* PyTorch for AMD has no expandable segments. */
+    if (planned->hardware->capability == 0 && part > 0) part = allocator.fixed_fragments;
     const dw_layout *layout = planned->layout;
     double held = part * (memory->activations + memory->workspace);
     if (dw__is_deepspeed(layout))
@@ -141,7 +148,7 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
 /* Short of memory, PyTorch's allocator gives back segments that are wholly free, and keeps those of which a block is in
  * use: about one in five, from which configurations that ran and that failed are told apart best. */
 double dw__given_back(const dw__planned *planned, const dw_memory_parts *memory) {
-    return 0.8 * dw__fragments(planned, memory);
+    return allocator.given_back * dw__fragments(planned, memory);
 }
 
 /* ZeRO-2 gives the rest away before the next micro-batch adds to it. In a pipeline, and under Megatron, gradients

@@ -99,7 +99,8 @@ static double named_memory(const char *plain) {
 }
 
 static void apply(const variant *v, dw_hardware *h) {
-    static const char sheet[] = "the maker's data sheet";
+    /* Not opened when this was written: from knowledge of it. */
+    static const char sheet[] = "the maker's data sheet, not opened";
     const double gib = 1024.0 * 1024.0 * 1024.0;
     if (v->bf16 > 0 || v->link > 0) h->name = v->gpu;
     if (v->bf16 > 0) {
@@ -109,7 +110,7 @@ static void apply(const variant *v, dw_hardware *h) {
                                   [DW_RATE_FP8] = v->fp8 ? 2 * v->bf16 : 0};
         for (int at = 0; at < DW_RATES; at++)
             h->rate[at] = (dw_figure){
-                rates[at] * 1e12, rates[at] > 0 ? DW_FIGURE_PUBLISHED : DW_FIGURE_UNKNOWN, sheet};
+                rates[at] * 1e12, rates[at] > 0 ? DW_FIGURE_ESTIMATED : DW_FIGURE_UNKNOWN, sheet};
     }
     struct {
         dw_figure *figure;
@@ -123,7 +124,7 @@ static void apply(const variant *v, dw_hardware *h) {
                    {&h->network_bandwidth, v->network * 1e9}};
     for (size_t at = 0; at < DW_COUNT(figures); at++)
         if (figures[at].value > 0)
-            *figures[at].figure = (dw_figure){figures[at].value, DW_FIGURE_PUBLISHED, sheet};
+            *figures[at].figure = (dw_figure){figures[at].value, DW_FIGURE_ESTIMATED, sheet};
     if (v->capability) h->capability = v->capability;
     if (strcmp(v->gpu, "h20") == 0) h->power.value = 0; /* its rate is held, not its clock */
     if (strstr(v->gpu, "pcie")) h->gpus_per_domain = 1;

@@ -4,6 +4,14 @@
 
 #include "deepwell/planner.h"
 
+__attribute__((unused)) static const dw_planner_model llama3_8b = {.layers = 32,
+                                                                   .hidden = 4096,
+                                                                   .heads = 32,
+                                                                   .kv_heads = 8,
+                                                                   .head_dim = 128,
+                                                                   .ffn = 14336,
+                                                                   .gated = 1,
+                                                                   .vocabulary = 128256};
 __attribute__((unused)) static const dw_planner_model llama3_70b = {.layers = 80,
                                                                     .hidden = 8192,
                                                                     .heads = 64,

@@ -103,6 +103,25 @@ static void every_figure_has_a_source(void **state) {
     assert_null(dw_hardware_catalogue_name(dw_hardware_catalogue_count()));
 }
 
+static void figures_from_memory_are_estimates(void **state) {
+    static const char *const names[] = {"v100", "gh200", "rtx5090", "l40s", "mi300x", "mi325x"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        dw_hardware *h = NULL;
+        assert_ok(dw_hardware_named(names[i], &h));
+        const dw_figure *figures[] = {&h->rate[DW_RATE_BF16], &h->memory_bandwidth, &h->power};
+        for (int k = 0; k < 3; k++) {
+            assert_int_equal(figures[k]->kind, DW_FIGURE_ESTIMATED);
+            assert_non_null(strstr(figures[k]->source, "not opened"));
+        }
+        dw_hardware_destroy(h);
+    }
+    dw_hardware *h = NULL;
+    assert_ok(dw_hardware_named("h100", &h));
+    assert_int_equal(h->rate[DW_RATE_BF16].kind, DW_FIGURE_PUBLISHED);
+    dw_hardware_destroy(h);
+}
+
 /* ---- names ---------------------------------------------------------------------------------- */
 
 static void names_and_counts(void **state) {
@@ -452,6 +471,7 @@ int main(void) {
         cmocka_unit_test(rates_follow_from_processors),
         cmocka_unit_test(links_follow_from_their_version),
         cmocka_unit_test(every_figure_has_a_source),
+        cmocka_unit_test(figures_from_memory_are_estimates),
         cmocka_unit_test(names_and_counts),
         cmocka_unit_test(names_that_mean_nothing),
         cmocka_unit_test(another_number_of_gpus),

@@ -20,14 +20,6 @@ static const dw_planner_model gpt3 = {.layers = 96,
                                       .vocabulary = 51200,
                                       .tied = 1,
                                       .positions = 2048};
-static const dw_planner_model llama3_8b = {.layers = 32,
-                                           .hidden = 4096,
-                                           .heads = 32,
-                                           .kv_heads = 8,
-                                           .head_dim = 128,
-                                           .ffn = 14336,
-                                           .gated = 1,
-                                           .vocabulary = 128256};
 
 static void assert_near(double value, double expected, double part) {
     if (fabs(value / expected - 1) <= part) return;
