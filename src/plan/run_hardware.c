@@ -29,19 +29,14 @@ static const variant variants[] = {
     {"l40", "l40s", 181, 45, 864, 142, 2.49, 300, 31.5, 0, 89, 1},
     {"l4", "l40s", 121, 22.5, 300, 58, 2.04, 72, 31.5, 0, 89, 1},
     {"rtx-6000-ada", "l40s", 364, 48, 960, 142, 2.505, 300, 31.5, 0, 89, 1},
-    {"6000-ada", "l40s", 364, 48, 960, 142, 2.505, 300, 31.5, 0, 89, 1},
     {"rtx-4090", "l40s", 165.2, 24, 1008, 128, 2.52, 450, 15.75, 1.25, 89, 1},
-    {"4090", "l40s", 165.2, 24, 1008, 128, 2.52, 450, 15.75, 1.25, 89, 1},
     {"rtx-3090", "l40s", 71.2, 24, 936, 82, 1.695, 350, 15.75, 1.25, 86, 0},
-    {"3090", "l40s", 71.2, 24, 936, 82, 1.695, 350, 15.75, 1.25, 86, 0},
     {"rtx-a6000", "l40s", 154.8, 48, 768, 84, 1.8, 300, 31.5, 1.25, 86, 0},
-    {"a6000", "l40s", 154.8, 48, 768, 84, 1.8, 300, 31.5, 1.25, 86, 0},
     {"a40", "l40s", 149.7, 45, 696, 84, 1.74, 300, 31.5, 0, 86, 0},
     {"a10g", "l40s", 70, 22.5, 600, 80, 1.71, 300, 31.5, 6.25, 86, 0},
     {"a10", "l40s", 125, 22.5, 600, 72, 1.695, 150, 31.5, 0, 86, 0},
     {"t4", "l40s", 65, 15, 320, 40, 1.59, 70, 15.75, 3, 75, 0},
     {.gpu = "rtx-5090", .profile = "rtx5090"},
-    {.gpu = "5090", .profile = "rtx5090"},
     /* One of the two dies, which is what programs see as a GPU. */
     {"mi250x", "mi300x", 191.5, 64, 1638, 110, 1.7, 280, 100, 12.5, 0, 0},
     {"mi250", "mi300x", 181, 64, 1638, 104, 1.7, 280, 100, 12.5, 0, 0},
@@ -151,7 +146,10 @@ static dw_status named(const char *gpu, dw_hardware **made) {
         /* "A100 80GB PCIe" as "A100-PCIe-80GB". */
         bool pcie = card && strcmp(v->gpu + bare, "-pcie") == 0 && begins(plain, stem);
         size_t length = pcie ? sizeof plain : strlen(v->gpu);
-        if (length > longest && (pcie || begins(plain, v->gpu))) found = v, longest = length;
+        /* "4090" is enough for "rtx-4090". */
+        const char *short_name = strncmp(v->gpu, "rtx-", 4) == 0 ? v->gpu + 4 : v->gpu;
+        if (length > longest && (pcie || begins(plain, v->gpu) || begins(plain, short_name)))
+            found = v, longest = length;
     }
     *made = NULL;
     if (found) profile = found->profile;

@@ -3,7 +3,7 @@
 #ifndef DW_EMULATED_KERNEL_H
 #define DW_EMULATED_KERNEL_H
 
-#include "deepwell/emulator.h"
+#include "emulator_findings.h"
 #include "jit/jit.h"
 #include "number/format.h"
 #include "number/half.h"
@@ -70,15 +70,8 @@ load_variant(dw_emulator *emulator, const dw__jit_variant *variant, const char *
 /* ---- findings ------------------------------------------------------------------------------------ */
 
 static inline void expect_no_finding(const dw_emulator *emulator) {
-    size_t count = dw_emulator_finding_count(emulator);
-    for (size_t i = 0; i < count; i++) {
-        dw_finding finding;
-        char text[2000];
-        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
-        dw_finding_text(&finding, text, sizeof text);
-        print_message("%s\n", text);
-    }
-    assert_int_equal(count, 0);
+    print_findings(emulator);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
 }
 
 /* An instruction whose absence makes a kernel wrong, and the first finding then: its kind, words of its text. */

@@ -1,15 +1,7 @@
 /* The emulator: what instructions do, how lanes part and meet, what the checker says. */
-#include "deepwell/emulator.h"
+#include "emulator_findings.h"
 #include "jit/jit.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define HEAD ".version 8.7\n.target sm_90a\n.address_size 64\n"
 
@@ -23,15 +15,6 @@ static dw_emulator_module *load(dw_emulator *emulator, const char *ptx) {
     if (dw_emulator_load(emulator, ptx, strlen(ptx), "test.ptx", &module) != DW_OK)
         fail_msg("%s", dw_last_error());
     return module;
-}
-static void print_findings(const dw_emulator *emulator) {
-    for (size_t i = 0; i < dw_emulator_finding_count(emulator); i++) {
-        dw_finding finding;
-        char text[2000];
-        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
-        dw_finding_text(&finding, text, sizeof text);
-        print_message("%s\n", text);
-    }
 }
 static void launch(dw_emulator *emulator, dw_emulator_module *module, const char *kernel,
                    uint32_t grid, uint32_t block, void **arguments) {

@@ -391,12 +391,16 @@ static void parts_of_words_differ(void **state) {
     "0;\nwgmma.commit_group.sync.aligned;\n"
 #define WAIT "wgmma.wait_group.sync.aligned 0;\n"
 
+static uint32_t word_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static uint32_t product_word(const uint32_t *in, uint32_t i) {
     const float d = 32.0f * (float)(1 + i % 32 / 4 % 4) * 3;
-    uint32_t bits;
     (void)in;
-    memcpy(&bits, &d, sizeof bits);
-    return bits;
+    return word_of(d);
 }
 
 static const kernel product = {
@@ -436,10 +440,8 @@ static void products_are_waited_for(void **state) {
 
 static uint32_t tensor_word(const uint32_t *in, uint32_t i) {
     const float d = 32.0f * (float)(1 + i % 4);
-    uint32_t bits;
     (void)in;
-    memcpy(&bits, &d, sizeof bits);
-    return bits;
+    return word_of(d);
 }
 
 static const kernel tensor_product = {

@@ -1,16 +1,8 @@
 /* The emulator's tensor cores of Blackwell: tensor memory, what moves in and out of it, products. One kernel is the
  * frame of most tests: it fills shared memory and tensor memory from images, runs the instructions under test, and
  * gives tensor memory back. Layouts and numbers are worked out here, from the figures of the PTX ISA. */
-#include "deepwell/emulator.h"
+#include "emulator_findings.h"
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define LANES 128
 #define COLUMNS 512
@@ -44,16 +36,6 @@ static void close_frame(frame *f) {
 }
 static uint32_t *cell(uint32_t *image, int block, int lane, int column) {
     return &image[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)column];
-}
-
-static void print_findings(const dw_emulator *emulator) {
-    for (size_t i = 0; i < dw_emulator_finding_count(emulator); i++) {
-        dw_finding finding;
-        char text[2000];
-        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
-        dw_finding_text(&finding, text, sizeof text);
-        print_message("%s\n", text);
-    }
 }
 
 /* %r1: base of shared memory, %r2: thread, %rd7 and up, %r30 and up, %p5 and up are the body's. One thread of the
@@ -556,6 +538,11 @@ static void check_product(const product *p) {
     close_frame(&f);
 }
 
+static void check_all(const product *products, size_t count) {
+    for (size_t i = 0; i < count; i++) check_product(&products[i]);
+}
+#define CHECK_ALL(products) check_all(products, sizeof(products) / sizeof *(products))
+
 static void half_products(void **state) {
     static const product products[] = {
         {KIND_F16, F16, F16, SUM_F32, 128, 64, 4, 1, .a_swizzle = SWIZZLE_128,
@@ -569,13 +556,9 @@ static void half_products(void **state) {
     };
     (void)state;
     srand(1);
-    for (size_t i = 0; i < sizeof products / sizeof *products; i++) check_product(&products[i]);
+    CHECK_ALL(products);
 }
 
-static void check_all(const product *products, size_t count) {
-    for (size_t i = 0; i < count; i++) check_product(&products[i]);
-}
-#define CHECK_ALL(products) check_all(products, sizeof(products) / sizeof *(products))
 #define BOTH(mode) .a_swizzle = mode, .b_swizzle = mode
 
 static void matrices_of_every_layout(void **state) {

@@ -2,16 +2,12 @@
 
 import html.parser
 import json
-import os
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import deepwell as dw
+import program
 import pytest
 
-PROGRAM = Path(sys.executable).with_name("deepwell")
 PLAN = {
     "version": 1,
     "model": {
@@ -61,13 +57,7 @@ def plan_file(tmp_path):
 
 
 def dryrun(*arguments):
-    return subprocess.run(
-        [PROGRAM, "dryrun", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    return program.run("dryrun", *arguments)
 
 
 def test_words_and_json_say_the_same(plan_file):

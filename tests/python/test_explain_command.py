@@ -2,25 +2,17 @@
 
 import ctypes
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+import program
 import pytest
 
-PROGRAM = Path(sys.executable).with_name("deepwell")
 LIBRARIES = Path(__file__).parents[2] / "build" / "release" / "lib"
 
 
 def explain(*arguments, cache):
-    return subprocess.run(
-        [PROGRAM, "explain", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "DEEPWELL_CACHE": str(cache), "NO_COLOR": "1"},
-    )
+    return program.run("explain", *arguments, DEEPWELL_CACHE=str(cache))
 
 
 def report(*arguments, cache):

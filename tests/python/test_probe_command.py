@@ -2,21 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
-PROGRAM = Path(sys.executable).with_name("deepwell")
+import program
 
 
 def probe(*arguments):
-    return subprocess.run(
-        [PROGRAM, "probe", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    return program.run("probe", *arguments)
 
 
 def test_this_machine_in_words_and_as_json():
