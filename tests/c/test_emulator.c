@@ -379,7 +379,8 @@ static void own_kernels_are_understood(void **state) {
     size_t kernels = 0;
     (void)state;
     for (const dw__jit_file *file = dw__jit_ptx; file->name; file++) {
-        dw_emulator *emulator = open_emulator("sm_90a");
+        /* NAME.ARCHITECTURE.CONSTANTS */
+        dw_emulator *emulator = open_emulator(strstr(file->name, ".sm_100") ? "sm_100a" : "sm_90a");
         dw_emulator_module *module;
         const char *text = (const char *)file->begin;
         size_t bytes = (size_t)(file->end - file->begin);
