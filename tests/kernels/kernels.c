@@ -10,6 +10,7 @@
  * Exit status: 0 as the table says, 1 not, 2 wrong usage, 3 no compiler.
  */
 #include "base/json.h"
+#include "common/quantize_params.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "kernel/cuda/attention.h"
@@ -164,6 +165,27 @@ static void list_attention_sm100(void) {
         }
 }
 
+/* Quantization of each type to each format, along both directions and along one; squares. What a rule is makes no
+ * difference. */
+static void list_quantize(const char *arch) {
+    static const int schemes[] = {DW_QUANTIZE_MXFP8_E4M3, DW_QUANTIZE_MXFP8_E5M2, DW_QUANTIZE_MXFP4,
+                                  DW_QUANTIZE_NVFP4};
+    for (int input = DW_QUANTIZE_BF16; input <= DW_QUANTIZE_F32; input++)
+        for (size_t s = 0; s < DW_COUNT(schemes); s++)
+            for (int form = 0; form < 4; form++) {
+                dw__jit_variant v = {.source = "common/quantize.cu", .entry = "", .arch = arch};
+                dw__jit_add_define(&v, "INPUT", input);
+                dw__jit_add_define(&v, "SCHEME", schemes[s]);
+                dw__jit_add_define(&v, "RULE", DW_QUANTIZE_RCEIL);
+                dw__jit_add_define(&v, "ROWS", form != 2);
+                dw__jit_add_define(&v, "COLUMNS", form != 1);
+                dw__jit_add_define(&v, "SQUARE", form == 3);
+                const bool common =
+                    schemes[s] == DW_QUANTIZE_MXFP8_E4M3 || schemes[s] == DW_QUANTIZE_NVFP4;
+                add_job(v, form == 0 && input == DW_QUANTIZE_BF16 && common);
+            }
+}
+
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
@@ -172,6 +194,8 @@ static void list_jobs(void) {
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();
     list_gemm();
+    list_quantize("sm_90a");
+    list_quantize(family_arch);
 }
 
 /* ---- what the compiler says ------------------------------------------------------------------------- */

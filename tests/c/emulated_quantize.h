@@ -1,0 +1,17 @@
+/* Variants of quantization in blocks that are run on the emulator, of Hopper and of Blackwell; CMake compiles them, a
+ * row each. */
+#ifndef DW_EMULATED_QUANTIZE_H
+#define DW_EMULATED_QUANTIZE_H
+
+/* X(input, scheme, rule, rows, columns, square): cuda/common/quantize_params.h. */
+#define EMULATED_QUANTIZE(X)                                                                       \
+    X(0, 0, 1, 1, 1, 0)                                                                            \
+    X(1, 1, 2, 1, 1, 0)                                                                            \
+    X(2, 0, 3, 1, 1, 1)                                                                            \
+    X(2, 1, 1, 0, 1, 0)                                                                            \
+    X(0, 4, 1, 1, 1, 0)                                                                            \
+    X(0, 5, 1, 1, 1, 0)                                                                            \
+    X(2, 5, 1, 1, 1, 1)                                                                            \
+    X(1, 5, 1, 1, 0, 0)
+
+#endif
