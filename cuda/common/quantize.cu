@@ -5,8 +5,8 @@
 // within the lane, then with lanes beside it (along rows) or below it (along columns). Codes and scales meet in shared
 // memory, so that whole lines leave from there. A tile's scales are whole tiles of 128 x 4 of their own.
 //
-// Defines: INPUT, SCHEME, RULE (quantize_params.h; RULE is not read with NVFP4), ROWS, COLUMNS: the directions, SQUARE: a
-// scale belongs to as many rows as columns.
+// Defines: INPUT, SCHEME, RULE (quantize_params.h; RULE is not read with NVFP4), ROWS, COLUMNS: the directions, SQUARE:
+// a scale belongs to as many rows as columns.
 //
 // Bytes of an element, both directions of MXFP8 from BF16: 2 read, 2 + 2/32 written.
 
@@ -61,7 +61,8 @@ DEVICE void load_piece(const dw_quantize_params &p, int row, int column, piece &
         for (int i = 0; i < PIECE; i++) load_eight(from + i * pitch, x.words[i]);
     } else {
 #pragma unroll
-        for (int i = 0; i < PIECE; i++) load_some(from + i * pitch, row + i < p.rows ? p.columns - column : 0, x.words[i]);
+        for (int i = 0; i < PIECE; i++)
+            load_some(from + i * pitch, row + i < p.rows ? p.columns - column : 0, x.words[i]);
     }
 }
 
@@ -70,7 +71,8 @@ DEVICE void load_piece(const dw_quantize_params &p, int row, int column, piece &
 template <bool AGAIN> DEVICE float element(const piece &x, int row, int column) {
     if constexpr (INPUT == DW_QUANTIZE_F32) return __uint_as_float(x.words[row][column]);
     uint32 pair = x.words[row][column / 2];
-    if constexpr (AGAIN && INPUT == DW_QUANTIZE_BF16) return __uint_as_float(__byte_perm(pair, 0, column & 1 ? 0x3244 : 0x1044));
+    if constexpr (AGAIN && INPUT == DW_QUANTIZE_BF16)
+        return __uint_as_float(__byte_perm(pair, 0, column & 1 ? 0x3244 : 0x1044));
     return column & 1 ? element_high(pair) : element_low(pair);
 }
 
@@ -151,8 +153,8 @@ DEVICE uint32 magnitude(const uint32 *most, int index) {
 
 // Of the lane's share: the codes to their places in shared memory. `outer`, `inner`: the piece's place in the tile;
 // `outers`: lines of the matrix from there on.
-DEVICE void find_scales(const uint32 *most, uint8 *codes, int outer, int inner, int outers, int turn, float tensor_scale,
-                        float *factors) {
+DEVICE void find_scales(const uint32 *most, uint8 *codes, int outer, int inner, int outers, int turn,
+                        float tensor_scale, float *factors) {
     float inverse = 1.f / tensor_scale;
 #pragma unroll
     for (int i = 0; i < SHARE; i++) {
@@ -269,7 +271,7 @@ DEVICE float find_tensor_scale(const dw_quantize_params &p) {
     return scale;
 }
 
-// Blocks of a multiprocessor whose registers suffice: each reads 32 KiB or more at once.
+// Blocks for which a multiprocessor's registers suffice: each has 32 KiB or more of loads under way.
 #define RESIDENT                                                                                                       \
     (INPUT == DW_QUANTIZE_BF16 && !is_nvfp4(SCHEME) ? 3 : INPUT == DW_QUANTIZE_F32 && is_nvfp4(SCHEME) ? 1 : 2)
 
@@ -311,9 +313,12 @@ extern "C" __global__ void __launch_bounds__(DW_QUANTIZE_THREADS, RESIDENT)
 
 // The largest finite magnitude (dw_amax), as an F32 that was 0, to *amax of the parameters. Infinity and NaN become
 // negative by the addition, and lose.
-extern "C" __global__ void __launch_bounds__(DW_QUANTIZE_THREADS) quantize_amax(const __grid_constant__ dw_quantize_params p) {
+extern "C" __global__ void __launch_bounds__(DW_QUANTIZE_THREADS)
+    quantize_amax(const __grid_constant__ dw_quantize_params p) {
     __shared__ uint32 of_warps[DW_QUANTIZE_THREADS / 32];
-    constexpr uint32 infinite = INPUT == DW_QUANTIZE_F32 ? 0x00800000u : INPUT == DW_QUANTIZE_F16 ? 0x04000400u : 0x00800080u;
+    constexpr uint32 infinite = INPUT == DW_QUANTIZE_F32   ? 0x00800000u
+                                : INPUT == DW_QUANTIZE_F16 ? 0x04000400u
+                                                           : 0x00800080u;
     place at = find_place(p);
     piece x;
     load_piece(p, at.row + at.own_row, at.column + at.own_column, x);
