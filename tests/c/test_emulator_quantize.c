@@ -318,7 +318,7 @@ static void nothing_to_scale(void **state) {
 
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
-        {"bar.sync", "undefined", "never written"},
+        {"bar.sync", "race", "nothing orders the two"},
         {"st.shared.v2", "undefined", "never written"},
         {"st.shared.u8", "undefined", "never written"},
     };
@@ -327,8 +327,8 @@ static void mistakes_are_found(void **state) {
     for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
         problem p = {.v = variants[0],
                      .arch = architectures[1],
-                     .rows = 200,
-                     .columns = 200,
+                     .rows = 100, /* one block: the same first finding each time */
+                     .columns = 120,
                      .seed = 5,
                      .without = mistakes[i].opcode};
         run r;
