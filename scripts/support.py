@@ -49,6 +49,20 @@ def page(lines: list[tuple[str, ...]]) -> str:
         text += f"\n## {area}\n\n| behaviour | served by | reason given |\n|---|---|---|\n"
         for _, behaviour, served, because in (line for line in lines if line[0] == area):
             text += f"| {behaviour} | {served} | {because} |\n"
+    return text + _kernels()
+
+
+def _kernels() -> str:
+    from deepwell import linear
+
+    text = (
+        "\n## GPU kernels\n\nAs `deepwell explain kernels` has them.\n\n"
+        "| kernel | computes | for | elements | where it was shown to be right | when it is taken |\n"
+        "|---|---|---|---|---|---|\n"
+    )
+    columns = ("name", "operation", "architectures", "elements", "proof", "use")
+    for kernel in linear.kernels():
+        text += "| " + " | ".join(kernel[column] for column in columns) + " |\n"
     return text
 
 

@@ -32,6 +32,11 @@ DW_API void dw_device_memory(const dw_device *device, size_t *now, size_t *most)
 DW_API void dw_device_memory_restart(const dw_device *device);
 /* Device to device; the ranges do not overlap. */
 DW_API dw_status dw_device_copy(const dw_device *device, void *to, const void *from, size_t bytes);
+/* Between the host's memory and the device's; done when it returns. */
+DW_API dw_status dw_device_copy_in(const dw_device *device, void *to, const void *host,
+                                   size_t bytes);
+DW_API dw_status dw_device_copy_out(const dw_device *device, void *host, const void *from,
+                                    size_t bytes);
 DW_API dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes);
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch.utils import _pytree as pytree
 
-from deepwell import _deepwell
+from deepwell import _deepwell, linear
 from deepwell.arena import ArenaPool
 from deepwell.attention import install
 from deepwell.caches import flatten_outputs, is_cache
@@ -71,7 +71,10 @@ def optimize(
             rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results are
             then not the model's own, and PyTorch runs it only where the engine cannot, with a warning.
         target: "auto" (where the model is), "cpu", or "sm_90a" for a model on a Hopper GPU. On a GPU its attention is
-            replaced and nothing else (docs/attention.md). Others are not supported in this version.
+            replaced and nothing else (docs/attention.md). "sm_100a" or "sm_103a", for a model on a Blackwell GPU,
+            also gives its linear layers kernels that are proven on the emulator and have not been run on hardware
+            (docs/blackwell.md); "emulator:sm_100a" runs those of a model on the CPU on an emulated GPU. "auto" never
+            does. Others are not supported in this version.
         verbose: print what was replaced and what was left alone, and why, at the first call.
         profile: ``deepwell.summary(model)`` shows the mean time of a forward.
         inplace: False works on ``copy.deepcopy(model)``.
@@ -93,9 +96,10 @@ def optimize(
         raise ValueError(
             f"precision={precision!r} does not exist: use one of {', '.join(PRECISIONS)}"
         )
-    if target not in ("auto", "cpu", "sm_90a"):
+    if target not in ("auto", "cpu", "sm_90a", *linear.TARGETS):
         raise UnsupportedError(
-            f"target={target!r} is not supported in this version: use target='auto', 'cpu' or 'sm_90a'"
+            f"target={target!r} is not supported in this version: use target='auto', 'cpu', 'sm_90a', "
+            + ", ".join(f"'{name}'" for name in linear.TARGETS)
         )
     if not logits:
         raise UnsupportedError(
@@ -107,13 +111,15 @@ def optimize(
     restore(model)
     root = _unwrap(model)
     on_gpu = any(tensor.device.type == "cuda" for tensor in named_tensors(root).values())
-    if target == "sm_90a" and not on_gpu:
+    if target.startswith("sm_") and not on_gpu:
         raise UnsupportedError(
-            "target='sm_90a' is for a model on a GPU, and this one is not: move it there first "
+            f"target={target!r} is for a model on a GPU, and this one is not: move it there first "
             "(model.cuda()), or use target='auto'"
         )
+    if target.startswith("emulator:"):
+        return _optimize_emulated(model, root, precision, target, verbose)
     if on_gpu and target != "cpu":
-        return _optimize_on_gpu(model, root, precision, verbose)
+        return _optimize_on_gpu(model, root, precision, target, verbose)
     precision = "fp32" if precision == "auto" else precision
     report = Report(root, verbose=verbose, profile=profile, precision=precision)
     session = Session(report, precision)
@@ -130,17 +136,44 @@ def optimize(
     return model
 
 
-def _optimize_on_gpu(
-    model: torch.nn.Module, root: torch.nn.Module, precision: str, verbose: bool
-) -> torch.nn.Module:
+def _keeps_precision(precision: str, where: str) -> None:
     if precision != "auto":
         raise UnsupportedError(
-            f"precision={precision!r} is not supported on a GPU in this version: use precision='auto', "
+            f"precision={precision!r} is not supported on {where} in this version: use precision='auto', "
             "which keeps the model's own"
         )
+
+
+def _optimize_on_gpu(
+    model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
+) -> torch.nn.Module:
+    _keeps_precision(precision, "a GPU")
     devices = sorted({t.device.index for t in named_tensors(root).values() if t.is_cuda})
+    if target in linear.TARGETS:
+        for index in devices:
+            found = torch.cuda.get_device_capability(index)
+            if target != "sm_{}{}a".format(*found):
+                raise UnsupportedError(
+                    f"target={target!r} is for another GPU than {torch.cuda.get_device_name(index)}, of "
+                    "compute capability {}.{}: use target='auto'".format(*found)
+                )
     title = ", ".join(f"{torch.cuda.get_device_name(index)}" for index in devices)
     made = install.install(root, title)
+    if target in linear.TARGETS:
+        made.add_linear(*linear.install(root, "cuda"))
+    if verbose:
+        print(made.text(root), flush=True)
+    return model
+
+
+def _optimize_emulated(
+    model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
+) -> torch.nn.Module:
+    """For those who write for a GPU that they do not have: slow, and right as far as the emulator is."""
+    _keeps_precision(precision, "an emulated GPU")
+    made = install.Installation(f"{target}, emulated on the CPU")
+    made.add_linear(*linear.install(root, target))
+    made.mark(root)
     if verbose:
         print(made.text(root), flush=True)
     return model

@@ -71,6 +71,19 @@ dw_status dw_device_copy(const dw_device *device, void *to, const void *from, si
     return bytes > 0 ? device->copy(to, from, bytes) : DW_OK;
 }
 
+/* The CPU's memory is the host's. */
+dw_status dw_device_copy_in(const dw_device *device, void *to, const void *host, size_t bytes) {
+    if (!device->copy_in || bytes == 0) return dw_device_copy(device, to, host, bytes);
+    DW_RETURN_IF_FAILED(device->copy_in(to, host, bytes, NULL));
+    return device->stream_synchronize(NULL);
+}
+
+dw_status dw_device_copy_out(const dw_device *device, void *host, const void *from, size_t bytes) {
+    if (!device->copy_out || bytes == 0) return dw_device_copy(device, host, from, bytes);
+    DW_RETURN_IF_FAILED(device->copy_out(host, from, bytes, NULL));
+    return device->stream_synchronize(NULL);
+}
+
 dw_status dw_device_fill(const dw_device *device, void *memory, int byte, size_t bytes) {
     return bytes > 0 ? device->fill(memory, byte, bytes) : DW_OK;
 }

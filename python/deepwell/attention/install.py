@@ -11,6 +11,8 @@ import torch
 from deepwell.attention import encoder, functional, huggingface, tune
 from deepwell.attention.instance import InstanceForward
 from deepwell.attention.multihead import MultiheadForward, why_not_module
+from deepwell.linear import UNPROVEN
+from deepwell.linear import fallbacks as linear_fallbacks
 
 _MARK = "_deepwell_attention"
 _RULE = "=" * 60
@@ -23,8 +25,19 @@ class Installation:
         self.title = title
         self.replaced: dict[str, str] = {}
         self.left: dict[str, str] = {}
+        self.linear: dict[str, str] = {}
+
+    def add_linear(self, replaced: dict[str, str], left: dict[str, str]) -> None:
+        self.linear.update(replaced)
+        if replaced and list(self.left) == [""]:
+            self.left.clear()  # that there was no attention
+        self.left.update(left)
+
+    def mark(self, root: torch.nn.Module) -> None:
+        root.__dict__[_MARK] = self
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.linear = {}  # of one that was saved before there were any
         self.__dict__.update(saved)
         if any("transformers" in how for how in self.replaced.values()):
             importlib.import_module("transformers")
@@ -32,14 +45,17 @@ class Installation:
 
     def text(self, root: torch.nn.Module) -> str:
         lines = [_RULE, f"Deepwell Optimizer - {self.title}", _RULE]
-        lines += [f"  [{path or 'model'}] {how}" for path, how in self.replaced.items()]
+        both = {**self.replaced, **self.linear}
+        lines += [f"  [{path or 'model'}] {how}" for path, how in both.items()]
         lines += [
             f"  [{path or 'model'}] left alone: {reason}" for path, reason in self.left.items()
         ]
         lines += [_RULE, "Optimization Summary", _RULE]
-        lines.append(f"Total modules replaced: {len(self.replaced)}")
+        lines.append(f"Total modules replaced: {len(both)}")
         if self.replaced:
             lines.append(f"  - Attention modules: {len(self.replaced)}")
+        if self.linear:
+            lines.append(f"  - Linear layers: {len(self.linear)}, by kernels that are {UNPROVEN}")
         lines.append(f"Modules left alone: {len(self.left)}")
         counted: Counter[str] = Counter(functional.fallbacks)
         for module in root.modules():
@@ -48,17 +64,23 @@ class Installation:
                 counted += forward.fallbacks
         for reason, count in counted.most_common(6):
             lines.append(f"  {count} x PyTorch's attention in this process because {reason}")
+        for reason, count in linear_fallbacks.most_common(6) if self.linear else ():
+            lines.append(f"  {count} x PyTorch's linear layer in this process because {reason}")
         if tune.tuner.measured:
             lines.append(
                 f"  Classes of shapes measured in this process: {len(tune.tuner.measured)}"
             )
         lines += [f"  Measuring: {note}" for note in tune.tuner.notes]
         lines.append(_RULE)
-        lines.append(
-            "✓ Attention runs in Deepwell"
-            if self.replaced
-            else "The model runs in PyTorch as before."
-        )
+        if self.linear:
+            both_run = "Attention and linear layers" if self.replaced else "Linear layers"
+            lines.append(f"✓ {both_run} run in Deepwell")
+        else:
+            lines.append(
+                "✓ Attention runs in Deepwell"
+                if self.replaced
+                else "The model runs in PyTorch as before."
+            )
         return "\n".join(lines)
 
 
@@ -88,7 +110,7 @@ def install(root: torch.nn.Module, title: str) -> Installation:
         encoder.install(module)
     if not made.replaced and not made.left:
         made.left[""] = f"{type(root).__name__}: it has no attention that Deepwell knows"
-    root.__dict__[_MARK] = made
+    made.mark(root)
     return made
 
 

@@ -1,0 +1,167 @@
+"""Linear layers through Deepwell's matrix products for Blackwell, for those who ask for them by name.
+
+These kernels are proven on the emulator, not run on hardware: ``optimize`` with ``target="auto"`` never installs
+them. The first use of each on a GPU compares it with sums in double; where it differs, and wherever a call does not
+fit, PyTorch's own product runs. Gradients are PyTorch's products.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+
+from deepwell import _deepwell
+from deepwell.attention.instance import InstanceForward
+
+UNPROVEN = "proven on the emulator, not run on hardware"
+TARGETS = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
+_DTYPES = (torch.bfloat16, torch.float16)
+
+# Why PyTorch's product ran, by how often, in this process.
+fallbacks: Counter[str] = Counter()
+_told: set[str] = set()
+
+
+def kernels() -> list[dict[str, str]]:
+    """Deepwell's GPU kernels: what each takes, where it has been shown to be right, when it is taken."""
+    return json.loads(_deepwell.gpu_kernels())
+
+
+def why_not(module: torch.nn.Linear, device: str) -> str | None:
+    """Why no call of ``module`` can go through the kernel, or None."""
+    if module.in_features % 8 or module.out_features % 8:
+        return (
+            f"it is {module.out_features} x {module.in_features}: rows must be multiples of 16 "
+            "bytes, which is 8 elements"
+        )
+    if device != "cuda" and module.weight.device.type != "cpu":
+        return f"its weight is on {module.weight.device}, and {device} is for a model on the CPU"
+    return None
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, device: str
+) -> torch.Tensor | str:
+    """x weight^T + bias of matrices by the kernel, or why not."""
+    k, n = weight.shape[1], weight.shape[0]
+    if x.dtype not in _DTYPES:
+        return f"the input is {x.dtype}"
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        return f"the input is {x.dtype} and the weight {weight.dtype}"
+    rows, weight = x.reshape(-1, k).contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    if any(t is not None and t.data_ptr() % 16 for t in (rows, weight)):
+        return "an operand does not begin at a multiple of 16 bytes"
+    out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
+
+    def run(stream: int) -> str | None:
+        return _deepwell.product(
+            device,
+            x.dtype == torch.float16,
+            False,
+            (rows.shape[0], n, k),
+            0,
+            rows.data_ptr(),
+            k,
+            weight.data_ptr(),
+            k,
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            n,
+            stream,
+        )
+
+    if device == "cuda":
+        with torch.cuda.device(x.device):
+            reason = run(torch.cuda.current_stream().cuda_stream)
+    else:
+        reason = run(0)
+    return out.reshape(*x.shape[:-1], n) if reason is None else reason
+
+
+class _Product(torch.autograd.Function):
+    """Forward by the kernel, or by PyTorch where it does not take the call."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, device):
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        made = product(x, weight, bias, device) if x.numel() else None
+        if isinstance(made, str):
+            _fall_back(made)
+            made = None
+        return torch.nn.functional.linear(x, weight, bias) if made is None else made
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad @ weight if wants_x else None
+        grad_weight = rows.t() @ x.reshape(-1, x.shape[-1]) if wants_weight else None
+        grad_bias = rows.sum(0) if ctx.has_bias and wants_bias else None
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _fall_back(reason: str) -> None:
+    fallbacks[reason] += 1
+    if reason not in _told:
+        _told.add(reason)
+        warnings.warn(f"a linear layer runs in PyTorch: {reason}", RuntimeWarning, stacklevel=2)
+
+
+class LinearForward(InstanceForward):
+    """The forward of one nn.Linear."""
+
+    device = "cuda"
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        module = self._module()
+        x, weight, bias = input, module.weight, module.bias
+        if torch.is_autocast_enabled(x.device.type):  # as autocast has F.linear
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return _Product.apply(x, weight, bias, self.device)
+
+
+class EmulatedForward(LinearForward):
+    """On an emulated GPU, whose memory is apart: operands are copied there and back."""
+
+    device = "emulator:sm_100a"
+
+
+class EmulatedForward103(LinearForward):
+    device = "emulator:sm_103a"
+
+
+_FORWARDS: dict[str, Any] = {
+    "cuda": LinearForward,
+    "emulator:sm_100a": EmulatedForward,
+    "emulator:sm_103a": EmulatedForward103,
+}
+
+
+def install(root: torch.nn.Module, device: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Gives every nn.Linear of ``root`` such a forward; what was replaced, and what was left and why."""
+    replaced: dict[str, str] = {}
+    left: dict[str, str] = {}
+    for path, module in root.named_modules():
+        if type(module) is not torch.nn.Linear:
+            continue
+        reason = (
+            "its forward has been replaced already"
+            if "forward" in module.__dict__
+            else why_not(module, device)
+        )
+        if reason:
+            left[path] = f"Linear: {reason}"
+            continue
+        module.__dict__["forward"] = _FORWARDS[device](module)
+        replaced[path] = f"Linear -> product on Blackwell, {UNPROVEN}"
+    return replaced, left
