@@ -244,6 +244,57 @@ DEVICE void multiply_tensor(uint32 d, uint32 a, uint64 b, uint32 shape, bool acc
                  : "memory");
 }
 
+// ---- products of scaled blocks (9.7.16.10.7 to 9.7.16.10.9) ---------------------------------------------------
+
+// A tile of scales (scale_layout.h) in shared memory: 32 lines of 16 bytes.
+DEVICE uint64 scales_descriptor(uint32 address) {
+    return (uint64)((address & 0x3ffff) >> 4) | (uint64)1 << 16 | (uint64)(128 >> 4) << 32 | (uint64)1 << 46;
+}
+
+// By one thread, with GROUP 2 in both blocks: a tile of scales, from shared memory to 4 columns of tensor memory, of which
+// each range of 32 lanes gets the same. It is in order with this thread's products.
+template <int GROUP> DEVICE void tensor_memory_copy_scales(uint32 to, uint64 from) {
+    if constexpr (GROUP == 1)
+        asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
+    else
+        asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Which elements, and how many of them share a scale of which type.
+#define DW_SCALED_F8_E8M0_32 0
+#define DW_SCALED_F4_E4M3_16 1
+#define DW_SCALED_F4_E8M0_32 2
+
+// Instruction descriptor (9.7.16.4.2) but for which of a column's four scales are taken. Types of elements: of 8 bits 0
+// E4M3, 1 E5M2; of 4 bits 1.
+template <int KIND> DEVICE constexpr uint32 scaled_product_descriptor(int m, int n, int type_a, int type_b) {
+    return (uint32)type_a << 7 | (uint32)type_b << 10 | (uint32)(n >> 3) << 17 |
+           (KIND == DW_SCALED_F4_E4M3_16 ? 0u : 1u << 23) | (uint32)(m >> 4) << 24;
+}
+// The first scale that is taken.
+DEVICE constexpr uint32 scaled_product_at(uint32 scale) { return scale << 4 | scale << 29; }
+
+#define DW_MULTIPLY_SCALED(GROUP, KIND)                                                                                \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"                                                      \
+                 "tcgen05.mma.cta_group::" GROUP ".kind::" KIND " [%0], %1, %2, %3, [%4], [%5], p;\n\t}" ::"r"(d),       \
+                 "l"(a), "l"(b), "r"(shape), "r"(scales_a), "r"(scales_b), "r"((uint32)accumulate)                      \
+                 : "memory")
+
+// As multiply, of 32 bytes of each row, by `shape` from scaled_product_descriptor and _at; the scales are in tensor
+// memory, with GROUP 2 in each block those of its rows of A and of all rows of B.
+template <int GROUP, int KIND>
+DEVICE void multiply_scaled(uint32 d, uint64 a, uint64 b, uint32 shape, uint32 scales_a, uint32 scales_b, bool accumulate) {
+    if constexpr (GROUP == 1) {
+        if constexpr (KIND == DW_SCALED_F8_E8M0_32) DW_MULTIPLY_SCALED("1", "mxf8f6f4.block_scale.block32");
+        else if constexpr (KIND == DW_SCALED_F4_E4M3_16) DW_MULTIPLY_SCALED("1", "mxf4nvf4.block_scale.block16");
+        else DW_MULTIPLY_SCALED("1", "mxf4nvf4.block_scale.block32");
+    } else {
+        if constexpr (KIND == DW_SCALED_F8_E8M0_32) DW_MULTIPLY_SCALED("2", "mxf8f6f4.block_scale.block32");
+        else if constexpr (KIND == DW_SCALED_F4_E4M3_16) DW_MULTIPLY_SCALED("2", "mxf4nvf4.block_scale.block16");
+        else DW_MULTIPLY_SCALED("2", "mxf4nvf4.block_scale.block32");
+    }
+}
+
 // Arrives at `barrier`, with GROUP 2 of both blocks, when all that this thread has multiplied so far is done.
 template <int GROUP> DEVICE void multiply_commit(uint32 barrier) {
     if constexpr (GROUP == 1)

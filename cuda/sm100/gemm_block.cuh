@@ -1,5 +1,5 @@
 // What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines: CTAS,
-// STAGES, STAGE_BYTES (what one load stage holds), TENSOR_COLUMNS (of tensor memory), SCHEDULE.
+// STAGES, STAGE_BYTES (what one load stage holds, a multiple of 16), TENSOR_COLUMNS (of tensor memory), SCHEDULE.
 #ifndef DW_SM100_GEMM_BLOCK_CUH
 #define DW_SM100_GEMM_BLOCK_CUH
 
@@ -13,14 +13,14 @@
 static_assert(CTAS == 1 || CTAS == 2, "a block or a pair");
 
 typedef struct shared_layout {
-    uint32 stages, out, bias, answers, full, empty, answered, answers_taken, sums, sums_taken, residual, tensor_memory;
+    uint32 out, stages, bias, answers, full, empty, answered, answers_taken, sums, sums_taken, residual, tensor_memory;
 } shared_layout;
 
 DEVICE shared_layout layout_shared(uint32 base) {
     shared_layout s;
-    s.stages = base;
-    s.out = s.stages + STAGES * STAGE_BYTES;
-    s.bias = s.out + DW_GEMM_OUT_BYTES;
+    s.out = base; // what is swizzled begins at multiples of 1024
+    s.stages = s.out + DW_GEMM_OUT_BYTES;
+    s.bias = s.stages + STAGES * STAGE_BYTES;
     s.answers = s.bias + DW_GEMM_BIAS_BYTES;
     s.full = s.answers + 16 * DW_GEMM_ANSWERS;
     s.empty = s.full + 8 * STAGES;

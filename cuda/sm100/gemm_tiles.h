@@ -1,5 +1,6 @@
-/* Tiles of the matrix product on sm_100, read by the host, which passes them on as defines, and by the tests. Stages
- * fill the shared memory that is left; two accumulators of 256 columns fill tensor memory. Not measured: no GPU of
+/* Tiles of the matrix products on sm_100, read by the host, which passes them on as defines, and by the tests. Stages
+ * fill the shared memory that is left; two accumulators of 256 columns fill tensor memory, so that beside scale factors
+ * they overlap. Not measured: no GPU of
  * this family was at hand. */
 #ifndef DW_SM100_GEMM_TILES_H
 #define DW_SM100_GEMM_TILES_H
@@ -11,5 +12,21 @@
     X(1, 256, 4)                                                                                   \
     X(2, 128, 8)                                                                                   \
     X(2, 256, 6)
+
+/* Block-scaled: X(scheme, ctas, tile_n, stages), schemes of gemm_scaled_params.h. SwiGLU has tiles of 256. */
+#define DW_SM100_SCALED_TILES(X)                                                                   \
+    X(0, 1, 128, 5)                                                                                \
+    X(0, 1, 192, 4)                                                                                \
+    X(0, 1, 256, 3)                                                                                \
+    X(0, 2, 128, 7)                                                                                \
+    X(0, 2, 192, 6)                                                                                \
+    X(0, 2, 256, 5)                                                                                \
+    X(1, 1, 128, 5)                                                                                \
+    X(1, 1, 192, 4)                                                                                \
+    X(1, 1, 256, 3)                                                                                \
+    X(1, 2, 192, 5)                                                                                \
+    X(1, 2, 256, 5)                                                                                \
+    X(2, 1, 256, 3)                                                                                \
+    X(2, 2, 256, 5)
 
 #endif

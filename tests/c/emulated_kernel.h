@@ -45,15 +45,30 @@ static inline void need_ptx(const dw__jit_variant *variant) {
     free(text);
 }
 
-/* Takes every instruction that begins with `opcode` out of the PTX. */
+/* Takes every instruction that begins with `opcode` out of the PTX. With a '<' in front: lets the wait in front of the
+ * first such instruction pass at once; with two the wait before that, and so on. */
 static inline void take_out(char *text, const char *opcode) {
-    int count = 0;
-    for (char *at = text; (at = strstr(at, opcode)) != NULL; count++)
-        memset(at, ' ', strcspn(at, ";") + 1);
-    assert_true(count > 0);
+    static const char wait[] = "mbarrier.try_wait", passed[] = "setp.eq.u32 p, 0, 0";
+    const size_t waits = strspn(opcode, "<");
+    size_t count = 0;
+    char *at = text;
+    if (waits == 0) {
+        for (; (at = strstr(at, opcode)) != NULL; count++) memset(at, ' ', strcspn(at, ";") + 1);
+        assert_true(count > 0);
+        return;
+    }
+    at = strstr(text, opcode + waits);
+    assert_non_null(at);
+    while (count < waits) {
+        assert_true(--at >= text);
+        count += strncmp(at, wait, sizeof wait - 1) == 0;
+    }
+    assert_true(strcspn(at, ";") >= sizeof passed - 1);
+    memset(at, ' ', strcspn(at, ";"));
+    memcpy(at, passed, sizeof passed - 1);
 }
 
-/* The variant's module, without every instruction that begins with `without` (NULL: whole). */
+/* The variant's module, without what `without` says (take_out; NULL: whole). */
 static inline dw_emulator_module *
 load_variant(dw_emulator *emulator, const dw__jit_variant *variant, const char *without) {
     dw_emulator_module *module;
@@ -74,7 +89,7 @@ static inline void expect_no_finding(const dw_emulator *emulator) {
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
 }
 
-/* An instruction whose absence makes a kernel wrong, and the first finding then: its kind, words of its text. */
+/* What is taken out of a kernel (take_out), and the first finding then: its kind, words of its text. */
 typedef struct mistake {
     const char *opcode, *kind, *words;
 } mistake;

@@ -2,10 +2,8 @@
  * makes it, the checker on. */
 #include "deepwell/hardware.h"
 #include "emulated_gemm.h"
-#include "emulated_kernel.h"
-#include "sm100/gemm_params.h"
+#include "emulated_product.h"
 #include "sm100/gemm_tiles.h"
-#include <math.h>
 #include <time.h>
 
 typedef struct variant {
@@ -21,7 +19,7 @@ typedef struct problem {
     bool integers; /* small ones: every sum is exact in F32, and so is D before its rounding */
     bool factors;  /* alpha has two more on the device */
     uint64_t seed;
-    const char *without; /* an opcode that is taken out, so that the kernel is wrong; NULL */
+    const char *without; /* what is taken out, so that the kernel is wrong; NULL */
 } problem;
 
 /* ---- the kernel ---------------------------------------------------------------------------------- */
@@ -89,74 +87,39 @@ static dw_status launch(const problem *p, run *r) {
 
 /* ---- what it should be ---------------------------------------------------------------------------- */
 
-typedef struct expected {
-    double value, error; /* before D's rounding */
-} expected;
-
-/* alpha sum + bias. Products of two elements are exact in F32. Each of the k additions, and those of alpha, its
- * factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
-static expected scaled_sum(const problem *p, const run *r, int row, int column) {
-    double sum = 0, magnitude = 0;
+/* Products of two elements are exact in F32. Each of the k additions, and those of alpha, its factors and the bias, errs
+ * by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+typedef struct summed {
+    const problem *problem;
+    const run *run;
+} summed;
+static expected sum_of(const void *context, int row, int column) {
+    const problem *p = ((const summed *)context)->problem;
+    const run *r = ((const summed *)context)->run;
+    double sum = 0, magnitude = 0, alpha = p->alpha;
     for (int k = 0; k < p->k; k++) {
         double product = (double)get(&r->a, row, k) * get(&r->b, column, k);
         sum += product;
         magnitude += fabs(product);
     }
-    double alpha = p->alpha;
     if (p->factors) alpha *= (double)get(&r->factors, 0, 0) * get(&r->factors, 0, 1);
-    double bias = p->v.bias ? get(&r->bias, 0, column) : 0;
-    return (expected){alpha * sum + bias,
-                      (p->k + 4) * 0x1p-23 * (fabs(alpha) * magnitude + fabs(bias))};
-}
-
-static double gelu(double x) { return x * 0.5 * erfc(-x * 0.70710678118654752); }
-static double gelu_tanh(double x) {
-    return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
-}
-
-/* Activations: slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal
- * err by some 2^-21, which the operations around them leave below 2^-19 of |x|. */
-static expected activated(const problem *p, const run *r, int row, int column) {
-    expected x = scaled_sum(p, r, row, column);
-    switch (p->v.activation) {
-    case DW_GEMM_GELU: return (expected){gelu(x.value), 1.13 * x.error + 0x1p-19 * fabs(x.value)};
-    case DW_GEMM_GELU_TANH:
-        return (expected){gelu_tanh(x.value), 1.13 * x.error + 0x1p-19 * fabs(x.value)};
-    case DW_GEMM_SWIGLU: {
-        expected y = scaled_sum(p, r, row, p->n + column);
-        double silu = x.value / (1 + exp(-x.value));
-        return (expected){silu * y.value,
-                          (1.1 * x.error + 0x1p-19 * fabs(x.value)) * (fabs(y.value) + y.error) +
-                              fabs(silu) * y.error};
-    }
-    default: return x;
-    }
+    return (expected){alpha * sum, (p->k + 4) * 0x1p-23 * fabs(alpha) * magnitude};
 }
 
 static void check(const problem *p, const run *r) {
-    /* Half a unit in the last place, of the number itself. */
-    static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
-    for (int i = 0; i < p->m; i++) {
-        for (int j = 0; j < p->n; j++) {
-            expected x = activated(p, r, i, j);
-            if (p->v.residual) x.value += get(&r->residual, i, j);
-            float value = get(&r->d, i, j);
-            if (p->integers) {
-                matrix one = {.type = r->d.type, .host = &(float){0}};
-                set(&one, 0, 0, (float)x.value);
-                x = (expected){get(&one, 0, 0), 0};
-            } else { /* the sum with the residual is rounded, and then D */
-                x.error += 0x1p-23 * (fabs(x.value) + x.error) +
-                           rounding[r->d.type] * (fabs(x.value) + x.error);
-                if (r->d.type == 1) x.error += 0x1p-25; /* subnormal F16 */
-            }
-            if (!(fabs(value - x.value) <= x.error))
-                fail_msg(
-                    "D[%d][%d] of %d x %d x %d is %.9g, not %.9g within %.3g (CTAS %d, TILE_N %d)",
-                    i, j, p->m, p->n, p->k, value, x.value, x.error, p->v.ctas, p->v.tile_n);
-        }
-        expect_untouched(&r->d, i);
-    }
+    char name[80];
+    const summed context = {p, r};
+    const expected_product product = {.m = p->m,
+                                      .n = p->n,
+                                      .activation = p->v.activation,
+                                      .integers = p->integers,
+                                      .bias = p->v.bias ? &r->bias : NULL,
+                                      .residual = p->v.residual ? &r->residual : NULL,
+                                      .sum = sum_of,
+                                      .context = &context,
+                                      .name = name};
+    snprintf(name, sizeof name, "k %d, CTAS %d, TILE_N %d", p->k, p->v.ctas, p->v.tile_n);
+    check_product(&product, &r->d);
 }
 
 static void open_run(const problem *p, run *r) {

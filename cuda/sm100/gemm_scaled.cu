@@ -1,0 +1,198 @@
+// Matrix product D = f(alpha A B^T) of operands whose blocks along a row share a scale: A (m x k) and B (n x k) of E4M3 or
+// E5M2 with an E8M0 for 32 elements (MXFP8), or of E2M1, two to a byte, with an E4M3 for 16 (NVFP4) or an E8M0 for 32
+// (MXFP4); sums in F32. Proven on the emulator, not run on hardware.
+//
+// As gemm.cu, whose schedule, barriers and epilogue it has. A stage is 128 bytes of each row and their scales, which come as
+// tiles (scale_layout.h) and are copied from shared memory to tensor memory in front of their products: one thread issues
+// both, and they are done in that order. Scales take columns: two accumulators of 256 overlap by what is missing, and the
+// columns they share are brought out first, after which the next tile's products may begin.
+//
+// Defines: SCHEME, FORMAT_A, FORMAT_B (gemm_scaled_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D, bias and
+// residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256, B has the rows of the gate,
+// then those of the other factor, and so have its scales, each part filled up to 128 rows by itself.
+
+#include "gemm_scaled_params.h"
+
+#define STAGE_BYTES DW_SCALED_STAGE_BYTES(SCHEME, CTAS, TILE_N)
+#define TENSOR_COLUMNS DW_SCALED_COLUMNS
+#define OVERLAP DW_SCALED_OVERLAP(TILE_N)
+#ifndef FORMAT_A
+#define FORMAT_A DW_GEMM_E4M3
+#endif
+#ifndef FORMAT_B
+#define FORMAT_B DW_GEMM_E4M3
+#endif
+
+#include "gemm_epilogue.cuh"
+
+#define STEP DW_SCALED_STEP(SCHEME)
+#define STEP_TILES DW_SCALED_STEP_TILES(SCHEME)
+#define RANGES DW_SCALED_RANGES(TILE_N)
+#define OPERAND_BYTES DW_SCALED_OPERAND_BYTES(CTAS, TILE_N)
+#define SCALE_BYTES DW_SCALED_SCALE_BYTES(SCHEME, TILE_N)
+#define PRODUCTS 4                                                       // of a step, 32 bytes of each row
+#define PRODUCT_SCALES (STEP / PRODUCTS / DW_SCALED_BLOCK(SCHEME))       // of a row
+#define SCALE_COLUMN (DW_SCALED_COLUMNS - DW_SCALED_SCALE_COLUMNS)       // A's, then B's
+#define SCALE_WORDS (DW_SCALE_TILE_BYTES / 8)                            // the copy engine's elements
+
+static_assert(SCHEME == DW_GEMM_MXFP8 || SCHEME == DW_GEMM_NVFP4 || SCHEME == DW_GEMM_MXFP4, "a scheme");
+static_assert(SCHEME == DW_GEMM_MXFP8 || (FORMAT_A == DW_GEMM_E4M3 && FORMAT_B == DW_GEMM_E4M3), "E2M1 alone");
+static_assert(!SWIGLU || TILE_N == 256, "each half has whole tiles of scales");
+static_assert(DW_SCALED_SCALE_COLUMNS_USED(SCHEME, TILE_N) <= DW_SCALED_SCALE_COLUMNS, "too many scales");
+static_assert(DW_SCALED_SHARED_BYTES(SCHEME, CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
+
+DEVICE int steps_of(const dw_gemm_params &p) { return (p.k + STEP - 1) / STEP; }
+
+typedef struct maps {
+    const tensor_map *a, *b, *scales_a, *scales_b;
+} maps;
+
+// Operands of all stages are first, then their scales: A's, then B's, range by range.
+DEVICE uint32 operands_of(const shared_layout &s, int stage) { return s.stages + stage * OPERAND_BYTES; }
+DEVICE uint32 scales_of(const shared_layout &s, int stage) {
+    return s.stages + STAGES * OPERAND_BYTES + stage * SCALE_BYTES;
+}
+
+// ---- loads --------------------------------------------------------------------------------------------------
+
+// This block's rows of B: with SwiGLU half of the tile's are the gate's, which the pair's first block holds.
+DEVICE void load_b(const dw_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int byte, const tile &t) {
+    if constexpr (CTAS == 2) {
+        int rank = cluster_rank();
+        tma_load_matrix<2>(to, map, full, byte, SWIGLU ? rank * p.n + t.column : t.column + rank * (TILE_N / 2));
+    } else {
+        tma_load_matrix<1>(to, map, full, byte, t.column);
+        if constexpr (SWIGLU) tma_load_matrix<1>(to + DW_GEMM_B_BYTES(1, TILE_N / 2), map, full, byte, p.n + t.column);
+    }
+}
+
+// Tiles of scales that do not exist arrive as zeros.
+DEVICE void load_scales(const dw_gemm_params &p, const maps &m, uint32 to, uint32 full, int step, const tile &t) {
+    int word = step * STEP_TILES * SCALE_WORDS;
+    tma_load_matrix<CTAS>(to, m.scales_a, full, word, t.row / DW_SCALE_TILE_ROWS);
+#pragma unroll
+    for (int i = 0; i < RANGES; i++)
+        tma_load_matrix<CTAS>(to + (1 + i) * STEP_TILES * DW_SCALE_TILE_BYTES, m.scales_b, full, word,
+                              t.column / DW_SCALE_TILE_ROWS + i * (SWIGLU ? DW_SCALE_TILES_HIGH(p.n) : 1));
+}
+
+// What both blocks of a pair load is counted by the barriers of the first, where the products are issued.
+DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, const maps &m) {
+    bool first = CTAS == 1 || cluster_rank() == 0;
+    uint32 full = CTAS == 1 ? s.full : cluster_address(s.full, 0);
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    while (next_tile<false>(p, s, w, t)) {
+        for (int step = 0; step < steps_of(p); step++) {
+            uint32 a = operands_of(s, r.stage);
+            barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
+            if (first) barrier_expect(s.full + 8 * r.stage, CTAS * STAGE_BYTES);
+            tma_load_matrix<CTAS>(a, m.a, full + 8 * r.stage, step * DW_GEMM_ROW_BYTES, t.row);
+            load_b(p, m.b, a + DW_GEMM_A_BYTES, full + 8 * r.stage, step * DW_GEMM_ROW_BYTES, t);
+            load_scales(p, m, scales_of(s, r.stage), full + 8 * r.stage, step, t);
+            advance(r, STAGES);
+        }
+    }
+    // The block stays until every product has said that it is done: that would arrive in nobody's memory.
+    for (int i = 0; i < STAGES; i++) {
+        barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
+        advance(r, STAGES);
+    }
+}
+
+// ---- products -----------------------------------------------------------------------------------------------
+
+// Scales of a step, into tensor memory: four columns for 128 rows of A; then for each four scales of a row 4 RANGES columns,
+// those of one product beside each other.
+DEVICE void copy_scales(uint32 columns, uint32 scales) {
+#pragma unroll
+    for (int i = 0; i < STEP_TILES; i++) {
+        tensor_memory_copy_scales<CTAS>(columns + 4 * i, scales_descriptor(scales + i * DW_SCALE_TILE_BYTES));
+#pragma unroll
+        for (int range = 0; range < RANGES; range++)
+            tensor_memory_copy_scales<CTAS>(columns + 4 * STEP_TILES + (i * RANGES + range) * 4,
+                                            scales_descriptor(scales + ((1 + range) * STEP_TILES + i) * DW_SCALE_TILE_BYTES));
+    }
+}
+
+// Waits until the accumulator has been read; where it shares columns with the one before, until those have been.
+DEVICE void wait_for_sums(const shared_layout &s, const ring &sums, const ring &before, bool is_first) {
+    uint32 barrier = s.sums_taken + 8 * (OVERLAP ? before.stage : sums.stage);
+    uint32 phase = OVERLAP ? before.phase : sums.phase ^ 1;
+    if (OVERLAP && is_first) return;
+    if constexpr (CTAS == 1) barrier_wait(barrier, phase);
+    else barrier_wait_cluster(barrier, phase);
+}
+
+DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uint32 tensor_memory) {
+    constexpr int kind = SCHEME == DW_GEMM_MXFP8   ? DW_SCALED_F8_E8M0_32
+                         : SCHEME == DW_GEMM_NVFP4 ? DW_SCALED_F4_E4M3_16
+                                                   : DW_SCALED_F4_E8M0_32;
+    constexpr bool narrow = SCHEME != DW_GEMM_MXFP8;
+    constexpr uint32 shape = scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow ? 1 : FORMAT_A, narrow ? 1 : FORMAT_B);
+    ring r = {0, 0}, sums = {0, 0}, before = {0, 0};
+    walk w = {};
+    tile t;
+    while (next_tile<false>(p, s, w, t)) {
+        uint32 d = tensor_memory + sums.stage * (TILE_N - OVERLAP), columns = tensor_memory + SCALE_COLUMN;
+        // A column of scales has 32 rows.
+        uint32 columns_b = columns + 4 * STEP_TILES + t.column % DW_SCALE_TILE_ROWS / 32;
+        wait_for_sums(s, sums, before, w.round == 1);
+        tensor_fence_after();
+        for (int step = 0; step < steps_of(p); step++) {
+            uint32 a = operands_of(s, r.stage);
+            uint64 descriptor_a = operand_descriptor(a), descriptor_b = operand_descriptor(a + DW_GEMM_A_BYTES);
+            barrier_wait(s.full + 8 * r.stage, r.phase);
+            tensor_fence_after();
+            copy_scales(columns, scales_of(s, r.stage));
+#pragma unroll
+            for (int i = 0; i < PRODUCTS; i++) {
+                int first = i * PRODUCT_SCALES, group = first / DW_SCALE_TILE_COLUMNS;
+                multiply_scaled<CTAS, kind>(d, descriptor_a + 2 * i, descriptor_b + 2 * i,
+                                            shape | scaled_product_at(first % DW_SCALE_TILE_COLUMNS), columns + 4 * group,
+                                            columns_b + 4 * RANGES * group, step > 0 || i > 0);
+            }
+            multiply_commit<CTAS>(s.empty + 8 * r.stage);
+            advance(r, STAGES);
+        }
+        multiply_commit<CTAS>(s.sums + 8 * sums.stage);
+        before = sums;
+        advance(sums, 2);
+    }
+}
+
+// ---- kernel -------------------------------------------------------------------------------------------------
+
+extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE), 1)
+    sm100_gemm_scaled(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
+                      const __grid_constant__ tensor_map map_scales_a, const __grid_constant__ tensor_map map_scales_b,
+                      const __grid_constant__ tensor_map map_d, const __grid_constant__ tensor_map map_r,
+                      const __grid_constant__ dw_gemm_params p) {
+    extern __shared__ uint8 memory[];
+    shared_layout s = layout_shared(shared_address(memory));
+    maps m = {&map_a, &map_b, &map_scales_a, &map_scales_b};
+    int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        prefetch_map(&map_a);
+        prefetch_map(&map_b);
+        prefetch_map(&map_scales_a);
+        prefetch_map(&map_scales_b);
+        prefetch_map(&map_d);
+        if constexpr (RESIDUAL) prefetch_map(&map_r);
+    }
+    uint32 tensor_memory = begin_block(s);
+
+    if (warp < 4) {
+        bring_out(p, s, tensor_memory, &map_d, &map_r);
+    } else if (warp == 4) {
+        if (elect_one()) load_stages(p, s, m);
+    } else if (CTAS == 1 || cluster_rank() == 0) {
+        if (warp == 5) {
+            if (elect_one()) multiply_stages(p, s, tensor_memory);
+        } else if (elect_one()) {
+            ask_for_tiles(s);
+        }
+    }
+    end_block(tensor_memory);
+}

@@ -1,0 +1,20 @@
+/* Variants of the block-scaled matrix products of sm_100 that are run on the emulator; CMake compiles them, a row each. */
+#ifndef DW_EMULATED_GEMM_SCALED_H
+#define DW_EMULATED_GEMM_SCALED_H
+
+/* X(scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule): tiles of
+ * cuda/sm100/gemm_tiles.h. */
+#define EMULATED_GEMM_SCALED(X)                                                                    \
+    X(0, 0, 0, 1, 128, 5, 0, 0, 0, 0, 0, 0)                                                        \
+    X(0, 1, 0, 1, 192, 4, 0, 1, 0, 1, 1, 0)                                                        \
+    X(0, 0, 0, 1, 256, 3, 0, 0, 3, 1, 0, 0)                                                        \
+    X(0, 0, 1, 2, 192, 6, 1, 0, 1, 0, 1, 1)                                                        \
+    X(0, 0, 0, 2, 256, 5, 0, 1, 0, 0, 0, 0)                                                        \
+    X(1, 0, 0, 1, 128, 5, 0, 0, 2, 1, 0, 1)                                                        \
+    X(1, 0, 0, 1, 256, 3, 0, 1, 0, 0, 1, 0)                                                        \
+    X(1, 0, 0, 2, 192, 5, 1, 0, 0, 1, 0, 0)                                                        \
+    X(1, 0, 0, 2, 256, 5, 0, 0, 3, 0, 1, 0)                                                        \
+    X(2, 0, 0, 1, 256, 3, 0, 0, 1, 0, 0, 0)                                                        \
+    X(2, 0, 0, 2, 256, 5, 0, 1, 0, 0, 0, 1)
+
+#endif
