@@ -28,7 +28,8 @@ sanitized() {
 # Long tests of what has no threads, or of threads that shorter tests have as well, which ThreadSanitizer makes four times
 # longer: all of it has its turn in `long`.
 WITHOUT_THREADS='^(test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|test_pipeline_time|'
-WITHOUT_THREADS+='test_planner.*|test_runs|test_simulate|test_autoplan|test_emulator_(tcgen05|instructions|attention)|test_product|fuzz_.*)$'
+WITHOUT_THREADS+='test_planner.*|test_runs|test_simulate|test_autoplan|test_product|'
+WITHOUT_THREADS+='test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
 
 # The same inputs each time, starting from what is committed.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 3; }

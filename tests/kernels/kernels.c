@@ -18,6 +18,7 @@
 #include "launch_cost.h"
 #include "sm100/attention_forward_tiles.h"
 #include "sm100/gemm_params.h"
+#include "sm100/gemm_scaled_params.h"
 #include "sm100/gemm_tiles.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -140,6 +141,41 @@ static void list_gemm(void) {
             }
 }
 
+/* Each tile of the block-scaled products as it is, by launch control, and with all that an epilogue has. */
+static void list_gemm_scaled(void) {
+#define TILE(...) {__VA_ARGS__},
+    static const struct {
+        int scheme, ctas, tile_n, stages;
+    } tiles[] = {DW_SM100_SCALED_TILES(TILE)};
+#undef TILE
+    static const struct {
+        int f32, activation, extras, schedule;
+    } forms[] = {
+        {0, DW_GEMM_LINEAR, 0, DW_GEMM_STATIC}, {0, DW_GEMM_LINEAR, 0, DW_GEMM_LAUNCH_CONTROL},
+        {1, DW_GEMM_LINEAR, 0, DW_GEMM_STATIC}, {0, DW_GEMM_GELU, 1, DW_GEMM_STATIC},
+        {0, DW_GEMM_SWIGLU, 1, DW_GEMM_STATIC}, {1, DW_GEMM_SWIGLU, 1, DW_GEMM_LAUNCH_CONTROL}};
+    for (size_t t = 0; t < DW_COUNT(tiles); t++)
+        for (size_t f = 0; f < DW_COUNT(forms); f++) {
+            const bool swiglu = forms[f].activation == DW_GEMM_SWIGLU;
+            if (swiglu && tiles[t].tile_n != 256) continue;
+            dw__jit_variant v = {
+                .source = "sm100/gemm_scaled.cu", .entry = "", .arch = family_arch};
+            dw__jit_add_define(&v, "SCHEME", tiles[t].scheme);
+            dw__jit_add_define(&v, "FORMAT_A", DW_GEMM_E4M3);
+            dw__jit_add_define(&v, "FORMAT_B", DW_GEMM_E4M3);
+            dw__jit_add_define(&v, "CTAS", tiles[t].ctas);
+            dw__jit_add_define(&v, "TILE_N", tiles[t].tile_n);
+            dw__jit_add_define(&v, "STAGES", tiles[t].stages);
+            dw__jit_add_define(&v, "ELEMENT", 0);
+            dw__jit_add_define(&v, "OUTPUT", forms[f].f32);
+            dw__jit_add_define(&v, "ACTIVATION", forms[f].activation);
+            dw__jit_add_define(&v, "BIAS", forms[f].extras);
+            dw__jit_add_define(&v, "RESIDUAL", forms[f].extras);
+            dw__jit_add_define(&v, "SCHEDULE", forms[f].schedule);
+            add_job(v, swiglu && tiles[t].ctas == 2);
+        }
+}
+
 /* Blackwell's attention: each tile, in both types. */
 static void list_attention_sm100(void) {
 #define TILE(...) {__VA_ARGS__},
@@ -194,6 +230,7 @@ static void list_jobs(void) {
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();
     list_gemm();
+    list_gemm_scaled();
     list_quantize("sm_90a");
     list_quantize(family_arch);
 }
