@@ -118,8 +118,11 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
     const bool brain = type == DW__T_BF16;
     if (isnan(x)) return 0x7FFF;
     /* To odd at 24 bits, so that the second rounding sees what the first cut off. */
-    float f = to_single(x, ZERO);
-    if ((double)f != x && isfinite(f)) f = dw__f32_from_bits(dw__f32_bits(f) | 1);
+    float f = (float)x;
+    if ((double)f != x) {
+        f = to_single(x, ZERO);
+        if (isfinite(f)) f = dw__f32_from_bits(dw__f32_bits(f) | 1);
+    }
     if (rounding == NEAREST || rounding == NO_ROUNDING)
         return brain ? dw__f32_to_bf16(f) : dw__f32_to_f16(f);
     /* Toward zero: the nearest, and one less if that is further out. */
@@ -133,7 +136,8 @@ static uint16_t to_half(double x, dw__emu_type type, int rounding) {
 }
 
 static uint32_t to_tf32(uint32_t bits, int rounding) {
-    if ((bits & 0x7F800000) == 0x7F800000) return bits & ~(uint32_t)0x1FFF; /* NaNs as well (tests/probes) */
+    if ((bits & 0x7F800000) == 0x7F800000)
+        return bits & ~(uint32_t)0x1FFF; /* NaNs as well (tests/probes) */
     if (rounding == AWAY)
         bits += 0x1000;
     else if (rounding == NEAREST)
@@ -158,7 +162,8 @@ static uint64_t convert_one(const conversion *k, const unsigned char *from) {
         if (k->saturate) return clamped(x, dw__emu_type_signed(k->from), k->to);
         return (uint64_t)x;
     }
-    if (k->to == DW__T_TF32 && k->from == DW__T_F32) { /* of the bits: as a number a NaN would change */
+    if (k->to == DW__T_TF32 &&
+        k->from == DW__T_F32) { /* of the bits: as a number a NaN would change */
         uint32_t word;
         memcpy(&word, from, sizeof word);
         if (k->relu && word >> 31 && (word & 0x7FFFFFFF) <= 0x7F800000) word = 0;
@@ -302,6 +307,21 @@ static dw__emu_next halves_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     return DW__NEXT;
 }
 
+/* The commonest, without asking. */
+static uint32_t brain_of(float x) { return isnan(x) ? 0x7FFF : dw__f32_to_bf16(x); }
+static uint32_t half_of(float x) { return isnan(x) ? 0x7FFF : dw__f32_to_f16(x); }
+#define PLAIN_PAIR(name, HALF)                                                                     \
+    static dw__emu_next name(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {               \
+        const float *a = DW__REGISTER(w, const float, op->a),                                      \
+                    *b = DW__REGISTER(w, const float, op->b);                                      \
+        uint32_t *d = DW__REGISTER(w, uint32_t, op->d);                                            \
+        DW__LANEWISE(mask, d[i] = HALF(a[i]) << 16 | HALF(b[i]));                                  \
+        return DW__NEXT;                                                                           \
+    }
+PLAIN_PAIR(plain_brains, brain_of)
+PLAIN_PAIR(plain_halves, half_of)
+#undef PLAIN_PAIR
+
 static dw__emu_next widen_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const packed *k = op->detail;
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
@@ -340,6 +360,8 @@ static dw_status emit_packed(dw__emu_translator *t, packed k) {
             run = narrow_run;
     }
     if (!run || t->in->operand_count != sources + 1) return dw__emu_unsupported(t);
+    if (run == halves_run && k.rounding == NEAREST && !k.relu && !k.finite)
+        run = k.to == DW__T_F16X2 ? plain_halves : plain_brains;
     *kept = k;
     for (int i = 1; i <= sources; i++)
         DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[i], k.from, &places[i]));

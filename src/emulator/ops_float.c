@@ -193,6 +193,17 @@ PLAIN(plain_add, x + y)
 PLAIN(plain_sub, x - y)
 PLAIN(plain_mul, x *y)
 PLAIN(plain_fma, fmaf(x, y, c[i]))
+/* As SMALLER and LARGER have it: of equal numbers, which may be -0 and +0, the signs say. */
+static inline float smaller(float x, float y) {
+    const float equal = dw__f32_from_bits(dw__f32_bits(x) | dw__f32_bits(y));
+    return isnan(x) ? y : isnan(y) ? x : x == y ? equal : x < y ? x : y;
+}
+static inline float larger(float x, float y) {
+    const float equal = dw__f32_from_bits(dw__f32_bits(x) & dw__f32_bits(y));
+    return isnan(x) ? y : isnan(y) ? x : x == y ? equal : x > y ? x : y;
+}
+PLAIN(plain_least, smaller(x, y))
+PLAIN(plain_greatest, larger(x, y))
 
 /* ---- translators --------------------------------------------------------------------------- */
 
@@ -284,19 +295,19 @@ TRANSLATE(sub, sub, 2, plain_sub)
 TRANSLATE(mul, mul, 2, plain_mul)
 TRANSLATE(fma, fma, 3, plain_fma)
 
-static dw_status translate_extreme(dw__emu_translator *t, real_op r,
+static dw_status translate_extreme(dw__emu_translator *t, real_op r, dw__emu_run plain,
                                    float (*of_three)(const real_op *, float, float, float)) {
     DW_RETURN_IF_FAILED(take_real(t, &r));
     if (t->in->operand_count == 4 && r.type == DW__T_F32) r.count = 3, r.narrow = of_three;
-    return emit_real(t, r, NULL);
+    return emit_real(t, r, r.count == 2 && !r.keep_nan ? plain : NULL);
 }
 static dw_status translate_min(dw__emu_translator *t) {
     return translate_extreme(t, (real_op){.count = 2, .narrow = least_narrow, .wide = least_wide},
-                             least_of_three);
+                             plain_least, least_of_three);
 }
 static dw_status translate_max(dw__emu_translator *t) {
     return translate_extreme(
-        t, (real_op){.count = 2, .narrow = greatest_narrow, .wide = greatest_wide},
+        t, (real_op){.count = 2, .narrow = greatest_narrow, .wide = greatest_wide}, plain_greatest,
         greatest_of_three);
 }
 

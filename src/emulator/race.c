@@ -55,8 +55,17 @@ typedef struct common {
     bool off;              /* no memory, or times have run out */
 } common;
 
+/* What the last access made of a whole word. */
+typedef struct past {
+    epoch self; /* 0: there was none */
+    bool write;
+    uint32_t parts_before, parts_after;
+    word before, after;
+} past;
+
 struct dw__emu_race {
     common *common;
+    past past;
     word *words;
     uint16_t *parts;
     meeting barriers[DW__BARRIERS];
@@ -345,9 +354,31 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
     owner->race->parts[index] = (uint16_t)parts;
 }
 
+/* Words lie beside others with the same past, of which the same comes. (What its clock knows by then can only be more:
+ * nothing is found that was not before.) */
+static void touch_whole(toucher *t, const dw__emu_cta *owner, uint32_t index) {
+    past *p = &owner->race->past;
+    word *x = &owner->race->words[index];
+    uint16_t *parts = &owner->race->parts[index];
+    if (p->self == t->self && p->write == t->write && *parts == p->parts_before &&
+        memcmp(x, &p->before, sizeof *x) == 0) {
+        *x = p->after, *parts = (uint16_t)p->parts_after;
+        return;
+    }
+    p->before = *x, p->parts_before = *parts;
+    touch_word(t, owner, index, 15);
+    p->after = *x, p->parts_after = *parts;
+    p->self = t->self, p->write = t->write;
+}
+
 static void touch(toucher *t, const dw__emu_cta *owner, uint32_t offset, uint32_t bytes) {
     const uint32_t end = offset + bytes;
     for (uint32_t at = offset; at < end;) {
+        if (!(at & 3u) && end - at >= 4) {
+            touch_whole(t, owner, at / 4);
+            at += 4;
+            continue;
+        }
         const uint32_t next = (at & ~3u) + 4, last = next < end ? next : end;
         const uint32_t part = ((1u << (last - at)) - 1) << (at & 3u);
         touch_word(t, owner, at / 4, part);

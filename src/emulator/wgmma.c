@@ -2,9 +2,11 @@
  * last of them has asked for it, and is done for all of them at once, some turns later. Sums into F32 are the
  * hardware's to the bit (wgmma_sum.h), those into F16 are rounded once.
  */
+#include "base/isa.h"
 #include "emulator/lanes.h"
 #include "emulator/matrix_operand.h"
 #include "emulator/race.h"
+#include "emulator/wgmma_loops.h"
 #include "emulator/wgmma_sum.h"
 #include "emulator/written.h"
 #include "number/format.h"
@@ -14,6 +16,8 @@
 
 #define ROWS 16 /* of 64: one warp's */
 #define MOST_N 256
+
+DW_ISA_TABLE(dw__wgmma_loops)
 
 typedef struct product_op {
     int n, k;
@@ -53,19 +57,17 @@ struct dw__emu_wgmma {
 
 /* ---- elements ------------------------------------------------------------------------------ */
 
-static double element_value(dw__emu_type type, const unsigned char *at) {
-    uint32_t word;
-    uint16_t half;
+/* A code, as it lies in shared memory and in registers, to a number. */
+static double element_value(dw__emu_type type, uint32_t code) {
     switch (type) {
-    case DW__T_F16: memcpy(&half, at, 2); return (double)dw__f16_to_f32(half);
-    case DW__T_BF16: memcpy(&half, at, 2); return (double)dw__bf16_to_f32(half);
+    case DW__T_F16: return (double)dw__f16_to_f32((uint16_t)code);
+    case DW__T_BF16: return (double)dw__bf16_to_f32((uint16_t)code);
     case DW__T_TF32:
-        memcpy(&word, at, 4);
-        return (double)dw__f32_from_bits(word & ~(uint32_t)0x1FFF);
-    case DW__T_E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, *at);
-    case DW__T_E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, *at);
-    case DW__T_S8: return *(const signed char *)at;
-    default: return *at;
+        return (double)dw__f32_from_bits(code & ~(uint32_t)0x1FFF); /* the rest does not count */
+    case DW__T_E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, (uint8_t)code);
+    case DW__T_E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, (uint8_t)code);
+    case DW__T_S8: return (int8_t)code;
+    default: return (uint8_t)code;
     }
 }
 
@@ -74,39 +76,52 @@ static bool blame(const product *p, dw__emu_finding kind, const char *what, uint
     return false;
 }
 
-/* Tells the checker of a matrix that is read: its elements lie together by sixteen bytes. */
-static void note_operand(product *p, const dw__matrix_operand *o, uint32_t first, uint32_t count,
-                         uint32_t k_count) {
-    const uint32_t together = 128 / (uint32_t)o->bits, across = o->mn_major ? count : k_count,
-                   along = o->mn_major ? k_count : count;
-    if (!p->work.clock) return;
-    for (uint32_t i = 0; i < along; i++) {
-        for (uint32_t j = 0; j < across; j += together) {
-            const uint32_t at = o->mn_major ? dw__matrix_address(o, first + j, i)
-                                            : dw__matrix_address(o, first + i, j);
-            dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at, 16,
-                              false);
-        }
+/* Where the codes of a matrix go: element (i, k) to codes[i * along + k * deep]. */
+typedef struct placing {
+    uint32_t *codes;
+    size_t along, deep;
+} placing;
+
+static void spread(const unsigned char *from, uint32_t bytes, uint32_t *to, size_t step) {
+    uint16_t halves[8];
+    uint32_t words[4];
+    switch (bytes) {
+    case 1:
+        for (int i = 0; i < 16; i++) to[(size_t)i * step] = from[i];
+        break;
+    case 2:
+        memcpy(halves, from, 16);
+        for (int i = 0; i < 8; i++) to[(size_t)i * step] = halves[i];
+        break;
+    default:
+        memcpy(words, from, 16);
+        for (int i = 0; i < 4; i++) to[(size_t)i * step] = words[i];
     }
 }
 
-/* Elements (first + i, k) of an operand in shared memory, as values[i * k_count + k]. */
-static bool read_operand(product *p, const dw__matrix_operand *o, dw__emu_type type, uint32_t first,
-                         uint32_t count, uint32_t k_count, double *values) {
+/* Codes of an operand in shared memory, of `count` rows or columns. Sixteen bytes lie together, at a multiple of
+ * that. */
+static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count, uint32_t k_count,
+                         placing to) {
     const dw__emu_cta *cta = p->work.cta;
-    const uint32_t bytes = (uint32_t)o->bits / 8;
+    const uint32_t bytes = (uint32_t)o->bits / 8, together = 16 / bytes;
+    const uint32_t across = o->mn_major ? count : k_count, lines = o->mn_major ? k_count : count;
+    const size_t step = o->mn_major ? to.along : to.deep, next = o->mn_major ? to.deep : to.along;
     bool undefined = false;
-    for (uint32_t i = 0; i < count; i++) {
-        for (uint32_t k = 0; k < k_count; k++) {
-            const uint32_t at = dw__matrix_address(o, first + i, k);
-            if (at < DW__SHARED_FIRST || at + bytes > cta->shared_bytes)
+    for (uint32_t i = 0; i < lines; i++) {
+        for (uint32_t j = 0; j < across; j += together) {
+            const uint32_t at =
+                o->mn_major ? dw__matrix_address(o, j, i) : dw__matrix_address(o, i, j);
+            if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
-            undefined = undefined || dw__count_unwritten(cta->defined, at, bytes);
-            values[i * k_count + k] = element_value(type, cta->shared + at);
+            undefined = undefined || dw__count_unwritten(cta->defined, at, 16);
+            spread(cta->shared + at, bytes, to.codes + i * next + j * step, step);
+            if (p->work.clock)
+                dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at, 16,
+                                  false);
         }
     }
-    note_operand(p, o, first, count, k_count);
     if (undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
               "a product reads shared memory that was never written, of the matrix at", o->start);
@@ -114,104 +129,194 @@ static bool read_operand(product *p, const dw__matrix_operand *o, dw__emu_type t
 }
 
 /* A from registers: words of 2 halves, 4 bytes or one tf32; see the fragments of PTX ISA 9.7.15.5.2. */
-static void unpack_a(const product *p, uint32_t warp, uint32_t k_count, double *values) {
-    const int per_word = 4 / dw__emu_type_bytes(p->op->a);
+static void unpack_a(const product *p, uint32_t warp, placing to) {
+    const int bytes = dw__emu_type_bytes(p->op->a), per_word = 4 / bytes;
+    const uint32_t mask = bytes == 4 ? UINT32_MAX : ((uint32_t)1 << 8 * bytes) - 1;
     for (uint32_t lane = 0; lane < DW__LANES; lane++) {
         for (uint32_t word = 0; word < 4; word++) {
-            const uint32_t row = lane / 4 + (word & 1) * 8,
-                           k = (lane % 4 + (word >> 1) * 4) * (uint32_t)per_word;
-            unsigned char bytes[4];
-            memcpy(bytes, &p->a_values[warp][word][lane], 4);
+            const uint32_t row = warp * ROWS + lane / 4 + (word & 1) * 8;
+            const uint32_t k = (lane % 4 + (word >> 1) * 4) * (uint32_t)per_word;
             for (int i = 0; i < per_word; i++)
-                values[row * k_count + k + (uint32_t)i] =
-                    element_value(p->op->a, bytes + i * dw__emu_type_bytes(p->op->a));
+                to.codes[row * to.along + (k + (uint32_t)i) * to.deep] =
+                    p->a_values[warp][word][lane] >> 8 * bytes * i & mask;
         }
     }
 }
 
 /* ---- one product --------------------------------------------------------------------------- */
 
-static double read_d(const product *p, uint32_t warp, uint32_t row, uint32_t column) {
-    dw__emu_warp *w = &p->warps[warp];
-    const uint32_t lane = row % 8 * 4 + column % 8 / 2, pair = column / 8 * 2 + row / 8;
-    if (p->op->d == DW__T_F16) {
-        uint32_t word = DW__REGISTER(w, uint32_t, p->op->d_places[pair])[lane];
-        return (double)dw__f16_to_f32((uint16_t)(column & 1 ? word >> 16 : word));
-    }
-    uint32_t word = DW__REGISTER(w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
-    return p->op->d == DW__T_S32 ? (double)(int32_t)word : (double)dw__f32_from_bits(word);
+/* The codes of A (rows, k) and of B (k, columns, as many as there may be), and what they are as factors. */
+enum { A_ROWS = WARPS * ROWS, A_CODES = A_ROWS * DW__SUM_MOST, B_CODES = MOST_N * DW__SUM_MOST };
+typedef struct operands {
+    uint32_t a[A_CODES], b[B_CODES];
+    int32_t a_parts[3][A_CODES], b_parts[3][B_CODES]; /* magnitudes, exponents, signs */
+} operands;
+
+static bool read_codes(product *p, operands *o) {
+    const product_op *op = p->op;
+    const uint32_t k = (uint32_t)op->k;
+    const placing a = {o->a, k, 1}, b = {o->b, 1, MOST_N};
+    if (!read_operand(p, &p->b, (uint32_t)op->n, k, b)) return false;
+    if (!op->a_in_registers) return read_operand(p, &p->a, A_ROWS, k, a);
+    for (uint32_t warp = 0; warp < WARPS; warp++) unpack_a(p, warp, a);
+    return true;
 }
-static void write_d(const product *p, uint32_t warp, uint32_t row, uint32_t column, double value) {
-    dw__emu_warp *w = &p->warps[warp];
-    const uint32_t lane = row % 8 * 4 + column % 8 / 2, pair = column / 8 * 2 + row / 8;
-    if (p->op->d == DW__T_F16) {
-        uint32_t *word = &DW__REGISTER(w, uint32_t, p->op->d_places[pair])[lane];
-        uint32_t half = dw__f32_to_f16((float)value);
-        *word = column & 1 ? (*word & 0xFFFF) | half << 16 : (*word & 0xFFFF0000) | half;
-        return;
+
+/* Where a row's columns 2 i and 2 i + 1 of D lie, from eight to eight: registers of 4 lanes each. */
+typedef struct d_row {
+    dw__emu_warp *warp;
+    const uint32_t *
+        places; /* of the first eight; every eight columns take four more, half of them this row's */
+    uint32_t lane;
+} d_row;
+static d_row row_of(const product *p, uint32_t row) {
+    return (d_row){&p->warps[row / ROWS],
+                   p->op->d_places + row % ROWS / 8 * (p->op->d == DW__T_F16 ? 1 : 2), row % 8 * 4};
+}
+
+/* ---- into F32 ------------------------------------------------------------------------------ */
+
+static dw__wgmma_format format_of(dw__emu_type type) {
+    switch (type) {
+    case DW__T_F16: return (dw__wgmma_format){5, 10, 0, false};
+    case DW__T_BF16: return (dw__wgmma_format){8, 7, 0, false};
+    case DW__T_TF32: return (dw__wgmma_format){8, 10, 13, false};
+    case DW__T_E4M3: return (dw__wgmma_format){4, 3, 0, true};
+    default: return (dw__wgmma_format){5, 2, 0, false};
     }
-    uint32_t *word = &DW__REGISTER(w, uint32_t, p->op->d_places[pair * 2 + column % 2])[lane];
-    if (p->op->d == DW__T_S32)
-        *word = (uint32_t)(int64_t)value;
-    else
-        *word = value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
 }
 
 /* The exponent of the least normal number of each type. */
 static int least_exponent(dw__emu_type type) {
-    return type == DW__T_F16 || type == DW__T_E5M2 ? -14 : type == DW__T_E4M3 ? -6 : -126;
+    return 2 - (1 << (format_of(type).exponent_bits - 1));
 }
 
-static void make_factors(dw__emu_type type, const double *values, uint32_t count, uint32_t k,
-                         dw__factors *factors) {
-    for (uint32_t i = 0; i < count; i++) {
-        for (uint32_t at = 0; at < k; at++) {
-            factors[i].value[at] = values[i * k + at];
-            factors[i].exponent[at] = dw__factor_exponent(values[i * k + at], least_exponent(type));
+/* One sum for which the loops are not made. */
+static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, float d) {
+    const product_op *op = p->op;
+    const int narrow = dw__emu_type_bytes(op->a) == 1;
+    dw__factors row, column;
+    for (int k = 0; k < op->k; k++) {
+        row.value[k] = element_value(op->a, a[k]);
+        column.value[k] = element_value(op->b, b[k * MOST_N]);
+        row.exponent[k] = dw__factor_exponent(row.value[k], least_exponent(op->a));
+        column.exponent[k] = dw__factor_exponent(column.value[k], least_exponent(op->b));
+    }
+    return dw__wgmma_sum(&row, &column, op->k, (double)(op->scale_a * op->scale_b), d, narrow);
+}
+
+/* Eight columns of D of one row: two registers of four lanes. */
+static void read_eight(const d_row *row, uint32_t eight, float *d) {
+    const uint32_t *places = row->places + 4 * eight;
+    const float *even = DW__REGISTER(row->warp, const float, places[0]) + row->lane,
+                *odd = DW__REGISTER(row->warp, const float, places[1]) + row->lane;
+    for (int i = 0; i < 4; i++) d[2 * i] = even[i], d[2 * i + 1] = odd[i];
+}
+static void write_eight(const d_row *row, uint32_t eight, const float *d) {
+    const uint32_t *places = row->places + 4 * eight;
+    float *even = DW__REGISTER(row->warp, float, places[0]) + row->lane,
+          *odd = DW__REGISTER(row->warp, float, places[1]) + row->lane;
+    for (int i = 0; i < 4; i++) even[i] = d[2 * i], odd[i] = d[2 * i + 1];
+}
+
+static void multiply_f32(const product *p, operands *o) {
+    const product_op *op = p->op;
+    const dw__wgmma_loops *loops = dw__wgmma_loops_now();
+    const dw__wgmma_factors a = {o->a_parts[0], o->a_parts[1], o->a_parts[2]},
+                            b = {o->b_parts[0], o->b_parts[1], o->b_parts[2]};
+    const size_t n = (size_t)op->n, k = (size_t)op->k;
+    const bool narrow = dw__emu_type_bytes(op->a) == 1, negative = op->scale_a * op->scale_b < 0;
+    const dw__wgmma_format format_a = format_of(op->a), format_b = format_of(op->b);
+    const int left = (narrow ? 13 : 25) - format_a.fraction_bits - format_b.fraction_bits;
+    /* Columns behind the last are zeros. */
+    for (size_t i = 0; n % DW__WGMMA_COLUMNS && i < k; i++)
+        memset(o->b + i * MOST_N + n, 0,
+               (DW__WGMMA_COLUMNS - n % DW__WGMMA_COLUMNS) * sizeof *o->b);
+    const size_t columns = (n + DW__WGMMA_COLUMNS - 1) / DW__WGMMA_COLUMNS * DW__WGMMA_COLUMNS;
+    bool finite = loops->decode(o->a, A_ROWS * k, &format_a, &a);
+    for (size_t i = 0; i < k; i++) {
+        const size_t at = i * MOST_N;
+        finite &=
+            loops->decode(o->b + at, columns, &format_b,
+                          &(dw__wgmma_factors){b.magnitude + at, b.exponent + at, b.sign + at});
+    }
+    if (negative)
+        for (size_t i = 0; i < A_ROWS * k; i++) a.sign[i] = ~a.sign[i];
+    for (size_t first = 0; first < n; first += DW__WGMMA_COLUMNS) {
+        const dw__wgmma_factors some = {b.magnitude + first, b.exponent + first, b.sign + first};
+        for (uint32_t row = 0; row < A_ROWS; row++) {
+            const dw__wgmma_factors own = {a.magnitude + row * k, a.exponent + row * k,
+                                           a.sign + row * k};
+            const d_row place = row_of(p, row);
+            const uint32_t eight = (uint32_t)first / 8;
+            const bool both = first + 8 < n;
+            float d[DW__WGMMA_COLUMNS] = {0};
+            if (p->accumulate) {
+                read_eight(&place, eight, d);
+                if (both) read_eight(&place, eight + 1, d + 8);
+            }
+            uint32_t others = finite ? loops->sums(op->k, &own, &some, MOST_N, left, narrow, d)
+                                     : (1u << DW__WGMMA_COLUMNS) - 1;
+            for (; others; others &= others - 1) {
+                const int i = __builtin_ctz(others);
+                d[i] = sum_alone(p, o->a + row * k, o->b + first + (size_t)i, d[i]);
+            }
+            write_eight(&place, eight, d);
+            if (both) write_eight(&place, eight + 1, d + 8);
         }
     }
 }
 
-/* Rows of sixteen of one warp against every column. */
-static void multiply_rows(const product *p, uint32_t warp, const dw__factors *rows,
-                          const dw__factors *columns) {
+/* ---- into F16 and S32 ---------------------------------------------------------------------- */
+
+static double read_d(const product *p, const d_row *row, uint32_t column) {
+    const uint32_t lane = row->lane + column % 8 / 2;
+    if (p->op->d == DW__T_F16) {
+        const uint32_t word = DW__REGISTER(row->warp, uint32_t, row->places[column / 8 * 2])[lane];
+        return (double)dw__f16_to_f32((uint16_t)(column & 1 ? word >> 16 : word));
+    }
+    return (double)DW__REGISTER(row->warp, int32_t, row->places[column / 8 * 4 + column % 2])[lane];
+}
+static void write_d(const product *p, const d_row *row, uint32_t column, double value) {
+    const uint32_t lane = row->lane + column % 8 / 2;
+    if (p->op->d == DW__T_F16) {
+        uint32_t *word = &DW__REGISTER(row->warp, uint32_t, row->places[column / 8 * 2])[lane];
+        const uint32_t half = dw__f32_to_f16((float)value);
+        *word = column & 1 ? (*word & 0xFFFF) | half << 16 : (*word & 0xFFFF0000) | half;
+        return;
+    }
+    DW__REGISTER(row->warp, int32_t, row->places[column / 8 * 4 + column % 2])
+    [lane] = (int32_t)(int64_t)value;
+}
+
+static void multiply_plainly(const product *p, const operands *o) {
     const product_op *op = p->op;
     const double sign = (double)(op->scale_a * op->scale_b);
-    for (uint32_t row = 0; row < ROWS; row++) {
+    for (uint32_t row = 0; row < A_ROWS; row++) {
+        const d_row place = row_of(p, row);
+        double a[DW__SUM_MOST];
+        for (int k = 0; k < op->k; k++)
+            a[k] = sign * element_value(op->a, o->a[row * (uint32_t)op->k + (uint32_t)k]);
         for (uint32_t column = 0; column < (uint32_t)op->n; column++) {
-            const double begin = p->accumulate ? read_d(p, warp, row, column) : 0;
-            double value;
-            if (op->d == DW__T_F32) {
-                value = (double)dw__wgmma_sum(&rows[row], &columns[column], op->k, sign,
-                                              (float)begin, dw__emu_type_bytes(op->a) == 1);
-            } else {
-                value = begin;
-                for (int k = 0; k < op->k; k++)
-                    value += sign * rows[row].value[k] * columns[column].value[k];
-            }
-            write_d(p, warp, row, column, value);
+            double value = p->accumulate ? read_d(p, &place, column) : 0;
+            for (uint32_t k = 0; k < (uint32_t)op->k; k++)
+                value += a[k] * element_value(op->b, o->b[k * MOST_N + column]);
+            write_d(p, &place, column, value);
         }
     }
 }
 
 static bool multiply(dw__emu_cluster *cluster, dw__emu_async *work) {
     product *p = (product *)(void *)work;
-    const product_op *op = p->op;
-    const uint32_t n = (uint32_t)op->n, k = (uint32_t)op->k;
-    double a[ROWS * DW__SUM_MOST], b[MOST_N * DW__SUM_MOST];
-    dw__factors rows[ROWS], columns[MOST_N];
+    operands o;
     (void)cluster;
-    if (!read_operand(p, &p->b, op->b, 0, n, k, b)) return false;
-    make_factors(op->b, b, n, k, columns);
-    for (uint32_t warp = 0; warp < WARPS; warp++) {
-        if (op->a_in_registers)
-            unpack_a(p, warp, k, a);
-        else if (!read_operand(p, &p->a, op->a, warp * ROWS, ROWS, k, a))
-            return false;
-        make_factors(op->a, a, ROWS, k, rows);
-        multiply_rows(p, warp, rows, columns);
+    if (!read_codes(p, &o)) return false;
+    if (p->op->d == DW__T_F32)
+        multiply_f32(p, &o);
+    else
+        multiply_plainly(p, &o);
+    for (uint32_t warp = 0; warp < WARPS; warp++)
         p->warps[warp].wgmma->in_flight[p->groups[warp] % 64]--;
-    }
     return true;
 }
 
