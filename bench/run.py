@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes bench/results/<what>-<date>.json.
 
-make bench        or        python bench/run.py [training] [capture] [operations] [formats]
+make bench        or        python bench/run.py [training] [capture] [operations] [formats] [emulator]
 """
 
 from __future__ import annotations
@@ -42,7 +42,19 @@ def formats(stamp: str) -> int:
     return subprocess.call([sys.executable, str(HERE / "formats.py"), "--json", str(target)])
 
 
-KINDS = {"training": training, "capture": capture, "operations": operations, "formats": formats}
+def emulator(stamp: str) -> int:
+    """The emulator's own speed and memory."""
+    target = HERE / "results" / f"emulator-cpu-{stamp}.json"
+    return subprocess.call([sys.executable, str(HERE / "emulator.py"), "--json", str(target)])
+
+
+KINDS = {
+    "training": training,
+    "capture": capture,
+    "operations": operations,
+    "formats": formats,
+    "emulator": emulator,
+}
 
 
 def main() -> int:

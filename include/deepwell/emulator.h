@@ -132,8 +132,8 @@ DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index,
 DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
 /* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
 DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);
-/* Writes a file of JSON: architecture, seed, how many launches there were, and every finding, its members named as
- * those of dw_finding are, with "text". DW_IO. */
+/* Writes a file of JSON: architecture, seed, how many launches there were, how many instructions all lanes executed in
+ * them, and every finding, its members named as those of dw_finding are, with "text". DW_IO. */
 DW_API dw_status dw_emulator_report(const dw_emulator *emulator, const char *path);
 
 #ifdef __cplusplus

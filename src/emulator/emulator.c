@@ -15,7 +15,7 @@ struct dw_emulator {
     dw__emu_memory *memory;
     dw__emu_findings *findings;
     dw_emulator_module *modules;
-    uint64_t launches;
+    uint64_t launches, instructions;
     pthread_mutex_t lock;
 };
 struct dw_emulator_module {
@@ -332,7 +332,10 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
     pthread_mutex_lock(&emulator->lock);
     grid.id = ++emulator->launches;
     grid.seed = emulator->options.seed + grid.id;
-    dw_status status = dw__emu_run_grid(&grid, instructions);
+    uint64_t executed = 0;
+    dw_status status = dw__emu_run_grid(&grid, &executed);
+    emulator->instructions += executed;
+    if (instructions) *instructions = executed;
     dw__emu_memory_collect(emulator->memory);
     pthread_mutex_unlock(&emulator->lock);
     dw__free_aligned(parameters);
@@ -380,7 +383,7 @@ void dw_emulator_clear_findings(dw_emulator *emulator) {
 
 dw_status dw_emulator_report(const dw_emulator *emulator, const char *path) {
     return dw__emu_report(emulator, architectures[index_of(emulator->architecture)].name,
-                          emulator->options.seed, emulator->launches, path);
+                          emulator->options.seed, emulator->launches, emulator->instructions, path);
 }
 
 void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {

@@ -6,6 +6,6 @@
 
 /* See dw_emulator_report. */
 dw_status dw__emu_report(const dw_emulator *emulator, const char *architecture, uint64_t seed,
-                         uint64_t launches, const char *path);
+                         uint64_t launches, uint64_t instructions, const char *path);
 
 #endif

@@ -31,8 +31,9 @@ static inline uint32_t dw__count_unwritten(const uint8_t *bits, size_t first, si
     while (count > 0) {
         const size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
         const uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
-        unwritten += (uint32_t)__builtin_popcount(
-            mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED));
+        const unsigned missing =
+            mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED);
+        if (missing) unwritten += (uint32_t)__builtin_popcount(missing);
         first += here, count -= here;
     }
     return unwritten;

@@ -73,6 +73,7 @@ def test_a_write_out_of_bounds_names_the_line(build, tmp_path):
     assert "1 finding: 1 out of bounds" in run.stderr
     told = json.loads(report.read_text())
     assert (told["architecture"], told["launches"]) == ("sm_90a", 1)
+    assert told["lane_instructions"] >= 32
     (finding,) = told["findings"]
     lines = (_SOURCES / "beyond.cu").read_text().splitlines()
     assert "the mistake" in lines[finding["source_line"] - 1]
