@@ -1,4 +1,5 @@
 #include "emulator/race.h"
+#include "emulator/tensor_memory.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -37,6 +38,10 @@ typedef struct mbarrier {
     bool valid;
     dw__emu_clock *gathered, *completed;
 } mbarrier;
+
+/* Tensor memory lies behind shared memory: a word for each column of a quarter of the lanes, of which the halves have
+ * two bytes each. */
+#define TENSOR_WORDS (DW__TENSOR_LANES / 32 * DW__TENSOR_COLUMNS)
 
 #define MBARRIERS 64 /* agents of a block for them; more barriers than that share */
 #define STRONG 64    /* orders of strong accesses, by address */
@@ -150,6 +155,8 @@ static void complete(meeting *m, dw__emu_cta *cta) {
 
 static bool active(const dw__emu_warp *w) { return w->clock && !w->cta->race->common->off; }
 
+static uint32_t first_tensor_word(const dw__emu_cta *cta) { return cta->shared_bytes / 4 + 1; }
+
 /* ---- life ---------------------------------------------------------------------------------- */
 
 bool dw__emu_race_begin(dw__emu_cluster *cluster) {
@@ -175,7 +182,7 @@ bool dw__emu_race_begin(dw__emu_cluster *cluster) {
     if (!all->times || !all->fenced) return false;
     for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
         dw__emu_cta *cta = &cluster->ctas[rank];
-        const size_t words = cta->shared_bytes / 4 + 1;
+        const size_t words = first_tensor_word(cta) + TENSOR_WORDS;
         cta->race->words = dw__calloc(words, sizeof *cta->race->words);
         cta->race->parts = dw__calloc(words, sizeof *cta->race->parts);
         cta->race->mbarrier_at = dw__calloc(words / 2 + 1, sizeof *cta->race->mbarrier_at);
@@ -234,6 +241,8 @@ typedef struct toucher {
     const uint32_t *shown; /* NULL: through the generic proxy */
     epoch self;
     bool write, told;
+    bool in_order;  /* the agent does one after the other */
+    bool transfers; /* between registers and tensor memory */
 } toucher;
 
 static bool through_generic(const common *all, epoch e) {
@@ -247,7 +256,9 @@ static void describe(const dw__emu_cluster *cluster, epoch e, char *text, size_t
                                                  [DW__SIDE_BULK] = "a copy of ",
                                                  [DW__SIDE_WGMMA] =
                                                      "a product of the four warps from ",
-                                                 [DW__SIDE_TENSOR] = "tcgen05 work of "};
+                                                 [DW__SIDE_TENSOR] = "tcgen05 work of ",
+                                                 [DW__SIDE_TENSOR_LOAD] = "a load of ",
+                                                 [DW__SIDE_TENSOR_STORE] = "a store of "};
     const common *all = common_of(cluster);
     const dw__emu_kernel *kernel = cluster->grid->kernel;
     const uint32_t agent = agent_of(e), pc = pc_of(e);
@@ -265,29 +276,51 @@ static void describe(const dw__emu_cluster *cluster, epoch e, char *text, size_t
     snprintf(text, bytes, "%s at PTX line %d (%s)", who, in->line, in->spelling);
 }
 
+/* "shared memory at 0x400" */
+static void name_place(const dw__emu_cta *owner, uint32_t at, char *text, size_t bytes) {
+    const uint32_t first = first_tensor_word(owner), column = at / 4 - first;
+    if (at / 4 < first)
+        snprintf(text, bytes, "shared memory at 0x%x", owner->rank << DW__RANK_SHIFT | at);
+    else
+        snprintf(text, bytes, "tensor memory of block %u, lanes %u to %u of column %u", owner->rank,
+                 column / DW__TENSOR_COLUMNS * 32, column / DW__TENSOR_COLUMNS * 32 + 31,
+                 column % DW__TENSOR_COLUMNS);
+}
+
 static void report(toucher *t, const dw__emu_cta *owner, uint32_t at, epoch other, bool wrote,
                    dw__emu_finding kind) {
-    char whom[200];
+    char whom[200], place[96];
     if (t->told) return;
     t->told = true;
     describe(t->cta->cluster, other, whom, sizeof whom);
+    name_place(owner, at, place, sizeof place);
     if (kind == DW__FOUND_PROXY)
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
-                         "%s shared memory at 0x%x through the asynchronous proxy, which %s wrote "
+                         "%s %s through the asynchronous proxy, which %s wrote "
                          "through the generic one: no fence.proxy.async is between them",
-                         t->write ? "writes" : "reads", owner->rank << DW__RANK_SHIFT | at, whom);
+                         t->write ? "writes" : "reads", place, whom);
     else
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
-                         "%s shared memory at 0x%x, which %s %s: nothing orders the two",
-                         t->write ? "writes" : "reads", owner->rank << DW__RANK_SHIFT | at, whom,
-                         wrote ? "wrote" : "read");
+                         "%s %s, which %s %s: nothing orders the two",
+                         t->write ? "writes" : "reads", place, whom, wrote ? "wrote" : "read");
+}
+
+static bool is_transfer(uint32_t agent) {
+    return agent % DW__SIDES == DW__SIDE_TENSOR_LOAD || agent % DW__SIDES == DW__SIDE_TENSOR_STORE;
+}
+/* Loads and stores of tensor memory: those of a quarter of the lanes are in order from their issue on. */
+static bool is_issued_before(const toucher *t, epoch e) {
+    const uint32_t warp = agent_of(e) / DW__SIDES;
+    return warp == agent_of(t->self) / DW__SIDES ||
+           t->seen[warp * DW__SIDES + DW__SIDE_GENERIC] > time_of(e);
 }
 
 /* The same agent, or nothing between them that matters. */
 static inline bool is_known(const toucher *t, epoch e) {
     const uint32_t agent = agent_of(e);
     return t->seen[agent] >= time_of(e) ||
-           (agent == agent_of(t->self) && time_of(e) == time_of(t->self)) ||
+           (agent == agent_of(t->self) && (t->in_order || time_of(e) == time_of(t->self))) ||
+           (t->transfers && is_transfer(agent) && is_issued_before(t, e)) ||
            (is_strong(e) && is_strong(t->self));
 }
 
@@ -396,6 +429,8 @@ static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
                      NULL,
                      made(agent, seen[agent], w->now.pc, (uint32_t)lane, strong),
                      write,
+                     false,
+                     false,
                      false};
 }
 
@@ -637,6 +672,12 @@ void dw__emu_race_last_time(dw__emu_async *work, dw__emu_side side) {
     work->time = all->times[agent_at(all, work->cta, work->warp, side)];
 }
 
+void dw__emu_race_issued(dw__emu_async *work) {
+    if (!work->clock) return;
+    work->time = dw__emu_seen(work->clock)[agent_at(common_of(work->cta->cluster), work->cta,
+                                                    work->warp, DW__SIDE_GENERIC)];
+}
+
 static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta *owner,
                       uint32_t offset, uint32_t bytes, bool write) {
     toucher t = {work->cta,
@@ -647,7 +688,9 @@ static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta
                  generic ? NULL : dw__emu_shown(work->clock),
                  self,
                  write,
-                 work->told};
+                 work->told,
+                 false,
+                 false};
     touch(&t, owner, offset, bytes);
     work->told = t.told;
 }
@@ -658,6 +701,45 @@ void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw
     const uint32_t agent = agent_at(owner->race->common, work->cta, warp, side);
     touch_for(work, made(agent, work->time, work->pc, work->lane, false), side == DW__SIDE_COPY,
               owner, offset, bytes, write);
+}
+
+/* `part`: bits of the bytes, two for each half of a quarter's lanes. */
+static void touch_tensor(toucher *t, dw__emu_cta *owner, uint32_t lane, uint32_t lanes,
+                         uint32_t column, uint32_t columns) {
+    for (uint32_t quarter = 0; quarter < DW__TENSOR_LANES / 32; quarter++) {
+        const uint32_t begin = 32 * quarter, end = lane + lanes;
+        const uint32_t part = (lane < begin + 16 && end > begin ? 3u : 0u) |
+                              (lane < begin + 32 && end > begin + 16 ? 12u : 0u);
+        for (uint32_t i = column; part && i < column + columns; i++)
+            touch_word(t, owner, first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + i, part);
+    }
+}
+
+void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *owner, uint32_t lane,
+                         uint32_t lanes, uint32_t column, uint32_t columns, bool write) {
+    if (!work->clock || !is_on(owner->cluster)) return;
+    const uint32_t agent = agent_at(owner->race->common, work->cta, work->warp, side);
+    toucher t = {work->cta,
+                 work->warp,
+                 work->pc,
+                 (int)work->lane,
+                 dw__emu_seen(work->clock),
+                 NULL,
+                 made(agent, work->time, work->pc, work->lane, false),
+                 write,
+                 work->told,
+                 side == DW__SIDE_TENSOR,
+                 side != DW__SIDE_TENSOR};
+    touch_tensor(&t, owner, lane, lanes, column, columns);
+    work->told = t.told;
+}
+
+void dw__emu_race_tensor_allocated(dw__emu_cta *owner, uint32_t column, uint32_t columns) {
+    if (!is_on(owner->cluster)) return;
+    for (uint32_t quarter = 0; quarter < DW__TENSOR_LANES / 32; quarter++)
+        memset(
+            &owner->race->parts[first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + column],
+            0, columns * sizeof *owner->race->parts);
 }
 
 void dw__emu_race_copied(dw__emu_async *work, uint32_t address, dw__emu_cta *owner, uint32_t offset,
@@ -672,4 +754,10 @@ void dw__emu_race_waited(dw__emu_warp *w, uint32_t warp, dw__emu_side side, uint
     if (!active(w)) return;
     uint32_t *seen = &dw__emu_seen(w->clock)[agent_at(w->cta->race->common, w->cta, warp, side)];
     if (*seen < time) *seen = time;
+}
+
+void dw__emu_race_waited_all(dw__emu_warp *w, dw__emu_side side) {
+    if (!active(w)) return;
+    uint32_t *seen = dw__emu_seen(w->clock);
+    seen[own_agent(w) + (uint32_t)side] = seen[own_agent(w)];
 }

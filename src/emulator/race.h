@@ -1,4 +1,4 @@
-/* Who touched shared memory when, and what orders it: races, and generic writes that asynchronous work cannot see yet.
+/* Who touched shared and tensor memory when, and what orders it: races, and generic writes that asynchronous work cannot see yet.
  *
  * Happens-before by vector clocks (Flanagan and Freund, FastTrack, PLDI 2009). Agents are the warps of a cluster and
  * what works beside them: each warp's mbarrier.init, its cp.async, its bulk groups, its products (wgmma, tcgen05),
@@ -28,11 +28,13 @@ typedef struct dw__emu_race dw__emu_race;
 /* Of each warp; see above. */
 typedef enum dw__emu_side {
     DW__SIDE_GENERIC,
-    DW__SIDE_INIT,   /* mbarrier.init */
-    DW__SIDE_COPY,   /* cp.async: generic as well */
-    DW__SIDE_BULK,   /* cp.async.bulk with groups */
-    DW__SIDE_WGMMA,  /* of the first of four warps */
-    DW__SIDE_TENSOR, /* tcgen05 */
+    DW__SIDE_INIT,        /* mbarrier.init */
+    DW__SIDE_COPY,        /* cp.async: generic as well */
+    DW__SIDE_BULK,        /* cp.async.bulk with groups */
+    DW__SIDE_WGMMA,       /* of the first of four warps */
+    DW__SIDE_TENSOR,      /* tcgen05: products, copies, commits, each after the other */
+    DW__SIDE_TENSOR_LOAD, /* tcgen05.ld and st, in order among those of a quarter of the lanes */
+    DW__SIDE_TENSOR_STORE,
     DW__SIDES,
 } dw__emu_side;
 
@@ -85,13 +87,22 @@ void dw__emu_race_generic(dw__emu_async *work);
 /* Numbers work: the next time of a warp's side, or, of `work` that has none of its own, the last. */
 void dw__emu_race_next_time(dw__emu_async *work, uint32_t warp, dw__emu_side side);
 void dw__emu_race_last_time(dw__emu_async *work, dw__emu_side side);
+/* Numbers work by its issuer's clock, so that it tells as well what was issued later. */
+void dw__emu_race_issued(dw__emu_async *work);
 /* Accesses of such work; `warp` of its block as above. */
 void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw__emu_cta *owner,
                        uint32_t offset, uint32_t bytes, bool write);
+/* Accesses of such work, of a side that begins with DW__SIDE_TENSOR, to a block's tensor memory. What is remembered is
+ * of sixteen lanes together. Columns that are allocated were never used. */
+void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *owner, uint32_t lane,
+                         uint32_t lanes, uint32_t column, uint32_t columns, bool write);
+void dw__emu_race_tensor_allocated(dw__emu_cta *owner, uint32_t column, uint32_t columns);
 /* Writes of a copy that completes on the mbarrier. */
 void dw__emu_race_copied(dw__emu_async *work, uint32_t mbarrier, dw__emu_cta *owner,
                          uint32_t offset, uint32_t bytes, bool write);
 /* A warp has waited for work of a warp of its block up to a time. */
 void dw__emu_race_waited(dw__emu_warp *w, uint32_t warp, dw__emu_side side, uint32_t time);
+/* A warp has waited for all of its own work, numbered by its clock, of a side. */
+void dw__emu_race_waited_all(dw__emu_warp *w, dw__emu_side side);
 
 #endif

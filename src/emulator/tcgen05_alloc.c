@@ -44,6 +44,7 @@ static dw__emu_next alloc_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
                       dw__emu_lane_address(w, &k->address, lane), sizeof *to, 4, DW__WRITE);
     if (!to) return DW__FAULT;
     memcpy(to, &first, sizeof first);
+    dw__emu_race_tensor_allocated(w->cta, first, columns);
     w->cta->cluster->progress++;
     return DW__NEXT;
 }

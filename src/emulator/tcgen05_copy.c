@@ -57,6 +57,8 @@ static bool copy_block(copy *c, dw__emu_cta *cta) {
     if (!dw__emu_tensor_holds(cta, &user, "a copy", c->address >> 16, DW__TENSOR_LANES, column,
                               s->columns))
         return false;
+    dw__emu_race_tensor(&c->work, DW__SIDE_TENSOR, cta, 0, DW__TENSOR_LANES, column, s->columns,
+                        true);
     for (uint32_t row = 0; row < s->rows; row++) {
         for (uint32_t i = 0; i < s->columns; i += 4) {
             const uint32_t at = dw__matrix_address(&c->from, row, 4 * i);

@@ -40,6 +40,10 @@ static void place_of(const transfer_op *k, uint32_t thread, uint32_t i, uint32_t
     }
 }
 
+static dw__emu_side side_of(const transfer_op *k) {
+    return k->store ? DW__SIDE_TENSOR_STORE : DW__SIDE_TENSOR_LOAD;
+}
+
 static bool transfer_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     const transfer *c = (const transfer *)(const void *)work;
     const transfer_op *k = c->op;
@@ -54,6 +58,11 @@ static bool transfer_done(dw__emu_cluster *cluster, dw__emu_async *work) {
     if (k->shape == OF_16X32BX2 && !dw__emu_tensor_holds(work->cta, &user, what, c->lane, k->lanes,
                                                          c->column + k->split, k->columns))
         return false;
+    dw__emu_race_tensor(work, side_of(k), work->cta, c->lane, k->lanes, c->column, k->columns,
+                        k->store);
+    if (k->shape == OF_16X32BX2)
+        dw__emu_race_tensor(work, side_of(k), work->cta, c->lane, k->lanes, c->column + k->split,
+                            k->columns, k->store);
     for (uint32_t thread = 0; thread < DW__LANES; thread++) {
         for (uint32_t i = 0; i < k->count; i++) {
             uint32_t lane = 0, column = 0;
@@ -140,6 +149,11 @@ static dw__emu_next transfer_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t
         else
             dw__emu_tensor_unsettled(tensor, &user, first, k->columns);
     }
+    if (!dw__emu_race_issue(w, &c->work)) {
+        dw__free(c);
+        return dw__emu_no_memory(w, -1);
+    }
+    dw__emu_race_issued(&c->work);
     (k->store ? tensor->storing : tensor->loading)[w->index]++;
     dw__emu_later(w->cta->cluster, &c->work);
     return DW__NEXT;
@@ -157,6 +171,7 @@ static dw__emu_next wait_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
         dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
     else if (tensor)
         memset(&tensor->unsettled[w->index], 0, sizeof tensor->unsettled[w->index]);
+    dw__emu_race_waited_all(w, store ? DW__SIDE_TENSOR_STORE : DW__SIDE_TENSOR_LOAD);
     return DW__NEXT;
 }
 

@@ -94,13 +94,25 @@ static uint32_t folds_of(const product *p, uint32_t rows) {
     return is_spread(p) ? 1 : DW__TENSOR_LANES / rows;
 }
 
+/* Rows of a matrix in tensor memory, from lane `first` on, for the checker. */
+static void touch_rows(product *p, dw__emu_cta *cta, uint32_t first, uint32_t column,
+                       uint32_t columns, bool write) {
+    if (is_spread(p))
+        for (uint32_t lane = first; lane < DW__TENSOR_LANES; lane += 32)
+            dw__emu_race_tensor(&p->work, DW__SIDE_TENSOR, cta, lane, 16, column, columns, write);
+    else
+        dw__emu_race_tensor(&p->work, DW__SIDE_TENSOR, cta, 0, DW__TENSOR_LANES, column, columns,
+                            write);
+}
+
 /* Rows of A in a block's tensor memory. Where D is folded, every range of lanes has all of them. */
-static bool read_tensor(const product *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
+static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned char *to) {
     const uint32_t first = p->a_address >> 16, column = p->a_address & 0xFFFF,
                    lanes = is_spread(p) ? 112 : DW__TENSOR_LANES;
     dw__tensor_user user = dw__tensor_user_of_work(&p->work);
     uint32_t undefined = 0;
     if (!dw__emu_tensor_holds(cta, &user, "A", first, lanes, column, K_COLUMNS)) return false;
+    touch_rows(p, cta, first, column, K_COLUMNS, false);
     for (uint32_t row = 0; row < rows; row++) {
         const uint32_t lane = first + lane_of(p, row);
         memcpy(to + row * DW__TENSOR_K_BYTES, &cta->tensor->cells[lane][column],
@@ -132,8 +144,8 @@ static void shift_a(const product *p, struct dw__emu_tensor *tensor) {
 /* Scale factors of `rows` rows (9.7.16.10.7): row r is a cell of lane r modulo 32, 32 rows to a column, its
  * factors bytes from `id` on; all ranges of 32 lanes have the same. Of a pair's B for M of 128 the second half of
  * the rows is in the upper lanes. */
-static bool read_scales(const product *p, dw__emu_cta *cta, const char *name, uint32_t address,
-                        int id, uint32_t rows, bool folded, double (*scales)[4]) {
+static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t address, int id,
+                        uint32_t rows, bool folded, double (*scales)[4]) {
     const uint32_t per_half = folded ? rows / 2 : rows, copies = folded ? 2 : 4,
                    column = address & 0xFFFF;
     const dw_format format = p->i.ue4m3 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
@@ -142,6 +154,8 @@ static bool read_scales(const product *p, dw__emu_cta *cta, const char *name, ui
     if (!dw__emu_tensor_holds(cta, &user, name, address >> 16, DW__TENSOR_LANES, column,
                               (per_half + 31) / 32))
         return false;
+    dw__emu_race_tensor(&p->work, DW__SIDE_TENSOR, cta, 0, DW__TENSOR_LANES, column,
+                        (per_half + 31) / 32, false);
     for (uint32_t row = 0; row < rows; row++) {
         const uint32_t within = row % per_half, at = column + within / 32,
                        lane = within % 32 + row / per_half * 64;
@@ -216,7 +230,7 @@ static void add_row(const double *a, double (*b)[MOST_N], uint32_t k_count, uint
 }
 
 /* D of one block: a[row][k] times b[k][column], scaled already. */
-static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
+static bool add_to_d(product *p, dw__emu_cta *cta, int block, uint32_t rows, const double *a,
                      double (*b)[MOST_N]) {
     const uint32_t n = (uint32_t)p->i.n, k_count = (uint32_t)p->i.k, folds = folds_of(p, rows),
                    per_fold = n / folds, first = p->d_address >> 16, column = p->d_address & 0xFFFF;
@@ -226,6 +240,7 @@ static bool add_to_d(const product *p, dw__emu_cta *cta, int block, uint32_t row
                               per_fold))
         return false;
     struct dw__emu_tensor *tensor = cta->tensor;
+    touch_rows(p, cta, first, column, per_fold, true);
     for (uint32_t row = 0; row < rows; row++) {
         double sums[MOST_N] = {0};
         for (uint32_t fold = 0; p->accumulate && fold < folds; fold++) {

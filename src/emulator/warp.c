@@ -1,4 +1,5 @@
 /* One warp: its groups of lanes, and the loop that runs operations. */
+#include "emulator/race.h"
 #include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
 #include <string.h>
@@ -183,8 +184,10 @@ static bool may_read(dw__emu_warp *w, const dw__emu_kernel *kernel, uint32_t mas
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
                       "reads a register before the wait that makes its value valid");
     w->pending->told = tensor && tensor->loading[w->index] > 0;
-    if (!w->pending->told) dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
-    return !w->pending->told;
+    if (w->pending->told) return false;
+    dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
+    dw__emu_race_waited_all(w, DW__SIDE_TENSOR_LOAD);
+    return true;
 }
 
 /* ---- the loop ------------------------------------------------------------------------------ */

@@ -475,6 +475,7 @@ static void integers_are_exact(void **state) {
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
         {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
+        {"tcgen05.wait::st", "race", "a store of block (0, 0, 0) warp"},
         {"tcgen05.dealloc", "tensor memory", "were not freed"},
         {"tcgen05.alloc", "undefined", "never written"},
         {"tcgen05.mma", "undefined", "never written"},

@@ -496,6 +496,47 @@ static void tensor_products_are_waited_for(void **state) {
     run_all(&tensor_product, mistakes, COUNT(mistakes));
 }
 
+/* Four warps store to tensor memory, four others load what they have stored, and the first store again. */
+static uint32_t same_word(const uint32_t *in, uint32_t i) { return in[i]; }
+
+static const kernel tensor_memory = {
+    "tensor memory",
+    "setp.ge.u32 %p4, %r1, 128;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra $allocated;\n"
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n$allocated:\n"
+    "bar.sync 0;\nld.shared.u32 %r6, [%r4+32];\nand.b32 %r7, %r1, 96;\nshl.b32 %r7, %r7, 16;\n"
+    "add.u32 %r6, %r6, %r7;\n@%p4 bra $load;\nld.global.u32 %r8, [%rd4];\n"
+    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r8};\n"
+    "tcgen05.wait::st.sync.aligned; // first\ntcgen05.fence::before_thread_sync;\nbar.sync 1, "
+    "256;\n"
+    "bar.sync 2, 256;\nadd.u32 %r9, %r8, 1;\ntcgen05.fence::after_thread_sync;\n"
+    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r9};\ntcgen05.wait::st.sync.aligned;\n"
+    "bra.uni $free;\n$load:\nbar.sync 1, 256;\n"
+    "tcgen05.fence::after_thread_sync;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r6];\n"
+    "tcgen05.wait::ld.sync.aligned;\nst.global.u32 [%rd5+-512], %r10;\n"
+    "tcgen05.fence::before_thread_sync;\nbar.sync 2, 256; // read\n$free:\nbar.sync 3;\n"
+    "@%p1 bra $end;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;\n$end:\n",
+    256,
+    1,
+    128,
+    same_word,
+    "sm_100a"};
+
+static void tensor_memory_is_waited_for(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"a store is not waited for", "tcgen05.wait::st.sync.aligned; // first\n", "", "too early",
+         NULL, "{%r10}", NULL},
+        {"loaded without a barrier", "$load:\nbar.sync 1, 256;\n", "$load:\nbar.arrive 1, 256;\n",
+         "race", "undefined, too early", "{%r8}", "{%r10}"},
+        {"stored again without a barrier", "bar.sync 2, 256;\nadd", "bar.arrive 2, 256;\nadd",
+         "race", "too early", "{%r10}", "{%r9}"},
+        {"a load is not waited for", "tcgen05.wait::ld.sync.aligned;\n", "", "too early", NULL,
+         "st.global.u32 [%rd5", NULL},
+    };
+    run_all(&tensor_memory, mistakes, COUNT(mistakes));
+}
+
 /* ---- clusters ------------------------------------------------------------------------------ */
 
 /* Each block writes into the other's shared memory. */
@@ -722,6 +763,7 @@ int main(void) {
         cmocka_unit_test(parts_of_words_differ),
         cmocka_unit_test(products_are_waited_for),
         cmocka_unit_test(tensor_products_are_waited_for),
+        cmocka_unit_test(tensor_memory_is_waited_for),
         cmocka_unit_test(clusters_are_ordered),
         cmocka_unit_test(mbarriers_reach_the_cluster),
         cmocka_unit_test(remote_stores_are_waited_for),
