@@ -3,20 +3,20 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One access: bits 63-52 agent, 51-26 time, 25-6 operation, 5-1 lane (of an mbarrier's agent: the issuer's warp), 0
+/* One access: bits 63-51 agent, 50-25 time, 24-6 operation, 5-1 lane (of an mbarrier's agent: the issuer's warp), 0
  * strong. 0: none. */
 typedef uint64_t epoch;
 #define TIME_BITS 26
-#define PC_BITS 20
-#define MOST_AGENTS 4096
+#define PC_BITS 19
+#define MOST_AGENTS 8192 /* sixteen blocks of 32 warps have fewer */
 #define LAST_TIME ((1u << TIME_BITS) - 1)
 static epoch made(uint32_t agent, uint32_t time, uint32_t pc, uint32_t lane, bool strong) {
     const uint32_t most = (1u << PC_BITS) - 1;
-    return (epoch)agent << 52 | (epoch)time << 26 | (epoch)(pc < most ? pc : most) << 6 |
+    return (epoch)agent << 51 | (epoch)time << 25 | (epoch)(pc < most ? pc : most) << 6 |
            (epoch)(lane & 31) << 1 | strong;
 }
-static uint32_t agent_of(epoch e) { return (uint32_t)(e >> 52); }
-static uint32_t time_of(epoch e) { return (uint32_t)(e >> 26) & LAST_TIME; }
+static uint32_t agent_of(epoch e) { return (uint32_t)(e >> 51); }
+static uint32_t time_of(epoch e) { return (uint32_t)(e >> 25) & LAST_TIME; }
 static uint32_t pc_of(epoch e) { return (uint32_t)(e >> 6) & ((1u << PC_BITS) - 1); }
 static uint32_t lane_of(epoch e) { return (uint32_t)(e >> 1) & 31; }
 static bool is_strong(epoch e) { return e & 1; }

@@ -444,36 +444,39 @@ static uint32_t tensor_word(const uint32_t *in, uint32_t i) {
     return word_of(d);
 }
 
+#define TENSOR_BEGIN                                                                               \
+    "setp.ne.u32 %p9, %r5, %r5;\nsetp.eq.u32 %p8, %r5, %r5;\nsetp.ne.u32 %p1, %r2, 0;\n"           \
+    "@%p1 bra $begun;\ntcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"    \
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"                                 \
+    "shl.b32 %r6, %r3, 4;\nadd.u32 %r6, %r5, %r6;\nmov.u32 %r10, 0x40004000;\n"                    \
+    "st.shared.v4.u32 [%r6+4096], {%r10, %r10, %r10, %r10};\n"                                     \
+    "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $begun;\n" INIT_FULL                                       \
+    "fence.mbarrier_init.release.cluster;\n$begun:\n"                                              \
+    "and.b32 %r6, %r1, 3;\nadd.u32 %r6, %r6, 1;\ncvt.rn.f32.u32 %f1, %r6;\n"                       \
+    "cvt.rn.bf16x2.f32 %r7, %f1, %f1;\nshr.u32 %r8, %r1, 3;\nshl.b32 %r8, %r8, 8;\n"               \
+    "and.b32 %r9, %r1, 7;\nshl.b32 %r9, %r9, 4;\nadd.u32 %r8, %r8, %r9;\n"                         \
+    "add.u32 %r8, %r5, %r8;\n" ROW("%r8") "fence.proxy.async.shared::cta;\n" AFTER_BARRIER(        \
+        "0") "ld.shared.u32 %r14, [%r4+32];\nand.b32 %r21, %r1, 96;\n"                             \
+             "shl.b32 %r21, %r21, 16;\nadd.u32 %r21, %r21, %r14;\nshr.u32 %r9, %r5, 4;\n"          \
+             "cvt.u64.u32 %rd9, %r9;\nor.b64 %rd10, %rd9, 0x401000080000;\nadd.s64 %rd11, %rd10, " \
+             "256;\n"                                                                              \
+             "mov.u32 %r20, 0x08040490;\nsetp.ne.u32 %p2, %r1, 0;\n"
+#define AFTER_BARRIER(n)                                                                           \
+    "tcgen05.fence::before_thread_sync;\nbar.sync " n ";\ntcgen05.fence::after_thread_sync;\n"
+#define TENSOR_PRODUCT(adds)                                                                       \
+    "tcgen05.mma.cta_group::1.kind::f16 [%r14], %rd10, %rd11, %r20, " adds                         \
+    ";\ntcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4];\n"
+#define TENSOR_LOAD(to) "tcgen05.ld.sync.aligned.32x32b.x1.b32 {" to "}, [%r21];\n"
+#define LOADED "tcgen05.wait::ld.sync.aligned;\n"
+#define TENSOR_END                                                                                 \
+    "tcgen05.fence::before_thread_sync;\nbar.sync 5;\n@%p1 bra $end;\n"                            \
+    "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r14, 32;\n$end:\n"
+
 static const kernel tensor_product = {
     "tensor product",
-    "setp.ne.u32 %p9, %r5, %r5;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra $begun;\n"
-    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"
-    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
-    "shl.b32 %r6, %r3, 4;\nadd.u32 %r6, %r5, %r6;\nmov.u32 %r10, 0x40004000;\n"
-    "st.shared.v4.u32 [%r6+4096], {%r10, %r10, %r10, %r10};\n"
-    "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $begun;\n" INIT_FULL
-    "fence.mbarrier_init.release.cluster;\n$begun:\n"
-    "and.b32 %r6, %r1, 3;\nadd.u32 %r6, %r6, 1;\ncvt.rn.f32.u32 %f1, %r6;\n"
-    "cvt.rn.bf16x2.f32 %r7, %f1, %f1;\nshr.u32 %r8, %r1, 3;\nshl.b32 %r8, %r8, 8;\n"
-    "and.b32 %r9, %r1, 7;\nshl.b32 %r9, %r9, 4;\nadd.u32 %r8, %r8, %r9;\n"
-    "add.u32 %r8, %r5, %r8;\n" ROW(
-        "%r8") "fence.proxy.async.shared::cta;\ntcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
-               "tcgen05.fence::after_thread_sync;\nld.shared.u32 %r14, [%r4+32];\n"
-               "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $wait;\nshr.u32 %r9, %r5, 4;\n"
-               "cvt.u64.u32 %rd9, %r9;\nor.b64 %rd10, %rd9, 0x401000080000;\nadd.s64 %rd11, %rd10, "
-               "256;\n"
-               "mov.u32 %r20, 0x08040490;\n"
-               "tcgen05.mma.cta_group::1.kind::f16 [%r14], %rd10, %rd11, %r20, %p9;\n"
-               "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4];\n" DONE
-               "tcgen05.fence::after_thread_sync;\nadd.u32 %r7, %r7, 1;\nmov.u32 %r12, %r8;\n" ROW(
-                   "%r12") "and.b32 %r21, %r1, 96;\nshl.b32 %r21, %r21, 16;\nadd.u32 %r21, %r21, "
-                           "%r14;\n"
-                           "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r22}, "
-                           "[%r21];\ntcgen05.wait::ld.sync.aligned;\n"
-                           "st.global.u32 [%rd5], "
-                           "%r22;\ntcgen05.fence::before_thread_sync;\nbar.sync 1;\n"
-                           "@%p1 bra $end;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r14, "
-                           "32;\n$end:\n",
+    TENSOR_BEGIN "@%p2 bra $wait;\n" TENSOR_PRODUCT("%p9") DONE
+    "tcgen05.fence::after_thread_sync;\nadd.u32 %r7, %r7, 1;\nmov.u32 %r12, %r8;\n" ROW("%r12")
+        TENSOR_LOAD("%r22") LOADED "st.global.u32 [%rd5], %r22;\n" TENSOR_END,
     128,
     1,
     128,
@@ -535,6 +538,58 @@ static void tensor_memory_is_waited_for(void **state) {
          "st.global.u32 [%rd5", NULL},
     };
     run_all(&tensor_memory, mistakes, COUNT(mistakes));
+}
+
+/* Sums in tensor memory: 7 is stored, a product added, what that makes loaded, and a product put in its place. */
+#define SEVENS "%r23, %r23, %r23, %r23, %r23, %r23, %r23, %r23"
+#define STORED "tcgen05.wait::st.sync.aligned;\n"
+#define DONE_FIRST                                                                                 \
+    "$first:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $first;\n"             \
+    "tcgen05.fence::after_thread_sync;\n"
+#define DONE_SECOND                                                                                \
+    "$second:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 1;\n@!%p3 bra $second;\n"           \
+    "tcgen05.fence::after_thread_sync;\n"
+
+static uint32_t sum_word(const uint32_t *in, uint32_t i) {
+    (void)in;
+    return word_of(7.0f + 2 * 32.0f * (float)(1 + i % 4));
+}
+
+static const kernel tensor_sums = {
+    "sums in tensor memory",
+    TENSOR_BEGIN "mov.u32 %r23, 0x40E00000;\ntcgen05.st.sync.aligned.32x32b.x16.b32 [%r21], "
+                 "{" SEVENS ", " SEVENS
+                 "};\n" STORED AFTER_BARRIER("1") "@%p2 bra $first;\n" TENSOR_PRODUCT("%p8")
+                     DONE_FIRST TENSOR_LOAD("%r22")
+                         LOADED AFTER_BARRIER("2") "@%p2 bra $second;\n" TENSOR_PRODUCT("%p9")
+                             DONE_SECOND TENSOR_LOAD("%r24") LOADED
+    "mov.b32 %f3, %r22;\nmov.b32 %f4, %r24;\nadd.f32 %f3, %f3, %f4;\n"
+    "st.global.f32 [%rd5], %f3;\n" TENSOR_END,
+    128,
+    1,
+    128,
+    sum_word,
+    "sm_100a"};
+
+static void tensor_memory_is_ordered(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"a product before the stores are there", STORED, "", "race", "too early undefined",
+         "%p8;\ntcgen05.commit", "tcgen05.st."},
+        {"a product before other warps' stores", "bar.sync 1;\n", "", "race", "undefined",
+         "%p8;\ntcgen05.commit", "tcgen05.st."},
+        {"a load before the product is done", DONE_FIRST, "$first:\n", "race", "mbarrier",
+         "%p8;\ntcgen05.commit", "{%r22}"},
+        {"a product in place of what is being loaded", LOADED AFTER_BARRIER("2"),
+         AFTER_BARRIER("2") LOADED, "race", NULL, "%p9;\ntcgen05.commit", "{%r22}"},
+        {"a product in place of what others load", "bar.sync 2;\n", "", "race", NULL,
+         "%p9;\ntcgen05.commit", "{%r22}"},
+        {"a load before the second product is done", DONE_SECOND TENSOR_LOAD("%r24"),
+         "$second:\n" TENSOR_LOAD("%r24") "$later:\nmbarrier.try_wait.parity.shared.b64 %p3, "
+                                          "[%r4], 1;\n@!%p3 bra $later;\n",
+         "race", NULL, "%p9;\ntcgen05.commit", "{%r24}"},
+    };
+    run_all(&tensor_sums, mistakes, COUNT(mistakes));
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */
@@ -764,6 +819,7 @@ int main(void) {
         cmocka_unit_test(products_are_waited_for),
         cmocka_unit_test(tensor_products_are_waited_for),
         cmocka_unit_test(tensor_memory_is_waited_for),
+        cmocka_unit_test(tensor_memory_is_ordered),
         cmocka_unit_test(clusters_are_ordered),
         cmocka_unit_test(mbarriers_reach_the_cluster),
         cmocka_unit_test(remote_stores_are_waited_for),
