@@ -239,7 +239,7 @@ def test_profile(always) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    "options", [{"precision": "fp8"}, {"target": "sm_100a"}, {"logits": False}], ids=str
+    "options", [{"precision": "fp8"}, {"target": "sm_120a"}, {"logits": False}], ids=str
 )
 def test_what_is_not_built_says_so(options) -> None:
     with pytest.raises(deepwell.UnsupportedError, match="not supported in this version"):
