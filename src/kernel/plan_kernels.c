@@ -102,6 +102,13 @@ static dw_status take_candidate(const json_t *report, const char *habit, taken *
     return DW_OK;
 }
 
+/* Of kernels that are there, and that nobody is sent to. */
+static const char *unproven_for(const dw_hardware *hardware) {
+    return hardware->capability == 100 || hardware->capability == 103
+               ? " but one that is proven on the emulator, not run on hardware"
+               : "";
+}
+
 /* The registry knows sm_90a alone; elsewhere, or with a call that it refuses, it is the framework's library. */
 static dw_status take_attention(const dw_autoplan *plan, int backward, taken *t) {
     static const char arch[] = "sm_90a";
@@ -115,8 +122,8 @@ static dw_status take_attention(const dw_autoplan *plan, int backward, taken *t)
                                                               : "unfused products";
     *t = (taken){0};
     snprintf(t->kernel, sizeof t->kernel,
-             "the framework's library (%s); no kernel registered for %s", other,
-             plan->hardware->architecture);
+             "the framework's library (%s); no kernel registered for %s%s", other,
+             plan->hardware->architecture, backward ? "" : unproven_for(plan->hardware));
     snprintf(t->source, sizeof t->source, "%s",
              constant_of("attention", plan->hardware->capability, constant, sizeof constant));
     if (strcmp(plan->hardware->architecture, arch) != 0) return DW_OK;
@@ -143,8 +150,9 @@ static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost,
     *t = (taken){0};
     if (cost->low)
         snprintf(recipe, sizeof recipe, "%s", dw_train_precision_name(plan->layout.precision));
-    snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered",
-             grouped ? "grouped product" : "cuBLASLt", recipe);
+    snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered%s",
+             grouped ? "grouped product" : "cuBLASLt", recipe,
+             grouped ? "" : unproven_for(plan->hardware));
     snprintf(t->source, sizeof t->source, "%s",
              grouped ? origin_of("gemm_grouped")
              : cost->low

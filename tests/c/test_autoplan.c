@@ -805,6 +805,13 @@ static void kernels_are_named(void **unused) {
             assert_true(kernel->predicted > 0 && kernel->source[0]);
         }
         assert_non_null(strstr(kernel_of(plan, "MLP up")->kernel, "none registered"));
+        /* What no hardware has run is named as that. */
+        const char *const unproven = "proven on the emulator, not run on hardware";
+        const int blackwell = strncmp(cases[at].hardware, "b200", 4) == 0;
+        assert_int_equal(strstr(kernel_of(plan, "MLP up")->kernel, unproven) != NULL, blackwell);
+        assert_int_equal(strstr(kernel_of(plan, "attention forward")->kernel, unproven) != NULL,
+                         blackwell);
+        assert_null(strstr(kernel_of(plan, "attention backward")->kernel, unproven));
         assert_true(kernel_of(plan, "MLP up")->predicted < hardware->rate[DW_RATE_BF16].value);
         char *text = NULL;
         assert_int_equal(dw_autoplan_text(plan, 1, &text), DW_OK);

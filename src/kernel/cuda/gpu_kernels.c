@@ -5,6 +5,7 @@
 const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 static const char on_h200[] = "tested and measured on an H200",
                   always[] = "taken where it takes the call and has not been measured slower",
+                  nobody[] = "nothing in the library calls it yet",
                   asked[] = "taken only where it is asked for, and compared at first use";
 
 const dw__gpu_kernel dw__gpu_kernels[] = {
