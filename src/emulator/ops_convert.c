@@ -10,7 +10,7 @@ typedef struct conversion {
     dw__emu_type to, from;
     int from_bytes, to_bytes; /* of a lane's place */
     int register_bytes;       /* of the result as declared: a signed result is extended to it */
-    enum { NO_ROUNDING, NEAREST, ZERO, DOWN, UP, AWAY } rounding;
+    enum { NO_ROUNDING, NEAREST, ZERO, DOWN, UP, AWAY, BY_CHANCE } rounding;
     bool to_whole; /* rni and the like: a whole number, also between floats */
     bool flush, saturate, relu, finite;
 } conversion;
@@ -228,7 +228,9 @@ typedef struct packed {
     dw__emu_type to, from;
     bool relu, finite, flush;
     int rounding;
-    dw_format format; /* of the narrow type */
+    dw_format format;    /* of the narrow type */
+    uint32_t sources[4]; /* of a conversion BY_CHANCE, `count` of them */
+    int count;
 } packed;
 
 static bool format_of(dw__emu_type type, dw_format *format) {
@@ -240,6 +242,20 @@ static bool format_of(dw__emu_type type, dw_format *format) {
     case DW__T_E2M1X2: *format = DW_FORMAT_E2M1; return true;
     case DW__T_UE8M0X2: *format = DW_FORMAT_E8M0; return true;
     default: return false;
+    }
+}
+
+/* What .rs converts to; how many numbers. 0: another type. */
+static int chance_format_of(dw__emu_type type, dw_format *format) {
+    switch (type) {
+    case DW__T_F16X2: *format = DW_FORMAT_F16; return 2;
+    case DW__T_BF16X2: *format = DW_FORMAT_BF16; return 2;
+    case DW__T_E4M3X4: *format = DW_FORMAT_E4M3; return 4;
+    case DW__T_E5M2X4: *format = DW_FORMAT_E5M2; return 4;
+    case DW__T_E2M3X4: *format = DW_FORMAT_E2M3; return 4;
+    case DW__T_E3M2X4: *format = DW_FORMAT_E3M2; return 4;
+    case DW__T_E2M1X4: *format = DW_FORMAT_E2M1; return 4;
+    default: return 0;
     }
 }
 
@@ -265,6 +281,68 @@ static uint32_t to_code(const packed *k, float x) {
         return k->format == DW_FORMAT_E2M1 ? 0x7 : 0x1F;
     return dw__encode_one(k->format, isnan(x) ? fabsf(x) : x, DW_OVERFLOW_SATURATE,
                           DW_ROUND_NEAREST, 0);
+}
+
+/* .rs (PTX ISA 9.7.9.22): the random bits are added to those that are cut off, and what is carried rounds up. Both begin
+ * at the upper end. Of each pair of numbers both take the same sixteen bits (F16: 13 of them), the first pair the upper
+ * half of the word; for E2M1 the upper bytes of both halves are the first pair's. The ISA's text does not say more, and
+ * its figures were not at hand: which number meets which of its bits is known of F16 and BF16 alone. */
+static uint32_t chance_of(dw_format format, uint32_t random, int index) {
+    switch (format) {
+    case DW_FORMAT_F16: return (index ? random : random >> 16) << 19;
+    case DW_FORMAT_BF16: return (index ? random : random >> 16) << 16;
+    case DW_FORMAT_E2M1:
+        if (index >= 2) random <<= 8;
+        return (random & 0xFF000000) | (random & 0xFF00) << 8;
+    default: return index < 2 ? random & 0xFFFF0000 : random << 16;
+    }
+}
+static uint32_t by_chance(const packed *k, float x, uint32_t word) {
+    const bool half = k->format == DW_FORMAT_F16 || k->format == DW_FORMAT_BF16;
+    if (k->relu && (x < 0 || (x == 0 && signbit(x)))) x = 0;
+    if (isnan(x)) return half ? 0x7FFF : dw__format_nan(k->format);
+    return dw__encode_one(k->format, x,
+                          half && !k->finite ? DW_OVERFLOW_NONFINITE : DW_OVERFLOW_SATURATE,
+                          DW_ROUND_STOCHASTIC, word);
+}
+static dw__emu_next chance_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    const packed *k = op->detail;
+    const uint32_t *random = DW__REGISTER(w, uint32_t, op->c);
+    uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
+    const int count = k->count, bits = k->format == DW_FORMAT_E2M1 ? 4 : 32 / count;
+    DW__EACH_LANE(lane, mask) {
+        uint32_t r = 0;
+        for (int i = 0; i < count; i++)
+            r = r << bits | by_chance(k, DW__REGISTER(w, float, k->sources[i])[lane],
+                                      chance_of(k->format, random[lane], i));
+        d[lane] = r;
+    }
+    return DW__NEXT;
+}
+static dw_status emit_chance(dw__emu_translator *t, packed k) {
+    packed *kept = dw__emu_detail(t, sizeof *kept);
+    const int count = chance_format_of(k.to, &k.format), architecture = t->program->architecture;
+    const dw__ptx_operand *o = t->in->operands, *sources = &o[1];
+    uint32_t d, random;
+    if (!kept) return dw__fail_memory("an operation", sizeof *kept);
+    if (!count || k.from != DW__T_F32 || k.flush || (count == 4 && !k.finite) ||
+        (architecture != 100 && architecture != 103))
+        return dw__emu_unsupported(t);
+    if (t->in->operand_count != (count == 2 ? 4 : 3) ||
+        (count == 4 && (o[1].kind != DW__PTX_VECTOR || o[1].count != 4)))
+        return dw__emu_malformed(
+            t, "two numbers, or four as {a, b, e, f}, and random bits are wanted");
+    if (count == 4) sources = o[1].items;
+    for (int i = 0; i < count; i++)
+        DW_RETURN_IF_FAILED(dw__emu_take_source(t, &sources[i], DW__T_F32, &k.sources[i]));
+    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &o[count == 2 ? 3 : 2], DW__T_B32, &random));
+    DW_RETURN_IF_FAILED(dw__emu_take_result(t, &o[0], k.to, &d));
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, chance_run));
+    k.count = count;
+    *kept = k;
+    t->op->d = d, t->op->c = random;
+    t->op->detail = kept;
+    return DW_OK;
 }
 
 static dw__emu_next narrow_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
@@ -420,9 +498,10 @@ static bool is_packed(dw__emu_type type) {
 }
 
 static dw_status translate_cvt(dw__emu_translator *t) {
-    static const char *const roundings[] = {"rn",  "rz",  "rm",  "rp",  "rna",
-                                            "rni", "rzi", "rmi", "rpi", NULL};
-    static const int meanings[] = {NEAREST, ZERO, DOWN, UP, AWAY, NEAREST, ZERO, DOWN, UP};
+    static const char *const roundings[] = {"rn",  "rz",  "rm",  "rp", "rna", "rni",
+                                            "rzi", "rmi", "rpi", "rs", NULL};
+    static const int meanings[] = {NEAREST, ZERO, DOWN, UP, AWAY,
+                                   NEAREST, ZERO, DOWN, UP, BY_CHANCE};
     conversion *k = dw__emu_detail(t, sizeof *k);
     if (!k) return dw__fail_memory("an operation", sizeof *k);
     if (dw__emu_take(t, "pack")) return translate_pack(t);
@@ -430,7 +509,8 @@ static dw_status translate_cvt(dw__emu_translator *t) {
         more = false;
         int rounding = dw__emu_take_one_of(t, roundings);
         if (rounding >= 0)
-            k->rounding = meanings[rounding], k->to_whole = rounding >= 5, more = true;
+            k->rounding = meanings[rounding], k->to_whole = rounding >= 5 && rounding < 9,
+            more = true;
         if (dw__emu_take(t, "ftz")) k->flush = more = true;
         if (dw__emu_take(t, "sat")) k->saturate = more = true;
         if (dw__emu_take(t, "relu")) k->relu = more = true;
@@ -439,13 +519,14 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     if (!dw__emu_take_type(t, &k->to) || !dw__emu_take_type(t, &k->from))
         return dw__emu_unsupported(t);
     if (k->to == DW__T_TF32 && k->from != DW__T_F32) return dw__emu_unsupported(t);
-    if (is_packed(k->to) || is_packed(k->from))
-        return emit_packed(t, (packed){.to = k->to,
-                                       .from = k->from,
-                                       .relu = k->relu,
-                                       .finite = k->finite,
-                                       .flush = k->flush,
-                                       .rounding = k->rounding});
+    const packed p = {.to = k->to,
+                      .from = k->from,
+                      .relu = k->relu,
+                      .finite = k->finite,
+                      .flush = k->flush,
+                      .rounding = k->rounding};
+    if (k->rounding == BY_CHANCE) return emit_chance(t, p);
+    if (is_packed(k->to) || is_packed(k->from)) return emit_packed(t, p);
     if (t->in->operand_count != 2) return dw__emu_malformed(t, "it takes two operands");
     /* Registers may be wider than the types. */
     const dw__ptx_operand *to = &t->in->operands[0], *from = &t->in->operands[1];

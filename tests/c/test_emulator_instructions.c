@@ -404,6 +404,91 @@ static void floats_to_narrow(void **state) {
 }
 
 /* Every code, to pairs of F16 and from there to integers in every rounding. */
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return isnan(x) ? 0x7FFFFFFF : bits;
+}
+
+/* Stochastic rounding: the code toward zero, or the next where the random bits and the part that is cut off make one. */
+static uint32_t chance_code(const format *f, double x, uint32_t random, int random_bits,
+                            bool finite) {
+    const double m = fabs(x);
+    const uint32_t sign = signbit(x) ? 1u << (f->exponent_bits + f->fraction_bits) : 0;
+    if (m > magnitude_of(f, f->most + 1)) return sign | (finite ? f->most : f->most + 1);
+    uint32_t low = nearest_code(f, m, 'z', true);
+    const double below = magnitude_of(f, low), step = magnitude_of(f, low + 1) - below;
+    if ((m - below) / step + random / ldexp(1, random_bits) >= 1) low++;
+    return sign | (low > f->most && finite ? f->most : low);
+}
+
+static void floats_by_chance(void **state) {
+    enum { COUNT = 32 * BLOCK };
+    static uint64_t in[3 * COUNT], out[COUNT];
+    static const struct {
+        const char *body;
+        const format *f;
+        int count, bits;
+        bool finite, relu;
+    } cases[] = {
+        {"cvt.rs.f16x2.f32 %r20, %f10, %f11, %r12;", &f16, 2, 16, false, false},
+        {"cvt.rs.satfinite.bf16x2.f32 %r20, %f10, %f11, %r12;", &bf16, 2, 16, true, false},
+        {"cvt.rs.relu.f16x2.f32 %r20, %f10, %f11, %r12;", &f16, 2, 16, false, true},
+        {"cvt.rs.satfinite.e4m3x4.f32 %r20, {%f10, %f11, %f13, %f14}, %r12;", &e4m3, 4, 8, true,
+         false},
+        {"cvt.rs.relu.satfinite.e5m2x4.f32 %r20, {%f10, %f11, %f13, %f14}, %r12;", &e5m2, 4, 8,
+         true, true},
+        {"cvt.rs.satfinite.e2m3x4.f32 %r20, {%f10, %f11, %f13, %f14}, %r12;", &e2m3, 4, 8, true,
+         false},
+        {"cvt.rs.satfinite.e3m2x4.f32 %r20, {%f10, %f11, %f13, %f14}, %r12;", &e3m2, 4, 8, true,
+         false},
+        {"cvt.rs.satfinite.e2m1x4.f32 %h20, {%f10, %f11, %f13, %f14}, %r12; cvt.u32.u16 %r20, "
+         "%h20;",
+         &e2m1, 4, 4, true, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const format *f = cases[i].f;
+        char body[1200];
+        /* The upper words of the first two are e and f. */
+        snprintf(body, sizeof body,
+                 "%smov.b64 {%%r13, %%r14}, %%rd10; mov.b32 %%f13, %%r14; mov.b64 {%%r13, %%r14}, "
+                 "%%rd11; mov.b32 %%f14, %%r14;\n%s" OUT32_FORMAT,
+                 IN3, cases[i].body);
+        for (int k = 0; k < COUNT; k++) {
+            for (int n = 0; n < 2; n++)
+                in[3 * k + n] = bits_of(value_near(f)) | (uint64_t)bits_of(value_near(f)) << 32;
+            in[3 * k + 2] = awkward_word(32);
+        }
+        run_threads(body, COUNT, BLOCK, in, 3, out, 1);
+        for (int k = 0; k < COUNT; k++) {
+            const uint32_t random = (uint32_t)in[3 * k + 2], high = random >> 16,
+                           low = random & 0xFFFF;
+            for (int n = 0; n < cases[i].count; n++) {
+                const float x = as_float(in[3 * k + (n & 1)] >> (n >= 2 ? 32 : 0));
+                const uint32_t code =
+                    (uint32_t)(out[k] >> cases[i].bits * (cases[i].count - 1 - n)) &
+                    ((1u << cases[i].bits) - 1);
+                const uint32_t sixteen =
+                    cases[i].count == 2 ? (n ? low : high) & (f == &f16 ? 0x1FFF : 0xFFFF)
+                    : f == &e2m1
+                        ? (n < 2 ? (high >> 8) << 8 | low >> 8 : (high & 0xFF) << 8 | (low & 0xFF))
+                        : (n < 2 ? high : low);
+                uint32_t expected =
+                    chance_code(f, (double)x, sixteen, f == &f16 ? 13 : 16, cases[i].finite);
+                if (cases[i].relu && signbit(x)) expected = 0;
+                if (isnan(x))
+                    expected = cases[i].count == 2         ? 0x7FFF
+                               : f->infinite || f == &e4m3 ? 0x7F
+                                                           : f->most;
+                if (code != expected)
+                    fail_msg("%s: number %d, %a with %x: %x, expected %x", cases[i].body, n,
+                             (double)x, random, code, expected);
+            }
+        }
+    }
+}
+
 static void codes_to_halves(void **state) {
     enum { COUNT = 65536 };
     static uint64_t in[COUNT], out[2 * COUNT];
@@ -577,11 +662,6 @@ static void halves_compute(void **state) {
 
 static float sum_of(uint64_t a, uint64_t b) { /* rounded once: 53 bits are twice 24 and two */
     return (float)((double)as_float(a) + (double)as_float(b));
-}
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return isnan(x) ? 0x7FFFFFFF : bits;
 }
 REFERENCE(sum_kept, bits_of(sum_of(a, b)))
 REFERENCE(sum_flushed, bits_of(no_subnormal((float)((double)no_subnormal(as_float(a)) +
@@ -1236,13 +1316,14 @@ static void boxes_are_swizzled(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(integers_compute),    cmocka_unit_test(floats_to_halves),
-        cmocka_unit_test(floats_to_narrow),    cmocka_unit_test(codes_to_halves),
-        cmocka_unit_test(integers_to_floats),  cmocka_unit_test(halves_compute),
-        cmocka_unit_test(reductions_compute),  cmocka_unit_test(reductions_refused),
-        cmocka_unit_test(products_of_warps),   cmocka_unit_test(fragments_of_bytes),
-        cmocka_unit_test(asynchronous_stores), cmocka_unit_test(blocks_are_taken_over),
-        cmocka_unit_test(tensor_maps_change),  cmocka_unit_test(boxes_are_swizzled),
+        cmocka_unit_test(integers_compute),      cmocka_unit_test(floats_to_halves),
+        cmocka_unit_test(floats_to_narrow),      cmocka_unit_test(floats_by_chance),
+        cmocka_unit_test(codes_to_halves),       cmocka_unit_test(integers_to_floats),
+        cmocka_unit_test(halves_compute),        cmocka_unit_test(reductions_compute),
+        cmocka_unit_test(reductions_refused),    cmocka_unit_test(products_of_warps),
+        cmocka_unit_test(fragments_of_bytes),    cmocka_unit_test(asynchronous_stores),
+        cmocka_unit_test(blocks_are_taken_over), cmocka_unit_test(tensor_maps_change),
+        cmocka_unit_test(boxes_are_swizzled),
     };
     if (dw_emulator_create("sm_100a", NULL, &emulator) != DW_OK) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
