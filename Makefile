@@ -14,7 +14,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-long bench bench-plan format lint clean help system build packages
+.PHONY: all demo test test-long bench bench-plan cutlass format lint clean help system build packages
 
 all: ## build into build/, install the package and the program into .venv/ (the default)
 all: build packages
@@ -39,6 +39,9 @@ bench: all
 bench-plan: ## the planner's predictions beside published runs (DEEPWELL_DATA: their folder)
 bench-plan: all
 	bash bench/plan.sh
+
+cutlass: build ## CUTLASS's kernels as a library of their own (optional: nvcc, minutes; docs/cutlass.md)
+	@bash scripts/cutlass.sh
 
 format: ## format C and Python sources in place
 format: $(VENV)/.tools

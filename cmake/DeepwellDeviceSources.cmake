@@ -15,6 +15,7 @@ endfunction()
 
 file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/cuda
     ${PROJECT_SOURCE_DIR}/cuda/*.cu ${PROJECT_SOURCE_DIR}/cuda/*.cuh ${PROJECT_SOURCE_DIR}/cuda/*.h)
+list(FILTER device_sources EXCLUDE REGEX "^cutlass/") # a library of its own: `make cutlass`
 set(dw_source_code "")
 set(dw_source_rows "")
 set(index 0)

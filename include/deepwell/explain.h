@@ -28,7 +28,8 @@ extern "C" {
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
 
-/* The same for a matrix product, whose candidates are "deepwell" and "cublas" (PyTorch's). Ours has members besides:
+/* The same for a matrix product, whose candidates are "deepwell", "cublas" (PyTorch's) and "cutlass" (an optional
+ * library, docs/cutlass.md). The first has members besides:
  * "proof", where it has been shown to be right, and "tile": null, or {"ctas", "tile_n", "stages", "tiles", "rounds",
  * "steps", "step_clocks", "least_seconds"}, counted and not measured. */
 DW_API dw_status dw_product_explain(const dw_product *call, const char *target, char **json);

@@ -1,6 +1,8 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include "base/json.h"
 #include "deepwell/explain.h"
+#include "kernel/library/cutlass.h"
+#include <stdio.h>
 
 const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 static const char on_h200[] = "tested and measured on an H200",
@@ -32,19 +34,37 @@ const dw__gpu_kernel dw__gpu_kernels[] = {
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
 
+static json_t *row_of(const dw__gpu_kernel *k) {
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",
+                     k->operation, "source", k->source, "architectures", k->architectures,
+                     "elements", k->elements, "needs", k->needs, "proof", k->proof, "use", k->use);
+}
+
+/* Of the optional library. */
+static json_t *row_of_cutlass(const dw__cutlass *library, const dw_cutlass_kernel *k) {
+    static const char *const operations[] = {"product", "products of groups", "attention forward"},
+                             *const elements[] = {"BF16", "MXFP8 (E4M3, E8M0 for 32); D BF16",
+                                                  "NVFP4 (E2M1, E4M3 for 16); D BF16"};
+    char source[256];
+    snprintf(source, sizeof source, "CUTLASS %s (make cutlass): %s", library->version, k->what);
+    return row_of(&(dw__gpu_kernel){
+        k->name, operations[k->kind], source,
+        k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)", elements[k->type],
+        k->kind == DW_CUTLASS_ATTENTION ? "head dimension 64 or 128; 16-byte rows" : "16-byte rows",
+        k->shown, "taken by nothing: called through cuda/cutlass/provider.h"});
+}
+
 dw_status dw_gpu_kernels(char **json) {
     dw__text text = {0};
     dw_status status = DW_OK;
+    const dw__cutlass *cutlass = NULL;
     json_t *rows = json_array();
     bool lost = !rows;
-    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels) && !lost; i++) {
-        const dw__gpu_kernel *k = &dw__gpu_kernels[i];
-        lost = json_array_append_new(
-                   rows, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name,
-                                   "operation", k->operation, "source", k->source, "architectures",
-                                   k->architectures, "elements", k->elements, "needs", k->needs,
-                                   "proof", k->proof, "use", k->use)) != 0;
-    }
+    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels) && !lost; i++)
+        lost = json_array_append_new(rows, row_of(&dw__gpu_kernels[i])) != 0;
+    if (dw__cutlass_load(&cutlass) != DW_OK) cutlass = NULL; /* an optional library */
+    for (size_t i = 0; cutlass && i < cutlass->count && !lost; i++)
+        lost = json_array_append_new(rows, row_of_cutlass(cutlass, &cutlass->kernels[i])) != 0;
     if (lost) DW_TRY(dw__fail_memory("the list of kernels", 0));
     DW_TRY(dw__json_write(rows, &text));
     *json = text.text;

@@ -5,6 +5,7 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/gpu_target.h"
 #include "kernel/cuda/product.h"
+#include "kernel/library/cutlass.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -33,6 +34,39 @@ static json_t *describe_tile(const dw_product *call, const dw__gpu_target *targe
                      (json_int_t)a.rounds, "steps", (json_int_t)a.steps, "step_clocks",
                      a.step_clocks, "least_seconds",
                      fmax(a.clocks / clock, w->bytes / target->bytes));
+}
+
+/* CUTLASS's kernel for the call, or NULL and why there is none. */
+static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gpu_target *target,
+                                            char *reason, size_t bytes) {
+    const dw__cutlass *library;
+    const bool plain = call->dtype == DW_BF16 && call->output == DW_BF16 && !call->bias &&
+                       call->activation == DW_ACTIVATION_NONE && call->n % 8 == 0 &&
+                       call->k % 8 == 0;
+    if (dw__cutlass_load(&library) != DW_OK) {
+        snprintf(reason, bytes, "%s", dw_last_error());
+        return NULL;
+    }
+    const dw_cutlass_kernel *kernel =
+        dw__cutlass_find(library, DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, target->capability);
+    if (!kernel)
+        snprintf(reason, bytes, "none of its kernels is for %s", target->name);
+    else if (!plain || dw__product_is_empty(call) || call->k == 0)
+        snprintf(reason, bytes,
+                 "its kernels take BF16 into BF16, n and k multiples of 8, a residual and no other "
+                 "epilogue");
+    return reason[0] ? NULL : kernel;
+}
+
+static json_t *describe_cutlass(const dw_product *call, const dw__gpu_target *target) {
+    char reason[1024] = "";
+    const dw_cutlass_kernel *kernel = cutlass_for(call, target, reason, sizeof reason);
+    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:s?, s:n, s:s, s:n}", "name", "cutlass", "source",
+                     kernel ? kernel->name : "CUTLASS, an optional library", "runs", kernel != NULL,
+                     "reason", kernel ? NULL : reason, "tolerance",
+                     "sums in F32, then D's rounding, against FP64", "proof",
+                     kernel ? kernel->shown : NULL, "expected_seconds", "expected_from",
+                     "taken by nothing; not measured", "measured_seconds");
 }
 
 static dw_status describe(const dw_product *call, const dw__gpu_target *target, const char *gpu,
@@ -67,7 +101,10 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
         "cublas", "source", "PyTorch: cuBLAS, the epilogue apart", "runs", 1, "reason", "tolerance",
         "sums in F32, each operation rounded", "proof", "expected_seconds", "expected_from",
         "takes it; not measured", "measured_seconds");
-    return *root ? DW_OK : dw__fail_memory("an explanation", 0);
+    if (*root && json_array_append_new(json_object_get(*root, "candidates"),
+                                       describe_cutlass(call, target)) == 0)
+        return DW_OK;
+    return dw__fail_memory("an explanation", 0);
 }
 
 dw_status dw_product_explain(const dw_product *call, const char *target, char **json) {

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# `make cutlass`: CUTLASS's headers into .venv, then libdeepwell_cutlass.so beside libdeepwell.so.
+# CUTLASS_SOURCE: a folder of CUTLASS's own (include/, examples/), then nothing is fetched. NVCC: CUDA's compiler.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=4.2.0.0
+fail() {
+    echo "make cutlass: $1" >&2
+    exit 1
+}
+
+nvcc=${NVCC:-$(command -v nvcc || true)}
+for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
+    [ -n "$nvcc" ] || [ ! -x "$folder/bin/nvcc" ] || nvcc=$folder/bin/nvcc
+done
+[ -n "$nvcc" ] || fail "there is no nvcc: install CUDA's toolkit 12.8 or later (it needs no GPU), and put nvcc on PATH or set CUDA_HOME. Nothing else of Deepwell needs it."
+"$nvcc" --list-gpu-arch | grep -qx compute_100 ||
+    fail "$nvcc does not know compute_100: CUDA's toolkit 12.8 or later is wanted"
+
+source=${CUTLASS_SOURCE:-}
+if [ -z "$source" ]; then
+    package() {
+        .venv/bin/python -c 'import importlib.util as u; s = u.find_spec("cutlass_library"); print(s.submodule_search_locations[0] if s else "")'
+    }
+    installed=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("nvidia-cutlass"))' 2>/dev/null || true)
+    if [ "$installed" != "$version" ]; then
+        # Its headers are all that is used: --no-deps.
+        .venv/bin/python -m pip install --quiet --no-deps "nvidia-cutlass==$version" ||
+            fail "nvidia-cutlass $version could not be installed. Without a network: 'pip download --no-deps nvidia-cutlass==$version' elsewhere, then PIP_NO_INDEX=1 PIP_FIND_LINKS=that folder; or CUTLASS_SOURCE=a checkout of CUTLASS v4.2.0."
+    fi
+    source=$(package)/source
+fi
+[ -f "$source/include/cutlass/cutlass.h" ] || fail "$source has no include/cutlass/cutlass.h"
+[ -d "$source/examples/77_blackwell_fmha" ] || fail "$source has no examples/77_blackwell_fmha, of which the attention kernel is made"
+
+make --no-print-directory -C cuda/cutlass -j "${CUTLASS_JOBS:-1}" NVCC="$nvcc" CUTLASS="$source" \
+    OBJECTS="$PWD/build/cutlass" LIBRARY="$PWD/build/release/lib/libdeepwell_cutlass.so"
+echo "build/release/lib/libdeepwell_cutlass.so: its kernels are in 'deepwell explain kernels'"
