@@ -162,6 +162,7 @@ static dw_status translate_tcgen05(dw__emu_translator *t) {
     if (dw__emu_take(t, "wait::ld")) return dw__emu_translate_tensor_wait(t, false);
     if (dw__emu_take(t, "wait::st")) return dw__emu_translate_tensor_wait(t, true);
     if (dw__emu_take(t, "cp")) return dw__emu_translate_tensor_copy(t);
+    if (dw__emu_take(t, "shift")) return dw__emu_translate_tensor_shift(t);
     if (dw__emu_take(t, "mma")) return dw__emu_translate_tensor_product(t);
     if (dw__emu_take(t, "commit")) return dw__emu_translate_tensor_commit(t);
     if (dw__emu_take(t, "fence::before_thread_sync") || dw__emu_take(t, "fence::after_thread_sync"))

@@ -45,6 +45,7 @@ dw_status dw__emu_translate_tensor_relinquish(dw__emu_translator *t);
 dw_status dw__emu_translate_tensor_load(dw__emu_translator *t, bool store);
 dw_status dw__emu_translate_tensor_wait(dw__emu_translator *t, bool store);
 dw_status dw__emu_translate_tensor_copy(dw__emu_translator *t);
+dw_status dw__emu_translate_tensor_shift(dw__emu_translator *t);
 dw_status dw__emu_translate_tensor_product(dw__emu_translator *t);
 dw_status dw__emu_translate_tensor_commit(dw__emu_translator *t);
 

@@ -112,7 +112,7 @@ static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned ch
     dw__tensor_user user = dw__tensor_user_of_work(&p->work);
     uint32_t undefined = 0;
     if (!dw__emu_tensor_holds(cta, &user, "A", first, lanes, column, K_COLUMNS)) return false;
-    touch_rows(p, cta, first, column, K_COLUMNS, false);
+    touch_rows(p, cta, first, column, K_COLUMNS, p->op->form.a_shifted);
     for (uint32_t row = 0; row < rows; row++) {
         const uint32_t lane = first + lane_of(p, row);
         memcpy(to + row * DW__TENSOR_K_BYTES, &cta->tensor->cells[lane][column],
@@ -126,19 +126,6 @@ static bool read_tensor(product *p, dw__emu_cta *cta, uint32_t rows, unsigned ch
     }
     dw__emu_tensor_undefined(&user, "a product reads A in", p->a_address, undefined);
     return true;
-}
-
-/* Of every 32 lanes all but the last take what the next one has. */
-static void shift_a(const product *p, struct dw__emu_tensor *tensor) {
-    const uint32_t column = p->a_address & 0xFFFF;
-    for (uint32_t lane = 0; lane < DW__TENSOR_LANES; lane++) {
-        if (lane % 32 == 31) continue;
-        for (uint32_t i = column; i < column + K_COLUMNS; i++) {
-            tensor->cells[lane][i] = tensor->cells[lane + 1][i];
-            dw__set_written(tensor->defined[lane], i, 1,
-                            dw__emu_tensor_defined(tensor, lane + 1, i));
-        }
-    }
 }
 
 /* Scale factors of `rows` rows (9.7.16.10.7): row r is a cell of lane r modulo 32, 32 rows to a column, its
@@ -297,7 +284,8 @@ static bool multiply_block(product *p, buffers *s, int block) {
     if (p->op->form.a_in_tensor ? !read_tensor(p, cta, rows, s->bytes)
                                 : !read_shared(p, cta, &p->a, p->i.a, rows, s->bytes))
         return false;
-    if (p->op->form.a_shifted) shift_a(p, cta->tensor);
+    for (uint32_t lane = 0; p->op->form.a_shifted && lane < DW__TENSOR_LANES; lane += DW__LANES)
+        dw__emu_tensor_move_up(cta->tensor, lane, p->a_address & 0xFFFF, K_COLUMNS);
     dw__tensor_fill_table(p->i.a, s->table);
     for (uint32_t row = 0; row < rows; row++) {
         double *values = s->a + row * k_count;

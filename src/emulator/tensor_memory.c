@@ -122,3 +122,14 @@ void dw__emu_tensor_undefined(const dw__tensor_user *user, const char *what, uin
                      "%s tensor memory at 0x%08x, of which %u cells were never written", what,
                      address, undefined);
 }
+
+void dw__emu_tensor_move_up(struct dw__emu_tensor *tensor, uint32_t first, uint32_t column,
+                            uint32_t columns) {
+    for (uint32_t lane = first; lane < first + DW__LANES - 1; lane++) {
+        for (uint32_t i = column; i < column + columns; i++) {
+            tensor->cells[lane][i] = tensor->cells[lane + 1][i];
+            dw__set_written(tensor->defined[lane], i, 1,
+                            dw__emu_tensor_defined(tensor, lane + 1, i));
+        }
+    }
+}

@@ -67,6 +67,10 @@ void dw__emu_tensor_unsettled(const struct dw__emu_tensor *tensor, const dw__ten
 void dw__emu_tensor_undefined(const dw__tensor_user *user, const char *what, uint32_t address,
                               uint32_t undefined);
 
+/* Of 32 lanes from `first` on all but the last take what the next one has, in these columns. */
+void dw__emu_tensor_move_up(struct dw__emu_tensor *tensor, uint32_t first, uint32_t column,
+                            uint32_t columns);
+
 static inline bool dw__emu_tensor_defined(const struct dw__emu_tensor *tensor, uint32_t lane,
                                           uint32_t column) {
     return dw__count_unwritten(tensor->defined[lane], column, 1) == 0;
