@@ -89,19 +89,23 @@ static inline void expect_no_finding(const dw_emulator *emulator) {
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
 }
 
-/* What is taken out of a kernel (take_out), and the first finding then: its kind, words of its text. */
+/* What is taken out of a kernel (take_out), and a finding that there is then: its kind, words of its text. */
 typedef struct mistake {
     const char *opcode, *kind, *words;
 } mistake;
 
 static inline void expect_found(const dw_emulator *emulator, const mistake *m) {
+    const size_t count = dw_emulator_finding_count(emulator);
     dw_finding finding;
     char text[2000];
-    if (dw_emulator_finding(emulator, 0, &finding) != DW_OK)
-        fail_msg("%s is missing, and nothing was found", m->opcode);
-    dw_finding_text(&finding, text, sizeof text);
-    if (strcmp(finding.kind, m->kind) != 0 || !strstr(text, m->words))
-        fail_msg("without %s: %s", m->opcode, text);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(dw_emulator_finding(emulator, i, &finding), DW_OK);
+        dw_finding_text(&finding, text, sizeof text);
+        if (strcmp(finding.kind, m->kind) == 0 && strstr(text, m->words)) return;
+        print_message("%s\n", text);
+    }
+    fail_msg("without %s: no finding \"%s\" with \"%s\", of %zu", m->opcode, m->kind, m->words,
+             count);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------ */

@@ -308,7 +308,7 @@ static void blocks_stay(void **state) {
     }
 }
 
-/* Without what it needs the kernel is wrong, and the checker says so. */
+/* Without what it needs the kernel is wrong, and the checker says so; of one cluster always the same. */
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
         {"tcgen05.cp", "undefined", "scale factors"},
@@ -319,6 +319,7 @@ static void mistakes_are_found(void **state) {
         {"mbarrier.arrive.expect_tx", "deadlock", "1 of 1 arrivals to come"},
         {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
         {"<tcgen05.cp", "race", "which a copy of warp 4"},
+        {"<<tcgen05.cp", "race", "tensor memory of block"},
         {"<tcgen05.ld", "undefined", "never written"},
         {"<cp.async.bulk.tensor.2d.shared", "mbarrier", "which waits for 0 more in this phase"},
     };
@@ -329,7 +330,7 @@ static void mistakes_are_found(void **state) {
                      .m = 300,
                      .n = 300,
                      .k = 600,
-                     .clusters = 2,
+                     .clusters = 1,
                      .alpha = 1,
                      .seed = 5 + i,
                      .without = mistakes[i].opcode};
