@@ -384,7 +384,7 @@ static const dw__emu_opcode *const tables[] = {
     dw__emu_opcodes_barrier,    dw__emu_opcodes_copy,    dw__emu_opcodes_matrix,
     dw__emu_opcodes_integer,    dw__emu_opcodes_cluster, dw__emu_opcodes_tensormap,
     dw__emu_opcodes_mma,        dw__emu_opcodes_wgmma,   dw__emu_opcodes_tcgen05,
-    dw__emu_opcodes_call,
+    dw__emu_opcodes_call,       dw__emu_opcodes_wmma,
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {

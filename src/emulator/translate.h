@@ -105,7 +105,7 @@ extern const dw__emu_opcode dw__emu_opcodes_arithmetic[], dw__emu_opcodes_float[
     dw__emu_opcodes_warp[], dw__emu_opcodes_barrier[], dw__emu_opcodes_copy[],
     dw__emu_opcodes_integer[], dw__emu_opcodes_cluster[], dw__emu_opcodes_tensormap[],
     dw__emu_opcodes_matrix[], dw__emu_opcodes_mma[], dw__emu_opcodes_wgmma[],
-    dw__emu_opcodes_tcgen05[], dw__emu_opcodes_call[];
+    dw__emu_opcodes_wmma[], dw__emu_opcodes_tcgen05[], dw__emu_opcodes_call[];
 
 /* ---- modifiers ----------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
  */
 #include "base/isa.h"
 #include "emulator/lanes.h"
+#include "emulator/matrix_element.h"
 #include "emulator/matrix_operand.h"
 #include "emulator/race.h"
 #include "emulator/wgmma_loops.h"
@@ -56,20 +57,6 @@ struct dw__emu_wgmma {
 };
 
 /* ---- elements ------------------------------------------------------------------------------ */
-
-/* A code, as it lies in shared memory and in registers, to a number. */
-static double element_value(dw__emu_type type, uint32_t code) {
-    switch (type) {
-    case DW__T_F16: return (double)dw__f16_to_f32((uint16_t)code);
-    case DW__T_BF16: return (double)dw__bf16_to_f32((uint16_t)code);
-    case DW__T_TF32:
-        return (double)dw__f32_from_bits(code & ~(uint32_t)0x1FFF); /* the rest does not count */
-    case DW__T_E4M3: return (double)dw__decode_one(DW_FORMAT_E4M3, (uint8_t)code);
-    case DW__T_E5M2: return (double)dw__decode_one(DW_FORMAT_E5M2, (uint8_t)code);
-    case DW__T_S8: return (int8_t)code;
-    default: return (uint8_t)code;
-    }
-}
 
 static bool blame(const product *p, dw__emu_finding kind, const char *what, uint32_t where) {
     dw__emu_found_at(p->work.cta, p->work.warp, -1, p->work.pc, kind, "%s 0x%x", what, where);
@@ -197,8 +184,8 @@ static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, f
     const int narrow = dw__emu_type_bytes(op->a) == 1;
     dw__factors row, column;
     for (int k = 0; k < op->k; k++) {
-        row.value[k] = element_value(op->a, a[k]);
-        column.value[k] = element_value(op->b, b[k * MOST_N]);
+        row.value[k] = dw__matrix_element(op->a, a[k]);
+        column.value[k] = dw__matrix_element(op->b, b[k * MOST_N]);
         row.exponent[k] = dw__factor_exponent(row.value[k], least_exponent(op->a));
         column.exponent[k] = dw__factor_exponent(column.value[k], least_exponent(op->b));
     }
@@ -296,11 +283,11 @@ static void multiply_plainly(const product *p, const operands *o) {
         const d_row place = row_of(p, row);
         double a[DW__SUM_MOST];
         for (int k = 0; k < op->k; k++)
-            a[k] = sign * element_value(op->a, o->a[row * (uint32_t)op->k + (uint32_t)k]);
+            a[k] = sign * dw__matrix_element(op->a, o->a[row * (uint32_t)op->k + (uint32_t)k]);
         for (uint32_t column = 0; column < (uint32_t)op->n; column++) {
             double value = p->accumulate ? read_d(p, &place, column) : 0;
             for (uint32_t k = 0; k < (uint32_t)op->k; k++)
-                value += a[k] * element_value(op->b, o->b[k * MOST_N + column]);
+                value += a[k] * dw__matrix_element(op->b, o->b[k * MOST_N + column]);
             write_d(p, &place, column, value);
         }
     }

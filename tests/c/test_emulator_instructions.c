@@ -998,6 +998,133 @@ static void products_of_warps(void **state) {
     }
 }
 
+/* ---- fragments whose layout is open -------------------------------------------------------- */
+
+typedef struct open_product {
+    const char *shape, *type, *d, *c;
+    bool a_row, b_row, d_row, saturate, shared;
+    int m, n, k;
+} open_product;
+
+static const char *register_list(char *text, const char *name, int first, int count) {
+    char *at = text;
+    *at++ = '{';
+    for (int i = 0; i < count; i++) at += sprintf(at, "%s%%%s%d", i ? "," : "", name, first + i);
+    strcpy(at, "}");
+    return text;
+}
+
+/* Whole numbers, and eighths of them in floating point: sums are exact in every type. Matrices lie in rows that are longer
+ * than they need be. */
+static void fragments_of_open_layout(void **state) {
+    static const open_product products[] = {
+        {"m16n16k16", "f16", "f32", "f32", true, false, true, false, false, 16, 16, 16},
+        {"m16n16k16", "f16", "f16", "f32", false, false, false, false, true, 16, 16, 16},
+        {"m32n8k16", "f16", "f16", "f16", true, true, true, false, false, 32, 8, 16},
+        {"m8n32k16", "f16", "f32", "f16", false, true, true, false, true, 8, 32, 16},
+        {"m16n16k16", "bf16", "f32", "f32", true, true, false, false, true, 16, 16, 16},
+        {"m8n32k16", "bf16", "f32", "f32", true, false, true, false, false, 8, 32, 16},
+        {"m16n16k8", "tf32", "f32", "f32", false, true, true, false, false, 16, 16, 8},
+        {"m8n32k16", "s8", "s32", "s32", false, false, true, true, true, 8, 32, 16},
+        {"m32n8k16", "u8", "s32", "s32", true, true, false, false, false, 32, 8, 16},
+    };
+    enum { ROW = 40 };
+    (void)state;
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+        const open_product *p = &products[i];
+        const bool half = strcmp(p->type, "f16") == 0, whole = p->type[1] == '8';
+        const int bytes = whole               ? 1
+                          : p->type[0] == 't' ? 4
+                                              : 2,
+                  a_count = half ? 8 : p->m * p->k * bytes / 128,
+                  b_count = half ? 8 : p->n * p->k * bytes / 128,
+                  c_count = strcmp(p->c, "f16") ? 8 : 4, d_count = strcmp(p->d, "f16") ? 8 : 4,
+                  c_bytes = c_count == 8 ? 4 : 2, d_bytes = d_count == 8 ? 4 : 2;
+        char lists[6][200], names[200], body[3000];
+        double a[32][32], b[32][32], c[32][32];
+        static unsigned char in[3 * 8192], out[32 * 256];
+        memset(in, 0, sizeof in);
+        for (int row = 0; row < 32; row++)
+            for (int column = 0; column < 32; column++) {
+                double *const at[3] = {&a[row][column], &b[row][column], &c[row][column]};
+                const int sizes[3] = {bytes, bytes, c_bytes};
+                /* a[m][k], b[n][k], c[m][n]; memory is in the order of its layout. */
+                const bool along[3] = {p->a_row, !p->b_row, true};
+                const int rows[3] = {p->m, p->n, p->m}, columns[3] = {p->k, p->k, p->n};
+                for (int which = 0; which < 3; which++) {
+                    if (row >= rows[which] || column >= columns[which]) continue;
+                    const int value =
+                        (int)(random_word() % 17) - (p->type[0] == 'u' && which < 2 ? 0 : 8);
+                    const double x = whole ? value : value / 8.0;
+                    const int index = along[which] ? row * ROW + column : column * ROW + row;
+                    unsigned char *to = in + 8192 * which + index * sizes[which];
+                    const char *type = which < 2 ? p->type : p->c;
+                    float f = (float)x;
+                    uint32_t bits;
+                    int32_t integer = value;
+                    *at[which] = x;
+                    memcpy(&bits, &f, 4);
+                    if (whole)
+                        memcpy(to, &integer, (size_t)sizes[which]);
+                    else if (type[0] == 'b')
+                        memcpy(to, (unsigned char *)&bits + 2, 2);
+                    else if (strcmp(type, "f16") == 0)
+                        bits = nearest_code(&f16, x, 'n', true), memcpy(to, &bits, 2);
+                    else
+                        memcpy(to, &bits, 4);
+                }
+            }
+        if (half)
+            snprintf(names, sizeof names, "%s.%s", p->d, p->c);
+        else
+            snprintf(names, sizeof names, "%s.%s.%s.%s", p->d, p->type, p->type, p->c);
+        /* By shared memory: the input's first words are copied there. */
+        snprintf(
+            body, sizeof body,
+            "mov.u32 %%r3, buffer; mov.u64 %%rd5, %%rd1; setp.ne.u32 %%p1, %%r2, 0; mul.wide.u32 "
+            "%%rd6, %%r2, 768; sub.u64 %%rd5, %%rd5, %%rd6; mul.wide.u32 %%rd6, %%r2, 256; "
+            "sub.u64 %%rd7, %%rd2, %%rd6; shl.b32 %%r4, %%r2, 4; cvt.u64.u32 %%rd8, %%r4; "
+            "add.u64 %%rd8, %%rd8, %%rd5; add.u32 %%r5, %%r3, %%r4; mov.u32 %%r6, 0;\n"
+            "$copy: ld.global.v4.u32 {%%r70, %%r71, %%r72, %%r73}, [%%rd8]; st.shared.v4.u32 "
+            "[%%r5], {%%r70, %%r71, %%r72, %%r73}; add.u64 %%rd8, %%rd8, 512; add.u32 %%r5, "
+            "%%r5, 512; add.u32 %%r6, %%r6, 1; setp.lt.u32 %%p2, %%r6, 16; @%%p2 bra $copy; "
+            "bar.sync 0; mov.u32 %%r7, %d; \n"
+            "wmma.load.a.sync.aligned.%s.%s.%s.%s %s, [%s], %%r7;\n"
+            "wmma.load.b.sync.aligned.%s.%s.global.%s %s, [%%rd5+8192], %%r7;\n"
+            "wmma.load.c.sync.aligned.row.%s.%s %s, [%%rd5+16384], %%r7;\n"
+            "wmma.mma.sync.aligned.%s.%s.%s.%s%s %s, %s, %s, %s;\n"
+            "wmma.store.d.sync.aligned.%s.%s.global.%s [%%rd7], %s, %%r7;",
+            ROW, p->a_row ? "row" : "col", p->shape, p->shared ? "shared" : "global", p->type,
+            register_list(lists[0], "r", 10, a_count), p->shared ? "%r3" : "%rd5",
+            p->b_row ? "row" : "col", p->shape, p->type, register_list(lists[1], "r", 20, b_count),
+            p->shape, p->c, register_list(lists[2], "r", 30, c_count), p->a_row ? "row" : "col",
+            p->b_row ? "row" : "col", p->shape, names, p->saturate ? ".satfinite" : "",
+            register_list(lists[3], "r", 40, d_count), lists[0], lists[1], lists[2],
+            p->d_row ? "row" : "col", p->shape, p->d, lists[3]);
+        run_threads(body, 32, 32, (const uint64_t *)(const void *)in, 96, (uint64_t *)(void *)out,
+                    32);
+        for (int row = 0; row < p->m; row++)
+            for (int column = 0; column < p->n; column++) {
+                double sum = c[row][column];
+                for (int k = 0; k < p->k; k++) sum += a[row][k] * b[column][k];
+                const unsigned char *at =
+                    out + (p->d_row ? row * ROW + column : column * ROW + row) * d_bytes;
+                uint32_t got = 0, wanted;
+                const float f = (float)sum;
+                memcpy(&got, at, (size_t)d_bytes);
+                if (whole)
+                    wanted = (uint32_t)(int32_t)sum;
+                else if (d_bytes == 2)
+                    wanted = nearest_code(&f16, sum, 'n', true);
+                else
+                    memcpy(&wanted, &f, 4);
+                if (got != wanted && !(sum == 0 && (got & 0x7FFFFFFF) == 0))
+                    fail_msg("wmma %s of %s: row %d, column %d: %x, expected %x", p->shape, p->type,
+                             row, column, got, wanted);
+            }
+    }
+}
+
 /* ---- fragments of bytes -------------------------------------------------------------------- */
 
 static void fragments_of_bytes(void **state) {
@@ -1316,14 +1443,14 @@ static void boxes_are_swizzled(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(integers_compute),      cmocka_unit_test(floats_to_halves),
-        cmocka_unit_test(floats_to_narrow),      cmocka_unit_test(floats_by_chance),
-        cmocka_unit_test(codes_to_halves),       cmocka_unit_test(integers_to_floats),
-        cmocka_unit_test(halves_compute),        cmocka_unit_test(reductions_compute),
-        cmocka_unit_test(reductions_refused),    cmocka_unit_test(products_of_warps),
-        cmocka_unit_test(fragments_of_bytes),    cmocka_unit_test(asynchronous_stores),
-        cmocka_unit_test(blocks_are_taken_over), cmocka_unit_test(tensor_maps_change),
-        cmocka_unit_test(boxes_are_swizzled),
+        cmocka_unit_test(integers_compute),    cmocka_unit_test(floats_to_halves),
+        cmocka_unit_test(floats_to_narrow),    cmocka_unit_test(floats_by_chance),
+        cmocka_unit_test(codes_to_halves),     cmocka_unit_test(integers_to_floats),
+        cmocka_unit_test(halves_compute),      cmocka_unit_test(reductions_compute),
+        cmocka_unit_test(reductions_refused),  cmocka_unit_test(products_of_warps),
+        cmocka_unit_test(fragments_of_bytes),  cmocka_unit_test(fragments_of_open_layout),
+        cmocka_unit_test(asynchronous_stores), cmocka_unit_test(blocks_are_taken_over),
+        cmocka_unit_test(tensor_maps_change),  cmocka_unit_test(boxes_are_swizzled),
     };
     if (dw_emulator_create("sm_100a", NULL, &emulator) != DW_OK) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
