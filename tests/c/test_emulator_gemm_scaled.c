@@ -309,6 +309,24 @@ static void blocks_stay(void **state) {
 }
 
 /* Without what it needs the kernel is wrong, and the checker says so; of one cluster always the same. */
+static void expect_mistakes(const variant *v, const mistake *mistakes, size_t count) {
+    need_kernels();
+    for (size_t i = 0; i < count; i++) {
+        problem p = {.v = *v,
+                     .m = 300,
+                     .n = 300,
+                     .k = 600,
+                     .clusters = 1,
+                     .alpha = 1,
+                     .seed = 5 + i,
+                     .without = mistakes[i].opcode};
+        run r;
+        open_run(&p, &r);
+        (void)launch(&p, &r);
+        expect_found(r.emulator, &mistakes[i]);
+        close_run(&r);
+    }
+}
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
         {"tcgen05.cp", "undefined", "scale factors"},
@@ -323,23 +341,17 @@ static void mistakes_are_found(void **state) {
         {"<tcgen05.ld", "undefined", "never written"},
         {"<cp.async.bulk.tensor.2d.shared", "mbarrier", "which waits for 0 more in this phase"},
     };
+    static const mistake of_a_pair[] = {
+        {"tcgen05.cp", "undefined", "scale factors"},
+        {"tcgen05.commit", "deadlock", "1 of 1 arrivals to come"},
+        {"<tcgen05.cp", "race", "which a copy of warp 4"},
+        {"<<tcgen05.cp", "race", "tensor memory of block"},
+    };
     (void)state;
-    need_kernels();
-    for (size_t i = 0; i < DW_COUNT(mistakes); i++) {
-        problem p = {.v = variants[2], /* accumulators overlap */
-                     .m = 300,
-                     .n = 300,
-                     .k = 600,
-                     .clusters = 1,
-                     .alpha = 1,
-                     .seed = 5 + i,
-                     .without = mistakes[i].opcode};
-        run r;
-        open_run(&p, &r);
-        (void)launch(&p, &r);
-        expect_found(r.emulator, &mistakes[i]);
-        close_run(&r);
-    }
+    assert_true(DW_SCALED_OVERLAP(variants[2].tile_n) && DW_SCALED_OVERLAP(variants[4].tile_n));
+    assert_true(variants[2].ctas == 1 && variants[4].ctas == 2);
+    expect_mistakes(&variants[2], mistakes, DW_COUNT(mistakes));
+    expect_mistakes(&variants[4], of_a_pair, DW_COUNT(of_a_pair));
 }
 
 /* ---- accounting ----------------------------------------------------------------------------------- */
