@@ -65,6 +65,7 @@ static void start(void) {
         return;
     }
     gpu.capability = atoi(architecture + 3);
+    gpu.seed = options.seed;
     write_report();
     atexit(write_report);
 }

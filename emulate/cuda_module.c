@@ -281,9 +281,28 @@ static bool fits_at_once(const launch_config *config) {
     return false;
 }
 
+/* A GPU groups blocks as is preferred where it has room for that, and as the launch says else: here all of a launch the one
+ * way or the other, in turns. False: clusters that cannot stand for one another. */
+static bool prefer(dw_emulator_launch_options *options, const unsigned preferred[3]) {
+    static _Atomic uint64_t launches;
+    uint64_t blocks = 1;
+    for (int axis = 0; axis < 3; axis++) {
+        const uint32_t regular = options->cluster[axis] ? options->cluster[axis] : 1;
+        if (preferred[axis] == 0 || preferred[axis] % regular ||
+            options->grid[axis] % preferred[axis] || (axis == 2 && preferred[axis] != regular))
+            return false;
+        blocks *= preferred[axis];
+    }
+    if (blocks > 16) return false;
+    if ((launches++ + gpu.seed) % 2 == 0) return true;
+    for (int axis = 0; axis < 3; axis++) options->cluster[axis] = preferred[axis];
+    return true;
+}
+
 API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments, void **extra) {
     const function *f = of;
     void **unpacked = NULL;
+    const unsigned *preferred = NULL;
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     GO();
     if (extra) {
@@ -304,7 +323,9 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
             for (int axis = 0; axis < 3; axis++) options.cluster[axis] = a->value.cluster[axis];
         if (a->id == ATTRIBUTE_COOPERATIVE && a->value.cooperative && !fits_at_once(config))
             return free(unpacked), COOPERATIVE_TOO_LARGE;
+        if (a->id == ATTRIBUTE_PREFERRED_CLUSTER) preferred = a->value.cluster;
     }
+    if (preferred && !prefer(&options, preferred)) return free(unpacked), INVALID_VALUE;
     dw_status status = dw_emulator_launch(f->module, f->name, &options, arguments, NULL);
     free(unpacked);
     int result = result_of(status);

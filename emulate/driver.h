@@ -38,7 +38,7 @@ typedef struct launch_attribute {
         int cooperative;
     } value;
 } launch_attribute;
-enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER = 4 };
+enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER = 4, ATTRIBUTE_PREFERRED_CLUSTER = 11 };
 typedef struct launch_config {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
@@ -52,6 +52,7 @@ typedef struct emulated_gpu {
     dw_emulator *emulator;
     int capability; /* 90 */
     int failed;     /* what every call gives after a kernel was stopped */
+    uint64_t seed;
 } emulated_gpu;
 extern emulated_gpu gpu;
 

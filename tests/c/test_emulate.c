@@ -343,6 +343,61 @@ static void a_program_runs(void **state) {
     __cudaUnregisterFatBinary(binary);
 }
 
+/* Blocks are grouped as is preferred, or as the launch says: of two launches one is the one and one the other. */
+static void clusters_are_preferred(void **state) {
+    static unsigned char container[1 << 13];
+    typedef struct attribute {
+        int id, pad;
+        unsigned value[16];
+    } attribute;
+    struct {
+        extent grid, block;
+        size_t shared_bytes;
+        void *stream;
+        attribute *attributes;
+        unsigned count;
+    } config = {{8, 1, 1}, {1, 1, 1}, 0, NULL, NULL, 2};
+    attribute attributes[2] = {{.id = 4, .value = {2, 1, 1}}, {.id = 11, .value = {4, 1, 1}}};
+    void *memory = NULL;
+    uint32_t out[8], seen = 0;
+    (void)state;
+    ENTRY(__cudaRegisterFatBinary, void **, void *);
+    ENTRY(__cudaUnregisterFatBinary, void, void **);
+    ENTRY(__cudaRegisterFunction, void, void **, const void *, char *, const char *, int, void *,
+          void *, void *, void *, int *);
+    ENTRY(cudaLaunchKernelExC, int, const void *, const void *, void **);
+    ENTRY(cudaMalloc, int, void **, size_t);
+    ENTRY(cudaFree, int, void *);
+    ENTRY(cudaMemcpy, int, void *, const void *, size_t, int);
+    const size_t bytes = add_image(
+        container + 16, 1, 0x11,
+        HEAD("sm_100a") ".visible .entry g(.param .u64 out)\n"
+                        "{ .reg .b32 %r<9>; .reg .b64 %rd<9>; ld.param.u64 %rd1, [out];\n"
+                        "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, "
+                        "%rd2; mov.u32 %r2, %cluster_nctaid.x;\n"
+                        "st.global.u32 [%rd1], %r2; ret; }\n");
+    close_container(container, bytes);
+    wrapper image = {0x466243B1, 1, container, NULL};
+    void **binary = __cudaRegisterFatBinary(&image);
+    __cudaRegisterFunction(binary, &a_function, "g", "g", -1, NULL, NULL, NULL, NULL, NULL);
+    assert_int_equal(cudaMalloc(&memory, sizeof out), 0);
+    config.attributes = attributes;
+    for (int launch = 0; launch < 2; launch++) {
+        assert_int_equal(cudaLaunchKernelExC(&config, &a_function, (void *[]){&memory}), 0);
+        assert_int_equal(cudaMemcpy(out, memory, sizeof out, 2), 0);
+        for (int i = 0; i < 8; i++) assert_int_equal(out[i], out[0]);
+        seen |= out[0];
+    }
+    assert_int_equal(seen, 2 | 4);
+    static const unsigned wrong[][3] = {{3, 1, 1}, {6, 1, 1}, {2, 1, 2}, {0, 1, 1}, {32, 1, 1}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        memcpy(attributes[1].value, wrong[i], sizeof wrong[i]);
+        assert_int_equal(cudaLaunchKernelExC(&config, &a_function, (void *[]){&memory}), 9);
+    }
+    assert_int_equal(cudaFree(memory), 0);
+    __cudaUnregisterFatBinary(binary);
+}
+
 /* What has no PTX that fits is one error at the first use. */
 static void programs_without_ptx(void **state) {
     static const struct {
@@ -385,10 +440,10 @@ static void programs_without_ptx(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(functions_are_called), cmocka_unit_test(calls_that_are_refused),
-        cmocka_unit_test(kernels_print),        cmocka_unit_test(assertions_are_findings),
-        cmocka_unit_test(kernels_allocate),     cmocka_unit_test(a_program_runs),
-        cmocka_unit_test(programs_without_ptx),
+        cmocka_unit_test(functions_are_called),   cmocka_unit_test(calls_that_are_refused),
+        cmocka_unit_test(kernels_print),          cmocka_unit_test(assertions_are_findings),
+        cmocka_unit_test(kernels_allocate),       cmocka_unit_test(a_program_runs),
+        cmocka_unit_test(clusters_are_preferred), cmocka_unit_test(programs_without_ptx),
     };
     return cmocka_run_group_tests(tests, open_runtime, NULL);
 }
