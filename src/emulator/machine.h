@@ -69,7 +69,9 @@ struct dw__emu_warp {
     struct {
         uintptr_t first, last;
         uint8_t *defined;
-    } recent;             /* the allocation of global memory that it touched last */
+    } recent; /* the allocation of global memory that it touched last */
+    const void *
+        storing; /* the value that is about to be written where it asks to reach; NULL: not known */
     bool gave_way;        /* the last turn ended at its own wish */
     bool cluster_arrived; /* at the cluster's barrier, and has not waited yet */
     uint32_t cluster_phase;
@@ -208,6 +210,7 @@ typedef enum dw__emu_access {
     DW__STRONG = 4,
     DW__ATOMIC = 7,
     DW__ORDERS = 8,
+    DW__SAME = 16, /* a write that leaves what is there */
 } dw__emu_access;
 
 /* The host's address of `bytes` at `address` (generic, or of the space: 32-bit shared addresses count as such), for a

@@ -331,8 +331,12 @@ static void *reach_shared(dw__emu_warp *w, int lane, uint32_t address, uint32_t 
                              ? dw__count_unwritten(owner->defined, first, bytes)
                              : 0;
     if (undefined) found_undefined(w, lane, "shared", address, bytes, undefined);
+    int how = (int)access;
+    if (w->clock && w->storing && memcmp(at, w->storing, bytes) == 0 &&
+        dw__count_unwritten(owner->defined, first, bytes) == 0)
+        how |= DW__SAME;
     if (access & DW__WRITE) dw__set_written(owner->defined, first, bytes, true);
-    if (w->clock) dw__emu_race_touch(w, lane, owner, (uint32_t)first, bytes, (int)access);
+    if (w->clock) dw__emu_race_touch(w, lane, owner, (uint32_t)first, bytes, how);
     return at;
 }
 

@@ -161,14 +161,18 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     const access *k = op->detail;
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     DW__EACH_LANE(lane, mask) {
+        unsigned char value[32];
+        for (int i = 0; i < k->count; i++)
+            write_element(value + i * k->bytes,
+                          w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i],
+                          k->bytes);
+        w->storing = value;
         unsigned char *to =
             dw__emu_reach(w, k->space, (int)lane, dw__emu_lane_address(w, &k->address, (int)lane),
                           total, total, (dw__emu_access)(DW__WRITE | k->strong));
+        w->storing = NULL;
         if (!to) return DW__FAULT;
-        for (int i = 0; i < k->count; i++)
-            write_element(to + i * k->bytes,
-                          w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i],
-                          k->bytes);
+        memcpy(to, value, total);
     }
     if (k->strong && k->space != DW__PTX_SHARED)
         dw__emu_race_strong(w, false, true, k->strong & DW__ORDERS);

@@ -22,14 +22,16 @@ static uint32_t lane_of(epoch e) { return (uint32_t)(e >> 1) & 31; }
 static bool is_strong(epoch e) { return e & 1; }
 
 /* Four bytes: their last writes and the reads since, as many as there is room for. `parts` has four bits for each
- * slot, which bytes it is of, and then a bit for each, whether it is a write. */
+ * slot, which bytes it is of, then a bit for each, whether it is a write, and a bit for each, whether it is one of
+ * several that wrote the same: who knows one of these knows what is there. */
 #define SLOTS 3
 typedef struct word {
     epoch slots[SLOTS];
 } word;
 static uint32_t part_of(uint32_t parts, int slot) { return parts >> 4 * slot & 15; }
 static bool is_write(uint32_t parts, int slot) { return parts >> (4 * SLOTS + slot) & 1; }
-#define LIVE_MBARRIER 0x8000u /* in `parts`: data must not be written here */
+static bool is_same(uint32_t parts, int slot) { return parts >> (5 * SLOTS + slot) & 1; }
+#define LIVE_MBARRIER 0x80000000u /* in `parts`: data must not be written here */
 
 typedef struct mbarrier {
     uint32_t agent, time;
@@ -63,7 +65,7 @@ typedef struct common {
 /* What the last access made of a whole word. */
 typedef struct past {
     epoch self; /* 0: there was none */
-    bool write;
+    bool write, same;
     uint32_t parts_before, parts_after;
     word before, after;
 } past;
@@ -72,7 +74,7 @@ struct dw__emu_race {
     common *common;
     past past;
     word *words;
-    uint16_t *parts;
+    uint32_t *parts;
     meeting barriers[DW__BARRIERS];
     dw__emu_clock *strong[STRONG];
     uint16_t *mbarrier_at; /* of every eight bytes: 1 + index below */
@@ -243,6 +245,7 @@ typedef struct toucher {
     bool write, told;
     bool in_order;  /* the agent does one after the other */
     bool transfers; /* between registers and tensor memory */
+    bool same;      /* a write that leaves what is there */
 } toucher;
 
 static bool through_generic(const common *all, epoch e) {
@@ -353,21 +356,42 @@ static int slot_for(const toucher *t, const word *x, uint32_t parts) {
     return best;
 }
 
+/* Whether another write of the same is known: then it does not matter that slot `i`'s is not. */
+static bool is_known_otherwise(const toucher *t, const word *x, uint32_t parts, int i,
+                               uint32_t part) {
+    if (!is_same(parts, i)) return false;
+    for (int k = 0; k < SLOTS; k++) {
+        const epoch e = x->slots[k];
+        if (k == i || !is_same(parts, k) || (part_of(parts, k) & part) != part) continue;
+        if (is_known(t, e) && (!t->shown || t->shown[agent_of(e)] >= time_of(e))) return true;
+    }
+    return false;
+}
+
 static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part) {
     word *x = &owner->race->words[index];
-    uint32_t parts = owner->race->parts[index];
+    const uint32_t before = owner->race->parts[index];
+    uint32_t parts = before;
+    bool beside = false; /* others have written the same */
     for (int i = 0; i < SLOTS; i++) {
         const epoch e = x->slots[i];
-        const uint32_t common_part = part_of(parts, i) & part;
+        const uint32_t common_part = part_of(before, i) & part;
         if (!common_part) continue;
-        const bool wrote = is_write(parts, i);
+        const bool wrote = is_write(before, i);
         /* Nor does an atomic operation hide what the warp has just written otherwise. */
         const bool kept = e == t->self || (same_work(e, t->self) && !is_strong(e));
         if (kept && wrote && t->write && common_part == part) return;
         if (e == t->self && !wrote && !t->write && common_part == part) return;
-        if (wrote)
+        /* What was written before is still there, and who knows that need not know of this. */
+        if (t->same && wrote && agent_of(e) != agent_of(t->self)) {
+            parts |= 1u << (5 * SLOTS + i);
+            beside = true;
+            continue;
+        }
+        if (t->same && !wrote && !is_known(t, e)) continue;
+        if (wrote && !is_known_otherwise(t, x, before, i, common_part))
             after_write(t, owner, 4 * index, e);
-        else if (t->write && !is_known(t, e))
+        else if (!wrote && t->write && !is_known(t, e))
             report(t, owner, 4 * index, e, false, DW__FOUND_RACE);
         if (t->write) parts &= ~(common_part << 4 * i);
     }
@@ -378,13 +402,19 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
                          owner->rank << DW__RANK_SHIFT | (4 * index & ~7u));
     }
     const int slot = slot_for(t, x, parts);
-    const uint32_t bit = 1u << (4 * SLOTS + slot);
+    const uint32_t write = 1u << (4 * SLOTS + slot), same = 1u << (5 * SLOTS + slot);
+    /* Of writes of the same none is given up for a read: the next reader may know that one alone. */
+    if (!t->write && part_of(parts, slot) && is_same(parts, slot)) {
+        owner->race->parts[index] = parts;
+        return;
+    }
     if (part_of(parts, slot) && same_work(x->slots[slot], t->self) &&
         is_write(parts, slot) == t->write)
         part |= part_of(parts, slot);
     x->slots[slot] = t->self;
-    parts = (parts & ~(15u << 4 * slot) & ~bit) | part << 4 * slot | (t->write ? bit : 0);
-    owner->race->parts[index] = (uint16_t)parts;
+    parts &= ~(15u << 4 * slot | write | same);
+    parts |= part << 4 * slot | (t->write ? write : 0) | (beside ? same : 0);
+    owner->race->parts[index] = parts;
 }
 
 /* Words lie beside others with the same past, of which the same comes. (What its clock knows by then can only be more:
@@ -392,16 +422,16 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
 static void touch_whole(toucher *t, const dw__emu_cta *owner, uint32_t index) {
     past *p = &owner->race->past;
     word *x = &owner->race->words[index];
-    uint16_t *parts = &owner->race->parts[index];
-    if (p->self == t->self && p->write == t->write && *parts == p->parts_before &&
-        memcmp(x, &p->before, sizeof *x) == 0) {
-        *x = p->after, *parts = (uint16_t)p->parts_after;
+    uint32_t *parts = &owner->race->parts[index];
+    if (p->self == t->self && p->write == t->write && p->same == t->same &&
+        *parts == p->parts_before && memcmp(x, &p->before, sizeof *x) == 0) {
+        *x = p->after, *parts = p->parts_after;
         return;
     }
     p->before = *x, p->parts_before = *parts;
     touch_word(t, owner, index, 15);
     p->after = *x, p->parts_after = *parts;
-    p->self = t->self, p->write = t->write;
+    p->self = t->self, p->write = t->write, p->same = t->same;
 }
 
 static void touch(toucher *t, const dw__emu_cta *owner, uint32_t offset, uint32_t bytes) {
@@ -431,6 +461,7 @@ static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
                      write,
                      false,
                      false,
+                     false,
                      false};
 }
 
@@ -441,6 +472,7 @@ void dw__emu_race_touch(dw__emu_warp *w, int lane, dw__emu_cta *owner, uint32_t 
     dw__emu_clock **order = &owner->race->strong[offset / 4 % STRONG];
     if (strong && *order) join(w->clock, *order);
     toucher t = toucher_of(w, lane, (access & DW__WRITE) != 0, strong);
+    t.same = (access & DW__SAME) && !strong;
     touch(&t, owner, offset, bytes);
     if (strong && access & DW__WRITE) give_ordered(w, order, (access & DW__ORDERS) != 0);
 }
@@ -547,7 +579,7 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
                       "comes between",
                       address, whom);
     }
-    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] &= (uint16_t)~LIVE_MBARRIER;
+    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] &= ~LIVE_MBARRIER;
     /* A write like any other to what was there before, but one that a fence of its own shows. */
     toucher t = toucher_of(w, lane, true, false);
     const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
@@ -690,6 +722,7 @@ static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta
                  write,
                  work->told,
                  false,
+                 false,
                  false};
     touch(&t, owner, offset, bytes);
     work->told = t.told;
@@ -729,7 +762,8 @@ void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *ow
                  write,
                  work->told,
                  side == DW__SIDE_TENSOR,
-                 side != DW__SIDE_TENSOR};
+                 side != DW__SIDE_TENSOR,
+                 false};
     touch_tensor(&t, owner, lane, lanes, column, columns);
     work->told = t.told;
 }

@@ -373,8 +373,9 @@ static void parts_of_words_differ(void **state) {
     (void)state;
     static const mistake mistakes[] = {
         {"no barrier", "bar.sync 0;\n", "", "race", "undefined", "ld.shared", "st.shared"},
-        {"the same half", "shl.b32 %r7, %r2, 1;\n", "shr.u32 %r7, %r2, 1;\n", "race", "undefined",
-         "st.shared", "st.shared"},
+        {"the same half", "add.u32 %r6, %r6, %r7;\nadd.u32 %r8, %r5, %r6;\n",
+         "add.u32 %r8, %r5, %r6;\nadd.u32 %r6, %r6, %r7;\n", "race", "undefined", "st.shared",
+         "st.shared"},
     };
     run_all(&parts, mistakes, COUNT(mistakes));
 }
@@ -809,8 +810,35 @@ static void atomic_operations_are_no_races(void **state) {
     run_all(&summing, mistakes, COUNT(mistakes));
 }
 
+/* ---- writes of the same --------------------------------------------------------------------- */
+
+/* Three warps clear the same words, each for itself, and read what others of the warp have cleared. */
+static uint32_t unchanged(const uint32_t *in, uint32_t i) { return in[i]; }
+static const kernel clearing = {
+    "clearing",
+    "ld.global.u32 %r10, [%rd4];\nshl.b32 %r6, %r3, 2;\nadd.u32 %r8, %r5, %r6;\n"
+    "xor.b32 %r7, %r6, 28;\nadd.u32 %r9, %r5, %r7;\nmov.u32 %r12, 0;\n"
+    "setp.eq.u32 %p1, %r2, 1;\nst.shared.u32 [%r8], %r12;\nbar.warp.sync -1;\n"
+    "ld.shared.u32 %r11, [%r9];\nadd.u32 %r10, %r10, %r11;\nst.global.u32 [%rd5], %r10;\n",
+    96,
+    1,
+    96,
+    unchanged,
+    NULL};
+
+static void the_same_may_be_written_twice(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"not the same", "mov.u32 %r12, 0;", "mov.u32 %r12, %r2;", "race", NULL, "st.shared", NULL},
+        {"one of them alone", "st.shared.u32 [%r8]", "@%p1 st.shared.u32 [%r8]", "race",
+         "undefined", "ld.shared", "@%p1 st.shared"},
+    };
+    run_all(&clearing, mistakes, COUNT(mistakes));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_may_be_written_twice),
         cmocka_unit_test(a_copy_is_waited_for),
         cmocka_unit_test(copies_are_waited_for),
         cmocka_unit_test(stores_through_the_other_proxy_are_fenced),
