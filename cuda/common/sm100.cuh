@@ -193,10 +193,37 @@ DEVICE uint64 pair_add(uint64 a, uint64 b) {
     asm("add.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
     return d;
 }
-DEVICE uint64 pair_multiply(uint64 a, uint64 b) {
+DEVICE uint64 pair_subtract(uint64 a, uint64 b) {
     uint64 d;
-    asm("mul.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    asm("sub.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
     return d;
+}
+// Rounded down.
+DEVICE uint64 pair_add_down(uint64 a, uint64 b) {
+    uint64 d;
+    asm("add.rm.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+
+// 2^x of both, x up to 126, without the units that ex2 has: a relative error of 2^-18, powers of 2 exact, 0 from -127
+// down. x = n + f: n is added to the exponent of a polynomial in f of degree 4, the least error in [0, 1] with 1 at 0.
+DEVICE uint64 pair_exp2(uint64 x) {
+    const uint64 magic = pair_of(0x1.8p23f, 0x1.8p23f);
+    float low, high, low_n, high_n;
+    split_pair(&low, &high, x);
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(low) : "f"(low), "f"(-127.f));
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(high) : "f"(high), "f"(-127.f));
+    x = pair_of(low, high);
+    uint64 n = pair_add_down(x, magic); // in the lower bits of each
+    uint64 f = pair_subtract(x, pair_subtract(n, magic));
+    uint64 p = pair_fma(f, pair_of(0x1.b7f734p-7f, 0x1.b7f734p-7f), pair_of(0x1.abf868p-5f, 0x1.abf868p-5f));
+    p = pair_fma(f, p, pair_of(0x1.ee2452p-3f, 0x1.ee2452p-3f));
+    p = pair_fma(f, p, pair_of(0x1.62d6c6p-1f, 0x1.62d6c6p-1f));
+    p = pair_fma(f, p, pair_of(1.f, 1.f));
+    split_pair(&low, &high, p);
+    split_pair(&low_n, &high_n, n);
+    return pair_of(__uint_as_float(__float_as_uint(low) + (__float_as_uint(low_n) << 23)),
+                   __uint_as_float(__float_as_uint(high) + (__float_as_uint(high_n) << 23)));
 }
 
 // ---- products (9.7.16.10) ---------------------------------------------------------------------------------

@@ -27,7 +27,8 @@
 // loads and multiplies for the next tile while it brings this one out.
 //
 // Defines: HEAD_DIM (64, 96, 128), TILE_M, TILE_N, STAGES, CONSUMERS (attention_forward_tiles.h), ELEMENT, WINDOW (1:
-// some row may not see some key). SOFTCAP, DROPOUT, PACKED: 0, there is no such kernel.
+// some row may not see some key), POLYNOMIAL (of each 16 pairs of exponentials those that are a polynomial's, else as
+// attention_forward_tiles.h has it). SOFTCAP, DROPOUT, PACKED: 0, there is no such kernel.
 
 #include "attention_forward_tiles.h"
 #include "attention_params.h"
@@ -42,6 +43,9 @@
 #define GROWTH 8.f // P up to 2^8, in F16 as well
 #define PRODUCT_STEP 16
 
+#ifndef POLYNOMIAL
+#define POLYNOMIAL DW_SM100_FORWARD_POLYNOMIAL
+#endif
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
@@ -242,6 +246,15 @@ typedef struct limits {
     int first, last;
 } limits;
 
+DEVICE limits limits_of(const dw_attention_params &p, const tile &t, int row) {
+#if WINDOW
+    int center = row + t.diagonal;
+    return {max(0, center - p.window_left), min(t.rows_k, center + p.window_right + 1)};
+#else
+    return {0, t.rows_k};
+#endif
+}
+
 DEVICE void mask_scores(float *scores, const limits &limit, int first_key) {
     int last = limit.last - first_key;
 #if WINDOW
@@ -298,8 +311,12 @@ DEVICE void take_exponentials(float *scores, softmax &state, float scale, uint32
         for (int i = 0; i < 32; i += 2) {
             float low, high;
             split_pair(&low, &high, pair_fma(pair_of(scores[part + i], scores[part + i + 1]), factor, shift));
-            low = exp2_approx(low);
-            high = exp2_approx(high);
+            if (i / 2 % 16 < POLYNOMIAL) {
+                split_pair(&low, &high, pair_exp2(pair_of(low, high)));
+            } else {
+                low = exp2_approx(low);
+                high = exp2_approx(high);
+            }
             sums[i / 2 & 1] = pair_add(sums[i / 2 & 1], pair_of(low, high));
             packed[i / 2] = pack_elements(low, high);
         }
@@ -334,13 +351,10 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
         if (!next_work(p, round, w)) continue;
         key_blocks seen = half ? w.half[1] : w.half[0];
         int first_row = w.t.first_row + warp * 32, row = first_row + lane_index();
-        limits limit = {0, w.t.rows_k};
         // Blocks that every row of this warp sees whole need no mask: keys all_first <= key < all_last.
         int all_first = 0, all_last = w.t.rows_k;
 #if WINDOW
-        int center = row + w.t.diagonal, top = first_row + w.t.diagonal;
-        limit.first = max(0, center - p.window_left);
-        limit.last = min(w.t.rows_k, center + p.window_right + 1);
+        int top = first_row + w.t.diagonal;
         all_first = top + 31 - p.window_left;
         all_last = min(w.t.rows_k, top + p.window_right + 1);
 #endif
@@ -354,7 +368,8 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s, uint32
             for (int i = 0; i < TILE_N; i += 32) tensor_memory_load(scores + i, place + i);
             tensor_memory_wait_load();
             keep<TILE_N>(scores);
-            if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last) mask_scores(scores, limit, n * TILE_N);
+            if (n * TILE_N < all_first || (n + 1) * TILE_N > all_last)
+                mask_scores(scores, limits_of(p, w.t, row), n * TILE_N);
             float shrink = raise_maximum(scores, state, scale);
             if (n + 1 < seen.end) tell(s, warp, shrink, told_phase);
             take_exponentials(scores, state, scale, place);

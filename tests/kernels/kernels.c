@@ -176,7 +176,7 @@ static void list_gemm_scaled(void) {
         }
 }
 
-/* Blackwell's attention: each tile, in both types. */
+/* Blackwell's attention: each tile, in both types, and with as many polynomials as there are registers for. */
 static void list_attention_sm100(void) {
 #define TILE(...) {__VA_ARGS__},
     static const struct {
@@ -184,7 +184,9 @@ static void list_attention_sm100(void) {
     } tiles[] = {DW_SM100_FORWARD_TILES(TILE)};
 #undef TILE
     for (size_t t = 0; t < DW_COUNT(tiles); t++)
-        for (int f16 = 0; f16 < 2; f16++) {
+        for (int i = 0; i < 4; i++) {
+            const int f16 = i & 1, polynomial = i & 2 ? 3 : 0;
+            if (polynomial && tiles[t].head_dim != 128) continue;
             dw__jit_variant v = {
                 .source = "sm100/attention_forward.cu", .entry = "", .arch = family_arch};
             dw__jit_add_define(&v, "HEAD_DIM", tiles[t].head_dim);
@@ -197,7 +199,8 @@ static void list_attention_sm100(void) {
             dw__jit_add_define(&v, "TILE_N", tiles[t].n);
             dw__jit_add_define(&v, "CONSUMERS", tiles[t].consumers);
             dw__jit_add_define(&v, "STAGES", tiles[t].stages);
-            add_job(v, tiles[t].head_dim == 128 && tiles[t].window && !f16);
+            if (polynomial) dw__jit_add_define(&v, "POLYNOMIAL", polynomial);
+            add_job(v, tiles[t].head_dim == 128 && tiles[t].window && i == 0);
         }
 }
 
