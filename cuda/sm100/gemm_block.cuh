@@ -1,5 +1,6 @@
-// What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines: CTAS,
-// STAGES, STAGE_BYTES (what one load stage holds, a multiple of 16), TENSOR_COLUMNS (of tensor memory), SCHEDULE.
+// What a block of a matrix product of sm_100 has around its work: shared memory, barriers, tensor memory. Defines:
+// CTAS, STAGES, STAGE_BYTES (what one load stage holds, a multiple of 16), TENSOR_COLUMNS (of tensor memory),
+// SCHEDULE.
 #ifndef DW_SM100_GEMM_BLOCK_CUH
 #define DW_SM100_GEMM_BLOCK_CUH
 

@@ -1,5 +1,5 @@
-// From sums in tensor memory to D: D = activation(alpha sums + bias) + residual, of four warps, 32 rows each, in boxes of
-// 128 bytes a row. Shared by the matrix products of sm_100.
+// From sums in tensor memory to D: D = activation(alpha sums + bias) + residual, of four warps, 32 rows each, in
+// boxes of 128 bytes a row. Shared by the matrix products of sm_100.
 //
 // Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32), ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type,
 // after the activation). SwiGLU: the first half of a tile's columns is the gate's, the second the other factor's.

@@ -1,15 +1,16 @@
-// Matrix product D = f(alpha A B^T) of operands whose blocks along a row share a scale: A (m x k) and B (n x k) of E4M3 or
-// E5M2 with an E8M0 for 32 elements (MXFP8), or of E2M1, two to a byte, with an E4M3 for 16 (NVFP4) or an E8M0 for 32
-// (MXFP4); sums in F32. Proven on the emulator, not run on hardware.
+// Matrix product D = f(alpha A B^T) of operands whose blocks along a row share a scale: A (m x k) and B (n x k) of
+// E4M3 or E5M2 with an E8M0 for 32 elements (MXFP8), or of E2M1, two to a byte, with an E4M3 for 16 (NVFP4) or an
+// E8M0 for 32 (MXFP4); sums in F32. Proven on the emulator, not run on hardware.
 //
-// As gemm.cu, whose schedule, barriers and epilogue it has. A stage is 128 bytes of each row and their scales, which come as
-// tiles (scale_layout.h) and are copied from shared memory to tensor memory in front of their products: one thread issues
-// both, and they are done in that order. Scales take columns: two accumulators of 256 overlap by what is missing, and the
-// columns they share are brought out first, after which the next tile's products may begin.
+// As gemm.cu, whose schedule, barriers and epilogue it has. A stage is 128 bytes of each row and their scales, which
+// come as tiles (scale_layout.h) and are copied from shared memory to tensor memory in front of their products: one
+// thread issues both, and they are done in that order. Scales take columns: two accumulators of 256 overlap by what
+// is missing, and the columns they share are brought out first, after which the next tile's products may begin.
 //
-// Defines: SCHEME, FORMAT_A, FORMAT_B (gemm_scaled_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D, bias and
-// residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256, B has the rows of the gate,
-// then those of the other factor, and so have its scales, each part filled up to 128 rows by itself.
+// Defines: SCHEME, FORMAT_A, FORMAT_B (gemm_scaled_params.h), CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT (of D,
+// bias and residual), OUTPUT, ACTIVATION, BIAS, RESIDUAL, SCHEDULE as in gemm.cu. SwiGLU: TILE_N is 256, B has the
+// rows of the gate, then those of the other factor, and so have its scales, each part filled up to 128 rows by
+// itself.
 
 #include "gemm_scaled_params.h"
 
@@ -103,16 +104,17 @@ DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, const m
 
 // ---- products -----------------------------------------------------------------------------------------------
 
-// Scales of a step, into tensor memory: four columns for 128 rows of A; then for each four scales of a row 4 RANGES columns,
-// those of one product beside each other.
+// Scales of a step, into tensor memory: four columns for 128 rows of A; then for each four scales of a row 4 RANGES
+// columns, those of one product beside each other.
 DEVICE void copy_scales(uint32 columns, uint32 scales) {
 #pragma unroll
     for (int i = 0; i < STEP_TILES; i++) {
         tensor_memory_copy_scales<CTAS>(columns + 4 * i, scales_descriptor(scales + i * DW_SCALE_TILE_BYTES));
 #pragma unroll
         for (int range = 0; range < RANGES; range++)
-            tensor_memory_copy_scales<CTAS>(columns + 4 * STEP_TILES + (i * RANGES + range) * 4,
-                                            scales_descriptor(scales + ((1 + range) * STEP_TILES + i) * DW_SCALE_TILE_BYTES));
+            tensor_memory_copy_scales<CTAS>(
+                columns + 4 * STEP_TILES + (i * RANGES + range) * 4,
+                scales_descriptor(scales + ((1 + range) * STEP_TILES + i) * DW_SCALE_TILE_BYTES));
     }
 }
 
@@ -130,7 +132,8 @@ DEVICE void multiply_stages(const dw_gemm_params &p, const shared_layout &s, uin
                          : SCHEME == DW_GEMM_NVFP4 ? DW_SCALED_F4_E4M3_16
                                                    : DW_SCALED_F4_E8M0_32;
     constexpr bool narrow = SCHEME != DW_GEMM_MXFP8;
-    constexpr uint32 shape = scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow ? 1 : FORMAT_A, narrow ? 1 : FORMAT_B);
+    constexpr uint32 shape =
+        scaled_product_descriptor<kind>(TILE_M, TILE_N, narrow ? 1 : FORMAT_A, narrow ? 1 : FORMAT_B);
     ring r = {0, 0}, sums = {0, 0}, before = {0, 0};
     walk w = {};
     tile t;

@@ -1,4 +1,5 @@
-/* Variants of the block-scaled matrix products of sm_100 that are run on the emulator; CMake compiles them, a row each. */
+/* Variants of the block-scaled matrix products of sm_100 that are run on the emulator; CMake compiles them, a row
+ * each. */
 #ifndef DW_EMULATED_GEMM_SCALED_H
 #define DW_EMULATED_GEMM_SCALED_H
 

@@ -1,5 +1,5 @@
-/* What tests of a kernel on the emulator share: its PTX as the compiler made it, matrices with NaNs behind their rows,
- * findings, and instructions that are taken out. */
+/* What tests of a kernel on the emulator share: its PTX as the compiler made it, matrices with NaNs behind
+ * their rows, findings, and instructions that are taken out. */
 #ifndef DW_EMULATED_KERNEL_H
 #define DW_EMULATED_KERNEL_H
 
@@ -45,8 +45,8 @@ static inline void need_ptx(const dw__jit_variant *variant) {
     free(text);
 }
 
-/* Takes every instruction that begins with `opcode` out of the PTX. With a '<' in front: lets the wait in front of the
- * first such instruction pass at once; with two the wait before that, and so on. */
+/* Takes every instruction that begins with `opcode` out of the PTX. With a '<' in front: lets the wait in front
+ * of the first such instruction pass at once; with two the wait before that, and so on. */
 static inline void take_out(char *text, const char *opcode) {
     static const char wait[] = "mbarrier.try_wait", passed[] = "setp.eq.u32 p, 0, 0";
     const size_t waits = strspn(opcode, "<");

@@ -87,8 +87,8 @@ static dw_status launch(const problem *p, run *r) {
 
 /* ---- what it should be ---------------------------------------------------------------------------- */
 
-/* Products of two elements are exact in F32. Each of the k additions, and those of alpha, its factors and the bias, errs
- * by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+/* Products of two elements are exact in F32. Each of the k additions, and those of alpha, its factors and the
+ * bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
 typedef struct summed {
     const problem *problem;
     const run *run;

@@ -1,5 +1,5 @@
-/* The block-scaled matrix products of sm_100 (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in double of what
- * the operands stand for: their PTX as the compiler makes it, the checker on. */
+/* The block-scaled matrix products of sm_100 (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in
+ * double of what the operands stand for: their PTX as the compiler makes it, the checker on. */
 #include "deepwell/hardware.h"
 #include "deepwell/number.h"
 #include "emulated_gemm_scaled.h"
@@ -174,8 +174,9 @@ static dw_status launch(const problem *p, run *r) {
 
 /* ---- what it should be ---------------------------------------------------------------------------- */
 
-/* Products of two elements and their scales have at most 12 bits and are exact in F32. Each of the k additions, and those
- * of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+/* Products of two elements and their scales have at most 12 bits and are exact in F32. Each of the k additions,
+ * and those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum
+ * truncated. */
 typedef struct summed {
     const problem *problem;
     const run *run;
@@ -258,8 +259,8 @@ static void need_kernels(void) {
     need_ptx(&jit);
 }
 
-/* One element, prime sizes, one past a tile, contractions of nothing, of no multiple of a block and of no multiple of a
- * step, rings that go round. */
+/* One element, prime sizes, one past a tile, contractions of nothing, of no multiple of a block and of no
+ * multiple of a step, rings that go round. */
 static const struct {
     int m, n, k;
 } shapes[] = {{1, 1, 1},  {128, 128, 256}, {129, 257, 65},
