@@ -83,13 +83,14 @@ def _beside_an_h200(*arguments: str) -> str:
     answers = _ROOT / "tests" / "machines" / "h200.txt"
     run = subprocess.run(
         [str(program), "check", str(answers), *arguments],
-        env={**_environment(), "DEEPWELL_EMULATE_CHECK": "0"},
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=900,
     )
     if "run-time compiler" in run.stderr:
         pytest.skip("no kernel was compiled into the library, and there is no NVRTC")
+    assert "deepwell emulate: " not in run.stderr, run.stderr
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
