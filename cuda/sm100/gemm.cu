@@ -9,9 +9,9 @@
 //   full, empty         a stage has arrived; its products are done
 //   sums, sums_taken    an accumulator is complete; it has been read
 //
-// Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT (0: as ELEMENT, 1: F32), ACTIVATION (gemm_params.h),
-// BIAS, RESIDUAL (D += R, of D's type, after the activation), SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of
-// the gate, then those of the other factor, and a tile takes half of its columns from each.
+// Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT, ACTIVATION, BIAS, RESIDUAL (gemm_epilogue.cuh),
+// SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile takes half
+// of its columns from each.
 
 #include "gemm_params.h"
 

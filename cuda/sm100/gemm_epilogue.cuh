@@ -1,15 +1,20 @@
 // From sums in tensor memory to D: D = activation(alpha sums + bias) + residual, of four warps, 32 rows each, in
 // boxes of 128 bytes a row. Shared by the matrix products of sm_100.
 //
-// Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32), ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type,
-// after the activation). SwiGLU: the first half of a tile's columns is the gate's, the second the other factor's.
+// Defines: ELEMENT, OUTPUT (0: as ELEMENT, 1: F32, 2: MXFP8, codes of E4M3 and scales as the next product reads them),
+// ACTIVATION (gemm_params.h), BIAS, RESIDUAL (D += R, of D's type, after the activation; not with MXFP8). SwiGLU: the
+// first half of a tile's columns is the gate's, the second the other factor's.
 #ifndef DW_SM100_GEMM_EPILOGUE_CUH
 #define DW_SM100_GEMM_EPILOGUE_CUH
 
+#include "block_scale.cuh"
 #include "gemm_block.cuh"
 #include "gemm_schedule.cuh"
+#include "scale_layout.h"
 
-#define BOX_COLUMNS (OUTPUT == 1 ? 32 : 64) // of D: 128 bytes
+#define MXFP8 (OUTPUT == DW_GEMM_OUTPUT_MXFP8)
+#define BOX_COLUMNS (MXFP8 ? 128 : OUTPUT == DW_GEMM_OUTPUT_F32 ? 32 : 64) // of D: 128 bytes
+#define BIAS_COLUMNS (BOX_COLUMNS < 64 ? BOX_COLUMNS : 64)                  // that are at hand at once
 
 // Columns that the two accumulators of a tile share.
 #ifndef OVERLAP
@@ -17,6 +22,7 @@
 #endif
 
 static_assert(TILE_COLUMNS % BOX_COLUMNS == 0, "boxes do not cross tiles");
+static_assert(!(MXFP8 && RESIDUAL), "a residual of codes and scales is not supported");
 
 DEVICE float silu(float x) {
     float r;
@@ -31,14 +37,14 @@ DEVICE float activate(float x) {
     return x;
 }
 
-// The warp's bias of the box at `column`, as F32 in shared memory: of the gate, 64 floats, then of the other factor.
+// The warp's bias from `column` on, as F32 in shared memory: of the gate, 64 floats, then of the other factor.
 DEVICE void load_bias(const dw_gemm_params &p, uint32 to, int column) {
-    __syncwarp(); // the box before is done with it
+    __syncwarp(); // what was there before is done with
 #pragma unroll
-    for (int i = lane_index(); i < BOX_COLUMNS * (SWIGLU ? 2 : 1); i += 32) {
-        int part = i / BOX_COLUMNS, at = column + i % BOX_COLUMNS;
+    for (int i = lane_index(); i < BIAS_COLUMNS * (SWIGLU ? 2 : 1); i += 32) {
+        int part = i / BIAS_COLUMNS, at = column + i % BIAS_COLUMNS;
         uint32 element = at < p.n ? ((const uint16 *)p.bias)[(uint64)part * p.n + at] : 0;
-        shared_store_f32(to + 4 * (part * 64 + i % BOX_COLUMNS), element_low(element));
+        shared_store_f32(to + 4 * (part * 64 + i % BIAS_COLUMNS), element_low(element));
     }
     __syncwarp();
 }
@@ -95,27 +101,75 @@ DEVICE void load_sums(float *x, uint32 sums, bool any) {
     }
 }
 
+// 32 columns of the lane's row, from `sums` on, but for what is added to the activation; `bias`: the first's.
+DEVICE void finish_sums(float alpha, bool any, uint32 sums, uint32 bias, float *x) {
+    float factor[32];
+    load_sums(x, sums, any);
+    if constexpr (SWIGLU) load_sums(factor, sums + TILE_COLUMNS, any);
+    tensor_memory_wait_load();
+    keep<32>(x);
+    scale(alpha, x, bias);
+    if constexpr (SWIGLU) {
+        keep<32>(factor);
+        scale(alpha, factor, bias + 256);
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i] = SWIGLU ? silu(x[i]) * factor[i] : activate(x[i]);
+}
+
 // The accumulator's columns of one box, from `sums` on, to the box at `box`; a lane has a row.
 DEVICE void finish_box(float alpha, bool any, uint32 sums, uint32 box, uint32 bias) {
 #pragma unroll
     for (int half = 0; half < BOX_COLUMNS / 32; half++) {
-        float x[32], factor[32];
-        load_sums(x, sums + 32 * half, any);
-        if constexpr (SWIGLU) load_sums(factor, sums + TILE_COLUMNS + 32 * half, any);
-        tensor_memory_wait_load();
-        keep<32>(x);
-        scale(alpha, x, bias + 128 * half);
-        if constexpr (SWIGLU) {
-            keep<32>(factor);
-            scale(alpha, factor, bias + 256 + 128 * half);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = SWIGLU ? silu(x[i]) * factor[i] : activate(x[i]);
-        constexpr int chunk = OUTPUT == 1 ? 4 : 8;
+        float x[32];
+        finish_sums(alpha, any, sums + 32 * half, bias + 128 * half, x);
+        constexpr int chunk = OUTPUT == DW_GEMM_OUTPUT_F32 ? 4 : 8;
 #pragma unroll
         for (int i = 0; i < 32 / chunk; i++)
             store_chunk(tile_chunk(box, 32, lane_index(), half * (32 / chunk) + i), x + chunk * i);
     }
+}
+
+// A block of 32 numbers, of which `count` are D's: its codes to the box as its chunks `chunk` and the one behind; gives the
+// scale's code.
+DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
+    uint32 most = 0, codes[8];
+    if (count < 32) {
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            if (i >= count) x[i] = 0.f; // sums of zeros, but NaN where A is infinite
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
+    block_scale scale = e8m0_scale<DW_QUANTIZE_MXFP8_E4M3, DW_QUANTIZE_RCEIL>(most);
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i] *= scale.factor;
+#pragma unroll
+    for (int i = 0; i < 4; i++) encode_eight<DW_QUANTIZE_MXFP8_E4M3>(x + 8 * i, codes + 2 * i);
+    shared_store16(tile_chunk(box, 32, lane_index(), chunk), make_uint4(codes[0], codes[1], codes[2], codes[3]));
+    shared_store16(tile_chunk(box, 32, lane_index(), chunk + 1), make_uint4(codes[4], codes[5], codes[6], codes[7]));
+    return scale.code;
+}
+
+// As finish_box, of MXFP8; gives the scales of the lane's four blocks. Rows of a tile of A that are not there are zeros.
+DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 sums, uint32 box, uint32 bias, int column) {
+    uint32 scales = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float x[32];
+        if constexpr (BIAS)
+            if (i % 2 == 0) load_bias(p, bias, column + 32 * i);
+        finish_sums(alpha, p.k > 0, sums + 32 * i, bias + 128 * (i % 2), x);
+        scales |= store_block(box, 2 * i, x, p.n - column - 32 * i) << 8 * i;
+    }
+    return scales;
+}
+
+// Four scales of the lane's row (`row`: the warp's first), zeros of one that is not D's.
+DEVICE void store_scales(const dw_gemm_params &p, int row, int column, uint32 scales) {
+    row += lane_index();
+    long long wide = DW_SCALE_TILES_WIDE((p.n + 31) / 32);
+    *(uint32 *)((uint8 *)p.scales_d + DW_SCALE_OFFSET(row, column / 32, wide)) = row < p.m ? scales : 0;
 }
 
 // Lets the next product have the accumulator `stage`.
@@ -157,9 +211,13 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
                     }
                 }
                 __syncwarp();
-                if constexpr (BIAS) load_bias(p, bias, column);
-                if constexpr (RESIDUAL) barrier_wait(arrived, out.phase);
-                finish_box(alpha, p.k > 0, from + within, box, bias);
+                if constexpr (MXFP8) {
+                    store_scales(p, row, column, finish_quantized_box(p, alpha, from + within, box, bias, column));
+                } else {
+                    if constexpr (BIAS) load_bias(p, bias, column);
+                    if constexpr (RESIDUAL) barrier_wait(arrived, out.phase);
+                    finish_box(alpha, p.k > 0, from + within, box, bias);
+                }
                 fence_async_shared();
                 __syncwarp();
                 if (lane_index() == 0) {
@@ -167,6 +225,8 @@ DEVICE void bring_out(const dw_gemm_params &p, const shared_layout &s, uint32 te
                     bulk_commit();
                 }
                 advance(out, 2);
+            } else if (MXFP8 && t.row < p.m && column < p.n) {
+                store_scales(p, row, column, 0); // which complete a tile of scales
             }
             if (i == back_after - 1) give_sums_back(taken, sums.stage);
         }

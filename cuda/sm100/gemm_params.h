@@ -9,12 +9,19 @@ typedef struct dw_gemm_params {
     float alpha;                      /* of the sums, before anything else */
     const void *bias;                 /* elements: n, with SwiGLU 2 n; NULL without BIAS */
     const float *factor_a, *factor_b; /* on the device: alpha's further factors; NULL: 1 */
+    void *
+        scales_d; /* MXFP8: of m rows, n / 32 each, in the order of dw_scales_swizzle; 16-byte aligned */
 } dw_gemm_params;
 
 /* Which tile a block takes next: by its number, or by what launch control says, for which there is a warp more and
  * the grid has a block, or a pair, for each tile. */
 #define DW_GEMM_STATIC 0
 #define DW_GEMM_LAUNCH_CONTROL 1
+
+/* What D is: as A and B, F32, or MXFP8 (codes of E4M3, a scale for 32 of a row by the rule RCEIL). */
+#define DW_GEMM_OUTPUT_ELEMENT 0
+#define DW_GEMM_OUTPUT_F32 1
+#define DW_GEMM_OUTPUT_MXFP8 2
 
 /* What the epilogue makes of the sums. */
 #define DW_GEMM_LINEAR 0

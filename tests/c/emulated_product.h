@@ -2,6 +2,7 @@
 #ifndef DW_EMULATED_PRODUCT_H
 #define DW_EMULATED_PRODUCT_H
 
+#include "deepwell/number.h"
 #include "emulated_kernel.h"
 #include "sm100/gemm_params.h"
 #include <math.h>
@@ -76,6 +77,93 @@ static inline void check_product(const expected_product *p, const matrix *d) {
         }
         expect_untouched(d, i);
     }
+}
+
+/* ---- D of MXFP8 ------------------------------------------------------------------------------------ */
+
+enum { BLOCK_OF_D = 32 };
+
+/* Scales of D, in the order of the tensor cores; 0xFF before. */
+typedef struct scales_of_d {
+    size_t bytes;
+    uint8_t *host;
+    void *device;
+} scales_of_d;
+
+static inline void make_scales(scales_of_d *s, dw_emulator *emulator, int m, int n) {
+    s->bytes = (size_t)dw_scales_swizzled_bytes(m, (n + BLOCK_OF_D - 1) / BLOCK_OF_D);
+    s->host = malloc(s->bytes);
+    assert_non_null(s->host);
+    assert_int_equal(dw_emulator_allocate(emulator, s->bytes, &s->device), DW_OK);
+    assert_int_equal(dw_emulator_fill(emulator, s->device, 0xFF, s->bytes), DW_OK);
+}
+
+/* The scale's code where the largest magnitude is `amax`. */
+static inline int scale_for(double amax) {
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    const float value = (float)amax;
+    uint8_t code, scale;
+    assert_int_equal(dw_block_quantize(&options, 1, 1, &value, 1, &code, 0, &scale), DW_OK);
+    return scale;
+}
+static inline uint32_t code_for(double x, int scale) {
+    return dw__encode_one(DW_FORMAT_E4M3, (float)ldexp(x, 127 - scale), DW_OVERFLOW_SATURATE,
+                          DW_ROUND_NEAREST, 0);
+}
+
+/* A block of row i. What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with what
+ * they are of: they lie between those of the two ends, for each element by the scale that is there. Gives how many codes
+ * have ends that differ. */
+static inline int check_block(const expected_product *p, const matrix *d, int i, int block,
+                              int scale) {
+    expected x[BLOCK_OF_D];
+    double least = 0, most = 0;
+    int between = 0, count = p->n - block * BLOCK_OF_D;
+    if (count > BLOCK_OF_D) count = BLOCK_OF_D;
+    for (int j = 0; j < count; j++) {
+        x[j] = activated(p, i, block * BLOCK_OF_D + j);
+        /* 2^-23: bounds are rounded to F32 as well. */
+        x[j].error = p->integers ? 0 : x[j].error + 0x1p-22 * (fabs(x[j].value) + x[j].error);
+        least = fmax(least, fabs(x[j].value) - x[j].error);
+        most = fmax(most, fabs(x[j].value) + x[j].error);
+    }
+    if (scale < scale_for(least) || scale > scale_for(most))
+        fail_msg("the scale of D's row %d, block %d of %d x %d is %d, not %d to %d (%s)", i, block,
+                 p->m, p->n, scale, scale_for(least), scale_for(most), p->name);
+    for (int j = 0; j < count; j++) {
+        const int column = block * BLOCK_OF_D + j;
+        const uint32_t low = code_for(x[j].value - x[j].error, scale),
+                       high = code_for(x[j].value + x[j].error, scale);
+        const double value = get(d, i, column);
+        if (!(value >= (double)dw__decode_one(DW_FORMAT_E4M3, low) &&
+              value <= (double)dw__decode_one(DW_FORMAT_E4M3, high)))
+            fail_msg("D[%d][%d] of %d x %d is %g by a scale of %d, not the code of %.9g within "
+                     "%.3g (%s)",
+                     i, column, p->m, p->n, value, scale, x[j].value, x[j].error, p->name);
+        between += low != high;
+    }
+    return between;
+}
+
+static inline void check_quantized(const expected_product *p, const matrix *d,
+                                   const scales_of_d *s) {
+    const int blocks = (p->n + BLOCK_OF_D - 1) / BLOCK_OF_D;
+    uint8_t *scales = malloc((size_t)p->m * (size_t)blocks), *again = malloc(s->bytes);
+    int between = 0;
+    assert_true(scales && again);
+    assert_int_equal(dw_scales_unswizzle(p->m, blocks, 1, s->host, scales), DW_OK);
+    assert_int_equal(dw_scales_swizzle(p->m, blocks, 1, scales, again), DW_OK);
+    assert_memory_equal(s->host, again, s->bytes); /* zeros in what completes tiles */
+    for (int i = 0; i < p->m; i++) {
+        for (int block = 0; block < blocks; block++)
+            between += check_block(p, d, i, block, scales[i * blocks + block]);
+        expect_untouched(d, i);
+    }
+    /* Or nothing would have been shown; an activation brings many numbers to where bounds are wide. */
+    assert_true(p->activation != DW_GEMM_LINEAR || p->m * p->n < 100 || between < p->m * p->n / 4);
+
+    free(scales);
+    free(again);
 }
 
 #endif

@@ -43,6 +43,7 @@ static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
 typedef struct run {
     dw_emulator *emulator;
     matrix a, b, bias, residual, d, factors;
+    scales_of_d scales;
     uint64_t instructions;
 } run;
 
@@ -52,7 +53,7 @@ static dw_status launch(const problem *p, run *r) {
     dw_emulator_module *module = load_variant(r->emulator, &jit, p->without);
     _Alignas(64) unsigned char map_a[128], map_b[128], map_d[128], map_r[128];
     const bool swiglu = v->activation == DW_GEMM_SWIGLU;
-    const int box = v->output == 1 ? 32 : 64, tile_columns = swiglu ? v->tile_n / 2 : v->tile_n;
+    const int box = 1024 / bits_of(r->d.type), tile_columns = swiglu ? v->tile_n / 2 : v->tile_n;
     if (p->k) {
         make_map(&r->a, DW_GEMM_STEP, DW_GEMM_ROWS, map_a);
         make_map(&r->b, DW_GEMM_STEP,
@@ -67,6 +68,7 @@ static dw_status launch(const problem *p, run *r) {
     params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
     params.tiles_n = ceil_divide(p->n, tile_columns);
     params.bias = v->bias ? r->bias.device : NULL;
+    params.scales_d = r->scales.device;
     if (p->factors) {
         params.factor_a = r->factors.device;
         params.factor_b = (const float *)r->factors.device + 1;
@@ -82,6 +84,9 @@ static dw_status launch(const problem *p, run *r) {
                            (void *[]){map_a, map_b, map_d, map_r, &params}, &r->instructions);
     dw_emulator_unload(module);
     copy_out(&r->d, r->emulator);
+    assert_int_equal(
+        dw_emulator_copy_out(r->emulator, r->scales.host, r->scales.device, r->scales.bytes),
+        DW_OK);
     return status;
 }
 
@@ -119,7 +124,10 @@ static void check(const problem *p, const run *r) {
                                       .context = &context,
                                       .name = name};
     snprintf(name, sizeof name, "k %d, CTAS %d, TILE_N %d", p->k, p->v.ctas, p->v.tile_n);
-    check_product(&product, &r->d);
+    if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
+        check_quantized(&product, &r->d, &r->scales);
+    else
+        check_product(&product, &r->d);
 }
 
 static void open_run(const problem *p, run *r) {
@@ -127,7 +135,9 @@ static void open_run(const problem *p, run *r) {
     uint64_t state = p->seed;
     const int n_b = v->activation == DW_GEMM_SWIGLU ? 2 * p->n : p->n;
     const matrix_type element = v->element ? MATRIX_F16 : MATRIX_BF16,
-                      type_d = v->output ? MATRIX_F32 : element;
+                      type_d = v->output == DW_GEMM_OUTPUT_MXFP8 ? MATRIX_E4M3
+                               : v->output                       ? MATRIX_F32
+                                                                 : element;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     options.seed = p->seed;
     *r = (run){0};
@@ -139,11 +149,13 @@ static void open_run(const problem *p, run *r) {
     make_random(&r->factors, r->emulator, 1, 2, MATRIX_F32, &state, false);
     make_matrix(&r->d, r->emulator, p->m, p->n, type_d);
     copy_in(&r->d, r->emulator);
+    make_scales(&r->scales, r->emulator, p->m, p->n);
 }
 static void close_run(run *r) {
     dw_emulator_destroy(r->emulator);
     matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d, &r->factors};
     for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
+    free(r->scales.host);
 }
 
 static void expect_right(const problem *p) {

@@ -127,6 +127,7 @@ typedef struct run {
     dw_emulator *emulator;
     operand a, b;
     matrix bias, residual, d, factors;
+    scales_of_d scales;
     uint64_t instructions;
 } run;
 
@@ -135,7 +136,8 @@ static dw_status launch(const problem *p, run *r) {
     const dw__jit_variant jit = jit_of(v);
     dw_emulator_module *module = load_variant(r->emulator, &jit, p->without);
     _Alignas(64) unsigned char maps[6][128]; /* A, B, their scales, D, the residual */
-    const uint32_t box = v->output == 1 ? 32 : 64, step = (uint32_t)DW_SCALED_STEP(v->scheme);
+    const uint32_t box = 1024u / (uint32_t)bits_of(r->d.type),
+                   step = (uint32_t)DW_SCALED_STEP(v->scheme);
     const uint32_t rows_b = (uint32_t)(v->ctas == 2 || is_swiglu(p) ? v->tile_n / 2 : v->tile_n);
     const int step_tiles = DW_SCALED_STEP_TILES(v->scheme);
     if (p->k) {
@@ -152,6 +154,7 @@ static dw_status launch(const problem *p, run *r) {
     params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
     params.tiles_n = ceil_divide(p->n, is_swiglu(p) ? v->tile_n / 2 : v->tile_n);
     params.bias = v->bias ? r->bias.device : NULL;
+    params.scales_d = r->scales.device;
     if (p->factors) {
         params.factor_a = r->factors.device;
         params.factor_b = (const float *)r->factors.device + 1;
@@ -169,6 +172,9 @@ static dw_status launch(const problem *p, run *r) {
         &r->instructions);
     dw_emulator_unload(module);
     copy_out(&r->d, r->emulator);
+    assert_int_equal(
+        dw_emulator_copy_out(r->emulator, r->scales.host, r->scales.device, r->scales.bytes),
+        DW_OK);
     return status;
 }
 
@@ -209,7 +215,10 @@ static void check(const problem *p, const run *r) {
                                       .name = name};
     snprintf(name, sizeof name, "k %d, SCHEME %d, CTAS %d, TILE_N %d", p->k, p->v.scheme, p->v.ctas,
              p->v.tile_n);
-    check_product(&product, &r->d);
+    if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
+        check_quantized(&product, &r->d, &r->scales);
+    else
+        check_product(&product, &r->d);
 }
 
 static matrix_type element_of(const variant *v, int format) {
@@ -221,7 +230,9 @@ static void open_run(const problem *p, run *r) {
     uint64_t state = p->seed;
     const int parts = is_swiglu(p) ? 2 : 1;
     const matrix_type element = v->element ? MATRIX_F16 : MATRIX_BF16,
-                      type_d = v->output ? MATRIX_F32 : element;
+                      type_d = v->output == DW_GEMM_OUTPUT_MXFP8 ? MATRIX_E4M3
+                               : v->output                       ? MATRIX_F32
+                                                                 : element;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     options.seed = p->seed;
     *r = (run){0};
@@ -233,6 +244,7 @@ static void open_run(const problem *p, run *r) {
     make_random(&r->factors, r->emulator, 1, 2, MATRIX_F32, &state, false);
     make_matrix(&r->d, r->emulator, p->m, p->n, type_d);
     copy_in(&r->d, r->emulator);
+    make_scales(&r->scales, r->emulator, p->m, p->n);
 }
 static void close_run(run *r) {
     dw_emulator_destroy(r->emulator);
@@ -240,6 +252,7 @@ static void close_run(run *r) {
     for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
     free(r->a.values);
     free(r->b.values);
+    free(r->scales.host);
 }
 
 static void expect_right(const problem *p) {

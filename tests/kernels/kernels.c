@@ -141,6 +141,27 @@ static void list_gemm(void) {
             }
 }
 
+/* With D as MXFP8, which takes tiles of 128 columns of D at least: as it is, and with each activation and a bias. */
+static void list_quantized_gemm(void) {
+#define TILE(...) {__VA_ARGS__},
+    static const struct { int ctas, tile_n, stages; } tiles[] = {DW_SM100_GEMM_TILES(TILE)};
+#undef TILE
+    for (size_t t = 0; t < DW_COUNT(tiles); t++)
+        for (int activation = DW_GEMM_LINEAR; activation <= DW_GEMM_SWIGLU; activation++) {
+            if (tiles[t].tile_n < (activation == DW_GEMM_SWIGLU ? 256 : 128)) continue;
+            dw__jit_variant v = {.source = "sm100/gemm.cu", .entry = "", .arch = family_arch};
+            dw__jit_add_define(&v, "CTAS", tiles[t].ctas);
+            dw__jit_add_define(&v, "TILE_N", tiles[t].tile_n);
+            dw__jit_add_define(&v, "STAGES", tiles[t].stages);
+            dw__jit_add_define(&v, "ELEMENT", 0);
+            dw__jit_add_define(&v, "OUTPUT", DW_GEMM_OUTPUT_MXFP8);
+            dw__jit_add_define(&v, "ACTIVATION", activation);
+            dw__jit_add_define(&v, "BIAS", activation != DW_GEMM_LINEAR);
+            dw__jit_add_define(&v, "RESIDUAL", 0);
+            add_job(v, tiles[t].ctas == 2 && activation == DW_GEMM_SWIGLU);
+        }
+}
+
 /* Each tile of the block-scaled products as it is, by launch control, and with all that an epilogue has. */
 static void list_gemm_scaled(void) {
 #define TILE(...) {__VA_ARGS__},
@@ -149,15 +170,20 @@ static void list_gemm_scaled(void) {
     } tiles[] = {DW_SM100_SCALED_TILES(TILE)};
 #undef TILE
     static const struct {
-        int f32, activation, extras, schedule;
-    } forms[] = {
-        {0, DW_GEMM_LINEAR, 0, DW_GEMM_STATIC}, {0, DW_GEMM_LINEAR, 0, DW_GEMM_LAUNCH_CONTROL},
-        {1, DW_GEMM_LINEAR, 0, DW_GEMM_STATIC}, {0, DW_GEMM_GELU, 1, DW_GEMM_STATIC},
-        {0, DW_GEMM_SWIGLU, 1, DW_GEMM_STATIC}, {1, DW_GEMM_SWIGLU, 1, DW_GEMM_LAUNCH_CONTROL}};
+        int output, activation, bias, residual, schedule;
+    } forms[] = {{0, DW_GEMM_LINEAR, 0, 0, DW_GEMM_STATIC},
+                 {0, DW_GEMM_LINEAR, 0, 0, DW_GEMM_LAUNCH_CONTROL},
+                 {1, DW_GEMM_LINEAR, 0, 0, DW_GEMM_STATIC},
+                 {0, DW_GEMM_GELU, 1, 1, DW_GEMM_STATIC},
+                 {0, DW_GEMM_SWIGLU, 1, 1, DW_GEMM_STATIC},
+                 {1, DW_GEMM_SWIGLU, 1, 1, DW_GEMM_LAUNCH_CONTROL},
+                 {DW_GEMM_OUTPUT_MXFP8, DW_GEMM_GELU, 1, 0, DW_GEMM_STATIC},
+                 {DW_GEMM_OUTPUT_MXFP8, DW_GEMM_SWIGLU, 1, 0, DW_GEMM_STATIC}};
     for (size_t t = 0; t < DW_COUNT(tiles); t++)
         for (size_t f = 0; f < DW_COUNT(forms); f++) {
             const bool swiglu = forms[f].activation == DW_GEMM_SWIGLU;
             if (swiglu && tiles[t].tile_n != 256) continue;
+            if (forms[f].output == DW_GEMM_OUTPUT_MXFP8 && tiles[t].tile_n % 128 != 0) continue;
             dw__jit_variant v = {
                 .source = "sm100/gemm_scaled.cu", .entry = "", .arch = family_arch};
             dw__jit_add_define(&v, "SCHEME", tiles[t].scheme);
@@ -167,10 +193,10 @@ static void list_gemm_scaled(void) {
             dw__jit_add_define(&v, "TILE_N", tiles[t].tile_n);
             dw__jit_add_define(&v, "STAGES", tiles[t].stages);
             dw__jit_add_define(&v, "ELEMENT", 0);
-            dw__jit_add_define(&v, "OUTPUT", forms[f].f32);
+            dw__jit_add_define(&v, "OUTPUT", forms[f].output);
             dw__jit_add_define(&v, "ACTIVATION", forms[f].activation);
-            dw__jit_add_define(&v, "BIAS", forms[f].extras);
-            dw__jit_add_define(&v, "RESIDUAL", forms[f].extras);
+            dw__jit_add_define(&v, "BIAS", forms[f].bias);
+            dw__jit_add_define(&v, "RESIDUAL", forms[f].residual);
             dw__jit_add_define(&v, "SCHEDULE", forms[f].schedule);
             add_job(v, swiglu && tiles[t].ctas == 2);
         }
@@ -233,6 +259,7 @@ static void list_jobs(void) {
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();
     list_gemm();
+    list_quantized_gemm();
     list_gemm_scaled();
     list_quantize("sm_90a");
     list_quantize(family_arch);
