@@ -6,7 +6,7 @@
 #include "deepwell/number.h"
 #include "emulated_kernel.h"
 #include "emulated_quantize.h"
-#include <math.h>
+#include "quantize_numbers.h"
 
 _Static_assert(DW_QUANTIZE_MXFP8_E4M3 == (int)DW_SCHEME_MXFP8_E4M3 &&
                    DW_QUANTIZE_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
@@ -42,38 +42,17 @@ static dw__jit_variant jit_variant(const variant *v, const char *arch) {
 
 /* ---- numbers --------------------------------------------------------------------------------------- */
 
-static uint32_t awkward_bits(uint64_t *state, int kind) {
-    static const uint32_t chosen[] = {
-        0,          0x80000000, 1,          0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000,
-        0xBF7FFFFF, 0x43800000, 0x437FFFFF, 0x43800001, 0x43E00000, 0xC3E00001, 0x47600000,
-        0x47600001, 0x40C00000, 0x40C00001, 0x3F000000, 0x3E800000, 0x40A00000, 0x45280000,
-        0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFF800001};
-    uint64_t word = random_word(state);
-    float uniform = (float)((int64_t)word >> 40) * 0x1p-23f;
-    switch (kind) {
-    case 0: return dw__f32_bits(uniform);
-    case 1: return 0;
-    case 2: return (uint32_t)word & 0x807FFFFF; /* subnormal */
-    case 3: return (uint32_t)word;              /* one in 128 is infinite or no number */
-    case 4: /* exponents from -5 to 5 */ return dw__f32_bits(ldexpf(uniform, (int)(word % 11) - 5));
-    case 5: return word % 29 ? dw__f32_bits(uniform * 448) : chosen[(word >> 8) % DW_COUNT(chosen)];
-    case 6: return chosen[word % 21]; /* all numbers */
-    default: return chosen[word % DW_COUNT(chosen)];
-    }
-}
-
-/* Kinds of numbers by squares of 32 or, where `ordinary`, uniform ones of different sizes, with a few others. */
 static void fill(const matrix *x, uint64_t seed, bool ordinary) {
     uint64_t state = seed;
     for (int i = 0; i < x->rows; i++)
         for (int j = 0; j < x->columns; j++) {
             uint64_t region = seed + (uint64_t)(i / 32 * 1000 + j / 32);
-            int kind = (int)(random_word(&region) % 8);
-            if (ordinary) kind = kind < 6 ? 4 : kind == 6 ? 5 : 0;
-            uint32_t bits = awkward_bits(&state, kind);
-            if (x->type == MATRIX_BF16 && kind == 3) bits <<= 16; /* any pattern of a half */
+            const int kind = quantize_kind(random_word(&region), ordinary);
+            uint32_t bits = quantize_number(random_word(&state), kind);
+            const bool any = kind == QUANTIZE_ANY_BITS; /* of a half too */
+            if (x->type == MATRIX_BF16 && any) bits <<= 16;
             set(x, i, j, dw__f32_from_bits(bits));
-            if (x->type == MATRIX_F16 && kind == 3)
+            if (x->type == MATRIX_F16 && any)
                 ((uint16_t *)x->host)[(size_t)i * (x->pitch / 2) + (size_t)j] = (uint16_t)bits;
         }
 }

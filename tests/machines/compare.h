@@ -49,7 +49,7 @@ typedef struct compare_family {
     dw_status (*run)(size_t index, const dw__context *context, compare_sink *sink);
 } compare_family;
 
-extern const compare_family compare_attention;
+extern const compare_family compare_attention, compare_quantize;
 
 /* ---- for families ---------------------------------------------------------------------------- */
 

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const compare_family *const families[] = {&compare_attention};
+static const compare_family *const families[] = {&compare_attention, &compare_quantize};
 
 /* ---- what another machine gave --------------------------------------------------------------- */
 

@@ -102,22 +102,39 @@ def test_kernels_words_are_an_h200s():
     assert said.count("\nequal") >= 20, said
 
 
-@pytest.mark.slow
-def test_every_variants_words_are_an_h200s(tmp_path):
+def _compile_cases(folder: Path, cases: str):
+    """The kernels of compare_machines' cases with this in their names, as PTX."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     compilers = [
-        path for folder in sys.path for path in Path(folder).glob("nvidia/*/lib/libnvrtc.so.1[23]")
+        path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")
     ]
     if not compilers:
         pytest.skip("this Python has no NVRTC")
     compiled = subprocess.run(
-        [str(program), "ptx", str(tmp_path)],
+        [str(program), "ptx", str(folder), "-k", cases],
         env={**os.environ, "DEEPWELL_NVRTC": str(compilers[0])},
         capture_output=True,
         text=True,
     )
     assert compiled.returncode == 0, compiled.stderr
-    said = _beside_an_h200("--kernels", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_quantization_is_the_codecs(tmp_path):
+    _compile_cases(tmp_path, "quantize")
+    program = _ROOT / "build" / "release" / "bin" / "compare_machines"
+    words = ["record", str(tmp_path / "words.txt"), "--kernels", str(tmp_path), "-k", "quantize"]
+    run = subprocess.run(
+        [str(program), *words], env=_environment(), capture_output=True, text=True, timeout=900
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "48 cases" in run.stdout
+
+
+@pytest.mark.slow
+def test_every_variants_words_are_an_h200s(tmp_path):
+    _compile_cases(tmp_path, "attention")
+    said = _beside_an_h200("--kernels", str(tmp_path), "-k", "attention")
     assert "123 cases; 316 outputs compared" in said
     assert said.count("\nequal") >= 200, said
 
