@@ -10,8 +10,8 @@
 //   sums, sums_taken    an accumulator is complete; it has been read
 //
 // Defines: CTAS, TILE_N, STAGES (gemm_tiles.h), ELEMENT, OUTPUT, ACTIVATION, BIAS, RESIDUAL (gemm_epilogue.cuh),
-// SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile takes half
-// of its columns from each.
+// SCHEDULE (gemm_schedule.cuh). SwiGLU: B has the rows of the gate, then those of the other factor, and a tile takes
+// half of its columns from each.
 
 #include "gemm_params.h"
 

@@ -130,8 +130,8 @@ DEVICE void finish_box(float alpha, bool any, uint32 sums, uint32 box, uint32 bi
     }
 }
 
-// A block of 32 numbers, of which `count` are D's: its codes to the box as its chunks `chunk` and the one behind; gives the
-// scale's code.
+// A block of 32 numbers, of which `count` are D's: its codes to the box as its chunks `chunk` and the one behind; gives
+// the scale's code.
 DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
     uint32 most = 0, codes[8];
     if (count < 32) {
@@ -151,8 +151,9 @@ DEVICE uint32 store_block(uint32 box, int chunk, float *x, int count) {
     return scale.code;
 }
 
-// As finish_box, of MXFP8; gives the scales of the lane's four blocks. Rows of a tile of A that are not there are zeros.
-DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 sums, uint32 box, uint32 bias, int column) {
+// As finish_box, of MXFP8; gives the scales of the lane's four blocks.
+DEVICE uint32 finish_quantized_box(const dw_gemm_params &p, float alpha, uint32 sums, uint32 box, uint32 bias,
+                                   int column) {
     uint32 scales = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -111,9 +111,9 @@ static inline uint32_t code_for(double x, int scale) {
                           DW_ROUND_NEAREST, 0);
 }
 
-/* A block of row i. What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with what
- * they are of: they lie between those of the two ends, for each element by the scale that is there. Gives how many codes
- * have ends that differ. */
+/* A block of row i. What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with
+ * what they are of: they lie between those of the two ends, for each element by the scale that is there. Gives how many
+ * codes have ends that differ. */
 static inline int check_block(const expected_product *p, const matrix *d, int i, int block,
                               int scale) {
     expected x[BLOCK_OF_D];
@@ -161,7 +161,6 @@ static inline void check_quantized(const expected_product *p, const matrix *d,
     }
     /* Or nothing would have been shown; an activation brings many numbers to where bounds are wide. */
     assert_true(p->activation != DW_GEMM_LINEAR || p->m * p->n < 100 || between < p->m * p->n / 4);
-
     free(scales);
     free(again);
 }
