@@ -368,6 +368,53 @@ static void mistakes_are_found(void **state) {
     expect_mistakes(&variants[4], of_a_pair, DW_COUNT(of_a_pair));
 }
 
+/* A product's D as MXFP8, its codes and scales as they are, is the A of another. */
+static void quantized_output_is_the_next_input(void **state) {
+    const problem first = {.v = {0, 0, 0, 1, 256, 3, 0, DW_GEMM_OUTPUT_MXFP8, 0, 0, 0, 0},
+                           .m = 150,
+                           .n = 300,
+                           .k = 96,
+                           .clusters = 148,
+                           .alpha = 0.2f,
+                           .seed = 3};
+    const problem second = {.v = variants[0],
+                            .m = first.m,
+                            .n = 70,
+                            .k = first.n,
+                            .clusters = 148,
+                            .alpha = 1,
+                            .seed = 4};
+    const int blocks = ceil_divide(first.n, BLOCK_OF_D);
+    run one, two;
+    (void)state;
+    need_kernels();
+    open_run(&first, &one);
+    assert_int_equal(launch(&first, &one), DW_OK);
+    expect_no_finding(one.emulator);
+    open_run(&second, &two);
+    operand *a = &two.a;
+    assert_int_equal(a->codes.bytes, one.d.bytes);
+    assert_int_equal(a->scale_bytes, one.scales.bytes);
+    memcpy(a->codes.host, one.d.host, one.d.bytes);
+    copy_in(&a->codes, two.emulator);
+    assert_int_equal(dw_emulator_copy_in(two.emulator, a->scales, one.scales.host, a->scale_bytes),
+                     DW_OK);
+    uint8_t *scales = malloc((size_t)first.m * (size_t)blocks);
+    assert_non_null(scales);
+    assert_int_equal(dw_scales_unswizzle(first.m, blocks, 1, one.scales.host, scales), DW_OK);
+    for (int i = 0; i < first.m; i++)
+        for (int j = 0; j < first.n; j++)
+            a->values[i * first.n + j] =
+                (double)get(&a->codes, i, j) *
+                (double)dw__decode_one(DW_FORMAT_E8M0, scales[i * blocks + j / BLOCK_OF_D]);
+    assert_int_equal(launch(&second, &two), DW_OK);
+    expect_no_finding(two.emulator);
+    check(&second, &two);
+    free(scales);
+    close_run(&one);
+    close_run(&two);
+}
+
 /* ---- accounting ----------------------------------------------------------------------------------- */
 
 typedef struct account {
@@ -433,7 +480,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_fit),          cmocka_unit_test(random_numbers_are_right),
         cmocka_unit_test(integers_are_exact), cmocka_unit_test(blocks_stay),
-        cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(mistakes_are_found), cmocka_unit_test(quantized_output_is_the_next_input),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
