@@ -12,6 +12,7 @@ static char folder[256];
 
 static int maps_of(const char *name) {
     if (strcmp(name, "sm90_attention_forward") == 0) return 3;
+    if (strcmp(name, "sm100_attention_forward") == 0) return 4;
     return strcmp(name, "sm90_attention_backward") == 0 ? 4 : 0;
 }
 
@@ -554,6 +555,55 @@ static void other_gpu(void *unused) {
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
 }
 
+/* Its kernel has been run on the emulator alone: taken where it is asked for, and forward only. */
+static void blackwell(void *unused) {
+    (void)unused;
+    dw_attention call = plain_call();
+    fake->current = 1001;
+    fake->capability = 100;
+    forget();
+    const int loads = fake->loads;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "GPU 1 is a Fake GPU 1 (compute capability 10.0)"));
+    CHILD_REQUIRE(strstr(dw_last_error(), "is proven on the emulator, not run on hardware: it is "
+                                          "taken only with DEEPWELL_BLACKWELL=try"));
+    CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == loads);
+    setenv("DEEPWELL_BLACKWELL", "try", 1);
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
+    const fake_launch *launch = &fake->launches[0];
+    CHILD_REQUIRE(strcmp(launch->name, "sm100_attention_forward") == 0);
+    CHILD_REQUIRE(launch->grid[0] == 12 * 4 && launch->block[0] == 512); /* tiles of 256 */
+    const struct {
+        uint64_t data;
+        uint32_t rows;
+    } maps[] = {{1, 128}, {2, 128}, {3, 128}, {4, 32}}; /* Q, K, V, O */
+    for (size_t i = 0; i < DW_COUNT(maps); i++) {
+        const fake_map *map = &fake->maps[launch->maps[i] - 1];
+        CHILD_REQUIRE((uintptr_t)map->address == maps[i].data << 32);
+        CHILD_REQUIRE(map->box[0] == 64 && map->box[1] == maps[i].rows);
+    }
+    CHILD_REQUIRE(params_of(launch).tiles == 48);
+    CHILD_REQUIRE(dw_attention_backward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "there is no kernel for backward on 10.0 and 10.3"));
+    CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
+    call.dropout = 0.1f;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "no kernel for dropout"));
+    call.dropout = 0.0f, call.softcap = 3.0f;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    call.softcap = 0.0f, call.head_dim = 136;
+    call.q = call.o = tensor(1, 4, 1000, 136);
+    call.k = call.v = tensor(2, 2, 900, 136);
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(strstr(dw_last_error(), "no kernel for head dimensions above 128"));
+}
+
+static void test_blackwell(void **state) {
+    (void)state;
+    expect_child(start_child(blackwell, NULL));
+}
+
 static void test_other_gpu(void **state) {
     (void)state;
     expect_child(start_child(other_gpu, NULL));
@@ -774,9 +824,10 @@ int main(void) {
         cmocka_unit_test(test_lengths_of_one), cmocka_unit_test(test_backward),
         cmocka_unit_test(test_serial),         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_refusals),       cmocka_unit_test(test_driver_failures),
-        cmocka_unit_test(test_other_gpu),      cmocka_unit_test(test_embedded),
-        cmocka_unit_test(test_old_driver),     cmocka_unit_test(test_bridge),
-        cmocka_unit_test(test_guard),          cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_other_gpu),      cmocka_unit_test(test_blackwell),
+        cmocka_unit_test(test_embedded),       cmocka_unit_test(test_old_driver),
+        cmocka_unit_test(test_bridge),         cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -84,6 +84,30 @@ static void test_without_gpu(void **state) {
     json_decref(root);
 }
 
+/* Blackwell's own kernel: only where it is asked for, and no time of another GPU's kernel is said of it. */
+static void test_blackwell(void **state) {
+    (void)state;
+    dw_attention call = plain_call();
+    unsetenv("DEEPWELL_BLACKWELL");
+    json_t *root = explained(&call, false, "sm_100a");
+    assert_false(runs(root, "deepwell"));
+    assert_string_not_equal(text_of(root, "chosen"), "deepwell");
+    assert_non_null(strstr(text_of(candidate(root, "deepwell"), "reason"),
+                           "proven on the emulator, not run on hardware"));
+    json_decref(root);
+    setenv("DEEPWELL_BLACKWELL", "try", 1);
+    root = explained(&call, false, "sm_100a");
+    assert_true(runs(root, "deepwell"));
+    assert_true(json_is_null(json_object_get(candidate(root, "deepwell"), "expected_seconds")));
+    assert_non_null(strstr(text_of(candidate(root, "deepwell"), "expected_from"),
+                           "proven on the emulator, not run on hardware"));
+    json_decref(root);
+    root = explained(&call, true, "sm_103a");
+    assert_false(runs(root, "deepwell"));
+    json_decref(root);
+    unsetenv("DEEPWELL_BLACKWELL");
+}
+
 /* What each takes, as a table: deepwell, cudnn, flash, efficient, math. */
 static void test_who_takes_what(void **state) {
     (void)state;
@@ -556,6 +580,7 @@ static void without_gpu(void *unused) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_gpu),
         cmocka_unit_test(test_who_takes_what),
+        cmocka_unit_test(test_blackwell),
     };
     if (cmocka_run_group_tests(tests, NULL, NULL) != 0) _exit(1);
 }

@@ -107,9 +107,9 @@ static dw_status prepare(bench *b) {
     DW_RETURN_IF_FAILED(
         dw__attention_kernels_of(b->context, &shape, DW__ATTENTION_FORWARD, &b->kernels));
     const dw__attention_tile *tile = b->kernels->tile;
-    DW_RETURN_IF_FAILED(dw__attention_map(c, &c->q, "q", false, tile->m, &b->maps[0]));
-    DW_RETURN_IF_FAILED(dw__attention_map(c, &c->k, "k", true, tile->n, &b->maps[1]));
-    DW_RETURN_IF_FAILED(dw__attention_map(c, &c->v, "v", true, tile->n, &b->maps[2]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->q, "q", false, tile->m, &b->maps[0]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->k, "k", true, tile->n, &b->maps[1]));
+    DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->v, "v", true, tile->n, &b->maps[2]));
     dw__attention_set_params(c, &b->params);
     b->params.tiles = 1;
     return dw_attention_forward(c);

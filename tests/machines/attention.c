@@ -296,7 +296,7 @@ static dw_status launch(attention_run *r, const dw__context *context) {
     if (r->c.by_definition) {
         DW_RETURN_IF_FAILED(
             dw__attention_reference_of(context, c->dtype == DW_F16, pass, &kernels));
-        return dw__attention_launch_reference(c, pass, kernels);
+        return dw__attention_launch_reference(c, context, pass, kernels);
     }
     DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, pass, &kernels));
     if (!r->c.backward) return dw__attention_launch_forward(c, context, kernels);

@@ -5,15 +5,14 @@
  */
 #include "kernel/cuda/attention.h"
 
-static dw_status check_device(const dw__context **context) {
+static dw_status check_device(const dw_attention *call, dw__attention_pass pass,
+                              const dw__context **context) {
     DW_RETURN_IF_FAILED(dw__device_cuda.context(context));
-    if ((*context)->capability == 90) return DW_OK;
-    return dw__fail(
-        DW_UNSUPPORTED,
-        "attention: GPU %d is a %s (compute capability %d.%d); this version's kernels run "
-        "on 9.0 (H100, H200); use PyTorch's own attention on this GPU",
-        (*context)->ordinal, (*context)->name, (*context)->capability / 10,
-        (*context)->capability % 10);
+    dw_status status = dw__attention_check_capability(call, pass, (*context)->capability);
+    if (status == DW_OK) return DW_OK;
+    return dw__fail_prefix(status, "attention: GPU %d is a %s (compute capability %d.%d)",
+                           (*context)->ordinal, (*context)->name, (*context)->capability / 10,
+                           (*context)->capability % 10);
 }
 
 /* What went wrong, for which call. */
@@ -29,14 +28,13 @@ static dw_status run_reference(const dw_attention *call, const dw__context *cont
                                dw__attention_pass pass) {
     const dw__attention_kernels *kernels;
     DW_RETURN_IF_FAILED(dw__attention_reference_of(context, call->dtype == DW_F16, pass, &kernels));
-    return dw__attention_launch_reference(call, pass, kernels);
+    return dw__attention_launch_reference(call, context, pass, kernels);
 }
 
 static dw_status run_forward(const dw_attention *call, const dw__context *context) {
     const dw__attention_kernels *kernels;
     if (dw__attention_has_no_keys(call)) return run_reference(call, context, DW__ATTENTION_FORWARD);
-    dw__attention_shape shape =
-        dw__attention_shape_of(call, DW__ATTENTION_FORWARD, context->sm_count);
+    dw__attention_shape shape = dw__attention_shape_on(call, DW__ATTENTION_FORWARD, context);
     DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, DW__ATTENTION_FORWARD, &kernels));
     if (kernels->disabled) return dw__fail(DW_UNSUPPORTED, "%s", kernels->reason);
     return dw__attention_launch_forward(call, context, kernels);
@@ -45,7 +43,7 @@ static dw_status run_forward(const dw_attention *call, const dw__context *contex
 dw_status dw_attention_forward(const dw_attention *call) {
     const dw__context *context;
     DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_FORWARD, true));
-    DW_RETURN_IF_FAILED(check_device(&context));
+    DW_RETURN_IF_FAILED(check_device(call, DW__ATTENTION_FORWARD, &context));
     if (dw__attention_has_no_queries(call)) return DW_OK;
     return name_call(run_forward(call, context), call);
 }
@@ -93,8 +91,7 @@ static dw_status run_backward(const dw_attention *call, const dw__context *conte
     const dw__attention_kernels *kernels;
     if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call))
         return run_reference(call, context, DW__ATTENTION_BACKWARD);
-    dw__attention_shape shape =
-        dw__attention_shape_of(call, DW__ATTENTION_BACKWARD, context->sm_count);
+    dw__attention_shape shape = dw__attention_shape_on(call, DW__ATTENTION_BACKWARD, context);
     DW_RETURN_IF_FAILED(
         dw__attention_kernels_of(context, &shape, DW__ATTENTION_BACKWARD, &kernels));
     /* A forward has been run by now and wants its gradients: slowly rather than not at all. */
@@ -105,7 +102,7 @@ static dw_status run_backward(const dw_attention *call, const dw__context *conte
 dw_status dw_attention_backward(const dw_attention *call) {
     const dw__context *context;
     DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_BACKWARD, true));
-    DW_RETURN_IF_FAILED(check_device(&context));
+    DW_RETURN_IF_FAILED(check_device(call, DW__ATTENTION_BACKWARD, &context));
     DW_RETURN_IF_FAILED(check_workspace(call, context));
     if (call->batch == 0) return DW_OK;
     return name_call(run_backward(call, context), call);
@@ -116,7 +113,7 @@ dw_status dw_attention_backward(const dw_attention *call) {
 static dw_status check_kernels(const dw_attention *call, const dw__context *context,
                                dw__attention_pass pass) {
     const dw__attention_kernels *kernels;
-    dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
+    dw__attention_shape shape = dw__attention_shape_on(call, pass, context);
     DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, pass, &kernels));
     return kernels->disabled ? dw__fail(DW_UNSUPPORTED, "%s", kernels->reason) : DW_OK;
 }
@@ -125,7 +122,8 @@ dw_status dw_attention_supported(const dw_attention *call, bool backward) {
     const dw__context *context;
     DW_RETURN_IF_FAILED(dw__attention_check(
         call, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false));
-    DW_RETURN_IF_FAILED(check_device(&context));
+    DW_RETURN_IF_FAILED(
+        check_device(call, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, &context));
     if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)) return DW_OK;
     dw_status status = check_kernels(call, context, DW__ATTENTION_FORWARD);
     if (status == DW_OK && backward) status = check_kernels(call, context, DW__ATTENTION_BACKWARD);

@@ -18,6 +18,11 @@ typedef enum dw__attention_pass {
  * passes and what is given must only be aligned. */
 dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching);
 
+/* Whether a checked call's pass has a kernel for GPUs of that compute capability (100 for 10.0): DW_UNSUPPORTED says why
+ * not. */
+dw_status dw__attention_check_capability(const dw_attention *call, dw__attention_pass pass,
+                                         int capability);
+
 /* No query at all, or no key at all: nothing to multiply. */
 static inline bool dw__attention_has_no_queries(const dw_attention *call) {
     return call->batch == 0 || call->rows_q == 0 || (call->offsets_q && call->total_q == 0);
@@ -37,9 +42,16 @@ typedef struct dw__attention_shape {
     bool f16, softcap, dropout, packed, window, deterministic;
     bool many_keys; /* enough for the wide tiles, where there are such */
     bool serial;    /* backward: one block of threads for all keys of a head */
+    bool blackwell; /* sm_100f: forward alone, nothing packed, no soft cap, no dropout */
 } dw__attention_shape;
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
                                            int sm_count);
+
+/* With the architecture of the context's GPU. */
+dw__attention_shape dw__attention_shape_on(const dw_attention *call, dw__attention_pass pass,
+                                           const dw__context *context);
+const char *dw__attention_forward_entry(const dw__attention_shape *shape);
+const char *dw__attention_arch(bool blackwell);
 
 /* Tiles of one kernel, from cuda/; `stages` of K and V forward, of Q backward. */
 typedef struct dw__attention_tile {
@@ -64,8 +76,9 @@ dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pas
 void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
 
 /* Tensor map of `tensor` in boxes of 64 columns and `box_rows` rows; `name` for messages. */
-dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
-                            const char *name, bool of_keys, int box_rows, dw__tensor_map *map);
+dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
+                            const dw_attention_tensor *tensor, const char *name, bool of_keys,
+                            int box_rows, dw__tensor_map *map);
 
 /* Places in the workspace of backward, in bytes from its begin; cuda/common/attention_backward_layout.h. */
 typedef struct dw__attention_workspace {
@@ -91,7 +104,8 @@ dw_status dw__attention_launch_forward(const dw_attention *call, const dw__conte
                                        const dw__attention_kernels *kernels);
 dw_status dw__attention_launch_backward(const dw_attention *call, const dw__context *context,
                                         const dw__attention_kernels *kernels);
-dw_status dw__attention_launch_reference(const dw_attention *call, dw__attention_pass pass,
+dw_status dw__attention_launch_reference(const dw_attention *call, const dw__context *context,
+                                         dw__attention_pass pass,
                                          const dw__attention_kernels *kernels);
 
 /* ---- attention_kernels.c ---------------------------------------------------------------------- */

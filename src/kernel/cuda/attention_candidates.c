@@ -84,6 +84,10 @@ static double measured_cost(const dw_attention *c, bool backward, const dw__gpu_
 
 static double deepwell_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                             const char **from) {
+    if (target->capability >= 100) { /* another kernel than the one that was measured */
+        *from = "takes it, as asked; proven on the emulator, not run on hardware";
+        return 0.0;
+    }
     return measured_cost(c, backward, target, DW__RATE_DEEPWELL, from);
 }
 
@@ -124,7 +128,11 @@ static bool deepwell_takes(const dw_attention *c, bool backward, const dw__gpu_t
     if (dw__attention_check(c, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false) !=
         DW_OK)
         return refuse(reason, bytes, dw_last_error());
-    if (target->capability == 90) return true;
+    if (dw__attention_check_capability(c, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD,
+                                       target->capability) == DW_OK)
+        return true;
+    if (target->capability == 100 || target->capability == 103)
+        return refuse(reason, bytes, dw_last_error());
     snprintf(reason, bytes, "its kernels are for sm_90a (H100, H200), not for %s", target->name);
     return false;
 }

@@ -1,7 +1,10 @@
 /* Whether a call of attention makes sense: every member, before anything is launched. */
 #include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Rows are counted in 32 bits on the device, with a window's reach of up to 2^30 added to them. */
 enum { MOST_ROWS = 1 << 29 };
@@ -183,4 +186,37 @@ dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass,
     DW_RETURN_IF_FAILED(check_packed(call));
     DW_RETURN_IF_FAILED(check_numbers(call));
     return check_tensors(call, pass, launching);
+}
+
+/* ---- GPUs -------------------------------------------------------------------------------------- */
+
+static bool blackwell_is_asked_for(void) {
+    const char *setting = getenv("DEEPWELL_BLACKWELL");
+    return setting && strcmp(setting, "try") == 0;
+}
+
+dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pass pass,
+                                         int capability) {
+    const char *lacks = pass == DW__ATTENTION_BACKWARD ? "backward"
+                        : c->softcap > 0.0f            ? "a soft cap"
+                        : c->dropout > 0.0f            ? "dropout"
+                        : c->offsets_q                 ? "packed sequences"
+                        : c->head_dim > 128            ? "head dimensions above 128"
+                                                       : NULL;
+    if (capability == 90) return DW_OK;
+    if (capability != 100 && capability != 103)
+        return dw__fail(DW_UNSUPPORTED, "this version's kernels run on 9.0 (H100, H200); use "
+                                        "PyTorch's own attention on this GPU");
+    if (lacks)
+        return dw__fail(DW_UNSUPPORTED,
+                        "there is no kernel for %s on 10.0 and 10.3 (B200, B300); "
+                        "use PyTorch's own attention on this GPU",
+                        lacks);
+    if (!blackwell_is_asked_for())
+        return dw__fail(DW_UNSUPPORTED,
+                        "the kernel for 10.0 and 10.3 (B200, B300) is %s: it is "
+                        "taken only with DEEPWELL_BLACKWELL=try in the environment, "
+                        "and compared at first use",
+                        dw__gpu_proof_emulator);
+    return DW_OK;
 }

@@ -187,11 +187,12 @@ static dw_status run_reference(guard *g, int layout) {
     call.dv = tensor_of(g, REF_DV, layout);
     DW_RETURN_IF_FAILED(
         dw__attention_reference_of(&g->context, g->shape->f16, DW__ATTENTION_FORWARD, &forward));
-    DW_RETURN_IF_FAILED(dw__attention_launch_reference(&call, DW__ATTENTION_FORWARD, forward));
+    DW_RETURN_IF_FAILED(
+        dw__attention_launch_reference(&call, &g->context, DW__ATTENTION_FORWARD, forward));
     if (g->pass == DW__ATTENTION_FORWARD) return DW_OK;
     DW_RETURN_IF_FAILED(
         dw__attention_reference_of(&g->context, g->shape->f16, DW__ATTENTION_BACKWARD, &backward));
-    return dw__attention_launch_reference(&call, DW__ATTENTION_BACKWARD, backward);
+    return dw__attention_launch_reference(&call, &g->context, DW__ATTENTION_BACKWARD, backward);
 }
 
 /* Backward reads what the reference's forward wrote, so that it is judged alone. */
@@ -243,7 +244,8 @@ static bool agrees(guard *g, buffer tested, buffer reference, const char *name) 
     double tolerance = tolerance_of(g, tested, largest);
     if (most <= tolerance) return true;
     dw__text variant = {0};
-    dw__jit_variant v = dw__attention_variant(g->shape, g->pass, "", "sm_90a");
+    dw__jit_variant v =
+        dw__attention_variant(g->shape, g->pass, "", dw__attention_arch(g->shape->blackwell));
     (void)dw__jit_variant_name(&v, &variant);
     snprintf(
         g->kernels->reason, sizeof g->kernels->reason,
@@ -268,7 +270,7 @@ static void compare(guard *g) {
 /* ---- all of it ------------------------------------------------------------------------------------------ */
 
 static dw_status run_case(guard *g, int head_dim, int layout) {
-    const dw_device *cuda = &dw__device_cuda;
+    const dw_device *cuda = g->context.device;
     dw_status status = DW_OK;
     size_t upload;
     g->call = case_call(g->shape, head_dim);
@@ -299,7 +301,7 @@ cleanup:
 
 dw_status dw__attention_guard(const dw__context *context, const dw__attention_shape *shape,
                               dw__attention_pass pass, dw__attention_kernels *kernels) {
-    const dw_device *cuda = &dw__device_cuda;
+    const dw_device *cuda = context->device;
     guard g = {.context = *context, .shape = shape, .pass = pass, .kernels = kernels};
     int before = 0;
     bool relaxed = false;

@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char arch[] = "sm_90a";
-
 typedef dw__attention_kernels *_Atomic slot;
-enum { SHAPES = 5 << 8 };
+enum { SHAPES = 5 << 9 };
 static slot fast[DW__CONTEXTS][2][SHAPES];               /* by pass, then shape */
 static slot references[DW__CONTEXTS][2][2];              /* by pass, then whether f16 */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of filling */
@@ -17,8 +15,8 @@ static size_t index_of(const dw__attention_shape *s) {
     static const unsigned char dims[] = {
         [64 / 32] = 0, [96 / 32] = 1, [128 / 32] = 2, [192 / 32] = 3, [256 / 32] = 4};
     size_t index = dims[s->head_dim / 32];
-    const bool flags[] = {s->serial,  s->many_keys, s->f16,    s->softcap,
-                          s->dropout, s->packed,    s->window, s->deterministic};
+    const bool flags[] = {s->blackwell, s->serial, s->many_keys, s->f16,          s->softcap,
+                          s->dropout,   s->packed, s->window,    s->deterministic};
     for (size_t i = 0; i < DW_COUNT(flags); i++) index = index << 1 | flags[i];
     return index;
 }
@@ -45,7 +43,8 @@ static dw_status load_reference(const dw__context *context, bool f16, dw__attent
     dw__attention_kernels made = {0};
     *kernels = loaded(at);
     if (*kernels) return DW_OK;
-    dw__jit_variant variant = dw__attention_reference_variant(f16, pass, arch);
+    dw__jit_variant variant =
+        dw__attention_reference_variant(f16, pass, dw__attention_arch(context->capability >= 100));
     DW_RETURN_IF_FAILED(dw__jit_load(context, &variant, 0, &made.main));
     return publish(at, &made, kernels);
 }
@@ -82,15 +81,16 @@ static dw_status load_functions(const dw__context *context, const dw__attention_
         unsigned shared_bytes;
         void **function;
     } entries[] = {
-        {backward ? "sm90_attention_backward" : "sm90_attention_forward", tile->shared_bytes,
-         &made->main},
+        {backward ? "sm90_attention_backward" : dw__attention_forward_entry(shape),
+         tile->shared_bytes, &made->main},
         {"sm90_attention_backward_prepare", 0, &made->prepare},
         {"sm90_attention_backward_finish", 0, &made->finish},
     };
     made->shape = *shape;
     made->tile = tile;
     for (size_t i = 0; i < (backward ? DW_COUNT(entries) : 1); i++) {
-        dw__jit_variant variant = dw__attention_variant(shape, pass, entries[i].entry, arch);
+        dw__jit_variant variant = dw__attention_variant(shape, pass, entries[i].entry,
+                                                        dw__attention_arch(shape->blackwell));
         DW_RETURN_IF_FAILED(
             dw__jit_load(context, &variant, entries[i].shared_bytes, entries[i].function));
     }

@@ -1,6 +1,7 @@
 /* A checked call of attention in the kernels' terms: variant, tiles, parameters, tensor maps. */
 #include "common/attention_backward_layout.h"
 #include "kernel/cuda/attention.h"
+#include "sm100/attention_forward_tiles.h"
 #include "sm90/attention_tiles.h"
 #include <float.h>
 #include <math.h>
@@ -40,6 +41,20 @@ static const dw__attention_tile forward_tiles[] = {
      .consumers = groups,                                                                          \
      .shared_bytes = FORWARD_SHARED(d, tile_m, tile_n, kv_stages)},
     DW_SM90_FORWARD_TILES(ROW)
+#undef ROW
+};
+
+static const dw__attention_tile blackwell_tiles[] = {
+#define ROW(d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)                            \
+    {.head_dim = d,                                                                                \
+     .window = windowed,                                                                           \
+     .keys = least_keys,                                                                           \
+     .m = tile_m,                                                                                  \
+     .n = tile_n,                                                                                  \
+     .stages = kv_stages,                                                                          \
+     .consumers = groups,                                                                          \
+     .shared_bytes = DW_SM100_FORWARD_SHARED_BYTES(d, tile_m, tile_n, kv_stages)},
+    DW_SM100_FORWARD_TILES(ROW)
 #undef ROW
 };
 
@@ -109,11 +124,28 @@ dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attenti
     return shape;
 }
 
+dw__attention_shape dw__attention_shape_on(const dw_attention *call, dw__attention_pass pass,
+                                           const dw__context *context) {
+    dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
+    shape.blackwell = context->capability == 100 || context->capability == 103;
+    return shape;
+}
+
+const char *dw__attention_forward_entry(const dw__attention_shape *shape) {
+    return shape->blackwell ? "sm100_attention_forward" : "sm90_attention_forward";
+}
+
+const char *dw__attention_arch(bool blackwell) { return blackwell ? "sm_100f" : "sm_90a"; }
+
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass) {
     bool backward = pass == DW__ATTENTION_BACKWARD;
     const dw__attention_tile *tiles = backward ? backward_tiles : forward_tiles;
     size_t count = backward ? DW_COUNT(backward_tiles) : DW_COUNT(forward_tiles);
+    if (shape->blackwell) { /* no backward there */
+        if (backward) return NULL;
+        tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
+    }
     for (size_t i = 0; i < count; i++)
         if (tiles[i].head_dim == shape->head_dim && tiles[i].window == shape->window &&
             (tiles[i].keys == 0 || shape->many_keys))
@@ -126,7 +158,9 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     bool backward = pass == DW__ATTENTION_BACKWARD;
     const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
     dw__jit_variant variant = {
-        .source = backward ? "sm90/attention_backward.cu" : "sm90/attention_forward.cu",
+        .source = backward           ? "sm90/attention_backward.cu"
+                  : shape->blackwell ? "sm100/attention_forward.cu"
+                                     : "sm90/attention_forward.cu",
         .entry = entry,
         .arch = arch,
     };
@@ -209,8 +243,9 @@ void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
 
 /* ---- tensor maps ---------------------------------------------------------------------------------- */
 
-dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor *tensor,
-                            const char *name, bool of_keys, int box_rows, dw__tensor_map *map) {
+dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
+                            const dw_attention_tensor *tensor, const char *name, bool of_keys,
+                            int box_rows, dw__tensor_map *map) {
     bool packed = call->offsets_q != NULL;
     int64_t rows = of_keys ? call->rows_k : call->rows_q;
     if (packed) rows = of_keys ? call->total_k : call->total_q;
@@ -232,7 +267,7 @@ dw_status dw__attention_map(const dw_attention *call, const dw_attention_tensor 
         shape.stride[axis] =
             2 * (uint64_t)(lengths[axis] > 1 ? strides[axis] : WIDE(call->head_dim));
     }
-    dw_status status = dw__device_cuda.tensor_map(&shape, map);
+    dw_status status = context->device->tensor_map(&shape, map);
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
 }
 

@@ -23,7 +23,7 @@ const dw__gpu_kernel dw__gpu_kernels[] = {
     {"sm100_attention_forward", "attention forward", "cuda/sm100/attention_forward.cu",
      "sm_100f (B200, B300)", "BF16, F16",
      "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
-     dw__gpu_proof_emulator, nobody},
+     dw__gpu_proof_emulator, asked},
     {"sm100_gemm_scaled", "product of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
      "cuda/sm100/gemm_scaled.cu", "sm_100f (B200, B300)", "E4M3, E5M2, E2M1; D BF16, F16, F32",
      "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4", dw__gpu_proof_emulator,
