@@ -1,8 +1,9 @@
 /* `compare_machines`: what the project's GPU kernels give on this machine, beside what they gave on another.
  *
- * compare_machines list compare_machines ptx DIR [--quick] [-k TEXT] compare_machines record FILE [--raw FILE]
- * [--kernels DIR] [--quick] [-k TEXT] compare_machines check FILE [--raw FILE] [--kernels DIR] [--quick] [-k
- * TEXT]
+ *     compare_machines list
+ *     compare_machines ptx DIR [--quick] [-k TEXT]
+ *     compare_machines record FILE [--raw FILE] [--kernels DIR] [--quick] [-k TEXT]
+ *     compare_machines check FILE [--raw FILE] [--kernels DIR] [--quick] [-k TEXT]
  *
  * The machine is the first GPU of the driver that the loader finds: to run on the emulator,
  * DEEPWELL_EMULATE_ARCH=sm_90a LD_LIBRARY_PATH=lib/emulate. FILE is text: a hash and some of the words of each
