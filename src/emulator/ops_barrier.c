@@ -79,10 +79,11 @@ static dw__emu_next barrier_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     dw__emu_barrier *b = &cta->barriers[index];
     if (b->arrived == 0)
         b->expected = count, b->gathered_and = 1, b->gathered_or = 0, b->gathered_count = 0;
-    if (b->expected != count) {
+    const uint32_t all = cta->warp_count * DW__LANES;
+    if ((b->expected ? b->expected : all) != (count ? count : all)) {
         dw__emu_found(w, first, DW__FOUND_INVALID,
                       "barrier %u with %u threads, where others came for %u", index,
-                      count ? count : cta->threads, b->expected ? b->expected : cta->threads);
+                      count ? count : all, b->expected ? b->expected : all);
         return DW__FAULT;
     }
     if (k->kind >= RED_AND) {

@@ -155,6 +155,12 @@ static void barriers_hold(void **state) {
     assert_int_equal(run_body(emulator, body, 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    /* All threads, said by some and counted by others. */
+    static const char said_twice[] =
+        "setp.lt.u32 %p1, %r1, 128; @%p1 bar.sync 1; @!%p1 bar.sync 1, 256; st.global.u32 [%rd1], "
+        "%r1;";
+    assert_int_equal(run_body(emulator, said_twice, 256, 1024, out), DW_OK);
+    for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], i);
     dw_emulator_destroy(emulator);
 }
 
