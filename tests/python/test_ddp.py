@@ -4,6 +4,7 @@ import os
 import socket
 
 import deepwell
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -78,5 +79,6 @@ def test_optimize_then_wrap(tmp_path) -> None:
     _run(tmp_path, wrap_first=False)
 
 
+@pytest.mark.slow
 def test_wrap_then_optimize(tmp_path) -> None:
     _run(tmp_path, wrap_first=True)

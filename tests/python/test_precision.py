@@ -310,7 +310,7 @@ def train(make, precision, steps):
     return losses, model
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def test_small_models_learn_as_in_fp32(name):
     """Loss curves beside FP32's: the tolerances are part of what docs/precision.md states."""
     steps = 40
