@@ -43,7 +43,13 @@ typedef struct dw__launch {
 typedef struct dw__tensor_map {
     _Alignas(64) unsigned char bytes[128];
 } dw__tensor_map;
-typedef enum dw__map_element { DW__MAP_F16, DW__MAP_BF16, DW__MAP_F32 } dw__map_element;
+typedef enum dw__map_element {
+    DW__MAP_F16,
+    DW__MAP_BF16,
+    DW__MAP_F32,
+    DW__MAP_U8,
+    DW__MAP_U64
+} dw__map_element;
 #define DW__MAP_AXES 5
 typedef struct dw__tensor_map_shape {
     dw__map_element element;

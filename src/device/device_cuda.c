@@ -315,7 +315,11 @@ static dw_status cuda_launch(const dw__launch *launch) {
 
 static dw_status encode_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
     enum { INTERLEAVE_NONE = 0, PROMOTION_L2_256B = 3, FILL_ZERO = 0 };
-    static const int types[] = {[DW__MAP_F16] = 6, [DW__MAP_BF16] = 9, [DW__MAP_F32] = 7};
+    static const int types[] = {[DW__MAP_F16] = 6,
+                                [DW__MAP_BF16] = 9,
+                                [DW__MAP_F32] = 7,
+                                [DW__MAP_U8] = 0,
+                                [DW__MAP_U64] = 4};
     static const uint32_t steps[DW__MAP_AXES] = {1, 1, 1, 1, 1};
     int swizzle = shape->swizzle_bytes == 128  ? 3
                   : shape->swizzle_bytes == 64 ? 2

@@ -154,7 +154,11 @@ static dw_status launch(const dw__launch *l) {
 }
 
 static dw_status tensor_map(const dw__tensor_map_shape *shape, dw__tensor_map *map) {
-    static const int types[] = {[DW__MAP_F16] = 6, [DW__MAP_BF16] = 9, [DW__MAP_F32] = 7};
+    static const int types[] = {[DW__MAP_F16] = 6,
+                                [DW__MAP_BF16] = 9,
+                                [DW__MAP_F32] = 7,
+                                [DW__MAP_U8] = 0,
+                                [DW__MAP_U64] = 4};
     dw_emulator_tensor_shape made = {.size_of = sizeof made,
                                      .element = types[shape->element],
                                      .rank = shape->rank,
