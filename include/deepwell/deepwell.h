@@ -19,6 +19,7 @@
 #include "deepwell/planner.h"
 #include "deepwell/precision.h"
 #include "deepwell/product.h"
+#include "deepwell/quantize.h"
 #include "deepwell/safetensors.h"
 #include "deepwell/simulate.h"
 #include "deepwell/status.h"

@@ -6,7 +6,7 @@
 #include "deepwell/number.h"
 #include "emulated_kernel.h"
 #include "emulated_quantize.h"
-#include "quantize_numbers.h"
+#include "kernel/cuda/quantize_numbers.h"
 
 _Static_assert(DW_QUANTIZE_MXFP8_E4M3 == (int)DW_SCHEME_MXFP8_E4M3 &&
                    DW_QUANTIZE_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&

@@ -1,8 +1,8 @@
 /* Quantization in blocks: codes and scales are the codecs' of src/number to the bit, on every machine. */
-#include "../c/quantize_numbers.h"
 #include "common/quantize_params.h"
 #include "compare.h"
 #include "deepwell/number.h"
+#include "kernel/cuda/quantize_numbers.h"
 #include <stdio.h>
 #include <string.h>
 

@@ -1,9 +1,8 @@
 /* Kernels of attention that are loaded: one table per context, read without a lock, filled by the first call that
  * needs a shape. */
 #include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef dw__attention_kernels *_Atomic slot;
 enum { SHAPES = 5 << 9 };
@@ -97,12 +96,6 @@ static dw_status load_functions(const dw__context *context, const dw__attention_
     return DW_OK;
 }
 
-/* DEEPWELL_GUARD=off: for tools that watch one kernel. */
-static bool guard_is_on(void) {
-    const char *setting = getenv("DEEPWELL_GUARD");
-    return !setting || strcmp(setting, "off") != 0;
-}
-
 static dw_status load_kernels(const dw__context *context, const dw__attention_shape *shape,
                               dw__attention_pass pass, slot *at,
                               const dw__attention_kernels **kernels) {
@@ -110,7 +103,8 @@ static dw_status load_kernels(const dw__context *context, const dw__attention_sh
     *kernels = loaded(at); /* by another thread, meanwhile */
     if (*kernels) return DW_OK;
     DW_RETURN_IF_FAILED(load_functions(context, shape, pass, &made));
-    if (guard_is_on()) DW_RETURN_IF_FAILED(dw__attention_guard(context, shape, pass, &made));
+    if (dw__gpu_guard_is_on())
+        DW_RETURN_IF_FAILED(dw__attention_guard(context, shape, pass, &made));
     if (made.disabled) dw__log(DW_LOG_WARNING, "%s", made.reason);
     return publish(at, &made, kernels);
 }

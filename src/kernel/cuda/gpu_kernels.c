@@ -3,11 +3,12 @@
 #include "deepwell/explain.h"
 #include "kernel/library/cutlass.h"
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 static const char on_h200[] = "tested and measured on an H200",
                   always[] = "taken where it takes the call and has not been measured slower",
-                  nobody[] = "nothing in the library calls it yet",
                   asked[] = "taken only where it is asked for, and compared at first use";
 
 const dw__gpu_kernel dw__gpu_kernels[] = {
@@ -18,21 +19,27 @@ const dw__gpu_kernel dw__gpu_kernels[] = {
      "sm_90a (H100, H200)", "BF16, F16", "head dimension up to 256, a multiple of 8; 16-byte rows",
      on_h200, always},
     {"sm100_gemm", "product with bias, GELU, SwiGLU, residual", "cuda/sm100/gemm.cu",
-     "sm_100f (B200, B300)", "BF16, F16; D also F32", "16-byte rows", dw__gpu_proof_emulator,
+     "sm_100f (B200, B300)", "BF16, F16; D also F32, MXFP8", "16-byte rows", dw__gpu_proof_emulator,
      asked},
     {"sm100_attention_forward", "attention forward", "cuda/sm100/attention_forward.cu",
      "sm_100f (B200, B300)", "BF16, F16",
      "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
      dw__gpu_proof_emulator, asked},
     {"sm100_gemm_scaled", "product of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
-     "cuda/sm100/gemm_scaled.cu", "sm_100f (B200, B300)", "E4M3, E5M2, E2M1; D BF16, F16, F32",
+     "cuda/sm100/gemm_scaled.cu", "sm_100f (B200, B300)",
+     "E4M3, E5M2, E2M1; D BF16, F16, F32, MXFP8",
      "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4", dw__gpu_proof_emulator,
-     nobody},
+     asked},
     {"quantize_blocks", "quantization to MXFP8, MXFP4, NVFP4", "cuda/common/quantize.cu",
      "sm_90a (H100, H200), sm_100f (B200, B300)", "BF16, F16, F32",
-     "any size; rows of codes from multiples of 16 bytes", dw__gpu_proof_emulator, nobody},
+     "any size; rows of codes from multiples of 16 bytes", dw__gpu_proof_emulator, asked},
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
+
+bool dw__gpu_guard_is_on(void) {
+    const char *setting = getenv("DEEPWELL_GUARD");
+    return !setting || strcmp(setting, "off") != 0;
+}
 
 static json_t *row_of(const dw__gpu_kernel *k) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",

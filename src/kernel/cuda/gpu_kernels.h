@@ -3,6 +3,8 @@
 #ifndef DW_GPU_KERNELS_H
 #define DW_GPU_KERNELS_H
 
+#include <stdbool.h>
+
 typedef struct dw__gpu_kernel {
     const char *name; /* its entry point */
     const char *operation, *source;
@@ -17,5 +19,8 @@ extern const unsigned dw__gpu_kernel_count;
 
 /* Of kernels whose hardware was never at hand. */
 extern const char dw__gpu_proof_emulator[];
+
+/* Whether kernels are compared at their first use: not with DEEPWELL_GUARD=off, for tools that watch one kernel. */
+bool dw__gpu_guard_is_on(void);
 
 #endif

@@ -1,9 +1,8 @@
 /* Kernels of matrix products that are loaded: one table per context, read without a lock, filled by the first call that
  * needs a shape. */
+#include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/product.h"
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef dw__product_kernel *_Atomic slot;
 static slot fast[DW__CONTEXTS][DW__PRODUCT_SHAPES];
@@ -37,12 +36,6 @@ static dw_status load_function(const dw__context *context, const dw__product_sha
     return dw__jit_load(context, &variant, tile->shared_bytes, &made->function);
 }
 
-/* DEEPWELL_GUARD=off: for tools that watch one kernel. */
-static bool guard_is_on(void) {
-    const char *setting = getenv("DEEPWELL_GUARD");
-    return !setting || strcmp(setting, "off") != 0;
-}
-
 /* Kept for the life of the process, as compared or not. */
 static dw_status load_kernel(const dw__context *context, const dw__product_shape *shape, slot *at,
                              const dw__product_kernel **kernel) {
@@ -52,7 +45,7 @@ static dw_status load_kernel(const dw__context *context, const dw__product_shape
     made = dw__calloc(1, sizeof *made);
     if (!made) return dw__fail_memory("the kernel of a product", sizeof *made);
     dw_status status = load_function(context, shape, made);
-    if (status == DW_OK && guard_is_on()) status = dw__product_guard(context, made);
+    if (status == DW_OK && dw__gpu_guard_is_on()) status = dw__product_guard(context, made);
     if (status != DW_OK) {
         dw__free(made);
         return status;

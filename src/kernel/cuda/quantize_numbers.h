@@ -1,4 +1,4 @@
-/* Numbers on which quantization in blocks is tried, as bits of an F32. */
+/* Numbers on which quantization in blocks is tried, at a kernel's first use and in tests, as bits of an F32. */
 #ifndef DW_QUANTIZE_NUMBERS_H
 #define DW_QUANTIZE_NUMBERS_H
 
