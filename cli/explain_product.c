@@ -26,7 +26,9 @@ static void print_help(void) {
            "\n"
            "Words:\n"
            "  f16               FP16 instead of BF16\n"
+           "  mxfp8 nvfp4 mxfp4 A and B are codes and block scales\n"
            "  f32               D is FP32\n"
+           "  to-mxfp8          D is codes and block scales\n"
            "  bias  residual    are added, before f and behind it\n"
            "  gelu  gelu-tanh  swiglu\n"
            "\n"
@@ -38,12 +40,23 @@ static void print_help(void) {
 /* Behind the three numbers. */
 static int read_word(const char *word, dw_product *call, int *f32) {
     static const char *const activations[] = {"", "gelu", "gelu-tanh", "swiglu"};
+    static const struct {
+        const char *word;
+        dw_scheme scheme;
+    } schemes[] = {
+        {"mxfp8", DW_SCHEME_MXFP8_E4M3}, {"nvfp4", DW_SCHEME_NVFP4}, {"mxfp4", DW_SCHEME_MXFP4}};
     static char place[16] __attribute__((aligned(16))); /* that there is one, wherever it lies */
     for (int i = 1; i < DW_ACTIVATION_COUNT; i++)
         if (strcmp(word, activations[i]) == 0) return call->activation = (dw_activation)i, 1;
     if (strcmp(word, "bf16") == 0) return call->dtype = DW_BF16, 1;
     if (strcmp(word, "f16") == 0) return call->dtype = DW_F16, 1;
     if (strcmp(word, "f32") == 0) return *f32 = 1;
+    if (strcmp(word, "to-mxfp8") == 0) return call->quantized_d = 1;
+    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++)
+        if (strcmp(word, schemes[i].word) == 0) {
+            call->scheme_a = call->scheme_b = schemes[i].scheme;
+            return call->quantized = 1;
+        }
     if (strcmp(word, "bias") == 0) return call->bias = place, 1;
     if (strcmp(word, "residual") == 0) return call->residual.data = place, 1;
     return 0;
@@ -68,8 +81,8 @@ static int read_shape(char *text, dw_product *call) {
     if (count < 3) return cli_usage_error("a product's shape needs at least M,N,K");
     call->m = numbers[0], call->n = numbers[1], call->k = numbers[2];
     call->output = f32 ? DW_F32 : call->dtype;
-    call->a.stride = call->b.stride = padded(call->k, 8);
-    call->d.stride = call->residual.stride = padded(call->n, 8);
+    call->a.stride = call->b.stride = padded(call->k, 16); /* elements, or bytes of codes */
+    call->d.stride = call->residual.stride = padded(call->n, 16);
     return CLI_DONE;
 }
 

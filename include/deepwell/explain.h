@@ -31,7 +31,8 @@ DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, c
 /* The same for a matrix product, whose candidates are "deepwell", "cublas" (PyTorch's) and "cutlass" (an optional
  * library, docs/cutlass.md). The first has members besides:
  * "proof", where it has been shown to be right, and "tile": null, or {"ctas", "tile_n", "stages", "tiles", "rounds",
- * "steps", "step_clocks", "least_seconds"}, counted and not measured. */
+ * "steps", "step_clocks", "least_seconds"}, counted and not measured. "chosen" is PyTorch's for numbers, and "deepwell"
+ * for codes and block scales, which nobody else here is brought. */
 DW_API dw_status dw_product_explain(const dw_product *call, const char *target, char **json);
 
 /* Our GPU kernels, as JSON: [{"name", "operation", "source", "architectures", "elements", "needs", "proof", "use"}].

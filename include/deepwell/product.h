@@ -1,19 +1,21 @@
-/* Matrix products with an epilogue on Blackwell GPUs: D = f(alpha A B^T + bias) + residual.
+/* Matrix products with an epilogue on Blackwell GPUs: D = f(alpha A B^T + bias) + residual. A and B are BF16 or
+ * F16, or codes and block scales (MXFP8, NVFP4, MXFP4) as deepwell/quantize.h makes them; so may D be.
  *
- * Proven on the emulator, not run on hardware: no GPU of this family was at hand. Nothing chooses these kernels by
- * itself; whoever calls them asks for them. The first use of each on a GPU compares it with sums in double
+ * Proven on the emulator, not run on hardware: no GPU of this family was at hand. Nothing chooses these kernels
+ * by itself; whoever calls them asks for them. The first use of each on a GPU compares it with sums in double
  * (docs/blackwell.md).
  *
- * GPUs of compute capability 10.0 and 10.3 (B200, B300), and the devices "emulator:sm_100a" and "emulator:sm_103a".
- * Calls are asynchronous on the caller's stream, in the calling thread's current context (where there is none: the
- * first device's primary context). They allocate no device memory and synchronise with nothing, but for a kernel's
- * first use, and may be captured in a CUDA graph.
+ * GPUs of compute capability 10.0 and 10.3 (B200, B300), and the devices "emulator:sm_100a" and
+ * "emulator:sm_103a". Calls are asynchronous on the caller's stream, in the calling thread's current context
+ * (where there is none: the first device's primary context). They allocate no device memory and synchronise
+ * with nothing, but for a kernel's first use, and may be captured in a CUDA graph.
  */
 #ifndef DEEPWELL_PRODUCT_H
 #define DEEPWELL_PRODUCT_H
 
 #include "deepwell/device.h"
 #include "deepwell/graph.h"
+#include "deepwell/number.h"
 #include "deepwell/status.h"
 #include <stddef.h>
 #include <stdint.h>
@@ -30,7 +32,8 @@ typedef enum dw_activation {
     DW_ACTIVATION_COUNT
 } dw_activation;
 
-/* Device memory, rows contiguous. The address is a multiple of 16 bytes. */
+/* Device memory, rows contiguous. The address is a multiple of 16 bytes. Of codes `stride` is in bytes, and a row of
+ * E2M1 has two in a byte, the first in the low half; behind an odd last one is a zero. */
 typedef struct dw_matrix {
     void *data;
     int64_t
@@ -41,8 +44,8 @@ typedef struct dw_matrix {
 typedef struct dw_product {
     uint32_t size;           /* sizeof(dw_product) */
     const dw_device *device; /* NULL: "cuda" */
-    dw_dtype dtype;          /* of A, B and the bias: DW_BF16 or DW_F16 */
-    dw_dtype output;         /* of D and the residual: `dtype`, or DW_F32 */
+    dw_dtype dtype;          /* of A, B and the bias: DW_BF16 or DW_F16; quantized: of the bias */
+    dw_dtype output;         /* of D and the residual: `dtype`, or DW_F32; quantized_d: not read */
     int64_t m, n, k; /* D is m x n, A is m x k, B is n x k (SwiGLU: 2 n x k); at most 2^30 */
     float alpha;     /* 0 is 0: 1 is for the caller to say */
     dw_activation activation;
@@ -50,11 +53,24 @@ typedef struct dw_product {
     const void *bias;   /* n elements (SwiGLU: 2 n), or NULL */
     dw_matrix residual; /* data NULL: none. It may be D itself */
     void *stream;       /* CUstream; NULL is the legacy default stream */
+
+    /* Operands of codes and block scales. `size` may be that of the members above: none of it then. */
+    int quantized; /* 1: A and B are codes of the schemes below, with their scales */
+    int quantized_d; /* 1: D is codes of E4M3, with scales: MXFP8 as dw_block_quantize makes it of a row by
+                      * DW_SCALE_RCEIL. No residual */
+    dw_scheme scheme_a, scheme_b; /* MXFP8_E4M3 or MXFP8_E5M2, each; or NVFP4 both; or MXFP4 both */
+    /* Device memory, 16-byte aligned, in the order of dw_scales_swizzle: A's of m rows, B's of n rows (SwiGLU: the
+     * gate's n, then the other factor's n, each filled up to whole tiles by itself), D's, which are written. */
+    const void *scales_a, *scales_b;
+    void *scales_d;
+    /* quantized: alpha's further factors, in device memory: NVFP4's tensor scales. NULL: 1. */
+    const float *factor_a, *factor_b;
 } dw_product;
 
-/* A product without rows or columns does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the
- * call makes no sense; DW_UNSUPPORTED: it is not served, on this GPU or at all. A kernel that differed from the
- * reference at its first use is not used: the call is then computed by definition, right and slowly. */
+/* A product without rows or columns does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
+ * DW_TYPE: the call makes no sense; DW_UNSUPPORTED: it is not served, on this GPU or at all. A kernel that
+ * differed from the reference at its first use is not used: the call is then computed by definition, right and
+ * slowly; where A, B or D are quantized it is DW_UNSUPPORTED. */
 DW_API dw_status dw_product_run(const dw_product *call);
 
 /* Whether a kernel would compute it: DW_OK, or what is wrong. Also where the kernel differed from the reference

@@ -9,9 +9,10 @@ static char folder[256];
 
 /* Asked before the parameters are read. */
 static int maps_of(const char *name) {
-    bool fast = strcmp(name, "sm100_gemm") == 0;
+    const bool scaled = strcmp(name, "sm100_gemm_scaled") == 0,
+               fast = scaled || strcmp(name, "sm100_gemm") == 0;
     fake->params_bytes = fast ? sizeof(dw_gemm_params) : sizeof(dw_product_params);
-    return fast ? 4 : 0;
+    return scaled ? 6 : fast ? 4 : 0;
 }
 
 static dw_product plain_call(void) {
@@ -88,6 +89,52 @@ static void test_launch(void **state) {
     expect_map(launch->maps[0], 1, 9, 700, 1, 1408, 64, 128);
     expect_map(launch->maps[1], 2, 9, 700, 6000, 1440, 64, 32);
     expect_map(launch->maps[3], 3, 7, 3000, 1, 12000, 32, 32);
+}
+
+/* Tiles of scales, as words of 64 bits, in boxes of a step's. */
+static void expect_scale_map(int number, uint64_t data, uint64_t tiles_wide, uint64_t tiles_high,
+                             uint32_t box_tiles) {
+    const fake_map *map = &fake->maps[number - 1];
+    assert_int_equal((uintptr_t)map->address, data << 32);
+    assert_int_equal(map->type, 4);
+    assert_int_equal(map->swizzle, 0);
+    assert_int_equal(map->sizes[0], 64 * tiles_wide);
+    assert_int_equal(map->sizes[1], tiles_high);
+    assert_int_equal(map->strides[0], 512 * tiles_wide);
+    assert_int_equal(map->box[0], 64 * box_tiles);
+    assert_int_equal(map->box[1], 1);
+}
+
+/* NVFP4 with SwiGLU to MXFP8: codes are bytes, B's scales two parts. */
+static void test_scaled_launch(void **state) {
+    (void)state;
+    dw_product call = plain_call();
+    fake->launch_count = 0;
+    call.quantized = call.quantized_d = 1;
+    call.scheme_a = call.scheme_b = DW_SCHEME_NVFP4;
+    call.k = 701, call.activation = DW_ACTIVATION_SWIGLU, call.residual.data = NULL;
+    call.a.stride = 352, call.b.stride = 368, call.d.stride = 3008;
+    call.scales_a = (void *)((uintptr_t)6 << 32), call.scales_b = (void *)((uintptr_t)7 << 32);
+    call.scales_d = (void *)((uintptr_t)8 << 32);
+    call.factor_a = (void *)((uintptr_t)9 << 32), call.factor_b = (void *)((uintptr_t)10 << 32);
+    assert_int_equal(dw_product_run(&call), DW_OK);
+    assert_int_equal(fake->launch_count, 1);
+    const fake_launch *launch = &fake->launches[0];
+    dw_gemm_params p;
+    memcpy(&p, launch->params, sizeof p);
+    assert_string_equal(launch->name, "sm100_gemm_scaled");
+    assert_int_equal(launch->cluster[0], 2);
+    assert_int_equal(launch->shared_bytes, DW_SCALED_SHARED_BYTES(DW_GEMM_NVFP4, 2, 256, 5));
+    assert_int_equal(p.tiles_m, 36);
+    assert_int_equal(p.tiles_n, 24); /* 128 columns of D each */
+    assert_ptr_equal(p.scales_d, call.scales_d);
+    assert_ptr_equal(p.factor_a, call.factor_a);
+    assert_ptr_equal(p.factor_b, call.factor_b);
+    expect_map(launch->maps[0], 1, 0, 351, 9000, 352, 128, 128);
+    expect_map(launch->maps[1], 2, 0, 351, 6000, 368, 128, 128);
+    expect_scale_map(launch->maps[2], 6, 11, 71, 4); /* 44 scales of a row */
+    expect_scale_map(launch->maps[3], 7, 11, 48, 4);
+    expect_map(launch->maps[4], 3, 0, 3000, 9000, 3008, 128, 32);
 }
 
 static void use_other_gpu(void *capability) {
@@ -292,6 +339,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_gpus),
         cmocka_unit_test(test_launch),
+        cmocka_unit_test(test_scaled_launch),
         cmocka_unit_test(test_guard),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,12 +1,9 @@
 /* Matrix products by the library's own path on emulated Blackwell GPUs, their checker on: what is chosen, launched,
  * refused, compared at first use and computed by definition instead; against sums in double. */
-#include "deepwell/log.h"
+#include "emulated_call.h"
 #include "emulated_gemm.h"
-#include "emulated_kernel.h"
 #include "kernel/cuda/product.h"
 #include <math.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { SMS = 148 };
 
@@ -25,32 +22,6 @@ typedef struct run {
     dw_product call;
 } run;
 
-static const dw_device *device_named(const char *name) {
-    const dw_device *device;
-    if (dw_device_find(name, &device) != DW_OK) fail_msg("%s", dw_last_error());
-    return device;
-}
-
-static void place(matrix *x, const dw_device *device, int rows, int columns, matrix_type type) {
-    *x = (matrix){.rows = rows, .columns = columns, .type = type};
-    x->pitch = (row_bytes(x) + PAD_BYTES + 15) / 16 * 16;
-    x->bytes = (size_t)rows * x->pitch;
-    x->host = malloc(x->bytes + 1);
-    assert_non_null(x->host);
-    memset(x->host, 0xFF, x->bytes);
-    assert_int_equal(dw_device_allocate(device, x->bytes, &x->device), DW_OK);
-}
-static void place_random(matrix *x, const dw_device *device, int rows, int columns,
-                         matrix_type type, uint64_t *state, bool integers) {
-    place(x, device, rows, columns, type);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++) set(x, i, j, random_value(state, integers));
-    if (x->bytes > 0) assert_int_equal(device->copy_in(x->device, x->host, x->bytes, NULL), DW_OK);
-}
-static dw_matrix matrix_of(const matrix *x) {
-    return (dw_matrix){x->device, (int64_t)x->pitch * 8 / bits_of(x->type)};
-}
-
 static void open_run(const problem *p, const dw_device *device, run *r) {
     uint64_t state = p->seed;
     const matrix_type type = p->f16 ? MATRIX_F16 : MATRIX_BF16,
@@ -62,8 +33,7 @@ static void open_run(const problem *p, const dw_device *device, run *r) {
     place_random(&r->bias, device, 1, rows_b, type, &state, p->integers);
     place_random(&r->residual, device, p->m, p->n, type_d, &state, p->integers);
     place(&r->d, device, p->m, p->n, type_d);
-    if (r->d.bytes > 0)
-        assert_int_equal(device->copy_in(r->d.device, r->d.host, r->d.bytes, NULL), DW_OK);
+    send(&r->d, device);
     r->call = (dw_product){.size = sizeof r->call,
                            .device = device,
                            .dtype = p->f16 ? DW_F16 : DW_BF16,
@@ -83,10 +53,7 @@ static void open_run(const problem *p, const dw_device *device, run *r) {
 }
 static void close_run(run *r) {
     matrix *all[] = {&r->a, &r->b, &r->bias, &r->residual, &r->d};
-    for (size_t i = 0; i < DW_COUNT(all); i++) {
-        dw_device_release(r->device, all[i]->device, all[i]->bytes);
-        free(all[i]->host);
-    }
+    for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], r->device);
 }
 
 /* ---- what it should be ---------------------------------------------------------------------------- */
@@ -126,8 +93,7 @@ static expected activated(const run *r, int row, int column) {
 
 static void check(const problem *p, run *r) {
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
-    if (r->d.bytes > 0)
-        assert_int_equal(r->device->copy_out(r->d.host, r->d.device, r->d.bytes, NULL), DW_OK);
+    fetch(&r->d, r->device);
     for (int i = 0; i < p->m; i++) {
         for (int j = 0; j < p->n; j++) {
             expected x = activated(r, i, j);
@@ -162,7 +128,7 @@ static void expect_right(const problem *p, const char *device) {
 static dw__product_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
                                   int activation, int bias, int residual) {
     dw__product_shape shape = {.f16 = element,
-                               .f32_output = output,
+                               .output = output,
                                .bias = bias,
                                .residual = residual,
                                .activation = (dw_activation)activation};
@@ -188,29 +154,6 @@ static void need_kernels(void) {
     need_ptx(&variant);
 }
 
-/* PTX in place of what the library carries, for the rest of the process. */
-static dw__jit_file carried[64];
-static size_t carried_count;
-static void carry(const char *name, const char *text) {
-    assert_true(carried_count + 1 < DW_COUNT(carried));
-    carried[carried_count++] = (dw__jit_file){
-        .name = name,
-        .begin = (const unsigned char *)text,
-        .end = (const unsigned char *)text + strlen(text),
-    };
-    dw__jit_carried_now.ptx = carried;
-}
-static char *name_of(const dw__jit_variant *variant) {
-    dw__text name = {0};
-    assert_int_equal(dw__jit_variant_name(variant, &name), DW_OK);
-    return name.text;
-}
-static void carry_variant(const dw__jit_variant *variant) {
-    char *text;
-    size_t bytes;
-    assert_true(read_ptx(variant, &text, &bytes));
-    carry(name_of(variant), text);
-}
 static void carry_all(void) {
     if (carried_count > 0) return;
     const row all[] = {EMULATED_GEMM(ROW)};
@@ -230,43 +173,7 @@ static void carry_all(void) {
     carry_variant(&reference);
 }
 
-/* ---- the guard: in children, since a process keeps what was found ------------------------------------- */
-
-static char logged[4096];
-static int lines;
-static void keep_line(void *context, int level, const char *line) {
-    (void)context;
-    if (level < 2) return;
-    snprintf(logged, sizeof logged, "%s", line);
-    lines++;
-}
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s; logged: %s; last error: %s\n", __FILE__, __LINE__,         \
-                    #condition, logged, dw_last_error());                                          \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static void in_child(void (*check_it)(void)) {
-    int status = 0;
-    need_kernels();
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        unsetenv("DEEPWELL_GUARD");
-        dw_log_set_sink(keep_line, NULL, 2);
-        check_it();
-        fflush(NULL);
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
-}
+/* ---- the guard ---------------------------------------------------------------------------------------- */
 
 static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
 
@@ -297,6 +204,7 @@ static void keep_correct(void) {
 }
 static void correct_kernel_passes(void **state) {
     (void)state;
+    need_kernels();
     in_child(keep_correct);
 }
 
@@ -331,6 +239,7 @@ static void keep_wrong_elements(void) {
 }
 static void wrong_numbers_are_refused(void **state) {
     (void)state;
+    need_kernels();
     in_child(keep_wrong_elements);
 }
 
@@ -342,6 +251,7 @@ static void keep_wrong_tile(void) {
 }
 static void wrong_tile_is_refused(void **state) {
     (void)state;
+    need_kernels();
     in_child(keep_wrong_tile);
 }
 
@@ -354,6 +264,7 @@ static void keep_without_wait(void) {
 }
 static void missing_wait_is_refused(void **state) {
     (void)state;
+    need_kernels();
     in_child(keep_without_wait);
 }
 
@@ -430,7 +341,7 @@ static void each_tile_is_right(void **state) {
                      .n = dw__product_tile_columns(s) + 29,
                      .k = 131,
                      .f16 = s->f16,
-                     .f32_output = s->f32_output,
+                     .f32_output = s->output == DW_GEMM_OUTPUT_F32,
                      .bias = s->bias,
                      .residual = s->residual,
                      .activation = s->activation,
@@ -572,12 +483,15 @@ static void kernels_have_places_of_their_own(void **state) {
     static bool taken[DW__PRODUCT_SHAPES];
     (void)state;
     for (int i = 0; i < DW__PRODUCT_SHAPES; i++) {
-        dw__product_shape s = {.tile = i / 16 / DW_ACTIVATION_COUNT,
-                               .activation = (dw_activation)(i / 16 % DW_ACTIVATION_COUNT),
+        const int at_output = i >> 5, at_activation = at_output / DW__PRODUCT_OUTPUTS;
+        dw__product_shape s = {.tile = at_activation / DW_ACTIVATION_COUNT,
+                               .activation = (dw_activation)(at_activation % DW_ACTIVATION_COUNT),
+                               .output = at_output % DW__PRODUCT_OUTPUTS,
                                .f16 = i & 1,
-                               .f32_output = i & 2,
-                               .bias = i & 4,
-                               .residual = i & 8};
+                               .bias = i & 2,
+                               .residual = i & 4,
+                               .e5m2_a = i & 8,
+                               .e5m2_b = i & 16};
         int at = dw__product_index(&s);
         assert_true(at >= 0 && at < DW__PRODUCT_SHAPES && !taken[at]);
         taken[at] = true;

@@ -113,6 +113,16 @@ def test_product_names_its_proof(tmp_path):
     assert ours["tile"]["rounds"] == rounds
     least = rounds * 128 * 512 / (2250e12 / 148 / 8192)
     assert ours["expected_seconds"] == pytest.approx(least, rel=1e-12)
+    scaled = explain(
+        "product", "8192,8192,8192,nvfp4,to-mxfp8", "--target", "sm_100a", "--json", cache=tmp_path
+    )
+    plan = json.loads(scaled.stdout)
+    ours, theirs, cutlass = plan["candidates"]
+    assert plan["chosen"] == "deepwell" and not theirs["runs"] and theirs["reason"]
+    assert "nvfp4 x nvfp4 to mxfp8_e4m3" in plan["shape"]
+    # 256 of the contraction in a step, four times the operations of BF16.
+    assert ours["tile"]["steps"] == 32 and ours["tile"]["step_clocks"] == 512
+    assert plan["bytes"] == 2 * 8192 * (4096 + 512) + 8192 * (8192 + 256)
     gated = explain(
         "product", "64,64,64,f16,f32,swiglu,residual", "--target", "sm_103a", cache=tmp_path
     )

@@ -40,25 +40,30 @@ static dw_status run(const dw_product *call, const dw__context *context) {
     const dw__product_kernel *kernel;
     dw__product_shape shape = dw__product_shape_of(call, context->sm_count);
     DW_RETURN_IF_FAILED(dw__product_kernel_of(context, &shape, &kernel));
-    if (kernel->disabled) return run_reference(call, context);
+    if (kernel->disabled && dw__product_has_reference(&shape)) return run_reference(call, context);
+    if (kernel->disabled) return dw__fail(DW_UNSUPPORTED, "%s", kernel->reason);
     return dw__product_launch(call, context, context->sm_count, kernel);
 }
 
-dw_status dw_product_run(const dw_product *call) {
+dw_status dw_product_run(const dw_product *given) {
     const dw__context *context;
-    DW_RETURN_IF_FAILED(dw__product_check(call, true));
-    DW_RETURN_IF_FAILED(find_context(call, &context));
-    if (dw__product_is_empty(call)) return DW_OK;
-    return name_call(run(call, context), call);
+    dw_product call;
+    DW_RETURN_IF_FAILED(dw__product_read(given, &call));
+    DW_RETURN_IF_FAILED(dw__product_check(&call, true));
+    DW_RETURN_IF_FAILED(find_context(&call, &context));
+    if (dw__product_is_empty(&call)) return DW_OK;
+    return name_call(run(&call, context), &call);
 }
 
-dw_status dw_product_supported(const dw_product *call) {
+dw_status dw_product_supported(const dw_product *given) {
     const dw__context *context;
     const dw__product_kernel *kernel;
-    DW_RETURN_IF_FAILED(dw__product_check(call, false));
-    DW_RETURN_IF_FAILED(find_context(call, &context));
-    if (dw__product_is_empty(call)) return DW_OK;
-    dw__product_shape shape = dw__product_shape_of(call, context->sm_count);
-    DW_RETURN_IF_FAILED(name_call(dw__product_kernel_of(context, &shape, &kernel), call));
+    dw_product call;
+    DW_RETURN_IF_FAILED(dw__product_read(given, &call));
+    DW_RETURN_IF_FAILED(dw__product_check(&call, false));
+    DW_RETURN_IF_FAILED(find_context(&call, &context));
+    if (dw__product_is_empty(&call)) return DW_OK;
+    dw__product_shape shape = dw__product_shape_of(&call, context->sm_count);
+    DW_RETURN_IF_FAILED(name_call(dw__product_kernel_of(context, &shape, &kernel), &call));
     return kernel->disabled ? dw__fail(DW_UNSUPPORTED, "%s", kernel->reason) : DW_OK;
 }

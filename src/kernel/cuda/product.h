@@ -6,9 +6,12 @@
 #include "deepwell/product.h"
 #include "device/device.h"
 #include "jit/jit.h"
-#include "sm100/gemm_params.h"
+#include "sm100/gemm_scaled_params.h"
 
 /* ---- product_check.c ------------------------------------------------------------------------ */
+
+/* The caller's structure, which may be a shorter one of before, as one of today. */
+dw_status dw__product_read(const dw_product *given, dw_product *call);
 
 /* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too. */
 dw_status dw__product_check(const dw_product *call, bool launching);
@@ -21,6 +24,20 @@ static inline int64_t dw__product_rows_b(const dw_product *call) {
     return call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
 }
 
+/* Of A and B: numbers, or codes of these schemes. */
+typedef enum dw__product_kind {
+    DW__PRODUCT_DENSE,
+    DW__PRODUCT_MXFP8,
+    DW__PRODUCT_NVFP4,
+    DW__PRODUCT_MXFP4
+} dw__product_kind;
+dw__product_kind dw__product_kind_of(const dw_product *call); /* of a checked call */
+/* SCHEME of gemm_scaled_params.h. */
+static inline int dw__product_scheme(dw__product_kind kind) { return (int)kind - 1; }
+
+/* Units of dw_matrix.stride in rows of A and B: elements, or bytes of k codes; and how many a row of k takes. */
+int64_t dw__product_row_units(const dw_product *call);
+
 /* "m 300, n 256, k 64, bf16 to f32, bias, gelu, residual": for messages. */
 const char *dw__product_describe(const dw_product *call, char *text, size_t bytes);
 
@@ -28,26 +45,33 @@ const char *dw__product_describe(const dw_product *call, char *text, size_t byte
 
 /* One of cuda/sm100/gemm_tiles.h. */
 typedef struct dw__product_tile {
+    dw__product_kind kind;
     int ctas, n, stages;
     unsigned shared_bytes; /* dynamic */
 } dw__product_tile;
-enum { DW__PRODUCT_TILES = 5 };
+enum { DW__PRODUCT_TILES = 18 };
 extern const dw__product_tile dw__product_tiles[DW__PRODUCT_TILES];
 
 /* What a kernel is compiled for. */
 typedef struct dw__product_shape {
-    int tile; /* of dw__product_tiles */
-    bool f16, f32_output, bias, residual;
+    int tile; /* of dw__product_tiles, one of `kind` */
+    dw__product_kind kind;
+    int output; /* OUTPUT of gemm_params.h */
+    bool f16, bias, residual;
+    bool e5m2_a, e5m2_b; /* MXFP8 */
     dw_activation activation;
 } dw__product_shape;
-enum { DW__PRODUCT_SHAPES = DW__PRODUCT_TILES * DW_ACTIVATION_COUNT << 4 };
+enum { DW__PRODUCT_OUTPUTS = 3 };
+enum { DW__PRODUCT_SHAPES = DW__PRODUCT_TILES * DW_ACTIVATION_COUNT * DW__PRODUCT_OUTPUTS << 5 };
 /* Below DW__PRODUCT_SHAPES. */
 int dw__product_index(const dw__product_shape *shape);
 
-/* Whether there is such a kernel: a tile takes whole boxes of D's columns. */
+/* Whether there is such a kernel: a tile is for one kind of operands and takes whole boxes of D's columns. */
 bool dw__product_exists(const dw__product_shape *shape);
 int dw__product_tile_rows(const dw__product_shape *shape);
 int dw__product_tile_columns(const dw__product_shape *shape); /* of D */
+/* Of the contraction. */
+int dw__product_step(dw__product_kind kind);
 
 /* What a tile costs by the static account, none of it measured: clocks = rounds of tiles over all processors, each as
  * many steps as the contraction has, each step the longer of the tensor cores' time and that of reading A and B from
@@ -64,7 +88,11 @@ dw__product_account dw__product_account_of(const dw_product *call, const dw__pro
 dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count);
 
 dw__jit_variant dw__product_variant(const dw__product_shape *shape);
+/* By definition: operands and D as they are, not quantized. */
 dw__jit_variant dw__product_reference_variant(bool f16, bool f32_output);
+static inline bool dw__product_has_reference(const dw__product_shape *shape) {
+    return shape->kind == DW__PRODUCT_DENSE && shape->output != DW_GEMM_OUTPUT_MXFP8;
+}
 
 /* ---- product_launch.c -------------------------------------------------------------------------- */
 
@@ -96,8 +124,9 @@ dw_status dw__product_reference_of(const dw__context *context, bool f16, bool f3
 
 /* ---- product_guard.c ----------------------------------------------------------------------------- */
 
-/* Runs the kernel on small random matrices, on a stream of its own, and sets `disabled` and `reason` where it fails or
- * where D differs from sums in double by more than rounding explains. Failing means that nothing was learnt. */
+/* Runs the kernel on small random matrices, on a stream of its own, and sets `disabled` and `reason` where it
+ * fails or where D differs from sums in double by more than rounding explains. Failing means that nothing was
+ * learnt. */
 dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kernel);
 
 #endif

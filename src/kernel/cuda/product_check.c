@@ -1,7 +1,9 @@
 /* Whether a call of a matrix product makes sense: every member, before anything is launched. */
 #include "kernel/cuda/product.h"
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 /* The copy engine counts rows and columns in 31 bits, and tiles end beyond the last. */
 static const int64_t most_size = (int64_t)1 << 30;
@@ -9,12 +11,53 @@ static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
 const char *dw__product_describe(const dw_product *c, char *text, size_t bytes) {
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
-    snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s%s", (long long)c->m, (long long)c->n,
-             (long long)c->k, dw_dtype_name(c->dtype), c->output == DW_F32 ? " to f32" : "",
-             c->bias ? ", bias" : "", activations[c->activation],
+    char operands[64];
+    if (c->quantized)
+        snprintf(operands, sizeof operands, "%s x %s to %s", dw_scheme_name(c->scheme_a),
+                 dw_scheme_name(c->scheme_b), dw_dtype_name(c->output));
+    else
+        snprintf(operands, sizeof operands, "%s%s", dw_dtype_name(c->dtype),
+                 c->output == DW_F32 && !c->quantized_d ? " to f32" : "");
+    if (c->quantized_d) {
+        char *to = strstr(operands, " to ");
+        snprintf(to ? to : operands + strlen(operands), 16, " to mxfp8_e4m3");
+    }
+    snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s", (long long)c->m, (long long)c->n,
+             (long long)c->k, operands, c->bias ? ", bias" : "", activations[c->activation],
              c->residual.data ? ", residual" : "");
     return text;
 }
+
+/* ---- kinds ----------------------------------------------------------------------------------------- */
+
+static bool is_mxfp8(dw_scheme scheme) {
+    return scheme == DW_SCHEME_MXFP8_E4M3 || scheme == DW_SCHEME_MXFP8_E5M2;
+}
+
+dw__product_kind dw__product_kind_of(const dw_product *c) {
+    if (!c->quantized) return DW__PRODUCT_DENSE;
+    if (is_mxfp8(c->scheme_a)) return DW__PRODUCT_MXFP8;
+    return c->scheme_a == DW_SCHEME_NVFP4 ? DW__PRODUCT_NVFP4 : DW__PRODUCT_MXFP4;
+}
+
+int64_t dw__product_row_units(const dw_product *c) {
+    return dw__product_kind_of(c) > DW__PRODUCT_MXFP8 ? (c->k + 1) / 2 : c->k;
+}
+
+dw_status dw__product_read(const dw_product *given, dw_product *call) {
+    const size_t first = offsetof(dw_product, quantized); /* what 0.1 began with */
+    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "product: the call is NULL");
+    if (given->size != sizeof *call && given->size != first)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "product: size is %u; expected %zu: set it to sizeof(dw_product), and "
+                        "build against the header of this version",
+                        (unsigned)given->size, sizeof *call);
+    *call = (dw_product){0};
+    memcpy(call, given, given->size);
+    return DW_OK;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------------- */
 
 static dw_status check_sizes(const dw_product *c) {
     const bool swiglu = c->activation == DW_ACTIVATION_SWIGLU;
@@ -41,7 +84,7 @@ static dw_status check_types(const dw_product *c) {
     if (c->dtype != DW_BF16 && c->dtype != DW_F16)
         return dw__fail(DW_TYPE, "product: the element type is %s; expected bf16 or f16",
                         dw_dtype_name(c->dtype));
-    if (c->output != c->dtype && c->output != DW_F32)
+    if (!c->quantized_d && c->output != c->dtype && c->output != DW_F32)
         return dw__fail(DW_TYPE, "product: D's element type is %s; expected %s or f32",
                         dw_dtype_name(c->output), dw_dtype_name(c->dtype));
     if ((int)c->activation < 0 || c->activation >= DW_ACTIVATION_COUNT)
@@ -53,9 +96,48 @@ static dw_status check_types(const dw_product *c) {
     return DW_OK;
 }
 
+static dw_status check_schemes(const dw_product *c) {
+    if (c->quantized_d && c->residual.data)
+        return dw__fail(DW_UNSUPPORTED,
+                        "product: D is quantized, and there is a residual, which no kernel adds "
+                        "then; expected none");
+    if (!c->quantized) return DW_OK;
+    if (is_mxfp8(c->scheme_a) && is_mxfp8(c->scheme_b)) return DW_OK;
+    if (c->scheme_a == c->scheme_b &&
+        (c->scheme_a == DW_SCHEME_NVFP4 || c->scheme_a == DW_SCHEME_MXFP4))
+        return DW_OK;
+    return dw__fail(DW_UNSUPPORTED,
+                    "product: A is %s and B is %s; expected mxfp8_e4m3 or mxfp8_e5m2 for each, or "
+                    "nvfp4 or mxfp4 for both",
+                    dw_scheme_name(c->scheme_a), dw_scheme_name(c->scheme_b));
+}
+
+/* `what` in device memory, at a multiple of `alignment` bytes. */
+static dw_status check_pointer(const void *at, const char *what, size_t alignment, bool needed) {
+    if (needed && !at)
+        return dw__fail(DW_INVALID_ARGUMENT, "product: %s NULL; expected device memory", what);
+    if ((uintptr_t)at % alignment == 0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "product: %s at %p; expected a multiple of %zu bytes",
+                    what, at, alignment);
+}
+
+/* Where something is multiplied and written. */
+static dw_status check_scales(const dw_product *c, bool launching) {
+    const bool read = launching && c->k > 0;
+    if (c->quantized_d)
+        DW_RETURN_IF_FAILED(check_pointer(c->scales_d, "D's scales are", 16, launching));
+    if (!c->quantized) return DW_OK;
+    DW_RETURN_IF_FAILED(check_pointer(c->scales_a, "A's scales are", 16, read));
+    DW_RETURN_IF_FAILED(check_pointer(c->scales_b, "B's scales are", 16, read));
+    DW_RETURN_IF_FAILED(check_pointer(c->factor_a, "A's factor is", sizeof(float), false));
+    return check_pointer(c->factor_b, "B's factor is", sizeof(float), false);
+}
+
+/* `width`: bytes of what its stride counts and a row has `columns` of. */
 static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows, int64_t columns,
-                              dw_dtype type, bool launching) {
-    const int64_t width = (int64_t)dw_dtype_bytes(type), most = most_stride_bytes / width;
+                              size_t element, bool launching) {
+    const int64_t width = (int64_t)element, most = most_stride_bytes / width;
+    const char *unit = width == 1 ? "bytes" : "elements";
     if (rows == 0 || columns == 0) return DW_OK; /* no elements, no address */
     if (launching && !x->data)
         return dw__fail(DW_INVALID_ARGUMENT, "product: %s is NULL; expected device memory", name);
@@ -67,36 +149,31 @@ static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows
     if (rows == 1) return DW_OK;
     if (x->stride < columns)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "product: the rows of %s are %lld elements apart and %lld long; expected "
+                        "product: the rows of %s are %lld %s apart and %lld long; expected "
                         "contiguous rows that do not overlap (make %s contiguous)",
-                        name, (long long)x->stride, (long long)columns, name);
+                        name, (long long)x->stride, unit, (long long)columns, name);
     if (x->stride * width % 16 != 0 || x->stride > most)
         return dw__fail(DW_UNSUPPORTED,
-                        "product: the rows of %s are %lld elements apart; expected a multiple of "
+                        "product: the rows of %s are %lld %s apart; expected a multiple of "
                         "%lld (16 bytes) up to %lld; pad its rows",
-                        name, (long long)x->stride, (long long)(16 / width), (long long)most);
+                        name, (long long)x->stride, unit, (long long)(16 / width), (long long)most);
     return DW_OK;
 }
 
 dw_status dw__product_check(const dw_product *c, bool launching) {
-    if (!c) return dw__fail(DW_INVALID_ARGUMENT, "product: the call is NULL");
-    if (c->size != sizeof *c)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "product: size is %u; expected %zu: set it to sizeof(dw_product), and "
-                        "build against the header of this version",
-                        (unsigned)c->size, sizeof *c);
     DW_RETURN_IF_FAILED(check_types(c));
+    DW_RETURN_IF_FAILED(check_schemes(c));
     DW_RETURN_IF_FAILED(check_sizes(c));
     if (dw__product_is_empty(c)) return DW_OK;
-    DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", c->m, c->k, c->dtype, launching));
-    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__product_rows_b(c), c->k, c->dtype, launching));
-    DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, c->output, launching));
+    const int64_t units = dw__product_row_units(c);
+    const size_t width = c->quantized ? 1 : dw_dtype_bytes(c->dtype),
+                 width_d = c->quantized_d ? 1 : dw_dtype_bytes(c->output);
+    DW_RETURN_IF_FAILED(check_matrix(&c->a, "A", c->m, units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", dw__product_rows_b(c), units, width, launching));
+    DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
     if (c->residual.data)
         DW_RETURN_IF_FAILED(
-            check_matrix(&c->residual, "the residual", c->m, c->n, c->output, launching));
-    if ((uintptr_t)c->bias % dw_dtype_bytes(c->dtype) != 0)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "product: the bias lies at %p; expected a multiple of %zu bytes", c->bias,
-                        dw_dtype_bytes(c->dtype));
-    return DW_OK;
+            check_matrix(&c->residual, "the residual", c->m, c->n, width_d, launching));
+    DW_RETURN_IF_FAILED(check_pointer(c->bias, "the bias lies", dw_dtype_bytes(c->dtype), false));
+    return check_scales(c, launching);
 }

@@ -16,10 +16,15 @@ typedef struct work {
 } work;
 
 static work work_of(const dw_product *c) {
+    const dw__product_kind kind = dw__product_kind_of(c);
     const double m = (double)c->m, n = (double)c->n, k = (double)c->k,
-                 rows_b = (double)dw__product_rows_b(c), width = (double)dw_dtype_bytes(c->dtype),
-                 of_d = m * n * (double)dw_dtype_bytes(c->output);
-    return (work){2.0 * m * rows_b * k, width * (m * k + rows_b * k + (c->bias ? rows_b : 0.0)) +
+                 rows_b = (double)dw__product_rows_b(c), width = (double)dw_dtype_bytes(c->dtype);
+    const double row = kind ? (double)dw__product_row_units(c) +
+                                  ceil(k / DW_SCALED_BLOCK(dw__product_scheme(kind)))
+                            : width * k,
+                 of_d = m * (c->quantized_d ? n + ceil(n / 32.0)
+                                            : n * (double)dw_dtype_bytes(c->output));
+    return (work){2.0 * m * rows_b * k, row * (m + rows_b) + (c->bias ? width * rows_b : 0.0) +
                                             of_d * (c->residual.data ? 2.0 : 1.0)};
 }
 
@@ -39,22 +44,29 @@ static json_t *describe_tile(const dw_product *call, const dw__gpu_target *targe
 /* CUTLASS's kernel for the call, or NULL and why there is none. */
 static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gpu_target *target,
                                             char *reason, size_t bytes) {
+    static const dw_cutlass_type types[] = {[DW__PRODUCT_DENSE] = DW_CUTLASS_BF16,
+                                            [DW__PRODUCT_MXFP8] = DW_CUTLASS_MXFP8,
+                                            [DW__PRODUCT_NVFP4] = DW_CUTLASS_NVFP4};
     const dw__cutlass *library;
-    const bool plain = call->dtype == DW_BF16 && call->output == DW_BF16 && !call->bias &&
-                       call->activation == DW_ACTIVATION_NONE && call->n % 8 == 0 &&
-                       call->k % 8 == 0;
+    const dw__product_kind kind = dw__product_kind_of(call);
+    const bool known = kind != DW__PRODUCT_MXFP4 && call->scheme_a == call->scheme_b &&
+                       call->scheme_a != DW_SCHEME_MXFP8_E5M2;
+    const bool plain = call->dtype == DW_BF16 && call->output == DW_BF16 && !call->quantized_d &&
+                       !call->bias && call->activation == DW_ACTIVATION_NONE && call->n % 8 == 0 &&
+                       call->k % (kind ? 32 : 8) == 0;
     if (dw__cutlass_load(&library) != DW_OK) {
         snprintf(reason, bytes, "%s", dw_last_error());
         return NULL;
     }
     const dw_cutlass_kernel *kernel =
-        dw__cutlass_find(library, DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, target->capability);
+        known ? dw__cutlass_find(library, DW_CUTLASS_PRODUCT, types[kind], target->capability)
+              : NULL;
     if (!kernel)
-        snprintf(reason, bytes, "none of its kernels is for %s", target->name);
+        snprintf(reason, bytes, "none of its kernels is for such operands on %s", target->name);
     else if (!plain || dw__product_is_empty(call) || call->k == 0)
         snprintf(reason, bytes,
-                 "its kernels take BF16 into BF16, n and k multiples of 8, a residual and no other "
-                 "epilogue");
+                 "its kernels make BF16 of BF16, MXFP8 or NVFP4, n a multiple of 8, k of 8 (codes: "
+                 "32), with a residual and no other epilogue");
     return reason[0] ? NULL : kernel;
 }
 
@@ -69,6 +81,16 @@ static json_t *describe_cutlass(const dw_product *call, const dw__gpu_target *ta
                      "taken by nothing; not measured", "measured_seconds");
 }
 
+/* PyTorch's. */
+static json_t *describe_cublas(bool dense) {
+    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:n, s:n, s:s, s:n}", "name", "cublas", "source",
+                     "PyTorch: cuBLAS, the epilogue apart", "runs", (int)dense, "reason",
+                     dense ? NULL : "nothing in the library brings codes and block scales to it",
+                     "tolerance", "sums in F32, each operation rounded", "proof",
+                     "expected_seconds", "expected_from",
+                     dense ? "takes it; not measured" : "not asked", "measured_seconds");
+}
+
 static dw_status describe(const dw_product *call, const dw__gpu_target *target, const char *gpu,
                           const char *gpu_error, json_t **root) {
     char shape[256], reason[1024] = "", because[512];
@@ -78,7 +100,8 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
     if (checked && !dw__product_runs_on(target->capability))
         snprintf(reason, sizeof reason, "its kernels are for sm_100f (B200, B300), not for %s",
                  target->name);
-    const bool runs = !reason[0];
+    const bool runs = !reason[0], dense = !call->quantized && !call->quantized_d;
+    const char *chosen = dense ? "cublas" : runs ? "deepwell" : NULL;
     json_t *tile = runs && !dw__product_is_empty(call) ? describe_tile(call, target, &w) : NULL;
     if (runs)
         snprintf(because, sizeof because,
@@ -87,33 +110,29 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
     else
         snprintf(because, sizeof because, "Deepwell does not take it");
     *root = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s?, s:s?, s:s, s:s, s:f, s:f, s:["
-        "{s:s, s:s, s:b, s:s?, s:s, s:s, s:o, s:s, s:n, s:o?},"
-        "{s:s, s:s, s:b, s:n, s:s, s:n, s:n, s:s, s:n}]}",
+        "{s:s, s:s, s:s, s:s, s:s?, s:s?, s:s?, s:s, s:f, s:f, s:["
+        "{s:s, s:s, s:b, s:s?, s:s, s:s, s:o, s:s, s:n, s:o?}, o, o]}",
         "operation", "product", "shape", dw__product_describe(call, shape, sizeof shape), "target",
         target->name, "target_source", target->source, "gpu", gpu, "gpu_error", gpu_error, "chosen",
-        "cublas", "because", because, "flops", w.flops, "bytes", w.bytes, "candidates", "name",
+        chosen, "because", because, "flops", w.flops, "bytes", w.bytes, "candidates", "name",
         "deepwell", "source", "ours, CUDA C for sm_100f", "runs", runs, "reason",
         runs ? NULL : reason, "tolerance", "sums in F32, then D's rounding, against FP64", "proof",
         dw__gpu_proof_emulator, "expected_seconds",
         tile ? json_incref(json_object_get(tile, "least_seconds")) : json_null(), "expected_from",
-        "the least by counted work, nothing measured", "measured_seconds", "tile", tile, "name",
-        "cublas", "source", "PyTorch: cuBLAS, the epilogue apart", "runs", 1, "reason", "tolerance",
-        "sums in F32, each operation rounded", "proof", "expected_seconds", "expected_from",
-        "takes it; not measured", "measured_seconds");
-    if (*root && json_array_append_new(json_object_get(*root, "candidates"),
-                                       describe_cutlass(call, target)) == 0)
-        return DW_OK;
-    return dw__fail_memory("an explanation", 0);
+        "the least by counted work, nothing measured", "measured_seconds", "tile", tile,
+        describe_cublas(dense), describe_cutlass(call, target));
+    return *root ? DW_OK : dw__fail_memory("an explanation", 0);
 }
 
-dw_status dw_product_explain(const dw_product *call, const char *target, char **json) {
+dw_status dw_product_explain(const dw_product *given, const char *target, char **json) {
     const dw__context *context = NULL;
     dw__gpu_target at;
     char name[DW__TARGET_NAME], gpu_error[1024] = "";
     dw__text text = {0};
     json_t *root = NULL;
-    dw_status status = dw__product_check(call, false);
+    dw_product call;
+    DW_RETURN_IF_FAILED(dw__product_read(given, &call));
+    dw_status status = dw__product_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
     status = DW_OK;
     dw_status found = dw__device_cuda.context(&context);
@@ -125,8 +144,8 @@ dw_status dw_product_explain(const dw_product *call, const char *target, char **
     else
         at = dw__gpu_target_of(context, name);
     bool here = context && context->capability == at.capability;
-    DW_TRY(
-        describe(call, &at, here ? context->name : NULL, found == DW_OK ? NULL : gpu_error, &root));
+    DW_TRY(describe(&call, &at, here ? context->name : NULL, found == DW_OK ? NULL : gpu_error,
+                    &root));
     DW_TRY(dw__json_write(root, &text));
     *json = text.text;
     text.text = NULL;

@@ -1,269 +1,294 @@
-/* The first-use guard of matrix products: before a kernel's first result is used on a GPU, one of random numbers is
- * compared with sums in double, made by the CPU. These kernels have been run on the emulator alone: what the emulator
- * took for documented and hardware does not, shows here, and nobody trains with it.
+/* The first-use guard of matrix products: before a kernel's first result is used on a GPU, one of random
+ * numbers is compared with sums in double, made by the CPU. These kernels have been run on the emulator alone:
+ * what the emulator took for documented and hardware does not, shows here, and nobody trains with it.
  *
- * Everything happens on a stream of its own and in memory of its own, so that it may happen inside of a caller's graph
- * capture. Inputs come from a counter-based generator: no state of the caller is touched.
+ * Everything happens on a stream of its own and in memory of its own, so that it may happen inside of a
+ * caller's graph capture. Inputs come from a counter-based generator: no state of the caller is touched.
  */
-#include "kernel/cuda/product.h"
+#include "kernel/cuda/product_guard.h"
+#include "number/format.h"
 #include "number/half.h"
 #include "number/philox.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes three, so that
- * both accumulators and every stage of the ring come round again. */
-enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, K = 165, CLUSTERS = 2, PAD = 8 };
+/* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes
+ * three, of three steps each, so that both accumulators and every stage of the ring come round again. */
+enum {
+    EXTRA_ROWS = 45,
+    EXTRA_COLUMNS = 33,
+    STEPS = 3,
+    MISSING = 27,
+    CLUSTERS = 2,
+    PAD = 8,
+    SEED = 2026
+};
 static const float alpha = 0.75f;
-
-typedef enum operand { A, B, BIAS, RESIDUAL, D, OPERANDS } operand;
-
-typedef struct part {
-    int rows, columns, pitch; /* pitch: elements from row to row, those behind a row are NaNs */
-    dw_dtype type;
-    size_t begin; /* bytes, in device memory and in `host` */
-} part;
-
-typedef struct guard {
-    const dw__context *context;
-    dw__product_kernel *kernel;
-    dw_product call;
-    part parts[OPERANDS];
-    size_t bytes;
-    char *device, *host;
-    double
-        *values[OPERANDS]; /* of what is read, row by row, without what lies behind; in one block */
-    void *stream;
-} guard;
 
 /* ---- the case --------------------------------------------------------------------------------- */
 
-static void place(guard *g, operand which, int rows, int columns, dw_dtype type) {
-    const int chunk = (int)(16 / dw_dtype_bytes(type));
-    const int pitch = (columns + PAD + chunk - 1) / chunk * chunk;
-    g->parts[which] = (part){rows, columns, pitch, type, g->bytes};
-    g->bytes += ((size_t)rows * (size_t)pitch * dw_dtype_bytes(type) + 255) / 256 * 256;
+static size_t width_of(dw__guard_type type) {
+    static const size_t widths[] = {2, 2, 4, 1};
+    return widths[type];
+}
+static dw__guard_type type_of(dw_dtype type) {
+    return type == DW_F32 ? DW__GUARD_F32 : type == DW_F16 ? DW__GUARD_F16 : DW__GUARD_BF16;
 }
 
-static void place_all(guard *g) {
-    const dw__product_shape *s = &g->kernel->shape;
-    const dw_dtype type = s->f16 ? DW_F16 : DW_BF16, output = s->f32_output ? DW_F32 : type;
-    const int m = 2 * dw__product_tile_rows(s) + EXTRA_ROWS,
-              n = dw__product_tile_columns(s) + EXTRA_COLUMNS,
-              rows_b = s->activation == DW_ACTIVATION_SWIGLU ? 2 * n : n;
-    g->call = (dw_product){.size = sizeof g->call,
-                           .device = g->context->device,
-                           .dtype = type,
-                           .output = output,
-                           .m = m,
-                           .n = n,
-                           .k = K,
-                           .alpha = alpha,
-                           .activation = s->activation};
-    place(g, A, m, K, type);
-    place(g, B, rows_b, K, type);
-    place(g, BIAS, 1, rows_b, type);
-    place(g, RESIDUAL, m, n, output);
-    place(g, D, m, n, output);
+/* `units`: of a row, elements, or bytes of codes. */
+static void place(dw__product_trial *t, dw__guard_part which, int rows, int columns, int units,
+                  dw__guard_type type) {
+    const int chunk = (int)(16 / width_of(type));
+    const int pitch = (units + PAD + chunk - 1) / chunk * chunk;
+    t->parts[which] = (dw__product_part){rows, columns, pitch, type, t->bytes};
+    t->bytes += ((size_t)rows * (size_t)pitch * width_of(type) + 255) / 256 * 256;
 }
 
-static float get(const guard *g, operand which, size_t at) {
-    const char *base = g->host + g->parts[which].begin;
-    if (g->parts[which].type == DW_F32) return ((const float *)(const void *)base)[at];
-    uint16_t half = ((const uint16_t *)(const void *)base)[at];
-    return g->parts[which].type == DW_F16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
+static void set_call(dw__product_trial *t) {
+    const dw__product_shape *s = &t->kernel->shape;
+    const dw_dtype type = s->f16 ? DW_F16 : DW_BF16;
+    static const dw_scheme schemes[] = {DW_SCHEME_MXFP8_E4M3, DW_SCHEME_MXFP8_E4M3, DW_SCHEME_NVFP4,
+                                        DW_SCHEME_MXFP4};
+    t->call = (dw_product){
+        .size = sizeof t->call,
+        .device = t->context->device,
+        .dtype = type,
+        .output = s->output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
+        .m = 2 * dw__product_tile_rows(s) + EXTRA_ROWS,
+        .n = dw__product_tile_columns(s) + EXTRA_COLUMNS,
+        .k = STEPS * dw__product_step(s->kind) - MISSING,
+        .alpha = alpha,
+        .activation = s->activation,
+        .quantized = s->kind != DW__PRODUCT_DENSE,
+        .quantized_d = s->output == DW_GEMM_OUTPUT_MXFP8,
+        .scheme_a = s->e5m2_a ? DW_SCHEME_MXFP8_E5M2 : schemes[s->kind],
+        .scheme_b = s->e5m2_b ? DW_SCHEME_MXFP8_E5M2 : schemes[s->kind],
+    };
 }
 
-static void set(guard *g, operand which, size_t at, float value) {
-    char *base = g->host + g->parts[which].begin;
-    if (g->parts[which].type == DW_F32)
-        ((float *)(void *)base)[at] = value;
-    else
-        ((uint16_t *)(void *)base)[at] =
-            g->parts[which].type == DW_F16 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
+/* Bytes of the scales of `rows` rows of so many elements, 0 where there are none. */
+static int scale_bytes(bool quantized, int rows, int columns, int block) {
+    return quantized ? (int)dw_scales_swizzled_bytes(rows, (columns + block - 1) / block) : 0;
 }
 
-/* Numbers from -1 to 1; what is not written stays a NaN. */
-static void fill_operands(guard *g) {
-    memset(g->host, 0xff, g->bytes);
-    for (operand which = A; which < D; which++) {
-        const part *p = &g->parts[which];
-        for (int i = 0; i < p->rows; i++)
-            for (int j = 0; j < p->columns; j++) {
-                size_t at = (size_t)i * (size_t)p->pitch + (size_t)j,
-                       to = (size_t)i * (size_t)p->columns + (size_t)j;
-                set(g, which, at, 2.0f * dw__philox_uniform(2026, which, 0, at) - 1.0f);
-                g->values[which][to] = (double)get(g, which, at);
-            }
+static void place_all(dw__product_trial *t) {
+    const dw_product *c = &t->call;
+    const dw__guard_type type = type_of(c->dtype), operand = c->quantized ? DW__GUARD_U8 : type,
+                         output = c->quantized_d ? DW__GUARD_U8 : type_of(c->output);
+    const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__product_row_units(c),
+              rows_b = (int)dw__product_rows_b(c),
+              block = c->quantized ? DW_SCALED_BLOCK(dw__product_scheme(t->kernel->shape.kind)) : 1,
+              of_a = scale_bytes(c->quantized, m, k, block),
+              of_b = rows_b / n * scale_bytes(c->quantized, n, k, block),
+              of_d = scale_bytes(c->quantized_d, m, n, 32);
+    place(t, DW__GUARD_A, m, k, units, operand);
+    place(t, DW__GUARD_B, rows_b, k, units, operand);
+    place(t, DW__GUARD_BIAS, 1, rows_b, rows_b, type);
+    place(t, DW__GUARD_RESIDUAL, m, n, n, output);
+    place(t, DW__GUARD_FACTORS, 1, 2, 2, DW__GUARD_F32);
+    place(t, DW__GUARD_SCALES_A, 1, of_a, of_a, DW__GUARD_U8);
+    place(t, DW__GUARD_SCALES_B, 1, of_b, of_b, DW__GUARD_U8);
+    place(t, DW__GUARD_D, m, n, n, output);
+    place(t, DW__GUARD_SCALES_D, 1, of_d, of_d, DW__GUARD_U8);
+}
+
+static char *host_of(const dw__product_trial *t, dw__guard_part which) {
+    return t->host + t->parts[which].begin;
+}
+
+float dw__product_trial_get(const dw__product_trial *t, dw__guard_part which, size_t at) {
+    const void *base = host_of(t, which);
+    switch (t->parts[which].type) {
+    case DW__GUARD_F32: return ((const float *)base)[at];
+    case DW__GUARD_F16: return dw__f16_to_f32(((const uint16_t *)base)[at]);
+    case DW__GUARD_BF16: return dw__bf16_to_f32(((const uint16_t *)base)[at]);
+    default: return dw__decode_one(DW_FORMAT_E4M3, ((const unsigned char *)base)[at]);
     }
 }
 
-static dw_matrix matrix_of(const guard *g, operand which) {
-    return (dw_matrix){g->device + g->parts[which].begin, g->parts[which].pitch};
-}
-
-static void set_pointers(guard *g) {
-    const dw__product_shape *s = &g->kernel->shape;
-    dw_product *c = &g->call;
-    c->a = matrix_of(g, A);
-    c->b = matrix_of(g, B);
-    c->d = matrix_of(g, D);
-    if (s->bias) c->bias = g->device + g->parts[BIAS].begin;
-    if (s->residual) c->residual = matrix_of(g, RESIDUAL);
-    c->stream = g->stream;
-}
-
-/* ---- what it should be -------------------------------------------------------------------------- */
-
-typedef struct expected {
-    double value, error;
-} expected;
-
-/* alpha sum + bias. Products of two elements are exact in F32; each of the K additions, and those of alpha and of the
- * bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
-static expected scaled_sum(const guard *g, int row, int row_b) {
-    const double *a = g->values[A] + (size_t)row * K, *b = g->values[B] + (size_t)row_b * K;
-    const double bias = g->call.bias ? g->values[BIAS][row_b] : 0.0, scale = (double)alpha;
-    double sum = 0.0, magnitude = 0.0;
-    for (int i = 0; i < K; i++) {
-        double product = a[i] * b[i];
-        sum += product;
-        magnitude += fabs(product);
-    }
-    return (expected){scale * sum + bias, (K + 2) * 0x1p-23 * (scale * magnitude + fabs(bias))};
-}
-
-/* Slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal err by some 2^-21,
- * which the operations around them leave below 2^-19 of |x|. */
-static expected activated(const guard *g, int row, int column) {
-    expected x = scaled_sum(g, row, column);
-    const double slope_error = 1.13 * x.error + 0x1p-19 * fabs(x.value);
-    switch (g->call.activation) {
-    case DW_ACTIVATION_GELU:
-        return (expected){0.5 * x.value * erfc(-x.value * 0.70710678118654752), slope_error};
-    case DW_ACTIVATION_GELU_TANH: {
-        double inner = 0.79788456080286536 * (x.value + 0.044715 * x.value * x.value * x.value);
-        return (expected){0.5 * x.value * (1.0 + tanh(inner)), slope_error};
-    }
-    case DW_ACTIVATION_SWIGLU: {
-        expected y = scaled_sum(g, row, g->parts[D].columns + column);
-        double silu = x.value / (1.0 + exp(-x.value));
-        return (expected){silu * y.value,
-                          slope_error * (fabs(y.value) + y.error) + fabs(silu) * y.error};
-    }
-    default: return x;
+static void set(dw__product_trial *t, dw__guard_part which, size_t at, float value) {
+    void *base = host_of(t, which);
+    switch (t->parts[which].type) {
+    case DW__GUARD_F32: ((float *)base)[at] = value; break;
+    case DW__GUARD_F16: ((uint16_t *)base)[at] = dw__f32_to_f16(value); break;
+    default: ((uint16_t *)base)[at] = dw__f32_to_bf16(value);
     }
 }
 
-/* With the sum with the residual rounded, and D. */
-static expected expected_at(const guard *g, int row, int column) {
-    const part *d = &g->parts[D];
-    const double rounding = d->type == DW_F32 ? 0x1p-24 : d->type == DW_F16 ? 0x1p-11 : 0x1p-8;
-    expected x = activated(g, row, column);
-    if (g->kernel->shape.residual)
-        x.value += g->values[RESIDUAL][(size_t)row * (size_t)d->columns + (size_t)column];
-    x.error += (0x1p-23 + rounding) * (fabs(x.value) + x.error);
-    if (d->type == DW_F16) x.error += 0x1p-25; /* subnormal */
-    return x;
+/* From -1 to 1. */
+static float random_number(dw__guard_part which, size_t at) {
+    return 2.0f * dw__philox_uniform(SEED, which, 0, at) - 1.0f;
 }
 
-/* ---- comparing ------------------------------------------------------------------------------------ */
-
-static void refuse(guard *g, const char *how) {
-    dw__text name = {0};
-    dw__jit_variant variant = dw__product_variant(&g->kernel->shape);
-    (void)dw__jit_variant_name(&variant, &name);
-    snprintf(g->kernel->reason, sizeof g->kernel->reason,
-             "kernel %.300s %.500s; it is not used in this process, its products are computed by "
-             "definition; please report this line",
-             name.text ? name.text : "of a product", how);
-    dw__text_free(&name);
-    g->kernel->disabled = true;
-}
-
-static void compare(guard *g) {
-    const part *d = &g->parts[D];
-    char text[512];
-    for (int i = 0; i < d->rows; i++)
-        for (int j = 0; j < d->pitch; j++) {
-            const size_t at = (size_t)i * (size_t)d->pitch + (size_t)j;
-            const double value = (double)get(g, D, at);
-            if (j >= d->columns) {
-                if (isnan(value)) continue;
-                snprintf(text, sizeof text, "wrote %g behind row %d of D on %.60s", value, i,
-                         g->context->name);
-                refuse(g, text);
-                return;
-            }
-            expected x = expected_at(g, i, j);
-            if (fabs(value - x.value) <= x.error) continue; /* a NaN is no less than anything */
-            snprintf(text, sizeof text,
-                     "disagrees with the reference on %.60s: D[%d][%d] of %lld x %lld x %d is %g, "
-                     "expected %g within %.2g",
-                     g->context->name, i, j, (long long)g->call.m, (long long)g->call.n, K, value,
-                     x.value, x.error);
-            refuse(g, text);
-            return;
+static void fill_numbers(dw__product_trial *t, dw__guard_part which) {
+    const dw__product_part *p = &t->parts[which];
+    for (int i = 0; i < p->rows; i++)
+        for (int j = 0; j < p->columns; j++) {
+            size_t at = (size_t)i * (size_t)p->pitch + (size_t)j,
+                   to = (size_t)i * (size_t)p->columns + (size_t)j;
+            set(t, which, at, random_number(which, at));
+            t->values[which][to] = (double)dw__product_trial_get(t, which, at);
         }
+}
+
+/* Codes and scales of numbers from -1 to 1, each block of a size of its own, or scales in a wrong place would do no
+ * harm. `parts`: of the rows, each with whole tiles of scales. */
+static dw_status fill_codes(dw__product_trial *t, dw__guard_part which, dw_scheme scheme,
+                            dw__guard_part scales_of, int parts) {
+    enum { SIZES = 4 };
+    const dw__product_part *p = &t->parts[which];
+    const int64_t rows = p->rows, columns = p->columns, part_rows = rows / parts;
+    const size_t count = (size_t)rows * (size_t)columns;
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    dw_block_layout layout = {0};
+    dw_status status = DW_OK;
+    float *numbers = NULL;
+    unsigned char *codes = NULL, *scales = NULL, *ordered = (unsigned char *)host_of(t, scales_of);
+    options.scheme = scheme;
+    DW_TRY(dw_block_layout_of(&options, rows, columns, &layout));
+    numbers = dw__malloc(count * sizeof *numbers);
+    codes = dw__malloc(layout.code_bytes);
+    scales = dw__malloc(layout.scale_bytes);
+    if (!numbers || !codes || !scales)
+        DW_TRY(dw__fail_memory("the comparison of a kernel", count * sizeof *numbers));
+    for (size_t at = 0; at < count; at++) {
+        const size_t block = at / (size_t)columns * (size_t)layout.scale_cols +
+                             at % (size_t)columns / (size_t)layout.block;
+        const int size = (int)(SIZES * dw__philox_uniform(SEED, which, 1, block));
+        numbers[at] = ldexpf(random_number(which, at), -size);
+    }
+    DW_TRY(dw_block_quantize(&options, rows, columns, numbers, columns, codes, 0, scales));
+    DW_TRY(dw_block_dequantize(&options, rows, columns, codes, 0, scales, numbers, columns));
+    for (size_t at = 0; at < count; at++) t->values[which][at] = (double)numbers[at];
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(host_of(t, which) + i * p->pitch, codes + i * layout.row_bytes,
+               (size_t)layout.row_bytes);
+    const int64_t part_bytes = dw_scales_swizzled_bytes(part_rows, layout.scale_cols);
+    for (int part = 0; part < parts; part++)
+        DW_TRY(dw_scales_swizzle(part_rows, layout.scale_cols, 1,
+                                 scales + part * part_rows * layout.scale_cols,
+                                 ordered + part * part_bytes));
+
+cleanup:
+    dw__free(numbers);
+    dw__free(codes);
+    dw__free(scales);
+    return status;
+}
+
+/* What is not written stays a NaN. */
+static dw_status fill_operands(dw__product_trial *t) {
+    const dw_product *c = &t->call;
+    memset(t->host, 0xff, t->bytes);
+    fill_numbers(t, DW__GUARD_BIAS);
+    fill_numbers(t, DW__GUARD_FACTORS);
+    if (!c->quantized_d) fill_numbers(t, DW__GUARD_RESIDUAL);
+    if (c->quantized) {
+        DW_RETURN_IF_FAILED(fill_codes(t, DW__GUARD_A, c->scheme_a, DW__GUARD_SCALES_A, 1));
+        return fill_codes(t, DW__GUARD_B, c->scheme_b, DW__GUARD_SCALES_B,
+                          (int)(dw__product_rows_b(c) / c->n));
+    }
+    fill_numbers(t, DW__GUARD_A);
+    fill_numbers(t, DW__GUARD_B);
+    return DW_OK;
+}
+
+static void *address_of(const dw__product_trial *t, dw__guard_part which) {
+    return t->device + t->parts[which].begin;
+}
+static dw_matrix matrix_of(const dw__product_trial *t, dw__guard_part which) {
+    return (dw_matrix){address_of(t, which), t->parts[which].pitch};
+}
+
+static void set_pointers(dw__product_trial *t) {
+    const dw__product_shape *s = &t->kernel->shape;
+    dw_product *c = &t->call;
+    c->a = matrix_of(t, DW__GUARD_A);
+    c->b = matrix_of(t, DW__GUARD_B);
+    c->d = matrix_of(t, DW__GUARD_D);
+    if (s->bias) c->bias = address_of(t, DW__GUARD_BIAS);
+    if (s->residual) c->residual = matrix_of(t, DW__GUARD_RESIDUAL);
+    c->scales_a = address_of(t, DW__GUARD_SCALES_A);
+    c->scales_b = address_of(t, DW__GUARD_SCALES_B);
+    c->scales_d = address_of(t, DW__GUARD_SCALES_D);
+    c->factor_a = address_of(t, DW__GUARD_FACTORS);
+    c->factor_b = c->factor_a + 1;
+    c->stream = t->stream;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------- */
 
-static dw_status make_host(guard *g) {
+static void refuse(dw__product_trial *t, const char *how, const char *what) {
+    dw__text name = {0};
+    dw__jit_variant variant = dw__product_variant(&t->kernel->shape);
+    (void)dw__jit_variant_name(&variant, &name);
+    snprintf(t->kernel->reason, sizeof t->kernel->reason,
+             "kernel %.300s %s on %.60s: %.400s; it is not used in this process, its products are "
+             "%s; please report this line",
+             name.text ? name.text : "of a product", how, t->context->name, what,
+             dw__product_has_reference(&t->kernel->shape) ? "computed by definition" : "refused");
+    dw__text_free(&name);
+    t->kernel->disabled = true;
+}
+
+static dw_status make_host(dw__product_trial *t) {
     size_t count = 0, given = 0;
-    for (operand which = A; which < D; which++)
-        count += (size_t)g->parts[which].rows * (size_t)g->parts[which].columns;
-    g->host = dw__malloc(g->bytes);
-    if (!g->host) return dw__fail_memory("the comparison of a kernel", g->bytes);
-    g->values[A] = dw__malloc(count * sizeof(double));
-    if (!g->values[A]) return dw__fail_memory("the comparison of a kernel", count * sizeof(double));
-    for (operand which = A; which < D; which++) {
-        g->values[which] = g->values[A] + given;
-        given += (size_t)g->parts[which].rows * (size_t)g->parts[which].columns;
+    for (dw__guard_part which = DW__GUARD_A; which < DW__GUARD_VALUES; which++)
+        count += (size_t)t->parts[which].rows * (size_t)t->parts[which].columns;
+    t->host = dw__malloc(t->bytes);
+    if (!t->host) return dw__fail_memory("the comparison of a kernel", t->bytes);
+    t->values[DW__GUARD_A] = dw__malloc(count * sizeof(double));
+    if (!t->values[DW__GUARD_A])
+        return dw__fail_memory("the comparison of a kernel", count * sizeof(double));
+    for (dw__guard_part which = DW__GUARD_A; which < DW__GUARD_VALUES; which++) {
+        t->values[which] = t->values[DW__GUARD_A] + given;
+        given += (size_t)t->parts[which].rows * (size_t)t->parts[which].columns;
     }
     return DW_OK;
 }
 
 /* A kernel that fails is refused as one that differs is: on the emulator so does whatever its checker finds. */
-static dw_status run_tested(guard *g) {
-    const dw_device *device = g->context->device;
-    const int sm_count = CLUSTERS * dw__product_tiles[g->kernel->shape.tile].ctas;
-    dw_status status = dw__product_launch(&g->call, g->context, sm_count, g->kernel);
-    if (status == DW_OK) status = device->copy_out(g->host, g->device, g->bytes, g->stream);
-    if (status == DW_OK) status = device->stream_synchronize(g->stream);
-    if (status == DW_OK) compare(g);
-    if (status == DW_OK || status == DW_OUT_OF_MEMORY) return status;
+static dw_status run_tested(dw__product_trial *t) {
+    const dw_device *device = t->context->device;
+    const int sm_count = CLUSTERS * dw__product_tiles[t->kernel->shape.tile].ctas;
     char text[512];
-    snprintf(text, sizeof text, "failed on %.60s: %.400s", g->context->name, dw_last_error());
-    refuse(g, text);
+    dw_status status = dw__product_launch(&t->call, t->context, sm_count, t->kernel);
+    if (status == DW_OK) status = device->copy_out(t->host, t->device, t->bytes, t->stream);
+    if (status == DW_OK) status = device->stream_synchronize(t->stream);
+    if (status == DW_OUT_OF_MEMORY) return status;
+    if (status != DW_OK)
+        refuse(t, "failed", dw_last_error());
+    else if (!dw__product_trial_is_right(t, text, sizeof text))
+        refuse(t, "disagrees with the reference", text);
     return DW_OK;
 }
 
 dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kernel) {
     const dw_device *device = context->device;
-    guard g = {.context = context, .kernel = kernel};
+    dw__product_trial t = {.context = context, .kernel = kernel};
     int before = 0;
     bool relaxed = false;
     dw_status status = DW_OK;
-    place_all(&g);
-    DW_TRY(make_host(&g));
-    fill_operands(&g);
+    set_call(&t);
+    place_all(&t);
+    DW_TRY(make_host(&t));
+    DW_TRY(fill_operands(&t));
     DW_TRY(device->capture_relax(&before));
     relaxed = true;
-    DW_TRY(device->stream_create(&g.stream));
-    DW_TRY(device->allocate(g.bytes, (void **)&g.device));
-    set_pointers(&g);
-    DW_TRY(device->copy_in(g.device, g.host, g.bytes, g.stream));
-    DW_TRY(device->stream_synchronize(g.stream));
-    DW_TRY(run_tested(&g));
+    DW_TRY(device->stream_create(&t.stream));
+    DW_TRY(device->allocate(t.bytes, (void **)&t.device));
+    set_pointers(&t);
+    DW_TRY(device->copy_in(t.device, t.host, t.bytes, t.stream));
+    DW_TRY(device->stream_synchronize(t.stream));
+    DW_TRY(run_tested(&t));
 
 cleanup:
-    if (g.device) device->release(g.device, g.bytes);
-    if (g.stream) device->stream_destroy(g.stream);
+    if (t.device) device->release(t.device, t.bytes);
+    if (t.stream) device->stream_destroy(t.stream);
     if (relaxed) device->capture_restore(before);
-    dw__free(g.values[A]);
-    dw__free(g.host);
+    dw__free(t.values[DW__GUARD_A]);
+    dw__free(t.host);
     return status == DW_OK ? DW_OK
                            : dw__fail_prefix(status, "comparing the kernel with the reference");
 }
