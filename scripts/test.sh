@@ -28,7 +28,7 @@ sanitized() {
 # Long tests of what has no threads, or of threads that shorter tests have as well, which ThreadSanitizer makes four times
 # longer: all of it has its turn in `long`.
 WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_graph|test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|'
-WITHOUT_THREADS+='test_pipeline_time|test_planner.*|test_runs|test_simulate|test_autoplan|test_product|test_attention_guard|'
+WITHOUT_THREADS+='test_pipeline_time|test_planner.*|test_runs|test_simulate|test_autoplan|test_(quantized_)?product|test_attention_guard|'
 WITHOUT_THREADS+='test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
 
 # Long tests of the search for plans, which fuzz_autoplan and fuzz_planner_graph run under AddressSanitizer as well.

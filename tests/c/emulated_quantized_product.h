@@ -1,0 +1,13 @@
+/* Variants of the block-scaled matrix products of sm_100 that small calls of the library get, beside those of
+ * emulated_gemm_scaled.h; CMake compiles them, a row each. */
+#ifndef DW_EMULATED_QUANTIZED_PRODUCT_H
+#define DW_EMULATED_QUANTIZED_PRODUCT_H
+
+/* X(scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias, residual, schedule) */
+#define EMULATED_QUANTIZED_PRODUCT(X)                                                              \
+    X(0, 0, 0, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                        \
+    X(0, 0, 1, 2, 128, 7, 0, 0, 0, 0, 0, 0)                                                        \
+    X(0, 0, 0, 2, 128, 7, 0, 2, 1, 1, 0, 0)                                                        \
+    X(1, 0, 0, 1, 128, 5, 0, 0, 0, 0, 0, 0)
+
+#endif

@@ -1,0 +1,799 @@
+/* Quantization in blocks and products of what it makes, by the library's own calls on emulated GPUs, their
+ * checker on: to the bit what src/number makes, then against sums in double; what is refused; what first use
+ * finds. */
+#include "deepwell/quantize.h"
+#include "emulated_call.h"
+#include "emulated_gemm_scaled.h"
+#include "emulated_product.h"
+#include "emulated_quantize.h"
+#include "emulated_quantized_product.h"
+#include "kernel/cuda/product.h"
+#include "kernel/cuda/quantize.h"
+#include <math.h>
+
+/* ---- kernels --------------------------------------------------------------------------------------- */
+
+typedef struct scaled_row {
+    int scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias,
+        residual, schedule;
+} scaled_row;
+typedef struct quantize_row {
+    int input, scheme, rule, rows, columns, square;
+} quantize_row;
+#define ROW(...) {__VA_ARGS__},
+static const scaled_row products[] = {EMULATED_QUANTIZED_PRODUCT(ROW) EMULATED_GEMM_SCALED(ROW)};
+static const quantize_row quantizations[] = {EMULATED_QUANTIZE(ROW)};
+
+static dw__jit_variant product_variant(const scaled_row *r) {
+    dw__product_shape s = {.kind = (dw__product_kind)(r->scheme + 1),
+                           .output = r->output,
+                           .f16 = r->element,
+                           .bias = r->bias,
+                           .residual = r->residual,
+                           .e5m2_a = r->format_a,
+                           .e5m2_b = r->format_b,
+                           .activation = (dw_activation)r->activation};
+    for (s.tile = 0; s.tile < DW__PRODUCT_TILES; s.tile++) {
+        const dw__product_tile *t = &dw__product_tiles[s.tile];
+        if (t->kind == s.kind && t->ctas == r->ctas && t->n == r->tile_n && t->stages == r->stages)
+            return dw__product_variant(&s);
+    }
+    fail();
+    return dw__product_variant(&s);
+}
+
+static const dw_dtype inputs[] = {DW_BF16, DW_F16, DW_F32};
+static dw__jit_variant quantize_variant(const quantize_row *r, const char *arch) {
+    const dw__quantize_shape s = {
+        .dtype = inputs[r->input],
+        .scheme = (dw_scheme)r->scheme,
+        .rule = r->scheme == DW_SCHEME_NVFP4 ? DW_SCALE_AMAX : (dw_scale_rule)r->rule,
+        .along_rows = r->rows,
+        .along_cols = r->columns,
+        .square = r->square,
+    };
+    return dw__quantize_variant(&s, "quantize_blocks", arch);
+}
+
+static void need_kernels(void) {
+    const dw__jit_variant variant = product_variant(&products[0]);
+    need_ptx(&variant);
+}
+
+/* D of MXFP8, of a product of numbers. */
+static dw__jit_variant dense_variant(void) {
+    const dw__product_shape s = {
+        .tile = 1, .output = DW_GEMM_OUTPUT_MXFP8, .bias = true, .activation = DW_ACTIVATION_GELU};
+    return dw__product_variant(&s);
+}
+
+static void carry_all(void) {
+    static bool done;
+    if (done) return;
+    done = true;
+    const dw__jit_variant dense = dense_variant();
+    carry_variant(&dense);
+    for (size_t i = 0; i < DW_COUNT(products); i++) {
+        const dw__jit_variant variant = product_variant(&products[i]);
+        if (!products[i].schedule) carry_variant(&variant);
+    }
+    for (size_t i = 0; i < DW_COUNT(quantizations); i++)
+        for (int hopper = 0; hopper < 2; hopper++) {
+            const dw__jit_variant variant =
+                quantize_variant(&quantizations[i], hopper ? "sm_90a" : "sm_100f");
+            carry_variant(&variant);
+        }
+}
+
+/* ---- quantization ---------------------------------------------------------------------------------- */
+
+static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
+
+/* How a matrix is quantized. */
+typedef struct recipe {
+    dw_scheme scheme;
+    dw_dtype dtype;
+    dw_scale_rule rule;
+    bool square, rows_alone;
+} recipe;
+
+/* [outer, inner] of a matrix; `parts` of it, one below the other, each with scales of its own. */
+typedef struct codes {
+    matrix matrix;
+    size_t scale_bytes;
+    uint8_t *scales;
+    void *device_scales;
+} codes;
+
+static matrix_type source_type(dw_dtype type) {
+    return type == DW_F32 ? MATRIX_F32 : type == DW_F16 ? MATRIX_F16 : MATRIX_BF16;
+}
+static matrix_type code_type(dw_scheme scheme) {
+    return scheme == DW_SCHEME_MXFP8_E4M3   ? MATRIX_E4M3
+           : scheme == DW_SCHEME_MXFP8_E5M2 ? MATRIX_E5M2
+                                            : MATRIX_E2M1;
+}
+static int block_of(dw_scheme scheme) { return scheme == DW_SCHEME_NVFP4 ? 16 : 32; }
+
+static void place_codes(codes *c, const dw_device *device, const recipe *how, int outer, int inner,
+                        int parts) {
+    place(&c->matrix, device, parts * outer, inner, code_type(how->scheme));
+    send(&c->matrix, device);
+    c->scale_bytes = (size_t)parts * (size_t)dw_scales_swizzled_bytes(
+                                         outer, ceil_divide(inner, block_of(how->scheme)));
+    c->scales = malloc(c->scale_bytes + 1);
+    assert_non_null(c->scales);
+    memset(c->scales, 0xFF, c->scale_bytes);
+    assert_int_equal(dw_device_allocate(device, c->scale_bytes, &c->device_scales), DW_OK);
+    if (c->scale_bytes > 0)
+        assert_int_equal(device->copy_in(c->device_scales, c->scales, c->scale_bytes, NULL), DW_OK);
+}
+static void fetch_codes(codes *c, const dw_device *device) {
+    fetch(&c->matrix, device);
+    if (c->scale_bytes > 0)
+        assert_int_equal(device->copy_out(c->scales, c->device_scales, c->scale_bytes, NULL),
+                         DW_OK);
+}
+static void remove_codes(codes *c, const dw_device *device) {
+    take_away(&c->matrix, device);
+    dw_device_release(device, c->device_scales, c->scale_bytes);
+    free(c->scales);
+}
+
+typedef struct operand {
+    recipe how;
+    int parts;
+    matrix source;
+    codes along[2]; /* by axis */
+    float *factors; /* on the device: of each part the tensor's scale, then its amax */
+    float tensor_scale;
+    double *values; /* what the codes along rows stand for, but for the tensor's scale */
+} operand;
+
+static dw_quantize call_of(const operand *o, const dw_device *device, int part) {
+    const int rows = o->source.rows / o->parts;
+    const size_t width = (size_t)bits_of(o->source.type) / 8;
+    const bool nvfp4 = o->how.scheme == DW_SCHEME_NVFP4;
+    dw_quantize call = {
+        .size = sizeof call,
+        .device = device,
+        .dtype = o->how.dtype,
+        .scheme = o->how.scheme,
+        .scale_rule = o->how.rule,
+        .square = o->how.square,
+        .rows = rows,
+        .cols = o->source.columns,
+        .source = (char *)o->source.device + (size_t)(part * rows) * o->source.pitch,
+        .row_stride = (int64_t)(o->source.pitch / width),
+        .tensor_scale = nvfp4 ? o->factors : NULL,
+        /* Parts share the first's scale. */
+        .amax = nvfp4 && part == 0 ? o->factors + 1 : NULL,
+    };
+    dw_quantized_matrix *to[] = {&call.along_cols, &call.along_rows};
+    for (int axis = 0; axis < 2; axis++) {
+        const codes *c = &o->along[axis];
+        *to[axis] = (dw_quantized_matrix){
+            .wanted = axis == 1 || !o->how.rows_alone,
+            .codes =
+                (char *)c->matrix.device + (axis ? (size_t)(part * rows) * c->matrix.pitch : 0),
+            .stride = (int64_t)c->matrix.pitch,
+            .scales = (char *)c->device_scales +
+                      (axis ? (size_t)part * c->scale_bytes / (size_t)o->parts : 0)};
+    }
+    return call;
+}
+
+/* Codes and scales along an axis are src/number's, every byte; along the columns those of the last part. */
+static void expect_exact(const operand *o, const codes *c, int axis, const float *numbers) {
+    const int parts = axis ? o->parts : 1, rows = o->source.rows / o->parts;
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    dw_block_layout layout;
+    options.scheme = o->how.scheme;
+    options.scale_rule = o->how.rule;
+    options.square = o->how.square;
+    options.axis = axis;
+    options.tensor_scale = o->tensor_scale;
+    assert_int_equal(dw_block_layout_of(&options, rows, o->source.columns, &layout), DW_OK);
+    uint8_t *expected = malloc(c->matrix.bytes + 1), *scales = malloc(layout.scale_bytes + 1),
+            *ordered = malloc(c->scale_bytes + 1);
+    assert_true(expected && scales && ordered);
+    memset(expected, 0xFF, c->matrix.bytes);
+    for (int part = 0; part < parts; part++) {
+        const int first = (axis ? part : o->parts - 1) * rows;
+        assert_int_equal(dw_block_quantize(&options, rows, o->source.columns,
+                                           numbers + first * o->source.columns, o->source.columns,
+                                           expected + (axis ? (size_t)first * c->matrix.pitch : 0),
+                                           (int64_t)c->matrix.pitch, scales),
+                         DW_OK);
+        assert_int_equal(dw_scales_swizzle(layout.outer, layout.scale_cols,
+                                           o->how.square ? layout.block : 1, scales,
+                                           ordered + (size_t)part * c->scale_bytes / (size_t)parts),
+                         DW_OK);
+    }
+    if (memcmp(c->matrix.host, expected, c->matrix.bytes) != 0)
+        fail_msg("codes of %s along axis %d differ", dw_scheme_name(o->how.scheme), axis);
+    if (memcmp(c->scales, ordered, c->scale_bytes) != 0)
+        fail_msg("scales of %s along axis %d differ", dw_scheme_name(o->how.scheme), axis);
+    free(expected);
+    free(scales);
+    free(ordered);
+}
+
+/* What codes of a part, as they are in the host's memory, stand for. */
+static void find_values(const codes *c, dw_scheme scheme, int parts, double *values) {
+    const int rows = c->matrix.rows / parts, k = c->matrix.columns, block = block_of(scheme),
+              wide = ceil_divide(k, block);
+    const dw_format format = scheme == DW_SCHEME_NVFP4 ? DW_FORMAT_UE4M3 : DW_FORMAT_E8M0;
+    uint8_t *scales = malloc((size_t)rows * (size_t)wide + 1);
+    assert_non_null(scales);
+    for (int part = 0; part < parts; part++) {
+        assert_int_equal(
+            dw_scales_unswizzle(rows, wide, 1,
+                                c->scales + (size_t)part * c->scale_bytes / (size_t)parts, scales),
+            DW_OK);
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < k; j++)
+                values[(size_t)(part * rows + i) * (size_t)k + (size_t)j] =
+                    (double)get(&c->matrix, part * rows + i, j) *
+                    (double)dw__decode_one(format, scales[i * wide + j / block]);
+    }
+    free(scales);
+}
+
+/* A random matrix, each 32 x 32 of a size of its own, and its codes, by the library's call. */
+static void open_operand(operand *o, const dw_device *device, const recipe *how, int rows,
+                         int columns, int parts, uint64_t *state) {
+    const size_t count = (size_t)(parts * rows) * (size_t)columns;
+    *o = (operand){.how = *how, .parts = parts, .tensor_scale = 1};
+    place(&o->source, device, parts * rows, columns, source_type(how->dtype));
+    float *numbers = malloc(count * sizeof *numbers + 1);
+    o->values = malloc(count * sizeof *o->values + 1);
+    assert_true(numbers && o->values);
+    for (int i = 0; i < parts * rows; i++)
+        for (int j = 0; j < columns; j++) {
+            const int size = (i / 32 * 5 + j / 32 * 3) % 7;
+            set(&o->source, i, j, ldexpf(random_value(state, false), -size));
+            numbers[(size_t)i * (size_t)columns + (size_t)j] = get(&o->source, i, j);
+        }
+    send(&o->source, device);
+    place_codes(&o->along[0], device, how, columns, rows, 1);
+    place_codes(&o->along[1], device, how, rows, columns, parts);
+    assert_int_equal(dw_device_allocate(device, 2 * sizeof(float), (void **)&o->factors), DW_OK);
+    const float nothing[2] = {1, NAN};
+    assert_int_equal(device->copy_in(o->factors, nothing, sizeof nothing, NULL), DW_OK);
+    for (int part = 0; part < parts; part++) {
+        const dw_quantize call = call_of(o, device, part);
+        if (dw_quantize_run(&call) != DW_OK) fail_msg("%s", dw_last_error());
+    }
+    for (int axis = 0; axis < 2; axis++) fetch_codes(&o->along[axis], device);
+    if (how->scheme == DW_SCHEME_NVFP4 && count > 0) {
+        float found[2], amax;
+        assert_int_equal(device->copy_out(found, o->factors, sizeof found, NULL), DW_OK);
+        assert_int_equal(dw_amax(rows, columns, numbers, columns, &amax), DW_OK);
+        assert_true(found[1] == amax && found[0] == dw_nvfp4_tensor_scale(amax));
+        o->tensor_scale = found[0];
+    }
+    if (count > 0)
+        for (int axis = how->rows_alone; axis < 2; axis++)
+            expect_exact(o, &o->along[axis], axis, numbers);
+    find_values(&o->along[1], how->scheme, parts, o->values);
+    free(numbers);
+}
+static void close_operand(operand *o, const dw_device *device) {
+    take_away(&o->source, device);
+    for (int axis = 0; axis < 2; axis++) remove_codes(&o->along[axis], device);
+    dw_device_release(device, o->factors, 2 * sizeof(float));
+    free(o->values);
+}
+
+/* By definition every scheme that is compiled, on every architecture: 1, primes, one past a tile; rows at any
+ * address. */
+static void codes_and_scales_are_exact(void **state) {
+    static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a",
+                                          "emulator:sm_103a"};
+    static const int shapes[][2] = {{1, 1}, {67, 131}, {129, 257}, {0, 5}, {5, 0}};
+    (void)state;
+    need_kernels();
+    carry_all();
+    for (size_t i = 0; i < DW_COUNT(quantizations); i++) {
+        const quantize_row *q = &quantizations[i];
+        const dw_device *device = device_named(devices[i % DW_COUNT(devices)]);
+        const recipe how = {(dw_scheme)q->scheme, inputs[q->input],
+                            q->scheme == DW_SCHEME_NVFP4 ? DW_SCALE_DEFAULT
+                                                         : (dw_scale_rule)q->rule,
+                            q->square, !q->columns};
+        uint64_t seed = i;
+        if (!q->rows) continue; /* of one direction the other way, operands here have rows */
+        for (size_t s = 0; s < DW_COUNT(shapes); s++) {
+            operand o;
+            open_operand(&o, device, &how, shapes[s][0], shapes[s][1], 1, &seed);
+            close_operand(&o, device);
+        }
+    }
+}
+
+/* ---- products -------------------------------------------------------------------------------------- */
+
+typedef struct problem {
+    recipe a, b;
+    int m, n, k;
+    dw_activation activation;
+    bool bias, residual, quantized_d;
+} problem;
+
+typedef struct run {
+    const dw_device *device;
+    const problem *problem;
+    operand a, b;
+    matrix bias, residual;
+    codes d;
+    dw_product call;
+} run;
+
+static const recipe to_mxfp8 = {.scheme = DW_SCHEME_MXFP8_E4M3};
+
+/* Operands of the products' dense and quantized forms: `values` of both are what is summed. */
+static void open_run(const problem *p, run *r, uint64_t seed) {
+    uint64_t state = seed;
+    const dw_device *device = device_named("emulator:sm_100a");
+    const int parts = p->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
+    *r = (run){.device = device, .problem = p};
+    open_operand(&r->a, device, &p->a, p->m, p->k, 1, &state);
+    open_operand(&r->b, device, &p->b, p->n, p->k, parts, &state);
+    place_random(&r->bias, device, 1, parts * p->n, MATRIX_BF16, &state, false);
+    place_random(&r->residual, device, p->m, p->n, MATRIX_BF16, &state, false);
+    place_codes(&r->d, device, &to_mxfp8, p->m, p->n, 1);
+    if (!p->quantized_d) {
+        take_away(&r->d.matrix, device);
+        place(&r->d.matrix, device, p->m, p->n, MATRIX_BF16);
+        send(&r->d.matrix, device);
+    }
+    const bool nvfp4 = p->a.scheme == DW_SCHEME_NVFP4;
+    r->call = (dw_product){
+        .size = sizeof r->call,
+        .device = device,
+        .dtype = DW_BF16,
+        .output = DW_BF16,
+        .m = p->m,
+        .n = p->n,
+        .k = p->k,
+        .alpha = 0.37f,
+        .activation = p->activation,
+        .a = matrix_of(&r->a.along[1].matrix),
+        .b = matrix_of(&r->b.along[1].matrix),
+        .d = matrix_of(&r->d.matrix),
+        .quantized = 1,
+        .quantized_d = p->quantized_d,
+        .scheme_a = p->a.scheme,
+        .scheme_b = p->b.scheme,
+        .scales_a = r->a.along[1].device_scales,
+        .scales_b = r->b.along[1].device_scales,
+        .scales_d = p->quantized_d ? r->d.device_scales : NULL,
+        .factor_a = nvfp4 ? r->a.factors : NULL,
+        .factor_b = nvfp4 ? r->b.factors : NULL,
+    };
+    if (p->bias) r->call.bias = r->bias.device;
+    if (p->residual) r->call.residual = matrix_of(&r->residual);
+}
+static void close_run(run *r) {
+    close_operand(&r->a, r->device);
+    close_operand(&r->b, r->device);
+    take_away(&r->bias, r->device);
+    take_away(&r->residual, r->device);
+    remove_codes(&r->d, r->device);
+}
+
+/* Products of two elements and their scales are exact in F32; each of the k additions, and those of alpha, its
+ * factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+static expected sum_of(const void *context, int row, int column) {
+    const run *r = context;
+    const int k = r->problem->k;
+    const double *a = r->a.values + (size_t)row * (size_t)k,
+                 *b = r->b.values + (size_t)column * (size_t)k;
+    const double alpha =
+        (double)r->call.alpha * (double)r->a.tensor_scale * (double)r->b.tensor_scale;
+    double sum = 0, magnitude = 0;
+    for (int i = 0; i < k; i++) sum += a[i] * b[i], magnitude += fabs(a[i] * b[i]);
+    return (expected){alpha * sum, (k + 4) * 0x1p-23 * alpha * magnitude};
+}
+
+static void check(run *r) {
+    const problem *p = r->problem;
+    const expected_product product = {.m = p->m,
+                                      .n = p->n,
+                                      .activation = (int)p->activation,
+                                      .bias = p->bias ? &r->bias : NULL,
+                                      .residual = p->residual ? &r->residual : NULL,
+                                      .sum = sum_of,
+                                      .context = r,
+                                      .name = dw_scheme_name(p->a.scheme)};
+    fetch_codes(&r->d, r->device);
+    if (!p->quantized_d)
+        check_product(&product, &r->d.matrix);
+    else
+        check_quantized(&product, &r->d.matrix,
+                        &(scales_of_d){r->d.scale_bytes, r->d.scales, r->d.device_scales});
+}
+
+static void expect_right(const problem *p, uint64_t seed) {
+    run r;
+    open_run(p, &r, seed);
+    if (dw_product_supported(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&r);
+    close_run(&r);
+}
+
+#define MXFP8                                                                                      \
+    { DW_SCHEME_MXFP8_E4M3, DW_BF16, DW_SCALE_RCEIL, false, false }
+#define MXFP8_E5M2                                                                                 \
+    { DW_SCHEME_MXFP8_E5M2, DW_F16, DW_SCALE_FLOOR, false, false }
+#define NVFP4                                                                                      \
+    { DW_SCHEME_NVFP4, DW_BF16, DW_SCALE_AMAX, false, false }
+#define NVFP4_SQUARES                                                                              \
+    { DW_SCHEME_NVFP4, DW_F32, DW_SCALE_DEFAULT, true, false }
+#define NVFP4_ROWS                                                                                 \
+    { DW_SCHEME_NVFP4, DW_F16, DW_SCALE_DEFAULT, false, true }
+#define MXFP4                                                                                      \
+    { DW_SCHEME_MXFP4, DW_BF16, DW_SCALE_DEFAULT, false, false }
+
+/* Quantize, then multiply: each scheme, one element, primes, one past a tile, no multiples of a block, nothing
+ * to add up.
+ */
+static void chains_are_right(void **state) {
+    static const problem problems[] = {
+        {MXFP8, MXFP8, 1, 1, 1, 0, false, false, false},
+        {MXFP8, MXFP8, 131, 67, 367, 0, false, false, false},
+        {MXFP8, MXFP8, 3, 70, 0, 0, false, false, false},
+        {MXFP8, MXFP8, 0, 9, 5, 0, false, false, false},
+        {MXFP8, MXFP8_E5M2, 129, 257, 65, 0, false, false, false},
+        {MXFP8, MXFP8, 67, 131, 130, DW_ACTIVATION_GELU, true, false, true},
+        {NVFP4, NVFP4, 67, 129, 367, 0, false, false, false},
+        {NVFP4, NVFP4, 1, 1, 1, 0, false, false, false},
+        {NVFP4_ROWS, NVFP4_SQUARES, 201, 100, 81, DW_ACTIVATION_SWIGLU, false, true, false},
+        {MXFP4, MXFP4, 67, 300, 131, DW_ACTIVATION_GELU, false, false, false},
+    };
+    (void)state;
+    need_kernels();
+    carry_all();
+    for (size_t i = 0; i < DW_COUNT(problems); i++) expect_right(&problems[i], 10 + i);
+}
+
+/* D of one product, its codes and scales as they are, is the A of the next. */
+static void quantized_output_is_the_next_input(void **state) {
+    static const problem first = {MXFP8, MXFP8, 67,  131, 130, DW_ACTIVATION_GELU,
+                                  true,  false, true},
+                         second = {MXFP8, MXFP8, 67, 70, 131, 0, false, false, false};
+    run one, two;
+    (void)state;
+    need_kernels();
+    carry_all();
+    open_run(&first, &one, 3);
+    open_run(&second, &two, 4);
+    two.call.a = one.call.d;
+    two.call.scales_a = one.call.scales_d;
+    assert_int_equal(dw_product_run(&one.call), DW_OK);
+    if (dw_product_run(&two.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&one);
+    find_values(&one.d, DW_SCHEME_MXFP8_E4M3, 1, two.a.values);
+    check(&two);
+    close_run(&one);
+    close_run(&two);
+}
+
+/* A product of numbers to codes and scales. */
+static void numbers_to_codes(void **state) {
+    static const problem p = {MXFP8, MXFP8, 67, 131, 45, DW_ACTIVATION_GELU, true, false, true};
+    run r;
+    (void)state;
+    need_kernels();
+    carry_all();
+    open_run(&p, &r, 8);
+    r.call.quantized = 0;
+    r.call.a = matrix_of(&r.a.source);
+    r.call.b = matrix_of(&r.b.source);
+    for (int i = 0; i < p.m; i++)
+        for (int j = 0; j < p.k; j++) r.a.values[i * p.k + j] = (double)get(&r.a.source, i, j);
+    for (int i = 0; i < p.n; i++)
+        for (int j = 0; j < p.k; j++) r.b.values[i * p.k + j] = (double)get(&r.b.source, i, j);
+    if (dw_product_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+    check(&r);
+    close_run(&r);
+}
+
+/* ---- first use --------------------------------------------------------------------------------------- */
+
+static const problem tiny = {MXFP8, MXFP8, 5, 7, 33, 0, false, false, false};
+
+static char *text_of(const dw__jit_variant *variant) {
+    char *text = NULL;
+    size_t bytes;
+    assert_true(read_ptx(variant, &text, &bytes));
+    return text;
+}
+static void replace(char *text, const char *was, const char *now) {
+    assert_int_equal(strlen(was), strlen(now));
+    assert_non_null(strstr(text, was));
+    for (char *at = text; (at = strstr(at, was)) != NULL;) memcpy(at, now, strlen(now));
+}
+
+static void keep_correct(void) {
+    run r;
+    carry_all();
+    open_run(&tiny, &r, 1); /* quantizes */
+    REQUIRE(dw_product_supported(&r.call) == DW_OK);
+    REQUIRE(dw_product_run(&r.call) == DW_OK && lines == 0);
+    check(&r);
+    const recipe nvfp4 = NVFP4;
+    operand o;
+    uint64_t state = 2;
+    open_operand(&o, device_named("emulator:sm_90a"), &nvfp4, 33, 40, 1, &state);
+    REQUIRE(lines == 0);
+}
+static void correct_kernels_pass(void **state) {
+    (void)state;
+    need_kernels();
+    in_child(keep_correct);
+}
+
+/* A product whose kernel is `text`, refused with `words`: said once, kept, and nothing is computed. */
+static void refuse_product(char *text, const char *words) {
+    const dw__jit_variant variant = product_variant(&products[0]);
+    run r;
+    carry(name_of(&variant), text);
+    carry_all(); /* behind it */
+    open_run(&tiny, &r, 1);
+    REQUIRE(dw_product_supported(&r.call) == DW_UNSUPPORTED);
+    REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "products are refused"));
+    for (int i = 0; i < 2; i++)
+        REQUIRE(dw_product_run(&r.call) == DW_UNSUPPORTED && strstr(dw_last_error(), words));
+    REQUIRE(lines == 1 && strstr(logged, words));
+}
+
+static void keep_other_format(void) { /* B taken for E5M2: nothing that a checker sees */
+    const dw__jit_variant other = product_variant(&products[1]);
+    refuse_product(text_of(&other),
+                   "disagrees with the reference on Deepwell emulator of sm_100a: D[0][0]");
+}
+static void keep_without_scales(void) {
+    const dw__jit_variant variant = product_variant(&products[0]);
+    char *text = text_of(&variant);
+    take_out(text, "tcgen05.cp");
+    refuse_product(text, "scale factors");
+}
+static void keep_wrong_quantized_d(void) { /* codes of E5M2 */
+    static const problem p = {MXFP8, MXFP8, 5, 7, 33, DW_ACTIVATION_GELU, true, false, true};
+    const dw__jit_variant variant = product_variant(&products[2]);
+    char *text = text_of(&variant);
+    run r;
+    replace(text, "satfinite.e4m3x2", "satfinite.e5m2x2");
+    carry(name_of(&variant), text);
+    carry_all();
+    open_run(&p, &r, 1);
+    REQUIRE(dw_product_run(&r.call) == DW_UNSUPPORTED && lines == 1);
+    REQUIRE(strstr(dw_last_error(), "disagrees with the reference"));
+    REQUIRE(strstr(dw_last_error(), "not the code of"));
+}
+static void wrong_products_are_refused(void **state) {
+    (void)state;
+    need_kernels();
+    in_child(keep_other_format);
+    in_child(keep_without_scales);
+    in_child(keep_wrong_quantized_d);
+}
+
+/* Likewise of a quantization. */
+static void refuse_quantization(char *text, const char *words) {
+    const dw__jit_variant variant = quantize_variant(&quantizations[0], "sm_100f");
+    static char memory[16] __attribute__((aligned(16)));
+    const dw_quantized_matrix to = {1, memory, 16, memory};
+    const dw_quantize call = {.size = sizeof call,
+                              .device = device_named("emulator:sm_100a"),
+                              .dtype = DW_BF16,
+                              .rows = 1,
+                              .cols = 1,
+                              .source = memory,
+                              .along_rows = to,
+                              .along_cols = to};
+    carry(name_of(&variant), text);
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(dw_quantize_run(&call) == DW_UNSUPPORTED);
+        REQUIRE(strstr(dw_last_error(), words) && strstr(dw_last_error(), "is not used"));
+    }
+    REQUIRE(dw_quantize_supported(&call) == DW_UNSUPPORTED);
+    REQUIRE(lines == 1 && strstr(logged, words));
+}
+static char *text_of_quantization(void) {
+    const dw__jit_variant variant = quantize_variant(&quantizations[0], "sm_100f");
+    return text_of(&variant);
+}
+static void keep_wrong_codes(void) {
+    char *text = text_of_quantization();
+    replace(text, "satfinite.e4m3x2", "satfinite.e5m2x2");
+    refuse_quantization(text,
+                        "disagrees with the definition on Deepwell emulator of sm_100a: byte ");
+}
+static void keep_without_barrier(void) {
+    char *text = text_of_quantization();
+    take_out(text, "bar.sync");
+    refuse_quantization(text, "failed on Deepwell emulator of sm_100a");
+}
+static void wrong_quantizations_are_refused(void **state) {
+    (void)state;
+    need_kernels();
+    in_child(keep_wrong_codes);
+    in_child(keep_without_barrier);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------- */
+
+#define REFUSED(run, status, words, change)                                                        \
+    do {                                                                                           \
+        c = good;                                                                                  \
+        change;                                                                                    \
+        assert_int_equal(run(&c), status);                                                         \
+        if (!strstr(dw_last_error(), words)) fail_msg("%s: %s", #change, dw_last_error());         \
+    } while (0)
+
+static char memory[4096] __attribute__((aligned(16)));
+
+static void wrong_quantizations_make_one_error(void **state) {
+    const dw_quantized_matrix to = {1, memory, 16, memory};
+    dw_quantize good = {.size = sizeof good,
+                        .device = device_named("emulator:sm_100a"),
+                        .dtype = DW_BF16,
+                        .scheme = DW_SCHEME_NVFP4,
+                        .rows = 3,
+                        .cols = 5,
+                        .source = memory,
+                        .row_stride = 5,
+                        .along_rows = to,
+                        .tensor_scale = (float *)(void *)memory},
+                c = good;
+    (void)state;
+    assert_int_equal(dw__quantize_check(&good, true), DW_OK);
+    assert_int_equal(dw_quantize_run(NULL), DW_INVALID_ARGUMENT);
+#define BAD(...) REFUSED(dw_quantize_run, __VA_ARGS__)
+    BAD(DW_INVALID_ARGUMENT, "size is 8", c.size = 8);
+    BAD(DW_TYPE, "the element type is", c.dtype = DW_I64);
+    BAD(DW_UNSUPPORTED, "the scheme is fp8_block; expected mxfp8_e4m3",
+        c.scheme = DW_SCHEME_FP8_BLOCK);
+    BAD(DW_INVALID_ARGUMENT, "nvfp4 takes DW_SCALE_DEFAULT, _AMAX", c.scale_rule = DW_SCALE_FLOOR);
+    BAD(DW_INVALID_ARGUMENT, "mxfp4 takes DW_SCALE_DEFAULT, _RCEIL",
+        (c.scheme = DW_SCHEME_MXFP4, c.scale_rule = DW_SCALE_AMAX));
+    BAD(DW_INVALID_ARGUMENT, "neither along_rows nor along_cols", c.along_rows.wanted = 0);
+    BAD(DW_SHAPE, "rows is -1; expected 0 to 1073741824", c.rows = -1);
+    BAD(DW_SHAPE, "cols is 4294967296", c.cols = (int64_t)1 << 32);
+    BAD(DW_UNSUPPORTED, "split the rows", c.rows = c.cols = 1 << 30);
+    BAD(DW_INVALID_ARGUMENT, "source is NULL", c.source = NULL);
+    BAD(DW_INVALID_ARGUMENT, "expected a multiple of 2 bytes", c.source = memory + 1);
+    BAD(DW_INVALID_ARGUMENT, "rows of the source are 4 elements apart", c.row_stride = 4);
+    BAD(DW_INVALID_ARGUMENT, "along_rows.codes is NULL", c.along_rows.codes = NULL);
+    BAD(DW_INVALID_ARGUMENT, "along_cols.scales is",
+        (c.along_cols = to, c.along_cols.scales = memory + 8));
+    BAD(DW_INVALID_ARGUMENT, "along_rows.stride is 24; expected a multiple of 16 bytes from 16",
+        c.along_rows.stride = 24);
+    BAD(DW_INVALID_ARGUMENT, "tensor_scale is NULL", c.tensor_scale = NULL);
+    BAD(DW_INVALID_ARGUMENT, "amax is", c.amax = (float *)(void *)(memory + 2));
+    BAD(DW_UNSUPPORTED, "\"cpu\" runs no kernels", c.device = device_named("cpu"));
+    BAD(DW_UNSUPPORTED, "compute capability 12.0); these kernels are for 9.0, 10.0",
+        c.device = device_named("emulator:sm_120a"));
+#undef BAD
+}
+
+static void wrong_products_make_one_error(void **state) {
+    dw_product good = {.size = sizeof good,
+                       .device = device_named("emulator:sm_100a"),
+                       .dtype = DW_BF16,
+                       .output = DW_BF16,
+                       .m = 3,
+                       .n = 4,
+                       .k = 5,
+                       .alpha = 1,
+                       .a = {memory, 16},
+                       .b = {memory, 16},
+                       .d = {memory, 16},
+                       .quantized = 1,
+                       .scheme_a = DW_SCHEME_NVFP4,
+                       .scheme_b = DW_SCHEME_NVFP4,
+                       .scales_a = memory,
+                       .scales_b = memory},
+               c = good;
+    (void)state;
+    assert_int_equal(dw__product_check(&good, true), DW_OK);
+#define BAD(...) REFUSED(dw_product_run, __VA_ARGS__)
+    BAD(DW_UNSUPPORTED, "A is nvfp4 and B is mxfp4; expected", c.scheme_b = DW_SCHEME_MXFP4);
+    BAD(DW_UNSUPPORTED, "A is mxfp6_e2m3 and B is mxfp6_e2m3",
+        c.scheme_a = c.scheme_b = DW_SCHEME_MXFP6_E2M3);
+    BAD(DW_INVALID_ARGUMENT, "A's scales are NULL", c.scales_a = NULL);
+    BAD(DW_INVALID_ARGUMENT, "B's scales are at", c.scales_b = memory + 8);
+    BAD(DW_INVALID_ARGUMENT, "D's scales are NULL", c.quantized_d = 1);
+    BAD(DW_INVALID_ARGUMENT, "B's factor is at", c.factor_b = (float *)(void *)(memory + 2));
+    BAD(DW_UNSUPPORTED, "D is quantized, and there is a residual",
+        (c.quantized_d = 1, c.scales_d = memory, c.residual = c.d));
+    BAD(DW_UNSUPPORTED, "the rows of A are 8 bytes apart; expected a multiple of 16",
+        c.a.stride = 8);
+    BAD(DW_INVALID_ARGUMENT, "the rows of B are 16 bytes apart and 17 long",
+        (c.k = 33, c.a.stride = 32));
+    BAD(DW_UNSUPPORTED, "these kernels are for 10.0 and 10.3",
+        c.device = device_named("emulator:sm_90a"));
+#undef BAD
+    c = good; /* of k = 0 nobody reads scales */
+    c.k = 0, c.scales_a = c.scales_b = NULL;
+    assert_int_equal(dw__product_check(&c, true), DW_OK);
+    /* A structure of before is a product of numbers. */
+    c = good;
+    c.size = offsetof(dw_product, quantized);
+    dw_product read;
+    assert_int_equal(dw__product_read(&c, &read), DW_OK);
+    assert_true(!read.quantized && !read.quantized_d && !read.scales_a);
+}
+
+/* ---- what is chosen ---------------------------------------------------------------------------------- */
+
+static void cheapest_tile_is_chosen(void **state) {
+    static const struct {
+        dw_scheme scheme;
+        int64_t m, n, k;
+        dw_activation activation;
+        bool quantized_d;
+        int ctas, tile_n;
+    } cases[] = {
+        {DW_SCHEME_MXFP8_E4M3, 128, 128, 128, 0, false, 2, 128}, /* 1 waits for shared memory */
+        {DW_SCHEME_MXFP8_E4M3, 8192, 8192, 8192, 0, false, 2, 256},
+        {DW_SCHEME_MXFP8_E4M3, 128, 128, 128, DW_ACTIVATION_SWIGLU, true, 1, 256},
+        {DW_SCHEME_NVFP4, 128, 128, 128, 0, false, 1, 128},
+        {DW_SCHEME_NVFP4, 201, 100, 81, DW_ACTIVATION_SWIGLU, false, 2, 256},
+        {DW_SCHEME_MXFP4, 67, 300, 131, 0, false, 1, 256},
+    };
+    (void)state;
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        const dw_product call = {.dtype = DW_BF16,
+                                 .output = DW_BF16,
+                                 .m = cases[i].m,
+                                 .n = cases[i].n,
+                                 .k = cases[i].k,
+                                 .activation = cases[i].activation,
+                                 .quantized = 1,
+                                 .quantized_d = cases[i].quantized_d,
+                                 .scheme_a = cases[i].scheme,
+                                 .scheme_b = cases[i].scheme};
+        dw__product_shape shape = dw__product_shape_of(&call, 148), other = shape;
+        const dw__product_tile *t = &dw__product_tiles[shape.tile];
+        if (t->ctas != cases[i].ctas || t->n != cases[i].tile_n)
+            fail_msg("case %zu has CTAS %d, TILE_N %d", i, t->ctas, t->n);
+        const double chosen = dw__product_account_of(&call, &shape, 148).clocks;
+        for (other.tile = 0; other.tile < DW__PRODUCT_TILES; other.tile++)
+            if (dw__product_exists(&other))
+                assert_true(chosen <= dw__product_account_of(&call, &other, 148).clocks);
+    }
+    /* Every kind has a kernel for every call that is checked. */
+    for (int kind = DW__PRODUCT_DENSE; kind <= DW__PRODUCT_MXFP4; kind++)
+        for (int output = 0; output < DW__PRODUCT_OUTPUTS; output++)
+            for (int activation = 0; activation < DW_ACTIVATION_COUNT; activation++) {
+                dw__product_shape s = {.kind = (dw__product_kind)kind,
+                                       .output = output,
+                                       .activation = (dw_activation)activation};
+                int count = 0;
+                for (s.tile = 0; s.tile < DW__PRODUCT_TILES; s.tile++)
+                    count += dw__product_exists(&s);
+                assert_true(count > 0);
+            }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(wrong_products_are_refused),
+        cmocka_unit_test(wrong_quantizations_are_refused),
+        cmocka_unit_test(codes_and_scales_are_exact),
+        cmocka_unit_test(chains_are_right),
+        cmocka_unit_test(quantized_output_is_the_next_input),
+        cmocka_unit_test(numbers_to_codes),
+        cmocka_unit_test(wrong_quantizations_make_one_error),
+        cmocka_unit_test(wrong_products_make_one_error),
+        cmocka_unit_test(cheapest_tile_is_chosen),
+    };
+    setenv("DEEPWELL_GUARD", "off", 1); /* but in the children: the kernels are compared here */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
