@@ -11,17 +11,15 @@ static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 
 const char *dw__product_describe(const dw_product *c, char *text, size_t bytes) {
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
-    char operands[64];
+    const char *to = c->quantized_d ? "mxfp8_e4m3" : dw_dtype_name(c->output);
+    char operands[96];
     if (c->quantized)
         snprintf(operands, sizeof operands, "%s x %s to %s", dw_scheme_name(c->scheme_a),
-                 dw_scheme_name(c->scheme_b), dw_dtype_name(c->output));
+                 dw_scheme_name(c->scheme_b), to);
+    else if (c->quantized_d || c->output == DW_F32)
+        snprintf(operands, sizeof operands, "%s to %s", dw_dtype_name(c->dtype), to);
     else
-        snprintf(operands, sizeof operands, "%s%s", dw_dtype_name(c->dtype),
-                 c->output == DW_F32 && !c->quantized_d ? " to f32" : "");
-    if (c->quantized_d) {
-        char *to = strstr(operands, " to ");
-        snprintf(to ? to : operands + strlen(operands), 16, " to mxfp8_e4m3");
-    }
+        snprintf(operands, sizeof operands, "%s", dw_dtype_name(c->dtype));
     snprintf(text, bytes, "m %lld, n %lld, k %lld, %s%s%s%s", (long long)c->m, (long long)c->n,
              (long long)c->k, operands, c->bias ? ", bias" : "", activations[c->activation],
              c->residual.data ? ", residual" : "");
