@@ -106,7 +106,7 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
     if (runs)
         snprintf(because, sizeof because,
                  "Deepwell's is %s: it is taken only where it is asked for (%s)",
-                 dw__gpu_proof_emulator, asking);
+                 dw__gpu_proof_emulator, dense ? asking : "dw_product_run");
     else
         snprintf(because, sizeof because, "Deepwell does not take it");
     *root = json_pack(
