@@ -134,7 +134,6 @@ dw_status dw_product_explain(const dw_product *given, const char *target, char *
     DW_RETURN_IF_FAILED(dw__product_read(given, &call));
     dw_status status = dw__product_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
-    status = DW_OK;
     dw_status found = dw__device_cuda.context(&context);
     if (found != DW_OK) snprintf(gpu_error, sizeof gpu_error, "%s", dw_last_error());
     if (target)

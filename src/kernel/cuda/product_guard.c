@@ -127,7 +127,9 @@ static void fill_numbers(dw__product_trial *t, dw__guard_part which) {
         for (int j = 0; j < p->columns; j++) {
             size_t at = (size_t)i * (size_t)p->pitch + (size_t)j,
                    to = (size_t)i * (size_t)p->columns + (size_t)j;
-            set(t, which, at, random_number(which, at));
+            const float number = random_number(which, at);
+            /* Factors of a size at which the activation bends. */
+            set(t, which, at, which == DW__GUARD_FACTORS ? 1.0f + 0.5f * number : number);
             t->values[which][to] = (double)dw__product_trial_get(t, which, at);
         }
 }
