@@ -287,3 +287,13 @@ static dw_status write_value(const json_t *json, int indent, dw__text *out) {
 }
 
 dw_status dw__json_write(const json_t *json, dw__text *out) { return write_value(json, 0, out); }
+
+dw_status dw__json_string(const json_t *json, char **text) {
+    dw__text made = {0};
+    dw_status status = dw__json_write(json, &made);
+    if (status == DW_OK)
+        *text = made.text;
+    else
+        dw__text_free(&made);
+    return status;
+}

@@ -41,5 +41,7 @@ dw_status dw__json_text(const json_t *object, const char *name, const char **val
 /* Appends the text of `json`, indented by two as Python's json module does it. Numbers keep their value: reals have
  * as many digits as that takes. */
 dw_status dw__json_write(const json_t *json, dw__text *out);
+/* The same as a string of the caller's, to be freed with dw__free. */
+dw_status dw__json_string(const json_t *json, char **text);
 
 #endif

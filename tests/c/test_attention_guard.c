@@ -1,9 +1,7 @@
 /* Blackwell's attention by the library's own launcher and guard, on an emulated GPU: a correct kernel passes, a wrong one
  * is refused. Results by all shapes are in test_emulator_attention. */
-#include "emulated_kernel.h"
+#include "emulated_call.h"
 #include "kernel/cuda/attention.h"
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { HEAD_DIM = 64 };
 
@@ -13,26 +11,6 @@ static dw__jit_variant fast_variant(void) {
     return dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", dw__attention_arch(true));
 }
 
-static dw__jit_file carried[3]; /* ends with none */
-static void carry(const dw__jit_variant *variant, size_t at, char **text) {
-    dw__text name = {0};
-    size_t bytes;
-    assert_true(read_ptx(variant, text, &bytes));
-    assert_int_equal(dw__jit_variant_name(variant, &name), DW_OK);
-    carried[at] = (dw__jit_file){name.text, (const unsigned char *)*text,
-                                 (const unsigned char *)*text + bytes};
-    dw__jit_carried_now.ptx = carried;
-}
-
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition,         \
-                    dw_last_error());                                                              \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
-
 static const dw__attention_kernels *first_use(bool wrong) {
     const dw__jit_variant fast = fast_variant(),
                           reference = dw__attention_reference_variant(false, DW__ATTENTION_FORWARD,
@@ -40,9 +18,12 @@ static const dw__attention_kernels *first_use(bool wrong) {
     const dw_device *device;
     const dw__context *context;
     const dw__attention_kernels *kernels = NULL;
-    char *text = NULL, *other = NULL, was[16], now[16];
-    carry(&fast, 0, &text);
-    carry(&reference, 1, &other);
+    char *text, was[16], now[16];
+    size_t bytes;
+    assert_true(read_ptx(&fast, &text, &bytes));
+    carried_count = 0;
+    carry(name_of(&fast), text);
+    carry_variant(&reference);
     if (wrong) { /* the factors of Q K^T taken for F16: one constant, nothing that a checker sees */
         const unsigned f16 = 1u << 4 | 128u >> 3 << 17 | 128u >> 4 << 24, bf16 = 1u << 7 | 1u << 10;
         snprintf(was, sizeof was, " %u;", f16 | bf16);
@@ -70,31 +51,19 @@ static void wrong(void) {
 }
 
 /* In a child: a process keeps what was found. */
-static void in_child(void (*check)(void)) {
+static void first_use_in_child(void (*check)(void)) {
     const dw__jit_variant fast = fast_variant();
-    int status = 0;
     need_ptx(&fast);
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        unsetenv("DEEPWELL_GUARD");
-        check();
-        fflush(NULL);
-        _exit(0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
+    in_child(check);
 }
 
 static void correct_kernel_passes(void **state) {
     (void)state;
-    in_child(correct);
+    first_use_in_child(correct);
 }
 static void wrong_kernel_is_refused(void **state) {
     (void)state;
-    in_child(wrong);
+    first_use_in_child(wrong);
 }
 
 int main(void) {

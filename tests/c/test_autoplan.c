@@ -336,16 +336,8 @@ static void published_configurations_are_planned(void **unused) {
  * best of all splits in whole layers, the gain is what the heaviest stages differ by, and it is played. */
 static void the_head_gets_room(void **unused) {
     (void)unused;
-    static const dw_planner_model model = {.layers = 32,
-                                           .hidden = 4096,
-                                           .heads = 32,
-                                           .kv_heads = 8,
-                                           .head_dim = 128,
-                                           .ffn = 14336,
-                                           .gated = 1,
-                                           .vocabulary = 128256};
     dw_hardware *hardware = hardware_of("h100:8");
-    dw_autoplan_request request = request_of(&model, hardware, 4096, 64);
+    dw_autoplan_request request = request_of(&llama3_8b, hardware, 4096, 64);
     request.constraints =
         (const char *const[]){"pp=8",           "schedule=1f1b", "micro_batch=1",
                               "recompute=none", "offload=none",  "last_stage_layers=0"};
@@ -362,7 +354,7 @@ static void the_head_gets_room(void **unused) {
             layout.first_stage_layers = first;
             layout.last_stage_layers = last;
             if ((32 - first - last) % 6) continue;
-            assert_int_equal(dw_predict(&model, hardware, &layout, &p), DW_OK);
+            assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
             if (p.fits) best = fmin(best, p.seconds);
         }
     assert_true(plan->prediction.seconds <= best * 1.005);
@@ -370,14 +362,15 @@ static void the_head_gets_room(void **unused) {
     for (int stage = 0; stage < 8; stage++)
         for (int at = 0; at < 2; at++) {
             dw_stage_cost cost;
-            dw_predict_stage(&model, hardware, at ? &plan->layout : &even->layout, stage, 0, &cost);
+            dw_predict_stage(&llama3_8b, hardware, at ? &plan->layout : &even->layout, stage, 0,
+                             &cost);
             heaviest[at] = fmax(heaviest[at], cost.forward + cost.backward + cost.backward_weight);
         }
     double gain = even->prediction.seconds / plan->prediction.seconds;
     assert_true(gain > 1.1 && fabs(gain / (heaviest[0] / heaviest[1]) - 1) < 0.08);
     dw_simulation *simulation = NULL;
     dw_simulation_figures played;
-    assert_int_equal(dw_simulate(&model, hardware, &plan->layout, &simulation), DW_OK);
+    assert_int_equal(dw_simulate(&llama3_8b, hardware, &plan->layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &played);
     assert_true(fabs(played.seconds / plan->prediction.seconds - 1) < 0.02);
     dw_simulation_destroy(simulation);

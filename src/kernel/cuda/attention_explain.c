@@ -232,30 +232,16 @@ static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_
 
 dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                char **json) {
-    const dw__context *context = NULL;
-    dw__gpu_target at;
-    char name[DW__TARGET_NAME], gpu_error[1024] = "";
-    dw__text text = {0};
+    dw__gpu_subject at;
     json_t *root = NULL;
     dw_status status = DW_OK;
     DW_RETURN_IF_FAILED(check_sense(call, backward));
-    dw_status found = dw__device_cuda.context(&context);
-    if (found != DW_OK) snprintf(gpu_error, sizeof gpu_error, "%s", dw_last_error());
-    if (target)
-        DW_TRY(dw__gpu_target_named(target, &at));
-    else if (found != DW_OK)
-        return dw__fail_prefix(found, "there is no GPU to explain for (name a target: sm_90a)");
-    else
-        at = dw__gpu_target_of(context, name);
-    bool here = context && context->capability == at.capability; /* measurements are this GPU's */
-    DW_TRY(explain(call, backward, &at, here ? context->name : NULL,
-                   found == DW_OK ? NULL : gpu_error, &root));
-    DW_TRY(dw__json_write(root, &text));
-    *json = text.text;
-    text.text = NULL;
+    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_90a", &at));
+    DW_TRY(explain(call, backward, &at.target, at.gpu, at.missing,
+                   &root)); /* measurements are this GPU's */
+    DW_TRY(dw__json_string(root, json));
 
 cleanup:
     json_decref(root);
-    dw__text_free(&text);
     return status;
 }

@@ -30,8 +30,7 @@ static bool limits_left(const dw_attention *c) {
 #define ALIGNED(bytes) (((bytes) + 127) / 128 * 128)
 #define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
 
-static const dw__attention_tile forward_tiles[] = {
-#define ROW(d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)                            \
+#define FORWARD_TILE(bytes, d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)            \
     {.head_dim = d,                                                                                \
      .window = windowed,                                                                           \
      .keys = least_keys,                                                                           \
@@ -39,21 +38,14 @@ static const dw__attention_tile forward_tiles[] = {
      .n = tile_n,                                                                                  \
      .stages = kv_stages,                                                                          \
      .consumers = groups,                                                                          \
-     .shared_bytes = FORWARD_SHARED(d, tile_m, tile_n, kv_stages)},
+     .shared_bytes = bytes(d, tile_m, tile_n, kv_stages)},
+static const dw__attention_tile forward_tiles[] = {
+#define ROW(...) FORWARD_TILE(FORWARD_SHARED, __VA_ARGS__)
     DW_SM90_FORWARD_TILES(ROW)
 #undef ROW
 };
-
 static const dw__attention_tile blackwell_tiles[] = {
-#define ROW(d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)                            \
-    {.head_dim = d,                                                                                \
-     .window = windowed,                                                                           \
-     .keys = least_keys,                                                                           \
-     .m = tile_m,                                                                                  \
-     .n = tile_n,                                                                                  \
-     .stages = kv_stages,                                                                          \
-     .consumers = groups,                                                                          \
-     .shared_bytes = DW_SM100_FORWARD_SHARED_BYTES(d, tile_m, tile_n, kv_stages)},
+#define ROW(...) FORWARD_TILE(DW_SM100_FORWARD_SHARED_BYTES, __VA_ARGS__)
     DW_SM100_FORWARD_TILES(ROW)
 #undef ROW
 };

@@ -62,7 +62,6 @@ static json_t *row_of_cutlass(const dw__cutlass *library, const dw_cutlass_kerne
 }
 
 dw_status dw_gpu_kernels(char **json) {
-    dw__text text = {0};
     dw_status status = DW_OK;
     const dw__cutlass *cutlass = NULL;
     json_t *rows = json_array();
@@ -73,12 +72,9 @@ dw_status dw_gpu_kernels(char **json) {
     for (size_t i = 0; cutlass && i < cutlass->count && !lost; i++)
         lost = json_array_append_new(rows, row_of_cutlass(cutlass, &cutlass->kernels[i])) != 0;
     if (lost) DW_TRY(dw__fail_memory("the list of kernels", 0));
-    DW_TRY(dw__json_write(rows, &text));
-    *json = text.text;
-    text.text = NULL;
+    DW_TRY(dw__json_string(rows, json));
 
 cleanup:
     json_decref(rows);
-    dw__text_free(&text);
     return status;
 }

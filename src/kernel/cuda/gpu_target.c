@@ -35,3 +35,22 @@ dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGE
         .source = "the driver's processors, clocks and bus width",
     };
 }
+
+dw_status dw__gpu_subject_find(const char *named, const char *example, dw__gpu_subject *subject) {
+    const dw__context *context = NULL;
+    const dw_status found = dw__device_cuda.context(&context);
+    *subject = (dw__gpu_subject){0};
+    if (found != DW_OK) {
+        snprintf(subject->error, sizeof subject->error, "%s", dw_last_error());
+        subject->missing = subject->error;
+    }
+    if (named)
+        DW_RETURN_IF_FAILED(dw__gpu_target_named(named, &subject->target));
+    else if (found != DW_OK)
+        return dw__fail_prefix(found, "there is no GPU to explain for (name a target: %s)",
+                               example);
+    else
+        subject->target = dw__gpu_target_of(context, subject->name);
+    if (context && context->capability == subject->target.capability) subject->gpu = context->name;
+    return DW_OK;
+}

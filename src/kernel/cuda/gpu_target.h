@@ -19,4 +19,15 @@ dw_status dw__gpu_target_named(const char *name, dw__gpu_target *target);
 /* The context's GPU; `name` is where its name goes. */
 dw__gpu_target dw__gpu_target_of(const dw__context *context, char name[DW__TARGET_NAME]);
 
+/* What an explanation is for: a target by its name, or, with NULL, the GPU that is there. Its members point into each
+ * other: it is not copied. */
+typedef struct dw__gpu_subject {
+    dw__gpu_target target;
+    const char *gpu;     /* the name of the GPU that is there, where it is such a one; else NULL */
+    const char *missing; /* why there is no GPU; NULL: there is one */
+    char name[DW__TARGET_NAME], error[1024];
+} dw__gpu_subject;
+/* A failure where nothing is named and there is no GPU: it proposes `example`. */
+dw_status dw__gpu_subject_find(const char *named, const char *example, dw__gpu_subject *subject);
+
 #endif

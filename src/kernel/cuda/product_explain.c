@@ -125,32 +125,17 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
 }
 
 dw_status dw_product_explain(const dw_product *given, const char *target, char **json) {
-    const dw__context *context = NULL;
-    dw__gpu_target at;
-    char name[DW__TARGET_NAME], gpu_error[1024] = "";
-    dw__text text = {0};
+    dw__gpu_subject at;
     json_t *root = NULL;
     dw_product call;
     DW_RETURN_IF_FAILED(dw__product_read(given, &call));
     dw_status status = dw__product_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
-    dw_status found = dw__device_cuda.context(&context);
-    if (found != DW_OK) snprintf(gpu_error, sizeof gpu_error, "%s", dw_last_error());
-    if (target)
-        DW_TRY(dw__gpu_target_named(target, &at));
-    else if (found != DW_OK)
-        return dw__fail_prefix(found, "there is no GPU to explain for (name a target: sm_100a)");
-    else
-        at = dw__gpu_target_of(context, name);
-    bool here = context && context->capability == at.capability;
-    DW_TRY(describe(&call, &at, here ? context->name : NULL, found == DW_OK ? NULL : gpu_error,
-                    &root));
-    DW_TRY(dw__json_write(root, &text));
-    *json = text.text;
-    text.text = NULL;
+    DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_100a", &at));
+    DW_TRY(describe(&call, &at.target, at.gpu, at.missing, &root));
+    DW_TRY(dw__json_string(root, json));
 
 cleanup:
     json_decref(root);
-    dw__text_free(&text);
     return status;
 }
