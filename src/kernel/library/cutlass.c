@@ -44,7 +44,7 @@ static dw_status load(void) {
     *(void **)&version = dlsym(library, "deepwell_cutlass_version");
     *(void **)&loaded.error = dlsym(library, "deepwell_cutlass_error");
     loaded.kernels = kernels ? kernels(DW_CUTLASS_VERSION, &loaded.count) : NULL;
-    if (!loaded.kernels || !version || !loaded.error)
+    if (!loaded.kernels || !version || !loaded.error || loaded.count > DW__CUTLASS_KERNELS)
         return dw__fail(DW_UNSUPPORTED,
                         NAME " is of another version than this library: `make cutlass` again");
     loaded.version = version();
@@ -71,4 +71,72 @@ const dw_cutlass_kernel *dw__cutlass_find(const dw__cutlass *library, dw_cutlass
         if (k->kind == kind && k->type == type && k->capability == capability) return k;
     }
     return NULL;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------------- */
+
+static dw_status fail_unknown(const dw__cutlass *library, dw_cutlass_kind kind, const char *name,
+                              const char *own) {
+    dw_status status = DW_OK;
+    dw__text names = {0};
+    DW_TRY(dw__text_printf(&names, "%s", own));
+    for (size_t i = 0; i < library->count; i++)
+        if (library->kernels[i].kind == kind)
+            DW_TRY(dw__text_printf(&names, ", %s", library->kernels[i].name));
+    DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "kernel \"%s\" is not known for this; expected one of %s",
+                    name, names.text));
+
+cleanup:
+    dw__text_free(&names);
+    return status;
+}
+
+dw_status dw__cutlass_named(dw_cutlass_kind kind, const char *name, const char *own,
+                            const dw__cutlass **library, const dw_cutlass_kernel **kernel) {
+    *kernel = NULL;
+    if (dw__cutlass_load(library) != DW_OK) {
+        char why[sizeof failure];
+        snprintf(why, sizeof why, "%s", dw_last_error());
+        return dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
+                        "kernel \"%s\" is not known for this; there is %s; %s", name, own, why);
+    }
+    for (size_t i = 0; i < (*library)->count && !*kernel; i++) {
+        const dw_cutlass_kernel *k = &(*library)->kernels[i];
+        if (k->kind == kind && strcmp(k->name, name) == 0) *kernel = k;
+    }
+    return *kernel ? DW_OK : fail_unknown(*library, kind, name, own);
+}
+
+dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context *context) {
+    if (context->device != &dw__device_cuda)
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s is launched by the CUDA runtime, which has no device \"%s\"; expected "
+                        "\"cuda\": with a GPU, or in a program under `deepwell emulate`",
+                        kernel->name, context->device->name);
+    if (context->capability == kernel->capability) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "%s is for compute capability %d.%d; GPU %d is a %s (%d.%d)",
+                    kernel->name, kernel->capability / 10, kernel->capability % 10,
+                    context->ordinal, context->name, context->capability / 10,
+                    context->capability % 10);
+}
+
+dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *workspace,
+                                size_t bytes, size_t needed) {
+    enum { ALIGNED = 256 };
+    if (needed == 0) return DW_OK;
+    if (!workspace || bytes < needed)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the workspace has %zu bytes; %s needs %zu of device memory",
+                        workspace ? bytes : 0, kernel->name, needed);
+    if ((uintptr_t)workspace % ALIGNED == 0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "the workspace lies at %p; %s expects a multiple of %d bytes", workspace,
+                    kernel->name, ALIGNED);
+}
+
+dw_status dw__cutlass_status(const dw__cutlass *library, const dw_cutlass_kernel *kernel,
+                             dw_cutlass_result result) {
+    if (result == DW_CUTLASS_OK) return DW_OK;
+    return dw__fail(result == DW_CUTLASS_REFUSED ? DW_UNSUPPORTED : DW_STATE, "%s: %s",
+                    kernel->name, library->error());
 }

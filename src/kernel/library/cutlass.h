@@ -5,6 +5,9 @@
 
 #include "base/base.h"
 #include "cutlass/provider.h"
+#include "device/device.h"
+
+enum { DW__CUTLASS_KERNELS = 64 }; /* at most */
 
 typedef struct dw__cutlass {
     const dw_cutlass_kernel *kernels;
@@ -18,5 +21,23 @@ dw_status dw__cutlass_load(const dw__cutlass **library);
 /* The first kernel of this kind, type and compute capability (100: 10.0), or NULL. */
 const dw_cutlass_kernel *dw__cutlass_find(const dw__cutlass *library, dw_cutlass_kind kind,
                                           dw_cutlass_type type, int capability);
+
+/* ---- calls ----------------------------------------------------------------------------------------- */
+
+/* The kernel of this kind that a call names. Where there is none, one error lists those that there are: `own`,
+ * Deepwell's, and the library's; where the library is not there, why. */
+dw_status dw__cutlass_named(dw_cutlass_kind kind, const char *name, const char *own,
+                            const dw__cutlass **library, const dw_cutlass_kernel **kernel);
+
+/* Whether the kernel runs on the context's GPU, and through the CUDA runtime at all. */
+dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context *context);
+
+/* Of a caller's workspace: `needed` bytes, at a multiple of 256. */
+dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *workspace,
+                                size_t bytes, size_t needed);
+
+/* What a function of the kernel returned, with the library's words: DW_UNSUPPORTED where it does not take the call. */
+dw_status dw__cutlass_status(const dw__cutlass *library, const dw_cutlass_kernel *kernel,
+                             dw_cutlass_result result);
 
 #endif
