@@ -3,10 +3,10 @@
 
 #include "provider.h"
 
+#include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/kernel_hardware_info.h"
 #include "cutlass/numeric_types.h"
-#include "cute/tensor.hpp"
 
 namespace deepwell {
 
@@ -74,11 +74,26 @@ dw_cutlass_result launch(const typename Operation::Arguments &arguments, void *w
     if (result != DW_CUTLASS_OK) return result;
     cutlass::Status status =
         operation.initialize(arguments, workspace, static_cast<cudaStream_t>(stream));
-    if (status == cutlass::Status::kSuccess) status = operation.run(static_cast<cudaStream_t>(stream));
+    if (status == cutlass::Status::kSuccess)
+        status = operation.run(static_cast<cudaStream_t>(stream));
     if (status == cutlass::Status::kSuccess) return DW_CUTLASS_OK;
     const cudaError_t error = cudaGetLastError();
     return refuse(DW_CUTLASS_FAILED, "%s; the runtime: %s", cutlassGetStatusString(status),
                   cudaGetErrorString(error));
+}
+
+/* What the list has of a product: its Operation, and arguments of a call by prepare(call, &arguments). */
+template <class Product> dw_cutlass_result workspace_of(const void *call, size_t *bytes) {
+    typename Product::Operation::Arguments arguments;
+    const dw_cutlass_result result = Product::prepare(call, &arguments);
+    if (result == DW_CUTLASS_OK) *bytes = Product::Operation::get_workspace_size(arguments);
+    return result;
+}
+template <class Product> dw_cutlass_result run_of(const void *call, void *workspace, void *stream) {
+    using Operation = typename Product::Operation;
+    typename Operation::Arguments arguments;
+    const dw_cutlass_result result = Product::prepare(call, &arguments);
+    return result == DW_CUTLASS_OK ? launch<Operation>(arguments, workspace, stream) : result;
 }
 
 } // namespace deepwell

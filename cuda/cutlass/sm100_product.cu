@@ -1,27 +1,17 @@
 /* BF16 products on Blackwell: tcgen05 by pairs of blocks. Clusters are chosen at launch, a preferred shape and one that
  * fits where that does not. */
-#include "launch.cuh"
-
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "dense_product.cuh"
 
 namespace deepwell {
 namespace {
 
-using namespace cute;
-using Element = cutlass::bfloat16_t;
-using Row = cutlass::layout::RowMajor;
-using Column = cutlass::layout::ColumnMajor;
-constexpr int ALIGNED = 8; /* elements: 16 bytes */
 using Tile = Shape<_256, _128, _64>;
 using Cluster = Shape<int, int, _1>;
 
 using Out = cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-    cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED, Element, Row,
-    ALIGNED, cutlass::epilogue::TmaWarpSpecialized2Sm>::CollectiveOp;
+    cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED, Element,
+    Row, ALIGNED, cutlass::epilogue::TmaWarpSpecialized2Sm>::CollectiveOp;
 using In = cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm100, cutlass::arch::OpClassTensorOp, Element, Row, ALIGNED, Element, Column,
     ALIGNED, float, Tile, Cluster,
@@ -41,32 +31,14 @@ template <class Scheduler> struct product {
         if (result == DW_CUTLASS_OK) result = hardware(&info);
         if (result == DW_CUTLASS_OK) result = check_cluster(call, &info);
         if (result != DW_CUTLASS_OK) return result;
-        const auto *c = static_cast<const Element *>(call.c ? call.c : call.d);
-        const int64_t c_stride = call.c ? call.c_stride : call.d_stride;
-        *made = {cutlass::gemm::GemmUniversalMode::kGemm,
-                 {static_cast<int>(call.m), static_cast<int>(call.n), static_cast<int>(call.k), 1},
-                 {static_cast<const Element *>(call.a),
-                  {call.a_stride, _1{}, 0},
-                  static_cast<const Element *>(call.b),
-                  {call.b_stride, _1{}, 0}},
-                 {{call.alpha, call.beta},
-                  c,
-                  {c_stride, _1{}, 0},
-                  static_cast<Element *>(call.d),
-                  {call.d_stride, _1{}, 0}},
-                 info};
+        *made = dense_arguments<Operation>(call, info);
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        if (result == DW_CUTLASS_OK) *bytes = Operation::get_workspace_size(arguments);
-        return result;
+        return workspace_of<product>(call, bytes);
     }
     static dw_cutlass_result run(const void *call, void *workspace, void *stream) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        return result == DW_CUTLASS_OK ? launch<Operation>(arguments, workspace, stream) : result;
+        return run_of<product>(call, workspace, stream);
     }
 };
 

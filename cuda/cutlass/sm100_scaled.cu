@@ -20,8 +20,8 @@ using Cluster = Shape<int, int, _1>;
 template <class Pair, int aligned, class Tile, class Schedule> struct product {
     using Out = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm100, cutlass::arch::OpClassBlockScaledTensorOp, Tile, Cluster,
-        cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED, Element,
-        Row, ALIGNED, cutlass::epilogue::TmaWarpSpecialized2Sm>::CollectiveOp;
+        cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED,
+        Element, Row, ALIGNED, cutlass::epilogue::TmaWarpSpecialized2Sm>::CollectiveOp;
     using In = typename cutlass::gemm::collective::CollectiveBuilder<
         cutlass::arch::Sm100, cutlass::arch::OpClassBlockScaledTensorOp, Pair, Row, aligned, Pair,
         Column, aligned, float, Tile, Cluster,
@@ -67,15 +67,10 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        if (result == DW_CUTLASS_OK) *bytes = Operation::get_workspace_size(arguments);
-        return result;
+        return workspace_of<product>(call, bytes);
     }
     static dw_cutlass_result run(const void *call, void *workspace, void *stream) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        return result == DW_CUTLASS_OK ? launch<Operation>(arguments, workspace, stream) : result;
+        return run_of<product>(call, workspace, stream);
     }
 };
 

@@ -1,26 +1,15 @@
 /* BF16 products on Hopper: wgmma fed by TMA, warps specialised, blocks that stay for tile after tile. */
-#include "launch.cuh"
-
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "dense_product.cuh"
 
 namespace deepwell {
 namespace {
-
-using namespace cute;
-using Element = cutlass::bfloat16_t;
-using Row = cutlass::layout::RowMajor;
-using Column = cutlass::layout::ColumnMajor;
-constexpr int ALIGNED = 8; /* elements: 16 bytes */
 
 template <class Tile, class Mainloop, class Epilogue> struct product {
     using Cluster = Shape<_2, _1, _1>;
     using Out = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-        cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED, Element,
-        Row, ALIGNED, Epilogue>::CollectiveOp;
+        cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, ALIGNED,
+        Element, Row, ALIGNED, Epilogue>::CollectiveOp;
     using In = typename cutlass::gemm::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, ALIGNED, Element, Column,
         ALIGNED, float, Tile, Cluster,
@@ -37,32 +26,14 @@ template <class Tile, class Mainloop, class Epilogue> struct product {
         dw_cutlass_result result = check_product(call);
         if (result == DW_CUTLASS_OK) result = hardware(&info);
         if (result != DW_CUTLASS_OK) return result;
-        const auto *c = static_cast<const Element *>(call.c ? call.c : call.d);
-        const int64_t c_stride = call.c ? call.c_stride : call.d_stride;
-        *made = {cutlass::gemm::GemmUniversalMode::kGemm,
-                 {static_cast<int>(call.m), static_cast<int>(call.n), static_cast<int>(call.k), 1},
-                 {static_cast<const Element *>(call.a),
-                  {call.a_stride, _1{}, 0},
-                  static_cast<const Element *>(call.b),
-                  {call.b_stride, _1{}, 0}},
-                 {{call.alpha, call.beta},
-                  c,
-                  {c_stride, _1{}, 0},
-                  static_cast<Element *>(call.d),
-                  {call.d_stride, _1{}, 0}},
-                 info};
+        *made = dense_arguments<Operation>(call, info);
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        if (result == DW_CUTLASS_OK) *bytes = Operation::get_workspace_size(arguments);
-        return result;
+        return workspace_of<product>(call, bytes);
     }
     static dw_cutlass_result run(const void *call, void *workspace, void *stream) {
-        typename Operation::Arguments arguments;
-        const dw_cutlass_result result = prepare(call, &arguments);
-        return result == DW_CUTLASS_OK ? launch<Operation>(arguments, workspace, stream) : result;
+        return run_of<product>(call, workspace, stream);
     }
 };
 
@@ -76,11 +47,11 @@ using pingpong = product<Shape<_64, _256, _64>, cutlass::gemm::KernelTmaWarpSpec
 
 const dw_cutlass_kernel sm90_products[] = {
     {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
-     "tiles of 128 x 256, two groups of warps on one; clusters of 2 x 1", "proven on the emulator",
-     cooperative::workspace_bytes, cooperative::run},
+     "tiles of 128 x 256, two groups of warps on one; clusters of 2 x 1",
+     "right on an H200 and on the emulator", cooperative::workspace_bytes, cooperative::run},
     {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
      "tiles of 64 x 256, one for each of two groups of warps; clusters of 2 x 1",
-     "proven on the emulator", pingpong::workspace_bytes, pingpong::run},
+     "right on an H200 and on the emulator", pingpong::workspace_bytes, pingpong::run},
     {},
 };
 
