@@ -6,8 +6,10 @@
  * Where a block has 64 rows of a pair's product or of a weight-stationary one, the second half of the columns lies
  * in lanes 64 to 127; where it has 32, the quarters lie in 32 lanes each.
  */
+#include "base/isa.h"
 #include "emulator/tcgen05.h"
 #include "emulator/tcgen05_descriptor.h"
+#include "emulator/tcgen05_loops.h"
 #include "emulator/written.h"
 #include "number/format.h"
 #include "number/half.h"
@@ -16,7 +18,10 @@
 
 #define MOST_N 256
 #define MOST_K 64
+#define TOGETHER 8                         /* rows of D: there are multiples of that */
 #define K_COLUMNS (DW__TENSOR_K_BYTES / 4) /* of A in tensor memory */
+
+DW_ISA_TABLE(dw__tensor_loops)
 
 typedef struct product_op {
     dw__tensor_form form;
@@ -169,8 +174,7 @@ static bool read_scales(product *p, dw__emu_cta *cta, const char *name, uint32_t
 static double sum_value(const product *p, uint32_t cell) {
     switch (p->i.d) {
     case DW__SUM_F16: return (double)dw__f16_to_f32((uint16_t)cell);
-    case DW__SUM_S32: return (double)(int32_t)cell;
-    default: return (double)dw__f32_from_bits(cell);
+    default: return (double)(int32_t)cell;
     }
 }
 static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
@@ -187,33 +191,27 @@ static uint32_t sum_bits(const product *p, uint32_t cell, double value) {
             return (cell & 0xFFFF0000) |
                    (value != value ? 0x7FFFu : (uint32_t)dw__f32_to_f16(narrow));
         }
-    case DW__SUM_S32:
+    default:
         if (p->i.saturate) {
             if (value > INT32_MAX) return INT32_MAX;
             if (value < INT32_MIN) return (uint32_t)INT32_MIN;
         }
         return (uint32_t)(int64_t)value;
-    default: return value != value ? 0x7FFFFFFF : dw__f32_bits((float)value);
     }
 }
 
-/* Sums of a row, or of the fold of one, from cells that lie beside each other. */
-static void read_sums(const product *p, const uint32_t *cells, uint32_t count, double *sums) {
-    const double shift = ldexp(1, -p->op->shift);
-    if (p->i.d == DW__SUM_F32)
-        for (uint32_t i = 0; i < count; i++) sums[i] = shift * (double)dw__f32_from_bits(cells[i]);
-    else
-        for (uint32_t i = 0; i < count; i++) sums[i] = shift * sum_value(p, cells[i]);
-}
-
-/* sums[n] += a[k] times b[k][n]. */
-static void add_row(const double *a, double (*b)[MOST_N], uint32_t k_count, uint32_t n,
-                    double *sums) {
-    for (uint32_t k = 0; k < k_count; k += 4) { /* the K of every kind is a multiple of 8 */
-        const double *b0 = b[k], *b1 = b[k + 1], *b2 = b[k + 2], *b3 = b[k + 3];
-        for (uint32_t i = 0; i < n; i++)
-            sums[i] += (a[k] * b0[i] + a[k + 1] * b1[i]) + (a[k + 2] * b2[i] + a[k + 3] * b3[i]);
-    }
+/* Sums of F16 and S32 of `count` rows, or of folds of them. */
+static void add_plainly(const product *p, const double *a, uint32_t count, const double *b,
+                        uint32_t columns, uint32_t *const *cells) {
+    const double scale = p->accumulate ? ldexp(1, -p->op->shift) : 0;
+    double sums[TOGETHER][MOST_N];
+    for (uint32_t row = 0; row < count; row++)
+        for (uint32_t i = 0; i < columns; i++)
+            sums[row][i] = p->accumulate ? scale * sum_value(p, cells[row][i]) : 0;
+    dw__tensor_loops_now()->add(a, count, (size_t)p->i.k, b, columns, MOST_N, sums[0]);
+    for (uint32_t row = 0; row < count; row++)
+        for (uint32_t i = 0; i < columns; i++)
+            cells[row][i] = sum_bits(p, cells[row][i], sums[row][i]);
 }
 
 /* D of one block: a[row][k] times b[k][column], scaled already. */
@@ -228,21 +226,25 @@ static bool add_to_d(product *p, dw__emu_cta *cta, int block, uint32_t rows, con
         return false;
     struct dw__emu_tensor *tensor = cta->tensor;
     touch_rows(p, cta, first, column, per_fold, true);
-    for (uint32_t row = 0; row < rows; row++) {
-        double sums[MOST_N] = {0};
-        for (uint32_t fold = 0; p->accumulate && fold < folds; fold++) {
-            const uint32_t lane = first + lane_of(p, row) + fold * rows;
-            undefined += dw__count_unwritten(tensor->defined[lane], column, per_fold);
-            read_sums(p, &tensor->cells[lane][column], per_fold, sums + fold * per_fold);
-        }
-        add_row(a + row * k_count, b, k_count, n, sums);
-        for (uint32_t fold = 0; fold < folds; fold++) {
-            const uint32_t lane = first + lane_of(p, row) + fold * rows;
-            if (p->disabled[4 * block + lane / 32] >> lane % 32 & 1) continue;
-            uint32_t *cells = &tensor->cells[lane][column];
-            for (uint32_t i = 0; i < per_fold; i++)
-                cells[i] = sum_bits(p, cells[i], sums[fold * per_fold + i]);
-            dw__set_written(tensor->defined[lane], column, per_fold, true);
+    for (uint32_t fold = 0; fold < folds; fold++) {
+        const double *columns = &b[0][fold * per_fold];
+        for (uint32_t row = 0; row < rows; row += TOGETHER) {
+            uint32_t *cells[TOGETHER], count = 0;
+            double some[TOGETHER * MOST_K];
+            for (uint32_t i = row; i < row + TOGETHER; i++) {
+                const uint32_t lane = first + lane_of(p, i) + fold * rows;
+                if (p->accumulate)
+                    undefined += dw__count_unwritten(tensor->defined[lane], column, per_fold);
+                if (p->disabled[4 * block + lane / 32] >> lane % 32 & 1) continue;
+                memcpy(some + count * k_count, a + i * k_count, k_count * sizeof *a);
+                cells[count++] = &tensor->cells[lane][column];
+                dw__set_written(tensor->defined[lane], column, per_fold, true);
+            }
+            if (p->i.d == DW__SUM_F32)
+                dw__tensor_loops_now()->add_f32(some, count, k_count, columns, per_fold, MOST_N,
+                                                p->accumulate ? ldexp(1, -p->op->shift) : 0, cells);
+            else
+                add_plainly(p, some, count, columns, per_fold, cells);
         }
     }
     dw__emu_tensor_undefined(&user, "a product adds to D in", p->d_address, undefined);
@@ -262,16 +264,19 @@ typedef struct buffers {
 /* B as [k][n]: each block of a pair has half of the columns. */
 static bool read_b(product *p, buffers *s) {
     const uint32_t blocks = (uint32_t)blocks_of(p), n = (uint32_t)p->i.n, share = n / blocks;
-    double row[MOST_K];
     for (uint32_t block = 0; block < blocks; block++)
         if (!read_shared(p, p->pair[block], &p->b, p->i.b, share,
                          s->bytes + block * share * DW__TENSOR_K_BYTES))
             return false;
     dw__tensor_fill_table(p->i.b, s->table);
-    for (uint32_t column = 0; column < n; column++) {
-        dw__tensor_decode_row(p->i.b, s->table, p->i.k, false,
-                              s->bytes + column * DW__TENSOR_K_BYTES, row);
-        for (int k = 0; k < p->i.k; k++) s->b[k][column] = p->i.b_negated ? -row[k] : row[k];
+    for (uint32_t first = 0; first < n; first += DW__TENSOR_STEP) {
+        double some[DW__TENSOR_STEP][MOST_K];
+        for (uint32_t i = 0; i < DW__TENSOR_STEP; i++)
+            dw__tensor_decode_row(p->i.b, s->table, p->i.k, false,
+                                  s->bytes + (first + i) * DW__TENSOR_K_BYTES, some[i]);
+        const double sign = p->i.b_negated ? -1 : 1;
+        for (int k = 0; k < p->i.k; k++)
+            for (uint32_t i = 0; i < DW__TENSOR_STEP; i++) s->b[k][first + i] = sign * some[i][k];
     }
     return true;
 }
