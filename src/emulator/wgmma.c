@@ -17,6 +17,7 @@
 
 #define ROWS 16 /* of 64: one warp's */
 #define MOST_N 256
+#define LINES 8 /* rows, columns and the depth are multiples of that */
 
 DW_ISA_TABLE(dw__wgmma_loops)
 
@@ -69,20 +70,17 @@ typedef struct placing {
     size_t along, deep;
 } placing;
 
-static void spread(const unsigned char *from, uint32_t bytes, uint32_t *to, size_t step) {
+static void spread(const unsigned char *from, uint32_t bytes, uint32_t *to) {
     uint16_t halves[8];
-    uint32_t words[4];
     switch (bytes) {
     case 1:
-        for (int i = 0; i < 16; i++) to[(size_t)i * step] = from[i];
+        for (int i = 0; i < 16; i++) to[i] = from[i];
         break;
     case 2:
         memcpy(halves, from, 16);
-        for (int i = 0; i < 8; i++) to[(size_t)i * step] = halves[i];
+        for (int i = 0; i < 8; i++) to[i] = halves[i];
         break;
-    default:
-        memcpy(words, from, 16);
-        for (int i = 0; i < 4; i++) to[(size_t)i * step] = words[i];
+    default: memcpy(to, from, 16);
     }
 }
 
@@ -95,18 +93,24 @@ static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count
     const uint32_t across = o->mn_major ? count : k_count, lines = o->mn_major ? k_count : count;
     const size_t step = o->mn_major ? to.along : to.deep, next = o->mn_major ? to.deep : to.along;
     bool undefined = false;
-    for (uint32_t i = 0; i < lines; i++) {
+    for (uint32_t i = 0; i < lines; i += LINES) {
         for (uint32_t j = 0; j < across; j += together) {
-            const uint32_t at =
-                o->mn_major ? dw__matrix_address(o, j, i) : dw__matrix_address(o, i, j);
-            if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes)
-                return blame(p, DW__FOUND_BOUNDS,
-                             "a matrix reaches beyond the block's shared memory, to", at);
-            undefined = undefined || dw__count_unwritten(cta->defined, at, 16);
-            spread(cta->shared + at, bytes, to.codes + i * next + j * step, step);
-            if (p->work.clock)
-                dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at, 16,
-                                  false);
+            uint32_t some[LINES][16], *to_codes = to.codes + i * next + j * step;
+            for (uint32_t line = 0; line < LINES; line++) {
+                const uint32_t at = o->mn_major ? dw__matrix_address(o, j, i + line)
+                                                : dw__matrix_address(o, i + line, j);
+                if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes)
+                    return blame(p, DW__FOUND_BOUNDS,
+                                 "a matrix reaches beyond the block's shared memory, to", at);
+                undefined = undefined || dw__count_unwritten(cta->defined, at, 16);
+                spread(cta->shared + at, bytes, step == 1 ? to_codes + line * next : some[line]);
+                if (p->work.clock)
+                    dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at,
+                                      16, false);
+            }
+            for (uint32_t k = 0; step != 1 && k < together; k++)
+                for (uint32_t line = 0; line < LINES; line++)
+                    to_codes[k * step + line * next] = some[line][k];
         }
     }
     if (undefined && cta->cluster->grid->check)
@@ -136,7 +140,9 @@ static void unpack_a(const product *p, uint32_t warp, placing to) {
 enum { A_ROWS = WARPS * ROWS, A_CODES = A_ROWS * DW__SUM_MOST, B_CODES = MOST_N * DW__SUM_MOST };
 typedef struct operands {
     uint32_t a[A_CODES], b[B_CODES];
-    int32_t a_parts[3][A_CODES], b_parts[3][B_CODES]; /* magnitudes, exponents, signs */
+    float a_values[A_CODES], b_values[B_CODES];
+    int16_t a_exponents[A_CODES], b_exponents[B_CODES];
+    uint32_t a_twice[A_CODES]; /* exponents in both halves */
 } operands;
 
 static bool read_codes(product *p, operands *o) {
@@ -192,64 +198,80 @@ static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, f
     return dw__wgmma_sum(&row, &column, op->k, (double)(op->scale_a * op->scale_b), d, narrow);
 }
 
-/* Eight columns of D of one row: two registers of four lanes. */
-static void read_eight(const d_row *row, uint32_t eight, float *d) {
-    const uint32_t *places = row->places + 4 * eight;
-    const float *even = DW__REGISTER(row->warp, const float, places[0]) + row->lane,
-                *odd = DW__REGISTER(row->warp, const float, places[1]) + row->lane;
-    for (int i = 0; i < 4; i++) d[2 * i] = even[i], d[2 * i + 1] = odd[i];
+/* Of D some rows beside each other and columns from `first` on: two registers for every eight. */
+static void read_tile(const d_row *row, uint32_t first, uint32_t end,
+                      float (*d)[DW__WGMMA_COLUMNS]) {
+    for (uint32_t column = first; column < end; column += 8) {
+        const uint32_t *places = row->places + column / 2;
+        const float *even = DW__REGISTER(row->warp, const float, places[0]) + row->lane,
+                    *odd = DW__REGISTER(row->warp, const float, places[1]) + row->lane;
+        for (int r = 0; r < DW__WGMMA_ROWS; r++)
+            for (int i = 0; i < 4; i++) {
+                float *to = &d[r][column - first + 2 * (uint32_t)i];
+                to[0] = even[4 * r + i], to[1] = odd[4 * r + i];
+            }
+    }
 }
-static void write_eight(const d_row *row, uint32_t eight, const float *d) {
-    const uint32_t *places = row->places + 4 * eight;
-    float *even = DW__REGISTER(row->warp, float, places[0]) + row->lane,
-          *odd = DW__REGISTER(row->warp, float, places[1]) + row->lane;
-    for (int i = 0; i < 4; i++) even[i] = d[2 * i], odd[i] = d[2 * i + 1];
+static void write_tile(const d_row *row, uint32_t first, uint32_t end,
+                       float (*d)[DW__WGMMA_COLUMNS]) {
+    for (uint32_t column = first; column < end; column += 8) {
+        const uint32_t *places = row->places + column / 2;
+        float *even = DW__REGISTER(row->warp, float, places[0]) + row->lane,
+              *odd = DW__REGISTER(row->warp, float, places[1]) + row->lane;
+        for (int r = 0; r < DW__WGMMA_ROWS; r++)
+            for (int i = 0; i < 4; i++) {
+                const float *from = &d[r][column - first + 2 * (uint32_t)i];
+                even[4 * r + i] = from[0], odd[4 * r + i] = from[1];
+            }
+    }
+}
+
+/* False: some are infinite or no numbers. */
+static bool decode(const product *p, operands *o, uint32_t columns) {
+    const product_op *op = p->op;
+    const dw__wgmma_loops *loops = dw__wgmma_loops_now();
+    const uint32_t n = (uint32_t)op->n, k_count = (uint32_t)op->k;
+    const dw__wgmma_format format_a = format_of(op->a), format_b = format_of(op->b);
+    bool finite = loops->decode(o->a, A_ROWS * k_count, &format_a, o->a_values, o->a_exponents);
+    for (uint32_t i = 0; i < A_ROWS * k_count; i++) {
+        o->a_twice[i] = (uint16_t)o->a_exponents[i] * 0x10001u;
+        if (op->scale_a * op->scale_b < 0) o->a_values[i] = -o->a_values[i];
+    }
+    for (uint32_t at = 0; at < k_count * MOST_N; at += MOST_N) {
+        memset(o->b + at + n, 0, (columns - n) * sizeof *o->b); /* behind the last: zeros */
+        finite &=
+            loops->decode(o->b + at, columns, &format_b, o->b_values + at, o->b_exponents + at);
+    }
+    return finite;
 }
 
 static void multiply_f32(const product *p, operands *o) {
     const product_op *op = p->op;
     const dw__wgmma_loops *loops = dw__wgmma_loops_now();
-    const dw__wgmma_factors a = {o->a_parts[0], o->a_parts[1], o->a_parts[2]},
-                            b = {o->b_parts[0], o->b_parts[1], o->b_parts[2]};
-    const size_t n = (size_t)op->n, k = (size_t)op->k;
-    const bool narrow = dw__emu_type_bytes(op->a) == 1, negative = op->scale_a * op->scale_b < 0;
-    const dw__wgmma_format format_a = format_of(op->a), format_b = format_of(op->b);
-    const int left = (narrow ? 13 : 25) - format_a.fraction_bits - format_b.fraction_bits;
-    /* Columns behind the last are zeros. */
-    for (size_t i = 0; n % DW__WGMMA_COLUMNS && i < k; i++)
-        memset(o->b + i * MOST_N + n, 0,
-               (DW__WGMMA_COLUMNS - n % DW__WGMMA_COLUMNS) * sizeof *o->b);
-    const size_t columns = (n + DW__WGMMA_COLUMNS - 1) / DW__WGMMA_COLUMNS * DW__WGMMA_COLUMNS;
-    bool finite = loops->decode(o->a, A_ROWS * k, &format_a, &a);
-    for (size_t i = 0; i < k; i++) {
-        const size_t at = i * MOST_N;
-        finite &=
-            loops->decode(o->b + at, columns, &format_b,
-                          &(dw__wgmma_factors){b.magnitude + at, b.exponent + at, b.sign + at});
-    }
-    if (negative)
-        for (size_t i = 0; i < A_ROWS * k; i++) a.sign[i] = ~a.sign[i];
-    for (size_t first = 0; first < n; first += DW__WGMMA_COLUMNS) {
-        const dw__wgmma_factors some = {b.magnitude + first, b.exponent + first, b.sign + first};
-        for (uint32_t row = 0; row < A_ROWS; row++) {
-            const dw__wgmma_factors own = {a.magnitude + row * k, a.exponent + row * k,
-                                           a.sign + row * k};
+    const uint32_t n = (uint32_t)op->n, k_count = (uint32_t)op->k;
+    const bool narrow = dw__emu_type_bytes(op->a) == 1,
+               finite = decode(p, o,
+                               (n + DW__WGMMA_COLUMNS - 1) / DW__WGMMA_COLUMNS * DW__WGMMA_COLUMNS);
+    for (uint32_t first = 0; first < n; first += DW__WGMMA_COLUMNS) {
+        const uint32_t end = n - first < DW__WGMMA_COLUMNS ? n : first + DW__WGMMA_COLUMNS,
+                       count = end - first <= DW__WGMMA_STEP ? DW__WGMMA_STEP : DW__WGMMA_COLUMNS;
+        for (uint32_t row = 0; row < A_ROWS; row += DW__WGMMA_ROWS) {
             const d_row place = row_of(p, row);
-            const uint32_t eight = (uint32_t)first / 8;
-            const bool both = first + 8 < n;
-            float d[DW__WGMMA_COLUMNS] = {0};
-            if (p->accumulate) {
-                read_eight(&place, eight, d);
-                if (both) read_eight(&place, eight + 1, d + 8);
+            float d[DW__WGMMA_ROWS][DW__WGMMA_COLUMNS] = {{0}};
+            uint32_t others[DW__WGMMA_ROWS];
+            if (p->accumulate) read_tile(&place, first, end, d);
+            if (finite)
+                loops->sums(op->k, o->a_values + row * k_count, o->a_twice + row * k_count,
+                            o->b_values + first, o->b_exponents + first, MOST_N, count, narrow, d,
+                            others);
+            for (uint32_t r = 0; r < DW__WGMMA_ROWS; r++) {
+                uint32_t left = finite ? others[r] : UINT32_MAX;
+                for (; left; left &= left - 1) {
+                    const uint32_t i = (uint32_t)__builtin_ctz(left);
+                    d[r][i] = sum_alone(p, o->a + (row + r) * k_count, o->b + first + i, d[r][i]);
+                }
             }
-            uint32_t others = finite ? loops->sums(op->k, &own, &some, MOST_N, left, narrow, d)
-                                     : (1u << DW__WGMMA_COLUMNS) - 1;
-            for (; others; others &= others - 1) {
-                const int i = __builtin_ctz(others);
-                d[i] = sum_alone(p, o->a + row * k, o->b + first + (size_t)i, d[i]);
-            }
-            write_eight(&place, eight, d);
-            if (both) write_eight(&place, eight + 1, d + 8);
+            write_tile(&place, first, end, d);
         }
     }
 }

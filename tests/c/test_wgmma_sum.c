@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 static uint64_t state = 5;
+static long added; /* sums that the loops did not leave */
 static uint32_t next_random(void) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(state >> 32);
@@ -53,6 +54,11 @@ static double value_of(const dw__wgmma_format *f, uint32_t code) {
     return code >> (f->exponent_bits + f->fraction_bits) & 1 ? -size : size;
 }
 
+static uint32_t largest_of(const dw__wgmma_format *f) { /* between 1 and 2 */
+    const uint32_t bias = (1u << (f->exponent_bits - 1)) - 1;
+    return ((bias << f->fraction_bits) | ((1u << f->fraction_bits) - 1)) << f->unused;
+}
+
 static float random_d(int how) {
     switch (how % 4) {
     case 0: return 0;
@@ -63,42 +69,62 @@ static float random_d(int how) {
     }
 }
 
+/* The exponent that all terms of a sum are aligned to. */
+static int greatest_exponent(const dw__factors *a, const dw__factors *b, int depth, float d) {
+    int greatest = d != 0 ? dw__factor_exponent((double)d, -126) : DW__NO_EXPONENT;
+    for (int k = 0; k < depth; k++)
+        if (a->exponent[k] + b->exponent[k] > greatest) greatest = a->exponent[k] + b->exponent[k];
+    return greatest;
+}
+
 static void expect_same(const dw__wgmma_loops *loops, const char *isa, size_t kind, bool near,
                         int how) {
-    enum { COLUMNS = DW__WGMMA_COLUMNS, DEPTH = DW__SUM_MOST };
+    enum { ROWS = DW__WGMMA_ROWS, COLUMNS = DW__WGMMA_COLUMNS, DEPTH = DW__SUM_MOST };
     const dw__wgmma_format *f = &kinds[kind].format;
-    const int depth = kinds[kind].depth;
+    const int depth = kinds[kind].depth, count = how % 3 ? COLUMNS : DW__WGMMA_STEP;
     const bool narrow = depth == 32;
-    uint32_t a[DEPTH], b[DEPTH * COLUMNS];
-    int32_t a_parts[3][DEPTH], b_parts[3][DEPTH * COLUMNS];
-    const dw__wgmma_factors row = {a_parts[0], a_parts[1], a_parts[2]},
-                            columns = {b_parts[0], b_parts[1], b_parts[2]};
-    float d[COLUMNS], begun[COLUMNS];
+    uint32_t a[ROWS * DEPTH], b[DEPTH * COLUMNS], twice[ROWS * DEPTH], others[ROWS];
+    float rows[ROWS * DEPTH], columns[DEPTH * COLUMNS];
+    int16_t row_exponents[ROWS * DEPTH], exponents[DEPTH * COLUMNS];
+    float d[ROWS][COLUMNS], begun[ROWS][COLUMNS];
     dw__factors plain_row, plain_column;
-    for (int k = 0; k < DEPTH; k++) a[k] = k < depth ? random_code(f, near) : 0;
+    for (int i = 0; i < ROWS * depth; i++) a[i] = random_code(f, near);
     for (int i = 0; i < depth * COLUMNS; i++) b[i] = random_code(f, near);
-    for (int i = 0; i < COLUMNS; i++) d[i] = begun[i] = random_d(how);
-    assert_true(loops->decode(a, DEPTH, f, &row));
-    assert_true(loops->decode(b, (size_t)(depth * COLUMNS), f, &columns));
-    const uint32_t others = loops->sums(depth, &row, &columns, COLUMNS,
-                                        (narrow ? 13 : 25) - 2 * f->fraction_bits, narrow, d);
+    if (how % 7 == 0) /* as large a sum as there is */
+        for (int i = 0; i < depth; i++) a[i] = b[i * COLUMNS] = largest_of(f);
+    for (int i = 0; i < ROWS * COLUMNS; i++) begun[i / COLUMNS][i % COLUMNS] = random_d(how);
+    memcpy(d, begun, sizeof d);
+    assert_true(loops->decode(a, (size_t)(ROWS * depth), f, rows, row_exponents));
+    assert_true(loops->decode(b, (size_t)(depth * COLUMNS), f, columns, exponents));
+    for (int i = 0; i < ROWS * depth; i++) twice[i] = (uint16_t)row_exponents[i] * 0x10001u;
+    loops->sums(depth, rows, twice, columns, exponents, COLUMNS, (size_t)count, narrow, d, others);
     const int least = 2 - (1 << (f->exponent_bits - 1));
-    for (int i = 0; i < COLUMNS; i++) {
+    for (int i = 0; i < ROWS * count; i++) {
+        const int row = i / count, column = i % count;
+        const float before = begun[row][column], *after = &d[row][column];
         for (int k = 0; k < depth; k++) {
-            plain_row.value[k] = value_of(f, a[k]),
-            plain_column.value[k] = value_of(f, b[k * COLUMNS + i]);
+            plain_row.value[k] = value_of(f, a[row * depth + k]),
+            plain_column.value[k] = value_of(f, b[k * COLUMNS + column]);
             plain_row.exponent[k] = dw__factor_exponent(plain_row.value[k], least);
             plain_column.exponent[k] = dw__factor_exponent(plain_column.value[k], least);
         }
-        const float right = dw__wgmma_sum(&plain_row, &plain_column, depth, 1, begun[i], narrow);
-        if (others >> i & 1) { /* left for the plain sum, untouched, and for a reason */
-            assert_memory_equal(&d[i], &begun[i], sizeof d[i]);
-            assert_true(!isfinite(begun[i]) || fabsf(right) < 0x1p-126f);
-        } else if (dw__f32_bits(d[i]) != dw__f32_bits(right)) {
-            fail_msg("%s, %s: %a, not %a, from %a", isa, kinds[kind].name, (double)d[i],
-                     (double)right, (double)begun[i]);
+        const float right = dw__wgmma_sum(&plain_row, &plain_column, depth, 1, before, narrow);
+        if (others[row] >> column & 1) { /* left for the plain sum, untouched, and for a reason */
+            const int greatest = greatest_exponent(&plain_row, &plain_column, depth, before);
+            assert_memory_equal(after, &before, sizeof before);
+            assert_true(!isfinite(before) || greatest < DW__WGMMA_LEAST ||
+                        greatest > DW__WGMMA_GREATEST ||
+                        fabs(ldexp((double)right, 25 - greatest)) > 0x7E000000);
+        } else if (dw__f32_bits(*after) != dw__f32_bits(right)) {
+            fail_msg("%s, %s: %a, not %a, from %a", isa, kinds[kind].name, (double)*after,
+                     (double)right, (double)before);
+        } else {
+            added++;
         }
     }
+    for (int row = 0; row < ROWS; row++)
+        assert_memory_equal(&d[row][count], &begun[row][count],
+                            (size_t)(COLUMNS - count) * sizeof **d);
 }
 
 static void sums_are_the_plain_ones(void **unused) {
@@ -112,8 +138,12 @@ static void sums_are_the_plain_ones(void **unused) {
     (void)unused;
     for (int isa = 0; isa < DW_ISA_COUNT; isa++)
         for (size_t kind = 0; all[isa] && kind < sizeof kinds / sizeof *kinds; kind++)
-            for (int i = 0; i < 800; i++)
+            for (int i = 0; i < 400; i++) {
+                const long before = added;
                 expect_same(all[isa], dw__isa_name((dw__isa)isa), kind, i % 2, i / 2);
+                if (i % 2 && i / 2 % 4 < 2) /* numbers near 1, D no more: next to all */
+                    assert_true(added - before >= DW__WGMMA_ROWS * DW__WGMMA_STEP - 4);
+            }
 }
 
 static void numbers_that_are_none_are_seen(void **unused) {
@@ -125,13 +155,13 @@ static void numbers_that_are_none_are_seen(void **unused) {
         for (int which = 0; which < 2; which++)
             for (int at = 0; at < 32; at += 5) {
                 uint32_t row[32] = {0};
-                int32_t parts[3][32];
-                const dw__wgmma_factors factors = {parts[0], parts[1], parts[2]};
-                assert_true(
-                    dw__wgmma_loops_baseline.decode(row, 32, &kinds[kind].format, &factors));
+                float values[32];
+                int16_t exponents[32];
+                assert_true(dw__wgmma_loops_baseline.decode(row, 32, &kinds[kind].format, values,
+                                                            exponents));
                 row[at] = codes[kind][which];
-                assert_false(
-                    dw__wgmma_loops_baseline.decode(row, 32, &kinds[kind].format, &factors));
+                assert_false(dw__wgmma_loops_baseline.decode(row, 32, &kinds[kind].format, values,
+                                                             exponents));
             }
 }
 

@@ -1,147 +1,162 @@
-/* Sums of wgmma by columns side by side. All of it is integer arithmetic or exact, so that every instruction
+/* Sums of wgmma by columns side by side. All of it is exact, or cut off as integers are, so that every instruction
  * set gives the same bits. */
 #include "emulator/wgmma_loops.h"
 #include "base/isa.h"
 #include "base/vector.h"
-#include "emulator/wgmma_sum.h"
 
-/* Half as many lanes, of 64 bits. */
-typedef int64_t vl __attribute__((vector_size(DW_VECTOR_BYTES)));
-typedef int32_t vi_half __attribute__((vector_size(DW_VECTOR_BYTES / 2)));
-typedef float vf_half __attribute__((vector_size(DW_VECTOR_BYTES / 2)));
+enum { ROWS = DW__WGMMA_ROWS, COLUMNS = DW__WGMMA_COLUMNS };
+#define INLINE static inline __attribute__((always_inline))
 
-static inline vi load(const int32_t *at) {
+typedef int16_t vs __attribute__((vector_size(DW_VECTOR_BYTES)));
+typedef int16_t vs_half __attribute__((vector_size(DW_VECTOR_BYTES / 2)));
+
+INLINE vi load(const void *at) {
     vi x;
     memcpy(&x, at, sizeof x);
     return x;
 }
-static inline void store(int32_t *at, vi x) { memcpy(at, &x, sizeof x); }
-static inline vi greater(vi a, vi b) {
-    const vi more = a > b;
+INLINE vi chosen(vi where, vi x, vi y) { return (x & where) | (y & ~where); }
+INLINE vi greater(vi a, vi b) { return chosen(a > b, a, b); }
+INLINE vs greater_short(vs a, vs b) {
+#if DW_VECTOR_AVX512
+    return (vs)_mm512_max_epi16((__m512i)a, (__m512i)b);
+#elif DW_VECTOR_AVX2
+    return (vs)_mm256_max_epi16((__m256i)a, (__m256i)b);
+#else
+    const vs more = a > b;
     return (a & more) | (b & ~more);
+#endif
 }
-static inline vi lesser(vi a, vi b) {
-    const vi less = a < b;
-    return (a & less) | (b & ~less);
+INLINE vi widened(const int16_t *at) {
+    vs_half x;
+    memcpy(&x, at, sizeof x);
+    return __builtin_convertvector(x, vi);
 }
-static inline vi right(vi magnitude, vi by) { return (vi)((vu)magnitude >> (vu)by); }
+/* 2^exponent, -126 to 127. */
+INLINE vf power_of_two(vi exponent) { return (vf)((exponent + 127) << 23); }
+/* A bit for each lane that is -1. */
+INLINE uint32_t bits_of(vi where) {
+#if DW_VECTOR_AVX512
+    return _mm512_movepi32_mask((__m512i)where);
+#elif DW_VECTOR_AVX2
+    return (uint32_t)_mm256_movemask_ps((__m256)where);
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < DW_LANES; i++) bits |= (uint32_t)(where[i] & 1) << i;
+    return bits;
+#endif
+}
 
 static bool decode(const uint32_t *codes, size_t count, const dw__wgmma_format *format,
-                   const dw__wgmma_factors *factors) {
+                   float *values, int16_t *exponents) {
     const int fraction_bits = format->fraction_bits, top = (1 << format->exponent_bits) - 1;
     const int bias = top >> 1, sign_at = format->exponent_bits + fraction_bits;
     const int fraction_mask = (1 << fraction_bits) - 1;
-    const vi none = v_set_int(DW__NO_EXPONENT);
     vi special = v_set_int(0);
     for (size_t i = 0; i < count; i += DW_LANES) {
-        const vi code = load((const int32_t *)codes + i) >> format->unused,
-                 fraction = code & fraction_mask;
+        const vi code = load(codes + i) >> format->unused, fraction = code & fraction_mask;
         const vi field = code >> fraction_bits & top, subnormal = field == 0;
         const vi magnitude = fraction | (~subnormal & (1 << fraction_bits));
-        const vi exponent = field - bias - subnormal, zero = magnitude == 0;
+        const vi exponent = field - bias - subnormal;
         special |=
             (field == top) & (format->finite_top ? fraction == fraction_mask : v_set_int(-1));
-        store(factors->magnitude + i, magnitude);
-        store(factors->exponent + i, (exponent & ~zero) | (none & zero));
-        store(factors->sign + i, -(code >> sign_at & 1));
+        const vs_half kept = __builtin_convertvector(
+            chosen(magnitude == 0, v_set_int(DW__WGMMA_NONE), exponent), vs_half);
+        memcpy(exponents + i, &kept, sizeof kept);
+        vi bits = code << (23 - fraction_bits); /* where the exponents are F32's */
+        if (format->exponent_bits < 8)
+            bits = (vi)(__builtin_convertvector(magnitude, vf) *
+                        power_of_two(exponent - fraction_bits)) |
+                   (code >> sign_at & 1) << 31;
+        v_store(values + i, (vf)bits);
     }
-    int any = 0;
-    for (int i = 0; i < DW_LANES; i++) any |= special[i];
-    return !any;
+    return bits_of(special != 0) == 0;
 }
 
-/* What D begins with as a term, and its exponent; true where some are no numbers. */
-typedef struct term {
-    vi magnitude, exponent, sign, special;
-} term;
-static inline term term_of(const float *d) {
-    vi bits;
-    memcpy(&bits, d, sizeof bits);
-    const vi field = bits >> 23 & 255, fraction = bits & 0x7FFFFF, subnormal = field == 0;
-    const vi magnitude = fraction | (~subnormal & 0x800000), zero = magnitude == 0;
-    return (term){magnitude, ((field - 127 - subnormal) & ~zero) | (DW__NO_EXPONENT & zero),
-                  bits >> 31, field == 255};
+/* The greatest exponent among the products of each sum. */
+INLINE void find_tops(int depth, const uint32_t *rows, const int16_t *columns, size_t stride,
+                      int16_t tops[ROWS][COLUMNS]) {
+    for (int at = 0; at < COLUMNS; at += 2 * DW_LANES) {
+        vs top[ROWS];
+        for (int r = 0; r < ROWS; r++) top[r] = (vs){0} + 2 * DW__WGMMA_NONE;
+        for (int k = 0; k < depth; k++) {
+            const vs exponents = (vs)load(columns + (size_t)k * stride + at);
+            for (int r = 0; r < ROWS; r++)
+                top[r] = greater_short(top[r], exponents + (vs)v_set_uint(rows[r * depth + k]));
+        }
+        for (int r = 0; r < ROWS; r++) memcpy(&tops[r][at], &top[r], sizeof top[r]);
+    }
 }
 
-/* Half of the lanes: sum * 2^quantum, cut off; `small` gets the lanes that would not be normal. */
-static inline vf_half scaled(vi_half first, vi_half second, vi_half quantum, int64_t kept_bits,
-                             vl *small) {
-    const vd sum = __builtin_convertvector(first, vd) + __builtin_convertvector(second, vd);
-    const vd cut = (vd)((vl)sum & kept_bits);
-    const vl power = (__builtin_convertvector(quantum, vl) + 1023) << 52;
-    const vd value = cut * (vd)power;
-    const vl size = (vl)value & INT64_MAX;
-    *small = (size != 0) & (size < ((vl){0} + ((int64_t)(1023 - 126) << 52)));
-    return __builtin_convertvector(value, vf_half);
+/* What D begins with: its exponent as that of products. */
+INLINE vi exponent_of(vi bits) {
+    const vi field = bits >> 23 & 255, zero = (bits & INT32_MAX) == 0;
+    return chosen(zero, v_set_int(2 * DW__WGMMA_NONE), greater(field, v_set_int(1)) - 127);
 }
 
-static inline __attribute__((always_inline)) uint32_t
-sum_lanes(int depth, const dw__wgmma_factors *row, const dw__wgmma_factors *columns, size_t stride,
-          int left, bool narrow, float *d) {
+/* The sum in units of 2^quantum, cut off to the bits that are kept, and added up from two halves; `large` where there
+ * are too many of them. */
+INLINE vf cut_off(vi first, vi second, vi quantum, bool narrow, vi *large) {
+    const vi sum = first + second, sign = sum >> 31, magnitude = (sum ^ sign) - sign;
+    vi bits = (vi) __builtin_convertvector(magnitude, vf);
+    *large = (((sum ^ first) & (sum ^ second)) < 0) | (magnitude < 0) | (magnitude > 0x7F000000);
+    if (narrow)
+        bits &= ~0x3FF; /* of 24 bits 14 */
+    else
+        bits += __builtin_convertvector((vf)bits, vi) > magnitude; /* it was rounded up */
+    return (vf)((vi)((vf)bits * power_of_two(quantum)) | sign << 31);
+}
+
+INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
+                    const float *columns, const int16_t *exponents, size_t stride, size_t count,
+                    bool narrow, float (*d)[COLUMNS], uint32_t *others) {
     const int kept = narrow ? 13 : 25;
-    const int64_t kept_bits = narrow ? ~(((int64_t)1 << 39) - 1) : ~(((int64_t)1 << 29) - 1);
-    const vi most = v_set_int(31);
-    const term begin = term_of(d);
-    vi top = begin.exponent;
-    for (int k = 0; k < depth; k++)
-        top = greater(top, load(columns->exponent + (size_t)k * stride) + row->exponent[k]);
-    top = greater(top, v_set_int(-900)); /* nothing but zeros */
-
-    /* Two sums: each of at most 8 products of 27 bits, and one with D's. */
-    vi sums[2] = {right(begin.magnitude << 2, lesser(top - begin.exponent + (25 - kept), most)),
-                  v_set_int(0)};
-    sums[0] = (sums[0] ^ begin.sign) - begin.sign;
-    for (int k = 0; k < depth; k++) {
-        const size_t at = (size_t)k * stride;
-        const vi by = lesser(top - (load(columns->exponent + at) + row->exponent[k]), most);
-        const vi product = right(load(columns->magnitude + at) * (row->magnitude[k] << left), by);
-        const vi sign = load(columns->sign + at) ^ row->sign[k];
-        sums[k >> 3 & 1] += (product ^ sign) - sign;
+    int16_t tops[ROWS][COLUMNS];
+    find_tops(depth, row_exponents, exponents, stride, tops);
+    for (int r = 0; r < ROWS; r++) others[r] = 0;
+    for (size_t at = 0; at < count; at += DW_LANES) {
+        vi top[ROWS], left[ROWS], sum[ROWS], half[ROWS];
+        vf scale[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            const vf begin = v_load(&d[r][at]);
+            const vi all = greater(widened(&tops[r][at]), exponent_of((vi)begin));
+            top[r] = greater(all, v_set_int(DW__WGMMA_LEAST));
+            /* Below the least: nothing but zeros, or left. */
+            left[r] = (((vi)begin >> 23 & 255) == 255) | (all > DW__WGMMA_GREATEST) |
+                      ((all < DW__WGMMA_LEAST) & (all > DW__WGMMA_NONE / 2));
+            scale[r] = power_of_two(kept - top[r]);
+            sum[r] = __builtin_convertvector(begin * scale[r], vi);
+            half[r] = v_set_int(0);
+        }
+        for (int k = 0; k < depth; k++) {
+            const vf column = v_load(columns + (size_t)k * stride + at);
+            if (k == 8 && depth == 16) /* more than 8 of 27 bits may not fit */
+                for (int r = 0; r < ROWS; r++) half[r] = sum[r], sum[r] = v_set_int(0);
+            for (int r = 0; r < ROWS; r++)
+                sum[r] += __builtin_convertvector(rows[r * depth + k] * column * scale[r], vi);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            vi large;
+            const vf made = cut_off(half[r], sum[r], top[r] - kept, narrow, &large);
+            left[r] |= large;
+            v_store(&d[r][at], (vf)chosen(left[r], (vi)v_load(&d[r][at]), (vi)made));
+            others[r] |= bits_of(left[r]) << at;
+        }
     }
-
-    int32_t first[DW_LANES], second[DW_LANES], quantum[DW_LANES], special[DW_LANES];
-    float made[DW_LANES];
-    int64_t small[DW_LANES];
-    uint32_t others = 0;
-    store(first, sums[0]), store(second, sums[1]), store(quantum, top - kept),
-        store(special, begin.special);
-    for (int i = 0; i < DW_LANES; i += DW_LANES / 2) {
-        vi_half a, b, q;
-        vl tiny;
-        memcpy(&a, first + i, sizeof a), memcpy(&b, second + i, sizeof b),
-            memcpy(&q, quantum + i, sizeof q);
-        const vf_half half = scaled(a, b, q, kept_bits, &tiny);
-        memcpy(made + i, &half, sizeof half), memcpy(small + i, &tiny, sizeof tiny);
-    }
-    for (int i = 0; i < DW_LANES; i++) others |= (uint32_t)(small[i] != 0 || special[i] != 0) << i;
-    if (!others) {
-        memcpy(d, made, sizeof made);
-        return 0;
-    }
-    for (int i = 0; i < DW_LANES; i++)
-        if (!(others >> i & 1)) d[i] = made[i];
-    return others;
-}
-
-static inline __attribute__((always_inline)) uint32_t
-sums_of(int depth, const dw__wgmma_factors *row, const dw__wgmma_factors *columns, size_t stride,
-        int left, bool narrow, float *d) {
-    uint32_t others = 0;
-    for (int i = 0; i < DW__WGMMA_COLUMNS; i += DW_LANES) {
-        const dw__wgmma_factors part = {columns->magnitude + i, columns->exponent + i,
-                                        columns->sign + i};
-        others |= sum_lanes(depth, row, &part, stride, left, narrow, d + i) << i;
-    }
-    return others;
 }
 
 /* The depths that there are, so that their loops are unrolled. */
-static uint32_t sums(int depth, const dw__wgmma_factors *row, const dw__wgmma_factors *columns,
-                     size_t stride, int left, bool narrow, float *d) {
+static void sums(int depth, const float *rows, const uint32_t *row_exponents, const float *columns,
+                 const int16_t *exponents, size_t stride, size_t count, bool narrow,
+                 float (*d)[COLUMNS], uint32_t *others) {
     switch (depth) {
-    case 8: return sums_of(8, row, columns, stride, left, false, d);
-    case 16: return sums_of(16, row, columns, stride, left, false, d);
-    default: return sums_of(depth, row, columns, stride, left, narrow, d);
+    case 8:
+        sums_of(8, rows, row_exponents, columns, exponents, stride, count, false, d, others);
+        break;
+    case 16:
+        sums_of(16, rows, row_exponents, columns, exponents, stride, count, false, d, others);
+        break;
+    default: sums_of(32, rows, row_exponents, columns, exponents, stride, count, narrow, d, others);
     }
 }
 
