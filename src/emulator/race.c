@@ -1,4 +1,5 @@
 #include "emulator/race.h"
+#include "emulator/race_history.h"
 #include "emulator/tensor_memory.h"
 #include <stdio.h>
 #include <string.h>
@@ -21,17 +22,13 @@ static uint32_t pc_of(epoch e) { return (uint32_t)(e >> 6) & ((1u << PC_BITS) - 
 static uint32_t lane_of(epoch e) { return (uint32_t)(e >> 1) & 31; }
 static bool is_strong(epoch e) { return e & 1; }
 
-/* Four bytes: their last writes and the reads since, as many as there is room for. `parts` has four bits for each
- * slot, which bytes it is of, then a bit for each, whether it is a write, and a bit for each, whether it is one of
- * several that wrote the same: who knows one of these knows what is there. */
-#define SLOTS 3
-typedef struct word {
-    epoch slots[SLOTS];
-} word;
+/* Histories: see race_history.h. */
+#define SLOTS DW__HISTORY_SLOTS
+typedef dw__history history;
 static uint32_t part_of(uint32_t parts, int slot) { return parts >> 4 * slot & 15; }
 static bool is_write(uint32_t parts, int slot) { return parts >> (4 * SLOTS + slot) & 1; }
 static bool is_same(uint32_t parts, int slot) { return parts >> (5 * SLOTS + slot) & 1; }
-#define LIVE_MBARRIER 0x80000000u /* in `parts`: data must not be written here */
+#define LIVE_MBARRIER DW__HISTORY_LIVE_MBARRIER
 
 typedef struct mbarrier {
     uint32_t agent, time;
@@ -62,19 +59,23 @@ typedef struct common {
     bool off;              /* no memory, or times have run out */
 } common;
 
-/* What the last access made of a whole word. */
-typedef struct past {
-    epoch self; /* 0: there was none */
-    bool write, same;
-    uint32_t parts_before, parts_after;
-    word before, after;
-} past;
+/* What an access makes of a history. */
+typedef struct step {
+    uint32_t generation; /* of the access; 0: none */
+    uint32_t before, after, how;
+    int slot; /* where it is kept, or -1 */
+} step;
+#define STEPS 32 /* that are kept */
 
 struct dw__emu_race {
     common *common;
-    past past;
-    word *words;
-    uint32_t *parts;
+    dw__histories histories;
+    uint32_t *places; /* of every four bytes the number of its history */
+    uint16_t *lanes;  /* which lane was in each slot, five bits for each; of generic accesses */
+    uint32_t place_count;
+    epoch last; /* whose accesses the steps are */
+    uint32_t generation;
+    step steps[STEPS];
     meeting barriers[DW__BARRIERS];
     dw__emu_clock *strong[STRONG];
     uint16_t *mbarrier_at; /* of every eight bytes: 1 + index below */
@@ -184,11 +185,15 @@ bool dw__emu_race_begin(dw__emu_cluster *cluster) {
     if (!all->times || !all->fenced) return false;
     for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
         dw__emu_cta *cta = &cluster->ctas[rank];
-        const size_t words = first_tensor_word(cta) + TENSOR_WORDS;
-        cta->race->words = dw__calloc(words, sizeof *cta->race->words);
-        cta->race->parts = dw__calloc(words, sizeof *cta->race->parts);
-        cta->race->mbarrier_at = dw__calloc(words / 2 + 1, sizeof *cta->race->mbarrier_at);
-        if (!cta->race->words || !cta->race->parts || !cta->race->mbarrier_at) return false;
+        const uint32_t shared = first_tensor_word(cta), places = shared + TENSOR_WORDS;
+        dw__emu_race *race = cta->race;
+        race->place_count = places;
+        race->places = dw__calloc(places, sizeof *race->places);
+        race->lanes = dw__calloc(shared, sizeof *race->lanes);
+        race->mbarrier_at = dw__calloc(shared / 2 + 1, sizeof *race->mbarrier_at);
+        if (!dw__histories_create(&race->histories) || !race->places || !race->lanes ||
+            !race->mbarrier_at)
+            return false;
         for (uint32_t i = 0; i < warps; i++) {
             cta->warps[i].clock = new_clock(agents);
             if (!cta->warps[i].clock) return false;
@@ -220,8 +225,9 @@ void dw__emu_race_end(dw__emu_cluster *cluster) {
         }
         dw__free(race->mbarriers.items);
         dw__free(race->mbarrier_at);
-        dw__free(race->words);
-        dw__free(race->parts);
+        dw__free(race->places);
+        dw__free(race->lanes);
+        dw__histories_free(&race->histories);
         dw__free(race);
     }
     dw__free(all->cluster.gathered);
@@ -252,7 +258,12 @@ static bool through_generic(const common *all, epoch e) {
     return agent_of(e) < all->first_mbarrier && agent_of(e) % DW__SIDES <= DW__SIDE_COPY;
 }
 
-static void describe(const dw__emu_cluster *cluster, epoch e, char *text, size_t bytes) {
+static bool is_generic(const common *all, epoch e) {
+    return agent_of(e) < all->first_mbarrier && agent_of(e) % DW__SIDES == DW__SIDE_GENERIC;
+}
+
+static void describe(const dw__emu_cluster *cluster, epoch e, uint32_t lane, char *text,
+                     size_t bytes) {
     static const char *const sides[DW__SIDES] = {[DW__SIDE_GENERIC] = "",
                                                  [DW__SIDE_INIT] = "",
                                                  [DW__SIDE_COPY] = "a copy of ",
@@ -269,12 +280,12 @@ static void describe(const dw__emu_cluster *cluster, epoch e, char *text, size_t
         &kernel->function->code.items[kernel->from[pc < kernel->code_count ? pc : 0]];
     char who[96];
     if (agent >= all->first_mbarrier) {
-        snprintf(who, sizeof who, "a copy of warp %u, told to an mbarrier", lane_of(e));
+        snprintf(who, sizeof who, "a copy of warp %u, told to an mbarrier", lane);
     } else {
         const uint32_t warp = agent / DW__SIDES;
         const uint32_t *id = cluster->ctas[warp / all->warps_per_block].id;
         snprintf(who, sizeof who, "%sblock (%u, %u, %u) warp %u lane %u", sides[agent % DW__SIDES],
-                 id[0], id[1], id[2], warp % all->warps_per_block, lane_of(e));
+                 id[0], id[1], id[2], warp % all->warps_per_block, lane);
     }
     snprintf(text, bytes, "%s at PTX line %d (%s)", who, in->line, in->spelling);
 }
@@ -290,12 +301,17 @@ static void name_place(const dw__emu_cta *owner, uint32_t at, char *text, size_t
                  column % DW__TENSOR_COLUMNS);
 }
 
-static void report(toucher *t, const dw__emu_cta *owner, uint32_t at, epoch other, bool wrote,
-                   dw__emu_finding kind) {
+/* `other`: what is in a slot of a place. */
+static void report(toucher *t, const dw__emu_cta *owner, uint32_t index, int slot, epoch other,
+                   bool wrote, dw__emu_finding kind) {
+    const dw__emu_race *race = owner->race;
+    const uint32_t at = 4 * index, lane = is_generic(race->common, other)
+                                              ? race->lanes[index] >> 5 * slot & 31
+                                              : lane_of(other);
     char whom[200], place[96];
     if (t->told) return;
     t->told = true;
-    describe(t->cta->cluster, other, whom, sizeof whom);
+    describe(t->cta->cluster, other, lane, whom, sizeof whom);
     name_place(owner, at, place, sizeof place);
     if (kind == DW__FOUND_PROXY)
         dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, kind,
@@ -327,12 +343,13 @@ static inline bool is_known(const toucher *t, epoch e) {
            (is_strong(e) && is_strong(t->self));
 }
 
-static void after_write(toucher *t, const dw__emu_cta *owner, uint32_t at, epoch write) {
+static void after_write(toucher *t, const dw__emu_cta *owner, uint32_t index, int slot,
+                        epoch write) {
     const common *all = owner->race->common;
     if (!is_known(t, write))
-        report(t, owner, at, write, true, DW__FOUND_RACE);
+        report(t, owner, index, slot, write, true, DW__FOUND_RACE);
     else if (t->shown && through_generic(all, write) && t->shown[agent_of(write)] < time_of(write))
-        report(t, owner, at, write, true, DW__FOUND_PROXY);
+        report(t, owner, index, slot, write, true, DW__FOUND_PROXY);
 }
 
 static bool same_work(epoch a, epoch b) {
@@ -341,7 +358,7 @@ static bool same_work(epoch a, epoch b) {
 
 /* Where an access is kept: with others of the same, where nothing is, instead of a read that is known to come before
  * it; else instead of a read, and of a write where there are only those. */
-static int slot_for(const toucher *t, const word *x, uint32_t parts) {
+static int slot_for(const toucher *t, const history *x, uint32_t parts) {
     int best = (int)(time_of(t->self) % SLOTS), rank = 0;
     for (int i = 0; i < SLOTS; i++) {
         const epoch e = x->slots[i];
@@ -357,7 +374,7 @@ static int slot_for(const toucher *t, const word *x, uint32_t parts) {
 }
 
 /* Whether another write of the same is known: then it does not matter that slot `i`'s is not. */
-static bool is_known_otherwise(const toucher *t, const word *x, uint32_t parts, int i,
+static bool is_known_otherwise(const toucher *t, const history *x, uint32_t parts, int i,
                                uint32_t part) {
     if (!is_same(parts, i)) return false;
     for (int k = 0; k < SLOTS; k++) {
@@ -368,9 +385,10 @@ static bool is_known_otherwise(const toucher *t, const word *x, uint32_t parts, 
     return false;
 }
 
-static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part) {
-    word *x = &owner->race->words[index];
-    const uint32_t before = owner->race->parts[index];
+/* What becomes of a history. The slot where this is kept; -1: it is known already. */
+static int add_access(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
+                      history *x) {
+    const uint32_t before = x->parts;
     uint32_t parts = before;
     bool beside = false; /* others have written the same */
     for (int i = 0; i < SLOTS; i++) {
@@ -380,8 +398,8 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
         const bool wrote = is_write(before, i);
         /* Nor does an atomic operation hide what the warp has just written otherwise. */
         const bool kept = e == t->self || (same_work(e, t->self) && !is_strong(e));
-        if (kept && wrote && t->write && common_part == part) return;
-        if (e == t->self && !wrote && !t->write && common_part == part) return;
+        if (kept && wrote && t->write && common_part == part) return -1;
+        if (e == t->self && !wrote && !t->write && common_part == part) return -1;
         /* What was written before is still there, and who knows that need not know of this. */
         if (t->same && wrote && agent_of(e) != agent_of(t->self)) {
             parts |= 1u << (5 * SLOTS + i);
@@ -390,9 +408,9 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
         }
         if (t->same && !wrote && !is_known(t, e)) continue;
         if (wrote && !is_known_otherwise(t, x, before, i, common_part))
-            after_write(t, owner, 4 * index, e);
+            after_write(t, owner, index, i, e);
         else if (!wrote && t->write && !is_known(t, e))
-            report(t, owner, 4 * index, e, false, DW__FOUND_RACE);
+            report(t, owner, index, i, e, false, DW__FOUND_RACE);
         if (t->write) parts &= ~(common_part << 4 * i);
     }
     if (t->write && parts & LIVE_MBARRIER && !t->told) {
@@ -403,48 +421,79 @@ static void touch_word(toucher *t, const dw__emu_cta *owner, uint32_t index, uin
     }
     const int slot = slot_for(t, x, parts);
     const uint32_t write = 1u << (4 * SLOTS + slot), same = 1u << (5 * SLOTS + slot);
+    x->parts = parts;
     /* Of writes of the same none is given up for a read: the next reader may know that one alone. */
-    if (!t->write && part_of(parts, slot) && is_same(parts, slot)) {
-        owner->race->parts[index] = parts;
-        return;
-    }
+    if (!t->write && part_of(parts, slot) && is_same(parts, slot)) return -1;
     if (part_of(parts, slot) && same_work(x->slots[slot], t->self) &&
         is_write(parts, slot) == t->write)
         part |= part_of(parts, slot);
     x->slots[slot] = t->self;
     parts &= ~(15u << 4 * slot | write | same);
-    parts |= part << 4 * slot | (t->write ? write : 0) | (beside ? same : 0);
-    owner->race->parts[index] = parts;
+    x->parts = parts | part << 4 * slot | (t->write ? write : 0) | (beside ? same : 0);
+    return slot;
 }
 
-/* Words lie beside others with the same past, of which the same comes. (What its clock knows by then can only be more:
- * nothing is found that was not before.) */
-static void touch_whole(toucher *t, const dw__emu_cta *owner, uint32_t index) {
-    past *p = &owner->race->past;
-    word *x = &owner->race->words[index];
-    uint32_t *parts = &owner->race->parts[index];
-    if (p->self == t->self && p->write == t->write && p->same == t->same &&
-        *parts == p->parts_before && memcmp(x, &p->before, sizeof *x) == 0) {
-        *x = p->after, *parts = p->parts_after;
-        return;
+/* The number of a history, for a place of which it is to be. DW__NO_HISTORY: no memory, and the checker stops. */
+static uint32_t number_of(const toucher *t, dw__emu_race *race, const history *x) {
+    uint32_t number = dw__history_number(&race->histories, x);
+    if (number != DW__NO_HISTORY) return number;
+    race->generation++; /* numbers of histories that no place has are given to others */
+    if (dw__histories_make_room(&race->histories, race->places, race->place_count))
+        number = dw__history_number(&race->histories, x);
+    if (number == DW__NO_HISTORY)
+        stop(t->cta, t->warp, t->pc, "the host has no memory left for the checker");
+    return number;
+}
+
+/* What an access makes of a place: known where it has made it of another with the same history. (What its clock knows
+ * by then can only be more: nothing is found that was not before.) False: the checker has stopped. */
+static bool step_of(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
+                    step *taken) {
+    dw__emu_race *race = owner->race;
+    if (race->last != t->self) race->last = t->self, race->generation++;
+    const uint32_t before = race->places[index], how = part << 2 | t->write << 1 | t->same;
+    step *kept = &race->steps[(before ^ before >> 5 ^ part) % STEPS];
+    if (kept->generation == race->generation && kept->before == before && kept->how == how) {
+        *taken = *kept;
+        return true;
     }
-    p->before = *x, p->parts_before = *parts;
-    touch_word(t, owner, index, 15);
-    p->after = *x, p->parts_after = *parts;
-    p->self = t->self, p->write = t->write, p->same = t->same;
+    history x = race->histories.items[before];
+    taken->before = before, taken->how = how;
+    taken->slot = add_access(t, owner, index, part, &x);
+    taken->after = number_of(t, race, &x);
+    taken->generation = race->generation;
+    if (!t->told) *kept = *taken;
+    return taken->after != DW__NO_HISTORY;
+}
+
+static void touch_places(toucher *t, const dw__emu_cta *owner, uint32_t first, uint32_t count,
+                         uint32_t part) {
+    uint32_t *places = owner->race->places;
+    const bool generic = is_generic(owner->race->common, t->self);
+    for (uint32_t i = first; i < first + count;) {
+        step taken;
+        if (!step_of(t, owner, i, part, &taken)) return;
+        const uint32_t begin = i;
+        while (i < first + count && places[i] == taken.before) places[i++] = taken.after;
+        if (!generic || taken.slot < 0) continue;
+        for (uint32_t k = begin; k < i; k++) {
+            uint16_t *lanes = &owner->race->lanes[k];
+            *lanes = (uint16_t)((*lanes & ~(31u << 5 * taken.slot)) | (uint32_t)t->lane
+                                                                          << 5 * taken.slot);
+        }
+    }
 }
 
 static void touch(toucher *t, const dw__emu_cta *owner, uint32_t offset, uint32_t bytes) {
     const uint32_t end = offset + bytes;
     for (uint32_t at = offset; at < end;) {
         if (!(at & 3u) && end - at >= 4) {
-            touch_whole(t, owner, at / 4);
-            at += 4;
+            touch_places(t, owner, at / 4, (end - at) / 4, 15);
+            at = end & ~3u;
             continue;
         }
         const uint32_t next = (at & ~3u) + 4, last = next < end ? next : end;
-        const uint32_t part = ((1u << (last - at)) - 1) << (at & 3u);
-        touch_word(t, owner, at / 4, part);
+        touch_places(t, owner, at / 4, 1, ((1u << (last - at)) - 1) << (at & 3u));
         at = last;
     }
 }
@@ -457,7 +506,7 @@ static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
                      lane,
                      seen,
                      NULL,
-                     made(agent, seen[agent], w->now.pc, (uint32_t)lane, strong),
+                     made(agent, seen[agent], w->now.pc, 0, strong), /* the lane lies beside it */
                      write,
                      false,
                      false,
@@ -554,6 +603,18 @@ static uint32_t next_time(common *all, uint32_t agent) {
     return all->times[agent] < LAST_TIME ? ++all->times[agent] : LAST_TIME;
 }
 
+/* Data must not be written over it, or may again. */
+static void mark_mbarrier(dw__emu_warp *w, dw__emu_race *race, uint32_t offset, bool live) {
+    const toucher t = toucher_of(w, 0, true, false);
+    for (uint32_t place = offset / 4; place < offset / 4 + 2; place++) {
+        history x = race->histories.items[race->places[place]];
+        x.parts = live ? x.parts | LIVE_MBARRIER : x.parts & ~LIVE_MBARRIER;
+        const uint32_t number = number_of(&t, race, &x);
+        if (number == DW__NO_HISTORY) return;
+        race->places[place] = number;
+    }
+}
+
 void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, bool valid) {
     if (!active(w)) return;
     dw__emu_cta *owner = owner_of(w->cta->cluster, address);
@@ -573,13 +634,13 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
     mbarrier *b = &race->mbarriers.items[*index - 1];
     if (valid && b->valid) {
         char whom[200];
-        describe(w->cta->cluster, b->init, whom, sizeof whom);
+        describe(w->cta->cluster, b->init, lane_of(b->init), whom, sizeof whom);
         dw__emu_found(w, lane, DW__FOUND_MBARRIER,
                       "initialises the mbarrier at 0x%x, which %s did before: mbarrier.inval "
                       "comes between",
                       address, whom);
     }
-    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] &= ~LIVE_MBARRIER;
+    mark_mbarrier(w, race, offset, false);
     /* A write like any other to what was there before, but one that a fence of its own shows. */
     toucher t = toucher_of(w, lane, true, false);
     const uint32_t agent = own_agent(w) + DW__SIDE_INIT;
@@ -590,8 +651,7 @@ void dw__emu_race_mbarrier_init(dw__emu_warp *w, int lane, uint32_t address, boo
     b->phases++;
     b->init = t.self;
     b->time = next_time(all, b->agent);
-    if (!valid) return;
-    for (uint32_t i = 0; i < 2; i++) race->parts[offset / 4 + i] |= LIVE_MBARRIER;
+    if (valid) mark_mbarrier(w, race, offset, true);
 }
 
 static bool is_initialised(dw__emu_clock *clock, const mbarrier *b) {
@@ -600,7 +660,7 @@ static bool is_initialised(dw__emu_clock *clock, const mbarrier *b) {
 static void use(dw__emu_warp *w, int lane, uint32_t address, const mbarrier *b) {
     char whom[200];
     if (is_initialised(w->clock, b)) return;
-    describe(w->cta->cluster, b->init, whom, sizeof whom);
+    describe(w->cta->cluster, b->init, lane_of(b->init), whom, sizeof whom);
     dw__emu_found(w, lane, DW__FOUND_RACE,
                   "uses the mbarrier at 0x%x, which %s initialised: nothing orders the two",
                   address, whom);
@@ -656,7 +716,7 @@ void dw__emu_race_mbarrier_bytes(const dw__emu_async *work, uint32_t address, ui
     const bool ordered = is_initialised(work->clock, b);
     if (!ordered || dw__emu_shown(work->clock)[agent] < time_of(b->init)) {
         char whom[200];
-        describe(work->cta->cluster, b->init, whom, sizeof whom);
+        describe(work->cta->cluster, b->init, lane_of(b->init), whom, sizeof whom);
         dw__emu_found_at(work->cta, work->warp, (int)work->lane, work->pc,
                          ordered ? DW__FOUND_PROXY : DW__FOUND_RACE,
                          "a copy tells the mbarrier at 0x%x, which %s initialised: %s", address,
@@ -743,8 +803,9 @@ static void touch_tensor(toucher *t, dw__emu_cta *owner, uint32_t lane, uint32_t
         const uint32_t begin = 32 * quarter, end = lane + lanes;
         const uint32_t part = (lane < begin + 16 && end > begin ? 3u : 0u) |
                               (lane < begin + 32 && end > begin + 16 ? 12u : 0u);
-        for (uint32_t i = column; part && i < column + columns; i++)
-            touch_word(t, owner, first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + i, part);
+        if (part)
+            touch_places(t, owner, first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + column,
+                         columns, part);
     }
 }
 
@@ -772,8 +833,8 @@ void dw__emu_race_tensor_allocated(dw__emu_cta *owner, uint32_t column, uint32_t
     if (!is_on(owner->cluster)) return;
     for (uint32_t quarter = 0; quarter < DW__TENSOR_LANES / 32; quarter++)
         memset(
-            &owner->race->parts[first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + column],
-            0, columns * sizeof *owner->race->parts);
+            &owner->race->places[first_tensor_word(owner) + quarter * DW__TENSOR_COLUMNS + column],
+            0, columns * sizeof *owner->race->places);
 }
 
 void dw__emu_race_copied(dw__emu_async *work, uint32_t address, dw__emu_cta *owner, uint32_t offset,

@@ -33,7 +33,7 @@ INLINE vi widened(const int16_t *at) {
     return __builtin_convertvector(x, vi);
 }
 /* 2^exponent, -126 to 127. */
-INLINE vf power_of_two(vi exponent) { return (vf)((exponent + 127) << 23); }
+INLINE vf power_of_two(vi exponent) { return (vf)((vu)(exponent + 127) << 23); }
 /* A bit for each lane that is -1. */
 INLINE uint32_t bits_of(vi where) {
 #if DW_VECTOR_AVX512
@@ -63,11 +63,11 @@ static bool decode(const uint32_t *codes, size_t count, const dw__wgmma_format *
         const vs_half kept = __builtin_convertvector(
             chosen(magnitude == 0, v_set_int(DW__WGMMA_NONE), exponent), vs_half);
         memcpy(exponents + i, &kept, sizeof kept);
-        vi bits = code << (23 - fraction_bits); /* where the exponents are F32's */
+        vu bits = (vu)code << (23 - fraction_bits); /* where the exponents are F32's */
         if (format->exponent_bits < 8)
-            bits = (vi)(__builtin_convertvector(magnitude, vf) *
+            bits = (vu)(__builtin_convertvector(magnitude, vf) *
                         power_of_two(exponent - fraction_bits)) |
-                   (code >> sign_at & 1) << 31;
+                   (vu)(code >> sign_at & 1) << 31;
         v_store(values + i, (vf)bits);
     }
     return bits_of(special != 0) == 0;
@@ -96,15 +96,17 @@ INLINE vi exponent_of(vi bits) {
 
 /* The sum in units of 2^quantum, cut off to the bits that are kept, and added up from two halves; `large` where there
  * are too many of them. */
-INLINE vf cut_off(vi first, vi second, vi quantum, bool narrow, vi *large) {
-    const vi sum = first + second, sign = sum >> 31, magnitude = (sum ^ sign) - sign;
+INLINE vf cut_off(vu first, vu second, vi quantum, bool narrow, vi *large) {
+    const vu sum = first + second;
+    const vi sign = (vi)sum >> 31, magnitude = (vi)((sum ^ (vu)sign) - (vu)sign);
     vi bits = (vi) __builtin_convertvector(magnitude, vf);
-    *large = (((sum ^ first) & (sum ^ second)) < 0) | (magnitude < 0) | (magnitude > 0x7F000000);
+    *large =
+        ((vi)((sum ^ first) & (sum ^ second)) < 0) | (magnitude < 0) | (magnitude > 0x7F000000);
     if (narrow)
         bits &= ~0x3FF; /* of 24 bits 14 */
     else
         bits += __builtin_convertvector((vf)bits, vi) > magnitude; /* it was rounded up */
-    return (vf)((vi)((vf)bits * power_of_two(quantum)) | sign << 31);
+    return (vf)((vi)((vf)bits * power_of_two(quantum)) | (sign & INT32_MIN));
 }
 
 INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
@@ -115,7 +117,8 @@ INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
     find_tops(depth, row_exponents, exponents, stride, tops);
     for (int r = 0; r < ROWS; r++) others[r] = 0;
     for (size_t at = 0; at < count; at += DW_LANES) {
-        vi top[ROWS], left[ROWS], sum[ROWS], half[ROWS];
+        vi top[ROWS], left[ROWS];
+        vu sum[ROWS], half[ROWS];
         vf scale[ROWS];
         for (int r = 0; r < ROWS; r++) {
             const vf begin = v_load(&d[r][at]);
@@ -125,15 +128,15 @@ INLINE void sums_of(int depth, const float *rows, const uint32_t *row_exponents,
             left[r] = (((vi)begin >> 23 & 255) == 255) | (all > DW__WGMMA_GREATEST) |
                       ((all < DW__WGMMA_LEAST) & (all > DW__WGMMA_NONE / 2));
             scale[r] = power_of_two(kept - top[r]);
-            sum[r] = __builtin_convertvector(begin * scale[r], vi);
-            half[r] = v_set_int(0);
+            sum[r] = (vu) __builtin_convertvector(begin * scale[r], vi);
+            half[r] = v_set_uint(0);
         }
         for (int k = 0; k < depth; k++) {
             const vf column = v_load(columns + (size_t)k * stride + at);
             if (k == 8 && depth == 16) /* more than 8 of 27 bits may not fit */
-                for (int r = 0; r < ROWS; r++) half[r] = sum[r], sum[r] = v_set_int(0);
+                for (int r = 0; r < ROWS; r++) half[r] = sum[r], sum[r] = v_set_uint(0);
             for (int r = 0; r < ROWS; r++)
-                sum[r] += __builtin_convertvector(rows[r * depth + k] * column * scale[r], vi);
+                sum[r] += (vu) __builtin_convertvector(rows[r * depth + k] * column * scale[r], vi);
         }
         for (int r = 0; r < ROWS; r++) {
             vi large;
