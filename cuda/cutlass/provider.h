@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define DW_CUTLASS_VERSION 1
+#define DW_CUTLASS_VERSION 2
 
 typedef enum dw_cutlass_kind {
     DW_CUTLASS_PRODUCT,   /* dw_cutlass_product */
@@ -49,6 +49,9 @@ typedef struct dw_cutlass_product {
     /* Of kernels whose clusters are chosen at launch: blocks along m and n that are preferred, where the GPU has room for
      * them; 0, 0: 4 x 2. An even number along m, at most 16 blocks together. */
     int32_t cluster[2];
+    int32_t processors; /* that are used at most, by kernels whose blocks stay for tile after tile; 0: all */
+    /* Of MXFP8 and NVFP4: alpha's further factors, on the GPU; NULL: 1. Else NULL. */
+    const float *a_factor, *b_factor;
 } dw_cutlass_product;
 
 /* For every group g, D_g (m_g x n) = alpha A_g (m_g x k) B_g^T (B_g: n x k), as of a mixture of experts; BF16. */
@@ -61,6 +64,7 @@ typedef struct dw_cutlass_grouped {
     void *const *d;                  /* the host's */
     int64_t a_stride, b_stride, d_stride;
     float alpha;
+    int32_t processors; /* that are used at most; 0: all */
 } dw_cutlass_grouped;
 
 /* O = softmax(scale Q K^T) V; BF16, sums in F32. Element (batch, position, head, i) of Q and O lies at

@@ -9,6 +9,10 @@
  * "emulator:sm_103a". Calls are asynchronous on the caller's stream, in the calling thread's current context
  * (where there is none: the first device's primary context). They allocate no device memory and synchronise
  * with nothing, but for a kernel's first use, and may be captured in a CUDA graph.
+ *
+ * Instead of Deepwell's own a call may name a kernel of CUTLASS's, where `make cutlass` has built them
+ * (docs/cutlass.md); they are compared at first use in the same way. Of these some are for compute capability 9.0
+ * (H100, H200). They run on the device "cuda": a GPU, or an emulated one in a program under `deepwell emulate`.
  */
 #ifndef DEEPWELL_PRODUCT_H
 #define DEEPWELL_PRODUCT_H
@@ -65,18 +69,62 @@ typedef struct dw_product {
     void *scales_d;
     /* quantized: alpha's further factors, in device memory: NVFP4's tensor scales. NULL: 1. */
     const float *factor_a, *factor_b;
+
+    /* Whose kernel. `size` may be that of the members above: Deepwell's own. */
+    const char *
+        kernel; /* NULL: Deepwell's own; else a name of `deepwell explain kernels`: "cutlass.sm90.bf16.pingpong" */
+    /* Device memory at a multiple of 256 bytes, of dw_product_workspace() bytes, which is the call's until its work is
+     * done. It need not be filled. */
+    void *workspace;
+    size_t workspace_bytes;
 } dw_product;
 
 /* A product without rows or columns does nothing; with k = 0 the sums are 0. DW_INVALID_ARGUMENT, DW_SHAPE,
  * DW_TYPE: the call makes no sense; DW_UNSUPPORTED: it is not served, on this GPU or at all. A kernel that
  * differed from the reference at its first use is not used: the call is then computed by definition, right and
- * slowly; where A, B or D are quantized it is DW_UNSUPPORTED. */
+ * slowly; where A, B or D are quantized it is DW_UNSUPPORTED. CUTLASS's kernels make BF16 of BF16, MXFP8 (E4M3) or
+ * NVFP4, n a multiple of 8, k of 8 (MXFP8: 16, NVFP4: 32), with a residual and no other epilogue: the rest is
+ * DW_UNSUPPORTED. */
 DW_API dw_status dw_product_run(const dw_product *call);
 
 /* Whether a kernel would compute it: DW_OK, or what is wrong. Also where the kernel differed from the reference
  * (DW_UNSUPPORTED). Pointers may be NULL, the bias's and the residual's then mean that there are none. Compiles and
  * compares if need be. */
 DW_API dw_status dw_product_supported(const dw_product *call);
+
+/* The bytes of workspace that the call needs: none of Deepwell's own kernels. Pointers as above. A function of the
+ * sizes, the kernel and the GPU. */
+DW_API dw_status dw_product_workspace(const dw_product *call, size_t *bytes);
+
+/* ---- groups ---------------------------------------------------------------------------------------- */
+
+/* Products of groups with rows of their own, as of a mixture of experts: for each group g, D_g (m_g x n) =
+ * alpha A_g (m_g x k) B_g^T (B_g: n x k), all of one type. Fill it with zeros first. */
+typedef struct dw_grouped_product {
+    uint32_t size;           /* sizeof(dw_grouped_product) */
+    const dw_device *device; /* NULL: "cuda" */
+    dw_dtype dtype;          /* DW_BF16; Deepwell's own: or DW_F16 */
+    float alpha;             /* 0 is 0: 1 is for the caller to say */
+    int32_t groups;
+    int64_t n, k;
+    /* The host's, `groups` of each; not read after the call. Matrices lie in device memory as those of a dw_product do;
+     * where a group has no rows, its A and D are not read. */
+    const int64_t *m;
+    void *const *a, *const *b, *const *d;
+    int64_t stride_a, stride_b, stride_d; /* elements from one row to the next, in every group */
+    void *stream;
+    /* NULL: Deepwell's own product, for one group after another, each with a launch of its own: right, and slow where
+     * groups are many and small. "cutlass.sm100.grouped.bf16": all of them by one launch, not while the stream is
+     * captured in a CUDA graph. */
+    const char *kernel;
+    void *workspace; /* as of dw_product */
+    size_t workspace_bytes;
+} dw_grouped_product;
+
+/* As of dw_product; groups without rows, or none, do nothing. What makes no sense is found before the first launch. */
+DW_API dw_status dw_grouped_product_run(const dw_grouped_product *call);
+DW_API dw_status dw_grouped_product_supported(const dw_grouped_product *call);
+DW_API dw_status dw_grouped_product_workspace(const dw_grouped_product *call, size_t *bytes);
 
 #ifdef __cplusplus
 }

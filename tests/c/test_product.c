@@ -169,7 +169,7 @@ static void carry_all(void) {
         carry_variant(&of_small);
         carry_variant(&of_large);
     }
-    const dw__jit_variant reference = dw__product_reference_variant(false, false);
+    const dw__jit_variant reference = dw__product_reference_variant(100, false, false);
     carry_variant(&reference);
 }
 
@@ -212,7 +212,7 @@ static void correct_kernel_passes(void **state) {
 static void carry_in_place(char *text) {
     const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
     const dw__jit_variant variant = dw__product_variant(&shape),
-                          reference = dw__product_reference_variant(false, false);
+                          reference = dw__product_reference_variant(100, false, false);
     carry(name_of(&variant), text);
     carry_variant(&reference);
 }

@@ -254,7 +254,8 @@ static void list_quantize(const char *arch) {
 static void list_jobs(void) {
     for (int f16 = 0; f16 < 2; f16++)
         add_job(dw__attention_reference_variant(f16, DW__ATTENTION_FORWARD, "sm_90a"), !f16);
-    for (int i = 0; i < 4; i++) add_job(dw__product_reference_variant(i & 1, i & 2), i == 0);
+    for (int i = 0; i < 4; i++) add_job(dw__product_reference_variant(100, i & 1, i & 2), i == 0);
+    add_job(dw__product_reference_variant(90, false, false), true);
     list_attention(DW__ATTENTION_FORWARD);
     list_attention(DW__ATTENTION_BACKWARD);
     list_attention_sm100();

@@ -6,6 +6,7 @@
 #include "deepwell/product.h"
 #include "device/device.h"
 #include "jit/jit.h"
+#include "kernel/library/cutlass.h"
 #include "sm100/gemm_scaled_params.h"
 
 /* ---- product_check.c ------------------------------------------------------------------------ */
@@ -89,7 +90,7 @@ dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count);
 
 dw__jit_variant dw__product_variant(const dw__product_shape *shape);
 /* By definition: operands and D as they are, not quantized. */
-dw__jit_variant dw__product_reference_variant(bool f16, bool f32_output);
+dw__jit_variant dw__product_reference_variant(int capability, bool f16, bool f32_output);
 static inline bool dw__product_has_reference(const dw__product_shape *shape) {
     return shape->kind == DW__PRODUCT_DENSE && shape->output != DW_GEMM_OUTPUT_MXFP8;
 }
@@ -97,11 +98,12 @@ static inline bool dw__product_has_reference(const dw__product_shape *shape) {
 /* ---- product_launch.c -------------------------------------------------------------------------- */
 
 /* A kernel of one shape and context. */
+enum { DW__PRODUCT_REASON = 1024 };
 typedef struct dw__product_kernel {
     dw__product_shape shape;
     void *function;
-    bool disabled;     /* disagreed with the reference on this GPU */
-    char reason[1024]; /* why it was */
+    bool disabled;                   /* disagreed with the reference on this GPU */
+    char reason[DW__PRODUCT_REASON]; /* why it was */
 } dw__product_kernel;
 
 /* `call` has been checked and is not empty. On at most `sm_count` processors. */
@@ -122,11 +124,60 @@ dw_status dw__product_kernel_of(const dw__context *context, const dw__product_sh
 dw_status dw__product_reference_of(const dw__context *context, bool f16, bool f32_output,
                                    void **function);
 
+/* ---- product.c -------------------------------------------------------------------------------------- */
+
+/* The device's context (NULL: "cuda"), in which CUTLASS's kernel runs, or for NULL Deepwell's own. */
+dw_status dw__product_context(const dw_device *device, const dw_cutlass_kernel *kernel,
+                              const dw__context **context);
+/* By definition. */
+dw_status dw__product_run_reference(const dw_product *call, const dw__context *context);
+
+/* ---- product_cutlass.c -------------------------------------------------------------------------- */
+
+/* Whether one of CUTLASS's kernels computes such a call, anywhere; m, n and k are not 0. */
+dw_status dw__product_cutlass_takes(const dw_product *call, const dw_cutlass_kernel *kernel);
+dw_status dw__product_cutlass_bytes(const dw_product *call, const dw__cutlass *library,
+                                    const dw_cutlass_kernel *kernel, size_t *bytes);
+/* With a workspace that is large enough. */
+dw_status dw__product_cutlass_launch(const dw_product *call, const dw__cutlass *library,
+                                     const dw_cutlass_kernel *kernel);
+
+/* What was found at a kernel's first use, of calls with this epilogue: compared by the first call that needs it, then
+ * found without a lock. NULL: it is right; else why it is not used. */
+dw_status dw__product_cutlass_first_use(const dw__context *context, const dw__cutlass *library,
+                                        const dw_cutlass_kernel *kernel, bool residual,
+                                        const char **reason);
+
+/* Groups likewise. */
+dw_status dw__grouped_cutlass_takes(const dw_grouped_product *call,
+                                    const dw_cutlass_kernel *kernel);
+dw_status dw__grouped_cutlass_bytes(const dw_grouped_product *call, const dw__cutlass *library,
+                                    const dw_cutlass_kernel *kernel, size_t *bytes);
+dw_status dw__grouped_cutlass_launch(const dw_grouped_product *call, const dw__cutlass *library,
+                                     const dw_cutlass_kernel *kernel);
+
 /* ---- product_guard.c ----------------------------------------------------------------------------- */
 
-/* Runs the kernel on small random matrices, on a stream of its own, and sets `disabled` and `reason` where it
- * fails or where D differs from sums in double by more than rounding explains. Failing means that nothing was
- * learnt. */
-dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kernel);
+/* What is compared with the reference at its first use. */
+typedef struct dw__product_subject dw__product_subject;
+struct dw__product_subject {
+    const char *name;
+    bool has_reference; /* what it computed is then computed by definition */
+    dw_product call;    /* sizes, types, alpha, activation, schemes */
+    bool bias, residual;
+    /* 1 and no rows: a product. Else so many of A's rows, m together, have a B of their own, one behind the other. */
+    int groups;
+    int64_t rows[4];
+    size_t workspace_bytes;
+    const void *kernel;
+    dw_status (*launch)(const dw__product_subject *subject, const dw_product *call,
+                        const dw__context *context);
+};
+
+/* Runs the kernel on small random matrices, on a stream of its own, and says into `reason`, of DW__PRODUCT_REASON bytes,
+ * where it fails or where D differs from sums in double by more than rounding explains; "" where it is right. Failing
+ * means that nothing was learnt. */
+dw_status dw__product_guard(const dw__context *context, const dw__product_subject *subject,
+                            char *reason);
 
 #endif

@@ -43,9 +43,10 @@ int64_t dw__product_row_units(const dw_product *c) {
 }
 
 dw_status dw__product_read(const dw_product *given, dw_product *call) {
-    const size_t first = offsetof(dw_product, quantized); /* what 0.1 began with */
+    const size_t first = offsetof(dw_product, quantized), /* what 0.1 began with */
+        second = offsetof(dw_product, kernel);
     if (!given) return dw__fail(DW_INVALID_ARGUMENT, "product: the call is NULL");
-    if (given->size != sizeof *call && given->size != first)
+    if (given->size != sizeof *call && given->size != first && given->size != second)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "product: size is %u; expected %zu: set it to sizeof(dw_product), and "
                         "build against the header of this version",

@@ -33,10 +33,19 @@ static expected scaled_sum(const dw__product_trial *t, int row, int row_b) {
                       operations * 0x1p-23 * (fabs(scale) * magnitude + fabs(bias))};
 }
 
+/* Of the B that a row of A is multiplied with, the first row. */
+static int first_row_b(const dw__product_trial *t, int row) {
+    int64_t end = t->subject->rows[0];
+    int group = 0;
+    while (group + 1 < t->subject->groups && row >= end) end += t->subject->rows[++group];
+    return group * (int)dw__product_rows_b(&t->call);
+}
+
 /* Slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal err by some 2^-21,
  * which the operations around them leave below 2^-19 of |x|. */
 static expected activated(const dw__product_trial *t, int row, int column) {
-    expected x = scaled_sum(t, row, column);
+    const int row_b = first_row_b(t, row) + column;
+    expected x = scaled_sum(t, row, row_b);
     const double slope_error = 1.13 * x.error + 0x1p-19 * fabs(x.value);
     switch (t->call.activation) {
     case DW_ACTIVATION_GELU:
@@ -46,7 +55,7 @@ static expected activated(const dw__product_trial *t, int row, int column) {
         return (expected){0.5 * x.value * (1.0 + tanh(inner)), slope_error};
     }
     case DW_ACTIVATION_SWIGLU: {
-        expected y = scaled_sum(t, row, t->parts[DW__GUARD_D].columns + column);
+        expected y = scaled_sum(t, row, t->parts[DW__GUARD_D].columns + row_b);
         double silu = x.value / (1.0 + exp(-x.value));
         return (expected){silu * y.value,
                           slope_error * (fabs(y.value) + y.error) + fabs(silu) * y.error};
@@ -62,7 +71,7 @@ static expected expected_at(const dw__product_trial *t, int row, int column) {
                             : d->type == DW__GUARD_F16 ? 0x1p-11
                                                        : 0x1p-8;
     expected x = activated(t, row, column);
-    if (t->kernel->shape.residual)
+    if (t->subject->residual)
         x.value += t->values[DW__GUARD_RESIDUAL][(size_t)row * (size_t)d->columns + (size_t)column];
     x.error += (0x1p-23 + rounding) * (fabs(x.value) + x.error);
     if (d->type == DW__GUARD_F16) x.error += 0x1p-25; /* subnormal */

@@ -13,18 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes
- * three, of three steps each, so that both accumulators and every stage of the ring come round again. */
-enum {
-    EXTRA_ROWS = 45,
-    EXTRA_COLUMNS = 33,
-    STEPS = 3,
-    MISSING = 27,
-    CLUSTERS = 2,
-    PAD = 8,
-    SEED = 2026
-};
-static const float alpha = 0.75f;
+enum { PAD = 8, SEED = 2026 };
 
 /* ---- the case --------------------------------------------------------------------------------- */
 
@@ -45,28 +34,6 @@ static void place(dw__product_trial *t, dw__guard_part which, int rows, int colu
     t->bytes += ((size_t)rows * (size_t)pitch * width_of(type) + 255) / 256 * 256;
 }
 
-static void set_call(dw__product_trial *t) {
-    const dw__product_shape *s = &t->kernel->shape;
-    const dw_dtype type = s->f16 ? DW_F16 : DW_BF16;
-    static const dw_scheme schemes[] = {DW_SCHEME_MXFP8_E4M3, DW_SCHEME_MXFP8_E4M3, DW_SCHEME_NVFP4,
-                                        DW_SCHEME_MXFP4};
-    t->call = (dw_product){
-        .size = sizeof t->call,
-        .device = t->context->device,
-        .dtype = type,
-        .output = s->output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
-        .m = 2 * dw__product_tile_rows(s) + EXTRA_ROWS,
-        .n = dw__product_tile_columns(s) + EXTRA_COLUMNS,
-        .k = STEPS * dw__product_step(s->kind) - MISSING,
-        .alpha = alpha,
-        .activation = s->activation,
-        .quantized = s->kind != DW__PRODUCT_DENSE,
-        .quantized_d = s->output == DW_GEMM_OUTPUT_MXFP8,
-        .scheme_a = s->e5m2_a ? DW_SCHEME_MXFP8_E5M2 : schemes[s->kind],
-        .scheme_b = s->e5m2_b ? DW_SCHEME_MXFP8_E5M2 : schemes[s->kind],
-    };
-}
-
 /* Bytes of the scales of `rows` rows of so many elements, 0 where there are none. */
 static int scale_bytes(bool quantized, int rows, int columns, int block) {
     return quantized ? (int)dw_scales_swizzled_bytes(rows, (columns + block - 1) / block) : 0;
@@ -76,14 +43,15 @@ static void place_all(dw__product_trial *t) {
     const dw_product *c = &t->call;
     const dw__guard_type type = type_of(c->dtype), operand = c->quantized ? DW__GUARD_U8 : type,
                          output = c->quantized_d ? DW__GUARD_U8 : type_of(c->output);
+    const dw__product_kind kind = dw__product_kind_of(c);
     const int m = (int)c->m, n = (int)c->n, k = (int)c->k, units = (int)dw__product_row_units(c),
               rows_b = (int)dw__product_rows_b(c),
-              block = c->quantized ? DW_SCALED_BLOCK(dw__product_scheme(t->kernel->shape.kind)) : 1,
+              block = kind ? DW_SCALED_BLOCK(dw__product_scheme(kind)) : 1,
               of_a = scale_bytes(c->quantized, m, k, block),
               of_b = rows_b / n * scale_bytes(c->quantized, n, k, block),
               of_d = scale_bytes(c->quantized_d, m, n, 32);
     place(t, DW__GUARD_A, m, k, units, operand);
-    place(t, DW__GUARD_B, rows_b, k, units, operand);
+    place(t, DW__GUARD_B, t->subject->groups * rows_b, k, units, operand);
     place(t, DW__GUARD_BIAS, 1, rows_b, rows_b, type);
     place(t, DW__GUARD_RESIDUAL, m, n, n, output);
     place(t, DW__GUARD_FACTORS, 1, 2, 2, DW__GUARD_F32);
@@ -204,34 +172,31 @@ static dw_matrix matrix_of(const dw__product_trial *t, dw__guard_part which) {
 }
 
 static void set_pointers(dw__product_trial *t) {
-    const dw__product_shape *s = &t->kernel->shape;
     dw_product *c = &t->call;
     c->a = matrix_of(t, DW__GUARD_A);
     c->b = matrix_of(t, DW__GUARD_B);
     c->d = matrix_of(t, DW__GUARD_D);
-    if (s->bias) c->bias = address_of(t, DW__GUARD_BIAS);
-    if (s->residual) c->residual = matrix_of(t, DW__GUARD_RESIDUAL);
+    if (t->subject->bias) c->bias = address_of(t, DW__GUARD_BIAS);
+    if (t->subject->residual) c->residual = matrix_of(t, DW__GUARD_RESIDUAL);
     c->scales_a = address_of(t, DW__GUARD_SCALES_A);
     c->scales_b = address_of(t, DW__GUARD_SCALES_B);
     c->scales_d = address_of(t, DW__GUARD_SCALES_D);
     c->factor_a = address_of(t, DW__GUARD_FACTORS);
     c->factor_b = c->factor_a + 1;
+    c->workspace = t->workspace;
+    c->workspace_bytes = t->subject->workspace_bytes;
     c->stream = t->stream;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------- */
 
-static void refuse(dw__product_trial *t, const char *how, const char *what) {
-    dw__text name = {0};
-    dw__jit_variant variant = dw__product_variant(&t->kernel->shape);
-    (void)dw__jit_variant_name(&variant, &name);
-    snprintf(t->kernel->reason, sizeof t->kernel->reason,
+static void refuse(const dw__product_trial *t, const char *how, const char *what, char *reason) {
+    const dw__product_subject *s = t->subject;
+    snprintf(reason, DW__PRODUCT_REASON,
              "kernel %.300s %s on %.60s: %.400s; it is not used in this process, its products are "
              "%s; please report this line",
-             name.text ? name.text : "of a product", how, t->context->name, what,
-             dw__product_has_reference(&t->kernel->shape) ? "computed by definition" : "refused");
-    dw__text_free(&name);
-    t->kernel->disabled = true;
+             s->name, how, t->context->name, what,
+             s->has_reference ? "computed by definition" : "refused");
 }
 
 static dw_status make_host(dw__product_trial *t) {
@@ -251,28 +216,30 @@ static dw_status make_host(dw__product_trial *t) {
 }
 
 /* A kernel that fails is refused as one that differs is: on the emulator so does whatever its checker finds. */
-static dw_status run_tested(dw__product_trial *t) {
+static dw_status run_tested(dw__product_trial *t, char *reason) {
     const dw_device *device = t->context->device;
-    const int sm_count = CLUSTERS * dw__product_tiles[t->kernel->shape.tile].ctas;
     char text[512];
-    dw_status status = dw__product_launch(&t->call, t->context, sm_count, t->kernel);
+    dw_status status = t->subject->launch(t->subject, &t->call, t->context);
     if (status == DW_OK) status = device->copy_out(t->host, t->device, t->bytes, t->stream);
     if (status == DW_OK) status = device->stream_synchronize(t->stream);
     if (status == DW_OUT_OF_MEMORY) return status;
     if (status != DW_OK)
-        refuse(t, "failed", dw_last_error());
+        refuse(t, "failed", dw_last_error(), reason);
     else if (!dw__product_trial_is_right(t, text, sizeof text))
-        refuse(t, "disagrees with the reference", text);
+        refuse(t, "disagrees with the reference", text, reason);
     return DW_OK;
 }
 
-dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kernel) {
+dw_status dw__product_guard(const dw__context *context, const dw__product_subject *subject,
+                            char *reason) {
     const dw_device *device = context->device;
-    dw__product_trial t = {.context = context, .kernel = kernel};
+    dw__product_trial t = {.context = context, .subject = subject, .call = subject->call};
     int before = 0;
     bool relaxed = false;
     dw_status status = DW_OK;
-    set_call(&t);
+    reason[0] = 0;
+    t.call.size = sizeof t.call;
+    t.call.device = device;
     place_all(&t);
     DW_TRY(make_host(&t));
     DW_TRY(fill_operands(&t));
@@ -280,12 +247,14 @@ dw_status dw__product_guard(const dw__context *context, dw__product_kernel *kern
     relaxed = true;
     DW_TRY(device->stream_create(&t.stream));
     DW_TRY(device->allocate(t.bytes, (void **)&t.device));
+    if (subject->workspace_bytes) DW_TRY(device->allocate(subject->workspace_bytes, &t.workspace));
     set_pointers(&t);
     DW_TRY(device->copy_in(t.device, t.host, t.bytes, t.stream));
     DW_TRY(device->stream_synchronize(t.stream));
-    DW_TRY(run_tested(&t));
+    DW_TRY(run_tested(&t, reason));
 
 cleanup:
+    if (t.workspace) device->release(t.workspace, subject->workspace_bytes);
     if (t.device) device->release(t.device, t.bytes);
     if (t.stream) device->stream_destroy(t.stream);
     if (relaxed) device->capture_restore(before);

@@ -36,11 +36,12 @@ typedef struct dw__product_part {
 
 typedef struct dw__product_trial {
     const dw__context *context;
-    dw__product_kernel *kernel;
+    const dw__product_subject *subject;
     dw_product call;
     dw__product_part parts[DW__GUARD_PARTS];
     size_t bytes;
     char *device, *host;
+    void *workspace;
     double *values
         [DW__GUARD_VALUES]; /* of what is read, row by row, without what lies behind; in one block */
     void *stream;

@@ -142,9 +142,10 @@ dw__jit_variant dw__product_variant(const dw__product_shape *s) {
     return v;
 }
 
-dw__jit_variant dw__product_reference_variant(bool f16, bool f32_output) {
-    dw__jit_variant v = {
-        .source = "common/product_reference.cu", .entry = "reference_product", .arch = family};
+dw__jit_variant dw__product_reference_variant(int capability, bool f16, bool f32_output) {
+    dw__jit_variant v = {.source = "common/product_reference.cu",
+                         .entry = "reference_product",
+                         .arch = capability == 90 ? "sm_90a" : family};
     dw__jit_add_define(&v, "ELEMENT", f16);
     dw__jit_add_define(&v, "OUTPUT", f32_output);
     return v;
