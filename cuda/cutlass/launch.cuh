@@ -31,12 +31,14 @@ inline dw_cutlass_result check_product(const dw_cutlass_product &call) {
     return DW_CUTLASS_OK;
 }
 
-inline dw_cutlass_result hardware(cutlass::KernelHardwareInfo *info) {
+/* `processors`: that are used at most, or 0. */
+inline dw_cutlass_result hardware(cutlass::KernelHardwareInfo *info, int32_t processors = 0) {
     cudaError_t error = cudaGetDevice(&info->device_id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&info->sm_count, cudaDevAttrMultiProcessorCount,
                                        info->device_id);
     if (error != cudaSuccess) return refuse(DW_CUTLASS_FAILED, "%s", cudaGetErrorString(error));
+    if (processors > 0 && processors < info->sm_count) info->sm_count = processors;
     return DW_CUTLASS_OK;
 }
 

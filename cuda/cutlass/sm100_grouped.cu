@@ -7,7 +7,8 @@
 #include "cutlass/gemm/group_array_problem_shape.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
-#include <vector>
+#include <memory>
+#include <new>
 
 namespace deepwell {
 namespace {
@@ -77,7 +78,7 @@ dw_cutlass_result prepare(const dw_cutlass_grouped &call, unsigned char *base,
                           Operation::Arguments *made) {
     const layout at(static_cast<size_t>(call.groups));
     cutlass::KernelHardwareInfo info;
-    const dw_cutlass_result result = hardware(&info);
+    const dw_cutlass_result result = hardware(&info, call.processors);
     if (result != DW_CUTLASS_OK) return result;
     info.cluster_shape = dim3(1, 1, 1), info.cluster_shape_fallback = dim3(1, 1, 1);
     decltype(made->epilogue.thread) scaled{};
@@ -111,24 +112,31 @@ dw_cutlass_result run(const void *given, void *workspace, void *stream) {
     Operation::Arguments arguments;
     dw_cutlass_result result = check(call);
     if (result != DW_CUTLASS_OK) return result;
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capturing);
+    if (error != cudaSuccess) return refuse(DW_CUTLASS_FAILED, "%s", cudaGetErrorString(error));
+    if (capturing != cudaStreamCaptureStatusNone)
+        return refuse(DW_CUTLASS_REFUSED, "the stream is being captured, and a graph would copy the "
+                                          "groups from memory that is gone when it runs");
     const size_t groups = static_cast<size_t>(call.groups);
     const layout at(groups);
-    std::vector<unsigned char> host(at.end);
+    const std::unique_ptr<unsigned char[]> host(new (std::nothrow) unsigned char[at.end]);
+    if (!host) return refuse(DW_CUTLASS_FAILED, "no memory for %d groups", call.groups);
     auto *base = static_cast<unsigned char *>(workspace);
     for (size_t g = 0; g < groups; g++) {
-        reinterpret_cast<Problem::UnderlyingProblemShape *>(host.data() + at.shapes)[g] =
+        reinterpret_cast<Problem::UnderlyingProblemShape *>(host.get() + at.shapes)[g] =
             cute::make_shape(static_cast<int>(call.m[g]), static_cast<int>(call.n),
                              static_cast<int>(call.k));
-        reinterpret_cast<const void **>(host.data() + at.a)[g] = call.a[g];
-        reinterpret_cast<const void **>(host.data() + at.b)[g] = call.b[g];
-        reinterpret_cast<void **>(host.data() + at.d)[g] = call.d[g];
-        reinterpret_cast<StrideA *>(host.data() + at.a_stride)[g] = StrideA{call.a_stride, _1{}, _0{}};
-        reinterpret_cast<StrideB *>(host.data() + at.b_stride)[g] = StrideB{call.b_stride, _1{}, _0{}};
-        reinterpret_cast<StrideD *>(host.data() + at.d_stride)[g] = StrideD{call.d_stride, _1{}, _0{}};
+        reinterpret_cast<const void **>(host.get() + at.a)[g] = call.a[g];
+        reinterpret_cast<const void **>(host.get() + at.b)[g] = call.b[g];
+        reinterpret_cast<void **>(host.get() + at.d)[g] = call.d[g];
+        reinterpret_cast<StrideA *>(host.get() + at.a_stride)[g] = StrideA{call.a_stride, _1{}, _0{}};
+        reinterpret_cast<StrideB *>(host.get() + at.b_stride)[g] = StrideB{call.b_stride, _1{}, _0{}};
+        reinterpret_cast<StrideD *>(host.get() + at.d_stride)[g] = StrideD{call.d_stride, _1{}, _0{}};
     }
     /* Of memory that is not pinned the copy has been made, or staged, when the call returns. */
-    const cudaError_t error = cudaMemcpyAsync(base, host.data(), at.end, cudaMemcpyHostToDevice,
-                                              static_cast<cudaStream_t>(stream));
+    error = cudaMemcpyAsync(base, host.get(), at.end, cudaMemcpyHostToDevice,
+                            static_cast<cudaStream_t>(stream));
     if (error != cudaSuccess) return refuse(DW_CUTLASS_FAILED, "%s", cudaGetErrorString(error));
     result = prepare(call, base, &arguments);
     return result == DW_CUTLASS_OK ? launch<Operation>(arguments, base + at.end, stream) : result;

@@ -28,7 +28,7 @@ template <class Scheduler> struct product {
         const auto &call = *static_cast<const dw_cutlass_product *>(given);
         cutlass::KernelHardwareInfo info;
         dw_cutlass_result result = check_product(call);
-        if (result == DW_CUTLASS_OK) result = hardware(&info);
+        if (result == DW_CUTLASS_OK) result = hardware(&info, call.processors);
         if (result == DW_CUTLASS_OK) result = check_cluster(call, &info);
         if (result != DW_CUTLASS_OK) return result;
         *made = dense_arguments<Operation>(call, info);

@@ -16,6 +16,13 @@ using Column = cutlass::layout::ColumnMajor;
 constexpr int ALIGNED = 8; /* elements of C and D: 16 bytes */
 using Cluster = Shape<int, int, _1>;
 
+/* The workspace begins with alpha as it is multiplied, where its factors are on the GPU. */
+constexpr size_t ALPHA_BYTES = 256;
+
+__global__ void multiply_alpha(float *made, float alpha, const float *a, const float *b) {
+    *made = alpha * (a ? *a : 1.f) * (b ? *b : 1.f);
+}
+
 /* Pair: CUTLASS's name of elements with their scales; aligned: elements in 16 bytes. */
 template <class Pair, int aligned, class Tile, class Schedule> struct product {
     using Out = typename cutlass::epilogue::collective::CollectiveBuilder<
@@ -38,11 +45,9 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
         const auto &call = *static_cast<const dw_cutlass_product *>(given);
         cutlass::KernelHardwareInfo info;
         dw_cutlass_result result = check_product(call);
-        if (result == DW_CUTLASS_OK) result = hardware(&info);
+        if (result == DW_CUTLASS_OK) result = hardware(&info, call.processors);
         if (result == DW_CUTLASS_OK) result = check_cluster(call, &info);
         if (result != DW_CUTLASS_OK) return result;
-        if (!call.a_scales || !call.b_scales)
-            return refuse(DW_CUTLASS_REFUSED, "a block-scaled product without scales");
         const auto *c = static_cast<const Element *>(call.c ? call.c : call.d);
         const int64_t c_stride = call.c ? call.c_stride : call.d_stride;
         const int m = static_cast<int>(call.m), n = static_cast<int>(call.n),
@@ -67,10 +72,28 @@ template <class Pair, int aligned, class Tile, class Schedule> struct product {
         return DW_CUTLASS_OK;
     }
     static dw_cutlass_result workspace_bytes(const void *call, size_t *bytes) {
-        return workspace_of<product>(call, bytes);
+        const dw_cutlass_result result = workspace_of<product>(call, bytes);
+        if (result == DW_CUTLASS_OK) *bytes += ALPHA_BYTES;
+        return result;
     }
-    static dw_cutlass_result run(const void *call, void *workspace, void *stream) {
-        return run_of<product>(call, workspace, stream);
+    static dw_cutlass_result run(const void *given, void *workspace, void *stream) {
+        const auto &call = *static_cast<const dw_cutlass_product *>(given);
+        typename Operation::Arguments arguments;
+        dw_cutlass_result result = prepare(given, &arguments);
+        if (result == DW_CUTLASS_OK) result = accepts<Operation>(arguments);
+        if (result != DW_CUTLASS_OK) return result;
+        if (!call.a_scales || !call.b_scales)
+            return refuse(DW_CUTLASS_REFUSED, "a block-scaled product without scales");
+        if (call.a_factor || call.b_factor) {
+            auto *alpha = static_cast<float *>(workspace);
+            multiply_alpha<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(
+                alpha, call.alpha, call.a_factor, call.b_factor);
+            const cudaError_t error = cudaGetLastError();
+            if (error != cudaSuccess)
+                return refuse(DW_CUTLASS_FAILED, "%s", cudaGetErrorString(error));
+            arguments.epilogue.thread.alpha_ptr = alpha;
+        }
+        return launch<Operation>(arguments, static_cast<char *>(workspace) + ALPHA_BYTES, stream);
     }
 };
 

@@ -24,7 +24,7 @@ template <class Tile, class Mainloop, class Epilogue> struct product {
         const auto &call = *static_cast<const dw_cutlass_product *>(given);
         cutlass::KernelHardwareInfo info;
         dw_cutlass_result result = check_product(call);
-        if (result == DW_CUTLASS_OK) result = hardware(&info);
+        if (result == DW_CUTLASS_OK) result = hardware(&info, call.processors);
         if (result != DW_CUTLASS_OK) return result;
         *made = dense_arguments<Operation>(call, info);
         return DW_CUTLASS_OK;
@@ -48,10 +48,10 @@ using pingpong = product<Shape<_64, _256, _64>, cutlass::gemm::KernelTmaWarpSpec
 const dw_cutlass_kernel sm90_products[] = {
     {"cutlass.sm90.bf16.cooperative", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
      "tiles of 128 x 256, two groups of warps on one; clusters of 2 x 1",
-     "right on an H200 and on the emulator", cooperative::workspace_bytes, cooperative::run},
+     "tested and measured on an H200", cooperative::workspace_bytes, cooperative::run},
     {"cutlass.sm90.bf16.pingpong", DW_CUTLASS_PRODUCT, DW_CUTLASS_BF16, 90,
      "tiles of 64 x 256, one for each of two groups of warps; clusters of 2 x 1",
-     "right on an H200 and on the emulator", pingpong::workspace_bytes, pingpong::run},
+     "tested and measured on an H200", pingpong::workspace_bytes, pingpong::run},
     {},
 };
 
