@@ -70,9 +70,9 @@ typedef struct dw_product {
     /* quantized: alpha's further factors, in device memory: NVFP4's tensor scales. NULL: 1. */
     const float *factor_a, *factor_b;
 
-    /* Whose kernel. `size` may be that of the members above: Deepwell's own. */
-    const char *
-        kernel; /* NULL: Deepwell's own; else a name of `deepwell explain kernels`: "cutlass.sm90.bf16.pingpong" */
+    /* Whose kernel: NULL: Deepwell's own; else a name of `deepwell explain kernels`, as "cutlass.sm90.bf16.pingpong".
+     * `size` may be that of the members above: Deepwell's own. */
+    const char *kernel;
     /* Device memory at a multiple of 256 bytes, of dw_product_workspace() bytes, which is the call's until its work is
      * done. It need not be filled. */
     void *workspace;
@@ -108,14 +108,14 @@ typedef struct dw_grouped_product {
     int32_t groups;
     int64_t n, k;
     /* The host's, `groups` of each; not read after the call. Matrices lie in device memory as those of a dw_product do;
-     * where a group has no rows, its A and D are not read. */
+     * a group without rows has none that are looked at. */
     const int64_t *m;
     void *const *a, *const *b, *const *d;
     int64_t stride_a, stride_b, stride_d; /* elements from one row to the next, in every group */
     void *stream;
     /* NULL: Deepwell's own product, for one group after another, each with a launch of its own: right, and slow where
-     * groups are many and small. "cutlass.sm100.grouped.bf16": all of them by one launch, not while the stream is
-     * captured in a CUDA graph. */
+     * groups are many and small. "cutlass.sm100.grouped.bf16": all of them by one launch, behind a copy of sizes
+     * and pointers from the host; not while the stream is captured in a CUDA graph. */
     const char *kernel;
     void *workspace; /* as of dw_product */
     size_t workspace_bytes;

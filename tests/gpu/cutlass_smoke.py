@@ -36,6 +36,9 @@ class Product(ctypes.Structure):
         ("alpha", c_float),
         ("beta", c_float),
         ("cluster", c_int32 * 2),
+        ("processors", c_int32),
+        ("a_factor", c_void_p),
+        ("b_factor", c_void_p),
     ]
 
 
@@ -49,6 +52,7 @@ class Grouped(ctypes.Structure):
         *((name, POINTER(c_void_p)) for name in ("a", "b", "d")),
         *((name, c_int64) for name in ("a_stride", "b_stride", "d_stride")),
         ("alpha", c_float),
+        ("processors", c_int32),
     ]
 
 
@@ -84,7 +88,7 @@ class Provider:
         self.library.deepwell_cutlass_error.restype = c_char_p
         self.library.deepwell_cutlass_version.restype = c_char_p
         count = c_size_t()
-        rows = self.library.deepwell_cutlass_kernels(1, ctypes.byref(count))
+        rows = self.library.deepwell_cutlass_kernels(2, ctypes.byref(count))
         self.kernels = [rows[i] for i in range(count.value)]
         self.version = self.library.deepwell_cutlass_version().decode()
 

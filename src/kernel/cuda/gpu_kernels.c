@@ -58,7 +58,7 @@ static json_t *row_of_cutlass(const dw__cutlass *library, const dw_cutlass_kerne
         k->name, operations[k->kind], source,
         k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)", elements[k->type],
         k->kind == DW_CUTLASS_ATTENTION ? "head dimension 64 or 128; 16-byte rows" : "16-byte rows",
-        k->shown, "taken by nothing: called through cuda/cutlass/provider.h"});
+        k->shown, asked});
 }
 
 dw_status dw_gpu_kernels(char **json) {

@@ -48,25 +48,18 @@ static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gp
                                             [DW__PRODUCT_MXFP8] = DW_CUTLASS_MXFP8,
                                             [DW__PRODUCT_NVFP4] = DW_CUTLASS_NVFP4};
     const dw__cutlass *library;
+    const dw_cutlass_kernel *kernel = NULL;
     const dw__product_kind kind = dw__product_kind_of(call);
-    const bool known = kind != DW__PRODUCT_MXFP4 && call->scheme_a == call->scheme_b &&
-                       call->scheme_a != DW_SCHEME_MXFP8_E5M2;
-    const bool plain = call->dtype == DW_BF16 && call->output == DW_BF16 && !call->quantized_d &&
-                       !call->bias && call->activation == DW_ACTIVATION_NONE && call->n % 8 == 0 &&
-                       call->k % (kind ? 32 : 8) == 0;
     if (dw__cutlass_load(&library) != DW_OK) {
         snprintf(reason, bytes, "%s", dw_last_error());
         return NULL;
     }
-    const dw_cutlass_kernel *kernel =
-        known ? dw__cutlass_find(library, DW_CUTLASS_PRODUCT, types[kind], target->capability)
-              : NULL;
+    if (kind != DW__PRODUCT_MXFP4)
+        kernel = dw__cutlass_find(library, DW_CUTLASS_PRODUCT, types[kind], target->capability);
     if (!kernel)
         snprintf(reason, bytes, "none of its kernels is for such operands on %s", target->name);
-    else if (!plain || dw__product_is_empty(call) || call->k == 0)
-        snprintf(reason, bytes,
-                 "its kernels make BF16 of BF16, MXFP8 or NVFP4, n a multiple of 8, k of 8 (codes: "
-                 "32), with a residual and no other epilogue");
+    else if (dw__product_cutlass_takes(call, kernel) != DW_OK)
+        snprintf(reason, bytes, "%s", dw_last_error());
     return reason[0] ? NULL : kernel;
 }
 
@@ -78,7 +71,7 @@ static json_t *describe_cutlass(const dw_product *call, const dw__gpu_target *ta
                      "reason", kernel ? NULL : reason, "tolerance",
                      "sums in F32, then D's rounding, against FP64", "proof",
                      kernel ? kernel->shown : NULL, "expected_seconds", "expected_from",
-                     "taken by nothing; not measured", "measured_seconds");
+                     "taken only where a call names it (dw_product.kernel)", "measured_seconds");
 }
 
 /* PyTorch's. */

@@ -1,0 +1,27 @@
+/* libdeepwell_cutlass.so without CUTLASS: its kernels do as they are told, and what they were told is written down. The
+ * environment says of which version it is (FAKE_CUTLASS_VERSION). */
+#ifndef FAKE_CUTLASS_H
+#define FAKE_CUTLASS_H
+
+#include "cutlass/provider.h"
+
+typedef struct fake_cutlass {
+    const char *refused;      /* not NULL: no call is taken, in these words */
+    size_t workspace_bytes;   /* what every call wants */
+    dw_cutlass_result result; /* of launches */
+    const char *error;
+    /* In place of a kernel, `call` of the structure that its kind names; may be NULL. */
+    void (*kernel)(const dw_cutlass_kernel *kernel, const void *call);
+
+    int launches;
+    const dw_cutlass_kernel *last; /* what was launched, how, and where */
+    union {
+        dw_cutlass_product product;
+        dw_cutlass_grouped grouped;
+        dw_cutlass_attention attention;
+    } call;
+    void *workspace, *stream;
+} fake_cutlass;
+
+/* fake_cutlass *fake_cutlass_state(void): exported by the library. */
+#endif
