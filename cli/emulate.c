@@ -35,8 +35,9 @@ static void print_help(void) {
            "  --no-check      no search for undefined reads and races\n"
            "  --report FILE   the findings as JSON\n"
            "\n"
-           "Exit status: the program's; %d where it ended with 0 and there are findings; 128 and\n"
-           "the signal's number where a signal ended it.\n",
+           "Exit status: the program's; %d where it ended with 0 and there are findings, or\n"
+           "kernels that the emulator does not support; 128 and the signal's number where a\n"
+           "signal ended it.\n",
            FOUND);
 }
 
@@ -122,7 +123,8 @@ static int run(const request *r, const char *libraries, const char *report, int 
 
 /* ---- what was found ------------------------------------------------------------------------ */
 
-/* "3 findings: 2 out of bounds, 1 race". Returns how many there are, -1 where the emulator was not used. */
+/* "3 findings: 2 out of bounds, 1 race; 1 kernel not supported". Returns how many there are of both, -1 where
+ * the emulator was not used. */
 static int summarize(const char *report) {
     json_t *root = json_load_file(report, 0, NULL), *findings = json_object_get(root, "findings"),
            *kinds = json_object(), *finding, *count;
@@ -133,7 +135,8 @@ static int summarize(const char *report) {
         json_decref(kinds);
         return -1;
     }
-    const int total = (int)json_array_size(findings);
+    const int total = (int)json_array_size(findings),
+              refused = (int)json_array_size(json_object_get(root, "unsupported"));
     json_array_foreach(findings, index, finding) {
         const char *of = json_string_value(json_object_get(finding, "kind"));
         if (of)
@@ -145,7 +148,7 @@ static int summarize(const char *report) {
             json_string_value(json_object_get(root, "architecture")), launches,
             launches == 1 ? "" : "es");
     if (total == 0)
-        fprintf(stderr, "no findings\n");
+        fprintf(stderr, "no findings");
     else
         fprintf(stderr, "%d finding%s: ", total, total == 1 ? "" : "s");
     index = 0;
@@ -153,10 +156,13 @@ static int summarize(const char *report) {
         fprintf(stderr, "%s%lld %s", index++ ? ", " : "", (long long)json_integer_value(count),
                 kind);
     }
-    if (total > 0) fprintf(stderr, "\n");
+    if (refused > 0)
+        fprintf(stderr, "; %d kernel%s not run, since not supported", refused,
+                refused == 1 ? "" : "s");
+    fprintf(stderr, "\n");
     json_decref(root);
     json_decref(kinds);
-    return total;
+    return total + refused;
 }
 
 static int run_and_report(const request *r, const char *libraries, const char *report) {

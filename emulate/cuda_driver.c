@@ -103,6 +103,7 @@ static const struct {
     {COOPERATIVE_TOO_LARGE, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
      "too many blocks in cooperative launch"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "not supported by the emulator"},
+    {INVALID_CLUSTER_SIZE, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster misconfiguration"},
 };
 static int result_index(int result) {
     for (int i = 0; i < (int)(sizeof results / sizeof *results); i++)
@@ -184,6 +185,8 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
         {78, 1},    {79, 1},    {80, 1},      {83, 1},         {88, 0},          {90, 1},
         {95, 1},    {99, 1},    {106, 32},    {108, 32 << 20}, {109, 128 << 20},
     };
+    /* Of sm_120: shared memory and threads of a multiprocessor, and shared memory of a block. */
+    static const int geforce[][2] = {{39, 1536}, {81, 102400}, {97, 101376}, {106, 24}};
     if (device != 0) return INVALID_DEVICE;
     *value = 0;
     if (attribute == 16) *value = gpu.capability == 90 ? 132 : gpu.capability == 120 ? 188 : 148;
@@ -191,6 +194,9 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (attribute == 76) *value = gpu.capability % 10;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         if (values[i][0] == attribute) *value = values[i][1];
+    if (gpu.capability == 120)
+        for (size_t i = 0; i < sizeof geforce / sizeof *geforce; i++)
+            if (geforce[i][0] == attribute) *value = geforce[i][1];
     return SUCCESS;
 }
 API int cuDevicePrimaryCtxRetain(void **context, int device) {

@@ -10,7 +10,8 @@
 
 typedef struct function {
     dw_emulator_module *module;
-    int dynamic_shared;
+    int dynamic_shared; /* what was asked for; 0: nothing, and 48 KiB in all may be */
+    int large_clusters; /* of more than 8 blocks */
     struct module *owner;
     struct function *next;
     char name[]; /* of a template, thousands of characters */
@@ -157,11 +158,13 @@ API int cuFuncGetAttribute(int *value, int attribute, void *of) {
              : attribute == 8                    ? f->dynamic_shared
              : attribute == 10                   ? cluster[0] != 0
              : attribute >= 11 && attribute < 14 ? (int)cluster[attribute - 11]
+             : attribute == 14                   ? f->large_clusters
                                                  : 0;
     return SUCCESS;
 }
 API int cuFuncSetAttribute(void *of, int attribute, int value) {
     if (attribute == 8) ((function *)of)->dynamic_shared = value;
+    if (attribute == 14) ((function *)of)->large_clusters = value;
     return SUCCESS;
 }
 API int cuKernelGetAttribute(int *value, int attribute, void *of, int device) {
@@ -236,8 +239,8 @@ API int cuOccupancyMaxActiveClusters(int *clusters, void *of, const launch_confi
     return SUCCESS;
 }
 API int cuOccupancyMaxPotentialClusterSize(int *size, void *of, const launch_config *config) {
-    (void)of, (void)config;
-    *size = 8;
+    (void)config;
+    *size = ((const function *)of)->large_clusters ? 16 : 8;
     return SUCCESS;
 }
 
@@ -266,19 +269,48 @@ static int unpack(const function *f, void **extra, void ***arguments) {
     return SUCCESS;
 }
 
-/* Blocks that wait for one another must all be there: the emulator has as many at once as the GPU has
- * multiprocessors. */
-static bool fits_at_once(const launch_config *config) {
-    int multiprocessors = 0;
+/* Blocks that wait for one another must all be there. */
+static bool fits_at_once(const launch_config *config, void *of) {
+    int multiprocessors = 0, each = 0;
     cuDeviceGetAttribute(&multiprocessors, 16, 0);
-    const uint64_t blocks = (uint64_t)config->grid[0] * config->grid[1] * config->grid[2];
-    if (blocks <= (uint64_t)multiprocessors) return true;
-    fprintf(
-        stderr,
-        "deepwell emulate: a cooperative launch of %llu blocks: the emulator runs at most %d of "
-        "them at once, one on each multiprocessor\n",
-        (unsigned long long)blocks, multiprocessors);
+    const int result = cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &each, of, (int)(config->block[0] * config->block[1] * config->block[2]),
+        config->shared_bytes);
+    if (result != SUCCESS) return true; /* the launch says what is wrong */
+    const uint64_t blocks = (uint64_t)config->grid[0] * config->grid[1] * config->grid[2],
+                   most = (uint64_t)multiprocessors * (uint64_t)each;
+    if (blocks <= most) return true;
+    fprintf(stderr,
+            "deepwell emulate: a cooperative launch of %llu blocks: the GPU holds at most %llu of "
+            "them at once, %d on each of %d multiprocessors\n",
+            (unsigned long long)blocks, (unsigned long long)most, each, multiprocessors);
     return false;
+}
+
+/* What a GPU refuses unless it was asked for by an attribute of the kernel. */
+enum { CLUSTER_UNASKED = 8 };
+static int check_asked(void *of, const launch_config *config, const uint32_t cluster[3]) {
+    const function *f = of;
+    int own = 0;
+    if (cuFuncGetAttribute(&own, 1, of) == SUCCESS &&
+        config->shared_bytes > (unsigned)f->dynamic_shared &&
+        (uint64_t)own + config->shared_bytes > SHARED_UNASKED) {
+        fprintf(
+            stderr,
+            "deepwell emulate: kernel %s: %u bytes of dynamic shared memory beside %d: without "
+            "cudaFuncAttributeMaxDynamicSharedMemorySize of at least that a GPU gives %d in all\n",
+            f->name, config->shared_bytes, own, SHARED_UNASKED);
+        return INVALID_VALUE;
+    }
+    const uint64_t blocks = (uint64_t)cluster[0] * cluster[1] * cluster[2];
+    if (blocks > CLUSTER_UNASKED && !f->large_clusters) {
+        fprintf(stderr,
+                "deepwell emulate: kernel %s: clusters of %llu blocks: more than %d need "
+                "cudaFuncAttributeNonPortableClusterSizeAllowed\n",
+                f->name, (unsigned long long)blocks, CLUSTER_UNASKED);
+        return INVALID_CLUSTER_SIZE;
+    }
+    return SUCCESS;
 }
 
 /* A GPU groups blocks as is preferred where it has room for that, and as the launch says else: here all of a launch the one
@@ -321,14 +353,18 @@ API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments
         const launch_attribute *a = &config->attributes[i];
         if (a->id == ATTRIBUTE_CLUSTER)
             for (int axis = 0; axis < 3; axis++) options.cluster[axis] = a->value.cluster[axis];
-        if (a->id == ATTRIBUTE_COOPERATIVE && a->value.cooperative && !fits_at_once(config))
-            return free(unpacked), COOPERATIVE_TOO_LARGE;
+        if (a->id == ATTRIBUTE_COOPERATIVE && a->value.cooperative) {
+            if (!fits_at_once(config, of)) return free(unpacked), COOPERATIVE_TOO_LARGE;
+            options.cooperative = true;
+        }
         if (a->id == ATTRIBUTE_PREFERRED_CLUSTER) preferred = a->value.cluster;
     }
     if (preferred && !prefer(&options, preferred)) return free(unpacked), INVALID_VALUE;
+    int result = check_asked(of, config, options.cluster);
+    if (result != SUCCESS) return free(unpacked), result;
     dw_status status = dw_emulator_launch(f->module, f->name, &options, arguments, NULL);
     free(unpacked);
-    int result = result_of(status);
+    result = result_of(status);
     tell();
     if (status == DW_INTERNAL)
         gpu.failed = result; /* as on a GPU, nothing goes on in this context */

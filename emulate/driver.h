@@ -27,6 +27,7 @@ enum { /* CUresult; the runtime's numbers are the same but for those that say so
        LAUNCH_FAILED = 719,
        COOPERATIVE_TOO_LARGE = 720,
        NOT_SUPPORTED = 801,
+       INVALID_CLUSTER_SIZE = 912,
 };
 
 typedef struct launch_attribute {
@@ -39,6 +40,7 @@ typedef struct launch_attribute {
     } value;
 } launch_attribute;
 enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER = 4, ATTRIBUTE_PREFERRED_CLUSTER = 11 };
+enum { SHARED_UNASKED = 48 << 10 }; /* bytes of a block that need not be asked for */
 typedef struct launch_config {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
@@ -109,6 +111,7 @@ API int cuFuncGetParamInfo(void *of, size_t index, size_t *offset, size_t *bytes
 API int cuLaunchKernelEx(const launch_config *config, void *of, void **arguments, void **extra);
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *of, int threads,
                                                     size_t dynamic);
+API int cuOccupancyMaxPotentialClusterSize(int *size, void *of, const launch_config *config);
 API int cuOccupancyMaxActiveClusters(int *clusters, void *of, const launch_config *config);
 API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                             int *status);

@@ -48,6 +48,7 @@ static const struct {
     {COOPERATIVE_TOO_LARGE, "cudaErrorCooperativeLaunchTooLarge",
      "too many blocks in cooperative launch"},
     {NOT_SUPPORTED, "cudaErrorNotSupported", "operation not supported"},
+    {INVALID_CLUSTER_SIZE, "cudaErrorInvalidClusterSize", "cluster misconfiguration"},
 };
 API const char *cudaGetErrorName(int result) {
     for (size_t i = 0; i < sizeof results / sizeof *results; i++)
@@ -363,3 +364,11 @@ API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long
     return cudaGetDriverEntryPointByVersion(name, function, 1000 * CUDART_MAJOR, flags, status);
 }
 ALSO(cudaGetDriverEntryPoint, _ptsz, const char *, void **, unsigned long long, int *);
+
+/* What a texture's or an array's element is: the answer, which needs neither, is given in memory of the caller's. */
+typedef struct channels {
+    int bits[4], kind;
+} channels;
+API channels cudaCreateChannelDesc(int x, int y, int z, int w, int kind) {
+    return (channels){{x, y, z, w}, kind};
+}

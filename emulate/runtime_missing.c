@@ -5,7 +5,7 @@
 /* clang-format off */
 #define MISSING(M) \
     M(cudaArrayGetInfo) M(cudaArrayGetMemoryRequirements) M(cudaArrayGetPlane)                     \
-    M(cudaArrayGetSparseProperties) M(cudaChooseDevice) M(cudaCreateChannelDesc)                   \
+    M(cudaArrayGetSparseProperties) M(cudaChooseDevice)                                            \
     M(cudaCreateSurfaceObject) M(cudaCreateTextureObject) M(cudaDestroyExternalMemory)             \
     M(cudaDestroyExternalSemaphore) M(cudaDestroySurfaceObject) M(cudaDestroyTextureObject)        \
     M(cudaDeviceDisablePeerAccess) M(cudaDeviceEnablePeerAccess)                                   \

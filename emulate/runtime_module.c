@@ -172,12 +172,15 @@ API int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_bytes
     return SUCCESS;
 }
 
-/* Shapes that no GPU takes have a number of their own. */
+/* Shapes that no GPU takes have a number of their own; what is wrong with the right ones is a value. */
 static int launch(const void *host, const launch_config *config, void **arguments) {
     void *kernel;
-    int result = find_kernel(host, &kernel);
+    int result = find_kernel(host, &kernel), own = 0;
     if (result == SUCCESS) result = cuLaunchKernelEx(config, kernel, arguments, NULL);
-    return keep(result == INVALID_VALUE ? INVALID_CONFIGURATION : result);
+    if (result != INVALID_VALUE) return keep(result);
+    const bool shared = cuFuncGetAttribute(&own, 1, kernel) == SUCCESS &&
+                        (uint64_t)own + config->shared_bytes > SHARED_UNASKED;
+    return keep(shared ? INVALID_VALUE : INVALID_CONFIGURATION);
 }
 static launch_config shape(dim3 grid, dim3 block, size_t shared_bytes, void *stream) {
     return (launch_config){{grid.x, grid.y, grid.z},
@@ -262,9 +265,9 @@ typedef struct function_attributes {
 } function_attributes;
 API int cudaFuncGetAttributes(function_attributes *made, const void *host) {
     void *kernel;
-    int value[14] = {0};
+    int value[15] = {0};
     int result = find_kernel(host, &kernel);
-    for (int i = 0; i < 14 && result == SUCCESS; i++)
+    for (int i = 0; i < 15 && result == SUCCESS; i++)
         result = cuFuncGetAttribute(&value[i], i, kernel);
     if (result != SUCCESS) return keep(result);
     *made = (function_attributes){.shared_bytes = (size_t)value[1],
@@ -277,7 +280,8 @@ API int cudaFuncGetAttributes(function_attributes *made, const void *host) {
                                   .most_dynamic_shared = value[8],
                                   .shared_carveout = -1,
                                   .cluster_required = value[10],
-                                  .cluster = {value[11], value[12], value[13]}};
+                                  .cluster = {value[11], value[12], value[13]},
+                                  .large_clusters = value[14]};
     return SUCCESS;
 }
 API int cudaFuncSetAttribute(const void *host, int attribute, int value) {
@@ -323,7 +327,9 @@ API int cudaOccupancyMaxActiveClusters(int *clusters, const void *host,
 }
 API int cudaOccupancyMaxPotentialClusterSize(int *size, const void *host,
                                              const runtime_launch_config *given) {
-    (void)host, (void)given;
-    *size = 8;
-    return SUCCESS;
+    void *kernel;
+    launch_config config = from_runtime(given);
+    int result = find_kernel(host, &kernel);
+    if (result == SUCCESS) result = cuOccupancyMaxPotentialClusterSize(size, kernel, &config);
+    return keep(result);
 }

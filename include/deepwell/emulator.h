@@ -85,9 +85,10 @@ typedef struct dw_emulator_launch_options {
     uint32_t grid[3], block[3],
         cluster[3];        /* cluster 0 0 0: one block, or what the kernel requires */
     uint32_t shared_bytes; /* dynamic */
+    bool cooperative;      /* all blocks live at once, and may wait for one another */
 } dw_emulator_launch_options;
 #define DW_EMULATOR_LAUNCH_DEFAULT                                                                 \
-    { sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0 }
+    { sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0, false }
 
 /* `arguments`: the address of each parameter's value. DW_INVALID_ARGUMENT: a launch that no GPU would take.
  * DW_INTERNAL: the kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes
@@ -133,7 +134,8 @@ DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
 /* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
 DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);
 /* Writes a file of JSON: architecture, seed, how many launches there were, how many instructions all lanes executed in
- * them, and every finding, its members named as those of dw_finding are, with "text". DW_IO. */
+ * them, every finding, its members named as those of dw_finding are, with "text", and under "unsupported" why kernels
+ * that were asked for could not be launched. DW_IO. */
 DW_API dw_status dw_emulator_report(const dw_emulator *emulator, const char *path);
 
 #ifdef __cplusplus

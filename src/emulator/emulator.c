@@ -16,6 +16,10 @@ struct dw_emulator {
     dw__emu_findings *findings;
     dw_emulator_module *modules;
     uint64_t launches, instructions;
+    struct {
+        char **items;
+        size_t count, capacity;
+    } refused; /* why: of kernels that were asked for and are not supported */
     pthread_mutex_t lock;
 };
 struct dw_emulator_module {
@@ -75,6 +79,8 @@ void dw_emulator_destroy(dw_emulator *emulator) {
     while (emulator->modules) dw_emulator_unload(emulator->modules);
     dw__emu_findings_destroy(emulator->findings);
     dw__emu_memory_destroy(emulator->memory);
+    for (size_t i = 0; i < emulator->refused.count; i++) dw__free(emulator->refused.items[i]);
+    dw__free(emulator->refused.items);
     pthread_mutex_destroy(&emulator->lock);
     dw__free(emulator);
 }
@@ -206,9 +212,24 @@ static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const
     return NULL;
 }
 
+/* For the report; what there is no memory for is left out. */
+static void note_refused(dw_emulator *emulator, const char *why) {
+    pthread_mutex_lock(&emulator->lock);
+    size_t at = 0;
+    while (at < emulator->refused.count && strcmp(emulator->refused.items[at], why) != 0) at++;
+    const size_t bytes = strlen(why) + 1;
+    char *copy = at == emulator->refused.count ? dw__malloc(bytes) : NULL;
+    if (copy) memcpy(copy, why, bytes);
+    if (copy && DW_PUSH(&emulator->refused, copy) != DW_OK) dw__free(copy);
+    pthread_mutex_unlock(&emulator->lock);
+}
+
 dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *name) {
     const dw__emu_kernel *kernel = find_kernel(module, name);
-    if (kernel && kernel->unsupported) return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
+    if (kernel && kernel->unsupported) {
+        note_refused(module->emulator, kernel->unsupported);
+        return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
+    }
     if (kernel) return DW_OK;
     dw__text list = {0};
     for (uint32_t i = 0; i < module->program->kernel_count; i++)
@@ -326,6 +347,19 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
     DW_RETURN_IF_FAILED(check_shape(kernel, &grid, emulator->architecture));
     unsigned char *parameters = dw__malloc_aligned(kernel->parameter_bytes + 64);
     if (!parameters) return dw__fail_memory("parameters of a kernel", kernel->parameter_bytes);
+    /* Callers of the shorter structure do not know of it. */
+    grid.cooperative =
+        options->size > offsetof(dw_emulator_launch_options, cooperative) && options->cooperative;
+    if (grid.cooperative) {
+        const uint32_t first[2] = {sizeof first, 0};
+        dw_status made = dw_emulator_allocate(emulator, sizeof first, &grid.workspace);
+        if (made != DW_OK) {
+            dw__free_aligned(parameters);
+            return made;
+        }
+        memcpy(grid.workspace, first, sizeof first);
+        dw__emu_memory_mark(emulator->memory, grid.workspace, sizeof first, true);
+    }
     for (uint32_t i = 0; i < kernel->parameter_count; i++)
         memcpy(parameters + kernel->parameter_places[i], arguments[i], kernel->parameter_sizes[i]);
     grid.parameters = parameters;
@@ -338,6 +372,7 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
     if (instructions) *instructions = executed;
     dw__emu_memory_collect(emulator->memory);
     pthread_mutex_unlock(&emulator->lock);
+    if (grid.cooperative) (void)dw__emu_memory_release(emulator->memory, grid.workspace);
     dw__free_aligned(parameters);
     return status;
 }
@@ -383,7 +418,9 @@ void dw_emulator_clear_findings(dw_emulator *emulator) {
 
 dw_status dw_emulator_report(const dw_emulator *emulator, const char *path) {
     return dw__emu_report(emulator, architectures[index_of(emulator->architecture)].name,
-                          emulator->options.seed, emulator->launches, emulator->instructions, path);
+                          emulator->options.seed, emulator->launches, emulator->instructions,
+                          (const char *const *)emulator->refused.items, emulator->refused.count,
+                          path);
 }
 
 void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {

@@ -330,6 +330,7 @@ dw_status dw__emu_run_grid(dw__emu_grid *grid, uint64_t *executed) {
     grid->next_cluster = 0;
     int threads = dw__pool_threads();
     r.most_alive = (uint64_t)grid->sm_count / ctas;
+    if (grid->cooperative) r.most_alive = grid->cluster_total;
     if (r.most_alive < (uint64_t)threads) r.most_alive = (uint64_t)threads;
     dw__pool_run(threads, work, &r);
     for (size_t i = 0; i < r.aside.count; i++) end_cluster(r.aside.items[i]);

@@ -166,7 +166,10 @@ struct dw__emu_grid {
     uint32_t grid[3], block[3], cluster[3];
     uint32_t dynamic_shared;
     uint64_t seed;
-    bool check; /* races, undefined reads */
+    bool check;       /* races, undefined reads */
+    bool cooperative; /* all blocks live at once */
+    void *
+        workspace; /* of a cooperative grid, as cooperative_groups wants it: bytes, and a count of arrivals; else NULL */
     int sm_count;
     uint64_t id;
     void (*print)(void *context, const char *text, size_t bytes); /* NULL: nobody listens */
@@ -195,6 +198,11 @@ void dw__emu_barriers_after_exit(dw__emu_cta *cta);
 void dw__emu_cluster_after_exit(dw__emu_cluster *cluster);
 /* Where a warp begins. */
 void dw__emu_start_warp(dw__emu_warp *w, uint32_t live);
+
+/* These lanes of the running group stay at its operation and wait there for others of the warp. */
+void dw__emu_leave_behind(dw__emu_warp *w, uint32_t lanes);
+/* Groups of these lanes, which wait for others of the warp, go on behind the operations that they wait at. */
+void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes);
 
 void dw__emu_free_wgmma(dw__emu_warp *w);
 

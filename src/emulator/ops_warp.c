@@ -16,12 +16,41 @@ static dw__emu_next gathered(dw__emu_warp *w, uint32_t mask, uint32_t members) {
     }
     return (members & w->live & ~mask) ? DW__APART : DW__NEXT;
 }
-static dw__emu_next gathered_by(dw__emu_warp *w, uint32_t mask, uint32_t place) {
-    return gathered(w, mask, DW__REGISTER(w, uint32_t, place)[__builtin_ctz(mask)]);
+
+/* Lanes of `mask` whose member mask is that of its first. */
+static uint32_t alike(const uint32_t *members, uint32_t mask) {
+    const uint32_t first = members[__builtin_ctz(mask)];
+    uint32_t same = 0;
+    DW__EACH_LANE(lane, mask) same |= (uint32_t)(members[lane] == first) << lane;
+    return same;
 }
-#define GATHER(w, mask, place)                                                                     \
+
+/* Parts of the warp are here together, each with a mask of its own, as halves that add up separately: `run` for each
+ * whose lanes are all here; the others stay. */
+static dw__emu_next run_parts(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask,
+                              const uint32_t *members, dw__emu_run run) {
+    uint32_t done = 0, waiting = 0;
+    for (uint32_t rest = mask, part; rest; rest &= ~part) {
+        part = alike(members, rest);
+        switch (run(w, op, part)) {
+        case DW__NEXT: done |= part; break;
+        case DW__APART: waiting |= part; break;
+        default: return DW__FAULT;
+        }
+    }
+    if (!waiting) return DW__NEXT;
+    if (!done) return DW__APART;
+    dw__emu_leave_behind(w, waiting);
+    return DW__NEXT;
+}
+/* At the beginning of what `run` does: its lanes, whose member masks lie at `place`, are together. */
+#define GATHER(w, op, mask, place, run)                                                            \
     do {                                                                                           \
-        dw__emu_next gathered_ = gathered_by(w, mask, place);                                      \
+        const uint32_t *members_ = DW__REGISTER(w, uint32_t, place);                               \
+        const uint32_t first_ = members_[__builtin_ctz(mask)];                                     \
+        if (((mask) & ~first_) && alike(members_, mask) != (mask))                                 \
+            return run_parts(w, op, mask, members_, run);                                          \
+        const dw__emu_next gathered_ = gathered(w, mask, first_);                                  \
         if (gathered_ != DW__NEXT) return gathered_;                                               \
     } while (0)
 
@@ -35,7 +64,7 @@ typedef struct shuffle {
 
 static dw__emu_next shfl_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const shuffle *k = op->detail;
-    GATHER(w, mask, k->members);
+    GATHER(w, op, mask, k->members, shfl_run);
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a), *b = DW__REGISTER(w, uint32_t, op->b);
     const uint32_t *c = DW__REGISTER(w, uint32_t, op->c);
     uint32_t result[DW__LANES], valid = 0;
@@ -94,7 +123,7 @@ static dw_status translate_shfl(dw__emu_translator *t) {
 enum { ALL, ANY, UNI, BALLOT };
 
 static dw__emu_next vote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    GATHER(w, mask, op->b);
+    GATHER(w, op, mask, op->b, vote_run);
     const uint32_t p = *DW__REGISTER(w, uint32_t, op->a) & mask;
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
     if (op->immediate == BALLOT) {
@@ -110,8 +139,10 @@ static dw__emu_next vote_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 static dw_status translate_vote(dw__emu_translator *t) {
     static const char *const kinds[] = {"all", "any", "uni", "ballot", NULL};
     uint32_t a, b, d;
-    if (!dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
+    /* The ISA's text has .sync first; ptxas takes it behind as well, and CUB writes it so. */
+    bool sync = dw__emu_take(t, "sync");
     int kind = dw__emu_take_one_of(t, kinds);
+    if (!sync && !dw__emu_take(t, "sync")) return dw__emu_unsupported(t);
     if (kind < 0 || !dw__emu_take(t, kind == BALLOT ? "b32" : "pred") || t->in->operand_count != 3)
         return dw__emu_unsupported(t);
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[1], DW__T_PRED, &a));
@@ -125,7 +156,7 @@ static dw_status translate_vote(dw__emu_translator *t) {
 }
 
 static dw__emu_next match_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    GATHER(w, mask, op->b);
+    GATHER(w, op, mask, op->b, match_run);
     const bool wide = op->immediate & 1;
     const uint32_t *other = op->detail; /* the predicate of match.all */
     uint64_t values[DW__LANES];
@@ -170,7 +201,7 @@ static dw_status translate_match(dw__emu_translator *t) {
 
 enum { SUM, LEAST, GREATEST, BITS_AND, BITS_OR, BITS_XOR };
 static dw__emu_next redux_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    GATHER(w, mask, op->b);
+    GATHER(w, op, mask, op->b, redux_run);
     const uint32_t *a = DW__REGISTER(w, uint32_t, op->a);
     const bool is_signed = op->immediate & 8, is_real = op->immediate & 16,
                magnitude = op->immediate & 32;
@@ -226,7 +257,7 @@ static dw_status translate_redux(dw__emu_translator *t) {
 /* ---- who is here --------------------------------------------------------------------------- */
 
 static dw__emu_next elect_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    GATHER(w, mask, op->b);
+    GATHER(w, op, mask, op->b, elect_run);
     const uint32_t leader = (uint32_t)__builtin_ctz(mask);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d), *p = DW__REGISTER(w, uint32_t, op->c);
     DW__EACH_LANE(lane, mask) d[lane] = leader;
@@ -263,8 +294,27 @@ static dw_status translate_activemask(dw__emu_translator *t) {
     return DW_OK;
 }
 
+/* Lanes may meet at different ones: what counts is that all of the mask are at one, with the same mask. */
 static dw__emu_next bar_warp_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
-    GATHER(w, mask, op->a);
+    const uint32_t *members = DW__REGISTER(w, uint32_t, op->a);
+    const uint32_t first = members[__builtin_ctz(mask)];
+    if (alike(members, mask) != mask) return run_parts(w, op, mask, members, bar_warp_run);
+    const uint32_t missing = first & w->live & ~mask;
+    if ((mask & ~first) || !missing) return gathered(w, mask, first);
+    const dw__emu_op *code = w->cta->cluster->grid->kernel->code;
+    uint32_t elsewhere = 0;
+    for (int i = 0; i < w->other_count; i++) {
+        const dw__emu_group *g = &w->others[i];
+        const dw__emu_op *at = &code[g->pc];
+        if (g->wait != DW__WAIT_LANES || at->run != bar_warp_run || g->pc == w->now.pc ||
+            at->guard != DW__PTX_NO_GUARD)
+            continue;
+        const uint32_t *theirs = DW__REGISTER(w, uint32_t, at->a);
+        if (theirs[__builtin_ctz(g->mask)] == first && alike(theirs, g->mask) == g->mask)
+            elsewhere |= g->mask;
+    }
+    if (missing & ~elsewhere) return DW__APART;
+    dw__emu_let_pass(w, first & ~mask);
     return DW__NEXT;
 }
 static dw_status translate_bar_warp(dw__emu_translator *t) {

@@ -63,6 +63,7 @@ typedef enum dw__emu_special {
     DW__SPECIAL_LANEMASK_GT,
     DW__SPECIAL_DYNAMIC_SMEM_SIZE,
     DW__SPECIAL_TOTAL_SMEM_SIZE,
+    DW__SPECIAL_WORKSPACE, /* of a cooperative grid: axis 0 the address' upper half, 1 its lower */
     DW__SPECIAL_COUNT,
 } dw__emu_special;
 typedef struct dw__emu_preset {

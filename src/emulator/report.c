@@ -13,14 +13,19 @@ static json_t *finding_json(const dw_finding *f) {
 }
 
 dw_status dw__emu_report(const dw_emulator *emulator, const char *architecture, uint64_t seed,
-                         uint64_t launches, uint64_t instructions, const char *path) {
+                         uint64_t launches, uint64_t instructions, const char *const *refused,
+                         size_t refused_count, const char *path) {
     dw_status status = DW_OK;
     dw__text text = {0};
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:[]}", "architecture", architecture, "seed",
-                             (json_int_t)seed, "launches", (json_int_t)launches,
-                             "lane_instructions", (json_int_t)instructions, "findings");
-    json_t *findings = json_object_get(root, "findings");
-    bool lost = !findings;
+    json_t *root =
+        json_pack("{s:s, s:I, s:I, s:I, s:[], s:[]}", "architecture", architecture, "seed",
+                  (json_int_t)seed, "launches", (json_int_t)launches, "lane_instructions",
+                  (json_int_t)instructions, "unsupported", "findings");
+    json_t *findings = json_object_get(root, "findings"),
+           *unsupported = json_object_get(root, "unsupported");
+    bool lost = !findings || !unsupported;
+    for (size_t i = 0; i < refused_count && !lost; i++)
+        lost = json_array_append_new(unsupported, json_string(refused[i])) != 0;
     for (size_t i = 0; i < dw_emulator_finding_count(emulator) && !lost; i++) {
         dw_finding finding;
         if (dw_emulator_finding(emulator, i, &finding) != DW_OK) break;

@@ -146,6 +146,9 @@ static const struct {
     {"%lanemask_gt", DW__SPECIAL_LANEMASK_GT, false, 4},
     {"%dynamic_smem_size", DW__SPECIAL_DYNAMIC_SMEM_SIZE, false, 4},
     {"%total_smem_size", DW__SPECIAL_TOTAL_SMEM_SIZE, false, 4},
+    /* What drivers put there for cooperative_groups::this_grid(). */
+    {"%envreg1", DW__SPECIAL_WORKSPACE, false, 4},
+    {"%envreg2", DW__SPECIAL_WORKSPACE, false, 4},
 };
 
 /* Time is counted in operations; it goes on whether a warp runs or waits. */
@@ -195,6 +198,7 @@ static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *ope
                    : operand->component == 'w' ? 3
                                                : operand->component - 'x';
         if (axis == 3) return dw__emu_take_constant(t, 0, 4, place);
+        if (specials[i].special == DW__SPECIAL_WORKSPACE) axis = operand->name[7] - '1';
         return preset(t,
                       &(dw__emu_preset){.source = DW__SOURCE_SPECIAL,
                                         .bytes = (uint32_t)specials[i].bytes,
@@ -202,8 +206,9 @@ static dw_status special_place(dw__emu_translator *t, const dw__ptx_operand *ope
                                         .axis = axis},
                       place);
     }
-    return fail_here(
-        t, DW_UNSUPPORTED,
+    return dw__fail(
+        DW_UNSUPPORTED, "%s, kernel %s, PTX line %d: %s: %s, %s", t->program->module->name,
+        t->function->name, t->in->line, t->in->spelling, operand->name,
         operand->name[0] == '%'
             ? "a register that is not declared, or a special register that is not supported"
             : "an operand that nothing declares");

@@ -40,6 +40,8 @@ static uint32_t special_value(const dw__emu_warp *w, const dw__emu_preset *p, ui
     case DW__SPECIAL_LANEMASK_GT: return ~(((uint32_t)2 << lane) - 1);
     case DW__SPECIAL_DYNAMIC_SMEM_SIZE: return grid->dynamic_shared;
     case DW__SPECIAL_TOTAL_SMEM_SIZE: return cta->shared_bytes;
+    case DW__SPECIAL_WORKSPACE:
+        return (uint32_t)((uint64_t)(uintptr_t)grid->workspace >> (axis == 0 ? 32 : 0));
     case DW__SPECIAL_COUNT: break;
     }
     return 0;
@@ -121,6 +123,23 @@ static bool regroup(dw__emu_warp *w, bool by_chance) {
     return best >= 0;
 }
 
+void dw__emu_leave_behind(dw__emu_warp *w, uint32_t lanes) {
+    w->others[w->other_count++] =
+        (dw__emu_group){.pc = w->now.pc, .mask = lanes, .wait = DW__WAIT_LANES};
+    w->now.mask &= ~lanes;
+    note_soonest(w);
+}
+
+void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes) {
+    for (int i = 0; i < w->other_count; i++) {
+        dw__emu_group *g = &w->others[i];
+        if (!(g->mask & lanes) || g->wait != DW__WAIT_LANES) continue;
+        g->pc++;
+        g->wait = DW__WAIT_NONE;
+    }
+    note_soonest(w);
+}
+
 /* Lanes stand apart at operations that want them together, and none is left that could still come. */
 static bool stand_apart(const dw__emu_warp *w) {
     for (int i = 0; i < w->other_count; i++)
@@ -198,13 +217,15 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
     for (int i = 0; i < w->other_count; i++)
         if (w->others[i].wait != DW__WAIT_LANES) w->others[i].wait = DW__WAIT_NONE;
     if (w->now.wait != DW__WAIT_LANES) w->now.wait = DW__WAIT_NONE;
-    if (w->other_count > 0 && !regroup(w, dw__emu_random(w->cta->cluster) % 4 == 0)) {
+    /* Lanes that are behind may loop until those ahead have done something: every group has its turns. */
+    bool ahead = w->other_count > 0 && dw__emu_random(w->cta->cluster) % 8 == 0;
+    if (w->other_count > 0 && !regroup(w, ahead)) {
         if (stand_apart(w)) return report_apart(w);
         return true;
     }
     w->gave_way = false;
     while (turns-- > 0) {
-        if (w->now.pc >= w->soonest && w->other_count > 0) {
+        if (w->now.pc >= w->soonest && w->other_count > 0 && !ahead) {
             if (!regroup(w, false)) return true;
         }
         const dw__emu_op *op = &code[w->now.pc];
@@ -235,6 +256,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
             return true;
         case DW__APART: w->now.wait = DW__WAIT_LANES; /* fall through */
         case DW__AGAIN:
+            ahead = false;
             if (!regroup(w, false)) {
                 if (stand_apart(w)) return report_apart(w);
                 return true;
@@ -246,6 +268,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
                 dw__emu_cluster_after_exit(w->cta->cluster);
                 return true;
             }
+            ahead = false;
             if (!regroup(w, false)) {
                 if (stand_apart(w)) return report_apart(w);
                 return true;

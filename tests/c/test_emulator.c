@@ -142,6 +142,39 @@ static void lanes_wait_for_each_other(void **state) {
     dw_emulator_destroy(emulator);
 }
 
+/* Operations among parts of a warp: each lane's mask is its part's. A part whose lanes are all there goes on, though
+ * lanes of the other wait for what it does then. Barriers of a warp are one wherever its lanes meet them. */
+static void parts_of_a_warp_are_apart(void **state) {
+    uint32_t out[32];
+    (void)state;
+    static const char body[] =
+        "mov.u32 %r2, fixed; and.b32 %r3, %r1, 16; setp.ne.u32 %p1, %r3, 0;\n"
+        "selp.b32 %r3, 0xffff0000, 0xffff, %p1; setp.eq.u32 %p2, %r1, 0; mov.u32 %r4, 0;\n"
+        "@%p2 st.shared.u32 [%r2], %r4; bar.warp.sync -1;\n"
+        "redux.sync.add.s32 %r5, %r1, %r3; vote.ballot.sync.b32 %r6, 1, %r3; popc.b32 %r6, %r6;\n"
+        "setp.ge.u32 %p3, %r1, 24; @!%p3 bra $meet;\n"
+        "$late: ld.volatile.shared.u32 %r7, [%r2]; setp.eq.u32 %p4, %r7, 0; @%p4 bra $late;\n"
+        "$meet: xor.b32 %r8, %r1, 3; shfl.sync.idx.b32 %r9, %r1, %r8, 31, %r3;\n"
+        "mov.u32 %r4, 1; @%p2 st.volatile.shared.u32 [%r2], %r4;\n"
+        "shl.b32 %r10, %r1, 2; add.u32 %r11, %r2, %r10; xor.b32 %r10, %r10, 64; add.u32 %r12, %r2, "
+        "%r10;\n@%p1 bra $upper;\n"
+        "st.shared.u32 [%r11+4], %r5; bar.warp.sync -1; ld.shared.u32 %r13, [%r12+4]; bra $end;\n"
+        "$upper: st.shared.u32 [%r11+4], %r5; bar.warp.sync -1; ld.shared.u32 %r13, [%r12+4];\n"
+        "$end: mad.lo.u32 %r6, %r6, 1000, %r9; mad.lo.u32 %r13, %r13, 100000, %r6;\n"
+        "st.global.u32 [%rd1], %r13;";
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+        dw_emulator *emulator;
+        options.seed = seed;
+        assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
+        assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+        assert_int_equal(dw_emulator_finding_count(emulator), 0);
+        for (uint32_t lane = 0; lane < 32; lane++) /* 120 and 376: sums of the halves' lanes */
+            assert_int_equal(out[lane], 100000 * (lane < 16 ? 376 : 120) + 16000 + (lane ^ 3));
+        dw_emulator_destroy(emulator);
+    }
+}
+
 static void barriers_hold(void **state) {
     uint32_t out[256];
     (void)state;
@@ -409,6 +442,7 @@ int main(void) {
         cmocka_unit_test(kernels_run),
         cmocka_unit_test(lanes_part_and_meet),
         cmocka_unit_test(lanes_wait_for_each_other),
+        cmocka_unit_test(parts_of_a_warp_are_apart),
         cmocka_unit_test(barriers_hold),
         cmocka_unit_test(mistakes_are_found),
         cmocka_unit_test(padding_may_be_copied),

@@ -45,7 +45,7 @@ def build(tmp_path_factory):
     return built
 
 
-@pytest.mark.parametrize("name", ["add", "reduce", "cluster"])
+@pytest.mark.parametrize("name", ["add", "reduce", "cluster", "groups"])
 def test_programs_run_without_findings(build, name):
     run = _emulate("--", build(name))
     assert run.returncode == 0, run.stdout + run.stderr
@@ -84,6 +84,15 @@ def test_a_write_out_of_bounds_names_the_line(build, tmp_path):
 
 def test_findings_are_a_failure_where_the_program_has_none(build):
     assert _emulate("--", build("beyond"), "quiet").returncode == _FOUND
+
+
+def test_a_kernel_that_is_not_supported_is_a_failure(build, tmp_path):
+    report = tmp_path / "findings.json"
+    run = _emulate("--report", report, "--", build("texture"))
+    assert run.returncode == _FOUND
+    assert "no findings; 1 kernel not run, since not supported" in run.stderr
+    (why,) = json.loads(report.read_text())["unsupported"]
+    assert "tex.1d" in why and "PTX line" in why and why in run.stderr
 
 
 def test_an_assertion_is_a_finding_with_its_text(build):

@@ -1,0 +1,13 @@
+/* What is not emulated: a texture. The program asks for no error. */
+#include <cuda_runtime.h>
+
+static __global__ void fetch(cudaTextureObject_t texture, float *out) {
+    out[threadIdx.x] = tex1Dfetch<float>(texture, (int)threadIdx.x);
+}
+
+int main() {
+    float *out;
+    cudaMalloc(&out, 128);
+    fetch<<<1, 32>>>(0, out);
+    return 0;
+}
