@@ -56,31 +56,73 @@ def test_kernels_are_listed_as_what_they_are():
     assert not odd["candidates"][2]["runs"] and "n is 500" in odd["candidates"][2]["reason"]
 
 
-@pytest.mark.slow
-@needs_provider
-@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
-def test_kernels_are_right_on_the_emulator(architecture, tmp_path):
-    """What the checker says of CUTLASS's own code: docs/emulator.md."""
-    report = tmp_path / "findings.json"
+def _smoke(script: str, architecture: str, *words: str, report: Path, **settings: str) -> str:
+    """Runs it on the emulator. What the checker says of CUTLASS's own code: docs/emulator.md."""
     environment = {
         **os.environ,
         "DEEPWELL_EMULATE_ARCH": architecture,
         "DEEPWELL_EMULATE_REPORT": str(report),
         "LD_LIBRARY_PATH": str(_LIB / "emulate"),
+        **settings,
     }
-    script = _ROOT / "tests" / "gpu" / "cutlass_smoke.py"
     run = subprocess.run(
-        [sys.executable, str(script), "--lib", str(_PROVIDER)],
+        [sys.executable, str(_ROOT / "tests" / "gpu" / script), *words],
         env=environment,
         capture_output=True,
         text=True,
         timeout=1200,
     )
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
-    assert "refused: 6 of 6" in run.stdout
     findings = json.loads(report.read_text())["findings"] if report.exists() else []
     kinds = {finding["kind"] for finding in findings}
     assert kinds <= (set() if architecture == "sm_90a" else {"too early", "race"})
     for finding in findings:
         if finding["kind"] == "race":
             assert "uses the mbarrier" in finding["text"] and "initialised" in finding["text"]
+    return run.stdout
+
+
+@pytest.mark.slow
+@needs_provider
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_kernels_are_right_on_the_emulator(architecture, tmp_path):
+    said = _smoke(
+        "cutlass_smoke.py", architecture, "--lib", str(_PROVIDER), report=tmp_path / "findings"
+    )
+    assert "refused: 6 of 6" in said
+
+
+_OURS = "--lib", str(_LIB / "libdeepwell.so")
+
+
+@pytest.mark.slow
+@needs_provider
+@pytest.mark.parametrize(("architecture", "cases"), [("sm_90a", 10), ("sm_100a", 22)])
+def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_path):
+    """dw_product_run and dw_grouped_product_run, every kernel compared at its first use."""
+    said = _smoke("product_smoke.py", architecture, *_OURS, report=tmp_path / "findings")
+    assert len(said.splitlines()) == cases, said
+
+
+@pytest.mark.slow
+@needs_provider
+@pytest.mark.parametrize(("architecture", "kernels"), [("sm_90a", 2), ("sm_100a", 5)])
+def test_wrong_products_are_refused_on_the_emulator(architecture, kernels, tmp_path):
+    """A library whose PTX was changed: BF16 taken for F16, products of the epilogue that are sums."""
+    code, wrong = _PROVIDER.read_bytes(), tmp_path / "libwrong.so"
+    for right, instead in ((b".f32.bf16.bf16 ", b".f32.f16.f16   "), (b"mul.f32", b"add.f32")):
+        assert right in code
+        code = code.replace(right, instead)
+    wrong.write_bytes(code)
+    said = _smoke(
+        "product_smoke.py",
+        architecture,
+        *_OURS,
+        "--quick",
+        "--refused",
+        "disagrees with the reference",
+        report=tmp_path / "findings",
+        DEEPWELL_CUTLASS=str(wrong),
+    )
+    lines = [line for line in said.splitlines() if line.endswith(" refused")]
+    assert len(lines) == kernels and "NOT" not in said, said
