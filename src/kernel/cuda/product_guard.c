@@ -249,6 +249,7 @@ dw_status dw__product_guard(const dw__context *context, const dw__product_subjec
     DW_TRY(device->allocate(t.bytes, (void **)&t.device));
     if (subject->workspace_bytes) DW_TRY(device->allocate(subject->workspace_bytes, &t.workspace));
     set_pointers(&t);
+    if (t.workspace) DW_TRY(device->fill_on(t.workspace, 0xff, subject->workspace_bytes, t.stream));
     DW_TRY(device->copy_in(t.device, t.host, t.bytes, t.stream));
     DW_TRY(device->stream_synchronize(t.stream));
     DW_TRY(run_tested(&t, reason));
