@@ -149,15 +149,16 @@ class Stream:
 
 
 def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> float:
-    m, n, k, beta, exact, _ = case
+    m, n, k, beta, exact, in_place = case
     random = np.random.default_rng(seed)
     a, a_scales, a_values = smoke.operand(runtime, random, kernel.type, m, k, exact)
     b, b_scales, b_values = smoke.operand(runtime, random, kernel.type, n, k, exact)
     c_codes = smoke.to_bf16(
         random.integers(-8, 9, (m, n)) if exact else random.standard_normal((m, n))
     )
-    residual = smoke.Matrix(runtime, c_codes, smoke._POISON) if beta else None
-    d = smoke.Matrix(runtime, np.full((m, n), smoke._POISON, np.uint16), smoke._POISON)
+    poison = np.full((m, n), smoke._POISON, np.uint16)
+    d = smoke.Matrix(runtime, c_codes if in_place else poison, smoke._POISON)
+    residual = d if in_place else smoke.Matrix(runtime, c_codes, smoke._POISON) if beta else None
     scaled, alpha = kernel.type != smoke._BF16, 1.0 if exact else 0.75
     factors = np.array([1.75, 0.40625], np.float32)
     at = runtime.put(factors) if scaled else 0
@@ -198,6 +199,15 @@ def run_product(deepwell, runtime, stream, kernel, case: tuple, seed: int) -> fl
     # Of alpha and its factors two more roundings.
     allowed = smoke.product_bound(magnitude, right, k) + 2.0**-23 * magnitude
     return smoke.used(smoke.from_bf16(codes), right, allowed)
+
+
+def _products(kernel: SimpleNamespace) -> list[tuple]:
+    """m, n, k, residual or not, whole numbers, and whether the residual is D."""
+    cases = smoke._PRODUCTS if kernel.type == smoke._BF16 else smoke._SCALED
+    return [
+        *((m, n, k, bool(beta), exact, False) for m, n, k, beta, exact, _ in cases),
+        (301, 264, 160, True, False, True),
+    ]
 
 
 def give_workspace(deepwell, runtime, ask: Callable, call: ctypes.Structure) -> None:
@@ -309,15 +319,14 @@ def check(deepwell, runtime, stream, kernels: list, options: argparse.Namespace)
             print(f"{kernel.name:32} {'refused' if refused else 'NOT REFUSED'}", flush=True)
             if kernel.type != smoke._BF16:
                 continue  # nobody computes it instead
-        cases = smoke._GROUPS if kernel.grouped else smoke._PRODUCTS
-        cases = cases if kernel.type == smoke._BF16 else smoke._SCALED
+        cases = smoke._GROUPS if kernel.grouped else _products(kernel)
         for i, case in enumerate(cases[:2] if options.quick else cases):
             began = time.perf_counter()
             run = run_grouped if kernel.grouped else run_product
             share = run(deepwell, runtime, stream, kernel, case, 100 + i)
             runtime.release()
             good &= share <= 1
-            words = " ".join(str(part) for part in case[: 3 if kernel.grouped else 5])
+            words = " ".join(str(part) for part in case)
             took = time.perf_counter() - began
             print(f"{kernel.name:32} {words:40} {share:.3f} {took:7.2f} s", flush=True)
     return good

@@ -64,14 +64,17 @@ static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gp
 }
 
 static json_t *describe_cutlass(const dw_product *call, const dw__gpu_target *target) {
-    char reason[1024] = "";
+    char reason[1024] = "", how[256] = "taken only where a call names it";
     const dw_cutlass_kernel *kernel = cutlass_for(call, target, reason, sizeof reason);
+    if (kernel)
+        snprintf(how, sizeof how, "taken only where a call names it: dw_product.kernel = \"%s\"",
+                 kernel->name);
     return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:s?, s:n, s:s, s:n}", "name", "cutlass", "source",
                      kernel ? kernel->name : "CUTLASS, an optional library", "runs", kernel != NULL,
                      "reason", kernel ? NULL : reason, "tolerance",
                      "sums in F32, then D's rounding, against FP64", "proof",
-                     kernel ? kernel->shown : NULL, "expected_seconds", "expected_from",
-                     "taken only where a call names it (dw_product.kernel)", "measured_seconds");
+                     kernel ? kernel->shown : NULL, "expected_seconds", "expected_from", how,
+                     "measured_seconds");
 }
 
 /* PyTorch's. */
