@@ -15,30 +15,50 @@
 enum { FOUND = 99 }; /* exit status where the program was content, and the checker was not */
 
 typedef struct request {
-    const char *architecture, *seed, *report;
+    const char *architecture, *seed, *report, *threads, *multiprocessors, *endless;
     int check;
     char **program; /* with its arguments, ends with NULL */
 } request;
 
 static void print_help(void) {
-    printf("Usage: deepwell emulate [OPTION...] -- PROGRAM [ARGUMENT...]\n"
-           "\n"
-           "Runs a CUDA program without a GPU: its kernels on the CPU, from the PTX in it, and\n"
-           "reports their mistakes: reads and writes out of bounds, reads of what was never\n"
-           "written, waits that are missing, deadlocks. Build the program with\n"
-           "\n"
-           "  nvcc -cudart shared --compress-mode=none -lineinfo -arch=sm_90a\n"
-           "\n"
-           "Options:\n"
-           "  --arch ARCH     sm_90a (default), sm_100a, sm_103a or sm_120a\n"
-           "  --seed N        of the order in which warps and copies run (default: 1)\n"
-           "  --no-check      no search for undefined reads and races\n"
-           "  --report FILE   the findings as JSON\n"
-           "\n"
-           "Exit status: the program's; %d where it ended with 0 and there are findings, or\n"
-           "kernels that the emulator does not support; 128 and the signal's number where a\n"
-           "signal ended it.\n",
-           FOUND);
+    printf(
+        "Usage: deepwell emulate [OPTION...] -- PROGRAM [ARGUMENT...]\n"
+        "\n"
+        "Runs a CUDA program without a GPU: its kernels on the CPU, from the PTX in it, and\n"
+        "reports their mistakes: reads and writes out of bounds, reads of what was never\n"
+        "written, waits that are missing, deadlocks. Build the program with\n"
+        "\n"
+        "  nvcc -cudart shared --compress-mode=none -lineinfo -arch=sm_90a\n"
+        "\n"
+        "Options:\n"
+        "  --arch ARCH     sm_90a (default), sm_100a, sm_103a or sm_120a\n"
+        "  --seed N        of the order in which warps and copies run (default: 1)\n"
+        "  --no-check      no search for undefined reads and races\n"
+        "  --report FILE   the findings as JSON\n"
+        "  --threads N     of this machine, at most (default: all)\n"
+        "  --multiprocessors N\n"
+        "                  of the GPU (default: as many as the architecture has). Programs that\n"
+        "                  launch as many blocks as there is room for do less with fewer\n"
+        "  --endless N     operations of warps without anything happening after which a loop is\n"
+        "                  taken to be endless (default: 134217728, seconds to minutes)\n"
+        "\n"
+        "Exit status: the program's; %d where it ended with 0 and there are findings, or\n"
+        "kernels that the emulator does not support; 128 and the signal's number where a\n"
+        "signal ended it.\n",
+        FOUND);
+}
+
+static int check_number(const char *option, const char *text, uint64_t least, uint64_t most) {
+    char *end = NULL;
+    if (!text) return CLI_DONE;
+    errno = 0;
+    const uint64_t number = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end && !errno && number >= least && number <= most)
+        return CLI_DONE;
+    if (most == UINT64_MAX)
+        return cli_usage_error("%s '%s': a whole number is wanted", option, text);
+    return cli_usage_error("%s '%s': a number from %llu to %llu is wanted", option, text,
+                           (unsigned long long)least, (unsigned long long)most);
 }
 
 static int read_request(int argc, char **argv, request *r) {
@@ -57,6 +77,12 @@ static int read_request(int argc, char **argv, request *r) {
             value = &r->seed;
         else if (strcmp(argv[at], "--report") == 0)
             value = &r->report;
+        else if (strcmp(argv[at], "--threads") == 0)
+            value = &r->threads;
+        else if (strcmp(argv[at], "--multiprocessors") == 0)
+            value = &r->multiprocessors;
+        else if (strcmp(argv[at], "--endless") == 0)
+            value = &r->endless;
         else
             return cli_usage_error("emulate has no option '%s'", argv[at]);
         if (!value) continue;
@@ -65,11 +91,11 @@ static int read_request(int argc, char **argv, request *r) {
     }
     if (at >= argc) return cli_usage_error("emulate needs a program: deepwell emulate -- PROGRAM");
     r->program = argv + at;
-    char *end = NULL;
-    if (r->seed) (void)strtoull(r->seed, &end, 10);
-    if (r->seed && (*r->seed < '0' || *r->seed > '9' || *end))
-        return cli_usage_error("--seed '%s': a whole number is wanted", r->seed);
-    return CLI_DONE;
+    int result = check_number("--seed", r->seed, 0, UINT64_MAX);
+    if (result == CLI_DONE) result = check_number("--threads", r->threads, 1, DW_MAX_THREADS);
+    if (result == CLI_DONE) result = check_number("--multiprocessors", r->multiprocessors, 1, 1024);
+    if (result == CLI_DONE) result = check_number("--endless", r->endless, 1, UINT64_MAX);
+    return result;
 }
 
 /* The emulator says whether it knows the architecture. */
@@ -90,6 +116,9 @@ static void become(const request *r, const char *libraries, const char *report) 
     setenv("DEEPWELL_EMULATE_SEED", r->seed ? r->seed : "1", 1);
     setenv("DEEPWELL_EMULATE_CHECK", r->check ? "1" : "0", 1);
     setenv("DEEPWELL_EMULATE_REPORT", report, 1);
+    if (r->threads) setenv("DEEPWELL_EMULATE_THREADS", r->threads, 1);
+    if (r->multiprocessors) setenv("DEEPWELL_EMULATE_MULTIPROCESSORS", r->multiprocessors, 1);
+    if (r->endless) setenv("DEEPWELL_EMULATE_ENDLESS", r->endless, 1);
     if (asprintf(&path, "%s%s%s", libraries, others && *others ? ":" : "", others ? others : "") >=
         0)
         setenv("LD_LIBRARY_PATH", path, 1);

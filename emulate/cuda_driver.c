@@ -6,8 +6,13 @@
  *     DEEPWELL_EMULATE_SEED    of the order of warps and asynchronous work
  *     DEEPWELL_EMULATE_CHECK   0: no search for undefined reads and races
  *     DEEPWELL_EMULATE_REPORT  file for the findings, as JSON
+ *     DEEPWELL_EMULATE_THREADS           of the host, at most
+ *     DEEPWELL_EMULATE_MULTIPROCESSORS   of the GPU
+ *     DEEPWELL_EMULATE_ENDLESS           operations without anything happening after which a loop is endless
  */
 #include "driver.h"
+#include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,14 +55,36 @@ static void print(void *context, const char *text, size_t bytes) {
     fwrite(text, 1, bytes, stdout);
 }
 
+/* A variable of the environment; unset or empty: nothing is changed. False: it has said what is wrong. */
+static bool read_number(const char *name, uint64_t most, uint64_t *number) {
+    const char *text = getenv(name);
+    char *end = NULL;
+    if (!text || !*text) return true;
+    errno = 0;
+    const uint64_t read = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end && !errno && read <= most)
+        return *number = read, true;
+    fprintf(stderr, "deepwell emulate: %s is \"%s\": a whole number is wanted\n", name, text);
+    return false;
+}
+
 static void start(void) {
     const char *architecture = getenv("DEEPWELL_EMULATE_ARCH"),
                *seed = getenv("DEEPWELL_EMULATE_SEED");
     const char *check = getenv("DEEPWELL_EMULATE_CHECK");
+    uint64_t threads = 0, multiprocessors = 0;
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
     if (!architecture || !*architecture) architecture = "sm_90a";
     if (seed && *seed) options.seed = strtoull(seed, NULL, 10);
     if (check && strcmp(check, "0") == 0) options.check = false;
+    if (!read_number("DEEPWELL_EMULATE_THREADS", INT_MAX, &threads) ||
+        !read_number("DEEPWELL_EMULATE_MULTIPROCESSORS", INT_MAX, &multiprocessors) ||
+        !read_number("DEEPWELL_EMULATE_ENDLESS", UINT64_MAX, &options.endless)) {
+        gpu.failed = NO_DEVICE;
+        return;
+    }
+    options.threads = (int)threads;
+    options.multiprocessors = (int)multiprocessors;
     options.print = print;
     if (dw_emulator_create(architecture, &options, &gpu.emulator) != DW_OK) {
         fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());
@@ -189,7 +216,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int geforce[][2] = {{39, 1536}, {81, 102400}, {97, 101376}, {106, 24}};
     if (device != 0) return INVALID_DEVICE;
     *value = 0;
-    if (attribute == 16) *value = gpu.capability == 90 ? 132 : gpu.capability == 120 ? 188 : 148;
+    if (attribute == 16) *value = dw_emulator_multiprocessors(gpu.emulator);
     if (attribute == 75) *value = gpu.capability / 10;
     if (attribute == 76) *value = gpu.capability % 10;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)

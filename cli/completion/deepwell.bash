@@ -37,7 +37,7 @@ _deepwell() {
         ;;
     emulate)
         mapfile -t COMPREPLY < <(
-            compgen -W '--arch --seed --no-check --report --help --' -- "$word"
+            compgen -W '--arch --seed --no-check --report --threads --multiprocessors --endless --help --' -- "$word"
             compgen -f -- "$word"
         )
         ;;

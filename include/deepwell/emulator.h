@@ -28,16 +28,25 @@ typedef struct dw_emulator_options {
      * turns. */
     void (*print)(void *context, const char *text, size_t bytes);
     void *print_context;
+    /* From here on since 0.2: a caller's shorter structure, without these, has their zeros. */
+    int threads; /* of the host that run a launch, at most; 0: as many as dw_get_threads() */
+    int multiprocessors; /* of the GPU: how many blocks live at once; 0: as many as the architecture's, 1 to 1024 */
+    /* Operations of warps without anything happening (an arrival, a barrier, an atomic write, the end of a cluster)
+     * after which loops are taken to be endless, where also each warp that runs had a 64th of them; 0: 2^27. Loops
+     * whose registers repeat while nothing happens need not run as long. */
+    uint64_t endless;
 } dw_emulator_options;
 #define DW_EMULATOR_OPTIONS_DEFAULT                                                                \
-    { sizeof(dw_emulator_options), true, 1, NULL, NULL }
+    { sizeof(dw_emulator_options), true, 1, NULL, NULL, 0, 0, 0 }
 
 /* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the
- * defaults. */
+ * defaults; DW_INVALID_ARGUMENT: a number that none of them may be. */
 DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
                                     dw_emulator **emulator);
 /* With its memory and modules. */
 DW_API void dw_emulator_destroy(dw_emulator *emulator);
+/* Of the emulated GPU. */
+DW_API int dw_emulator_multiprocessors(const dw_emulator *emulator);
 
 /* Global memory, aligned to 256 bytes; reading it before anything was written is a finding. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);

@@ -16,7 +16,7 @@ typedef struct alike {
 enum { ENDED = DW__WAIT_TENSOR + 1 };
 
 static const char *const states[] = {
-    [DW__WAIT_NONE] = "running",
+    [DW__WAIT_NONE] = "in a loop that does not end",
     [DW__WAIT_LANES] = "waiting for lanes that are elsewhere",
     [DW__WAIT_BARRIER] = "waiting at barrier",
     [DW__WAIT_MBARRIER] = "waiting for",

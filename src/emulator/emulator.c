@@ -5,6 +5,7 @@
 #include "emulator/report.h"
 #include "emulator/tensor_map.h"
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,15 +40,38 @@ static const struct {
     {"sm_120a", 120, 188, 100 << 10},
 };
 
+#define MOST_MULTIPROCESSORS 1024
+/* Some seconds of one core. */
+#define ENDLESS ((uint64_t)1 << 27)
+
 static int index_of(int architecture) {
     for (int i = 0; i < (int)DW_COUNT(architectures); i++)
         if (architectures[i].number == architecture) return i;
     return 0;
 }
 
+/* A caller's structure may be that of an earlier version, without the last members. */
+static dw_status read_options(const dw_emulator_options *given, dw_emulator_options *wanted) {
+    const size_t first = offsetof(dw_emulator_options, threads);
+    if (given->size != sizeof *given && given->size != first)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)",
+                        given->size);
+    *wanted = (dw_emulator_options){0};
+    memcpy(wanted, given, given->size);
+    if (wanted->threads < 0)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "emulator options: %d threads: 1 or more, or 0 for all", wanted->threads);
+    if (wanted->multiprocessors < 0 || wanted->multiprocessors > MOST_MULTIPROCESSORS)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "emulator options: %d multiprocessors: 1 to %d may be, or 0 for as many as "
+                        "the architecture has",
+                        wanted->multiprocessors, MOST_MULTIPROCESSORS);
+    return DW_OK;
+}
+
 dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
                              dw_emulator **out) {
-    static const dw_emulator_options defaults = DW_EMULATOR_OPTIONS_DEFAULT;
     dw_status status = DW_OK;
     int number = 0;
     for (size_t i = 0; i < DW_COUNT(architectures); i++)
@@ -56,14 +80,12 @@ dw_status dw_emulator_create(const char *architecture, const dw_emulator_options
         return dw__fail(DW_NOT_FOUND,
                         "there is no emulator of \"%s\": use sm_90a, sm_100a, sm_103a or sm_120a",
                         architecture);
-    if (options && options->size != sizeof *options)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "emulator options of %zu bytes: set size to sizeof(dw_emulator_options)",
-                        options->size);
+    dw_emulator_options wanted = DW_EMULATOR_OPTIONS_DEFAULT;
+    if (options) DW_RETURN_IF_FAILED(read_options(options, &wanted));
     dw_emulator *emulator = dw__calloc(1, sizeof *emulator);
     if (!emulator) return dw__fail_memory("an emulator", sizeof *emulator);
     emulator->architecture = number;
-    emulator->options = options ? *options : defaults;
+    emulator->options = wanted;
     pthread_mutex_init(&emulator->lock, NULL);
     DW_TRY(dw__emu_memory_create(&emulator->memory));
     DW_TRY(dw__emu_findings_create(&emulator->findings));
@@ -83,6 +105,11 @@ void dw_emulator_destroy(dw_emulator *emulator) {
     dw__free(emulator->refused.items);
     pthread_mutex_destroy(&emulator->lock);
     dw__free(emulator);
+}
+
+int dw_emulator_multiprocessors(const dw_emulator *emulator) {
+    const int wanted = emulator->options.multiprocessors;
+    return wanted ? wanted : architectures[index_of(emulator->architecture)].sm_count;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -337,7 +364,10 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
                          .check = emulator->options.check,
                          .print = emulator->options.print,
                          .print_context = emulator->options.print_context,
-                         .sm_count = architectures[index_of(emulator->architecture)].sm_count};
+                         .sm_count = dw_emulator_multiprocessors(emulator),
+                         .threads = emulator->options.threads,
+                         .endless =
+                             emulator->options.endless ? emulator->options.endless : ENDLESS};
     for (int axis = 0; axis < 3; axis++) {
         grid.grid[axis] = options->grid[axis];
         grid.block[axis] = options->block[axis];

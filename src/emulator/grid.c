@@ -5,6 +5,7 @@
 #include "emulator/barrier.h"
 #include "emulator/deadlock.h"
 #include "emulator/race.h"
+#include "emulator/spin.h"
 #include "emulator/tensor_memory.h"
 #include "emulator/translate.h"
 #include <pthread.h>
@@ -12,10 +13,10 @@
 #include <string.h>
 #include <time.h>
 
-/* Operations that a cluster may run without anything happening before others get its thread. */
-#define PATIENCE 400000
-/* Operations of all clusters without anything happening, after which loops are taken to be endless. */
-#define ENDLESS 4000000000u
+/* Operations of warps that a cluster may run without anything happening before others get its thread. */
+#define PATIENCE 12500
+/* Each warp that runs must have had this part of the operations after which loops are taken to be endless. */
+#define ENDLESS_SHARE 64
 /* How often each cluster may be found waiting before it is taken to wait for ever: often enough for a try_wait
  * that has said no, as it may, to be followed by something else. */
 #define HOPELESS 64
@@ -48,6 +49,7 @@ static void end_cluster(dw__emu_cluster *cluster) {
         for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
             dw__free(cluster->ctas[i].warps[k].bulk);
             dw__free(cluster->ctas[i].warps[k].pending);
+            dw__emu_free_spin(&cluster->ctas[i].warps[k]);
             dw__emu_free_wgmma(&cluster->ctas[i].warps[k]);
         }
         dw__emu_free_tensor(&cluster->ctas[i]);
@@ -166,6 +168,16 @@ static bool do_work(dw__emu_cluster *cluster, bool any) {
 
 typedef enum outcome { FINISHED, WAITING, LOOPING, FAULTED } outcome;
 
+/* Warps have run for long, and nothing has happened. Looked into ever more rarely where that is not for ever. */
+static outcome run_in_vain(dw__emu_cluster *cluster) {
+    if (++cluster->loops < cluster->next_look) return LOOPING;
+    const dw__emu_spinning how = dw__emu_spins(cluster);
+    if (how == DW__SPINS_FAULT) return FAULTED;
+    if (how == DW__SPINS) return WAITING;
+    cluster->next_look = 2 * cluster->loops;
+    return LOOPING;
+}
+
 /* Runs until every warp has ended, or nothing has happened for long. */
 static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
     uint64_t progress = cluster->progress, idle = 0;
@@ -179,12 +191,11 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             dw__emu_warp *w = &cta->warps[at % cta->warp_count];
             if (!w->live) continue;
             alive = true;
-            const uint64_t before = w->executed;
-            if (!dw__emu_run_warp(w, 1 + dw__emu_random(cluster) % LONGEST_TURN)) return FAULTED;
-            /* A warp that waits has tried one operation. */
-            const uint64_t done = w->executed - before;
-            ran = ran || (w->now.mask && w->now.wait == DW__WAIT_NONE);
-            idle += done;
+            const uint32_t turns = 1 + dw__emu_random(cluster) % LONGEST_TURN;
+            if (!dw__emu_run_warp(w, turns)) return FAULTED;
+            const bool runs = w->now.mask && w->now.wait == DW__WAIT_NONE;
+            ran = ran || runs;
+            idle += runs && !w->gave_way ? turns : 1; /* who waits has tried one operation */
             cluster->turn++;
             if (cluster->work && !do_work(cluster, false)) return FAULTED;
         }
@@ -206,7 +217,7 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             continue;
         }
         if (!ran) return WAITING;
-        if (idle > PATIENCE) return LOOPING;
+        if (idle > PATIENCE) return run_in_vain(cluster);
     }
     return FAULTED;
 }
@@ -279,6 +290,23 @@ static uint64_t executed_by(const dw__emu_cluster *cluster) {
     return executed;
 }
 
+/* Warps of the cluster that do not wait. */
+static uint64_t running_warps(const dw__emu_cluster *cluster) {
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < cluster->cta_count; i++)
+        for (uint32_t k = 0; k < cluster->ctas[i].warp_count; k++) {
+            const dw__emu_warp *w = &cluster->ctas[i].warps[k];
+            count += w->live && w->now.mask && w->now.wait == DW__WAIT_NONE;
+        }
+    return count;
+}
+
+/* What ran in vain, all in all, is more than may be. */
+static bool is_endless(const running *r, const dw__emu_cluster *cluster) {
+    const uint64_t most = r->grid->endless, warps = r->alive * running_warps(cluster);
+    return r->looped > most && r->looped / (warps ? warps : 1) > most / ENDLESS_SHARE;
+}
+
 static void work(void *context, int64_t index, int worker) {
     running *r = context;
     (void)index, (void)worker;
@@ -297,9 +325,9 @@ static void work(void *context, int64_t index, int worker) {
                 r->alive == r->aside.count + 1; /* nobody runs who might set it free */
             const bool no_more =
                 begun(r->grid) == r->grid->cluster_total || r->alive == r->most_alive;
-            bool hopeless =
-                alone && no_more && (r->stuck > HOPELESS * r->alive || r->looped > ENDLESS);
-            rest = !alone && r->stuck > r->alive;
+            const bool endless = is_endless(r, cluster);
+            bool hopeless = alone && no_more && (r->stuck > HOPELESS * r->alive || endless);
+            rest = !alone && (r->stuck > r->alive || endless);
             if (hopeless && !r->stop) {
                 dw__emu_report_deadlock(cluster);
                 fail(r, dw__fail(DW_INTERNAL, "kernel %s stands still", r->grid->kernel->name));
@@ -329,10 +357,13 @@ dw_status dw__emu_run_grid(dw__emu_grid *grid, uint64_t *executed) {
     grid->cluster_total = (uint64_t)grid->grid[0] * grid->grid[1] * grid->grid[2] / ctas;
     grid->next_cluster = 0;
     int threads = dw__pool_threads();
+    if (grid->threads > 0 && grid->threads < threads) threads = grid->threads;
+    const int limit = dw__pool_limit(threads);
     r.most_alive = (uint64_t)grid->sm_count / ctas;
     if (grid->cooperative) r.most_alive = grid->cluster_total;
     if (r.most_alive < (uint64_t)threads) r.most_alive = (uint64_t)threads;
     dw__pool_run(threads, work, &r);
+    dw__pool_limit(limit);
     for (size_t i = 0; i < r.aside.count; i++) end_cluster(r.aside.items[i]);
     dw__free(r.aside.items);
     pthread_mutex_destroy(&r.lock);

@@ -77,6 +77,7 @@ struct dw__emu_warp {
     uint32_t cluster_phase;
     struct dw__emu_wgmma *wgmma; /* products that have been issued; NULL: none ever */
     struct dw__emu_bulk *bulk;   /* bulk-group copies of its lanes; NULL: none ever */
+    struct dw__emu_spin *spin;   /* where it was when it seemed to do nothing; NULL: never */
     struct dw__emu_clock
         *clock; /* what it has seen of the others: see race.h; NULL without the checker */
     struct dw__emu_pending *pending; /* NULL: none ever */
@@ -148,6 +149,8 @@ struct dw__emu_cluster {
     uint32_t cta_count;
     uint64_t turn;
     uint64_t progress; /* grows whenever anything happens that a waiting warp may wait for */
+    uint32_t loops,
+        next_look; /* times that it ran without progress; at which of them loops are looked into */
     uint64_t random;
     dw__emu_async *work, **work_end;
     struct {
@@ -170,7 +173,8 @@ struct dw__emu_grid {
     bool cooperative; /* all blocks live at once */
     void *
         workspace; /* of a cooperative grid, as cooperative_groups wants it: bytes, and a count of arrivals; else NULL */
-    int sm_count;
+    int sm_count, threads; /* threads 0: the pool's */
+    uint64_t endless;      /* operations without anything happening after which loops are */
     uint64_t id;
     void (*print)(void *context, const char *text, size_t bytes); /* NULL: nobody listens */
     void *print_context;

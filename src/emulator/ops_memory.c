@@ -160,6 +160,7 @@ static dw__emu_next load_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mas
 static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     const access *k = op->detail;
     const uint32_t total = (uint32_t)(k->bytes * k->count);
+    bool changed = false;
     DW__EACH_LANE(lane, mask) {
         unsigned char value[32];
         for (int i = 0; i < k->count; i++)
@@ -172,11 +173,12 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
                           total, total, (dw__emu_access)(DW__WRITE | k->strong));
         w->storing = NULL;
         if (!to) return DW__FAULT;
+        changed = changed || memcmp(to, value, total) != 0;
         memcpy(to, value, total);
     }
     if (k->strong && k->space != DW__PTX_SHARED)
         dw__emu_race_strong(w, false, true, k->strong & DW__ORDERS);
-    w->cta->cluster->progress++;
+    w->cta->cluster->progress += changed && k->space != DW__PTX_LOCAL;
     return DW__NEXT;
 }
 
@@ -264,6 +266,7 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const access *k = &m->access;
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     const uint64_t low = k->bytes == 8 ? UINT64_MAX : ((uint64_t)1 << 8 * k->bytes) - 1;
+    bool changed = false;
     DW__EACH_LANE(lane, mask) {
         const uint64_t address = dw__emu_lane_address(w, &k->address, (int)lane);
         unsigned char *at = dw__emu_reach(w, k->space, (int)lane, address, total, total,
@@ -278,6 +281,9 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
                              ? lane_value(w, m->third, k->place_bytes[0], lane) & low
                              : 0;
             uint64_t before = dw__emu_reduce(k->kind, k->type, in_global, at + i * k->bytes, y, z);
+            uint64_t after = 0;
+            read_element(&after, at + i * k->bytes, k->bytes);
+            changed = changed || after != before;
             if (!m->returns) continue;
             if (k->bytes == 8)
                 DW__REGISTER(w, uint64_t, m->results[i])[lane] = before;
@@ -287,7 +293,7 @@ static dw__emu_next atomic_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     }
     if (k->space != DW__PTX_SHARED)
         dw__emu_race_strong(w, m->returns, true, k->strong & DW__ORDERS);
-    w->cta->cluster->progress++;
+    w->cta->cluster->progress += changed;
     return DW__NEXT;
 }
 

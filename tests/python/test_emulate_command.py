@@ -65,6 +65,29 @@ def test_any_seed_gives_the_same_result(build):
         assert (run.returncode, run.stdout) == (0, "right\n"), run.stderr
 
 
+def test_what_it_runs_on_can_be_chosen(build):
+    run = _emulate(
+        *("--threads", 1, "--multiprocessors", 4, "--endless", 10**7), "--", build("cluster")
+    )
+    assert (run.returncode, run.stdout) == (0, "right\n"), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--threads", "0", "a number from 1 to 256"),
+        ("--multiprocessors", "1025", "a number from 1 to 1024"),
+        ("--endless", "-1", "a whole number"),
+        ("--seed", "1x", "a whole number"),
+        ("--endless", str(2**64), "a whole number"),
+    ],
+)
+def test_numbers_that_may_not_be_are_refused(option, value, message):
+    run = _emulate(option, value, "--", "true")
+    assert run.returncode == 2
+    assert f"{option} '{value}': {message}" in run.stderr
+
+
 def test_a_write_out_of_bounds_names_the_line(build, tmp_path):
     report = tmp_path / "findings.json"
     run = _emulate("--report", report, "--", build("beyond"))
