@@ -518,10 +518,14 @@ static dw_status translate_mov_parts(dw__emu_translator *t, dw__emu_type type, b
         return dw__emu_malformed(t, "parts that do not make up the whole");
     p->count = list->count;
     p->bytes = bytes / list->count;
-    for (int k = 0; k < p->count; k++)
+    for (int k = 0; k < p->count; k++) {
+        const int has = dw__emu_operand_bytes(t, &list->items[k]);
+        if (has > 0 && has != p->bytes)
+            return dw__emu_malformed(t, "parts that do not make up the whole");
         DW_RETURN_IF_FAILED(
             pack ? dw__emu_take_source(t, &list->items[k], part_types[p->bytes], &p->places[k])
                  : dw__emu_take_result(t, &list->items[k], part_types[p->bytes], &p->places[k]));
+    }
     DW_RETURN_IF_FAILED(pack ? dw__emu_take_result(t, whole, type, &place)
                              : dw__emu_take_source(t, whole, type, &place));
     DW_RETURN_IF_FAILED(dw__emu_emit(t, pack ? pack_run : unpack_run));

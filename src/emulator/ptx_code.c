@@ -47,6 +47,44 @@ static dw_status read_special(dw__ptx_parser *p, dw__ptx_operand *operand) {
     return dw__ptx_next(&p->lex);
 }
 
+/* The letter behind a "." that names a component of `count`; -1: none is named so. */
+static int component_named(const dw__ptx_parser *p, int count) {
+    static const char *const letters[] = {"xyzw", "rgba"};
+    if (p->lex.token != DW__PTX_WORD || p->lex.length != 1) return -1;
+    for (int i = 0; i < 2; i++) {
+        const char *at = strchr(letters[i], p->lex.text[0]);
+        if (at && at - letters[i] < count) return (int)(at - letters[i]);
+    }
+    return -1;
+}
+
+/* v.y is a register, v all of its components. */
+static dw_status read_register(dw__ptx_parser *p, const dw__ptx_symbol *symbol,
+                               dw__ptx_operand *operand) {
+    const uint32_t first = symbol->number;
+    const int count = symbol->vector;
+    operand->kind = DW__PTX_REGISTER;
+    operand->number = first;
+    if (count == 1) return DW_OK;
+    if (dw__ptx_is_mark(&p->lex, '.')) {
+        DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
+        const int component = component_named(p, count);
+        if (component < 0)
+            return dw__ptx_fail(&p->lex, "expected a component of %s, a vector of %d",
+                                operand->name, count);
+        operand->number += (uint32_t)component;
+        return dw__ptx_next(&p->lex);
+    }
+    operand->kind = DW__PTX_VECTOR;
+    operand->count = count;
+    operand->items = dw__arena_alloc(p->arena, (size_t)count * sizeof *operand->items);
+    if (!operand->items) return dw__fail_memory("operands of a PTX module", (size_t)count);
+    for (int i = 0; i < count; i++)
+        operand->items[i] = (dw__ptx_operand){
+            .kind = DW__PTX_REGISTER, .number = first + (uint32_t)i, .name = operand->name};
+    return DW_OK;
+}
+
 static dw_status read_offset(dw__ptx_parser *p, int64_t *offset) {
     if (!dw__ptx_is_mark(&p->lex, '+') && !dw__ptx_is_mark(&p->lex, '-')) return DW_OK;
     bool negative = dw__ptx_is_mark(&p->lex, '-');
@@ -76,10 +114,7 @@ static dw_status read_name(dw__ptx_parser *p, dw__ptx_operand *operand) {
         return DW_OK;
     }
     switch (symbol->kind) {
-    case DW__SYMBOL_REGISTER:
-        operand->kind = DW__PTX_REGISTER;
-        operand->number = symbol->number;
-        return DW_OK;
+    case DW__SYMBOL_REGISTER: return read_register(p, symbol, operand);
     case DW__SYMBOL_VARIABLE:
         operand->kind = DW__PTX_VARIABLE;
         operand->variable = symbol->variable;

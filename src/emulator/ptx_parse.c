@@ -21,13 +21,18 @@ dw_status dw__ptx_declare(dw__ptx_parser *p, const char *name, const dw__ptx_sym
     return DW_PUSH(&p->symbols, *symbol);
 }
 
+/* The components of a vector are registers of their own. */
 static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const char *name,
-                              dw__ptx_type type) {
+                              dw__ptx_type type, int vector) {
     dw__ptx_symbol symbol = {DW__SYMBOL_REGISTER, type, (uint32_t)p->function->registers.count,
-                             NULL};
-    dw__ptx_register made = {dw__arena_strdup(p->arena, name), type};
-    if (!made.name) return dw__fail_memory("a name of a PTX module", strlen(name));
-    DW_RETURN_IF_FAILED(DW_PUSH(&p->function->registers, made));
+                             NULL, vector};
+    for (int i = 0; i < vector; i++) {
+        dw__ptx_register made = {vector == 1 ? dw__arena_strdup(p->arena, name)
+                                             : dw__arena_printf(p->arena, "%s.%c", name, "xyzw"[i]),
+                                 type};
+        if (!made.name) return dw__fail_memory("a name of a PTX module", strlen(name));
+        DW_RETURN_IF_FAILED(DW_PUSH(&p->function->registers, made));
+    }
     dw__ptx_scope *inner = p->scope;
     p->scope = scope;
     dw_status status = dw__ptx_declare(p, name, &symbol);
@@ -37,7 +42,7 @@ static dw_status new_register(dw__ptx_parser *p, dw__ptx_scope *scope, const cha
 
 /* "%r12" of a range "%r" with more than 12 registers: the range's name is kept as "%r<". */
 static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const char *name,
-                     dw__ptx_type *type) {
+                     dw__ptx_type *type, int *vector) {
     char prefix[128];
     size_t length = strlen(name), digits = 0;
     while (digits < length && isdigit((unsigned char)name[length - 1 - digits])) digits++;
@@ -50,6 +55,7 @@ static bool of_range(const dw__ptx_parser *p, const dw__ptx_scope *scope, const 
     for (size_t at = length - digits; at < length; at++)
         number = number * 10 + (uint32_t)(name[at] - '0');
     *type = p->symbols.items[index].type;
+    *vector = p->symbols.items[index].vector;
     return number < p->symbols.items[index].number;
 }
 
@@ -58,10 +64,11 @@ const dw__ptx_symbol *dw__ptx_lookup(dw__ptx_parser *p, const char *name, dw_sta
     for (dw__ptx_scope *scope = p->scope; scope; scope = scope->parent) {
         uint32_t index;
         dw__ptx_type type;
+        int vector;
         if (!scope->names) continue;
         if (dw__map_get(scope->names, name, &index)) return &p->symbols.items[index];
-        if (p->function && of_range(p, scope, name, &type)) {
-            *status = new_register(p, scope, name, type);
+        if (p->function && of_range(p, scope, name, &type, &vector)) {
+            *status = new_register(p, scope, name, type, vector);
             return *status == DW_OK ? &p->symbols.items[p->symbols.count - 1] : NULL;
         }
     }
@@ -141,9 +148,9 @@ static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
 static dw_status read_registers(dw__ptx_parser *p, const declarator *d) {
     if (!p->function || p->function->declared_only)
         return dw__ptx_fail(&p->lex, "a register outside a function");
-    if (d->vector != 1)
-        return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
-                               "a register that is a vector is not supported");
+    if (d->vector != 1 && (d->type.bytes == 0 || d->type.bytes * d->vector > 16))
+        return dw__ptx_fail(&p->lex, "a vector of %d registers of %s: 16 bytes may be", d->vector,
+                            d->type.name);
     for (;;) {
         const char *name;
         DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "the name of a register", &name));
@@ -155,9 +162,10 @@ static dw_status read_registers(dw__ptx_parser *p, const declarator *d) {
             char *key = dw__arena_printf(p->arena, "%s<", name);
             if (!key) return dw__fail_memory("a name of a PTX module", strlen(name));
             DW_RETURN_IF_FAILED(dw__ptx_declare(
-                p, key, &(dw__ptx_symbol){DW__SYMBOL_RANGE, d->type, (uint32_t)count, NULL}));
+                p, key,
+                &(dw__ptx_symbol){DW__SYMBOL_RANGE, d->type, (uint32_t)count, NULL, d->vector}));
         } else {
-            DW_RETURN_IF_FAILED(new_register(p, p->scope, name, d->type));
+            DW_RETURN_IF_FAILED(new_register(p, p->scope, name, d->type, d->vector));
         }
         if (!dw__ptx_is_mark(&p->lex, ',')) return DW_OK;
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
@@ -294,7 +302,7 @@ dw_status dw__ptx_declaration(dw__ptx_parser *p, dw__ptx_space space, bool exter
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
         variable->external = external;
         DW_RETURN_IF_FAILED(dw__ptx_declare(
-            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
+            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable, 1}));
         if (p->function)
             DW_RETURN_IF_FAILED(DW_PUSH(&p->function->variables, variable));
         else
@@ -320,7 +328,7 @@ static dw_status read_parameters(dw__ptx_parser *p, bool results) {
         DW_RETURN_IF_FAILED(read_declarator(p, &d));
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
         DW_RETURN_IF_FAILED(dw__ptx_declare(
-            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable}));
+            p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable, 1}));
         if (results)
             DW_RETURN_IF_FAILED(DW_PUSH(&p->function->results, variable));
         else

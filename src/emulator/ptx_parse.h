@@ -16,6 +16,7 @@ typedef struct dw__ptx_symbol {
     dw__ptx_type type;
     uint32_t number; /* register, instruction; how many registers a range has */
     const dw__ptx_variable *variable;
+    int vector; /* of registers: how many from `number` on are one vector; 1: it is none */
 } dw__ptx_symbol;
 
 typedef struct dw__ptx_scope {

@@ -369,6 +369,13 @@ static void instructions_compute(void **state) {
         {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], "
          "%r2;",
          0x12345678 ^ 0x9ABCDEF0},
+        /* Registers that are vectors. */
+        {".reg .v4 .b32 v; .reg .v2 .u32 w<3>; .local .align 16 .b8 at[16]; mov.u32 v.x, 0x1000;\n"
+         "mov.u32 v.y, 0x200; mov.u32 v.b, 0x30; mov.u32 v.a, %r1; st.local.v4.u32 [at], v;\n"
+         "ld.local.v2.u32 w0, [at]; ld.local.v2.u32 w2, [at+8]; add.u32 w0.x, w0.x, w0.g;\n"
+         "mov.b64 %rd3, w2; mov.b64 {%r2, %r3}, %rd3; add.u32 %r2, %r2, %r3;\n"
+         "add.u32 %r2, %r2, w0.x; st.global.u32 [%rd1], %r2;",
+         0x1233},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (run_body(emulator, cases[i].body, 32, 0, out) != DW_OK)
@@ -407,6 +414,14 @@ static void bad_text_is_refused(void **state) {
     expect_refusal(HEAD ".visible .entry f() { frobnicate.b32; }", DW_UNSUPPORTED,
                    "frobnicate.b32");
     expect_refusal(HEAD ".visible .entry f() {", DW_PARSE, "does not end");
+    expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; mov.u32 v.z, 1; }", DW_PARSE,
+                   "a component of v, a vector of 2");
+    expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; mov.u32 v, 1; }", DW_PARSE,
+                   "do not make up the whole");
+    expect_refusal(HEAD ".visible .entry f() { .reg .v2 .pred v; }", DW_PARSE, "a vector of 2");
+    expect_refusal(HEAD ".visible .entry f() { .reg .v4 .f64 v; }", DW_PARSE, "16 bytes");
+    expect_refusal(HEAD ".visible .entry f() { .reg .v2 .b32 v; @v ret; }", DW_PARSE,
+                   "no predicate");
     expect_refusal(HEAD ".visible .entry f() { .reg .b32 %r<99999999999999999999>; }", DW_PARSE,
                    "64 bits");
     expect_refusal(".version 8.7\n.target sm_100a\n.visible .entry f() { ret; }", DW_UNSUPPORTED,
