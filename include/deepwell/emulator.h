@@ -28,7 +28,7 @@ typedef struct dw_emulator_options {
      * turns. */
     void (*print)(void *context, const char *text, size_t bytes);
     void *print_context;
-    /* From here on since 0.2: a caller's shorter structure, without these, has their zeros. */
+    /* What 0.1 began with ends here: a caller's structure may, too. */
     int threads; /* of the host that run a launch, at most; 0: as many as dw_get_threads() */
     int multiprocessors; /* of the GPU: how many blocks live at once; 0: as many as the architecture's, 1 to 1024 */
     /* Operations of warps without anything happening (an arrival, a barrier, an atomic write, the end of a cluster)
