@@ -1,9 +1,10 @@
 #!/bin/bash
-# Runs the tests: `quick` (within 28 minutes on two cores) or `long` (what quick leaves out).
+# Runs the tests: `quick` (within 28 minutes on two cores) or `long` (what quick leaves out); `builds` makes what quick
+# needs beside the release.
 # Every stage runs even when an earlier one fails; the script fails when any did.
 set -uo pipefail
 
-kind=${1:?quick or long}
+kind=${1:?quick, long or builds}
 python=.venv/bin/python
 release=build/release
 failed=()
@@ -16,13 +17,38 @@ stage() {
     echo "== $name: $((SECONDS - begin)) s"
 }
 
-# sanitized PRESET [options of ctest]. CMake keeps a configured folder up to date by itself.
+# build_sanitized PRESET: what ctest runs. CMake keeps a configured folder up to date by itself.
+build_sanitized() {
+    [ -f "build/$1/build.ninja" ] ||
+        cmake --preset "$1" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
+    cmake --build "build/$1" --target c_tests fuzz_targets
+}
+
+# sanitized PRESET [options of ctest]
 sanitized() {
     local preset=$1
     shift
-    [ -f "build/$preset/build.ninja" ] ||
-        cmake --preset "$preset" -DPython3_EXECUTABLE="$PWD/$python" >/dev/null || return 1
-    cmake --build "build/$preset" && ctest --preset "$preset" -j 2 "$@"
+    build_sanitized "$preset" && ctest --preset "$preset" -j 2 "$@"
+}
+
+# The sanitizers' builds begin while other stages leave a core idle, and take no time from these. What fails in a build
+# is said by the stage that needs it, which builds it again.
+builds_log=build/sanitizers.log
+start_builds() {
+    mkdir -p build
+    set -m # a group of processes, to be ended with this script
+    nice -n 19 bash "$0" builds >"$builds_log" 2>&1 &
+    builds=$!
+    set +m
+    trap 'kill -- "-$builds" 2>/dev/null' EXIT
+}
+
+finish_builds() {
+    wait "$builds"
+    local result=$?
+    trap - EXIT
+    [ $result -eq 0 ] || echo "a build failed (all it said: $builds_log); the stage that needs it says why"
+    return $result
 }
 
 # Long tests of what has no threads, or of threads that shorter tests have as well, which ThreadSanitizer makes four times
@@ -36,6 +62,10 @@ SEARCHES='^(test_autoplan|test_pipeline_time)$'
 
 # The same inputs each time, starting from what is committed.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 3; }
+
+operations_under() {
+    cmake --build "build/$1" --target deepwell-ops && "build/$1/bin/deepwell-ops" test --quick
+}
 
 # What the compiler makes of the GPU kernels; no GPU is needed. The compiler comes with the tests' packages.
 kernels() { VIRTUAL_ENV="$PWD/.venv" "$release/bin/deepwell-kernels" "$@"; }
@@ -57,14 +87,16 @@ slow_python_tests() { python_tests "slow and not gpu" || [ $? -eq 5 ]; }
 
 case $kind in
 quick)
+    start_builds
     stage "C" ctest --preset release -j 2
-    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$SEARCHES"
-    stage "C under ThreadSanitizer" sanitized tsan -E "$WITHOUT_THREADS"
-    stage "fuzzing" fuzz_briefly
     stage "operations" "$release/bin/deepwell-ops" test --quick
     stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
     stage "GPU kernels' resources" kernels --quick
     stage "examples" examples
+    stage "builds with sanitizers" finish_builds
+    stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$SEARCHES"
+    stage "C under ThreadSanitizer" sanitized tsan -E "$WITHOUT_THREADS"
+    stage "fuzzing" fuzz_briefly
     stage "Python" python_tests "not gpu and not slow"
     ;;
 long)
@@ -73,14 +105,20 @@ long)
     stage "GPU kernels' resources" kernels
     for preset in asan tsan; do
         stage "C under $preset" sanitized "$preset"
-        stage "operations under $preset" "build/$preset/bin/deepwell-ops" test --quick
+        stage "operations under $preset" operations_under "$preset"
     done
     stage "every allocation failing" env DEEPWELL_TEST_LONG=1 "$release/bin/test_out_of_memory"
     stage "fuzzing" scripts/fuzz.sh 600
     stage "Python, slow" slow_python_tests
     ;;
+builds)
+    for preset in asan tsan; do
+        stage "$preset" build_sanitized "$preset"
+    done
+    stage "fuzz targets" scripts/fuzz.sh build
+    ;;
 *)
-    echo "usage: scripts/test.sh quick|long" >&2
+    echo "usage: scripts/test.sh quick|long|builds" >&2
     exit 2
     ;;
 esac

@@ -251,7 +251,9 @@ static void test_reductions(void **state) {
 static void test_chunks(void **state) {
     (void)state;
     check(&(problem){101, 3, 131101, "mean", 0.0, true});
+#if !defined(__SANITIZE_THREAD__) /* half a minute, of threads that share rows as above */
     check(&(problem){197, 2, 131101, "sum", 0.05, false});
+#endif
 }
 
 static void check_unwanted(const problem *p) {
