@@ -17,7 +17,8 @@ unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 .PHONY: all demo test test-long bench bench-plan cutlass format lint clean help system build packages
 
 all: ## build into build/, install the package and the program into .venv/ (the default)
-all: build packages
+all: $(VENV)/.builders
+	@$(MAKE) --no-print-directory -j2 build packages
 	@echo "Deepwell is ready: $(VENV)/bin/python and $(VENV)/bin/deepwell"
 
 demo: ## train GPT-2 and Llama beside plain PyTorch and compare
@@ -72,6 +73,15 @@ $(VENV)/.created: | system
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# What the build needs where the system has none: cmake, ninja, and NVRTC in the place of nvcc, which compiles the GPU
+# kernels that the library carries and that the emulator's tests run.
+$(VENV)/.builders: $(VENV)/.created pyproject.toml scripts/requirements.py
+	@command -v cmake >/dev/null && command -v ninja >/dev/null || \
+	    $(VENV_PYTHON) -m pip install --quiet cmake ninja
+	@command -v nvcc >/dev/null || $(VENV_PYTHON) -m pip install --quiet \
+	    $$($(VENV_PYTHON) scripts/requirements.py test | grep nvrtc)
+	@touch $@
+
 # PyTorch by itself, from its own index if one is named, so that no other package is.
 $(VENV)/.torch-$(TORCH_VERSION): $(VENV)/.created
 	$(VENV_PYTHON) -m pip install --quiet "torch==$(TORCH_VERSION)" \
@@ -96,12 +106,11 @@ $(VENV)/.tools: $(VENV)/.created
 	@touch $@
 
 packages: $(VENV)/.packages
+	@true
 
 # The package is used where it lies: .venv finds python/ by a path file, and the package finds the
 # built extension by a link. Sources edited there act at once; `make` renews what is C.
-build: | $(VENV)/.created
-	@command -v cmake >/dev/null && command -v ninja >/dev/null || \
-	    $(VENV_PYTHON) -m pip install --quiet cmake ninja
+build: | $(VENV)/.builders
 	@[ -f $(RELEASE)/build.ninja ] || \
 	    cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) >/dev/null
 	@cmake --build $(RELEASE)
