@@ -85,8 +85,8 @@ struct dw__emu_warp {
 
 /* Registers whose value is still on its way: of each place (of 64 bytes) what must be waited for, 0: nothing. */
 typedef struct dw__emu_pending {
-    uint32_t live; /* places that something is to be waited for */
-    uint32_t count;
+    uint32_t live;       /* places that something is to be waited for */
+    uint32_t first, end; /* they lie between these */
     bool told;        /* that the warp reads early: it waits for loads of tensor memory */
     uint32_t until[]; /* kind << 24 | group */
 } dw__emu_pending;

@@ -5,8 +5,9 @@
 #ifndef DW_EMULATOR_MATRIX_OPERAND_H
 #define DW_EMULATOR_MATRIX_OPERAND_H
 
-#include "emulator/machine.h"
+#include "emulator/race.h"
 #include "emulator/tensor_map.h"
+#include "emulator/written.h"
 
 typedef struct dw__matrix_operand {
     uint32_t start;           /* address in the block's shared memory */
@@ -33,6 +34,35 @@ static inline uint32_t dw__matrix_address(const dw__matrix_operand *o, uint32_t 
                                              : block * o->leading + k / rows * o->stride);
     }
     return dw__swizzled(o->start + at, o->swizzle);
+}
+
+/* The bytes that a product reads of a block's shared memory, for the checker: those that lie together at once. */
+typedef struct dw__operand_reads {
+    dw__emu_async *work;
+    uint32_t warp; /* as dw__emu_race_work has them */
+    dw__emu_side side;
+    dw__emu_cta *cta;
+    uint32_t first, end;
+    bool undefined; /* nobody wrote some of them */
+} dw__operand_reads;
+
+static inline void dw__operand_reads_end(dw__operand_reads *r) {
+    if (r->first == r->end) return;
+    r->undefined =
+        r->undefined || dw__count_unwritten(r->cta->defined, r->first, r->end - r->first) > 0;
+    dw__emu_race_work(r->work, r->warp, r->side, r->cta, r->first, r->end - r->first, false);
+    r->first = r->end = 0;
+}
+static inline void dw__operand_reads_add(dw__operand_reads *r, uint32_t at, uint32_t bytes) {
+    if (at + bytes == r->first) {
+        r->first = at;
+        return;
+    }
+    if (at != r->end) {
+        dw__operand_reads_end(r);
+        r->first = at;
+    }
+    r->end = at + bytes;
 }
 
 #endif

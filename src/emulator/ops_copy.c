@@ -159,13 +159,14 @@ static bool read_box(copy *c) {
                    bits = (uint32_t)dw__tensor_element_bits(m->element);
     int64_t first, count;
     row_extent(c, &first, &count);
-    memset(c->data, (int)fill_of(m), (size_t)rows * row_bytes);
+    const uint32_t bytes = (uint32_t)((uint64_t)count * bits + 7) / 8;
     for (uint32_t row = 0; row < rows; row++) {
         uint64_t address;
         unsigned char *to = c->data + (size_t)row * row_bytes;
-        if (count == 0 || !row_address(c, row, &address)) continue;
+        const bool inside = count > 0 && row_address(c, row, &address);
+        if (!inside || bytes < row_bytes || m->step[0] != 1) memset(to, (int)fill_of(m), row_bytes);
+        if (!inside) continue;
         address += (uint64_t)(c->at[0] + first) * bits / 8;
-        const uint32_t bytes = (uint32_t)((uint64_t)count * bits + 7) / 8;
         if (!touch(c, address, bytes, false)) return false;
         const unsigned char *from = (const unsigned char *)(uintptr_t)address;
         if (m->element < DW__TENSOR_U4_ALIGN16) {
@@ -286,11 +287,14 @@ static bool deliver(dw__emu_cluster *cluster, copy *c, uint32_t address, uint32_
     const uint32_t offset = (uint32_t)(to - owner->shared);
     note_access(c, owner, offset, bytes, true, barrier);
     if (c->reduce != DW__REDUCE_NONE) reduce_into(c, to, c->data, bytes);
+    /* Swizzles stay within 128 bytes. */
+    const bool lines = (offset | bytes) % 128 == 0;
+    if (lines) dw__set_written(owner->defined, offset, bytes, true);
     for (uint32_t i = 0; i < bytes; i += 16) {
         const uint32_t at = dw__swizzled(offset + i, swizzle),
                        here = bytes - i < 16 ? bytes - i : 16;
         if (c->reduce == DW__REDUCE_NONE) memcpy(owner->shared + at, c->data + i, here);
-        dw__set_written(owner->defined, at, here, true);
+        if (!lines) dw__set_written(owner->defined, at, here, true);
     }
     if (!c->has_barrier) return true;
     dw__emu_race_mbarrier_bytes(&c->work, barrier, c->phase);

@@ -61,7 +61,7 @@ bool dw__histories_make_room(dw__histories *h, const uint32_t *places, size_t co
         kept += !(x->parts & MARK);
         x->parts |= MARK;
     }
-    if (kept > h->capacity / 2) {
+    if (kept > h->capacity / 4) {
         const uint32_t wanted = 2 * h->capacity;
         dw__history *items = dw__realloc(h->items, wanted * sizeof *items);
         if (items) h->items = items;

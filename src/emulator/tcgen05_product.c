@@ -60,7 +60,8 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
     const uint32_t along = o->mn_major ? rows * size : DW__TENSOR_K_BYTES,
                    across = o->mn_major ? DW__TENSOR_K_BYTES / size : rows;
     const bool gaps = p->i.k < 64 && dw__tensor_format_bits(format) < 8;
-    bool undefined = false;
+    dw__operand_reads reads = {
+        .work = &p->work, .warp = p->work.warp, .side = DW__SIDE_TENSOR, .cta = cta};
     for (uint32_t i = 0; i < across; i++) {
         for (uint32_t byte = 0; byte < along; byte += 16) {
             const uint32_t at = o->mn_major ? dw__matrix_address(o, byte / size, i)
@@ -70,8 +71,7 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
             if (at < DW__SHARED_FIRST || at + here > cta->shared_bytes)
                 return blame(p, DW__FOUND_BOUNDS,
                              "a matrix reaches beyond the block's shared memory, to", at);
-            dw__emu_race_work(&p->work, p->work.warp, DW__SIDE_TENSOR, cta, at, used, false);
-            undefined = undefined || dw__count_unwritten(cta->defined, at, used);
+            dw__operand_reads_add(&reads, at, used);
             if (!o->mn_major) {
                 memcpy(to + i * DW__TENSOR_K_BYTES + byte, cta->shared + at, here);
                 continue;
@@ -81,7 +81,8 @@ static bool read_shared(product *p, dw__emu_cta *cta, const dw__matrix_operand *
                        size);
         }
     }
-    if (undefined && cta->cluster->grid->check)
+    dw__operand_reads_end(&reads);
+    if (reads.undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
               "a product reads shared memory that was never written, of the matrix at", o->start);
     return true;

@@ -167,9 +167,11 @@ bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32
         uint32_t count = w->cta->cluster->grid->kernel->register_bytes / 64 + 4;
         w->pending = dw__calloc(1, sizeof *w->pending + count * sizeof *w->pending->until);
         if (!w->pending) return false;
-        w->pending->count = count;
     }
-    for (uint32_t at = place / 64; at < (place + bytes) / 64; at++) {
+    const uint32_t first = place / 64, end = (place + bytes) / 64;
+    if (!w->pending->live || first < w->pending->first) w->pending->first = first;
+    if (!w->pending->live || end > w->pending->end) w->pending->end = end;
+    for (uint32_t at = first; at < end; at++) {
         w->pending->live += w->pending->until[at] == 0;
         w->pending->until[at] = kind << 24 | (group & 0xFFFFFF);
     }
@@ -178,7 +180,7 @@ bool dw__emu_set_pending(dw__emu_warp *w, uint32_t place, uint32_t bytes, uint32
 
 void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group) {
     if (!w->pending || !w->pending->live) return;
-    for (uint32_t at = 0; at < w->pending->count; at++) {
+    for (uint32_t at = w->pending->first; at < w->pending->end; at++) {
         uint32_t until = w->pending->until[at];
         if (until >> 24 != kind || ((group - until) & 0xFFFFFF) > 0x7FFFFF) continue;
         w->pending->until[at] = 0;

@@ -17,7 +17,8 @@
 
 #define ROWS 16 /* of 64: one warp's */
 #define MOST_N 256
-#define LINES 8 /* rows, columns and the depth are multiples of that */
+#define LINES 8        /* rows, columns and the depth are multiples of that */
+#define MOST_TURNED 64 /* rows of A along which it is contiguous; B's depth is less */
 
 DW_ISA_TABLE(dw__wgmma_loops)
 
@@ -92,28 +93,28 @@ static bool read_operand(product *p, const dw__matrix_operand *o, uint32_t count
     const uint32_t bytes = (uint32_t)o->bits / 8, together = 16 / bytes;
     const uint32_t across = o->mn_major ? count : k_count, lines = o->mn_major ? k_count : count;
     const size_t step = o->mn_major ? to.along : to.deep, next = o->mn_major ? to.deep : to.along;
-    bool undefined = false;
+    dw__operand_reads reads = {
+        .work = &p->work, .warp = p->warps->index, .side = DW__SIDE_WGMMA, .cta = p->work.cta};
     for (uint32_t i = 0; i < lines; i += LINES) {
-        for (uint32_t j = 0; j < across; j += together) {
-            uint32_t some[LINES][16], *to_codes = to.codes + i * next + j * step;
-            for (uint32_t line = 0; line < LINES; line++) {
+        uint32_t some[LINES][MOST_TURNED], *to_codes = to.codes + i * next;
+        for (uint32_t line = 0; line < LINES; line++) {
+            uint32_t *const along = step == 1 ? to_codes + line * next : some[line];
+            for (uint32_t j = 0; j < across; j += together) {
                 const uint32_t at = o->mn_major ? dw__matrix_address(o, j, i + line)
                                                 : dw__matrix_address(o, i + line, j);
                 if (at < DW__SHARED_FIRST || at + 16 > cta->shared_bytes)
                     return blame(p, DW__FOUND_BOUNDS,
                                  "a matrix reaches beyond the block's shared memory, to", at);
-                undefined = undefined || dw__count_unwritten(cta->defined, at, 16);
-                spread(cta->shared + at, bytes, step == 1 ? to_codes + line * next : some[line]);
-                if (p->work.clock)
-                    dw__emu_race_work(&p->work, p->warps->index, DW__SIDE_WGMMA, p->work.cta, at,
-                                      16, false);
+                dw__operand_reads_add(&reads, at, 16);
+                spread(cta->shared + at, bytes, along + j);
             }
-            for (uint32_t k = 0; step != 1 && k < together; k++)
-                for (uint32_t line = 0; line < LINES; line++)
-                    to_codes[k * step + line * next] = some[line][k];
         }
+        for (uint32_t j = 0; step != 1 && j < across; j++)
+            for (uint32_t line = 0; line < LINES; line++)
+                to_codes[j * step + line * next] = some[line][j];
     }
-    if (undefined && cta->cluster->grid->check)
+    dw__operand_reads_end(&reads);
+    if (reads.undefined && cta->cluster->grid->check)
         blame(p, DW__FOUND_UNDEFINED,
               "a product reads shared memory that was never written, of the matrix at", o->start);
     return true;
@@ -198,18 +199,22 @@ static float sum_alone(const product *p, const uint32_t *a, const uint32_t *b, f
     return dw__wgmma_sum(&row, &column, op->k, (double)(op->scale_a * op->scale_b), d, narrow);
 }
 
-/* Of D some rows beside each other and columns from `first` on: two registers for every eight. */
+/* Of D some rows beside each other and columns from `first` on: two registers for every eight, one of the even
+ * columns and one of the odd. */
+typedef float quad __attribute__((vector_size(16)));
 static void read_tile(const d_row *row, uint32_t first, uint32_t end,
                       float (*d)[DW__WGMMA_COLUMNS]) {
     for (uint32_t column = first; column < end; column += 8) {
         const uint32_t *places = row->places + column / 2;
         const float *even = DW__REGISTER(row->warp, const float, places[0]) + row->lane,
                     *odd = DW__REGISTER(row->warp, const float, places[1]) + row->lane;
-        for (int r = 0; r < DW__WGMMA_ROWS; r++)
-            for (int i = 0; i < 4; i++) {
-                float *to = &d[r][column - first + 2 * (uint32_t)i];
-                to[0] = even[4 * r + i], to[1] = odd[4 * r + i];
-            }
+        for (int r = 0; r < DW__WGMMA_ROWS; r++) {
+            quad x, y;
+            memcpy(&x, even + 4 * r, sizeof x), memcpy(&y, odd + 4 * r, sizeof y);
+            const quad eight[2] = {__builtin_shufflevector(x, y, 0, 4, 1, 5),
+                                   __builtin_shufflevector(x, y, 2, 6, 3, 7)};
+            memcpy(&d[r][column - first], eight, sizeof eight);
+        }
     }
 }
 static void write_tile(const d_row *row, uint32_t first, uint32_t end,
@@ -218,11 +223,13 @@ static void write_tile(const d_row *row, uint32_t first, uint32_t end,
         const uint32_t *places = row->places + column / 2;
         float *even = DW__REGISTER(row->warp, float, places[0]) + row->lane,
               *odd = DW__REGISTER(row->warp, float, places[1]) + row->lane;
-        for (int r = 0; r < DW__WGMMA_ROWS; r++)
-            for (int i = 0; i < 4; i++) {
-                const float *from = &d[r][column - first + 2 * (uint32_t)i];
-                even[4 * r + i] = from[0], odd[4 * r + i] = from[1];
-            }
+        for (int r = 0; r < DW__WGMMA_ROWS; r++) {
+            quad eight[2];
+            memcpy(eight, &d[r][column - first], sizeof eight);
+            const quad x = __builtin_shufflevector(eight[0], eight[1], 0, 2, 4, 6),
+                       y = __builtin_shufflevector(eight[0], eight[1], 1, 3, 5, 7);
+            memcpy(even + 4 * r, &x, sizeof x), memcpy(odd + 4 * r, &y, sizeof y);
+        }
     }
 }
 
@@ -257,8 +264,9 @@ static void multiply_f32(const product *p, operands *o) {
                        count = end - first <= DW__WGMMA_STEP ? DW__WGMMA_STEP : DW__WGMMA_COLUMNS;
         for (uint32_t row = 0; row < A_ROWS; row += DW__WGMMA_ROWS) {
             const d_row place = row_of(p, row);
-            float d[DW__WGMMA_ROWS][DW__WGMMA_COLUMNS] = {{0}};
+            float d[DW__WGMMA_ROWS][DW__WGMMA_COLUMNS];
             uint32_t others[DW__WGMMA_ROWS];
+            if (!p->accumulate || end - first < DW__WGMMA_COLUMNS) memset(d, 0, sizeof d);
             if (p->accumulate) read_tile(&place, first, end, d);
             if (finite)
                 loops->sums(op->k, o->a_values + row * k_count, o->a_twice + row * k_count,

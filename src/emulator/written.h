@@ -9,31 +9,47 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Where it can be, 64 bits at a time. */
+typedef uint64_t dw__written_word __attribute__((may_alias));
+static inline bool dw__is_whole(const uint8_t *at, size_t within, size_t count) {
+    return within == 0 && count >= 64 && (uintptr_t)at % sizeof(dw__written_word) == 0;
+}
+
 static inline void dw__set_written(uint8_t *bits, size_t first, size_t count, bool written) {
     while (count > 0) {
-        const size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
-        const uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
         uint8_t *at = &bits[first / 8];
-        if (written && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask)
-            __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
-        if (!written) __atomic_fetch_and(at, (uint8_t)~mask, __ATOMIC_RELAXED);
-        first += here, count -= here;
-        if (written && count >= 64 && first % 8 == 0) {
-            const size_t whole = count / 8;
-            memset(&bits[first / 8], 0xFF, whole);
-            first += 8 * whole, count -= 8 * whole;
+        size_t within = first % 8, here = 64;
+        if (dw__is_whole(at, within, count)) {
+            dw__written_word *word = (dw__written_word *)(void *)at;
+            const uint64_t all = written ? UINT64_MAX : 0;
+            if (__atomic_load_n(word, __ATOMIC_RELAXED) != all)
+                __atomic_store_n(word, all, __ATOMIC_RELAXED);
+        } else {
+            here = 8 - within < count ? 8 - within : count;
+            const uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
+            if (written && (__atomic_load_n(at, __ATOMIC_RELAXED) & mask) != mask)
+                __atomic_fetch_or(at, mask, __ATOMIC_RELAXED);
+            if (!written) __atomic_fetch_and(at, (uint8_t)~mask, __ATOMIC_RELAXED);
         }
+        first += here, count -= here;
     }
 }
 
 static inline uint32_t dw__count_unwritten(const uint8_t *bits, size_t first, size_t count) {
     uint32_t unwritten = 0;
     while (count > 0) {
-        const size_t within = first % 8, here = 8 - within < count ? 8 - within : count;
-        const uint8_t mask = (uint8_t)(((1u << here) - 1) << within);
-        const unsigned missing =
-            mask & ~(unsigned)__atomic_load_n(&bits[first / 8], __ATOMIC_RELAXED);
-        if (missing) unwritten += (uint32_t)__builtin_popcount(missing);
+        const uint8_t *at = &bits[first / 8];
+        size_t within = first % 8, here = 64;
+        uint64_t missing;
+        if (dw__is_whole(at, within, count)) {
+            missing =
+                ~__atomic_load_n((const dw__written_word *)(const void *)at, __ATOMIC_RELAXED);
+        } else {
+            here = 8 - within < count ? 8 - within : count;
+            missing =
+                ((1u << here) - 1) << within & ~(unsigned)__atomic_load_n(at, __ATOMIC_RELAXED);
+        }
+        if (missing) unwritten += (uint32_t)__builtin_popcountll(missing);
         first += here, count -= here;
     }
     return unwritten;
