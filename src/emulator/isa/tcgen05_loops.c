@@ -21,14 +21,34 @@ static inline vd fused(double a, vd b, vd sum) {
 #endif
 }
 
+/* GCC takes conversions of wide vectors apart. */
+static inline vd doubles(vf_half x) {
+#if DW_VECTOR_AVX512
+    return (vd)_mm512_cvtps_pd((__m256)x);
+#elif DW_VECTOR_AVX2
+    return (vd)_mm256_cvtps_pd((__m128)x);
+#else
+    return __builtin_convertvector(x, vd);
+#endif
+}
+static inline vf_half singles(vd x) {
+#if DW_VECTOR_AVX512
+    return (vf_half)_mm512_cvtpd_ps((__m512d)x);
+#elif DW_VECTOR_AVX2
+    return (vf_half)_mm256_cvtpd_ps((__m256d)x);
+#else
+    return __builtin_convertvector(x, vf_half);
+#endif
+}
+
 static inline vd widened(const uint32_t *cells, double scale) {
     vf_half x;
     if (scale == 0) return (vd){0}; /* whatever is there, infinities too */
     memcpy(&x, cells, sizeof x);
-    return scale * __builtin_convertvector(x, vd);
+    return scale * doubles(x);
 }
 static inline void narrowed(uint32_t *cells, vd sum) {
-    const vf_half x = __builtin_convertvector(sum, vf_half);
+    const vf_half x = singles(sum);
     const vi_half number = x == x, bits = ((vi_half)x & number) | (~number & INT32_MAX);
     memcpy(cells, &bits, sizeof bits);
 }
