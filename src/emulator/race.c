@@ -446,40 +446,42 @@ static uint32_t number_of(const toucher *t, dw__emu_race *race, const history *x
 }
 
 /* What an access makes of a place: known where it has made it of another with the same history. (What its clock knows
- * by then can only be more: nothing is found that was not before.) False: the checker has stopped. */
-static bool step_of(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
-                    step *taken) {
+ * by then can only be more: nothing is found that was not before.) `spare` is for what is not kept. NULL: the checker
+ * has stopped. */
+static const step *step_of(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
+                           step *spare) {
     dw__emu_race *race = owner->race;
     if (race->last != t->self) race->last = t->self, race->generation++;
-    const uint32_t before = race->places[index], how = part << 2 | t->write << 1 | t->same;
+    const uint32_t before = race->places[index],
+                   how = part << 2 | (uint32_t)t->write << 1 | (uint32_t)t->same;
     step *kept = &race->steps[(before ^ before >> 5 ^ part) % STEPS];
-    if (kept->generation == race->generation && kept->before == before && kept->how == how) {
-        *taken = *kept;
-        return true;
-    }
+    if (kept->generation == race->generation && kept->before == before && kept->how == how)
+        return kept;
     history x = race->histories.items[before];
-    taken->before = before, taken->how = how;
-    taken->slot = add_access(t, owner, index, part, &x);
-    taken->after = number_of(t, race, &x);
-    taken->generation = race->generation;
-    if (!t->told) *kept = *taken;
-    return taken->after != DW__NO_HISTORY;
+    const int slot = add_access(t, owner, index, part, &x);
+    const uint32_t after = number_of(t, race, &x);
+    if (after == DW__NO_HISTORY) return NULL;
+    if (t->told) kept = spare; /* the next is told as well */
+    *kept = (step){race->generation, before, after, how, slot};
+    return kept;
 }
 
 static void touch_places(toucher *t, const dw__emu_cta *owner, uint32_t first, uint32_t count,
                          uint32_t part) {
     uint32_t *places = owner->race->places;
     const bool generic = is_generic(owner->race->common, t->self);
-    for (uint32_t i = first; i < first + count;) {
-        step taken;
-        if (!step_of(t, owner, i, part, &taken)) return;
-        const uint32_t begin = i;
-        while (i < first + count && places[i] == taken.before) places[i++] = taken.after;
-        if (!generic || taken.slot < 0) continue;
+    const uint32_t end = first + count;
+    for (uint32_t i = first; i < end;) {
+        step spare;
+        const step *taken = step_of(t, owner, i, part, &spare);
+        if (!taken) return;
+        const uint32_t begin = i, before = taken->before, after = taken->after;
+        while (i < end && places[i] == before) places[i++] = after;
+        if (!generic || taken->slot < 0) continue;
+        const uint32_t at = 5 * (uint32_t)taken->slot;
         for (uint32_t k = begin; k < i; k++) {
             uint16_t *lanes = &owner->race->lanes[k];
-            *lanes = (uint16_t)((*lanes & ~(31u << 5 * taken.slot)) | (uint32_t)t->lane
-                                                                          << 5 * taken.slot);
+            *lanes = (uint16_t)((*lanes & ~(31u << at)) | (uint32_t)t->lane << at);
         }
     }
 }

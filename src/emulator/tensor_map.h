@@ -70,13 +70,13 @@ static inline uint32_t dw__swizzle_span(int swizzle) {
  * 32 bytes the pattern is that of NVIDIA's programs for B200, which repeats after 512 bytes; of the swizzles that flip,
  * and of atoms of 64 bytes, none is known here. */
 static inline uint32_t dw__swizzled(uint32_t address, int swizzle) {
-    switch (swizzle) {
-    case DW__SWIZZLE_32: return address ^ (address >> 3 & 0x10);
-    case DW__SWIZZLE_64: return address ^ (address >> 3 & 0x30);
-    case DW__SWIZZLE_128: return address ^ (address >> 3 & 0x70);
-    case DW__SWIZZLE_128_ATOM_32: return address ^ (address >> 2 & 0x60);
-    default: return address;
-    }
+    static const struct {
+        uint8_t shift, mask;
+    } of[DW__SWIZZLES] = {[DW__SWIZZLE_32] = {3, 0x10},
+                          [DW__SWIZZLE_64] = {3, 0x30},
+                          [DW__SWIZZLE_128] = {3, 0x70},
+                          [DW__SWIZZLE_128_ATOM_32] = {2, 0x60}};
+    return address ^ (address >> of[swizzle].shift & of[swizzle].mask);
 }
 
 #endif
