@@ -1,5 +1,6 @@
-/* Products by CUTLASS's kernels up to the provider, which is a fake as the driver is: which calls reach which kernel and
- * how they are told, which are refused, and what the first-use guard makes of kernels that are right, wrong, or fail. */
+/* Products by CUTLASS's kernels up to the provider, which is a fake as the driver is: which calls reach which
+ * kernel and how they are told, which are refused, and what the first-use guard makes of kernels that are
+ * right, wrong, or fail. */
 #include "common/product_params.h"
 #include "common/scale_layout.h"
 #include "fake/fake_cutlass.h"

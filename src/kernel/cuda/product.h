@@ -174,9 +174,9 @@ struct dw__product_subject {
                         const dw__context *context);
 };
 
-/* Runs the kernel on small random matrices, on a stream of its own, and says into `reason`, of DW__PRODUCT_REASON bytes,
- * where it fails or where D differs from sums in double by more than rounding explains; "" where it is right. Failing
- * means that nothing was learnt. */
+/* Runs the kernel on small random matrices, on a stream of its own, and says into `reason`, of
+ * DW__PRODUCT_REASON bytes, where it fails or where D differs from sums in double by more than rounding
+ * explains; "" where it is right. Failing means that nothing was learnt. */
 dw_status dw__product_guard(const dw__context *context, const dw__product_subject *subject,
                             char *reason);
 

@@ -1,5 +1,5 @@
-/* Matrix products by CUTLASS's kernels (docs/cutlass.md): which calls they take, how they are told, and what was found
- * at their first use. */
+/* Matrix products by CUTLASS's kernels (docs/cutlass.md): which calls they take, how they are told, and what
+ * was found at their first use. */
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/product.h"
 #include <pthread.h>
@@ -133,8 +133,8 @@ dw_status dw__grouped_cutlass_launch(const dw_grouped_product *call, const dw__c
 
 /* ---- first uses ------------------------------------------------------------------------------------- */
 
-/* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and blocks that stay are few enough to
- * take several. */
+/* Tiles are of up to 256 x 256. Rows, columns and the contraction end within one, and blocks that stay are few
+ * enough to take several. */
 enum { ROWS = 2 * 256 + 45, MISSING = 32, STEPS = 3, FEW = 4, GROUPS = 4 };
 static const int64_t group_rows[GROUPS] = {200, 0, 3, 141};
 
