@@ -148,6 +148,14 @@ API int cuGetErrorString(int result, const char **text) {
     return index < 0 ? INVALID_VALUE : SUCCESS;
 }
 
+/* Tables of functions that no header has: none. NVRTC 13, once it has found a driver, calls this without a look whether
+ * there is such a function. */
+API int cuGetExportTable(const void **table, const void *id) {
+    (void)id;
+    *table = NULL;
+    return NOT_FOUND;
+}
+
 /* What the last finding is called: it has stopped the kernel. */
 static int result_of_stop(void) {
     static const struct {
@@ -193,7 +201,7 @@ API int cuDeviceGet(int *device, int ordinal) {
     return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
 }
 API int cuDeviceGetName(char *name, int bytes, int device) {
-    snprintf(name, (size_t)bytes, "Deepwell emulator of sm_%d", gpu.capability);
+    snprintf(name, (size_t)bytes, DW_EMULATOR_GPU_NAME "sm_%d", gpu.capability);
     return device == 0 ? SUCCESS : INVALID_DEVICE;
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int device) {

@@ -16,6 +16,10 @@
 extern "C" {
 #endif
 
+/* What names of emulated GPUs begin with, also that of the driver of `deepwell emulate`: they take PTX, no machine
+ * code. */
+#define DW_EMULATOR_GPU_NAME "Deepwell emulator of "
+
 typedef struct dw_emulator dw_emulator;
 typedef struct dw_emulator_module dw_emulator_module;
 

@@ -4,6 +4,7 @@
  * alone. A thread that has none, as autograd's workers may, gets the primary context of the first device: the one
  * that the CUDA runtime and PyTorch share.
  */
+#include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
 #include "device/device.h"
 #include <pthread.h>
@@ -76,6 +77,8 @@ static dw_status describe(const dw__cuda *cuda, dw__context *context) {
     context->ordinal = device; /* the driver's handles of devices are their ordinals */
     context->capability = 10 * major + minor;
     context->driver_version = cuda->version;
+    context->ptx_only =
+        strncmp(context->name, DW_EMULATOR_GPU_NAME, strlen(DW_EMULATOR_GPU_NAME)) == 0;
     return DW_OK;
 }
 

@@ -39,7 +39,7 @@ static void start(emulated *e, int index, const dw_device *device) {
                                .driver_version = 13000,
                                .device = device,
                                .ptx_only = true};
-    snprintf(e->context.name, sizeof e->context.name, "Deepwell emulator of %s", e->architecture);
+    snprintf(e->context.name, sizeof e->context.name, DW_EMULATOR_GPU_NAME "%s", e->architecture);
 }
 
 static dw_status ready(const emulated *e) {
