@@ -80,9 +80,10 @@ static int read_word(const char *word, dw_attention *call) {
     return 0;
 }
 
+/* [batch, rows, heads, head_dim]: as a projection leaves it. */
 static dw_attention_tensor contiguous(int64_t heads, int64_t rows, int64_t head_dim) {
     return (dw_attention_tensor){
-        .batch = heads * rows * head_dim, .head = rows * head_dim, .row = head_dim};
+        .batch = heads * rows * head_dim, .head = head_dim, .row = heads * head_dim};
 }
 
 static int read_shape(char *text, dw_attention *call) {

@@ -79,6 +79,7 @@ typedef struct dw_cutlass_attention {
     float *lse; /* (batch, heads, queries): natural logarithm of the sum of exp(scale q k) */
     int64_t q_stride, kv_stride, o_stride, q_batch_stride, kv_batch_stride, o_batch_stride;
     float scale;
+    int32_t processors; /* that are used at most; 0: all */
 } dw_cutlass_attention;
 
 typedef struct dw_cutlass_kernel {

@@ -32,7 +32,7 @@ template <class Tile, class Mask> struct attention {
     static dw_cutlass_result prepare(const dw_cutlass_attention &call,
                                      typename Operation::Arguments *made) {
         cutlass::KernelHardwareInfo info;
-        const dw_cutlass_result result = hardware(&info);
+        const dw_cutlass_result result = hardware(&info, call.processors);
         if (result != DW_CUTLASS_OK) return result;
         const int group = call.heads / call.heads_kv, d = call.head_dim;
         const StrideQ q{static_cast<int>(call.q_stride), _1{},
@@ -78,6 +78,9 @@ dw_cutlass_result check(const dw_cutlass_attention &call) {
     if (call.causal && call.queries != call.keys)
         return refuse(DW_CUTLASS_REFUSED, "causal attention of %d queries to %d keys: as many",
                       call.queries, call.keys);
+    if (static_cast<double>(call.batch) * call.heads * call.queries > INT32_MAX)
+        return refuse(DW_CUTLASS_REFUSED, "%d batches of %d heads of %d queries: below 2^31 in all",
+                      call.batch, call.heads, call.queries);
     if (!(call.scale > 0)) return refuse(DW_CUTLASS_REFUSED, "scale %g: above 0", call.scale);
     const int64_t strides[] = {call.q_stride,       call.kv_stride,       call.o_stride,
                                call.q_batch_stride, call.kv_batch_stride, call.o_batch_stride};

@@ -29,7 +29,7 @@ typedef struct dw_attention_tensor {
 
 /* One call. Fill it with zeros first: zero means "none" or "off" in every member but those marked. */
 typedef struct dw_attention {
-    uint32_t size;  /* sizeof(dw_attention) */
+    uint32_t size;  /* sizeof(dw_attention); one that ends with `stream` is read, too */
     dw_dtype dtype; /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
     int32_t batch, heads_q,
         heads_kv;           /* query head h reads head h / (heads_q / heads_kv): a whole ratio */
@@ -70,10 +70,17 @@ typedef struct dw_attention {
     size_t workspace_bytes;
 
     void *stream; /* CUstream; NULL is the legacy default stream */
+
+    /* Forward by this kernel, by a name that `deepwell explain kernels` prints, or not at all; NULL: ours, chosen by
+     * the GPU. "cutlass.sm100.attention.bf16" is an optional library's (docs/cutlass.md): BF16, head_dim 64 or 128, no
+     * mask or a causal one of rows_q == rows_k, nothing packed, no soft cap, no dropout; heads side by side (stride
+     * head_dim), the rows and batches of k and v as far apart as each other. */
+    const char *kernel;
 } dw_attention;
 
-/* DW_UNSUPPORTED where no kernel of this machine takes the call, DW_SHAPE, DW_TYPE, DW_INVALID_ARGUMENT: all found
- * before anything is launched. */
+/* DW_UNSUPPORTED where no kernel of this machine takes the call, or not the one that it names, DW_SHAPE, DW_TYPE,
+ * DW_INVALID_ARGUMENT (a name that is not known: the error lists those that are): all found before anything is
+ * launched. */
 DW_API dw_status dw_attention_forward(const dw_attention *call);
 /* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. */
 DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);

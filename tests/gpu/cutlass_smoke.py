@@ -65,6 +65,7 @@ class Attention(ctypes.Structure):
         *((name, c_int64) for name in ("q_stride", "kv_stride", "o_stride")),
         *((name, c_int64) for name in ("q_batch_stride", "kv_batch_stride", "o_batch_stride")),
         ("scale", c_float),
+        ("processors", c_int32),
     ]
 
 
@@ -95,6 +96,14 @@ class Provider:
     def check(self, result: int) -> None:
         if result:
             raise SystemExit(self.library.deepwell_cutlass_error().decode())
+
+    def launch(self, runtime: Runtime, kernel: Kernel, call: ctypes.Structure) -> None:
+        call.size_of = ctypes.sizeof(call)
+        size = c_size_t()
+        self.check(kernel.workspace_bytes(ctypes.byref(call), ctypes.byref(size)))
+        workspace = runtime.empty(size.value)
+        self.check(kernel.launch(ctypes.byref(call), workspace, None))
+        runtime.check(runtime.library.cudaDeviceSynchronize())
 
 
 class Runtime:
@@ -217,15 +226,6 @@ def tensor_core_scales(codes: np.ndarray) -> np.ndarray:
     return made.reshape(-1)
 
 
-def launch(provider: Provider, runtime: Runtime, kernel: Kernel, call: ctypes.Structure) -> None:
-    call.size_of = ctypes.sizeof(call)
-    size = c_size_t()
-    provider.check(kernel.workspace_bytes(ctypes.byref(call), ctypes.byref(size)))
-    workspace = runtime.empty(size.value)
-    provider.check(kernel.launch(ctypes.byref(call), workspace, None))
-    runtime.check(runtime.library.cudaDeviceSynchronize())
-
-
 def used(got: np.ndarray, exact: np.ndarray, allowed: np.ndarray) -> float:
     """Share of the allowed error; infinite where there is a NaN."""
     if got.size == 0:
@@ -298,7 +298,7 @@ def run_product(
         beta=beta,
         cluster=(c_int32 * 2)(*cluster),
     )
-    launch(provider, runtime, kernel, call)
+    provider.launch(runtime, kernel, call)
     right = alpha * (a_values @ b_values.T) + beta * from_bf16(c_codes)
     codes = d.read()
     if exact and kernel.type == _BF16:  # sums of small integers: one rounding, bit for bit
@@ -330,7 +330,7 @@ def run_grouped(
         d_stride=d.stride,
         alpha=1.0,
     )
-    launch(provider, runtime, kernel, call)
+    provider.launch(runtime, kernel, call)
     got, worst = from_bf16(d.read()), 0.0
     for g, (first, last) in enumerate(zip(starts, starts[1:])):
         mine, its = a_values[first:last], b_values[g * n : (g + 1) * n]
@@ -380,7 +380,7 @@ def run_attention(
         o_batch_stride=o.stride * queries,
         scale=scale,
     )
-    launch(provider, runtime, kernel, call)
+    provider.launch(runtime, kernel, call)
     got = from_bf16(o.read()).reshape(batch, queries, heads, head_dim)
     got_lse = runtime.get(lse, lse_image).astype(np.float64).reshape(batch, heads, queries)
     worst = 0.0

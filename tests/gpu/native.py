@@ -58,6 +58,7 @@ class Call(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
+        ("kernel", ctypes.c_char_p),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,9 +78,14 @@ def _smoke(script: str, architecture: str, *words: str, report: Path, **settings
     findings = json.loads(report.read_text())["findings"] if report.exists() else []
     kinds = {finding["kind"] for finding in findings}
     assert kinds <= (set() if architecture == "sm_90a" else {"too early", "race"})
+    unwaited = r"stored there at PTX line (\d+), and no tcgen05.wait::st"
+    stores = {line for finding in findings for line in re.findall(unwaited, finding["text"])}
     for finding in findings:
-        if finding["kind"] == "race":
-            assert "uses the mbarrier" in finding["text"] and "initialised" in finding["text"]
+        if finding["kind"] == "race" and "uses the mbarrier" in finding["text"]:
+            assert "initialised" in finding["text"]
+        elif finding["kind"] == "race":  # a wait that is left out orders nothing behind it either
+            (store,) = re.findall(r"at PTX line (\d+) \(tcgen05.st\.", finding["text"])
+            assert store in stores, finding["text"]
     return run.stdout
 
 
@@ -127,3 +133,44 @@ def test_wrong_products_are_refused_on_the_emulator(architecture, kernels, tmp_p
     )
     lines = [line for line in said.splitlines() if line.endswith(" refused")]
     assert len(lines) == kernels and "NOT" not in said, said
+
+
+def _attention_calls(architecture: str, *words: str, cutlass: Path, report: Path) -> str:
+    compilers = [
+        path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")
+    ]
+    if not compilers:
+        pytest.skip("attention by definition is compiled at first use, and there is no NVRTC")
+    return _smoke(
+        "cutlass_attention.py",
+        architecture,
+        *_OURS,
+        "--cutlass",
+        str(cutlass),
+        *words,
+        report=report,
+        DEEPWELL_CUTLASS=str(cutlass),
+        DEEPWELL_NVRTC=str(compilers[0]),
+    )
+
+
+@pytest.mark.slow
+@needs_provider
+def test_attention_by_name_is_right_on_the_emulator(tmp_path):
+    """dw_attention_forward, every kernel compared at its first use."""
+    said = _attention_calls("sm_100a", cutlass=_PROVIDER, report=tmp_path / "findings")
+    assert said.count("cutlass.sm100.attention.bf16 ") == 8 and "refused: 5 of 5" in said
+
+
+@pytest.mark.slow
+@needs_provider
+def test_wrong_attention_is_refused_on_the_emulator(tmp_path):
+    """A library whose PTX takes logarithms for exponentials."""
+    code, wrong = _PROVIDER.read_bytes(), tmp_path / "libwrong.so"
+    assert b"ex2.approx.f32" in code
+    wrong.write_bytes(code.replace(b"ex2.approx.f32", b"lg2.approx.f32"))
+    refused = "disagrees with the reference"
+    said = _attention_calls(
+        "sm_100a", "--refused", refused, cutlass=wrong, report=tmp_path / "findings"
+    )
+    assert said.splitlines() == ["cutlass.sm100.attention.bf16 refused"]

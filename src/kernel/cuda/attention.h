@@ -6,6 +6,7 @@
 #include "deepwell/attention.h"
 #include "device/device.h"
 #include "jit/jit.h"
+#include "kernel/library/cutlass.h"
 
 typedef enum dw__attention_pass {
     DW__ATTENTION_FORWARD,
@@ -13,6 +14,9 @@ typedef enum dw__attention_pass {
 } dw__attention_pass;
 
 /* ---- attention_check.c ---------------------------------------------------------------------- */
+
+/* A call of this or of the first, shorter structure; one of another size, or NULL, is refused. */
+dw_status dw__attention_read(const dw_attention *given, dw_attention *call);
 
 /* Whether the call's members make sense together, GPU or not. `launching`: pointers are needed, too; otherwise NULL
  * passes and what is given must only be aligned. */
@@ -43,6 +47,8 @@ typedef struct dw__attention_shape {
     bool many_keys; /* enough for the wide tiles, where there are such */
     bool serial;    /* backward: one block of threads for all keys of a head */
     bool blackwell; /* sm_100f: forward alone, nothing packed, no soft cap, no dropout */
+    /* Instead of ours, forward: of the members above only head_dim counts, and window, which is causal. Else NULL. */
+    const dw_cutlass_kernel *cutlass;
 } dw__attention_shape;
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
                                            int sm_count);
@@ -88,12 +94,25 @@ typedef struct dw__attention_workspace {
 dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
                                      int sm_count, dw__attention_workspace *workspace);
 
+/* ---- attention_cutlass.c --------------------------------------------------------------------- */
+
+/* Whether CUTLASS's kernel takes a checked call, on whatever GPU; DW_UNSUPPORTED says why not. Looks at no address.
+ * `workspace_bytes`: what its launch needs. */
+dw_status dw__attention_cutlass_check(const dw_attention *call, const dw_cutlass_kernel *kernel,
+                                      size_t *workspace_bytes);
+/* Of a call that it takes. */
+dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
+                                                const dw_cutlass_kernel *kernel);
+/* On at most so many processors. */
+dw_status dw__attention_cutlass_launch(const dw_attention *call, int processors,
+                                       const dw_cutlass_kernel *kernel);
+
 /* ---- attention_launch.c ---------------------------------------------------------------------- */
 
 /* Kernels of one shape, pass and context. */
 typedef struct dw__attention_kernels {
     dw__attention_shape shape;
-    const dw__attention_tile *tile; /* NULL: the reference, one function for any shape */
+    const dw__attention_tile *tile; /* NULL: the reference, any shape in one function; CUTLASS's */
     void *main, *prepare, *finish;  /* the last two: backward */
     bool disabled;                  /* disagreed with the reference on this GPU */
     char reason[1024];              /* why it was */

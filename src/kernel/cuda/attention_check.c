@@ -2,6 +2,7 @@
 #include "kernel/cuda/attention.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,13 +173,25 @@ static dw_status check_tensors(const dw_attention *c, dw__attention_pass pass, b
     return DW_OK;
 }
 
-dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching) {
-    if (!call) return dw__fail(DW_INVALID_ARGUMENT, "attention: the call is NULL");
-    if (call->size != sizeof *call)
+dw_status dw__attention_read(const dw_attention *given, dw_attention *call) {
+    const size_t first = offsetof(dw_attention, kernel); /* what 0.1 began with */
+    if (!given) return dw__fail(DW_INVALID_ARGUMENT, "attention: the call is NULL");
+    if (given->size != sizeof *call && given->size != first)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "attention: size is %u; expected %zu: set it to sizeof(dw_attention), and "
                         "build against the header of this version",
-                        (unsigned)call->size, sizeof *call);
+                        (unsigned)given->size, sizeof *call);
+    *call = (dw_attention){0};
+    memcpy(call, given, given->size);
+    return DW_OK;
+}
+
+dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching) {
+    if (call->kernel && pass == DW__ATTENTION_BACKWARD)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: kernel is \"%.64s\", and kernels are named for forward alone; "
+                        "expected NULL for backward",
+                        call->kernel);
     if (call->dtype != DW_BF16 && call->dtype != DW_F16)
         return dw__fail(DW_TYPE, "attention: the element type is %s; expected bf16 or f16",
                         dw_dtype_name(call->dtype));
@@ -190,9 +203,9 @@ dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass,
 
 /* ---- GPUs -------------------------------------------------------------------------------------- */
 
-static bool blackwell_is_asked_for(void) {
+static bool blackwell_is_asked_for(const dw_attention *call) {
     const char *setting = getenv("DEEPWELL_BLACKWELL");
-    return setting && strcmp(setting, "try") == 0;
+    return call->kernel || (setting && strcmp(setting, "try") == 0);
 }
 
 dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pass pass,
@@ -212,11 +225,11 @@ dw_status dw__attention_check_capability(const dw_attention *c, dw__attention_pa
                         "there is no kernel for %s on 10.0 and 10.3 (B200, B300); "
                         "use PyTorch's own attention on this GPU",
                         lacks);
-    if (!blackwell_is_asked_for())
+    if (!blackwell_is_asked_for(c))
         return dw__fail(DW_UNSUPPORTED,
                         "the kernel for 10.0 and 10.3 (B200, B300) is %s: it is "
-                        "taken only with DEEPWELL_BLACKWELL=try in the environment, "
-                        "and compared at first use",
+                        "taken only with DEEPWELL_BLACKWELL=try in the environment or "
+                        "by its name, and compared at first use",
                         dw__gpu_proof_emulator);
     return DW_OK;
 }

@@ -54,15 +54,16 @@ uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
     return number;
 }
 
-/* What our kernels do not take may still be somebody else's. */
-static dw_status check_sense(const dw_attention *call, bool backward) {
+/* What our kernels do not take may still be somebody else's. Which kernel a call names is of no matter here. */
+static dw_status read_call(const dw_attention *given, bool backward, dw_attention *call) {
+    DW_RETURN_IF_FAILED(dw__attention_read(given, call));
+    call->kernel = NULL;
     dw_status status =
         dw__attention_check(call, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false);
     return status == DW_UNSUPPORTED ? DW_OK : status;
 }
 
-dw_status dw_attention_class(const dw_attention *call, bool backward, char *text, size_t bytes) {
-    DW_RETURN_IF_FAILED(check_sense(call, backward));
+static void name_class(const dw_attention *call, bool backward, char *text, size_t bytes) {
     static const char *const masks[] = {"", " causal", " causal-top-left", " window"};
     snprintf(text, bytes, "attention %s %s d%d group%d q%lld k%lld heads%lld%s%s%s%s%s",
              backward ? "backward" : "forward", call->dtype == DW_F16 ? "f16" : "bf16",
@@ -72,6 +73,12 @@ dw_status dw_attention_class(const dw_attention *call, bool backward, char *text
              call->offsets_q ? " packed" : "", call->softcap > 0.0f ? " softcap" : "",
              call->dropout > 0.0f ? " dropout" : "",
              backward && call->deterministic ? " deterministic" : "");
+}
+
+dw_status dw_attention_class(const dw_attention *given, bool backward, char *text, size_t bytes) {
+    dw_attention call;
+    DW_RETURN_IF_FAILED(read_call(given, backward, &call));
+    name_class(&call, backward, text, bytes);
     return DW_OK;
 }
 
@@ -95,8 +102,8 @@ static void judge(const dw__attention_candidate *candidate, const dw_attention *
     j->runs = candidate->takes(call, backward, target, j->reason, sizeof j->reason);
     if (!j->runs) return;
     j->expected = candidate->cost(call, backward, target, &j->from);
-    if (!gpu || dw_attention_class(call, backward, shape_class, sizeof shape_class) != DW_OK)
-        return;
+    if (!gpu) return;
+    name_class(call, backward, shape_class, sizeof shape_class);
     if (dw__tune_read(gpu, shape_class, candidate->name, &found) != DW_OK) return;
     j->fits = !with || strcmp(with, found.with) == 0;
     j->measured = found.seconds;
@@ -176,15 +183,16 @@ static void choose_for(const dw_attention *call, bool gradients, const dw__gpu_t
     choose(all, gradients, made);
 }
 
-dw_status dw_attention_choose(const dw_attention *call, bool gradients, const char *with,
+dw_status dw_attention_choose(const dw_attention *given, bool gradients, const char *with,
                               const char **name, char *because, size_t bytes) {
     const dw__context *context;
     char target_name[DW__TARGET_NAME];
+    dw_attention call;
     choice made;
-    DW_RETURN_IF_FAILED(check_sense(call, gradients));
+    DW_RETURN_IF_FAILED(read_call(given, gradients, &call));
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
     dw__gpu_target target = dw__gpu_target_of(context, target_name);
-    choose_for(call, gradients, &target, context->name, with, &made);
+    choose_for(&call, gradients, &target, context->name, with, &made);
     if (made.chosen < 0) return dw__fail(DW_UNSUPPORTED, "attention: %s", made.because);
     if (!made.measured)
         return dw__fail(DW_NOT_FOUND, "attention: not all candidates have been measured on %s",
@@ -206,13 +214,38 @@ static json_t *describe(const dw__attention_candidate *candidate, const judgemen
                      "measured_seconds", number_or_null(j->measured));
 }
 
+/* CUTLASS's kernel, which nothing takes by itself. */
+static json_t *describe_cutlass(const dw_attention *call, bool backward,
+                                const dw__gpu_target *target) {
+    const dw__cutlass *library;
+    const dw_cutlass_kernel *kernel = NULL;
+    dw_status status = dw__cutlass_load(&library);
+    size_t bytes;
+    if (status == DW_OK)
+        kernel =
+            dw__cutlass_find(library, DW_CUTLASS_ATTENTION, DW_CUTLASS_BF16, target->capability);
+    if (status == DW_OK && !kernel)
+        status =
+            dw__fail(DW_UNSUPPORTED, "none of its kernels is for attention on %s", target->name);
+    if (status == DW_OK && backward)
+        status = dw__fail(DW_UNSUPPORTED, "%s is of forward", kernel->name);
+    if (status == DW_OK) status = dw__attention_check(call, DW__ATTENTION_FORWARD, false);
+    if (status == DW_OK) status = dw__attention_cutlass_check(call, kernel, &bytes);
+    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:s?, s:n, s:s, s:n}", "name", "cutlass", "source",
+                     kernel ? kernel->name : "CUTLASS, an optional library", "runs",
+                     status == DW_OK, "reason", status == DW_OK ? NULL : dw_last_error(),
+                     "tolerance", "twice the error of rounding P and O to the type, against FP64",
+                     "proof", kernel ? kernel->shown : NULL, "expected_seconds", "expected_from",
+                     "taken only by its name; not measured", "measured_seconds");
+}
+
 static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_target *target,
                          const char *gpu, const char *gpu_error, json_t **root) {
     char shape_class[256], shape[256];
     judgement j;
     choice made;
     dw__attention_work work = dw__attention_work_of(call, backward);
-    DW_RETURN_IF_FAILED(dw_attention_class(call, backward, shape_class, sizeof shape_class));
+    name_class(call, backward, shape_class, sizeof shape_class);
     dw__attention_describe(call, shape, sizeof shape);
     json_t *candidates = json_array();
     bool lost = false;
@@ -220,6 +253,8 @@ static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_
         judge(&dw__attention_candidates[i], call, backward, target, gpu, NULL, &j);
         lost |= json_array_append_new(candidates, describe(&dw__attention_candidates[i], &j)) != 0;
     }
+    if (target->capability == 100)
+        lost |= json_array_append_new(candidates, describe_cutlass(call, backward, target)) != 0;
     choose_for(call, backward, target, gpu, NULL, &made);
     *root = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s?, s:s?, s:s?, s:s, s:f, s:f, s:o}", "operation",
@@ -230,14 +265,15 @@ static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_
     return *root && !lost ? DW_OK : dw__fail_memory("an explanation", 0);
 }
 
-dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
+dw_status dw_attention_explain(const dw_attention *given, bool backward, const char *target,
                                char **json) {
     dw__gpu_subject at;
     json_t *root = NULL;
+    dw_attention call;
     dw_status status = DW_OK;
-    DW_RETURN_IF_FAILED(check_sense(call, backward));
+    DW_RETURN_IF_FAILED(read_call(given, backward, &call));
     DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_90a", &at));
-    DW_TRY(explain(call, backward, &at.target, at.gpu, at.missing,
+    DW_TRY(explain(&call, backward, &at.target, at.gpu, at.missing,
                    &root)); /* measurements are this GPU's */
     DW_TRY(dw__json_string(root, json));
 

@@ -21,7 +21,10 @@ enum {
     ROWS_Q = 150,
     ROWS_K = 201,
     TOTAL_Q = 211,
-    TOTAL_K = 290
+    TOTAL_K = 290,
+    MANY_ROWS = 270, /* CUTLASS's tiles have 256 */
+    FEW = 3,         /* processors */
+    TRIALS = 2
 };
 static const int32_t offsets[2][BATCH + 1] = {{0, 61, TOTAL_Q}, {0, ROWS_K, TOTAL_K}};
 
@@ -46,8 +49,15 @@ typedef enum buffer {
     BUFFERS
 } buffer;
 
+/* One comparison. */
+typedef struct trial {
+    int rows_q, rows_k, head_dim, sm_count;
+    int layout; /* 0: [batch, heads, rows, head_dim]; 1: [batch, rows, heads, head_dim] */
+} trial;
+
 typedef struct guard {
-    dw__context context; /* with as many processors as the case pretends */
+    dw__context context; /* with as many processors as the trial pretends */
+    const trial *trial;
     const dw__attention_shape *shape;
     dw__attention_pass pass;
     dw__attention_kernels *kernels;
@@ -72,32 +82,33 @@ static bool of_keys(buffer which) {
            which == REF_DV;
 }
 
-/* Case 0 lies as [batch, heads, rows, head_dim], case 1 as [batch, rows, heads, head_dim]. */
-static dw_attention_tensor tensor_of(const guard *g, buffer which, int layout) {
+static dw_attention_tensor tensor_of(const guard *g, buffer which) {
+    const int layout = g->trial->layout;
     int64_t d = g->call.head_dim, heads = of_keys(which) ? HEADS_KV : HEADS_Q;
-    int64_t rows = of_keys(which) ? ROWS_K : ROWS_Q;
+    int64_t rows = of_keys(which) ? g->call.rows_k : g->call.rows_q;
     if (g->shape->packed) rows = of_keys(which) ? TOTAL_K : TOTAL_Q;
-    dw_attention_tensor t = {.data = g->device + g->begin[which], .batch = heads * rows * d};
+    dw_attention_tensor t = {.data = g->device ? g->device + g->begin[which] : NULL,
+                             .batch = heads * rows * d};
     t.head = layout == 0 ? rows * d : d;
     t.row = layout == 0 ? d : heads * d;
     return t;
 }
 
-static dw_attention case_call(const dw__attention_shape *shape, int head_dim) {
+static dw_attention call_of(const dw__attention_shape *shape, const trial *t) {
     return (dw_attention){
         .size = sizeof(dw_attention),
         .dtype = shape->f16 ? DW_F16 : DW_BF16,
         .batch = BATCH,
         .heads_q = HEADS_Q,
         .heads_kv = HEADS_KV,
-        .rows_q = ROWS_Q,
-        .rows_k = ROWS_K,
-        .head_dim = head_dim,
+        .rows_q = t->rows_q,
+        .rows_k = t->rows_k,
+        .head_dim = t->head_dim,
         .total_q = shape->packed ? TOTAL_Q : 0,
         .total_k = shape->packed ? TOTAL_K : 0,
-        .scale = (float)(1.0 / sqrt((double)head_dim)),
+        .scale = (float)(1.0 / sqrt((double)t->head_dim)),
         .softcap = shape->softcap ? 2.0f : 0.0f,
-        .window_left = shape->window ? 70 : -1,
+        .window_left = shape->window && !shape->cutlass ? 70 : -1,
         .window_right = shape->window ? 0 : -1,
         .bottom_right = true,
         .dropout = shape->dropout ? 0.2f : 0.0f,
@@ -107,10 +118,22 @@ static dw_attention case_call(const dw__attention_shape *shape, int head_dim) {
     };
 }
 
+static void set_tensors(guard *g) {
+    dw_attention *c = &g->call;
+    c->q = tensor_of(g, Q);
+    c->k = tensor_of(g, K);
+    c->v = tensor_of(g, V);
+    c->o = tensor_of(g, O);
+    c->d_o = tensor_of(g, D_O);
+    c->dq = tensor_of(g, DQ);
+    c->dk = tensor_of(g, DK);
+    c->dv = tensor_of(g, DV);
+}
+
 static dw_status place_buffers(guard *g) {
     size_t d = (size_t)g->call.head_dim, batch = g->shape->packed ? 1 : BATCH;
-    size_t rows_q = g->shape->packed ? TOTAL_Q : ROWS_Q,
-           rows_k = g->shape->packed ? TOTAL_K : ROWS_K;
+    size_t rows_q = g->shape->packed ? TOTAL_Q : (size_t)g->call.rows_q,
+           rows_k = g->shape->packed ? TOTAL_K : (size_t)g->call.rows_k;
     size_t q = 2 * batch * HEADS_Q * rows_q * d, k = 2 * batch * HEADS_KV * rows_k * d;
     size_t lse = sizeof(float) * batch * HEADS_Q * rows_q;
     const size_t sizes[] = {[Q] = q,
@@ -136,6 +159,10 @@ static dw_status place_buffers(guard *g) {
     if (g->pass == DW__ATTENTION_BACKWARD)
         DW_RETURN_IF_FAILED(
             dw__attention_workspace_of(&g->call, g->shape, g->context.sm_count, &workspace));
+    set_tensors(g);
+    if (g->shape->cutlass)
+        DW_RETURN_IF_FAILED(
+            dw__attention_cutlass_check(&g->call, g->shape->cutlass, &workspace.bytes));
     place(g, WORKSPACE, workspace.bytes);
     return DW_OK;
 }
@@ -157,17 +184,10 @@ static void fill_inputs(guard *g) {
     memcpy(g->host + g->begin[OFFSETS_K], offsets[1], sizeof offsets[1]);
 }
 
-static void set_pointers(guard *g, int layout) {
+static void set_pointers(guard *g) {
     dw_attention *c = &g->call;
-    c->q = tensor_of(g, Q, layout);
-    c->k = tensor_of(g, K, layout);
-    c->v = tensor_of(g, V, layout);
-    c->o = tensor_of(g, O, layout);
+    set_tensors(g);
     c->lse = (float *)(g->device + g->begin[LSE]);
-    c->d_o = tensor_of(g, D_O, layout);
-    c->dq = tensor_of(g, DQ, layout);
-    c->dk = tensor_of(g, DK, layout);
-    c->dv = tensor_of(g, DV, layout);
     c->offsets_q = g->shape->packed ? (const int32_t *)(g->device + g->begin[OFFSETS_Q]) : NULL;
     c->offsets_k = g->shape->packed ? (const int32_t *)(g->device + g->begin[OFFSETS_K]) : NULL;
     c->workspace = g->device + g->begin[WORKSPACE];
@@ -177,14 +197,14 @@ static void set_pointers(guard *g, int layout) {
 
 /* ---- running ---------------------------------------------------------------------------------------- */
 
-static dw_status run_reference(guard *g, int layout) {
+static dw_status run_reference(guard *g) {
     const dw__attention_kernels *forward, *backward;
     dw_attention call = g->call;
-    call.o = tensor_of(g, REF_O, layout);
+    call.o = tensor_of(g, REF_O);
     call.lse = (float *)(g->device + g->begin[REF_LSE]);
-    call.dq = tensor_of(g, REF_DQ, layout);
-    call.dk = tensor_of(g, REF_DK, layout);
-    call.dv = tensor_of(g, REF_DV, layout);
+    call.dq = tensor_of(g, REF_DQ);
+    call.dk = tensor_of(g, REF_DK);
+    call.dv = tensor_of(g, REF_DV);
     DW_RETURN_IF_FAILED(
         dw__attention_reference_of(&g->context, g->shape->f16, DW__ATTENTION_FORWARD, &forward));
     DW_RETURN_IF_FAILED(
@@ -196,10 +216,10 @@ static dw_status run_reference(guard *g, int layout) {
 }
 
 /* Backward reads what the reference's forward wrote, so that it is judged alone. */
-static dw_status run_tested(guard *g, int layout) {
+static dw_status run_tested(guard *g) {
     if (g->pass == DW__ATTENTION_FORWARD)
         return dw__attention_launch_forward(&g->call, &g->context, g->kernels);
-    g->call.o = tensor_of(g, REF_O, layout);
+    g->call.o = tensor_of(g, REF_O);
     g->call.lse = (float *)(g->device + g->begin[REF_LSE]);
     return dw__attention_launch_backward(&g->call, &g->context, g->kernels);
 }
@@ -225,6 +245,18 @@ static double tolerance_of(const guard *g, buffer which, double largest) {
     return (which == O ? 4.0 : 8.0) * u * largest;
 }
 
+static void name_kernel(const guard *g, dw__text *name) {
+    const dw__attention_shape *s = g->shape;
+    if (s->cutlass) {
+        (void)dw__text_printf(name, "%s, head_dim %d%s", s->cutlass->name, s->head_dim,
+                              s->window ? ", causal," : "");
+        return;
+    }
+    dw__jit_variant variant =
+        dw__attention_variant(s, g->pass, "", dw__attention_arch(s->blackwell));
+    (void)dw__jit_variant_name(&variant, name);
+}
+
 static bool agrees(guard *g, buffer tested, buffer reference, const char *name) {
     size_t count = g->count[tested] / (tested == LSE ? sizeof(float) : 2), worst = 0;
     buffer scale_of = tested == O ? V : reference;
@@ -243,17 +275,15 @@ static bool agrees(guard *g, buffer tested, buffer reference, const char *name) 
     }
     double tolerance = tolerance_of(g, tested, largest);
     if (most <= tolerance) return true;
-    dw__text variant = {0};
-    dw__jit_variant v =
-        dw__attention_variant(g->shape, g->pass, "", dw__attention_arch(g->shape->blackwell));
-    (void)dw__jit_variant_name(&v, &variant);
+    dw__text kernel = {0};
+    name_kernel(g, &kernel);
     snprintf(
         g->kernels->reason, sizeof g->kernels->reason,
         "kernel %.300s disagrees with the reference on %.60s: element %zu of %s is %g, expected %g "
         "within %.2g; it is not used in this process; please report this line",
-        variant.text ? variant.text : "of attention", g->context.name, worst, name,
+        kernel.text ? kernel.text : "of attention", g->context.name, worst, name,
         (double)value_at(g, tested, worst), (double)value_at(g, reference, worst), tolerance);
-    dw__text_free(&variant);
+    dw__text_free(&kernel);
     g->kernels->disabled = true;
     return false;
 }
@@ -269,24 +299,26 @@ static void compare(guard *g) {
 
 /* ---- all of it ------------------------------------------------------------------------------------------ */
 
-static dw_status run_case(guard *g, int head_dim, int layout) {
+static dw_status run_trial(guard *g, const trial *t) {
     const dw_device *cuda = g->context.device;
     dw_status status = DW_OK;
     size_t upload;
-    g->call = case_call(g->shape, head_dim);
+    g->trial = t;
+    g->context.sm_count = t->sm_count;
+    g->call = call_of(g->shape, t);
     DW_RETURN_IF_FAILED(place_buffers(g));
     upload = g->begin[WORKSPACE];
     g->host = dw__malloc(upload);
     if (!g->host) return dw__fail_memory("the comparison of a kernel", upload);
     fill_inputs(g);
     DW_TRY(cuda->allocate(g->bytes, (void **)&g->device));
-    set_pointers(g, layout);
+    set_pointers(g);
     DW_TRY(cuda->copy_in(g->device, g->host, upload, g->stream));
     if (g->count[WORKSPACE] > 0)
         DW_TRY(
             cuda->fill_on(g->device + g->begin[WORKSPACE], 0xff, g->count[WORKSPACE], g->stream));
-    DW_TRY(run_reference(g, layout));
-    DW_TRY(run_tested(g, layout));
+    DW_TRY(run_reference(g));
+    DW_TRY(run_tested(g));
     DW_TRY(cuda->copy_out(g->host, g->device, upload, g->stream));
     DW_TRY(cuda->stream_synchronize(g->stream));
     compare(g);
@@ -302,6 +334,15 @@ cleanup:
 dw_status dw__attention_guard(const dw__context *context, const dw__attention_shape *shape,
                               dw__attention_pass pass, dw__attention_kernels *kernels) {
     const dw_device *cuda = context->device;
+    const int d = shape->head_dim, all = context->sm_count;
+    /* Whole heads; then heads that end before the kernel's width does, on so few processors that blocks of threads
+     * take one piece of work after another. */
+    const trial own[TRIALS] = {{ROWS_Q, ROWS_K, d, all, 0}, {ROWS_Q, ROWS_K, d - 8, FEW, 1}};
+    /* CUTLASS's: whole heads side by side, and as many queries as keys where it is causal. More rows than a tile has. */
+    const bool causal = shape->window;
+    const trial cutlass[TRIALS] = {{ROWS_Q, causal ? ROWS_Q : ROWS_K, d, all, 1},
+                                   {MANY_ROWS, causal ? MANY_ROWS : ROWS_Q, d, FEW, 1}};
+    const trial *trials = shape->cutlass ? cutlass : own;
     guard g = {.context = *context, .shape = shape, .pass = pass, .kernels = kernels};
     int before = 0;
     bool relaxed = false;
@@ -309,11 +350,7 @@ dw_status dw__attention_guard(const dw__context *context, const dw__attention_sh
     DW_TRY(cuda->capture_relax(&before));
     relaxed = true;
     DW_TRY(cuda->stream_create(&g.stream));
-    /* Whole heads; then heads that end before the kernel's width does, on so few processors that blocks of threads
-     * take one piece of work after another. */
-    DW_TRY(run_case(&g, shape->head_dim, 0));
-    g.context.sm_count = 3;
-    if (!kernels->disabled) DW_TRY(run_case(&g, shape->head_dim - 8, 1));
+    for (int i = 0; i < TRIALS && !kernels->disabled; i++) DW_TRY(run_trial(&g, &trials[i]));
 
 cleanup:
     if (g.stream) cuda->stream_destroy(g.stream);

@@ -6,9 +6,10 @@
 
 typedef dw__attention_kernels *_Atomic slot;
 enum { SHAPES = 5 << 9 };
-static slot fast[DW__CONTEXTS][2][SHAPES];               /* by pass, then shape */
-static slot references[DW__CONTEXTS][2][2];              /* by pass, then whether f16 */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of filling */
+static slot fast[DW__CONTEXTS][2][SHAPES];                       /* by pass, then shape */
+static slot of_cutlass[DW__CONTEXTS][DW__CUTLASS_KERNELS][2][2]; /* wide heads, then causal */
+static slot references[DW__CONTEXTS][2][2];                      /* by pass, then whether f16 */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;         /* of filling */
 
 static size_t index_of(const dw__attention_shape *s) {
     static const unsigned char dims[] = {
@@ -18,6 +19,15 @@ static size_t index_of(const dw__attention_shape *s) {
                           s->dropout,   s->packed, s->window,    s->deterministic};
     for (size_t i = 0; i < DW_COUNT(flags); i++) index = index << 1 | flags[i];
     return index;
+}
+
+static slot *slot_of(const dw__context *context, const dw__attention_shape *shape,
+                     dw__attention_pass pass) {
+    const dw__cutlass *library;
+    if (!shape->cutlass) return &fast[context->index][pass][index_of(shape)];
+    (void)dw__cutlass_load(&library); /* it is where the kernel is from */
+    const size_t row = (size_t)(shape->cutlass - library->kernels);
+    return &of_cutlass[context->index][row][shape->head_dim > 64][shape->window];
 }
 
 static dw__attention_kernels *loaded(slot *at) {
@@ -66,6 +76,8 @@ dw_status dw__attention_reference_of(const dw__context *context, bool f16, dw__a
 static dw_status load_functions(const dw__context *context, const dw__attention_shape *shape,
                                 dw__attention_pass pass, dw__attention_kernels *made) {
     bool backward = pass == DW__ATTENTION_BACKWARD;
+    made->shape = *shape;
+    if (shape->cutlass) return DW_OK; /* the runtime loads it */
     const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
     if (!tile)
         return dw__fail(DW_UNSUPPORTED,
@@ -85,7 +97,6 @@ static dw_status load_functions(const dw__context *context, const dw__attention_
         {"sm90_attention_backward_prepare", 0, &made->prepare},
         {"sm90_attention_backward_finish", 0, &made->finish},
     };
-    made->shape = *shape;
     made->tile = tile;
     for (size_t i = 0; i < (backward ? DW_COUNT(entries) : 1); i++) {
         dw__jit_variant variant = dw__attention_variant(shape, pass, entries[i].entry,
@@ -111,7 +122,7 @@ static dw_status load_kernels(const dw__context *context, const dw__attention_sh
 
 dw_status dw__attention_kernels_of(const dw__context *context, const dw__attention_shape *shape,
                                    dw__attention_pass pass, const dw__attention_kernels **kernels) {
-    slot *at = &fast[context->index][pass][index_of(shape)];
+    slot *at = slot_of(context, shape, pass);
     *kernels = loaded(at);
     if (*kernels) return DW_OK;
     pthread_mutex_lock(&lock);

@@ -15,6 +15,8 @@ static dw_status count_tiles(int64_t rows, int tile_rows, int64_t heads, int *ti
 
 dw_status dw__attention_launch_forward(const dw_attention *call, const dw__context *context,
                                        const dw__attention_kernels *kernels) {
+    if (kernels->shape.cutlass)
+        return dw__attention_cutlass_launch(call, context->sm_count, kernels->shape.cutlass);
     const dw__attention_tile *tile = kernels->tile;
     dw_attention_params params;
     const bool blackwell = kernels->shape.blackwell;

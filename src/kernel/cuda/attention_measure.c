@@ -119,8 +119,10 @@ dw_status dw_attention_measure(const dw_attention *call, bool backward, double *
     dw_status status = DW_OK;
     plan p = {0};
     char shape_class[256];
-    dw_attention bare = *call; /* only the shape counts */
-    dw_attention_tensor none = {0};
+    dw_attention bare;
+    DW_RETURN_IF_FAILED(dw__attention_read(call, &bare));
+    dw_attention_tensor none = {0}; /* only the shape counts */
+    bare.kernel = NULL;
     bare.q = bare.k = bare.v = bare.o = bare.d_o = bare.dq = bare.dk = bare.dv = none;
     DW_TRY(make_plan(&bare, backward, &p));
     DW_TRY(dw_attention_class(&p.call, backward, shape_class, sizeof shape_class));

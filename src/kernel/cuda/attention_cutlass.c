@@ -1,0 +1,108 @@
+/* CUTLASS's kernels behind a public call of attention: what they take, said before anything is launched, and their
+ * launch. */
+#include "kernel/cuda/attention.h"
+
+/* A mask, where some row may not see some key; then it is the one that the kernels have, or they do not take it. */
+static bool is_causal(const dw_attention *c) {
+    return dw__attention_shape_of(c, DW__ATTENTION_FORWARD, 0).window;
+}
+
+static dw_status check_features(const dw_attention *c, const dw_cutlass_kernel *kernel) {
+    const bool window = c->window_left >= 0 || c->window_right != 0;
+    const char *lacks = c->dtype != DW_BF16      ? "elements other than bf16"
+                        : c->offsets_q           ? "packed sequences"
+                        : c->softcap > 0.0f      ? "a soft cap"
+                        : c->dropout > 0.0f      ? "dropout"
+                        : is_causal(c) && window ? "a window other than the causal one"
+                                                 : NULL;
+    if (!lacks) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "%s does not take %s; expected another kernel, or NULL",
+                    kernel->name, lacks);
+}
+
+static dw_status check_strides(const dw_attention *c, const dw_cutlass_kernel *kernel) {
+    const struct {
+        const char *name;
+        const dw_attention_tensor *tensor;
+        int heads;
+    } all[] = {{"q", &c->q, c->heads_q},
+               {"k", &c->k, c->heads_kv},
+               {"v", &c->v, c->heads_kv},
+               {"o", &c->o, c->heads_q}};
+    for (size_t i = 0; i < DW_COUNT(all); i++)
+        if (all[i].heads > 1 && all[i].tensor->head != c->head_dim)
+            return dw__fail(DW_UNSUPPORTED,
+                            "%s: the head stride of %s is %lld elements; expected %d: the heads of "
+                            "a row lie side by side",
+                            kernel->name, all[i].name, (long long)all[i].tensor->head,
+                            (int)c->head_dim);
+    const struct {
+        const char *axis;
+        bool many;
+        int64_t k, v;
+    } same[] = {{"row", c->rows_k > 1, c->k.row, c->v.row},
+                {"batch", c->batch > 1, c->k.batch, c->v.batch}};
+    for (size_t i = 0; i < DW_COUNT(same); i++)
+        if (same[i].many && same[i].k != same[i].v)
+            return dw__fail(DW_UNSUPPORTED,
+                            "%s: the %s stride of k is %lld elements and that of v %lld; expected "
+                            "one for both",
+                            kernel->name, same[i].axis, (long long)same[i].k, (long long)same[i].v);
+    return DW_OK;
+}
+
+/* The stride of an axis of length 1, which may be anything in the caller's tensor, is one that the kernel takes. */
+static dw_cutlass_attention translate(const dw_attention *c, int processors) {
+    const bool many = c->batch > 1;
+    dw_cutlass_attention to = {
+        .size_of = sizeof to,
+        .batch = c->batch,
+        .heads = c->heads_q,
+        .heads_kv = c->heads_kv,
+        .queries = c->rows_q,
+        .keys = c->rows_k,
+        .head_dim = c->head_dim,
+        .causal = is_causal(c),
+        .q = c->q.data,
+        .k = c->k.data,
+        .v = c->v.data,
+        .o = c->o.data,
+        .lse = c->lse,
+        .q_stride = c->rows_q > 1 ? c->q.row : (int64_t)c->heads_q * c->head_dim,
+        .kv_stride = c->rows_k > 1 ? c->k.row : (int64_t)c->heads_kv * c->head_dim,
+        .o_stride = c->rows_q > 1 ? c->o.row : (int64_t)c->heads_q * c->head_dim,
+        .scale = c->scale,
+        .processors = processors,
+    };
+    to.q_batch_stride = many ? c->q.batch : to.q_stride;
+    to.kv_batch_stride = many ? c->k.batch : to.kv_stride;
+    to.o_batch_stride = many ? c->o.batch : to.o_stride;
+    return to;
+}
+
+static dw_status status_of(const dw_cutlass_kernel *kernel, dw_cutlass_result result) {
+    const dw__cutlass *library;
+    DW_RETURN_IF_FAILED(dw__cutlass_load(&library));
+    return dw__cutlass_status(library, kernel, result);
+}
+
+dw_status dw__attention_cutlass_check(const dw_attention *c, const dw_cutlass_kernel *kernel,
+                                      size_t *workspace_bytes) {
+    const dw_cutlass_attention call = translate(c, 0);
+    *workspace_bytes = 0;
+    DW_RETURN_IF_FAILED(check_features(c, kernel));
+    DW_RETURN_IF_FAILED(check_strides(c, kernel));
+    return status_of(kernel, kernel->workspace_bytes(&call, workspace_bytes));
+}
+
+dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
+                                                const dw_cutlass_kernel *kernel) {
+    return (dw__attention_shape){
+        .head_dim = call->head_dim, .window = is_causal(call), .cutlass = kernel};
+}
+
+dw_status dw__attention_cutlass_launch(const dw_attention *c, int processors,
+                                       const dw_cutlass_kernel *kernel) {
+    const dw_cutlass_attention call = translate(c, processors);
+    return status_of(kernel, kernel->launch(&call, c->workspace, c->stream));
+}

@@ -1,0 +1,444 @@
+/* CUTLASS's attention kernel behind dw_attention, up to the library: which calls reach it and as what, which are refused
+ * and with which words, and what its first use decides. Fakes stand for the driver and for the library;
+ * tests/python/test_cutlass.py has the real one. */
+#include "base/json.h"
+#include "deepwell/explain.h"
+#include "fake/fake_cutlass.h"
+#include "fake/fake_gpu.h"
+#include "kernel/cuda/attention.h"
+#include <math.h>
+
+static char folder[256];
+static const char name[] = "cutlass.sm100.attention";
+static fake_cutlass *cutlass;
+
+static dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
+    return (dw_attention_tensor){(void *)((uintptr_t)number << 32),
+                                 (int64_t)heads * rows * head_dim, head_dim,
+                                 (int64_t)heads * head_dim};
+}
+
+static dw_attention plain_call(void) {
+    return (dw_attention){
+        .size = sizeof(dw_attention),
+        .dtype = DW_BF16,
+        .batch = 3,
+        .heads_q = 4,
+        .heads_kv = 2,
+        .rows_q = 1000,
+        .rows_k = 900,
+        .head_dim = 128,
+        .scale = 0.125f,
+        .window_left = -1,
+        .window_right = -1,
+        .q = tensor(1, 4, 1000, 128),
+        .k = tensor(2, 2, 900, 128),
+        .v = tensor(3, 2, 900, 128),
+        .o = tensor(4, 4, 1000, 128),
+        .lse = (float *)((uintptr_t)9 << 32),
+        .stream = &folder,
+        .kernel = name,
+    };
+}
+
+/* Where checks of a child begin: on a Blackwell GPU, first uses not compared. */
+static void on_blackwell(void) {
+    fake->current = 1001;
+    fake->capability = 100;
+    fake->launch_count = cutlass->launches = 0;
+}
+
+#define SAID(words) (strstr(dw_last_error(), words) != NULL)
+
+/* ---- calls that it takes --------------------------------------------------------------------------------- */
+
+static void launches(void *unused) {
+    (void)unused;
+    on_blackwell();
+    dw_attention call = plain_call();
+    const dw_cutlass_attention *got = &cutlass->call.attention;
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
+    CHILD_REQUIRE(cutlass->launches == 0);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+    CHILD_REQUIRE(cutlass->launches == 1 && strcmp(cutlass->last->name, name) == 0);
+    CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
+    CHILD_REQUIRE(cutlass->stream == call.stream);
+    CHILD_REQUIRE(got->batch == 3 && got->heads == 4 && got->heads_kv == 2);
+    CHILD_REQUIRE(got->queries == 1000 && got->keys == 900 && got->head_dim == 128);
+    CHILD_REQUIRE(!got->causal && got->scale == 0.125f);
+    CHILD_REQUIRE(got->q == call.q.data && got->k == call.k.data && got->v == call.v.data);
+    CHILD_REQUIRE(got->o == call.o.data && got->lse == call.lse);
+    CHILD_REQUIRE(got->q_stride == 512 && got->kv_stride == 256 && got->o_stride == 512);
+    CHILD_REQUIRE(got->q_batch_stride == 512000 && got->kv_batch_stride == 230400);
+    CHILD_REQUIRE(got->o_batch_stride == 512000 && got->processors == fake->sm_count);
+
+    /* A mask that hides nothing is none; lse may be left out. */
+    call.window_left = 5000, call.window_right = 2000, call.lse = NULL;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && !got->causal && !got->lse);
+    call = plain_call();
+    call.rows_q = call.rows_k, call.window_right = 0;
+    for (int corner = 0; corner < 2; corner++) {
+        call.bottom_right = corner;
+        CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && got->causal);
+    }
+
+    /* PyTorch gives axes of length 1 any stride: others are sent. */
+    call = plain_call();
+    call.batch = call.heads_q = call.heads_kv = call.rows_q = call.rows_k = 1;
+    dw_attention_tensor *const all[] = {&call.q, &call.k, &call.v, &call.o};
+    for (size_t i = 0; i < DW_COUNT(all); i++)
+        all[i]->batch = 3 + (int64_t)i, all[i]->head = -1, all[i]->row = 0;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+    const int64_t strides[] = {got->q_stride,       got->kv_stride,       got->o_stride,
+                               got->q_batch_stride, got->kv_batch_stride, got->o_batch_stride};
+    for (size_t i = 0; i < DW_COUNT(strides); i++) CHILD_REQUIRE(strides[i] == 128);
+
+    /* Nothing to multiply: as without a kernel's name. */
+    const int before = cutlass->launches;
+    call = plain_call();
+    call.rows_q = 0;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 0);
+    call = plain_call();
+    call.rows_k = 0;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
+    CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_attention_forward") == 0);
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
+    CHILD_REQUIRE(cutlass->launches == before);
+}
+
+/* None needs any as yet; a library of tomorrow may. */
+static void workspace(void *unused) {
+    (void)unused;
+    on_blackwell();
+    dw_attention call = plain_call();
+    cutlass->workspace_bytes = 4096;
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("needs 4096"));
+    call.workspace = (void *)((uintptr_t)10 << 32), call.workspace_bytes = 4095;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("has 4095 bytes"));
+    CHILD_REQUIRE(cutlass->launches == 0);
+    call.workspace_bytes = 4096;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->workspace == call.workspace);
+}
+
+/* What was compiled before calls had this member goes on as before. */
+static void shorter_structure(void *unused) {
+    (void)unused;
+    on_blackwell();
+    dw_attention call = plain_call();
+    size_t bytes;
+    char text[256];
+    call.size = offsetof(dw_attention, kernel);
+    call.kernel = "not read";
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("DEEPWELL_BLACKWELL=try"));
+    fake->current = 1000;
+    fake->capability = 90;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->launches == 0);
+    CHILD_REQUIRE(strcmp(fake->launches[0].name, "sm90_attention_forward") == 0);
+    call.d_o = call.dq = call.q;
+    call.dk = call.dv = call.k;
+    CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
+    CHILD_REQUIRE(dw_attention_backward_workspace(&call, &bytes) == DW_OK && bytes > 0);
+    CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_OK);
+    call.size--;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("size is"));
+    CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_INVALID_ARGUMENT);
+}
+
+/* ---- calls that are refused ---------------------------------------------------------------------------------- */
+
+static void refused(const dw_attention *call, dw_status status, const char *words) {
+    CHILD_REQUIRE(dw_attention_forward(call) == status);
+    if (!SAID(words)) fprintf(stderr, "expected \"%s\"\n", words);
+    CHILD_REQUIRE(SAID(words) && SAID("attention"));
+    CHILD_REQUIRE(dw_attention_supported(call, false) == status && SAID(words));
+    CHILD_REQUIRE(cutlass->launches == 0 && fake->launch_count == 0 && fake->loads == 0);
+}
+
+static void refusals(void *unused) {
+    (void)unused;
+    on_blackwell();
+#define REFUSE(change, words)                                                                      \
+    do {                                                                                           \
+        dw_attention call = plain_call();                                                          \
+        change;                                                                                    \
+        refused(&call, DW_UNSUPPORTED, words);                                                     \
+    } while (0)
+    REFUSE(call.dtype = DW_F16, "cutlass.sm100.attention does not take elements other than bf16");
+    REFUSE(call.softcap = 3.0f, "does not take a soft cap");
+    REFUSE(call.dropout = 0.5f, "does not take dropout");
+    REFUSE((call.offsets_q = call.offsets_k = (int32_t *)16, call.total_q = call.total_k = 1000),
+           "does not take packed sequences");
+    REFUSE((call.window_left = 70, call.window_right = 0),
+           "does not take a window other than the causal");
+    REFUSE(call.window_right = 3, "does not take a window other than the causal");
+    REFUSE(call.q = tensor(1, 4, 1000, 64), "the head stride of q is 64 elements; expected 128");
+    REFUSE((call.v.head = 900 * 128, call.v.row = 128), "the head stride of v is 115200 elements");
+    REFUSE(call.v.row = 512, "the row stride of k is 256 elements and that of v 512");
+    REFUSE(call.k.batch += 8, "the batch stride of k is 230408 elements and that of v 230400");
+#undef REFUSE
+    /* What the library itself refuses. */
+    dw_attention call = plain_call();
+    cutlass->refused = "head dimension 128: another one";
+    refused(&call, DW_UNSUPPORTED,
+            "attention (batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16): "
+            "cutlass.sm100.attention: head dimension 128: another one");
+    cutlass->refused = NULL;
+    /* What makes no sense for anybody. */
+    call.scale = NAN;
+    refused(&call, DW_INVALID_ARGUMENT, "scale is nan");
+    /* Forward alone. */
+    call = plain_call();
+    size_t bytes;
+    CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(SAID("kernels are named for forward alone"));
+    CHILD_REQUIRE(dw_attention_backward(&call) == DW_UNSUPPORTED && SAID("expected NULL"));
+    CHILD_REQUIRE(dw_attention_backward_workspace(&call, &bytes) == DW_UNSUPPORTED);
+}
+
+static void names(void *unused) {
+    (void)unused;
+    on_blackwell();
+    dw_attention call = plain_call();
+    call.kernel = "cutlass.sm100.attention.fp4";
+    refused(&call, DW_INVALID_ARGUMENT,
+            "kernel \"cutlass.sm100.attention.fp4\" is not known for this; expected one of "
+            "sm90_attention_forward, sm100_attention_forward, cutlass.sm100.attention");
+    call.kernel = "";
+    refused(&call, DW_INVALID_ARGUMENT, "kernel \"\" is not known");
+    /* Ours: on the GPU that it is for, and on Blackwell that is to ask for it. */
+    call.kernel = "sm90_attention_forward";
+    refused(
+        &call, DW_UNSUPPORTED,
+        "kernel is \"sm90_attention_forward\"; expected sm100_attention_forward, which GPU 1 has");
+    call.kernel = "sm100_attention_forward";
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
+    CHILD_REQUIRE(strcmp(fake->launches[0].name, "sm100_attention_forward") == 0);
+    call.kernel = NULL;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("or by its name"));
+    /* Another GPU than the kernel's. */
+    fake->launch_count = fake->loads = 0;
+    fake->current = 1000;
+    fake->capability = 90;
+    call.kernel = name;
+    refused(&call, DW_UNSUPPORTED, "is for compute capability 10.0; GPU 0 is a Fake GPU 0 (9.0)");
+    call.kernel = "sm90_attention_forward";
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->launches == 0);
+}
+
+static void not_built(void *unused) {
+    (void)unused;
+    on_blackwell();
+    setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
+    dw_attention call = plain_call();
+    refused(&call, DW_UNSUPPORTED, "`make cutlass` builds them");
+    call.kernel = "anything";
+    refused(&call, DW_INVALID_ARGUMENT, "there is sm90_attention_forward, sm100_attention_forward");
+}
+
+/* ---- the first use --------------------------------------------------------------------------------------------- */
+
+/* Stands for both kernels: every element says where in the tensor it is. */
+static bool wrong;
+static _Atomic int computed;
+
+static uint16_t element(int batch, int head, int row) {
+    return (uint16_t)(0x3f80 + (batch * 7 + head * 3 + row) % 32);
+}
+
+static void compute_by_definition(const fake_launch *launch) {
+    dw_attention_params p;
+    memcpy(&p, launch->params, sizeof p);
+    if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0) return; /* a test's own call */
+    computed++;
+    for (int b = 0; b < p.batch; b++)
+        for (int h = 0; h < p.heads_q; h++)
+            for (int r = 0; r < p.rows_q; r++) {
+                uint16_t *o = p.o.data;
+                for (int d = 0; d < p.head_dim; d++)
+                    o[b * p.o.batch + h * p.o.head + r * p.o.row + d] = element(b, h, r);
+                p.lse[(b * p.heads_q + h) * p.rows_q + r] = 0.5f;
+            }
+}
+
+static void compute_as_cutlass(const dw_cutlass_kernel *kernel, const void *given) {
+    const dw_cutlass_attention *c = given;
+    CHILD_REQUIRE(strcmp(kernel->name, name) == 0 && c->size_of == sizeof *c);
+    if ((uintptr_t)c->q % ((uintptr_t)1 << 32) == 0) return;
+    computed++;
+    for (int b = 0; b < c->batch; b++)
+        for (int h = 0; h < c->heads; h++)
+            for (int r = 0; r < c->queries; r++) {
+                uint16_t *o = c->o;
+                for (int d = 0; d < c->head_dim; d++)
+                    o[b * c->o_batch_stride + r * c->o_stride + h * c->head_dim + d] =
+                        wrong && r == 200 ? 0 : element(b, h, r);
+                c->lse[(b * c->heads + h) * c->queries + r] = 0.5f;
+            }
+}
+
+static void use_guard(void) {
+    unsetenv("DEEPWELL_GUARD");
+    on_blackwell();
+    fake->kernel = compute_by_definition;
+    cutlass->kernel = compute_as_cutlass;
+    computed = 0;
+}
+
+static void guarded(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    cutlass->workspace_bytes = 512; /* the guard has what it needs */
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
+    CHILD_REQUIRE(computed == 4); /* two comparisons of two */
+    CHILD_REQUIRE(cutlass->call.attention.processors == 3);
+    CHILD_REQUIRE(cutlass->call.attention.queries > 256 && !cutlass->call.attention.causal);
+    CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0);
+    cutlass->workspace_bytes = 0;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && computed == 4);
+    /* Other heads, and a mask: kernels of their own. */
+    for (int kernel = 1; kernel < 4; kernel++) {
+        call = plain_call();
+        if (kernel & 1) call.rows_q = call.rows_k, call.window_right = 0;
+        if (kernel & 2) {
+            call.head_dim = 64;
+            call.q.head = call.k.head = call.v.head = call.o.head = 64;
+        }
+        computed = 0;
+        for (int again = 0; again < 2; again++)
+            CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && computed == 4);
+    }
+    CHILD_REQUIRE(fake->memory == 0);
+}
+
+static void guard_refuses(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    wrong = true;
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
+    CHILD_REQUIRE(SAID("kernel cutlass.sm100.attention, head_dim 128 disagrees with the "
+                       "reference on Fake GPU 1: element "));
+    CHILD_REQUIRE(fake->memory == 0);
+    wrong = false; /* once and for all */
+    CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED && SAID("disagrees"));
+    call.rows_q = call.rows_k, call.window_right = 0; /* another kernel */
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+}
+
+/* What keeps the guard from comparing is an error, not a verdict. */
+static void guard_fails(void *unused) {
+    (void)unused;
+    use_guard();
+    dw_attention call = plain_call();
+    cutlass->result = DW_CUTLASS_FAILED, cutlass->error = "no more of anything";
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE);
+    CHILD_REQUIRE(SAID("comparing the kernel with the reference") && SAID("no more of anything"));
+    CHILD_REQUIRE(fake->memory == 0);
+    cutlass->result = DW_CUTLASS_OK;
+    int64_t after = 0;
+    for (int64_t failures = 1; failures > 0; after++) {
+        dw__memory_fail_once(after);
+        const dw_status status = dw_attention_supported(&call, false);
+        failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        CHILD_REQUIRE(status == (failures ? DW_OUT_OF_MEMORY : DW_OK) && fake->memory == 0);
+    }
+    CHILD_REQUIRE(after > 3);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
+    /* The launch itself. */
+    cutlass->result = DW_CUTLASS_FAILED, cutlass->error = "gone";
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE && SAID("batch 3") &&
+                  SAID("attention: gone"));
+}
+
+/* ---- explaining ---------------------------------------------------------------------------------------------- */
+
+static const char *member(const json_t *row, const char *key) {
+    const char *text = json_string_value(json_object_get(row, key));
+    return text ? text : "";
+}
+
+/* The row of CUTLASS's, or NULL; the caller releases *root. */
+static json_t *row_of(const dw_attention *call, bool backward, const char *target, json_t **root) {
+    char *text = NULL;
+    json_t *row;
+    size_t index;
+    CHILD_REQUIRE(dw_attention_explain(call, backward, target, &text) == DW_OK);
+    *root = json_loads(text, 0, NULL);
+    dw_text_free(text);
+    CHILD_REQUIRE(strcmp(member(*root, "chosen"), "cutlass") != 0);
+    json_array_foreach(json_object_get(*root, "candidates"), index, row) {
+        if (strcmp(json_string_value(json_object_get(row, "name")), "cutlass") == 0) return row;
+    }
+    return NULL;
+}
+
+static void explained(void *unused) {
+    (void)unused;
+    dw_attention call = plain_call();
+    json_t *root, *row = row_of(&call, false, "sm_100a", &root);
+    CHILD_REQUIRE(json_is_true(json_object_get(row, "runs")));
+    CHILD_REQUIRE(strcmp(member(row, "source"), name) == 0);
+    CHILD_REQUIRE(strcmp(member(row, "proof"), "nowhere") == 0);
+    json_decref(root);
+    call.softcap = 2.0f;
+    row = row_of(&call, false, "sm_100a", &root);
+    CHILD_REQUIRE(!json_is_true(json_object_get(row, "runs")));
+    CHILD_REQUIRE(strstr(member(row, "reason"), "does not take a soft cap"));
+    json_decref(root);
+    call.softcap = 0.0f;
+    call.kernel = NULL;
+    call.d_o = call.dq = call.q;
+    call.dk = call.dv = call.k;
+    row = row_of(&call, true, "sm_100a", &root);
+    CHILD_REQUIRE(strstr(member(row, "reason"), "is of forward"));
+    json_decref(root);
+    CHILD_REQUIRE(!row_of(&call, false, "sm_90a", &root));
+    json_decref(root);
+    CHILD_REQUIRE(!row_of(&call, false, "sm_103a", &root));
+    json_decref(root);
+}
+
+/* Each in a process of its own: one keeps what it has loaded. */
+typedef void (*check)(void *);
+static void in_child(void **state) { expect_child(start_child(*(check *)*state, NULL)); }
+
+static void use_fake_cutlass(void) {
+    void *library = dlopen(FAKE_CUTLASS, RTLD_NOW | RTLD_LOCAL);
+    fake_cutlass *(*state)(void) = NULL;
+    assert_non_null(library);
+    *(void **)&state = dlsym(library, "fake_cutlass_state");
+    cutlass = state();
+    setenv("DEEPWELL_CUTLASS", FAKE_CUTLASS, 1);
+}
+
+static int setup(void **state) {
+    (void)state;
+    load_fake_driver();
+    use_fake_cutlass();
+    fake->params_bytes = sizeof(dw_attention_params);
+    setenv("DEEPWELL_GUARD", "off", 1);
+    use_fake_compiler(folder, sizeof folder);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+/* clang-format off */
+#define CHECK(function) {#function, in_child, NULL, NULL, &(check){function}}
+/* clang-format on */
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        CHECK(launches),    CHECK(workspace), CHECK(shorter_structure), CHECK(refusals),
+        CHECK(names),       CHECK(not_built), CHECK(guarded),           CHECK(guard_refuses),
+        CHECK(guard_fails), CHECK(explained),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
