@@ -5,7 +5,8 @@
  * as they can run it, have been measured on this GPU for this class of shapes, and another is faster than the first by
  * more than 3 % and more than three standard errors of the difference. A call with gradients is judged by forward and
  * backward together. Measurements are kept on disk, one file per GPU model (DEEPWELL_CACHE, see deepwell/jit.h), so
- * that they are made once and a later run decides the same.
+ * that they are made once and a later run decides the same. Which kernel a call names is of no matter here; CUTLASS's
+ * is a candidate for compute capability 10.0, "cutlass", and never taken.
  */
 #ifndef DEEPWELL_EXPLAIN_H
 #define DEEPWELL_EXPLAIN_H
@@ -22,9 +23,10 @@ extern "C" {
  *    "chosen": name or null, "because", "flops", "bytes",
  *    "candidates": [{"name", "source", "runs", "reason": why not or null, "tolerance",
  *                    "expected_seconds": number or null, "expected_from", "measured_seconds": number or null}]}
- * `target` NULL: the calling thread's GPU. "sm_90a", "sm_100a", "sm_103a": that architecture, whether there is one or not; expected
- * times are an H200's, carried over by the data sheets' rates. Strides count, addresses do not; no memory is read and nothing is compiled. `json` is
- * released with dw_text_free. */
+ * "cutlass" has "proof" besides: where its kernel has been shown to be right, or null.
+ * `target` NULL: the calling thread's GPU. "sm_90a", "sm_100a", "sm_103a": that architecture, whether there is one or
+ * not; expected times are an H200's, carried over by the data sheets' rates. Strides count, addresses do not; no memory
+ * is read and nothing is compiled. `json` is released with dw_text_free. */
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
 

@@ -1,5 +1,6 @@
 /* The driver: loaded when asked for, each way in which that can fail, and what the device makes of its answers. */
 #include "deepwell/device.h"
+#include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
 #include "device/device.h"
 #include "fake/fake_gpu.h"
@@ -66,7 +67,11 @@ static void use_device(void *unused) {
     fake->current = 1003;
     CHILD_REQUIRE(device->context(&context) == DW_OK);
     CHILD_REQUIRE(fake->current == 1003 && context->ordinal == 3 && context != first);
-    CHILD_REQUIRE(context->index != first->index);
+    CHILD_REQUIRE(context->index != first->index && !context->ptx_only);
+    /* The emulator's driver says what it is: it takes no machine code. */
+    fake->current = 1002;
+    fake->name = DW_EMULATOR_GPU_NAME "sm_100";
+    CHILD_REQUIRE(device->context(&context) == DW_OK && context->ptx_only);
     fake->current = 0;
     CHILD_REQUIRE(device->context(&context) == DW_OK && context == first && fake->retains == 1);
 

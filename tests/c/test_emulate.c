@@ -339,6 +339,14 @@ static void a_program_runs(void **state) {
                      0);
     assert_int_equal(status, 1);
     assert_null(function);
+    /* What NVRTC asks of a driver that it finds, and does not look whether it is there. */
+    assert_int_equal(
+        cudaGetDriverEntryPointByVersion("cuGetExportTable", &function, 12000, 0, &status), 0);
+    int (*export_table)(const void **, const void *);
+    const void *table = &function;
+    *(void **)&export_table = function;
+    assert_int_equal(export_table(&table, "sixteen bytes..."), 500); /* CUDA_ERROR_NOT_FOUND */
+    assert_null(table);
     assert_int_equal(cudaFree(memory), 0);
     __cudaUnregisterFatBinary(binary);
 }
