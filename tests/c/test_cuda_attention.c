@@ -2,62 +2,13 @@
  * are launched with which grids, shared memory, tensor maps and parameters. A fake driver stands for the real one;
  * tests/gpu has the results. */
 #include "common/attention_backward_layout.h"
-#include "fake/fake_gpu.h"
+#include "fake/fake_attention.h"
 #include "kernel/cuda/attention.h"
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
 
-static char folder[256];
-
-static int maps_of(const char *name) {
-    if (strcmp(name, "sm90_attention_forward") == 0) return 3;
-    if (strcmp(name, "sm100_attention_forward") == 0) return 4;
-    return strcmp(name, "sm90_attention_backward") == 0 ? 4 : 0;
-}
-
 static void forget(void) { fake->launch_count = 0; }
-
-/* BSHD tensors of [3, 4 or 2, 1000 or 900, 128], at addresses that say which is which. */
-static dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
-    return (dw_attention_tensor){(void *)((uintptr_t)number << 32),
-                                 (int64_t)heads * rows * head_dim, head_dim,
-                                 (int64_t)heads * head_dim};
-}
-
-static dw_attention plain_call(void) {
-    return (dw_attention){
-        .size = sizeof(dw_attention),
-        .dtype = DW_BF16,
-        .batch = 3,
-        .heads_q = 4,
-        .heads_kv = 2,
-        .rows_q = 1000,
-        .rows_k = 900,
-        .head_dim = 128,
-        .scale = 0.125f,
-        .window_left = -1,
-        .window_right = -1,
-        .q = tensor(1, 4, 1000, 128),
-        .k = tensor(2, 2, 900, 128),
-        .v = tensor(3, 2, 900, 128),
-        .o = tensor(4, 4, 1000, 128),
-        .d_o = tensor(5, 4, 1000, 128),
-        .dq = tensor(6, 4, 1000, 128),
-        .dk = tensor(7, 2, 900, 128),
-        .dv = tensor(8, 2, 900, 128),
-        .lse = (float *)((uintptr_t)9 << 32),
-        .workspace = (void *)((uintptr_t)10 << 32),
-        .workspace_bytes = SIZE_MAX,
-        .stream = &folder,
-    };
-}
-
-static dw_attention_params params_of(const fake_launch *launch) {
-    dw_attention_params params;
-    memcpy(&params, launch->params, sizeof params);
-    return params;
-}
 
 static void expect_map(int number, uint64_t data, int rows, int heads, int batch, int head_dim,
                        int box_rows, uint64_t row, uint64_t head, uint64_t batch_stride) {
@@ -801,22 +752,6 @@ static void test_guard(void **state) {
     expect_child(start_child(memory_fails, NULL));
 }
 
-static int setup(void **state) {
-    (void)state;
-    load_fake_driver();
-    fake->maps_of = maps_of;
-    fake->params_bytes = sizeof(dw_attention_params);
-    setenv("DEEPWELL_GUARD", "off", 1);
-    use_fake_compiler(folder, sizeof folder);
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),        cmocka_unit_test(test_parameters),
@@ -829,5 +764,5 @@ int main(void) {
         cmocka_unit_test(test_bridge),         cmocka_unit_test(test_guard),
         cmocka_unit_test(test_threads),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, begin_attention, end_on_fake_gpu);
 }

@@ -8,8 +8,6 @@
 #include <limits.h>
 #include <math.h>
 
-static char folder[256];
-
 static dw_attention_tensor tensor(int64_t heads, int64_t rows, int64_t head_dim) {
     return (dw_attention_tensor){
         .batch = heads * rows * head_dim, .head = rows * head_dim, .row = head_dim};
@@ -569,12 +567,6 @@ static int load_driver(void **state) {
     return 0;
 }
 
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
-    return 0;
-}
-
 static void without_gpu(void *unused) {
     (void)unused;
     const struct CMUnitTest tests[] = {
@@ -607,5 +599,5 @@ int main(void) {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_measure),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

@@ -5,8 +5,6 @@
 #include "kernel/cuda/product.h"
 #include "number/half.h"
 
-static char folder[256];
-
 /* Asked before the parameters are read. */
 static int maps_of(const char *name) {
     const bool scaled = strcmp(name, "sm100_gemm_scaled") == 0,
@@ -319,19 +317,10 @@ static void test_guard(void **state) {
 }
 
 static int setup(void **state) {
-    (void)state;
-    load_fake_driver();
+    begin_on_fake_gpu(state);
     fake->capability = 100;
     fake->sm_count = 148;
     fake->maps_of = maps_of;
-    setenv("DEEPWELL_GUARD", "off", 1);
-    use_fake_compiler(folder, sizeof folder);
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
     return 0;
 }
 
@@ -342,5 +331,5 @@ int main(void) {
         cmocka_unit_test(test_scaled_launch),
         cmocka_unit_test(test_guard),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

@@ -4,8 +4,6 @@
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/quantize.h"
 
-static char folder[256];
-
 static int maps_of(const char *name) {
     (void)name;
     fake->params_bytes = sizeof(dw_quantize_params);
@@ -149,26 +147,17 @@ static void test_guard(void **state) {
 }
 
 static int setup(void **state) {
-    (void)state;
-    load_fake_driver();
+    begin_on_fake_gpu(state);
     fake->capability = 90;
     fake->sm_count = 132;
     fake->maps_of = maps_of;
-    setenv("DEEPWELL_GUARD", "off", 1);
-    use_fake_compiler(folder, sizeof folder);
     return 0;
 }
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_gpus),
         cmocka_unit_test(test_launch),
         cmocka_unit_test(test_guard),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

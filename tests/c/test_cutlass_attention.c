@@ -3,49 +3,25 @@
  * tests/python/test_cutlass.py has the real one. */
 #include "base/json.h"
 #include "deepwell/explain.h"
+#include "fake/fake_attention.h"
 #include "fake/fake_cutlass.h"
-#include "fake/fake_gpu.h"
-#include "kernel/cuda/attention.h"
 #include <math.h>
 
-static char folder[256];
 static const char name[] = "cutlass.sm100.attention";
-static fake_cutlass *cutlass;
 
-static dw_attention_tensor tensor(int number, int heads, int rows, int head_dim) {
-    return (dw_attention_tensor){(void *)((uintptr_t)number << 32),
-                                 (int64_t)heads * rows * head_dim, head_dim,
-                                 (int64_t)heads * head_dim};
-}
-
-static dw_attention plain_call(void) {
-    return (dw_attention){
-        .size = sizeof(dw_attention),
-        .dtype = DW_BF16,
-        .batch = 3,
-        .heads_q = 4,
-        .heads_kv = 2,
-        .rows_q = 1000,
-        .rows_k = 900,
-        .head_dim = 128,
-        .scale = 0.125f,
-        .window_left = -1,
-        .window_right = -1,
-        .q = tensor(1, 4, 1000, 128),
-        .k = tensor(2, 2, 900, 128),
-        .v = tensor(3, 2, 900, 128),
-        .o = tensor(4, 4, 1000, 128),
-        .lse = (float *)((uintptr_t)9 << 32),
-        .stream = &folder,
-        .kernel = name,
-    };
+static dw_attention named_call(void) {
+    dw_attention call = plain_call();
+    call.kernel = name;
+    call.workspace = NULL;
+    call.workspace_bytes = 0;
+    return call;
 }
 
 /* Where checks of a child begin: on a Blackwell GPU, first uses not compared. */
 static void on_blackwell(void) {
     fake->current = 1001;
     fake->capability = 100;
-    fake->launch_count = cutlass->launches = 0;
+    fake->launch_count = provider->launches = 0;
 }
 
 #define SAID(words) (strstr(dw_last_error(), words) != NULL)
@@ -55,14 +31,14 @@ static void on_blackwell(void) {
 static void launches(void *unused) {
     (void)unused;
     on_blackwell();
-    dw_attention call = plain_call();
-    const dw_cutlass_attention *got = &cutlass->call.attention;
+    dw_attention call = named_call();
+    const dw_cutlass_attention *got = &provider->call.attention;
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
-    CHILD_REQUIRE(cutlass->launches == 0);
+    CHILD_REQUIRE(provider->launches == 0);
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
-    CHILD_REQUIRE(cutlass->launches == 1 && strcmp(cutlass->last->name, name) == 0);
+    CHILD_REQUIRE(provider->launches == 1 && strcmp(provider->last->name, name) == 0);
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
-    CHILD_REQUIRE(cutlass->stream == call.stream);
+    CHILD_REQUIRE(provider->stream == call.stream);
     CHILD_REQUIRE(got->batch == 3 && got->heads == 4 && got->heads_kv == 2);
     CHILD_REQUIRE(got->queries == 1000 && got->keys == 900 && got->head_dim == 128);
     CHILD_REQUIRE(!got->causal && got->scale == 0.125f);
@@ -75,7 +51,7 @@ static void launches(void *unused) {
     /* A mask that hides nothing is none; lse may be left out. */
     call.window_left = 5000, call.window_right = 2000, call.lse = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && !got->causal && !got->lse);
-    call = plain_call();
+    call = named_call();
     call.rows_q = call.rows_k, call.window_right = 0;
     for (int corner = 0; corner < 2; corner++) {
         call.bottom_right = corner;
@@ -83,7 +59,7 @@ static void launches(void *unused) {
     }
 
     /* PyTorch gives axes of length 1 any stride: others are sent. */
-    call = plain_call();
+    call = named_call();
     call.batch = call.heads_q = call.heads_kv = call.rows_q = call.rows_k = 1;
     dw_attention_tensor *const all[] = {&call.q, &call.k, &call.v, &call.o};
     for (size_t i = 0; i < DW_COUNT(all); i++)
@@ -94,38 +70,38 @@ static void launches(void *unused) {
     for (size_t i = 0; i < DW_COUNT(strides); i++) CHILD_REQUIRE(strides[i] == 128);
 
     /* Nothing to multiply: as without a kernel's name. */
-    const int before = cutlass->launches;
-    call = plain_call();
+    const int before = provider->launches;
+    call = named_call();
     call.rows_q = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 0);
-    call = plain_call();
+    call = named_call();
     call.rows_k = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && fake->launch_count == 1);
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "reference_attention_forward") == 0);
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
-    CHILD_REQUIRE(cutlass->launches == before);
+    CHILD_REQUIRE(provider->launches == before);
 }
 
 /* None needs any as yet; a library of tomorrow may. */
 static void workspace(void *unused) {
     (void)unused;
     on_blackwell();
-    dw_attention call = plain_call();
-    cutlass->workspace_bytes = 4096;
+    dw_attention call = named_call();
+    provider->workspace_bytes = 4096;
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("needs 4096"));
     call.workspace = (void *)((uintptr_t)10 << 32), call.workspace_bytes = 4095;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_INVALID_ARGUMENT && SAID("has 4095 bytes"));
-    CHILD_REQUIRE(cutlass->launches == 0);
+    CHILD_REQUIRE(provider->launches == 0);
     call.workspace_bytes = 4096;
-    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->workspace == call.workspace);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->workspace == call.workspace);
 }
 
 /* What was compiled before calls had this member goes on as before. */
 static void shorter_structure(void *unused) {
     (void)unused;
     on_blackwell();
-    dw_attention call = plain_call();
+    dw_attention call = named_call();
     size_t bytes;
     char text[256];
     call.size = offsetof(dw_attention, kernel);
@@ -133,10 +109,8 @@ static void shorter_structure(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("DEEPWELL_BLACKWELL=try"));
     fake->current = 1000;
     fake->capability = 90;
-    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->launches == 0);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->launches == 0);
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "sm90_attention_forward") == 0);
-    call.d_o = call.dq = call.q;
-    call.dk = call.dv = call.k;
     CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
     CHILD_REQUIRE(dw_attention_backward_workspace(&call, &bytes) == DW_OK && bytes > 0);
     CHILD_REQUIRE(dw_attention_class(&call, true, text, sizeof text) == DW_OK);
@@ -152,7 +126,7 @@ static void refused(const dw_attention *call, dw_status status, const char *word
     if (!SAID(words)) fprintf(stderr, "expected \"%s\"\n", words);
     CHILD_REQUIRE(SAID(words) && SAID("attention"));
     CHILD_REQUIRE(dw_attention_supported(call, false) == status && SAID(words));
-    CHILD_REQUIRE(cutlass->launches == 0 && fake->launch_count == 0 && fake->loads == 0);
+    CHILD_REQUIRE(provider->launches == 0 && fake->launch_count == 0 && fake->loads == 0);
 }
 
 static void refusals(void *unused) {
@@ -160,7 +134,7 @@ static void refusals(void *unused) {
     on_blackwell();
 #define REFUSE(change, words)                                                                      \
     do {                                                                                           \
-        dw_attention call = plain_call();                                                          \
+        dw_attention call = named_call();                                                          \
         change;                                                                                    \
         refused(&call, DW_UNSUPPORTED, words);                                                     \
     } while (0)
@@ -178,17 +152,17 @@ static void refusals(void *unused) {
     REFUSE(call.k.batch += 8, "the batch stride of k is 230408 elements and that of v 230400");
 #undef REFUSE
     /* What the library itself refuses. */
-    dw_attention call = plain_call();
-    cutlass->refused = "head dimension 128: another one";
+    dw_attention call = named_call();
+    provider->refused = "head dimension 128: another one";
     refused(&call, DW_UNSUPPORTED,
             "attention (batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16): "
             "cutlass.sm100.attention: head dimension 128: another one");
-    cutlass->refused = NULL;
+    provider->refused = NULL;
     /* What makes no sense for anybody. */
     call.scale = NAN;
     refused(&call, DW_INVALID_ARGUMENT, "scale is nan");
     /* Forward alone. */
-    call = plain_call();
+    call = named_call();
     size_t bytes;
     CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
     CHILD_REQUIRE(SAID("kernels are named for forward alone"));
@@ -199,7 +173,7 @@ static void refusals(void *unused) {
 static void names(void *unused) {
     (void)unused;
     on_blackwell();
-    dw_attention call = plain_call();
+    dw_attention call = named_call();
     call.kernel = "cutlass.sm100.attention.fp4";
     refused(&call, DW_INVALID_ARGUMENT,
             "kernel \"cutlass.sm100.attention.fp4\" is not known for this; expected one of "
@@ -223,14 +197,14 @@ static void names(void *unused) {
     call.kernel = name;
     refused(&call, DW_UNSUPPORTED, "is for compute capability 10.0; GPU 0 is a Fake GPU 0 (9.0)");
     call.kernel = "sm90_attention_forward";
-    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && cutlass->launches == 0);
+    CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->launches == 0);
 }
 
 static void not_built(void *unused) {
     (void)unused;
     on_blackwell();
     setenv("DEEPWELL_CUTLASS", "/nowhere/libnone.so", 1);
-    dw_attention call = plain_call();
+    dw_attention call = named_call();
     refused(&call, DW_UNSUPPORTED, "`make cutlass` builds them");
     call.kernel = "anything";
     refused(&call, DW_INVALID_ARGUMENT, "there is sm90_attention_forward, sm100_attention_forward");
@@ -247,8 +221,7 @@ static uint16_t element(int batch, int head, int row) {
 }
 
 static void compute_by_definition(const fake_launch *launch) {
-    dw_attention_params p;
-    memcpy(&p, launch->params, sizeof p);
+    const dw_attention_params p = params_of(launch);
     if ((uintptr_t)p.q.data % ((uintptr_t)1 << 32) == 0) return; /* a test's own call */
     computed++;
     for (int b = 0; b < p.batch; b++)
@@ -281,25 +254,25 @@ static void use_guard(void) {
     unsetenv("DEEPWELL_GUARD");
     on_blackwell();
     fake->kernel = compute_by_definition;
-    cutlass->kernel = compute_as_cutlass;
+    provider->kernel = compute_as_cutlass;
     computed = 0;
 }
 
 static void guarded(void *unused) {
     (void)unused;
     use_guard();
-    dw_attention call = plain_call();
-    cutlass->workspace_bytes = 512; /* the guard has what it needs */
+    dw_attention call = named_call();
+    provider->workspace_bytes = 512; /* the guard has what it needs */
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_OK);
     CHILD_REQUIRE(computed == 4); /* two comparisons of two */
-    CHILD_REQUIRE(cutlass->call.attention.processors == 3);
-    CHILD_REQUIRE(cutlass->call.attention.queries > 256 && !cutlass->call.attention.causal);
+    CHILD_REQUIRE(provider->call.attention.processors == 3);
+    CHILD_REQUIRE(provider->call.attention.queries > 256 && !provider->call.attention.causal);
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0);
-    cutlass->workspace_bytes = 0;
+    provider->workspace_bytes = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && computed == 4);
     /* Other heads, and a mask: kernels of their own. */
     for (int kernel = 1; kernel < 4; kernel++) {
-        call = plain_call();
+        call = named_call();
         if (kernel & 1) call.rows_q = call.rows_k, call.window_right = 0;
         if (kernel & 2) {
             call.head_dim = 64;
@@ -315,7 +288,7 @@ static void guarded(void *unused) {
 static void guard_refuses(void *unused) {
     (void)unused;
     use_guard();
-    dw_attention call = plain_call();
+    dw_attention call = named_call();
     wrong = true;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED);
     CHILD_REQUIRE(SAID("kernel cutlass.sm100.attention, head_dim 128 disagrees with the "
@@ -331,12 +304,12 @@ static void guard_refuses(void *unused) {
 static void guard_fails(void *unused) {
     (void)unused;
     use_guard();
-    dw_attention call = plain_call();
-    cutlass->result = DW_CUTLASS_FAILED, cutlass->error = "no more of anything";
+    dw_attention call = named_call();
+    provider->result = DW_CUTLASS_FAILED, provider->error = "no more of anything";
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE);
     CHILD_REQUIRE(SAID("comparing the kernel with the reference") && SAID("no more of anything"));
     CHILD_REQUIRE(fake->memory == 0);
-    cutlass->result = DW_CUTLASS_OK;
+    provider->result = DW_CUTLASS_OK;
     int64_t after = 0;
     for (int64_t failures = 1; failures > 0; after++) {
         dw__memory_fail_once(after);
@@ -348,7 +321,7 @@ static void guard_fails(void *unused) {
     CHILD_REQUIRE(after > 3);
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
     /* The launch itself. */
-    cutlass->result = DW_CUTLASS_FAILED, cutlass->error = "gone";
+    provider->result = DW_CUTLASS_FAILED, provider->error = "gone";
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_STATE && SAID("batch 3") &&
                   SAID("attention: gone"));
 }
@@ -377,7 +350,7 @@ static json_t *row_of(const dw_attention *call, bool backward, const char *targe
 
 static void explained(void *unused) {
     (void)unused;
-    dw_attention call = plain_call();
+    dw_attention call = named_call();
     json_t *root, *row = row_of(&call, false, "sm_100a", &root);
     CHILD_REQUIRE(json_is_true(json_object_get(row, "runs")));
     CHILD_REQUIRE(strcmp(member(row, "source"), name) == 0);
@@ -390,8 +363,6 @@ static void explained(void *unused) {
     json_decref(root);
     call.softcap = 0.0f;
     call.kernel = NULL;
-    call.d_o = call.dq = call.q;
-    call.dk = call.dv = call.k;
     row = row_of(&call, true, "sm_100a", &root);
     CHILD_REQUIRE(strstr(member(row, "reason"), "is of forward"));
     json_decref(root);
@@ -405,28 +376,9 @@ static void explained(void *unused) {
 typedef void (*check)(void *);
 static void in_child(void **state) { expect_child(start_child(*(check *)*state, NULL)); }
 
-static void use_fake_cutlass(void) {
-    void *library = dlopen(FAKE_CUTLASS, RTLD_NOW | RTLD_LOCAL);
-    fake_cutlass *(*state)(void) = NULL;
-    assert_non_null(library);
-    *(void **)&state = dlsym(library, "fake_cutlass_state");
-    cutlass = state();
-    setenv("DEEPWELL_CUTLASS", FAKE_CUTLASS, 1);
-}
-
 static int setup(void **state) {
-    (void)state;
-    load_fake_driver();
-    use_fake_cutlass();
-    fake->params_bytes = sizeof(dw_attention_params);
-    setenv("DEEPWELL_GUARD", "off", 1);
-    use_fake_compiler(folder, sizeof folder);
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
+    begin_attention(state);
+    load_fake_provider();
     return 0;
 }
 
@@ -440,5 +392,5 @@ int main(void) {
         CHECK(names),       CHECK(not_built), CHECK(guarded),           CHECK(guard_refuses),
         CHECK(guard_fails), CHECK(explained),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

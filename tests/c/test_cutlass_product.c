@@ -10,18 +10,6 @@
 #include "number/half.h"
 #include <math.h>
 
-static char folder[256];
-static fake_cutlass *provider;
-
-static void load_fake_provider(void) {
-    void *library = dlopen(FAKE_CUTLASS, RTLD_NOW | RTLD_GLOBAL);
-    assert_non_null(library);
-    fake_cutlass *(*state)(void) = NULL;
-    *(void **)&state = dlsym(library, "fake_cutlass_state");
-    provider = state();
-    setenv("DEEPWELL_CUTLASS", FAKE_CUTLASS, 1);
-}
-
 static const dw_device *device_named(const char *name) {
     const dw_device *device;
     CHILD_REQUIRE(dw_device_find(name, &device) == DW_OK);
@@ -625,19 +613,10 @@ static int maps_of(const char *name) {
 }
 
 static int setup(void **state) {
-    (void)state;
-    load_fake_driver();
+    begin_on_fake_gpu(state);
     fake->capability = 90;
     fake->maps_of = maps_of;
-    setenv("DEEPWELL_GUARD", "off", 1);
-    use_fake_compiler(folder, sizeof folder);
     load_fake_provider();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
     return 0;
 }
 
@@ -648,5 +627,5 @@ int main(void) {
         cmocka_unit_test(test_guard_of_codes),
         cmocka_unit_test(test_groups),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

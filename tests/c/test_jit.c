@@ -9,8 +9,6 @@
 #include <pthread.h>
 #include <sys/stat.h>
 
-static char folder[256];
-
 static dw__jit_variant variant_of(int value) {
     dw__jit_variant variant = {.source = "common/attention_reference.cu",
                                .entry = "reference_attention_forward",
@@ -508,12 +506,6 @@ static int setup(void **state) {
     return 0;
 }
 
-static int teardown(void **state) {
-    (void)state;
-    remove_folder(folder);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finding), /* first: children start without a compiler loaded */
@@ -531,5 +523,5 @@ int main(void) {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_ptx),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, end_on_fake_gpu);
 }

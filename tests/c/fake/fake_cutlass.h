@@ -24,4 +24,20 @@ typedef struct fake_cutlass {
 } fake_cutlass;
 
 /* fake_cutlass *fake_cutlass_state(void): exported by the library. */
+
+#ifdef FAKE_CUTLASS /* the file's path, in tests: it is the one that Deepwell loads */
+#include "fake_gpu.h"
+
+static fake_cutlass *provider;
+
+static inline void load_fake_provider(void) {
+    void *library = dlopen(FAKE_CUTLASS, RTLD_NOW | RTLD_GLOBAL);
+    assert_non_null(library);
+    fake_cutlass *(*state)(void) = NULL;
+    *(void **)&state = dlsym(library, "fake_cutlass_state");
+    provider = state();
+    setenv("DEEPWELL_CUTLASS", FAKE_CUTLASS, 1);
+}
+#endif
+
 #endif

@@ -29,17 +29,31 @@ static inline void load_fake_driver(void) {
 }
 
 /* A fresh folder, also the cache. */
-static inline void use_fake_compiler(char *folder, size_t bytes) {
-    snprintf(folder, bytes, "%s/deepwell_test_XXXXXX",
-             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    assert_non_null(mkdtemp(folder));
+static inline void use_fake_compiler(char *made, size_t bytes) {
+    snprintf(made, bytes, "%s/deepwell_test_XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(made));
     setenv("DEEPWELL_NVRTC", FAKE_NVRTC, 1);
-    setenv("DEEPWELL_CACHE", folder, 1);
+    setenv("DEEPWELL_CACHE", made, 1);
     unsetenv("FAKE_NVRTC_MS");
     unsetenv("FAKE_NVRTC_FAIL");
 }
 
-static inline void remove_folder(const char *folder) { (void)dw__folder_remove(folder); }
+static inline void remove_folder(const char *path) { (void)dw__folder_remove(path); }
+
+/* How groups of tests of kernels begin and end: on a fake GPU, first uses not compared. */
+static char folder[256];
+static inline int begin_on_fake_gpu(void **state) {
+    (void)state;
+    load_fake_driver();
+    setenv("DEEPWELL_GUARD", "off", 1);
+    use_fake_compiler(folder, sizeof folder);
+    return 0;
+}
+static inline int end_on_fake_gpu(void **state) {
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
 
 #define CHILD_REQUIRE(condition)                                                                   \
     do {                                                                                           \
