@@ -67,8 +67,16 @@ typedef struct step {
 } step;
 #define STEPS 32 /* that are kept */
 
+/* The last that a warp of another block did with a block's shared memory. */
+typedef struct visit {
+    uint32_t time, pc; /* time 0: nothing */
+    uint32_t lane;
+    bool told; /* that it came too late, or may have; once is enough */
+} visit;
+
 struct dw__emu_race {
     common *common;
+    visit *visits; /* of each warp of the cluster; NULL where there is one block */
     dw__histories histories;
     uint32_t *places; /* of every four bytes the number of its history */
     uint16_t *lanes;  /* which lane was in each slot, five bits for each; of generic accesses */
@@ -191,6 +199,10 @@ bool dw__emu_race_begin(dw__emu_cluster *cluster) {
         race->places = dw__calloc(places, sizeof *race->places);
         race->lanes = dw__calloc(shared, sizeof *race->lanes);
         race->mbarrier_at = dw__calloc(shared / 2 + 1, sizeof *race->mbarrier_at);
+        if (cluster->cta_count > 1) {
+            race->visits = dw__calloc((size_t)cluster->cta_count * warps, sizeof *race->visits);
+            if (!race->visits) return false;
+        }
         if (!dw__histories_create(&race->histories) || !race->places || !race->lanes ||
             !race->mbarrier_at)
             return false;
@@ -225,6 +237,7 @@ void dw__emu_race_end(dw__emu_cluster *cluster) {
         }
         dw__free(race->mbarriers.items);
         dw__free(race->mbarrier_at);
+        dw__free(race->visits);
         dw__free(race->places);
         dw__free(race->lanes);
         dw__histories_free(&race->histories);
@@ -516,9 +529,57 @@ static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
                      false};
 }
 
+/* ---- the end of a block: its shared memory is there for others until then ------------------- */
+
+static uint32_t place_of(const dw__emu_warp *w) {
+    return w->cta->rank * w->cta->race->common->warps_per_block + w->index;
+}
+static bool has_ended(const dw__emu_cta *cta) {
+    for (uint32_t i = 0; i < cta->warp_count; i++)
+        if (cta->warps[i].live) return false;
+    return true;
+}
+
+static void note_visit(dw__emu_warp *w, int lane, const dw__emu_cta *owner, uint32_t offset) {
+    const uint32_t now = dw__emu_seen(w->clock)[own_agent(w)];
+    visit *last = &owner->race->visits[place_of(w)];
+    if (last->told) return;
+    last->told = has_ended(owner);
+    if (last->told)
+        dw__emu_found(w, lane, DW__FOUND_RACE,
+                      "accesses shared memory at 0x%x of block (%u, %u, %u), which has ended",
+                      owner->rank << DW__RANK_SHIFT | offset, owner->id[0], owner->id[1],
+                      owner->id[2]);
+    else
+        last->time = now, last->pc = w->now.pc, last->lane = (uint32_t)lane;
+}
+
+void dw__emu_race_ended(dw__emu_warp *w) {
+    dw__emu_cta *cta = w->cta;
+    if (!active(w) || !cta->race->visits || !has_ended(cta)) return;
+    const common *all = cta->race->common;
+    for (uint32_t i = 0; i < cta->cluster->cta_count * all->warps_per_block; i++) {
+        visit *v = &cta->race->visits[i];
+        dw__emu_cta *from = &cta->cluster->ctas[i / all->warps_per_block];
+        const uint32_t warp = i % all->warps_per_block;
+        bool known = v->time == 0;
+        for (uint32_t k = 0; k < cta->warp_count && !known; k++)
+            known =
+                dw__emu_seen(cta->warps[k].clock)[agent_at(all, from, warp, DW__SIDE_GENERIC)] >=
+                v->time;
+        v->told = !known;
+        if (!known)
+            dw__emu_found_at(from, warp, (int)v->lane, v->pc, DW__FOUND_RACE,
+                             "accesses shared memory of block (%u, %u, %u), which ends without "
+                             "waiting for that: a barrier of the cluster is missing at its end",
+                             cta->id[0], cta->id[1], cta->id[2]);
+    }
+}
+
 void dw__emu_race_touch(dw__emu_warp *w, int lane, dw__emu_cta *owner, uint32_t offset,
                         uint32_t bytes, int access) {
     if (!active(w)) return;
+    if (owner != w->cta) note_visit(w, lane, owner, offset);
     const bool strong = (access & DW__STRONG) != 0;
     dw__emu_clock **order = &owner->race->strong[offset / 4 % STRONG];
     if (strong && *order) join(w->clock, *order);
@@ -579,6 +640,9 @@ void dw__emu_race_leave(dw__emu_warp *w, uint32_t barrier) {
 void dw__emu_race_cluster_arrive(dw__emu_warp *w, bool relaxed) {
     if (!active(w)) return;
     common *all = w->cta->race->common;
+    /* What has been read has been read, also before an arrival that gives nothing else. */
+    for (uint32_t rank = 0; rank < w->cta->cluster->cta_count && w->cta->race->visits; rank++)
+        w->cta->cluster->ctas[rank].race->visits[place_of(w)].time = 0;
     give_ordered(w, &all->cluster.gathered, !relaxed);
 }
 void dw__emu_race_cluster_complete(dw__emu_cluster *cluster) {

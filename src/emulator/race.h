@@ -1,15 +1,16 @@
-/* Who touched shared and tensor memory when, and what orders it: races, and generic writes that asynchronous work cannot see yet.
+/* Who touched shared and tensor memory when, and what orders it: races, and generic writes that asynchronous
+ * work cannot see yet.
  *
- * Happens-before by vector clocks (Flanagan and Freund, FastTrack, PLDI 2009). Agents are the warps of a cluster and
- * what works beside them: each warp's mbarrier.init, its cp.async, its bulk groups, its products (wgmma, tcgen05),
- * and the copies that complete on each mbarrier. A warp's clock says up to which time of each agent it knows
- * everything done (`seen`), and of what so known the asynchronous proxy sees what was written through the generic
- * one (`shown`: fence.proxy.async makes it `seen`). Both go with barriers, mbarriers and waits. Asynchronous work
- * takes a copy of its issuer's clock, and its accesses are held to that copy.
+ * Happens-before by vector clocks (Flanagan and Freund, FastTrack, PLDI 2009). Agents are the warps of a
+ * cluster and what works beside them: each warp's mbarrier.init, its cp.async, its bulk groups, its products
+ * (wgmma, tcgen05), and the copies that complete on each mbarrier. A warp's clock says up to which time of each
+ * agent it knows everything done (`seen`), and of what so known the asynchronous proxy sees what was written
+ * through the generic one (`shown`: fence.proxy.async makes it `seen`). Both go with barriers, mbarriers and
+ * waits. Asynchronous work takes a copy of its issuer's clock, and its accesses are held to that copy.
  *
  * Lanes of a warp count as one agent, and an order may be assumed where there is none: strong accesses (atomic,
- * volatile, acquire, release) of places that share a slot acquire from one another, fences are of every scope. So
- * what is reported is a mistake; not every one is found.
+ * volatile, acquire, release) of places that share a slot acquire from one another, fences are of every scope.
+ * So what is reported is a mistake; not every one is found.
  */
 #ifndef DW_EMULATOR_RACE_H
 #define DW_EMULATOR_RACE_H
@@ -47,6 +48,9 @@ void dw__emu_race_end(dw__emu_cluster *cluster);
 /* An access of a lane to a block's shared memory, `access` as dw__emu_reach has it. */
 void dw__emu_race_touch(dw__emu_warp *w, int lane, dw__emu_cta *owner, uint32_t offset,
                         uint32_t bytes, int access);
+/* A warp has ended. Of a block whose last it was, no other block of the cluster may use the shared memory any
+ * more, nor have done so without that block's knowing. */
+void dw__emu_race_ended(dw__emu_warp *w);
 /* After a strong access that may have been to global memory: it takes part in an order of the cluster's warps.
  * `orders`: it is no relaxed one. */
 void dw__emu_race_strong(dw__emu_warp *w, bool acquires, bool releases, bool orders);
@@ -92,8 +96,8 @@ void dw__emu_race_issued(dw__emu_async *work);
 /* Accesses of such work; `warp` of its block as above. */
 void dw__emu_race_work(dw__emu_async *work, uint32_t warp, dw__emu_side side, dw__emu_cta *owner,
                        uint32_t offset, uint32_t bytes, bool write);
-/* Accesses of such work, of a side that begins with DW__SIDE_TENSOR, to a block's tensor memory. What is remembered is
- * of sixteen lanes together. Columns that are allocated were never used. */
+/* Accesses of such work, of a side that begins with DW__SIDE_TENSOR, to a block's tensor memory. What is
+ * remembered is of sixteen lanes together. Columns that are allocated were never used. */
 void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *owner, uint32_t lane,
                          uint32_t lanes, uint32_t column, uint32_t columns, bool write);
 void dw__emu_race_tensor_allocated(dw__emu_cta *owner, uint32_t column, uint32_t columns);

@@ -266,6 +266,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
             break;
         case DW__ENDED:
             if (w->live == 0) {
+                dw__emu_race_ended(w);
                 dw__emu_barriers_after_exit(w->cta);
                 dw__emu_cluster_after_exit(w->cta->cluster);
                 return true;

@@ -648,6 +648,36 @@ static const kernel telling = {
     told,
     NULL};
 
+/* Each block reads the words of the other where they are. */
+static const kernel reader = {
+    "reader",
+    "mov.u32 %r6, %cluster_ctarank;\nxor.b32 %r7, %r6, 1;\nshl.b32 %r8, %r1, 2;\n"
+    "add.u32 %r8, %r5, %r8;\nmapa.shared::cluster.u32 %r9, %r8, %r7;\nmul.wide.u32 %rd6, %r6, "
+    "256;\n"
+    "add.s64 %rd7, %rd4, %rd6;\nld.global.u32 %r10, [%rd7];\nst.shared.u32 [%r8], %r10;\n"
+    "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
+    "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra $end;\n" /* the second block only */
+    "ld.shared::cluster.u32 %r11, [%r9];\nst.global.u32 [%rd5], %r11;\n"
+    "$end:\nbarrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n",
+    64,
+    2,
+    64,
+    copied,
+    NULL};
+
+static void blocks_outlive_their_readers(void **state) {
+    (void)state;
+    static const mistake mistakes[] = {
+        {"no barrier at the end",
+         "$end:\nbarrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n",
+         "$end:\n", "race", NULL, "ld.shared::cluster", NULL},
+        {"a barrier of the block at the end",
+         "$end:\nbarrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n",
+         "$end:\nbar.sync 0;\n", "race", NULL, "ld.shared::cluster", NULL},
+    };
+    run_all(&reader, mistakes, COUNT(mistakes));
+}
+
 static void mbarriers_reach_the_cluster(void **state) {
     (void)state;
     static const mistake mistakes[] = {
@@ -849,6 +879,7 @@ int main(void) {
         cmocka_unit_test(tensor_memory_is_waited_for),
         cmocka_unit_test(tensor_memory_is_ordered),
         cmocka_unit_test(clusters_are_ordered),
+        cmocka_unit_test(blocks_outlive_their_readers),
         cmocka_unit_test(mbarriers_reach_the_cluster),
         cmocka_unit_test(remote_stores_are_waited_for),
         cmocka_unit_test(phases_are_not_missed),
