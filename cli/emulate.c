@@ -28,7 +28,8 @@ static void print_help(void) {
         "reports their mistakes: reads and writes out of bounds, reads of what was never\n"
         "written, waits that are missing, deadlocks. Build the program with\n"
         "\n"
-        "  nvcc -cudart shared --compress-mode=none -lineinfo -arch=sm_90a\n"
+        "  nvcc -cudart shared --compress-mode=none -lineinfo \\\n"
+        "    -gencode arch=compute_90a,code=compute_90a\n"
         "\n"
         "Options:\n"
         "  --arch ARCH     sm_90a (default), sm_100a, sm_103a or sm_120a\n"
@@ -43,7 +44,7 @@ static void print_help(void) {
         "                  taken to be endless (default: 134217728, seconds to minutes)\n"
         "\n"
         "Exit status: the program's; %d where it ended with 0 and there are findings, or\n"
-        "kernels that the emulator does not support; 128 and the signal's number where a\n"
+        "device code that the emulator does not take; 128 and the signal's number where a\n"
         "signal ended it.\n",
         FOUND);
 }
@@ -152,7 +153,7 @@ static int run(const request *r, const char *libraries, const char *report, int 
 
 /* ---- what was found ------------------------------------------------------------------------ */
 
-/* "3 findings: 2 out of bounds, 1 race; 1 kernel not supported". Returns how many there are of both, -1 where
+/* "3 findings: 2 out of bounds, 1 race; device code that was not run: 1". Returns how many there are of both, -1 where
  * the emulator was not used. */
 static int summarize(const char *report) {
     json_t *root = json_load_file(report, 0, NULL), *findings = json_object_get(root, "findings"),
@@ -185,9 +186,7 @@ static int summarize(const char *report) {
         fprintf(stderr, "%s%lld %s", index++ ? ", " : "", (long long)json_integer_value(count),
                 kind);
     }
-    if (refused > 0)
-        fprintf(stderr, "; %d kernel%s not run, since not supported", refused,
-                refused == 1 ? "" : "s");
+    if (refused > 0) fprintf(stderr, "; device code that was not run: %d (see above)", refused);
     fprintf(stderr, "\n");
     json_decref(root);
     json_decref(kinds);

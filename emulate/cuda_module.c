@@ -2,6 +2,7 @@
 #include "driver.h"
 #include "fatbin.h"
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,32 +24,46 @@ typedef struct module {
 
 /* PTX text, or the fat binary that nvcc makes. */
 static int load(module *m, const char *text, size_t bytes, const char *name) {
-    return result_of(dw_emulator_load(gpu.emulator, text, bytes, name, &m->module));
+    const dw_status status = dw_emulator_load(gpu.emulator, text, bytes, name, &m->module);
+    if (status == DW_PARSE || status == DW_UNSUPPORTED)
+        dw_emulator_report_unsupported(gpu.emulator, dw_last_error());
+    return result_of(status);
+}
+
+static int refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static int refuse(const char *format, ...) {
+    char why[600];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "deepwell emulate: %s\n", why);
+    dw_emulator_report_unsupported(gpu.emulator, why);
+    return NO_BINARY_FOR_GPU;
 }
 
 static int load_fatbin(module *m, const void *image) {
     const char *text;
     char others[200];
     size_t bytes;
-    switch (fatbin_find(image, gpu.capability, &text, &bytes, others, sizeof others)) {
+    const int to = gpu.capability;
+    switch (fatbin_find(image, to, &text, &bytes, others, sizeof others)) {
     case FATBIN_FOUND: return load(m, text, bytes, "the program's PTX");
     case FATBIN_COMPRESSED:
-        fprintf(stderr, "deepwell emulate: the program's PTX is compressed: build it with nvcc "
-                        "--compress-mode=none (CUDA 12.8 and later) or --no-compress\n");
-        return NO_BINARY_FOR_GPU;
+        return refuse("the program's PTX is compressed: build it with nvcc --compress-mode=none "
+                      "(CUDA 12.8 and later) or --no-compress");
     case FATBIN_NO_PTX:
-        fprintf(stderr,
-                "deepwell emulate: the program has no PTX in it: build it with nvcc "
-                "-arch=sm_%da, without -rdc=true\n",
-                gpu.capability);
-        return NO_BINARY_FOR_GPU;
+        return refuse("the program has no PTX in it: build it with nvcc "
+                      "-gencode arch=compute_%da,code=compute_%da, without -rdc=true",
+                      to, to);
     case FATBIN_OTHER:
-        fprintf(stderr,
-                "deepwell emulate: the program has PTX for %s, and none that sm_%d runs: build it "
-                "with nvcc -arch=sm_%da, or emulate another GPU (deepwell emulate --arch)\n",
-                others, gpu.capability, gpu.capability);
-        return NO_BINARY_FOR_GPU;
-    default: return INVALID_IMAGE;
+        return refuse("the program has PTX for %s, and none that sm_%d runs: build it with nvcc "
+                      "-gencode arch=compute_%da,code=compute_%da, or emulate another GPU "
+                      "(deepwell emulate --arch)",
+                      others, to, to, to);
+    default:
+        refuse("the program's device code is no fat binary that can be read: is the file whole?");
+        return INVALID_IMAGE;
     }
 }
 

@@ -150,6 +150,8 @@ DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes)
  * them, every finding, its members named as those of dw_finding are, with "text", and under "unsupported" why kernels
  * that were asked for could not be launched. DW_IO. */
 DW_API dw_status dw_emulator_report(const dw_emulator *emulator, const char *path);
+/* Adds to what the report has under "unsupported". */
+DW_API void dw_emulator_report_unsupported(dw_emulator *emulator, const char *why);
 
 #ifdef __cplusplus
 }

@@ -239,8 +239,8 @@ static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const
     return NULL;
 }
 
-/* For the report; what there is no memory for is left out. */
-static void note_refused(dw_emulator *emulator, const char *why) {
+/* What there is no memory for is left out. */
+void dw_emulator_report_unsupported(dw_emulator *emulator, const char *why) {
     pthread_mutex_lock(&emulator->lock);
     size_t at = 0;
     while (at < emulator->refused.count && strcmp(emulator->refused.items[at], why) != 0) at++;
@@ -254,7 +254,7 @@ static void note_refused(dw_emulator *emulator, const char *why) {
 dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *name) {
     const dw__emu_kernel *kernel = find_kernel(module, name);
     if (kernel && kernel->unsupported) {
-        note_refused(module->emulator, kernel->unsupported);
+        dw_emulator_report_unsupported(module->emulator, kernel->unsupported);
         return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
     }
     if (kernel) return DW_OK;

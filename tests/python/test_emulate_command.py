@@ -113,7 +113,7 @@ def test_a_kernel_that_is_not_supported_is_a_failure(build, tmp_path):
     report = tmp_path / "findings.json"
     run = _emulate("--report", report, "--", build("texture"))
     assert run.returncode == _FOUND
-    assert "no findings; 1 kernel not run, since not supported" in run.stderr
+    assert "no findings; device code that was not run: 1" in run.stderr
     (why,) = json.loads(report.read_text())["unsupported"]
     assert "tex.1d" in why and "PTX line" in why and why in run.stderr
 
@@ -145,6 +145,15 @@ def test_a_program_for_another_gpu_is_told_so(build):
     run = _emulate("--arch", "sm_100a", "--", program)
     assert run.returncode not in (0, _FOUND)
     assert "PTX for sm_90a, and none that sm_100 runs" in run.stderr
+    assert "arch=compute_100a,code=compute_100a" in run.stderr
+    careless = _emulate(
+        "--arch",
+        "sm_100a",
+        "--",
+        build("texture", "-cudart", "shared", "--compress-mode=none", *only),
+    )
+    assert careless.returncode == _FOUND
+    assert "device code that was not run: 1" in careless.stderr
 
 
 def test_other_programs_end_as_they_do():
