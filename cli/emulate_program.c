@@ -135,10 +135,11 @@ int program_check(const char *name, const char *architecture) {
                 name);
         result = CLI_UNSUPPORTED;
     } else if (code.count > 0 && !has(code, ".target")) {
-        fprintf(stderr,
-                "deepwell: '%s' has no PTX that can be read: build it with nvcc -arch=%s "
-                "--compress-mode=none\n",
-                name, architecture);
+        fprintf(
+            stderr,
+            "deepwell: '%s' has no PTX that can be read: build it with nvcc --compress-mode=none "
+            "-gencode arch=compute_%s,code=compute_%s, and without -rdc=true\n",
+            name, architecture + 3, architecture + 3);
         result = CLI_UNSUPPORTED;
     }
     munmap((void *)i.bytes, i.count);

@@ -261,6 +261,11 @@ API int cuCtxCreate_v2(void **context, unsigned flags, int device) {
     *context = current = &the_context;
     return device == 0 ? cuInit(0) : INVALID_DEVICE;
 }
+/* As CUDA 13 has it, with parameters that change nothing here. */
+API int cuCtxCreate_v4(void **context, const void *parameters, unsigned flags, int device) {
+    (void)parameters;
+    return cuCtxCreate_v2(context, flags, device);
+}
 API int cuCtxDestroy_v2(void *context) {
     (void)context;
     current = NULL;
