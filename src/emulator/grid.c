@@ -15,6 +15,9 @@
 
 /* Operations of warps that a cluster may run without anything happening before others get its thread. */
 #define PATIENCE 12500
+/* How often a cluster has run so before it is looked whether its warps go round: kernels compute for long without
+ * anything that others could see. */
+#define FIRST_LOOK 8
 /* Each warp that runs must have had this part of the operations after which loops are taken to be endless. */
 #define ENDLESS_SHARE 64
 /* How often each cluster may be found waiting before it is taken to wait for ever: often enough for a try_wait
@@ -75,8 +78,10 @@ static dw_status begin_cluster(dw__emu_grid *grid, uint64_t index, dw__emu_clust
 
     dw__emu_cluster *cluster = dw__calloc(1, sizeof *cluster);
     if (!cluster) return dw__fail_memory("an emulated cluster", sizeof *cluster);
-    *cluster = (dw__emu_cluster){
-        .grid = grid, .cta_count = ctas, .random = (grid->seed + index) * 0x9E3779B97F4A7C15u + 1};
+    *cluster = (dw__emu_cluster){.grid = grid,
+                                 .cta_count = ctas,
+                                 .next_look = FIRST_LOOK,
+                                 .random = (grid->seed + index) * 0x9E3779B97F4A7C15u + 1};
     cluster->work_end = &cluster->work;
     cluster->block = dw__malloc_aligned(bytes);
     if (!cluster->block) {
