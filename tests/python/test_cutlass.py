@@ -34,9 +34,10 @@ def _explain(*words: str, library: str) -> list[dict] | dict:
 )
 def test_without_the_library_it_is_said(library, words):
     assert not [k for k in _explain("kernels", library=library) if "cutlass" in k["name"]]
-    plan = _explain("product", "512,512,512", "--target", "sm_100a", library=library)
-    (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
-    assert not row["runs"] and words in row["reason"]
+    for call in (["product", "512,512,512"], ["attention", "2,8,512,64"]):
+        plan = _explain(*call, "--target", "sm_100a", library=library)
+        (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
+        assert not row["runs"] and words in row["reason"]
 
 
 needs_provider = pytest.mark.skipif(not _PROVIDER.exists(), reason="make cutlass has not been run")
@@ -56,6 +57,22 @@ def test_kernels_are_listed_as_what_they_are():
     assert row["source"] in row["expected_from"]  # how it is asked for
     odd = _explain("product", "512,500,512", "--target", "sm_100a", library=str(_PROVIDER))
     assert not odd["candidates"][2]["runs"] and "n is 500" in odd["candidates"][2]["reason"]
+
+
+@needs_provider
+def test_attention_is_a_candidate():
+    target = "--target", "sm_100a"
+    plan = _explain("attention", "2,8,512,64,kv=2,causal", *target, library=str(_PROVIDER))
+    (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
+    assert row["runs"] and row["source"] == "cutlass.sm100.attention.bf16"
+    assert row["proof"] == "proven on the emulator, not run on hardware"
+    assert plan["chosen"] not in ("cutlass", "deepwell")
+    for shape, words in (
+        ("2,8,512,96", "head dimension 96"),
+        ("2,8,512,64,k=600,causal", "causal attention of 512 queries to 600 keys"),
+    ):
+        plan = _explain("attention", shape, *target, library=str(_PROVIDER))
+        assert not plan["candidates"][-1]["runs"] and words in plan["candidates"][-1]["reason"]
 
 
 def _smoke(script: str, architecture: str, *words: str, report: Path, **settings: str) -> str:

@@ -6,6 +6,7 @@
  * capture. Inputs come from a counter-based generator: no state of the caller is touched.
  */
 #include "kernel/cuda/attention.h"
+#include "kernel/cuda/guard.h"
 #include "number/half.h"
 #include "number/philox.h"
 #include <math.h>
@@ -66,7 +67,7 @@ typedef struct guard {
     size_t count[BUFFERS]; /* bytes */
     size_t bytes;
     char *device, *host;
-    void *stream;
+    dw__guard frame;
 } guard;
 
 /* ---- the case ------------------------------------------------------------------------------------- */
@@ -192,7 +193,7 @@ static void set_pointers(guard *g) {
     c->offsets_k = g->shape->packed ? (const int32_t *)(g->device + g->begin[OFFSETS_K]) : NULL;
     c->workspace = g->device + g->begin[WORKSPACE];
     c->workspace_bytes = g->count[WORKSPACE];
-    c->stream = g->stream;
+    c->stream = g->frame.stream;
 }
 
 /* ---- running ---------------------------------------------------------------------------------------- */
@@ -313,18 +314,18 @@ static dw_status run_trial(guard *g, const trial *t) {
     fill_inputs(g);
     DW_TRY(cuda->allocate(g->bytes, (void **)&g->device));
     set_pointers(g);
-    DW_TRY(cuda->copy_in(g->device, g->host, upload, g->stream));
+    DW_TRY(cuda->copy_in(g->device, g->host, upload, g->frame.stream));
     if (g->count[WORKSPACE] > 0)
-        DW_TRY(
-            cuda->fill_on(g->device + g->begin[WORKSPACE], 0xff, g->count[WORKSPACE], g->stream));
+        DW_TRY(cuda->fill_on(g->device + g->begin[WORKSPACE], 0xff, g->count[WORKSPACE],
+                             g->frame.stream));
     DW_TRY(run_reference(g));
     DW_TRY(run_tested(g));
-    DW_TRY(cuda->copy_out(g->host, g->device, upload, g->stream));
-    DW_TRY(cuda->stream_synchronize(g->stream));
+    DW_TRY(cuda->copy_out(g->host, g->device, upload, g->frame.stream));
+    DW_TRY(cuda->stream_synchronize(g->frame.stream));
     compare(g);
 
 cleanup:
-    if (status != DW_OK) (void)cuda->stream_synchronize(g->stream);
+    if (status != DW_OK) (void)cuda->stream_synchronize(g->frame.stream);
     if (g->device) cuda->release(g->device, g->bytes);
     dw__free(g->host);
     g->device = g->host = NULL;
@@ -333,7 +334,6 @@ cleanup:
 
 dw_status dw__attention_guard(const dw__context *context, const dw__attention_shape *shape,
                               dw__attention_pass pass, dw__attention_kernels *kernels) {
-    const dw_device *cuda = context->device;
     const int d = shape->head_dim, all = context->sm_count;
     /* Whole heads; then heads that end before the kernel's width does, on so few processors that blocks of threads
      * take one piece of work after another. */
@@ -344,17 +344,10 @@ dw_status dw__attention_guard(const dw__context *context, const dw__attention_sh
                                    {MANY_ROWS, causal ? MANY_ROWS : ROWS_Q, d, FEW, 1}};
     const trial *trials = shape->cutlass ? cutlass : own;
     guard g = {.context = *context, .shape = shape, .pass = pass, .kernels = kernels};
-    int before = 0;
-    bool relaxed = false;
     dw_status status = DW_OK;
-    DW_TRY(cuda->capture_relax(&before));
-    relaxed = true;
-    DW_TRY(cuda->stream_create(&g.stream));
+    DW_TRY(dw__guard_begin(&g.frame, context));
     for (int i = 0; i < TRIALS && !kernels->disabled; i++) DW_TRY(run_trial(&g, &trials[i]));
 
 cleanup:
-    if (g.stream) cuda->stream_destroy(g.stream);
-    if (relaxed) cuda->capture_restore(before);
-    return status == DW_OK ? DW_OK
-                           : dw__fail_prefix(status, "comparing the kernel with the reference");
+    return dw__guard_end(&g.frame, status, "the reference");
 }

@@ -185,7 +185,7 @@ static void set_pointers(dw__product_trial *t) {
     c->factor_b = c->factor_a + 1;
     c->workspace = t->workspace;
     c->workspace_bytes = t->subject->workspace_bytes;
-    c->stream = t->stream;
+    c->stream = t->frame.stream;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------- */
@@ -215,15 +215,13 @@ static dw_status make_host(dw__product_trial *t) {
     return DW_OK;
 }
 
-/* A kernel that fails is refused as one that differs is: on the emulator so does whatever its checker finds. */
 static dw_status run_tested(dw__product_trial *t, char *reason) {
-    const dw_device *device = t->context->device;
     char text[512];
-    dw_status status = t->subject->launch(t->subject, &t->call, t->context);
-    if (status == DW_OK) status = device->copy_out(t->host, t->device, t->bytes, t->stream);
-    if (status == DW_OK) status = device->stream_synchronize(t->stream);
-    if (status == DW_OUT_OF_MEMORY) return status;
-    if (status != DW_OK)
+    bool failed;
+    DW_RETURN_IF_FAILED(dw__guard_fetch(&t->frame,
+                                        t->subject->launch(t->subject, &t->call, t->context),
+                                        t->host, t->device, t->bytes, &failed));
+    if (failed)
         refuse(t, "failed", dw_last_error(), reason);
     else if (!dw__product_trial_is_right(t, text, sizeof text))
         refuse(t, "disagrees with the reference", text, reason);
@@ -234,8 +232,6 @@ dw_status dw__product_guard(const dw__context *context, const dw__product_subjec
                             char *reason) {
     const dw_device *device = context->device;
     dw__product_trial t = {.context = context, .subject = subject, .call = subject->call};
-    int before = 0;
-    bool relaxed = false;
     dw_status status = DW_OK;
     reason[0] = 0;
     t.call.size = sizeof t.call;
@@ -243,24 +239,20 @@ dw_status dw__product_guard(const dw__context *context, const dw__product_subjec
     place_all(&t);
     DW_TRY(make_host(&t));
     DW_TRY(fill_operands(&t));
-    DW_TRY(device->capture_relax(&before));
-    relaxed = true;
-    DW_TRY(device->stream_create(&t.stream));
+    DW_TRY(dw__guard_begin(&t.frame, context));
     DW_TRY(device->allocate(t.bytes, (void **)&t.device));
     if (subject->workspace_bytes) DW_TRY(device->allocate(subject->workspace_bytes, &t.workspace));
     set_pointers(&t);
-    if (t.workspace) DW_TRY(device->fill_on(t.workspace, 0xff, subject->workspace_bytes, t.stream));
-    DW_TRY(device->copy_in(t.device, t.host, t.bytes, t.stream));
-    DW_TRY(device->stream_synchronize(t.stream));
+    if (t.workspace)
+        DW_TRY(device->fill_on(t.workspace, 0xff, subject->workspace_bytes, t.frame.stream));
+    DW_TRY(device->copy_in(t.device, t.host, t.bytes, t.frame.stream));
+    DW_TRY(device->stream_synchronize(t.frame.stream));
     DW_TRY(run_tested(&t, reason));
 
 cleanup:
     if (t.workspace) device->release(t.workspace, subject->workspace_bytes);
     if (t.device) device->release(t.device, t.bytes);
-    if (t.stream) device->stream_destroy(t.stream);
-    if (relaxed) device->capture_restore(before);
     dw__free(t.values[DW__GUARD_A]);
     dw__free(t.host);
-    return status == DW_OK ? DW_OK
-                           : dw__fail_prefix(status, "comparing the kernel with the reference");
+    return dw__guard_end(&t.frame, status, "the reference");
 }

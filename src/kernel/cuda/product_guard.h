@@ -3,6 +3,7 @@
 #ifndef DW_CUDA_PRODUCT_GUARD_H
 #define DW_CUDA_PRODUCT_GUARD_H
 
+#include "kernel/cuda/guard.h"
 #include "kernel/cuda/product.h"
 
 typedef enum dw__guard_part {
@@ -44,7 +45,7 @@ typedef struct dw__product_trial {
     void *workspace;
     double *values
         [DW__GUARD_VALUES]; /* of what is read, row by row, without what lies behind; in one block */
-    void *stream;
+    dw__guard frame;
 } dw__product_trial;
 
 /* The number at `at` of a part as it lies in `host`. */

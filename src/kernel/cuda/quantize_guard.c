@@ -5,6 +5,7 @@
  * tensor's scale. What that piece is to be afterwards is known of every byte. Everything happens on a stream of
  * its own, so that it may happen inside of a caller's graph capture.
  */
+#include "kernel/cuda/guard.h"
 #include "kernel/cuda/quantize.h"
 #include "kernel/cuda/quantize_numbers.h"
 #include "number/philox.h"
@@ -33,7 +34,7 @@ typedef struct trial {
     size_t amax, tensor_scale, bytes;
     char *device, *host, *expected;
     float *numbers; /* ROWS x COLS, as they are in the source's type */
-    void *stream;
+    dw__guard frame;
 } trial;
 
 static bool wants(const trial *t, int axis) {
@@ -117,7 +118,7 @@ static void set_pointers(trial *t) {
     c->source = t->device;
     c->tensor_scale = (float *)(void *)(t->device + t->tensor_scale);
     c->amax = t->ordinary ? (float *)(void *)(t->device + t->amax) : NULL;
-    c->stream = t->stream;
+    c->stream = t->frame.stream;
 }
 
 /* ---- comparing ---------------------------------------------------------------------------------------- */
@@ -196,30 +197,27 @@ static void compare(trial *t) {
 
 /* ---- all of it ----------------------------------------------------------------------------------------- */
 
-/* A kernel that fails is refused as one that differs is: on the emulator so does whatever its checker finds. */
 static dw_status run_tested(trial *t) {
     const dw_device *device = t->context->device;
+    bool failed;
     fill_source(t);
     set_pointers(t);
     DW_RETURN_IF_FAILED(make_expected(t));
-    DW_RETURN_IF_FAILED(device->copy_in(t->device, t->host, t->bytes, t->stream));
-    DW_RETURN_IF_FAILED(device->stream_synchronize(t->stream));
-    dw_status status = dw__quantize_launch(&t->call, t->context, t->kernel);
-    if (status == DW_OK) status = device->copy_out(t->host, t->device, t->bytes, t->stream);
-    if (status == DW_OK) status = device->stream_synchronize(t->stream);
-    if (status == DW_OUT_OF_MEMORY) return status;
-    if (status == DW_OK)
-        compare(t);
-    else
+    DW_RETURN_IF_FAILED(device->copy_in(t->device, t->host, t->bytes, t->frame.stream));
+    DW_RETURN_IF_FAILED(device->stream_synchronize(t->frame.stream));
+    DW_RETURN_IF_FAILED(dw__guard_fetch(&t->frame,
+                                        dw__quantize_launch(&t->call, t->context, t->kernel),
+                                        t->host, t->device, t->bytes, &failed));
+    if (failed)
         refuse(t, "failed", dw_last_error());
+    else
+        compare(t);
     return DW_OK;
 }
 
 dw_status dw__quantize_guard(const dw__context *context, dw__quantize_kernel *kernel) {
     const dw_device *device = context->device;
     trial t = {.context = context, .kernel = kernel};
-    int before = 0;
-    bool relaxed = false;
     dw_status status = DW_OK;
     DW_TRY(place_all(&t));
     t.host = dw__malloc(t.bytes);
@@ -227,9 +225,7 @@ dw_status dw__quantize_guard(const dw__context *context, dw__quantize_kernel *ke
     t.numbers = dw__malloc(sizeof(float) * ROWS * COLS);
     if (!t.host || !t.expected || !t.numbers)
         DW_TRY(dw__fail_memory("the comparison of a kernel", t.bytes));
-    DW_TRY(device->capture_relax(&before));
-    relaxed = true;
-    DW_TRY(device->stream_create(&t.stream));
+    DW_TRY(dw__guard_begin(&t.frame, context));
     DW_TRY(device->allocate(t.bytes, (void **)&t.device));
     for (int ordinary = 1; ordinary >= 0 && !kernel->disabled; ordinary--) {
         t.ordinary = ordinary;
@@ -238,11 +234,8 @@ dw_status dw__quantize_guard(const dw__context *context, dw__quantize_kernel *ke
 
 cleanup:
     if (t.device) device->release(t.device, t.bytes);
-    if (t.stream) device->stream_destroy(t.stream);
-    if (relaxed) device->capture_restore(before);
     dw__free(t.host);
     dw__free(t.expected);
     dw__free(t.numbers);
-    return status == DW_OK ? DW_OK
-                           : dw__fail_prefix(status, "comparing the kernel with the definition");
+    return dw__guard_end(&t.frame, status, "the definition");
 }
