@@ -1,5 +1,6 @@
 #include "fatbin.h"
 #include <ctype.h>
+#include <link.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,6 +66,30 @@ static void target_of(const char *text, size_t bytes, char *target, size_t room)
     }
 }
 
+/* Bytes from here to the end of what the program or a library has loaded here; SIZE_MAX: it is memory of another kind. */
+typedef struct loaded {
+    uintptr_t at;
+    size_t left;
+} loaded;
+static int find_loaded(struct dl_phdr_info *object, size_t bytes, void *context) {
+    loaded *l = context;
+    (void)bytes;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const uintptr_t first = object->dlpi_addr + object->dlpi_phdr[i].p_vaddr;
+        if (object->dlpi_phdr[i].p_type != PT_LOAD || l->at < first ||
+            l->at - first >= object->dlpi_phdr[i].p_memsz)
+            continue;
+        l->left = object->dlpi_phdr[i].p_memsz - (l->at - first);
+        return 1;
+    }
+    return 0;
+}
+static size_t loaded_from(const void *at) {
+    loaded l = {(uintptr_t)at, SIZE_MAX};
+    dl_iterate_phdr(find_loaded, &l);
+    return l.left;
+}
+
 fatbin_result fatbin_find(const void *image, int capability, const char **text, size_t *bytes,
                           char *others, size_t others_bytes) {
     container head;
@@ -80,6 +105,9 @@ fatbin_result fatbin_find(const void *image, int capability, const char **text, 
     }
     memcpy(&head, image, sizeof head);
     if (head.mark != CONTAINER_MARK || head.header_bytes < sizeof head) return FATBIN_BROKEN;
+    /* A file that is damaged may say anything. */
+    const size_t room = loaded_from(image);
+    if (head.header_bytes > room || head.bytes > room - head.header_bytes) return FATBIN_BROKEN;
     const unsigned char *at = (const unsigned char *)image + head.header_bytes;
     for (uint64_t left = head.bytes; left >= sizeof(entry);) {
         entry e;
