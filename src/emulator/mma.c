@@ -297,13 +297,13 @@ static dw_status take_list(dw__emu_translator *t, int index, dw__emu_type type, 
     return DW_OK;
 }
 
-/* scale, {byte, thread} */
+/* scale or {scale}, {byte, thread} */
 static dw_status take_scale(dw__emu_translator *t, int index, uint32_t *scale, uint32_t *byte,
                             uint32_t *thread) {
     const dw__ptx_operand *pair = &t->in->operands[index + 1];
     if (pair->kind != DW__PTX_VECTOR || pair->count != 2)
         return dw__emu_malformed(t, "which scales are meant, as {0, 0}, is missing");
-    DW_RETURN_IF_FAILED(dw__emu_take_source(t, &t->in->operands[index], DW__T_B32, scale));
+    DW_RETURN_IF_FAILED(take_list(t, index, DW__T_B32, 1, false, scale));
     DW_RETURN_IF_FAILED(dw__emu_take_source(t, &pair->items[0], DW__T_B16, byte));
     return dw__emu_take_source(t, &pair->items[1], DW__T_B16, thread);
 }

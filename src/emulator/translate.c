@@ -4,6 +4,7 @@
 #include "emulator/inline.h"
 #include "emulator/load_uses.h"
 #include "emulator/ptx_parse.h"
+#include "emulator/targets.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -393,6 +394,12 @@ static const dw__emu_opcode *const tables[] = {
 };
 
 static dw_status translate_instruction(dw__emu_translator *t) {
+    const char *only = dw__emu_only_on(t->in, t->program->architecture);
+    if (only)
+        return dw__fail(DW_UNSUPPORTED,
+                        "%s, kernel %s, PTX line %d: %s is an instruction of %s: sm_%d has it not",
+                        t->program->module->name, t->function->name, t->in->line, t->in->spelling,
+                        only, t->program->architecture);
     for (size_t i = 0; i < DW_COUNT(tables); i++) {
         for (const dw__emu_opcode *opcode = tables[i]; opcode->name; opcode++) {
             if (strcmp(opcode->name, t->in->opcode) != 0) continue;

@@ -44,6 +44,8 @@ static void no_findings(const char *body) {
     fail_msg("%s\n%s", body, text);
 }
 
+static const char *target = "sm_100a"; /* of `emulator` */
+
 /* `body` for `count` threads in blocks of `block`; each reads `words` words of `in` (%rd1 is their address) and
  * stores `results` words at %rd2. %r1 is the thread. */
 static void run_threads(const char *body, uint32_t count, uint32_t block, const uint64_t *in,
@@ -58,7 +60,6 @@ static void run_threads(const char *body, uint32_t count, uint32_t block, const 
         "%%r3, %%r4, %%r2;\n"
         "ld.param.u64 %%rd1, [in]; ld.param.u64 %%rd2, [out];\n"
         "mad.wide.u32 %%rd1, %%r1, %d, %%rd1; mad.wide.u32 %%rd2, %%r1, %d, %%rd2;\n%s\nret; }\n";
-    static const char target[] = "sm_100a";
     const size_t bytes = sizeof head + strlen(body) + 64, in_bytes = 8 * (size_t)words * count,
                  out_bytes = 8 * (size_t)results * count;
     char *text = malloc(bytes);
@@ -912,13 +913,26 @@ static void products_of_warps(void **state) {
         {"mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1."
          "f32.ue4m3",
          64, 4, E2M1_PACKED_KIND, E2M1_PACKED_KIND, 4, true, false},
+        {"mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::2X.f32.e2m1.e2m1."
+         "f32.ue8m0",
+         64, 4, E2M1_PACKED_KIND, E2M1_PACKED_KIND, 2, false, false},
     };
+    dw_emulator *const before = emulator;
+    assert_int_equal(dw_emulator_create("sm_120a", NULL, &emulator), DW_OK);
+    target = "sm_120a";
     (void)state;
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+    /* Scales lie in one of several threads and, where there are fewer than four, in some of the bytes. */
+    const size_t count = sizeof cases / sizeof *cases;
+    for (size_t at = 0, n; at < 8 * count; at++) {
+        const int pick = (int)(at / count);
+        n = at % count;
+        if (pick > 0 && !cases[n].scales) continue;
         const layout l = {"", cases[n].k, cases[n].bits, cases[n].k * cases[n].bits / 64,
                           cases[n].k * cases[n].bits / 128};
-        const int per = 32 / l.bits, thread_a = (int)n % 2, thread_b = (int)n % 4;
-        const int byte = cases[n].scales == 1 ? 3 : cases[n].scales == 2 ? 2 : 0;
+        const int per = 32 / l.bits, thread_a = pick % 2, thread_b = pick % 4;
+        const int byte = cases[n].scales == 1   ? (pick + pick / 4) % 4
+                         : cases[n].scales == 2 ? (pick + pick / 4) % 2 * 2
+                                                : 0;
         static double a[16][64], b[64][8], c[16][8];
         uint64_t in[32 * 6] = {0}, out[32 * 2];
         uint32_t words[32][12] = {{0}};
@@ -952,8 +966,10 @@ static void products_of_warps(void **state) {
         }
         char body[1200], scales[100] = "";
         if (cases[n].scales)
-            snprintf(scales, sizeof scales, ", %%r20, {%d, %d}, %%r21, {%d, %d}", byte, thread_a,
-                     byte, thread_b);
+            snprintf(scales, sizeof scales,
+                     pick < 4 ? ", %%r20, {%d, %d}, %%r21, {%d, %d}"
+                              : ", {%%r20}, {%d, %d}, {%%r21}, {%d, %d}",
+                     byte, thread_a, byte, thread_b);
         const char *const a_list = l.a_words == 4 ? "%r10, %r11, %r12, %r13" : "%r10, %r11";
         snprintf(body, sizeof body,
                  "ld.global.v4.u32 {%%r10, %%r11, %%r12, %%r13}, [%%rd1]; ld.global.v4.u32 {%%r14, "
@@ -996,6 +1012,8 @@ static void products_of_warps(void **state) {
             }
         }
     }
+    dw_emulator_destroy(emulator);
+    emulator = before, target = "sm_100a";
 }
 
 /* ---- fragments whose layout is open -------------------------------------------------------- */
@@ -1441,16 +1459,85 @@ static void boxes_are_swizzled(void **state) {
     assert_int_equal(dw_emulator_release(emulator, result), DW_OK);
 }
 
+/* An instruction that the GPU has not is refused by its name, with the GPUs that have it; which those are is what ptxas
+ * 13.0 says of each. */
+static void instructions_belong_to_architectures(void **state) {
+    static const char *const names[] = {"sm_90a", "sm_100a", "sm_103a", "sm_120a"};
+    static const struct {
+        const char *on, *text; /* Y: has it */
+    } cases[] = {
+        {"Y---", "wgmma.fence.sync.aligned;"},
+        {"-YY-", "tcgen05.wait::ld.sync.aligned;"},
+        {"YYYY", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%r1], [%rd1, {%r2,%r3}], [%r4];"},
+        {"-YY-", "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "cta_group::2 [%r1], [%rd1, {%r2,%r3}], [%r4];"},
+        {"-YYY", "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::"
+                 "bytes [%r1], [%rd1, {%r2,%r3,%r5,%r6,%r7}], [%r4];"},
+        {"-YY-", "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_"
+                 "tx::bytes [%r1], [%rd1, {%r2,%r3,%r5,%r6,%r7}], [%r4];"},
+        {"-YY-", "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd1, "
+                 "{%r2,%r3,%r5,%r6,%r7}], [%r1];"},
+        {"-YYY", "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes."
+                 "b128 [%r1], [%r2];"},
+        {"---Y", "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32."
+                 "e2m1.e2m1.f32.ue4m3 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r5,%r6}, "
+                 "{%f5,%f6,%f7,%f8}, {%r7}, {0,1}, {%r8}, {0,1};"},
+        {"YYYY", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f1,%f2,%f3,%f4}, "
+                 "{%r1,%r2,%r3,%r4}, {%r5,%r6}, {%f5,%f6,%f7,%f8};"},
+        {"-YYY", "cvt.rn.satfinite.e2m3x2.f32 %h1, %f1, %f2;"},
+        {"-YY-", "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r2;"},
+        {"-YYY", "fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4;"},
+        {"-YYY", "add.rn.f32.bf16 %f1, %h1, %f2;"},
+        {"-YY-", "redux.sync.min.f32 %f1, %f2, %r1;"},
+        {"-YYY", "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1,%r2}, [%r3];"},
+        {"-YYY", "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r1], {%r2};"},
+        {"-YYY", "ld.global.v8.f32 {%f1,%f2,%f3,%f4,%f5,%f6,%f7,%f8}, [%rd1];"},
+        {"-YYY", "st.bulk.shared::cta [%r1], %rd1, 0;"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            dw_emulator *one;
+            dw_emulator_module *module;
+            char text[1000];
+            snprintf(text, sizeof text,
+                     ".version 9.0\n.target %s\n.address_size 64\n.visible .entry f() { .reg .b16 "
+                     "%%h<9>; .reg .b32 %%r<9>; .reg .f32 %%f<9>; .reg .b64 %%rd<9>;\n%s\nret; }",
+                     names[k], cases[i].text);
+            assert_int_equal(dw_emulator_create(names[k], NULL, &one), DW_OK);
+            dw_status status = dw_emulator_load(one, text, strlen(text), "t.ptx", &module);
+            if (status == DW_OK) status = dw_emulator_has_kernel(module, "f");
+            const bool has = cases[i].on[k] == 'Y';
+            if (status != (has ? DW_OK : DW_UNSUPPORTED))
+                fail_msg("%s: %s: %s", names[k], cases[i].text, dw_last_error());
+            for (size_t other = 0; other < sizeof names / sizeof *names && !has; other++)
+                if (!strstr(dw_last_error(), names[other]) != (cases[i].on[other] != 'Y'))
+                    fail_msg("%s: %s", names[k], dw_last_error());
+            dw_emulator_destroy(one);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(integers_compute),    cmocka_unit_test(floats_to_halves),
-        cmocka_unit_test(floats_to_narrow),    cmocka_unit_test(floats_by_chance),
-        cmocka_unit_test(codes_to_halves),     cmocka_unit_test(integers_to_floats),
-        cmocka_unit_test(halves_compute),      cmocka_unit_test(reductions_compute),
-        cmocka_unit_test(reductions_refused),  cmocka_unit_test(products_of_warps),
-        cmocka_unit_test(fragments_of_bytes),  cmocka_unit_test(fragments_of_open_layout),
-        cmocka_unit_test(asynchronous_stores), cmocka_unit_test(blocks_are_taken_over),
-        cmocka_unit_test(tensor_maps_change),  cmocka_unit_test(boxes_are_swizzled),
+        cmocka_unit_test(integers_compute),
+        cmocka_unit_test(floats_to_halves),
+        cmocka_unit_test(floats_to_narrow),
+        cmocka_unit_test(floats_by_chance),
+        cmocka_unit_test(codes_to_halves),
+        cmocka_unit_test(integers_to_floats),
+        cmocka_unit_test(halves_compute),
+        cmocka_unit_test(reductions_compute),
+        cmocka_unit_test(reductions_refused),
+        cmocka_unit_test(products_of_warps),
+        cmocka_unit_test(fragments_of_bytes),
+        cmocka_unit_test(fragments_of_open_layout),
+        cmocka_unit_test(asynchronous_stores),
+        cmocka_unit_test(blocks_are_taken_over),
+        cmocka_unit_test(instructions_belong_to_architectures),
+        cmocka_unit_test(tensor_maps_change),
+        cmocka_unit_test(boxes_are_swizzled),
     };
     if (dw_emulator_create("sm_100a", NULL, &emulator) != DW_OK) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
