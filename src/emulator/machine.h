@@ -87,8 +87,8 @@ struct dw__emu_warp {
 typedef struct dw__emu_pending {
     uint32_t live;       /* places that something is to be waited for */
     uint32_t first, end; /* they lie between these */
-    bool told;        /* that the warp reads early: it waits for loads of tensor memory */
-    uint32_t until[]; /* kind << 24 | group */
+    bool told;           /* that the warp reads early: it waits for loads of tensor memory */
+    uint32_t until[];    /* kind << 24 | group */
 } dw__emu_pending;
 enum { DW__PENDING_WGMMA = 1, DW__PENDING_TENSOR_LOAD = 2 };
 /* False: no memory. */

@@ -13,6 +13,7 @@
 #include "emulator/written.h"
 #include "number/format.h"
 #include "number/half.h"
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -97,6 +98,7 @@ static uint32_t lane_of(const product *p, uint32_t row) {
 }
 /* How many ranges of lanes the columns of D are cut into. */
 static uint32_t folds_of(const product *p, uint32_t rows) {
+    assert(rows > 0);
     return is_spread(p) ? 1 : DW__TENSOR_LANES / rows;
 }
 

@@ -292,7 +292,8 @@ static double read_d(const product *p, const d_row *row, uint32_t column) {
         const uint32_t word = DW__REGISTER(row->warp, uint32_t, row->places[column / 8 * 2])[lane];
         return (double)dw__f16_to_f32((uint16_t)(column & 1 ? word >> 16 : word));
     }
-    return (double)DW__REGISTER(row->warp, int32_t, row->places[column / 8 * 4 + column % 2])[lane];
+    const uint32_t place = row->places[column / 8 * 4 + column % 2];
+    return (double)DW__REGISTER(row->warp, int32_t, place)[lane];
 }
 static void write_d(const product *p, const d_row *row, uint32_t column, double value) {
     const uint32_t lane = row->lane + column % 8 / 2;
@@ -311,7 +312,7 @@ static void multiply_plainly(const product *p, const operands *o) {
     const double sign = (double)(op->scale_a * op->scale_b);
     for (uint32_t row = 0; row < A_ROWS; row++) {
         const d_row place = row_of(p, row);
-        double a[DW__SUM_MOST];
+        double a[DW__SUM_MOST] = {0};
         for (int k = 0; k < op->k; k++)
             a[k] = sign * dw__matrix_element(op->a, o->a[row * (uint32_t)op->k + (uint32_t)k]);
         for (uint32_t column = 0; column < (uint32_t)op->n; column++) {

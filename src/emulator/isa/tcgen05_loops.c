@@ -49,7 +49,8 @@ static inline vd widened(const uint32_t *cells, double scale) {
 }
 static inline void narrowed(uint32_t *cells, vd sum) {
     const vf_half x = singles(sum);
-    const vi_half number = x == x, bits = ((vi_half)x & number) | (~number & INT32_MAX);
+    const vi_half none = ((vi_half)x & INT32_MAX) > 0x7F800000,
+                  bits = ((vi_half)x & ~none) | (none & INT32_MAX);
     memcpy(cells, &bits, sizeof bits);
 }
 
