@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
+#define ON_EMULATOR "proven on the emulator, not run on hardware"
+const char dw__gpu_proof_emulator[] = ON_EMULATOR;
 static const char on_h200[] = "tested and measured on an H200",
                   always[] = "taken where it takes the call and has not been measured slower",
                   asked[] = "taken only where it is asked for, and compared at first use";
@@ -32,7 +33,10 @@ const dw__gpu_kernel dw__gpu_kernels[] = {
      asked},
     {"quantize_blocks", "quantization to MXFP8, MXFP4, NVFP4", "cuda/common/quantize.cu",
      "sm_90a (H100, H200), sm_100f (B200, B300)", "BF16, F16, F32",
-     "any size; rows of codes from multiples of 16 bytes", dw__gpu_proof_emulator, asked},
+     "any size; rows of codes from multiples of 16 bytes",
+     "on sm_90a tested, every byte the definition's, and measured on an H200; on "
+     "sm_100f " ON_EMULATOR,
+     asked},
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
 
