@@ -81,7 +81,9 @@ struct dw__emu_race {
     uint32_t *places; /* of every four bytes the number of its history */
     uint16_t *lanes;  /* which lane was in each slot, five bits for each; of generic accesses */
     uint32_t place_count;
-    epoch last; /* whose accesses the steps are */
+    /* Whose accesses the steps are, by what was known; copies that tell one mbarrier are one agent. */
+    epoch last;
+    const uint32_t *last_seen;
     uint32_t generation;
     step steps[STEPS];
     meeting barriers[DW__BARRIERS];
@@ -464,7 +466,8 @@ static uint32_t number_of(const toucher *t, dw__emu_race *race, const history *x
 static const step *step_of(toucher *t, const dw__emu_cta *owner, uint32_t index, uint32_t part,
                            step *spare) {
     dw__emu_race *race = owner->race;
-    if (race->last != t->self) race->last = t->self, race->generation++;
+    if (race->last != t->self || race->last_seen != t->seen)
+        race->last = t->self, race->last_seen = t->seen, race->generation++;
     const uint32_t before = race->places[index],
                    how = part << 2 | (uint32_t)t->write << 1 | (uint32_t)t->same;
     step *kept = &race->steps[(before ^ before >> 5 ^ part) % STEPS];
