@@ -209,6 +209,8 @@ void dw__emu_leave_behind(dw__emu_warp *w, uint32_t lanes);
 void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes);
 
 void dw__emu_free_wgmma(dw__emu_warp *w);
+/* Whether products of a group of the warp's are still to be done. */
+bool dw__emu_wgmma_in_flight(const dw__emu_warp *w, uint32_t group);
 
 /* Adds work, to be done in some turns. NULL is a failure to allocate, which is reported here: the result is false. */
 bool dw__emu_later(dw__emu_cluster *cluster, dw__emu_async *work);

@@ -88,6 +88,7 @@ typedef struct dw__emu_kernel {
     const uint8_t *load_uses; /* dw__emu_use of each instruction; NULL: there is no local memory */
     dw__emu_preset *presets;
     uint32_t preset_count;
+    bool tensor_fences; /* it has a tcgen05.fence */
     uint32_t register_bytes, local_bytes;
     uint32_t shared_bytes;  /* of static variables, with the system's KiB */
     uint32_t dynamic_first; /* where the launch's dynamic shared memory begins */

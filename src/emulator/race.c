@@ -51,7 +51,7 @@ typedef struct meeting {
 
 /* What the blocks of a cluster have in common. */
 typedef struct common {
-    uint32_t agents, warps_per_block, first_mbarrier;
+    uint32_t agents, vectors, warps_per_block, first_mbarrier;
     uint32_t *times;        /* of the agents that are not warps: the last that was given */
     dw__emu_clock **fenced; /* of each warp: what it had seen at its last fence */
     meeting cluster;
@@ -97,21 +97,25 @@ struct dw__emu_race {
 
 /* ---- clocks -------------------------------------------------------------------------------- */
 
-static dw__emu_clock *new_clock(uint32_t agents) {
-    dw__emu_clock *c = dw__calloc(1, sizeof *c + 2 * (size_t)agents * sizeof *c->times);
-    if (c) c->agents = agents;
+static dw__emu_clock *new_clock(uint32_t agents, uint32_t vectors) {
+    dw__emu_clock *c = dw__calloc(1, sizeof *c + vectors * (size_t)agents * sizeof *c->times);
+    if (c) c->agents = agents, c->vectors = vectors;
     return c;
 }
+/* What goes from one to another: all but `ordered`. */
+static uint32_t given(const dw__emu_clock *c) {
+    return (c->vectors == 4 ? 3 : c->vectors) * c->agents;
+}
 static void join(dw__emu_clock *to, const dw__emu_clock *from) {
-    for (uint32_t i = 0; i < 2 * to->agents; i++)
+    for (uint32_t i = 0; i < given(to); i++)
         to->times[i] = to->times[i] > from->times[i] ? to->times[i] : from->times[i];
 }
 static void meet(dw__emu_clock *to, const dw__emu_clock *from) {
-    for (uint32_t i = 0; i < 2 * to->agents; i++)
+    for (uint32_t i = 0; i < to->vectors * to->agents; i++)
         to->times[i] = to->times[i] < from->times[i] ? to->times[i] : from->times[i];
 }
 static void assign(dw__emu_clock *to, const dw__emu_clock *from) {
-    memcpy(to->times, from->times, 2 * (size_t)to->agents * sizeof *to->times);
+    memcpy(to->times, from->times, to->vectors * (size_t)to->agents * sizeof *to->times);
 }
 
 static common *common_of(const dw__emu_cluster *cluster) {
@@ -129,7 +133,8 @@ static void stop(dw__emu_cta *cta, uint32_t warp, uint32_t pc, const char *why) 
 
 /* A clock that is made when it is first wanted; NULL: no memory, and the checker stops. */
 static dw__emu_clock *wanted(dw__emu_cta *cta, uint32_t warp, uint32_t pc, dw__emu_clock **clock) {
-    if (!*clock) *clock = new_clock(common_of(cta->cluster)->agents);
+    const common *all = common_of(cta->cluster);
+    if (!*clock) *clock = new_clock(all->agents, all->vectors);
     if (!*clock) stop(cta, warp, pc, "the host has no memory left for the checker");
     return *clock;
 }
@@ -180,7 +185,10 @@ bool dw__emu_race_begin(dw__emu_cluster *cluster) {
     if (agents > MOST_AGENTS) return true;
     common *all = dw__calloc(1, sizeof *all);
     if (!all) return false;
-    *all = (common){.agents = agents, .warps_per_block = warps, .first_mbarrier = sides};
+    *all = (common){.agents = agents,
+                    .vectors = cluster->grid->kernel->tensor_fences ? 4 : 2,
+                    .warps_per_block = warps,
+                    .first_mbarrier = sides};
     for (uint32_t rank = 0; rank < cluster->cta_count; rank++) {
         dw__emu_cta *cta = &cluster->ctas[rank];
         cta->race = dw__calloc(1, sizeof *cta->race);
@@ -209,7 +217,7 @@ bool dw__emu_race_begin(dw__emu_cluster *cluster) {
             !race->mbarrier_at)
             return false;
         for (uint32_t i = 0; i < warps; i++) {
-            cta->warps[i].clock = new_clock(agents);
+            cta->warps[i].clock = new_clock(agents, all->vectors);
             if (!cta->warps[i].clock) return false;
             dw__emu_seen(cta->warps[i].clock)[own_agent(&cta->warps[i])] = 1;
         }
@@ -261,7 +269,8 @@ typedef struct toucher {
     uint32_t warp, pc;
     int lane;
     const uint32_t *seen;
-    const uint32_t *shown; /* NULL: through the generic proxy */
+    const uint32_t *shown;              /* NULL: through the generic proxy */
+    const uint32_t *released, *ordered; /* of tensor memory; NULL: fences are not looked for */
     epoch self;
     bool write, told;
     bool in_order;  /* the agent does one after the other */
@@ -339,6 +348,27 @@ static void report(toucher *t, const dw__emu_cta *owner, uint32_t index, int slo
                          t->write ? "writes" : "reads", place, whom, wrote ? "wrote" : "read");
 }
 
+/* Tensor work of another warp, which is known to have been waited for, but by no tcgen05.fence. */
+static bool lacks_fence(const toucher *t, epoch e) {
+    const uint32_t agent = agent_of(e);
+    return t->ordered && agent / DW__SIDES != agent_of(t->self) / DW__SIDES &&
+           t->seen[agent] >= time_of(e) && t->ordered[agent] < time_of(e);
+}
+static void report_fence(toucher *t, const dw__emu_cta *owner, uint32_t index, epoch other,
+                         bool wrote) {
+    char whom[200], place[96];
+    if (t->told) return;
+    t->told = true;
+    describe(t->cta->cluster, other, lane_of(other), whom, sizeof whom);
+    name_place(owner, 4 * index, place, sizeof place);
+    dw__emu_found_at(t->cta, t->warp, t->lane, t->pc, DW__FOUND_PROXY,
+                     "%s %s, which %s %s: no tcgen05.fence::%s", t->write ? "writes" : "reads",
+                     place, whom, wrote ? "wrote" : "read",
+                     t->released[agent_of(other)] >= time_of(other)
+                         ? "after_thread_sync is between the wait for that and this"
+                         : "before_thread_sync came after it in its warp");
+}
+
 static bool is_transfer(uint32_t agent) {
     return agent % DW__SIDES == DW__SIDE_TENSOR_LOAD || agent % DW__SIDES == DW__SIDE_TENSOR_STORE;
 }
@@ -365,6 +395,8 @@ static void after_write(toucher *t, const dw__emu_cta *owner, uint32_t index, in
         report(t, owner, index, slot, write, true, DW__FOUND_RACE);
     else if (t->shown && through_generic(all, write) && t->shown[agent_of(write)] < time_of(write))
         report(t, owner, index, slot, write, true, DW__FOUND_PROXY);
+    else if (lacks_fence(t, write))
+        report_fence(t, owner, index, write, true);
 }
 
 static bool same_work(epoch a, epoch b) {
@@ -426,6 +458,8 @@ static int add_access(toucher *t, const dw__emu_cta *owner, uint32_t index, uint
             after_write(t, owner, index, i, e);
         else if (!wrote && t->write && !is_known(t, e))
             report(t, owner, index, i, e, false, DW__FOUND_RACE);
+        else if (!wrote && t->write && lacks_fence(t, e))
+            report_fence(t, owner, index, e, false);
         if (t->write) parts &= ~(common_part << 4 * i);
     }
     if (t->write && parts & LIVE_MBARRIER && !t->told) {
@@ -523,6 +557,8 @@ static toucher toucher_of(dw__emu_warp *w, int lane, bool write, bool strong) {
                      w->now.pc,
                      lane,
                      seen,
+                     NULL,
+                     NULL,
                      NULL,
                      made(agent, seen[agent], w->now.pc, 0, strong), /* the lane lies beside it */
                      write,
@@ -627,6 +663,18 @@ void dw__emu_race_fence(dw__emu_warp *w) {
     if (!fenced) return;
     join(fenced, w->clock);
     tick(w);
+}
+
+void dw__emu_race_tensor_fence(dw__emu_warp *w, bool after) {
+    if (!active(w) || w->clock->vectors < 4) return;
+    uint32_t *released = dw__emu_released(w->clock), *ordered = dw__emu_ordered(w->clock);
+    const uint32_t own = own_agent(w);
+    if (after) {
+        memcpy(ordered, released, w->clock->agents * sizeof *ordered);
+        return;
+    }
+    for (int side = DW__SIDE_TENSOR; side <= DW__SIDE_TENSOR_STORE; side++)
+        released[own + (uint32_t)side] = dw__emu_seen(w->clock)[own + (uint32_t)side];
 }
 
 void dw__emu_race_arrive(dw__emu_warp *w, uint32_t barrier) {
@@ -749,6 +797,8 @@ void dw__emu_race_mbarrier_told(const dw__emu_async *work, dw__emu_side side, ui
     const uint32_t agent = agent_at(common_of(work->cta->cluster), work->cta, work->warp, side);
     join(gathered, work->clock);
     if (dw__emu_seen(gathered)[agent] < work->time) dw__emu_seen(gathered)[agent] = work->time;
+    if (gathered->vectors == 4 && dw__emu_released(gathered)[agent] < work->time)
+        dw__emu_released(gathered)[agent] = work->time;
 }
 
 void dw__emu_race_mbarrier_complete(dw__emu_cluster *cluster, uint32_t address) {
@@ -808,7 +858,7 @@ bool dw__emu_race_issue(dw__emu_warp *w, dw__emu_async *work) {
     if (work->clock) {
         meet(work->clock, w->clock);
     } else {
-        work->clock = new_clock(w->clock->agents);
+        work->clock = new_clock(w->clock->agents, w->clock->vectors);
         if (!work->clock) return false;
         assign(work->clock, w->clock);
     }
@@ -847,6 +897,8 @@ static void touch_for(dw__emu_async *work, epoch self, bool generic, dw__emu_cta
                  (int)work->lane,
                  dw__emu_seen(work->clock),
                  generic ? NULL : dw__emu_shown(work->clock),
+                 NULL,
+                 NULL,
                  self,
                  write,
                  work->told,
@@ -882,12 +934,15 @@ void dw__emu_race_tensor(dw__emu_async *work, dw__emu_side side, dw__emu_cta *ow
                          uint32_t lanes, uint32_t column, uint32_t columns, bool write) {
     if (!work->clock || !is_on(owner->cluster)) return;
     const uint32_t agent = agent_at(owner->race->common, work->cta, work->warp, side);
+    const bool fences = work->clock->vectors == 4;
     toucher t = {work->cta,
                  work->warp,
                  work->pc,
                  (int)work->lane,
                  dw__emu_seen(work->clock),
                  NULL,
+                 fences ? dw__emu_released(work->clock) : NULL,
+                 fences ? dw__emu_ordered(work->clock) : NULL,
                  made(agent, work->time, work->pc, work->lane, false),
                  write,
                  work->told,

@@ -8,6 +8,11 @@
  * through the generic one (`shown`: fence.proxy.async makes it `seen`). Both go with barriers, mbarriers and
  * waits. Asynchronous work takes a copy of its issuer's clock, and its accesses are held to that copy.
  *
+ * In kernels that have tcgen05.fence, clocks also say up to which time the tensor work of others was released by
+ * fence::before_thread_sync (`released`, which goes with barriers and mbarriers; tcgen05.commit does it by itself), and
+ * up to which a warp's own such work is ordered after it (`ordered`, which stays: fence::after_thread_sync makes it
+ * `released`). Kernels without these fences, as NVIDIA's CUTLASS has them, count on the hardware.
+ *
  * Lanes of a warp count as one agent, and an order may be assumed where there is none: strong accesses (atomic,
  * volatile, acquire, release) of places that share a slot acquire from one another, fences are of every scope.
  * So what is reported is a mistake; not every one is found.
@@ -18,11 +23,13 @@
 #include "emulator/machine.h"
 
 typedef struct dw__emu_clock {
-    uint32_t agents;
-    uint32_t times[]; /* seen, then shown, of each agent */
+    uint32_t agents, vectors; /* 2 or 4 of the below, each of all agents */
+    uint32_t times[];         /* seen, shown, released, ordered */
 } dw__emu_clock;
 static inline uint32_t *dw__emu_seen(dw__emu_clock *c) { return c->times; }
 static inline uint32_t *dw__emu_shown(dw__emu_clock *c) { return c->times + c->agents; }
+static inline uint32_t *dw__emu_released(dw__emu_clock *c) { return c->times + 2 * c->agents; }
+static inline uint32_t *dw__emu_ordered(dw__emu_clock *c) { return c->times + 3 * c->agents; }
 
 typedef struct dw__emu_race dw__emu_race;
 
@@ -58,6 +65,8 @@ void dw__emu_race_strong(dw__emu_warp *w, bool acquires, bool releases, bool ord
 void dw__emu_race_fence_proxy(dw__emu_warp *w);
 void dw__emu_race_fence_init(dw__emu_warp *w);
 void dw__emu_race_fence(dw__emu_warp *w);
+/* tcgen05.fence::before_thread_sync and ::after_thread_sync. */
+void dw__emu_race_tensor_fence(dw__emu_warp *w, bool after);
 
 /* bar and barrier: a warp comes, the last has come, a warp goes on. */
 void dw__emu_race_arrive(dw__emu_warp *w, uint32_t barrier);

@@ -149,6 +149,21 @@ dw_status dw__emu_translate_tensor_commit(dw__emu_translator *t) {
     return DW_OK;
 }
 
+/* ---- fences -------------------------------------------------------------------------------- */
+
+static dw__emu_next fence_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
+    (void)mask;
+    dw__emu_race_tensor_fence(w, op->immediate != 0);
+    return DW__NEXT;
+}
+static dw_status translate_fence(dw__emu_translator *t, bool after) {
+    if (!dw__emu_all_taken(t)) return dw__emu_unsupported(t);
+    DW_RETURN_IF_FAILED(dw__emu_emit(t, fence_run));
+    t->op->immediate = after;
+    t->kernel->tensor_fences = true;
+    return DW_OK;
+}
+
 /* ---- which instruction it is --------------------------------------------------------------- */
 
 static dw_status translate_tcgen05(dw__emu_translator *t) {
@@ -165,8 +180,8 @@ static dw_status translate_tcgen05(dw__emu_translator *t) {
     if (dw__emu_take(t, "shift")) return dw__emu_translate_tensor_shift(t);
     if (dw__emu_take(t, "mma")) return dw__emu_translate_tensor_product(t);
     if (dw__emu_take(t, "commit")) return dw__emu_translate_tensor_commit(t);
-    if (dw__emu_take(t, "fence::before_thread_sync") || dw__emu_take(t, "fence::after_thread_sync"))
-        return dw__emu_emit(t, dw__emu_nothing);
+    if (dw__emu_take(t, "fence::before_thread_sync")) return translate_fence(t, false);
+    if (dw__emu_take(t, "fence::after_thread_sync")) return translate_fence(t, true);
     return dw__emu_unsupported(t);
 }
 

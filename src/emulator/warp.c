@@ -140,6 +140,12 @@ void dw__emu_let_pass(dw__emu_warp *w, uint32_t lanes) {
     note_soonest(w);
 }
 
+/* Lanes have ended: nobody waits for them any more. */
+static void wake_waiting(dw__emu_warp *w) {
+    for (int i = 0; i < w->other_count; i++)
+        if (w->others[i].wait == DW__WAIT_LANES) w->others[i].wait = DW__WAIT_NONE;
+}
+
 /* Lanes stand apart at operations that want them together, and none is left that could still come. */
 static bool stand_apart(const dw__emu_warp *w) {
     for (int i = 0; i < w->other_count; i++)
@@ -188,23 +194,32 @@ void dw__emu_clear_pending(dw__emu_warp *w, uint32_t kind, uint32_t group) {
     }
 }
 
-/* Reads a register that something beside the warp is still to write. */
-static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel) {
+/* Reads a register that something beside the warp is still to write; *product: a product that is not done. */
+static bool reads_early(dw__emu_warp *w, const dw__emu_kernel *kernel, bool *product) {
     const uint32_t in = kernel->from[w->now.pc];
-    for (uint32_t i = kernel->first_read[in]; i < kernel->first_read[in + 1]; i++)
-        if (w->pending->until[kernel->reads[i] / 64]) return true;
-    return false;
+    bool early = false;
+    *product = false;
+    for (uint32_t i = kernel->first_read[in]; i < kernel->first_read[in + 1]; i++) {
+        const uint32_t until = w->pending->until[kernel->reads[i] / 64];
+        if (!until) continue;
+        early = true;
+        *product = *product || (until >> 24 == DW__PENDING_WGMMA &&
+                                dw__emu_wgmma_in_flight(w, until & 0xFFFFFF));
+    }
+    return early;
 }
 
-/* True where the instruction may go on. One that reads early is a finding; what a load of tensor memory still brings is
- * waited for all the same, as a GPU's registers do (kernels of others for B200 count on that). */
+/* True where the instruction may go on. One that reads early is a finding; what a load of tensor memory or a product
+ * still brings is waited for all the same, as a GPU's registers do (kernels of others for B200 count on that), and
+ * since ptxas leaves out the copies of sums that compilers place before the wait (others' for H100 count on that). */
 static bool may_read(dw__emu_warp *w, const dw__emu_kernel *kernel, uint32_t mask) {
     const struct dw__emu_tensor *tensor = w->cta->tensor;
-    if (!reads_early(w, kernel)) return true;
+    bool product;
+    if (!reads_early(w, kernel, &product)) return true;
     if (!w->pending->told)
         dw__emu_found(w, __builtin_ctz(mask), DW__FOUND_EARLY,
                       "reads a register before the wait that makes its value valid");
-    w->pending->told = tensor && tensor->loading[w->index] > 0;
+    w->pending->told = product || (tensor && tensor->loading[w->index] > 0);
     if (w->pending->told) return false;
     dw__emu_clear_pending(w, DW__PENDING_TENSOR_LOAD, 1);
     dw__emu_race_waited_all(w, DW__SIDE_TENSOR_LOAD);
@@ -272,6 +287,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
                 return true;
             }
             ahead = false;
+            wake_waiting(w);
             if (!regroup(w, false)) {
                 if (stand_apart(w)) return report_apart(w);
                 return true;

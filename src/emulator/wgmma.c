@@ -434,6 +434,10 @@ static dw__emu_next product_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t 
     return DW__NEXT;
 }
 
+bool dw__emu_wgmma_in_flight(const dw__emu_warp *w, uint32_t group) {
+    return w->wgmma && w->wgmma->in_flight[group % 64] > 0;
+}
+
 static dw__emu_next commit_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t mask) {
     (void)op, (void)mask;
     if (!w->wgmma) return DW__NEXT;

@@ -369,6 +369,10 @@ static void instructions_compute(void **state) {
         {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], "
          "%r2;",
          0x12345678 ^ 0x9ABCDEF0},
+        /* One lane wants the whole warp, of which the others end. */
+        {"setp.ne.u32 %p1, %r1, 3; @%p1 bra $end; setmaxnreg.dec.sync.aligned.u32 40;\n"
+         "bar.warp.sync 8; mov.u32 %r2, 77; st.global.u32 [%rd1], %r2; $end: ret;",
+         77},
         /* Registers that are vectors. */
         {".reg .v4 .b32 v; .reg .v2 .u32 w<3>; .local .align 16 .b8 at[16]; mov.u32 v.x, 0x1000;\n"
          "mov.u32 v.y, 0x200; mov.u32 v.b, 0x30; mov.u32 v.a, %r1; st.local.v4.u32 [at], v;\n"

@@ -488,6 +488,9 @@ static void mistakes_are_found(void **state) {
         {"mbarrier.init", "mbarrier", "not initialised"},
         {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
         {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
+        {"tcgen05.fence::after_thread_sync", "missing fence", "tcgen05.fence::after_thread_sync is"},
+        {"tcgen05.fence::before_thread_sync", "missing fence",
+         "tcgen05.fence::before_thread_sync came"},
         {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
     };
     (void)state;

@@ -433,6 +433,41 @@ static void products_are_waited_for(void **state) {
     run_all(&product, mistakes, COUNT(mistakes));
 }
 
+/* A sum that is read before the wait is a finding, and it is the right sum. */
+static void sums_read_early_are_right(void **state) {
+    (void)state;
+    static const mistake early = {"the wait comes later",
+                                  "wgmma.wait_group.sync.aligned 0x0;\nadd.f32 %f3, %f3, %f7;\n",
+                                  "add.f32 %f3, %f3, %f7;\nwgmma.wait_group.sync.aligned 0x0;\n",
+                                  "too early",
+                                  NULL,
+                                  "add.f32 %f3, %f3, %f7",
+                                  NULL};
+    char *text = with_mistake(&product, &early);
+    for (uint64_t seed = 1; seed <= FEWER_SEEDS; seed++) {
+        dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+        dw_emulator_launch_options launch = DW_EMULATOR_LAUNCH_DEFAULT;
+        uint32_t out[128];
+        dw_emulator *emulator;
+        dw_emulator_module *module;
+        void *memory;
+        options.seed = seed;
+        assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
+        assert_int_equal(dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module),
+                         DW_OK);
+        assert_int_equal(dw_emulator_allocate(emulator, sizeof out, &memory), DW_OK);
+        launch.block[0] = 128;
+        launch.shared_bytes = 8192;
+        assert_int_equal(
+            dw_emulator_launch(module, "f", &launch, (void *[]){&memory, &memory}, NULL), DW_OK);
+        check_findings(emulator, &product, &early, text, seed);
+        assert_int_equal(dw_emulator_copy_out(emulator, out, memory, sizeof out), DW_OK);
+        for (uint32_t i = 0; i < 128; i++) assert_int_equal(out[i], product_word(NULL, i));
+        dw_emulator_destroy(emulator);
+    }
+    free(text);
+}
+
 /* The same of a tensor pipe: A of 128 x 16, B of 16 x 16. */
 #define ROW(address)                                                                               \
     "st.shared.v4.u32 [" address "], {%r7, %r7, %r7, %r7};\n"                                      \
@@ -875,6 +910,7 @@ int main(void) {
         cmocka_unit_test(barriers_order),
         cmocka_unit_test(parts_of_words_differ),
         cmocka_unit_test(products_are_waited_for),
+        cmocka_unit_test(sums_read_early_are_right),
         cmocka_unit_test(tensor_products_are_waited_for),
         cmocka_unit_test(tensor_memory_is_waited_for),
         cmocka_unit_test(tensor_memory_is_ordered),

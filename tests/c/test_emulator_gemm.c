@@ -255,6 +255,10 @@ static void mistakes_are_found(void **state) {
         {"mbarrier.init", "mbarrier", "not initialised"},
         {"fence.proxy.async", "missing fence", "no fence.proxy.async is between"},
         {"fence.mbarrier_init", "missing fence", "a copy tells the mbarrier"},
+        {"tcgen05.fence::after_thread_sync", "missing fence",
+         "tcgen05.fence::after_thread_sync is"},
+        {"tcgen05.fence::before_thread_sync", "missing fence",
+         "tcgen05.fence::before_thread_sync came"},
         {"cp.async.bulk.wait_group.read", "race", "nothing orders the two"},
         {"<tcgen05.mma", "race", "which a copy of warp 4"},
         {"<<tcgen05.mma", "race", "tensor memory of block"},
@@ -268,6 +272,21 @@ static void mistakes_are_found(void **state) {
     expect_mistakes(&variants[0], mistakes, DW_COUNT(mistakes));
     expect_mistakes(&variants[DW_COUNT(variants) - 1], with_launch_control,
                     DW_COUNT(with_launch_control));
+}
+
+/* A kernel that has no tcgen05.fence at all, as CUTLASS's have none, counts on the hardware: nothing is said. */
+static void fences_are_looked_for_where_there_are_some(void **state) {
+    (void)state;
+    need_kernels();
+    problem p = {.v = variants[0],
+                 .m = 300,
+                 .n = 300,
+                 .k = 300,
+                 .clusters = 1,
+                 .alpha = 1,
+                 .seed = 4,
+                 .without = "tcgen05.fence"};
+    expect_right(&p);
 }
 
 static void time_is_bounded(void **state) {
@@ -349,9 +368,13 @@ static void tiles_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_fit),          cmocka_unit_test(random_numbers_are_right),
-        cmocka_unit_test(integers_are_exact), cmocka_unit_test(blocks_stay),
-        cmocka_unit_test(mistakes_are_found), cmocka_unit_test(time_is_bounded),
+        cmocka_unit_test(tiles_fit),
+        cmocka_unit_test(random_numbers_are_right),
+        cmocka_unit_test(integers_are_exact),
+        cmocka_unit_test(blocks_stay),
+        cmocka_unit_test(mistakes_are_found),
+        cmocka_unit_test(fences_are_looked_for_where_there_are_some),
+        cmocka_unit_test(time_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
