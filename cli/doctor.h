@@ -11,8 +11,8 @@
 json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice);
 /* "oneDNN 2.6.3" or "portable C" */
 json_t *doctor_probe_matrix_products(json_t *advice);
-/* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null, "none": why there is
- * no GPU, or null} */
+/* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null, "none":
+ * why there is no GPU, or null} */
 json_t *doctor_probe_gpu(const dw_machine *machine, json_t *advice);
 /* {"executable", "version", "deepwell", "torch"}: of the Python beside the program, else on PATH */
 json_t *doctor_probe_python(json_t *advice);

@@ -2,13 +2,14 @@
 #ifndef DW_ATTENTION_BACKWARD_LAYOUT_H
 #define DW_ATTENTION_BACKWARD_LAYOUT_H
 
-/* X(head_dim, windowed, tile_m, tile_n, stages_q, stages_do, consumers, serial_rows): windowed 1 where a mask limits
- * what rows see. A block of threads keeps tile_n keys and goes through the queries tile_m at a time, with stages_q and
- * stages_do of those tiles under way. Registers bound the tiles: up to head dimension 128 a thread holds head_dim sums
- * of dK and dV, tile_m scores and as many derivatives of them (halves of both); beyond, tile_n * head_dim /
- * (64 * consumers) sums.
+/* X(head_dim, windowed, tile_m, tile_n, stages_q, stages_do, consumers, serial_rows): windowed 1 where a mask
+ * limits what rows see. A block of threads keeps tile_n keys and goes through the queries tile_m at a time,
+ * with stages_q and stages_do of those tiles under way. Registers bound the tiles: up to head dimension 128 a
+ * thread holds head_dim sums of dK and dV, tile_m scores and as many derivatives of them (halves of both);
+ * beyond, tile_n * head_dim / (64 * consumers) sums.
  *
- * Up to serial_rows queries for each head of keys, SERIAL was the faster on an H200 where there are heads enough. */
+ * Up to serial_rows queries for each head of keys, SERIAL was the faster on an H200 where there are heads
+ * enough. */
 #define DW_SM90_BACKWARD_TILES(X)                                                                  \
     X(64, 0, 128, 128, 2, 2, 2, 512)                                                               \
     X(64, 1, 128, 128, 2, 2, 2, 1024)                                                              \
@@ -28,8 +29,8 @@
 #define DW_BACKWARD_SCORES(head_dim, tile_m, tile_n)                                               \
     (2 * ((head_dim) <= 128 ? (tile_m) * (tile_n)*2 : 2 * (tile_n)*128))
 
-/* What is kept of a tile's queries, in numbers of FP32: of each the scaled LSE, of each delta, whether one of the LSEs is
- * large (and nothing, to a multiple of 16 bytes). */
+/* What is kept of a tile's queries, in numbers of FP32: of each the scaled LSE, of each delta, whether one of
+ * the LSEs is large (and nothing, to a multiple of 16 bytes). */
 #define DW_BACKWARD_STATISTICS(tile_m) (2 * (tile_m) + 4)
 
 /* Dynamic shared memory of the main kernel in bytes: alignment, tiles of K and V, Q, dO, scores, statistics of the
@@ -37,6 +38,7 @@
 #define DW_BACKWARD_SHARED(head_dim, tile_m, tile_n, stages_q, stages_do)                          \
     (1024 +                                                                                        \
      DW_BACKWARD_COLUMNS(head_dim) * 2 * (2 * (tile_n) + ((stages_q) + (stages_do)) * (tile_m)) +  \
-     DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) + (stages_q)*DW_BACKWARD_STATISTICS(tile_m) * 4 + 256)
+     DW_BACKWARD_SCORES(head_dim, tile_m, tile_n) +                                                \
+     (stages_q)*DW_BACKWARD_STATISTICS(tile_m) * 4 + 256)
 
 #endif

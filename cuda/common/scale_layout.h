@@ -14,8 +14,7 @@
 #define DW_SCALE_TILES_HIGH(rows) (((rows) + 127) / 128)
 
 /* Of the scale `column` of `row`, within its tile. */
-#define DW_SCALE_OFFSET_IN_TILE(row, column)                                                       \
-    ((row) % 32 * 16 + (row) % 128 / 32 * 4 + (column) % 4)
+#define DW_SCALE_OFFSET_IN_TILE(row, column) ((row) % 32 * 16 + (row) % 128 / 32 * 4 + (column) % 4)
 /* The same in all, `wide` from DW_SCALE_TILES_WIDE. */
 #define DW_SCALE_OFFSET(row, column, wide)                                                         \
     (((row) / 128 * (wide) + (column) / 4) * 512 + DW_SCALE_OFFSET_IN_TILE(row, column))

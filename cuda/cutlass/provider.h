@@ -49,7 +49,8 @@ typedef struct dw_cutlass_product {
     /* Of kernels whose clusters are chosen at launch: blocks along m and n that are preferred, where the GPU has
      * room for them; 0, 0: 4 x 2. An even number along m, at most 16 blocks together. */
     int32_t cluster[2];
-    int32_t processors; /* that are used at most, by kernels whose blocks stay for tile after tile; 0: all */
+    int32_t
+        processors; /* that are used at most, by kernels whose blocks stay for tile after tile; 0: all */
     /* Of MXFP8 and NVFP4: alpha's further factors, on the GPU; NULL: 1. Else NULL. */
     const float *a_factor, *b_factor;
 } dw_cutlass_product;

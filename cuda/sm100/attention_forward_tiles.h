@@ -28,13 +28,13 @@
 #define DW_SM100_FORWARD_COLUMNS_USED(head_dim, tile_n) (2 * (tile_n) + 2 * (head_dim))
 #define DW_SM100_FORWARD_COLUMNS 512
 
-/* Of each 16 pairs of exponentials, those that are taken by a polynomial, beside the units of ex2: up to 3, more want
- * registers that are not there. Its results are as good after their rounding; a score that is no number gives an infinity
- * there. What is best depends on speed, which nobody has measured. */
+/* Of each 16 pairs of exponentials, those that are taken by a polynomial, beside the units of ex2: up to 3,
+ * more want registers that are not there. Its results are as good after their rounding; a score that is no
+ * number gives an infinity there. What is best depends on speed, which nobody has measured. */
 #define DW_SM100_FORWARD_POLYNOMIAL 0
 
-/* X(head_dim, windowed, keys, tile_m, tile_n, stages, consumers), as DW_SM90_FORWARD_TILES has them; a stage is a tile
- * of keys or of values. Not measured: no GPU of this family was at hand. */
+/* X(head_dim, windowed, keys, tile_m, tile_n, stages, consumers), as DW_SM90_FORWARD_TILES has them; a stage is
+ * a tile of keys or of values. Not measured: no GPU of this family was at hand. */
 #define DW_SM100_FORWARD_TILES(X)                                                                  \
     X(64, 0, 0, 256, 128, 8, 2)                                                                    \
     X(64, 1, 0, 256, 128, 8, 2)                                                                    \

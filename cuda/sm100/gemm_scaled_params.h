@@ -1,6 +1,6 @@
-/* The block-scaled matrix products of sm_100: formats, and what a variant takes of a multiprocessor beside what all
- * products do (gemm_params.h, whose dw_gemm_params they are launched with). Plain C, read by the host and by device code
- * alike. */
+/* The block-scaled matrix products of sm_100: formats, and what a variant takes of a multiprocessor beside what
+ * all products do (gemm_params.h, whose dw_gemm_params they are launched with). Plain C, read by the host and
+ * by device code alike. */
 #ifndef DW_SM100_GEMM_SCALED_PARAMS_H
 #define DW_SM100_GEMM_SCALED_PARAMS_H
 

@@ -14,10 +14,10 @@ extern "C" {
 
 typedef struct dw_device dw_device;
 
-/* "cpu"; "cuda": the GPU whose context is current on the calling thread, the first one where none is; or an emulated GPU,
- * "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a", "emulator:sm_120a" (docs/emulator.md). DW_NOT_FOUND lists
- * the devices that exist; DW_UNSUPPORTED for "cuda" where there is no driver, one that is too old, or no GPU. Nothing is
- * loaded before "cuda" is asked for. */
+/* "cpu"; "cuda": the GPU whose context is current on the calling thread, the first one where none is; or an
+ * emulated GPU, "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a", "emulator:sm_120a"
+ * (docs/emulator.md). DW_NOT_FOUND lists the devices that exist; DW_UNSUPPORTED for "cuda" where there is no
+ * driver, one that is too old, or no GPU. Nothing is loaded before "cuda" is asked for. */
 DW_API dw_status dw_device_find(const char *name, const dw_device **device);
 DW_API const char *dw_device_name(const dw_device *device);
 
@@ -26,8 +26,8 @@ DW_API const char *dw_device_name(const dw_device *device);
 DW_API dw_status dw_device_allocate(const dw_device *device, size_t bytes, void **memory);
 /* `bytes` as given to allocate; NULL memory is allowed. */
 DW_API void dw_device_release(const dw_device *device, void *memory, size_t bytes);
-/* Bytes of this device's memory that the process has now, and the most that it has had at once since it began or since
- * dw_device_memory_restart. As asked for: a block may take more (pages). Either pointer may be NULL. */
+/* Bytes of this device's memory that the process has now, and the most that it has had at once since it began
+ * or since dw_device_memory_restart. As asked for: a block may take more (pages). Either pointer may be NULL. */
 DW_API void dw_device_memory(const dw_device *device, size_t *now, size_t *most);
 DW_API void dw_device_memory_restart(const dw_device *device);
 /* Device to device; the ranges do not overlap. */

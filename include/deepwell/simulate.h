@@ -1,12 +1,13 @@
-/* One training step, played event by event: what every rank of the pipeline computes, sends, waits for and holds.
+/* One training step, played event by event: what every rank of the pipeline computes, sends, waits for and
+ * holds.
  *
  *     dw_simulate               a model, on hardware, in a layout: costs of dw_predict_stage, order of the schedule
  *     dw_simulation_figures_of  step time, bubble, overlap, MFU, memory, beside dw_predict's closed forms
  *     dw_simulation_events      what ran when;   dw_simulation_memory: bytes held over time
  *     dw_simulation_trace       for chrome://tracing and ui.perfetto.dev;   dw_simulation_report: a page for a browser
  *
- * One rank stands for all of its stage: the others of its tensor, context and data parallel groups do the same at the same time.
- * Units: seconds, bytes. docs/dryrun.md has the rules.
+ * One rank stands for all of its stage: the others of its tensor, context and data parallel groups do the same
+ * at the same time. Units: seconds, bytes. docs/dryrun.md has the rules.
  */
 #ifndef DEEPWELL_SIMULATE_H
 #define DEEPWELL_SIMULATE_H
@@ -99,8 +100,8 @@ typedef struct dw_simulation_figures {
     dw_prediction prediction; /* dw_predict's, for the same layout */
     double
         closed_bubble; /* dw_pipeline_bubble: stages alike, backward twice as long as forward, no communication */
-    /* Speed beside other layouts on the same hardware, each predicted by dw_predict: their seconds for this batch over
-     * those of this layout. 0: not to be had, and the reason in words. */
+    /* Speed beside other layouts on the same hardware, each predicted by dw_predict: their seconds for this
+     * batch over those of this layout. 0: not to be had, and the reason in words. */
     double speedup_bf16; /* this layout in BF16 */
     const char *speedup_bf16_reason;
     /* FSDP over all GPUs, micro-batches of 1, recomputation where it does not fit otherwise, and the least tensor
@@ -112,8 +113,8 @@ typedef struct dw_simulation_figures {
 
 typedef struct dw_simulation dw_simulation;
 
-/* DW_INVALID_ARGUMENT as dw_predict, and where the schedule's own rule has no such case (DualPipe: pairs of stages); DW_UNSUPPORTED: more
- * than DW_SIMULATE_MOST_EVENTS. */
+/* DW_INVALID_ARGUMENT as dw_predict, and where the schedule's own rule has no such case (DualPipe: pairs of
+ * stages); DW_UNSUPPORTED: more than DW_SIMULATE_MOST_EVENTS. */
 #define DW_SIMULATE_MOST_EVENTS 20000000
 DW_API dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
                              const dw_layout *layout, dw_simulation **simulation);
@@ -130,8 +131,8 @@ DW_API const dw_memory_point *dw_simulation_memory(const dw_simulation *simulati
 
 /* Figures and ranks as JSON; with dw_text_free. */
 DW_API dw_status dw_simulation_json(const dw_simulation *simulation, char **text);
-/* Trace events (the JSON array format of Chromium's tracing): a process for each rank, a thread for each stream, a counter
- * for memory. */
+/* Trace events (the JSON array format of Chromium's tracing): a process for each rank, a thread for each
+ * stream, a counter for memory. */
 DW_API dw_status dw_simulation_trace(const dw_simulation *simulation, const char *path);
 /* One HTML file that needs no other and no network. `title` names the model; it may be NULL. */
 DW_API dw_status dw_simulation_report(const dw_simulation *simulation, const char *title,

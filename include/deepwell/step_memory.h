@@ -1,10 +1,10 @@
-/* The memory of one training step, to the byte and before anything is allocated: the engine's placement for its arena,
- * shapes for what the caller holds.
+/* The memory of one training step, to the byte and before anything is allocated: the engine's placement for its
+ * arena, shapes for what the caller holds.
  *
- * A plan (dw_engine_plan) needs a graph and sizes, no tensors; what it says of its arena is what a run takes, with all
- * that kernels ask for (scratch for each thread, packed operands). What oneDNN allocates beside it, in passing, is known
- * from its version 2.6 on AVX-512. What lies outside of the arena is the caller's, and
- * the order in which a step makes and drops it is known:
+ * A plan (dw_engine_plan) needs a graph and sizes, no tensors; what it says of its arena is what a run takes,
+ * with all that kernels ask for (scratch for each thread, packed operands). What oneDNN allocates beside it, in
+ * passing, is known from its version 2.6 on AVX-512. What lies outside of the arena is the caller's, and the
+ * order in which a step makes and drops it is known:
  *
  *     forward           parameters, constants, optimizer states, inputs, the arena, all outputs
  *     backward, part p  the same, less outputs that nobody reads any more; gradients of outputs, and of leaves as
@@ -79,9 +79,9 @@ typedef struct dw_step_fit {
     dw_step_moment
         peak; /* of a micro-batch whose gradients are added to those before, unless it is the whole batch */
 } dw_step_fit;
-/* `sizes`: as dw_engine_plan takes them, with the whole batch at `symbol`; divisors from it down to `least` are placed
- * one after the other. `capacity`: bytes. options NULL: defaults; add_gradients is set here. Statuses as dw_engine_plan
- * and dw_plan_step_memory; DW_INVALID_ARGUMENT: a symbol that is none, a batch below `least`. */
+/* `sizes`: as dw_engine_plan takes them, with the whole batch at `symbol`; divisors from it down to `least` are
+ * placed one after the other. `capacity`: bytes. options NULL: defaults; add_gradients is set here. Statuses as
+ * dw_engine_plan and dw_plan_step_memory; DW_INVALID_ARGUMENT: a symbol that is none, a batch below `least`. */
 DW_API dw_status dw_engine_fit_step(dw_engine *engine, const int64_t *sizes, uint32_t symbol,
                                     int64_t least, const dw_step_options *options, size_t capacity,
                                     dw_step_fit *fit);

@@ -76,8 +76,9 @@ static bool look_at_inputs(PyObject *const *args, attention_tensors *tensors) {
            attention_lies_well(&tensors->v) && (tensors->q.rank == 3 || tensors->q.rank == 4);
 }
 
-/* Room for the results, and the launch, of a call whose q, k, v, seed and offsets have been looked at. 1: done, `o` and
- * `lse` (None if not wanted) are new references; 0: the operator must say what to do; -1: an exception is set. */
+/* Room for the results, and the launch, of a call whose q, k, v, seed and offsets have been looked at. 1: done,
+ * `o` and `lse` (None if not wanted) are new references; 0: the operator must say what to do; -1: an exception
+ * is set. */
 static int run_forward(attention_tensors *tensors, const attention_options *options, bool want_lse,
                        PyObject **o, PyObject **lse) {
     dw_attention call;
@@ -104,10 +105,10 @@ cleanup:
     return done;
 }
 
-/* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
- * longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must say what to do:
- * another device than the current one, tensors that would have to be copied, nothing on a GPU, a call that libdeepwell
- * does not take. */
+/* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q,
+ * offsets_k, longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must
+ * say what to do: another device than the current one, tensors that would have to be copied, nothing on a GPU,
+ * a call that libdeepwell does not take. */
 static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 14) {
@@ -138,7 +139,8 @@ static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_
     return made;
 }
 
-/* ---- the usual call, in one step -------------------------------------------------------------------------------- */
+/* ---- the usual call, in one step
+ * -------------------------------------------------------------------------------- */
 
 enum { MOST_WATCHERS = 8, USUAL_OPTIONS = 5 };
 
@@ -151,9 +153,9 @@ static struct {
     PyObject *requires_grad, *to_save, *options;    /* names */
 } usual;
 
-/* attention_prepare(tensor, parameter, watchers, is_grad_enabled, is_deterministic, apply): `watchers` are asked without
- * arguments, and any true answer sends a call to the dispatcher; `apply` is that of an autograd function whose forward
- * is attention_node. */
+/* attention_prepare(tensor, parameter, watchers, is_grad_enabled, is_deterministic, apply): `watchers` are
+ * asked without arguments, and any true answer sends a call to the dispatcher; `apply` is that of an autograd
+ * function whose forward is attention_node. */
 static PyObject *attention_prepare(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *watchers = NULL, *given[5];
@@ -289,8 +291,8 @@ static bool backward_takes(const attention_tensors *inputs, const attention_opti
            dw_attention_supported(&call, true) == DW_OK;
 }
 
-/* What the backward needs, on its node: tensors as save_for_backward puts them there, which keeps versions and makes no
- * cycle, and `options` as the operators' schema has them. */
+/* What the backward needs, on its node: tensors as save_for_backward puts them there, which keeps versions and
+ * makes no cycle, and `options` as the operators' schema has them. */
 static bool save(PyObject *node, PyObject *const *inputs, PyObject *o, PyObject *lse,
                  const attention_options *options) {
     PyObject *tensors = PyTuple_Pack(5, inputs[0], inputs[1], inputs[2], o, lse);
@@ -334,8 +336,8 @@ static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_
     return o;
 }
 
-/* Room for the gradients and the workspace, and the launches. 1: done, `gradients` are new references; 0: the operator
- * must say what to do; -1: an exception is set. */
+/* Room for the gradients and the workspace, and the launches. 1: done, `gradients` are new references; 0: the
+ * operator must say what to do; -1: an exception is set. */
 static int run_backward(attention_tensors *tensors, const attention_options *options,
                         PyObject *gradients[3]) {
     dw_attention call;

@@ -1,8 +1,8 @@
 /* Device code: from the sources inside the library to a function that can be launched.
  *
- * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes, in
- * this order, from the modules built into the library, from PTX built into it, which the driver compiles, from the disk
- * cache, from NVRTC. What is loaded stays loaded.
+ * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes,
+ * in this order, from the modules built into the library, from PTX built into it, which the driver compiles,
+ * from the disk cache, from NVRTC. What is loaded stays loaded.
  */
 #ifndef DW_JIT_H
 #define DW_JIT_H
@@ -28,7 +28,8 @@ typedef struct dw__jit_variant {
 } dw__jit_variant;
 
 void dw__jit_add_define(dw__jit_variant *variant, const char *name, int value);
-/* "attention_forward.sm_90a.DROPOUT=0.ELEMENT=0....": the same for equal variants of a source, whatever their entry. */
+/* "attention_forward.sm_90a.DROPOUT=0.ELEMENT=0....": the same for equal variants of a source, whatever their
+ * entry. */
 dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name);
 
 /* ---- steps, for the loader below and for tools ---------------------------------------------------- */
@@ -39,8 +40,9 @@ dw_status dw__jit_expand(const char *source, dw__text *expanded);
 
 typedef enum dw__jit_form { DW__JIT_CUBIN, DW__JIT_PTX } dw__jit_form;
 
-/* The variant, by NVRTC. `log` (may be NULL) receives the compiler's output, with `options`, NULL-terminated, behind our
- * own (may be NULL). PTX is text, without lines of the source. The message of a failure carries the first error. */
+/* The variant, by NVRTC. `log` (may be NULL) receives the compiler's output, with `options`, NULL-terminated,
+ * behind our own (may be NULL). PTX is text, without lines of the source. The message of a failure carries the
+ * first error. */
 dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expanded,
                           dw__jit_form form, const char *const *options, void **image,
                           size_t *bytes, dw__text *log);
@@ -64,8 +66,9 @@ dw_status dw__jit_image(const dw__jit_variant *variant, dw__jit_form form, void 
 
 /* ---- loading --------------------------------------------------------------------------------------- */
 
-/* The variant's entry point, compiled and loaded if need be, in the current context, which is `context`; it may ask for
- * `shared_bytes` of dynamic shared memory. Takes a lock: callers keep what they get. Valid while the context lives. */
+/* The variant's entry point, compiled and loaded if need be, in the current context, which is `context`; it may
+ * ask for `shared_bytes` of dynamic shared memory. Takes a lock: callers keep what they get. Valid while the
+ * context lives. */
 dw_status dw__jit_load(const dw__context *context, const dw__jit_variant *variant,
                        unsigned shared_bytes, void **function);
 

@@ -115,7 +115,8 @@ static dw_status write_memory(const dw_runs *runs, const double *memory, double 
     return dw__text_printf(out, "}");
 }
 
-/* Points between the pipeline's idle part and what was measured, which is computed of profiled times: of equal stages. */
+/* Points between the pipeline's idle part and what was measured, which is computed of profiled times: of equal
+ * stages. */
 static dw_status write_bubbles(const dw_runs *runs, const dw__constants *constants, double *errors,
                                dw__text *out) {
     size_t count = 0, within = 0;

@@ -87,7 +87,8 @@ static double turn_sum(const dw__turn *t) { return t->forward + t->input + t->we
 static double way(const dw__turn *t) { return t->forward + t->input; }
 static double excess(double seconds) { return seconds > 0 ? seconds : 0; }
 
-/* Of stages `from` to the last one but one, with the sends after each: 0 forward and backward of inputs, 1 of weights too. */
+/* Of stages `from` to the last one but one, with the sends after each: 0 forward and backward of inputs, 1 of
+ * weights too. */
 static double ways_from(const dw__pipeline *p, int from, int weights) {
     double all = 0;
     const dw__turn *turns[2] = {&p->first, &p->mean};
@@ -98,8 +99,9 @@ static double ways_from(const dw__pipeline *p, int from, int weights) {
     return all;
 }
 
-/* 1F1B. A stage has p - r micro-batches under way; s - r + 1 of them go round from stage r to s and back in turn. So
- * either a stage is never idle between its first and last round, or all stages wait for rounds through all of them. */
+/* 1F1B. A stage has p - r micro-batches under way; s - r + 1 of them go round from stage r to s and back in
+ * turn. So either a stage is never idle between its first and last round, or all stages wait for rounds through
+ * all of them. */
 static double one_forward_one_backward(const dw__pipeline *p) {
     double m = p->micro_batches, stages = p->stages, last = turn_sum(&p->last);
     double round = ways_from(p, 0, 1) + last, span = round + (m - 1) * last;
@@ -129,8 +131,8 @@ static double all_forward_all_backward(const dw__pipeline *p) {
     return ways_from(p, 0, 1) + turn_sum(&p->last) + (p->micro_batches - 1) * (forward + backward);
 }
 
-/* Groups of p micro-batches through v chunks: a rank begins and ends up to p - 1 chunks late, and while the first group
- * passes, and the last one, each further chunk waits for p sends. */
+/* Groups of p micro-batches through v chunks: a rank begins and ends up to p - 1 chunks late, and while the
+ * first group passes, and the last one, each further chunk waits for p sends. */
 static double interleaved(const dw__pipeline *p) {
     double most = fmax(fmax(turn_sum(&p->first), turn_sum(&p->middle)), turn_sum(&p->last)),
            v = p->chunks;
@@ -138,8 +140,8 @@ static double interleaved(const dw__pipeline *p) {
     return p->micro_batches * most + ramp + 2 * (v - 1) * p->stages * p->send;
 }
 
-/* A stage, by itself: before its first backward it has `held` forwards to do, after its last forward what is left of so
- * many micro-batches; else it waits. */
+/* A stage, by itself: before its first backward it has `held` forwards to do, after its last forward what is
+ * left of so many micro-batches; else it waits. */
 static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int place, double held) {
     double m = p->micro_batches, sum = turn_sum(turn), kept = p->weight_kept;
     double round =
@@ -155,7 +157,8 @@ static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int p
     return fmax(m * sum + waits, steady);
 }
 
-/* From the first stage to another and back, which by then has done all but the weights' gradients that it may keep. */
+/* From the first stage to another and back, which by then has done all but the weights' gradients that it may
+ * keep. */
 static double zero_bubble_pair(const dw__pipeline *p, const dw__turn *turn, int place,
                                double held) {
     double m = p->micro_batches, there = ways_from(p, 0, 0) - ways_from(p, place, 0);
@@ -171,8 +174,8 @@ static double zero_bubble_h(const dw__pipeline *p, double held) {
     return fmax(span, zero_bubble_pair(p, &p->last, p->stages - 1, held));
 }
 
-/* Idle seconds along one path through an order that is fixed: so many forwards, backwards and sends more than a rank's own
- * work has, each a p + b. */
+/* Idle seconds along one path through an order that is fixed: so many forwards, backwards and sends more than a
+ * rank's own work has, each a p + b. */
 typedef struct idle_path {
     double forward[2], input[2], weight[2], send[2];
     double excess
@@ -194,8 +197,8 @@ static double longest_of(const idle_path *paths, int count, double stages, const
     return longest;
 }
 
-/* The rule's own order (pipeline_schedule.c), with nothing between a rank's chunks: in the first list all ranks are in step,
- * in the second the first one, which has the loss too, sets the pace. */
+/* The rule's own order (pipeline_schedule.c), with nothing between a rank's chunks: in the first list all ranks
+ * are in step, in the second the first one, which has the loss too, sets the pace. */
 static double zero_bubble_v(const dw__pipeline *p) {
     static const idle_path in_step[] = {
         {{0, 0}, {1, -1}, {-1, 1}, {6, -8}, {0, 0}},
@@ -221,8 +224,8 @@ static double zero_bubble_v(const dw__pipeline *p) {
     return fmax(step, pace);
 }
 
-/* A rank has the stages that lie opposite: half of the micro-batches pass it in either direction. In the first list ranks
- * take turns without waiting, in the second each round through all stages waits for its sends. */
+/* A rank has the stages that lie opposite: half of the micro-batches pass it in either direction. In the first
+ * list ranks take turns without waiting, in the second each round through all stages waits for its sends. */
 static double dualpipe(const dw__pipeline *p) {
     static const idle_path busy[] = {
         {{0.5, -1}, {1, -3}, {-0.5, 0}, {5.5, -10}, {-1, 7.0 / 3}},

@@ -1,5 +1,6 @@
-/* Models by name: the fields of their publishers' config.json that sizes follow from, read as any config.json is. Where
- * there is no such file (GPT-3, Megatron's, Grok), the paper's widths in the fields of the family that it is like. */
+/* Models by name: the fields of their publishers' config.json that sizes follow from, read as any config.json
+ * is. Where there is no such file (GPT-3, Megatron's, Grok), the paper's widths in the fields of the family
+ * that it is like. */
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include <ctype.h>

@@ -20,7 +20,7 @@
     X(gemm_fp4, 0.722, 0.70, 0.15, "as FP8, and the scales' traffic")                              \
     X(gemm_grouped, 0.743, 0.80, 0.15,                                                             \
       "H200: grouped products of experts reach 431 to 700 TFLOP/s")                                \
-    X(gemm_wave, 0.21, 0.20, 0.40, "part of a wave of tiles lost at the end of a product")        \
+    X(gemm_wave, 0.21, 0.20, 0.40, "part of a wave of tiles lost at the end of a product")         \
     X(gemm_depth, 214, 200.0, 0.40,                                                                \
       "length of the inner dimension at which half of the rate is reached")                        \
     X(gemm_gap, 3.11e-06, 3e-6, 0.40, "seconds between two kernels, with the launch ahead")        \
@@ -30,10 +30,10 @@
     X(attention_sm80, 0.433, 0.55, 0.15,                                                           \
       "FlashAttention-2 on A100, forward and backward together")                                   \
     X(attention_sm90, 0.471, 0.50, 0.15, "cuDNN and FlashAttention-3 on H200: 490 to 680 of 989")  \
-    X(attention_own, 1.1, 1.10, 0.05,                                                             \
+    X(attention_own, 1.1, 1.10, 0.05,                                                              \
       "ours beside cuDNN's on H200, 36 shapes alone: 1.03 forward, 1.14 backward "                 \
       "(bench/results/attention-h200-2026-11-22.json)")                                            \
-    X(attention_sm100, 0.47, 0.50, 0.15, "cuDNN on B200")                                         \
+    X(attention_sm100, 0.47, 0.50, 0.15, "cuDNN on B200")                                          \
     X(attention_length, 452, 400.0, 0.40,                                                          \
       "sequence at which a causal kernel reaches half of its rate")                                \
     X(attention_scores, 9.28, 14.0, 0.30,                                                          \
@@ -41,12 +41,12 @@
     /* Elementwise work: bytes of forward. */                                                      \
     X(elementwise_hidden, 21.6, 24.0, 0.25,                                                        \
       "for each hidden element of a layer: two norms, two residuals")                              \
-    X(elementwise_ffn, 4.2, 4.0, 0.25, "for each element of the MLP's inner width")               \
+    X(elementwise_ffn, 4.2, 4.0, 0.25, "for each element of the MLP's inner width")                \
     X(elementwise_eager, 1.43, 1.6, 0.20, "unfused, of that")                                      \
     X(elementwise_compiled, 0.786, 0.8, 0.20, "fused by a compiler, of that")                      \
-    X(elementwise_backward, 1.62, 1.6, 0.15, "backward, of forward")                                \
-    X(logit_bytes, 21.2, 24.0, 0.30, "for each logit, forward and backward of the loss")             \
-    X(quantize_bytes, 5, 5.0, 0.35,                                                             \
+    X(elementwise_backward, 1.62, 1.6, 0.15, "backward, of forward")                               \
+    X(logit_bytes, 21.2, 24.0, 0.30, "for each logit, forward and backward of the loss")           \
+    X(quantize_bytes, 5, 5.0, 0.35,                                                                \
       "for each element of an operand of a low-precision product: read, write twice")              \
     X(quantize_blocks, 2.0, 2.0, 0.25,                                                             \
       "of that, with scales of blocks (MX, 128): operands are rounded along either dimension")     \
@@ -64,7 +64,7 @@
       "of eager PyTorch's, in C: a launch by the driver takes 2 to 3 us, of 10")                   \
     X(host_graphs, 0.25, 0.25, 0.40, "part that is left with CUDA graphs")                         \
     X(step_fixed, 0.0165, 0.015, 0.60, "seconds a step: norm of the gradients, logging, data")     \
-    X(micro_fixed, 0.000991, 1e-3, 0.60,                                                            \
+    X(micro_fixed, 0.000991, 1e-3, 0.60,                                                           \
       "seconds a micro-batch: synchronisation, embeddings, loss")                                  \
     /* Communication. */                                                                           \
     X(link_efficiency, 0.764, 0.75, 0.10, "H200: NCCL reaches 326 to 356 of 450 GB/s")             \
@@ -75,14 +75,14 @@
     X(tensor_exposed, 0.518, 0.45, 0.30,                                                           \
       "with overlap: part of tensor-parallel traffic that is not hidden")                          \
     X(tensor_exposed_plain, 0.924, 1.0, 0.10, "without")                                           \
-    X(context_exposed, 0.351, 0.35, 0.40, "of the exchange of keys and values")                     \
-    X(expert_exposed, 0.86, 0.85, 0.20, "of the exchange of tokens")                              \
+    X(context_exposed, 0.351, 0.35, 0.40, "of the exchange of keys and values")                    \
+    X(expert_exposed, 0.86, 0.85, 0.20, "of the exchange of tokens")                               \
     X(expert_link, 0.478, 0.50, 0.30,                                                              \
       "all-to-all within a domain, of a ring's bandwidth: DeepEP 153 of 450 GB/s")                 \
     X(expert_network, 0.868, 0.85, 0.30, "and between nodes: DeepEP 43 to 58 GB/s through 50")     \
     X(data_exposed, 0.282, 0.25, 0.40,                                                             \
       "of the gradients' reduction, with overlap, beside what does not fit beside backward")       \
-    X(shard_exposed, 0.0997, 0.10, 0.40,                                                            \
+    X(shard_exposed, 0.0997, 0.10, 0.40,                                                           \
       "of FSDP's gathers, beside what does not fit beside computation")                            \
     X(shard_contention, 0.149, 0.15, 0.40,                                                         \
       "slowdown of computation by traffic that runs beside it")                                    \
@@ -91,11 +91,11 @@
     X(pipeline_sync, 0.0174, 0.02, 0.50,                                                           \
       "of 1F1B's and GPipe's pipeline: sends and receives are pairs, so that a stage waits for "   \
       "whatever holds its neighbour up")                                                           \
-    X(send_startup, 0.000259, 2.5e-4, 0.40,                                                          \
+    X(send_startup, 0.000259, 2.5e-4, 0.40,                                                        \
       "seconds of a send and its receive, launched together and waited for: times of four "        \
       "models on A100s (Qi et al. 2024, appendix) less bytes over bandwidth")                      \
     /* The host's memory. */                                                                       \
-    X(host_link, 0.8, 0.80, 0.15,                                                                 \
+    X(host_link, 0.8, 0.80, 0.15,                                                                  \
       "copies of locked memory: 50 to 55 of 63 GB/s over PCI Express 5.0, 300 to 400 of 450 over " \
       "NVLink-C2C")                                                                                \
     X(host_adam, 0.45, 0.45, 0.30,                                                                 \

@@ -42,7 +42,8 @@ static const dw__planner_family families[] = {
     /* Llama and its like */
     {"llama aquila baichuan cwm exaone helium yi deepseek", 2, 0, ATTENTION, "mlp_bias", GATE, 0},
     {"mistral ministral ministral3", 2, 0, NO_BIASES, GATE | WINDOW, 0},
-    {"qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text", 2, 0, "+", NULL, NULL, GATE | DW__HAS_WINDOW_IF_USED, 0},
+    {"qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
+     2, 0, "+", NULL, NULL, GATE | DW__HAS_WINDOW_IF_USED, 0},
     {"qwen", 2, 0, "+", NULL, NULL, GATE | DW__HAS_HALF_MLP, 0},
     {"qwen3 qwen3_vl_text", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS | DW__HAS_WINDOW_IF_USED, 0},
     {"phi3", 2, 0, NO_BIASES, GATE | WINDOW, 0},

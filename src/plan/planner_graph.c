@@ -1,7 +1,7 @@
 /* A forward graph -> dw_planner_model: widths from the shapes of its tables, products and attention.
  *
- * Layers are those that nodes carry. A layer is one attention and one MLP or mixture of experts; layers of one kind must
- * be alike, since a plan has one width for each. */
+ * Layers are those that nodes carry. A layer is one attention and one MLP or mixture of experts; layers of one
+ * kind must be alike, since a plan has one width for each. */
 #include "plan/planner_internal.h"
 #include <math.h>
 

@@ -76,7 +76,8 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
 /* ---- collectives: seconds ---- */
-/* Ranks are numbered with tensor innermost, then context, data, pipeline; experts lie across tensor, context and data. */
+/* Ranks are numbered with tensor innermost, then context, data, pipeline; experts lie across tensor, context
+ * and data. */
 int dw__domain_of(const dw_hardware *hardware, int gpus);
 /* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction, in so many messages. */
 double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
@@ -118,9 +119,9 @@ typedef struct dw__layer_memo { /* begin with zeros; one for each choice of size
 /* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
 double dw__stage_layers(const dw__planned *planned, int stage);
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts);
-/* Of attention, where its tensor parallelism is less than the rest's: elements that `attention_tp` leaves on a rank, and
- * what these are more than with tp. dw__stage_parameters is without the excess, which tp / attention_tp ranks share
- * like replicas. */
+/* Of attention, where its tensor parallelism is less than the rest's: elements that `attention_tp` leaves on a
+ * rank, and what these are more than with tp. dw__stage_parameters is without the excess, which tp /
+ * attention_tp ranks share like replicas. */
 double dw__stage_attention(const dw__planned *planned, int stage, double *excess);
 int dw__head_stage(
     const dw_layout *layout); /* the last; where the pipeline turns round, the first */
@@ -248,7 +249,8 @@ double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);
-/* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from profiles. */
+/* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from
+ * profiles. */
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout);
 

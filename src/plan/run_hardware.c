@@ -1,5 +1,5 @@
-/* The machine of a row: a profile of the catalogue by what a table calls the GPU, other GPUs by their data sheets' figures
- * in the place of a profile's, and what the row says of memory and network. */
+/* The machine of a row: a profile of the catalogue by what a table calls the GPU, other GPUs by their data
+ * sheets' figures in the place of a profile's, and what the row says of memory and network. */
 #include "plan/runs.h"
 #include <ctype.h>
 #include <math.h>
@@ -46,8 +46,8 @@ static const variant variants[] = {
     {.gpu = "a100", .profile = "a100-80"},
 };
 
-/* Small letters, hyphens between words, without makers' and brands' names and a number of GPUs: "NVIDIA A100-SXM4-80GB"
- * is "a100-sxm4-80gb", "8x H100 80GB HBM3" is "h100-80gb-hbm3". */
+/* Small letters, hyphens between words, without makers' and brands' names and a number of GPUs: "NVIDIA
+ * A100-SXM4-80GB" is "a100-sxm4-80gb", "8x H100 80GB HBM3" is "h100-80gb-hbm3". */
 static void plain_name(const char *gpu, char *plain, size_t size) {
     static const char *const brands[] = {"nvidia-",  "amd-",   "instinct-",
                                          "geforce-", "tesla-", "gpu-"};
@@ -72,7 +72,8 @@ static void plain_name(const char *gpu, char *plain, size_t size) {
     }
 }
 
-/* `name` is the beginning of `plain`, and no other GPU's name goes on: a hyphen, the end, or a unit behind a number. */
+/* `name` is the beginning of `plain`, and no other GPU's name goes on: a hyphen, the end, or a unit behind a
+ * number. */
 static bool begins(const char *plain, const char *name) {
     size_t length = strlen(name);
     if (strncmp(plain, name, length) != 0) return false;

@@ -114,7 +114,8 @@ static void layer_pattern(const char *notes, dw_planner_model *model) {
     model->dense_layers = layers - model->moe_every * mixtures;
 }
 
-/* Where no vocabulary is stated: GPT-2's or Llama's, whichever comes nearer to the stated parameters with one table or two. */
+/* Where no vocabulary is stated: GPT-2's or Llama's, whichever comes nearer to the stated parameters with one
+ * table or two. */
 static void vocabulary(double stated, dw_planner_model *model) {
     static const int sizes[] = {51200, 32000};
     double nearest = HUGE_VAL;

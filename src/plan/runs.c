@@ -24,7 +24,8 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     dw_layout *layout = &run->layout;
     double count;
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
-    /* PyTorch has fused attention since 2.0 of March 2023, XLA on GPUs cuDNN's since 2024, and no GPU before Ampere. */
+    /* PyTorch has fused attention since 2.0 of March 2023, XLA on GPUs cuDNN's since 2024, and no GPU before
+     * Ampere. */
     int year = whole(table, row, "year", 0), capability = run->hardware->capability;
     bool jax = layout->framework == DW_FRAMEWORK_JAX;
     bool early =
@@ -68,7 +69,8 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
         layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
     } else if (layout->zero_stage > 0 &&
                (dw__says(notes, "Megatron-DeepSpeed") || dw__says(source, "Megatron-DeepSpeed"))) {
-        /* DeepSpeed's ZeRO: gradients in half precision, and a rank's part of them flat, also in FP32, for the step. */
+        /* DeepSpeed's ZeRO: gradients in half precision, and a rank's part of them flat, also in FP32, for the
+         * step. */
         layout->gradient_bytes = 2;
         layout->optimizer_bytes = 18;
     }
@@ -198,8 +200,8 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
-    /* Megatron cuts experts as it cuts other layers unless it is told otherwise, as Megatron-Bridge's recipes do. Who has
-     * experts narrower than the model never wants it. */
+    /* Megatron cuts experts as it cuts other layers unless it is told otherwise, as Megatron-Bridge's recipes
+     * do. Who has experts narrower than the model never wants it. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON && layout->ep > 1 && layout->tp > 1 &&
         !layout->etp && run->model.expert_ffn >= run->model.hidden &&
         ranks % ((int64_t)layout->ep * layout->tp) == 0 &&

@@ -427,8 +427,8 @@ static dw__mesh mesh_of(const dw_layout *layout) {
                       .atp = layout->attention_tp ? layout->attention_tp : layout->tp};
 }
 
-/* Seconds in which the question has an answer already: one that another question has, or one with the sizes of the plan's
- * runners-up. None: `limit`. */
+/* Seconds in which the question has an answer already: one that another question has, or one with the sizes of
+ * the plan's runners-up. None: `limit`. */
 static double known_answer(const dw__problem *asked, const dw__found *kept, int kept_count,
                            const dw_autoplan_other *others, int count, double limit) {
     for (int at = 0; at < count; at++)

@@ -1,5 +1,6 @@
-/* The search for a layout, in its parts: limits (what the request fixes) -> space (what divides) -> mesh (the best within
- * one choice of sizes) -> search (best first, over all of them) -> fit (what to say where nothing fits). */
+/* The search for a layout, in its parts: limits (what the request fixes) -> space (what divides) -> mesh (the
+ * best within one choice of sizes) -> search (best first, over all of them) -> fit (what to say where nothing
+ * fits). */
 #ifndef DW_SEARCH_H
 #define DW_SEARCH_H
 
@@ -35,7 +36,8 @@ typedef struct dw__problem {
     dw__limits limits;
     int seq_len, global_batch;
 } dw__problem;
-/* What of a layout may wait in the host's memory: the framework can, the hardware has a way there, the limits allow. */
+/* What of a layout may wait in the host's memory: the framework can, the hardware has a way there, the limits
+ * allow. */
 int dw__space_offloads_optimizer(const dw__problem *problem);
 int dw__space_offloads_layers(const dw__problem *problem, dw_recompute recompute);
 /* DW_INVALID_ARGUMENT: what the framework or the hardware cannot do is asked for. */
@@ -84,8 +86,8 @@ int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sh
 /* `ends`, or NULL: as many layers on each stage, or one more on some between. */
 int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, const dw__ends *ends,
                     dw__turns *turns);
-/* Splits whose heaviest stage is lighter than that of an even one, the lightest first, where the head takes as long as
- * `head` layers. */
+/* Splits whose heaviest stage is lighter than that of an even one, the lightest first, where the head takes as
+ * long as `head` layers. */
 int dw__space_ends(const dw__problem *problem, const dw__mesh *mesh, double head, dw__ends *ends);
 /* The search may choose them. */
 int dw__space_may_be_uneven(const dw__problem *problem);

@@ -50,10 +50,10 @@ static dw_status fits_on(const dw__problem *problem, int gpus, int *fits) {
     return DW_OK;
 }
 
-/* Twice as many until something fits; then between the last two, upwards in at most STEPS_MOST steps of whole nodes, and
- * again within the step below what fits, until a step is a node (below a node, a GPU). What fits is no threshold: 24 GPUs
- * may do where 25 divide into nothing. So numbers between coarse steps are not asked unless a step below them fits not
- * and one above them does. */
+/* Twice as many until something fits; then between the last two, upwards in at most STEPS_MOST steps of whole
+ * nodes, and again within the step below what fits, until a step is a node (below a node, a GPU). What fits is
+ * no threshold: 24 GPUs may do where 25 divide into nothing. So numbers between coarse steps are not asked
+ * unless a step below them fits not and one above them does. */
 dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
     int node = problem->hardware->gpus_per_node > 0 ? problem->hardware->gpus_per_node : 1;
     int64_t low = problem->hardware->gpus, high = low;

@@ -1,8 +1,8 @@
 /* One choice of sizes: what no layout of it can beat, and its best one.
  *
- * Computation depends on the sizes alone. Sharding, schedule and recomputation add to it, and more recomputation never
- * makes a step shorter: so the first level that fits is the best of its kind, and whatever exceeds the limit without
- * recomputation need not be tried with it.
+ * Computation depends on the sizes alone. Sharding, schedule and recomputation add to it, and more
+ * recomputation never makes a step shorter: so the first level that fits is the best of its kind, and whatever
+ * exceeds the limit without recomputation need not be tried with it.
  */
 #include "plan/planner_internal.h"
 #include "plan/search.h"
@@ -304,8 +304,8 @@ static void set_least_recomputation(const trial *t, dw_layout *layout) {
     layout->recompute_layers = 0;
 }
 
-/* Those of the schedules that can be within `most` seconds, whatever the sharding; `least`: what each has at least, but for
- * data parallel traffic and the optimizer. */
+/* Those of the schedules that can be within `most` seconds, whatever the sharding; `least`: what each has at
+ * least, but for data parallel traffic and the optimizer. */
 static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count,
                       double *least) {
     int kept = 0;
@@ -337,8 +337,9 @@ static void order_turns(dw__turns *turns, double *least, int count) {
     }
 }
 
-/* What a sharding takes. Recomputation hides more of its traffic, and takes longer than what it hides. overlaps[0]: some
- * schedule leaves tokens' exchange in the open; [1]: some hides it. HUGE_VAL: no schedule is fast enough. */
+/* What a sharding takes. Recomputation hides more of its traffic, and takes longer than what it hides.
+ * overlaps[0]: some schedule leaves tokens' exchange in the open; [1]: some hides it. HUGE_VAL: no schedule is
+ * fast enough. */
 static double sharding_seconds(const trial *t, dw_layout *layout, const int *overlaps) {
     const dw_planner_model *model = t->problem->model;
     double computing;

@@ -1,6 +1,6 @@
-/* Plays the lists of all ranks. A rank does its operations in their order, each as soon as what it needs has arrived; what
- * has arrived is known, because each list waits for nothing that waits for it. So no queue of events is needed: a rank
- * runs until it lacks something, and is taken up again when that has been sent. */
+/* Plays the lists of all ranks. A rank does its operations in their order, each as soon as what it needs has
+ * arrived; what has arrived is known, because each list waits for nothing that waits for it. So no queue of
+ * events is needed: a rank runs until it lacks something, and is taken up again when that has been sent. */
 #include "simulate/simulate_internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -100,9 +100,9 @@ static dw_status put(player *p, int rank, dw_stream stream, dw_event_kind kind,
     return record(p, rank, stream, kind, operation->chunk, operation->micro_batch, start, end);
 }
 
-/* An operation and what runs beside it. Traffic among its layers is drawn once for each kind, not for each layer: a piece
- * of the computation with what it hides below it, then what nothing hides. Parameters are gathered from its beginning,
- * gradients reduced up to its end. */
+/* An operation and what runs beside it. Traffic among its layers is drawn once for each kind, not for each
+ * layer: a piece of the computation with what it hides below it, then what nothing hides. Parameters are
+ * gathered from its beginning, gradients reduced up to its end. */
 static dw_status play_operation(player *p, int rank, const dw__operation *operation,
                                 const dw__beside_cost *first, const dw__beside_cost *second,
                                 double start, double seconds) {
@@ -151,8 +151,9 @@ static dw_status play_operation(player *p, int rank, const dw__operation *operat
     return DW_OK;
 }
 
-/* Parameters of a step, chunk after chunk as they are needed; just in time for the first operation, whose input is there at
- * `ready`: a rank that begins late would have nothing of gathering early, but a step that seems longer. */
+/* Parameters of a step, chunk after chunk as they are needed; just in time for the first operation, whose input
+ * is there at `ready`: a rank that begins late would have nothing of gathering early, but a step that seems
+ * longer. */
 static dw_status gather(player *p, int rank, double ready) {
     int chunks = p->schedule->chunks, first = p->schedule->ranks[rank].items[0].chunk;
     const dw__chunk_cost *costs = &p->simulation->costs.chunks[rank * chunks];
@@ -313,8 +314,8 @@ static int compare_events(const void *left, const void *right) {
     return a->end < b->end ? -1 : a->end > b->end;
 }
 
-/* Seconds of [start, end] while the rank computes; *from is the first event on its compute stream that may still matter,
- * for intervals that come in order. */
+/* Seconds of [start, end] while the rank computes; *from is the first event on its compute stream that may
+ * still matter, for intervals that come in order. */
 static double covered(const dw_event *compute, size_t count, size_t *from, double start,
                       double end) {
     double sum = 0;

@@ -1,9 +1,10 @@
-/* The order of schedules whose backward comes in two, made for the times at hand: the handcrafted orders of ZB-H1, ZB-H2 and
- * ZB-V leave no more than their papers say where forward and both backwards take equally long, and stages wait where they
- * do not. Here each rank, whenever it is free, takes what lies ready: a backward of inputs first (others wait for it),
- * then a forward if its activations have room, else weights' gradients; it waits only where there is nothing (after Qi et
- * al. 2024, section 3.1, which weighs bubbles one by one). Some variants of this are tried beside the rule's own order, and
- * the shortest is kept. Memory is the schedule's own. */
+/* The order of schedules whose backward comes in two, made for the times at hand: the handcrafted orders of
+ * ZB-H1, ZB-H2 and ZB-V leave no more than their papers say where forward and both backwards take equally long,
+ * and stages wait where they do not. Here each rank, whenever it is free, takes what lies ready: a backward of
+ * inputs first (others wait for it), then a forward if its activations have room, else weights' gradients; it
+ * waits only where there is nothing (after Qi et al. 2024, section 3.1, which weighs bubbles one by one). Some
+ * variants of this are tried beside the rule's own order, and the shortest is kept. Memory is the schedule's
+ * own. */
 #include "simulate/simulate_internal.h"
 #include <math.h>
 

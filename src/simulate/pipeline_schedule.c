@@ -1,5 +1,5 @@
-/* The rules are made for numbers of micro-batches that suit them. Any other number is rounded up, and what the list has of
- * micro-batches that are not there is left out: the rest keeps its order, so it still runs. */
+/* The rules are made for numbers of micro-batches that suit them. Any other number is rounded up, and what the
+ * list has of micro-batches that are not there is left out: the rest keeps its order, so it still runs. */
 #include "simulate/pipeline_schedule.h"
 
 typedef struct maker {
@@ -25,8 +25,8 @@ static void gpipe(maker *m) {
         for (int at = count - 1; at >= 0; at--) put(m, DW_EVENT_BACKWARD, chunk, at);
 }
 
-/* The i-th forward (or backward) of a rank with several chunks: groups of as many micro-batches as there are stages, each
- * through all chunks (Narayanan et al. 2021). */
+/* The i-th forward (or backward) of a rank with several chunks: groups of as many micro-batches as there are
+ * stages, each through all chunks (Narayanan et al. 2021). */
 static void put_interleaved(maker *m, dw_event_kind kind, int at) {
     int stages = m->schedule->stages, chunks = m->schedule->chunks, group = stages * chunks;
     int chunk = at % group / stages;
@@ -49,8 +49,8 @@ static void one_forward_one_backward(maker *m, int rank) {
     for (int at = all - before; at < all; at++) put_interleaved(m, DW_EVENT_BACKWARD, at);
 }
 
-/* ZB-H1 and ZB-H2 (Qi et al. 2024): 1F1B, with `before` forwards first and weights' gradients `late` backwards after those
- * of the inputs. Both together are what a rank holds. */
+/* ZB-H1 and ZB-H2 (Qi et al. 2024): 1F1B, with `before` forwards first and weights' gradients `late` backwards
+ * after those of the inputs. Both together are what a rank holds. */
 static void zero_bubble_h(maker *m, int before, int late) {
     int count = m->schedule->micro_batches, weights = 0;
     before = smaller(before, count);
@@ -63,8 +63,8 @@ static void zero_bubble_h(maker *m, int before, int late) {
     while (weights < count) put(m, DW_EVENT_BACKWARD_WEIGHT, 0, weights++);
 }
 
-/* ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): a rank has the rank-th chunk from the front and
- * the rank-th from the back, so that the loss comes out where the step began. */
+/* ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): a rank has the rank-th chunk from the
+ * front and the rank-th from the back, so that the loss comes out where the step began. */
 static void zero_bubble_v(maker *m, int rank) {
     int stages = m->schedule->stages;
     int count = m->schedule->micro_batches, forwards[2] = {0}, inputs[2] = {0}, weights[2] = {0};
@@ -105,9 +105,9 @@ static void zero_bubble_v(maker *m, int rank) {
 #undef WEIGHT
 }
 
-/* DualPipe (DeepSeek-V3, 2024): half of the micro-batches enter at either end. A rank holds the chunks of both directions;
- * it computes a forward of one while it communicates for a backward of the other. Counted from its own end, both halves of
- * the ranks do the same. */
+/* DualPipe (DeepSeek-V3, 2024): half of the micro-batches enter at either end. A rank holds the chunks of both
+ * directions; it computes a forward of one while it communicates for a backward of the other. Counted from its
+ * own end, both halves of the ranks do the same. */
 typedef struct directions {
     maker *m;
     int mirrored, half;

@@ -9,8 +9,8 @@ typedef struct dw__operation {
     int32_t micro_batch;
     int16_t chunk;
     uint8_t kind; /* DW_EVENT_FORWARD to DW_EVENT_BACKWARD_WEIGHT */
-    /* 1: a forward that runs mixed with the whole backward that follows it; that one's operations have 2. None of their
-     * results is there before all are done. */
+    /* 1: a forward that runs mixed with the whole backward that follows it; that one's operations have 2. None
+     * of their results is there before all are done. */
     uint8_t mixed;
 } dw__operation;
 
@@ -32,7 +32,8 @@ dw_status dw__schedule_create(dw_pipeline_schedule schedule, int stages, int chu
                               int micro_batches, dw__schedule *made);
 void dw__schedule_free(dw__schedule *schedule);
 
-/* The way of a micro-batch: positions 0, 1, ... of its route, each a chunk on a rank. `positions` are passed by each. */
+/* The way of a micro-batch: positions 0, 1, ... of its route, each a chunk on a rank. `positions` are passed by
+ * each. */
 int dw__schedule_positions(const dw__schedule *schedule);
 int dw__schedule_position(const dw__schedule *schedule, int rank, int chunk);
 void dw__schedule_place(const dw__schedule *schedule, int micro_batch, int position, int *rank,

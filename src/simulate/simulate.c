@@ -61,8 +61,8 @@ static void each_micro_batch(const dw__planned *planned, int split, int chunks,
 
 static void once_a_step(const dw__planned *planned, int split, int chunks,
                         const dw__data_traffic *traffic, dw__chunk_cost *cost) {
-    /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and the parts
-     * are gathered when the next step needs them. */
+    /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and
+     * the parts are gathered when the next step needs them. */
     int sharded = planned->layout->zero_stage > 0;
     cost->gather = sharded ? traffic->gather / chunks : 0;
     cost->reduce = (traffic->reduce + traffic->again + (sharded ? 0 : traffic->gather)) / chunks;
@@ -188,8 +188,8 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
     return prediction.seconds;
 }
 
-/* What one does without a planner: FSDP over all GPUs. Where the batch has too few sequences for that, or a layer does not
- * fit, tensor parallelism within a node: as little as will do. */
+/* What one does without a planner: FSDP over all GPUs. Where the batch has too few sequences for that, or a
+ * layer does not fit, tensor parallelism within a node: as little as will do. */
 static void compare_unplanned(const dw_planner_model *model, const dw_hardware *hardware,
                               dw_simulation_figures *f, const dw_layout *layout) {
     dw_layout other;

@@ -72,10 +72,11 @@ struct dw_simulation {
     double seconds_to_simulate;
 };
 
-/* Plays `simulation->schedule` with `simulation->costs`; sets events, memory, ranks and the figures that follow from them:
- * seconds, bubble, idle, overlap, peaks. DW_INTERNAL: the lists wait for each other. */
+/* Plays `simulation->schedule` with `simulation->costs`; sets events, memory, ranks and the figures that follow
+ * from them: seconds, bubble, idle, overlap, peaks. DW_INTERNAL: the lists wait for each other. */
 dw_status dw__simulate_events(dw_simulation *simulation);
-/* Where backward comes in two: the shortest order that is found for `costs`, in place of the rule's, within the same memory. */
+/* Where backward comes in two: the shortest order that is found for `costs`, in place of the rule's, within the
+ * same memory. */
 dw_status dw__schedule_order(dw_simulation *simulation);
 /* As JSON has it, and as HTML may: no "<". */
 dw_status dw__simulation_write_string(const char *string, dw__text *out);

@@ -1,6 +1,6 @@
-/* Trace events as Chromium's tracing and Perfetto read them: complete events ("X") in microseconds, names of processes and
- * threads ("M"), arrows from a send to the operation that waits for it ("s", "f"), counters ("C"). Written piece by piece:
- * a long step needs no memory for its text. */
+/* Trace events as Chromium's tracing and Perfetto read them: complete events ("X") in microseconds, names of
+ * processes and threads ("M"), arrows from a send to the operation that waits for it ("s", "f"), counters
+ * ("C"). Written piece by piece: a long step needs no memory for its text. */
 #include "simulate/simulate_internal.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -54,8 +54,8 @@ static dw_status write_names(const dw_simulation *simulation, dw__text *text) {
     return DW_OK;
 }
 
-/* Where each operation's first event is: [((rank * chunks + chunk) * micro_batches + micro_batch) * 2 + backward]; -1 where
- * there is none. Backward of weights waits for no send. */
+/* Where each operation's first event is: [((rank * chunks + chunk) * micro_batches + micro_batch) * 2 +
+ * backward]; -1 where there is none. Backward of weights waits for no send. */
 static int64_t *first_events(const dw_simulation *simulation) {
     const dw__schedule *schedule = &simulation->schedule;
     size_t chunks = (size_t)schedule->chunks, micro_batches = (size_t)schedule->micro_batches;

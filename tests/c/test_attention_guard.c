@@ -1,5 +1,5 @@
-/* Blackwell's attention by the library's own launcher and guard, on an emulated GPU: a correct kernel passes, a wrong one
- * is refused. Results by all shapes are in test_emulator_attention. */
+/* Blackwell's attention by the library's own launcher and guard, on an emulated GPU: a correct kernel passes, a
+ * wrong one is refused. Results by all shapes are in test_emulator_attention. */
 #include "emulated_call.h"
 #include "kernel/cuda/attention.h"
 

@@ -1,6 +1,6 @@
-/* CUTLASS's attention kernel behind dw_attention, up to the library: which calls reach it and as what, which are refused
- * and with which words, and what its first use decides. Fakes stand for the driver and for the library;
- * tests/python/test_cutlass.py has the real one. */
+/* CUTLASS's attention kernel behind dw_attention, up to the library: which calls reach it and as what, which
+ * are refused and with which words, and what its first use decides. Fakes stand for the driver and for the
+ * library; tests/python/test_cutlass.py has the real one. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "fake/fake_attention.h"

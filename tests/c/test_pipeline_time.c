@@ -1,5 +1,5 @@
-/* The formula of a pipeline's time against the play of its schedule, over grids of unequal times; and the played bubbles
- * against those that Qi et al. 2024 print for their own profiles. */
+/* The formula of a pipeline's time against the play of its schedule, over grids of unequal times; and the
+ * played bubbles against those that Qi et al. 2024 print for their own profiles. */
 #include "deepwell/graph.h"
 #include "plan/planner_internal.h"
 #include "simulate/simulate_internal.h"
@@ -13,7 +13,8 @@
 
 #include <cmocka.h>
 
-/* `head` is a part of the loss's stage more, of each operation; `frees`: of the activations, by backward of inputs. */
+/* `head` is a part of the loss's stage more, of each operation; `frees`: of the activations, by backward of
+ * inputs. */
 typedef struct shape {
     dw_pipeline_schedule schedule;
     int stages, chunks, micro_batches;
@@ -92,8 +93,9 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* GPipe, 1F1B and interleaved follow their rule to the end: the formula is the play. The others' orders are looked for,
- * and the formula is what can be reached: 19 of 20 cases within a point of the pipeline's time, all within `most`. */
+/* GPipe, 1F1B and interleaved follow their rule to the end: the formula is the play. The others' orders are
+ * looked for, and the formula is what can be reached: 19 of 20 cases within a point of the pipeline's time, all
+ * within `most`. */
 static void formula_is_the_play(void **state) {
     (void)state;
     static const struct {
@@ -148,8 +150,9 @@ static void formula_is_the_play(void **state) {
     free(errors);
 }
 
-/* Times in milliseconds of four models' profiles, and the bubbles that the paper computes of them. `frees`: attention's
- * scores, 5 a s of 34 h + 5 a s bytes. ZB-1p and ZB-2p are found by a solver within the memory of ZB-H1 and ZB-H2. */
+/* Times in milliseconds of four models' profiles, and the bubbles that the paper computes of them. `frees`:
+ * attention's scores, 5 a s of 34 h + 5 a s bytes. ZB-1p and ZB-2p are found by a solver within the memory of
+ * ZB-H1 and ZB-H2. */
 static void published_bubbles_are_played(void **state) {
     (void)state;
     static const struct {

@@ -307,8 +307,8 @@ static void sharded_gradients_travel_each_time(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Of 8 copies of a token to 8 ranks 8 (1 - (7/8)^8) go to different ones. Ranks that share an expert gather what each of
- * them was sent, within NVLink. */
+/* Of 8 copies of a token to 8 ranks 8 (1 - (7/8)^8) go to different ones. Ranks that share an expert gather
+ * what each of them was sent, within NVLink. */
 static void tokens_travel_once(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -491,8 +491,8 @@ static void bad_layouts_are_refused_by_name(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Attention on 2 of 8 ranks: its products are the same work, its gathers carry a quarter among two, its parameters and
- * gradients are four times as many, the optimizer's states shared by those that hold the same. */
+/* Attention on 2 of 8 ranks: its products are the same work, its gathers carry a quarter among two, its
+ * parameters and gradients are four times as many, the optimizer's states shared by those that hold the same. */
 static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:8");
@@ -526,8 +526,8 @@ static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* A group of 16 does not divide a rack of 72: some lie in two, and what is behind the network waits. Racks that are not
- * filled are dealt 64 each, which 16 divides; six of a node's eight GPUs likewise. */
+/* A group of 16 does not divide a rack of 72: some lie in two, and what is behind the network waits. Racks that
+ * are not filled are dealt 64 each, which 16 divides; six of a node's eight GPUs likewise. */
 static void groups_that_straddle_a_domain_are_slower(void **state) {
     (void)state;
     static const struct {

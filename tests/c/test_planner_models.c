@@ -26,14 +26,15 @@
 
 /* Of Llama 4, from its vision_config, as transformers builds it. */
 #define VISION 871.932416
-/* Of GLM-4.5: attention, a mixture with its router, two norms and three of its own, and a product of both its inputs. */
+/* Of GLM-4.5: attention, a mixture with its router, two norms and three of its own, and a product of both its
+ * inputs. */
 #define SECOND_TOKEN                                                                               \
     ((2 * 5120 * 128.0 * (96 + 8) + 161 * 3 * 5120 * 1536.0 + 160 * 5120 + 2 * 5120 * 5120.0) / 1e6)
 
-/* Elements as the publisher prints them, and half a unit of the last digit, in millions. A whole number is what the
- * published weights hold. `tables`: those that the publisher counts as active. Then where one counts otherwise: `cut`,
- * the digits are cut off and not rounded; `without` so many tables; `besides`, what the weights have and the language
- * model has not. */
+/* Elements as the publisher prints them, and half a unit of the last digit, in millions. A whole number is what
+ * the published weights hold. `tables`: those that the publisher counts as active. Then where one counts
+ * otherwise: `cut`, the digits are cut off and not rounded; `without` so many tables; `besides`, what the
+ * weights have and the language model has not. */
 static const struct {
     const char *name;
     double total, half, active, active_half;

@@ -294,8 +294,8 @@ static void steps_agree_with_predictions(void **state) {
     dw_hardware_destroy(h100);
 }
 
-/* Plain data parallelism, with and without sharding, with and without overlap: no pipeline, so that the played step is the
- * formula's, but for the optimizer of a stage that is not the first. */
+/* Plain data parallelism, with and without sharding, with and without overlap: no pipeline, so that the played
+ * step is the formula's, but for the optimizer of a stage that is not the first. */
 static void without_a_pipeline_both_are_one(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -359,11 +359,11 @@ static void check_accounts(const dw_simulation *simulation) {
     }
 }
 
-/* How far a played step may be from the predicted one. Without a pipeline, and with states that are sharded, both are
- * sums of the same terms. With one the formula adds the longest pipeline and the longest exchange of gradients, which
- * need not be of one stage, and hides the exchange beside a whole micro-batch; played, beside the chunk that it belongs
- * to, which matters most where chunks are small. Orders of schedules whose backward comes in two are looked for, and the
- * formula is their bound. */
+/* How far a played step may be from the predicted one. Without a pipeline, and with states that are sharded,
+ * both are sums of the same terms. With one the formula adds the longest pipeline and the longest exchange of
+ * gradients, which need not be of one stage, and hides the exchange beside a whole micro-batch; played, beside
+ * the chunk that it belongs to, which matters most where chunks are small. Orders of schedules whose backward
+ * comes in two are looked for, and the formula is their bound. */
 static double may_differ(const dw_layout *layout) {
     static const double pipelines[DW_SCHEDULES] = {
         [DW_SCHEDULE_1F1B] = 0.03,     [DW_SCHEDULE_GPIPE] = 0.03, [DW_SCHEDULE_INTERLEAVED] = 0.09,

@@ -1,5 +1,5 @@
-/* The loops that add wgmma's products side by side, of every instruction set, beside the plain sum that hardware's words
- * have shown to be right (tests/probes). */
+/* The loops that add wgmma's products side by side, of every instruction set, beside the plain sum that
+ * hardware's words have shown to be right (tests/probes). */
 #include "base/isa.h"
 #include "emulator/wgmma_loops.h"
 #include "emulator/wgmma_sum.h"

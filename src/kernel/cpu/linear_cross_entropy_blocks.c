@@ -104,7 +104,8 @@ static dw__product dw_product(const dw__head *h, int64_t first, int64_t rows, in
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of all products of a block, `of` being their scratch or what a library allocates. Sums into C, and those in its place, may be cut otherwise. */
+/* Of all products of a block, `of` being their scratch or what a library allocates. Sums into C, and those in
+ * its place, may be cut otherwise. */
 static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
                             size_t (*of)(const dw__product *p, bool passing)) {
     size_t most = 0;

@@ -22,8 +22,8 @@ dw_status dw__attention_read(const dw_attention *given, dw_attention *call);
  * passes and what is given must only be aligned. */
 dw_status dw__attention_check(const dw_attention *call, dw__attention_pass pass, bool launching);
 
-/* Whether a checked call's pass has a kernel for GPUs of that compute capability (100 for 10.0): DW_UNSUPPORTED says why
- * not. */
+/* Whether a checked call's pass has a kernel for GPUs of that compute capability (100 for 10.0): DW_UNSUPPORTED
+ * says why not. */
 dw_status dw__attention_check_capability(const dw_attention *call, dw__attention_pass pass,
                                          int capability);
 

@@ -1,9 +1,10 @@
-/* The first-use guard: before a kernel's first result is used on a GPU, it is compared with attention by definition
- * (cuda/common/attention_reference.cu) on small random tensors. What the CPU's tests cannot show, a compiler, driver
- * or GPU that makes something else of a kernel than we meant, shows here, and nobody trains with it.
+/* The first-use guard: before a kernel's first result is used on a GPU, it is compared with attention by
+ * definition (cuda/common/attention_reference.cu) on small random tensors. What the CPU's tests cannot show, a
+ * compiler, driver or GPU that makes something else of a kernel than we meant, shows here, and nobody trains
+ * with it.
  *
- * Everything happens on a stream of its own and in memory of its own, so that it may happen inside of a caller's graph
- * capture. Inputs come from a counter-based generator: no state of the caller is touched.
+ * Everything happens on a stream of its own and in memory of its own, so that it may happen inside of a
+ * caller's graph capture. Inputs come from a counter-based generator: no state of the caller is touched.
  */
 #include "kernel/cuda/attention.h"
 #include "kernel/cuda/guard.h"
@@ -13,8 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Neither a multiple of any tile; packed: sequences of 61 and 150 queries on 201 and 89 keys, so that some rows of the
- * second see no key under a causal mask. */
+/* Neither a multiple of any tile; packed: sequences of 61 and 150 queries on 201 and 89 keys, so that some rows
+ * of the second see no key under a causal mask. */
 enum {
     BATCH = 2,
     HEADS_Q = 4,
@@ -234,12 +235,13 @@ static float value_at(const guard *g, buffer which, size_t i) {
     return g->shape->f16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
 }
 
-/* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a weighted
- * mean of values: P's rounding moves it by u times the largest value at most, its own by as much again, doubled for
- * the reference's rounding and dropout's factor. A gradient is a sum of at most 201 products of random sign: rounding
- * each moves it by u times the root of the sum of their squares, which is of the order of the gradients themselves;
- * eight times the largest one leaves room for the unluckiest of 10^5 elements. A wrong tile, mask or scale is off by
- * the order of the values. LSE is not rounded: F32 with an approximate exponential. */
+/* Tolerances. With u the unit roundoff of the type (2^-8, 2^-11), P, dS and results are rounded to it. O is a
+ * weighted mean of values: P's rounding moves it by u times the largest value at most, its own by as much
+ * again, doubled for the reference's rounding and dropout's factor. A gradient is a sum of at most 201 products
+ * of random sign: rounding each moves it by u times the root of the sum of their squares, which is of the order
+ * of the gradients themselves; eight times the largest one leaves room for the unluckiest of 10^5 elements. A
+ * wrong tile, mask or scale is off by the order of the values. LSE is not rounded: F32 with an approximate
+ * exponential. */
 static double tolerance_of(const guard *g, buffer which, double largest) {
     double u = g->shape->f16 ? 0x1p-11 : 0x1p-8;
     if (which == LSE) return 0x1p-10;
@@ -338,7 +340,8 @@ dw_status dw__attention_guard(const dw__context *context, const dw__attention_sh
     /* Whole heads; then heads that end before the kernel's width does, on so few processors that blocks of threads
      * take one piece of work after another. */
     const trial own[TRIALS] = {{ROWS_Q, ROWS_K, d, all, 0}, {ROWS_Q, ROWS_K, d - 8, FEW, 1}};
-    /* CUTLASS's: whole heads side by side, and as many queries as keys where it is causal. More rows than a tile has. */
+    /* CUTLASS's: whole heads side by side, and as many queries as keys where it is causal. More rows than a
+     * tile has. */
     const bool causal = shape->window;
     const trial cutlass[TRIALS] = {{ROWS_Q, causal ? ROWS_Q : ROWS_K, d, all, 1},
                                    {MANY_ROWS, causal ? MANY_ROWS : ROWS_Q, d, FEW, 1}};
