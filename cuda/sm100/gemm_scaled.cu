@@ -14,6 +14,7 @@
 
 #include "gemm_scaled_params.h"
 
+#define STEP DW_SCALED_STEP(SCHEME)
 #define STAGE_BYTES DW_SCALED_STAGE_BYTES(SCHEME, CTAS, TILE_N)
 #define TENSOR_COLUMNS DW_SCALED_COLUMNS
 #define OVERLAP DW_SCALED_OVERLAP(TILE_N)
@@ -24,9 +25,8 @@
 #define FORMAT_B DW_GEMM_E4M3
 #endif
 
-#include "gemm_epilogue.cuh"
+#include "gemm_roles.cuh"
 
-#define STEP DW_SCALED_STEP(SCHEME)
 #define STEP_TILES DW_SCALED_STEP_TILES(SCHEME)
 #define RANGES DW_SCALED_RANGES(TILE_N)
 #define OPERAND_BYTES DW_SCALED_OPERAND_BYTES(CTAS, TILE_N)
@@ -42,12 +42,6 @@ static_assert(!SWIGLU || TILE_N == 256, "each half has whole tiles of scales");
 static_assert(DW_SCALED_SCALE_COLUMNS_USED(SCHEME, TILE_N) <= DW_SCALED_SCALE_COLUMNS, "too many scales");
 static_assert(DW_SCALED_SHARED_BYTES(SCHEME, CTAS, TILE_N, STAGES) <= DW_GEMM_MOST_SHARED, "too many stages");
 
-DEVICE int steps_of(const dw_gemm_params &p) { return (p.k + STEP - 1) / STEP; }
-
-typedef struct maps {
-    const tensor_map *a, *b, *scales_a, *scales_b;
-} maps;
-
 // Operands of all stages are first, then their scales: A's, then B's, range by range.
 DEVICE uint32 operands_of(const shared_layout &s, int stage) { return s.stages + stage * OPERAND_BYTES; }
 DEVICE uint32 scales_of(const shared_layout &s, int stage) {
@@ -56,50 +50,15 @@ DEVICE uint32 scales_of(const shared_layout &s, int stage) {
 
 // ---- loads --------------------------------------------------------------------------------------------------
 
-// This block's rows of B: with SwiGLU half of the tile's are the gate's, which the pair's first block holds.
-DEVICE void load_b(const dw_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int byte, const tile &t) {
-    if constexpr (CTAS == 2) {
-        int rank = cluster_rank();
-        tma_load_matrix<2>(to, map, full, byte, SWIGLU ? rank * p.n + t.column : t.column + rank * (TILE_N / 2));
-    } else {
-        tma_load_matrix<1>(to, map, full, byte, t.column);
-        if constexpr (SWIGLU) tma_load_matrix<1>(to + DW_GEMM_B_BYTES(1, TILE_N / 2), map, full, byte, p.n + t.column);
-    }
-}
-
 // Tiles of scales that do not exist arrive as zeros.
-DEVICE void load_scales(const dw_gemm_params &p, const maps &m, uint32 to, uint32 full, int step, const tile &t) {
+DEVICE void load_scales(const dw_gemm_params &p, const tensor_map *map_a, const tensor_map *map_b, uint32 to,
+                        uint32 full, int step, const tile &t) {
     int word = step * STEP_TILES * SCALE_WORDS;
-    tma_load_matrix<CTAS>(to, m.scales_a, full, word, t.row / DW_SCALE_TILE_ROWS);
+    tma_load_matrix<CTAS>(to, map_a, full, word, t.row / DW_SCALE_TILE_ROWS);
 #pragma unroll
     for (int i = 0; i < RANGES; i++)
-        tma_load_matrix<CTAS>(to + (1 + i) * STEP_TILES * DW_SCALE_TILE_BYTES, m.scales_b, full, word,
+        tma_load_matrix<CTAS>(to + (1 + i) * STEP_TILES * DW_SCALE_TILE_BYTES, map_b, full, word,
                               t.column / DW_SCALE_TILE_ROWS + i * (SWIGLU ? DW_SCALE_TILES_HIGH(p.n) : 1));
-}
-
-// What both blocks of a pair load is counted by the barriers of the first, where the products are issued.
-DEVICE void load_stages(const dw_gemm_params &p, const shared_layout &s, const maps &m) {
-    bool first = CTAS == 1 || cluster_rank() == 0;
-    uint32 full = CTAS == 1 ? s.full : cluster_address(s.full, 0);
-    ring r = {0, 0};
-    walk w = {};
-    tile t;
-    while (next_tile<false>(p, s, w, t)) {
-        for (int step = 0; step < steps_of(p); step++) {
-            uint32 a = operands_of(s, r.stage);
-            barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
-            if (first) barrier_expect(s.full + 8 * r.stage, CTAS * STAGE_BYTES);
-            tma_load_matrix<CTAS>(a, m.a, full + 8 * r.stage, step * DW_GEMM_ROW_BYTES, t.row);
-            load_b(p, m.b, a + DW_GEMM_A_BYTES, full + 8 * r.stage, step * DW_GEMM_ROW_BYTES, t);
-            load_scales(p, m, scales_of(s, r.stage), full + 8 * r.stage, step, t);
-            advance(r, STAGES);
-        }
-    }
-    // The block stays until every product has said that it is done: that would arrive in nobody's memory.
-    for (int i = 0; i < STAGES; i++) {
-        barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
-        advance(r, STAGES);
-    }
 }
 
 // ---- products -----------------------------------------------------------------------------------------------
@@ -174,8 +133,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE
                       const __grid_constant__ dw_gemm_params p) {
     extern __shared__ uint8 memory[];
     shared_layout s = layout_shared(shared_address(memory));
-    maps m = {&map_a, &map_b, &map_scales_a, &map_scales_b};
-    int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         prefetch_map(&map_a);
         prefetch_map(&map_b);
@@ -186,16 +143,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(DW_GEMM_THREADS_OF(SCHEDULE
     }
     uint32 tensor_memory = begin_block(s);
 
-    if (warp < 4) {
-        bring_out(p, s, tensor_memory, &map_d, &map_r);
-    } else if (warp == 4) {
-        if (elect_one()) load_stages(p, s, m);
-    } else if (CTAS == 1 || cluster_rank() == 0) {
-        if (warp == 5) {
-            if (elect_one()) multiply_stages(p, s, tensor_memory);
-        } else if (elect_one()) {
-            ask_for_tiles(s);
-        }
-    }
+    auto load = [&](int stage, uint32 full, int step, const tile &t) {
+        uint32 a = operands_of(s, stage);
+        tma_load_matrix<CTAS>(a, &map_a, full, step * DW_GEMM_ROW_BYTES, t.row);
+        load_b(p, &map_b, a + DW_GEMM_A_BYTES, full, step * DW_GEMM_ROW_BYTES, t);
+        load_scales(p, &map_scales_a, &map_scales_b, scales_of(s, stage), full, step, t);
+    };
+    auto multiply = [&] { multiply_stages(p, s, tensor_memory); };
+    share_out(p, s, tensor_memory, &map_d, &map_r, load, multiply);
     end_block(tensor_memory);
 }

@@ -1,0 +1,307 @@
+/* A kernel of matrix products on the emulator, whatever its operands are: problems, a run of one, and tests that each
+ * such kernel passes. What kernels differ in is a product_kernel, the initial state of these tests. */
+#ifndef DW_EMULATED_PRODUCT_RUN_H
+#define DW_EMULATED_PRODUCT_RUN_H
+
+#include "deepwell/hardware.h"
+#include "emulated_product.h"
+
+/* Defines; the first three are those of block-scaled operands. */
+typedef struct variant {
+    int scheme, format_a, format_b, ctas, tile_n, stages, element, output, activation, bias,
+        residual, schedule;
+} variant;
+
+typedef struct problem {
+    variant v;
+    int m, n, k, clusters; /* at most so many of the grid */
+    float alpha;
+    bool integers; /* small ones: every sum is exact in F32, and so is D before its rounding */
+    bool factors;  /* alpha has two more on the device */
+    uint64_t seed;
+    const char *without; /* what is taken out, so that the kernel is wrong; NULL */
+} problem;
+
+typedef struct operand {
+    matrix codes;
+    double *values; /* what they stand for, with their scales: rows x k */
+    /* Block-scaled: on the device, as the tensor cores read them, in tiles. */
+    size_t scale_bytes;
+    void *scales;
+    int tiles_wide, tiles_high;
+} operand;
+
+typedef struct run {
+    dw_emulator *emulator;
+    operand a, b;
+    matrix bias, residual, d, factors;
+    scales_of_d scales;
+    uint64_t instructions;
+} run;
+
+enum { MAP_BYTES = 128, MOST_OPERAND_MAPS = 4 };
+
+typedef struct sizes {
+    int m, n, k;
+} sizes;
+
+typedef struct product_kernel {
+    const char *source, *entry;
+    const variant *variants;
+    size_t variant_count;
+    void (*add_defines)(dw__jit_variant *jit, const variant *v); /* beside those of all */
+    void (*make_operands)(run *r, const problem *p, uint64_t *state);
+    int operand_maps; /* arguments in front of D's map */
+    void (*make_operand_maps)(const run *r, const problem *p, unsigned char (*maps)[MAP_BYTES]);
+    uint32_t (*shared_bytes)(const variant *v);
+    const sizes *shapes;
+    size_t shape_count;
+    sizes staying, mistaken; /* several tiles for each block; contractions longer than the ring */
+    float staying_alpha;
+} product_kernel;
+
+/* ---- a run ----------------------------------------------------------------------------------------- */
+
+static inline bool is_swiglu(const problem *p) { return p->v.activation == DW_GEMM_SWIGLU; }
+static inline int ceil_divide(int a, int b) { return (a + b - 1) / b; }
+/* Rows of B that a block loads at once. */
+static inline uint32_t rows_of_b(const problem *p) {
+    return (uint32_t)(p->v.ctas == 2 || is_swiglu(p) ? p->v.tile_n / 2 : p->v.tile_n);
+}
+
+static inline dw__jit_variant jit_of(const product_kernel *kernel, const variant *v) {
+    dw__jit_variant jit = {.source = kernel->source, .arch = "sm_100f"};
+    dw__jit_add_define(&jit, "CTAS", v->ctas);
+    dw__jit_add_define(&jit, "TILE_N", v->tile_n);
+    dw__jit_add_define(&jit, "STAGES", v->stages);
+    dw__jit_add_define(&jit, "ELEMENT", v->element);
+    dw__jit_add_define(&jit, "OUTPUT", v->output);
+    dw__jit_add_define(&jit, "ACTIVATION", v->activation);
+    dw__jit_add_define(&jit, "BIAS", v->bias);
+    dw__jit_add_define(&jit, "RESIDUAL", v->residual);
+    kernel->add_defines(&jit, v);
+    return jit;
+}
+
+static inline void need_kernels(const product_kernel *kernel) {
+    const dw__jit_variant jit = jit_of(kernel, &kernel->variants[0]);
+    need_ptx(&jit);
+}
+
+static inline void open_run(const product_kernel *kernel, const problem *p, run *r) {
+    const variant *v = &p->v;
+    uint64_t state = p->seed;
+    const matrix_type element = v->element ? MATRIX_F16 : MATRIX_BF16,
+                      type_d = v->output == DW_GEMM_OUTPUT_MXFP8 ? MATRIX_E4M3
+                               : v->output                       ? MATRIX_F32
+                                                                 : element;
+    dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
+    options.seed = p->seed;
+    *r = (run){0};
+    assert_int_equal(dw_emulator_create("sm_100a", &options, &r->emulator), DW_OK);
+    kernel->make_operands(r, p, &state);
+    make_random(&r->bias, r->emulator, 1, is_swiglu(p) ? 2 * p->n : p->n, element, &state,
+                p->integers);
+    make_random(&r->residual, r->emulator, p->m, p->n, type_d, &state, p->integers);
+    make_random(&r->factors, r->emulator, 1, 2, MATRIX_F32, &state, false);
+    make_matrix(&r->d, r->emulator, p->m, p->n, type_d);
+    copy_in(&r->d, r->emulator);
+    make_scales(&r->scales, r->emulator, p->m, p->n);
+}
+static inline void close_run(run *r) {
+    dw_emulator_destroy(r->emulator);
+    matrix *all[] = {&r->a.codes, &r->b.codes, &r->bias, &r->residual, &r->d, &r->factors};
+    for (size_t i = 0; i < DW_COUNT(all); i++) free(all[i]->host);
+    free(r->a.values);
+    free(r->b.values);
+    free(r->scales.host);
+}
+
+static inline dw_status launch(const product_kernel *kernel, const problem *p, run *r) {
+    const variant *v = &p->v;
+    const dw__jit_variant jit = jit_of(kernel, v);
+    dw_emulator_module *module = load_variant(r->emulator, &jit, p->without);
+    _Alignas(64) unsigned char maps[MOST_OPERAND_MAPS + 2][MAP_BYTES]; /* then D, the residual */
+    const uint32_t box = 1024u / (uint32_t)bits_of(r->d.type);
+    const int count = kernel->operand_maps;
+    if (p->k) {
+        kernel->make_operand_maps(r, p, maps);
+    } else { /* nothing is loaded, and there is no map of no columns */
+        for (int i = 0; i < count; i++) make_map(&r->d, box, 32, maps[i]);
+    }
+    make_map(&r->d, box, 32, maps[count]);
+    make_map(v->residual ? &r->residual : &r->d, box, 32, maps[count + 1]);
+    dw_gemm_params params = {.m = p->m, .n = p->n, .k = p->k, .alpha = p->alpha};
+    params.tiles_m = ceil_divide(p->m, v->ctas * DW_GEMM_ROWS);
+    params.tiles_n = ceil_divide(p->n, is_swiglu(p) ? v->tile_n / 2 : v->tile_n);
+    params.bias = v->bias ? r->bias.device : NULL;
+    params.scales_d = r->scales.device;
+    if (p->factors) {
+        params.factor_a = r->factors.device;
+        params.factor_b = (const float *)r->factors.device + 1;
+    }
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    int clusters = params.tiles_m * params.tiles_n;
+    if (!v->schedule && clusters > p->clusters) clusters = p->clusters;
+    options.grid[0] = (uint32_t)(clusters * v->ctas);
+    options.block[0] = (uint32_t)DW_GEMM_THREADS_OF(v->schedule);
+    options.shared_bytes = kernel->shared_bytes(v);
+    void *arguments[MOST_OPERAND_MAPS + 3];
+    for (int i = 0; i < count + 2; i++) arguments[i] = maps[i];
+    arguments[count + 2] = &params;
+    dw_status status =
+        dw_emulator_launch(module, kernel->entry, &options, arguments, &r->instructions);
+    dw_emulator_unload(module);
+    copy_out(&r->d, r->emulator);
+    assert_int_equal(
+        dw_emulator_copy_out(r->emulator, r->scales.host, r->scales.device, r->scales.bytes),
+        DW_OK);
+    return status;
+}
+
+/* ---- what it should be ---------------------------------------------------------------------------- */
+
+/* Products of two elements, and of their scales, have at most 24 bits and are exact in F32. Each of the k additions,
+ * and those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum
+ * truncated. */
+typedef struct summed {
+    const problem *problem;
+    const run *run;
+} summed;
+static inline expected sum_of(const void *context, int row, int column) {
+    const problem *p = ((const summed *)context)->problem;
+    const run *r = ((const summed *)context)->run;
+    const double *a = r->a.values + (size_t)row * (size_t)p->k,
+                 *b = r->b.values + (size_t)column * (size_t)p->k;
+    double sum = 0, magnitude = 0, alpha = p->alpha;
+    for (int k = 0; k < p->k; k++) {
+        sum += a[k] * b[k];
+        magnitude += fabs(a[k] * b[k]);
+    }
+    if (p->factors) alpha *= (double)get(&r->factors, 0, 0) * get(&r->factors, 0, 1);
+    return (expected){alpha * sum, (p->k + 4) * 0x1p-23 * fabs(alpha) * magnitude};
+}
+
+static inline void check(const problem *p, const run *r) {
+    char name[80];
+    const summed context = {p, r};
+    const expected_product product = {.m = p->m,
+                                      .n = p->n,
+                                      .activation = p->v.activation,
+                                      .integers = p->integers,
+                                      .bias = p->v.bias ? &r->bias : NULL,
+                                      .residual = p->v.residual ? &r->residual : NULL,
+                                      .sum = sum_of,
+                                      .context = &context,
+                                      .name = name};
+    snprintf(name, sizeof name, "k %d, SCHEME %d, CTAS %d, TILE_N %d", p->k, p->v.scheme, p->v.ctas,
+             p->v.tile_n);
+    if (p->v.output == DW_GEMM_OUTPUT_MXFP8)
+        check_quantized(&product, &r->d, &r->scales);
+    else
+        check_product(&product, &r->d);
+}
+
+static inline void expect_right(const product_kernel *kernel, const problem *p) {
+    run r;
+    open_run(kernel, p, &r);
+    dw_status status = launch(kernel, p, &r);
+    expect_no_finding(r.emulator);
+    if (status != DW_OK) fail_msg("%s", dw_last_error());
+    check(p, &r);
+    close_run(&r);
+}
+
+/* ---- tests of each kernel -------------------------------------------------------------------------- */
+
+static inline void each_variant_is_right(const product_kernel *kernel, bool integers) {
+    need_kernels(kernel);
+    for (size_t i = 0; i < kernel->variant_count; i++) {
+        if (integers && kernel->variants[i].activation != DW_GEMM_LINEAR) continue;
+        for (size_t s = 0; s < kernel->shape_count; s++) {
+            problem p = {.v = kernel->variants[i],
+                         .m = kernel->shapes[s].m,
+                         .n = kernel->shapes[s].n,
+                         .k = kernel->shapes[s].k,
+                         .clusters = 148,
+                         .alpha = integers ? 0.5f : 0.37f,
+                         .integers = integers,
+                         .factors = !integers && s % 2,
+                         .seed = 1 + i + 100 * s};
+            expect_right(kernel, &p);
+        }
+    }
+}
+static inline void random_numbers_are_right(void **state) { each_variant_is_right(*state, false); }
+static inline void integers_are_exact(void **state) { each_variant_is_right(*state, true); }
+
+/* Blocks that take several tiles each: both accumulators, what they share, and rings that go on from tile to tile. */
+static inline void blocks_stay(void **state) {
+    const product_kernel *kernel = *state;
+    need_kernels(kernel);
+    for (size_t i = 0; i < kernel->variant_count; i++) {
+        problem p = {.v = kernel->variants[i],
+                     .m = kernel->staying.m,
+                     .n = kernel->staying.n,
+                     .k = kernel->staying.k,
+                     .clusters = 2,
+                     .alpha = kernel->staying_alpha,
+                     .seed = 7 + i};
+        expect_right(kernel, &p);
+    }
+}
+
+/* Without what it needs the kernel is wrong, and the checker says so; of one cluster always the same. */
+static inline void expect_mistakes(const product_kernel *kernel, const variant *v,
+                                   const mistake *mistakes, size_t count) {
+    need_kernels(kernel);
+    for (size_t i = 0; i < count; i++) {
+        problem p = {.v = *v,
+                     .m = kernel->mistaken.m,
+                     .n = kernel->mistaken.n,
+                     .k = kernel->mistaken.k,
+                     .clusters = 1,
+                     .alpha = 1,
+                     .seed = 5 + i,
+                     .without = mistakes[i].opcode};
+        run r;
+        open_run(kernel, &p, &r);
+        (void)launch(kernel, &p, &r);
+        expect_found(r.emulator, &mistakes[i]);
+        close_run(&r);
+    }
+}
+
+/* ---- accounting ------------------------------------------------------------------------------------ */
+
+enum { ACCOUNT_SIZE = 8192 }; /* m, n and k of the product that is accounted for */
+
+typedef struct account {
+    int scheme, ctas, tile_n, stages;
+} account;
+
+/* Seconds of the product on a GPU at least, where a block's step of `step` columns of A and B takes `step_seconds`: all
+ * processors' rounds, or the time to move `bytes` once. */
+static inline double least_seconds(const dw_hardware *gpu, const account *t, int step,
+                                   double step_seconds, double bytes) {
+    const double size = ACCOUNT_SIZE;
+    double tiles = ceil(size / (t->ctas * DW_GEMM_ROWS)) * ceil(size / t->tile_n),
+           rounds = ceil(tiles / floor(gpu->sm_count.value / t->ctas)),
+           compute = rounds * (size / step) * step_seconds;
+    return fmax(compute, bytes / gpu->memory_bandwidth.value);
+}
+
+/* What is tested is what is accounted for. */
+static inline void expect_listed(const product_kernel *kernel, const account *accounts,
+                                 size_t count) {
+    for (size_t i = 0; i < kernel->variant_count; i++) {
+        const variant *v = &kernel->variants[i];
+        bool listed = false;
+        for (size_t j = 0; j < count; j++)
+            listed |= accounts[j].scheme == v->scheme && accounts[j].ctas == v->ctas &&
+                      accounts[j].tile_n == v->tile_n && accounts[j].stages == v->stages;
+        assert_true(listed);
+    }
+}
+
+#endif
