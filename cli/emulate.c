@@ -3,6 +3,7 @@
 #include "deepwell/deepwell.h"
 #include "deepwell/emulator.h"
 #include "emulate_program.h"
+#include <assert.h>
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
@@ -209,6 +210,7 @@ int cli_emulate(int argc, char **argv) {
     request r = {.architecture = "sm_90a", .check = 1};
     char libraries[4096], folder[4096];
     int result = read_request(argc, argv, &r);
+    assert(result != CLI_DONE || r.program);
     if (result == CLI_DONE) result = check_architecture(r.architecture);
     if (result == CLI_DONE) result = program_find_libraries(libraries, sizeof libraries);
     if (result == CLI_DONE) result = program_check(r.program[0], r.architecture);

@@ -1,6 +1,7 @@
 /* `deepwell plan`: the layout of a training run, what it costs, and what others would cost. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +173,7 @@ int cli_plan(int argc, char **argv) {
     if (result == CLI_DONE && r.precision) result = read_precision(r.precision, &asked.precision);
     if (result == CLI_DONE && r.reserve) result = read_reserve(r.reserve, &asked.reserve);
     if (result != CLI_DONE) return result;
+    assert(r.model);
     if (dw_planner_model_find(r.model, &model) != DW_OK ||
         dw_hardware_open(r.hardware, &hardware) != DW_OK)
         return cli_fail();

@@ -132,7 +132,7 @@ static PyObject *planner_graph_work(PyObject *self, PyObject *args) {
     int backward = 0;
     int64_t sizes[SYMBOLS_MOST] = {0};
     dw_graph *graph = NULL;
-    dw_planner_work work;
+    dw_planner_work work = {0};
     (void)self;
     if (!PyArg_ParseTuple(args, "s#O!p:planner_graph_work", &json, &bytes, &PyTuple_Type, &given,
                           &backward))

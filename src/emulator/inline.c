@@ -274,7 +274,7 @@ static dw_status put_body(inliner *p, const frame *f) {
             continue;
         }
         if (f->arguments && strcmp(in->opcode, "ret") == 0) {
-            uint32_t *target;
+            uint32_t *target = NULL;
             uint32_t guard =
                 in->guard == DW__PTX_NO_GUARD ? in->guard : in->guard + f->first_register;
             DW_TRY(push_branch(p, in, guard, in->guard_negated, &target));

@@ -4,12 +4,17 @@
 
 #include "emulator/translate.h"
 
+#if defined(__clang__)
+#define DW__LANES_APART
+#else
+#define DW__LANES_APART _Pragma("GCC ivdep")
+#endif
 /* `statement` for each lane `i` of the mask; whole warps without asking for each. Lanes do not depend on one
  * another: a result may lie where an operand did. */
 #define DW__LANEWISE(mask, statement)                                                              \
     do {                                                                                           \
         if ((mask) == DW__ALL_LANES) {                                                             \
-            _Pragma("GCC ivdep") for (int i = 0; i < DW__LANES; i++) { statement; }                \
+            DW__LANES_APART for (int i = 0; i < DW__LANES; i++) { statement; }                     \
         } else {                                                                                   \
             for (int i = 0; i < DW__LANES; i++)                                                    \
                 if ((mask) >> i & 1) {                                                             \

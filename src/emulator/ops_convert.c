@@ -2,6 +2,7 @@
 #include "emulator/lanes.h"
 #include "number/format.h"
 #include "number/half.h"
+#include <assert.h>
 #include <fenv.h>
 #include <math.h>
 #include <string.h>
@@ -310,6 +311,7 @@ static dw__emu_next chance_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t m
     const uint32_t *random = DW__REGISTER(w, uint32_t, op->c);
     uint32_t *d = DW__REGISTER(w, uint32_t, op->d);
     const int count = k->count, bits = k->format == DW_FORMAT_E2M1 ? 4 : 32 / count;
+    assert(bits < 32);
     DW__EACH_LANE(lane, mask) {
         uint32_t r = 0;
         for (int i = 0; i < count; i++)
@@ -536,7 +538,8 @@ static dw_status translate_cvt(dw__emu_translator *t) {
     if (to_bytes < dw__emu_type_bytes(k->to) || to_bytes > 8 ||
         (from_bytes >= 0 && (from_bytes < dw__emu_type_bytes(k->from) || from_bytes > 8)))
         return dw__emu_malformed(t, "a register that is narrower than its type");
-    uint32_t a, d;
+    assert(to_bytes > 0);
+    uint32_t a = 0, d = 0;
     DW_RETURN_IF_FAILED(from_bytes > 0 ? dw__emu_take_source(t, from, by_bytes[from_bytes], &a)
                                        : dw__emu_take_source(t, from, k->from, &a));
     DW_RETURN_IF_FAILED(dw__emu_take_result(t, to, by_bytes[to_bytes], &d));

@@ -1,5 +1,6 @@
 /* Modules: directives, variables, functions' heads. */
 #include "emulator/ptx_parse.h"
+#include <assert.h>
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -119,7 +120,7 @@ static dw_status read_declarator(dw__ptx_parser *p, declarator *d) {
         for (size_t i = 0; i < DW_COUNT(types) && !known; i++)
             if (dw__ptx_is_word(&p->lex, types[i].name)) d->type = types[i], known = true;
         if (dw__ptx_is_word(&p->lex, "align")) {
-            uint64_t align;
+            uint64_t align = 0;
             DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
             DW_RETURN_IF_FAILED(read_whole(p, 1 << 20, "an alignment", &align));
             if (align == 0 || (align & (align - 1)))
@@ -195,7 +196,7 @@ static dw_status read_reference(dw__ptx_parser *p, const dw__ptx_type *type, ini
         reference->generic = true;
     }
     if (dw__ptx_is_mark(&p->lex, '+')) {
-        uint64_t addend;
+        uint64_t addend = 0;
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         DW_RETURN_IF_FAILED(read_whole(p, MAX_BYTES, "an offset", &addend));
         reference->addend = (int64_t)addend;
@@ -298,7 +299,7 @@ dw_status dw__ptx_declaration(dw__ptx_parser *p, dw__ptx_space space, bool exter
         return dw__ptx_expect(&p->lex, ';');
     }
     for (;;) {
-        dw__ptx_variable *variable;
+        dw__ptx_variable *variable = NULL;
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
         variable->external = external;
         DW_RETURN_IF_FAILED(dw__ptx_declare(
@@ -319,7 +320,7 @@ static dw_status read_parameters(dw__ptx_parser *p, bool results) {
     while (!dw__ptx_is_mark(&p->lex, ')')) {
         dw__ptx_space space;
         declarator d;
-        dw__ptx_variable *variable;
+        dw__ptx_variable *variable = NULL;
         DW_RETURN_IF_FAILED(dw__ptx_expect(&p->lex, '.'));
         if (!dw__ptx_space_named(&p->lex, &space) || space != DW__PTX_PARAM)
             return dw__ptx_fail_at(&p->lex, DW_UNSUPPORTED, p->lex.token_line,
@@ -327,6 +328,7 @@ static dw_status read_parameters(dw__ptx_parser *p, bool results) {
         DW_RETURN_IF_FAILED(dw__ptx_next(&p->lex));
         DW_RETURN_IF_FAILED(read_declarator(p, &d));
         DW_RETURN_IF_FAILED(read_variable(p, &d, space, &variable));
+        assert(variable);
         DW_RETURN_IF_FAILED(dw__ptx_declare(
             p, variable->name, &(dw__ptx_symbol){DW__SYMBOL_VARIABLE, d.type, 0, variable, 1}));
         if (results)

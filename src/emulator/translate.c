@@ -5,6 +5,7 @@
 #include "emulator/load_uses.h"
 #include "emulator/ptx_parse.h"
 #include "emulator/targets.h"
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,11 +72,11 @@ static dw_status fail_here(dw__emu_translator *t, dw_status status, const char *
     return dw__fail(status, "%s, kernel %s, PTX line %d: %s: %s", t->program->module->name,
                     t->function->name, t->in->line, t->in->spelling, what);
 }
-dw_status dw__emu_unsupported(dw__emu_translator *t) {
+dw_status(dw__emu_unsupported)(dw__emu_translator *t) {
     return fail_here(t, DW_UNSUPPORTED,
                      "this instruction, or this form of it, is not supported by the emulator");
 }
-dw_status dw__emu_malformed(dw__emu_translator *t, const char *why) {
+dw_status(dw__emu_malformed)(dw__emu_translator *t, const char *why) {
     return fail_here(t, DW_PARSE, why);
 }
 
@@ -592,6 +593,7 @@ static dw_status translate_kernel(dw__emu_program *program, dw__emu_memory *memo
     uint32_t *from = dw__arena_alloc(t.arena, t.from.count * sizeof *from);
     if (!kernel->code || !kernel->presets || !from)
         DW_TRY(dw__fail_memory("a kernel's operations", t.code.count));
+    assert(t.code.items && t.from.items);
     memcpy(kernel->code, t.code.items, t.code.count * sizeof *kernel->code);
     if (t.presets.count)
         memcpy(kernel->presets, t.presets.items, t.presets.count * sizeof *kernel->presets);

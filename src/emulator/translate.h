@@ -118,6 +118,8 @@ int dw__emu_take_one_of(dw__emu_translator *t, const char *const *list);
 dw_status dw__emu_unsupported(dw__emu_translator *t);
 /* DW_PARSE: the instruction is not as the ISA has it. */
 dw_status dw__emu_malformed(dw__emu_translator *t, const char *why);
+#define dw__emu_unsupported(t) dw__not_ok((dw__emu_unsupported)(t))
+#define dw__emu_malformed(t, why) dw__not_ok((dw__emu_malformed)(t, why))
 static inline bool dw__emu_all_taken(const dw__emu_translator *t) {
     return t->cursor == t->in->modifier_count;
 }

@@ -275,7 +275,6 @@ static dw_status intern(struct dw__dims *dims, const term *terms, uint32_t count
     entry->hash = hash;
     entry->count = count;
     memcpy(entry->terms, terms, count * sizeof(term));
-    /* An array of pointers is meant. NOLINTNEXTLINE(bugprone-sizeof-expression) */
     DW_RETURN_IF_FAILED(DW_PUSH(&dims->polynomials, entry));
     place(dims, (uint32_t)dims->polynomials.count - 1);
     *dim = -(dw_dim)dims->polynomials.count;

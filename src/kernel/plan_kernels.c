@@ -94,7 +94,7 @@ static dw_status take_candidate(const json_t *report, const char *habit, taken *
         double seconds = json_number_value(json_object_get(json, "expected_seconds"));
         if (!name || strcmp(name, chosen) != 0) continue;
         snprintf(t->kernel, sizeof t->kernel, "%s",
-                 strcmp(name, "deepwell") && source ? source : name);
+                 strcmp(name, "deepwell") != 0 && source ? source : name);
         if (!(seconds > 0) || strcmp(name, "math") == 0) continue; /* an estimate, no measurement */
         t->rate = json_number_value(json_object_get(report, "flops")) / seconds;
         snprintf(t->source, sizeof t->source, "%s", from ? from : "");

@@ -4,6 +4,7 @@
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 /* The macro keeps config.json's own text: # does not expand `true`. */
@@ -441,7 +442,7 @@ static bool is_decoration(const char *part, size_t length) {
 /* "meta-llama/Meta-Llama-3-70B-Instruct" -> "llama3-70b": without the publisher, in small letters, parts
  * joined where that is clear. */
 static void plain_name(const char *name, size_t length, char out[NAME_MOST]) {
-    char small[NAME_MOST];
+    char small[NAME_MOST] = "";
     size_t used = 0, written = 0;
     for (size_t at = 0; at < length; at++)
         if (name[at] == '/') name += at + 1, length -= at + 1, at = (size_t)-1;
@@ -502,6 +503,7 @@ static dw_status fail_name(const char *name, const char *plain) {
     size_t nearest[NEAR_MOST], count = 0;
     int away[NEAR_MOST];
     char list[512] = "", known[NAME_MOST];
+    size_t used = 0;
     for (size_t at = 0; at < DW_COUNT(rows); at++) {
         plain_name(rows[at].name, strlen(rows[at].name), known);
         int far = distance(plain, known);
@@ -513,10 +515,9 @@ static dw_status fail_name(const char *name, const char *plain) {
             nearest[i] = nearest[i - 1], away[i] = away[i - 1];
         nearest[place] = at, away[place] = far;
     }
-    for (size_t i = 0; i < count; i++) {
-        if (i) strcat(list, ", ");
-        strcat(list, rows[nearest[i]].name);
-    }
+    for (size_t i = 0; i < count && used < sizeof list; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
+                                 rows[nearest[i]].name);
     return dw__fail(DW_NOT_FOUND,
                     "there is no model \"%.64s\" in the catalogue; near to it: %s; or give a "
                     "config.json or its folder",

@@ -440,7 +440,7 @@ static dw_status read_config(dw__reading *r) {
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("hidden_size", "n_embd", "d_model", "n_embed"),
                                       1, DW__SIZE_MOST, -1, &m->hidden));
     if (dw__reading_has(r, DW__IS_OPT)) {
-        int width;
+        int width = 0;
         DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("word_embed_proj_dim"), 1, DW__SIZE_MOST,
                                           m->hidden, &width));
         if (width != m->hidden)

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "deepwell/planner.h"
+#include <assert.h>
 
 typedef enum dw__family_has {
     DW__HAS_GATE = 1 << 0,       /* gate, up and down */
@@ -89,6 +90,7 @@ typedef struct dw__reading {
 } dw__reading;
 
 static inline bool dw__reading_has(const dw__reading *r, unsigned what) {
+    assert(r->family);
     return (r->family->has & what) != 0;
 }
 /* Families have several names for one size: the first that is there. `absent` negative: one must be. A list of numbers

@@ -21,15 +21,15 @@ typedef struct habit {
  * (logarithms, zeros with the targets, exponentials, their sum); the block of BF16 logits serves none of them. */
 static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
-        [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0},
-        [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 6, 0},
-        [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12, 10, 0},
+        [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0, 0, 0},
+        [DW_FRAMEWORK_MEGATRON] = {2, 4, 12, 6, 0, 0, 0},
+        [DW_FRAMEWORK_MEGATRON_LM] = {2, 4, 12, 10, 0, 0, 0},
         [DW_FRAMEWORK_TORCHTITAN] = {4, 4, 8, 12, 0, 16, 2},
-        [DW_FRAMEWORK_FSDP] = {4, 4, 8, 6, 1},
-        [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12, 12, 1},
-        [DW_FRAMEWORK_NANOTRON] = {2, 6, 12, 14, 1},
-        [DW_FRAMEWORK_JAX] = {4, 4, 8, 8, 0},
-        [DW_FRAMEWORK_PYTORCH] = {2, 2, 12, 12, 1},
+        [DW_FRAMEWORK_FSDP] = {4, 4, 8, 6, 1, 0, 0},
+        [DW_FRAMEWORK_DEEPSPEED] = {2, 2, 12, 12, 1, 0, 0},
+        [DW_FRAMEWORK_NANOTRON] = {2, 6, 12, 14, 1, 0, 0},
+        [DW_FRAMEWORK_JAX] = {4, 4, 8, 8, 0, 0, 0},
+        [DW_FRAMEWORK_PYTORCH] = {2, 2, 12, 12, 1, 0, 0},
     };
     return &habits[layout->framework];
 }

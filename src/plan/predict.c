@@ -528,14 +528,15 @@ double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
     const dw__pipeline *p = &sums_place(layout, memo, &known)->pipeline;
     double first = p->first.forward + p->first.input + p->first.weight,
            last = p->last.forward + p->last.input + p->last.weight;
-    return (last - first) / first * (model->layers / layout->pp);
+    const int layers = model->layers / layout->pp; /* of a stage */
+    return (last - first) / first * layers;
 }
 
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing) {
     dw__planned planned;
-    dw_time_parts time;
+    dw_time_parts time = {0};
     dw__planned_begin(&planned, constants, model, hardware, layout);
     const struct dw__stage_sums *sums = stage_sums(&planned, memo);
     *computing =

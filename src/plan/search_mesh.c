@@ -21,7 +21,7 @@ static void predict(const dw__problem *problem, const dw_layout *layout, dw__lay
 static double least_memory(const dw__problem *problem, const dw_layout *layout, double *optimizer) {
     dw_layout plain = *layout;
     dw__planned planned;
-    dw_memory_parts memory;
+    dw_memory_parts memory = {0};
     double activations = HUGE_VAL;
     if (plain.schedule != DW_SCHEDULE_DUALPIPE) plain.schedule = DW_SCHEDULE_1F1B;
     plain.virtual_stages = 1;
