@@ -142,7 +142,7 @@ static int step_line(const train_reporter *r, const dw_train_report *s, char *li
     return snprintf(
         line, bytes,
         "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.3g  %.0f tokens/s  memory "
-        "%s of %s  left %s",
+        "%s (predicted %s)  left %s",
         s->step, steps, s->loss, s->gradient_norm, s->lr, tokens, size_text(peak_bytes(), used),
         size_text((double)r->info.predicted_bytes, predicted),
         time_text((double)(steps - s->step) * r->step_seconds, left));

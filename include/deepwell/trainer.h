@@ -93,7 +93,8 @@ typedef struct dw_trainer_info {
      * validation). accumulation: gradients of one part of backward, with more than one micro-batch. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
         batch_bytes;
-    /* Their sum and what the process held when the trainer was made: its largest resident set. */
+    /* Their sum and what the process held once the trainer was made: its largest resident set, but for code that the
+     * first step loads and stacks of threads (some MiB). */
     size_t predicted_bytes;
 } dw_trainer_info;
 DW_API void dw_trainer_describe(const dw_trainer *trainer, dw_trainer_info *info);

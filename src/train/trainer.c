@@ -184,14 +184,13 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     t->arena.bytes = dw_plan_arena_bytes(t->train.plan);
     if (t->validation && dw_plan_arena_bytes(t->validate.plan) > t->arena.bytes)
         t->arena.bytes = dw_plan_arena_bytes(t->validate.plan);
+    t->baseline_bytes = resident_bytes(); /* with graphs and plans, before the first block */
     return DW_OK;
 }
 
 dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trainer) {
-    size_t baseline = resident_bytes();
     dw_trainer *t = dw__calloc(1, sizeof *t);
     if (!t) return dw__fail_memory("a trainer", sizeof *t);
-    t->baseline_bytes = baseline;
     t->memory = dw__arena_create();
     dw_status status = t->memory ? create(t, options) : dw__fail_memory("a trainer", sizeof *t);
     if (status == DW_OK) {

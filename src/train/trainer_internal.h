@@ -56,7 +56,7 @@ struct dw_trainer {
     size_t norm_bytes;
     int64_t *input, *labels, *sequence; /* [micro_batch, S], the same, [S + 1] */
     int64_t random_seed[2];
-    size_t baseline_bytes; /* resident before the trainer was made */
+    size_t baseline_bytes; /* resident when the trainer was made, before it holds tensors */
 
     dw__checkpoints *checkpoints; /* NULL: none */
     bool begun;

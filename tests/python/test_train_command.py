@@ -418,7 +418,7 @@ def test_steps_that_are_not_finite(models, data, tmp_path):
 
 def test_prediction_of_memory(tmp_path):
     """The largest resident set lies between what is certainly touched and the prediction plus what is not
-    counted: kernels' libraries, the file that is read, allocators (8 MiB)."""
+    counted: code that the first step loads, stacks, allocators (6 MiB)."""
     folder, data = tmp_path / "config", tmp_path / "tokens.bin"
     config = train_runs.config("gpt2")
     config.n_embd, config.n_layer, config.n_positions, config.vocab_size = 256, 4, 128, 8000
@@ -431,7 +431,7 @@ def test_prediction_of_memory(tmp_path):
         predicted = events[0]["memory"]["predicted_peak"]
         used = max(e["memory_peak"] for e in events if e["event"] == "step")
         assert predicted > 100 << 20
-        assert 0.85 * predicted < used < predicted + (8 << 20), (predicted, used)
+        assert 0.85 * predicted < used < predicted + (6 << 20), (predicted, used)
 
 
 # ---- text ------------------------------------------------------------------------------------------
