@@ -297,22 +297,20 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) &&
         layout->zero_stage == 3 && layout->framework != DW_FRAMEWORK_JAX)
         layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
-    int stage = zero_stage_of(text);
-    if (says_one(text, whole))
+    const int stage = zero_stage_of(text);
+    const bool of_optimizer = says_one(text, optimizer),
+               replicated = dw__says(text, "DDP") || dw__says(text, "data parallel") ||
+                            dw__says(text, "data-parallel");
+    if (says_one(text, whole) || (stage < 0 && dw__says(text, "os+g+p")))
         layout->zero_stage = 3;
     else if (stage >= 0)
         layout->zero_stage = stage;
-    else if (dw__says(text, "os+g+p"))
-        layout->zero_stage = 3;
     else if (dw__says(text, "os+g"))
         layout->zero_stage = 2;
-    else if (says_one(text, no) || strcasecmp(text, "no") == 0)
+    else if (says_one(text, no) || strcasecmp(text, "no") == 0 || (replicated && !of_optimizer))
         layout->zero_stage = 0;
-    else if (says_one(text, optimizer))
+    else if (of_optimizer)
         layout->zero_stage = 1;
-    else if (dw__says(text, "DDP") || dw__says(text, "data parallel") ||
-             dw__says(text, "data-parallel"))
-        layout->zero_stage = 0;
     if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard") ||
         dw__says(text, "reshard_after_forward=False") || dw__says(text, "reshard=0"))
         layout->reshard = 0;
