@@ -91,8 +91,8 @@ static int read_request(int argc, char **argv, request *r) {
         if (at + 1 >= argc) return cli_usage_error("%s needs a value", argv[at]);
         *value = argv[++at];
     }
-    if (at >= argc) return cli_usage_error("emulate needs a program: deepwell emulate -- PROGRAM");
     r->program = argv + at;
+    if (at >= argc) return cli_usage_error("emulate needs a program: deepwell emulate -- PROGRAM");
     int result = check_number("--seed", r->seed, 0, UINT64_MAX);
     if (result == CLI_DONE) result = check_number("--threads", r->threads, 1, DW_MAX_THREADS);
     if (result == CLI_DONE) result = check_number("--multiprocessors", r->multiprocessors, 1, 1024);
@@ -207,7 +207,7 @@ int cli_emulate(int argc, char **argv) {
         print_help();
         return CLI_DONE;
     }
-    request r = {.architecture = "sm_90a", .check = 1};
+    request r = {.architecture = "sm_90a", .check = 1, .program = argv};
     char libraries[4096], folder[4096];
     int result = read_request(argc, argv, &r);
     assert(result != CLI_DONE || r.program);

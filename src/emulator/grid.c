@@ -178,7 +178,8 @@ static outcome run_in_vain(dw__emu_cluster *cluster) {
     if (++cluster->loops < cluster->next_look) return LOOPING;
     const dw__emu_spinning how = dw__emu_spins(cluster);
     if (how == DW__SPINS_FAULT) return FAULTED;
-    if (how == DW__SPINS) return WAITING;
+    cluster->spins = how == DW__SPINS;
+    if (cluster->spins) return WAITING;
     cluster->next_look = 2 * cluster->loops;
     return LOOPING;
 }
@@ -213,6 +214,7 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
         }
         if (cluster->progress != progress) {
             progress = cluster->progress, idle = 0;
+            cluster->spins = false;
             continue;
         }
         if (cluster->work) {
@@ -222,7 +224,7 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             continue;
         }
         if (!ran) return WAITING;
-        if (idle > PATIENCE) return run_in_vain(cluster);
+        if (idle > (cluster->spins ? PATIENCE / 16 : PATIENCE)) return run_in_vain(cluster);
     }
     return FAULTED;
 }

@@ -151,6 +151,7 @@ struct dw__emu_cluster {
     uint64_t progress; /* grows whenever anything happens that a waiting warp may wait for */
     uint32_t loops,
         next_look; /* times that it ran without progress; at which of them loops are looked into */
+    bool spins;    /* its warps went round in loops when that was last looked into */
     uint64_t random;
     dw__emu_async *work, **work_end;
     struct {
@@ -172,7 +173,7 @@ struct dw__emu_grid {
     bool check;       /* races, undefined reads */
     bool cooperative; /* all blocks live at once */
     void *
-        workspace; /* of a cooperative grid, as cooperative_groups wants it: bytes, and a count of arrivals; else NULL */
+        workspace; /* of a cooperative grid, as cooperative_groups wants it: bytes, arrivals; else NULL */
     int sm_count, threads; /* threads 0: the pool's */
     uint64_t endless;      /* operations without anything happening after which loops are */
     uint64_t id;

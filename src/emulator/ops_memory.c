@@ -162,7 +162,7 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
     const uint32_t total = (uint32_t)(k->bytes * k->count);
     bool changed = false;
     DW__EACH_LANE(lane, mask) {
-        unsigned char value[32];
+        _Alignas(16) unsigned char value[32];
         for (int i = 0; i < k->count; i++)
             write_element(value + i * k->bytes,
                           w->registers + k->places[i] + lane * (uint32_t)k->place_bytes[i],
@@ -173,8 +173,12 @@ static dw__emu_next store_run(dw__emu_warp *w, const dw__emu_op *op, uint32_t ma
                           total, total, (dw__emu_access)(DW__WRITE | k->strong));
         w->storing = NULL;
         if (!to) return DW__FAULT;
-        changed = changed || memcmp(to, value, total) != 0;
-        memcpy(to, value, total);
+        for (int i = 0; i < k->count; i++) {
+            _Alignas(16) unsigned char before[16];
+            read_element(before, to + i * k->bytes, k->bytes);
+            changed = changed || memcmp(before, value + i * k->bytes, (size_t)k->bytes) != 0;
+            write_element(to + i * k->bytes, value + i * k->bytes, k->bytes);
+        }
     }
     if (k->strong && k->space != DW__PTX_SHARED)
         dw__emu_race_strong(w, false, true, k->strong & DW__ORDERS);

@@ -48,7 +48,7 @@ static dw_status run(const program *p, int threads, uint32_t *out, dw_finding *f
     return status;
 }
 
-#define FEW 40000000 /* operations of a warp that is stopped soon, of all its lanes */
+#define FEW 4000000 /* operations of a warp that is stopped soon, of all its lanes */
 
 static void endless_loops_are_stopped(void **state) {
     (void)state;
@@ -122,16 +122,16 @@ static void long_loops_are_not(void **state) {
           "$turn: shl.b32 %r6, %r5, 1; add.u32 %r6, %r6, %r2;\n"
           "$wait: ld.volatile.global.u32 %r3, [%rd1]; setp.ne.u32 %p2, %r3, %r6; @%p2 bra $wait;\n"
           "add.u32 %r6, %r6, 1; st.volatile.global.u32 [%rd1], %r6;\n"
-          "add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 200; @%p3 bra $turn;\n$end:",
+          "add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 70; @%p3 bra $turn;\n$end:",
           2, 32, 0},
-         400},
+         140},
         {{"a block that begins when others have ended",
           "setp.ne.u32 %p1, %r1, 0; @%p1 bra $end; atom.global.add.u32 %r3, [%rd1], 1;\n"
           "setp.ne.u32 %p2, %r2, 0; @%p2 bra $end;\n"
-          "$wait: ld.volatile.global.u32 %r3, [%rd1]; setp.lt.u32 %p2, %r3, 100; @%p2 bra $wait;\n"
+          "$wait: ld.volatile.global.u32 %r3, [%rd1]; setp.lt.u32 %p2, %r3, 30; @%p2 bra $wait;\n"
           "$end:",
-          100, 32, 0},
-         100},
+          30, 32, 0},
+         30},
         {{"a clock that runs out",
           "mov.u64 %rd2, %clock64;\n"
           "$l: mov.u64 %rd3, %clock64; sub.u64 %rd4, %rd3, %rd2; setp.lt.u64 %p1, %rd4, 300000;\n"
