@@ -28,7 +28,8 @@ typedef struct fake_launch {
 typedef struct fake_cuda {
     /* What it is: set before the library first asks. */
     int version, devices, capability, sm_count, shared_bytes;
-    const char *name; /* of every GPU; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
+    /* Of every GPU; NULL: numbered. Their PCI addresses are 0000:10:00.0, 0000:11:00.0, ... */
+    const char *name;
     /* The call of this name gives this result (and does nothing). */
     const char *failing;
     int result;
