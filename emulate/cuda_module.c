@@ -328,8 +328,8 @@ static int check_asked(void *of, const launch_config *config, const uint32_t clu
     return SUCCESS;
 }
 
-/* A GPU groups blocks as is preferred where it has room for that, and as the launch says else: here all of a launch the one
- * way or the other, in turns. False: clusters that cannot stand for one another. */
+/* A GPU groups blocks as is preferred where it has room for that, and as the launch says else: here all of a
+ * launch the one way or the other, in turns. False: clusters that cannot stand for one another. */
 static bool prefer(dw_emulator_launch_options *options, const unsigned preferred[3]) {
     static _Atomic uint64_t launches;
     uint64_t blocks = 1;

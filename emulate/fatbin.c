@@ -66,7 +66,8 @@ static void target_of(const char *text, size_t bytes, char *target, size_t room)
     }
 }
 
-/* Bytes from here to the end of what the program or a library has loaded here; SIZE_MAX: it is memory of another kind. */
+/* Bytes from here to the end of what the program or a library has loaded here; SIZE_MAX: it is memory of
+ * another kind. */
 typedef struct loaded {
     uintptr_t at;
     size_t left;

@@ -284,10 +284,11 @@ static uint32_t to_code(const packed *k, float x) {
                           DW_ROUND_NEAREST, 0);
 }
 
-/* .rs (PTX ISA 9.7.9.22): the random bits are added to those that are cut off, and what is carried rounds up. Both begin
- * at the upper end. Of each pair of numbers both take the same sixteen bits (F16: 13 of them), the first pair the upper
- * half of the word; for E2M1 the upper bytes of both halves are the first pair's. The ISA's text does not say more, and
- * its figures were not at hand: which number meets which of its bits is known of F16 and BF16 alone. */
+/* .rs (PTX ISA 9.7.9.22): the random bits are added to those that are cut off, and what is carried rounds up.
+ * Both begin at the upper end. Of each pair of numbers both take the same sixteen bits (F16: 13 of them), the
+ * first pair the upper half of the word; for E2M1 the upper bytes of both halves are the first pair's. The
+ * ISA's text does not say more, and its figures were not at hand: which number meets which of its bits is known
+ * of F16 and BF16 alone. */
 static uint32_t chance_of(dw_format format, uint32_t random, int index) {
     switch (format) {
     case DW_FORMAT_F16: return (index ? random : random >> 16) << 19;

@@ -27,9 +27,9 @@ bool dw__emu_take_reduction(dw__emu_translator *t, bool exchanges, dw__emu_reduc
 bool dw__emu_reduces(dw__emu_reduction kind, dw__emu_type type);
 
 /* Replaces the element at `at`, atomically, by what the operation makes of it, x, and `y` (and `z`, which comes
- * instead of x where that is y); gives back x. Sums are rounded to nearest. `in_global`: sums of F32 take and make zeros
- * for subnormal numbers. Of minima and maxima a number comes before a NaN, and -0 is less than 0, as `min` and `max` have it: the
- * ISA says nothing of reductions. NaNs are canonical, but those of F64. */
+ * instead of x where that is y); gives back x. Sums are rounded to nearest. `in_global`: sums of F32 take and
+ * make zeros for subnormal numbers. Of minima and maxima a number comes before a NaN, and -0 is less than 0, as
+ * `min` and `max` have it: the ISA says nothing of reductions. NaNs are canonical, but those of F64. */
 uint64_t dw__emu_reduce(dw__emu_reduction kind, dw__emu_type type, bool in_global, void *at,
                         uint64_t y, uint64_t z);
 

@@ -1,6 +1,6 @@
-/* tcgen05.cp: from shared memory to tensor memory, in the tensor pipe. PTX ISA 9.7.16.9. The source is a matrix of
- * rows of 16 or 32 bytes, contiguous along the row, in the layout of its descriptor. Elements of 4 and 6 bits, which lie
- * there by sixteen in sixteen bytes, may be given a byte each.
+/* tcgen05.cp: from shared memory to tensor memory, in the tensor pipe. PTX ISA 9.7.16.9. The source is a matrix
+ * of rows of 16 or 32 bytes, contiguous along the row, in the layout of its descriptor. Elements of 4 and 6
+ * bits, which lie there by sixteen in sixteen bytes, may be given a byte each.
  */
 #include "emulator/tcgen05.h"
 #include "emulator/tcgen05_descriptor.h"

@@ -386,8 +386,8 @@ static problem basic(size_t variant_index) {
                      .seed = 1 + variant_index};
 }
 
-/* One row, one before and one past a half and a tile; one key, primes, a block and one past it; fewer keys than queries,
- * so that rows see none. */
+/* One row, one before and one past a half and a tile; one key, primes, a block and one past it; fewer keys than
+ * queries, so that rows see none. */
 static void shapes_are_right(void **state) {
     static const int shapes[][2] = {{1, 1},     {127, 61},  {129, 128}, {255, 131},
                                     {257, 257}, {257, 100}, {300, 389}};

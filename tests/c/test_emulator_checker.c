@@ -23,8 +23,8 @@ typedef struct kernel {
     const char *architecture; /* NULL: sm_90a */
 } kernel;
 
-/* `from` becomes `to`; every finding is then of `kind` (or one of two), or of `also`; one of `kind` names the lines that have `line`
- * and `other` (NULL: only that). */
+/* `from` becomes `to`; every finding is then of `kind` (or one of two), or of `also`; one of `kind` names the
+ * lines that have `line` and `other` (NULL: only that). */
 typedef struct mistake {
     const char *what, *from, *to, *kind, *also, *line, *other;
 } mistake;

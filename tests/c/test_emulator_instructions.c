@@ -411,7 +411,8 @@ static uint32_t bits_of(float x) {
     return isnan(x) ? 0x7FFFFFFF : bits;
 }
 
-/* Stochastic rounding: the code toward zero, or the next where the random bits and the part that is cut off make one. */
+/* Stochastic rounding: the code toward zero, or the next where the random bits and the part that is cut off
+ * make one. */
 static uint32_t chance_code(const format *f, double x, uint32_t random, int random_bits,
                             bool finite) {
     const double m = fabs(x);
@@ -987,7 +988,8 @@ static void products_of_warps(void **state) {
                 for (int k = 0; k < l.k; k++) {
                     double x = a[row][k] * b[k][column];
                     if (cases[n].scales) {
-                        /* A's scale is in thread 0 or 1 of a pair, for the row and the one eight below; B's in one of four. */
+                        /* A's scale is in thread 0 or 1 of a pair, for the row and the one eight below; B's in
+                         * one of four. */
                         const uint32_t sa = words[row % 8 * 4 + thread_a * 2 + row / 8][10] >>
                                                 8 * (byte + k / chunk) &
                                             0xFF,
@@ -1032,8 +1034,8 @@ static const char *register_list(char *text, const char *name, int first, int co
     return text;
 }
 
-/* Whole numbers, and eighths of them in floating point: sums are exact in every type. Matrices lie in rows that are longer
- * than they need be. */
+/* Whole numbers, and eighths of them in floating point: sums are exact in every type. Matrices lie in rows that
+ * are longer than they need be. */
 static void fragments_of_open_layout(void **state) {
     static const open_product products[] = {
         {"m16n16k16", "f16", "f32", "f32", true, false, true, false, false, 16, 16, 16},
@@ -1385,8 +1387,8 @@ static void tensor_maps_change(void **state) {
     dw_emulator_unload(module);
 }
 
-/* A box of 8 rows of 128 bytes, read back as it lies in shared memory: NVIDIA's figures of the swizzles, and for atoms of
- * 32 bytes what its programs for B200 read. */
+/* A box of 8 rows of 128 bytes, read back as it lies in shared memory: NVIDIA's figures of the swizzles, and
+ * for atoms of 32 bytes what its programs for B200 read. */
 static void boxes_are_swizzled(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "

@@ -1,7 +1,8 @@
-/* Runs the project's GPU kernels on seeded inputs on whatever machine is found, a GPU or the emulator, and compares what
- * two machines make of the same inputs: all words, or a hash of them and some of the words.
+/* Runs the project's GPU kernels on seeded inputs on whatever machine is found, a GPU or the emulator, and
+ * compares what two machines make of the same inputs: all words, or a hash of them and some of the words.
  *
- * A family is a kernel or several with their cases. To add one: a file with a `compare_family`, and its row in main.c.
+ * A family is a kernel or several with their cases. To add one: a file with a `compare_family`, and its row in
+ * main.c.
  */
 #ifndef COMPARE_H
 #define COMPARE_H
