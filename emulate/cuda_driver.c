@@ -28,7 +28,7 @@ static size_t told;     /* findings that have been printed */
 static int the_context; /* its address is the handle */
 static _Thread_local void *current;
 
-static void write_report(void) {
+void write_report(void) {
     const char *path = getenv("DEEPWELL_EMULATE_REPORT");
     if (path && *path && dw_emulator_report(gpu.emulator, path) != DW_OK)
         fprintf(stderr, "deepwell emulate: %s\n", dw_last_error());

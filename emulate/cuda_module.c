@@ -22,16 +22,8 @@ typedef struct module {
     function *functions;
 } module;
 
-/* PTX text, or the fat binary that nvcc makes. */
-static int load(module *m, const char *text, size_t bytes, const char *name) {
-    const dw_status status = dw_emulator_load(gpu.emulator, text, bytes, name, &m->module);
-    if (status == DW_PARSE || status == DW_UNSUPPORTED)
-        dw_emulator_report_unsupported(gpu.emulator, dw_last_error());
-    return result_of(status);
-}
-
-static int refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static int refuse(const char *format, ...) {
+static int refuse(int result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int refuse(int result, const char *format, ...) {
     char why[600];
     va_list arguments;
     va_start(arguments, format);
@@ -39,7 +31,16 @@ static int refuse(const char *format, ...) {
     va_end(arguments);
     fprintf(stderr, "deepwell emulate: %s\n", why);
     dw_emulator_report_unsupported(gpu.emulator, why);
-    return NO_BINARY_FOR_GPU;
+    write_report();
+    return result;
+}
+
+/* PTX text, or the fat binary that nvcc makes. */
+static int load(module *m, const char *text, size_t bytes, const char *name) {
+    const dw_status status = dw_emulator_load(gpu.emulator, text, bytes, name, &m->module);
+    if (status == DW_PARSE) return refuse(INVALID_PTX, "%s", dw_last_error());
+    if (status == DW_UNSUPPORTED) return refuse(NOT_SUPPORTED, "%s", dw_last_error());
+    return result_of(status);
 }
 
 static int load_fatbin(module *m, const void *image) {
@@ -50,20 +51,24 @@ static int load_fatbin(module *m, const void *image) {
     switch (fatbin_find(image, to, &text, &bytes, others, sizeof others)) {
     case FATBIN_FOUND: return load(m, text, bytes, "the program's PTX");
     case FATBIN_COMPRESSED:
-        return refuse("the program's PTX is compressed: build it with nvcc --compress-mode=none "
+        return refuse(NO_BINARY_FOR_GPU,
+                      "the program's PTX is compressed: build it with nvcc --compress-mode=none "
                       "(CUDA 12.8 and later) or --no-compress");
     case FATBIN_NO_PTX:
-        return refuse("the program has no PTX in it: build it with nvcc "
+        return refuse(NO_BINARY_FOR_GPU,
+                      "the program has no PTX in it: build it with nvcc "
                       "-gencode arch=compute_%da,code=compute_%da, without -rdc=true",
                       to, to);
     case FATBIN_OTHER:
-        return refuse("the program has PTX for %s, and none that sm_%d runs: build it with nvcc "
+        return refuse(NO_BINARY_FOR_GPU,
+                      "the program has PTX for %s, and none that sm_%d runs: build it with nvcc "
                       "-gencode arch=compute_%da,code=compute_%da, or emulate another GPU "
                       "(deepwell emulate --arch)",
                       others, to, to, to);
     default:
-        refuse("the program's device code is no fat binary that can be read: is the file whole?");
-        return INVALID_IMAGE;
+        return refuse(INVALID_IMAGE,
+                      "the program's device code is no fat binary that can be read: is the file "
+                      "whole?");
     }
 }
 

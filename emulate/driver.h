@@ -62,6 +62,8 @@ extern emulated_gpu gpu;
 int result_of(dw_status status);
 /* Prints the findings that have not been printed, writes them to the report. */
 void tell(void);
+/* The file of findings, as it stands: the program may not live to the end. */
+void write_report(void);
 /* Zeroed memory of the host's, as a handle. */
 int handle(void **made, size_t bytes);
 

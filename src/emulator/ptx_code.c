@@ -360,11 +360,18 @@ static dw_status close_scope(dw__ptx_parser *p, dw__ptx_scope *scope) {
 
 static dw_status read_block(dw__ptx_parser *p);
 
+/* Compilers put a space between the name of a prototype and its colon. */
+static bool before_colon(const dw__ptx_lexer *lex) {
+    const char *at = lex->at;
+    while (at < lex->end && (*at == ' ' || *at == '\t')) at++;
+    return at < lex->end && *at == ':';
+}
+
 static dw_status read_statement(dw__ptx_parser *p) {
     if (dw__ptx_is_mark(&p->lex, '{')) return read_block(p);
     if (dw__ptx_is_mark(&p->lex, '.')) return read_directive(p);
     if (dw__ptx_is_mark(&p->lex, ';')) return dw__ptx_next(&p->lex);
-    if (p->lex.token == DW__PTX_WORD && p->lex.at < p->lex.end && *p->lex.at == ':') {
+    if (p->lex.token == DW__PTX_WORD && before_colon(&p->lex)) {
         const char *name;
         DW_RETURN_IF_FAILED(dw__ptx_take_word(&p->lex, p->arena, "a label", &name));
         uint32_t index;

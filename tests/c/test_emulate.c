@@ -89,6 +89,7 @@ static void calls_that_are_refused(void **state) {
          "call.uni g;", "recursion"},
         {".extern .func g();\n", "call.uni g;", "\"g\" is not defined in this module"},
         {"", "mov.u64 %rd3, 0; $p: .callprototype ()_ (); call %rd3, $p;", "through an address"},
+        {"", "mov.u64 %rd3, 0; $p : .callprototype ()_ (); call %rd3, $p;", "through an address"},
         {".func g(.param .b32 x) { .reg .b64 %q; mov.b64 %q, x; ret; }\n",
          "{ .param .b32 a; st.param.b32 [a], 1; call g, (a); }", "address of a parameter"},
     };
