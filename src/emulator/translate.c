@@ -489,6 +489,20 @@ static dw_status lay_variables(dw__emu_translator *t) {
     return DW_OK;
 }
 
+/* 0: there is neither a variable nor a function of this name. Tables of virtual functions lie in every module with such a
+ * class, whether a kernel calls one or not. So a function has an address, one of no memory; a call through it is refused
+ * where it stands. */
+static uint64_t address_of(const dw__emu_program *program, const char *name) {
+    static const uint64_t first_function = (uint64_t)0xFFF0 << 48;
+    const dw__ptx_module *module = program->module;
+    for (uint32_t i = 0; i < program->symbol_count; i++)
+        if (strcmp(program->symbols[i].variable->name, name) == 0)
+            return (uint64_t)(uintptr_t)program->symbols[i].address;
+    for (size_t i = 0; i < module->functions.count; i++)
+        if (strcmp(module->functions.items[i]->name, name) == 0) return first_function + 16 * i;
+    return 0;
+}
+
 static dw_status place_symbols(dw__emu_program *program, dw__emu_memory *memory) {
     const dw__ptx_module *module = program->module;
     program->symbols =
@@ -516,15 +530,13 @@ static dw_status place_symbols(dw__emu_program *program, dw__emu_memory *memory)
     for (uint32_t i = 0; i < program->symbol_count; i++) {
         for (const dw__ptx_reference *r = program->symbols[i].variable->references; r;
              r = r->next) {
-            uint64_t value = 0;
-            for (uint32_t k = 0; k < program->symbol_count; k++)
-                if (strcmp(program->symbols[k].variable->name, r->name) == 0)
-                    value = (uint64_t)(uintptr_t)program->symbols[k].address + (uint64_t)r->addend;
+            uint64_t value = address_of(program, r->name);
             if (!value)
-                return dw__fail(
-                    DW_UNSUPPORTED,
-                    "%s: variable \"%s\" begins with the address of \"%s\", which is no variable",
-                    module->name, program->symbols[i].variable->name, r->name);
+                return dw__fail(DW_UNSUPPORTED,
+                                "%s: variable \"%s\" begins with the address of \"%s\", which is "
+                                "neither a variable nor a function",
+                                module->name, program->symbols[i].variable->name, r->name);
+            value += (uint64_t)r->addend;
             memcpy((char *)program->symbols[i].address + r->offset, &value, sizeof value);
         }
     }

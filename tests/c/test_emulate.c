@@ -81,6 +81,35 @@ static void functions_are_called(void **state) {
     dw_emulator_destroy(emulator);
 }
 
+/* A table of functions, as of a class with virtual ones: kernels that call none of them run. */
+static void functions_have_addresses(void **state) {
+    static const char ptx[] =
+        HEAD("sm_90") ".func g();\n.extern .func pure();\n"
+                      ".global .align 8 .u64 table[5] = {0, g, generic(pure), g, table+8};\n"
+                      ".func g() { ret; }\n" KERNEL "mov.u64 %rd2, table; ld.global.u64 %rd3, "
+                      "[%rd2+8]; ld.global.u64 %rd4, [%rd2+16];\n"
+                      "ld.global.u64 %rd5, [%rd2+24]; ld.global.u64 %rd6, [%rd2+32];\n"
+                      "ld.global.u64 %rd6, [%rd6]; setp.eq.u64 %p1, %rd3, %rd5; selp.b32 %r2, 1, "
+                      "0, %p1;\n"
+                      "setp.eq.u64 %p1, %rd3, %rd6; @%p1 add.u32 %r2, %r2, 2;\n"
+                      "setp.ne.u64 %p1, %rd3, %rd4; @%p1 add.u32 %r2, %r2, 4;\n"
+                      "setp.ne.u64 %p1, %rd3, 0; @%p1 add.u32 %r2, %r2, 8;\n"
+                      "st.global.u32 [%rd1], %r2; ret; }\n";
+    uint32_t out[32];
+    (void)state;
+    dw_emulator *emulator = open_emulator();
+    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], 15);
+    assert_int_equal(dw_emulator_finding_count(emulator), 0);
+    static const char nothing[] = HEAD("sm_90") ".global .u64 table[1] = {nothing};\n";
+    dw_emulator_module *module;
+    assert_int_equal(
+        dw_emulator_load(emulator, nothing, sizeof nothing - 1, "nothing.ptx", &module),
+        DW_UNSUPPORTED);
+    assert_non_null(strstr(dw_last_error(), "neither a variable nor"));
+    dw_emulator_destroy(emulator);
+}
+
 static void calls_that_are_refused(void **state) {
     static const struct {
         const char *functions, *call, *message;
@@ -90,6 +119,10 @@ static void calls_that_are_refused(void **state) {
         {".extern .func g();\n", "call.uni g;", "\"g\" is not defined in this module"},
         {"", "mov.u64 %rd3, 0; $p: .callprototype ()_ (); call %rd3, $p;", "through an address"},
         {"", "mov.u64 %rd3, 0; $p : .callprototype ()_ (); call %rd3, $p;", "through an address"},
+        {".func g() { ret; }\n.global .align 8 .u64 table[1] = {g};\n",
+         "mov.u64 %rd3, table; ld.global.u64 %rd3, [%rd3]; $p: .callprototype ()_ (); call %rd3, "
+         "$p;",
+         "through an address"},
         {".func g(.param .b32 x) { .reg .b64 %q; mov.b64 %q, x; ret; }\n",
          "{ .param .b32 a; st.param.b32 [a], 1; call g, (a); }", "address of a parameter"},
     };
@@ -449,10 +482,11 @@ static void programs_without_ptx(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(functions_are_called),   cmocka_unit_test(calls_that_are_refused),
-        cmocka_unit_test(kernels_print),          cmocka_unit_test(assertions_are_findings),
-        cmocka_unit_test(kernels_allocate),       cmocka_unit_test(a_program_runs),
-        cmocka_unit_test(clusters_are_preferred), cmocka_unit_test(programs_without_ptx),
+        cmocka_unit_test(functions_are_called),    cmocka_unit_test(functions_have_addresses),
+        cmocka_unit_test(calls_that_are_refused),  cmocka_unit_test(kernels_print),
+        cmocka_unit_test(assertions_are_findings), cmocka_unit_test(kernels_allocate),
+        cmocka_unit_test(a_program_runs),          cmocka_unit_test(clusters_are_preferred),
+        cmocka_unit_test(programs_without_ptx),
     };
     return cmocka_run_group_tests(tests, open_runtime, NULL);
 }
