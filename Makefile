@@ -54,7 +54,7 @@ lint: all $(VENV)/.tools
 	bash scripts/lint.sh
 
 clean: ## remove build/ and what was installed from it (.venv/ stays)
-	rm -rf build python/deepwell/*.so $(VENV)/bin/deepwell
+	rm -rf build python/deepwell/*.so $(VENV)/bin/deepwell $(VENV)/lib/deepwell $(VENV)/lib/libdeepwell.so.*
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,11 +109,15 @@ packages: $(VENV)/.packages
 	@true
 
 # The package is used where it lies: .venv finds python/ by a path file, and the package finds the
-# built extension by a link. Sources edited there act at once; `make` renews what is C.
+# built extension by a link. Sources edited there act at once; `make` renews what is C. The program is
+# copied, because it looks for Python beside itself; it finds its libraries by links in .venv/lib.
 build: | $(VENV)/.builders
 	@[ -f $(RELEASE)/build.ninja ] || \
 	    cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) >/dev/null
 	@cmake --build $(RELEASE)
 	@cp -u $(RELEASE)/bin/deepwell $(VENV)/bin/deepwell
+	@mkdir -p $(VENV)/lib/deepwell
+	@ln -sf $(CURDIR)/$(RELEASE)/lib/libdeepwell.so.* $(VENV)/lib/
+	@ln -sfn $(CURDIR)/$(RELEASE)/lib/emulate $(VENV)/lib/deepwell/emulate
 	@ln -sfn $(CURDIR)/$(RELEASE)/lib/_deepwell.abi3.so python/deepwell/_deepwell.abi3.so
 	@echo $(CURDIR)/python > $$(echo $(VENV)/lib/python3*/site-packages)/deepwell.pth

@@ -91,7 +91,7 @@ def test_doctor_without_python_says_so(tmp_path):
     copy.chmod(0o755)
     result = subprocess.run(
         [copy, "doctor", "--json"],
-        env={"PATH": str(tmp_path)},
+        env={"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(ROOT / "build/release/lib")},
         capture_output=True,
         text=True,
         timeout=60,
