@@ -23,6 +23,22 @@ if(NOT TARGET deepwell_jansson)
         "jansson (JSON) was not found: install its development package "
         "(Debian and Ubuntu: libjansson-dev), then configure again")
 endif()
+if(DEEPWELL_STATIC_DEPS)
+    include(CheckCSourceCompiles)
+    file(READ ${CMAKE_CURRENT_LIST_DIR}/jansson_archive.c source)
+    set(CMAKE_REQUIRED_FLAGS "-shared -fPIC -Wl,--exclude-libs,ALL -Wl,--wrap=stdin")
+    set(CMAKE_REQUIRED_LIBRARIES deepwell_jansson)
+    check_c_source_compiles(
+        "${source}\nvoid *load(const char *text);\nvoid *load(const char *text) { return json_loads(text, 0, 0); }"
+        DEEPWELL_JANSSON_ARCHIVE_LINKS)
+    unset(CMAKE_REQUIRED_FLAGS)
+    unset(CMAKE_REQUIRED_LIBRARIES)
+    if(NOT DEEPWELL_JANSSON_ARCHIVE_LINKS)
+        message(FATAL_ERROR
+            "${deepwell_jansson_LIBRARY} cannot be linked into a shared library: build jansson with -fPIC, name its "
+            "prefix in CMAKE_PREFIX_PATH and configure a new build folder, or configure without DEEPWELL_STATIC_DEPS")
+    endif()
+endif()
 
 # Compiled in from its header alone.
 find_path(DEEPWELL_XXHASH_INCLUDE_DIR xxhash.h)

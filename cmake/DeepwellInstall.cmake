@@ -15,6 +15,15 @@ function(deepwell_install_wheel)
     endif()
     install(TARGETS deepwell_program
             RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+    # The wheel carries code of these two, whose licences have their notices go along.
+    foreach(name jansson xxhash)
+        set(notice /usr/share/doc/lib${name}-dev/copyright)
+        if(EXISTS ${notice})
+            install(FILES ${notice} DESTINATION deepwell/licenses RENAME ${name}.txt COMPONENT python)
+        elseif(DEEPWELL_STATIC_DEPS)
+            message(WARNING "The licence of ${name} is not in ${notice}: put it into the wheel before passing it on")
+        endif()
+    endforeach()
 endfunction()
 
 function(deepwell_install_system)
