@@ -7,34 +7,39 @@ done, ``deepwell.AdamW`` is an optimizer that updates all parameters in one pass
 ``print(deepwell.capture(model))`` shows a model's graph.
 """
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError as error:  # pragma: no cover - needs an environment without PyTorch
-    raise ImportError(
-        "deepwell needs PyTorch 2.9 or later, and there is none in this environment: install the build "
-        "that fits this machine (see pytorch.org), then import deepwell again"
-    ) from error
+import sys as _sys
 
-from deepwell import _deepwell, numbers
-from deepwell.attention.modules import (
-    BlackwellConfig,
-    BlackwellFlashAttention,
-    DWSelfAttention,
-)
-from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
-from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
-from deepwell.host_plan import HostPlan
-from deepwell.machine import Hardware, hardware, print_hardware_info, probe
-from deepwell.optim import AdamW
-from deepwell.optimize import optimize, restore, summary
-from deepwell.plans import Plan, autoplan
-from deepwell.precision import MicroscalingConfig, Precision
-from deepwell.simulate import dryrun
+# `python -m deepwell.tokenize` imports this package first and needs nothing of it; PyTorch alone takes seconds. While
+# Python looks for the module to run, "-m" takes its place in sys.argv.
+if _sys.argv[:1] != ["-m"] or _sys.orig_argv[-len(_sys.argv)] != "deepwell.tokenize":
+    try:
+        import torch as _torch  # noqa: F401
+    except ImportError as error:  # pragma: no cover - needs an environment without PyTorch
+        raise ImportError(
+            "deepwell needs PyTorch 2.9 or later, and there is none in this environment: install the build "
+            "that fits this machine (see pytorch.org), then import deepwell again"
+        ) from error
 
-# Last: the function takes the name of the module that it is built on.
-from deepwell.ir import IR, capture  # isort: skip
+    from deepwell import _deepwell, numbers
+    from deepwell.attention.modules import (
+        BlackwellConfig,
+        BlackwellFlashAttention,
+        DWSelfAttention,
+    )
+    from deepwell.attention.sdpa import activate_sdpa, deactivate_sdpa
+    from deepwell.errors import CaptureError, DeepwellError, UnsupportedError
+    from deepwell.host_plan import HostPlan
+    from deepwell.machine import Hardware, hardware, print_hardware_info, probe
+    from deepwell.optim import AdamW
+    from deepwell.optimize import optimize, restore, summary
+    from deepwell.plans import Plan, autoplan
+    from deepwell.precision import MicroscalingConfig, Precision
+    from deepwell.simulate import dryrun
 
-__version__ = _deepwell.version()
+    # Last: the function takes the name of the module that it is built on.
+    from deepwell.ir import IR, capture  # isort: skip
+
+    __version__ = _deepwell.version()
 
 __all__ = [
     "AdamW",

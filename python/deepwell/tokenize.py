@@ -163,8 +163,15 @@ def load_tokenizer(folder: str):
         raise Refused("transformers is not installed: pip install transformers") from None
     transformers.logging.set_verbosity_error()
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        # Without the argument transformers asks on standard input, which may be the text, whether to run the folder's
+        # Python code.
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever the library says of a folder that holds no tokenizer
+        if "trust_remote_code" in str(error):
+            raise Refused(
+                f"the tokenizer in {folder} is Python code of that folder, which is not run here: use a folder whose "
+                "tokenizer.json holds the tokenizer, or tokenize with transformers and write the numbers to a .npy file"
+            ) from None
         raise Refused(f"there is no tokenizer in {folder}: {error}") from None
 
 

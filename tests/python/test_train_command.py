@@ -507,3 +507,42 @@ def test_text_becomes_tokens(tmp_path, monkeypatch, capsys):
         assert deepwell.tokenize.main(arguments) == 1
         assert named in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir() if "bin" in p.name) == ["tokens.bin"]
+
+
+def test_the_models_python_code_is_not_run(tmp_path):
+    folder, marker = tokenizer_folder(tmp_path / "model"), tmp_path / "it-has-run"
+    (folder / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        f"Path({str(marker)!r}).touch()\n"
+        "class Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.update(tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "deepwell.tokenize"]
+        + ["--model", folder, "-", "-o", tmp_path / "tokens.bin"],
+        input="y\nyes\n" * 4,  # the text, and an answer to a question about the code
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+    )
+    assert not marker.exists()
+    assert done.returncode == 1
+    assert done.stdout == "" and "Python code" in done.stderr and str(folder) in done.stderr
+
+
+def test_help_of_tokenize_imports_neither_torch_nor_transformers(tmp_path):
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "deepwell.tokenize", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--model" in done.stdout
