@@ -1,10 +1,34 @@
 #!/usr/bin/env bash
-# `make cutlass`: CUTLASS's headers into .venv, then libdeepwell_cutlass.so beside libdeepwell.so.
-# CUTLASS_SOURCE: a folder of CUTLASS's own (include/, examples/), then nothing is fetched. NVCC: CUDA's compiler.
+# `make cutlass`: see usage below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=4.2.0.0
+usage() {
+    cat <<'END'
+Usage: scripts/cutlass.sh [-h | --help]
+
+Builds the optional library build/release/lib/libdeepwell_cutlass.so (docs/cutlass.md): puts CUTLASS's headers into
+.venv, then compiles five sources with nvcc, minutes and up to 6 GB of memory for each. `make cutlass` runs this.
+
+Environment:
+  NVCC             the compiler of CUDA's toolkit, 12.8 or later (else the one on PATH, in CUDA_HOME or /usr/local/cuda)
+  CUTLASS_SOURCE   a folder with CUTLASS's include/ and examples/; nothing is fetched then
+  CUTLASS_JOBS     sources compiled at once (1)
+END
+}
+if [ $# -gt 0 ]; then
+    case $1 in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        echo "scripts/cutlass.sh: unknown argument '$1'; settings are environment variables, see --help" >&2
+        exit 2
+        ;;
+    esac
+fi
 fail() {
     echo "make cutlass: $1" >&2
     exit 1

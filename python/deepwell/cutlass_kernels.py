@@ -1,7 +1,7 @@
 """Another name of deepwell.kernels.cutlass_bindings."""
 
 from deepwell.kernels import cutlass_bindings as _bindings
-from deepwell.kernels.cutlass_bindings import CUTLASS_AVAILABLE, MicroscaleManager
+from deepwell.kernels.cutlass_bindings import MicroscaleManager
 
 __all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
 

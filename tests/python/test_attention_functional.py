@@ -402,6 +402,27 @@ def test_modules():
     assert fallback(*meta).shape == q.shape
 
 
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize(
+    ("q", "k", "v", "words"),
+    [
+        ((16, 8), (16, 8), (16, 8), r"\[batch, heads, seq_len, head_dim\]; got q \(16, 8\)"),
+        ((4, 16, 8), (4, 16, 8), (4, 16, 8), r"got q \(4, 16, 8\)"),
+        ((2, 4, 5, 8), (2, 4, 5, 8), (4, 5, 8), r"v \(4, 5, 8\)"),
+        ((2, 4, 5, 8), (3, 4, 5, 8), (3, 4, 5, 8), "one batch size"),
+        ((2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 7, 8), "k and v the same heads"),
+        ((2, 4, 5, 8), (2, 4, 5, 7), (2, 4, 5, 7), "q and k one head_dim"),
+        ((2, 4, 5, 8), (2, 3, 5, 8), (2, 3, 5, 8), "4 heads of q must be a multiple of the 3"),
+    ],
+)
+def test_other_shapes_are_refused(flash, q, k, v, words):
+    import deepwell
+
+    module = deepwell.BlackwellFlashAttention(deepwell.BlackwellConfig(use_flash_attention=flash))
+    with pytest.raises(ValueError, match=words):
+        module(*(torch.randn(shape) for shape in (q, k, v)))
+
+
 def test_self_attention_is_a_drop_in():
     import deepwell
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,47 @@ def test_without_the_library_it_is_said(library, words):
         plan = _explain(*call, "--target", "sm_100a", library=library)
         (row,) = (c for c in plan["candidates"] if c["name"] == "cutlass")
         assert not row["runs"] and words in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "machine", "available"),
+    [
+        ([], "h100:8", False),  # not built
+        (["sm_90a (H100, H200)"], "h100:8", True),
+        (["sm_90a (H100, H200)"], "b200:8", False),
+        (["sm_90a (H100, H200)", "sm_100a (B200)"], "b200:8", True),
+        (["sm_100a (B200)"], "b300:8", False),
+        (["sm_90a (H100, H200)"], None, False),  # no GPU
+    ],
+)
+def test_available_is_built_and_fits_the_gpu(monkeypatch, targets, machine, available):
+    from deepwell import cutlass_kernels, hardware
+    from deepwell.kernels import cutlass_bindings
+
+    rows = [{"name": "cutlass.product", "architectures": target} for target in targets]
+    rows.append({"name": "sm90_attention_forward", "architectures": "sm_90a (H100, H200)"})
+    monkeypatch.setattr(cutlass_bindings._deepwell, "gpu_kernels", lambda: json.dumps(rows))
+    here = SimpleNamespace(gpus=[] if machine is None else hardware(machine).gpus)
+    monkeypatch.setattr(cutlass_bindings, "probe", lambda: here)
+    cutlass_bindings._fits_a_gpu.cache_clear()
+    try:
+        assert cutlass_bindings.CUTLASS_AVAILABLE is available
+        assert cutlass_kernels.CUTLASS_AVAILABLE is available
+    finally:
+        cutlass_bindings._fits_a_gpu.cache_clear()
+
+
+def test_the_build_script_only_explains_itself():
+    """--help builds nothing: with a compiler that cannot be run it succeeds all the same."""
+    script = _ROOT / "scripts" / "cutlass.sh"
+    environment = {**os.environ, "NVCC": "/bin/false"}
+    for word, code in (("--help", 0), ("-h", 0), ("--colour", 2)):
+        done = subprocess.run(
+            ["bash", str(script), word], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        assert ("Usage: scripts/cutlass.sh" in done.stdout) == (code == 0)
+    assert "--colour" in done.stderr
 
 
 needs_provider = pytest.mark.skipif(not _PROVIDER.exists(), reason="make cutlass has not been run")

@@ -49,10 +49,28 @@ class _Profiled:
             self._module.last_seconds = self._wait() - self._begin
 
 
-class BlackwellFlashAttention(torch.nn.Module):
-    """``forward(q, k, v, causal=False)`` on [batch, heads, rows, head_dim]; differentiable, without parameters.
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """[batch, heads, seq_len, head_dim] each, with as many keys as values."""
+    given = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        raise ValueError(
+            f"BlackwellFlashAttention takes q, k and v of shape [batch, heads, seq_len, head_dim]; got {given}"
+        )
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            "BlackwellFlashAttention: q, k and v must have one batch size, q and k one head_dim, k and v the same heads "
+            f"and seq_len; got {given}"
+        )
+    if q.shape[1] % max(k.shape[1], 1):
+        raise ValueError(
+            f"BlackwellFlashAttention: the {q.shape[1]} heads of q must be a multiple of the {k.shape[1]} of k and v"
+        )
 
-    ``causal`` lets the last query see the last key (bottom-right), which for equal lengths is the usual mask.
+
+class BlackwellFlashAttention(torch.nn.Module):
+    """``forward(q, k, v, causal=False)`` on [batch, heads, seq_len, head_dim]; differentiable, without parameters.
+
+    Other shapes raise ``ValueError``. ``causal`` lets the last query see the last key (bottom-right), which for equal lengths is the usual mask.
     """
 
     def __init__(self, config: BlackwellConfig | None = None) -> None:
@@ -63,6 +81,7 @@ class BlackwellFlashAttention(torch.nn.Module):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
     ) -> torch.Tensor:
+        _check_shapes(q, k, v)
         with _Profiled(self, q):
             window = (-1, 0) if causal else (-1, -1)
             if not self.config.use_flash_attention:

@@ -1,22 +1,45 @@
-"""Microscaling under the names that CUTLASS users know. The CUTLASS provider itself is not built yet."""
+"""Microscaling under the names that CUTLASS users know, and whether CUTLASS's own kernels run here.
+
+CUTLASS's kernels are an optional library for C and the names of ``deepwell/product.h`` (docs/cutlass.md); this module
+has no classes for them yet.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+
 import torch
 
-from deepwell import numbers
+from deepwell import _deepwell, numbers
 from deepwell.errors import UnsupportedError
-
-CUTLASS_AVAILABLE = False
+from deepwell.machine import probe
 
 __all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
 
+CUTLASS_AVAILABLE: bool  # computed at its first use, by __getattr__
+
+_NOT_BUILT = ("CutlassConfig", "CutlassKernel", "GroupedGEMMKernel", "KernelProfiler")
+
+
+@functools.cache
+def _fits_a_gpu() -> bool:
+    """Whether libdeepwell_cutlass.so is there and has kernels for one of this machine's GPUs."""
+    kernels = [k for k in json.loads(_deepwell.gpu_kernels()) if k["name"].startswith("cutlass.")]
+    if not kernels:
+        return False
+    targets = {target for kernel in kernels for target in kernel["architectures"].split()}
+    return any(gpu.sm_version in targets for gpu in probe().gpus)
+
 
 def __getattr__(name: str):
-    if name in ("CutlassConfig", "CutlassKernel", "GroupedGEMMKernel", "KernelProfiler"):
-        raise UnsupportedError(
-            f"{name} needs the CUTLASS provider, which this version does not have: "
-            "use deepwell.optimize(model), or deepwell.numbers for the number formats"
+    if name == "CUTLASS_AVAILABLE":
+        return _fits_a_gpu()
+    if name in _NOT_BUILT:
+        raise AttributeError(
+            f"module {__name__!r} has no {name}: Python classes for CUTLASS's kernels are not built yet. From C the "
+            "kernels of `make cutlass` are called by name (docs/cutlass.md); for models use deepwell.optimize, for "
+            "number formats deepwell.numbers"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
