@@ -14,7 +14,9 @@ static void print_evaluate_help(void) {
            "\n"
            "  --json             everything, row by row\n"
            "  --failures FILE    a table of runs that failed for want of memory\n"
-           "  --constants FILE   constants of 'deepwell calibrate', in place of those built in\n");
+           "  --constants FILE   constants of 'deepwell calibrate', in place of those built in\n"
+           "\n"
+           "Exit status: 1 where no row can be predicted.\n");
 }
 
 static void print_calibrate_help(void) {
@@ -59,12 +61,13 @@ static void print_evaluation(const json_t *root) {
                  *fits = json_object_get(root, "fits");
     size_t index;
     json_t *row;
-    printf("%zu rows predicted, %zu not:\n", json_array_size(json_object_get(root, "rows")),
-           json_array_size(missing));
+    printf("%zu rows predicted, %zu not%s\n", json_array_size(json_object_get(root, "rows")),
+           json_array_size(missing), json_array_size(missing) ? ":" : "");
     json_array_foreach((json_t *)missing, index, row) {
         printf("  %-24s %s\n", json_string_value(json_object_get(row, "id")),
                json_string_value(json_object_get(row, "reason")));
     }
+    if (!json_array_size(json_object_get(root, "rows"))) return; /* there are no errors to show */
     print_errors("Time, tokens/s", json_object_get(root, "errors"));
     cli_print_bold("Memory");
     printf("\n");
@@ -154,6 +157,15 @@ static int print_json_or(const request *r, const char *json, void (*print)(const
     return CLI_DONE;
 }
 
+static int any_predicted(const dw_runs *runs) {
+    for (size_t at = 0; at < dw_runs_count(runs); at++) {
+        dw_run run;
+        dw_run_at(runs, at, &run);
+        if (!run.reason) return 1;
+    }
+    return 0;
+}
+
 int cli_evaluate(int argc, char **argv) {
     if (asks_help(argc, argv)) {
         print_evaluate_help();
@@ -174,6 +186,7 @@ int cli_evaluate(int argc, char **argv) {
         result = dw_evaluate(runs, &options, &json) == DW_OK
                      ? print_json_or(&r, json, print_evaluation)
                      : cli_fail();
+        if (result == CLI_DONE && !any_predicted(runs)) result = CLI_FAILED;
     }
     dw_text_free(json);
     dw_runs_destroy(failures);

@@ -18,8 +18,9 @@ extern "C" {
 
 typedef struct dw_runs dw_runs;
 
-/* DW_IO; DW_PARSE names the line and what is wrong with it: no header, a row that has more fields than the header,
- * quotes that do not end, a file beyond 256 MiB. A row whose values cannot be understood is no error: dw_run_at says
+/* DW_IO; DW_PARSE names the line and what is wrong with it: no header, one
+ * without the columns that every run needs, a row that has more fields than the header, quotes that do not end, a file
+ * beyond 256 MiB. A row whose values cannot be understood is no error: dw_run_at says
  * why it is not predicted. */
 DW_API dw_status dw_runs_load(const char *path, dw_runs **runs);
 DW_API dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs);

@@ -293,12 +293,33 @@ static dw_status read_row(dw_runs *runs, size_t row) {
     return DW_OK;
 }
 
+static bool has_column(const dw__csv *table, const char *name) {
+    for (size_t at = 0; at < table->columns; at++)
+        if (strcmp(table->names[at], name) == 0) return true;
+    return false;
+}
+
+/* Without these no row can be predicted, so the file is no table of runs. */
+static dw_status check_columns(const dw__csv *table) {
+    static const char *const needed[] = {"layers", "hidden", "gpu_type", "seq_len", "gpus"};
+    for (size_t at = 0; at < DW_COUNT(needed); at++) {
+        if (has_column(table, needed[at])) continue;
+        if (strcmp(needed[at], "gpus") == 0 && has_column(table, "dp")) continue;
+        return dw__fail(DW_PARSE,
+                        "the header has no column \"%s\"; a table of runs needs layers, hidden, "
+                        "gpu_type, seq_len, and gpus or dp (docs/planner.md lists all columns)",
+                        needed[at]);
+    }
+    return DW_OK;
+}
+
 dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs) {
     dw_status status = DW_OK;
     dw_runs *made = dw__calloc(1, sizeof *made);
     *runs = NULL;
     if (!made) return dw__fail_memory("runs", sizeof *made);
     DW_TRY(dw__csv_parse(text, bytes, &made->table));
+    DW_TRY(check_columns(&made->table));
     made->arena = dw__arena_create();
     made->rows = dw__calloc(made->table.rows + 1, sizeof *made->rows);
     if (!made->arena || !made->rows) {

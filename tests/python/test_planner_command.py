@@ -77,6 +77,27 @@ def test_calibrated_constants_are_taken_back(table, tmp_path):
     assert errors["median"] == pytest.approx(report["fitted"]["all"]["median"], abs=1e-3)
 
 
+def test_a_table_of_something_else_is_refused(tmp_path):
+    """A file without the columns of a run, and one whose rows all lack their values, end with status 1."""
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    for command in ("evaluate", "calibrate"):
+        result = run(command, str(other))
+        assert result.returncode == 1 and result.stdout == ""
+        assert '"layers"' in result.stderr and "gpu_type" in result.stderr
+    empty = tmp_path / "empty.csv"
+    with empty.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerow(row("a1", "a", "abacus", 1, 1, 15000))
+    result = run("evaluate", str(empty))
+    assert result.returncode == 1
+    assert "0 rows predicted, 1 not" in result.stdout and "abacus" in result.stdout
+    assert "median" not in result.stdout  # of nothing there are no errors
+    result = run("evaluate", str(empty), "--json")
+    assert result.returncode == 1 and json.loads(result.stdout)["rows"] == []
+
+
 def test_wrong_usage_and_wrong_files(table, tmp_path):
     assert run("evaluate").returncode == 2
     assert run("evaluate", str(table), "--failures").returncode == 2
