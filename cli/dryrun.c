@@ -51,12 +51,22 @@ static int read_request(int argc, char **argv, request *r) {
 
 static void print_label(const char *label) { printf("  %-10s", label); }
 
-static void print_speedup(const char *label, double value, const char *reason) {
+static void print_speedups(const dw_autoplan *plan, const dw_simulation_figures *f) {
+    if (plan->layout.precision != DW_TRAIN_BF16) {
+        print_label("Speed");
+        if (f->speedup_bf16 > 0)
+            printf("%.2f times as fast as the same layout in BF16, by formula\n", f->speedup_bf16);
+        else
+            printf("no BF16 to compare with: %s\n", f->speedup_bf16_reason);
+    }
     print_label("Speed");
-    if (value > 0)
-        printf("%.2f times as fast as %s\n", value, label);
-    else
-        printf("no %s to compare with: %s\n", label, reason);
+    if (f->speedup <= 0) {
+        printf("no usual layout to compare with: %s\n", f->speedup_reason);
+        return;
+    }
+    printf("%.2f times as fast as the fastest usual layout, by formula:\n", f->speedup);
+    print_label("");
+    printf("%s\n", f->baseline);
 }
 
 static void print_figures(const dw_autoplan *plan, const dw_simulation *simulation,
@@ -94,13 +104,7 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
         if (p->host_capacity > 0) printf(" of %.2f", p->host_capacity / 1e9);
         printf(" for each GPU\n");
     }
-    if (plan->layout.precision != DW_TRAIN_BF16)
-        print_speedup("BF16", f->speedup_bf16, f->speedup_bf16_reason);
-    char unplanned[64] = "plain FSDP";
-    if (f->speedup_unplanned_tp > 1)
-        snprintf(unplanned, sizeof unplanned, "FSDP with tensor parallel %d",
-                 f->speedup_unplanned_tp);
-    print_speedup(unplanned, f->speedup_unplanned, f->speedup_unplanned_reason);
+    print_speedups(plan, f);
     if (f->ranks < 2) return;
     cli_print_bold("Stages");
     printf("\n  %5s %9s %7s %10s %12s %10s\n", "", "computes", "waits", "data waits", "memory, GB",

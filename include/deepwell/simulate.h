@@ -104,11 +104,14 @@ typedef struct dw_simulation_figures {
      * batch over those of this layout. 0: not to be had, and the reason in words. */
     double speedup_bf16; /* this layout in BF16 */
     const char *speedup_bf16_reason;
-    /* FSDP over all GPUs, micro-batches of 1, recomputation where it does not fit otherwise, and the least tensor
-     * parallelism within a node (speedup_unplanned_tp) with which the batch divides and it fits. */
-    double speedup_unplanned;
-    int speedup_unplanned_tp;
-    const char *speedup_unplanned_reason;
+    /* The baseline: the fastest that fits of the usual layouts, in the same framework and precision: FSDP (ZeRO-3) over
+     * all GPUs with or without tensor parallelism within a node, and ZeRO-1 with tensor parallelism within a node and a
+     * pipeline, 1F1B or interleaved; sizes are powers of 2, experts lie over any of them, micro-batches are 1 to 8, recomputation is as
+     * it takes to fit; context parallelism where nothing fits without. */
+    double speedup;
+    dw_layout baseline_layout; /* where speedup is not 0 */
+    char baseline[192];        /* it in words */
+    const char *speedup_reason;
 } dw_simulation_figures;
 
 typedef struct dw_simulation dw_simulation;

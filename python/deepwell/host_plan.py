@@ -21,7 +21,7 @@ from deepwell import _deepwell
 from deepwell.arena import ArenaPool
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.ir import IR, capture
-from deepwell.machine import GIB, Hardware
+from deepwell.machine import GB, GIB, Hardware
 from deepwell.runtime import Program
 from deepwell.step_memory import StepGraph, check_precision, optimizer_name
 
@@ -41,8 +41,8 @@ class HostPlan:
         self.layout = types.SimpleNamespace(**fields["layout"])
         self.peak: dict[str, Any] = fields["peak"]
         self.peak_bytes: int = self.peak["total"]
-        self.memory_gb = self.peak_bytes / GIB
-        self.capacity_gb = fields["capacity"] / GIB
+        self.memory_gb, self.memory_gib = self.peak_bytes / GB, self.peak_bytes / GIB
+        self.capacity_gb, self.capacity_gib = fields["capacity"] / GB, fields["capacity"] / GIB
         self.fits: bool = fields["fits"]
         parts = {k: v for k, v in self.peak.items() if k not in ("phase", "part", "total")}
         self.tightest = "" if self.fits else max(parts, key=parts.get)
@@ -56,7 +56,7 @@ class HostPlan:
             f"{self.model_name} on {layout.hardware}, batches of {layout.global_batch} x {layout.seq_len}",
             f"  {layout.micro_batches} x {layout.micro_batch} sequences, {layout.precision}, {layout.optimizer}, "
             f"{layout.threads} threads",
-            f"  {self.memory_gb:.3f} GiB at most, in {peak['phase']}; {self.capacity_gb:.3f} to be had"
+            f"  {self.memory_gib:.3f} GiB at most, in {peak['phase']}; {self.capacity_gib:.3f} available"
             + ("" if self.fits else f": does not fit, most of it {self.tightest}"),
         ]
         for name, size in peak.items():
@@ -70,7 +70,7 @@ class HostPlan:
         layout = self.layout
         return (
             f"<HostPlan {self.model_name}: {layout.micro_batches} x {layout.micro_batch} sequences, "
-            f"{self.memory_gb:.2f} GiB, {'fits' if self.fits else 'does not fit'}>"
+            f"{self.memory_gib:.2f} GiB, {'fits' if self.fits else 'does not fit'}>"
         )
 
 
@@ -168,7 +168,7 @@ def host_plan(
         raise DeepwellError(
             f"seq_len is {seq_len} and global_batch {global_batch}; each is 1 or more"
         )
-    reserve = _RESERVE * memory.value if reserve_gb is None else reserve_gb * GIB
+    reserve = _RESERVE * memory.value if reserve_gb is None else reserve_gb * GB
     capacity = int(memory.value - reserve)
     fixed = _fixed_micro_batch(constraints, global_batch)
     graphs = _Graphs(model, seq_len, precision)

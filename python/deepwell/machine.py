@@ -18,7 +18,7 @@ import os
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError
 
-GIB = 2**30
+GB, GIB = 10**9, 2**30
 
 # What the figures of a description are called in its file.
 _FIGURES = (
@@ -63,7 +63,8 @@ def _scaled(figure: Figure | None, unit: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class GPU:
-    """One GPU. What cannot be known is None. ``memory_gb`` is in GiB, as nvidia-smi and PyTorch count."""
+    """One GPU. What cannot be known is None. ``memory_gb`` is 10^9 bytes, ``memory_gib`` 2^30 (what makers and
+    PyTorch call GB)."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -97,6 +98,10 @@ class GPU:
 
     @property
     def memory_gb(self) -> float | None:
+        return _scaled(self.figures.get("memory"), GB)
+
+    @property
+    def memory_gib(self) -> float | None:
         return _scaled(self.figures.get("memory"), GIB)
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Iterable, Mapping
 from deepwell import _deepwell
 from deepwell.errors import DeepwellError
 from deepwell.host_plan import HostPlan, host_plan
-from deepwell.machine import GIB, Hardware, hardware, probe
+from deepwell.machine import GB, GIB, Hardware, hardware, probe
 
 # What `moe` may say besides the capacity factor: the planner's fields of a mixture.
 _MOE = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers", "moe_every")
@@ -76,7 +76,11 @@ class Plan:
 
     @property
     def memory_gb(self) -> float:
-        """GiB of the heaviest GPU, as nvidia-smi counts."""
+        """10^9 bytes of the heaviest GPU, with all that nvidia-smi counts."""
+        return self.prediction["used"] / GB
+
+    @property
+    def memory_gib(self) -> float:
         return self.prediction["used"] / GIB
 
     def explain(self) -> str:
@@ -217,8 +221,8 @@ def autoplan(
     ``deepwell.capture`` returns, or a dict of the planner's fields. ``hw``: as ``deepwell.hardware`` takes it; None is
     this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
     ``moe``: experts in place of the model's MLPs, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance": tokens of
-    the heaviest rank of experts, times an even share. ``reserve_gb``: GiB of each GPU that are left free; None is a
-    twentieth. ``precision``: of the products; None is BF16.
+    the heaviest rank of experts, times an even share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) that are left free; None
+    is a twentieth. ``precision``: of the products; None is BF16.
 
     Hardware without GPUs is planned for this library's own engine, which runs there: the answer is a ``HostPlan``, with the
     most sequences at once that fit by its placement. ``model`` is then a module (on the meta device, say), what
@@ -253,7 +257,7 @@ def autoplan(
             int(global_batch),
             _precision_of("bf16" if precision is None else precision),
             tuple(constraints),
-            -1.0 if reserve_gb is None else float(reserve_gb) * GIB,
+            -1.0 if reserve_gb is None else float(reserve_gb) * GB,
             what_ifs,
         )
     )

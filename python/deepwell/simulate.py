@@ -47,13 +47,13 @@ def dryrun(
     """Plays one step of `plan`: a plan, its file's path, or the dict that is in the file.
 
     `trace` is a file to write for ui.perfetto.dev, `report` an HTML page. The dict that comes back has step_time_ms,
-    memory_gb, fits, mfu, bubble_fraction, overlap, expected_speedup ({"bf16": ..., "unplanned": ...}, None where there is
-    nothing to compare with), stages and more, and the paths under "trace" and "report".
+    memory_gb, fits, mfu, bubble_fraction, overlap, expected_speedup (one number, or None where no usual layout fits),
+    baseline (the layout that the speedup is against, in words), stages and more, and the paths under "trace" and "report".
 
     Or of a model, on this library's own engine: `dryrun(model, example_inputs)` places one training step as
     `deepwell.optimize` would run it on a call with such arguments, without computing anything; model and arguments may be
     on the meta device. `example_inputs`: a tuple of positional or a dict of keyword arguments; None: token ids, for a
-    Hugging Face model. The dict has peak_bytes and memory_gb (GiB) of the step, peak and moments (what is held in forward,
+    Hugging Face model. The dict has peak_bytes, memory_gb (10^9 bytes) and memory_gib of the step, peak and moments (what is held in forward,
     in each part of backward, in the update), arena, fits. Further arguments: `optimizer` ("adamw_dw", "adamw", None),
     `precision` as optimize takes it, `accumulate=True` for gradients that are added to those of earlier micro-batches,
     `keep_outputs=True` for a loop that holds all outputs until the step ends (as it is assumed where there is no loss),

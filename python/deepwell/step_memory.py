@@ -20,7 +20,7 @@ from deepwell import _deepwell
 from deepwell.arena import ArenaPool
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.ir import IR, call_arguments, capture
-from deepwell.machine import GIB, Hardware, hardware
+from deepwell.machine import GB, GIB, Hardware, hardware
 from deepwell.optim import AdamW
 from deepwell.optimize import PRECISIONS
 from deepwell.runtime import DTYPES, Program
@@ -206,7 +206,8 @@ def predict_step(
         "precision": step.program.precision,
         "threads": planned_threads,
         "peak_bytes": most,
-        "memory_gb": most / GIB,
+        "memory_gb": most / GB,
+        "memory_gib": most / GIB,
         "peak": moments[peak],
         "moments": moments,
         "arena": {
@@ -215,12 +216,14 @@ def predict_step(
             "alive": alive,
             "first_backward": first_backward,
         },
-        "capacity_gb": capacity / GIB,
+        "capacity_gb": capacity / GB,
+        "capacity_gib": capacity / GIB,
         "fits": most <= capacity,
         # Not predicted for a CPU.
         "step_time_ms": None,
         "mfu": None,
         "bubble_fraction": None,
         "overlap": None,
-        "expected_speedup": {"bf16": None, "unplanned": None},
+        "expected_speedup": None,
+        "baseline": None,
     }

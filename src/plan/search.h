@@ -36,6 +36,9 @@ typedef struct dw__problem {
     dw__limits limits;
     int seq_len, global_batch;
 } dw__problem;
+/* Whether the framework has the ZeRO stage, the schedule, and, where `parallel`, more than data parallelism. */
+int dw__framework_has(dw_framework framework, int zero_stage, dw_pipeline_schedule schedule,
+                      int parallel);
 /* What of a layout may wait in the host's memory: the framework can, the hardware has a way there, the limits
  * allow. */
 int dw__space_offloads_optimizer(const dw__problem *problem);

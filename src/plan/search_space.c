@@ -49,6 +49,13 @@ static const ability *ability_of(dw_framework framework) {
     return &abilities[framework];
 }
 
+int dw__framework_has(dw_framework framework, int zero_stage, dw_pipeline_schedule schedule,
+                      int parallel) {
+    const ability *can = ability_of(framework);
+    return can->zero_stages >> zero_stage & 1 && can->schedules >> schedule & 1 &&
+           (!parallel || can->parallel);
+}
+
 int dw__space_offloads_optimizer(const dw__problem *problem) {
     return ability_of(problem->limits.base.framework)->offload_optimizer &&
            problem->hardware->host_bandwidth.value > 0 &&

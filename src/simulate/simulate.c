@@ -1,7 +1,10 @@
 /* A layout's costs, its step, and its figures beside those of dw_predict. */
+#include "plan/plan_text.h"
 #include "plan/planner_internal.h"
+#include "plan/search.h"
 #include "simulate/simulate_internal.h"
 #include <math.h>
+#include <stdio.h>
 
 const char *dw_stream_name(dw_stream stream) {
     static const char *const names[DW_STREAMS] = {
@@ -188,35 +191,108 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
     return prediction.seconds;
 }
 
-/* What one does without a planner: FSDP over all GPUs. Where the batch has too few sequences for that, or a
- * layer does not fit, tensor parallelism within a node: as little as will do. */
-static void compare_unplanned(const dw_planner_model *model, const dw_hardware *hardware,
-                              dw_simulation_figures *f, const dw_layout *layout) {
-    dw_layout other;
-    dw_layout_default(&other);
-    other.gpus = layout->gpus;
-    other.global_batch = layout->global_batch;
-    other.seq_len = layout->seq_len;
-    other.framework = layout->framework;
-    other.zero_stage = layout->gpus > 1 ? 3 : 0;
-    other.recompute = DW_RECOMPUTE_AUTO;
-    f->speedup_unplanned = 0;
-    for (int tp = 1; tp <= hardware->gpus_per_node && layout->gpus % tp == 0; tp *= 2) {
-        const char *reason = "the batch has no whole number of sequences for each GPU";
-        other.tp = tp;
-        other.dp = layout->gpus / tp;
-        if (layout->global_batch % other.dp == 0) {
-            f->speedup_unplanned =
-                seconds_of(model, hardware, &other, &reason) / f->prediction.seconds;
-            f->speedup_unplanned_tp = tp;
-        }
-        if (tp == 1 || f->speedup_unplanned > 0) f->speedup_unplanned_reason = reason;
-        if (f->speedup_unplanned > 0) return;
+/* ---- the baseline: what a team runs that tries the usual layouts one by one ---- */
+
+typedef struct baseline {
+    const dw_planner_model *model;
+    const dw_hardware *hardware;
+    int divides; /* some layout has whole numbers, whether it fits or not */
+    double seconds;
+    dw_layout layout; /* the fastest so far that fits */
+} baseline;
+
+static void try_usual(baseline *b, const dw_layout *layout) {
+    dw_prediction prediction;
+    if (dw_predict(b->model, b->hardware, layout, &prediction) != DW_OK) return;
+    b->divides = 1;
+    if (!prediction.fits || (b->seconds > 0 && prediction.seconds >= b->seconds)) return;
+    b->seconds = prediction.seconds;
+    b->layout = *layout;
+    b->layout.recompute = prediction.recompute;
+    b->layout.recompute_layers = prediction.recompute_layers;
+}
+
+/* Micro-batches of 1 to 8 sequences; experts over each power of two of the ranks. */
+static void try_batches(baseline *b, dw_layout layout) {
+    enum { MICRO_BATCH_MOST = 8 };
+    int64_t ranks = (int64_t)layout.dp * layout.cp * layout.tp;
+    int experts = b->model->experts > 0 ? b->model->experts : 1;
+    for (layout.ep = 1; layout.ep <= experts && layout.ep <= ranks; layout.ep *= 2) {
+        if (experts % layout.ep || ranks % layout.ep) continue;
+        for (layout.micro_batch = 1; layout.micro_batch <= MICRO_BATCH_MOST;
+             layout.micro_batch *= 2)
+            if (layout.global_batch % ((int64_t)layout.dp * layout.micro_batch) == 0 &&
+                (layout.virtual_stages == 1 ||
+                 layout.global_batch / layout.dp / layout.micro_batch % layout.pp == 0))
+                try_usual(b, &layout);
     }
 }
 
-static void compare(const dw_planner_model *model, const dw_hardware *hardware,
-                    dw_simulation_figures *f, const dw_layout *layout) {
+/* 1F1B, and interleaved in chunks of equally many layers. */
+static void try_schedules(baseline *b, dw_layout layout) {
+    int most = (b->model->layers + layout.pp - 1) / layout.pp;
+    for (int chunks = 1; chunks <= (layout.pp > 1 ? most : 1); chunks *= 2) {
+        if (most % chunks) continue;
+        layout.virtual_stages = chunks;
+        layout.schedule = chunks > 1 ? DW_SCHEDULE_INTERLEAVED : DW_SCHEDULE_1F1B;
+        int parallel = layout.tp * layout.cp * layout.pp > 1;
+        if (dw__framework_has(layout.framework, layout.zero_stage, layout.schedule, parallel))
+            try_batches(b, layout);
+    }
+}
+
+/* FSDP over all GPUs, tensor parallelism within a node beside it or not; ZeRO-1 with a pipeline. All in powers of two,
+ * with the plan's framework, kernels and precision, and recomputation as it takes to fit. */
+static void try_sizes(baseline *b, dw_layout layout) {
+    int gpus = layout.gpus / layout.cp;
+    for (layout.tp = 1; layout.tp <= b->hardware->gpus_per_node && gpus % layout.tp == 0;
+         layout.tp *= 2) {
+        int rest = gpus / layout.tp;
+        layout.sequence_parallel = layout.tp > 1;
+        for (layout.pp = 1; rest % layout.pp == 0 && layout.pp <= b->model->layers;
+             layout.pp *= 2) {
+            layout.dp = rest / layout.pp;
+            for (layout.zero_stage = 0; layout.zero_stage <= 3; layout.zero_stage++) {
+                int alone = layout.dp * layout.cp == 1;
+                if (layout.zero_stage == 2 || alone != (layout.zero_stage == 0)) continue;
+                if (layout.zero_stage == 3 && layout.pp > 1) continue;
+                try_schedules(b, layout);
+            }
+        }
+    }
+}
+
+static dw_status compare_usual(const dw_planner_model *model, const dw_hardware *hardware,
+                               dw_simulation_figures *f, const dw_layout *layout) {
+    baseline b = {.model = model, .hardware = hardware};
+    dw_layout other = *layout;
+    dw__text words = {0};
+    other.attention_tp = other.etp = other.shard = other.offload_layers = 0;
+    other.offload_optimizer = other.recompute_layers = other.overlap_expert = 0;
+    other.first_stage_layers = other.last_stage_layers = 0;
+    other.reshard = 1;
+    other.recompute = DW_RECOMPUTE_AUTO;
+    f->speedup = 0;
+    f->speedup_reason = no_answer;
+    /* Context parallelism, the least with which something fits: for long sequences alone. */
+    for (other.cp = 1; b.seconds <= 0 && layout->gpus % other.cp == 0; other.cp *= 2)
+        if (other.cp == 1 || layout->seq_len % (2 * other.cp) == 0) try_sizes(&b, other);
+    if (b.seconds <= 0) {
+        f->speedup_reason =
+            b.divides ? "none of the usual layouts fits into the GPUs' memory"
+                      : "the batch has no whole number of sequences in any of the usual layouts";
+        return DW_OK;
+    }
+    f->speedup = b.seconds / f->prediction.seconds;
+    f->baseline_layout = b.layout;
+    dw_status status = dw__layout_words(&b.layout, &words);
+    if (status == DW_OK) snprintf(f->baseline, sizeof f->baseline, "%s", words.text);
+    dw__text_free(&words);
+    return status;
+}
+
+static dw_status compare(const dw_planner_model *model, const dw_hardware *hardware,
+                         dw_simulation_figures *f, const dw_layout *layout) {
     dw_layout other = *layout;
     other.precision = DW_TRAIN_BF16;
     double seconds;
@@ -229,7 +305,7 @@ static void compare(const dw_planner_model *model, const dw_hardware *hardware,
         seconds = seconds_of(model, hardware, &other, &f->speedup_bf16_reason);
         f->speedup_bf16 = seconds / f->prediction.seconds;
     }
-    compare_unplanned(model, hardware, f, layout);
+    return compare_usual(model, hardware, f, layout);
 }
 
 dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware,
@@ -287,7 +363,11 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
     double host = prediction.host_optimizer + prediction.host_activations;
     int host_fits = prediction.host_capacity <= 0 || host <= prediction.host_capacity;
     f->fits = f->peak_bytes <= f->capacity && host_fits;
-    compare(model, hardware, f, given);
+    status = compare(model, hardware, f, given);
+    if (status != DW_OK) {
+        dw_simulation_destroy(made);
+        return status;
+    }
     made->seconds_to_simulate = dw__seconds() - began;
     *simulation = made;
     return DW_OK;

@@ -133,9 +133,8 @@ static dw_status put_operations(dw__text *out, const dw_simulation *simulation) 
 
 /* A ratio, or null where it is not to be had, and why. */
 static dw_status put_speedup(dw__text *out, const char *name, double value, const char *reason) {
-    if (value > 0) return dw__text_printf(out, "    \"%s\": %.6g,\n", name, value);
-    return dw__text_printf(out, "    \"%s\": null,\n    \"%s_reason\": \"%s\",\n", name, name,
-                           reason);
+    if (value > 0) return dw__text_printf(out, "  \"%s\": %.6g,\n", name, value);
+    return dw__text_printf(out, "  \"%s\": null,\n  \"%s_reason\": \"%s\",\n", name, name, reason);
 }
 
 dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *out) {
@@ -155,15 +154,13 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         dw__text_printf(out, "  \"host_memory_gb\": %.6g,\n  \"host_capacity_gb\": %.6g,\n",
                         (f->prediction.host_optimizer + f->prediction.host_activations) / 1e9,
                         f->prediction.host_capacity / 1e9));
-    DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"expected_speedup\": {\n"));
-    DW_RETURN_IF_FAILED(put_speedup(out, "bf16", f->speedup_bf16, f->speedup_bf16_reason));
+    DW_RETURN_IF_FAILED(put_speedup(out, "expected_speedup", f->speedup, f->speedup_reason));
+    if (f->speedup > 0)
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"baseline\": \"%s\",\n", f->baseline));
+    else
+        DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"baseline\": null,\n"));
     DW_RETURN_IF_FAILED(
-        put_speedup(out, "unplanned", f->speedup_unplanned, f->speedup_unplanned_reason));
-    if (f->speedup_unplanned > 0)
-        DW_RETURN_IF_FAILED(
-            dw__text_printf(out, "    \"unplanned_tp\": %d,\n", f->speedup_unplanned_tp));
-    out->length -= 2; /* the last comma */
-    DW_RETURN_IF_FAILED(dw__text_printf(out, "\n  },\n"));
+        put_speedup(out, "speedup_over_bf16", f->speedup_bf16, f->speedup_bf16_reason));
     DW_RETURN_IF_FAILED(put_parts(out, &f->prediction));
     DW_RETURN_IF_FAILED(
         dw__text_printf(out, "  \"closed_form_bubble\": %.6g,\n", f->closed_bubble));

@@ -461,31 +461,42 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
     assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
     assert_true(f.speedup_bf16 > 1);
-    other.tp = other.pp = 1;
-    other.dp = 64;
+    /* The baseline is a layout that is possible, fits, and takes as long as the ratio says; no plain layout beats it. */
+    assert_int_equal(dw_predict(&llama3_70b, h100, &f.baseline_layout, &prediction), DW_OK);
+    assert_true(prediction.fits && f.baseline_layout.precision == DW_TRAIN_FP8);
+    assert_true(fabs(f.speedup - prediction.seconds / f.prediction.seconds) < 1e-12);
+    double seconds = prediction.seconds;
+    int compared = 0;
+    other = layout;
     other.zero_stage = 3;
-    assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
-    assert_true(prediction.fits);
-    assert_true(fabs(f.speedup_unplanned - prediction.seconds / f.prediction.seconds) < 1e-12);
+    other.pp = 1;
+    other.recompute = DW_RECOMPUTE_AUTO;
+    for (other.tp = 1; other.tp <= 8; other.tp *= 2) {
+        other.dp = 64 / other.tp;
+        assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
+        compared += prediction.fits;
+        if (prediction.fits) assert_true(seconds <= prediction.seconds * (1 + 1e-12));
+    }
+    assert_true(compared > 0);
     dw_simulation_destroy(simulation);
 
     layout.global_batch = 96; /* no whole number for each of 64, but for 32 pairs */
     assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &f);
-    other.global_batch = 96;
-    other.tp = 2;
-    other.dp = 32;
-    assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
-    assert_int_equal(f.speedup_unplanned_tp, 2);
-    assert_true(fabs(f.speedup_unplanned - prediction.seconds / f.prediction.seconds) < 1e-12);
+    assert_true(f.speedup > 0 && f.baseline_layout.dp < 64);
     dw_simulation_destroy(simulation);
 
-    layout.global_batch = 126; /* nor for groups of a node */
-    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    layout.global_batch = 8; /* a model that no number of stages makes small enough for its GPUs */
+    layout.gpus = layout.tp = 8;
+    layout.pp = layout.dp = 1;
+    dw_hardware *one = hardware_of("h100:8");
+    one->memory.value /= 4;
+    assert_int_equal(dw_simulate(&llama3_70b, one, &layout, &simulation), DW_OK);
     dw_simulation_figures_of(simulation, &f);
-    assert_true(f.speedup_unplanned == 0);
-    assert_non_null(strstr(f.speedup_unplanned_reason, "whole number"));
+    assert_true(f.speedup == 0 && f.baseline[0] == 0);
+    assert_non_null(strstr(f.speedup_reason, "usual layouts fits"));
     dw_simulation_destroy(simulation);
+    dw_hardware_destroy(one);
     dw_hardware_destroy(h100);
 }
 

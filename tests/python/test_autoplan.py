@@ -20,7 +20,7 @@ def test_a_plan_fits_and_says_what_it_costs(plan):
     assert plan.fits and layout.gpus == 64
     assert layout.tp * layout.cp * layout.pp * layout.dp == 64
     assert plan.bubble_fraction < 0.05 and 0.3 < plan.mfu < 0.7
-    assert plan.memory_gb < 80 and plan.hardware.name == "h100"
+    assert plan.memory_gib < 80 and plan.hardware.name == "h100"
     tokens = layout.global_batch * layout.seq_len
     assert plan.tokens_per_second * 64 * plan.step_time_ms / 1e3 == pytest.approx(tokens)
     assert sum(plan.prediction["time"].values()) == pytest.approx(plan.step_time_ms / 1e3)

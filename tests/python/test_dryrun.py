@@ -82,7 +82,7 @@ def test_python_reads_a_path_a_dict_and_a_plan(plan_file):
     by_path = dw.dryrun(plan_file)
     assert by_path == dw.dryrun(str(plan_file)) == dw.dryrun(PLAN) == dw.dryrun(Plan())
     assert by_path["trace"] is None
-    assert by_path["expected_speedup"]["bf16"] == 1
+    assert by_path["speedup_over_bf16"] == 1
     with pytest.raises(TypeError, match="not int"):
         dw.dryrun(7)
 
@@ -287,4 +287,31 @@ def test_what_autoplan_finds_is_played():
     assert figures["predicted"]["step_time_ms"] == pytest.approx(plan.step_time_ms, rel=1e-4)
     assert figures["step_time_ms"] == pytest.approx(plan.step_time_ms, rel=0.1)
     assert figures["bubble_fraction"] < 0.05
-    assert figures["expected_speedup"]["unplanned"] > 1
+    assert figures["expected_speedup"] > 1 and "micro-batch" in figures["baseline"]
+
+
+def test_units_are_what_their_names_say():
+    """*_gb is 10^9 bytes and *_gib 2^30, in a plan, its dry run, and of a GPU."""
+    plan = dw.autoplan("llama3-8b", hw="h100:8", seq_len=4096, global_batch=64, what_ifs=False)
+    assert plan.memory_gb == pytest.approx(plan.prediction["used"] / 1e9)
+    assert plan.memory_gib == pytest.approx(plan.prediction["used"] / 2**30)
+    figures = dw.dryrun(plan)
+    assert figures["predicted"]["memory_gb"] == pytest.approx(plan.memory_gb, rel=1e-5)
+    assert figures["capacity_gb"] == pytest.approx(plan.hardware.gpus[0].memory_gb, rel=1e-5)
+    gpu = dw.hardware("h100").gpus[0]
+    assert gpu.memory_gb == pytest.approx(gpu.memory_gib * 1.073741824)
+    left = dw.autoplan(
+        "llama3-8b", hw="h100:8", seq_len=4096, global_batch=64, what_ifs=False, reserve_gb=10
+    )
+    assert json.loads(left.to_json())["reserve"] == 10e9
+
+
+def test_the_baseline_is_one_that_is_run():
+    """671 billion parameters on 2,048 GPUs: nobody runs FSDP with tensor parallelism alone there."""
+    found = dw.autoplan(
+        "deepseek-v3", hw="h100:2048", seq_len=4096, global_batch=15360, what_ifs=False,
+        constraints=["pp=16", "ep=64", "tp=1", "cp=1", "micro_batch=1"],
+    )  # fmt: skip
+    figures = dw.dryrun(found)
+    assert isinstance(figures["expected_speedup"], float) and 0.8 < figures["expected_speedup"] < 2
+    assert "pp " in figures["baseline"]

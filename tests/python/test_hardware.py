@@ -19,7 +19,8 @@ def test_a_profile():
     assert gpu.compute_capability == (10, 0) and gpu.sm_version == "sm_100a"
     assert gpu.is_blackwell and gpu.blackwell_variant == "sm_100"
     assert gpu.supports_mxfp8 and gpu.supports_fp4
-    assert 170 < gpu.memory_gb < 192 and gpu.memory_bandwidth_gb_s == 7700
+    assert 170 < gpu.memory_gib < 192 and gpu.memory_bandwidth_gb_s == 7700
+    assert gpu.memory_gb == pytest.approx(gpu.memory_gib * 1.073741824)
     assert gpu.sm_count == 148
     assert (
         hw.nvlink.version == 5

@@ -101,7 +101,8 @@ def test_report() -> None:
     assert phases == ["forward", "backward", "update"] and report["optimizer"] == "adamw"
     totals = [moment["total"] for moment in report["moments"]]
     assert report["peak_bytes"] == max(totals) == report["peak"]["total"]
-    assert report["memory_gb"] == max(totals) / 2**30 and report["fits"]
+    assert report["memory_gb"] == max(totals) / 10**9 and report["fits"]
+    assert report["memory_gib"] == max(totals) / 2**30
     assert report["sizes"] == {"B": 3, "S": 33}
     for moment in report["moments"]:
         parts = [v for k, v in moment.items() if k not in ("phase", "part", "total")]
