@@ -140,6 +140,15 @@ static int read_arguments(int argc, char **argv, request *r) {
     return r->has_shape ? CLI_DONE : cli_usage_error("explain attention needs a shape, B,H,S,D");
 }
 
+/* 1.2e10: "12.0 G". */
+static const char *scaled_text(double value, char text[32]) {
+    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
+    size_t unit = 0;
+    while (value >= 1000 && unit + 1 < sizeof units / sizeof units[0]) value /= 1000, unit++;
+    snprintf(text, 32, "%.*f %s", value < 100 && unit > 0 ? 1 : 0, value, units[unit]);
+    return text;
+}
+
 /* ---- output --------------------------------------------------------------------------------------- */
 
 static const char *text_of(const json_t *object, const char *key) {
@@ -147,11 +156,12 @@ static const char *text_of(const json_t *object, const char *key) {
     return text ? text : "";
 }
 
-static void print_time(const json_t *seconds, const char *absent) {
-    if (!json_is_number(seconds))
-        printf("  %10s", absent);
-    else
-        printf("  %7.1f us", 1e6 * json_number_value(seconds));
+/* `mark`: "~" before an estimate. */
+static void print_time(const json_t *seconds, const char *mark) {
+    char text[40] = "-";
+    if (json_is_number(seconds))
+        snprintf(text, sizeof text, "%s%.1f us", mark, 1e6 * json_number_value(seconds));
+    printf("  %10s", text);
 }
 
 static void print_tile(const json_t *tile) {
@@ -169,19 +179,21 @@ static void print_report(const json_t *report) {
     size_t index;
     const json_t *candidate;
     const char *gpu = text_of(report, "gpu"), *error = text_of(report, "gpu_error");
+    char work[2][32];
     cli_print_bold(text_of(report, "operation"));
     printf(": %s\n", text_of(report, "shape"));
     if (*error) printf("No GPU here: %s\n", error);
     printf("Target: %s%s%s (%s)\n", text_of(report, "target"), *gpu ? ", " : "", gpu,
            text_of(report, "target_source"));
-    printf("Work: %.4g operations, %.4g bytes\n\n",
-           json_number_value(json_object_get(report, "flops")),
-           json_number_value(json_object_get(report, "bytes")));
+    printf("Work: %sFLOP, %sB\n\n",
+           scaled_text(json_number_value(json_object_get(report, "flops")), work[0]),
+           scaled_text(json_number_value(json_object_get(report, "bytes")), work[1]));
     printf("%-10s  %10s  %10s\n", "", "expected", "measured");
     json_array_foreach(json_object_get(report, "candidates"), index, candidate) {
         printf("%-10s", text_of(candidate, "name"));
-        print_time(json_object_get(candidate, "expected_seconds"), "-");
-        print_time(json_object_get(candidate, "measured_seconds"), "-");
+        int measured = strcmp(text_of(candidate, "expected_kind"), "measured") == 0;
+        print_time(json_object_get(candidate, "expected_seconds"), measured ? "" : "~");
+        print_time(json_object_get(candidate, "measured_seconds"), "");
         printf("  %s\n", json_is_true(json_object_get(candidate, "runs"))
                              ? text_of(candidate, "expected_from")
                              : text_of(candidate, "reason"));

@@ -61,6 +61,26 @@ def test_in_words(tmp_path):
         assert measured.returncode == 3 and "NVIDIA driver" in measured.stderr
 
 
+def test_another_gpus_figures_are_not_measurements(tmp_path):
+    """Without such a GPU: an H200's rates at sm_90a are named, scaled ones are estimates in words and in JSON."""
+    shape = "2,8,512,64"
+    for target, kind in (("sm_90a", "measured"), ("sm_100a", "estimated"), ("sm_103a", "estimated")):
+        run = explain("attention", shape, "--target", target, "--json", cache=tmp_path)
+        rows = {row["name"]: row for row in json.loads(run.stdout)["candidates"]}
+        assert rows["cudnn"]["expected_kind"] == kind
+        assert rows["cudnn"]["measured_seconds"] is None
+        words = explain("attention", shape, "--target", target, cache=tmp_path).stdout
+        (line,) = (line for line in words.splitlines() if line.startswith("cudnn"))
+        time = f"{1e6 * rows['cudnn']['expected_seconds']:.1f} us"
+        if kind == "measured":
+            assert f" {time}" in line and "NVIDIA H200" in line
+        else:
+            assert f"~{time}" in line and "estimate, not measured" in line
+        (line,) = (line for line in words.splitlines() if line.startswith("math"))
+        assert "~" in line  # counted, not measured, on any GPU
+    assert "Work: 1.1 GFLOP, 4.2 MB" in words  # 4 * 2 * 8 * 512^2 * 64, and four tensors of 2 bytes
+
+
 @pytest.mark.parametrize(
     "arguments, status, part",
     [

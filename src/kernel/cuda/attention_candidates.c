@@ -76,9 +76,13 @@ static double cost_of_rate(const dw_attention *c, bool backward, const dw__gpu_t
     return at_least(work.flops / (tflops * 1e12 * target->flops / peak_measured), &work, target);
 }
 
+/* Another GPU's figure is an estimate, and called one. */
+static const char scaled[] = "estimate, not measured: an H200's rate at the nearest shape, scaled "
+                             "by the data sheets' BF16 rates";
+
 static double measured_cost(const dw_attention *c, bool backward, const dw__gpu_target *target,
                             int which, const char **from) {
-    *from = dw__attention_rates_source;
+    *from = target->capability == 90 ? dw__attention_rates_source : scaled;
     return cost_of_rate(c, backward, target, nearest_rate(c)->tflops[which][backward]);
 }
 

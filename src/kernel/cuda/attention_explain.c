@@ -207,11 +207,14 @@ dw_status dw_attention_choose(const dw_attention *given, bool gradients, const c
 static json_t *number_or_null(double value) { return value > 0.0 ? json_real(value) : json_null(); }
 
 static json_t *describe(const dw__attention_candidate *candidate, const judgement *j) {
-    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:o, s:s?, s:o}", "name", candidate->name,
+    const char *kind = !(j->expected > 0.0)                       ? NULL
+                       : j->from == dw__attention_rates_source ? "measured"
+                                                               : "estimated";
+    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:o, s:s?, s:s?, s:o}", "name", candidate->name,
                      "source", candidate->source, "runs", j->runs, "reason",
                      j->runs ? NULL : j->reason, "tolerance", candidate->tolerance,
-                     "expected_seconds", number_or_null(j->expected), "expected_from", j->from,
-                     "measured_seconds", number_or_null(j->measured));
+                     "expected_seconds", number_or_null(j->expected), "expected_kind", kind,
+                     "expected_from", j->from, "measured_seconds", number_or_null(j->measured));
 }
 
 /* CUTLASS's kernel, which nothing takes by itself. */
