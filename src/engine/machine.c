@@ -23,11 +23,14 @@ static dw_status list_kernels(dw__text *out) {
 dw_status dw_machine_describe(char **json) {
     dw_status status = DW_OK;
     dw__text out = {0};
-    const char *onednn = dw__onednn_version();
-    const char *quote = onednn ? "\"" : "";
-    DW_TRY(dw__text_printf(&out, "{\"isa\": \"%s\", \"threads\": %d, \"onednn\": %s%s%s, ",
-                           dw__isa_name(dw__cpu_isa()), dw__pool_threads(), quote,
-                           onednn ? onednn : "null", quote));
+    const char *onednn = dw__onednn_version(), *quote = onednn ? "\"" : "";
+    DW_TRY(dw__text_printf(&out, "{\"isa\": \"%s\", \"threads\": %d, ",
+                           dw__isa_name(dw__cpu_isa()), dw__pool_threads()));
+    DW_TRY(dw__text_printf(&out, "\"onednn\": %s%s%s, \"onednn_isa\": %s%s%s, ", quote,
+                           onednn ? onednn : "null", quote, quote,
+                           onednn ? dw__onednn_isa() : "null", quote));
+    DW_TRY(dw__text_printf(&out, "\"onednn_memory_known\": %s, ",
+                           dw__onednn_memory_known() ? "true" : "false"));
     DW_TRY(dw__text_printf(&out, "\"kernels\": "));
     DW_TRY(list_kernels(&out));
     DW_TRY(dw__text_printf(&out, "}"));

@@ -1,5 +1,4 @@
 /* oneDNN behind our wrapper: a signal that arrives during a product must find a stack to run on. */
-#include "base/isa.h"
 #include "kernel/library/onednn.h"
 #include <errno.h>
 #include <pthread.h>
@@ -8,10 +7,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -92,16 +95,35 @@ __attribute__((visibility("default"))) int posix_memalign(void **pointer, size_t
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Extents and leading dimensions at random, many of them round, as its choice of loops goes by that. */
-static void its_memory_is_known(void **state) {
-    (void)state;
-    enum { ROUNDS = 600, MOST_M = 512, MOST_N = 768, MOST_K = 1100, LEADING = 2048 };
+/* The name that ONEDNN_MAX_CPU_ISA has for each instruction set of dw__onednn_isa; NULL: no limit. */
+static const char *const limits[] = {"SSE41", "AVX", "AVX2", "AVX512_CORE", NULL};
+
+/* oneDNN looks at its limit once in a process, so that each test of a limit runs in a child that has not called it. */
+static void in_children(int (*check)(void)) {
+    for (size_t i = 0; i < DW_COUNT(limits); i++) {
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            if (limits[i]) setenv("ONEDNN_MAX_CPU_ISA", limits[i], 1);
+            _exit(dw__onednn_version() ? check() : 0);
+        }
+        int status = -1;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (status != 0)
+            fail_msg("ONEDNN_MAX_CPU_ISA=%s: status %x", limits[i] ? limits[i] : "", status);
+    }
+}
+
+/* Extents and leading dimensions at random, many of them round, as its choice of loops goes by that. Tests 2.6, whose
+ * workspaces later versions have made 64 bytes larger. */
+static int compare_memory(void) {
+    enum { ROUNDS = 400, MOST_M = 512, MOST_N = 768, MOST_K = 1100, LEADING = 2048 };
     static const int grains[] = {1, 1, 8, 64, 128, 256};
-    const char *version = dw__onednn_version();
-    if (!version || strncmp(version, "2.6.", 4) != 0 || dw__cpu_isa() != DW_ISA_AVX512) skip();
-    float *a = random_matrix((size_t)LEADING * LEADING),
-          *b = random_matrix((size_t)LEADING * LEADING);
-    float *c = random_matrix((size_t)MOST_M * LEADING);
+    if (strncmp(dw__onednn_version(), "2.6.", 4) != 0 || !dw__onednn_memory_known()) return 0;
+    float *a = calloc((size_t)LEADING * LEADING, sizeof *a);
+    float *b = calloc((size_t)LEADING * LEADING, sizeof *b);
+    float *c = calloc((size_t)MOST_M * LEADING, sizeof *c);
+    if (!a || !b || !c) return 1;
     int packed = 0;
     for (int round = 0; round < ROUNDS; round++) {
         bool at = rand() % 2, bt = rand() % 2;
@@ -118,27 +140,86 @@ static void its_memory_is_known(void **state) {
         if (rand() % 3 == 0) ldc = (ldc + 255) / 256 * 256;
         for (int time = 0; time < 2; time++) { /* the first may generate code */
             allocated = 0;
-            assert_int_equal(dw__onednn_sgemm(at, bt, m, n, k, a, lda, b, ldb, 0.0f, c, ldc),
-                             DW_OK);
+            if (dw__onednn_sgemm(at, bt, m, n, k, a, lda, b, ldb, 0.0f, c, ldc) != DW_OK) return 1;
         }
         size_t known = dw__onednn_sgemm_bytes(at, bt, m, n, k, lda, ldb, ldc);
-        if (allocated != known)
-            fail_msg("%d%d m %d n %d k %d, leading %d %d %d: %zu bytes, %zu expected", at, bt,
-                     (int)m, (int)n, (int)k, (int)lda, (int)ldb, (int)ldc, allocated, known);
+        if (allocated != known) {
+            fprintf(stderr, "%s: %d%d m %d n %d k %d, leading %d %d %d: %zu bytes, %zu expected\n",
+                    dw__onednn_isa(), at, bt, (int)m, (int)n, (int)k, (int)lda, (int)ldb, (int)ldc,
+                    allocated, known);
+            return 1;
+        }
         packed += known > 100000;
     }
-    assert_in_range(packed, ROUNDS / 20, ROUNDS * 3 / 4); /* both ways of its were taken */
     free(a), free(b), free(c);
+    bool always = strcmp(dw__onednn_isa(), "sse41") == 0; /* its loops all pack */
+    if (always || (packed >= ROUNDS / 40 && packed <= ROUNDS * 3 / 4)) return 0;
+    fprintf(stderr, "%s: %d of %d GEMMs pack\n", dw__onednn_isa(), packed, ROUNDS);
+    return 1;
+}
+
+static void its_memory_is_known(void **state) {
+    (void)state;
+    in_children(compare_memory);
+}
+
+static size_t mapped_bytes(void) {
+    FILE *file = fopen("/proc/self/statm", "r");
+    size_t pages = 0;
+    if (!file || fscanf(file, "%zu", &pages) != 1) pages = 0;
+    if (file) fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The first GEMMs under limits of address space that leave more and more room: an error or a result, and a result at last. */
+static int multiply_in_little_memory(void) {
+    enum { STEP = 1 << 18, STEPS = 128, K = 3, N = 2 };
+    const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 2, 3, 4, 5, 6}, by_hand[] = {22, 28, 49, 64};
+    int refused = 0, fine = 0;
+    struct rlimit none;
+    if (getrlimit(RLIMIT_AS, &none) != 0) return 1;
+    size_t before = mapped_bytes();
+    for (int i = 0; i < STEPS; i++) {
+        float c[4] = {0};
+        struct rlimit limit = {before + (size_t)i * STEP, none.rlim_max};
+        if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
+        dw_status status = dw__onednn_sgemm(false, false, 2, N, K, a, K, b, N, 0.0f, c, N);
+        if (status == DW_OK) /* and the transposed B that has code of its own on AVX-512 */
+            status = dw__onednn_sgemm(false, true, 2, 2, K, a, K, a, K, 0.0f, c, 2);
+        if (setrlimit(RLIMIT_AS, &none) != 0) return 2;
+        if (status == DW_OUT_OF_MEMORY) {
+            if (!strstr(dw_last_error(), "ulimit -v")) return 3;
+            refused++;
+        } else {
+            if (status != DW_OK || c[0] != 14 || c[1] != 32 || c[3] != 77) return 4;
+            status = dw__onednn_sgemm(false, false, 2, N, K, a, K, b, N, 0.0f, c, N);
+            if (status != DW_OK || memcmp(c, by_hand, sizeof c) != 0) return 5;
+            fine++;
+        }
+    }
+    return refused == 0 || fine == 0;
+}
+
+static void little_memory_is_an_error(void **state) {
+    (void)state;
+    in_children(multiply_in_little_memory);
 }
 #else
 static void its_memory_is_known(void **state) {
     (void)state;
     skip();
 }
+static void little_memory_is_an_error(void **state) {
+    (void)state;
+    skip();
+}
 #endif
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_signal_finds_a_stack),
-                                       cmocka_unit_test(its_memory_is_known)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(its_memory_is_known), /* those with children before this process calls oneDNN */
+        cmocka_unit_test(little_memory_is_an_error),
+        cmocka_unit_test(a_signal_finds_a_stack),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,10 @@
  * the thread may be the user's own, with OpenMP code of its own.
  *
  * Its generated kernels (seen in 2.6.3, for AVX-512) move the stack pointer into a workspace on the heap. A signal
- * that arrives then has its frame written there, over what lies below: such kernels run with signals held back. */
+ * that arrives then has its frame written there, over what lies below: such kernels run with signals held back.
+ *
+ * Its first GEMM generates code into mapped memory. Where that memory cannot be mapped oneDNN writes to a null pointer, or
+ * throws through C: the first GEMM of each kind is a tiny one, made after the memory was seen to be there. */
 #include "kernel/library/onednn.h"
 
 #ifdef DW_HAVE_ONEDNN
@@ -12,7 +15,9 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 static struct {
     int (*get_max_threads)(void);
@@ -34,11 +39,26 @@ static void find_openmp(void) {
 }
 
 static char version[32];
+static enum { ISA_OTHER, ISA_SSE41, ISA_AVX, ISA_AVX2, ISA_AVX512, ISA_COUNT } isa;
+static bool memory_known;
+
+/* Which of its GEMMs runs. ONEDNN_MAX_CPU_ISA may lower it. It is 0 where oneDNN has no code for x86-64. */
+static void find_isa(void) {
+    static const int least_of[ISA_COUNT] = {[ISA_SSE41] = dnnl_cpu_isa_sse41,
+                                            [ISA_AVX] = dnnl_cpu_isa_avx,
+                                            [ISA_AVX2] = dnnl_cpu_isa_avx2,
+                                            [ISA_AVX512] = dnnl_cpu_isa_avx512_core};
+    int has = (int)dnnl_get_effective_cpu_isa();
+    for (int i = ISA_SSE41; i < ISA_COUNT; i++)
+        if ((has & least_of[i]) == least_of[i]) isa = i;
+}
 
 static void start(void) {
     const dnnl_version_t *v = dnnl_version();
     snprintf(version, sizeof version, "%d.%d.%d", v->major, v->minor, v->patch);
     find_openmp();
+    find_isa();
+    memory_known = isa != ISA_OTHER && ((v->major == 2 && v->minor >= 6) || v->major == 3);
 }
 
 static pthread_once_t started = PTHREAD_ONCE_INIT;
@@ -46,6 +66,17 @@ static pthread_once_t started = PTHREAD_ONCE_INIT;
 const char *dw__onednn_version(void) {
     pthread_once(&started, start);
     return version;
+}
+
+const char *dw__onednn_isa(void) {
+    static const char *const names[ISA_COUNT] = {"portable", "sse41", "avx", "avx2", "avx512"};
+    pthread_once(&started, start);
+    return names[isa];
+}
+
+bool dw__onednn_memory_known(void) {
+    pthread_once(&started, start);
+    return memory_known;
 }
 
 /* All but those that a fault raises in the thread itself. */
@@ -57,11 +88,13 @@ static void hold_signals(sigset_t *before) {
     pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
-dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
-                           const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                           float *c, int64_t ldc) {
+/* ---- GEMM -------------------------------------------------------------------------------------------------------- */
+
+/* One GEMM on this thread, with signals held back. */
+static dnnl_status_t call_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n,
+                                int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb,
+                                float beta, float *c, int64_t ldc) {
     sigset_t before;
-    pthread_once(&started, start);
     int team = openmp.get_max_threads ? openmp.get_max_threads() : 1;
     if (team != 1) openmp.set_num_threads(1);
     hold_signals(&before);
@@ -69,6 +102,61 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
                                       1.0f, a, lda, b, ldb, beta, c, ldc);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (team != 1) openmp.set_num_threads(team);
+    return result;
+}
+
+/* The kinds of GEMM whose code is generated apart from the others'. */
+enum { CODE_COMMON, CODE_FEW_ROWS, CODE_KINDS };
+enum { FEW_ROWS = 15 };
+
+/* On AVX-512, B transposed and so few rows of A have kernels of their own. */
+static bool few_rows(bool a_transposed, bool b_transposed, int64_t m, int64_t n) {
+    return isa == ISA_AVX512 && !a_transposed && b_transposed && m > 1 && m <= FEW_ROWS && n > 1;
+}
+
+/* Generates a kind's code. The mappings are counted in the sources of 2.6.3 and, below AVX-512, on a machine (5.8 MiB):
+ * 16 copies of a kernel of 320 KiB and 8 of 256 KiB, and 36 of 256 KiB; half as much again for what grows. */
+static dw_status generate_code(int kind) {
+    static const size_t needed[CODE_KINDS] = {(size_t)12 << 20, (size_t)16 << 20};
+    static const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    float c[4];
+    void *room = mmap(NULL, needed[kind], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return dw__fail(DW_OUT_OF_MEMORY,
+                        "oneDNN %s needs %zu MiB of address space for the code of its first GEMM, which "
+                        "cannot be mapped: raise the limit (ulimit -v) or free memory",
+                        version, needed[kind] >> 20);
+    munmap(room, needed[kind]);
+    dnnl_status_t result =
+        call_sgemm(false, kind == CODE_FEW_ROWS, 2, 2, 2, ones, 2, ones, 2, 0.0f, c, 2);
+    if (result == dnnl_success) return DW_OK;
+    return dw__fail(result == dnnl_out_of_memory ? DW_OUT_OF_MEMORY : DW_INTERNAL,
+                    "oneDNN %s cannot generate the code of a GEMM: status %d", version, (int)result);
+}
+
+/* What failed for want of memory is tried again by the next GEMM. */
+static dw_status have_code(int kind) {
+    static atomic_bool ready[CODE_KINDS];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if (atomic_load_explicit(&ready[kind], memory_order_acquire)) return DW_OK;
+    dw_status status = DW_OK;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load_explicit(&ready[kind], memory_order_relaxed)) {
+        status = generate_code(kind);
+        if (status == DW_OK) atomic_store_explicit(&ready[kind], true, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
+                           const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                           float *c, int64_t ldc) {
+    pthread_once(&started, start);
+    DW_RETURN_IF_FAILED(have_code(CODE_COMMON));
+    if (few_rows(a_transposed, b_transposed, m, n)) DW_RETURN_IF_FAILED(have_code(CODE_FEW_ROWS));
+    dnnl_status_t result =
+        call_sgemm(a_transposed, b_transposed, m, n, k, a, lda, b, ldb, beta, c, ldc);
     if (result == dnnl_success) return DW_OK;
     return dw__fail(result == dnnl_out_of_memory ? DW_OUT_OF_MEMORY : DW_INTERNAL,
                     "oneDNN %s refused a product of %lld x %lld x %lld: status %d", version,
@@ -77,14 +165,23 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
 
 /* ---- its own memory ---------------------------------------------------------------------------------------------- */
 
-/* oneDNN's matrices have columns one behind the other: its M is our n, its A our B. */
+/* oneDNN stores matrices by columns: its M is our n, its A our B. */
 typedef struct columns_product {
     bool a_transposed, b_transposed;
     int64_t m, n, k, lda, ldb, ldc;
 } columns_product;
 
-/* Whether it copies blocks of both operands, on one thread. */
-static bool packs(const columns_product *p) {
+/* Copying blocks costs more than it saves. */
+static bool too_small_to_pack(const columns_product *p, double threshold) {
+    return 1.0 / (double)p->m + 1.0 / (double)p->n >= threshold;
+}
+
+enum { LONG = 378 };
+static bool long_enough_to_pack(const columns_product *p) {
+    return p->k >= LONG && ((p->m <= LONG && p->n <= LONG) || p->m >= LONG);
+}
+
+static bool packs_avx512(const columns_product *p) {
     bool nn = !p->a_transposed && !p->b_transposed, nt = !p->a_transposed && p->b_transposed;
     bool tn = p->a_transposed && !p->b_transposed;
     /* Leading dimensions whose rows fall on the same cache sets. */
@@ -93,51 +190,81 @@ static bool packs(const columns_product *p) {
     if (tn && p->m > 100 && ((p->m < 1200 && p->n < 200 && p->k < 1200) || (a_bad && b_bad)))
         return true;
     if (nn && a_worst && p->k > 500 && p->n > 100) return true;
-    /* Copies would cost more than they save. */
-    if (1.0 / (double)p->m + 1.0 / (double)p->n >= 0.00196 && !(a_worst && nt)) return false;
+    if (too_small_to_pack(p, 0.00196) && !(a_worst && nt)) return false;
     if ((a_bad || b_bad || c_bad) && p->m >= 32) {
         if (p->n > 16) return true;
         if (p->n == 16 && (p->k >= 6400 || p->a_transposed || p->m == 4096)) return true;
     }
-    if (p->k >= 378 && ((p->m <= 378 && p->n <= 378) || p->m >= 378)) return true;
+    if (long_enough_to_pack(p)) return true;
     bool narrow = p->m <= 28 && (!p->b_transposed || p->m >= p->n);
     return !narrow && p->n > 28 && p->k > 1;
+}
+
+/* AVX has the same rules as AVX2. */
+static bool packs_avx2(const columns_product *p) {
+    if (too_small_to_pack(p, 0.0038)) return false;
+    if (long_enough_to_pack(p)) return true;
+    if (p->m <= 128 && p->n <= 128) return false;
+    if (p->b_transposed) return p->n > 1 && p->k > 1;
+    return p->n > 16 && p->k > 2 && p->m > 64;
+}
+
+/* Whether it copies blocks of both operands, on one thread. */
+static bool packs(const columns_product *p) {
+    if (isa == ISA_SSE41) return true;
+    return isa == ISA_AVX512 ? packs_avx512(p) : packs_avx2(p);
+}
+
+/* The workspace of loops that do not pack. Those for AVX and AVX2 have it on the stack where it fits there. */
+static size_t unpacked_bytes(const columns_product *p) {
+    enum { AVX512_FLOATS = 384 * 48 + 64, AVX2_FLOATS = 256 * 16 + 64 };
+    if (isa == ISA_AVX512) return AVX512_FLOATS * sizeof(float);
+    return isa == ISA_AVX2 && !p->b_transposed ? AVX2_FLOATS * sizeof(float) : 0;
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
+/* Register tiles, the largest blocks, and the K up to which it is not cut. */
+typedef struct blocking {
+    int64_t tile_m, tile_n, block_m, block_n, block_k, whole_k;
+} blocking;
+static const blocking blockings[ISA_COUNT] = {
+    [ISA_SSE41] = {8, 4, 4096, 96, 256, 256},
+    [ISA_AVX] = {16, 4, 4096, 96, 256, 256},
+    [ISA_AVX2] = {24, 4, 10000, 384, 192, 256},
+    [ISA_AVX512] = {48, 8, 9984, 384, 384, 384},
+};
+
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc) {
     enum {
-        TILE_M = 48,
-        TILE_N = 8,
-        BLOCK_M = 9984,
-        BLOCK_N = 384,
-        BLOCK_K = 384,
         SHORT_K = 48, /* below it, blocks of N are SHORT_N */
         SHORT_N = 24,
         LEAST_K = 128,
-        FEW_N = 15, /* transposed A times so few columns needs no memory */
         PAGE = 4096
     };
     columns_product p = {b_transposed, a_transposed, n, m, k, ldb, lda, ldc};
-    if (p.m <= 1 || p.n <= 1) return 0;
-    if (p.a_transposed && !p.b_transposed && p.n <= FEW_N) return 0;
-    if (!packs(&p)) return (BLOCK_K * TILE_M + 64) * sizeof(float);
-    int64_t depth = p.k <= BLOCK_K      ? most(p.k, LEAST_K)
-                    : p.k < 2 * BLOCK_K ? (p.k + 1) / 2
-                                        : BLOCK_K;
-    int64_t rows = round_up(least(most(p.m, TILE_M), BLOCK_M), TILE_M);
-    int64_t columns = round_up(least(most(p.n, TILE_N), p.k < SHORT_K ? SHORT_N : BLOCK_N), TILE_N);
+    if (!dw__onednn_memory_known()) return 0;
+    if (p.m <= 1 || p.n <= 1 || few_rows(a_transposed, b_transposed, m, n)) return 0;
+    if (!packs(&p)) return unpacked_bytes(&p);
+    const blocking *by = &blockings[isa];
+    int64_t depth = p.k <= by->whole_k       ? most(p.k, LEAST_K)
+                    : p.k < 2 * by->block_k ? (p.k + 1) / 2
+                                             : by->block_k;
+    int64_t rows = round_up(least(most(p.m, by->tile_m), by->block_m), by->tile_m);
+    int64_t columns = round_up(least(most(p.n, by->tile_n), p.k < SHORT_K ? SHORT_N : by->block_n),
+                               by->tile_n);
     /* Both blocks, and sums of a row of tiles and of the columns; each on a page of its own. */
-    return (size_t)(depth * (rows + columns) + TILE_M + columns) * sizeof(float) + 4 * PAGE;
+    return (size_t)(depth * (rows + columns) + by->tile_m + columns) * sizeof(float) + 4 * PAGE;
 }
 
 #else
 
 const char *dw__onednn_version(void) { return NULL; }
+const char *dw__onednn_isa(void) { return NULL; }
+bool dw__onednn_memory_known(void) { return true; } /* it takes none */
 
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc) {
