@@ -10,6 +10,7 @@ rules.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, Iterator
 
@@ -216,6 +217,8 @@ def predict_step(
             "alive": alive,
             "first_backward": first_backward,
         },
+        # False: oneDNN's own buffers are not known on this CPU, and count as nothing above.
+        "library_known": json.loads(_deepwell.machine())["onednn_memory_known"],
         "capacity_gb": capacity / GB,
         "capacity_gib": capacity / GIB,
         "fits": most <= capacity,

@@ -108,6 +108,10 @@ static size_t library_bytes(const dw_plan *plan, uint32_t from, uint32_t to) {
     return most;
 }
 
+size_t dw_plan_library_bytes(const dw_plan *plan) {
+    return library_bytes(plan, 0, (uint32_t)plan->code.count);
+}
+
 /* ---- the step ---------------------------------------------------------------------------------------------------- */
 
 uint32_t dw_plan_step_moments(const dw_plan *plan) {

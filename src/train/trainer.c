@@ -1,5 +1,7 @@
 /* A trainer's life: made, begun, described, destroyed. What a step does is in trainer_step.c, what a checkpoint
  * holds in trainer_checkpoint.c. */
+#include "deepwell/step_memory.h"
+#include "kernel/library/onednn.h"
 #include "train/gradient_norm.h"
 #include "train/trainer_internal.h"
 #include <inttypes.h>
@@ -184,7 +186,11 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     t->arena.bytes = dw_plan_arena_bytes(t->train.plan);
     if (t->validation && dw_plan_arena_bytes(t->validate.plan) > t->arena.bytes)
         t->arena.bytes = dw_plan_arena_bytes(t->validate.plan);
-    t->baseline_bytes = resident_bytes(); /* with graphs and plans, before the first block */
+    t->library_bytes = dw_plan_library_bytes(t->train.plan);
+    if (t->validation && dw_plan_library_bytes(t->validate.plan) > t->library_bytes)
+        t->library_bytes = dw_plan_library_bytes(t->validate.plan);
+    if (t->library_bytes > 0) DW_RETURN_IF_FAILED(dw__onednn_prepare());
+    t->baseline_bytes = resident_bytes(); /* with graphs, plans and code, before the first block */
     return DW_OK;
 }
 
@@ -236,6 +242,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
         .accumulation_bytes = t->accumulation.bytes,
         .batch_bytes =
             (size_t)(2 * o->micro_batch * o->sequence + o->sequence + 1) * sizeof(int64_t),
+        .library_bytes = t->library_bytes,
     };
     if (t->validation) {
         info->validation_tokens = dw__dataset_tokens(t->validation);
@@ -243,7 +250,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
     }
     info->predicted_bytes = t->baseline_bytes + info->parameter_bytes + info->gradient_bytes +
                             info->optimizer_bytes + info->arena_bytes + info->accumulation_bytes +
-                            info->batch_bytes + t->norm_bytes;
+                            info->batch_bytes + info->library_bytes + t->norm_bytes;
 }
 
 /* ---- begin ----------------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ struct dw_trainer {
     uint32_t decayed, updated;
     double *norm_scratch;
     size_t norm_bytes;
+    size_t library_bytes;
     int64_t *input, *labels, *sequence; /* [micro_batch, S], the same, [S + 1] */
     int64_t random_seed[2];
     size_t baseline_bytes; /* resident when the trainer was made, before it holds tensors */

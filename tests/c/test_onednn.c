@@ -204,6 +204,42 @@ static void little_memory_is_an_error(void **state) {
     (void)state;
     in_children(multiply_in_little_memory);
 }
+
+static size_t anonymous_bytes(void) {
+    char line[256];
+    unsigned long kilobytes = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "RssAnon: %lu", &kilobytes) == 1) break;
+    if (file) fclose(file);
+    return (size_t)kilobytes << 10;
+}
+
+/* GEMMs on one thread, whose blocks may all lie at one place. */
+static void *multiply_often(void *context) {
+    enum { M = 512, N = 768, K = 768, OFTEN = 40 };
+    float *a = random_matrix(M * K), *b = random_matrix(K * N), *c = random_matrix(M * N);
+    size_t *grown = context, after_first = 0;
+    for (int i = 0; i < OFTEN; i++) {
+        int64_t m = M - 32 * (i % 4);
+        if (dw__onednn_sgemm(false, true, m, N, K, a, K, b, K, 0.0f, c, N) != DW_OK) abort();
+        if (i == 3) after_first = anonymous_bytes();
+    }
+    size_t at_last = anonymous_bytes();
+    *grown = at_last > after_first ? at_last - after_first : 0;
+    free(a), free(b), free(c);
+    return NULL;
+}
+
+static void a_threads_heap_does_not_grow(void **state) {
+    (void)state;
+    size_t grown = 0, block = dw__onednn_sgemm_bytes(false, true, 512, 768, 768, 768, 768, 768);
+    pthread_t thread;
+    if (!dw__onednn_version()) skip();
+    assert_int_equal(pthread_create(&thread, NULL, multiply_often, &grown), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_in_range(grown, 0, block + (1 << 18)); /* one more at most */
+}
 #else
 static void its_memory_is_known(void **state) {
     (void)state;
@@ -213,12 +249,17 @@ static void little_memory_is_an_error(void **state) {
     (void)state;
     skip();
 }
+static void a_threads_heap_does_not_grow(void **state) {
+    (void)state;
+    skip();
+}
 #endif
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(its_memory_is_known), /* those with children before this process calls oneDNN */
         cmocka_unit_test(little_memory_is_an_error),
+        cmocka_unit_test(a_threads_heap_does_not_grow),
         cmocka_unit_test(a_signal_finds_a_stack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

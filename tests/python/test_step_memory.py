@@ -3,6 +3,7 @@ of the zoo; and for large models what the process has grown by."""
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,8 @@ def test_report() -> None:
     assert report["memory_gb"] == max(totals) / 10**9 and report["fits"]
     assert report["memory_gib"] == max(totals) / 2**30
     assert report["sizes"] == {"B": 3, "S": 33}
+    if platform.machine() == "x86_64":
+        assert report["library_known"] and report["peak"]["library"] >= 0
     for moment in report["moments"]:
         parts = [v for k, v in moment.items() if k not in ("phase", "part", "total")]
         assert sum(parts) == moment["total"]

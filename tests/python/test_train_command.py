@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -432,6 +433,32 @@ def test_prediction_of_memory(tmp_path):
         used = max(e["memory_peak"] for e in events if e["event"] == "step")
         assert predicted > 100 << 20
         assert 0.85 * predicted < used < predicted + (6 << 20), (predicted, used)
+
+
+def test_little_address_space_is_an_error(tmp_path):
+    """Whatever cannot be mapped first, oneDNN's generated code included, the run ends by itself and says why."""
+    folder, data = tmp_path / "config", tmp_path / "tokens.bin"
+    train_runs.config("gpt2").save_pretrained(folder)
+    train_runs.save_tokens(data, train_runs.random_tokens(500))
+    words = train_runs.command("--init", "--model", folder, "--data", data, "--steps", 1,
+                               "--sequence", 16, "--batch", 4, "--output", tmp_path / "o")  # fmt: skip
+    ended = []
+    for megabytes in range(40, 128, 4):
+        limit = megabytes << 20
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "DEEPWELL_THREADS": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        )
+        if done.returncode == 127:  # the loader had no room for the libraries
+            continue
+        assert done.returncode in (0, 1), (megabytes, done.returncode, done.stderr)
+        assert done.returncode == 0 or done.stderr.startswith("deepwell: "), done.stderr
+        ended.append(done.returncode)
+    assert 0 in ended and 1 in ended
 
 
 # ---- text ------------------------------------------------------------------------------------------

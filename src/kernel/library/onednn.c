@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 static struct {
@@ -149,10 +150,29 @@ static dw_status have_code(int kind) {
     return status;
 }
 
+dw_status dw__onednn_prepare(void) {
+    pthread_once(&started, start);
+    return have_code(CODE_COMMON);
+}
+
+/* oneDNN takes its blocks from posix_memalign. glibc's cuts the ends off a larger block and puts them into the thread's cache
+ * of small blocks, where they do not join their neighbours again: when the block is freed the next one does not fit there,
+ * and a thread's heap grows by megabytes with each GEMM until that cache is full. So it is filled beforehand. */
+static void fill_cache_of_small_blocks(void) {
+    enum { STEP = 16, SIZES = 16, OF_EACH = 7 }; /* the ends are shorter than 256 bytes */
+    static _Thread_local bool filled;
+    void *volatile blocks[SIZES * OF_EACH]; /* volatile: else the compiler leaves out both calls */
+    if (filled) return;
+    filled = true;
+    for (int i = 0; i < SIZES * OF_EACH; i++) blocks[i] = malloc((size_t)(i / OF_EACH + 1) * STEP);
+    for (int i = 0; i < SIZES * OF_EACH; i++) free(blocks[i]);
+}
+
 dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
                            float *c, int64_t ldc) {
     pthread_once(&started, start);
+    fill_cache_of_small_blocks();
     DW_RETURN_IF_FAILED(have_code(CODE_COMMON));
     if (few_rows(a_transposed, b_transposed, m, n)) DW_RETURN_IF_FAILED(have_code(CODE_FEW_ROWS));
     dnnl_status_t result =
@@ -265,6 +285,7 @@ size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, i
 const char *dw__onednn_version(void) { return NULL; }
 const char *dw__onednn_isa(void) { return NULL; }
 bool dw__onednn_memory_known(void) { return true; } /* it takes none */
+dw_status dw__onednn_prepare(void) { return DW_OK; }
 
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc) {

@@ -10,6 +10,8 @@ const char *dw__onednn_version(void);
 /* The instruction set of its GEMMs: "avx512", "avx2", "avx", "sse41", or "portable" on other machines than x86-64; NULL when
  * built without. It is oneDNN's own choice, which ONEDNN_MAX_CPU_ISA lowers. */
 const char *dw__onednn_isa(void);
+/* Generates the code that the first GEMM would generate (some MiB). DW_OUT_OF_MEMORY where it cannot be mapped. */
+dw_status dw__onednn_prepare(void);
 /* C[m,n] = A * B + beta * C, row-major, leading dimensions in elements; A is stored [m,k] or, when
  * transposed, [k,m]; B [k,n] or [n,k]. Runs on the calling thread alone. DW_UNSUPPORTED without
  * oneDNN. */
