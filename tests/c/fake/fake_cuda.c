@@ -123,7 +123,9 @@ API int cuCtxSetCurrent(void *context) {
 }
 API int cuCtxGetDevice(int *device) {
     ASKED();
+    pthread_mutex_lock(&lock);
     *device = state.current >= 1000 ? (int)(state.current - 1000) : 0;
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 API int cuCtxGetId(void *context, unsigned long long *id) {
