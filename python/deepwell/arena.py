@@ -25,11 +25,14 @@ class ArenaPool:
     def lease(self, size: int) -> "Lease":
         """An arena of at least ``size`` bytes, an idle one where it is not wastefully large."""
         with self._lock:
-            fitting = [arena for arena in self._idle if size <= arena.bytes <= 2 * size + (1 << 22)]
-            if fitting:
-                arena = min(fitting, key=lambda arena: arena.bytes)
-                self._idle.remove(arena)
-                return Lease(self, arena)
+            best = None
+            for arena in self._idle:
+                fits = size <= arena.bytes <= 2 * size + (1 << 22)
+                if fits and (best is None or arena.bytes < best.bytes):
+                    best = arena
+            if best is not None:
+                self._idle.remove(best)
+                return Lease(self, best)
             # Sizes have changed: what is idle would only add to the peak.
             self._idle.clear()
         return Lease(self, _deepwell.Arena(size))

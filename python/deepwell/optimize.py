@@ -30,8 +30,18 @@ from deepwell.arena import ArenaPool
 from deepwell.attention import install
 from deepwell.caches import flatten_outputs, is_cache
 from deepwell.capture import Captured, capture_graph
+from deepwell.comparison import (
+    LARGE_CALL,
+    SHARE,
+    Timing,
+    compare,
+    differentiated,
+    magnitude,
+    smaller_sizes,
+)
 from deepwell.errors import CaptureError, UnsupportedError
-from deepwell.guards import HOOKS, ModuleState, named_tensors, unusual_mode
+from deepwell.guards import HOOKS, Effects, ModuleState, named_tensors, unusual_mode
+from deepwell.lowering.quiet import unchanged
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
@@ -46,12 +56,11 @@ _MAX_CAPTURES_EVER = 64
 _MAX_STATES = 8
 # A module of which no kind of call could be captured is left alone after this many attempts.
 _MAX_FAILURES = 4
-# The comparison with PyTorch at the first call ends after this long, unless the engine is behind.
-_MEASURE_SECONDS = 0.5
-_MEASURE_ROUNDS = 5
 PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
-# The engine must not be slower; timings this close count as equal.
-_MEASURE_SLACK = 1.03
+# Arguments that are leaves of themselves: calls with these alone need no pytree, which takes longer than a small model.
+_PLAIN = frozenset(
+    (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None), torch.dtype, torch.device)
+)
 
 
 def optimize(
@@ -266,6 +275,10 @@ class Session:
         self.pool = ArenaPool()
 
 
+# What a graph runs on: one tensor for each leaf, and the sizes of the symbols.
+_Bound = tuple[list[torch.Tensor], tuple[int, ...]]
+
+
 class _Entry:
     """One captured kind of call: the program, where its leaves come from, how outputs are rebuilt."""
 
@@ -289,7 +302,8 @@ class _Entry:
         ]
         self.bind(tensors)
         self.program.check_inputs([index for index, _ in self._inputs])
-        self.slower: dict[bool, bool] = {}  # by grad mode: measured slower than the original
+        # By grad mode and magnitude: measured slower than the original.
+        self.slower: dict[tuple[bool, int], bool] = {}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes parameters and buffers from ``tensors``."""
@@ -303,39 +317,55 @@ class _Entry:
         missing = len(self.program.leaf_roles) - len(leaves)
         self._leaves = [*leaves, *[None] * missing]
 
-    def _bind(self, flat: list[Any]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
-        """Tensors of all leaves, the seed still missing, and the sizes of the symbols."""
+    def bind_call(self, flat: list[Any]) -> _Bound | None:
+        """Tensors of all leaves, the seed still missing, and the sizes of the symbols; None where the graph is not for
+        such a call."""
         leaves = list(self._leaves)
         for index, position in self._inputs:
             leaves[index] = flat[position]
-        return leaves, tuple([flat[position].shape[axis] for position, axis in self._sizes])
-
-    def accepts(self, flat: list[Any]) -> bool:
-        leaves, sizes = self._bind(flat)
+        sizes = tuple([flat[position].shape[axis] for position, axis in self._sizes])
         if not self.program.accepts(leaves, sizes):
-            return False
-        if any(tensor._version != version for tensor, version in self._captured.folded):
-            return False  # a tensor whose value is part of the graph
+            return None
+        for tensor, version in self._captured.folded:
+            if tensor._version != version:
+                return None  # a tensor whose value is part of the graph
         needs_grad_mode = self._captured.guards.grad_enabled
         if needs_grad_mode is not None and needs_grad_mode != torch.is_grad_enabled():
-            return False
+            return None
         valid = self._valid.get(sizes)
         if valid is None:
             valid = self._valid[sizes] = self._captured.accepts_sizes(sizes)
-        return valid
+        return (leaves, sizes) if valid else None
 
-    def prepare(self, flat: list[Any]) -> None:
-        """Makes engine and plan for such a call, so that a timed one does not."""
-        self.program.prepare(*self._bind(flat))
-
-    def run(self, flat: list[Any], original: Callable[[list[Any]], Any] | None = None) -> Any:
+    def run(
+        self,
+        flat: list[Any],
+        bound: _Bound,
+        original: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
         """``original`` is the forward that PyTorch would run on the flattened arguments: what a backward
         that the engine can't run (a second derivative) goes back to."""
-        leaves, sizes = self._bind(flat)
+        leaves, sizes = bound
         if self.program.seed_leaf is not None:
             leaves[self.program.seed_leaf] = fresh_seed()
         replay = None if original is None else functools.partial(self._replay, original, flat)
         return self.rebuild(self.program.run(leaves, sizes, replay), flat)
+
+    def smaller_call(self, flat: list[Any], bound: _Bound) -> list[Any]:
+        """Arguments for a comparison with PyTorch: copies that share memory with ``flat``, or parts of large ones."""
+        leaves, sizes = bound
+        first = [False] * len(sizes)
+        for index, (_, axis) in enumerate(self._sizes):
+            first[index] = axis == 0
+        fewer = smaller_sizes(sizes, first, lambda at: self.program.call_bytes(leaves, at))
+        copies = [_detached(value) for value in flat]
+        if fewer != sizes:
+            for index, position in self._inputs:
+                value = flat[position].detach()
+                for axis, size in enumerate(self.program.leaf_shape(index, fewer)):
+                    value = value.narrow(axis, 0, size)
+                copies[position] = value.contiguous().requires_grad_(flat[position].requires_grad)
+        return copies
 
     def _replay(self, original: Callable[[list[Any]], Any], flat: list[Any]) -> list[torch.Tensor]:
         """The graph's outputs once more, by PyTorch."""
@@ -495,23 +525,15 @@ class OptimizedForward:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._left_alone is not None or getattr(self._busy, "out", False) or _tracing.active:
             return self.original(*args, **kwargs)
+        report = self.session.report
         attempts_before = self._attempts
-        reason = unusual_mode() or _cache_given(args, kwargs)
+        started = time.perf_counter() if report.profile else 0.0
+        kind, result, reason = self._run(args, kwargs)
         if reason is None:
-            flat, spec = pytree.tree_flatten((args, kwargs))
-            key, reason = _signature(flat, spec)
-        if reason is None:
-            state = self._state()
-            reason = state.reason
-        if reason is None:
-            entry, reason = self._find(state, (key, state.module.training), flat, args, kwargs)
-            if entry is not None:
-                started = time.perf_counter()
-                result = entry.run(flat, functools.partial(self._original_on, spec, state))
-                self.session.report.count_call(self.path, time.perf_counter() - started)
-                return result
+            report.count_call(self.path, time.perf_counter() - started if report.profile else 0.0)
+            return result
         if self._captured_once or self._attempts == 0:
-            self.session.report.count_fallback(self.path, reason)
+            report.count_fallback(self.path, reason)
         attempts = self._attempts
         try:
             return self.original(*args, **kwargs)
@@ -521,8 +543,31 @@ class OptimizedForward:
             ):  # wrong arguments, say: nothing has been learnt about others
                 self._attempts = attempts_before
                 self._left_alone = None
-                state.failed.pop((key, state.module.training), None)
+                state, key = kind
+                state.failed.pop(key, None)
             raise
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, str | None]:
+        """(the kind of call, the result of the engine, None), or why PyTorch must run in place of the None."""
+        kind = None
+        reason = unusual_mode()
+        if reason is None:
+            flat, spec = _flattened(args, kwargs)
+            if spec is None:
+                return kind, None, "called with a key-value cache"
+            key, reason = _signature(flat, spec)
+        if reason is None:
+            state = self._state()
+            reason = state.reason
+        if reason is None:
+            key = key, state.module.training
+            kind = state, key
+            entry, found = self._find(state, key, flat, args, kwargs)
+            if entry is None:
+                return kind, None, found
+            replay = functools.partial(self._original_on, spec, state)
+            return kind, entry.run(flat, found, replay), None
+        return kind, None, reason
 
     def _original_on(self, spec: Any, state: _State, flat: list[Any]) -> Any:
         """The original forward on flattened arguments, some time after the call was made."""
@@ -531,7 +576,7 @@ class OptimizedForward:
                 f"{type(self.module).__name__} has changed since its forward, and this backward runs the "
                 "forward again: call backward before changing the model, or deepwell.restore(model)"
             )
-        args, kwargs = pytree.tree_unflatten(flat, spec)
+        args, kwargs = _unflattened(flat, spec)
         with self._out():
             return self.original(*args, **kwargs)
 
@@ -566,34 +611,38 @@ class OptimizedForward:
             return now
 
     def _find(self, state: _State, key: Any, flat: list[Any], args: Any, kwargs: Any):
-        """(entry, None), or (None, why the original must run)."""
-        grad = torch.is_grad_enabled()
-        entry = self._accepting(state, key, flat)
+        """(entry, what it runs on), or (None, why the original must run)."""
+        entry, bound = self._accepting(state, key, flat)
         if entry is None:
             if key in state.failed:
                 return None, state.failed[key]
             with self._lock:
-                entry = self._accepting(state, key, flat)  # another thread may have been first
+                entry, _ = self._accepting(state, key, flat)  # another thread may have been first
                 reason = None if entry is not None else self._capture(state, key, args, kwargs)
             if reason is not None:
                 return None, reason
-            entry = self._accepting(state, key, flat)
+            entry, bound = self._accepting(state, key, flat)
             if entry is None:
                 state.failed[key] = "the captured graph does not describe these shapes"
                 return None, state.failed[key]
-        if grad not in entry.slower:
+        size = torch.is_grad_enabled(), magnitude(bound[1])
+        slower = entry.slower.get(size)
+        if slower is not False and getattr(self._busy, "comparing", False):
+            return entry, bound
+        if slower is None:
             with self._lock:
-                if grad not in entry.slower:
-                    self._measure(entry, flat, args, kwargs)
-        if entry.slower[grad]:
-            return None, "measured slower than PyTorch"
-        return entry, None
+                slower = entry.slower.get(size)
+                if slower is None:
+                    slower = self._measure(entry, flat, bound, args, kwargs)
+        return (None, "measured slower than PyTorch") if slower else (entry, bound)
 
-    def _accepting(self, state: _State, key: Any, flat: list[Any]) -> _Entry | None:
+    def _accepting(self, state: _State, key: Any, flat: list[Any]) -> Any:
+        """(entry, what it runs on) of a capture for such a call, or (None, None)."""
         for entry in state.entries.get(key, ()):
-            if entry.accepts(flat):
-                return entry
-        return None
+            bound = entry.bind_call(flat)
+            if bound is not None:
+                return entry, bound
+        return None, None
 
     def _capture(self, state: _State, key: Any, args: Any, kwargs: Any) -> str | None:
         """Captures this kind of call; None, or why it stays with PyTorch."""
@@ -609,8 +658,9 @@ class OptimizedForward:
             )
         started = time.perf_counter()
         self._attempts += 1
+        name = type(self.module).__name__
         try:
-            with self._as_it_was():
+            with self.session.report.progress(f"Capturing {name}"), self._as_it_was():
                 captured = capture_graph(self.module, args, kwargs)
             entry = _Entry(
                 captured, state.module.tensors(), self.session.pool, self.session.precision
@@ -653,55 +703,84 @@ class OptimizedForward:
         self.session.report.leave(self.path, self.module, reason)
         self.session.descend(self.module, self.path)
 
-    # ---- never slower --------------------------------------------------------------------------------
+    # ---- compared with PyTorch -----------------------------------------------------------------------
 
-    def _measure(self, entry: _Entry, flat: list[Any], args: Any, kwargs: Any) -> None:
-        """Times the original and the engine on copies of this call's inputs, once per kind of call.
+    def _measure(
+        self, entry: _Entry, flat: list[Any], bound: _Bound, args: Any, kwargs: Any
+    ) -> bool:
+        """Times the original and the engine on copies of this call's inputs; whether the original is faster.
 
-        Touches no gradient, no buffer and no random state. What is slower here is left alone.
-        DEEPWELL_MEASURE=0 in the environment skips this: the engine runs whatever it can.
+        Both are called as the module calls its forward: guards, binding and autograd count. Leaves gradients, buffers,
+        attributes and random states as they were. DEEPWELL_MEASURE=0 in the environment skips this: the engine runs
+        whatever it can.
         """
         grad = torch.is_grad_enabled()
+        # Until more is known the engine runs: the calls below, and those of other threads meanwhile.
+        size = grad, magnitude(bound[1])
+        entry.slower[size] = False
         if (
             os.environ.get("DEEPWELL_MEASURE") == "0"
             or self.session.precision != "fp32"  # PyTorch would compute something else
             # gradient hooks of the user would run
             or any(parameter._backward_hooks for parameter in self.module.parameters())
         ):
-            entry.slower[grad] = False
-            return
-        copies = [_measuring_copy(value) for value in flat]
-        copied_args, copied_kwargs = pytree.tree_unflatten(
-            copies, pytree.tree_structure((args, kwargs))
-        )
+            return False
+        structure = pytree.tree_structure((args, kwargs))
+        for copies in (entry.smaller_call(flat, bound), [_detached(value) for value in flat]):
+            call = entry.bind_call(copies)
+            if call is None:  # not for sizes this small
+                continue
+            try:
+                with self.session.report.progress("Comparing with PyTorch"):
+                    timing = self._compared(entry, copies, structure)
+            except Exception:  # parts of the arguments may not fit together; a call that fails as a whole fails by itself
+                continue
+            finally:
+                if entry.program.call_bytes(*call) > LARGE_CALL // SHARE:
+                    self.session.pool.clear()
+                    _deepwell.trim_memory()
+            entry.slower[size] = timing.slower
+            self.session.report.measured(
+                self.path, self.module, grad, timing, call[1] if call[1] != bound[1] else None
+            )
+            return timing.slower
+        return False
+
+    def _compared(self, entry: _Entry, copies: list[Any], structure: Any) -> Timing:
+        args, kwargs = pytree.tree_unflatten(copies, structure)
         targets = [
             tensor
             for tensor in [*self.module.parameters(), *copies]
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+            if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad
         ]
 
         def original() -> Any:
-            return self.original(*copied_args, **copied_kwargs)
+            with self._out():
+                return self.original(*args, **kwargs)
 
         def engine() -> Any:
-            return entry.run(copies)  # without the original: only the first derivative is taken
+            self._busy.comparing = True
+            try:
+                _, result, reason = self._run(args, kwargs)
+            finally:
+                self._busy.comparing = False
+            if reason is not None:
+                raise _NotCompared(reason)
+            return result
 
-        best_original = best_engine = float("inf")
-        with self._out(), torch.random.fork_rng(devices=[]):
-            entry.prepare(copies)
-            spent = 0.0
-            for _ in range(_MEASURE_ROUNDS):
-                engine_time = _timed(engine, targets if grad else [])
-                original_time = _timed(original, targets if grad else [])
-                best_engine = min(best_engine, engine_time)
-                best_original = min(best_original, original_time)
-                spent += engine_time + original_time
-                if spent > _MEASURE_SECONDS and best_engine <= best_original:
-                    break
-        entry.slower[grad] = best_engine > best_original * _MEASURE_SLACK
-        self.session.report.measured(
-            self.path, self.module, grad, best_original, best_engine, entry.slower[grad]
-        )
+        effects = Effects(self.module)
+        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in self.module.buffers()]
+        with contextlib.closing(effects), torch.random.fork_rng(devices=[]), unchanged(effects):
+            try:
+                return compare(differentiated(original, targets), differentiated(engine, targets))
+            finally:
+                for buffer, version, kept in buffers:
+                    if buffer._version != version:
+                        buffer.data.copy_(kept)
+
+
+class _NotCompared(Exception):
+    """The engine does not run what is to be compared."""
 
 
 def _unpickle(module, path, session, previous) -> OptimizedForward:
@@ -728,12 +807,22 @@ def _unbound(kind: type):
     return forward
 
 
-def _cache_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Decoding updates a key-value cache in place, which a graph does not."""
-    for value in (*args, *kwargs.values()):
-        if is_cache(value):
-            return "called with a key-value cache"
-    return None
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments in a list, in pytree's order, and their structure; no structure where there is a key-value cache,
+    which decoding updates in place, as a graph does not."""
+    flat = [*args, *kwargs.values()]
+    if all([type(value) in _PLAIN for value in flat]):
+        return flat, (len(args), *kwargs)
+    if any(is_cache(value) for value in flat):
+        return flat, None
+    return pytree.tree_flatten((args, kwargs))
+
+
+def _unflattened(flat: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(spec, tuple):
+        count, *names = spec
+        return tuple(flat[:count]), dict(zip(names, flat[count:], strict=True))
+    return pytree.tree_unflatten(flat, spec)
 
 
 def _without_numbers(key: Any) -> Any:
@@ -767,23 +856,8 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
     return (spec, tuple(parts)), None
 
 
-def _measuring_copy(value: Any) -> Any:
+def _detached(value: Any) -> Any:
+    """A tensor of the same memory that is a leaf of autograd."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.requires_grad)
     return value
-
-
-def _timed(function: Any, targets: list[torch.Tensor]) -> float:
-    """Seconds of one forward, and one backward to ``targets`` where there are any."""
-    started = time.perf_counter()
-    outputs = [
-        value
-        for value in pytree.tree_leaves(function())
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    ]
-    if targets and outputs:
-        chosen = [value for value in outputs if value.dim() == 0][:1] or outputs
-        torch.autograd.grad(
-            chosen, targets, [torch.ones_like(value) for value in chosen], allow_unused=True
-        )
-    return time.perf_counter() - started

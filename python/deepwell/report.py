@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Iterator
 
 import torch
 
 from deepwell import _deepwell
+from deepwell.comparison import Timing
 
 _RULE = "=" * 60
 _KINDS = (
@@ -42,8 +47,8 @@ class _Unit:
     captures: int = 0
     capture_seconds: float = 0.0
     left_alone: str | None = None
-    milliseconds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    slower: set[str] = field(default_factory=set)
+    # Comparisons with PyTorch, by what was compared and at which sizes.
+    timings: dict[str, Timing] = field(default_factory=dict)
     calls: int = 0
     seconds: float = 0.0  # of the calls, forward only, while profiling
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -61,6 +66,7 @@ class Report:
         self._precision = precision.upper() if precision != "fp32" else None
         if self._precision:
             self._title += f", linear layers in {self._precision}"
+        self._header_stands = False
         self._machine = f"{machine.get('isa', 'cpu')}, {torch.get_num_threads()} threads"
         self._units: dict[str, _Unit] = {}
         self._verbose = verbose
@@ -103,15 +109,15 @@ class Report:
         path: str,
         module: torch.nn.Module,
         grad: bool,
-        original: float,
-        engine: float,
-        slower: bool,
+        timing: Timing,
+        part: tuple[int, ...] | None,
     ) -> None:
-        unit = self._unit(path, module)
+        """``part``: the sizes at which a large call was compared, where they are not the call's own."""
         what = "forward + backward" if grad else "forward"
-        unit.milliseconds[what] = (original * 1e3, engine * 1e3)
-        (unit.slower.add if slower else unit.slower.discard)(what)
-        if slower and self.announced and self._verbose:
+        if part is not None:
+            what += f" (a part of the call, {' x '.join(map(str, part))})"
+        self._unit(path, module).timings[what] = timing
+        if timing.slower and self.announced and self._verbose:
             print(f"  [{path or 'model'}] {what} left to PyTorch: measured slower", flush=True)
 
     def note(self, path: str, text: str) -> None:
@@ -138,8 +144,22 @@ class Report:
 
     def announce_start(self) -> None:
         if self._verbose:
+            self._header_stands = True
             print(self._header(), flush=True)
             print("  The first call captures the model; what was replaced follows it.", flush=True)
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[None]:
+        """On a terminal, a line that says what takes so long, and how long it took."""
+        if not self._verbose or not sys.stdout.isatty():
+            yield
+            return
+        print(f"  {what} ...", end="", flush=True)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            print(f" {time.perf_counter() - started:.1f} s", flush=True)
 
     def announce(self) -> None:
         """Prints the summary once, after the first call has settled what can be settled."""
@@ -147,13 +167,16 @@ class Report:
             return
         self.announced = True
         if self._verbose:
-            print(self.text(), flush=True)
+            print("\n".join(self._lines()) if self._header_stands else self.text(), flush=True)
 
     def _header(self) -> str:
         return f"{_RULE}\nDeepwell Optimizer - {self._title}\n{_RULE}"
 
     def text(self) -> str:
-        lines = [self._header()]
+        return "\n".join([self._header(), *self._lines()])
+
+    def _lines(self) -> list[str]:
+        lines: list[str] = []
         replaced = [u for u in self._units.values() if u.captures and not _all_slower(u)]
         alone = [u for u in self._units.values() if u not in replaced]
         for unit in replaced:
@@ -164,11 +187,7 @@ class Report:
             )
             if self._precision:
                 lines.append(f"      {unit.quantized} linear layers in {self._precision}")
-            for what, (original, engine) in unit.milliseconds.items():
-                verdict = "left to PyTorch" if what in unit.slower else f"{original / engine:.2f}x"
-                lines.append(
-                    f"      {what}: {original:.2f} ms in PyTorch, {engine:.2f} ms here: {verdict}"
-                )
+            lines += [f"      {what}: {_told(timing)}" for what, timing in unit.timings.items()]
             if self.profile and unit.calls:
                 mean = unit.seconds / unit.calls * 1e3
                 lines.append(f"      profile: {mean:.2f} ms a forward, over {unit.calls} calls")
@@ -193,22 +212,30 @@ class Report:
             lines.append(f"✓ Model optimized for CPU ({self._machine})")
         else:
             lines.append("The model runs in PyTorch as before.")
-        return "\n".join(lines)
+        return lines
 
 
 def _all_slower(unit: _Unit) -> bool:
-    return bool(unit.milliseconds) and set(unit.milliseconds) == unit.slower
+    return bool(unit.timings) and all(timing.slower for timing in unit.timings.values())
+
+
+def _told(timing: Timing) -> str:
+    """What a comparison says; no figures where the noise is larger than the difference."""
+    where = ", on one thread, for other programs use the cores" if timing.one_thread else ""
+    if not timing.certain:
+        verdict = "left to PyTorch" if timing.slower else "the engine runs"
+        return f"no difference above the noise of {timing.rounds} rounds{where}: {verdict}"
+    times = f"{timing.original * 1e3:.2f} ms in PyTorch, {timing.engine * 1e3:.2f} ms here"
+    verdict = "left to PyTorch" if timing.slower else f"{timing.ratio:.2f}x"
+    return f"{times}{where}: {verdict}"
 
 
 def _reason(unit: _Unit) -> str:
     if unit.left_alone is not None:
         return unit.left_alone
     if unit.captures and _all_slower(unit):
-        times = "; ".join(
-            f"{what} {engine:.2f} ms against {original:.2f} ms in PyTorch"
-            for what, (original, engine) in unit.milliseconds.items()
-        )
-        return f"measured slower here: {times}"
+        told = "; ".join(f"{what}: {_told(timing)}" for what, timing in unit.timings.items())
+        return f"measured slower here: {told}"
     if unit.fallbacks:
         return unit.fallbacks.most_common(1)[0][0]
     return "not called yet"

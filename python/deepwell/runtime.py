@@ -9,6 +9,7 @@ backward, or a second backward, is the error it always was.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import Any, Callable, Sequence
 
@@ -16,6 +17,8 @@ import torch
 
 from deepwell import _deepwell
 from deepwell.arena import ArenaPool, Lease
+
+_CPU = torch.device("cpu")
 
 DTYPES = {
     "bool": torch.bool,
@@ -60,6 +63,40 @@ def _shape_check(shapes: Sequence[Sequence[Any]], symbols: Sequence[str]):
     return check
 
 
+class _Prepared:
+    """A plan and what every run of it needs, read from it once."""
+
+    def __init__(self, variant: _Variant, plan: _deepwell.Plan) -> None:
+        self.plan = plan
+        self.arena_bytes: int = plan.arena_bytes
+        self.outputs = [(shape, DTYPES[dtype]) for dtype, shape in plan.outputs]
+        self.constant_outputs = [
+            index
+            for index, (_, dtype) in enumerate(self.outputs)
+            if index in variant.constant_outputs or not dtype.is_floating_point
+        ]
+        self.part_count: int = plan.part_count
+        self.output_parts: tuple[int, ...] = plan.output_parts
+        self.leaf_parts: tuple[int, ...] = plan.leaf_parts
+        # Leaves whose gradients are handed on after each part: when they are complete, and when no later part reads the
+        # leaf, which a hook may update as soon as it has its gradient. Those that get none are with part 0.
+        self.leaves_by_part: list[list[int]] = [[] for _ in range(self.part_count)]
+        # For each part, the leaves of which backward writes gradients then (None: not now), and those it begins to write.
+        self.written: list[list[int | None]] = [[] for _ in range(self.part_count)]
+        self.begun: list[list[int]] = [[] for _ in range(self.part_count)]
+        for leaf, has, (first, last) in zip(variant.wrt, variant.has_grad, plan.grad_parts):
+            handed_on = max(last, self.leaf_parts[leaf]) if has else 0
+            self.leaves_by_part[handed_on].append(leaf)
+            for part, written in enumerate(self.written):
+                written.append(leaf if has and first <= part <= last else None)
+            if has:
+                self.begun[first].append(leaf)
+        self.first_leaves = frozenset(self.leaves_by_part[0])
+
+    def new_outputs(self) -> list[torch.Tensor]:
+        return [torch.empty(shape, dtype=dtype, device=_CPU) for shape, dtype in self.outputs]
+
+
 class _Variant:
     """The engine for one choice of gradients: which leaves want one, which outputs receive one."""
 
@@ -69,24 +106,29 @@ class _Variant:
         wrt: tuple[int, ...],
         grad_outputs: tuple[int, ...],
         precision: str,
+        constant_outputs: list[int],
     ) -> None:
         self.wrt = wrt
+        self.constant_outputs = constant_outputs
         self.grad_outputs = grad_outputs
         self.engine = _deepwell.Engine(graph, grad_outputs, wrt, precision=precision)
         self.has_grad = [self.engine.has_grad(index) for index in range(len(wrt))]
         self.leaves_read = self.engine.backward_leaves
         self.outputs_read = self.engine.backward_outputs
-        self._plans: dict[tuple[int, ...], _deepwell.Plan] = {}
+        self._prepared: dict[tuple[int, ...], _Prepared] = {}
+
+    def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
+        """What a run needs at these sizes and the present number of threads: kernels' scratch is per thread."""
+        key = (_deepwell.get_threads(), *sizes)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            if len(self._prepared) >= 32:
+                self._prepared.pop(next(iter(self._prepared)), None)
+            prepared = self._prepared[key] = _Prepared(self, self.engine.plan(sizes))
+        return prepared
 
     def plan(self, sizes: tuple[int, ...]) -> _deepwell.Plan:
-        """The plan at these sizes and the present number of threads: kernels' scratch is per thread."""
-        key = (_deepwell.get_threads(), *sizes)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= 32:
-                self._plans.pop(next(iter(self._plans)), None)
-            plan = self._plans[key] = self.engine.plan(sizes)
-        return plan
+        return self.prepared(sizes).plan
 
 
 def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +199,22 @@ class Program:
             shapes.append(leaf.shape)
         return self._check(shapes, sizes)
 
+    def leaf_shape(self, leaf: int, sizes: tuple[int, ...]) -> list[int]:
+        """The shape that a leaf has at these sizes of the symbols."""
+        scope = dict(zip(self.symbols, sizes))
+        return [
+            dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope)
+            for dim in self._leaf_shapes[leaf]
+        ]
+
+    def call_bytes(self, leaves: Sequence[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
+        """Bytes of the arena and the outputs of a call at these sizes, with the gradients that ``leaves`` want."""
+        wrt = self._wrt(leaves)
+        plan = self.variant(wrt, self._expected_outputs(sizes) if wrt else ()).plan(sizes)
+        return plan.arena_bytes + sum(
+            math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in plan.outputs
+        )
+
     def variant(self, wrt: tuple[int, ...], grad_outputs: tuple[int, ...]) -> _Variant:
         key = (wrt, grad_outputs)
         variant = self._variants.get(key)
@@ -165,7 +223,7 @@ class Program:
                 variant = self._variants.get(key)
                 if variant is None:
                     variant = self._variants[key] = _Variant(
-                        self.graph, wrt, grad_outputs, self.precision
+                        self.graph, wrt, grad_outputs, self.precision, self.constant_outputs(wrt)
                     )
         return variant
 
@@ -193,8 +251,8 @@ class Program:
             self._expected = tuple(scalars[:1] or floating)
         return self._expected
 
-    def lease(self, plan: _deepwell.Plan) -> Lease:
-        return self._pool.lease(plan.arena_bytes)
+    def lease(self, prepared: _Prepared) -> Lease:
+        return self._pool.lease(prepared.arena_bytes)
 
     def _wrt(self, leaves: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
         """Leaves that want a gradient now."""
@@ -203,12 +261,6 @@ class Program:
         return tuple(
             [i for i, leaf in enumerate(leaves) if leaf is not None and leaf.requires_grad]
         )
-
-    def prepare(self, leaves: list[torch.Tensor], sizes: tuple[int, ...]) -> None:
-        """Engine and plan for a run on such leaves, made now rather than then."""
-        _use_pytorchs_threads()
-        wrt = self._wrt(leaves)
-        self.variant(wrt, self._expected_outputs(sizes) if wrt else ()).plan(sizes)
 
     def run(
         self, leaves: list[torch.Tensor], sizes: tuple[int, ...], replay: Replay | None = None
@@ -220,18 +272,18 @@ class Program:
         if not wrt:
             variant = self.variant((), ())
             leaves = [leaf.contiguous() for leaf in leaves]
-            return tuple(self._forward(variant, variant.plan(sizes), leaves)[0])
+            outputs, lease = self._forward(variant.prepared(sizes), leaves)
+            lease.release()
+            return tuple(outputs)
         variant = self.variant(wrt, self._expected_outputs(sizes))
         return _apply(_Pass(self, variant, sizes, replay), leaves)
 
     def _forward(
-        self, variant: _Variant, plan: _deepwell.Plan, leaves: Sequence[torch.Tensor]
+        self, prepared: _Prepared, leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Lease]:
-        outputs = [
-            torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for dtype, shape in plan.outputs
-        ]
-        lease = self.lease(plan)
-        plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
+        outputs = prepared.new_outputs()
+        lease = self.lease(prepared)
+        prepared.plan.forward(lease.arena.address, _addresses(leaves), _addresses(outputs))
         return outputs, lease
 
 
@@ -248,37 +300,31 @@ class _Pass:
     DistributedDataParallel can send the first while the others are computed.
     """
 
+    __slots__ = (
+        "program", "variant", "sizes", "prepared", "lease", "replay", "leaves", "shapes", "keeps_graph", "bound",
+        "versions", "grads", "running", "all_at_once", "differentiated_again",
+    )  # fmt: skip
+
     def __init__(
         self, program: Program, variant: _Variant, sizes: tuple[int, ...], replay: Replay | None
     ) -> None:
         self.program, self.variant, self.sizes = program, variant, sizes
-        self.plan = variant.plan(sizes)
+        self.prepared = variant.prepared(sizes)
         self.lease: Lease | None = None  # of forward's arena
         self.replay = replay
-
-    def leaves_by_part(self) -> list[list[int]]:
-        """Leaves whose gradients are handed on after each part: when they are complete, and when no later
-        part reads the leaf, which a hook may update as soon as it has its gradient. Those that get none
-        are with part 0."""
-        parts: list[list[int]] = [[] for _ in range(self.plan.part_count)]
-        last_reads = self.plan.leaf_parts
-        for leaf, has, (_, last) in zip(
-            self.variant.wrt, self.variant.has_grad, self.plan.grad_parts
-        ):
-            parts[max(last, last_reads[leaf]) if has else 0].append(leaf)
-        return parts
 
     def begin(self, leaves, outputs, output_grads) -> None:
         """Before part 0: what all parts read."""
         self.keeps_graph = _keeps_graph()
         self.bound = leaves, outputs, output_grads
-        self.versions = [None if leaf is None else leaf._version for leaf in leaves]
+        if self.prepared.part_count > 1:
+            self.versions = [None if leaf is None else leaf._version for leaf in leaves]
         self.grads: dict[int, torch.Tensor] = {}
         self.running = self.lease
         if self.keeps_graph:
             # Backward overwrites what forward saved; keep the original for the next backward.
-            self.running = self.program.lease(self.plan)
-            self.running.arena.copy_from(self.lease.arena, self.plan.saved_bytes)
+            self.running = self.program.lease(self.prepared)
+            self.running.arena.copy_from(self.lease.arena, self.prepared.plan.saved_bytes)
         self.all_at_once = False
 
     def begin_again(self, leaves: list[torch.Tensor], used: tuple[int, ...], output_grads) -> None:
@@ -286,14 +332,15 @@ class _Pass:
         whole backward at once."""
         self.keeps_graph = _keeps_graph()
         variant = self.program.variant(self.variant.wrt, used)
-        plan = variant.plan(self.sizes)
-        outputs, lease = self.program._forward(variant, plan, leaves)
+        prepared = variant.prepared(self.sizes)
+        outputs, lease = self.program._forward(prepared, leaves)
         seeds = [_dense(output_grads[index]) for index in used]
         grads = [
             self._new_grad(leaf) if has else None
             for leaf, has in zip(variant.wrt, variant.has_grad)
         ]
-        plan.backward(-1, lease.arena.address, *map(_addresses, (leaves, outputs, seeds, grads)))
+        arguments = map(_addresses, (leaves, outputs, seeds, grads))
+        prepared.plan.backward(-1, lease.arena.address, *arguments)
         self.grads = {leaf: grad for leaf, grad in zip(variant.wrt, grads) if grad is not None}
         self.bound = self.running = None
         self.all_at_once = True
@@ -331,25 +378,21 @@ class _Pass:
 
     def run(self, part: int) -> None:
         """Runs one part; its gradients can then be taken."""
-        last_part = self.plan.part_count - 1
+        prepared = self.prepared
         if not self.all_at_once:
             if part > 0:
                 self._check_unchanged(part)
-            grads: list[torch.Tensor | None] = []
-            for leaf, has, (first, last) in zip(
-                self.variant.wrt, self.variant.has_grad, self.plan.grad_parts
-            ):
-                if has and first == part:
-                    self.grads[leaf] = self._new_grad(leaf)
-                grads.append(self.grads.get(leaf) if first <= part <= last else None)
+            for leaf in prepared.begun[part]:
+                self.grads[leaf] = self._new_grad(leaf)
+            grads = [None if leaf is None else self.grads[leaf] for leaf in prepared.written[part]]
             arguments = map(_addresses, (*self.bound, grads))
-            self.plan.backward(part, self.running.arena.address, *arguments)
+            prepared.plan.backward(part, self.running.arena.address, *arguments)
             # What only the parts so far have read (the logits, mostly) need not wait for the last one.
             outputs = self.bound[1]
-            for index, last in enumerate(self.plan.output_parts):
+            for index, last in enumerate(prepared.output_parts):
                 if last <= part:
                     outputs[index] = None
-        if part == last_part:
+        if part == prepared.part_count - 1:
             if self.running is not None:
                 self.running.release()
             self.bound = self.running = None
@@ -359,7 +402,7 @@ class _Pass:
 
     def _check_unchanged(self, part: int) -> None:
         """Between two parts of backward hooks of the user have run."""
-        for leaf, version, last in zip(self.bound[0], self.versions, self.plan.leaf_parts):
+        for leaf, version, last in zip(self.bound[0], self.versions, self.prepared.leaf_parts):
             if leaf is not None and last >= part and leaf._version != version:
                 raise _changed_in_place(leaf, version)
 
@@ -375,35 +418,29 @@ class _Run(torch.autograd.Function):
     """Forward, and part 0 of backward. What backward reads is saved through autograd."""
 
     @staticmethod
-    def forward(ctx, shared: _Pass, own: list[int], token, *leaves):
+    def forward(ctx, shared: _Pass, token, *leaves):
         program, variant = shared.program, shared.variant
         contiguous = [leaf.contiguous() for leaf in leaves]
-        outputs, shared.lease = program._forward(variant, shared.plan, contiguous)
+        outputs, shared.lease = program._forward(shared.prepared, contiguous)
         shared.shapes = [leaf.shape for leaf in leaves]
-        ctx.shared, ctx.own, ctx.token = shared, set(own), token is not None
+        ctx.shared, ctx.token = shared, token is not None
         # Copies made for contiguity are ours alone; everything else goes through autograd, which
         # notices when it is changed in place before backward.
-        ctx.copies = {
-            index: copy
-            for index, (copy, leaf) in enumerate(zip(contiguous, leaves))
-            if copy is not leaf
-        }
-        ctx.saved_leaves = [index for index in variant.leaves_read if index not in ctx.copies]
+        ctx.copies = copies = {}
+        for index, (copy, leaf) in enumerate(zip(contiguous, leaves)):
+            if copy is not leaf:
+                copies[index] = copy
+        ctx.saved_leaves = [index for index in variant.leaves_read if index not in copies]
         ctx.save_for_backward(
             *[leaves[index] for index in ctx.saved_leaves],
             *[outputs[index] for index in variant.outputs_read],
         )
         # Kept to run forward again, when gradients arrive that nobody expected. References only.
-        ctx.leaves = [None if index in ctx.copies else leaf for index, leaf in enumerate(leaves)]
+        ctx.leaves = [None if index in copies else leaf for index, leaf in enumerate(leaves)]
         ctx.versions = [leaf._version for leaf in leaves]
-        constant = program.constant_outputs(variant.wrt)
-        ctx.mark_non_differentiable(
-            *[
-                output
-                for index, output in enumerate(outputs)
-                if index in constant or not output.dtype.is_floating_point
-            ]
-        )
+        if shared.prepared.constant_outputs:
+            constant = [outputs[index] for index in shared.prepared.constant_outputs]
+            ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
@@ -413,7 +450,7 @@ class _Run(torch.autograd.Function):
         shared, program = ctx.shared, ctx.shared.program
         used = tuple([index for index, grad in enumerate(output_grads) if grad is not None])
         if not used:
-            return (None, None, None, *[None] * len(ctx.versions))
+            return (None, None, *[None] * len(ctx.versions))
         # Grad mode is on in a backward that is itself differentiated (create_graph).
         shared.differentiated_again = torch.is_grad_enabled()
         if shared.differentiated_again or not _all_plain(output_grads):
@@ -441,10 +478,9 @@ class _Run(torch.autograd.Function):
         if not shared.keeps_graph:
             ctx.leaves = shared.leaves = shared.replay = None
         shared.run(0)
-        grads = [
-            shared.take(leaf) if leaf in ctx.own else None for leaf in range(len(ctx.versions))
-        ]
-        return (None, None, _token() if ctx.token else None, *grads)
+        own = shared.prepared.first_leaves
+        grads = [shared.take(leaf) if leaf in own else None for leaf in range(len(ctx.versions))]
+        return (None, _token() if ctx.token else None, *grads)
 
 
 class _Part(torch.autograd.Function):
@@ -470,7 +506,7 @@ def _token() -> torch.Tensor:
 
 def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The functions of one pass, last part first."""
-    parts = shared.leaves_by_part()
+    parts = shared.prepared.leaves_by_part
     shared.leaves = leaves
     given = list(leaves)
     token = None
@@ -479,7 +515,7 @@ def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor,
         token = _Part.apply(shared, part, own, token, *[leaves[leaf] for leaf in own])
         for leaf in own:  # its gradient comes from there
             given[leaf] = leaves[leaf].detach()
-    return _Run.apply(shared, parts[0], token, *given)
+    return _Run.apply(shared, token, *given)
 
 
 def _unchanged_leaves(ctx, attached: bool = False) -> list[torch.Tensor]:

@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 typedef struct module_state {
     PyObject *error; /* deepwell._deepwell.Error */
@@ -855,6 +858,18 @@ static PyObject *module_device_memory(PyObject *self, PyObject *args) {
     return Py_BuildValue("(nn)", (Py_ssize_t)now, (Py_ssize_t)most);
 }
 
+/* Gives freed memory that the C library keeps for later back to the system, where it can. */
+static PyObject *module_trim_memory(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+#ifdef __GLIBC__
+    Py_BEGIN_ALLOW_THREADS;
+    malloc_trim(0);
+    Py_END_ALLOW_THREADS;
+#endif
+    Py_RETURN_NONE;
+}
+
 /* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat:
  * param, grad, exp_avg, exp_avg_sq addresses and element count of each, in turn. */
 static PyObject *module_adamw(PyObject *self, PyObject *args) {
@@ -943,6 +958,8 @@ static PyMethodDef functions[] = {
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
     {"device_memory", module_device_memory, METH_VARARGS,
      "device_memory(restart=False) -> (bytes now, most at once)"},
+    {"trim_memory", module_trim_memory, METH_NOARGS,
+     "gives freed memory back to the system"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
