@@ -201,8 +201,11 @@ dw_value dw__emit_spread_last(dw__emitter *e, dw_value x, dw_value like) {
 
 dw_value dw__emit_divide_by_dim(dw__emitter *e, dw_value x, dw_dim dim) {
     if (e->status != DW_OK) return DW_NONE;
-    dw_value size = dw__emit_size(e, dw_value_dtype(e->graph, x), dim);
-    return dw__emit_binary(e, DW_OP_DIV, x, dw__emit_broadcast_like(e, size, x));
+    dw_value wide = dw__emit_widen(e, x); /* BF16 and F16 do not hold every size */
+    if (e->status != DW_OK) return DW_NONE;
+    dw_value size = dw__emit_size(e, dw_value_dtype(e->graph, wide), dim);
+    dw_value y = dw__emit_binary(e, DW_OP_DIV, wide, dw__emit_broadcast_like(e, size, wide));
+    return dw__emit_cast(e, y, dw_value_dtype(e->graph, x));
 }
 
 typedef dw_status dim_function(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *result);

@@ -1,5 +1,9 @@
 /* Gradients of elementwise primitives. y = f(x): dx = dy * f'(x), written with y where that is
  * cheaper.
+ *
+ * In BF16 and F16 a gradient is rounded where PyTorch's backward rounds it. A rule is therefore one
+ * operation per PyTorch operation; where PyTorch has one operation for the whole rule it is computed
+ * in F32 and rounded at its end.
  */
 #include "graph/op_gradient.h"
 
@@ -14,6 +18,20 @@ static unary open_unary(dw_graph *graph, dw_node node, const dw_value *output_gr
                    dw_node_input(graph, node, 0),
                    dw_node_output(graph, node, 0),
                    output_grads[0]};
+}
+
+/* As open_unary, with everything in the type that composites compute in. */
+static unary open_wide(dw_graph *graph, dw_node node, const dw_value *output_grads) {
+    unary u = open_unary(graph, node, output_grads);
+    u.x = dw__emit_widen(&u.e, u.x);
+    u.y = dw__emit_widen(&u.e, u.y);
+    u.dy = dw__emit_widen(&u.e, u.dy);
+    return u;
+}
+
+/* dx rounded to the type of the node's operand. */
+static dw_value round_wide(unary *u, dw_node node, dw_value dx) {
+    return dw__emit_cast(&u->e, dx, dw_value_dtype(u->e.graph, dw_node_input(u->e.graph, node, 0)));
 }
 
 static dw_value mul(dw__emitter *e, dw_value a, dw_value b) {
@@ -107,8 +125,9 @@ DW__GRADIENT(dw__gradient_cos) {
 
 DW__GRADIENT(dw__gradient_tanh) {
     (void)needed;
-    unary u = open_unary(graph, node, output_grads);
-    input_grads[0] = mul(&u.e, u.dy, number_minus(&u.e, 1.0, mul(&u.e, u.y, u.y)));
+    unary u = open_wide(graph, node, output_grads);
+    dw_value dx = mul(&u.e, u.dy, number_minus(&u.e, 1.0, mul(&u.e, u.y, u.y)));
+    input_grads[0] = round_wide(&u, node, dx);
     return u.e.status;
 }
 
@@ -117,15 +136,17 @@ DW__GRADIENT(dw__gradient_erf) {
     (void)needed;
     unary u = open_unary(graph, node, output_grads);
     dw_value density = dw__emit_unary(&u.e, DW_OP_EXP, neg(&u.e, mul(&u.e, u.x, u.x)));
-    input_grads[0] = mul(&u.e, u.dy, times(&u.e, density, 1.12837916709551257390));
+    /* The number is in none of the short types. */
+    dw_value slope = times(&u.e, dw__emit_widen(&u.e, density), 1.12837916709551257390);
+    input_grads[0] = mul(&u.e, u.dy, round_wide(&u, node, slope));
     return u.e.status;
 }
 
 DW__GRADIENT(dw__gradient_sigmoid) {
     (void)needed;
-    unary u = open_unary(graph, node, output_grads);
+    unary u = open_wide(graph, node, output_grads);
     dw_value slope = mul(&u.e, u.y, number_minus(&u.e, 1.0, u.y));
-    input_grads[0] = mul(&u.e, u.dy, slope);
+    input_grads[0] = round_wide(&u, node, mul(&u.e, u.dy, slope));
     return u.e.status;
 }
 
@@ -164,9 +185,13 @@ DW__GRADIENT(dw__gradient_mul) {
 DW__GRADIENT(dw__gradient_div) {
     dw__emitter e = {graph, DW_OK};
     dw_value b = dw_node_input(graph, node, 1), y = dw_node_output(graph, node, 0);
-    dw_value da = dw__emit_binary(&e, DW_OP_DIV, output_grads[0], b);
+    dw_value dy = output_grads[0], da = dw__emit_binary(&e, DW_OP_DIV, dy, b);
+    dw_dtype dtype = dw_value_dtype(graph, b);
+    bool half = dtype == DW_BF16 || dtype == DW_F16; /* (y / b) * dy is PyTorch's order */
     if (needed[0]) input_grads[0] = da;
-    if (needed[1]) input_grads[1] = neg(&e, mul(&e, da, y));
+    if (needed[1])
+        input_grads[1] = half ? mul(&e, neg(&e, dy), dw__emit_binary(&e, DW_OP_DIV, y, b))
+                              : neg(&e, mul(&e, da, y));
     return e.status;
 }
 

@@ -210,10 +210,13 @@ static dw_status gradient_of_extremum(dw_graph *graph, dw_node node, const dw_va
     bool keep = dw_node_int(graph, node, DW_ATTR_KEY_KEEP, 0) != 0;
     dw_value top = spread(&e, node, dw_node_output(graph, node, 0));
     dw_value hit = dw__emit_binary(&e, DW_OP_EQ, x, top);
-    dw_value mark = dw__emit_cast(&e, hit, dw_value_dtype(graph, x));
+    dw_value wide = dw__emit_widen(&e, dy); /* counts are exact in it */
+    if (e.status != DW_OK) return e.status;
+    dw_value mark = dw__emit_cast(&e, hit, dw_value_dtype(graph, wide));
     dw_value count =
         dw__emit_reduce_axes(&e, DW_OP_REDUCE_SUM, mark, axes->count, axes->list, keep);
-    dw_value share = spread(&e, node, dw__emit_binary(&e, DW_OP_DIV, dy, count));
+    dw_value quotient = dw__emit_binary(&e, DW_OP_DIV, wide, count);
+    dw_value share = spread(&e, node, dw__emit_cast(&e, quotient, dw_value_dtype(graph, x)));
     input_grads[0] = dw__emit_select(&e, hit, share, dw__emit_like(&e, share, 0.0));
     return e.status;
 }

@@ -1,6 +1,10 @@
 /* Common subexpressions: a node that repeats an earlier one (operation, operands, attributes) is
  * dropped. Forward nodes stand before backward ones, so what both compute is computed forward.
  * Random operations are functions of seed, stream and shape: equal ones are equal.
+ *
+ * Results in BF16 and F16 stay apart until the gradient has been taken: gradients that arrive at two
+ * values are added behind the operations that made them, those that arrive at one value before, where
+ * the sum is rounded to the short type.
  */
 #include "graph/passes.h"
 #include <string.h>
@@ -9,6 +13,7 @@
 typedef struct node_set {
     uint32_t *slots;
     size_t mask;
+    bool differentiated; /* the graph has backward nodes */
 } node_set;
 
 static uint64_t mix(uint64_t hash, uint64_t word) {
@@ -61,6 +66,7 @@ static dw_status set_open(node_set *set, size_t nodes) {
     size_t size = 16;
     while (size < 2 * nodes) size *= 2;
     set->mask = size - 1;
+    set->differentiated = false;
     set->slots = dw__calloc(size, sizeof *set->slots);
     return set->slots ? DW_OK : dw__fail_memory("the set of nodes", size * sizeof *set->slots);
 }
@@ -76,10 +82,16 @@ static dw_node set_find(node_set *set, const dw_graph *graph, dw_node node) {
     return node;
 }
 
+static bool stays_apart(const node_set *set, const dw_graph *graph, dw_node node) {
+    dw_dtype dtype = dw_value_dtype(graph, dw_node_output(graph, node, 0));
+    return !set->differentiated && (dtype == DW_BF16 || dtype == DW_F16);
+}
+
 /* A forward node may use a forward one only: backward results don't exist yet when it runs. */
 static dw_status merge_node(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     node_set *set = rewrite->context;
     const dw_graph *graph = rewrite->graph;
+    if (stays_apart(set, graph, node)) return DW_OK;
     dw_node same = set_find(set, graph, node);
     const dw__node_record *record = &graph->nodes.items[same];
     if (same == node || (record->backward && !graph->nodes.items[node].backward)) return DW_OK;
@@ -90,6 +102,8 @@ static dw_status merge_node(dw__rewrite *rewrite, dw_node node, dw_value *replac
 dw_status dw__pass_common(dw_graph **graph) {
     node_set set;
     DW_RETURN_IF_FAILED(set_open(&set, (*graph)->nodes.count));
+    for (dw_node n = 0; n < (*graph)->nodes.count; n++)
+        set.differentiated |= (*graph)->nodes.items[n].backward;
     dw_status status = dw__rewrite_each(graph, merge_node, &set);
     dw__free(set.slots);
     return status;

@@ -144,7 +144,9 @@ static dw_value fold_div(fold *f) {
 static dw_value fold_pow(fold *f) {
     dw_value x = f->inputs[0], exponent = f->inputs[1];
     if (is_number(f, exponent, 1.0)) return x;
-    if (is_number(f, exponent, 2.0)) return dw__emit_binary(&f->e, DW_OP_MUL, x, x);
+    /* In BF16 and F16 the gradient of x*x would round elsewhere than that of the power. */
+    bool half = f->out.dtype == DW_BF16 || f->out.dtype == DW_F16;
+    if (!half && is_number(f, exponent, 2.0)) return dw__emit_binary(&f->e, DW_OP_MUL, x, x);
     if (is_number(f, exponent, 0.5) && dw__is_float(f->out.dtype))
         return dw__emit_unary(&f->e, DW_OP_SQRT, x);
     return DW_NONE;

@@ -108,32 +108,13 @@ dw_value dw__recognize_rms_norm(dw__matcher *m) {
     return dw__emit(&m->e, DW_OP_RMS_NORM, 1, &z, 1, &attr);
 }
 
-/* A norm that `value` is the result of: also one that computes in F32 for a shorter type, whose
- * operand before the cast is then x. */
-static dw_node norm_of(const dw__matcher *m, dw_value value, dw_op op, dw_value *x) {
-    dw_node node = dw__swallow(m, value, op);
-    if (node != DW_NONE) {
-        *x = dw__operand(m, node, 0);
-        return node;
-    }
-    dw_node narrow = dw__swallow(m, value, DW_OP_CAST);
-    if (narrow == DW_NONE) return DW_NONE;
-    node = dw__swallow(m, dw__operand(m, narrow, 0), op);
-    if (node == DW_NONE) return DW_NONE;
-    dw_node widen = dw__made_by(m->e.graph, dw__operand(m, node, 0), DW_OP_CAST);
-    if (widen == DW_NONE) return DW_NONE;
-    *x = dw__operand(m, widen, 0);
-    bool same = dw_value_dtype(m->e.graph, *x) == dw_value_dtype(m->e.graph, value);
-    return same && dw_value_dtype(m->e.graph, dw__operand(m, node, 0)) == DW_F32 ? node : DW_NONE;
-}
-
 /* norm(x) * w */
 dw_value dw__recognize_norm_weight(dw__matcher *m) {
     static const dw_op norms[] = {DW_OP_RMS_NORM, DW_OP_LAYER_NORM};
     for (uint32_t i = 0; i < 4; i++) {
-        dw_value x, y = dw__operand(m, m->root, i % 2);
-        dw_node norm = norm_of(m, y, norms[i / 2], &x);
+        dw_node norm = dw__swallow(m, dw__operand(m, m->root, i % 2), norms[i / 2]);
         if (norm == DW_NONE) continue;
+        dw_value x = dw__operand(m, norm, 0);
         dw_value w = dw__spread_row(m, dw__operand(m, m->root, 1 - i % 2));
         bool has_affine = dw__operand(m, norm, 1) != DW_NONE || dw__operand(m, norm, 2) != DW_NONE;
         if (w == DW_NONE || has_affine) continue;

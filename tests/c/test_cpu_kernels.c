@@ -9,6 +9,7 @@
 #include "deepwell/threads.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/kernel.h"
+#include "kernel/reference/primitives.h"
 #include "number/half.h"
 #include "number/philox.h"
 #include <inttypes.h>
@@ -382,6 +383,85 @@ static void test_casts(void **state) {
         expect_near("body, bf16", i, get(&call.outputs[0], i), both ? -1.0 : x, 0.0);
     }
     release_blocks();
+}
+
+/* One instruction by itself: from memory to memory. */
+static dw__tensor run_instruction(const char *instruction, dw_dtype dtype, int operands,
+                                  const dw__tensor *inputs) {
+    char text[80];
+    snprintf(text, sizeof text, "t0=%s;out(t0)", instruction);
+    dw_attr body = dw_attr_string(DW_ATTR_KEY_BODY, text);
+    dw__call call = make_call(DW_OP_FUSED, 1, &body);
+    for (int i = 0; i < operands; i++) add_input(&call, inputs[i]);
+    add_output(&call, make_tensor(dtype, inputs[0].rank, inputs[0].shape));
+    run_call(&call);
+    return call.outputs[0];
+}
+
+/* A random chain in BF16 or F16 has the bits of its instructions run one by one, and the bits of the
+ * reference where an instruction is correctly rounded. Numbers reach from ties to overflow. */
+static void test_half_chains(void **state) {
+    (void)state;
+    enum { LENGTH = 12 };
+    static const char *const forms[] = {"add(X,Y)",   "sub(X,Y)", "mul(X,Y)", "div(X,Y)",
+                                        "max(X,Y)",   "min(X,Y)", "add(X,C)", "mul(X,C)",
+                                        "sub(C,X)",   "abs(X)",   "neg(X)",   "sqrt(X)",
+                                        "pow(X,c2)",  "floor(X)", "exp(X)",   "sigmoid(X)",
+                                        "select(i2,X,Y)"};
+    enum { CORRECTLY_ROUNDED = 14 };
+    static const double constants[] = {256, 0.1, 1.0 / 3.0, 100, 3e4, 1e-6, -2.5};
+    static const dw_dtype types[] = {DW_BF16, DW_F16};
+    for (int round = 0; round < 24; round++) {
+        dw_dtype dtype = types[round % 2];
+        dw__tensor values[2 + LENGTH], flag = random_tensor(DW_BOOL, 0, 1, SHAPE(3, 131));
+        for (int i = 0; i < 2; i++) values[i] = random_tensor(dtype, -300, 300, SHAPE(3, 131));
+        char text[1024];
+        int used = 0;
+        bool exact = round % 4 < 2; /* correctly rounded instructions only */
+        for (int t = 0; t < LENGTH; t++) {
+            const char *form =
+                forms[random_bits() % (exact ? CORRECTLY_ROUNDED : DW_COUNT(forms))];
+            double constant = constants[random_bits() % DW_COUNT(constants)];
+            char chain[64] = "", single[64] = "";
+            dw__tensor operands[3] = {[2] = flag};
+            for (const char *c = form; *c; c++) {
+                size_t at = strlen(chain), by = strlen(single);
+                if (*c == 'X' || *c == 'Y') {
+                    /* X is mostly the result before, so that chains are long. */
+                    int from = *c == 'X' && t > 0 ? t + 1 : (int)(random_bits() % (uint64_t)(t + 2));
+                    operands[*c - 'X'] = values[from];
+                    if (*c == 'X') operands[1] = values[from];
+                    snprintf(chain + at, sizeof chain - at, "%c%d", from < 2 ? 'i' : 't',
+                             from < 2 ? from : from - 2);
+                    snprintf(single + by, sizeof single - by, "i%d", *c - 'X');
+                } else if (*c == 'C') {
+                    snprintf(chain + at, sizeof chain - at, "c%.17g", constant);
+                    snprintf(single + by, sizeof single - by, "c%.17g", constant);
+                } else {
+                    snprintf(chain + at, sizeof chain - at, "%c", *c);
+                    snprintf(single + by, sizeof single - by, "%c", *c);
+                }
+            }
+            used += snprintf(text + used, sizeof text - (size_t)used, "t%d=%s;", t, chain);
+            values[2 + t] = run_instruction(single, dtype, 3, operands);
+        }
+        snprintf(text + used, sizeof text - (size_t)used, "out(t%d)", LENGTH - 1);
+        dw_attr body = dw_attr_string(DW_ATTR_KEY_BODY, text);
+        dw__call call = make_call(DW_OP_FUSED, 1, &body);
+        add_input(&call, values[0]);
+        add_input(&call, values[1]);
+        add_input(&call, flag);
+        add_output(&call, make_tensor(dtype, SHAPE(3, 131)));
+        run_call(&call);
+        for (int64_t i = 0; i < 3 * 131; i++)
+            expect_near(text, i, get(&call.outputs[0], i), get(&values[LENGTH + 1], i), 0.0);
+        if (exact) {
+            assert_int_equal(dw__reference_fused(&call, NULL), DW_OK);
+            for (int64_t i = 0; i < 3 * 131; i++)
+                expect_near(text, i, get(&call.outputs[0], i), get(&values[LENGTH + 1], i), 0.0);
+        }
+        release_blocks();
+    }
 }
 
 /* Dropout keeps exactly the elements that the generator says, at any cut of the shape. */
@@ -1210,6 +1290,7 @@ static int run_all(void) {
         cmocka_unit_test(test_integers),
         cmocka_unit_test(test_integer_division_by_zero),
         cmocka_unit_test(test_casts),
+        cmocka_unit_test(test_half_chains),
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_tile),
         cmocka_unit_test(test_norms),

@@ -7,6 +7,9 @@
  * read in place, constant ones are one vector, others are gathered into a buffer. A step whose
  * result is an output writes it in place.
  *
+ * BF16 and F16 are held as F32. Each step whose result has such a type rounds it to that type, so that a
+ * chain gives the bits of its operations run one by one.
+ *
  * An element's value does not depend on how the shape is cut, so neither do the bits.
  */
 #include "kernel/cpu/fused.h"
@@ -38,7 +41,8 @@ typedef struct program_operand {
 } program_operand;
 
 typedef struct program_step {
-    dw__lane_loop loop; /* NULL: dropout, or no loop for this kind */
+    dw__lane_loop loop;     /* NULL: dropout, or no loop for this kind */
+    dw__lane_loop rounding; /* of an F32 result to BF16 or F16; NULL: the result is exact as it is */
     bool is_dropout;
     uint8_t operand_count;
     program_operand operands[DW_LANE_OPERANDS];
@@ -72,23 +76,28 @@ static dw__lane_kind kind_of(dw_dtype dtype) {
 
 static bool is_half(dw_dtype dtype) { return dtype == DW_BF16 || dtype == DW_F16; }
 
-/* Kind of operand `i` of an instruction. */
+/* Type of operand `i` of an instruction. */
+static dw_dtype operand_dtype(const dw__body_code *code, int i) {
+    if (code->op == DW_OP_SELECT) return i == 0 ? DW_BOOL : code->dtype;
+    return code->operand_dtype;
+}
+
 static dw__lane_kind operand_kind(const dw__body_code *code, int i) {
-    if (code->op == DW_OP_SELECT) return i == 0 ? DW_LANE_BOOL : kind_of(code->dtype);
-    return kind_of(code->operand_dtype);
+    return kind_of(operand_dtype(code, i));
 }
 
 static void splat(uint8_t *bytes, const void *value, size_t size) {
     for (size_t at = 0; at < DW_LANE_SPLAT_BYTES; at += size) memcpy(bytes + at, value, size);
 }
 
-static program_operand make_operand(program *p, const dw__body_operand *operand,
-                                    dw__lane_kind kind) {
+/* `type`: of the operand; a constant is rounded to it and held as the type's kind. */
+static program_operand make_operand(program *p, const dw__body_operand *operand, dw_dtype type) {
     program_operand made = {operand->source, operand->index};
     if (operand->source == DW_BODY_CONSTANT) {
         uint64_t value = 0;
-        dw_dtype dtype = kind_dtype[kind];
-        dw__scalar_store(&value, dtype, 0, dw__scalar_of(operand->constant, dtype));
+        dw_dtype dtype = kind_dtype[kind_of(type)];
+        dw__scalar constant = dw__scalar_round(dw__scalar_of(operand->constant, type), type);
+        dw__scalar_store(&value, dtype, 0, constant);
         made.index = p->constant_count++;
         splat(p->constants[made.index], &value, dw_dtype_bytes(dtype));
     }
@@ -117,22 +126,44 @@ static dw__lane_loop find_loop(const dw__body_code *code) {
     return loop ? loop : loops->apply[kind][code->op];
 }
 
+/* The result is an operand, perhaps with another sign, or a cast's, whose loop rounds. */
+static bool is_exact(dw_op op) {
+    switch (op) {
+    case DW_OP_CAST:
+    case DW_OP_SELECT:
+    case DW_OP_MAX:
+    case DW_OP_MIN:
+    case DW_OP_RELU:
+    case DW_OP_NEG:
+    case DW_OP_ABS:
+    case DW_OP_SIGN:
+    case DW_OP_STOP_GRADIENT: return true;
+    default: return false;
+    }
+}
+
+static dw__lane_loop find_rounding(const dw__body_code *code) {
+    if (!is_half(code->dtype) || is_exact(code->op)) return NULL;
+    return dw__fused_loops_now()->cast[DW_LANE_F32][code->dtype];
+}
+
 static void make_step(program *p, int at) {
     const dw__body_code *code = &p->body.code[at];
     program_step *step = &p->steps[at];
     step->is_dropout = code->op == DW_OP_DROPOUT;
     step->operand_count = step->is_dropout ? 1 : code->operand_count;
     step->loop = step->is_dropout ? NULL : find_loop(code);
+    step->rounding = find_rounding(code);
     step->output = -1;
     for (int i = 0; i < step->operand_count; i++)
-        step->operands[i] = make_operand(p, &code->operands[i], operand_kind(code, i));
+        step->operands[i] = make_operand(p, &code->operands[i], operand_dtype(code, i));
 }
 
 /* Outputs that a step can write straight to memory: the type in memory is that of the chunk. */
 static void place_outputs(program *p, const dw__call *call) {
     for (int i = 0; i < p->body.output_count; i++) {
         const dw__body_operand *from = &p->body.outputs[i];
-        p->outputs[i] = make_operand(p, from, kind_of(call->outputs[i].dtype));
+        p->outputs[i] = make_operand(p, from, call->outputs[i].dtype);
         if (from->source != DW_BODY_RESULT || is_half(call->outputs[i].dtype)) continue;
         program_step *step = &p->steps[from->index];
         if (step->output >= 0) continue;
@@ -529,7 +560,11 @@ static dw_status run_step(chunk_state *s, int at) {
     else if (step->is_dropout)
         run_dropout(s, code, &args);
     else
-        return run_scalars(code, &args, step->operand_count);
+        DW_RETURN_IF_FAILED(run_scalars(code, &args, step->operand_count));
+    if (step->rounding) {
+        dw__lane_args rounded = {s->count, args.out, {args.out}, {1}};
+        step->rounding(&rounded);
+    }
     return DW_OK;
 }
 

@@ -1,7 +1,8 @@
 /* Inner loops of elementwise programs: what fused.c calls and isa/fused_loops.c defines.
  *
  * A loop computes one instruction over up to a chunk of elements. Inside a program every value has
- * one of five kinds; BF16 and F16 are F32 while they are inside.
+ * one of five kinds; BF16 and F16 are F32 while they are inside, rounded to their type after each
+ * instruction (fused.c calls the cast for that).
  */
 #ifndef DW_CPU_FUSED_H
 #define DW_CPU_FUSED_H

@@ -19,7 +19,11 @@ typedef struct fused_run {
 static dw__scalar operand_value(const fused_run *run, const dw__body_operand *operand,
                                 dw_dtype dtype) {
     if (operand->source == DW_BODY_RESULT) return run->results[operand->index];
-    if (operand->source == DW_BODY_CONSTANT) return dw__scalar_of(operand->constant, dtype);
+    if (operand->source == DW_BODY_CONSTANT) {
+        dw__scalar constant = dw__scalar_of(operand->constant, dtype);
+        bool keeps = run->high_precision && dw__dtype_is_float(dtype);
+        return keeps ? constant : dw__scalar_round(constant, dtype);
+    }
     const dw__tensor *in = &run->inputs[operand->index];
     return dw__scalar_load(in->data, in->dtype, dw__index_offset(in->rank, in->stride, run->index));
 }

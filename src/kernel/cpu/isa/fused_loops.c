@@ -258,15 +258,17 @@ static inline float to_f32(double x) {
     CAST(kind##_to_bool, type, uint8_t, x != 0)                                                    \
     CAST(kind##_to_i32, type, int32_t, to_i32((double)x))                                          \
     CAST(kind##_to_i64, type, int64_t, to_i64((double)x))                                          \
-    CAST(kind##_to_f64, type, double, x)                                                           \
-    CAST(kind##_to_bf16, type, float, dw__bf16_to_f32(dw__f32_to_bf16(to_f32((double)x))))         \
-    CAST(kind##_to_f16, type, float, dw__f16_to_f32(dw__f32_to_f16(to_f32((double)x))))
+    CAST(kind##_to_f64, type, double, x)
 CASTS_FROM_INTEGER(bool, uint8_t)
 CASTS_FROM_INTEGER(i32, int32_t)
 CASTS_FROM_INTEGER(i64, int64_t)
 CASTS_FROM_FLOAT(f32, float)
 CASTS_FROM_FLOAT(f64, double)
 CAST(f64_to_f32, double, float, to_f32(x))
+CAST(f32_to_bf16, float, float, dw__bf16_to_f32(dw__f32_to_bf16(x)))
+CAST(f32_to_f16, float, float, dw__f16_to_f32(dw__f32_to_f16(x)))
+CAST(f64_to_bf16, double, float, dw__bf16_to_f32(dw__f32_to_bf16(to_f32(x))))
+CAST(f64_to_f16, double, float, dw__f16_to_f32(dw__f32_to_f16(to_f32(x))))
 
 CAST(load_bf16, uint16_t, float, dw__bf16_to_f32(x))
 CAST(load_f16, uint16_t, float, dw__f16_to_f32(x))
