@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Optional
 
-from .builder import FLOATS, INTEGERS, LoweringError, Value
-from .table import Context, convert_dtype, is_float, lowers, promote
+import torch
 
-LOW_PRECISION = ("bf16", "f16")
+from .builder import FLOATS, INTEGERS, TORCH_DTYPES, LoweringError, Value
+from .dims import Poly
+from .table import (
+    LOW_PRECISION,
+    Context,
+    convert_dtype,
+    is_float,
+    lowers,
+    promote,
+    rounds_once,
+)
 
 
 def _unary(op: str) -> Callable[..., Value]:
@@ -45,7 +54,7 @@ for _name, _op, _identity in (
 
 @lowers("square")
 def square(c: Context, self: Value) -> Value:
-    return c.builder.binary("mul", self, self)
+    return power(c, self, 2)
 
 
 @lowers("isfinite")
@@ -72,25 +81,27 @@ def isinf(c: Context, self: Value) -> Value:
 def arithmetic(c: Context, op: str, x: Any, y: Any, dtype: Optional[str] = None) -> Value:
     """`x op y` in PyTorch's promoted dtype.
 
-    PyTorch keeps a Python number in FP32 beside BF16 and FP16 operands and rounds once, at the end:
-    where the number is not exact in the tensor's dtype the operation is done in FP32 here too.
+    Beside a BF16 or FP16 tensor PyTorch rounds a number, or a tensor without axes, to the tensor's dtype.
+    Products and quotients keep one on their right-hand side in FP32 and round once, at the end.
     """
     dtype = dtype or promote(x, y)
     b = c.builder
-    if dtype in LOW_PRECISION:
-        numbers = [v for v in (x, y) if isinstance(v, float)]
-        if numbers and not all(_exact_in_bf16(v) for v in numbers):
-            wide = b.binary(op, c.tensor(x, "f32"), c.tensor(y, "f32"))
-            return b.cast(wide, dtype)
+    if op == "mul" and not isinstance(x, Value):
+        x, y = y, x
+    if dtype in LOW_PRECISION and op in ("mul", "div") and _kept_wide(x, y, dtype):
+        return b.cast(b.binary(op, c.tensor(c.tensor(x, dtype), "f32"), c.tensor(y, "f32")), dtype)
     return b.binary(op, c.tensor(x, dtype), c.tensor(y, dtype))
 
 
-def _exact_in_bf16(number: float) -> bool:
-    """A number with eight significant bits of moderate size is exact in BF16 and in FP16."""
-    if number == 0 or not math.isfinite(number):
-        return True
-    mantissa, exponent = math.frexp(number)
-    return mantissa * 256 == int(mantissa * 256) and -8 <= exponent <= 8
+def _kept_wide(x: Any, y: Any, dtype: str) -> bool:
+    """Whether `y` is a number beside a tensor `x` of `dtype`, and not exact in it."""
+    if isinstance(y, Value):
+        return y.rank == 0 and isinstance(x, Value) and x.rank > 0 and y.dtype != dtype
+    return isinstance(y, Poly) or _rounded(y, dtype) != y
+
+
+def _rounded(number: Any, dtype: str) -> float:
+    return torch.tensor(number, dtype=torch.float32).to(TORCH_DTYPES[dtype]).item()
 
 
 def _scaled(c: Context, x: Any, alpha: Any, dtype: str) -> Any:
@@ -102,27 +113,35 @@ def _scaled(c: Context, x: Any, alpha: Any, dtype: str) -> Any:
     return arithmetic(c, "mul", c.tensor(x, dtype), alpha, dtype)
 
 
+def _sum(c: Context, op: str, x: Any, y: Any, alpha: Any, dtype: str) -> Value:
+    """x + alpha * y, or x - alpha * y. PyTorch rounds alpha to BF16 or FP16, and then the sum alone."""
+    if dtype not in LOW_PRECISION or not isinstance(alpha, (int, float)) or alpha == 1:
+        return arithmetic(c, op, x, _scaled(c, y, alpha, dtype), dtype)
+    x, y = (c.tensor(c.tensor(v, dtype), "f32") for v in (x, y))
+    scaled = c.builder.binary("mul", y, c.tensor(_rounded(alpha, dtype), "f32"))
+    return c.builder.cast(c.builder.binary(op, x, scaled), dtype)
+
+
 @lowers("add")
 def add(c: Context, self: Any, other: Any, alpha: Any = 1) -> Value:
     dtype = promote(self, other)
     if dtype == "bool":
         return c.builder.binary("or", c.tensor(self, "bool"), c.tensor(other, "bool"))
-    other = _scaled(c, other, alpha, dtype)
     if isinstance(self, Value) and self.dtype == dtype and _is_number(other, 0) and _ints(dtype):
         return self
-    return arithmetic(c, "add", self, other, dtype)
+    return _sum(c, "add", self, other, alpha, dtype)
 
 
 @lowers("sub", "subtract")
 def sub(c: Context, self: Any, other: Any, alpha: Any = 1) -> Value:
     dtype = promote(self, other)
-    return arithmetic(c, "sub", self, _scaled(c, other, alpha, dtype), dtype)
+    return _sum(c, "sub", self, other, alpha, dtype)
 
 
 @lowers("rsub")
 def rsub(c: Context, self: Value, other: Any, alpha: Any = 1) -> Value:
     dtype = promote(self, other)
-    return arithmetic(c, "sub", other, _scaled(c, self, alpha, dtype), dtype)
+    return _sum(c, "sub", other, self, alpha, dtype)
 
 
 @lowers("mul", "multiply")
@@ -152,12 +171,17 @@ def div(c: Context, self: Any, other: Any, rounding_mode: Optional[str] = None) 
         return floor_divide(c, self, other)
     dtype = promote(self, other)
     if dtype in FLOATS:
-        quotient = arithmetic(c, "div", self, other, dtype)
-        return _truncate(c, quotient)
+        return _truncated_quotient(c, self, other)
     return _integer_truncated_quotient(c, c.tensor(self, dtype), c.tensor(other, dtype))
 
 
+@rounds_once
+def _truncated_quotient(c: Context, x: Any, y: Any) -> Value:
+    return _truncate(c, arithmetic(c, "div", x, y))
+
+
 @lowers("floor_divide")
+@rounds_once
 def floor_divide(c: Context, self: Any, other: Any) -> Value:
     dtype = promote(self, other)
     quotient = arithmetic(c, "div", self, other, dtype)
@@ -196,9 +220,10 @@ def power(c: Context, self: Any, exponent: Any) -> Value:
         b, x = c.builder, c.builder.cast(self, dtype)
         if exponent == 1:
             return x
-        if exponent == 2:  # as PyTorch computes it
+        stepwise = dtype in LOW_PRECISION  # a gradient of products would round elsewhere than pow's
+        if exponent == 2 and not stepwise:  # as PyTorch computes it
             return b.binary("mul", x, x)
-        if exponent == 3:
+        if exponent == 3 and not stepwise:
             return b.binary("mul", b.binary("mul", x, x), x)
         if exponent == 0.5 and dtype in FLOATS:
             return b.unary("sqrt", x)
@@ -221,11 +246,20 @@ def minimum(c: Context, self: Any, other: Any) -> Value:
 
 @lowers("clamp", "clip")
 def clamp(c: Context, self: Value, min: Any = None, max: Any = None) -> Value:
-    x = c.builder.cast(self, c.dtype)
-    if min is not None:
-        x = c.builder.binary("max", x, c.tensor(min, c.dtype))
-    if max is not None:
-        x = c.builder.binary("min", x, c.tensor(max, c.dtype))
+    """A bound that is met passes the gradient on whole, where max and min would pass half of it."""
+    return _bounded(c, c.builder.cast(self, c.dtype), min, max, "lt", "gt")
+
+
+def _bounded(c: Context, x: Value, low: Any, high: Any, below: str, above: str) -> Value:
+    b = c.builder
+    for bound, op, outside in ((low, "max", below), (high, "min", above)):
+        if bound is None:
+            continue
+        x, limit = b.broadcast_together(x, c.tensor(bound, x.dtype))
+        if x.dtype in FLOATS and x.differentiable:
+            x = b.select(b.binary(outside, x, limit), limit, x)
+        else:
+            x = b.binary(op, x, limit)
     return x
 
 
@@ -240,16 +274,19 @@ def clamp_max(c: Context, self: Value, max: Any) -> Value:
 
 
 @lowers("addcmul")
+@rounds_once
 def addcmul(c: Context, self: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
     return add(c, self, mul(c, tensor1, tensor2), alpha=value)
 
 
 @lowers("addcdiv")
+@rounds_once
 def addcdiv(c: Context, self: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
     return add(c, self, arithmetic(c, "div", tensor1, tensor2), alpha=value)
 
 
 @lowers("lerp")
+@rounds_once
 def lerp(c: Context, self: Value, end: Value, weight: Any) -> Value:
     return add(c, self, mul(c, sub(c, end, self), weight))
 
@@ -275,14 +312,19 @@ def gelu(c: Context, self: Value, approximate: str = "none") -> Value:
 
 
 @lowers("softplus")
+@rounds_once
 def softplus(c: Context, self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    b = c.builder
     scaled = mul(c, self, beta)
-    soft = arithmetic(c, "div", c.builder.unary("log1p", c.builder.unary("exp", scaled)), beta)
-    large = c.builder.binary("gt", scaled, c.builder.scalar_like(scaled, threshold))
-    return c.builder.select(large, self, soft)
+    large = b.binary("gt", scaled, b.scalar_like(scaled, threshold))
+    # An overflow of exp, though it is not selected, would make its gradient NaN.
+    small = b.select(large, b.scalar_like(scaled, 0), scaled)
+    soft = arithmetic(c, "div", b.unary("log1p", b.unary("exp", small)), beta)
+    return b.select(large, self, soft)
 
 
 @lowers("expm1")
+@rounds_once
 def expm1(c: Context, self: Value) -> Value:
     """exp(x) - 1 without cancellation near zero: 2t / (1 - t) with t = tanh(x/2) where x < 1."""
     b = c.builder
@@ -295,6 +337,7 @@ def expm1(c: Context, self: Value) -> Value:
 
 
 @lowers("elu")
+@rounds_once
 def elu(c: Context, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
     b = c.builder
     zero = b.scalar_like(self, 0)
@@ -304,14 +347,21 @@ def elu(c: Context, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: An
 
 
 @lowers("leaky_relu")
+@rounds_once
 def leaky_relu(c: Context, self: Value, negative_slope: Any = 0.01) -> Value:
     positive = c.builder.binary("gt", self, c.builder.scalar_like(self, 0))
     return c.builder.select(positive, self, mul(c, self, negative_slope))
 
 
+@lowers("hardtanh")
+def hardtanh(c: Context, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
+    """clamp, but a bound that is met stops the gradient."""
+    return _bounded(c, self, min_val, max_val, "le", "ge")
+
+
 @lowers("relu6")
 def relu6(c: Context, self: Value) -> Value:
-    return clamp(c, self, min=0, max=6)
+    return hardtanh(c, self, 0, 6)
 
 
 # ---- comparisons and logic ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from .builder import FLOATS, LoweringError, Value
 from .dims import Dim
 from .elementwise import add, arithmetic, mul
 from .forms import Predicate
-from .table import Context, lowers
+from .table import Context, lowers, rounds_once
 
 # ---- products -----------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def matmul(c: Context, self: Value, other: Value) -> Value:
     b = c.builder
     x, y = self, other
     if x.rank == 1 and y.rank == 1:
-        return b.reduce("reduce_sum", b.binary("mul", x, y), (0,), False)
+        return _dot(c, x, y)
     if x.rank == 1:
         z = matmul(c, b.reshape(x, (1,) + x.shape), y)
         return b.reshape(z, z.shape[:-2] + z.shape[-1:])
@@ -41,6 +41,11 @@ def matmul(c: Context, self: Value, other: Value) -> Value:
         return _times_matrix(c, x, y)
     batch = b.broadcast_shape(x.shape[:-2], y.shape[:-2])
     return b.matmul(b.broadcast(x, batch + x.shape[-2:]), b.broadcast(y, batch + y.shape[-2:]))
+
+
+@rounds_once
+def _dot(c: Context, x: Value, y: Value) -> Value:
+    return c.builder.reduce("reduce_sum", c.builder.binary("mul", x, y), (0,), False)
 
 
 def _times_matrix(c: Context, x: Value, w: Value, bias: Optional[Value] = None) -> Value:
@@ -71,10 +76,16 @@ def addmm(
 ) -> Value:
     if beta == 1 and alpha == 1 and self.rank == 1 and self.shape[0] == mat2.shape[1]:
         return _times_matrix(c, mat1, mat2, self)
-    return _scaled_sum(c, self, _times_matrix(c, mat1, mat2), beta, alpha)
+    return _scaled_product(c, self, mat1, mat2, beta, alpha)
+
+
+@rounds_once
+def _scaled_product(c: Context, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
+    return _scaled_sum(c, x, _times_matrix(c, a, b), beta, alpha)
 
 
 @lowers("baddbmm")
+@rounds_once
 def baddbmm(
     c: Context, self: Value, batch1: Value, batch2: Value, beta: Any = 1, alpha: Any = 1
 ) -> Value:
@@ -190,6 +201,7 @@ def rms_norm(
 
 
 @lowers("group_norm")
+@rounds_once
 def group_norm(
     c: Context,
     input: Value,
@@ -215,6 +227,7 @@ def group_norm(
 
 
 @lowers("native_group_norm")
+@rounds_once
 def native_group_norm(
     c: Context,
     input: Value,
@@ -230,6 +243,7 @@ def native_group_norm(
 
 
 @lowers("batch_norm")
+@rounds_once
 def batch_norm(
     c: Context,
     input: Value,
@@ -466,6 +480,7 @@ def _class_rows(c: Context, x: Value) -> Value:
 
 
 @lowers("cross_entropy_loss")
+@rounds_once
 def cross_entropy(
     c: Context,
     self: Value,

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from . import dims
 from .builder import FLOATS, LoweringError, Value
-from .table import Context, axes_of, axis_of, convert_dtype, is_float, lowers
+from .table import Context, axes_of, axis_of, convert_dtype, is_float, lowers, rounds_once
 
 
 @lowers("sum")
@@ -60,6 +60,7 @@ def _correction(unbiased: Any, correction: Any) -> Any:
 
 
 @lowers("var")
+@rounds_once
 def var(
     c: Context,
     self: Value,
@@ -74,6 +75,7 @@ def var(
 
 
 @lowers("std")
+@rounds_once
 def std(
     c: Context,
     self: Value,
@@ -86,6 +88,7 @@ def std(
 
 
 @lowers("var_mean")
+@rounds_once
 def var_mean(
     c: Context,
     self: Value,
@@ -261,6 +264,7 @@ def logsumexp(c: Context, self: Value, dim: Sequence[int], keepdim: bool = False
 
 
 @lowers("norm.ScalarOpt_dim", "linalg_vector_norm")
+@rounds_once
 def vector_norm(
     c: Context, self: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:

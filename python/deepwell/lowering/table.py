@@ -8,7 +8,7 @@ nothing here produces).
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
@@ -18,6 +18,7 @@ from .dims import Dim, Poly
 
 Lowering = Callable[..., Any]
 TABLE: Dict[str, Lowering] = {}
+LOW_PRECISION = ("bf16", "f16")
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
@@ -78,6 +79,35 @@ class Context:
         if isinstance(x, Poly):
             return self.builder.size(x, dtype)
         return self.builder.constant(dtype, (), x)
+
+
+def rounds_once(lower: Lowering) -> Lowering:
+    """For a lowering to several operations where PyTorch has one, which computes BF16 and FP16 in FP32 and
+    rounds at its end: operands are widened before it, results rounded after it."""
+
+    @wraps(lower)
+    def wide(c: Context, *args: Any, **kwargs: Any) -> Any:
+        dtypes = c.result_dtypes
+        if not any(dtype in LOW_PRECISION for dtype in dtypes):
+            return lower(c, *args, **kwargs)
+
+        def widen(x: Any) -> Any:
+            short = isinstance(x, Value) and x.dtype in LOW_PRECISION
+            return c.builder.cast(x, "f32") if short else x
+
+        c.result_dtypes = tuple("f32" if dtype in LOW_PRECISION else dtype for dtype in dtypes)
+        try:
+            found = lower(c, *map(widen, args), **{key: widen(x) for key, x in kwargs.items()})
+        finally:
+            c.result_dtypes = dtypes
+        results = found if isinstance(found, tuple) else (found,)
+        rounded = tuple(
+            c.builder.cast(x, dtype) if x is not None and dtype is not None else x
+            for x, dtype in zip(results, dtypes)
+        )
+        return rounded if isinstance(found, tuple) else rounded[0]
+
+    return wide
 
 
 def graph_dtype(dtype: torch.dtype) -> str:
