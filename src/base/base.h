@@ -130,13 +130,20 @@ dw_status dw__file_writer_put(dw__file_writer *writer, const void *bytes, size_t
 dw_status dw__file_writer_commit(dw__file_writer *writer);
 void dw__file_writer_destroy(dw__file_writer *writer); /* uncommitted: `path` is what it was */
 
-/* A folder that appears whole. begin makes an empty temporary beside `path` (dw__free its name); what is
- * written into it with the functions above is on disk; commit syncs it and puts it in the place of `path`,
- * which may exist (its files are then removed). Where the file system can exchange two names (Linux's own
- * can) `path` is the old folder or the new one at every moment; elsewhere it is for an instant neither, and the
- * old one is PATH.old. A failed commit leaves the temporary, for dw__folder_remove. */
-dw_status dw__folder_begin(const char *path, char **temporary);
-dw_status dw__folder_commit(const char *temporary, const char *path);
+/* A folder that appears whole. begin makes an empty temporary beside `path`; what is written into it with the
+ * functions above is on disk; commit syncs it and puts it in the place of `path`, which may exist (its files are then
+ * removed). Where the file system can exchange two names (Linux's own can) `path` is the old folder or the new one at
+ * every moment; elsewhere it is for an instant neither, and the old one is PATH.old. */
+typedef struct dw__folder_writer {
+    char *temporary;
+    int lock; /* held on the temporary: nobody takes it for one that a killed process left; -1: none */
+} dw__folder_writer;
+dw_status dw__folder_begin(const char *path, dw__folder_writer *writer);
+dw_status dw__folder_commit(dw__folder_writer *writer, const char *path);
+/* After begin has succeeded. Uncommitted: the temporary is removed. */
+void dw__folder_end(dw__folder_writer *writer);
+/* Removes the temporaries of `path` that killed processes left, as begin does; what cannot be removed stays. */
+void dw__folder_remove_stale(const char *path);
 /* With all that is in it; links are removed, not followed. Absent is no failure. */
 dw_status dw__folder_remove(const char *path);
 /* Makes the folders above the file `path` that are not there. `path` is as it was afterwards. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,24 +91,98 @@ static dw_status beside(const char *path, const char *suffix, char **made) {
     return DW_OK;
 }
 
-dw_status dw__folder_begin(const char *path, char **temporary) {
+typedef enum lock_result { LOCKED, IN_USE, NO_LOCKS } lock_result;
+
+/* NO_LOCKS: the file system has none. IN_USE: another process holds the folder, or has just removed it. */
+static lock_result lock_folder(const char *path, int *lock) {
+    struct stat opened, named;
+    int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (file < 0) return IN_USE;
+    lock_result result = LOCKED;
+    if (flock(file, LOCK_EX | LOCK_NB) != 0)
+        result = errno == EWOULDBLOCK ? IN_USE : NO_LOCKS;
+    else if (fstat(file, &opened) != 0 || lstat(path, &named) != 0 ||
+             opened.st_ino != named.st_ino || opened.st_dev != named.st_dev)
+        result = IN_USE; /* the name went to another folder before the lock was taken */
+    if (result == LOCKED)
+        *lock = file;
+    else
+        close(file);
+    return result;
+}
+
+/* "PID-SERIAL.tmp" */
+static bool is_temporary_suffix(const char *text) {
+    size_t pid = strspn(text, "0123456789");
+    if (pid == 0 || text[pid] != '-') return false;
+    size_t serial = strspn(text + pid + 1, "0123456789");
+    return serial > 0 && strcmp(text + pid + 1 + serial, ".tmp") == 0;
+}
+
+/* The temporaries NAME.PID-SERIAL.tmp of `prefix`, which ends in "NAME.", that no process holds. A process number
+ * alone would not do: another machine may write into the same folder. */
+static void remove_unlocked(char *prefix) {
+    char path[PATH_MAX];
+    char *slash = strrchr(prefix, '/');
+    const char *name = slash ? slash + 1 : prefix;
+    size_t length = strlen(name);
+    if (slash) *slash = '\0';
+    DIR *entries = opendir(!slash ? "." : slash == prefix ? "/" : prefix);
+    if (slash) *slash = '/';
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        int lock = -1;
+        if (strncmp(entry->d_name, name, length) != 0 ||
+            !is_temporary_suffix(entry->d_name + length) ||
+            snprintf(path, sizeof path, "%.*s%s", (int)(name - prefix), prefix, entry->d_name) >=
+                PATH_MAX ||
+            lock_folder(path, &lock) != LOCKED)
+            continue;
+        (void)dw__folder_remove(path);
+        close(lock);
+    }
+    if (entries) closedir(entries);
+}
+
+void dw__folder_remove_stale(const char *path) {
+    char *prefix = NULL;
+    if (beside(path, ".", &prefix) == DW_OK) remove_unlocked(prefix);
+    dw__free(prefix);
+}
+
+dw_status dw__folder_begin(const char *path, dw__folder_writer *writer) {
     static _Atomic unsigned serial;
+    enum { MOST_TRIES = 64 };
     struct stat info;
     char suffix[64];
     char *made = NULL;
+    *writer = (dw__folder_writer){.lock = -1};
     if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
         return dw__fail_io("cannot replace by a folder", path, ENOTDIR);
-    snprintf(suffix, sizeof suffix, ".%ld-%u.tmp", (long)getpid(), atomic_fetch_add(&serial, 1));
-    DW_RETURN_IF_FAILED(beside(path, suffix, &made));
-    /* Of a process that had this number before and was killed. */
-    dw_status status = dw__folder_remove(made);
-    if (status == DW_OK && mkdir(made, 0777) != 0)
-        status = dw__fail_io("cannot create folder", made, errno);
-    if (status == DW_OK)
-        *temporary = made;
-    else
+    dw__folder_remove_stale(path);
+    /* Again where the name is taken, or another process took the new folder for a leftover before it was locked. */
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        snprintf(suffix, sizeof suffix, ".%ld-%u.tmp", (long)getpid(),
+                 atomic_fetch_add(&serial, 1));
+        DW_RETURN_IF_FAILED(beside(path, suffix, &made));
+        int error = mkdir(made, 0777) == 0 ? 0 : errno;
+        if (error == 0 && lock_folder(made, &writer->lock) != IN_USE) {
+            writer->temporary = made;
+            return DW_OK;
+        }
+        dw_status status = error == 0 || error == EEXIST
+                               ? DW_OK
+                               : dw__fail_io("cannot create folder", made, error);
         dw__free(made);
-    return status;
+        if (status != DW_OK) return status;
+    }
+    return dw__fail_io("cannot create a temporary folder beside", path, EEXIST);
+}
+
+void dw__folder_end(dw__folder_writer *writer) {
+    if (writer->temporary) (void)dw__folder_remove(writer->temporary);
+    if (writer->lock >= 0) close(writer->lock);
+    dw__free(writer->temporary);
+    *writer = (dw__folder_writer){.lock = -1};
 }
 
 /* Where two names cannot be exchanged: the old folder steps aside first. */
@@ -127,7 +202,7 @@ static dw_status replace_in_steps(const char *temporary, const char *path) {
     return status;
 }
 
-dw_status dw__folder_commit(const char *temporary, const char *path) {
+static dw_status put_in_place(const char *temporary, const char *path) {
     char *target = NULL;
     struct stat info;
     DW_RETURN_IF_FAILED(dw__folder_sync(temporary));
@@ -148,4 +223,11 @@ dw_status dw__folder_commit(const char *temporary, const char *path) {
     }
     dw__free(target);
     return status;
+}
+
+dw_status dw__folder_commit(dw__folder_writer *writer, const char *path) {
+    DW_RETURN_IF_FAILED(put_in_place(writer->temporary, path));
+    dw__free(writer->temporary);
+    writer->temporary = NULL;
+    return DW_OK;
 }

@@ -194,14 +194,67 @@ cleanup:
     return status;
 }
 
+static bool is_below(const char *path, const char *folder) {
+    size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && path[length] == '/';
+}
+
+/* A link may lead to a file of the model's own folder, or, in the cache of the Hugging Face hub, from
+ * models--NAME/snapshots/REVISION to models--NAME/blobs. A link to any other place would publish what is there. */
+static dw_status resolve_link(const char *source, char path[PATH_MAX]) {
+    static const char snapshots[] = "/snapshots", blobs[] = "/blobs";
+    char target[PATH_MAX], folder[PATH_MAX];
+    if (!realpath(path, target)) return dw__fail_io("cannot read", path, errno);
+    if (!realpath(source, folder)) return dw__fail_io("cannot read", source, errno);
+    bool inside = is_below(target, folder);
+    char *slash = strrchr(folder, '/');
+    if (!inside && slash) {
+        *slash = '\0';
+        size_t length = strlen(folder), tail = sizeof snapshots - 1;
+        if (length > tail && strcmp(folder + length - tail, snapshots) == 0) {
+            strcpy(folder + length - tail, blobs);
+            inside = is_below(target, folder);
+        }
+    }
+    if (!inside)
+        return dw__fail(DW_STATE,
+                        "\"%s\" is a link to \"%s\", outside of the model's folder, and would be "
+                        "copied into the trained model; put the file itself in its place",
+                        path, target);
+    strcpy(path, target);
+    return DW_OK;
+}
+
+/* The companion's file, which is a regular one; "" if the folder has none. */
+static dw_status find_companion(const char *source, const char *name, char path[PATH_MAX]) {
+    struct stat info;
+    int file;
+    uint64_t bytes;
+    DW_RETURN_IF_FAILED(path_in(source, name, path));
+    if (stat(path, &info) != 0 && errno == ENOENT) {
+        path[0] = '\0';
+        return DW_OK;
+    }
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+        DW_RETURN_IF_FAILED(resolve_link(source, path));
+    DW_RETURN_IF_FAILED(dw__file_open(path, &file, &bytes));
+    close(file);
+    return DW_OK;
+}
+
+static dw_status check_companions(const char *source) {
+    char path[PATH_MAX];
+    for (size_t i = 0; i < DW_COUNT(companions); i++)
+        DW_RETURN_IF_FAILED(find_companion(source, companions[i], path));
+    return DW_OK;
+}
+
 static dw_status copy_companions(const char *source, const char *folder) {
     for (size_t i = 0; i < DW_COUNT(companions); i++) {
         char from[PATH_MAX], to[PATH_MAX];
-        struct stat info;
-        DW_RETURN_IF_FAILED(path_in(source, companions[i], from));
+        DW_RETURN_IF_FAILED(find_companion(source, companions[i], from));
         DW_RETURN_IF_FAILED(path_in(folder, companions[i], to));
-        if (stat(from, &info) != 0 && errno == ENOENT) continue;
-        DW_RETURN_IF_FAILED(copy_file(from, to));
+        if (from[0] != '\0') DW_RETURN_IF_FAILED(copy_file(from, to));
     }
     return DW_OK;
 }
@@ -264,23 +317,28 @@ static dw_status check_replaceable(const char *folder) {
     return status;
 }
 
+dw_status dw_model_check_save(const char *folder, const dw_model_save_options *options) {
+    if (folder) {
+        DW_RETURN_IF_FAILED(check_replaceable(folder));
+        dw__folder_remove_stale(folder);
+    }
+    return options && options->source ? check_companions(options->source) : DW_OK;
+}
+
 dw_status dw_model_save(const dw_model_config *config, const char *folder,
                         const dw_model_save_options *options, const float *const *weights) {
-    dw_status status = DW_OK;
-    char *temporary = NULL;
+    dw__folder_writer writer;
     if (!folder) return dw__fail(DW_INVALID_ARGUMENT, "the folder of a model is NULL");
     DW_RETURN_IF_FAILED(check_replaceable(folder));
-    DW_RETURN_IF_FAILED(dw__folder_begin(folder, &temporary));
-    DW_TRY(dw_model_save_into(config, temporary, options, weights));
-    status = dw__folder_commit(temporary, folder);
-cleanup:
-    if (status != DW_OK) {
-        dw_status saved = status;
-        char message[1024];
-        snprintf(message, sizeof message, "%s", dw_last_error());
-        dw__folder_remove(temporary); /* which may fail, and is not what went wrong */
-        status = dw__fail(saved, "%s", message);
+    DW_RETURN_IF_FAILED(dw__folder_begin(folder, &writer));
+    dw_status status = dw_model_save_into(config, writer.temporary, options, weights);
+    if (status == DW_OK) status = dw__folder_commit(&writer, folder);
+    if (status == DW_OK) {
+        dw__folder_end(&writer);
+        return DW_OK;
     }
-    dw__free(temporary);
-    return status;
+    char message[1024];
+    snprintf(message, sizeof message, "%s", dw_last_error());
+    dw__folder_end(&writer); /* which may fail, and is not what went wrong */
+    return dw__fail(status, "%s", message);
 }

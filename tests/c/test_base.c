@@ -507,15 +507,17 @@ static void file_open_takes_regular_files_only(void **state) {
 
 /* One file in a new folder, put in the place of `path`. */
 static void publish(const char *path, const char *name) {
-    char *temporary = NULL, file[256];
-    assert_int_equal(dw__folder_begin(path, &temporary), DW_OK);
+    dw__folder_writer writer;
+    char file[512], temporary[256];
+    assert_int_equal(dw__folder_begin(path, &writer), DW_OK);
+    snprintf(temporary, sizeof temporary, "%s", writer.temporary);
     snprintf(file, sizeof file, "%s/%s", temporary, name);
     assert_int_equal(dw__file_write(file, name, strlen(name)), DW_OK);
     snprintf(file, sizeof file, "%s/inside", temporary);
     assert_int_equal(mkdir(file, 0777), 0);
-    assert_int_equal(dw__folder_commit(temporary, path), DW_OK);
+    assert_int_equal(dw__folder_commit(&writer, path), DW_OK);
+    dw__folder_end(&writer);
     assert_int_not_equal(access(temporary, F_OK), 0);
-    dw__free(temporary);
 }
 
 static void folder_appears_whole_and_replaces(void **state) {
@@ -551,24 +553,50 @@ static void folder_appears_whole_and_replaces(void **state) {
     assert_int_equal(dw__folder_remove(path), DW_OK);
     expect_content(outside, "stays");
 
-    char *temporary = NULL;
-    expect_io(dw__folder_begin(outside, &temporary), "/outside", "Not a directory");
-    expect_io(dw__folder_begin(in_folder("absent/folder"), &temporary), "/absent/folder",
+    dw__folder_writer writer;
+    expect_io(dw__folder_begin(outside, &writer), "/outside", "Not a directory");
+    expect_io(dw__folder_begin(in_folder("absent/folder"), &writer), "/absent/folder",
               "No such file");
     unlink(outside);
     for (int64_t allowed = 0; allowed < 3; allowed++) {
         int64_t before = dw__memory_live();
         dw__memory_fail_after(allowed);
-        dw_status status = dw__folder_begin(path, &temporary);
+        dw_status status = dw__folder_begin(path, &writer);
         dw__memory_fail_after(-1);
-        if (status == DW_OK) {
-            assert_int_equal(dw__folder_remove(temporary), DW_OK);
-            dw__free(temporary);
-        } else {
+        if (status == DW_OK)
+            dw__folder_end(&writer);
+        else
             assert_int_equal(status, DW_OUT_OF_MEMORY);
-        }
         assert_int_equal(dw__memory_live(), before);
     }
+}
+
+/* What killed processes leave goes when the same folder is written again; what is being written stays, whatever its
+ * process number, and so does what only looks alike. */
+static void folder_temporaries_of_dead_processes_go(void **state) {
+    (void)state;
+    static const char *const stale[] = {"out.1-0.tmp", "out.999999999-7.tmp"};
+    static const char *const others[] = {"out.1-0.tmpx", "out.1.tmp", "out2.1-0.tmp", "out.a-0.tmp"};
+    char path[128], file[256];
+    dw__folder_writer writer;
+    strcpy(path, in_folder("out"));
+    for (size_t i = 0; i < DW_COUNT(stale); i++) {
+        assert_int_equal(mkdir(in_folder(stale[i]), 0777), 0);
+        snprintf(file, sizeof file, "%s/model.safetensors", in_folder(stale[i]));
+        assert_int_equal(dw__file_write(file, "x", 1), DW_OK);
+    }
+    for (size_t i = 0; i < DW_COUNT(others); i++)
+        assert_int_equal(mkdir(in_folder(others[i]), 0777), 0);
+    assert_int_equal(dw__file_write(in_folder("out.2-0.tmp"), "a file", 6), DW_OK);
+    assert_int_equal(dw__folder_begin(path, &writer), DW_OK);
+    for (size_t i = 0; i < DW_COUNT(stale); i++)
+        assert_int_not_equal(access(in_folder(stale[i]), F_OK), 0);
+    dw__folder_remove_stale(path);
+    assert_int_equal(access(writer.temporary, F_OK), 0);
+    dw__folder_end(&writer);
+    for (size_t i = 0; i < DW_COUNT(others); i++)
+        assert_int_equal(dw__folder_remove(in_folder(others[i])), DW_OK);
+    assert_int_equal(unlink(in_folder("out.2-0.tmp")), 0);
 }
 
 /* ---- log and time -------------------------------------------------------------------------- */
@@ -634,6 +662,7 @@ int main(void) {
         cmocka_unit_test(file_written_in_pieces_appears_whole),
         cmocka_unit_test(file_open_takes_regular_files_only),
         cmocka_unit_test(folder_appears_whole_and_replaces),
+        cmocka_unit_test(folder_temporaries_of_dead_processes_go),
         cmocka_unit_test(log_reaches_the_sink),
         cmocka_unit_test(clock_runs_forward),
     };
