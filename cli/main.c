@@ -2,6 +2,8 @@
  * function, declared in cli.h, and one row in the table below. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +74,16 @@ static int flushed(int result) {
     return CLI_FAILED;
 }
 
+/* A standard descriptor that is closed would be given to the next file that is opened, and messages written into it.
+ * Opened for the other direction, it fails as a closed one does. */
+static void reserve_standard_streams(void) {
+    for (int number = STDIN_FILENO; number <= STDERR_FILENO; number++)
+        if (fcntl(number, F_GETFD) < 0 && errno == EBADF)
+            (void)open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv) {
+    reserve_standard_streams();
     if (argc < 2) {
         print_help();
         flushed(CLI_DONE);
