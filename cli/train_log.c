@@ -2,7 +2,6 @@
  * had never been interrupted. */
 #include "train.h"
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,31 +20,22 @@ static int belongs(const char *line, int64_t step) {
     return keep && line[strlen(line) - 1] == '\n';
 }
 
-/* Copies the lines that stay; 0 when that failed. */
-static int copy_lines(FILE *from, FILE *to, int64_t step) {
+/* Cuts the log off after the last line that belongs; 0 when that failed. Steps only rise in a log, so what does not
+ * belong is at its end. No second file is written, which a killed process would leave behind. */
+static int cut_back(const char *path, int64_t step) {
+    FILE *log = fopen(path, "r+e");
+    if (!log) return 0;
     char *line = NULL;
     size_t capacity = 0;
-    int fine = 1;
-    while (fine && getline(&line, &capacity, from) > 0)
-        if (belongs(line, step)) fine = fputs(line, to) >= 0;
-    free(line);
-    return fine && !ferror(from) && fflush(to) == 0 && fsync(fileno(to)) == 0;
-}
-
-/* Through a temporary and a rename, so that the old log or the new one is there, whole. */
-static int cut_back(const char *path, int64_t step) {
-    char temporary[PATH_MAX];
-    if (snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX) {
-        errno = ENAMETOOLONG;
-        return 0;
+    off_t at = 0, end = 0;
+    for (ssize_t got; (got = getline(&line, &capacity, log)) > 0;) {
+        at += got;
+        if (belongs(line, step)) end = at;
     }
-    FILE *from = fopen(path, "re"), *to = from ? fopen(temporary, "we") : NULL;
-    int fine = to && copy_lines(from, to, step);
-    if (from) fclose(from);
-    if (to && fclose(to) != 0) fine = 0;
-    if (fine && rename(temporary, path) != 0) fine = 0;
-    if (!fine && to) unlink(temporary);
-    return fine;
+    free(line);
+    int fine = feof(log) && !ferror(log) && (end == at || ftruncate(fileno(log), end) == 0) &&
+               fsync(fileno(log)) == 0;
+    return fclose(log) == 0 && fine;
 }
 
 FILE *train_log_open(const char *path, int64_t step, int resume) {
