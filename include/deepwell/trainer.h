@@ -52,11 +52,15 @@ typedef struct dw_trainer_options {
     uint64_t seed;       /* of the order, of dropout and of random weights */
     int dropout;         /* 1: as the configuration says; 0: none */
 
+    int64_t steps; /* of the whole run; a run may be resumed with more */
     /* Learning rate at step t = 1, 2, ...: lr * t / warmup_steps up to warmup_steps, then
-     * lr * (m + (1 - m) * (1 + cos(pi * (t - warmup_steps) / (steps - warmup_steps))) / 2), m = min_lr_ratio. */
-    int64_t steps, warmup_steps;
+     * lr * (m + (1 - m) * (1 + cos(pi * (t - warmup_steps) / (schedule_steps - warmup_steps))) / 2), m = min_lr_ratio,
+     * and lr * m after schedule_steps. schedule_steps 0: the checkpoint's when resuming, else `steps`. lr is at most
+     * 1: a step of AdamW moves a weight by up to about lr. */
+    int64_t warmup_steps, schedule_steps;
     double lr, min_lr_ratio;
-    /* AdamW (engine.h). weight_decay is for matrices alone unless decay_all. */
+    /* AdamW (engine.h). weight_decay is for matrices alone unless decay_all, and at most 1 / lr; eps is at least
+     * 1e-20. */
     double beta1, beta2, eps, weight_decay;
     int decay_all;
     /* Gradients are scaled by min(1, clip / (norm + 1e-6)), norm over all of them; 0: not clipped. */
@@ -107,6 +111,8 @@ DW_API void dw_trainer_describe(const dw_trainer *trainer, dw_trainer_info *info
 DW_API dw_status dw_trainer_begin(dw_trainer *trainer, int resume);
 /* Steps done: 0, or what the checkpoint had. */
 DW_API int64_t dw_trainer_steps_done(const dw_trainer *trainer);
+/* The schedule_steps in use, which may come from the checkpoint. */
+DW_API int64_t dw_trainer_schedule_steps(const dw_trainer *trainer);
 
 typedef struct dw_train_report {
     int64_t step;         /* from 1 */
@@ -118,18 +124,21 @@ typedef struct dw_train_report {
     /* Then: what was not finite: "the loss", or the name of a parameter whose gradient is not. */
     char culprit[256];
 } dw_train_report;
-/* DW_STATE after the last step, and after bad_steps steps in a row that were not finite (the report of the last of
- * them is filled then). */
+/* DW_STATE after the last step; and when the last step, or bad_steps steps in a row, were not finite (the report of
+ * the last of them is filled then). */
 DW_API dw_status dw_trainer_step(dw_trainer *trainer, dw_train_report *report);
 /* Without dropout. DW_STATE without validation data. */
 DW_API dw_status dw_trainer_validate(dw_trainer *trainer, double *loss);
 
-/* Written beside its place, synced, renamed; older ones than `keep` are removed afterwards. After a failure
- * the checkpoints that were there are still there. DW_STATE without a checkpoint folder. */
+/* Written beside its place, synced, renamed; all but the newest `keep` are removed once the next step was applied (after
+ * the last step at once), since only that shows that the new one's weights give a finite loss. After a failure the
+ * checkpoints that were there are still there. DW_STATE without a checkpoint folder, or when a weight is not finite. */
 DW_API dw_status dw_trainer_checkpoint(dw_trainer *trainer);
 /* Of the newest checkpoint that this trainer wrote or read: its path ("" when none). */
 DW_API const char *dw_trainer_checkpoint_path(const dw_trainer *trainer);
-/* dw_model_save. */
+/* dw_model_check_save: what dw_trainer_save would refuse, at any time before. folder NULL: only of the model's files. */
+DW_API dw_status dw_trainer_check_save(const dw_trainer *trainer, const char *folder);
+/* dw_model_save. DW_STATE also when a weight is not finite. */
 DW_API dw_status dw_trainer_save(dw_trainer *trainer, const char *folder);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
 #include "train/checkpoints.h"
+#include "train/manifest.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,14 +32,14 @@ static void path_of(const dw__checkpoints *c, const char *prefix, int64_t step,
     if (length >= PATH_MAX) path[0] = '\0';
 }
 
-/* The step in prefix000000000020, else -1. */
+/* The step in prefix000000000020, else -1: one step has one name. */
 static int64_t step_of(const char *name, const char *prefix) {
     size_t length = strlen(prefix);
-    if (strncmp(name, prefix, length) != 0 || strspn(name + length, "0123456789") < 12) return -1;
-    char *end = NULL;
-    errno = 0;
-    int64_t step = strtoll(name + length, &end, 10);
-    return *end || errno ? -1 : step;
+    char canonical[64];
+    if (strncmp(name, prefix, length) != 0) return -1;
+    int64_t step = strtoll(name + length, NULL, 10);
+    snprintf(canonical, sizeof canonical, "%s%012" PRId64, prefix, step);
+    return step >= 0 && strcmp(name, canonical) == 0 ? step : -1;
 }
 
 /* ---- what is there --------------------------------------------------------------------------- */
@@ -53,14 +54,27 @@ static int later_first(const void *a, const void *b) {
     return (left < right) - (left > right);
 }
 
-static bool has_manifest(const dw__checkpoints *c, int64_t step) {
+/* A checkpoint gets its name when it has its manifest, so a folder of that name without one was made otherwise. */
+static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
     char folder[PATH_MAX], manifest[PATH_MAX + 16];
+    int64_t said = 0;
     path_of(c, COMPLETE, step, folder);
     snprintf(manifest, sizeof manifest, "%s/manifest.json", folder);
-    return access(manifest, F_OK) == 0;
+    if (access(manifest, F_OK) != 0 && errno == ENOENT)
+        return dw__fail(DW_STATE,
+                        "\"%s\" is no complete checkpoint: it has no manifest.json; remove that "
+                        "folder, or give it another name",
+                        folder);
+    DW_RETURN_IF_FAILED(dw__manifest_step(folder, &said));
+    if (said == step) return DW_OK;
+    return dw__fail(DW_STATE,
+                    "\"%s\" holds the checkpoint of step %" PRId64
+                    ", as its manifest.json says, not of the step in its name; remove that folder, "
+                    "or give it its name back",
+                    folder, said);
 }
 
-/* Complete checkpoints, newest first; leftovers are removed on the way when `clean`. */
+/* Steps of the checkpoints, newest first; leftovers are removed on the way when `clean`. */
 static dw_status list(const dw__checkpoints *c, bool clean, listing *found) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
@@ -69,7 +83,7 @@ static dw_status list(const dw__checkpoints *c, bool clean, listing *found) {
     for (struct dirent *entry; (entry = readdir(opened));) {
         const char *name = entry->d_name;
         int64_t step = step_of(name, COMPLETE);
-        if (step >= 0 && has_manifest(c, step)) DW_TRY(DW_PUSH(found, step));
+        if (step >= 0) DW_TRY(DW_PUSH(found, step));
         if (!clean || (step_of(name, WRITING) < 0 && step_of(name, REMOVING) < 0)) continue;
         if (snprintf(path, sizeof path, "%s/%s", c->folder, name) < PATH_MAX)
             DW_TRY(dw__folder_remove(path));
@@ -137,6 +151,7 @@ dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints
     DW_TRY(make_folder(c->folder));
     DW_TRY(lock(c));
     DW_TRY(list(c, true, &found));
+    for (size_t i = 0; i < found.count; i++) DW_TRY(check_checkpoint(c, found.items[i]));
     set_newest(c, found.count > 0 ? found.items[0] : -1);
     *checkpoints = c;
     c = NULL;
@@ -184,18 +199,19 @@ static dw_status remove_checkpoint(dw__checkpoints *c, int64_t step) {
     return dw__folder_remove(removing);
 }
 
-static dw_status remove_old(dw__checkpoints *c, int64_t keep) {
+dw_status dw__checkpoints_prune(dw__checkpoints *c, int64_t keep) {
     dw_status status = DW_OK;
     listing found = {0};
     DW_TRY(list(c, false, &found));
-    for (size_t i = (size_t)keep; i < found.count; i++)
-        DW_TRY(remove_checkpoint(c, found.items[i]));
+    for (size_t i = 0; i < found.count; i++)
+        if (found.items[i] <= c->newest && keep-- <= 0)
+            DW_TRY(remove_checkpoint(c, found.items[i]));
 cleanup:
     dw__free(found.items);
     return status;
 }
 
-dw_status dw__checkpoints_commit(dw__checkpoints *c, int64_t keep) {
+dw_status dw__checkpoints_commit(dw__checkpoints *c) {
     char path[PATH_MAX];
     path_of(c, COMPLETE, c->writing, path);
     /* Its files are on disk already: whatever writes one syncs it. */
@@ -204,6 +220,5 @@ dw_status dw__checkpoints_commit(dw__checkpoints *c, int64_t keep) {
         return dw__fail_io("cannot rename", c->writing_path, errno);
     set_newest(c, c->writing);
     c->writing = -1;
-    DW_RETURN_IF_FAILED(dw__folder_sync(c->folder));
-    return remove_old(c, keep);
+    return dw__folder_sync(c->folder);
 }

@@ -18,7 +18,8 @@
 
 typedef struct dw__checkpoints dw__checkpoints;
 
-/* Makes `folder` when it is missing, locks it (DW_STATE when another process has), removes leftovers. */
+/* Makes `folder` when it is missing, locks it (DW_STATE when another process has), removes leftovers. DW_STATE for a
+ * folder step-N that has no manifest, or one of another step: it would stand in the way of the checkpoint of step N. */
 dw_status dw__checkpoints_open(const char *folder, dw__checkpoints **checkpoints);
 void dw__checkpoints_close(dw__checkpoints *checkpoints); /* NULL allowed; unlocks */
 
@@ -28,8 +29,11 @@ const char *dw__checkpoints_newest_path(const dw__checkpoints *checkpoints);
 
 /* An empty folder to write the checkpoint of `step` into. */
 dw_status dw__checkpoints_begin(dw__checkpoints *checkpoints, int64_t step, const char **folder);
-/* Syncs what was written, gives it its name, then removes all but the newest `keep`. */
-dw_status dw__checkpoints_commit(dw__checkpoints *checkpoints, int64_t keep);
+/* Syncs what was written and gives it its name. */
+dw_status dw__checkpoints_commit(dw__checkpoints *checkpoints);
+/* Removes all but the newest `keep`. Checkpoints of steps after the newest one known here are left alone: they appeared
+ * while this process held the folder, so they are none of its own. */
+dw_status dw__checkpoints_prune(dw__checkpoints *checkpoints, int64_t keep);
 /* Removes what was begun. */
 void dw__checkpoints_abort(dw__checkpoints *checkpoints);
 

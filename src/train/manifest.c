@@ -18,16 +18,17 @@ static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
 
 /* ---- what matters ---------------------------------------------------------------------------- */
 
-/* Options that change what a step computes. Those of validation, logs and checkpoints do not. NULL: no memory. */
+/* Options that change what a step computes. Those of validation, logs and checkpoints do not, nor does the number of
+ * steps, apart from the schedule's. NULL: no memory. */
 static json_t *options_json(const dw_trainer_options *o) {
     return json_pack(
-        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s}",
+        "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s}",
         "sequence", (json_int_t)o->sequence, "batch", (json_int_t)o->batch, "micro_batch",
         (json_int_t)o->micro_batch, "init", o->init != 0, "shuffle", o->shuffle != 0, "dropout",
-        o->dropout != 0, "steps", (json_int_t)o->steps, "warmup_steps", (json_int_t)o->warmup_steps,
-        "lr", o->lr, "min_lr_ratio", o->min_lr_ratio, "beta1", o->beta1, "beta2", o->beta2, "eps",
-        o->eps, "weight_decay", o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip,
-        "precision", o->precision);
+        o->dropout != 0, "warmup_steps", (json_int_t)o->warmup_steps, "lr", o->lr, "min_lr_ratio",
+        o->min_lr_ratio, "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay",
+        o->weight_decay, "decay_all", o->decay_all != 0, "clip", o->clip, "precision",
+        o->precision);
 }
 
 static json_t *data_json(const dw__dataset *data) {
@@ -67,6 +68,11 @@ static dw_status add_file(json_t *list, const char *folder, const char *name) {
     return DW_OK;
 }
 
+static dw_status manifest_path(const char *folder, char path[PATH_MAX]) {
+    if (snprintf(path, PATH_MAX, "%s/manifest.json", folder) < PATH_MAX) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
+}
+
 static dw_status files_json(const char *folder, json_t *list) {
     struct dirent **entries = NULL;
     int count = scandir(folder, &entries, is_file, alphasort);
@@ -81,21 +87,21 @@ static dw_status files_json(const char *folder, json_t *list) {
 }
 
 dw_status dw__manifest_write(const char *folder, const dw_trainer_options *options,
-                             const dw__dataset *data, int64_t step, int64_t updates) {
+                             const dw__dataset *data, const dw__progress *progress) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
     dw__text text = {0};
     json_t *files = json_array(), *root = NULL;
     if (!files) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
     DW_TRY(files_json(folder, files));
-    root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:{s:s, s:I}, s:o, s:o, s:O}", "format", FORMAT,
-                     "version", VERSION, "deepwell", dw_version(), "step", (json_int_t)step,
-                     "updates", (json_int_t)updates, "random", "generator", "philox4x32-10", "seed",
-                     (json_int_t)options->seed, "options", options_json(options), "data",
-                     data_json(data), "files", files);
+    root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:{s:s, s:I}, s:o, s:o, s:O}", "format",
+                     FORMAT, "version", VERSION, "deepwell", dw_version(), "step",
+                     (json_int_t)progress->step, "updates", (json_int_t)progress->updates,
+                     "schedule_steps", (json_int_t)progress->schedule_steps, "random", "generator",
+                     "philox4x32-10", "seed", (json_int_t)options->seed, "options",
+                     options_json(options), "data", data_json(data), "files", files);
     if (!root) DW_TRY(dw__fail_memory("a checkpoint's manifest", sizeof path));
-    if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= PATH_MAX)
-        DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder));
+    DW_TRY(manifest_path(folder, path));
     DW_TRY(dw__json_write(root, &text));
     DW_TRY(dw__text_printf(&text, "\n"));
     DW_TRY(dw__file_write(path, text.text, text.length));
@@ -109,11 +115,7 @@ cleanup:
 /* ---- reading --------------------------------------------------------------------------------- */
 
 static dw_status fail_manifest(const char *path, const char *expected) {
-    return dw__fail(
-        DW_PARSE,
-        "\"%s\": expected %s; it is not what deepwell wrote: remove the folder that it is in, to "
-        "resume from an earlier checkpoint",
-        path, expected);
+    return dw__fail(DW_PARSE, "\"%s\": expected %s; it is not what deepwell wrote", path, expected);
 }
 
 static dw_status load(const char *path, json_t **root) {
@@ -169,15 +171,12 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     if (found_bytes != (uint64_t)json_integer_value(bytes))
         return dw__fail(DW_IO,
                         "\"%s\" has %" PRIu64
-                        " bytes, but its manifest says %lld: the checkpoint is "
-                        "damaged; remove its folder to resume from an earlier one",
+                        " bytes, but its manifest says %lld",
                         path, found_bytes, (long long)json_integer_value(bytes));
     if (strcmp(hex, hash) != 0)
         return dw__fail(
             DW_IO,
-            "\"%s\" is not what was written (hash %s, its manifest says %.32s): the checkpoint is "
-            "damaged; remove its folder to resume from an earlier one",
-            path, hex, hash);
+            "\"%s\" is not what was written (hash %s, its manifest says %.32s)", path, hex, hash);
     return DW_OK;
 }
 
@@ -241,6 +240,7 @@ static dw_status compare_data(dw__text *out, const dw__dataset *data, const json
     return DW_OK;
 }
 
+/* Of the options the number of steps may differ: the schedule has a number of its own. */
 static dw_status compare(const char *folder, const json_t *root, const dw_trainer_options *options,
                          const dw__dataset *data) {
     dw_status status = DW_OK;
@@ -266,22 +266,56 @@ cleanup:
     return status;
 }
 
-dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
-                            const dw__dataset *data, int64_t *step, int64_t *updates) {
+/* Every failure that damage may have caused says how to go on without the checkpoint. */
+static dw_status judge(dw_status status, const char *folder) {
+    if (status != DW_IO && status != DW_PARSE) return status;
+    return dw__fail_prefix(status,
+                           "the checkpoint \"%s\" is damaged or cannot be read (if it is damaged, "
+                           "remove that folder to resume from an earlier one)",
+                           folder);
+}
+
+/* schedule_steps is younger than the rest: before it, a schedule had as many steps as its run. */
+static dw_status read_progress(const char *path, const json_t *root, dw__progress *progress) {
+    DW_RETURN_IF_FAILED(count_of(path, root, "step", &progress->step));
+    DW_RETURN_IF_FAILED(count_of(path, root, "updates", &progress->updates));
+    if (progress->updates > progress->step)
+        return fail_manifest(path, "no more \"updates\" than steps");
+    if (json_object_get(root, "schedule_steps"))
+        return count_of(path, root, "schedule_steps", &progress->schedule_steps);
+    return count_of(path, json_object_get(root, "options"), "steps", &progress->schedule_steps);
+}
+
+dw_status dw__manifest_step(const char *folder, int64_t *step) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
     json_t *root = NULL;
-    if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= PATH_MAX)
-        return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
+    DW_RETURN_IF_FAILED(manifest_path(folder, path));
     DW_TRY(load(path, &root));
     DW_TRY(check_form(path, root));
     DW_TRY(count_of(path, root, "step", step));
-    DW_TRY(count_of(path, root, "updates", updates));
-    DW_TRY(check_files(folder, path, root));
-    DW_TRY(compare(folder, root, options, data));
-    if (*step > options->steps || *updates > *step)
-        DW_TRY(fail_manifest(path, "a step within the run, and no more updates than steps"));
 cleanup:
     json_decref(root);
-    return status;
+    return judge(status, folder);
+}
+
+dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
+                            const dw__dataset *data, dw__progress *progress) {
+    dw_status status = DW_OK;
+    char path[PATH_MAX];
+    json_t *root = NULL;
+    DW_RETURN_IF_FAILED(manifest_path(folder, path));
+    DW_TRY(load(path, &root));
+    DW_TRY(check_form(path, root));
+    DW_TRY(check_files(folder, path, root));
+    DW_TRY(compare(folder, root, options, data));
+    DW_TRY(read_progress(path, root, progress));
+    if (progress->step > options->steps)
+        DW_TRY(dw__fail(DW_STATE,
+                        "the checkpoint \"%s\" is of step %" PRId64 ", but steps is %" PRId64
+                        "; give at least the checkpoint's",
+                        folder, progress->step, options->steps));
+cleanup:
+    json_decref(root);
+    return judge(status, folder);
 }

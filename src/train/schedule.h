@@ -5,7 +5,7 @@
 
 #include "deepwell/trainer.h"
 
-/* `step` from 1 to options->steps; formula in trainer.h. */
+/* `step` of 1 or more, options->schedule_steps not 0; formula in trainer.h. */
 double dw__learning_rate(const dw_trainer_options *options, int64_t step);
 
 #endif

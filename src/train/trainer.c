@@ -336,6 +336,8 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
     if (resume && !t->options.checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is nothing to resume from: name the folder of checkpoints");
+    /* A checkpoint copies the files that a saved model has. */
+    if (t->options.checkpoint) DW_RETURN_IF_FAILED(dw_trainer_check_save(t, NULL));
     DW_RETURN_IF_FAILED(open_checkpoints(t, resume));
     DW_RETURN_IF_FAILED(dw__dataset_check(t->data, t->model.vocabulary));
     if (t->validation) DW_RETURN_IF_FAILED(dw__dataset_check(t->validation, t->model.vocabulary));
@@ -347,6 +349,7 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
 }
 
 int64_t dw_trainer_steps_done(const dw_trainer *t) { return t->step; }
+int64_t dw_trainer_schedule_steps(const dw_trainer *t) { return t->options.schedule_steps; }
 
 const char *dw_trainer_checkpoint_path(const dw_trainer *t) {
     return t->checkpoints ? dw__checkpoints_newest_path(t->checkpoints) : "";

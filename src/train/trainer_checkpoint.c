@@ -1,9 +1,11 @@
 /* What a checkpoint holds, written and read back. */
 #include "deepwell/safetensors.h"
+#include "train/gradient_norm.h"
 #include "train/manifest.h"
 #include "train/trainer_internal.h"
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,17 +74,47 @@ static dw_status write_into(const dw_trainer *t, const char *folder) {
     DW_RETURN_IF_FAILED(
         dw_model_save_into(t->config, folder, &save, (const float *const *)t->weight_pointers));
     DW_RETURN_IF_FAILED(write_averages(t, path));
-    return dw__manifest_write(folder, &t->options, t->data, t->step, t->updates);
+    dw__progress progress = {t->step, t->updates, t->options.schedule_steps};
+    return dw__manifest_write(folder, &t->options, t->data, &progress);
+}
+
+/* Names the first parameter that is not finite. */
+static dw_status check_finite(const dw_trainer *t, const char *what) {
+    if (isfinite(dw__norm(t->weights.data, t->elements, t->norm_scratch))) return DW_OK;
+    uint32_t i = 0;
+    while (i + 1 < t->count &&
+           isfinite(dw__norm(t->weight_pointers[i], t->parameters[i].count, t->norm_scratch)))
+        i++;
+    return dw__fail(DW_STATE,
+                    "training has diverged: after step %" PRId64 " the weights of \"%s\" are not "
+                    "finite, so %s is not written; start a new run with an earlier checkpoint as "
+                    "the model, a smaller learning rate or a longer warm-up",
+                    t->step, t->parameters[i].name, what);
+}
+
+dw_status dw__trainer_prune(dw_trainer *t) {
+    if (!t->prune) return DW_OK;
+    t->prune = false;
+    return dw__checkpoints_prune(t->checkpoints, t->options.keep);
+}
+
+/* Older checkpoints stay until a step was applied to the weights of the new one: before that, those weights may be
+ * finite and yet give no finite loss. After the last step none follows. */
+static dw_status publish(dw_trainer *t) {
+    DW_RETURN_IF_FAILED(dw__checkpoints_commit(t->checkpoints));
+    t->prune = true;
+    return t->step == t->options.steps ? dw__trainer_prune(t) : DW_OK;
 }
 
 dw_status dw_trainer_checkpoint(dw_trainer *t) {
     if (!t->begun || !t->checkpoints)
         return dw__fail(DW_STATE, "the trainer has not begun, or has no folder of checkpoints");
     if (dw__checkpoints_newest(t->checkpoints) == t->step) return DW_OK;
+    DW_RETURN_IF_FAILED(check_finite(t, "a checkpoint"));
     const char *folder = NULL;
     DW_RETURN_IF_FAILED(dw__checkpoints_begin(t->checkpoints, t->step, &folder));
     dw_status status = write_into(t, folder);
-    if (status == DW_OK) status = dw__checkpoints_commit(t->checkpoints, t->options.keep);
+    if (status == DW_OK) status = publish(t);
     if (status == DW_OK) return DW_OK;
     /* Cleaning up may fail for the same reason; the first message is the one that says why. */
     char message[1024];
@@ -92,8 +124,15 @@ dw_status dw_trainer_checkpoint(dw_trainer *t) {
                     message);
 }
 
+dw_status dw_trainer_check_save(const dw_trainer *t, const char *folder) {
+    dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
+    save.source = source_folder(t);
+    return dw_model_check_save(folder, &save);
+}
+
 dw_status dw_trainer_save(dw_trainer *t, const char *folder) {
     if (!t->begun) return dw__fail(DW_STATE, "call dw_trainer_begin first, and with success");
+    DW_RETURN_IF_FAILED(check_finite(t, "the model"));
     dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
     save.source = source_folder(t);
     return dw_model_save(t->config, folder, &save, (const float *const *)t->weight_pointers);
@@ -168,14 +207,16 @@ cleanup:
 dw_status dw__trainer_resume(dw_trainer *t) {
     const char *folder = dw__checkpoints_newest_path(t->checkpoints);
     char path[PATH_MAX];
-    int64_t step = 0, updates = 0;
+    dw__progress progress;
     if (snprintf(path, sizeof path, "%s/optimizer.safetensors", folder) >= PATH_MAX)
         return dw__fail(DW_INVALID_ARGUMENT, "the path of folder \"%s\" is too long", folder);
-    DW_RETURN_IF_FAILED(dw__manifest_read(folder, &t->options, t->data, &step, &updates));
+    DW_RETURN_IF_FAILED(dw__manifest_read(folder, &t->options, t->data, &progress));
+    if (!t->schedule_is_given) t->options.schedule_steps = progress.schedule_steps;
+    DW_RETURN_IF_FAILED(dw__trainer_check_schedule(&t->options));
     DW_RETURN_IF_FAILED(check_model(t, folder));
     DW_RETURN_IF_FAILED(dw_model_load(t->config, folder, NULL, t->weight_pointers));
     DW_RETURN_IF_FAILED(read_averages(t, path));
-    t->step = step;
-    t->updates = updates;
+    t->step = progress.step;
+    t->updates = progress.updates;
     return DW_OK;
 }

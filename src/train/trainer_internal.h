@@ -25,7 +25,8 @@ typedef struct dw__program {
 } dw__program;
 
 struct dw_trainer {
-    dw_trainer_options options; /* strings in `memory` */
+    dw_trainer_options options; /* strings in `memory`; schedule_steps is the schedule in use */
+    bool schedule_is_given;     /* by the caller's options: it is not taken from a checkpoint */
     dw_recipe recipe;           /* of linear layers */
     dw__arena *memory;
     dw_model_config *config;
@@ -61,12 +62,17 @@ struct dw_trainer {
 
     dw__checkpoints *checkpoints; /* NULL: none */
     bool begun;
+    bool prune; /* a checkpoint was written since the last dw__checkpoints_prune */
     int64_t step, updates, bad_in_a_row;
 };
 
 /* Copies `options` into t->options and checks them. */
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options);
+/* Checks warmup_steps, min_lr_ratio and steps against schedule_steps. */
+dw_status dw__trainer_check_schedule(const dw_trainer_options *options);
 
+/* Removes the checkpoints that the newest one replaces, where that is still to be done. */
+dw_status dw__trainer_prune(dw_trainer *t);
 /* Parameters, averages and counts from the newest checkpoint. */
 dw_status dw__trainer_resume(dw_trainer *t);
 

@@ -1,7 +1,7 @@
 /* A trainer's options: copied, so that the caller's strings may go, and checked one by one. */
 #include "train/trainer_internal.h"
+#include <float.h>
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 static dw_status copy_string(dw_trainer *t, const char **text) {
@@ -28,14 +28,27 @@ static dw_status check_count(const char *name, int64_t value, int64_t least, int
                     least, most);
 }
 
-/* In [least, most), NaN refused. */
+/* Refuses NaN. */
 static dw_status check_number(const char *name, double value, double least, double most) {
-    if (value >= least && value < most) return DW_OK;
-    if (isinf(most))
-        return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a finite number of %g or more", name,
-                        value, least);
-    return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a number of at least %g and less than %g",
-                    name, value, least, most);
+    if (value >= least && value <= most) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a number from %g to %g", name, value, least,
+                    most);
+}
+
+static dw_status check_beta(const char *name, double value) {
+    if (value >= 0.0 && value < 1.0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a number of at least 0 and less than 1",
+                    name, value);
+}
+
+/* A step multiplies weights by 1 - lr * weight_decay. */
+static dw_status check_weight_decay(const dw_trainer_options *o) {
+    DW_RETURN_IF_FAILED(check_number("weight_decay", o->weight_decay, 0.0, FLT_MAX));
+    if (o->lr * o->weight_decay <= 1.0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "weight_decay is %g and lr %g: a step would multiply weights by 1 - lr * "
+                    "weight_decay = %g; use a weight_decay of at most %g",
+                    o->weight_decay, o->lr, 1.0 - o->lr * o->weight_decay, 1.0 / o->lr);
 }
 
 static dw_status check_counts(dw_trainer_options *o) {
@@ -50,7 +63,8 @@ static dw_status check_counts(dw_trainer_options *o) {
                         ", which does not divide it",
                         o->batch, o->micro_batch);
     DW_RETURN_IF_FAILED(check_count("steps", o->steps, 1, INT64_C(1) << 40));
-    DW_RETURN_IF_FAILED(check_count("warmup_steps", o->warmup_steps, 0, o->steps));
+    DW_RETURN_IF_FAILED(check_count("schedule_steps", o->schedule_steps, 0, INT64_C(1) << 40));
+    if (o->schedule_steps == 0) o->schedule_steps = o->steps;
     DW_RETURN_IF_FAILED(check_count("bad_steps", o->bad_steps, 1, INT64_MAX));
     DW_RETURN_IF_FAILED(check_count("validation_batches", o->validation_batches, 0, INT64_MAX));
     DW_RETURN_IF_FAILED(check_count("keep", o->keep, 1, INT64_C(1) << 30));
@@ -61,13 +75,26 @@ static dw_status check_counts(dw_trainer_options *o) {
 }
 
 static dw_status check_numbers(const dw_trainer_options *o) {
-    DW_RETURN_IF_FAILED(check_number("lr", o->lr, 0.0, INFINITY));
-    DW_RETURN_IF_FAILED(check_number("min_lr_ratio", o->min_lr_ratio, 0.0, nextafter(1.0, 2.0)));
-    DW_RETURN_IF_FAILED(check_number("beta1", o->beta1, 0.0, 1.0));
-    DW_RETURN_IF_FAILED(check_number("beta2", o->beta2, 0.0, 1.0));
-    DW_RETURN_IF_FAILED(check_number("eps", o->eps, 0.0, INFINITY));
-    DW_RETURN_IF_FAILED(check_number("weight_decay", o->weight_decay, 0.0, INFINITY));
-    return check_number("clip", o->clip, 0.0, INFINITY);
+    /* AdamW moves each weight by up to about lr in a step. It divides by the root of an average of squares, plus eps:
+     * in FP32 squares of gradients below 1e-20 are 0, and then eps alone keeps the quotient finite. */
+    const double most_lr = 1.0, least_eps = 1e-20;
+    DW_RETURN_IF_FAILED(check_number("lr", o->lr, 0.0, most_lr));
+    DW_RETURN_IF_FAILED(check_number("min_lr_ratio", o->min_lr_ratio, 0.0, 1.0));
+    DW_RETURN_IF_FAILED(check_beta("beta1", o->beta1));
+    DW_RETURN_IF_FAILED(check_beta("beta2", o->beta2));
+    DW_RETURN_IF_FAILED(check_number("eps", o->eps, least_eps, FLT_MAX));
+    DW_RETURN_IF_FAILED(check_weight_decay(o));
+    return check_number("clip", o->clip, 0.0, DBL_MAX);
+}
+
+dw_status dw__trainer_check_schedule(const dw_trainer_options *o) {
+    DW_RETURN_IF_FAILED(check_count("warmup_steps", o->warmup_steps, 0, o->schedule_steps));
+    if (o->steps <= o->schedule_steps || o->lr == 0.0 || o->min_lr_ratio > 0.0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "the learning rate of steps %" PRId64 " to %" PRId64
+                    " would be 0: min_lr_ratio is 0 and the schedule ends at step %" PRId64
+                    "; give more schedule_steps, up to steps",
+                    o->schedule_steps + 1, o->steps, o->schedule_steps);
 }
 
 dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *options) {
@@ -85,8 +112,10 @@ dw_status dw__trainer_take_options(dw_trainer *t, const dw_trainer_options *opti
     if (!o->precision) o->precision = "fp32";
     if (o->checkpoint && !*o->checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT, "the checkpoint folder's name is empty");
+    t->schedule_is_given = o->schedule_steps != 0;
     DW_RETURN_IF_FAILED(check_counts(o));
     DW_RETURN_IF_FAILED(check_numbers(o));
+    DW_RETURN_IF_FAILED(dw__trainer_check_schedule(o));
     DW_RETURN_IF_FAILED(dw_recipe_find(o->precision, &t->recipe));
     DW_RETURN_IF_FAILED(copy_string(t, &o->model));
     DW_RETURN_IF_FAILED(copy_string(t, &o->precision));

@@ -118,17 +118,18 @@ static void find_culprit(const dw_trainer *t, dw_train_report *report) {
     snprintf(report->culprit, sizeof report->culprit, "%s", name);
 }
 
+/* The last step must be good too: the weights that it would leave give a loss or gradient that is not finite. */
 static dw_status judge_bad_step(dw_trainer *t, const dw_train_report *report) {
     t->bad_in_a_row++;
-    if (t->bad_in_a_row < t->options.bad_steps) return DW_OK;
+    if (t->bad_in_a_row < t->options.bad_steps && t->step < t->options.steps) return DW_OK;
     bool loss = !isfinite(report->loss);
     return dw__fail(
         DW_STATE,
-        "training has diverged: %" PRId64 " steps in a row up to step %" PRId64
-        " were not finite (%s%s%s; loss %g, gradient norm %g) and were not applied; resume with a "
-        "new run from an earlier checkpoint as the model, with a smaller learning rate or a longer "
-        "warm-up",
-        t->bad_in_a_row, report->step, loss ? "" : "the gradient of \"", report->culprit,
+        "training has diverged: %" PRId64 " step%s in a row up to step %" PRId64
+        " %s not finite (%s%s%s; loss %g, gradient norm %g) and not applied; start a new run with "
+        "an earlier checkpoint as the model, a smaller learning rate or a longer warm-up",
+        t->bad_in_a_row, t->bad_in_a_row == 1 ? "" : "s", report->step,
+        t->bad_in_a_row == 1 ? "was" : "were", loss ? "" : "the gradient of \"", report->culprit,
         loss ? "" : "\"", report->loss, report->gradient_norm);
 }
 
@@ -155,7 +156,7 @@ dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {
     report->seconds = dw__seconds() - start;
     if (!report->applied) return judge_bad_step(t, report);
     t->bad_in_a_row = 0;
-    return DW_OK;
+    return dw__trainer_prune(t);
 }
 
 dw_status dw_trainer_validate(dw_trainer *t, double *loss) {

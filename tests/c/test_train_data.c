@@ -114,7 +114,7 @@ static void schedule_has_its_points(void **state) {
     dw_trainer_options o = DW_TRAINER_OPTIONS_DEFAULT;
     o.lr = 0.5;
     o.min_lr_ratio = 0.2;
-    o.steps = 110;
+    o.schedule_steps = 110;
     o.warmup_steps = 10;
     assert_true(fabs(dw__learning_rate(&o, 1) - 0.05) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 10) - 0.5) < 1e-15);
@@ -123,9 +123,11 @@ static void schedule_has_its_points(void **state) {
     assert_true(fabs(dw__learning_rate(&o, 110) - 0.1) < 1e-15);
     for (int64_t step = 11; step <= 110; step++)
         assert_true(dw__learning_rate(&o, step) < dw__learning_rate(&o, step - 1));
+    assert_true(dw__learning_rate(&o, 111) == 0.5 * 0.2);
+    assert_true(dw__learning_rate(&o, INT64_C(1) << 40) == 0.5 * 0.2);
     o.warmup_steps = 0;
     assert_true(dw__learning_rate(&o, 1) < 0.5);
-    o.warmup_steps = o.steps; /* warm-up alone divides by nothing */
+    o.warmup_steps = o.schedule_steps; /* warm-up alone divides by nothing */
     assert_true(fabs(dw__learning_rate(&o, 110) - 0.5) < 1e-15);
     assert_true(fabs(dw__learning_rate(&o, 55) - 0.25) < 1e-15);
 }
@@ -330,11 +332,15 @@ static void data_that_are_none(void **state) {
 
 static void add_checkpoint(dw__checkpoints *c, int64_t step, int64_t keep) {
     const char *path = NULL;
-    char manifest[512];
+    char manifest[512], text[128];
     OK(dw__checkpoints_begin(c, step, &path));
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
-    OK(dw__file_write(manifest, "{}", 2));
-    OK(dw__checkpoints_commit(c, keep));
+    int length = snprintf(text, sizeof text,
+                          "{\"format\": \"deepwell checkpoint\", \"version\": 1, \"step\": %d}",
+                          (int)step);
+    OK(dw__file_write(manifest, text, (size_t)length));
+    OK(dw__checkpoints_commit(c));
+    OK(dw__checkpoints_prune(c, keep));
 }
 
 static void checkpoints_come_and_go(void **state) {
@@ -350,7 +356,7 @@ static void checkpoints_come_and_go(void **state) {
     assert_int_equal(access(in_folder("deep/er/step-000000000010"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/step-000000000015/manifest.json"), F_OK), 0);
 
-    /* What a killed process leaves: a folder half written, one half removed, one that is incomplete. */
+    /* What a killed process leaves: a folder half written, one half removed. */
     const char *begun = NULL;
     OK(dw__checkpoints_begin(c, 25, &begun));
     dw__checkpoints_abort(c);
@@ -358,13 +364,59 @@ static void checkpoints_come_and_go(void **state) {
     assert_int_equal(mkdir(in_folder("deep/er/.writing-000000000025"), 0777), 0);
     write_file("deep/er/.writing-000000000025/model.safetensors", "x", 1);
     assert_int_equal(mkdir(in_folder("deep/er/.removing-000000000005"), 0777), 0);
-    assert_int_equal(mkdir(in_folder("deep/er/step-000000000030"), 0777), 0);
     assert_int_equal(mkdir(in_folder("deep/er/step-mine"), 0777), 0);
+    assert_int_equal(mkdir(in_folder("deep/er/step-0000000000030"), 0777), 0);
     OK(dw__checkpoints_open(path, &c));
     assert_int_equal(dw__checkpoints_newest(c), 20);
     assert_int_equal(access(in_folder("deep/er/.writing-000000000025"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/.removing-000000000005"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/step-mine"), F_OK), 0); /* not ours */
+    dw__checkpoints_close(c);
+}
+
+static void rename_in_folder(const char *from, const char *to) {
+    char path[256];
+    strcpy(path, in_folder(from));
+    assert_int_equal(rename(path, in_folder(to)), 0);
+}
+
+/* Folders that would stand in the way of a checkpoint, or hide those that are written, are refused by name. */
+static void checkpoints_with_wrong_names(void **state) {
+    (void)state;
+    char path[256];
+    strcpy(path, in_folder("ck"));
+    dw__checkpoints *c = NULL;
+    OK(dw__checkpoints_open(path, &c));
+    add_checkpoint(c, 10, 9);
+    add_checkpoint(c, 15, 9);
+    dw__checkpoints_close(c);
+
+    assert_int_equal(mkdir(in_folder("ck/step-000000000030"), 0777), 0);
+    write_file("ck/step-000000000030/model.safetensors", "x", 1);
+    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "ck/step-000000000030\" is no complete");
+    OK(dw__folder_remove(in_folder("ck/step-000000000030")));
+
+    assert_int_equal(symlink("step-000000000010", in_folder("ck/step-000000000020")), 0);
+    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "step-000000000020\" holds the checkpoint");
+    assert_non_null(strstr(dw_last_error(), "of step 10"));
+    OK(dw__folder_remove(in_folder("ck/step-000000000020")));
+
+    rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
+    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "of step 15");
+    rename_in_folder("ck/step-999999999999", "ck/step-000000000015");
+
+    write_file("ck/step-000000000010/manifest.json", "{", 1);
+    FAILS(dw__checkpoints_open(path, &c), DW_PARSE, "remove that folder");
+    OK(dw__folder_remove(in_folder("ck/step-000000000010")));
+
+    /* While a run goes on: what it writes stays, and it removes none of later steps. */
+    OK(dw__checkpoints_open(path, &c));
+    rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
+    add_checkpoint(c, 16, 1);
+    add_checkpoint(c, 17, 1);
+    assert_int_equal(access(in_folder("ck/step-000000000016"), F_OK), -1);
+    assert_int_equal(access(in_folder("ck/step-000000000017"), F_OK), 0);
+    assert_int_equal(access(in_folder("ck/step-999999999999"), F_OK), 0);
     dw__checkpoints_close(c);
 }
 
@@ -392,6 +444,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(sequences_overlap_by_one_token, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(data_that_are_none, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(checkpoints_come_and_go, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(checkpoints_with_wrong_names, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(checkpoints_where_none_can_be, make_folder, remove_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

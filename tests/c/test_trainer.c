@@ -1,7 +1,8 @@
 /* A whole training step with every allocation made to fail in turn, and what a trainer refuses. That it computes what
  * it should is the matter of tests/python/test_train_command.py. */
 #include "base/base.h"
-#include "deepwell/trainer.h"
+#include "train/trainer_internal.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -157,6 +159,29 @@ static void resumes_to_the_same_loss(void **state) {
     assert_true(whole == resumed);
 }
 
+/* Options keep steps from making such weights; should one appear all the same, it goes into no file. */
+static void weights_that_are_not_finite_are_not_written(void **state) {
+    (void)state;
+    dw_trainer_options o = options();
+    char output[160];
+    snprintf(output, sizeof output, "%s/output", folder);
+    OK(dw__folder_remove(checkpoints));
+    for (int which = 0; which < 2; which++) {
+        dw_trainer *trainer = NULL;
+        OK(dw_trainer_create(&o, &trainer));
+        OK(dw_trainer_begin(trainer, 0));
+        uint32_t last = trainer->count - 1;
+        trainer->weight_pointers[last][trainer->parameters[last].count - 1] = which ? INFINITY : NAN;
+        assert_int_equal(dw_trainer_checkpoint(trainer), DW_STATE);
+        assert_non_null(strstr(dw_last_error(), trainer->parameters[last].name));
+        assert_int_equal(dw_trainer_save(trainer, output), DW_STATE);
+        assert_non_null(strstr(dw_last_error(), trainer->parameters[last].name));
+        assert_int_not_equal(access(output, F_OK), 0);
+        assert_string_equal(dw_trainer_checkpoint_path(trainer), "");
+        dw_trainer_destroy(trainer);
+    }
+}
+
 static void calls_out_of_order(void **state) {
     (void)state;
     dw_trainer_options o = options();
@@ -206,6 +231,7 @@ int main(void) {
         cmocka_unit_test(making_may_fail),
         cmocka_unit_test(training_may_fail),
         cmocka_unit_test(resumes_to_the_same_loss),
+        cmocka_unit_test(weights_that_are_not_finite_are_not_written),
         cmocka_unit_test(calls_out_of_order),
         cmocka_unit_test(wrong_options),
     };

@@ -21,7 +21,7 @@ static dw__dataset *open_data(void) {
 static void make_checkpoint(void) {
     char path[256];
     uint16_t tokens[TOKENS];
-    int64_t step = 0, updates = 0;
+    dw__progress progress = {20, 19, STEPS};
     scratch_make();
     scratch_write("config.json", "{}\n", 3, path);
     scratch_write("optimizer.safetensors", "\2\0\0\0\0\0\0\0{}", 10, path);
@@ -29,9 +29,11 @@ static void make_checkpoint(void) {
     options.sequence = 8, options.batch = 2, options.steps = STEPS, options.seed = 1;
     scratch_write(".tokens.bin", tokens, sizeof tokens, tokens_path);
     dw__dataset *data = open_data();
-    fuzz_require(dw__manifest_write(scratch_folder, &options, data, 20, 19) == DW_OK, "write");
-    fuzz_require(dw__manifest_read(scratch_folder, &options, data, &step, &updates) == DW_OK &&
-                     step == 20 && updates == 19,
+    fuzz_require(dw__manifest_write(scratch_folder, &options, data, &progress) == DW_OK, "write");
+    progress = (dw__progress){0};
+    fuzz_require(dw__manifest_read(scratch_folder, &options, data, &progress) == DW_OK &&
+                     progress.step == 20 && progress.updates == 19 &&
+                     progress.schedule_steps == STEPS,
                  "read what was written");
     dw__dataset_close(data);
 }
@@ -39,13 +41,15 @@ static void make_checkpoint(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     static int made;
     char path[256];
-    int64_t step = -1, updates = -1;
+    dw__progress progress = {-1, -1, -1};
     if (!made++) make_checkpoint();
     int64_t live = dw__memory_live();
     dw__dataset *data = open_data();
     scratch_write("manifest.json", bytes, count, path);
-    if (dw__manifest_read(scratch_folder, &options, data, &step, &updates) == DW_OK) {
-        fuzz_require(updates >= 0 && updates <= step && step <= STEPS, "a step within the run");
+    if (dw__manifest_read(scratch_folder, &options, data, &progress) == DW_OK) {
+        fuzz_require(progress.updates >= 0 && progress.updates <= progress.step &&
+                         progress.step <= STEPS && progress.schedule_steps >= 0,
+                     "a step within the run");
     } else {
         fuzz_require(dw_last_error()[0] != '\0', "message");
     }
