@@ -2,41 +2,36 @@
 #include "train.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
-/* Signals are held back, in every thread that is started, and asked for between steps: nothing interrupts a kernel. */
-static int stop_signal;
-static sigset_t stopping;
+static const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
+static volatile sig_atomic_t stop_signal; /* the first that came; looked at between steps */
 
-static void hold_signals(void) {
-    const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    sigemptyset(&stopping);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        struct sigaction before;
-        /* What the caller ignores (nohup) stays ignored. */
-        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaddset(&stopping, numbers[i]);
+/* A caller that ignores a signal (nohup) keeps it ignored. */
+static void handle_signals(void (*handler)(int)) {
+    for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
+        struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+        sigemptyset(&action.sa_mask);
+        if (sigaction(stopping[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(stopping[i], &action, NULL);
     }
-    pthread_sigmask(SIG_BLOCK, &stopping, NULL);
 }
 
-/* Takes a signal that is waiting; from then on the next one ends the program at once. */
-static int take_signal(void) {
-    const struct timespec none = {0, 0};
-    int number = sigtimedwait(&stopping, NULL, &none);
-    if (number <= 0) return 0;
+/* The step that runs is finished; any further signal ends the program, wherever it is. */
+static void note_signal(int number) {
+    const int error = errno;
     stop_signal = number;
-    pthread_sigmask(SIG_UNBLOCK, &stopping, NULL);
-    return 1;
+    handle_signals(SIG_DFL);
+    errno = error;
 }
 
 /* ---- the run --------------------------------------------------------------------------------- */
@@ -99,13 +94,15 @@ static int advance(run *r) {
     if (result == CLI_DONE && q->options.validation_count > 0 &&
         due(report.step, q->validate_every, last))
         result = validate(r, report.step);
-    if (result == CLI_DONE && q->options.checkpoint && due(report.step, q->save_every, last))
+    /* A step that was not applied leaves nothing new to keep. */
+    if (result == CLI_DONE && q->options.checkpoint && report.applied &&
+        due(report.step, q->save_every, last))
         result = checkpoint(r, report.step);
     return result;
 }
 
 /* Output that nobody reads any more stops the run as a signal does: with a checkpoint. */
-static int interrupted(void) { return take_signal() || ferror(stdout); }
+static int interrupted(void) { return stop_signal || ferror(stdout); }
 
 static int stop_early(run *r) {
     int64_t step = dw_trainer_steps_done(r->trainer);
@@ -131,6 +128,8 @@ static int save(run *r) {
 
 static int loop(run *r) {
     int64_t last = r->request->options.steps;
+    /* Not earlier: before the first step there is nothing to keep, and a signal ends the program at once. */
+    handle_signals(note_signal);
     while (dw_trainer_steps_done(r->trainer) < last) {
         int result = advance(r);
         if (result != CLI_DONE) return result;
@@ -167,18 +166,49 @@ static int check_output(const char *output) {
     return CLI_FAILED;
 }
 
+static int has_files(const char *folder) {
+    DIR *entries = opendir(folder);
+    int found = 0;
+    for (struct dirent *entry; entries && !found && (entry = readdir(entries));)
+        found = strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    if (entries) closedir(entries);
+    return found;
+}
+
+/* A run that goes on from a checkpoint may replace the model that it wrote before; no other does unasked. */
+static int check_overwrite(const run *r, int goes_on) {
+    const train_request *q = r->request;
+    if (!q->output || q->overwrite || goes_on || !has_files(q->output)) return CLI_DONE;
+    fprintf(stderr,
+            "deepwell: --output \"%s\" holds a model; name another folder, or give --overwrite to "
+            "replace it\n",
+            q->output);
+    return CLI_FAILED;
+}
+
+static int prepare_output(run *r) {
+    const train_request *q = r->request;
+    if (!q->output) return CLI_DONE;
+    if (check_output(q->output) != CLI_DONE) return CLI_FAILED;
+    dw_status status = dw_trainer_check_save(r->trainer, q->output);
+    if (status != DW_OK) return fail(r, status);
+    return check_overwrite(r, q->resume);
+}
+
 static int begin(run *r) {
     const train_request *q = r->request;
-    if (q->output && check_output(q->output) != CLI_DONE) return CLI_FAILED;
+    if (prepare_output(r) != CLI_DONE) return CLI_FAILED;
     dw_status status = dw_trainer_begin(r->trainer, q->resume);
     if (status != DW_OK) return fail(r, status);
     int64_t step = dw_trainer_steps_done(r->trainer);
+    if (check_overwrite(r, step > 0) != CLI_DONE) return CLI_FAILED;
     if (step > 0)
         train_report_event(&r->reporter, "resume", step, dw_trainer_checkpoint_path(r->trainer),
                            "resumed from");
     else if (q->resume)
         train_report_event(&r->reporter, "start", 0, q->options.checkpoint,
                            "there is no checkpoint yet in");
+    train_report_schedule(&r->reporter, step, dw_trainer_schedule_steps(r->trainer));
     if (!q->log) return CLI_DONE;
     r->log = train_log_open(q->log, step, q->resume);
     return r->log ? CLI_DONE : CLI_FAILED;
@@ -187,7 +217,6 @@ static int begin(run *r) {
 static int train(const train_request *request) {
     run r = {.request = request};
     dw_trainer_info info;
-    hold_signals();
     dw_status status = dw_trainer_create(&request->options, &r.trainer);
     if (status != DW_OK) {
         int result = fail(NULL, status);

@@ -12,7 +12,7 @@ typedef struct train_request {
     const char **data, **validation; /* lists that options point to */
     const char *output, *log;
     int64_t validate_every, save_every, report_every;
-    int resume, dry_run, json;
+    int resume, overwrite, dry_run, json;
 } train_request;
 
 void train_print_help(void);
@@ -49,6 +49,8 @@ void train_report_validation(train_reporter *reporter, int64_t step, double loss
 /* A line of text for people, an event for --json: {"event": event, "step": step, "path": path}. */
 void train_report_event(train_reporter *reporter, const char *event, int64_t step, const char *path,
                         const char *text);
+/* Where the learning rate's cosine ends, when that is not the run's last step. */
+void train_report_schedule(train_reporter *reporter, int64_t step, int64_t schedule_steps);
 void train_report_end(train_reporter *reporter);
 
 /* The lines of the log (and, with "event" in front, of --json). NULL: no memory. */

@@ -44,6 +44,7 @@ static const argument arguments[] = {
     {"--no-dropout", NO_FLAG, OPTION(dropout)},
     {"--steps", COUNT, OPTION(steps)},
     {"--warmup", COUNT, OPTION(warmup_steps)},
+    {"--schedule-steps", COUNT, OPTION(schedule_steps)},
     {"--lr", NUMBER, OPTION(lr)},
     {"--min-lr-ratio", NUMBER, OPTION(min_lr_ratio)},
     {"--betas", BETAS, OPTION(beta1)},
@@ -58,6 +59,7 @@ static const argument arguments[] = {
     {"--keep", COUNT, OPTION(keep)},
     {"--resume", FLAG, REQUEST(resume)},
     {"--output", TEXT, REQUEST(output)},
+    {"--overwrite", FLAG, REQUEST(overwrite)},
     {"--log", TEXT, REQUEST(log)},
     {"--report-every", COUNT, REQUEST(report_every)},
     {"--json", FLAG, REQUEST(json)},
@@ -88,25 +90,30 @@ void train_print_help(void) {
         "  --no-shuffle         sequences in the order of the files\n"
         "\n"
         "Training:\n"
-        "  --steps N            optimizer steps of the whole run (default 1000)\n"
+        "  --steps N            optimizer steps of the whole run (default 1000); a run may be\n"
+        "                       resumed with more\n"
         "  --sequence N         tokens predicted per sequence (default 256)\n"
         "  --batch N            sequences per step (default 8)\n"
         "  --micro-batch N      sequences at a time; gradients are added up (default: the batch)\n"
-        "  --lr X               peak learning rate (default 3e-4)\n"
+        "  --lr X               peak learning rate, at most 1 (default 3e-4)\n"
         "  --warmup N           steps of linear warm-up (default 0)\n"
         "  --min-lr-ratio X     the cosine ends at this share of --lr (default 0.1)\n"
+        "  --schedule-steps N   the step at which the cosine ends; later steps keep that rate\n"
+        "                       (default: --steps; a resumed run keeps its own)\n"
         "  --betas X,Y          of AdamW (default 0.9,0.95)\n"
-        "  --eps X              of AdamW (default 1e-8)\n"
-        "  --weight-decay X     of matrices; not of biases and norms (default 0.1)\n"
+        "  --eps X              of AdamW, at least 1e-20 (default 1e-8)\n"
+        "  --weight-decay X     of matrices; not of biases and norms; at most 1 / lr (default 0.1)\n"
         "  --decay-all          of biases and norms too\n"
         "  --clip X             largest norm of all gradients, 0 for none (default 1)\n"
         "  --no-dropout         whatever config.json says\n"
         "  --seed N             of order, dropout and --init (default 0)\n"
-        "  --max-bad-steps N    stop after N steps in a row that are not finite (default 5)\n"
+        "  --max-bad-steps N    stop after N steps in a row that are not finite (default 5); a\n"
+        "                       run whose last step is not finite fails too\n"
         "  --precision NAME     of linear layers: fp32, bf16, mxfp8 or nvfp4 (default fp32)\n"
         "\n"
         "Results:\n"
         "  --output DIR         the trained model, as transformers reads it\n"
+        "  --overwrite          replace the model in --output (a resumed run always does)\n"
         "  --checkpoint DIR     folder of checkpoints\n"
         "  --save-every N       a checkpoint every N steps (default: after the last step alone)\n"
         "  --keep N             newest checkpoints that stay (default 2)\n"

@@ -214,4 +214,24 @@ void train_report_event(train_reporter *r, const char *event, int64_t step, cons
     fflush(stdout);
 }
 
+void train_report_schedule(train_reporter *r, int64_t step, int64_t schedule_steps) {
+    const dw_trainer_options *o = &r->request->options;
+    if (schedule_steps == o->steps) return;
+    if (r->request->json) {
+        print_json(json_pack("{s:s, s:I, s:I}", "event", "schedule", "step", (json_int_t)step,
+                             "schedule_steps", (json_int_t)schedule_steps));
+        return;
+    }
+    close_line(r);
+    if (schedule_steps < o->steps)
+        printf("step %" PRId64 "  the learning rate's schedule ends at step %" PRId64
+               "; the steps after it, up to %" PRId64 ", keep %g\n",
+               step, schedule_steps, o->steps, o->lr * o->min_lr_ratio);
+    else
+        printf("step %" PRId64 "  the learning rate's schedule ends at step %" PRId64
+               ", after this run's last step %" PRId64 "\n",
+               step, schedule_steps, o->steps);
+    fflush(stdout);
+}
+
 void train_report_end(train_reporter *r) { close_line(r); }

@@ -1,6 +1,7 @@
 """Checkpoints of `deepwell train`: killed at any moment, resumed bit for bit, damaged, on a full disk."""
 
 import json
+import math
 import os
 import random
 import resource
@@ -224,7 +225,7 @@ def test_what_differs_is_named(start, half):
             "lr is 0.002 (checkpoint: 0.001)",
             "seed is 6 (checkpoint: 5)",
         ],
-        ("--steps", 80): ["steps is 80 (checkpoint: 60)"],
+        ("--steps", 39): ["step 40", "steps is 39"],
         ("--micro-batch", 4): ["micro_batch"],
         ("--no-dropout",): ["dropout is false (checkpoint: true)"],
         ("--no-shuffle",): ["shuffle"],
@@ -251,6 +252,66 @@ def test_what_differs_is_named(start, half):
 def whole_tree(folder) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def end_of(folder) -> dict[str, bytes]:
+    """Like whole, of a run of any length: without the number of the last step."""
+    newest = folder / "ck" / completed(folder)[-1]
+    files = [folder / "out" / "model.safetensors", newest / "model.safetensors"]
+    files.append(newest / "optimizer.safetensors")
+    return {str(place): file.read_bytes() for place, file in enumerate(files)}
+
+
+def test_a_run_is_extended(start, half, tmp_path_factory):
+    """To more steps, from the middle of its schedule or from its end: the schedule stays what it was, and the run is
+    the one that had so many steps from the start."""
+    at_once, ended = tmp_path_factory.mktemp("at_once"), tmp_path_factory.mktemp("ended")
+    run(*start, "--steps", 90, "--schedule-steps", 60, *places(at_once))
+    wanted, log = end_of(at_once), log_of(at_once)
+    rates = [line["lr"] for line in log]
+    assert rates[59:] == [rates[59]] * 31 and rates[58] > rates[59] > 0
+    run(*start, *places(ended))
+    for folder in (half, ended):
+        said = run(*start, "--steps", 90, *places(folder), "--resume").stdout
+        assert "schedule ends at step 60; the steps after it, up to 90, keep 0.0001" in said
+        assert end_of(folder) == wanted and log_of(folder) == log
+    # Once more, which changes nothing; and the first command again is refused.
+    run(*start, "--steps", 90, *places(half), "--resume")
+    assert end_of(half) == wanted
+    error = run(*start, *places(half), "--resume", status=1).stderr
+    assert "step 90" in error and "steps is 60" in error
+
+
+def test_the_schedule_of_an_extended_run_may_be_stretched(start, half):
+    more = [*start, "--steps", 90, "--schedule-steps", 90, *places(half), "--resume"]
+    events = [json.loads(line) for line in run(*more, "--json").stdout.splitlines()]
+    assert not [event for event in events if event["event"] == "schedule"]
+    rates = {line["step"]: line["lr"] for line in log_of(half)}
+
+    def cosine(step: int, last: int) -> float:
+        return 1e-3 * (0.1 + 0.9 * (1 + math.cos(math.pi * (step - 7) / (last - 7))) / 2)
+
+    for step, last in ((40, 60), (41, 90), (75, 90), (90, 90)):
+        assert abs(rates[step] - cosine(step, last)) < 1e-12
+    # Its checkpoints know: without the option the schedule is the new one.
+    (event,) = [
+        event
+        for line in run(
+            *start, "--steps", 91, *places(half), "--resume", "--json"
+        ).stdout.splitlines()
+        if (event := json.loads(line))["event"] == "schedule"
+    ]
+    assert event["schedule_steps"] == 90
+
+
+def test_an_extended_run_needs_a_learning_rate(start, tmp_path):
+    """A cosine that ended at 0 would train nothing: the message says what to give, and with it the run goes on."""
+    zero = [*start, "--min-lr-ratio", 0, *places(tmp_path), "--resume"]
+    run(*zero, "--steps", 8)
+    error = run(*zero, "--steps", 12, status=1).stderr
+    assert "steps 9 to 12 would be 0" in error and "schedule_steps" in error
+    run(*zero, "--steps", 12, "--schedule-steps", 12)
+    assert len(log_of(tmp_path)) == 12
 
 
 def test_data_may_move(start, half, uninterrupted):
