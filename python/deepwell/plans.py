@@ -17,7 +17,7 @@ import types
 from typing import Any, Iterable, Mapping
 
 from deepwell import _deepwell
-from deepwell.errors import DeepwellError
+from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.host_plan import HostPlan, host_plan
 from deepwell.machine import GB, GIB, Hardware, hardware, probe
 
@@ -190,6 +190,18 @@ def _check_arch(arch: str, hw: Hardware) -> None:
         )
 
 
+def _check_for_host(hw: Hardware, arch: str | None, moe: Mapping[str, Any] | None) -> None:
+    """What says something of GPUs alone is refused where there are none."""
+    elsewhere = 'name the GPUs to plan for, as in hw="b200:8", or leave it out'
+    if arch is not None:
+        raise DeepwellError(f"arch is {arch!r}, and {hw.name} has no GPUs: {elsewhere}")
+    if moe is not None:
+        raise UnsupportedError(
+            f"moe replaces a model's MLPs by experts in a plan for GPUs, and {hw.name} has none, where the model runs as "
+            f"it is: {elsewhere}"
+        )
+
+
 def _precision_of(precision: Any) -> int:
     names = _deepwell.autoplan_precisions()
     name = str(getattr(precision, "value", precision)).lower().replace("_", "-")
@@ -235,9 +247,8 @@ def autoplan(
         hw = hardware(dict(hw) if isinstance(hw, Mapping) else hw)
     if isinstance(constraints, Mapping):
         constraints = [f"{key}={value}" for key, value in constraints.items()]
-    if moe is not None:
-        constraints = [*constraints, *_load_of(moe)]
     if hw.gpu_count == 0:
+        _check_for_host(hw, arch, moe)
         precision = "fp32" if precision is None else precision
         return host_plan(
             model, hw, int(seq_len), int(global_batch), precision, constraints, reserve_gb
@@ -246,6 +257,7 @@ def autoplan(
     if arch is not None:
         _check_arch(arch, hw)
     if moe is not None:
+        constraints = [*constraints, *_load_of(moe)]
         fields = _with_experts(fields, moe)
     return Plan(
         _call(

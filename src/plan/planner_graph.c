@@ -1,9 +1,11 @@
 /* A forward graph -> dw_planner_model: widths from the shapes of its tables, products and attention.
  *
- * Layers are those that nodes carry. A layer is one attention and one MLP or mixture of experts; layers of one
- * kind must be alike, since a plan has one width for each. */
+ * Layers are those that nodes carry, or, where these are the parts of an nn.Sequential, the members of a list inside of
+ * it. A layer is one attention and one MLP or mixture of experts; layers of one kind must be alike, since a plan has one
+ * width for each. */
 #include "plan/planner_internal.h"
 #include <math.h>
+#include <string.h>
 
 enum { LAYERS_MOST = 1 << 16, PRODUCTS_MOST = 8 };
 
@@ -18,6 +20,10 @@ typedef struct layer {
     int64_t heads, kv_heads, head_dim, value_dim, window;
     int64_t experts, expert_ffn, top_k;
     double expert_elements; /* of all experts' matrices */
+    const char *path;       /* of its modules, `path_length` characters: of listed layers */
+    size_t path_length;
+    int number;    /* as the nodes have it */
+    dw_value head; /* the weight of a product as wide as the table has rows */
 } layer;
 typedef struct walk {
     const dw_graph *graph;
@@ -30,6 +36,7 @@ typedef struct walk {
     int64_t positions;
     double position_elements, routed_elements, active_routed;
     bool spelled_out; /* some attention is products and a softmax: sinks, alibi */
+    bool listed;      /* layers are the members of named lists, by the nodes' module paths */
 } walk;
 
 /* ---- what nodes say -------------------------------------------------------------------------------------------- */
@@ -67,14 +74,52 @@ static double elements_of(const walk *w, dw_value value) {
     return elements;
 }
 
+/* "1.layers.0.self_attn": as many characters as "1.layers.0" has, up to the first number that follows a name. */
+static size_t listed_layer(const char *path) {
+    bool named = false;
+    for (const char *part = path; *part;) {
+        size_t length = strcspn(part, ".");
+        bool number = length > 0 && strspn(part, "0123456789") == length;
+        if (number && named) return (size_t)(part - path) + length;
+        named = !number;
+        part += length + (part[length] == '.');
+    }
+    return 0;
+}
+
+static dw_status listed_layer_of(walk *w, dw_node node, layer **found) {
+    const char *path = dw_node_module(w->graph, node);
+    size_t length = path ? listed_layer(path) : 0;
+    *found = NULL;
+    if (!length) return DW_OK;
+    for (size_t at = w->layers.count; at-- > 0;) { /* mostly the last */
+        layer *now = &w->layers.items[at];
+        if (now->path_length != length || memcmp(now->path, path, length) != 0) continue;
+        *found = now;
+        return DW_OK;
+    }
+    if (w->layers.count == LAYERS_MOST)
+        return dw__fail(DW_UNSUPPORTED, "the graph has more than %d layers", LAYERS_MOST);
+    DW_RETURN_IF_FAILED(
+        DW_PUSH(&w->layers, ((layer){.path = path,
+                                     .path_length = length,
+                                     .number = (int)w->layers.count,
+                                     .head = DW_NONE})));
+    *found = &w->layers.items[w->layers.count - 1];
+    return DW_OK;
+}
+
 static dw_status layer_of(walk *w, dw_node node, layer **found) {
+    if (w->listed) return listed_layer_of(w, node, found);
     int index = dw_node_layer(w->graph, node);
     *found = NULL;
     if (index < 0) return DW_OK;
     if (index >= LAYERS_MOST)
         return dw__fail(DW_UNSUPPORTED, "the graph has layer %d; expected fewer than %d", index,
                         LAYERS_MOST);
-    while (w->layers.count <= (size_t)index) DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, (layer){0}));
+    while (w->layers.count <= (size_t)index)
+        DW_RETURN_IF_FAILED(DW_PUSH(
+            &w->layers, ((layer){.number = (int)w->layers.count, .head = DW_NONE})));
     *found = &w->layers.items[index];
     return DW_OK;
 }
@@ -110,6 +155,8 @@ static dw_status see_product(walk *w, dw_node node) {
             w->head = dw__parameter_behind(w->graph, weight);
         return DW_OK;
     }
+    if (w->table != DW_NONE && seen.out == size_at(w, w->table, 0))
+        at->head = dw__parameter_behind(w->graph, weight);
     if (region == DW_REGION_ATTN) {
         if (at->attentions == PRODUCTS_MOST)
             return fail_products(dw_node_layer(w->graph, node), "attention");
@@ -223,15 +270,30 @@ static double sum_of(const product *products, int count) {
     return sum;
 }
 
+/* Drops what is numbered and no layer: the embedding, the last norm and the head of an nn.Sequential. */
+static void drop_others(walk *w) {
+    size_t kept = 0;
+    for (size_t at = 0; at < w->layers.count; at++) {
+        const layer *now = &w->layers.items[at];
+        int head = now->head != DW_NONE;
+        if (now->cores || now->attentions || now->experts || now->scores || now->mlps > head) {
+            w->layers.items[kept++] = *now;
+            continue;
+        }
+        if (head) w->head = now->head;
+    }
+    w->layers.count = kept;
+}
+
 static dw_status check_alike(const walk *w) {
     const layer *first[2] = {NULL, NULL}; /* dense, mixture */
     for (size_t at = 0; at < w->layers.count; at++) {
         const layer *now = &w->layers.items[at], **kind = &first[now->experts > 0];
         if (now->cores != 1)
             return dw__fail(DW_UNSUPPORTED,
-                            "layer %zu of the graph has %d attentions that are recognized; "
+                            "layer %d of the graph has %d attentions that are recognized; "
                             "expected one: plan by config.json or by name",
-                            at, now->cores);
+                            now->number, now->cores);
         if (!*kind) *kind = now;
         const layer *then = *kind;
         if (now->heads != then->heads || now->kv_heads != then->kv_heads ||
@@ -240,9 +302,9 @@ static dw_status check_alike(const walk *w) {
             sum_of(now->mlp, now->mlps) != sum_of(then->mlp, then->mlps) ||
             now->expert_elements != then->expert_elements)
             return dw__fail(DW_UNSUPPORTED,
-                            "layer %zu of the graph is not like layer %zu; layers of one kind must "
+                            "layer %d of the graph is not like layer %d; layers of one kind must "
                             "have the same widths",
-                            at, (size_t)(then - w->layers.items));
+                            now->number, then->number);
     }
     return DW_OK;
 }
@@ -347,19 +409,35 @@ static dw_status read_ends(const walk *w, dw_planner_model *model) {
     return DW_OK;
 }
 
-static dw_status walk_graph(walk *w, dw_planner_model *model) {
+static dw_status walk_layers(walk *w, bool listed) {
+    w->listed = listed;
+    w->layers.count = 0;
+    w->table = w->head = DW_NONE;
+    w->positions = 0;
+    w->position_elements = w->routed_elements = w->active_routed = 0;
+    w->spelled_out = false;
     for (dw_node node = 0; node < dw_graph_node_count(w->graph); node++)
         DW_RETURN_IF_FAILED(see(w, node));
     if (w->table == DW_NONE)
         return dw__fail(DW_UNSUPPORTED,
                         "the graph looks nothing up in a table with its inputs; graphs of language "
                         "models are planned");
+    drop_others(w);
     if (!w->layers.count)
         return dw__fail(DW_UNSUPPORTED, "no node of the graph says which layer it is of; capture "
                                         "the whole model, with its layers in a ModuleList");
+    return check_alike(w);
+}
+
+static dw_status walk_graph(walk *w, dw_planner_model *model) {
+    dw_status status = walk_layers(w, false);
+    if (status == DW_UNSUPPORTED && walk_layers(w, true) != DW_OK)
+        status = walk_layers(w, false); /* its message: these are the layers that a capture shows */
+    else if (status == DW_UNSUPPORTED)
+        status = DW_OK;
+    DW_RETURN_IF_FAILED(status);
     model->vocabulary = (int)size_at(w, w->table, 0);
     model->hidden = (int)size_at(w, w->table, 1);
-    DW_RETURN_IF_FAILED(check_alike(w));
     DW_RETURN_IF_FAILED(read_layers(w, model));
     DW_RETURN_IF_FAILED(read_ends(w, model));
     if (w->spelled_out)

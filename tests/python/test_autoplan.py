@@ -6,6 +6,7 @@ from pathlib import Path
 
 import deepwell as dw
 import pytest
+import torch
 
 PROGRAM = Path(__file__).parents[2] / "build" / "release" / "bin" / "deepwell"
 
@@ -105,6 +106,47 @@ def test_models_of_every_kind(tmp_path):
     assert from_graph.step_time_ms == pytest.approx(from_folder.step_time_ms, rel=1e-9)
     assert from_folder.layout == from_model.layout == from_fields.layout
     assert from_folder.prediction == from_model.prediction == from_fields.prediction
+
+
+class _Block(torch.nn.Module):
+    def __init__(self, width: int, heads: int, ffn: int) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(width, heads, ffn, dropout=0.0, batch_first=True)
+        self.inner = layer
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_layers_inside_a_sequential(blocks):
+    """The positions of an nn.Sequential are not the layers: the embedding and the head stand among them."""
+    width, heads, ffn, layers, words = 64, 4, 160, 3, 1000
+    inner = [_Block(width, heads, ffn) for _ in range(layers)]
+    if not blocks:
+        layer = torch.nn.TransformerEncoderLayer(width, heads, ffn, dropout=0.0, batch_first=True)
+        inner = [torch.nn.TransformerEncoder(layer, layers)]
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(words, width),
+        *inner,
+        torch.nn.LayerNorm(width),
+        torch.nn.Linear(width, words),
+    )
+    ir = dw.capture(model, (torch.zeros(2, 16, dtype=torch.long),))
+    plan = dw.autoplan(ir, hw="h100:8", seq_len=512, global_batch=64, what_ifs=False)
+    got = plan.model
+    assert (got.layers, got.hidden, got.heads, got.ffn) == (layers, width, heads, ffn)
+    assert got.vocabulary == words and not got.tied
+    assert got.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_graph_without_layers_is_refused():
+    """Two attentions in one unnumbered module are no layers of any list."""
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 160, dropout=0.0, batch_first=True)
+    shared = torch.nn.Sequential(torch.nn.Embedding(1000, 64), layer, torch.nn.Linear(64, 72))
+    ir = dw.capture(shared, (torch.zeros(2, 16, dtype=torch.long),))
+    with pytest.raises(dw.DeepwellError, match="layer 2 of the graph has 0 attentions"):
+        dw.autoplan(ir, hw="h100:8", seq_len=512, global_batch=64)
 
 
 def test_experts_by_keyword():

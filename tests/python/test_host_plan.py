@@ -81,6 +81,19 @@ def test_bad_input(empty, what, changes, error, message) -> None:
         dw.autoplan(empty if what is None else what, hw=host(2**40), **{**SIZES, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moe": {"experts": 8, "capacity_factor": 1.25}}, "moe replaces.*hw="),
+        ({"moe": {"capacity_factor": 1.25}}, "moe replaces.*has none"),
+        ({"arch": "blackwell-sm100"}, "arch is 'blackwell-sm100'.*has no GPUs.*b200:8"),
+    ],
+)
+def test_what_is_for_gpus_alone_is_refused_by_its_name(empty, changes, message) -> None:
+    with pytest.raises(DeepwellError, match=message):
+        dw.autoplan(empty, hw=host(2**40), **SIZES, **changes)
+
+
 def test_a_host_plan_is_not_played(empty) -> None:
     plan = dw.autoplan(empty, hw=host(2**40), **SIZES)
     with pytest.raises(UnsupportedError, match="dryrun"):
