@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
 import sympy
@@ -23,6 +23,7 @@ from deepwell.caches import is_cache
 from deepwell.errors import CaptureError
 from deepwell.guards import Effects
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
+from deepwell.lowering.aliases import Sharing, sharing
 from deepwell.lowering.builder import DTYPES, FLOATS
 from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
@@ -68,10 +69,14 @@ class Leaf:
 class Output:
     """Where one flat output of the module comes from."""
 
-    kind: str  # graph, input, parameter, buffer, size, constant
-    index: int = -1  # graph: which output; input: position among the flattened (args, kwargs)
+    kind: str  # graph, input, parameter, buffer, size, constant, view
+    # graph: which output; input: position among the flattened (args, kwargs); view: position among the outputs
+    index: int = -1
     target: str = ""  # parameter, buffer: dotted name in the module
-    value: Any = None  # constant: the object; size: the dimension
+    value: Any = (
+        None  # constant: the object; size: the dimension; view: how it views output `index`
+    )
+    copied: bool = False  # a tensor of its own, beside the one that it comes from
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,19 @@ class Captured:
     def rebuild_outputs(self, results: Sequence[torch.Tensor], flat: Sequence[Any]) -> Any:
         """The module's result from the graph's outputs and the flattened (args, kwargs)."""
         values = [self._output(output, results, flat) for output in self.outputs]
+        for position, output in enumerate(self.outputs):
+            if output.copied:
+                values[position] = values[position].clone()
+            elif output.kind == "view":
+                values[position] = output.value.of(values[output.index], self._sizes(flat))
         return pytree.tree_unflatten(values, self.output_spec)
+
+    def _sizes(self, flat: Sequence[Any]) -> Dict[str, int]:
+        """The symbols' sizes in a call."""
+        return {
+            name: flat[position].shape[axis]
+            for (name, _, _), (position, axis) in zip(self.symbols, self.symbol_sources)
+        }
 
     def _output(self, output: Output, results: Sequence[torch.Tensor], flat: Sequence[Any]) -> Any:
         if output.kind == "graph":
@@ -140,11 +157,7 @@ class Captured:
         if output.kind == "buffer":
             return self._module().get_buffer(output.target)
         if output.kind == "size":
-            sizes = {
-                name: flat[position].shape[axis]
-                for (name, _, _), (position, axis) in zip(self.symbols, self.symbol_sources)
-            }
-            return dims.evaluate(output.value, sizes)
+            return dims.evaluate(output.value, self._sizes(flat))
         return output.value
 
 
@@ -372,7 +385,8 @@ class _Capture:
         if len(results) != traced.output_spec.num_leaves:
             raise LoweringError("the traced program has other outputs than the module")
 
-        outputs, graph_outputs = self._outputs(results, leaves)
+        shared = sharing(traced, inputs, results, translator, type(self.module).__name__)
+        outputs, graph_outputs = self._outputs(results, leaves, shared)
         nodes = builder.live_nodes(graph_outputs)
         used = {v.name for v in graph_outputs}
         used.update(v.name for node in nodes for v in node.inputs if v is not None)
@@ -408,21 +422,23 @@ class _Capture:
         )
 
     def _outputs(
-        self, results: Sequence[Any], leaves: "_Leaves"
+        self, results: Sequence[Any], leaves: "_Leaves", shared: Sequence[Sharing]
     ) -> Tuple[List[Output], List[Value]]:
         outputs: List[Output] = []
         graph_outputs: List[Value] = []
         at: Dict[str, int] = {}
-        for result in results:
-            if isinstance(result, Value):
+        for result, share in zip(results, shared):
+            if share.view is not None:
+                outputs.append(Output("view", share.view.base, value=share.view))
+            elif isinstance(result, Value):
                 passed = leaves.passed_through(result)
                 if passed is not None:
-                    outputs.append(passed)
+                    outputs.append(replace(passed, copied=share.copied))
                     continue
                 if result.name not in at:
                     at[result.name] = len(graph_outputs)
                     graph_outputs.append(result)
-                outputs.append(Output("graph", at[result.name]))
+                outputs.append(Output("graph", at[result.name], copied=share.copied))
             elif isinstance(result, dims.Poly):
                 outputs.append(Output("size", value=result))
             else:

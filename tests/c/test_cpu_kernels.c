@@ -428,7 +428,8 @@ static void test_half_chains(void **state) {
                 size_t at = strlen(chain), by = strlen(single);
                 if (*c == 'X' || *c == 'Y') {
                     /* X is mostly the result before, so that chains are long. */
-                    int from = *c == 'X' && t > 0 ? t + 1 : (int)(random_bits() % (uint64_t)(t + 2));
+                    int any = (int)(random_bits() % (uint64_t)(t + 2));
+                    int from = *c == 'X' && t > 0 ? t + 1 : any;
                     operands[*c - 'X'] = values[from];
                     if (*c == 'X') operands[1] = values[from];
                     snprintf(chain + at, sizeof chain - at, "%c%d", from < 2 ? 'i' : 't',

@@ -298,8 +298,8 @@ static void chains_of_half_types_stay(void **state) {
         output(add(dw__emit_matmul(&e, a, b, false, false), like(w, a)));
         RECOGNIZE();
         assert_int_equal(count_op(DW_OP_RMS_NORM), 1);
-        assert_int_equal(dw_value_dtype(e.graph, dw_node_output(e.graph, find_op(DW_OP_RMS_NORM), 0)),
-                         DW_F32);
+        dw_value norm = dw_node_output(e.graph, find_op(DW_OP_RMS_NORM), 0);
+        assert_int_equal(dw_value_dtype(e.graph, norm), DW_F32);
         assert_int_equal(count_op(DW_OP_MUL), 2);
         assert_int_equal(count_op(DW_OP_SILU), 0);
         assert_int_equal(count_op(DW_OP_LINEAR), 1);

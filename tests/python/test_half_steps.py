@@ -42,7 +42,9 @@ class Chains(nn.Module):
 def numbers(shape, seed):
     """Numbers of all magnitudes, ties and exact ones among them."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(-6, 7, shape, generator=generator)
+    x = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(
+        -6, 7, shape, generator=generator
+    )
     ties = (torch.randint(-512, 512, shape, generator=generator) + 0.5) / 256
     return torch.where(torch.rand(shape, generator=generator) < 0.2, ties, x)
 
@@ -56,7 +58,9 @@ def run(functions, dtype, shape, seed=0):
     for model in (ours, plain):
         outputs = model(torch.ones(shape))
         loss = sum(
-            (y.float() * torch.cos(torch.arange(y.numel()).view(y.shape).float())).nan_to_num().sum()
+            (y.float() * torch.cos(torch.arange(y.numel()).view(y.shape).float()))
+            .nan_to_num()
+            .sum()
             for y in outputs
             if y.requires_grad
         )
@@ -98,7 +102,9 @@ def assert_ulp(name, ours, plain, dtype, ulps=1):
     error = (ours.double() - plain.double()).abs()
     near = (error <= ulps * unit) | (error <= max(2.0**-120, CANCELLATION.get(name, 0)))
     bad = wrong & ~near
-    assert not bad.any(), f"{name}: {bad.sum()} elements beyond {ulps} ulp: {ours[bad][:3]} {plain[bad][:3]}"
+    assert not bad.any(), (
+        f"{name}: {bad.sum()} elements beyond {ulps} ulp: {ours[bad][:3]} {plain[bad][:3]}"
+    )
 
 
 # ---- one operation or a few -----------------------------------------------------------------------
@@ -205,7 +211,9 @@ def test_functions_and_sums_round_once(name):
             if a is None or not b.isfinite().all():
                 continue
             # Backwards are composed of up to eight steps, each of which rounds.
-            assert (a - b).norm() <= 8 * torch.finfo(dtype).eps / 2 * b.norm(), f"{what}, gradient of {kind}"
+            assert (a - b).norm() <= 8 * torch.finfo(dtype).eps / 2 * b.norm(), (
+                f"{what}, gradient of {kind}"
+            )
 
 
 def test_infinite_where_pytorch_is():
@@ -240,7 +248,14 @@ def random_chain(seed):
              "minimum", "clamp", "where", "through", "relu", "reversed")
         )  # fmt: skip
         older = rng.randrange(-2, step)
-        plans.append((operation, older, rng.choice(scalars), rng.choice(list(HALVES.values()) + [torch.float64])))
+        plans.append(
+            (
+                operation,
+                older,
+                rng.choice(scalars),
+                rng.choice(list(HALVES.values()) + [torch.float64]),
+            )
+        )
 
     def function(h, v, T):
         made = [h.to(T), v.to(T)]

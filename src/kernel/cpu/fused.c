@@ -42,7 +42,7 @@ typedef struct program_operand {
 
 typedef struct program_step {
     dw__lane_loop loop;     /* NULL: dropout, or no loop for this kind */
-    dw__lane_loop rounding; /* of an F32 result to BF16 or F16; NULL: the result is exact as it is */
+    dw__lane_loop rounding; /* of an F32 result to BF16 or F16; NULL: it is exact as it is */
     bool is_dropout;
     uint8_t operand_count;
     program_operand operands[DW_LANE_OPERANDS];
