@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from deepwell.caches import is_cache
+from deepwell.contents import Reads
 from deepwell.errors import CaptureError
 from deepwell.guards import Effects
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
@@ -45,6 +46,7 @@ from deepwell.lowering.quiet import (
 from deepwell.lowering.repeat import Repeats
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
+from deepwell.observe import Recorder
 
 __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
 
@@ -93,6 +95,9 @@ class Guards:
     training: Tuple[bool, ...]
     grad_enabled: Optional[bool]
     relations: Tuple[sympy.Expr, ...]  # over the symbols, by name; all must be true
+    plain_layout: bool = (
+        False  # whether the arguments must be contiguous, for the forward asks for that
+    )
 
     def sizes_hold(self, names: Sequence[str], sizes: Sequence[int]) -> bool:
         """Whether the graph is valid at these sizes of the symbols. Sizes 0 and 1 never are:
@@ -121,6 +126,12 @@ class Captured:
     # Tensors that the forward reads and whose value became part of the graph, with their versions.
     folded: List[Tuple[torch.Tensor, int]] = field(default_factory=list)
     copied_layers: int = 0  # layers that were not traced, but copied from one of their kind
+    reads: Reads = field(
+        default_factory=Reads
+    )  # globals and attributes that the forward's code names
+    codes: Dict[Any, str] = field(
+        default_factory=dict
+    )  # the user's code objects that ran, and their names
     _module: Any = None  # weak reference, for parameters that are returned as they are
 
     @property
@@ -233,43 +244,16 @@ class _Capture:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CaptureError("autocast is on; a graph has the dtypes of the module itself")
         grad_enabled = torch.is_grad_enabled()
-        effects = Effects(self.module)
-        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths, effects.look)
-        attempts: List[Tuple[Callable[[str], Traced], str]] = [
-            (tracer.export, ALL), (tracer.export, LEADING), (tracer.make_fx, LEADING),
-            (tracer.export, NONE), (tracer.make_fx, NONE),
-        ]  # fmt: skip
-        if not dynamic:
-            attempts = attempts[3:]
-        failures: Dict[str, List[Exception]] = {"export": [], "make_fx": []}
-        with (
-            quiet_tracing(),
-            contextlib.closing(tracer),
-            contextlib.closing(effects),
-            watched_autograd() as autograd,
-            unchanged(effects),
-            watched_encoder() as observed,
-        ):
-            self._effects, self._observed = effects, observed
-            for trace, axes in attempts:
-                try:
-                    captured = self._attempt(trace, axes)
-                    break
-                except CaptureError:
-                    raise
-                except Exception as error:  # tracing runs arbitrary code of the module
-                    failures[trace.__name__].append(_without_frames(error))
-                    if _is_final(error):
-                        raise self._explain(failures) from None
-            else:
-                raise self._explain(failures)
+        captured, recorder, observed = self._trace(dynamic, True)
+        if recorder.asks_grad_mode:
+            if not grad_enabled:
+                captured, recorder, observed = self._trace(dynamic, False)
+            captured.guards = _with(captured.guards, grad_enabled=grad_enabled)
+        if recorder.asks_layout:
+            captured.guards = _with(captured.guards, plain_layout=True)
+        captured.reads, captured.codes = recorder.reads, recorder.codes
         if observed.refusal is not None:
             raise observed.refusal
-        for seen in (*effects.seen, *autograd):
-            raise CaptureError(
-                f"{type(self.module).__name__} {seen}; a graph has no such effects. Leave it: the module "
-                "runs in PyTorch, and the modules inside it may still be captured"
-            )
         sizes = [self.placeholders[i].shape[axis] for i, axis in captured.symbol_sources]
         if not captured.accepts_sizes(sizes):
             raise CaptureError(
@@ -286,6 +270,65 @@ class _Capture:
         if observed.pads_with_zeros:
             captured.guards = _with(captured.guards, grad_enabled=True)
         return captured
+
+    def _trace(self, dynamic: bool, grad: bool) -> Tuple[Captured, Recorder, Any]:
+        """The graph and what was seen of the forward, which runs in this grad mode."""
+        effects = Effects(self.module)
+        self._refuse(effects.seen)  # tracing would do it already
+        recorder = Recorder(effects.learn, effects.tensors)
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            effects.begin()
+            with recorder.watching():
+                yield
+            effects.look()
+
+        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths, around)
+        attempts: List[Tuple[Callable[[str], Traced], str]] = [
+            (tracer.export, ALL), (tracer.export, LEADING), (tracer.make_fx, LEADING),
+            (tracer.export, NONE), (tracer.make_fx, NONE),
+        ]  # fmt: skip
+        if not dynamic:
+            attempts = attempts[3:]
+        failures: Dict[str, List[Exception]] = {"export": [], "make_fx": []}
+        with (
+            quiet_tracing(grad),
+            contextlib.closing(tracer),
+            contextlib.closing(recorder),
+            contextlib.closing(effects),
+            watched_autograd() as autograd,
+            unchanged(effects),
+            watched_encoder() as observed,
+        ):
+            self._effects, self._observed = effects, observed
+            for trace, axes in attempts:
+                try:
+                    captured = self._attempt(trace, axes)
+                    break
+                except CaptureError:
+                    raise
+                except Exception as error:  # tracing runs arbitrary code of the module
+                    if recorder.seen:
+                        break
+                    failures[trace.__name__].append(_without_frames(error))
+                    if _is_final(error):
+                        raise self._explain(failures) from None
+            else:
+                raise self._explain(failures)
+        self._refuse([*effects.seen, *recorder.seen, *autograd])
+        return captured, recorder, observed
+
+    def _refuse(self, seen: Sequence[str]) -> None:
+        for what in seen:
+            raise CaptureError(
+                f"{type(self.module).__name__} {what}; a graph has no such effects. Leave it: the module "
+                "runs in PyTorch, and the modules inside it may still be captured"
+            )
+
+    def tensors(self) -> List[torch.Tensor]:
+        """The user's tensors that the forward can reach, but for its parameters and buffers."""
+        return list(self._effects.tensors.values())
 
     def _names_positions(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Whether the call says where its tokens stand."""
@@ -474,6 +517,10 @@ def _differentiable_by(
     return [reach[value.name] for value in outputs]
 
 
+def _memory(tensor: torch.Tensor) -> Tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
 def _with(guards: Guards, **changes: Any) -> Guards:
     return Guards(**{**guards.__dict__, **changes})
 
@@ -495,9 +542,8 @@ class _Leaves:
         self._shapes: Dict[int, Tuple[Dim, ...]] = {}
         module = capture.module
         self._attributes = {
-            v.data_ptr(): v
-            for m in module.modules()
-            for v in m.__dict__.values()
+            _memory(v): v
+            for v in capture.tensors()
             if type(v) is torch.Tensor and not v.is_meta and v.layout is torch.strided
         }
         self.folded: List[Tuple[torch.Tensor, int]] = []
@@ -519,9 +565,9 @@ class _Leaves:
         return self._leaf("input", target, self._input_name(target), example)
 
     def _constant(self, tensor: torch.Tensor, example: Any) -> Value:
-        """A tensor that the forward made of Python numbers, or one that is a module's plain
-        attribute: this one stays the user's, who may change it in place."""
-        owned = self._attributes.get(tensor.data_ptr()) if not tensor.is_meta else None
+        """A tensor that the forward made of Python numbers, or one that an attribute or a global
+        holds: this one stays the user's, who may change it in place."""
+        owned = self._attributes.get(_memory(tensor)) if not tensor.is_meta else None
         if (tensor if owned is None else owned).requires_grad:
             raise CaptureError(
                 f"{type(self._capture.module).__name__} uses a tensor of shape {list(tensor.shape)} that "

@@ -1,20 +1,20 @@
 """What a captured graph took for granted about its module, and a quick check that it still holds.
 
-A graph is the module's forward at one moment: its submodules, parameters, flags, hooks, configuration, and
-the class attributes and globals that its methods name. When any of them changes, the graph is not the
-module's forward any more, and the original forward must run.
+A graph is the module's forward at one moment: its submodules, parameters, flags, hooks and configuration, and
+the globals, closures and objects that its code reads (contents.py, observe.py). When any of them changes, the graph is
+not the module's forward any more, and the original forward must run.
 
-Every call compares the module's dictionaries with what they held, object by object, in C. Only where one
-differs is it asked, slowly, whether the difference matters.
+Every call compares dictionaries, lists and single attributes with what they held, object by object, in C. Only where
+one differs is it asked, slowly, whether the difference matters.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import enum
+import contextlib
 import functools
 import inspect
+import random
+import sys
 import types
 import weakref
 from typing import Any, Iterator
@@ -25,6 +25,18 @@ from torch.nn.modules import module as nn_module
 from torch.nn.utils import parametrize
 
 from deepwell import _deepwell
+from deepwell.contents import (
+    BY_VALUE,
+    LIBRARY,
+    MISSING,
+    USER,
+    Contents,
+    Reads,
+    owner,
+    owner_of,
+    parts,
+)
+from deepwell.observe import read_by
 
 HOOKS = (
     "_forward_hooks",
@@ -39,7 +51,6 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
 )
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_BY_VALUE = (*_SIMPLE, torch.Size, range, slice)
 # What nn.Module keeps for itself, and attributes that PyTorch and transformers change as modules are used.
 _UNWATCHED = frozenset(torch.nn.Module().__dict__) | {
     "forward",
@@ -47,100 +58,11 @@ _UNWATCHED = frozenset(torch.nn.Module().__dict__) | {
     "_compiled_call_impl",
     "_output_capturing_hooks_installed",
 }
-# Containers and configuration objects are looked into this deep, and up to this many items in all.
-_DEPTH = 4
-_ITEMS = 20000
-_MISSING = object()
 # In place of a value that first_change is not to compare.
 _ANY = ...
 
 
-# ---- what attributes hold ----------------------------------------------------------------------------
-
-
-class _Contents:
-    """Descriptions of attributes that are equal while the attributes mean the same to a forward.
-
-    Which objects attributes share says nothing: torch.export puts equal copies of lists in their place.
-    """
-
-    def __init__(self, root: torch.nn.Module) -> None:
-        self._root = root
-        self._items = 0
-        # By identity and depth, on which alone a description depends; the value lives, so that its id is its own.
-        self._described: dict[tuple[int, int], tuple[Any, Any]] = {}
-        self._listed: set[int] = set()  # ids in the lists below
-        self.containers: list[Any] = []  # dicts and lists that were looked into
-        self.modules: list[torch.nn.Module] = []  # found in containers: registered nowhere
-        self.alive: list[Any] = []  # what is described by its identity
-
-    def describe(self, value: Any, depth: int = 0) -> Any:
-        kind = type(value)
-        if kind in _BY_VALUE or isinstance(value, enum.Enum):
-            return (kind, value) if value == value else (kind, repr(value))
-        if value is self._root:
-            return "the module itself"
-        if isinstance(value, torch.Tensor):
-            return self._itself(value)
-        if isinstance(value, torch.nn.Module):
-            if depth > 0:
-                self._list(self.modules, value)
-            return self._itself(value)
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-            return self._itself(value)
-        if isinstance(value, types.MethodType):
-            return (kind, self._itself(value.__func__), self.describe(value.__self__, depth + 1))
-        if isinstance(value, functools.partial):
-            return (kind, self.describe([value.func, value.args, value.keywords], depth + 1))
-        if depth >= _DEPTH or self._items > _ITEMS:
-            return (kind, "not looked into")
-        key = id(value), depth
-        if key not in self._described:
-            self._described[key] = (value, self._inside(value, kind, depth))
-        return self._described[key][1]
-
-    def _list(self, found: list[Any], value: Any) -> None:
-        if id(value) not in self._listed:
-            self._listed.add(id(value))
-            found.append(value)
-
-    def _inside(self, value: Any, kind: type, depth: int) -> Any:
-        if isinstance(value, (list, tuple)):
-            items: Any = enumerate(value)
-        elif isinstance(value, dict):
-            items = value.items()
-        elif isinstance(value, (set, frozenset)):
-            return (kind, frozenset(v for v in value if isinstance(v, _SIMPLE)), len(value))
-        elif _is_configuration(value, kind):
-            return (self._itself(value), self.describe(vars(value), depth + 1))
-        else:
-            return self._itself(value)
-        if isinstance(value, (dict, list)):
-            self._list(self.containers, value)
-        parts = []
-        for key, item in items:
-            self._items += 1
-            if self._items > _ITEMS:
-                return (kind, "not looked into")
-            key = key if isinstance(key, _SIMPLE) else self._itself(key)
-            parts.append((key, self.describe(item, depth + 1)))
-        return (kind, tuple(parts))
-
-    def _itself(self, value: Any) -> tuple[str, int]:
-        self.alive.append(value)
-        return (type(value).__name__, id(value))
-
-
-def _is_configuration(value: Any, kind: type) -> bool:
-    """Whether it is an object of settings, which are its attributes, rather than one with a life."""
-    if not isinstance(getattr(value, "__dict__", None), dict):
-        return False
-    return (
-        dataclasses.is_dataclass(kind)
-        or hasattr(kind, "to_dict")
-        or issubclass(kind, (types.SimpleNamespace, argparse.Namespace))
-        or any(word in kind.__name__.lower() for word in ("config", "cfg", "option", "setting"))
-    )
+# ---- names outside the module ------------------------------------------------------------------------
 
 
 def _forward_of(attributes: dict[str, Any]) -> Any:
@@ -149,53 +71,64 @@ def _forward_of(attributes: dict[str, Any]) -> Any:
     return forward.previous if hasattr(forward, "previous") else forward
 
 
-# ---- names outside the module ------------------------------------------------------------------------
-
-
-def _code_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code_names(constant)
-
-
 def _method(kind: type, name: str) -> types.FunctionType | None:
-    for owner in kind.__mro__:
-        if owner is torch.nn.Module:
+    for holder in kind.__mro__:
+        if holder is torch.nn.Module:
             return None
-        if name in vars(owner):
-            found = inspect.unwrap(getattr(vars(owner)[name], "__func__", vars(owner)[name]))
+        if name in vars(holder):
+            found = inspect.unwrap(getattr(vars(holder)[name], "__func__", vars(holder)[name]))
             return found if isinstance(found, types.FunctionType) else None
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _named_outside(kind: type) -> tuple[tuple[Any, str], ...]:
-    """(namespace, name) of the settings among globals and class attributes that the forward of `kind`
-    names, and the methods that it names."""
+def _settings_outside(kind: type) -> tuple[tuple[Any, str], ...]:
+    """(namespace, name) of the settings among globals and class attributes that the forward of a class of an
+    installed package names, and the methods that it names. For the user's own classes see Recorder."""
     found: dict[tuple[int, str], tuple[Any, str]] = {}
-    if kind.__module__.startswith("torch."):
-        return ()  # PyTorch's own modules have their settings in attributes
+    if owner_of(kind) != LIBRARY:
+        return ()
     waiting, seen = ["forward"], {"forward"}
     while waiting:
         function = _method(kind, waiting.pop())
         if function is None:
             continue
-        for name in _code_names(function.__code__):
+        for name in (name for code in parts(function.__code__) for name in code.co_names):
             if name in seen or name.startswith("__"):
                 continue
             seen.add(name)
             waiting.append(name)
-            if isinstance(function.__globals__.get(name, _MISSING), _SIMPLE):
+            if isinstance(function.__globals__.get(name, MISSING), _SIMPLE):
                 found[id(function.__globals__), name] = (function.__globals__, name)
             for holder in kind.__mro__:
-                if isinstance(vars(holder).get(name, _MISSING), _SIMPLE):
-                    found[id(holder), name] = (holder, name)
+                if isinstance(vars(holder).get(name, MISSING), _SIMPLE):
+                    found[id(holder), name] = (vars(holder), name)
     return tuple(found.values())
 
 
-def _read(namespace: Any, name: str) -> Any:
-    return namespace.get(name) if isinstance(namespace, dict) else vars(namespace).get(name)
+def _likely_reads(root: torch.nn.Module) -> Reads:
+    """What the forwards of the user's modules can read, by their code: a first guess, which running them completes."""
+    found = Reads()
+    waiting: list[tuple[Any, type | None]] = []
+    for kind in {type(module) for module in root.modules()}:
+        if owner_of(kind) == USER:
+            waiting.append((_method(kind, "forward"), kind))
+    own = _forward_of(root.__dict__)
+    waiting.append((getattr(own, "__func__", own), None))
+    seen = set()
+    while waiting:
+        function, kind = waiting.pop()
+        if not isinstance(function, types.FunctionType) or (function, kind) in seen:
+            continue
+        if owner(function.__code__.co_filename) != USER:
+            continue
+        seen.add((function, kind))
+        reads = read_by(function.__code__, function.__globals__)
+        found.update(reads)
+        if kind is not None:
+            waiting += [(_method(kind, name), kind) for name in reads.names]
+        waiting += [(namespace.get(name), None) for namespace, name in reads.places.values()]
+    return found
 
 
 # ---- the state of a module ---------------------------------------------------------------------------
@@ -204,51 +137,67 @@ def _read(namespace: Any, name: str) -> Any:
 class ModuleState:
     """A snapshot of everything a captured graph depends on, apart from the arguments.
 
+    ``reads`` is what forwards were seen to read. Without it only the attributes of modules are looked at.
+
     Holds no reference to the root module, whose forward holds this: a model is freed when its last
     reference goes.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, reads: Reads | None = None) -> None:
         self._root = weakref.ref(module)
-        self._read(module)
+        self._read(module, reads or Reads())
         self.reason = self._unsupported(
             module
         )  # why no engine can run the module as it is, or None
 
     # ---- reading ---------------------------------------------------------------------------------------
 
-    def _read(self, root: torch.nn.Module) -> None:
-        contents = _Contents(root)
+    def _read(self, root: torch.nn.Module, reads: Reads) -> None:
+        contents = Contents(root, reads)
         self._records: dict[str, dict[str, Any]] = {}
         self._kinds: dict[str, Any] = {}
         self._unregistered: str | None = None
         watched: list[Any] = []
         submodules: list[torch.nn.Module] = []
         outside: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        contents.strict = True
+        self._globals = contents.globals()
         named = list(root.named_modules())
         registered = {path for path, _ in named}
-        for path, module in named:  # grows: modules that lists hold are looked at as well
+        found_elsewhere = {id(module) for _, module in named}
+        for (
+            path,
+            module,
+        ) in named:  # grows: modules that lists and globals hold are looked at as well
             attributes = module.__dict__
-            description = {
-                name: contents.describe(value)
-                for name, value in attributes.items()
-                if name not in _UNWATCHED
-            }
+            description = {}
+            for name, value in attributes.items():
+                if name not in _UNWATCHED:
+                    contents.strict = name in reads.names
+                    description[name] = contents.describe(value, _place(path, name))
+            contents.strict = True
+            if owner_of(type(module)) == USER:
+                contents.describe(type(module), type(module).__name__, 1)
             if path not in registered:
                 if self._unregistered is None and any(True for _ in module.parameters()):
                     self._unregistered = f"a {type(module).__name__} in a container of '{path}'"
                 for table in ("_parameters", "_buffers"):
-                    description[table] = contents.describe(dict(attributes[table]))
-            named += [(f"{path}.<{len(named)}>", m) for m in contents.modules]
+                    description[table] = contents.describe(
+                        dict(attributes[table]), _place(path, table)
+                    )
+            for found in contents.modules:
+                if id(found) not in found_elsewhere:
+                    found_elsewhere.add(id(found))
+                    named.append((f"{path}.<{len(named)}>", found))
             contents.modules.clear()
             own = _forward_of(attributes)
             if module is not root and own is not None:
-                description["forward"] = contents.describe(own)
+                description["forward"] = contents.describe(own, _place(path, "forward"))
             self._records[path] = description
             self._kinds[path] = (type(module), tuple(self._children(attributes)))
             contents.alive += attributes["_modules"].values()
-            for namespace, name in _named_outside(type(module)):
-                outside[id(namespace), name] = (namespace, name, _read(namespace, name))
+            for namespace, name in _settings_outside(type(module)):
+                outside[id(namespace), name] = (namespace, name, namespace.get(name, MISSING))
             if module is not root:
                 submodules.append(module)
                 watched += [attributes, _kept(attributes)]
@@ -263,20 +212,26 @@ class ModuleState:
             if isinstance(hooks, dict):
                 watched += [hooks, _kept(hooks)]
         self._alive = contents.alive
+        self._objects = contents.objects
         self._outside = list(outside.values())
         self._submodules = submodules
         self._tensors = named_tensors(root)
-        self._set_tensors()
+        self._set_tensors(contents.tensors)
         self.training = (root.training, *[module.training for module in submodules])
         self._watched = (_kept(root.__dict__), watched)
+        self._places = _flat(root, [*contents.places, *self._outside])
+        self._probes = [(read, value, type(value) is tuple) for _, read, value in contents.probes]
+        # The first thing among what the forwards read that cannot be watched.
+        self.unwatched = contents.unwatched
+        self.described_codes = contents.codes
 
     @staticmethod
     def _children(attributes: dict[str, Any]) -> Iterator[Any]:
         for name, child in attributes["_modules"].items():
             yield (name, id(child))
 
-    def _set_tensors(self) -> None:
-        unique = list({id(t): t for t in self._tensors.values()}.values())
+    def _set_tensors(self, others: list[torch.Tensor]) -> None:
+        unique = list({id(t): t for t in [*self._tensors.values(), *others]}.values())
         self._unique = unique
         self._dtypes = [tensor.dtype for tensor in unique]
         self._shapes = [tensor.shape for tensor in unique]
@@ -309,12 +264,14 @@ class ModuleState:
         """Whether nothing at all has changed. False may be wrong, True is right."""
         root = self._root()
         kept, watched = self._watched
-        if _deepwell.first_change(watched) >= 0 or (
-            _deepwell.first_change([root.__dict__, kept]) >= 0
+        if (
+            _deepwell.first_change(watched) >= 0
+            or _deepwell.first_change([root.__dict__, kept]) >= 0
+            or _deepwell.first_replaced(self._places) >= 0
         ):
             return False
-        for namespace, name, value in self._outside:
-            if _read(namespace, name) is not value:
+        for read, value, by_identity in self._probes:
+            if not _same(read(), value, by_identity):
                 return False
         return not self._converted()
 
@@ -338,9 +295,16 @@ class ModuleState:
             found = now._records.get(path)
             if found != was:
                 return _difference(path, was, found or {})
-        for (_, name, was), (_, _, value) in zip(self._outside, now._outside):
+        outside = {(id(namespace), name): value for namespace, name, value in now._outside}
+        for namespace, name, was in self._outside:
+            value = outside.get((id(namespace), name), was)
             if was is not value and (type(was), was) != (type(value), value):
                 return f"'{name}' changed from {was!r} to {value!r}"
+        difference = _outer_difference(self._globals, now._globals) or _object_difference(
+            self._objects, now._objects
+        )
+        if difference is not None:
+            return difference
         if _likeness(self._tensors) != _likeness(now._tensors):
             return _tensor_difference(self._tensors, now._tensors)
         return now.reason if self.reason != now.reason else None
@@ -420,14 +384,35 @@ def _inner_difference(place: str, old: Any, new: Any) -> str:
     if _is_value(old) and _is_value(new):
         return f"'{place}' changed from {old[1]!r} to {new[1]!r}"
     if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new) == 2:
-        if isinstance(old[0], tuple) and old[0] == new[0]:  # an object and its attributes
-            return _inner_difference(place, old[1], new[1])
         both = isinstance(old[1], tuple) and isinstance(new[1], tuple)
         if both and old[0] is new[0] and len(old[1]) == len(new[1]):
-            for was, now in zip(old[1], new[1]):
-                if was != now and was[0] == now[0]:
-                    return _inner_difference(f"{place}.{was[0]}", was[1], now[1])
+            keyed = isinstance(old[0], type) and issubclass(old[0], dict)
+            for index, (was, now) in enumerate(zip(old[1], new[1])):
+                if was == now:
+                    continue
+                if not keyed:
+                    return _inner_difference(f"{place}.{index}", was, now)
+                if was[0] == now[0]:
+                    return _inner_difference(f"{place}.{was[0][1]}", was[1], now[1])
     return f"'{place}' was replaced or changed"
+
+
+def _outer_difference(
+    was: dict[tuple[int, str], Any], now: dict[tuple[int, str], Any]
+) -> str | None:
+    for place, old in was.items():
+        if now.get(place, old) != old:
+            return _inner_difference(place[1], old, now[place])
+    return None
+
+
+def _object_difference(was: dict[int, Any], now: dict[int, Any]) -> str | None:
+    for identity, (label, attributes) in was.items():
+        _, found = now.get(identity, (label, attributes))
+        for name, old in attributes.items():
+            if found.get(name, "nothing") != old:
+                return _inner_difference(f"{label}.{name}", old, found.get(name, "nothing"))
+    return None
 
 
 def _is_value(description: Any) -> bool:
@@ -435,73 +420,236 @@ def _is_value(description: Any) -> bool:
         isinstance(description, tuple)
         and len(description) == 2
         and isinstance(description[0], type)
-        and description[0] in _BY_VALUE
+        and description[0] in BY_VALUE
     )
+
+
+def _place(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _flat(root: torch.nn.Module, places: list[tuple[Any, Any, Any]]) -> tuple[Any, ...]:
+    """For first_replaced, each place once."""
+    found: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+    for holder, key, value in places:
+        if value is not root:  # it would keep itself alive
+            found[id(holder), key] = (holder, key, value)
+    return tuple([part for place in found.values() for part in place])
+
+
+def _same(now: Any, was: Any, by_identity: bool) -> bool:
+    if not by_identity:
+        return now == was
+    return len(now) == len(was) and all(a is b for a, b in zip(now, was))
 
 
 # ---- what a forward leaves behind --------------------------------------------------------------------
 
 
 class Effects:
-    """Notices what a forward that is being traced changes in its modules, and takes it back."""
+    """Notices what a forward that is being traced changes in its modules and in what else it reads, and takes
+    it back."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
         self.seen: list[str] = []
-        self._before = self._describe()
-        self._saved = [(d, dict(d) if isinstance(d, dict) else list(d)) for d in self._containers]
+        self._reads = _likely_reads(root)
+        self._saved: dict[int, tuple[Any, Any]] = {}  # containers and their content
+        self._held: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # single attributes
+        self._alive: list[Any] = []
+        self.tensors: dict[int, torch.Tensor] = {}  # the user's, but for registered ones
+        self._before = self._describe(saving=True)
+        self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._versions: list[tuple[torch.Tensor, Any]] = []
 
-    def _describe(self) -> dict[str, dict[str, Any]]:
-        contents = _Contents(self._root)
+    def learn(self, reads: Reads) -> None:
+        """To be called before code runs that reads more than was known: what it can change is noted first."""
+        if self._reads.covers(reads):
+            return
+        self._reads.update(reads)
+        records, outside, objects = self._describe(saving=True)
+        _fill(self._before[1], outside)
+        for identity, (label, attributes) in objects.items():
+            _fill(self._before[2].setdefault(identity, (label, {}))[1], attributes)
+
+    def _describe(self, saving: bool) -> tuple[dict[str, Any], dict[Any, Any], dict[int, Any]]:
+        contents = Contents(self._root, self._reads)
+        contents.strict = True
+        outside = contents.globals()
         records: dict[str, dict[str, Any]] = {}
-        self._containers: list[Any] = []
         named = list(self._root.named_modules())
+        seen = {id(module) for _, module in named}
         for path, module in named:
             attributes = module.__dict__
-            records[path] = {
-                name: contents.describe(value)
-                for name, value in attributes.items()
-                if name not in _UNWATCHED
-            }
+            records[path] = {}
+            for name, value in attributes.items():
+                if name not in _UNWATCHED:
+                    contents.strict = name in self._reads.names
+                    records[path][name] = contents.describe(value, _place(path, name))
+            contents.strict = True
             records[path]["training"] = (bool, module.training)
-            self._containers.append(attributes)
-            self._containers += [v for v in attributes.values() if isinstance(v, dict)]
-            named += [(f"{path}.<{len(named)}>", m) for m in contents.modules]
+            if owner_of(type(module)) == USER:
+                contents.describe(type(module), type(module).__name__, 1)
+            contents.containers.append(attributes)
+            contents.containers += [v for v in attributes.values() if isinstance(v, dict)]
+            for found in contents.modules:
+                if id(found) not in seen:
+                    seen.add(id(found))
+                    named.append((f"{path}.<{len(named)}>", found))
             contents.modules.clear()
-        self._alive = contents.alive
-        self._containers += contents.containers
-        return records
+        if saving:
+            if contents.iterator is not None:
+                self._saw(
+                    f"may draw from '{contents.iterator}', which is an iterator, in its forward"
+                )
+            self._alive.append(contents.alive)
+            self.tensors.update((id(tensor), tensor) for tensor in contents.tensors)
+            for container in [*contents.containers, *[holder for holder, _, _ in contents.probes]]:
+                self._saved.setdefault(id(container), (container, _copied(container)))
+            for holder, key, value in contents.places:
+                self._held.setdefault((id(holder), key), (holder, key, value))
+        return records, outside, contents.objects
+
+    def begin(self) -> None:
+        """To be called when the forward is about to run: tracers have put tensors of their own in place."""
+        self._versions = [(tensor, _version(tensor)) for tensor in self.tensors.values()]
+        self._tables = [
+            (path, module.__dict__[table], dict(module.__dict__[table]))
+            for path, module in self._root.named_modules()
+            if "rope_type" not in module.__dict__
+            for table in ("_parameters", "_buffers", "_modules")
+        ]
 
     def look(self) -> None:
         """To be called when the forward has run: adds to ``seen`` what it has changed."""
-        kept = self._containers, self._alive
-        after = self._describe()
-        self._containers, self._alive = kept
-        for path, was in self._before.items():
+        for path, table, was in self._tables:
+            for name in {**was, **table}:
+                if table.get(name, MISSING) is not was.get(name, MISSING):
+                    self._saw(f"assigns '{_place(path, name)}' in its forward")
+        self._tables = []
+        if any(_version(tensor) != version for tensor, version in self._versions):
+            self._saw("changes a tensor that is no buffer of it in its forward")
+        self._versions = []
+        records, outside, objects = self._describe(saving=False)
+        for path, was in self._before[0].items():
             if "rope_type" in was:
                 continue  # what rotary embeddings note down is settled_rope's business
-            for name, value in after.get(path, {}).items():
+            for name, value in records.get(path, {}).items():
                 if value != was.get(name):
-                    place = f"{path}.{name}" if path else name
-                    self.seen.append(f"changes its attribute '{place}' in its forward")
+                    self._saw(f"changes its attribute '{_place(path, name)}' in its forward")
+        for place, old in self._before[1].items():
+            if outside.get(place, old) != old:
+                self._saw(f"changes the global '{place[1]}' in its forward")
+        for identity, (label, attributes) in self._before[2].items():
+            _, now = objects.get(identity, (label, attributes))
+            for name, old in attributes.items():
+                if now.get(name, "nothing") != old:
+                    self._saw(f"changes its attribute '{label}.{name}' in its forward")
+
+    def _saw(self, what: str) -> None:
+        if what not in self.seen:
+            self.seen.append(what)
 
     def close(self) -> None:
         """Keeps the module alive no longer."""
         self._root = None
-        self._containers, self._alive, self._saved = [], [], []
+        self._alive, self._tables, self._versions = [], [], []
+        self._saved, self._held, self.tensors = {}, {}, {}
+        self._before = ({}, {}, {})
 
     def undo(self) -> None:
         """Puts everything back."""
-        for container, content in self._saved:
-            if isinstance(container, dict):
-                same = [(k, id(v)) for k, v in container.items()] == [
-                    (k, id(v)) for k, v in content.items()
-                ]
-                if not same:
-                    container.clear()
-                    container.update(content)
-            elif [id(v) for v in container] != [id(v) for v in content]:
-                container[:] = content
+        for container, content in self._saved.values():
+            _put_back(container, content)
+        for holder, key, value in self._held.values():
+            _hold_again(holder, key, value)
+
+
+def _version(tensor: torch.Tensor) -> Any:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _fill(before: dict[Any, Any], more: dict[Any, Any]) -> None:
+    for key, value in more.items():
+        before.setdefault(key, value)
+
+
+def _copied(container: Any) -> Any:
+    if isinstance(container, dict):
+        return dict(container)
+    if isinstance(container, (set, types.MappingProxyType)):
+        return frozenset(container) if isinstance(container, set) else None
+    if hasattr(container, "tobytes") and hasattr(container, "copy"):
+        return container.copy()
+    return list(container)
+
+
+def _put_back(container: Any, content: Any) -> None:
+    if isinstance(container, dict):
+        if list(container) == list(content):  # other threads may be reading
+            for key, value in content.items():
+                if container[key] is not value:
+                    container[key] = value
+        else:
+            container.clear()
+            container.update(content)
+    elif isinstance(container, set):
+        if frozenset(container) != content:
+            container.clear()
+            container.update(content)
+    elif content is None:
+        return
+    elif isinstance(content, list):
+        if [id(v) for v in container] != [id(v) for v in content]:
+            container.clear()
+            container.extend(content)
+    elif not (container == content).all():
+        container[...] = content
+
+
+def _hold_again(holder: Any, key: Any, value: Any) -> None:
+    if isinstance(holder, dict):
+        if holder.get(key, MISSING) is value:
+            return
+        if value is MISSING:
+            holder.pop(key, None)
+        else:
+            holder[key] = value
+    elif not isinstance(holder, types.MappingProxyType) and value is not MISSING:
+        if getattr(holder, key, MISSING) is not value:
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(holder, key, value)
+
+
+@contextlib.contextmanager
+def state_kept(root: torch.nn.Module) -> Iterator[None]:
+    """Restores what forwards of the module may leave behind: which objects its attributes, parameters and
+    buffers are, the values of buffers, and the states of Python's, NumPy's and PyTorch's generators."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    tables = [
+        (table, dict(table))
+        for module in root.modules()
+        for table in (
+            module.__dict__,
+            *[module.__dict__[n] for n in ("_parameters", "_buffers", "_modules")],
+        )
+    ]
+    values = [(b, b._version, b.detach().clone()) for b in root.buffers() if not b.is_inference()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for table, content in tables:
+            _put_back(table, content)
+        with torch.no_grad():
+            for buffer, version, value in values:
+                if buffer._version != version:
+                    buffer.copy_(value)
+        random.setstate(python_state)
+        if numpy_state is not None and numpy is not None:
+            numpy.random.set_state(numpy_state)
 
 
 # ---- modes -------------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ from deepwell.comparison import (
     magnitude,
     smaller_sizes,
 )
+from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
-from deepwell.guards import HOOKS, Effects, ModuleState, named_tensors, unusual_mode
-from deepwell.lowering.quiet import unchanged
+from deepwell.guards import HOOKS, ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
@@ -329,6 +329,8 @@ class _Entry:
         for tensor, version in self._captured.folded:
             if tensor._version != version:
                 return None  # a tensor whose value is part of the graph
+        if self._captured.guards.plain_layout and not self._lies_plainly(leaves):
+            return None
         needs_grad_mode = self._captured.guards.grad_enabled
         if needs_grad_mode is not None and needs_grad_mode != torch.is_grad_enabled():
             return None
@@ -336,6 +338,13 @@ class _Entry:
         if valid is None:
             valid = self._valid[sizes] = self._captured.accepts_sizes(sizes)
         return (leaves, sizes) if valid else None
+
+    def _lies_plainly(self, leaves: list[torch.Tensor]) -> bool:
+        """Whether the arguments lie in memory as they did while the forward was traced, which asks for that."""
+        return all(
+            leaves[index].is_contiguous() and leaves[index].storage_offset() == 0
+            for index, _ in self._inputs
+        )
 
     def run(
         self,
@@ -394,8 +403,8 @@ _tracing = _Tracing()
 class _State:
     """What the module was like at one time, and what was captured then."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = ModuleState(module)
+    def __init__(self, module: torch.nn.Module, reads: Reads) -> None:
+        self.module = ModuleState(module, reads)
         self.reason = self.module.reason or _unsupported_tensor(self.module.tensors())
         self.entries: dict[Any, list[_Entry]] = {}
         self.failed: dict[Any, str] = {}
@@ -428,6 +437,7 @@ class OptimizedForward:
         self._lock = threading.RLock()
         self._busy = threading.local()
         self._states: list[_State] = []  # the present one first
+        self._reads = Reads()  # what the forward was seen to read in all captures
         self._left_alone: str | None = None  # for good
         self._captured_once = False
         self._attempts = 0
@@ -596,7 +606,7 @@ class OptimizedForward:
         if states and states[0].module.unchanged():
             return states[0]
         with self._lock:
-            now = _State(self.module)
+            now = _State(self.module, self._reads)
             change = None
             for position, state in enumerate(self._states):
                 difference = state.module.compare(now.module)
@@ -623,7 +633,7 @@ class OptimizedForward:
                 return None, reason
             entry, bound = self._accepting(state, key, flat)
             if entry is None:
-                state.failed[key] = "the captured graph does not describe these shapes"
+                state.failed[key] = "the captured graph does not describe these shapes or strides"
                 return None, state.failed[key]
         size = torch.is_grad_enabled(), magnitude(bound[1])
         slower = entry.slower.get(size)
@@ -662,6 +672,7 @@ class OptimizedForward:
         try:
             with self.session.report.progress(f"Capturing {name}"), self._as_it_was():
                 captured = capture_graph(self.module, args, kwargs)
+            self._watch(state, captured)
             entry = _Entry(
                 captured, state.module.tensors(), self.session.pool, self.session.precision
             )
@@ -680,6 +691,21 @@ class OptimizedForward:
             self.path, self.module, entry.program, time.perf_counter() - started
         )
         return None
+
+    def _watch(self, state: _State, captured: Captured) -> None:
+        """From now on what the forward was seen to read is compared at each call."""
+        self._reads.update(captured.reads)
+        watched = ModuleState(self.module, self._reads)
+        reason = watched.unwatched
+        for code, name in captured.codes.items():
+            if code.co_freevars and code not in watched.described_codes and reason is None:
+                reason = f"the variables around '{name}', which cannot be watched"
+        if reason is not None:
+            raise CaptureError(
+                f"{type(self.module).__name__} reads {reason}: pass it as an argument or keep it in a "
+                "number, a list or a dictionary, or leave it: the module runs in PyTorch"
+            )
+        state.module.adopt(watched)
 
     @contextlib.contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -768,15 +794,9 @@ class OptimizedForward:
                 raise _NotCompared(reason)
             return result
 
-        effects = Effects(self.module)
-        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in self.module.buffers()]
-        with contextlib.closing(effects), torch.random.fork_rng(devices=[]), unchanged(effects):
-            try:
-                return compare(differentiated(original, targets), differentiated(engine, targets))
-            finally:
-                for buffer, version, kept in buffers:
-                    if buffer._version != version:
-                        buffer.data.copy_(kept)
+        # What the forward moves must be as it was after the comparison, also what no capture noticed.
+        with state_kept(self.module):
+            return compare(differentiated(original, targets), differentiated(engine, targets))
 
 
 class _NotCompared(Exception):

@@ -950,7 +950,40 @@ static PyObject *module_first_change(PyObject *self, PyObject *watched) {
     return PyLong_FromLong(-1);
 }
 
+/* first_replaced(places): `places` is a flat tuple of holder, key, value, ... The position of the first holder that no
+ * longer has this very object under the key, or -1. A holder is a dict, a class's mapping or an object with that
+ * attribute; NotImplemented stands for no value. */
+static PyObject *module_first_replaced(PyObject *self, PyObject *places) {
+    (void)self;
+    if (!PyTuple_Check(places)) {
+        PyErr_SetString(PyExc_TypeError, "first_replaced(places) takes a tuple");
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(places);
+    for (Py_ssize_t i = 0; i + 2 < count; i += 3) {
+        PyObject *holder = PyTuple_GetItem(places, i);
+        PyObject *key = PyTuple_GetItem(places, i + 1);
+        PyObject *was = PyTuple_GetItem(places, i + 2);
+        PyObject *found = NULL;
+        if (PyDict_Check(holder)) {
+            found = PyDict_GetItemWithError(holder, key);
+            Py_XINCREF(found);
+        } else if (Py_TYPE(holder) == &PyDictProxy_Type) {
+            found = PyObject_GetItem(holder, key);
+        } else {
+            found = PyObject_GetAttr(holder, key);
+        }
+        if (found == NULL) PyErr_Clear();
+        bool same = found == was || (found == NULL && was == Py_NotImplemented);
+        Py_XDECREF(found);
+        if (!same) return PyLong_FromSsize_t(i);
+    }
+    return PyLong_FromLong(-1);
+}
+
 static PyMethodDef functions[] = {
+    {"first_replaced", module_first_replaced, METH_O,
+     "first_replaced((holder, key, value, ...)) -> position"},
     {"first_change", module_first_change, METH_O, "first_change([dict, kept, ...]) -> position"},
     {"version", module_version, METH_NOARGS, "version of libdeepwell"},
     {"machine", module_machine, METH_NOARGS, "what runs here, as JSON"},

@@ -313,7 +313,7 @@ def test_no_grad_inside(support) -> None:
 
 
 @pytest.mark.support(
-    "Modules", "a second derivative inside of forward (forces)", "PyTorch", "cannot be"
+    "Modules", "a second derivative inside of forward (forces)", "PyTorch", "in its forward"
 )
 def test_gradient_inside(support) -> None:
     class Force(Net):

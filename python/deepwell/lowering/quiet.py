@@ -25,8 +25,8 @@ _tracing = threading.RLock()
 
 
 @contextlib.contextmanager
-def quiet_tracing() -> Iterator[None]:
-    """Tracing on the plain code paths, one at a time, leaving global state as it was.
+def quiet_tracing(grad: bool) -> Iterator[None]:
+    """Tracing on the plain code paths in this grad mode, one at a time, leaving global state as it was.
 
     The fused inference paths of nn.TransformerEncoderLayer and nn.MultiheadAttention compute what
     the plain ones do. nn.TransformerEncoder reads its mask to find out whether it is causal, only
@@ -43,7 +43,7 @@ def quiet_tracing() -> Iterator[None]:
         stack.enter_context(_collected())
         stack.enter_context(_in_this_thread_only())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(warnings.catch_warnings())
         # What tracers say on the way is either in the error or about code that is not the user's.
         warnings.simplefilter("ignore")

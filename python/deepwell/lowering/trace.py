@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,7 +54,7 @@ class _Call(torch.nn.Module):
         leaves: Sequence[Any],
         at: Sequence[int],
         spec: Any,
-        after: Callable[[], None],
+        around: Callable[[], ContextManager[None]],
     ) -> None:
         super().__init__()
         self.module = module
@@ -65,8 +65,9 @@ class _Call(torch.nn.Module):
             for position, tensor in zip(at, tensors):
                 values[position] = tensor
             args, kwargs = pytree.tree_unflatten(values, spec)
-            outputs, output_spec = flatten_outputs(module(*args, **kwargs))
-            after()
+            with around():
+                returned = module(*args, **kwargs)
+            outputs, output_spec = flatten_outputs(returned)
             results.append(output_spec)
             return outputs
 
@@ -109,11 +110,11 @@ class Tracer:
         leaves: Sequence[Any],
         spec: Any,
         paths: Sequence[str],
-        after: Callable[[], None] = lambda: None,
+        around: Callable[[], ContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`after` is called each time the forward has run."""
+        """The forward runs in the context that `around` gives."""
         self.module = module
-        self.after = after
+        self.around = around
         self.placeholders = leaves
         self.spec = spec
         self.paths = paths
@@ -123,7 +124,7 @@ class Tracer:
         """The module as a function of its tensor arguments, and examples of these. Each example is
         an object of its own: torch.export takes inputs that are one object for one input."""
         at = self._tensor_positions()
-        call = _Call(self.module, self.placeholders, at, self.spec, self.after)
+        call = _Call(self.module, self.placeholders, at, self.spec, self.around)
         self._calls.append(call)
         return call, [placeholder(self.placeholders[i], False) for i in at]
 
@@ -131,7 +132,7 @@ class Tracer:
         """When tracing is over: keeps the module alive no longer."""
         for call in self._calls:
             call.release()
-        self.module = self.after = None
+        self.module = self.around = None
 
     def _tensor_positions(self) -> List[int]:
         return [i for i, v in enumerate(self.placeholders) if isinstance(v, torch.Tensor)]
