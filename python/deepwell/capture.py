@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 from deepwell.caches import is_cache
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError
-from deepwell.guards import Effects
+from deepwell.guards import HOOKS, Effects, named_tensors
 from deepwell.lowering import Builder, LoweringError, Translator, Value, dims
 from deepwell.lowering.aliases import Sharing, sharing
 from deepwell.lowering.builder import DTYPES, FLOATS
@@ -47,6 +48,7 @@ from deepwell.lowering.repeat import Repeats
 from deepwell.lowering.symbols import Symbols
 from deepwell.lowering.trace import ALL, LEADING, NONE, Traced, Tracer, placeholder
 from deepwell.observe import Recorder
+from deepwell.standin import Strayed, stand_in
 
 __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
 
@@ -182,6 +184,7 @@ def capture_graph(
     *,
     dynamic: bool = True,
     repeat: bool = False,
+    without_hooks: bool = False,
 ) -> Captured:
     """Captures `module(*args, **kwargs)` as a graph.
 
@@ -191,16 +194,45 @@ def capture_graph(
         dynamic: sizes of input axes other than 0 and 1 become symbols where the forward allows it.
         repeat: layers that are alike are traced twice and copied (lowering/repeat.py); the whole is
             traced where that cannot be.
+        without_hooks: the hooks of the module itself are no part of the graph.
 
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
+    traced = stand_in(module)
     with batched_experts(module):
-        if repeat and Repeats(module).possible:
+        if traced is not None:
+            with contextlib.suppress(Strayed):
+                return _capture(module, traced, args, kwargs, dynamic, repeat, without_hooks)
+        return _capture(module, module, args, kwargs, dynamic, repeat, without_hooks)
+
+
+def _capture(
+    module: torch.nn.Module,
+    traced: torch.nn.Module,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+    dynamic: bool,
+    repeat: bool,
+    without_hooks: bool,
+) -> Captured:
+    with _hooks_away(traced) if without_hooks else contextlib.nullcontext():
+        if repeat and Repeats(traced).possible:
             with contextlib.suppress(CaptureError):
-                return _Capture(module, args, kwargs, True).run(dynamic)
-        return _Capture(module, args, kwargs, False).run(dynamic)
+                return _Capture(module, traced, args, kwargs, True).run(dynamic)
+        return _Capture(module, traced, args, kwargs, False).run(dynamic)
+
+
+@contextlib.contextmanager
+def _hooks_away(module: torch.nn.Module) -> Iterator[None]:
+    attributes = module.__dict__
+    kept = {name: attributes[name] for name in HOOKS if attributes[name]}
+    try:
+        attributes.update({name: OrderedDict() for name in kept})
+        yield
+    finally:
+        attributes.update(kept)
 
 
 def _is_final(error: Exception) -> bool:
@@ -222,11 +254,13 @@ class _Capture:
     def __init__(
         self,
         module: torch.nn.Module,
+        traced: torch.nn.Module,
         args: Tuple[Any, ...],
         kwargs: Dict[str, Any],
         repeat: bool,
     ) -> None:
-        self.module = module
+        self.users = module
+        self.module = traced  # the same, or what stands in for it
         self._repeat = repeat
         _check_arguments(module, args, kwargs)
         self._positions_given = self._names_positions(args, kwargs)
@@ -275,7 +309,8 @@ class _Capture:
         """The graph and what was seen of the forward, which runs in this grad mode."""
         effects = Effects(self.module)
         self._refuse(effects.seen)  # tracing would do it already
-        recorder = Recorder(effects.learn, effects.tensors)
+        strangers = set() if self.module is self.users else set(map(id, self.users.modules()))
+        recorder = Recorder(effects.learn, effects.tensors, strangers)
 
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -309,6 +344,8 @@ class _Capture:
                 except CaptureError:
                     raise
                 except Exception as error:  # tracing runs arbitrary code of the module
+                    if recorder.strayed or isinstance(error, Strayed):
+                        raise Strayed from None
                     if recorder.seen:
                         break
                     failures[trace.__name__].append(_without_frames(error))
@@ -461,7 +498,7 @@ class _Capture:
             dynamic=bool(sources),
             depends=_differentiable_by(kept, nodes, graph_outputs),
             folded=leaves.folded,
-            _module=weakref.ref(self.module),
+            _module=weakref.ref(self.users),
         )
 
     def _outputs(
@@ -546,6 +583,12 @@ class _Leaves:
             for v in capture.tensors()
             if type(v) is torch.Tensor and not v.is_meta and v.layout is torch.strided
         }
+        self._registered = set()  # what a stand-in's forward must not reach by another way
+        if capture.module is not capture.users:
+            self._registered = {
+                _memory(v) for v in named_tensors(module).values()
+                if not v.is_meta and v.layout is torch.strided
+            }  # fmt: skip
         self.folded: List[Tuple[torch.Tensor, int]] = []
         self._first_name: Dict[str, str] = {}
         first: Dict[int, str] = {}
@@ -567,6 +610,8 @@ class _Leaves:
     def _constant(self, tensor: torch.Tensor, example: Any) -> Value:
         """A tensor that the forward made of Python numbers, or one that an attribute or a global
         holds: this one stays the user's, who may change it in place."""
+        if not tensor.is_meta and _memory(tensor) in self._registered:
+            raise Strayed
         owned = self._attributes.get(_memory(tensor)) if not tensor.is_meta else None
         if (tensor if owned is None else owned).requires_grad:
             raise CaptureError(

@@ -27,6 +27,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from deepwell.contents import LIBRARY, STANDARD, TORCH, USER, Reads, owner, parts
+from deepwell.standin import Strayed
 
 # Questions to a tensor whose answer is no part of a graph. The attributes are read through their descriptors.
 _ATTRIBUTES = frozenset(
@@ -116,6 +117,7 @@ _FUNCTIONS = {
     }.items()
     if code is not None and what
 }
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
 _WRAPPERS = os.sep.join(
     ("", "torch", "_compile.py")
 )  # around functions that no compiler looks into
@@ -179,9 +181,11 @@ class Unrecordable(Exception):
 class Recorder:
     """What was seen of a forward. ``seen`` says what a graph would leave out, in words that follow its name."""
 
-    def __init__(self, on_code: Callable[[Reads], None], tensors: dict[int, Any]) -> None:
+    def __init__(
+        self, on_code: Callable[[Reads], None], tensors: dict[int, Any], strangers: set[int]
+    ) -> None:
         """``on_code`` is called before code runs that reads more than the code before it. ``tensors`` are those
-        that attributes and globals hold, by identity."""
+        that attributes and globals hold, by identity; ``strangers`` are modules that must not be called."""
         self.reads = Reads()
         self.seen: list[str] = []
         self.asks_grad_mode = False
@@ -190,6 +194,8 @@ class Recorder:
         self._known: set[types.CodeType] = set()
         self._on_code = on_code
         self._tensors = tensors
+        self._strangers = strangers
+        self.strayed = False
 
     def close(self) -> None:
         """Keeps what was watched alive no longer."""
@@ -230,6 +236,10 @@ class Recorder:
             if code in _FUNCTIONS:
                 if self._asked_by_user(frame.f_back):
                     self.note(f"{_FUNCTIONS[code]} in its forward")
+            elif code is _MODULE_CALL:
+                if id(frame.f_locals.get("self")) in self._strangers:
+                    self.strayed = True
+                    raise Strayed
             elif code not in self._known:
                 self._known.add(code)
                 if owner(code.co_filename) in (USER, LIBRARY):

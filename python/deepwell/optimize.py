@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from typing import Any, Callable, Iterator
 
 import torch
@@ -41,7 +40,7 @@ from deepwell.comparison import (
 )
 from deepwell.contents import Reads
 from deepwell.errors import CaptureError, UnsupportedError
-from deepwell.guards import HOOKS, ModuleState, named_tensors, state_kept, unusual_mode
+from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
@@ -400,6 +399,15 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
+@contextlib.contextmanager
+def _standing_aside() -> Iterator[None]:
+    _tracing.active = True
+    try:
+        yield
+    finally:
+        _tracing.active = False
+
+
 class _State:
     """What the module was like at one time, and what was captured then."""
 
@@ -670,8 +678,9 @@ class OptimizedForward:
         self._attempts += 1
         name = type(self.module).__name__
         try:
-            with self.session.report.progress(f"Capturing {name}"), self._as_it_was():
-                captured = capture_graph(self.module, args, kwargs)
+            with self.session.report.progress(f"Capturing {name}"), _standing_aside():
+                # Hooks run around the engine: tracing must neither run them nor make them part of the graph.
+                captured = capture_graph(self.module, args, kwargs, without_hooks=True)
             self._watch(state, captured)
             entry = _Entry(
                 captured, state.module.tensors(), self.session.pool, self.session.precision
@@ -706,20 +715,6 @@ class OptimizedForward:
                 "number, a list or a dictionary, or leave it: the module runs in PyTorch"
             )
         state.module.adopt(watched)
-
-    @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """The module with its own forward and without its hooks, which run around the engine: tracing
-        must neither run them nor make them part of the graph."""
-        attributes = self.module.__dict__
-        kept = {name: attributes[name] for name in HOOKS if attributes[name]}
-        _tracing.active = True
-        try:
-            attributes.update({name: OrderedDict() for name in kept})
-            yield
-        finally:
-            attributes.update(kept)
-            _tracing.active = False
 
     def _descend(self, reason: str) -> None:
         """A capture failed, and none has been made: the modules inside are tried instead. This one is tried

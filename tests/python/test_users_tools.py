@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import sys
 import threading
+import types
 import weakref
 
 import deepwell
 import pytest
 import torch
+from deepwell.guards import Effects
 from torch import nn
 from torch.utils.data import DataLoader
-from users import Net, close, optimized, pair, rows, same, train_step, uneven
+from users import Net, close, optimized, pair, rows, same, tally, train_step, uneven
 
 
 @pytest.mark.support("Compilers", "torch.compile(model) after optimize", "engine")
@@ -169,31 +171,74 @@ def test_threads_share_a_model(support) -> None:
     support.check(ours)
 
 
-def test_a_capture_leaves_other_threads_alone(capfd) -> None:
-    plain = Net()
+def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
+    """What another thread runs, reads and saves while fake tensors are in place is what it would be without."""
+    plain, ours = pair(lambda: nn.Sequential(Net(), nn.Tanh(), Net()))
+    ours.register_forward_hook(lambda *_: None)
     expected = plain(rows(2))
+    mine = {name: id(tensor) for name, tensor in ours.named_parameters()}
     found = []
 
     def elsewhere(_index):
         found.append(plain(rows(2)))
+        assert {name: id(tensor) for name, tensor in ours.named_parameters()} == mine
+        for name, tensor in ours.state_dict().items():
+            assert type(tensor) is torch.Tensor and torch.equal(tensor, plain.state_dict()[name])
+        assert len(ours._forward_hooks) == 1 and "forward" not in ours[0].__dict__
+        close(ours[0](rows(3)), plain[0](rows(3)))
+        weights = list(ours[2].parameters())
+        for gradient in torch.autograd.grad(uneven(ours[2](rows(4))), weights):
+            assert gradient.abs().max() > 0
         print("from elsewhere", file=sys.stderr)
 
-    class Interrupted(Net):
-        def forward(self, x):
-            in_threads(elsewhere, 1)
-            return self.net(x)
+    look = Effects.look
 
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
+    def interrupted(effects):
+        in_threads(elsewhere, 1)
+        look(effects)
 
-    ours = deepwell.optimize(Interrupted())
-    ours(rows())
+    monkeypatch.setattr(Effects, "look", interrupted)
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+    close(ours(rows(2)), expected)
     assert found, "nothing was traced"
+    assert tally(ours)[0] == 1
     for output in found:
         assert type(output) is torch.Tensor
         torch.testing.assert_close(output, expected, rtol=0, atol=0)
     assert capfd.readouterr().err.count("from elsewhere") == len(found)
+
+
+class Finds(Net):
+    """Calls itself by ways that a stand-in does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = types.SimpleNamespace(first=self.first, weight=self.norm.weight)
+
+    def forward(self, x):
+        return self.norm(self.second(torch.tanh(self.ways.first(x)))) + self.extra()
+
+    def extra(self):
+        return 0.0
+
+
+class FindsWeight(Finds):
+    def extra(self):
+        return self.ways.weight
+
+
+@pytest.mark.support(
+    "Threads and processes", "a module that is found through objects of the user's", "engine"
+)
+def test_stray_module(support) -> None:
+    plain, ours = pair(Finds)
+    same(plain, ours, train_step)
+    support.check(ours)
+
+
+def test_stray_parameter() -> None:
+    plain, ours = pair(FindsWeight)
+    same(plain, ours, train_step)
 
 
 class Numbered(torch.utils.data.Dataset):
