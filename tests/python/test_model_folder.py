@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from compare import error_of, gradient_bounds
 from deepwell import _deepwell
 from transformers import (
     AutoModelForCausalLM,
@@ -183,21 +184,17 @@ def reference(model, ids, labels):
     return out.logits.detach(), out.loss.detach(), grads, weighting
 
 
-def error(value, exact):
-    return (value.double() - exact.double()).norm().item()
+def check(name, ours, own, exact):
+    """Within 1e-4 of FP64's norm, or twice what FP32 PyTorch is off."""
+    limit = max(1e-4 * exact.norm().item(), 2 * error_of(own, exact))
+    error = error_of(ours.view(exact.shape), exact)
+    assert error <= limit, f"{name}: {error:.3g} over {limit:.3g}"
 
 
-def check(name, ours, own, exact, least=0.0):
-    """Within 1e-4 of FP64's norm, or twice what FP32 PyTorch is off (compare.py)."""
-    ours = ours.view(exact.shape)
-    limit = max(1e-4 * max(exact.norm().item(), least), 2 * error(own, exact))
-    assert error(ours, exact) <= limit, f"{name}: {error(ours, exact):.3g} over {limit:.3g}"
-
-
-def check_gradients(ours, own, exact):
-    median = torch.tensor([g.norm() for g in exact.values()]).median().item()
-    for name in exact:
-        check(name, ours[name], own[name], exact[name], 1e-3 * median)
+def check_gradients(model, ours, own, exact):
+    for name, limit in gradient_bounds(model, own, exact).items():
+        error = error_of(ours[name].view(exact[name].shape), exact[name])
+        assert error <= limit, f"{name}: {error:.3g} over {limit:.3g}"
 
 
 def test_same_function_as_transformers(saved):
@@ -215,12 +212,12 @@ def test_same_function_as_transformers(saved):
         loss, loss_grads = run(graphs[0], weights, ids, labels, torch.ones(()))
         logits, logit_grads = run(graphs[1], weights, ids, weighting=weighting)
         check("logits", logits, own_logits, exact_logits)
-        check_gradients(logit_grads, own_grads[1], exact_grads[1])
+        check_gradients(model, logit_grads, own_grads[1], exact_grads[1])
         if size[1] == 1:  # no label is left: the mean of nothing
             assert loss.isnan() and own_loss.isnan()
             continue
         check("loss", loss, own_loss, exact_loss)
-        check_gradients(loss_grads, own_grads[0], exact_grads[0])
+        check_gradients(model, loss_grads, own_grads[0], exact_grads[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-rope-llama3", "qwen3-windows", "mistral"])
@@ -237,9 +234,9 @@ def test_f64_agrees_to_f64s_own_rounding(name, tmp_path):
     )
     # sin and cos of F32 angles may differ by an ulp between libraries: 2^-24 relative
     limit = 1e-12 if name == "gpt2" else 1e-6
-    assert error(ours, logits) <= limit * logits.norm().item()
+    assert error_of(ours, logits) <= limit * logits.norm().item()
     for key, value in grads[1].items():
-        assert error(our_grads[key].view(value.shape), value) <= limit * value.norm().item(), key
+        assert error_of(our_grads[key].view(value.shape), value) <= limit * value.norm().item(), key
 
 
 def test_moved_labels_score_every_position(tmp_path):
