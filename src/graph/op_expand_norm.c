@@ -49,6 +49,10 @@ dw_status dw__expand_layer_norm(dw_graph *graph, const dw_graph *source, dw_node
     dw_value mean = dw__emit_divide_by_dim(&e, sum, count);
     dw_value centred = dw__emit_binary(&e, DW_OP_SUB, x, dw__emit_spread_last(&e, mean, x));
     dw_value rstd = emit_rstd(&e, centred, eps);
+    /* A mean whose square is infinite makes rstd NaN, as in PyTorch and in the kernel's rstd_of. */
+    dw_value square = dw__emit_binary(&e, DW_OP_MUL, mean, mean);
+    dw_value nothing = dw__emit_with_number(&e, DW_OP_MUL, square, 0.0);
+    rstd = dw__emit_binary(&e, DW_OP_ADD, rstd, nothing);
     dw_value y = dw__emit_binary(&e, DW_OP_MUL, centred, dw__emit_spread_last(&e, rstd, x));
     y = emit_times_row(&e, y, inputs[1]);
     if (inputs[2] != DW_NONE)

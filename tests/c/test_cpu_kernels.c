@@ -616,6 +616,40 @@ static void test_norms(void **state) {
     check_norm(true, true, 0, 12, 0.0);
 }
 
+/* Rows of 768 numbers whose squares, or whose mean's square, F32 does not hold, by every kernel and the reference: PyTorch's
+ * results. */
+static void test_norms_of_huge_rows(void **state) {
+    (void)state;
+    enum { N = 768, ROWS = 4 };
+    static const double low[ROWS] = {-1e15, -3e18, 2e19, 0.5e25}, high[ROWS] = {1e15, 3e18, 2e19, 1e25};
+    dw_attr eps = dw_attr_float(DW_ATTR_KEY_EPS, 1e-5);
+    for (int centred = 0; centred < 2; centred++) {
+        dw_op op = centred ? DW_OP_LAYER_NORM : DW_OP_RMS_NORM;
+        dw__tensor x = make_tensor(DW_F32, SHAPE(ROWS, N));
+        for (int64_t i = 0; i < ROWS * N; i++) put(&x, i, uniform(low[i / N], high[i / N]));
+        dw__call call = make_call(op, 1, &eps);
+        add_input(&call, x);
+        add_input(&call, no_tensor);
+        if (centred) add_input(&call, no_tensor);
+        add_output(&call, make_tensor(DW_F32, SHAPE(ROWS, N)));
+        if (centred) add_output(&call, make_tensor(DW_F32, SHAPE(ROWS)));
+        add_output(&call, make_tensor(DW_F32, SHAPE(ROWS)));
+        const dw__tensor *y = &call.outputs[0], *rstd = &call.outputs[centred ? 2 : 1];
+        const dw__kernel *const *kernels = dw__kernel_candidates(op);
+        for (; *kernels; kernels++) {
+            if ((*kernels)->fits && !(*kernels)->fits(&call)) continue;
+            assert_int_equal(run_once(*kernels, &call), DW_OK);
+            assert_true(get(rstd, 0) > 1e-16 && fabs(get(y, 0)) > 0.0);
+            assert_true(get(rstd, 1) == 0.0 && get(y, N) == 0.0);
+            for (int row = 2; row < ROWS; row++) {
+                assert_true(centred ? isnan(get(rstd, row)) : get(rstd, row) == 0.0);
+                assert_true(centred ? isnan(get(y, row * N)) : get(y, row * N) == 0.0);
+            }
+        }
+        release_blocks();
+    }
+}
+
 /* Without the outputs that nobody reads. */
 static void test_norm_backward_in_part(void **state) {
     (void)state;
@@ -1295,6 +1329,7 @@ static int run_all(void) {
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_tile),
         cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_norms_of_huge_rows),
         cmocka_unit_test(test_norm_backward_in_part),
         cmocka_unit_test(test_softmax),
         cmocka_unit_test(test_permute),

@@ -55,3 +55,24 @@ def test_inference(case: Case, always) -> None:
         for a, b in zip(tensors_of(found), tensors_of(expected), strict=True):
             assert not a.requires_grad
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_norms_of_huge_rows(norm, always):
+    """What F32 cannot normalize is 0 or NaN where it is in PyTorch, forward and backward."""
+    width, spread = 96, torch.rand(5, 96, generator=torch.Generator().manual_seed(2)) + 0.5
+    x = spread * torch.tensor([1e-3, 1e15, 1e25, 1e30, 1.0])[:, None]
+    x[1] *= torch.where(torch.arange(width) % 2 == 0, 1.0, -1.0)
+    plain = norm(width)
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    results = []
+    for model in (plain, ours):
+        leaf = x.clone().requires_grad_()
+        y = model(leaf)
+        y.backward(torch.ones_like(y))
+        results.append((y, leaf.grad, model.weight.grad))
+    for theirs, made in zip(*results):
+        assert torch.equal(theirs.isnan(), made.isnan())
+    assert engine_calls(ours)[0] > 0
+    assert results[0][0][2:4].isnan().any() == (norm is torch.nn.LayerNorm)
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-5, atol=1e-5, equal_nan=True)

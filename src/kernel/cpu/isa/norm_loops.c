@@ -4,6 +4,7 @@
 #include "kernel/cpu/isa/row_max.h"
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/norm.h"
+#include <float.h>
 
 static inline double sum_of(vf a, vf b, vf c, vf d) { return v_sum((a + b) + (c + d)); }
 
@@ -28,11 +29,18 @@ static inline double sum_row(int64_t n, const float *x, float shift, int power) 
     return sum_of(a, b, c, d);
 }
 
+/* Rows too large to normalize come out as PyTorch has them, on every instruction set: squares whose sum F32 does not hold make
+ * rstd 0, and a mean whose square it does not hold makes it NaN (PyTorch's running moments multiply that infinity by 0). */
+static float rstd_of(double sum_of_squares, int64_t n, float mean, double eps) {
+    if (isinf(mean * mean)) return NAN;
+    if (sum_of_squares > (double)FLT_MAX) return 0.0f;
+    return (float)(1.0 / sqrt(sum_of_squares / (double)n + eps));
+}
+
 static void forward(bool centred, int64_t n, const float *x, const float *w, const float *b,
                     double eps, float *y, float *mean, float *rstd) {
     float m = centred ? (float)(sum_row(n, x, 0.0f, 1) / (double)n) : 0.0f;
-    double variance = sum_row(n, x, m, 2) / (double)n;
-    float r = (float)(1.0 / sqrt(variance + eps));
+    float r = rstd_of(sum_row(n, x, m, 2), n, m, eps);
     if (centred && mean) *mean = m;
     if (rstd) *rstd = r;
     if (!y) return;
