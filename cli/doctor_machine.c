@@ -1,7 +1,6 @@
 /* Probes of the CPU, the matrix-product library and the GPU. */
 #include "deepwell/deepwell.h"
 #include "doctor.h"
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,50 +18,54 @@ static json_int_t available_bytes(void) {
     return kibibytes * 1024;
 }
 
-/* The widest instruction set that Deepwell's kernels are compiled for and this CPU has. */
-static const char *widest_isa(void) {
-#if defined(__x86_64__)
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx2) return avx512 ? "AVX-512" : "AVX2";
-    return "x86-64 baseline";
-#else
-    return "baseline";
-#endif
+/* What the library says of its kernels; NULL where it cannot. */
+static json_t *describe_kernels(void) {
+    char *text = NULL;
+    if (dw_machine_describe(&text) != DW_OK) return NULL;
+    json_t *description = json_loads(text, 0, NULL);
+    dw_text_free(text);
+    return description;
 }
 
 json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
     const dw_machine_cpu *cpu = &machine->cpu;
-    if (strstr(widest_isa(), "baseline")) {
-        doctor_advise(advice, "This CPU has no AVX2", "everything works, several times slower");
+    json_t *kernels = describe_kernels();
+    const char *isa = json_string_value(json_object_get(kernels, "isa"));
+    if (!isa) isa = "unknown";
+    if (strcmp(isa, "baseline") == 0) {
+        doctor_advise(advice, "The kernels run without AVX2, for want of it or by DEEPWELL_ISA",
+                      "everything works, several times slower");
     }
     if (cpu->usable > 0 && dw_get_threads() > cpu->usable) {
         doctor_advise(advice, "More threads are asked for than CPUs may be used",
                       "lower DEEPWELL_THREADS or unset it");
     }
-    return json_pack("{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL,
-                     "isa", widest_isa(), "usable", cpu->usable, "online",
-                     (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
-                     (json_int_t)cpu->memory.value, "memory_available_bytes", available_bytes());
+    json_t *found =
+        json_pack("{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL,
+                  "isa", isa, "usable", cpu->usable, "online",
+                  (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
+                  (json_int_t)cpu->memory.value, "memory_available_bytes", available_bytes());
+    json_decref(kernels);
+    return found;
 }
 
 /* ---- matrix products ----------------------------------------------------------------------- */
 
 json_t *doctor_probe_matrix_products(json_t *advice) {
-    /* When libdeepwell was built with oneDNN, loading it has loaded oneDNN into this process. */
-    typedef struct onednn_version {
-        int major, minor, patch; /* its first fields */
-    } onednn_version;
-    const onednn_version *(*get_version)(void);
-    *(void **)&get_version = dlsym(RTLD_DEFAULT, "dnnl_version");
-    if (!get_version) {
+    json_t *kernels = describe_kernels();
+    const char *amx = json_is_true(json_object_get(kernels, "amx")) ? "AMX, " : "";
+    const char *version = json_string_value(json_object_get(kernels, "onednn"));
+    const char *isa = json_string_value(json_object_get(kernels, "onednn_isa"));
+    json_t *found = NULL;
+    if (version && isa) {
+        found = json_sprintf("%soneDNN %s (%s)", amx, version, isa);
+    } else {
         doctor_advise(advice, "Built without oneDNN, matrix products are slower",
                       "install libdnnl-dev and build again");
-        return json_string("portable C");
+        found = json_sprintf("%sportable C", amx);
     }
-    const onednn_version *version = get_version();
-    return json_sprintf("oneDNN %d.%d.%d", version->major, version->minor, version->patch);
+    json_decref(kernels);
+    return found;
 }
 
 /* ---- GPU ----------------------------------------------------------------------------------- */

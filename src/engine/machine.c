@@ -1,6 +1,7 @@
 /* What runs on this machine, as JSON. */
 #include "base/pool.h"
 #include "deepwell/engine.h"
+#include "kernel/cpu/amx.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/library/onednn.h"
 
@@ -24,8 +25,9 @@ dw_status dw_machine_describe(char **json) {
     dw_status status = DW_OK;
     dw__text out = {0};
     const char *onednn = dw__onednn_version(), *quote = onednn ? "\"" : "";
-    DW_TRY(dw__text_printf(&out, "{\"isa\": \"%s\", \"threads\": %d, ",
-                           dw__isa_name(dw__cpu_isa()), dw__pool_threads()));
+    DW_TRY(dw__text_printf(&out, "{\"isa\": \"%s\", \"amx\": %s, \"threads\": %d, ",
+                           dw__isa_name(dw__cpu_isa()), dw__amx_available() ? "true" : "false",
+                           dw__pool_threads()));
     DW_TRY(dw__text_printf(&out, "\"onednn\": %s%s%s, \"onednn_isa\": %s%s%s, ", quote,
                            onednn ? onednn : "null", quote, quote,
                            onednn ? dw__onednn_isa() : "null", quote));

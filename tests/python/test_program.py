@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -82,6 +83,15 @@ def test_doctor_describes_this_machine():
     assert report["cpu"]["memory_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert isinstance(report["gpu"]["devices"], list)
     assert all(set(entry) == {"what", "next"} for entry in report["advice"])
+
+
+def test_doctor_names_the_instruction_sets_in_use():
+    """Deepwell's and oneDNN's, each with its own limit."""
+    report = json.loads(run("doctor", "--json", DEEPWELL_ISA="baseline").stdout)
+    assert report["cpu"]["isa"] == "baseline"
+    if "oneDNN" in report["matrix_products"] and platform.machine() == "x86_64":
+        report = json.loads(run("doctor", "--json", ONEDNN_MAX_CPU_ISA="SSE41").stdout)
+        assert report["matrix_products"].endswith("(sse41)")
 
 
 def test_doctor_without_python_says_so(tmp_path):
