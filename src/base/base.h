@@ -160,6 +160,7 @@ void dw__log(dw__log_level level, const char *format, ...) DW_PRINTF(2, 3);
 
 /* ---- time ---------------------------------------------------------------------------------- */
 
-double dw__seconds(void); /* CLOCK_MONOTONIC */
+double dw__seconds(void);     /* CLOCK_MONOTONIC */
+double dw__cpu_seconds(void); /* CLOCK_PROCESS_CPUTIME_ID: of all threads */
 
 #endif

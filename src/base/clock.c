@@ -1,8 +1,12 @@
 #include "base/base.h"
 #include <time.h>
 
-double dw__seconds(void) {
+static double seconds_of(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
+
+double dw__seconds(void) { return seconds_of(CLOCK_MONOTONIC); }
+
+double dw__cpu_seconds(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }

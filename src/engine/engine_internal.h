@@ -53,7 +53,7 @@ struct dw_engine {
     } prepared;
     dw__map *prepared_index; /* by kernel, attributes and types, as text */
 
-    bool profile;
+    double (*profile_clock)(void); /* NULL: instructions are not timed */
     bool has_lock;
     pthread_mutex_t lock; /* of the plans' list and reference counts */
     dw_plan *plans;       /* most recently used first */

@@ -184,7 +184,7 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, uint64_t 
     dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
     DW_RETURN_IF_FAILED(
         dw__text_printf(out, "%4u %c", index, index < plan->first_backward ? 'F' : 'B'));
-    if (plan->engine->profile && runs) {
+    if (plan->engine->profile_clock && runs) {
         double seconds = 1e-9 * (double)atomic_load(&instruction->nanoseconds);
         DW_RETURN_IF_FAILED(dw__text_printf(out, " %9.3f ms", 1e3 * seconds / (double)runs));
     }

@@ -89,18 +89,18 @@ static dw_status run_instruction(const dw_plan *plan, const bindings *b,
 
 static dw_status run_instructions(dw_plan *plan, const bindings *b, uint32_t from, uint32_t to,
                                   dw__run_state *state) {
-    bool profile = plan->engine->profile;
+    double (*clock)(void) = plan->engine->profile_clock;
     for (uint32_t i = from; i < to; i++) {
         dw__instruction *instruction = &plan->code.items[i];
-        double begin = profile ? dw__seconds() : 0.0;
+        double begin = clock ? clock() : 0.0;
         dw_status status = run_instruction(plan, b, instruction, state);
         if (status != DW_OK) {
             char label[160];
             dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
             return dw__fail_prefix(status, "%s", label);
         }
-        if (profile) {
-            double spent = dw__seconds() - begin;
+        if (clock) {
+            double spent = clock() - begin;
             atomic_fetch_add(&instruction->nanoseconds, (uint64_t)(1e9 * spent));
         }
     }
