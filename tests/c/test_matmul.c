@@ -1,7 +1,7 @@
 /* CPU matrix products against double loops: every kernel of the group on awkward shapes, strides,
  * transpositions, batches; the same bits on any number of threads; nothing written outside. */
 #include "base/pool.h"
-#include "kernel/cpu/cpu.h"
+#include "kernel/cpu/product.h"
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -168,6 +168,31 @@ static void test_shapes(void **state) {
     }
 }
 
+/* Wider than the widest task of the packed loops, and one row past its rows. */
+static void test_wide(void **state) {
+    (void)state;
+    for (int flags = 0; flags < 4; flags++) {
+        problem p = {1, 193, 3089, 5, (flags & 1) != 0, (flags & 2) != 0, 0, 0};
+        for (int i = 0; dw__kernels_cpu_matmul[i]; i++) check_matmul(dw__kernels_cpu_matmul[i], &p);
+    }
+}
+
+/* With AVX2 the packed loops take large products, for which no library allocates anything then. */
+static void test_choice(void **state) {
+    (void)state;
+    bool avx2 = dw__cpu_isa() == DW_ISA_AVX2;
+    dw__product large = {.m = 2048, .n = 1024, .k = 384, .batches = 1, .a_row = 384, .a_k = 1};
+    large.b_k = 1024, large.b_column = 1;
+    dw__product small = large;
+    small.m = 64;
+    assert_int_equal(dw__product_packed_preferred(&large), avx2);
+    assert_false(dw__product_packed_preferred(&small));
+    if (avx2) {
+        assert_false(dw__product_onednn_fits(&large));
+        assert_int_equal(dw__product_library(&large, false), 0);
+    }
+}
+
 /* More packed B than one round takes: rounds over columns, over K, and over batches. */
 static void test_rounds(void **state) {
     (void)state;
@@ -326,7 +351,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),   cmocka_unit_test(test_rounds),
         cmocka_unit_test(test_linear),   cmocka_unit_test(test_linear_refuses_scattered_rows),
-        cmocka_unit_test(test_epilogue),
+        cmocka_unit_test(test_epilogue), cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* One matrix product, whatever operation asks for it: described by pointers and strides, cut into
  * tasks for the pool. Three ways compute it: AMX (product_amx.c) where the CPU has it and the product
  * is large enough, oneDNN (product_onednn.c) where the build has it and the operands suit it, and our
- * packed loops (product_packed.c), which take every stride. Operands in BF16 go to AMX as they are, else
+ * packed loops (product_packed.c), which take every stride and come before oneDNN for large products with AVX2. Operands in BF16 go to AMX as they are, else
  * through copies in F32 (product_widened.c), where products of two of them are exact. */
 #ifndef DW_PRODUCT_H
 #define DW_PRODUCT_H
@@ -45,6 +45,9 @@ dw_status dw__epilogue_status(const dw__epilogue *then);
 /* `passing`: C is not kept, so tiles live in scratch. Depends on the shape, never on data. */
 size_t dw__product_packed_scratch(const dw__product *p, bool passing);
 void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scratch);
+
+/* Whether the packed loops are quicker than oneDNN's: by shape and instruction set. */
+bool dw__product_packed_preferred(const dw__product *p);
 
 bool dw__product_onednn_fits(const dw__product *p);
 size_t dw__product_onednn_scratch(const dw__product *p, bool passing);

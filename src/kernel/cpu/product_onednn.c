@@ -66,6 +66,7 @@ bool dw__product_onednn_fits(const dw__product *p) {
     layout a, b;
     if (!dw__onednn_version() || p->m == 0 || p->n == 0 || p->k == 0 || p->batches == 0)
         return false;
+    if (dw__product_packed_preferred(p)) return false;
     return find_layout(p->m, p->k, p->a_row, p->a_k, &a) &&
            find_layout(p->k, p->n, p->b_k, p->b_column, &b);
 }

@@ -14,9 +14,8 @@
 DW_ISA_TABLE(dw__gemm_blocks)
 
 enum {
-    TILE_ROWS = 96,       /* a multiple of every register tile's rows */
-    TILE_ROWS_MIN = 24,   /* likewise */
-    TILE_COLUMNS = 768,   /* a tile of C stays in a 1 MB L2 while K is walked */
+    TILE_ROWS_MIN = 24,   /* a multiple of every register tile's rows */
+    NARROW_COLUMNS = 768, /* of a tile that an epilogue reads again, and steps of a round's columns */
     TASKS_PER_THREAD = 5, /* at least, so that threads finish together */
     CACHE_LINE = 64,
 };
@@ -33,14 +32,15 @@ typedef struct cuts {
     size_t packed_b, packed_a, tile, workers; /* floats: shared; of one worker; of one worker */
 } cuts;
 
-static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks) {
-    return dw__min64(dw__round_up(p->n, blocks->columns),
-                     TILE_COLUMNS / blocks->columns * blocks->columns);
+static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue) {
+    int64_t most = epilogue ? NARROW_COLUMNS : blocks->task_columns;
+    return dw__min64(dw__round_up(p->n, blocks->columns), most / blocks->columns * blocks->columns);
 }
 
-static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, cuts *out) {
-    out->tile_m = TILE_ROWS;
-    out->tile_n = widest_tile(p, blocks);
+static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue,
+                      cuts *out) {
+    out->tile_m = blocks->task_rows;
+    out->tile_n = widest_tile(p, blocks, epilogue);
     for (;;) {
         int64_t tasks =
             p->batches * dw__divide_up(p->m, out->tile_m) * dw__divide_up(p->n, out->tile_n);
@@ -57,19 +57,20 @@ static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, cuts 
     }
 }
 
-/* `passing`: tiles do not outlive their task, so K cannot go in rounds. */
-static cuts cut(const dw__product *p, bool passing) {
+/* `passing`: tiles do not outlive their task, so K cannot go in rounds. `epilogue`: whether there is one, which
+ * changes the tiles, and no scratch but that of passing ones, which always have one. */
+static cuts cut(const dw__product *p, bool passing, bool epilogue) {
     const dw__gemm_blocks *blocks = dw__gemm_blocks_now();
     cuts out = {0};
     if (p->n == 0) return out;
-    cut_tiles(p, blocks, &out);
+    cut_tiles(p, blocks, epilogue, &out);
     int64_t padded = dw__round_up(p->n, blocks->columns);
     int64_t k = p->k > 0 ? p->k : 1;
     out.depth = dw__divide_up(k, dw__divide_up(k, blocks->depth));
     out.round_k = k;
     out.round_n = padded;
     if (padded > PACKED_FLOATS_MAX / k) {
-        int64_t widest = TILE_COLUMNS / blocks->columns * blocks->columns;
+        int64_t widest = NARROW_COLUMNS / blocks->columns * blocks->columns;
         int64_t fitting = PACKED_FLOATS_MAX / k / widest * widest;
         if (fitting > 0) {
             out.round_n = fitting;
@@ -90,9 +91,11 @@ static cuts cut(const dw__product *p, bool passing) {
     out.packed_b = (size_t)(out.round_batches * out.round_n * out.round_k);
     /* For the largest tiles, whatever the number of threads made of them: scratch that was planned for
      * some threads must do for fewer. */
-    out.packed_a = (size_t)dw__round_up(TILE_ROWS * out.depth, CACHE_LINE / 4);
-    out.tile =
-        passing ? (size_t)dw__round_up(TILE_ROWS * widest_tile(p, blocks), CACHE_LINE / 4) : 0;
+    out.packed_a = (size_t)dw__round_up(blocks->task_rows * out.depth, CACHE_LINE / 4);
+    if (passing) {
+        int64_t widest = widest_tile(p, blocks, true);
+        out.tile = (size_t)dw__round_up(blocks->task_rows * widest, CACHE_LINE / 4);
+    }
     out.workers = (size_t)dw__pool_threads();
     return out;
 }
@@ -172,7 +175,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
                             p->bias ? p->bias + j->column + column : NULL);
         start += depth;
     } while (start < j->k_count);
-    if (j->then && j->k + j->k_count == p->k) {
+    if (j->k + j->k_count == p->k) {
         dw__epilogue_run(j->then, first_row, rows, j->column + column, columns, tile, tile_stride);
     }
 }
@@ -186,14 +189,27 @@ static void run_round(job *j) {
     dw__pool_run(j->batch_count * tiles, multiply_task, j);
 }
 
+/* Rows so far apart that they fall on the same sets of L1. */
+static bool crowds_sets(int64_t stride) { return stride > 0 && stride % 1024 == 0; }
+
+/* With AVX2, oneDNN 2.6 multiplies tiles of our size where they lie, at 0.85 of the rate of copied ones, and at 0.4
+ * to 0.5 where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing B has to pay: rows enough for it. */
+bool dw__product_packed_preferred(const dw__product *p) {
+    bool crowded = crowds_sets(p->a_row) || crowds_sets(p->a_k) || crowds_sets(p->b_k) ||
+                   crowds_sets(p->b_column) || crowds_sets(p->n);
+    return dw__cpu_isa() == DW_ISA_AVX2 && p->n >= 128 && p->k >= 64 &&
+           p->m >= (crowded ? 128 : 384);
+}
+
 size_t dw__product_packed_scratch(const dw__product *p, bool passing) {
-    cuts c = cut(p, passing);
+    cuts c = cut(p, passing, passing);
     return scratch_of(&c);
 }
 
 void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scratch) {
     if (p->m == 0 || p->n == 0 || p->batches == 0) return;
-    job j = {.p = *p, .then = then, .blocks = dw__gemm_blocks_now(), .cut = cut(p, !p->c)};
+    job j = {.p = *p, .then = then, .blocks = dw__gemm_blocks_now()};
+    j.cut = cut(p, !p->c, then->call != NULL);
     j.packed_b = scratch;
     j.worker_scratch = j.packed_b + j.cut.packed_b;
     for (j.batch = 0; j.batch < p->batches; j.batch += j.cut.round_batches) {

@@ -11,7 +11,13 @@ enum { ROWS = 8, VECTORS = 3, DEPTH = 384 }; /* 24 accumulators of 32 registers 
 #else
 enum { ROWS = 6, VECTORS = 2, DEPTH = 256 }; /* 12 accumulators of 16 registers */
 #endif
-enum { COLUMNS = VECTORS * DW_LANES };
+/* Large tasks and prefetches were measured with AVX2, where large products come here (product_packed.c). */
+#if DW_VECTOR_AVX2 && !DW_VECTOR_AVX512
+enum { TASK_ROWS = 192, TASK_COLUMNS = 3072, PREFETCHES = 1 };
+#else
+enum { TASK_ROWS = 96, TASK_COLUMNS = 768, PREFETCHES = 0 };
+#endif
+enum { COLUMNS = VECTORS * DW_LANES, CACHE_LINE = 64 };
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
@@ -118,15 +124,32 @@ static void store_row_part(float *c, const vf *sum, int64_t count, bool accumula
     }
 }
 
+/* Hardware prefetchers do not foresee rows of C, which lie far apart: they are fetched while the sums are made. */
+DW_INLINE void prefetch_rows(int64_t rows, int64_t columns, const float *c, int64_t c_stride) {
+    for (int64_t r = 0; PREFETCHES && r < rows; r++) {
+        __builtin_prefetch(c + r * c_stride, 1);
+        __builtin_prefetch(c + r * c_stride + columns - 1, 1);
+    }
+}
+
 /* Columns [0, columns) of all rows of A times one panel of B; `vectors` vectors hold the columns.
  */
 DW_INLINE void multiply_panel(int vectors, int64_t m, int64_t columns, int64_t k,
                               const float *a_panels, const float *b, float *c, int64_t c_stride,
                               bool accumulate, const float *bias) {
+    /* The next panel of B comes into L2 meanwhile, a share with each tile. The last panel has no next one, but a
+     * prefetch does not fault. */
+    uintptr_t next = (uintptr_t)(b + COLUMNS * k);
+    uintptr_t share = (uintptr_t)(COLUMNS * k) * sizeof(float) / (uintptr_t)((m + ROWS - 1) / ROWS);
     for (int64_t i = 0; i < m; i += ROWS) {
         int64_t rows = m - i < ROWS ? m - i : ROWS;
         float *corner = c + i * c_stride;
         vf sum[ROWS][VECTORS];
+        prefetch_rows(rows, columns, corner, c_stride);
+        for (uintptr_t at = 0; PREFETCHES && at < share; at += CACHE_LINE) {
+            __builtin_prefetch((const void *)(next + at), 0, 2);
+        }
+        next += share;
         accumulate_tile(ROWS, vectors, k, a_panels + i * k, 1, ROWS, b, COLUMNS, sum);
         if (rows == ROWS && columns == vectors * DW_LANES) {
 #pragma GCC unroll 16
@@ -261,6 +284,8 @@ const dw__gemm_blocks DW_ISA_NAME(dw__gemm_blocks) = {
     .rows = ROWS,
     .columns = COLUMNS,
     .depth = DEPTH,
+    .task_rows = TASK_ROWS,
+    .task_columns = TASK_COLUMNS,
     .pack_a = pack_a,
     .pack_b = pack_b,
     .multiply = multiply,
