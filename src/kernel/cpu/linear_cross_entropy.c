@@ -1,7 +1,7 @@
 /* Gradients of cross_entropy(linear(x, w, b)) with never more than some rows of dlogits in memory: a
  * chunk of rows is made from the logits and their log-sum-exp, multiplied into dx, and added into dw and
  * db while it is still in cache. Chunks depend on the shape alone and follow each other, so results do
- * not depend on threads. */
+ * not depend on threads. Used with AVX-512, and where w is [K, V]; else linear_cross_entropy_blocks.c is quicker. */
 #include "base/pool.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"

@@ -1,5 +1,6 @@
 /* cross_entropy(linear(x, w, b)) and its gradients without the logits: a block of them is made by a product,
- * used while it is there, and overwritten by the next.
+ * used while it is there, and overwritten by the next. Where the logits exist already, backward reads its blocks from
+ * them, and the block holds dlogits alone.
  *
  *               vocabulary ->          Blocks follow each other along the vocabulary, so that each part of w is
  *     tokens  +----+----+----+         read once for a round of tokens. Forward keeps three running numbers a
@@ -141,10 +142,12 @@ static cuts cut(const dw__head *h, bool backward) {
     return out;
 }
 
-/* w the way of torch.nn.Linear, so that a block of dw is contiguous. */
+/* w the way of torch.nn.Linear, so that a block of dw is contiguous. Where backward is given the logits, AVX-512 has
+ * kernels of its own. */
 static bool reads(const dw__call *call, dw__head *out) {
-    return dw__head_read(call, out) && !out->logits && out->transpose_w && out->size > 0 &&
-           out->vocabulary > 0 && (!out->b || out->b->stride[0] == 1 || out->vocabulary == 1);
+    return dw__head_read(call, out) && (!out->logits || dw__cpu_isa() != DW_ISA_AVX512) &&
+           out->transpose_w && out->size > 0 && out->vocabulary > 0 &&
+           (!out->b || out->b->stride[0] == 1 || out->vocabulary == 1);
 }
 
 static bool fits(const dw__call *call) {
@@ -185,15 +188,18 @@ static block_job job_of(const dw__head *head, const cuts *c, void *scratch) {
 
 typedef dw_status use_block(block_job *job);
 
-/* Makes every block of logits in turn and gives it to `use`. */
+/* Makes every block of logits in turn, unless they are given, and calls `use`. */
 static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
     const dw__head *h = j->head;
     for (j->first = 0; j->first < h->tokens; j->first += c->rows) {
         j->rows = dw__min64(c->rows, h->tokens - j->first);
         for (j->column = 0; j->column < h->vocabulary; j->column += c->width) {
             j->width = dw__min64(c->width, h->vocabulary - j->column);
-            dw__product p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
-            DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+            if (!h->logits) {
+                dw__product p =
+                    logits_product(h, j->first, j->rows, j->column, j->width, j->block);
+                DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
+            }
             DW_RETURN_IF_FAILED(use(j));
         }
     }
@@ -268,8 +274,12 @@ static dw_status forward(const dw__call *call, void *scratch) {
 static void gradient_task(void *context, int64_t index, int worker) {
     (void)worker;
     const block_job *j = context;
+    const dw__tensor *given = j->head->logits;
+    int64_t token = j->first + index;
     float *row = j->block + index * j->width;
-    dw__head_gradient_row(j->head, j->first + index, j->column, j->width, row, row);
+    const float *logits =
+        given ? (const float *)given->data + token * given->stride[0] + j->column : row;
+    dw__head_gradient_row(j->head, token, j->column, j->width, logits, row);
 }
 
 static void db_task(void *context, int64_t index, int worker) {
