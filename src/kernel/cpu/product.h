@@ -1,8 +1,9 @@
 /* One matrix product, whatever operation asks for it: described by pointers and strides, cut into
  * tasks for the pool. Three ways compute it: AMX (product_amx.c) where the CPU has it and the product
  * is large enough, oneDNN (product_onednn.c) where the build has it and the operands suit it, and our
- * packed loops (product_packed.c), which take every stride and come before oneDNN for large products with AVX2. Operands in BF16 go to AMX as they are, else
- * through copies in F32 (product_widened.c), where products of two of them are exact. */
+ * packed loops (product_packed.c), which take every stride and come before oneDNN for large products with
+ * AVX2. Operands in BF16 go to AMX as they are, else through copies in F32 (product_widened.c), where products
+ * of two of them are exact. */
 #ifndef DW_PRODUCT_H
 #define DW_PRODUCT_H
 
