@@ -37,8 +37,15 @@ static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks, 
     return dw__min64(dw__round_up(p->n, blocks->columns), most / blocks->columns * blocks->columns);
 }
 
-static void cut_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue,
-                      cuts *out) {
+/* Rows of a tile, at most tile_m, such that every thread has the same number of tiles: 11 tiles of 192 rows keep one
+ * of two threads busy a tenth longer than 12 tiles of 174. */
+static int64_t even_rows(int64_t m, int64_t tile_m, int64_t grain) {
+    int64_t tiles = dw__round_up(dw__divide_up(m, tile_m), dw__pool_threads());
+    return dw__min64(tile_m, dw__round_up(dw__divide_up(m, tiles), grain));
+}
+
+static void choose_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue,
+                         cuts *out) {
     out->tile_m = blocks->task_rows;
     out->tile_n = widest_tile(p, blocks, epilogue);
     for (;;) {
@@ -63,7 +70,8 @@ static cuts cut(const dw__product *p, bool passing, bool epilogue) {
     const dw__gemm_blocks *blocks = dw__gemm_blocks_now();
     cuts out = {0};
     if (p->n == 0) return out;
-    cut_tiles(p, blocks, epilogue, &out);
+    choose_tiles(p, blocks, epilogue, &out);
+    if (p->m > out.tile_m) out.tile_m = even_rows(p->m, out.tile_m, blocks->rows);
     int64_t padded = dw__round_up(p->n, blocks->columns);
     int64_t k = p->k > 0 ? p->k : 1;
     out.depth = dw__divide_up(k, dw__divide_up(k, blocks->depth));
