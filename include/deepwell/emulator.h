@@ -37,7 +37,8 @@ typedef struct dw_emulator_options {
     int multiprocessors; /* of the GPU: how many blocks live at once; 0: as many as the architecture's, 1 to 1024 */
     /* Operations of warps without anything happening (an arrival, a barrier, an atomic write, the end of a cluster)
      * after which loops are taken to be endless, where also each warp that runs had a 64th of them; 0: 2^27. Loops
-     * whose registers repeat while nothing happens need not run as long. */
+     * whose registers repeat while nothing happens need not run as long. A warp that has executed eight times as many
+     * operations is stopped, whatever happens. */
     uint64_t endless;
 } dw_emulator_options;
 #define DW_EMULATOR_OPTIONS_DEFAULT                                                                \

@@ -96,7 +96,7 @@ static bool add_group(alike *told, int *count, const dw__emu_warp *w, const dw__
                &(alike){w->cta, w->index, w->index, g->mask, g->object, g->pc, (int)g->wait});
 }
 
-void dw__emu_report_deadlock(dw__emu_cluster *cluster) {
+void dw__emu_report_deadlock(dw__emu_cluster *cluster, const char *why) {
     alike told[MOST_TOLD];
     int count = 0, more = 0;
     dw__text text = {0};
@@ -117,7 +117,6 @@ void dw__emu_report_deadlock(dw__emu_cluster *cluster) {
     for (int i = 0; i < count; i++) describe(&told[i], &text);
     if (more) dw__text_printf(&text, "; and %d more", more);
     if (first)
-        dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "nothing can go on%s",
-                      text.text ? text.text : "");
+        dw__emu_found(first, -1, DW__FOUND_DEADLOCK, "%s%s", why, text.text ? text.text : "");
     dw__text_free(&text);
 }

@@ -1,10 +1,10 @@
-/* What is said of a cluster in which nothing can go on. */
+/* What is said of a cluster that is stopped because its warps would never end. */
 #ifndef DW_EMULATOR_DEADLOCK_H
 #define DW_EMULATOR_DEADLOCK_H
 
 #include "emulator/machine.h"
 
-/* Who waits on what, as one finding: warps that wait alike are told of together. */
-void dw__emu_report_deadlock(dw__emu_cluster *cluster);
+/* One finding: `why`, then what each warp waits for; warps that wait alike are listed together. */
+void dw__emu_report_deadlock(dw__emu_cluster *cluster, const char *why);
 
 #endif

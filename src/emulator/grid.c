@@ -20,6 +20,8 @@
 #define FIRST_LOOK 8
 /* Each warp that runs must have had this part of the operations after which loops are taken to be endless. */
 #define ENDLESS_SHARE 64
+/* A warp that has executed this many times as many operations is in an endless loop too, whatever happens in it. */
+#define BUSY_SHARE 8
 /* How often each cluster may be found waiting before it is taken to wait for ever: often enough for a try_wait
  * that has said no, as it may, to be followed by something else. */
 #define HOPELESS 64
@@ -184,6 +186,20 @@ static outcome run_in_vain(dw__emu_cluster *cluster) {
     return LOOPING;
 }
 
+/* A loop with a barrier, an atomic addition or a store that changes something looks like progress each time. */
+static bool is_busy_for_ever(const dw__emu_warp *w) {
+    return w->operations / BUSY_SHARE > w->cta->cluster->grid->endless;
+}
+
+static void report_busy(dw__emu_warp *w) {
+    char why[256];
+    snprintf(why, sizeof why,
+             "warp %u of block %u has executed %llu operations: in a loop that does not end, or the "
+             "kernel needs a larger --endless",
+             w->index, w->cta->rank, (unsigned long long)w->operations);
+    dw__emu_report_deadlock(w->cta->cluster, why);
+}
+
 /* Runs until every warp has ended, or nothing has happened for long. */
 static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
     uint64_t progress = cluster->progress, idle = 0;
@@ -199,6 +215,10 @@ static outcome run_cluster(dw__emu_cluster *cluster, const bool *stop) {
             alive = true;
             const uint32_t turns = 1 + dw__emu_random(cluster) % LONGEST_TURN;
             if (!dw__emu_run_warp(w, turns)) return FAULTED;
+            if (is_busy_for_ever(w)) {
+                report_busy(w);
+                return FAULTED;
+            }
             const bool runs = w->now.mask && w->now.wait == DW__WAIT_NONE;
             ran = ran || runs;
             idle += runs && !w->gave_way ? turns : 1; /* who waits has tried one operation */
@@ -336,7 +356,7 @@ static void work(void *context, int64_t index, int worker) {
             bool hopeless = alone && no_more && (r->stuck > HOPELESS * r->alive || endless);
             rest = !alone && (r->stuck > r->alive || endless);
             if (hopeless && !r->stop) {
-                dw__emu_report_deadlock(cluster);
+                dw__emu_report_deadlock(cluster, "nothing can go on");
                 fail(r, dw__fail(DW_INTERNAL, "kernel %s stands still", r->grid->kernel->name));
             } else if (DW_PUSH(&r->aside, cluster) == DW_OK) {
                 cluster = NULL;

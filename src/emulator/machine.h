@@ -66,6 +66,7 @@ struct dw__emu_warp {
     unsigned char *local;   /* DW__LANES times the kernel's local bytes */
     uint8_t *local_defined; /* a bit for each of them that has been written */
     uint64_t executed;      /* lane instructions */
+    uint64_t operations;    /* instructions, also such as had to wait */
     struct {
         uintptr_t first, last;
         uint8_t *defined;

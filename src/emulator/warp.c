@@ -263,6 +263,7 @@ bool dw__emu_run_warp(dw__emu_warp *w, uint32_t turns) {
                 next = op->run(w, op, mask);
             }
         }
+        w->operations++;
         w->executed += mask == DW__ALL_LANES ? DW__LANES : (uint32_t)__builtin_popcount(mask);
         switch (next) {
         case DW__NEXT: w->now.pc++; break;

@@ -84,6 +84,15 @@ static void endless_loops_are_stopped(void **state) {
          "st.local.u32 [own], %r3; bra.uni $l;",
          1, 1, 60000},
         {"blocks that count", "$l: add.u32 %r5, %r5, 1; bra.uni $l;", 5, 32, 60000},
+        /* Something happens in each round. */
+        {"a barrier each time", "$l: bar.sync 0; bra.uni $l;", 1, 128, 10000},
+        {"an atomic addition", "$l: atom.global.add.u32 %r3, [%rd1], 1; bra.uni $l;", 1, 64, 10000},
+        {"a store that changes", "$l: add.u32 %r5, %r5, 1; st.global.u32 [%rd1], %r5; bra.uni $l;",
+         3, 32, 10000},
+        {"one that ends, one that does not",
+         "setp.lt.u32 %p1, %r1, 32; @%p1 bra $end;\n"
+         "st.shared.u32 [barrier], 0;\n$l: atom.shared.add.u32 %r3, [barrier], 1; bra.uni $l;\n$end:",
+         2, 64, 10000},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         const program *p = &programs[i];
@@ -143,6 +152,11 @@ static void long_loops_are_not(void **state) {
           "st.global.u32 [%rd1], %r5;",
           3, 64, 2000000},
          100000},
+        {{"fewer operations of a warp in which something happens",
+          "mov.u32 %r5, 0;\n$l: bar.sync 0; atom.global.add.u32 %r3, [%rd1], 1; add.u32 %r5, %r5, 1;\n"
+          "setp.lt.u32 %p1, %r5, 20000; @%p1 bra $l;\n",
+          1, 64, 60000},
+         64 * 20000},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int threads = 1; threads <= 3; threads += 2) {
