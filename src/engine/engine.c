@@ -85,12 +85,16 @@ cleanup:
     return status;
 }
 
+/* Each search begins where the one before ended, for the leaves mostly come in the graph's order. */
 static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_value *leaves,
                                 uint32_t *positions) {
+    const uint32_t leaf_count = dw_graph_leaf_count(graph);
+    uint32_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = 0;
-        while (at < dw_graph_leaf_count(graph) && dw_graph_leaf_at(graph, at) != leaves[i]) at++;
-        if (at == dw_graph_leaf_count(graph)) {
+        uint32_t tried = 0;
+        for (; tried < leaf_count && dw_graph_leaf_at(graph, at) != leaves[i]; tried++)
+            at = at + 1 < leaf_count ? at + 1 : 0;
+        if (tried == leaf_count) {
             return dw__fail(DW_INTERNAL, "value %u has no node and is no leaf", leaves[i]);
         }
         positions[i] = at;

@@ -26,6 +26,8 @@ typedef struct lowering {
     dw__operand *values;      /* by value: where it lies; storage DW_NONE: not lowered yet */
     dw__operand *hints;       /* by value: where it had better lie; storage DW_NONE: anywhere */
     uint32_t *concat_storage; /* by node: of a concat that its operands are written into */
+    uint32_t *first_slot;     /* by value: the first output that is it, or DW_NONE */
+    uint32_t *next_slot;      /* by output: the next one that is the same value */
     bool *claimed;            /* by output: its buffer holds a value already */
     dw__body *body;           /* scratch */
     dw__call call, second;    /* scratch */
@@ -897,12 +899,9 @@ static dw_status deliver_node(lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
-        if (!l->engine->output_uses[value]) continue;
-        for (uint32_t slot = 0; slot < l->graph->outputs.count; slot++) {
+        for (uint32_t slot = l->first_slot[value]; slot != DW_NONE; slot = l->next_slot[slot]) {
             bool here = record->backward == (slot >= l->engine->output_count);
-            if (here && l->graph->outputs.items[slot] == value) {
-                DW_RETURN_IF_FAILED(deliver(l, slot, value));
-            }
+            if (here) DW_RETURN_IF_FAILED(deliver(l, slot, value));
         }
     }
     return DW_OK;
@@ -1010,16 +1009,28 @@ dw_status dw__lower(dw_plan *plan) {
     l->concat_storage = dw__malloc(nodes * sizeof *l->concat_storage);
     l->claimed = dw__calloc(dw_graph_output_count(engine->graph) + 1, sizeof *l->claimed);
     l->body = dw__malloc(sizeof *l->body);
-    if (!l->values || !l->hints || !l->concat_storage || !l->claimed || !l->body) {
+    l->first_slot = dw__malloc(values * sizeof *l->first_slot);
+    l->next_slot =
+        dw__malloc((dw_graph_output_count(engine->graph) + 1) * sizeof *l->next_slot);
+    if (!l->values || !l->hints || !l->concat_storage || !l->claimed || !l->body ||
+        !l->first_slot || !l->next_slot) {
         DW_TRY(dw__fail_memory("a plan in the making", values * sizeof *l->values));
     }
     for (size_t i = 0; i < values; i++) l->values[i].storage = l->hints[i].storage = DW_NONE;
     for (size_t i = 0; i < nodes; i++) l->concat_storage[i] = DW_NONE;
+    for (size_t i = 0; i < values; i++) l->first_slot[i] = DW_NONE;
+    for (uint32_t slot = dw_graph_output_count(engine->graph); slot-- > 0;) {
+        dw_value value = dw_graph_output(engine->graph, slot);
+        l->next_slot[slot] = l->first_slot[value];
+        l->first_slot[value] = slot;
+    }
     DW_TRY(lower_all(l));
 cleanup:
     dw__free(l->values);
     dw__free(l->hints);
     dw__free(l->concat_storage);
+    dw__free(l->first_slot);
+    dw__free(l->next_slot);
     dw__free(l->claimed);
     dw__free(l->body);
     dw__free(l);

@@ -5,15 +5,18 @@
 enum { PARTS = 16 }; /* about: each completes a sixteenth of the gradients' bytes */
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
-/* Bytes of the gradients whose last use is instruction `index`. */
-static size_t completed_at(const dw_plan *plan, uint32_t index) {
-    size_t bytes = 0;
+/* By instruction: bytes of the gradients whose last use it is. Returns the sum of those of backward. */
+static size_t count_completed(const dw_plan *plan, size_t *completed) {
+    size_t total = 0;
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
-        bool grad = storage->home == DW_HOME_GRAD && storage->first <= storage->last;
-        if (grad && storage->last == index) bytes += storage->bytes;
+        if (storage->home != DW_HOME_GRAD || storage->first > storage->last ||
+            storage->last < plan->first_backward || storage->last >= plan->code.count)
+            continue;
+        completed[storage->last] += storage->bytes;
+        total += storage->bytes;
     }
-    return bytes;
+    return total;
 }
 
 static uint32_t part_of(const dw_plan *plan, uint32_t instruction) {
@@ -36,15 +39,18 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
         !plan->leaf_last)
         return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
 
-    size_t total = 0;
-    for (uint32_t i = plan->first_backward; i < end; i++) total += completed_at(plan, i);
+    size_t *completed = dw__calloc((size_t)end + 1, sizeof *completed);
+    if (!completed)
+        return dw__fail_memory("the parts of a plan's backward", end * sizeof *completed);
+    size_t total = count_completed(plan, completed);
     size_t enough = total / PARTS > PART_BYTES_MIN ? total / PARTS : PART_BYTES_MIN, complete = 0;
     for (uint32_t i = plan->first_backward; i < end; i++) {
-        complete += completed_at(plan, i);
+        complete += completed[i];
         if (complete < enough || plan->part_count == PARTS) continue;
         plan->part_ends[plan->part_count++] = i + 1;
         complete = 0;
     }
+    dw__free(completed);
     /* What is left belongs to the last part; without gradients it would be a part of its own for nothing. */
     if (plan->part_count == 0 || complete > 0) plan->part_count++;
     plan->part_ends[plan->part_count - 1] = end;

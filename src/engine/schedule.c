@@ -72,6 +72,7 @@ typedef struct schedule {
     uint32_t *reads; /* by root: reads by real nodes not yet emitted */
     bool *live;      /* by root: in memory now */
     bool *ready;     /* by node emitted on demand: all that it needs is there, and stays so */
+    uint32_t *first_view, *next_view; /* by node, by output: outputs of backward that show a node's result */
     dw_node *stack;  /* a path of nodes, each an operand of the one below */
     dw__rewriter rewriter;
 } schedule;
@@ -100,8 +101,11 @@ static dw_status allocate(schedule *s) {
     s->live = dw__calloc(values, sizeof *s->live);
     s->ready = dw__calloc(nodes, sizeof *s->ready);
     s->stack = dw__calloc(nodes, sizeof *s->stack);
+    s->first_view = dw__calloc(nodes, sizeof *s->first_view);
+    s->next_view = dw__calloc(s->graph->outputs.count + 1, sizeof *s->next_view);
     if (!s->sizes || !s->bytes || !s->root || !s->in_forward || !s->free_root || !s->recomputed ||
-        !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack) {
+        !s->order || !s->emitted || !s->real || !s->reads || !s->live || !s->ready || !s->stack ||
+        !s->first_view || !s->next_view) {
         return dw__fail_memory("the schedule", values * sizeof *s->bytes);
     }
     for (size_t i = 0; i < symbols; i++) s->sizes[i] = NOMINAL_SIZE;
@@ -122,6 +126,8 @@ static void release(schedule *s) {
     dw__free(s->live);
     dw__free(s->ready);
     dw__free(s->stack);
+    dw__free(s->first_view);
+    dw__free(s->next_view);
 }
 
 /* Bytes at nominal sizes; a dim that has no value there ("S - 1000") counts as one element. */
@@ -193,7 +199,9 @@ typedef struct cut_edge {
 
 typedef struct cut {
     uint32_t vertex_count, source, sink;
-    uint32_t *first, *by, *queue; /* by vertex; `by`: the edge that reached it */
+    uint32_t *first, *queue; /* by vertex; `queue` is the path in push_flow */
+    uint32_t *distance;      /* by vertex: edges with room to the sink, DW_NONE: it cannot be reached */
+    uint32_t *next;          /* by vertex: the first edge that push_flow has not found useless */
     struct {
         cut_edge *items;
         size_t count, capacity;
@@ -209,38 +217,68 @@ static dw_status add_edge(cut *c, uint32_t from, uint32_t to, int64_t room) {
     return DW_OK;
 }
 
-/* Breadth-first from the sink against the edges: `by[v]` becomes the edge v -> .. on a path with
- * room; stops at the source when `stop`. */
-static bool reach_from_sink(cut *c, bool stop) {
-    for (uint32_t v = 0; v < c->vertex_count; v++) c->by[v] = DW_NONE;
-    if (c->edges.count == 0) return false;
+/* Breadth-first from the sink against the edges. True if the source is reached. */
+static bool find_distances(cut *c) {
+    for (uint32_t v = 0; v < c->vertex_count; v++) c->distance[v] = DW_NONE;
     uint32_t head = 0, tail = 0;
+    c->distance[c->sink] = 0;
     c->queue[tail++] = c->sink;
     while (head < tail) {
         uint32_t at = c->queue[head++];
         for (uint32_t e = c->first[at]; e != DW_NONE; e = c->edges.items[e].next) {
             uint32_t from = c->edges.items[e].to; /* the edge e ^ 1 leads from there to `at` */
-            if (from == c->sink || c->by[from] != DW_NONE || c->edges.items[e ^ 1].room == 0) {
-                continue;
-            }
-            c->by[from] = e ^ 1;
-            if (stop && from == c->source) return true;
+            if (c->distance[from] != DW_NONE || c->edges.items[e ^ 1].room == 0) continue;
+            c->distance[from] = c->distance[at] + 1;
             c->queue[tail++] = from;
         }
     }
-    return false;
+    return c->distance[c->source] != DW_NONE;
 }
 
-static void push_flow(cut *c) {
-    int64_t flow = INFINITE;
-    for (uint32_t at = c->source; at != c->sink; at = c->edges.items[c->by[at]].to) {
-        if (c->edges.items[c->by[at]].room < flow) flow = c->edges.items[c->by[at]].room;
+/* The next edge of `at` towards the sink; edges that lead nowhere are passed for good. */
+static uint32_t useful_edge(cut *c, uint32_t at) {
+    for (; c->next[at] != DW_NONE; c->next[at] = c->edges.items[c->next[at]].next) {
+        const cut_edge *edge = &c->edges.items[c->next[at]];
+        if (edge->room > 0 && c->distance[edge->to] != DW_NONE &&
+            c->distance[edge->to] + 1 == c->distance[at])
+            return c->next[at];
     }
-    for (uint32_t at = c->source; at != c->sink;) {
-        uint32_t e = c->by[at];
-        c->edges.items[e].room -= flow;
-        c->edges.items[e ^ 1].room += flow;
-        at = c->edges.items[e].to;
+    return DW_NONE;
+}
+
+/* Takes the flow along the path of `length` edges, and returns how many of them lie before the first full one. */
+static uint32_t push_path(cut *c, const uint32_t *path, uint32_t length) {
+    int64_t flow = INFINITE;
+    uint32_t full = 0;
+    for (uint32_t i = 0; i < length; i++)
+        if (c->edges.items[path[i]].room < flow) flow = c->edges.items[path[i]].room;
+    for (uint32_t i = length; i-- > 0;) {
+        c->edges.items[path[i]].room -= flow;
+        c->edges.items[path[i] ^ 1].room += flow;
+        if (c->edges.items[path[i]].room == 0) full = i;
+    }
+    return full;
+}
+
+/* A blocking flow (Dinitz 1970): along shortest paths, until each has a full edge. A search from the start for every
+ * path would take time quadratic in the number of layers; there are few lengths, so there are few rounds of these. */
+static void push_flow(cut *c) {
+    uint32_t *path = c->queue, length = 0, at = c->source;
+    memcpy(c->next, c->first, c->vertex_count * sizeof *c->next);
+    for (;;) {
+        uint32_t e = at == c->sink ? DW_NONE : useful_edge(c, at);
+        if (e != DW_NONE) {
+            path[length++] = e;
+            at = c->edges.items[e].to;
+        } else if (at == c->sink) {
+            length = push_path(c, path, length);
+            at = c->edges.items[path[length] ^ 1].to;
+        } else if (length > 0) { /* nothing leads on from here */
+            c->distance[at] = DW_NONE;
+            at = c->edges.items[path[--length] ^ 1].to;
+        } else {
+            return;
+        }
     }
 }
 
@@ -283,15 +321,17 @@ static dw_status open_cut(const schedule *s, cut *c) {
     c->sink = c->source + 1;
     c->vertex_count = c->sink + 1;
     c->first = dw__malloc(c->vertex_count * sizeof *c->first);
-    c->by = dw__malloc(c->vertex_count * sizeof *c->by);
+    c->distance = dw__malloc(c->vertex_count * sizeof *c->distance);
+    c->next = dw__malloc(c->vertex_count * sizeof *c->next);
     c->queue = dw__malloc(c->vertex_count * sizeof *c->queue);
-    if (c->first && c->by && c->queue) return DW_OK;
-    return dw__fail_memory("the choice of saved values", c->vertex_count * sizeof *c->by);
+    if (c->first && c->distance && c->next && c->queue) return DW_OK;
+    return dw__fail_memory("the choice of saved values", c->vertex_count * sizeof *c->first);
 }
 
 static void close_cut(cut *c) {
     dw__free(c->first);
-    dw__free(c->by);
+    dw__free(c->distance);
+    dw__free(c->next);
     dw__free(c->queue);
     dw__free(c->edges.items);
 }
@@ -300,12 +340,12 @@ static dw_status cut_once(schedule *s, const bool *kept, cut *c) {
     c->edges.count = 0;
     for (uint32_t v = 0; v < c->vertex_count; v++) c->first[v] = DW_NONE;
     DW_RETURN_IF_FAILED(build_cut(s, kept, c));
-    while (reach_from_sink(c, true)) push_flow(c);
-    /* After the last, failed search `by` marks the sink's side of the nearest cut. */
+    while (find_distances(c)) push_flow(c);
+    /* After the last, failed search the vertices that reach the sink are its side of the nearest cut. */
     for (dw_value value = 0; value < s->value_count; value++) {
         dw_node node = producer(s, value);
         s->recomputed[value] =
-            node != DW_NONE && s->in_forward[node] && c->by[before(s, value)] != DW_NONE;
+            node != DW_NONE && s->in_forward[node] && c->distance[before(s, value)] != DW_NONE;
     }
     return DW_OK;
 }
@@ -463,12 +503,22 @@ static void count_reads(schedule *s) {
     }
 }
 
+/* Lists the outputs of backward by the node that makes their root, in order. */
+static void list_output_views(schedule *s) {
+    for (dw_node node = 0; node < s->node_count; node++) s->first_view[node] = DW_NONE;
+    for (size_t i = s->graph->outputs.count; i-- > s->forward_outputs;) {
+        dw_node node = producer(s, s->root[s->graph->outputs.items[i]]);
+        if (node == DW_NONE) continue;
+        s->next_view[i] = s->first_view[node];
+        s->first_view[node] = (uint32_t)i;
+    }
+}
+
 static void emit_output_views(schedule *s, dw_node node) {
-    for (size_t i = s->forward_outputs; i < s->graph->outputs.count; i++) {
-        dw_value value = s->graph->outputs.items[i];
-        dw_node from = producer(s, value);
+    for (uint32_t i = s->first_view[node]; i != DW_NONE; i = s->next_view[i]) {
+        dw_node from = producer(s, s->graph->outputs.items[i]);
         if (from == DW_NONE || s->in_forward[from] || s->emitted[from]) continue;
-        if (producer(s, s->root[value]) == node && is_ready(s, from)) emit(s, from);
+        if (is_ready(s, from)) emit(s, from);
     }
 }
 
@@ -583,6 +633,7 @@ dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recomput
     DW_TRY(find_forward(&s));
     if (recompute) DW_TRY(choose_recomputed(&s));
     count_reads(&s);
+    list_output_views(&s);
     DW_TRY(order_backward(&s));
     DW_TRY(write_graph(&s, graph));
 cleanup:
