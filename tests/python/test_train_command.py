@@ -427,6 +427,24 @@ def test_dropout_depends_on_the_seed_and_the_step(models, data, tmp_path):
     assert all(x != y for x, y in zip(found["a"], found["b"]))
 
 
+def test_planning_takes_time_in_proportion_to_the_layers(data, tmp_path):
+    """Four times the layers may take eight times the CPU's time, not sixteen as where each layer looks at all others."""
+    seconds = {}
+    for layers in (125, 500):
+        folder = tmp_path / str(layers)
+        config = train_runs.config("llama")
+        config.num_hidden_layers, config.layer_types = layers, None
+        config.save_pretrained(folder)
+        spent = []
+        for _ in range(3 if layers == 125 else 1):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            run("--init", "--model", folder, "--data", data, "--sequence", SEQUENCE, "--dry-run",
+                environment={"DEEPWELL_THREADS": "1"})  # fmt: skip
+            spent.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+        seconds[layers] = sorted(spent)[len(spent) // 2]
+    assert seconds[500] < 8 * seconds[125], seconds
+
+
 def test_prediction_of_memory(tmp_path):
     """The largest resident set lies between what is certainly touched and the prediction plus what is not
     counted: code that the first step loads, stacks, allocators (6 MiB)."""
