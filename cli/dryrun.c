@@ -49,6 +49,17 @@ static int read_request(int argc, char **argv, request *r) {
     return CLI_DONE;
 }
 
+/* "184 us", "26.2 ms", "52.3 s". */
+static const char *time_text(double seconds, char text[32]) {
+    if (seconds >= 1)
+        snprintf(text, 32, "%.2f s", seconds);
+    else if (seconds >= 1e-3 || seconds <= 0)
+        snprintf(text, 32, "%.1f ms", 1e3 * seconds);
+    else
+        snprintf(text, 32, "%.0f us", 1e6 * seconds);
+    return text;
+}
+
 static void print_label(const char *label) { printf("  %-10s", label); }
 
 static void print_speedups(const dw_autoplan *plan, const dw_simulation_figures *f) {
@@ -71,16 +82,21 @@ static void print_speedups(const dw_autoplan *plan, const dw_simulation_figures 
 
 static void print_figures(const dw_autoplan *plan, const dw_simulation *simulation,
                           const dw_simulation_figures *f) {
-    char title[200];
+    char title[200], time[2][32];
     snprintf(title, sizeof title, "%s on %d x %s",
              *plan->model_name ? plan->model_name : "the model", plan->layout.gpus,
              plan->hardware->name);
     cli_print_bold(title);
     printf("\n");
     print_label("Step");
-    printf("%.4g ms played, %.4g ms by formula\n", 1e3 * f->seconds, 1e3 * f->prediction.seconds);
+    printf("%s played, %s by formula\n", time_text(f->seconds, time[0]),
+           time_text(f->prediction.seconds, time[1]));
     print_label("Rate");
-    printf("%.0f tokens/s of one GPU, MFU %.1f%%\n", f->tokens_per_second, 100 * f->mfu);
+    printf("%.0f tokens/s of one GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
+    if (f->peak_rate != DW_RATE_BF16)
+        printf(" of the BF16 peak, %.1f%% of the %s peak", 100 * f->peak_utilization,
+               dw_rate_name(f->peak_rate));
+    printf("\n");
     if (f->ranks > 1) {
         print_label("Bubble");
         printf("%.1f%% played, %.1f%% by formula\n", 100 * f->bubble_fraction,
@@ -95,8 +111,8 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     print_label("Memory");
     printf("%.2f GB of %.2f\n", f->peak_bytes / 1e9, f->capacity / 1e9);
     print_label("");
-    printf("at most on stage %d, %.4g ms after the start: %s\n", f->peak_rank, 1e3 * f->peak_time,
-           f->fits ? "fits" : "does not fit");
+    printf("at most on stage %d, %s after the start: %s\n", f->peak_rank,
+           time_text(f->peak_time, time[0]), f->fits ? "fits" : "does not fit");
     const dw_prediction *p = &f->prediction;
     if (p->host_optimizer + p->host_activations > 0) {
         print_label("Host");

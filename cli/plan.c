@@ -14,7 +14,7 @@ typedef struct request {
     const char *model, *hardware, *seq_len, *global_batch, *precision, *reserve, *output;
     const char *constraints[CONSTRAINTS_MOST];
     size_t constraint_count;
-    int explain, json;
+    int explain, json, bold;
 } request;
 
 static void print_help(void) {
@@ -37,6 +37,8 @@ static void print_help(void) {
         "                       framework=megatron: any field of a layout\n"
         "  --reserve GIB        memory of each GPU that is left free (a twentieth: predictions "
         "err)\n"
+        "  --bold               the fastest by prediction, with parts of which no measurement is\n"
+        "                       known too (docs/autoplan.md); else these are listed beside the plan\n"
         "  --explain            also the runners-up, what each loses, and what if\n"
         "  --json               the plan as JSON\n"
         "  -o, --output FILE    the same into a file\n"
@@ -128,6 +130,8 @@ static int read_arguments(int argc, char **argv, request *r) {
             if (result != CLI_DONE) return result;
         } else if (strcmp(word, "--explain") == 0) {
             r->explain = 1;
+        } else if (strcmp(word, "--bold") == 0) {
+            r->bold = 1;
         } else if (strcmp(word, "--json") == 0) {
             r->json = 1;
         } else {
@@ -167,6 +171,7 @@ int cli_plan(int argc, char **argv) {
     int result = read_arguments(argc, argv, &r);
     dw_autoplan_request_default(&asked);
     asked.what_ifs = r.explain;
+    asked.bold = r.bold;
     if (result == CLI_DONE) result = read_count("--seq-len", r.seq_len, &asked.seq_len);
     if (result == CLI_DONE)
         result = read_count("--global-batch", r.global_batch, &asked.global_batch);

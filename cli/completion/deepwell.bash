@@ -54,7 +54,7 @@ _deepwell() {
         ;;
     plan)
         local options='--model --hardware --seq-len --global-batch --precision --set --reserve
-            --explain --json --output --help'
+            --bold --explain --json --output --help'
         mapfile -t COMPREPLY < <(
             compgen -W "$options" -- "$word"
             compgen -f -- "$word"

@@ -26,6 +26,7 @@ extern "C" {
 typedef struct dw_autoplan_other {
     const char *name; /* "tp 4, pp 16, dp 256", or the question: "tp=4" */
     const char *why;  /* "+4.1% tensor, +1.0% bubble": where it loses; or why there is none */
+    const char *unmeasured; /* as of the plan; "": all parts are measured */
     int found;        /* 0: nothing that answers the question fits; only name and why are set */
     double loss;      /* seconds over the plan's, less 1 */
     dw_layout layout;
@@ -63,6 +64,12 @@ typedef struct dw_autoplan {
     const dw_autoplan_other
         *runners_up; /* by seconds; each of other sizes of axes than those before */
     const dw_autoplan_other *what_ifs; /* one thing otherwise, the rest chosen again */
+    /* Faster by prediction, of parts that nobody is known to have measured (unmeasured says which). */
+    uint32_t bolder_count;
+    const dw_autoplan_other *bolder;
+    /* The layout's parts of which no published run is among those that predictions are compared with, and what there
+     * is: "dualpipe (...), activations on the host (...)"; "": all are measured. docs/autoplan.md has the table. */
+    const char *unmeasured;
     uint32_t kernel_count;             /* 0 before dw_autoplan_bind */
     const dw_autoplan_kernel *kernels;
     /* Where nothing fits, prediction.fits is 0 and the layout is the one that needs the least memory. */
@@ -89,6 +96,8 @@ typedef struct dw_autoplan_request {
         reserve; /* bytes of each GPU that are left free; below 0: a twentieth, as predictions err */
     int runners_up; /* at most so many */
     int what_ifs;   /* 1: with them, some searches more */
+    int bold;       /* 0: a layout of measured parts, where one fits, and faster ones of others as `bolder`; what a
+                     * constraint asks for is taken as it is. 1: the fastest, whatever was measured */
 } dw_autoplan_request;
 
 /* Precision BF16, five runners-up, no what-ifs. */

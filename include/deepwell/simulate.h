@@ -92,7 +92,9 @@ typedef struct dw_simulation_figures {
     double bubble_fraction; /* of the pipeline's time, the busiest stage's waiting */
     double idle_fraction;   /* mean over ranks of the part of the step without computation */
     double overlap;         /* as of ranks, over all of them */
-    double mfu, tokens_per_second; /* of one GPU */
+    double mfu, tokens_per_second; /* of one GPU; MFU of the BF16 rate */
+    dw_rate peak_rate;             /* at which the precision's products run */
+    double peak_utilization;       /* model's operations over that rate */
     double peak_bytes, peak_time;
     int peak_rank;
     double capacity;

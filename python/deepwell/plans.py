@@ -35,7 +35,9 @@ def _call(function, *arguments):
 class Plan:
     """A layout and its prediction. ``layout``, ``prediction`` and ``model`` have the fields of the file; where nothing
     fits, ``fits`` is False, ``tightest`` says which memory is short, and ``gpus_needed`` how many GPUs would do.
-    ``kernels`` says who computes what."""
+    ``kernels`` says who computes what. ``unmeasured`` names the parts of the layout of which no measurement is known ("":
+    all are measured), ``bolder`` lists layouts with such parts that are predicted to be faster, and ``remarks`` says what must
+    be known before the plan is used, such as that the framework's training is not built."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -48,6 +50,9 @@ class Plan:
         self.what_ifs: list[dict[str, Any]] = file["what_ifs"]
         self.kernels: list[dict[str, Any]] = file["kernels"]
         self.statistics: dict[str, float] = file["statistics"]
+        self.bolder: list[dict[str, Any]] = file["bolder"]
+        self.unmeasured: str = file["unmeasured"]
+        self.remarks: list[str] = file["remarks"]
         self.tightest: str = file["tightest"]
         self.gpus_needed: int = file["gpus_needed"]
         self.fits: bool = self.prediction["fits"]
@@ -68,6 +73,7 @@ class Plan:
 
     @property
     def mfu(self) -> float:
+        """Of the BF16 peak, in every precision: with FP8 it may exceed 1."""
         return self.prediction["mfu"]
 
     @property
@@ -226,6 +232,7 @@ def autoplan(
     constraints: Iterable[str] | Mapping[str, Any] = (),
     reserve_gb: float | None = None,
     what_ifs: bool = True,
+    bold: bool = False,
 ) -> Plan | HostPlan:
     """The fastest layout that fits, out of all whose sizes divide.
 
@@ -234,7 +241,11 @@ def autoplan(
     this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
     ``moe``: experts in place of the model's MLPs, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance": tokens of
     the heaviest rank of experts, times an even share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) that are left free; None
-    is a twentieth. ``precision``: of the products; None is BF16.
+    is a twentieth. ``precision``: of the products; None is BF16. ``bold``: takes the fastest layout even where parts of it
+    have no known measurement; else such layouts are listed as ``plan.bolder``.
+
+    The default framework is "deepwell", whose training on GPUs is not built yet (``plan.remarks`` says so):
+    constraints={"framework": "megatron"} plans for one that can be run.
 
     Hardware without GPUs is planned for this library's own engine, which runs there: the answer is a ``HostPlan``, with the
     most sequences at once that fit by its placement. ``model`` is then a module (on the meta device, say), what
@@ -271,5 +282,6 @@ def autoplan(
             tuple(constraints),
             -1.0 if reserve_gb is None else float(reserve_gb) * GB,
             what_ifs,
+            bold,
         )
     )

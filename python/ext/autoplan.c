@@ -28,22 +28,22 @@ static const char **texts_of(PyObject *tuple) {
 }
 
 /* autoplan_search(name, model's fields, hardware's JSON, seq_len, global_batch, precision or -1, constraints,
- * reserve, what_ifs) -> JSON */
+ * reserve, what_ifs, bold) -> JSON */
 static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     PyObject *fields = NULL, *constraints = NULL;
     const char *hardware_text = NULL;
     Py_ssize_t hardware_bytes = 0;
     long long seq_len = 0, global_batch = 0;
-    int precision = -1, what_ifs = 0;
+    int precision = -1, what_ifs = 0, bold = 0;
     dw_planner_model model;
     dw_hardware *hardware = NULL;
     dw_autoplan *plan = NULL;
     dw_autoplan_request request;
     (void)self;
     dw_autoplan_request_default(&request);
-    if (!PyArg_ParseTuple(args, "sO!s#LLiO!dp:autoplan_search", &request.model_name, &PyDict_Type,
+    if (!PyArg_ParseTuple(args, "sO!s#LLiO!dpp:autoplan_search", &request.model_name, &PyDict_Type,
                           &fields, &hardware_text, &hardware_bytes, &seq_len, &global_batch,
-                          &precision, &PyTuple_Type, &constraints, &request.reserve, &what_ifs))
+                          &precision, &PyTuple_Type, &constraints, &request.reserve, &what_ifs, &bold))
         return NULL;
     if (planner_model_from_dict(fields, &model) != 0) return NULL;
     const char **texts = texts_of(constraints);
@@ -55,6 +55,7 @@ static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     request.constraints = texts;
     request.constraint_count = (size_t)PyTuple_Size(constraints);
     request.what_ifs = what_ifs;
+    request.bold = bold;
     dw_status status;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_hardware_parse(hardware_text, (size_t)hardware_bytes, &hardware);

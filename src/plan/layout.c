@@ -48,6 +48,16 @@ static dw_status divides(const char *what, int64_t value, const char *by, int64_
                     (long long)value, by, (long long)divisor);
 }
 
+dw_rate dw__rate_of(dw_train_precision precision) {
+    static const dw_rate rates[DW_TRAIN_PRECISIONS] = {
+        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
+        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
+        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
+        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
+    };
+    return rates[precision];
+}
+
 dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hardware,
                           const dw_layout *layout) {
     const struct {
@@ -145,15 +155,9 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                         "the hardware \"%s\" lacks host_bandwidth, which offload_layers and "
                         "offload_optimizer need",
                         hardware->name);
-    static const dw_rate needed[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
-        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
-        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
-    };
-    if (hardware->rate[needed[layout->precision]].value <= 0)
+    if (hardware->rate[dw__rate_of(layout->precision)].value <= 0)
         return dw__fail(DW_UNSUPPORTED, "%s has no products in %s, which the recipe %s needs",
-                        hardware->name, dw_rate_name(needed[layout->precision]),
+                        hardware->name, dw_rate_name(dw__rate_of(layout->precision)),
                         dw_train_precision_name(layout->precision));
     return DW_OK;
 }

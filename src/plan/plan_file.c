@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "deepwell/graph.h"
 #include "plan/plan_fields.h"
+#include "plan/plan_text.h"
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -32,7 +33,8 @@ dw_status dw__autoplan_text(dw__autoplan *plan, const char *text, const char **c
 dw_status dw__autoplan_others(dw__autoplan *plan, size_t count, dw_autoplan_other **others) {
     *others = dw__arena_alloc(plan->arena, (count ? count : 1) * sizeof **others);
     if (!*others) return dw__fail_memory("a plan", count * sizeof **others);
-    for (size_t at = 0; at < count; at++) (*others)[at].name = (*others)[at].why = "";
+    for (size_t at = 0; at < count; at++) 
+        (*others)[at].name = (*others)[at].why = (*others)[at].unmeasured = "";
     return DW_OK;
 }
 
@@ -56,7 +58,7 @@ dw_status dw__autoplan_create(const char *model_name, const dw_planner_model *mo
     DW_TRY(dw_hardware_with_gpus(hardware, hardware->gpus, &made->hardware));
     made->plan.model = *model;
     made->plan.hardware = made->hardware;
-    made->plan.tightest = "";
+    made->plan.tightest = made->plan.unmeasured = "";
     dw_layout_default(&made->plan.layout);
     *plan = made;
     return DW_OK;
@@ -207,6 +209,7 @@ static dw_status read_other(const json_t *json, dw__autoplan *plan, dw_autoplan_
     if (!json_is_object(json)) return dw__json_wrong_kind("it", json, "an object");
     DW_RETURN_IF_FAILED(read_own_text(json, "name", plan, &other->name));
     DW_RETURN_IF_FAILED(read_own_text(json, "why", plan, &other->why));
+    DW_RETURN_IF_FAILED(read_own_text(json, "unmeasured", plan, &other->unmeasured));
     DW_RETURN_IF_FAILED(dw__json_flag(json, "found", true, &found));
     other->found = found;
     if (!found) return DW_OK;
@@ -318,8 +321,10 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
     DW_RETURN_IF_FAILED(
         read_others(root, "runners_up", own, &plan->runners_up, &plan->runner_up_count));
     DW_RETURN_IF_FAILED(read_others(root, "what_ifs", own, &plan->what_ifs, &plan->what_if_count));
+    DW_RETURN_IF_FAILED(read_others(root, "bolder", own, &plan->bolder, &plan->bolder_count));
     DW_RETURN_IF_FAILED(read_kernels(root, own));
     DW_RETURN_IF_FAILED(read_own_text(root, "tightest", own, &plan->tightest));
+    DW_RETURN_IF_FAILED(read_own_text(root, "unmeasured", own, &plan->unmeasured));
     DW_RETURN_IF_FAILED(dw__json_integer(root, "gpus_needed", 0, INT_MAX, 0, &needed));
     plan->gpus_needed = (int)needed;
     return DW_OK;
@@ -328,7 +333,8 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
 static dw_status read_plan(const json_t *root, dw__autoplan **own) {
     static const char *const members[] = {
         "version",    "model",    "hardware", "layout",   "prediction",  "reserve", "statistics",
-        "runners_up", "what_ifs", "kernels",  "tightest", "gpus_needed", NULL};
+        "runners_up", "what_ifs", "kernels",  "tightest", "gpus_needed", "bolder",  "unmeasured",
+        "remarks",    NULL};
     static const char *const besides[] = {"name", NULL};
     dw_status status = DW_OK;
     dw_hardware *hardware = NULL;
@@ -436,6 +442,7 @@ static dw_status put_others(json_t *root, const char *key, const dw_autoplan_oth
             return dw__fail_memory("a plan", sizeof *others);
         DW_RETURN_IF_FAILED(put(object, "name", json_string(others[at].name)));
         DW_RETURN_IF_FAILED(put(object, "why", json_string(others[at].why)));
+        DW_RETURN_IF_FAILED(put(object, "unmeasured", json_string(others[at].unmeasured)));
         DW_RETURN_IF_FAILED(put(object, "found", json_boolean(others[at].found)));
         if (!others[at].found) continue;
         DW_RETURN_IF_FAILED(put(object, "loss", json_real(others[at].loss)));
@@ -471,6 +478,21 @@ static dw_status put_hardware(json_t *root, const dw_hardware *hardware) {
     return status == DW_OK ? put(root, "hardware", json) : status;
 }
 
+/* For readers; made anew whenever a plan is written. */
+static dw_status put_remarks(json_t *root, const dw_autoplan *plan) {
+    json_t *list = json_array();
+    dw_status status = put(root, "remarks", list);
+    for (int at = 0; status == DW_OK && at < DW__REMARKS; at++) {
+        dw__text text = {0};
+        status = dw__remark_words(plan, (dw__remark)at, &text);
+        if (status == DW_OK && text.length &&
+            json_array_append_new(list, json_string(text.text)) != 0)
+            status = dw__fail_memory("a plan", text.length);
+        dw__text_free(&text);
+    }
+    return status;
+}
+
 static dw_status put_plan(json_t *root, const dw_autoplan *plan) {
     json_t *model;
     DW_RETURN_IF_FAILED(put(root, "version", json_integer(DW_AUTOPLAN_VERSION)));
@@ -485,7 +507,10 @@ static dw_status put_plan(json_t *root, const dw_autoplan *plan) {
         put_structure(root, "statistics", dw__statistics_fields, &plan->statistics));
     DW_RETURN_IF_FAILED(put_others(root, "runners_up", plan->runners_up, plan->runner_up_count));
     DW_RETURN_IF_FAILED(put_others(root, "what_ifs", plan->what_ifs, plan->what_if_count));
+    DW_RETURN_IF_FAILED(put_others(root, "bolder", plan->bolder, plan->bolder_count));
     DW_RETURN_IF_FAILED(put_kernels(root, plan));
+    DW_RETURN_IF_FAILED(put_remarks(root, plan));
+    DW_RETURN_IF_FAILED(put(root, "unmeasured", json_string(plan->unmeasured)));
     DW_RETURN_IF_FAILED(put(root, "tightest", json_string(plan->tightest)));
     return put(root, "gpus_needed", json_integer(plan->gpus_needed));
 }

@@ -51,6 +51,53 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
     return dw__text_printf(text, ", %s", dw_train_precision_name(l->precision));
 }
 
+/* 124000000: "124 million". */
+static dw_status put_count(double value, dw__text *text) {
+    static const char *const names[] = {"", " thousand", " million", " billion", " trillion"};
+    size_t at = 0;
+    while (value >= 999.5 && at + 1 < DW_COUNT(names)) value /= 1000, at++;
+    return dw__text_printf(text, "%.*f%s", at > 0 && value < 99.95 ? 1 : 0, value, names[at]);
+}
+
+/* 16384: "16,384". */
+static dw_status put_integer(int value, dw__text *text) {
+    if (value < 1000) return dw__text_printf(text, "%d", value);
+    DW_RETURN_IF_FAILED(put_integer(value / 1000, text));
+    return dw__text_printf(text, ",%03d", value % 1000);
+}
+
+dw_status dw__remark_words(const dw_autoplan *plan, dw__remark remark, dw__text *text) {
+    const dw_layout *l = &plan->layout;
+    if (remark == DW__REMARK_FRAMEWORK && l->framework == DW_FRAMEWORK_OWN)
+        return dw__text_printf(
+            text,
+            "framework deepwell: its training on %s is not built yet, so this layout cannot be run "
+            "with it; framework=megatron, torchtitan, fsdp or deepspeed plans for one that can",
+            l->gpus > 1 ? "several GPUs" : "a GPU");
+    if (remark == DW__REMARK_POSITIONS && plan->model.positions > 0 &&
+        l->seq_len > plan->model.positions) {
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "the model has "));
+        DW_RETURN_IF_FAILED(put_integer(plan->model.positions, text));
+        DW_RETURN_IF_FAILED(dw__text_printf(text, " positions, fewer than the "));
+        DW_RETURN_IF_FAILED(put_integer(l->seq_len, text));
+        return dw__text_printf(
+            text, " tokens of a sequence: it cannot be run so without a longer table");
+    }
+    return DW_OK;
+}
+
+static dw_status put_remarks(const dw_autoplan *plan, dw__text *text) {
+    for (int at = 0; at < DW__REMARKS; at++) {
+        dw__text words = {0};
+        dw_status status = dw__remark_words(plan, (dw__remark)at, &words);
+        if (status == DW_OK && words.length)
+            status = dw__text_printf(text, "%-12s%s\n", "Note", words.text);
+        dw__text_free(&words);
+        if (status != DW_OK) return status;
+    }
+    return DW_OK;
+}
+
 typedef struct part {
     const char *name;
     double value;
@@ -247,32 +294,71 @@ static dw_status put_kernels(const dw_autoplan *plan, dw__text *text) {
         DW_RETURN_IF_FAILED(dw__text_printf(text, "  %-18s %6.0f TFLOP/s  %s\n", kernel->operation,
                                             kernel->predicted / 1e12, kernel->kernel));
         if (kernel->measured > 0)
-            DW_RETURN_IF_FAILED(dw__text_printf(text, "%36s measured alone %.0f TFLOP/s: %s\n", "",
+            DW_RETURN_IF_FAILED(dw__text_printf(text, "%36s alone %.0f TFLOP/s, measured on %s\n", "",
                                                 kernel->measured / 1e12, kernel->source));
     }
     return DW_OK;
 }
 
-static dw_status put_step(const dw_prediction *p, dw__text *text) {
+static dw_status put_step(const dw_autoplan *plan, dw__text *text) {
+    const dw_prediction *p = &plan->prediction;
+    const dw_rate rate = dw__rate_of(plan->layout.precision);
+    const double peak = plan->hardware->rate[rate].value,
+                 bf16 = plan->hardware->rate[DW_RATE_BF16].value;
+    const double tflops = p->model_flops / 1e12;
     DW_RETURN_IF_FAILED(put_label("Step", text));
     DW_RETURN_IF_FAILED(put_seconds(p->seconds, text));
-    return dw__text_printf(text, ", %.0f tokens/s on each GPU, %.0f TFLOP/s, MFU %.1f%%\n",
-                           p->tokens_per_second, p->model_flops / 1e12, 100 * p->mfu);
+    DW_RETURN_IF_FAILED(dw__text_printf(text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%",
+                                        p->tokens_per_second, tflops < 10 ? 2 : 0, tflops,
+                                        100 * p->mfu));
+    if (rate != DW_RATE_BF16 && peak > 0) /* MFU is of the BF16 rate, which such products exceed */
+        DW_RETURN_IF_FAILED(dw__text_printf(text, " of the BF16 peak, %.1f%% of the %s peak",
+                                            100 * p->mfu * bf16 / peak, dw_rate_name(rate)));
+    return dw__text_printf(text, "\n");
+}
+
+/* Faster by prediction, and not measured. */
+static dw_status put_bolder(const dw_autoplan *plan, dw__text *text) {
+    if (!plan->bolder_count) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__text_printf(
+        text, "\nBolder: faster by prediction, with parts that have not been measured (--bold "
+              "takes the first)\n"));
+    for (uint32_t at = 0; at < plan->bolder_count; at++)
+        DW_RETURN_IF_FAILED(dw__text_printf(
+            text, "  %+6.1f%%  %s\n           not measured: %s\n", 100 * plan->bolder[at].loss,
+            plan->bolder[at].name, plan->bolder[at].unmeasured));
+    return DW_OK;
 }
 
 static dw_status put_head(const dw_autoplan *plan, dw__text *text) {
     const dw_layout *l = &plan->layout;
     DW_RETURN_IF_FAILED(put_label("Model", text));
     DW_RETURN_IF_FAILED(
-        dw__text_printf(text, "%s, %.3g billion parameters; a step is %d sequences of %d tokens\n",
-                        *plan->model_name ? plan->model_name : "unnamed",
-                        dw_planner_parameters(&plan->model) / 1e9, l->global_batch, l->seq_len));
+        dw__text_printf(text, "%s, ", *plan->model_name ? plan->model_name : "unnamed"));
+    DW_RETURN_IF_FAILED(put_count(dw_planner_parameters(&plan->model), text));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, " parameters; a step is "));
+    DW_RETURN_IF_FAILED(put_integer(l->global_batch, text));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, " sequences of "));
+    DW_RETURN_IF_FAILED(put_integer(l->seq_len, text));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, " tokens\n"));
     DW_RETURN_IF_FAILED(put_label("Hardware", text));
-    DW_RETURN_IF_FAILED(dw__text_printf(text, "%d %s, %d joined by NVLink\n", l->gpus,
-                                        plan->hardware->name, plan->hardware->gpus_per_domain));
+    DW_RETURN_IF_FAILED(put_integer(l->gpus, text));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, " x %s", plan->hardware->name));
+    int joined = plan->hardware->gpus_per_domain;
+    if (l->gpus > 1 && joined <= 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", none joined by NVLink"));
+    else if (l->gpus > 1 && joined < l->gpus)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", joined by NVLink in groups of %d", joined));
+    else if (l->gpus > 1)
+        DW_RETURN_IF_FAILED(dw__text_printf(text, ", all joined by NVLink"));
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "\n"));
     DW_RETURN_IF_FAILED(put_label(plan->prediction.fits ? "Layout" : "Nearest", text));
     DW_RETURN_IF_FAILED(dw__layout_words(l, text));
-    return dw__text_printf(text, "\n");
+    DW_RETURN_IF_FAILED(dw__text_printf(text, "\n"));
+    if (*plan->unmeasured)
+        DW_RETURN_IF_FAILED(
+            dw__text_printf(text, "%-12snot measured: %s\n", "Bold", plan->unmeasured));
+    return put_remarks(plan, text);
 }
 
 static dw_status put_no_fit(const dw_autoplan *plan, dw__text *text) {
@@ -295,7 +381,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
         DW_RETURN_IF_FAILED(put_memory(plan, text));
         return put_host(p, text);
     }
-    DW_RETURN_IF_FAILED(put_step(p, text));
+    DW_RETURN_IF_FAILED(put_step(plan, text));
     DW_RETURN_IF_FAILED(put_time(p, text));
     if (plan->layout.pp > 1) {
         DW_RETURN_IF_FAILED(put_label("Bubble", text));
@@ -317,6 +403,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
             DW_RETURN_IF_FAILED(dw__text_printf(text, ", %.2f s", plan->statistics.seconds));
         DW_RETURN_IF_FAILED(dw__text_printf(text, "\n"));
     }
+    DW_RETURN_IF_FAILED(put_bolder(plan, text));
     if (!explain) return DW_OK;
     DW_RETURN_IF_FAILED(put_others("Runners-up: what a step takes longer, and where",
                                    plan->runners_up, plan->runner_up_count, text));

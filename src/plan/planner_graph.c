@@ -100,11 +100,9 @@ static dw_status listed_layer_of(walk *w, dw_node node, layer **found) {
     }
     if (w->layers.count == LAYERS_MOST)
         return dw__fail(DW_UNSUPPORTED, "the graph has more than %d layers", LAYERS_MOST);
-    DW_RETURN_IF_FAILED(
-        DW_PUSH(&w->layers, ((layer){.path = path,
-                                     .path_length = length,
-                                     .number = (int)w->layers.count,
-                                     .head = DW_NONE})));
+    const layer made = {
+        .path = path, .path_length = length, .number = (int)w->layers.count, .head = DW_NONE};
+    DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, made));
     *found = &w->layers.items[w->layers.count - 1];
     return DW_OK;
 }
@@ -117,9 +115,10 @@ static dw_status layer_of(walk *w, dw_node node, layer **found) {
     if (index >= LAYERS_MOST)
         return dw__fail(DW_UNSUPPORTED, "the graph has layer %d; expected fewer than %d", index,
                         LAYERS_MOST);
-    while (w->layers.count <= (size_t)index)
-        DW_RETURN_IF_FAILED(DW_PUSH(
-            &w->layers, ((layer){.number = (int)w->layers.count, .head = DW_NONE})));
+    while (w->layers.count <= (size_t)index) {
+        const layer made = {.number = (int)w->layers.count, .head = DW_NONE};
+        DW_RETURN_IF_FAILED(DW_PUSH(&w->layers, made));
+    }
     *found = &w->layers.items[index];
     return DW_OK;
 }

@@ -254,4 +254,7 @@ double dw__sharding_seconds(const dw__constants *constants, const dw_planner_mod
 double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout);
 
+/* The GPU's rate that a recipe's products run at. */
+dw_rate dw__rate_of(dw_train_precision precision);
+
 #endif

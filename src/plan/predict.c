@@ -57,12 +57,6 @@ static void reached_parts(dw__planned *planned) {
 
 void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout) {
-    static const dw_rate rates[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
-        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
-        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
-    };
     *planned = (dw__planned){
         .constants = c,
         .model = model,
@@ -77,7 +71,7 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
         .attended = layout->attention_tp ? (double)layout->attention_tp / layout->tp : 1,
         .shard = layout->shard ? layout->shard : layout->dp * layout->cp,
         .low = layout->precision > DW_TRAIN_FP32,
-        .rate = rates[layout->precision],
+        .rate = dw__rate_of(layout->precision),
         .linear_scale = 1,
         .expert_load = layout->expert_load > 0 ? layout->expert_load / 100.0 : 1,
     };

@@ -2,9 +2,11 @@
  * found. Rounds of fixed size share what was found before them, so that the answer does not hang on threads. */
 #include "plan/search.h"
 #include "base/pool.h"
+#include "plan/evidence.h"
 #include "plan/plan_fields.h"
 #include "plan/plan_file.h"
 #include "plan/plan_text.h"
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -337,6 +339,8 @@ static dw_status put_other(dw__autoplan *own, const dw__found *found, dw_autopla
     other->layout = found->layout;
     other->prediction = found->prediction;
     other->loss = found->prediction.seconds / best->seconds - 1;
+    DW_TRY(dw__evidence_words(own->plan.hardware, &found->layout, &text));
+    DW_TRY(put_words(own, &text, &other->unmeasured));
     DW_TRY(dw__loss_words(best, &found->prediction, &text));
     return put_words(own, &text, &other->why);
 cleanup:
@@ -344,22 +348,25 @@ cleanup:
     return status;
 }
 
-static dw_status put_runners(dw__autoplan *own, const result *r) {
+/* `bolder`: of layouts that may have the plan's axes, those with parts that are not measured. */
+static dw_status put_runners(dw__autoplan *own, const result *r, int bolder) {
     dw_autoplan_other *others;
     uint32_t count = 0;
     DW_RETURN_IF_FAILED(dw__autoplan_others(own, (size_t)r->count, &others));
     for (int at = 0; at < r->count; at++) {
         dw__text text = {0};
-        if (same_axes(&r->kept[at].layout, &own->plan.layout)) continue;
+        if (!bolder && same_axes(&r->kept[at].layout, &own->plan.layout)) continue;
         DW_RETURN_IF_FAILED(put_other(own, &r->kept[at], &others[count]));
         dw_status status = dw__layout_words(&r->kept[at].layout, &text);
         if (status == DW_OK) status = dw__autoplan_text(own, text.text, &others[count].name);
         dw__text_free(&text);
         if (status != DW_OK) return status;
-        count++;
+        if (!bolder || *others[count].unmeasured) count++;
     }
-    own->plan.runners_up = others;
-    own->plan.runner_up_count = count;
+    if (bolder)
+        own->plan.bolder = others, own->plan.bolder_count = count;
+    else
+        own->plan.runners_up = others, own->plan.runner_up_count = count;
     return DW_OK;
 }
 
@@ -445,6 +452,16 @@ static double known_answer(const dw__problem *asked, const dw__found *kept, int 
     return limit;
 }
 
+/* A question may be about what has not been measured. */
+static void open_for(dw__limits *limits, const char *question) {
+    if (strncmp(question, "offload=", 8) == 0) {
+        if (!limits->set.offload_layers) limits->high.offload_layers = INT_MAX;
+        if (!limits->set.offload_optimizer) limits->high.offload_optimizer = INT_MAX;
+    } else if (strncmp(question, "schedule=", 9) == 0) {
+        limits->high.schedule = (dw_pipeline_schedule)DW_SCHEDULES;
+    }
+}
+
 static dw_status answer(const dw__problem *problem, dw__meshes *meshes, const char *question,
                         const result *plain, int asked_before, dw__autoplan *own,
                         dw_autoplan_other *others) {
@@ -454,6 +471,7 @@ static dw_status answer(const dw__problem *problem, dw__meshes *meshes, const ch
     result *r = dw__calloc(1, sizeof *r);
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
     DW_TRY(dw__autoplan_text(own, question, &other->name));
+    open_for(&asked.limits, question);
     DW_TRY(dw__limits_add(&asked.limits, question));
     double limit = known_answer(&asked, plain->kept, plain->count, others, asked_before,
                                 own->plan.prediction.seconds * WHAT_IF_MOST);
@@ -489,9 +507,14 @@ static dw_status put_what_ifs(const dw__problem *problem, dw__meshes *meshes, co
 
 /* ---- the search ----------------------------------------------------------------------------- */
 
-static void put_best(dw__autoplan *own, const dw__found *best) {
+static dw_status put_best(dw__autoplan *own, const dw__found *best) {
+    dw__text text = {0};
     own->plan.layout = best->layout;
     own->plan.prediction = best->prediction;
+    dw_status status = dw__evidence_words(own->plan.hardware, &best->layout, &text);
+    if (status == DW_OK) return put_words(own, &text, &own->plan.unmeasured);
+    dw__text_free(&text);
+    return status;
 }
 
 /* No schedule, no sharding: the constraint without which there is one. */
@@ -520,7 +543,7 @@ static dw_status put_no_fit(const dw_autoplan_request *request, const dw__proble
     dw_status status = DW_OK;
     DW_RETURN_IF_FAILED(dw__fit_smallest(problem, problem->hardware->gpus, &smallest));
     if (!smallest.found) return fail_alone(request, problem);
-    put_best(own, &smallest);
+    DW_RETURN_IF_FAILED(put_best(own, &smallest));
     own->plan.prediction.fits = 0;
     DW_TRY(dw__tightest_words(&smallest.layout, &smallest.prediction, &text));
     DW_TRY(dw__autoplan_text(own, text.text, &own->plan.tightest));
@@ -530,35 +553,78 @@ cleanup:
     return status;
 }
 
-static dw_status find(const dw_autoplan_request *request, dw__problem *problem, dw__autoplan *own) {
+/* All meshes of the problem, with room for what is remembered of their stages. */
+static dw_status meshes_of(const dw__problem *problem, dw__meshes *meshes,
+                           dw_autoplan_statistics *statistics) {
+    DW_RETURN_IF_FAILED(dw__space_meshes(problem, problem->hardware->gpus, 0, meshes));
+    if (!meshes->count) return DW_OK;
+    size_t remembered = meshes->count < DW__REMEMBERED ? meshes->count : DW__REMEMBERED;
+    meshes->stages = dw__calloc(remembered, sizeof *meshes->stages);
+    if (!meshes->stages)
+        return dw__fail_memory("the search for a plan", remembered * sizeof *meshes->stages);
+    bound_meshes(problem, meshes, statistics);
+    return DW_OK;
+}
+
+static void meshes_free(dw__meshes *meshes) {
+    dw__free(meshes->stages);
+    dw__free(meshes->items);
+    *meshes = (dw__meshes){0};
+}
+
+/* What is faster than the plan with parts that are not measured. */
+static dw_status put_bolder(const dw__problem *problem, dw__autoplan *own) {
+    enum { BOLDER_MOST = 3 };
     dw_status status = DW_OK;
     dw__meshes meshes = {0};
+    result *r = dw__calloc(1, sizeof *r);
+    if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
+    DW_TRY(meshes_of(problem, &meshes, &r->statistics));
+    DW_TRY(search(problem, &meshes, BOLDER_MOST, own->plan.prediction.seconds * (1 - TIE), r));
+    DW_TRY(put_runners(own, r, 1));
+    own->plan.statistics.predicted += r->statistics.predicted;
+cleanup:
+    meshes_free(&meshes);
+    dw__free(r);
+    return status;
+}
+
+static dw_status find(const dw_autoplan_request *request, const dw__problem *given,
+                      dw__autoplan *own) {
+    dw_status status = DW_OK;
+    dw__meshes meshes = {0};
+    dw__problem problem = *given;
     result *r = dw__calloc(1, sizeof *r);
     dw__found best;
     int kept = request->runners_up + 1;
     if (kept < 1) kept = 1;
     if (kept > KEPT_MOST) kept = KEPT_MOST;
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
-    DW_TRY(dw__space_meshes(problem, problem->hardware->gpus, 0, &meshes));
-    if (!meshes.count) DW_TRY(fail_empty(request, problem));
-    size_t remembered = meshes.count < DW__REMEMBERED ? meshes.count : DW__REMEMBERED;
-    meshes.stages = dw__calloc(remembered, sizeof *meshes.stages);
-    if (!meshes.stages)
-        DW_TRY(dw__fail_memory("the search for a plan", remembered * sizeof *meshes.stages));
-    bound_meshes(problem, &meshes, &r->statistics);
-    DW_TRY(search(problem, &meshes, kept, HUGE_VAL, r));
+    if (!request->bold) {
+        dw__evidence_limit(own->plan.hardware, &problem.limits);
+        DW_TRY(meshes_of(&problem, &meshes, &r->statistics));
+        if (meshes.count) DW_TRY(search(&problem, &meshes, kept, HUGE_VAL, r));
+    }
+    int measured = r->count > 0;
+    if (!measured) { /* asked for, or nothing else fits */
+        meshes_free(&meshes);
+        problem = *given;
+        DW_TRY(meshes_of(&problem, &meshes, &r->statistics));
+        if (!meshes.count) DW_TRY(fail_empty(request, &problem));
+        DW_TRY(search(&problem, &meshes, kept, HUGE_VAL, r));
+    }
     if (!r->count) {
-        DW_TRY(put_no_fit(request, problem, own));
+        DW_TRY(put_no_fit(request, &problem, own));
     } else {
-        DW_TRY(simplify(problem, &meshes, &r->kept[0], &r->statistics, &best));
-        put_best(own, best.found ? &best : &r->kept[0]);
-        DW_TRY(put_runners(own, r));
-        if (request->what_ifs) DW_TRY(put_what_ifs(problem, &meshes, r, own));
+        DW_TRY(simplify(&problem, &meshes, &r->kept[0], &r->statistics, &best));
+        DW_TRY(put_best(own, best.found ? &best : &r->kept[0]));
+        DW_TRY(put_runners(own, r, 0));
+        if (request->what_ifs) DW_TRY(put_what_ifs(&problem, &meshes, r, own));
     }
     own->plan.statistics = r->statistics;
+    if (measured) DW_TRY(put_bolder(given, own));
 cleanup:
-    dw__free(meshes.stages);
-    dw__free(meshes.items);
+    meshes_free(&meshes);
     dw__free(r);
     return status;
 }

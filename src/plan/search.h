@@ -15,6 +15,7 @@ typedef struct dw__limits {
     dw_layout low, high, set;
     dw_layout
         base; /* what the search does not vary: as the framework does it, or as the request says */
+    int whole_attention; /* attention_tp is tp */
 } dw__limits;
 #define DW__ALLOWS(limits, member, value)                                                          \
     ((int)(value) >= (int)(limits)->low.member && (int)(value) <= (int)(limits)->high.member)

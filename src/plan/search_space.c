@@ -109,19 +109,13 @@ static int micro_batches(const dw__problem *problem, const dw__mesh *mesh) {
 /* ---- meshes --------------------------------------------------------------------------------- */
 
 static int precision_is_there(const dw__problem *problem, int precision) {
-    static const dw_rate needed[DW_TRAIN_PRECISIONS] = {
-        [DW_TRAIN_BF16] = DW_RATE_BF16,     [DW_TRAIN_FP32] = DW_RATE_TF32,
-        [DW_TRAIN_FP8] = DW_RATE_FP8,       [DW_TRAIN_FP8_ROW] = DW_RATE_FP8,
-        [DW_TRAIN_FP8_BLOCK] = DW_RATE_FP8, [DW_TRAIN_MXFP8] = DW_RATE_MXFP8,
-        [DW_TRAIN_NVFP4] = DW_RATE_FP4,
-    };
     /* FP32 is never faster, and the kinds of FP8 are as fast as each other: these are for whoever asks for them. */
     if (!problem->limits.set.precision &&
         (precision == DW_TRAIN_FP32 || precision == DW_TRAIN_FP8_ROW ||
          precision == DW_TRAIN_FP8_BLOCK))
         return 0;
     return DW__ALLOWS(&problem->limits, precision, precision) &&
-           problem->hardware->rate[needed[precision]].value > 0;
+           problem->hardware->rate[dw__rate_of((dw_train_precision)precision)].value > 0;
 }
 
 /* Of a choice of tensor and context parallelism: the stages that there may be, and what of the batch divides. */
@@ -167,7 +161,7 @@ static int attention_divides(const dw_planner_model *model, int tp) {
  * all tokens for the MLP alone. */
 static int may_split(const dw__problem *problem, int gpus, int tp) {
     const dw__limits *limits = &problem->limits;
-    return tp > 1 && tp <= dw__domain_of(problem->hardware, gpus) &&
+    return tp > 1 && !limits->whole_attention && tp <= dw__domain_of(problem->hardware, gpus) &&
            ability_of(limits->base.framework)->attention_tp &&
            (!limits->set.sequence_parallel || limits->base.sequence_parallel);
 }

@@ -31,6 +31,7 @@ static dw_autoplan_request request_of(const dw_planner_model *model, const dw_ha
     request.hardware = hardware;
     request.seq_len = seq_len;
     request.global_batch = global_batch;
+    request.bold = 1; /* all layouts; measured_parts_come_first is about the default */
     return request;
 }
 
@@ -301,6 +302,56 @@ static void recomputation_and_offload_share_the_layers(void **unused) {
         dw_autoplan_destroy(plan);
     }
     assert_true(fitting >= 10 && mixed >= 1);
+    dw_hardware_destroy(hardware);
+}
+
+/* The first choice has measured parts alone, and is the fastest of those; faster ones with others stand beside it. */
+static void measured_parts_come_first(void **unused) {
+    (void)unused;
+    static const struct {
+        const dw_planner_model *model;
+        const char *hardware;
+        int batch, unmeasured; /* the fastest of all has parts without a measurement */
+    } cases[] = {{&llama3_70b, "h100:64", 256, 1}, {&llama3_8b, "gb200:8", 64, 0}};
+    for (size_t at = 0; at < DW_COUNT(cases); at++) {
+        dw_hardware *hardware = hardware_of(cases[at].hardware);
+        dw_autoplan_request request =
+            request_of(cases[at].model, hardware, 8192, cases[at].batch);
+        dw_autoplan *bold = plan_of(&request);
+        request.bold = 0;
+        dw_autoplan *plan = plan_of(&request);
+        assert_int_equal(*bold->unmeasured != 0, cases[at].unmeasured);
+        assert_string_equal(plan->unmeasured, "");
+        assert_true(plan->prediction.fits && !plan->layout.offload_optimizer);
+        assert_true(plan->layout.schedule <= DW_SCHEDULE_ZB_H2);
+        assert_true(plan->prediction.seconds >= bold->prediction.seconds * (1 - 0.005));
+        if (cases[at].unmeasured) {
+            assert_int_equal(bold->bolder_count, 0);
+            assert_true(plan->bolder_count > 0 && plan->bolder[0].loss < 0);
+            assert_non_null(strstr(plan->bolder[0].unmeasured, "PCI Express"));
+            assert_int_equal(plan->layout.offload_layers, 0);
+        }
+        dw_autoplan_destroy(plan);
+        dw_autoplan_destroy(bold);
+        dw_hardware_destroy(hardware);
+    }
+    /* What is asked for is taken, and what alone fits as well; both are named. */
+    dw_hardware *hardware = hardware_of("h100:64");
+    dw_autoplan_request request = request_of(&llama3_70b, hardware, 8192, 256);
+    request.bold = 0;
+    request.constraints = (const char *const[]){"offload=all"};
+    request.constraint_count = 1;
+    dw_autoplan *plan = plan_of(&request);
+    assert_true(plan->layout.offload_optimizer && plan->layout.offload_layers > 0);
+    assert_non_null(strstr(plan->unmeasured, "optimizer on the host"));
+    dw_autoplan_destroy(plan);
+    dw_hardware_destroy(hardware);
+    hardware = hardware_of("h100:1"); /* 16 bytes for each of 8 billion parameters */
+    request = request_of(&llama3_8b, hardware, 8192, 8);
+    request.bold = 0;
+    plan = plan_of(&request);
+    assert_true(plan->prediction.fits && plan->layout.offload_optimizer && *plan->unmeasured);
+    dw_autoplan_destroy(plan);
     dw_hardware_destroy(hardware);
 }
 
@@ -960,6 +1011,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_search_misses_nothing),
         cmocka_unit_test(recomputation_and_offload_share_the_layers),
+        cmocka_unit_test(measured_parts_come_first),
         cmocka_unit_test(published_configurations_are_planned),
         cmocka_unit_test(the_head_gets_room),
         cmocka_unit_test(a_planned_pipeline_is_played),

@@ -234,6 +234,44 @@ def test_the_program_says_what_would_do():
     assert "The tightest is" in done.stdout and "of these GPUs" in done.stdout
 
 
+def test_what_must_be_known_is_said(plan, tmp_path):
+    """Parts without measurements, a framework whose training is not built, positions, and the peak that MFU is of."""
+    assert plan.unmeasured == "" and plan.layout.offload_layers == 0
+    assert plan.bolder and all(other["unmeasured"] and other["loss"] < 0 for other in plan.bolder)
+    assert "Bolder" in str(plan) and plan.bolder[0]["unmeasured"] in str(plan)
+    (framework,) = plan.remarks
+    assert "not built" in framework and framework in str(plan)
+    bold = dw.autoplan(
+        "llama3-70b", hw="h100:64", seq_len=8192, global_batch=256, bold=True, what_ifs=False
+    )
+    assert bold.unmeasured and bold.bolder == [] and bold.step_time_ms < plan.step_time_ms
+    assert f"not measured: {bold.unmeasured}" in str(bold)
+    assert dw.Plan.from_json(bold.to_json()).to_json() == bold.to_json()
+    request = dict(hw="rtx5090:4", global_batch=64, what_ifs=False)
+    run = dw.autoplan("gpt2", seq_len=32768, constraints={"framework": "fsdp"}, **request)
+    (positions,) = run.remarks
+    assert "1,024 positions" in positions and "32,768 tokens" in positions
+    assert dw.autoplan("gpt2", seq_len=1024, constraints=["framework=fsdp"], **request).remarks == []
+    text = str(run)
+    assert "4 x rtx5090, none joined by NVLink" in text and "124 million parameters" in text
+    low = dw.autoplan(
+        "llama3-8b", hw="h100:8", seq_len=8192, global_batch=64, precision="fp8", what_ifs=False
+    )
+    share = 100 * low.mfu * low.hardware.rates["bf16"].value / low.hardware.rates["fp8"].value
+    assert f"MFU {100 * low.mfu:.1f}% of the BF16 peak, {share:.1f}% of the fp8 peak" in str(low)
+    figures = dw.dryrun(low)
+    assert figures["peak_rate"] == "fp8"
+    assert figures["peak_utilization"] == pytest.approx(figures["mfu"] * share / 100 / low.mfu)
+
+
+def test_large_numbers_are_written_out():
+    fields = vars(dw.autoplan("llama3-405b", hw="b200:512", seq_len=8192, global_batch=512).model)
+    fields = {**fields, "layers": 2600, "parameters": 0.0, "active": 0.0}
+    plan = dw.autoplan(fields, hw="b200:16384", seq_len=8192, global_batch=8192, what_ifs=False)
+    assert "8.3 trillion parameters" in str(plan) and "16,384 x b200" in str(plan)
+    assert "e+" not in str(plan)
+
+
 def test_the_host_s_memory_and_the_kernels_by_name():
     arguments = dict(hw="h100:8", seq_len=8192, global_batch=64, what_ifs=False)
     plans = {

@@ -313,5 +313,5 @@ def test_the_baseline_is_one_that_is_run():
         constraints=["pp=16", "ep=64", "tp=1", "cp=1", "micro_batch=1"],
     )  # fmt: skip
     figures = dw.dryrun(found)
-    assert isinstance(figures["expected_speedup"], float) and 0.8 < figures["expected_speedup"] < 2
+    assert isinstance(figures["expected_speedup"], float) and 0.3 < figures["expected_speedup"] < 2
     assert "pp " in figures["baseline"]

@@ -1,0 +1,13 @@
+/* Which parts of a layout have been measured: by published runs that predictions are compared with (docs/planner.md). */
+#ifndef DW_EVIDENCE_H
+#define DW_EVIDENCE_H
+
+#include "plan/search.h"
+
+/* Limits the search to measured parts, but for those that the request fixes itself. */
+void dw__evidence_limit(const dw_hardware *hardware, dw__limits *limits);
+/* The parts of the layout that have not been measured, with what there is; "" where there are none. Must be freed with
+ * dw__text_free. */
+dw_status dw__evidence_words(const dw_hardware *hardware, const dw_layout *layout, dw__text *text);
+
+#endif
