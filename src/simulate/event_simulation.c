@@ -5,6 +5,9 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* Points of memory that are drawn layer by layer; larger steps have one for each operation. */
+enum { LAYERED_MOST = 1 << 18 };
+
 typedef struct rank_state {
     size_t next; /* operation */
     double free_at[DW_STREAMS];
@@ -172,6 +175,23 @@ static dw_status gather(player *p, int rank, double ready) {
     return DW_OK;
 }
 
+/* ZeRO-3, layer by layer: its parameters and the next one's are gathered (2 bytes an element), in backward its gradients
+ * are whole (4 bytes). Forward adds a layer's activations, backward frees them; the loss stands between. `bytes` is held
+ * before a forward, or at the start of a backward. */
+static dw_status hold_layers(player *p, int rank, const dw__chunk_cost *cost, int forward,
+                             double bytes, double start, double seconds) {
+    const double layer = cost->layer_elements,
+                 rest = fmax(0, p->simulation->costs.ranks[rank].busy_bytes - 8 * layer);
+    for (int at = 0; at < cost->layers; at++) {
+        const int last = at == cost->layers - 1, at_loss = forward ? last : at == 0;
+        double held = bytes + rest + 2 * layer * (last ? 1 : 2) + (at_loss ? cost->logits_bytes : 0);
+        held += cost->kept_bytes * (forward ? at + 1 : -at) / cost->layers;
+        if (!forward) held += 4 * layer + cost->again_bytes;
+        DW_RETURN_IF_FAILED(hold(p, rank, start + seconds * at / cost->layers, held));
+    }
+    return DW_OK;
+}
+
 static dw_status run_operation(player *p, int rank, const dw__operation *operation, double ready) {
     rank_state *state = &p->ranks[rank];
     size_t slot = (size_t)rank * (size_t)p->schedule->chunks + (size_t)operation->chunk;
@@ -214,7 +234,12 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
     double end = start + seconds;
     DW_RETURN_IF_FAILED(play_operation(p, rank, operation, first, second, start, seconds));
     if (state->next == 0) state->began = start;
-    DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
+    if (cost->layers && p->schedule->ranks[rank].count <= LAYERED_MOST / (size_t)cost->layers)
+        DW_RETURN_IF_FAILED(hold_layers(p, rank, cost, forward,
+                                        state->bytes - (forward ? cost->kept_bytes : 0), start,
+                                        seconds));
+    else
+        DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
     double frees = p->simulation->costs.input_frees;
     if (operation->kind == DW_EVENT_BACKWARD_INPUT) state->bytes -= frees * cost->kept_bytes;
     if (done) {

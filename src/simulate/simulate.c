@@ -108,6 +108,13 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
     cost->again_bytes = bytes.again;
     cost->logits_bytes = stage_cost.transient_bytes - bytes.again;
 
+    if (layout->zero_stage == 3 && layout->pp == 1 && layout->dp * layout->cp > 1) {
+        double experts, dense = dw__stage_parameters(planned, stage, &experts);
+        double table = dw__embedding_parameters(planned->model) / layout->tp;
+        cost->layers = stage_cost.layers;
+        cost->layer_elements = fmax(0, dense + experts - table) / stage_cost.layers;
+    }
+
     dw__data_traffic traffic;
     dw__data_traffic_of(planned, stage, &traffic);
     dw__data_traffic each = traffic, once = traffic; /* ZeRO-2: its reduction, and its gathering */

@@ -28,6 +28,10 @@ typedef struct dw__chunk_cost {
     double kept_bytes;             /* from the start of forward to the end of backward of weights */
     double logits_bytes;           /* while anything runs */
     double again_bytes;            /* while backward (of inputs) runs */
+    /* ZeRO-3 without a pipeline: layers whose parameters are gathered and freed one by one, and a layer's elements; 0
+     * layers: what an operation holds does not change while it runs. */
+    int layers;
+    double layer_elements;
 } dw__chunk_cost;
 
 typedef struct dw__rank_cost {

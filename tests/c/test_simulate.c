@@ -446,6 +446,46 @@ static void many_layouts_agree(void **state) {
     for (int stream = 0; stream < DW_STREAMS; stream++) assert_true(used[stream] > 20);
 }
 
+/* ZeRO-3 gathers and frees layer by layer: memory climbs through a forward, is highest at the loss, and falls through the
+ * backward, for each micro-batch again. */
+static void zero_3_gathers_layer_by_layer(void **state) {
+    (void)state;
+    dw_hardware *h100 = hardware_of("h100:64");
+    dw_layout layout = layout_of(64, 1, 1, 128);
+    layout.zero_stage = 3;
+    layout.micro_batch = 1;
+    dw_simulation *simulation = NULL;
+    dw_simulation_figures f;
+    assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
+    dw_simulation_figures_of(simulation, &f);
+    assert_int_equal(f.micro_batches, 2);
+    size_t count, at = 0;
+    const dw_memory_point *points = dw_simulation_memory(simulation, 0, &count);
+    const dw__chunk_cost *cost = &simulation->costs.chunks[0];
+    const int layers = llama3_70b.layers;
+    assert_int_equal(cost->layers, layers);
+    assert_true(count >= (size_t)(4 * layers));
+    while (points[at].time <= 0 && points[at + 1].time <= 0) at++;
+    double step = cost->kept_bytes / layers;
+    for (int layer = 1; layer < layers - 1; layer++) { /* the last has the loss beside it */
+        double grown = points[at + (size_t)layer].bytes - points[at + (size_t)layer - 1].bytes;
+        assert_true(fabs(grown - step) < 1e-6 * step);
+    }
+    assert_true(f.peak_time > 0 && f.peak_time < f.seconds / 2);
+    double middle = points[at + (size_t)layers / 2].bytes;
+    assert_true(f.peak_bytes > middle + 0.4 * cost->kept_bytes);
+    /* A layer's activations and its gathered parameters go in backward. */
+    const dw_memory_point *backward = points + at + layers;
+    for (int layer = 2; layer < layers; layer++)
+        assert_true(backward[layer].bytes < backward[layer - 1].bytes);
+    double needed = f.prediction.memory.parameters + f.prediction.memory.gradients +
+                    f.prediction.memory.optimizer + f.prediction.memory.activations +
+                    f.prediction.memory.workspace;
+    assert_true(f.peak_bytes >= needed * (1 - 1e-12) && f.peak_bytes <= f.prediction.used);
+    dw_simulation_destroy(simulation);
+    dw_hardware_destroy(h100);
+}
+
 static void speedups_are_ratios_of_predictions(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -651,6 +691,7 @@ int main(void) {
         cmocka_unit_test(steps_agree_with_predictions),
         cmocka_unit_test(without_a_pipeline_both_are_one),
         cmocka_unit_test(many_layouts_agree),
+        cmocka_unit_test(zero_3_gathers_layer_by_layer),
         cmocka_unit_test(speedups_are_ratios_of_predictions),
         cmocka_unit_test(what_cannot_be_played_is_said),
         cmocka_unit_test(files_hold_every_event),
