@@ -1,6 +1,7 @@
 /* `deepwell plan`: the layout of a training run, what it costs, and what others would cost. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
+#include "plan_host.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -26,7 +27,8 @@ static void print_help(void) {
         "\n"
         "  --model M            a name (llama3-70b), a folder of Hugging Face, or its config.json\n"
         "  --hardware H         NAME:COUNT (h100:64), a file of 'deepwell probe', or auto: this\n"
-        "                       machine\n"
+        "                       machine. Without GPUs the plan is for this library's engine on the\n"
+        "                       CPU: the most sequences at once that fit\n"
         "  --seq-len N          tokens of a sequence\n"
         "  --global-batch N     sequences of an optimizer step\n"
         "\n"
@@ -157,6 +159,26 @@ static int show(const request *r, const dw_autoplan *plan) {
     return fits ? CLI_DONE : CLI_FAILED;
 }
 
+static int plan_on_host(const request *r, const dw_autoplan_request *asked,
+                        const dw_hardware *hardware) {
+    if (r->constraint_count > 0 || r->output || r->bold)
+        return cli_usage_error("--set, --bold and -o are for plans on GPUs, and %s has none; name "
+                               "some, as in h100:8",
+                               hardware->name);
+    const plan_host_request host = {.model = r->model,
+                                    .hardware = hardware,
+                                    .seq_len = asked->seq_len,
+                                    .global_batch = asked->global_batch,
+                                    .precision = r->precision && strcmp(r->precision, "auto") != 0
+                                                     ? r->precision
+                                                     : "fp32",
+                                    .reserve = asked->reserve,
+                                    .json = r->json};
+    if (host.seq_len < 1 || host.global_batch < 1)
+        return cli_usage_error("--seq-len and --global-batch must be 1 or more");
+    return plan_host(&host);
+}
+
 int cli_plan(int argc, char **argv) {
     request r = {0};
     dw_autoplan_request asked;
@@ -179,9 +201,16 @@ int cli_plan(int argc, char **argv) {
     if (result == CLI_DONE && r.reserve) result = read_reserve(r.reserve, &asked.reserve);
     if (result != CLI_DONE) return result;
     assert(r.model);
-    if (dw_planner_model_find(r.model, &model) != DW_OK ||
-        dw_hardware_open(r.hardware, &hardware) != DW_OK)
+    if (dw_hardware_open(r.hardware, &hardware) != DW_OK) return cli_fail();
+    if (hardware->gpus == 0) {
+        result = plan_on_host(&r, &asked, hardware);
+        dw_hardware_destroy(hardware);
+        return result;
+    }
+    if (dw_planner_model_find(r.model, &model) != DW_OK) {
+        dw_hardware_destroy(hardware);
         return cli_fail();
+    }
     name_of(r.model, name, sizeof name);
     asked.model_name = name;
     asked.model = &model;

@@ -367,7 +367,8 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
     f->mfu = f->tokens_per_second * dw_planner_token_flops(model, given->seq_len) /
              hardware->rate[DW_RATE_BF16].value;
     f->peak_rate = dw__rate_of(given->precision);
-    f->peak_utilization = f->mfu * hardware->rate[DW_RATE_BF16].value / hardware->rate[f->peak_rate].value;
+    f->peak_utilization =
+        f->mfu * hardware->rate[DW_RATE_BF16].value / hardware->rate[f->peak_rate].value;
     f->capacity = prediction.capacity;
     double host = prediction.host_optimizer + prediction.host_activations;
     int host_fits = prediction.host_capacity <= 0 || host <= prediction.host_capacity;

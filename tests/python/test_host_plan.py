@@ -3,6 +3,7 @@
 import json
 
 import deepwell as dw
+import program
 import pytest
 import torch
 from deepwell.errors import DeepwellError, UnsupportedError
@@ -92,6 +93,23 @@ def test_bad_input(empty, what, changes, error, message) -> None:
 def test_what_is_for_gpus_alone_is_refused_by_its_name(empty, changes, message) -> None:
     with pytest.raises(DeepwellError, match=message):
         dw.autoplan(empty, hw=host(2**40), **SIZES, **changes)
+
+
+def test_the_program_plans_for_a_machine_without_gpus(tmp_path) -> None:
+    """`deepwell plan --hardware` of one says what Python's autoplan says."""
+    file = tmp_path / "here.json"
+    words = ("plan", "--hardware", file, "--seq-len", 32, "--global-batch", 12, "--model", "gpt2")
+    for memory in (2**34, 5 * 2**29):
+        file.write_text(host(memory).to_json())
+        plan = dw.autoplan("gpt2", hw=dw.hardware(file), **SIZES)
+        done = program.run(*map(str, words), "--json")
+        assert done.returncode == (0 if plan.fits else 1), done.stderr
+        found = json.loads(done.stdout)
+        assert found["micro_batch"] == plan.layout.micro_batch and found["fits"] == plan.fits
+    done = program.run(*map(str, words))
+    assert "no GPU" in done.stdout and f"x {plan.layout.micro_batch} sequences" in done.stdout
+    done = program.run(*map(str, words), "--set", "tp=2")
+    assert done.returncode == 2 and "h100:8" in done.stderr
 
 
 def test_a_host_plan_is_not_played(empty) -> None:
