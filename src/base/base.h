@@ -118,6 +118,10 @@ dw_status dw__file_read(const char *path, char **bytes, size_t *count);
 dw_status dw__file_read_at_most(const char *path, size_t most, char **bytes, size_t *count);
 /* A regular file, opened for reading, and its size now. */
 dw_status dw__file_open(const char *path, int *file, uint64_t *bytes);
+/* All of an open file, at most `most` bytes (DW_PARSE if it has more), as dw__file_read gives it; and the counterpart.
+ * `path` is for messages. */
+dw_status dw__read_all(int file, const char *path, size_t most, char **bytes, size_t *count);
+dw_status dw__write_all(int file, const char *path, const char *bytes, size_t count);
 /* Written to a temporary beside it, fsynced, renamed over `path`, folder fsynced: readers see the
  * old file or the new one, whole. A device or a pipe is written in place. DW_IO as above. */
 dw_status dw__file_write(const char *path, const void *bytes, size_t count);
@@ -151,6 +155,26 @@ dw_status dw__folder_make_above(char *path);
 /* A folder's list of names is on disk: of a folder, and of the folder that holds `path`. */
 dw_status dw__folder_sync(const char *folder);
 dw_status dw__folder_sync_of(const char *path);
+
+/* A folder that only this process's user can write, for files that are trusted: caches. open: the folder `part` in the
+ * folder `path`, both made with mode 0700 if `create`. DW_NOT_FOUND: not there, and not to be made. DW_IO: one of them
+ * belongs to somebody else, or the mode lets others write; the message says so. */
+typedef struct dw__private {
+    int file; /* -1: closed */
+    char path[4096];
+} dw__private;
+dw_status dw__private_open(const char *path, const char *part, bool create, dw__private *folder);
+void dw__private_close(dw__private *folder); /* also after a failed open */
+/* As dw__file_read_at_most, of the file `name` in the folder. DW_NOT_FOUND: it does not exist. DW_IO also where it is a
+ * link, no regular file, or one that others own or can write. */
+dw_status dw__private_read(const dw__private *folder, const char *name, size_t most, char **bytes,
+                           size_t *count);
+/* As dw__file_write; what stood under `name` is replaced and never followed. */
+dw_status dw__private_write(const dw__private *folder, const char *name, const void *bytes,
+                            size_t count);
+void dw__private_remove(const dw__private *folder, const char *name);
+/* Waits for the lock that the file `name` stands for; close(*lock) releases it. */
+dw_status dw__private_lock(const dw__private *folder, const char *name, int *lock);
 
 /* ---- log ----------------------------------------------------------------------------------- */
 

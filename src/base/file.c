@@ -20,9 +20,8 @@ dw_status(dw__fail_io)(const char *action, const char *path, int error) {
                     strerror_r(error, reason, sizeof reason), next_step);
 }
 
-/* All of `file`, but no more than `most` bytes. The size is a hint only: pipes have none, and a file may grow
- * while it is read. */
-static dw_status read_all(int file, const char *path, size_t most, char **bytes, size_t *count) {
+/* The size is a hint only: pipes have none, and a file may grow while it is read. */
+dw_status dw__read_all(int file, const char *path, size_t most, char **bytes, size_t *count) {
     enum { STEP = 1 << 16 };
     dw_status status = DW_OK;
     char *buffer = NULL;
@@ -59,7 +58,7 @@ cleanup:
 dw_status dw__file_read(const char *path, char **bytes, size_t *count) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return dw__fail_io("cannot open", path, errno);
-    dw_status status = read_all(file, path, SIZE_MAX / 2, bytes, count);
+    dw_status status = dw__read_all(file, path, SIZE_MAX / 2, bytes, count);
     close(file);
     return status;
 }
@@ -90,12 +89,12 @@ dw_status dw__file_read_at_most(const char *path, size_t most, char **bytes, siz
     int file;
     uint64_t size;
     DW_RETURN_IF_FAILED(dw__file_open(path, &file, &size));
-    dw_status status = read_all(file, path, most, bytes, count);
+    dw_status status = dw__read_all(file, path, most, bytes, count);
     close(file);
     return status;
 }
 
-static dw_status write_all(int file, const char *path, const char *bytes, size_t count) {
+dw_status dw__write_all(int file, const char *path, const char *bytes, size_t count) {
     while (count > 0) {
         ssize_t put = write(file, bytes, count);
         if (put < 0 && errno == EINTR) continue;
@@ -184,7 +183,7 @@ static const char *name_of(const dw__file_writer *writer) {
 }
 
 dw_status dw__file_writer_put(dw__file_writer *writer, const void *bytes, size_t count) {
-    return write_all(writer->file, name_of(writer), bytes, count);
+    return dw__write_all(writer->file, name_of(writer), bytes, count);
 }
 
 dw_status dw__file_writer_commit(dw__file_writer *writer) {

@@ -44,7 +44,11 @@ static dw_status compile_and_keep(const dw__jit_variant *variant, dw__jit_form f
     atomic_fetch_add(&now->compiled, 1);
     atomic_fetch_add(&now->compile_nanoseconds, (uint64_t)(1e9 * (dw__seconds() - begun)));
     /* Without an entry the next process compiles again: slower, not wrong. */
-    if (dw__jit_cache_write(key, *image, *bytes) != DW_OK) atomic_fetch_add(&now->unwritten, 1);
+    if (dw__jit_cache_write(key, *image, *bytes) != DW_OK) {
+        atomic_fetch_add(&now->unwritten, 1);
+        dw__log(DW_LOG_WARNING, "a compiled kernel is not kept for later processes: %s",
+                dw_last_error());
+    }
     return DW_OK;
 }
 

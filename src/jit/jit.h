@@ -57,6 +57,8 @@ dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expande
 /* The disk cache. Reading: DW_NOT_FOUND where there is no sound entry; a broken one is removed and counted. */
 dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes);
 dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t bytes);
+/* The cache's folder `part`. DW_NOT_FOUND: there is none (and no HOME either). DW_IO: others can write there. */
+dw_status dw__cache_open(const char *part, bool create, dw__private *folder);
 /* DW_NOT_FOUND: there is no folder for it (no HOME either). */
 dw_status dw__jit_cache_folder(dw__text *folder);
 

@@ -1,15 +1,15 @@
 /* Compiled kernels on disk.
  *
- * An entry is a file named by its key: a header, then the image. It appears whole (dw__file_write), so that processes
+ * An entry is a file named by its key: a header, then the image. It appears whole (dw__private_write), so that processes
  * that compile the same kernel at once replace each other's entry with an equal one. What does not hold what its
- * header says is removed and made again, never loaded. A folder that cannot be written only costs time.
+ * header says is removed and made again, never loaded. A folder that cannot be written only costs time, and so does one
+ * that others can write: its checksums would be theirs.
  */
 #define XXH_INLINE_ALL
 #include "jit/jit.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 /* Little-endian machines only, as the GPUs' hosts are. */
@@ -54,12 +54,25 @@ dw_status dw__jit_cache_folder(dw__text *folder) {
     return dw__fail(DW_NOT_FOUND, "there is no folder for compiled kernels: set DEEPWELL_CACHE");
 }
 
-static dw_status entry_path(const dw__jit_key *key, dw__text *path) {
-    DW_RETURN_IF_FAILED(dw__jit_cache_folder(path));
-    DW_RETURN_IF_FAILED(dw__text_printf(path, "/kernels/"));
+dw_status dw__cache_open(const char *part, bool create, dw__private *folder) {
+    dw__text path = {0};
+    folder->file = -1;
+    dw_status status = dw__jit_cache_folder(&path);
+    if (status == DW_OK) status = dw__private_open(path.text, part, create, folder);
+    dw__text_free(&path);
+    return status;
+}
+
+typedef struct entry_name {
+    char text[2 * sizeof(dw__jit_key) + sizeof ".cubin"];
+} entry_name;
+
+static entry_name name_of(const dw__jit_key *key) {
+    entry_name name;
     for (size_t i = 0; i < sizeof key->bytes; i++)
-        DW_RETURN_IF_FAILED(dw__text_printf(path, "%02x", key->bytes[i]));
-    return dw__text_printf(path, ".cubin");
+        snprintf(name.text + 2 * i, sizeof name.text - 2 * i, "%02x", key->bytes[i]);
+    memcpy(name.text + 2 * sizeof key->bytes, ".cubin", sizeof ".cubin");
+    return name;
 }
 
 /* ---- entries ----------------------------------------------------------------------------------- */
@@ -78,18 +91,18 @@ static bool is_sound(const dw__jit_key *key, const char *bytes, size_t count) {
 
 dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes) {
     dw_status status = DW_OK;
-    dw__text path = {0};
+    dw__private folder;
+    const entry_name name = name_of(key);
     char *entry = NULL;
     size_t count = 0;
-    DW_TRY(entry_path(key, &path));
-    if (access(path.text, F_OK) != 0)
-        DW_TRY(dw__fail(DW_NOT_FOUND, "\"%s\" is not there", path.text));
-    status = dw__file_read_at_most(path.text, MOST_BYTES, &entry, &count);
-    if (status == DW_OUT_OF_MEMORY) goto cleanup;
+    DW_TRY(dw__cache_open("kernels", false, &folder));
+    status = dw__private_read(&folder, name.text, MOST_BYTES, &entry, &count);
+    if (status == DW_OUT_OF_MEMORY || status == DW_NOT_FOUND) goto cleanup;
     if (status != DW_OK || !is_sound(key, entry, count)) {
-        unlink(path.text);
+        dw__private_remove(&folder, name.text);
         atomic_fetch_add(&dw__jit_statistics_now.corrupt, 1);
-        DW_TRY(dw__fail(DW_NOT_FOUND, "\"%s\" was damaged and has been removed", path.text));
+        DW_TRY(dw__fail(DW_NOT_FOUND, "\"%s/%s\" was damaged and has been removed", folder.path,
+                        name.text));
     }
     *bytes = count - sizeof(entry_header);
     memmove(entry, entry + sizeof(entry_header), *bytes);
@@ -98,27 +111,27 @@ dw_status dw__jit_cache_read(const dw__jit_key *key, void **image, size_t *bytes
 
 cleanup:
     dw__free(entry);
-    dw__text_free(&path);
+    dw__private_close(&folder);
     return status;
 }
 
 dw_status dw__jit_cache_write(const dw__jit_key *key, const void *image, size_t bytes) {
     dw_status status = DW_OK;
-    dw__text path = {0};
+    dw__private folder;
     entry_header header = {.image_bytes = bytes};
-    dw__file_writer *writer = NULL;
+    char *entry = NULL;
     memcpy(header.magic, magic, sizeof magic);
     memcpy(header.key, key->bytes, sizeof header.key);
     digest(XXH3_128bits(image, bytes), header.checksum);
-    DW_TRY(entry_path(key, &path));
-    DW_TRY(dw__folder_make_above(path.text));
-    DW_TRY(dw__file_writer_create(path.text, &writer));
-    DW_TRY(dw__file_writer_put(writer, &header, sizeof header));
-    DW_TRY(dw__file_writer_put(writer, image, bytes));
-    DW_TRY(dw__file_writer_commit(writer));
+    DW_TRY(dw__cache_open("kernels", true, &folder));
+    entry = dw__malloc(sizeof header + bytes);
+    if (!entry) DW_TRY(dw__fail_memory("an entry of the cache", sizeof header + bytes));
+    memcpy(entry, &header, sizeof header);
+    memcpy(entry + sizeof header, image, bytes);
+    DW_TRY(dw__private_write(&folder, name_of(key).text, entry, sizeof header + bytes));
 
 cleanup:
-    dw__file_writer_destroy(writer);
-    dw__text_free(&path);
+    dw__free(entry);
+    dw__private_close(&folder);
     return status;
 }

@@ -4,33 +4,28 @@
 #include "device/device.h"
 #include "jit/jit.h"
 #include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 enum { MOST_BYTES = 1 << 24 };
 
-/* "FOLDER/tune/NVIDIA_H200.json" */
-static dw_status file_of(const char *gpu, dw__text *path) {
-    DW_RETURN_IF_FAILED(dw__jit_cache_folder(path));
-    DW_RETURN_IF_FAILED(dw__text_printf(path, "/tune/"));
+/* "NVIDIA_H200.json" */
+static dw_status name_of(const char *gpu, dw__text *name) {
     for (; *gpu; gpu++)
-        DW_RETURN_IF_FAILED(dw__text_printf(path, "%c", isalnum((unsigned char)*gpu) ? *gpu : '_'));
-    return dw__text_printf(path, ".json");
+        DW_RETURN_IF_FAILED(dw__text_printf(name, "%c", isalnum((unsigned char)*gpu) ? *gpu : '_'));
+    return dw__text_printf(name, ".json");
 }
 
 /* NULL: there is no sound file. */
-static dw_status read_file(const char *path, json_t **root) {
+static dw_status read_file(const dw__private *folder, const char *name, json_t **root) {
     const dw__json_limits limits = {.depth = 4, .values = 1 << 20};
     char *bytes = NULL;
     size_t count = 0;
     *root = NULL;
-    dw_status status = dw__file_read_at_most(path, MOST_BYTES, &bytes, &count);
-    if (status == DW_OK) status = dw__json_parse(path, bytes, count, limits, root);
+    dw_status status = dw__private_read(folder, name, MOST_BYTES, &bytes, &count);
+    if (status == DW_OK) status = dw__json_parse(name, bytes, count, limits, root);
     dw__free(bytes);
     if (status == DW_OK && !json_is_object(json_object_get(*root, "measured"))) {
         json_decref(*root);
@@ -54,11 +49,13 @@ static void copy_text(const json_t *text, char *to, size_t bytes) {
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found) {
     dw_status status = DW_OK;
-    dw__text path = {0};
+    dw__private folder;
+    dw__text file = {0};
     json_t *root = NULL;
     *found = (dw__tuned){0};
-    DW_TRY(file_of(gpu, &path));
-    DW_TRY(read_file(path.text, &root));
+    DW_TRY(dw__cache_open("tune", false, &folder));
+    DW_TRY(name_of(gpu, &file));
+    DW_TRY(read_file(&folder, file.text, &root));
     const json_t *of_class = json_object_get(json_object_get(root, "measured"), shape_class);
     const json_t *entry = json_object_get(of_class, name);
     double seconds = json_number_value(json_object_get(entry, "seconds"));
@@ -74,20 +71,18 @@ dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *na
 
 cleanup:
     json_decref(root);
-    dw__text_free(&path);
+    dw__text_free(&file);
+    dw__private_close(&folder);
     return status;
 }
 
 /* ---- writing -------------------------------------------------------------------------------------- */
 
-static dw_status lock_beside(const char *path, int *file) {
-    dw__text name = {0};
-    DW_RETURN_IF_FAILED(dw__text_printf(&name, "%s.lock", path));
-    dw_status status = DW_OK;
-    *file = open(name.text, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*file < 0 || flock(*file, LOCK_EX) != 0)
-        status = dw__fail_io("cannot lock", name.text, errno);
-    dw__text_free(&name);
+static dw_status lock_beside(const dw__private *folder, const char *name, int *lock) {
+    dw__text beside = {0};
+    dw_status status = dw__text_printf(&beside, "%s.lock", name);
+    if (status == DW_OK) status = dw__private_lock(folder, beside.text, lock);
+    dw__text_free(&beside);
     return status;
 }
 
@@ -147,14 +142,15 @@ static bool has_all(const json_t *of_class, const char *with, const dw_tune_time
 dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
                          const dw_tune_time *times, size_t count) {
     dw_status status = DW_OK;
-    dw__text path = {0}, text = {0};
+    dw__private folder = {.file = -1};
+    dw__text name = {0}, text = {0};
     json_t *root = NULL, *measured, *of_class;
     int lock = -1;
     for (size_t i = 0; i < count; i++) DW_TRY(check(&times[i]));
-    DW_TRY(file_of(gpu, &path));
-    DW_TRY(dw__folder_make_above(path.text));
-    DW_TRY(lock_beside(path.text, &lock));
-    DW_TRY(read_file(path.text, &root));
+    DW_TRY(dw__cache_open("tune", true, &folder));
+    DW_TRY(name_of(gpu, &name));
+    DW_TRY(lock_beside(&folder, name.text, &lock));
+    DW_TRY(read_file(&folder, name.text, &root));
     if (!root && !(root = json_object())) DW_TRY(dw__fail_memory("measurements", 0));
     DW_TRY(set(root, "gpu", json_string(gpu)));
     DW_TRY(enter(root, "measured", &measured));
@@ -164,12 +160,13 @@ dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *w
     if (with) DW_TRY(set(of_class, "with", json_string(with)));
     for (size_t i = 0; i < count; i++) DW_TRY(set(of_class, times[i].name, entry_of(&times[i])));
     DW_TRY(dw__json_write(root, &text));
-    DW_TRY(dw__file_write(path.text, text.text, text.length));
+    DW_TRY(dw__private_write(&folder, name.text, text.text, text.length));
 
 cleanup:
     if (lock >= 0) close(lock);
     json_decref(root);
-    dw__text_free(&path);
+    dw__private_close(&folder);
+    dw__text_free(&name);
     dw__text_free(&text);
     return status;
 }

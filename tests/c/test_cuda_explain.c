@@ -7,6 +7,7 @@
 #include <glob.h>
 #include <limits.h>
 #include <math.h>
+#include <sys/stat.h>
 
 static dw_attention_tensor tensor(int64_t heads, int64_t rows, int64_t head_dim) {
     return (dw_attention_tensor){
@@ -234,6 +235,47 @@ static void test_tune(void **state) {
         assert_int_equal(dw_tune_record("a class", "deepwell", 1e-3), DW_OK);
         assert_int_equal(dw_tune_lookup("a class", "deepwell", &seconds), DW_OK);
     }
+}
+
+/* Measurements choose who computes: those in a folder that others can write are neither read nor written, and neither
+ * the file nor its lock is reached through a link. */
+static void test_folder_of_others(void **state) {
+    (void)state;
+    char own[512], tune[600], path[700], victim[700], *text = NULL;
+    const dw_tune_time time = {.name = "deepwell", .seconds = 1e-3};
+    dw__tuned found;
+    size_t bytes;
+    snprintf(own, sizeof own, "%s/others", folder);
+    snprintf(tune, sizeof tune, "%s/tune", own);
+    snprintf(victim, sizeof victim, "%s/victim", folder);
+    setenv("DEEPWELL_CACHE", own, 1);
+    assert_int_equal(dw__tune_read("GPU", "a class", "deepwell", &found), DW_NOT_FOUND);
+    assert_int_equal(dw__tune_write("GPU", "a class", NULL, &time, 1), DW_OK);
+    const char *const folders[] = {own, tune};
+    for (size_t i = 0; i < DW_COUNT(folders); i++) {
+        assert_int_equal(chmod(folders[i], 0777), 0);
+        assert_int_equal(dw__tune_read("GPU", "a class", "deepwell", &found), DW_IO);
+        assert_int_equal(dw__tune_write("GPU", "another", NULL, &time, 1), DW_IO);
+        assert_non_null(strstr(dw_last_error(), "other users can write to it"));
+        assert_int_equal(chmod(folders[i], 0700), 0);
+        assert_int_equal(dw__tune_read("GPU", "a class", "deepwell", &found), DW_OK);
+        assert_int_equal(dw__tune_read("GPU", "another", "deepwell", &found), DW_NOT_FOUND);
+    }
+    snprintf(path, sizeof path, "%s/GPU.json", tune);
+    assert_int_equal(rename(path, victim), 0);
+    assert_int_equal(symlink(victim, path), 0);
+    assert_int_equal(dw__tune_read("GPU", "a class", "deepwell", &found), DW_NOT_FOUND);
+    assert_int_equal(dw__tune_write("GPU", "another", NULL, &time, 1), DW_OK);
+    assert_int_equal(dw__tune_read("GPU", "another", "deepwell", &found), DW_OK);
+    assert_int_equal(dw__file_read(victim, &text, &bytes), DW_OK);
+    assert_null(strstr(text, "another"));
+    dw__free(text);
+    strcat(path, ".lock");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink(victim, path), 0);
+    assert_int_equal(dw__tune_write("GPU", "a third", NULL, &time, 1), DW_IO);
+    assert_non_null(strstr(dw_last_error(), "GPU.json.lock"));
+    setenv("DEEPWELL_CACHE", folder, 1);
 }
 
 static void record_many(void *number) {
@@ -591,6 +633,7 @@ int main(void) {
         cmocka_unit_test(test_expected),
         cmocka_unit_test(test_classes),
         cmocka_unit_test(test_tune),
+        cmocka_unit_test(test_folder_of_others),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_publish),
         cmocka_unit_test(test_choice),

@@ -1,5 +1,6 @@
 /* Run-time compilation up to the compiler, which is a fake one: sources put together, keys, the cache on disk and all
  * that may befall it, several threads and processes at once. */
+#include "deepwell/log.h"
 #include "fake/fake_gpu.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
@@ -221,6 +222,106 @@ static void test_unwritable(void **state) {
         assert_int_equal(after.unwritten - before.unwritten, 1);
         assert_true(bytes > 0);
         dw__free(image);
+    }
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
+static char last_warning[1024];
+static void keep_warning(void *context, int level, const char *text) {
+    (void)context;
+    (void)level;
+    snprintf(last_warning, sizeof last_warning, "%s", text);
+}
+
+/* Compiles or reads the variant, and compares how often each happened. */
+static void expect_image(const dw__jit_variant *variant, unsigned compiled, unsigned cached,
+                         unsigned corrupt, unsigned unwritten) {
+    dw_jit_counts before = counts_now();
+    size_t bytes = 0;
+    dw__free(image_of(variant, &bytes));
+    dw_jit_counts after = counts_now();
+    assert_int_equal(after.compiled - before.compiled, compiled);
+    assert_int_equal(after.cached - before.cached, cached);
+    assert_int_equal(after.corrupt - before.corrupt, corrupt);
+    assert_int_equal(after.unwritten - before.unwritten, unwritten);
+}
+
+/* Entries are machine code: one in a folder that others can write, or that is theirs, is neither read nor written. */
+static void test_folder_of_others(void **state) {
+    (void)state;
+    char own[PATH_MAX], inner[PATH_MAX + 16];
+    dw__jit_variant variant = variant_of(31);
+    struct stat info;
+    snprintf(own, sizeof own, "%s/others/deepwell/", folder);
+    snprintf(inner, sizeof inner, "%skernels", own);
+    setenv("DEEPWELL_CACHE", own, 1);
+    mode_t mask = umask(0);
+    expect_image(&variant, 1, 0, 0, 0);
+    umask(mask);
+    const char *const folders[] = {own, inner};
+    for (size_t i = 0; i < DW_COUNT(folders); i++) {
+        assert_int_equal(stat(folders[i], &info), 0);
+        assert_int_equal(info.st_mode & 07777, 0700);
+    }
+    expect_image(&variant, 0, 1, 0, 0);
+    dw_log_set_sink(keep_warning, NULL, 0);
+    static const mode_t modes[] = {0777, 0770, 0702, 01777};
+    for (size_t i = 0; i < DW_COUNT(folders); i++) {
+        for (size_t m = 0; m < DW_COUNT(modes); m++) {
+            last_warning[0] = '\0';
+            assert_int_equal(chmod(folders[i], modes[m]), 0);
+            expect_image(&variant, 1, 0, 0, 1);
+            assert_non_null(strstr(last_warning, "other users can write to it"));
+            assert_non_null(strstr(last_warning, "others/deepwell"));
+        }
+        assert_int_equal(chmod(folders[i], 0755), 0);
+        expect_image(&variant, 0, 1, 0, 0);
+        if (geteuid() != 0) continue; /* only root can give a folder away */
+        assert_int_equal(chown(folders[i], 12345, 12345), 0);
+        expect_image(&variant, 1, 0, 0, 1);
+        assert_non_null(strstr(last_warning, "belongs to user 12345"));
+        assert_int_equal(chown(folders[i], 0, 0), 0);
+    }
+    dw_log_set_sink(NULL, NULL, 0);
+    setenv("DEEPWELL_CACHE", folder, 1);
+}
+
+/* An entry that others can write, or that is a link, is made again; where a link led to stays as it is. */
+static void test_entry_of_others(void **state) {
+    (void)state;
+    char own[PATH_MAX], path[PATH_MAX], victim[PATH_MAX + 16], *now = NULL;
+    dw__jit_variant variant = variant_of(32);
+    struct stat info;
+    size_t bytes = 0;
+    snprintf(own, sizeof own, "%s/entries", folder);
+    setenv("DEEPWELL_CACHE", own, 1);
+    expect_image(&variant, 1, 0, 0, 0);
+    entry_path(path, sizeof path);
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 07777, 0600);
+    assert_int_equal(chmod(path, 0666), 0);
+    expect_image(&variant, 1, 0, 1, 0);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(path, 12345, 12345), 0);
+        expect_image(&variant, 1, 0, 1, 0);
+    }
+    /* A sound entry elsewhere, and a file of the user's. */
+    const char *const texts[] = {NULL, "of the user"};
+    for (size_t i = 0; i < DW_COUNT(texts); i++) {
+        snprintf(victim, sizeof victim, "%s/victim%d", own, (int)i);
+        assert_int_equal(rename(path, victim), 0);
+        if (texts[i]) assert_int_equal(dw__file_write(victim, texts[i], strlen(texts[i])), DW_OK);
+        assert_int_equal(stat(victim, &info), 0);
+        const off_t size = info.st_size;
+        assert_int_equal(symlink(victim, path), 0);
+        expect_image(&variant, 1, 0, 1, 0);
+        assert_int_equal(lstat(path, &info), 0);
+        assert_true(S_ISREG(info.st_mode));
+        assert_int_equal(dw__file_read(victim, &now, &bytes), DW_OK);
+        assert_int_equal(bytes, size);
+        if (texts[i]) assert_string_equal(now, texts[i]);
+        dw__free(now);
+        expect_image(&variant, 0, 1, 0, 0);
     }
     setenv("DEEPWELL_CACHE", folder, 1);
 }
@@ -517,6 +618,8 @@ int main(void) {
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_unwritable),
+        cmocka_unit_test(test_folder_of_others),
+        cmocka_unit_test(test_entry_of_others),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_compiler_failures),
         cmocka_unit_test(test_processes),
