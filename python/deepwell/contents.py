@@ -98,19 +98,20 @@ class Reads:
 
     names: set[str] = field(default_factory=set)
     everything: bool = False  # attributes are found by computed names
+    optional: set[str] = field(default_factory=set)  # attributes that may be missing (hasattr)
     places: dict[tuple[int, str], tuple[dict[str, Any], str]] = field(default_factory=dict)
-    functions: dict[int, Any] = field(default_factory=dict)  # closures and defaults that ran
 
     def update(self, other: "Reads") -> None:
         self.names |= other.names
         self.everything |= other.everything
+        self.optional |= other.optional
         self.places.update(other.places)
-        self.functions.update(other.functions)
 
     def covers(self, other: "Reads") -> bool:
         return (
             self.names >= other.names
             and self.everything >= other.everything
+            and self.optional >= other.optional
             and self.places.keys() >= other.places.keys()
         )
 
@@ -140,6 +141,7 @@ class Contents:
         ] = []  # (holder, how to read it, value)
         self.modules: list[torch.nn.Module] = []  # found in containers: registered nowhere
         self.tensors: list[torch.Tensor] = []
+        self.caches: list[Any] = []  # functions under functools.lru_cache
         self.alive: list[Any] = []  # what is described by its identity
         self.codes: set[types.CodeType] = (
             set()
@@ -158,12 +160,19 @@ class Contents:
             self.places.append((namespace, name, value))
             self.alive.append(namespace)
             found[key] = "nothing" if value is MISSING else self.describe(value, name, 1)
-        for function in self._reads.functions.values():
-            self.describe(function, function.__qualname__, 1)
         return found
 
     def _reads_name(self, name: Any) -> bool:
         return self._reads.everything or name in self._reads.names
+
+    def forward_of(self, kind: type) -> None:
+        """The forward of a class of an installed package, which users replace now and then."""
+        for holder in kind.__mro__:
+            if "forward" in vars(holder) and owner_of(holder) == LIBRARY:
+                found = vars(holder)["forward"]
+                self.places.append((vars(holder), "forward", found))
+                self.alive.append(found)
+                self.objects.setdefault(id(holder), (holder.__name__, {}))[1]["forward"] = id(found)
 
     # ---- values ------------------------------------------------------------------------------------
 
@@ -223,6 +232,9 @@ class Contents:
             return (kind, *[self.describe(part, label, depth + 1) for part in parts])
         if isinstance(value, functools.cached_property):
             return (kind, self.describe(value.func, label, depth + 1))
+        if isinstance(value, functools._lru_cache_wrapper):
+            self.caches.append(value)
+            return (kind, id(value), self.describe(value.__wrapped__, label, depth + 1))
         if isinstance(value, weakref.ref):
             target = value()
             return (kind, self.describe(target, label, depth + 1))
@@ -356,10 +368,10 @@ class Contents:
         if whole:
             return
         for name in self._reads.names:
-            if name not in own and _settable(type(value), name):
-                self.places.append(
-                    (own, name, MISSING)
-                )  # hides the class attribute once it is there
+            # Once it is there it hides the class attribute, or hasattr() finds it.
+            if name not in own and _settable(type(value), name, name in self._reads.optional):
+                self.places.append((own, name, MISSING))
+                self._note(value, name, MISSING, label, depth)
 
     def _note(self, value: Any, name: str, found: Any, label: str, depth: int) -> None:
         _, attributes = self.objects.setdefault(id(value), (label, {}))
@@ -449,12 +461,13 @@ def _is_python(kind: type) -> bool:
     return bool(kind.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
-def _settable(kind: type, name: str) -> bool:
-    """Whether an instance attribute would hide one of the class that is not a data descriptor."""
+def _settable(kind: type, name: str, optional: bool) -> bool:
+    """Whether an instance attribute would hide one of the class that is not a data descriptor. Without one of
+    the class the answer is ``optional``."""
     for holder in kind.__mro__:
         if name in vars(holder):
             return not hasattr(vars(holder)[name], "__set__")
-    return False
+    return optional
 
 
 def parts(code: types.CodeType) -> Iterator[types.CodeType]:

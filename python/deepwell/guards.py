@@ -178,6 +178,8 @@ class ModuleState:
             contents.strict = True
             if owner_of(type(module)) == USER:
                 contents.describe(type(module), type(module).__name__, 1)
+            else:
+                contents.forward_of(type(module))
             if path not in registered:
                 if self._unregistered is None and any(True for _ in module.parameters()):
                     self._unregistered = f"a {type(module).__name__} in a container of '{path}'"
@@ -457,6 +459,8 @@ class Effects:
         self._saved: dict[int, tuple[Any, Any]] = {}  # containers and their content
         self._held: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # single attributes
         self._alive: list[Any] = []
+        self._caches: dict[int, Any] = {}  # functions under functools.lru_cache
+        self._entries: list[tuple[Any, int]] = []  # and how many results they held
         self.tensors: dict[int, torch.Tensor] = {}  # the user's, but for registered ones
         self._before = self._describe(saving=True)
         self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -503,6 +507,7 @@ class Effects:
                     f"may draw from '{contents.iterator}', which is an iterator, in its forward"
                 )
             self._alive.append(contents.alive)
+            self._caches.update((id(cache), cache) for cache in contents.caches)
             self.tensors.update((id(tensor), tensor) for tensor in contents.tensors)
             for container in [*contents.containers, *[holder for holder, _, _ in contents.probes]]:
                 self._saved.setdefault(id(container), (container, _copied(container)))
@@ -512,6 +517,7 @@ class Effects:
 
     def begin(self) -> None:
         """To be called when the forward is about to run: tracers have put tensors of their own in place."""
+        self._entries = [(cache, cache.cache_info().currsize) for cache in self._caches.values()]
         self._versions = [(tensor, _version(tensor)) for tensor in self.tensors.values()]
         self._tables = [
             (path, module.__dict__[table], dict(module.__dict__[table]))
@@ -530,6 +536,9 @@ class Effects:
         if any(_version(tensor) != version for tensor, version in self._versions):
             self._saw("changes a tensor that is no buffer of it in its forward")
         self._versions = []
+        for cache, size in self._entries:
+            if cache.cache_info().currsize != size:
+                self._saw(f"fills the cache of '{cache.__name__}' in its forward")
         records, outside, objects = self._describe(saving=False)
         for path, was in self._before[0].items():
             if "rope_type" in was:
@@ -555,6 +564,7 @@ class Effects:
         self._root = None
         self._alive, self._tables, self._versions = [], [], []
         self._saved, self._held, self.tensors = {}, {}, {}
+        self._caches, self._entries = {}, []
         self._before = ({}, {}, {})
 
     def undo(self) -> None:
@@ -563,6 +573,9 @@ class Effects:
             _put_back(container, content)
         for holder, key, value in self._held.values():
             _hold_again(holder, key, value)
+        for cache, size in self._entries:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()  # it may hold what tracers made
 
 
 def _version(tensor: torch.Tensor) -> Any:

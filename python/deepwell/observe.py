@@ -125,9 +125,9 @@ _PASSED = (os.sep.join(("torch", "overrides.py")), os.sep.join(("torch", "_tenso
 
 
 @functools.lru_cache(maxsize=4096)
-def _mentions(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], bool, tuple[str, ...]]:
-    """(globals, attribute names, whether attributes are found by computed names, modules imported)."""
-    outside, names, imported, computed = set(), set(), [], False
+def _mentions(code: types.CodeType) -> tuple[frozenset[str], Reads, tuple[str, ...]]:
+    """(globals, attributes, modules imported)"""
+    outside, names, optional, imported, computed = set(), set(), set(), [], False
     for part in parts(code):
         names.add(part.co_name)
         for step in dis.get_instructions(part):
@@ -154,14 +154,15 @@ def _mentions(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], boo
             "dir",
         } & outside or "__dict__" in names:
             computed = True
-            names.update(c for c in part.co_consts if isinstance(c, str) and c.isidentifier())
-    return frozenset(outside), frozenset(names), computed, tuple(imported)
+            optional |= {c for c in part.co_consts if isinstance(c, str) and c.isidentifier()}
+    return frozenset(outside), Reads(names | optional, computed, optional), tuple(imported)
 
 
 def read_by(code: types.CodeType, namespace: dict[str, Any]) -> Reads:
     """What a code object can read, run with these globals."""
-    outside, names, computed, imported = _mentions(code)
-    found = Reads(set(names), computed)
+    outside, attributes, imported = _mentions(code)
+    found = Reads()
+    found.update(attributes)
     library = owner(code.co_filename) == LIBRARY
     for name in outside:
         if name in namespace or not hasattr(builtins, name):

@@ -673,7 +673,8 @@ def differs(case: Case, a: Any, b: Any, noisy: list[Any]) -> str:
 
 def known(case: Case, found: list[str]) -> str:
     """The class of differences that a case belongs to, or "" where it is none of these."""
-    if all("shares with output" in f for f in found):
+    about_views = ("shares with output", "is output", *(["requires_grad"] if case.views else []))
+    if all(any(word in line for word in about_views) for line in found):
         return "views"
     return "low precision" if case.low else ""
 

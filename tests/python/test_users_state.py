@@ -1,6 +1,7 @@
 """What a forward may read and write beside its arguments and parameters: the engine follows or leaves the call."""
 
 import collections
+import functools
 import os
 import sys
 import time
@@ -10,7 +11,8 @@ import deepwell
 import numpy
 import pytest
 import torch
-from users import Net, close, pair, rows, same, train_step
+import transformers
+from users import Net, close, optimized, pair, rows, same, train_step
 
 # ---- read --------------------------------------------------------------------------------------------
 
@@ -66,15 +68,22 @@ class Plain:
         self.k = 1.0
 
 
+class Chained(Plain):
+    pass
+
+
 class Reads(Net):
     def __init__(self):
         super().__init__()
         self.cfg, self.slotted, self.queue = Plain(), Slotted(1.0), collections.deque([1.0, 2.0])
+        self.chain = Chained()
         self.chosen, self.numbers = {1.0}, numpy.ones(2, dtype=numpy.float32)
 
     def forward(self, x):
+        late = 3.0 if hasattr(self.chain, "late") else 1.0
         own = (
-            self.cfg.k
+            late
+            * self.cfg.k
             * self.slotted.scale
             * self.queue[0]
             * float(self.numbers[0])
@@ -128,6 +137,10 @@ def put_plain_object(model):
     model.cfg.k = 3.0
 
 
+def put_new_attribute(model):
+    model.chain.late = True
+
+
 def put_slot(model):
     model.slotted.scale = 3.0
 
@@ -156,7 +169,7 @@ def put_code(model):
 
 CHANGES = [
     put_global_list, put_global_dict, put_global_tensor, fill_global_tensor, put_data_of_global_tensor,
-    fill_data_of_global_tensor, put_global_object, put_class, put_default, put_closure, put_plain_object, put_slot,
+    fill_data_of_global_tensor, put_global_object, put_class, put_default, put_closure, put_plain_object, put_new_attribute, put_slot,
     put_deque, put_set, put_array, put_function, put_code,
 ]  # fmt: skip
 
@@ -192,7 +205,30 @@ def test_what_helpers_read(change, support, as_it_was) -> None:
 
 
 def uses_model(change) -> bool:
-    return change.__name__ in ("put_plain_object", "put_slot", "put_deque", "put_set", "put_array")
+    return change.__name__ in (
+        "put_plain_object",
+        "put_new_attribute",
+        "put_slot",
+        "put_deque",
+        "put_set",
+        "put_array",
+    )
+
+
+def test_a_package_s_forward_is_replaced() -> None:
+    """As users do with the attention of transformers."""
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
+    plain = transformers.GPT2LMHeadModel(config).eval()
+    ours = optimized(plain)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    kind = type(plain.transformer.h[0].mlp)
+    before = ours(input_ids=tokens, use_cache=False).logits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "forward", lambda self, x: 2 * self.c_proj(x.repeat(1, 1, 4)))
+        found = ours(input_ids=tokens, use_cache=False).logits
+        close(found, plain(input_ids=tokens, use_cache=False).logits)
+        assert not torch.allclose(found, before, rtol=1e-2)
+    close(ours(input_ids=tokens, use_cache=False).logits, before)
 
 
 # ---- asked while it is traced ------------------------------------------------------------------------
@@ -427,6 +463,16 @@ class CountsInHelper(Net):
         return super().forward(x) * count_up()
 
 
+@functools.lru_cache
+def cached_mask(size):
+    return torch.ones(size).cumsum(0)
+
+
+class FillsCache(Net):
+    def forward(self, x):
+        return super().forward(x) * cached_mask(8)
+
+
 class Prints(Net):
     def forward(self, x):
         print("called")
@@ -434,12 +480,17 @@ class Prints(Net):
 
 
 @pytest.mark.support(
-    "Modules", "a forward that changes globals or prints", "PyTorch", "in its forward"
+    "Modules",
+    "a forward that changes globals, fills functools.lru_cache or prints",
+    "PyTorch",
+    "in its forward",
 )
-@pytest.mark.parametrize("build", [LogsElsewhere, CountsElsewhere, CountsInHelper, Prints])
+@pytest.mark.parametrize(
+    "build", [LogsElsewhere, CountsElsewhere, CountsInHelper, FillsCache, Prints]
+)
 def test_written_elsewhere(build, support, monkeypatch, capsys) -> None:
     def use(model):
-        SEEN.clear()
+        SEEN.clear(), cached_mask.cache_clear()
         COUNTS.calls, globals()["TOTAL"] = 0, 0
         capsys.readouterr()
         results = [train_step(model) for _ in range(3)]

@@ -1,0 +1,42 @@
+"""Random modules, their state and its changes: Deepwell beside PyTorch (module_fuzz.py makes and compares them)."""
+
+import module_fuzz
+import pytest
+
+# Classes of differences that module_fuzz.known() recognizes and that are no failure here.
+KNOWN = ("low precision", "views")
+
+
+def differences(seeds: range, monkeypatch) -> list[str]:
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")  # engines run even where they are slower
+    found, by_engine = [], 0
+    for seed in seeds:
+        _, served, differences, kind = module_fuzz.check(seed, True, True)
+        by_engine += served
+        if differences and kind not in KNOWN:
+            found += [f"seed {seed}: {line}" for line in differences[:3]]
+    assert by_engine > len(seeds) // 3, "the engine ran too few of the modules"
+    return found
+
+
+def test_random_modules(monkeypatch) -> None:
+    """About a second for each module, most of it captures: fewer would miss whole kinds of statements."""
+    assert not differences(range(1000, 1016), monkeypatch)
+
+
+@pytest.mark.slow
+def test_more_random_modules(monkeypatch) -> None:
+    assert not differences(range(2000, 2100), monkeypatch)
+
+
+def test_a_wrong_value_is_found() -> None:
+    """The comparison itself: one unit of rounding passes, a factor of 1.001 and a missing effect do not."""
+    case = module_fuzz.make(3)
+    plain = module_fuzz.follow(case, False)
+    noisy = [module_fuzz.follow(case, False, seed) for seed in range(3)]
+    assert not module_fuzz.differences(case, noisy[0], plain, noisy[1:])
+    for what in ("output 0", "one.weight", "buffer held", "global TENSOR"):
+        wrong = [[(w, v * 1.001 if w == what else v) for w, v in record] for record in plain]
+        assert any(what in line for line in module_fuzz.differences(case, wrong, plain, noisy)), (
+            what
+        )
