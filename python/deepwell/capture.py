@@ -319,7 +319,9 @@ class _Capture:
                 yield
             effects.look()
 
-        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths, around)
+        first: Dict[int, int] = {}
+        same = [first.setdefault(id(value), i) for i, value in enumerate(self.flat)]
+        tracer = Tracer(self.module, self.placeholders, self.spec, self.paths, same, around)
         attempts: List[Tuple[Callable[[str], Traced], str]] = [
             (tracer.export, ALL), (tracer.export, LEADING), (tracer.make_fx, LEADING),
             (tracer.export, NONE), (tracer.make_fx, NONE),

@@ -241,7 +241,12 @@ class Contents:
         if isinstance(value, (list, tuple, dict, set, frozenset, collections.deque)):
             return self._container(value, kind, label, depth)
         if isinstance(value, (types.MappingProxyType, collections.ChainMap)):
-            return self._probed(value, lambda: tuple(value.items()), label, depth)
+            return self._probed(
+                value,
+                lambda: tuple([part for item in value.items() for part in item]),
+                label,
+                depth,
+            )
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
             return self._array(value, label, depth)
@@ -279,11 +284,11 @@ class Contents:
             self._listed.add(id(value))
             found.append(value)
 
-    def _probe(self, value: Any, read: Callable[[], Any]) -> None:
-        self.probes.append((value, read, read()))
+    def _probe(self, value: Any, read: Callable[[], Any], by_identity: bool = False) -> None:
+        self.probes.append((value, read, read(), by_identity))
 
     def _probed(self, value: Any, read: Callable[[], Any], label: str, depth: int) -> Any:
-        self._probe(value, read)
+        self._probe(value, read, True)
         return (type(value), self.describe(read(), label, depth + 1))
 
     # ---- containers --------------------------------------------------------------------------------
@@ -311,7 +316,7 @@ class Contents:
             if isinstance(value, list):
                 self._list(self.containers, value)
             elif isinstance(value, collections.deque):
-                self._probe(value, lambda: tuple(value))
+                self._probe(value, lambda: tuple(value), True)
             parts = tuple(
                 self.describe(item, f"{label}[{index}]", depth + 1)
                 for index, item in enumerate(list(value))

@@ -222,7 +222,7 @@ class ModuleState:
         self.training = (root.training, *[module.training for module in submodules])
         self._watched = (_kept(root.__dict__), watched)
         self._places = _flat(root, [*contents.places, *self._outside])
-        self._probes = [(read, value, type(value) is tuple) for _, read, value in contents.probes]
+        self._probes = [tuple(probe[1:]) for probe in contents.probes]
         # The first thing among what the forwards read that cannot be watched.
         self.unwatched = contents.unwatched
         self.described_codes = contents.codes
@@ -509,7 +509,7 @@ class Effects:
             self._alive.append(contents.alive)
             self._caches.update((id(cache), cache) for cache in contents.caches)
             self.tensors.update((id(tensor), tensor) for tensor in contents.tensors)
-            for container in [*contents.containers, *[holder for holder, _, _ in contents.probes]]:
+            for container in [*contents.containers, *[probe[0] for probe in contents.probes]]:
                 self._saved.setdefault(id(container), (container, _copied(container)))
             for holder, key, value in contents.places:
                 self._held.setdefault((id(holder), key), (holder, key, value))

@@ -849,7 +849,8 @@ def _without_numbers(key: Any) -> Any:
 def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
     """What distinguishes this kind of call from others, or why the engine cannot take it."""
     parts: list[Any] = []
-    for value in flat:
+    first: dict[int, int] = {}  # position of each tensor: a forward sees that two arguments are one
+    for position, value in enumerate(flat):
         if isinstance(value, torch.Tensor):
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
                 return None, f"an argument is a {type(value).__name__}, not a plain tensor"
@@ -862,7 +863,8 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
             shape = value.shape
             if 0 in shape:
                 return None, "an argument has no elements"
-            parts.append((value.dtype, tuple([size == 1 for size in shape])))
+            same = first.setdefault(id(value), position)
+            parts.append((value.dtype, tuple([size == 1 for size in shape]), same))
         elif isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             parts.append((type(value), value))
         else:

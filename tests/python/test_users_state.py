@@ -273,6 +273,30 @@ def test_layout(build, support) -> None:
     support.check(ours)
 
 
+class AsksIdentity(Net):
+    def forward(self, x, y):
+        return super().forward(x) + (3.0 * y if x is y else y)
+
+
+@pytest.mark.support(
+    "Modules", "two arguments that are one tensor, and a forward that asks", "engine"
+)
+def test_identity_of_arguments(support) -> None:
+    plain, ours = pair(AsksIdentity)
+
+    def use(model):
+        x, y = rows().requires_grad_(), rows(2).requires_grad_()
+        results = []
+        for arguments in ((x, y), (x, x), (y, y), (y, x)):
+            results.append(model(*arguments))
+            results[-1].sin().sum().backward()
+        return *results, x.grad, y.grad
+
+    same(plain, ours, use)
+    assert ours.forward.session.report._units[""].captures == 2
+    support.check(ours)
+
+
 class AsksGradient(Net):
     def forward(self, x):
         return super().forward(x) * (3.0 if x.requires_grad else 1.0)

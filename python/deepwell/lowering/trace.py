@@ -53,6 +53,7 @@ class _Call(torch.nn.Module):
         module: torch.nn.Module,
         leaves: Sequence[Any],
         at: Sequence[int],
+        same: Sequence[int],
         spec: Any,
         around: Callable[[], ContextManager[None]],
     ) -> None:
@@ -62,8 +63,9 @@ class _Call(torch.nn.Module):
 
         def call(tensors: Sequence[torch.Tensor]) -> List[Any]:
             values = list(leaves)
-            for position, tensor in zip(at, tensors):
-                values[position] = tensor
+            given = dict(zip(at, tensors))
+            for position in at:
+                values[position] = given[same[position]]
             args, kwargs = pytree.tree_unflatten(values, spec)
             with around():
                 returned = module(*args, **kwargs)
@@ -110,10 +112,13 @@ class Tracer:
         leaves: Sequence[Any],
         spec: Any,
         paths: Sequence[str],
+        same: Sequence[int],
         around: Callable[[], ContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """The forward runs in the context that `around` gives."""
+        """`same` has for each leaf the position of the first that is the same object. The forward runs in
+        the context that `around` gives."""
         self.module = module
+        self.same = same
         self.around = around
         self.placeholders = leaves
         self.spec = spec
@@ -124,7 +129,7 @@ class Tracer:
         """The module as a function of its tensor arguments, and examples of these. Each example is
         an object of its own: torch.export takes inputs that are one object for one input."""
         at = self._tensor_positions()
-        call = _Call(self.module, self.placeholders, at, self.spec, self.around)
+        call = _Call(self.module, self.placeholders, at, self.same, self.spec, self.around)
         self._calls.append(call)
         return call, [placeholder(self.placeholders[i], False) for i in at]
 
