@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes bench/results/<what>-<date>.json.
 
-make bench        or        python bench/run.py [training] [capture] [operations] [formats] [emulator]
+make bench        or        python bench/run.py [training] [resident] [capture] [operations] [formats] [emulator]
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ def training(stamp: str) -> int:
     """Whole models beside PyTorch and torch.compile."""
     target = HERE / "results" / f"training-cpu-{stamp}.json"
     return subprocess.call([sys.executable, str(HERE / "training.py"), "--json", str(target)])
+
+
+def resident(stamp: str) -> int:
+    """Peak memory of whole training processes."""
+    target = HERE / "results" / f"resident-cpu-{stamp}.json"
+    return subprocess.call([sys.executable, str(HERE / "resident.py"), "--json", str(target)])
 
 
 def capture(stamp: str) -> int:
@@ -50,6 +56,7 @@ def emulator(stamp: str) -> int:
 
 KINDS = {
     "training": training,
+    "resident": resident,
     "capture": capture,
     "operations": operations,
     "formats": formats,

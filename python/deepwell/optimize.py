@@ -274,6 +274,13 @@ class Session:
         self.pool = ArenaPool()
 
 
+# torch.compile leaves calls out of its graphs with these words. torch.compiler.disable would do all of it, for 10 us a call.
+_UNCOMPILED = "an engine of Deepwell runs this forward"
+# The callback by which torch.compile compiles frames as they are called, or None: there is none.
+_frames_compiled: Callable[[], Any] = getattr(
+    torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
+)
+
 # What a graph runs on: one tensor for each leaf, and the sizes of the symbols.
 _Bound = tuple[list[torch.Tensor], tuple[int, ...]]
 
@@ -533,12 +540,18 @@ class OptimizedForward:
 
     # ---- a call ------------------------------------------------------------------------------------
 
-    @functools.partial(torch.compiler.disable, reason="an engine of Deepwell runs this forward")
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _frames_compiled() is not None:
+            return self._call_uncompiled(args, kwargs)
+        return self._call_announced(args, kwargs)
+
+    def _call_announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._call(args, kwargs)
         if not self.session.report.announced and not self.path and not _tracing.active:
             self.session.report.announce()
         return result
+
+    _call_uncompiled = torch.compiler.disable(_call_announced, reason=_UNCOMPILED)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._left_alone is not None or getattr(self._busy, "out", False) or _tracing.active:
@@ -796,6 +809,10 @@ class OptimizedForward:
 
 class _NotCompared(Exception):
     """The engine does not run what is to be compared."""
+
+
+torch._dynamo.decorators.skip(OptimizedForward.__call__)
+OptimizedForward.__call__._torchdynamo_disable_msg = _UNCOMPILED
 
 
 def _unpickle(module, path, session, previous) -> OptimizedForward:

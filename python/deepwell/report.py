@@ -221,7 +221,7 @@ def _all_slower(unit: _Unit) -> bool:
 
 def _told(timing: Timing) -> str:
     """What a comparison says; no figures where the noise is larger than the difference."""
-    where = ", on one thread, for other programs use the cores" if timing.one_thread else ""
+    where = ", on one thread, for threads kept losing their cores" if timing.one_thread else ""
     if not timing.certain:
         verdict = "left to PyTorch" if timing.slower else "the engine runs"
         return f"no difference above the noise of {timing.rounds} rounds{where}: {verdict}"

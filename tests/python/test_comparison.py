@@ -1,8 +1,10 @@
 """The comparison with PyTorch: what it times, what it concludes from noise, and what it leaves behind."""
 
 import copy
+import io
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -337,3 +339,42 @@ def test_figures_of_the_summary(compared) -> None:
     ):
         timings[what] = Timing(original=ratio * 1e-3, ratio=ratio, low=low, high=high, **clear)
         assert f"{what}: {told}" in deepwell.summary(model)
+
+
+# ---- what is printed ---------------------------------------------------------------------------------
+
+
+def test_header_is_printed_once(compared, capsys) -> None:
+    model = deepwell.optimize(block())
+    model(torch.randn(8, 16))
+    model(torch.randn(8, 16))
+    printed = capsys.readouterr().out
+    assert printed.count("Deepwell Optimizer") == 1 and printed.count("Optimization Summary") == 1
+    assert "Capturing" not in printed  # for terminals only
+    assert "Deepwell Optimizer" in deepwell.summary(model)
+
+
+def test_header_where_nothing_is_optimized(capsys) -> None:
+    deepwell.optimize(block().half())
+    printed = capsys.readouterr().out
+    assert printed.count("Deepwell Optimizer") == 1 and "left alone" in printed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_terminal_shows_what_takes_long(monkeypatch, fails) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    class Untraceable(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+    model = deepwell.optimize(Untraceable() if fails else block())
+    model(torch.randn(8, 16))
+    name = "Untraceable" if fails else "Sequential"
+    assert (
+        len(re.findall(rf"^  Capturing {name} \.\.\. \d+\.\d s$", sys.stdout.getvalue(), re.M)) == 1
+    )

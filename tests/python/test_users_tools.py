@@ -41,7 +41,25 @@ def test_compile_before(support) -> None:
 
 @pytest.mark.support(
     "Compilers",
-    "torch.compile(fullgraph=True) around it",
+    "torch.compile(model, fullgraph=True): PyTorch has no graph to make, and says so",
+    "refused",
+    "fullgraph=True found no compiled frames",
+)
+def test_fullgraph_of_the_model(support) -> None:
+    compiled = torch.compile(optimized(Net()), backend="eager", fullgraph=True)
+    try:
+        compiled(rows())
+    except RuntimeError:
+        pass
+    else:
+        pytest.skip("this PyTorch takes a model without compiled frames")
+    with support.refused(RuntimeError):
+        compiled(rows())
+
+
+@pytest.mark.support(
+    "Compilers",
+    "torch.compile(fullgraph=True) of code that calls it",
     "refused",
     "an engine of Deepwell runs this forward",
 )
