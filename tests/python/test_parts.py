@@ -29,7 +29,7 @@ def part_count(model) -> int:
         for entry in entries
         for (wrt, _), variant in entry.program._variants.items()
         if wrt
-        for plan in variant._plans.values()
+        for plan in variant._prepared.values()
     )
 
 
