@@ -17,6 +17,39 @@ stage() {
     echo "== $name: $((SECONDS - begin)) s"
 }
 
+# doctor LABEL: what the library says of its kernels under this label.
+doctor() { "$release/bin/deepwell" doctor | sed -n "s/^$1 *//p"; }
+
+say_instruction_sets() {
+    echo "== instruction sets: Deepwell $(doctor Instructions), matrix products $(doctor "Matrix products")"
+}
+
+# Those that this machine has, each as "DEEPWELL_ISA ONEDNN_MAX_CPU_ISA".
+instruction_sets() {
+    local isa onednn
+    while read -r isa onednn; do
+        export DEEPWELL_ISA=$isa
+        case $isa in
+        amx) [[ $(doctor "Matrix products") == AMX* ]] ;;
+        *) [ "$(doctor Instructions)" = "$isa" ] ;;
+        esac && echo "$isa $onednn"
+    done <<<$'baseline SSE41\navx2 AVX2\navx512 AVX512_CORE\namx ALL' 2>/dev/null
+}
+
+# The C tests, the operations and whole models with one instruction set.
+with_instruction_set() {
+    local -x DEEPWELL_ISA=$1 ONEDNN_MAX_CPU_ISA=$2 OMP_NUM_THREADS=1
+    local result=0
+    say_instruction_sets
+    ctest --preset release -j 2 || result=1
+    "$release/bin/deepwell-ops" test --quick || result=1
+    "$release/bin/deepwell-ops" grad --quick || result=1
+    "$python" -m pytest -q -n 2 -m "not gpu and not slow" tests/python/test_model_folder.py \
+        tests/python/test_same_function.py tests/python/test_step_memory.py \
+        tests/python/test_train_command.py || result=1
+    return $result
+}
+
 # build_sanitized PRESET: what ctest runs. CMake keeps a configured folder up to date by itself.
 build_sanitized() {
     [ -f "build/$1/build.ninja" ] ||
@@ -87,6 +120,7 @@ slow_python_tests() { python_tests "slow and not gpu" || [ $? -eq 5 ]; }
 
 case $kind in
 quick)
+    say_instruction_sets
     start_builds
     stage "C" ctest --preset release -j 2
     stage "operations" "$release/bin/deepwell-ops" test --quick
@@ -100,6 +134,10 @@ quick)
     stage "Python" python_tests "not gpu and not slow"
     ;;
 long)
+    mapfile -t sets < <(instruction_sets)
+    for set in "${sets[@]}"; do
+        stage "instruction set ${set% *}" with_instruction_set ${set}
+    done
     stage "operations" "$release/bin/deepwell-ops" test
     stage "gradients of operations" "$release/bin/deepwell-ops" grad
     stage "GPU kernels' resources" kernels

@@ -40,6 +40,7 @@ static dw__isa decide(void) {
     dw__isa best = detect();
     const char *wanted = getenv("DEEPWELL_ISA");
     if (!wanted || !*wanted) return best;
+    if (strcmp(wanted, "amx") == 0) wanted = names[DW_ISA_AVX512];
     for (int isa = 0; isa < DW_ISA_COUNT; isa++) {
         if (strcmp(wanted, names[isa]) != 0) continue;
         if (isa <= (int)best) return (dw__isa)isa;
@@ -47,7 +48,7 @@ static dw__isa decide(void) {
                 names[best]);
         return best;
     }
-    dw__log(DW_LOG_WARNING, "DEEPWELL_ISA is \"%s\", not baseline, avx2 or avx512: using %s",
+    dw__log(DW_LOG_WARNING, "DEEPWELL_ISA is \"%s\", not baseline, avx2, avx512 or amx: using %s",
             wanted, names[best]);
     return best;
 }
@@ -60,4 +61,9 @@ dw__isa dw__cpu_isa(void) {
         atomic_store_explicit(&decided, isa, memory_order_relaxed);
     }
     return (dw__isa)isa;
+}
+
+bool dw__isa_allows_amx(void) {
+    const char *wanted = getenv("DEEPWELL_ISA");
+    return dw__cpu_isa() == DW_ISA_AVX512 && !(wanted && strcmp(wanted, names[DW_ISA_AVX512]) == 0);
 }

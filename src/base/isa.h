@@ -7,9 +7,13 @@
 #ifndef DW_ISA_H
 #define DW_ISA_H
 
+#include <stdbool.h>
+
 typedef enum dw__isa { DW_ISA_BASELINE, DW_ISA_AVX2, DW_ISA_AVX512, DW_ISA_COUNT } dw__isa;
-/* Best one this CPU has; DEEPWELL_ISA=baseline|avx2|avx512 lowers it (for tests). */
+/* Best one this CPU has; DEEPWELL_ISA=baseline|avx2|avx512|amx lowers it (for tests). */
 dw__isa dw__cpu_isa(void);
+/* False where DEEPWELL_ISA names a set below AMX; whether the CPU has AMX is another question (kernel/cpu/amx.h). */
+bool dw__isa_allows_amx(void);
 const char *dw__isa_name(dw__isa isa);
 
 #define DW_ISA_CONCAT_(name, isa) name##_##isa

@@ -28,7 +28,7 @@ bool dw__amx_available(void) {
     static _Atomic int known = -1;
     int available = atomic_load_explicit(&known, memory_order_relaxed);
     if (available < 0) {
-        available = dw__cpu_isa() == DW_ISA_AVX512 && cpu_has_amx() && kernel_permits();
+        available = dw__isa_allows_amx() && cpu_has_amx() && kernel_permits();
         atomic_store_explicit(&known, available, memory_order_relaxed);
     }
     return available;
