@@ -40,11 +40,10 @@ json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
         doctor_advise(advice, "More threads are asked for than CPUs may be used",
                       "lower DEEPWELL_THREADS or unset it");
     }
-    json_t *found =
-        json_pack("{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL,
-                  "isa", isa, "usable", cpu->usable, "online",
-                  (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
-                  (json_int_t)cpu->memory.value, "memory_available_bytes", available_bytes());
+    json_t *found = json_pack(
+        "{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL, "isa", isa,
+        "usable", cpu->usable, "online", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
+        (json_int_t)cpu->memory.value, "memory_available_bytes", available_bytes());
     json_decref(kernels);
     return found;
 }

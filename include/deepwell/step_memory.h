@@ -67,8 +67,8 @@ typedef struct dw_step_moment {
 
 /* 1 without gradients (inference), else forward, one for each part of backward, update. */
 DW_API uint32_t dw_plan_step_moments(const dw_plan *plan);
-/* The most that libraries allocate by themselves while one instruction runs, on all threads together; the arena does not
- * have it. */
+/* The most that libraries allocate by themselves while one instruction runs, on all threads together. It is not part of
+ * the arena. */
 DW_API size_t dw_plan_library_bytes(const dw_plan *plan);
 /* `moments`: room for dw_plan_step_moments; *peak: which of them holds most. DW_INVALID_ARGUMENT: options of another
  * version, an optimizer that is none. DW_SHAPE: more bytes than a number holds. */

@@ -94,8 +94,8 @@ typedef struct dw_trainer_info {
     int64_t validation_tokens, validation_sequences; /* 0 without validation data */
     uint32_t data_files;
     /* Bytes of this trainer's memory. arena: activations and scratch of one forward and backward (and of
-     * validation). accumulation: gradients of one part of backward, with more than one micro-batch. library: what oneDNN
-     * allocates by itself while a GEMM runs. */
+     * validation). accumulation: gradients of one part of backward, with more than one micro-batch. library: what
+     * oneDNN allocates by itself while a GEMM runs. */
     size_t parameter_bytes, gradient_bytes, optimizer_bytes, arena_bytes, accumulation_bytes,
         batch_bytes, library_bytes;
     /* Their sum and what the process held once the trainer was made: its largest resident set, but for code that the

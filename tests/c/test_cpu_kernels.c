@@ -616,12 +616,13 @@ static void test_norms(void **state) {
     check_norm(true, true, 0, 12, 0.0);
 }
 
-/* Rows of 768 numbers whose squares, or whose mean's square, F32 does not hold, by every kernel and the reference: PyTorch's
- * results. */
+/* Rows of 768 numbers whose squares, or whose mean's square, F32 does not hold, by every kernel and the reference:
+ * PyTorch's results. */
 static void test_norms_of_huge_rows(void **state) {
     (void)state;
     enum { N = 768, ROWS = 4 };
-    static const double low[ROWS] = {-1e15, -3e18, 2e19, 0.5e25}, high[ROWS] = {1e15, 3e18, 2e19, 1e25};
+    static const double low[ROWS] = {-1e15, -3e18, 2e19, 0.5e25},
+                        high[ROWS] = {1e15, 3e18, 2e19, 1e25};
     dw_attr eps = dw_attr_float(DW_ATTR_KEY_EPS, 1e-5);
     for (int centred = 0; centred < 2; centred++) {
         dw_op op = centred ? DW_OP_LAYER_NORM : DW_OP_RMS_NORM;

@@ -85,8 +85,8 @@ def apart(ours, theirs) -> float:
 
 
 def rounding(theirs, terms: int = 64) -> float:
-    """How far two F32 computations of `theirs` may be apart that sum `terms` products in orders of their own and round half a
-    dozen times beside: as a random walk of 2^-24 of the largest element, or of 1."""
+    """How far two F32 computations of `theirs` may be apart that sum `terms` products in orders of their own and round
+    half a dozen times beside: as a random walk of 2^-24 of the largest element, or of 1."""
     largest = max((t.abs().max().item() for t in theirs if t is not None and t.numel()), default=0)
     return (terms**0.5 + 6) * 2.0**-24 * max(largest, 1.0)
 

@@ -55,17 +55,18 @@ def gradients(model: torch.nn.Module, args: Any, kwargs: Any):
 
 
 def rounding(model: torch.nn.Module) -> float:
-    """What F32 leaves where terms cancel, relative to these terms. A path through forward and backward passes a sum along each
-    extent of each parameter. In any order of summation the roundings of N terms, 2^-24 each, add up like a random walk."""
+    """What F32 leaves where terms cancel, relative to these terms. A path through forward and backward passes a sum
+    along each extent of each parameter. In any order of summation the roundings of N terms, 2^-24 each, add up like a
+    random walk."""
     return 2.0**-24 * sum(sum(p.shape) for p in model.parameters()) ** 0.5
 
 
 def gradient_bounds(
     model: torch.nn.Module, own: dict[str, Any], exact: dict[str, Any]
 ) -> dict[str, float]:
-    """For each gradient the largest norm of its error: 1e-4 of the gradient's norm, twice the error of PyTorch's own F32
-    gradient, or the rounding of terms as large as the largest gradient. The last is all that F32 has where a gradient is
-    small because terms cancel (of queries, where there is one key)."""
+    """For each gradient the largest norm of its error: 1e-4 of the gradient's norm, twice the error of PyTorch's own
+    F32 gradient, or the rounding of terms as large as the largest gradient. The last is all that F32 has where a
+    gradient is small because terms cancel (of queries, where there is one key)."""
     wanted = {name: gradient for name, gradient in exact.items() if gradient is not None}
     largest = max((gradient.norm().item() for gradient in wanted.values()), default=0.0)
     return {
@@ -79,8 +80,8 @@ def gradient_bounds(
 
 
 def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: Any, kwargs: Any):
-    """``ours`` agrees with FP64 PyTorch: outputs within 1e-4 of their norm or twice the error that FP32 PyTorch itself makes,
-    gradients within gradient_bounds."""
+    """``ours`` agrees with FP64 PyTorch: outputs within 1e-4 of their norm or twice the error that FP32 PyTorch itself
+    makes, gradients within gradient_bounds."""
     exact_model = copy.deepcopy(plain).double()
     exact_args, exact_kwargs = to_double((args, kwargs))
     exact_outputs, exact_grads = gradients(exact_model, exact_args, exact_kwargs)
@@ -103,7 +104,9 @@ def assert_same_function(plain: torch.nn.Module, ours: torch.nn.Module, args: An
             assert (made is None) == (exact is None), f"{name}: one gradient is None"
     for name, bound in gradient_bounds(plain, plain_grads, exact_grads).items():
         error, exact = error_of(our_grads[name], exact_grads[name]), exact_grads[name]
-        assert error <= bound, f"{name}: error {error:.3g} over {bound:.3g}, norm {exact.norm():.3g}"
+        assert error <= bound, (
+            f"{name}: error {error:.3g} over {bound:.3g}, norm {exact.norm():.3g}"
+        )
 
 
 def error_of(value: torch.Tensor, exact: torch.Tensor) -> float:

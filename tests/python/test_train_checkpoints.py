@@ -157,8 +157,8 @@ def heed_signals() -> None:
 
 
 def signal_after_step_3(words, number) -> tuple[int, str]:
-    """Status and stderr. Stdout has the smallest buffer that a socket may have, and nobody reads between step 3 and the signal:
-    the run waits there, and cannot have ended before the signal arrives."""
+    """Status and stderr. Stdout has the smallest buffer that a socket may have, and nobody reads between step 3 and the
+    signal: the run waits there, and cannot have ended before the signal arrives."""
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     room = theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

@@ -5,8 +5,8 @@
  * Its generated kernels (seen in 2.6.3, for AVX-512) move the stack pointer into a workspace on the heap. A signal
  * that arrives then has its frame written there, over what lies below: such kernels run with signals held back.
  *
- * Its first GEMM generates code into mapped memory. Where that memory cannot be mapped oneDNN writes to a null pointer, or
- * throws through C: the first GEMM of each kind is a tiny one, made after the memory was seen to be there. */
+ * Its first GEMM generates code into mapped memory. Where that memory cannot be mapped oneDNN writes to a null pointer,
+ * or throws through C: the first GEMM of each kind is a tiny one, made after the memory was seen to be there. */
 #include "kernel/library/onednn.h"
 
 #ifdef DW_HAVE_ONEDNN
@@ -121,18 +121,21 @@ static dw_status generate_code(int kind) {
     static const size_t needed[CODE_KINDS] = {(size_t)12 << 20, (size_t)16 << 20};
     static const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     float c[4];
-    void *room = mmap(NULL, needed[kind], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *room =
+        mmap(NULL, needed[kind], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED)
-        return dw__fail(DW_OUT_OF_MEMORY,
-                        "oneDNN %s needs %zu MiB of address space for the code of its first GEMM, which "
-                        "cannot be mapped: raise the limit (ulimit -v) or free memory",
-                        version, needed[kind] >> 20);
+        return dw__fail(
+            DW_OUT_OF_MEMORY,
+            "oneDNN %s needs %zu MiB of address space for the code of its first GEMM, which "
+            "cannot be mapped: raise the limit (ulimit -v) or free memory",
+            version, needed[kind] >> 20);
     munmap(room, needed[kind]);
     dnnl_status_t result =
         call_sgemm(false, kind == CODE_FEW_ROWS, 2, 2, 2, ones, 2, ones, 2, 0.0f, c, 2);
     if (result == dnnl_success) return DW_OK;
     return dw__fail(result == dnnl_out_of_memory ? DW_OUT_OF_MEMORY : DW_INTERNAL,
-                    "oneDNN %s cannot generate the code of a GEMM: status %d", version, (int)result);
+                    "oneDNN %s cannot generate the code of a GEMM: status %d", version,
+                    (int)result);
 }
 
 /* What failed for want of memory is tried again by the next GEMM. */
@@ -155,9 +158,9 @@ dw_status dw__onednn_prepare(void) {
     return have_code(CODE_COMMON);
 }
 
-/* oneDNN takes its blocks from posix_memalign. glibc's cuts the ends off a larger block and puts them into the thread's cache
- * of small blocks, where they do not join their neighbours again: when the block is freed the next one does not fit there,
- * and a thread's heap grows by megabytes with each GEMM until that cache is full. So it is filled beforehand. */
+/* oneDNN takes its blocks from posix_memalign. glibc's cuts the ends off a larger block and puts them into the thread's
+ * cache of small blocks, where they do not join their neighbours again: when the block is freed the next one does not
+ * fit there, and a thread's heap grows by megabytes with each GEMM until that cache is full. So this fills it first. */
 static void fill_cache_of_small_blocks(void) {
     enum { STEP = 16, SIZES = 16, OF_EACH = 7 }; /* the ends are shorter than 256 bytes */
     static _Thread_local bool filled;
@@ -270,12 +273,12 @@ size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, i
     if (p.m <= 1 || p.n <= 1 || few_rows(a_transposed, b_transposed, m, n)) return 0;
     if (!packs(&p)) return unpacked_bytes(&p);
     const blocking *by = &blockings[isa];
-    int64_t depth = p.k <= by->whole_k       ? most(p.k, LEAST_K)
+    int64_t depth = p.k <= by->whole_k      ? most(p.k, LEAST_K)
                     : p.k < 2 * by->block_k ? (p.k + 1) / 2
-                                             : by->block_k;
+                                            : by->block_k;
     int64_t rows = round_up(least(most(p.m, by->tile_m), by->block_m), by->tile_m);
-    int64_t columns = round_up(least(most(p.n, by->tile_n), p.k < SHORT_K ? SHORT_N : by->block_n),
-                               by->tile_n);
+    int64_t columns =
+        round_up(least(most(p.n, by->tile_n), p.k < SHORT_K ? SHORT_N : by->block_n), by->tile_n);
     /* Both blocks, and sums of a row of tiles and of the columns; each on a page of its own. */
     return (size_t)(depth * (rows + columns) + by->tile_m + columns) * sizeof(float) + 4 * PAGE;
 }

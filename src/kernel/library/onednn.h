@@ -7,8 +7,8 @@
 
 /* "2.6.3", or NULL when built without. */
 const char *dw__onednn_version(void);
-/* The instruction set of its GEMMs: "avx512", "avx2", "avx", "sse41", or "portable" on other machines than x86-64; NULL when
- * built without. It is oneDNN's own choice, which ONEDNN_MAX_CPU_ISA lowers. */
+/* The instruction set of its GEMMs: "avx512", "avx2", "avx", "sse41", or "portable" on other machines than x86-64; NULL
+ * when built without. It is oneDNN's own choice, which ONEDNN_MAX_CPU_ISA lowers. */
 const char *dw__onednn_isa(void);
 /* Generates the code that the first GEMM would generate (some MiB). DW_OUT_OF_MEMORY where it cannot be mapped. */
 dw_status dw__onednn_prepare(void);
@@ -18,13 +18,14 @@ dw_status dw__onednn_prepare(void);
 dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
                            float *c, int64_t ldc);
-/* Bytes that dw__onednn_sgemm allocates while it runs (C has the leading dimension `ldc`): packed blocks of its operands, or
- * the workspace of loops that do not pack. The rules are those of oneDNN's sources (cpu/x64/gemm, 2.6.3) for its SSE4.1,
- * AVX, AVX2 and AVX-512 code, checked against what 2.6.3 allocates; later versions up to 3 differ by less than 1 KB. Returns
- * 0 without oneDNN, and where dw__onednn_memory_known() is false. */
+/* Bytes that dw__onednn_sgemm allocates while it runs (C has the leading dimension `ldc`): packed blocks of its
+ * operands, or the workspace of loops that do not pack. The rules are those of oneDNN's sources (cpu/x64/gemm, 2.6.3) for its
+ * SSE4.1, AVX, AVX2 and AVX-512 code, checked against what 2.6.3 allocates; later versions up to 3 differ by less than
+ * 1 KB. Returns 0 without oneDNN, and where dw__onednn_memory_known() is false. */
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc);
-/* False for another machine than x86-64 or another version: predictions of memory then lack oneDNN's part and say so. */
+/* False for another machine than x86-64 or another version: predictions of memory then lack oneDNN's part and say
+ * so. */
 bool dw__onednn_memory_known(void);
 
 #endif

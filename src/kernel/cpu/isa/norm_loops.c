@@ -29,8 +29,9 @@ static inline double sum_row(int64_t n, const float *x, float shift, int power) 
     return sum_of(a, b, c, d);
 }
 
-/* Rows too large to normalize come out as PyTorch has them, on every instruction set: squares whose sum F32 does not hold make
- * rstd 0, and a mean whose square it does not hold makes it NaN (PyTorch's running moments multiply that infinity by 0). */
+/* Rows too large to normalize come out as PyTorch has them, on every instruction set: squares whose sum F32 does not
+ * hold make rstd 0, and a mean whose square it does not hold makes it NaN (PyTorch's running moments multiply that
+ * infinity by 0). */
 static float rstd_of(double sum_of_squares, int64_t n, float mean, double eps) {
     if (isinf(mean * mean)) return NAN;
     if (sum_of_squares > (double)FLT_MAX) return 0.0f;
