@@ -201,12 +201,12 @@ static void run_round(job *j) {
 static bool crowds_sets(int64_t stride) { return stride > 0 && stride % 1024 == 0; }
 
 /* With AVX2, oneDNN 2.6 multiplies tiles of our size where they lie, at 0.85 of the rate of copied ones, and at 0.4
- * to 0.5 where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing B has to pay: rows enough for it. */
+ * to 0.5 where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing has to pay: B's needs rows enough, and weight gradients of 384 rows are no quicker. */
 bool dw__product_packed_preferred(const dw__product *p) {
     bool crowded = crowds_sets(p->a_row) || crowds_sets(p->a_k) || crowds_sets(p->b_k) ||
                    crowds_sets(p->b_column) || crowds_sets(p->n);
     return dw__cpu_isa() == DW_ISA_AVX2 && p->n >= 128 && p->k >= 64 &&
-           p->m >= (crowded ? 128 : 384);
+           p->m >= (crowded ? 128 : 512);
 }
 
 size_t dw__product_packed_scratch(const dw__product *p, bool passing) {
