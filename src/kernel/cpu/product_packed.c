@@ -200,8 +200,9 @@ static void run_round(job *j) {
 /* Rows so far apart that they fall on the same sets of L1. */
 static bool crowds_sets(int64_t stride) { return stride > 0 && stride % 1024 == 0; }
 
-/* With AVX2, oneDNN 2.6 multiplies tiles of our size where they lie, at 0.85 of the rate of copied ones, and at 0.4
- * to 0.5 where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing has to pay: B's needs rows enough, and weight gradients of 384 rows are no quicker. */
+/* With AVX2, oneDNN 2.6 multiplies tiles of our size where they lie, at 0.9 of the rate of copied ones, and at half
+ * of it where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing has to pay: B's needs rows enough, and
+ * weight gradients of 384 rows are no quicker. */
 bool dw__product_packed_preferred(const dw__product *p) {
     bool crowded = crowds_sets(p->a_row) || crowds_sets(p->a_k) || crowds_sets(p->b_k) ||
                    crowds_sets(p->b_column) || crowds_sets(p->n);
