@@ -29,7 +29,8 @@ extern "C" {
     X(PARSE, 7, "text or a file is malformed")                                                     \
     X(NOT_FOUND, 8, "a named thing does not exist")                                                \
     X(STATE, 9, "the call is not valid in the object's present state")                             \
-    X(INTERNAL, 10, "a defect in Deepwell: please report it with the message")
+    X(INTERNAL, 10, "a defect in Deepwell: please report it with the message")                     \
+    X(INDEX, 11, "an index lies outside of what it selects from")
 
 typedef enum dw_status {
 #define DW_STATUS_ENUM(name, value, text) DW_##name = value,

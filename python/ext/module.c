@@ -12,18 +12,20 @@
 #endif
 
 typedef struct module_state {
-    PyObject *error; /* deepwell._deepwell.Error */
+    PyObject *error;       /* deepwell._deepwell.Error */
+    PyObject *index_error; /* deepwell._deepwell.IndexError, both that and Python's own */
     PyObject *graph_type, *engine_type, *plan_type, *arena_type;
 } module_state;
 
 static module_state state; /* single-phase module: one per process */
 
 static PyObject *fail(dw_status status) {
-    PyObject *error = PyObject_CallFunction(state.error, "s", dw_last_error());
+    PyObject *kind = status == DW_INDEX ? state.index_error : state.error;
+    PyObject *error = PyObject_CallFunction(kind, "s", dw_last_error());
     if (error == NULL) return NULL;
     PyObject *name = PyUnicode_FromString(dw_status_name(status));
     if (name != NULL && PyObject_SetAttrString(error, "status", name) == 0)
-        PyErr_SetObject(state.error, error);
+        PyErr_SetObject(kind, error);
     Py_XDECREF(name);
     Py_DECREF(error);
     return NULL;
@@ -1035,6 +1037,15 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (state.error == NULL) goto failed;
     Py_INCREF(state.error);
     if (PyModule_AddObject(module, "Error", state.error) != 0) goto failed;
+    PyObject *both = PyTuple_Pack(2, state.error, PyExc_IndexError);
+    if (both == NULL) goto failed;
+    state.index_error = PyErr_NewExceptionWithDoc("deepwell._deepwell.IndexError",
+                                                  "An index, or a target of a loss, is out of range.",
+                                                  both, NULL);
+    Py_DECREF(both);
+    if (state.index_error == NULL) goto failed;
+    Py_INCREF(state.index_error);
+    if (PyModule_AddObject(module, "IndexError", state.index_error) != 0) goto failed;
     state.arena_type = add_type(module, "Arena", &arena_spec);
     state.graph_type = add_type(module, "Graph", &graph_spec);
     state.engine_type = add_type(module, "Engine", &engine_spec);

@@ -277,7 +277,7 @@ static void check_bad_target(const problem *p) {
     data d;
     make(&d, p);
     d.target[7] = p->vocabulary;
-    assert_int_equal(run(&d.call), DW_INVALID_ARGUMENT);
+    assert_int_equal(run(&d.call), DW_INDEX);
     assert_non_null(strstr(dw_last_error(), "row 7"));
     destroy(&d, p);
 }

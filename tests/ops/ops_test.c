@@ -275,9 +275,10 @@ static bool check_without(const variant *v, const dw__kernel *kernel, ops_call *
 static bool check_must_fail(const dw__kernel *kernel, ops_call *c, char *reason, size_t bytes) {
     dw_status status = kernel->run(&c->call, c->scratch.data);
     const char *damage = ops_call_damage(c);
-    if (status == DW_INVALID_ARGUMENT && *dw_last_error() && !damage) return true;
-    snprintf(reason, bytes, "expected INVALID_ARGUMENT, got %s%s%s", dw_status_name(status),
-             damage ? ", " : "", damage ? damage : "");
+    bool refused = status == DW_INVALID_ARGUMENT || status == DW_INDEX;
+    if (refused && *dw_last_error() && !damage) return true;
+    snprintf(reason, bytes, "expected INVALID_ARGUMENT or INDEX, got %s%s%s",
+             dw_status_name(status), damage ? ", " : "", damage ? damage : "");
     return false;
 }
 

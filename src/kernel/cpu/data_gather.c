@@ -51,7 +51,7 @@ static dw_status check_indices(const gather_run *run) {
     for (int64_t i = 0; i < run->count; i++) {
         int64_t index = index_at(run, i);
         if (index < 0 || index >= run->bound)
-            return dw__fail(DW_INVALID_ARGUMENT,
+            return dw__fail(DW_INDEX,
                             "%s: index %" PRId64 " at position %" PRId64 " is outside [0, %" PRId64
                             "); check the values fed as indices against that size",
                             dw_op_name(run->call->op), index, i, run->bound);

@@ -62,7 +62,7 @@ static dw_status sort_rows(grouped *g, dw_op op) {
     for (int64_t row = 0; row < g->rows; row++) {
         int64_t expert = expert_of(g, row);
         if (expert < 0 || expert >= g->experts)
-            return dw__fail(DW_INVALID_ARGUMENT,
+            return dw__fail(DW_INDEX,
                             "%s: index %" PRId64 " of row %" PRId64 " is outside [0, %" PRId64
                             "); check the values fed as indices against the number of matrices",
                             dw_op_name(op), expert, row, g->experts);

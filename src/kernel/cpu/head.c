@@ -47,7 +47,7 @@ dw_status dw__head_begin(dw__head *g) {
         int64_t target = dw__head_target(g, token);
         if (target == g->ignore_index) continue;
         if (target < 0 || target >= g->vocabulary) {
-            return dw__fail(DW_INVALID_ARGUMENT,
+            return dw__fail(DW_INDEX,
                             "cross_entropy: target %lld at row %lld is outside [0, %lld): use "
                             "ignore_index (%lld) for tokens that do not count",
                             (long long)target, (long long)token, (long long)g->vocabulary,

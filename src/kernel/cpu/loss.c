@@ -50,7 +50,7 @@ static dw_status count_targets(loss_run *run) {
         int64_t target = target_of(run, row);
         if (target == run->ignored) continue;
         if (target < 0 || target >= run->x.length)
-            return dw__fail(DW_INVALID_ARGUMENT,
+            return dw__fail(DW_INDEX,
                             "%s: the target of row %" PRId64 " is %" PRId64 ", outside [0, %" PRId64
                             ") and not ignore_index %" PRId64
                             "; check the labels against the number of classes",

@@ -14,7 +14,7 @@ static dw_status picked(const dw__call *call, const dw__tensor *indices, const i
     int64_t position = 0;
     for (int axis = 0; axis < indices->rank; axis++)
         position = position * indices->shape[axis] + index[axis];
-    return dw__fail(DW_INVALID_ARGUMENT,
+    return dw__fail(DW_INDEX,
                     "%s: index %" PRId64 " at position %" PRId64 " is outside [0, %" PRId64
                     "); check the values fed as indices against that size",
                     dw_op_name(call->op), *value, position, bound);
