@@ -67,10 +67,16 @@ static void print_help(void) {
            "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not supported on this machine.\n");
 }
 
-/* Output that did not arrive (a full disk, closed pipe) is a failure, whatever the command says. */
+/* Output that did not arrive (a full disk, closed pipe) is a failure, whatever the command says. errno is that of
+ * the last write only: a write that failed before it has left nothing but stdout's error flag. */
 static int flushed(int result) {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return result;
-    perror("deepwell: cannot write the output");
+    if (fflush(stdout) == 0) {
+        if (!ferror(stdout)) return result;
+        errno = 0; /* it says nothing of the write that failed */
+    }
+    fprintf(stderr, "deepwell: cannot write to standard output: %s\n",
+            errno ? strerror(errno)
+                  : "a part of it was not written; free space on its disk, or keep its reader open");
     return CLI_FAILED;
 }
 

@@ -66,10 +66,12 @@ static dw_status refuse_other_models(const json_t *json) {
     }
     for (size_t i = 0; i < DW_COUNT(objects); i++)
         if (dw__json_member(json, objects[i]))
-            return dw__fail(DW_UNSUPPORTED, "%s is %s: models with %s are not supported",
-                            objects[i], dw__json_kind(dw__json_member(json, objects[i])),
-                            i == 0 ? "quantized weights; save a dequantized copy first"
-                                   : "code of their own; use deepwell.optimize in PyTorch");
+            return dw__fail(DW_UNSUPPORTED, "%s is %s: models with %s", objects[i],
+                            dw__json_kind(dw__json_member(json, objects[i])),
+                            i == 0 ? "quantized weights are not supported; save a dequantized "
+                                     "copy of the model first"
+                                   : "code of their own are not supported; train it with "
+                                     "deepwell.optimize in PyTorch");
     const json_t *pruned = dw__json_member(json, "pruned_heads");
     if (json_object_size(pruned) > 0)
         return dw__fail(DW_UNSUPPORTED,

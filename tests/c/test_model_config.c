@@ -68,8 +68,9 @@ static void configurations_of_every_wrong_kind(void **state) {
         {GPT2 "\"is_encoder_decoder\": true}", DW_UNSUPPORTED, "is_encoder_decoder is true"},
         {LLAMA "\"is_causal\": false}", DW_UNSUPPORTED, "is_causal is false"},
         {LLAMA "\"quantization_config\": {\"quant_method\": \"fp8\"}}", DW_UNSUPPORTED,
-         "quantization_config is an object"},
-        {LLAMA "\"auto_map\": {\"AutoConfig\": \"x.y\"}}", DW_UNSUPPORTED, "auto_map is an object"},
+         "quantization_config is an object: models with quantized weights are not supported; save"},
+        {LLAMA "\"auto_map\": {\"AutoConfig\": \"x.y\"}}", DW_UNSUPPORTED,
+         "auto_map is an object: models with code of their own are not supported; train"},
         {GPT2 "\"pruned_heads\": {\"0\": [1]}}", DW_UNSUPPORTED, "pruned_heads names 1 layers"},
         /* sizes */
         {GPT2 "\"n_layer\": \"12\"}", DW_PARSE, "n_layer is a string; expected an integer"},

@@ -73,6 +73,25 @@ def test_lost_output_is_a_failure():
             assert result.returncode == 1
 
 
+def test_output_that_was_lost_early_is_named(tmp_path):
+    """More than stdout's buffer: what fails is a write long before the last one."""
+    nodes = "".join(f"%y{i} = exp(%{'x' if i == 0 else f'y{i - 1}'})\n" for i in range(400))
+    file = tmp_path / "long.dwg"
+    file.write_text(f"deepwell graph 1\ninput %x: f32[4]\n{nodes}return %y399\n")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [find_program(), "graph", file],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith("deepwell: cannot write to standard output: ")
+    told = result.stderr.split(": ", 2)[2]
+    assert told.startswith(("No space left on device", "a part of it was not written"))
+
+
 def test_doctor_describes_this_machine():
     result = run("doctor", "--json", DEEPWELL_THREADS="3")
     assert result.returncode == 0
