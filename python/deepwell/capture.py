@@ -29,6 +29,7 @@ from deepwell.lowering.aliases import Sharing, sharing
 from deepwell.lowering.builder import DTYPES, FLOATS
 from deepwell.lowering.copies import Copies
 from deepwell.lowering.dims import Dim
+from deepwell.lowering.forget import forget_results
 from deepwell.lowering.graph import (
     GraphLowering,
     MutationError,
@@ -480,6 +481,7 @@ class _Capture:
         ]  # fmt: skip
         records = [leaves.record(leaf) for leaf in kept]
         name_at = {record.position: record.name for record in records if record.kind == "input"}
+        forget_results(examples)
         return Captured(
             json=builder.to_json([name for name, _ in sources], kept, nodes, graph_outputs),
             leaves=records,
