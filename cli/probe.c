@@ -173,8 +173,11 @@ static void print_hardware(const dw_hardware *h) {
     print_label("Hardware");
     printf("%s, %s\n", *h->name ? h->name : "unnamed", h->architecture);
     print_label("GPUs");
-    printf("%d; %d in a node, %d joined by NVLink\n", h->gpus, h->gpus_per_node,
-           h->gpus_per_domain);
+    printf("%d; %d in a node, ", h->gpus, h->gpus_per_node);
+    if (h->gpus_per_domain > 1)
+        printf("%d joined by NVLink\n", h->gpus_per_domain);
+    else
+        printf("none joined by NVLink\n");
     for (int i = 0; i < DW_RATES; i++)
         print_row(dw_rate_name((dw_rate)i), &h->rate[i], 1e12, "TFLOP/s");
     print_row("Processors", &h->sm_count, 1, "");

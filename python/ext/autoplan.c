@@ -43,7 +43,8 @@ static PyObject *autoplan_search(PyObject *self, PyObject *args) {
     dw_autoplan_request_default(&request);
     if (!PyArg_ParseTuple(args, "sO!s#LLiO!dpp:autoplan_search", &request.model_name, &PyDict_Type,
                           &fields, &hardware_text, &hardware_bytes, &seq_len, &global_batch,
-                          &precision, &PyTuple_Type, &constraints, &request.reserve, &what_ifs, &bold))
+                          &precision, &PyTuple_Type, &constraints, &request.reserve, &what_ifs,
+                          &bold))
         return NULL;
     if (planner_model_from_dict(fields, &model) != 0) return NULL;
     const char **texts = texts_of(constraints);

@@ -294,7 +294,8 @@ static dw_status put_kernels(const dw_autoplan *plan, dw__text *text) {
         DW_RETURN_IF_FAILED(dw__text_printf(text, "  %-18s %6.0f TFLOP/s  %s\n", kernel->operation,
                                             kernel->predicted / 1e12, kernel->kernel));
         if (kernel->measured > 0)
-            DW_RETURN_IF_FAILED(dw__text_printf(text, "%36s alone %.0f TFLOP/s, measured on %s\n", "",
+            DW_RETURN_IF_FAILED(dw__text_printf(text,
+                                                "%36s alone %.0f TFLOP/s, measured on %s\n", "",
                                                 kernel->measured / 1e12, kernel->source));
     }
     return DW_OK;
@@ -308,9 +309,9 @@ static dw_status put_step(const dw_autoplan *plan, dw__text *text) {
     const double tflops = p->model_flops / 1e12;
     DW_RETURN_IF_FAILED(put_label("Step", text));
     DW_RETURN_IF_FAILED(put_seconds(p->seconds, text));
-    DW_RETURN_IF_FAILED(dw__text_printf(text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%",
-                                        p->tokens_per_second, tflops < 10 ? 2 : 0, tflops,
-                                        100 * p->mfu));
+    DW_RETURN_IF_FAILED(dw__text_printf(
+        text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%", p->tokens_per_second,
+        tflops < 10 ? 2 : 0, tflops, 100 * p->mfu));
     if (rate != DW_RATE_BF16 && peak > 0) /* MFU is of the BF16 rate, which such products exceed */
         DW_RETURN_IF_FAILED(dw__text_printf(text, " of the BF16 peak, %.1f%% of the %s peak",
                                             100 * p->mfu * bf16 / peak, dw_rate_name(rate)));

@@ -10,6 +10,11 @@ def probe(*arguments):
     return program.run("probe", *arguments)
 
 
+def test_cards_without_nvlink_are_none_joined():
+    words = probe("--hardware", "rtx5090:4")
+    assert "none joined by NVLink" in words.stdout and "1 joined" not in words.stdout
+
+
 def test_this_machine_in_words_and_as_json():
     words = probe()
     assert words.returncode == 0, words.stderr
