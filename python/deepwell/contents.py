@@ -47,6 +47,8 @@ _MOST_ITEMS = 20000
 _DEEPEST = 40
 # Bytes of an array that is compared at every call.
 _MOST_BYTES = 1 << 14
+# Classes of objects that stand for a value while a forward is traced, and how to read it.
+SEEN_THROUGH: dict[type, Callable[[Any], Any]] = {}
 # In place of an attribute that is not there.
 MISSING = NotImplemented
 
@@ -179,6 +181,9 @@ class Contents:
     def describe(self, value: Any, label: str, depth: int = 0) -> Any:
         """``label`` is what the value is called in messages. Modules at a ``depth`` above 0 are listed."""
         kind = type(value)
+        if kind in SEEN_THROUGH:
+            value = SEEN_THROUGH[kind](value)
+            kind = type(value)
         if kind in BY_VALUE:
             plain = value == value and not (kind in (float, complex) and value == 0)
             return (kind, value) if plain else (kind, repr(value))

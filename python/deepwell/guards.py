@@ -495,7 +495,7 @@ class Effects:
             if owner_of(type(module)) == USER:
                 contents.describe(type(module), type(module).__name__, 1)
             contents.containers.append(attributes)
-            contents.containers += [v for v in attributes.values() if isinstance(v, dict)]
+            contents.containers += [v for v in attributes.values() if issubclass(type(v), dict)]
             for found in contents.modules:
                 if id(found) not in seen:
                     seen.add(id(found))

@@ -33,6 +33,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch.utils import _pytree as pytree
 
+from deepwell.contents import SEEN_THROUGH
+
 # Below this many layers of a kind nothing is gained.
 FEWEST = 3
 # So many are traced and compared before the rest are taken to be the same.
@@ -243,6 +245,9 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.look(), name)
+
+
+SEEN_THROUGH[_Watched] = operator.attrgetter("value")  # describing it is no use by the forward
 
 
 def _plain(value: Any) -> Any:
