@@ -53,13 +53,15 @@ _MAX_NUMBERS = 4
 _MAX_CAPTURES_EVER = 64
 # States whose captures are kept: switching between two configurations is not a capture.
 _MAX_STATES = 8
+# Shapes of calls that are known to be slower in the engine; beyond this they are forgotten.
+_MAX_SLOWER = 256
+_SLOWER = "measured slower than PyTorch"
 # A module of which no kind of call could be captured is left alone after this many attempts.
 _MAX_FAILURES = 4
 PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
 # Arguments that are leaves of themselves: calls with these alone need no pytree, which takes longer than a small model.
-_PLAIN = frozenset(
-    (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None), torch.dtype, torch.device)
-)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_PLAIN = _TENSORS | {bool, int, float, str, type(None), torch.dtype, torch.device}
 
 
 def optimize(
@@ -456,6 +458,7 @@ class OptimizedForward:
         self._left_alone: str | None = None  # for good
         self._captured_once = False
         self._attempts = 0
+        self._slower: set[Any] = set()  # shapes of calls for which PyTorch is faster
 
     # ---- being a forward ---------------------------------------------------------------------------
 
@@ -557,6 +560,10 @@ class OptimizedForward:
         if self._left_alone is not None or getattr(self._busy, "out", False) or _tracing.active:
             return self.original(*args, **kwargs)
         report = self.session.report
+        shapes = _shapes(args, kwargs, self.module.training) if self._slower else None
+        if shapes in self._slower:
+            report.count_fallback(self.path, _SLOWER)
+            return self.original(*args, **kwargs)
         attempts_before = self._attempts
         started = time.perf_counter() if report.profile else 0.0
         kind, result, reason = self._run(args, kwargs)
@@ -565,6 +572,8 @@ class OptimizedForward:
             return result
         if self._captured_once or self._attempts == 0:
             report.count_fallback(self.path, reason)
+        if reason is _SLOWER:
+            self._note_slower(_shapes(args, kwargs, self.module.training))
         attempts = self._attempts
         try:
             return self.original(*args, **kwargs)
@@ -577,6 +586,13 @@ class OptimizedForward:
                 state, key = kind
                 state.failed.pop(key, None)
             raise
+
+    def _note_slower(self, shapes: Any) -> None:
+        """Later calls of these shapes go to PyTorch without a look at the module, which only the engine needs."""
+        if shapes is not None:
+            if len(self._slower) >= _MAX_SLOWER:
+                self._slower.clear()
+            self._slower.add(shapes)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, str | None]:
         """(the kind of call, the result of the engine, None), or why PyTorch must run in place of the None."""
@@ -665,7 +681,7 @@ class OptimizedForward:
                 slower = entry.slower.get(size)
                 if slower is None:
                     slower = self._measure(entry, flat, bound, args, kwargs)
-        return (None, "measured slower than PyTorch") if slower else (entry, bound)
+        return (None, _SLOWER) if slower else (entry, bound)
 
     def _accepting(self, state: _State, key: Any, flat: list[Any]) -> Any:
         """(entry, what it runs on) of a capture for such a call, or (None, None)."""
@@ -848,6 +864,17 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
     if any(is_cache(value) for value in flat):
         return flat, None
     return pytree.tree_flatten((args, kwargs))
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
+    """What tells calls apart on which side is faster, from the arguments alone; None: they are not plain."""
+    parts: list[Any] = [training, torch.is_grad_enabled(), len(args), *kwargs]
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind not in _PLAIN:
+            return None
+        parts.append((value.shape, value.dtype) if kind in _TENSORS else (kind, value))
+    return tuple(parts)
 
 
 def _unflattened(flat: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -151,6 +151,28 @@ def test_what_users_pay_for_is_timed(compared, monkeypatch, part) -> None:
     assert "left to PyTorch" in deepwell.summary(model)
 
 
+def test_what_is_left_to_pytorch_is_not_guarded(compared, monkeypatch) -> None:
+    """Calls that PyTorch runs for its speed do not pay for the engine's checks; other shapes and modes do."""
+    checks = []
+    unchanged = ModuleState.unchanged
+    monkeypatch.setattr(comparison, "SLACK", 0.0)  # the engine is slower, whatever the clock says
+    monkeypatch.setattr(ModuleState, "unchanged", lambda self: checks.append(1) or unchanged(self))
+    plain = block()
+    model = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    x = torch.randn(4, 16)
+    model(x)
+    assert engine_calls(model) == (0, 1)
+    checks.clear()
+    for _ in range(3):
+        assert torch.equal(model(x), plain(x))
+    assert not checks and engine_calls(model) == (0, 4)
+    with torch.no_grad():
+        model(x)
+    model(torch.randn(5, 16))
+    model.eval()(x)
+    assert len(checks) >= 3 and engine_calls(model) == (0, 7)
+
+
 def test_each_magnitude_is_compared_once(compared, monkeypatch) -> None:
     """A verdict holds for calls of about one size; others have their own."""
     seen = []
