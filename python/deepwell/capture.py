@@ -558,6 +558,14 @@ def _differentiable_by(
     return [reach[value.name] for value in outputs]
 
 
+def _tracks_versions(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that autograd may save. One made while tracing under torch.inference_mode cannot be."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
 def _memory(tensor: torch.Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
@@ -632,7 +640,7 @@ class _Leaves:
                     self.folded.append((tensor, tensor._version))
                 return value
             except NotUniform:
-                owned = tensor.detach()
+                owned = _tracks_versions(tensor.detach())
         value = self._leaf("constant", len(self._records), "constant", example)
         self._records[value.name] = Leaf(value.name, "constant", value=owned)
         return value

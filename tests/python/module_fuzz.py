@@ -542,6 +542,14 @@ def follow(
     return records
 
 
+def addresses(tensor: torch.Tensor) -> set[int]:
+    """The address of each element: parts of one storage that do not overlap are as good as tensors of their own."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
+    return {tensor.data_ptr() + tensor.element_size() * at for at in offsets.flatten().tolist()}
+
+
 def one_call(
     model: Any, made: Any, call: dict[str, Any], noise: torch.Generator | None
 ) -> list[tuple[str, Any]]:
@@ -557,17 +565,17 @@ def one_call(
             leaves, spec = pytree.tree_flatten(returned)
             record.append(("structure", str(spec)))
             first: dict[int, int] = {}
-            storages: dict[int, int] = {}
+            elements: list[tuple[int, set[int]]] = []
             for index, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
                     record.append((f"output {index}", leaf.detach().clone()))
                     record.append((f"output {index} requires_grad", leaf.requires_grad))
                     record.append((f"output {index} is output", first.setdefault(id(leaf), index)))
                     record.append((f"output {index} is the input", leaf is x))
-                    place = leaf.untyped_storage().data_ptr()
-                    record.append(
-                        (f"output {index} shares with output", storages.setdefault(place, index))
-                    )
+                    own = addresses(leaf)
+                    shared = [other for other, theirs in elements if own & theirs]
+                    record.append((f"output {index} overlaps with outputs", shared))
+                    elements.append((index, own))
                 else:
                     record.append((f"output {index}", leaf))
         losses = [
@@ -603,10 +611,21 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, (torch.Tensor, float))]
 
 
+REFUSED = "the engine gives a result where PyTorch raises"
+
+
+def failed(record: list[tuple[str, Any]]) -> str:
+    """The name of the error that a call raised, or ""."""
+    return next((value for what, value in record if what == "error"), "")
+
+
 def differences(case: Case, ours: list[Any], plain: list[Any], noisy: list[list[Any]]) -> list[str]:
     found = []
     for number, (mine, theirs) in enumerate(zip(ours, plain)):
         others = [run[number] for run in noisy]
+        if failed(theirs) and not failed(mine):
+            found.append(f"call {number}: {REFUSED} {failed(theirs)}")
+            break  # gradients have gone apart
         if [what for what, _ in mine] != [what for what, _ in theirs]:
             found.append(
                 f"call {number}: {[w for w, _ in mine if w == 'error']}{mine[-1:]} and {theirs[-1:]}"[
@@ -673,7 +692,9 @@ def differs(case: Case, a: Any, b: Any, noisy: list[Any]) -> str:
 
 def known(case: Case, found: list[str]) -> str:
     """The class of differences that a case belongs to, or "" where it is none of these."""
-    about_views = ("shares with output", "is output", *(["requires_grad"] if case.views else []))
+    if all(REFUSED in line for line in found):
+        return "PyTorch raises"
+    about_views = ("overlaps with", "is output", *(["requires_grad"] if case.views else []))
     if all(any(word in line for word in about_views) for line in found):
         return "views"
     return "low precision" if case.low else ""
