@@ -25,10 +25,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch starts its threads
 if "--profile" in sys.argv:
     os.environ["DEEPWELL_PROFILE"] = "cpu"  # before an engine is made
 
-import training  # noqa: E402  (bench/training.py, beside this file)
-
 import deepwell  # noqa: E402
 import torch  # noqa: E402
+import training  # noqa: E402  (bench/training.py, beside this file)
 
 
 def optimizer_for(way: str, parameters):
@@ -80,7 +79,9 @@ def measure(name: str, ways: list[str], rounds: int) -> dict:
 
 
 def show(result: dict) -> None:
-    print(f"\n{result['model']}, batch {result['batch']} x {result['length']}, one thread, CPU time")
+    print(
+        f"\n{result['model']}, batch {result['batch']} x {result['length']}, one thread, CPU time"
+    )
     print(f"  {'':10}{'forward':>10}{'backward':>10}{'optimizer':>10}{'step':>10}   of all rounds")
     ours = result["cpu_seconds"].get("deepwell")
     for way, parts in result["cpu_seconds"].items():
@@ -125,7 +126,9 @@ def profile(name: str, rounds: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", help=f"of {', '.join(training.MODELS)}; all by default")
+    parser.add_argument(
+        "models", nargs="*", help=f"of {', '.join(training.MODELS)}; all by default"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=training.WAYS, default=training.WAYS)
     parser.add_argument("--profile", action="store_true")

@@ -5,6 +5,8 @@ from deepwell.kernels.cutlass_bindings import MicroscaleManager
 
 __all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
 
+CUTLASS_AVAILABLE: bool  # computed when it is asked for, by __getattr__
+
 
 def __getattr__(name: str):
     return getattr(_bindings, name)

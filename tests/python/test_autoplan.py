@@ -251,7 +251,9 @@ def test_what_must_be_known_is_said(plan, tmp_path):
     run = dw.autoplan("gpt2", seq_len=32768, constraints={"framework": "fsdp"}, **request)
     (positions,) = run.remarks
     assert "1,024 positions" in positions and "32,768 tokens" in positions
-    assert dw.autoplan("gpt2", seq_len=1024, constraints=["framework=fsdp"], **request).remarks == []
+    assert (
+        dw.autoplan("gpt2", seq_len=1024, constraints=["framework=fsdp"], **request).remarks == []
+    )
     text = str(run)
     assert "4 x rtx5090, none joined by NVLink" in text and "124 million parameters" in text
     low = dw.autoplan(

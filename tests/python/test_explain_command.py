@@ -64,7 +64,11 @@ def test_in_words(tmp_path):
 def test_another_gpus_figures_are_not_measurements(tmp_path):
     """Without such a GPU: an H200's rates at sm_90a are named, scaled ones are estimates in words and in JSON."""
     shape = "2,8,512,64"
-    for target, kind in (("sm_90a", "measured"), ("sm_100a", "estimated"), ("sm_103a", "estimated")):
+    for target, kind in (
+        ("sm_90a", "measured"),
+        ("sm_100a", "estimated"),
+        ("sm_103a", "estimated"),
+    ):
         run = explain("attention", shape, "--target", target, "--json", cache=tmp_path)
         rows = {row["name"]: row for row in json.loads(run.stdout)["candidates"]}
         assert rows["cudnn"]["expected_kind"] == kind
