@@ -75,8 +75,9 @@ static int flushed(int result) {
         errno = 0; /* it says nothing of the write that failed */
     }
     fprintf(stderr, "deepwell: cannot write to standard output: %s\n",
-            errno ? strerror(errno)
-                  : "a part of it was not written; free space on its disk, or keep its reader open");
+            errno
+                ? strerror(errno)
+                : "a part of it was not written; free space on its disk, or keep its reader open");
     return CLI_FAILED;
 }
 

@@ -27,7 +27,8 @@ static void print_help(void) {
         "\n"
         "  --model M            a name (llama3-70b), a folder of Hugging Face, or its config.json\n"
         "  --hardware H         NAME:COUNT (h100:64), a file of 'deepwell probe', or auto: this\n"
-        "                       machine. Without GPUs the plan is for this library's engine on the\n"
+        "                       machine. Without GPUs the plan is for this library's engine on "
+        "the\n"
         "                       CPU: the most sequences at once that fit\n"
         "  --seq-len N          tokens of a sequence\n"
         "  --global-batch N     sequences of an optimizer step\n"
@@ -40,7 +41,8 @@ static void print_help(void) {
         "  --reserve GIB        memory of each GPU that is left free (a twentieth: predictions "
         "err)\n"
         "  --bold               the fastest by prediction, with parts of which no measurement is\n"
-        "                       known too (docs/autoplan.md); else these are listed beside the plan\n"
+        "                       known too (docs/autoplan.md); else these are listed beside the "
+        "plan\n"
         "  --explain            also the runners-up, what each loses, and what if\n"
         "  --json               the plan as JSON\n"
         "  -o, --output FILE    the same into a file\n"
@@ -165,15 +167,14 @@ static int plan_on_host(const request *r, const dw_autoplan_request *asked,
         return cli_usage_error("--set, --bold and -o are for plans on GPUs, and %s has none; name "
                                "some, as in h100:8",
                                hardware->name);
-    const plan_host_request host = {.model = r->model,
-                                    .hardware = hardware,
-                                    .seq_len = asked->seq_len,
-                                    .global_batch = asked->global_batch,
-                                    .precision = r->precision && strcmp(r->precision, "auto") != 0
-                                                     ? r->precision
-                                                     : "fp32",
-                                    .reserve = asked->reserve,
-                                    .json = r->json};
+    const plan_host_request host = {
+        .model = r->model,
+        .hardware = hardware,
+        .seq_len = asked->seq_len,
+        .global_batch = asked->global_batch,
+        .precision = r->precision && strcmp(r->precision, "auto") != 0 ? r->precision : "fp32",
+        .reserve = asked->reserve,
+        .json = r->json};
     if (host.seq_len < 1 || host.global_batch < 1)
         return cli_usage_error("--seq-len and --global-batch must be 1 or more");
     return plan_host(&host);

@@ -1,8 +1,8 @@
-/* `deepwell plan` for a machine without GPUs: the most sequences at once that fit into its memory, on this library's own
- * engine. */
+/* `deepwell plan` for a machine without GPUs: the most sequences at once that fit into its memory, on this library's
+ * own engine. */
+#include "plan_host.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
-#include "plan_host.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -24,11 +24,11 @@ extern "C" {
 
 /* Another layout beside the plan's own. */
 typedef struct dw_autoplan_other {
-    const char *name; /* "tp 4, pp 16, dp 256", or the question: "tp=4" */
-    const char *why;  /* "+4.1% tensor, +1.0% bubble": where it loses; or why there is none */
+    const char *name;       /* "tp 4, pp 16, dp 256", or the question: "tp=4" */
+    const char *why;        /* "+4.1% tensor, +1.0% bubble": where it loses; or why there is none */
     const char *unmeasured; /* as of the plan; "": all parts are measured */
-    int found;        /* 0: nothing that answers the question fits; only name and why are set */
-    double loss;      /* seconds over the plan's, less 1 */
+    int found;   /* 0: nothing that answers the question fits; only name and why are set */
+    double loss; /* seconds over the plan's, less 1 */
     dw_layout layout;
     dw_prediction prediction;
 } dw_autoplan_other;
@@ -70,7 +70,7 @@ typedef struct dw_autoplan {
     /* The layout's parts of which no published run is among those that predictions are compared with, and what there
      * is: "dualpipe (...), activations on the host (...)"; "": all are measured. docs/autoplan.md has the table. */
     const char *unmeasured;
-    uint32_t kernel_count;             /* 0 before dw_autoplan_bind */
+    uint32_t kernel_count; /* 0 before dw_autoplan_bind */
     const dw_autoplan_kernel *kernels;
     /* Where nothing fits, prediction.fits is 0 and the layout is the one that needs the least memory. */
     const char
@@ -96,7 +96,7 @@ typedef struct dw_autoplan_request {
         reserve; /* bytes of each GPU that are left free; below 0: a twentieth, as predictions err */
     int runners_up; /* at most so many */
     int what_ifs;   /* 1: with them, some searches more */
-    int bold;       /* 0: a layout of measured parts, where one fits, and faster ones of others as `bolder`; what a
+    int bold; /* 0: a layout of measured parts, where one fits, and faster ones of others as `bolder`; what a
                      * constraint asks for is taken as it is. 1: the fastest, whatever was measured */
 } dw_autoplan_request;
 

@@ -119,8 +119,8 @@ DW_API dw_status dw_adamw_step(const dw_adamw_tensor *tensors, uint32_t count,
                                const dw_adamw_options *options);
 
 /* Describes what runs here as a JSON object: isa, amx, threads, onednn (its version, or null), onednn_isa (the
- * instruction set that oneDNN takes, or null), onednn_memory_known (whether predictions of memory count its buffers), kernels.
- * Release it with dw_text_free. */
+ * instruction set that oneDNN takes, or null), onednn_memory_known (whether predictions of memory count its buffers),
+ * kernels. Release it with dw_text_free. */
 DW_API dw_status dw_machine_describe(char **json);
 
 #ifdef __cplusplus

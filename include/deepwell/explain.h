@@ -27,8 +27,8 @@ extern "C" {
  *                    "measured_seconds": number or null}]}
  * "cutlass" has "proof" besides: where its kernel has been shown to be right, or null.
  * `target` NULL: the calling thread's GPU. "sm_90a", "sm_100a", "sm_103a": that architecture, whether there is one or
- * not; expected times are an H200's, for other architectures scaled by the data sheets' rates, and then "estimated". Strides count, addresses do not; no memory
- * is read and nothing is compiled. `json` is released with dw_text_free. */
+ * not; expected times are an H200's, for other architectures scaled by the data sheets' rates, and then "estimated".
+ * Strides count, addresses do not; no memory is read and nothing is compiled. `json` is released with dw_text_free. */
 DW_API dw_status dw_attention_explain(const dw_attention *call, bool backward, const char *target,
                                       char **json);
 

@@ -3,8 +3,8 @@
  * NVIDIA's run-time compiler (NVRTC) is looked for, in this order: the file that DEEPWELL_NVRTC names; folders given
  * to dw_jit_search; libnvrtc.so.13 and .12 where the loader finds them; CUDA_HOME and /usr/local/cuda; the
  * site-packages of the Python on PATH, where PyTorch's CUDA builds bring it. Results are kept on disk, in
- * DEEPWELL_CACHE, else $XDG_CACHE_HOME/deepwell, else ~/.cache/deepwell, if nobody but the user of the process can write
- * there.
+ * DEEPWELL_CACHE, else $XDG_CACHE_HOME/deepwell, else ~/.cache/deepwell, if nobody but the user of the process can
+ * write there.
  */
 #ifndef DEEPWELL_JIT_H
 #define DEEPWELL_JIT_H

@@ -134,7 +134,8 @@ DW_API dw_status dw_model_save(const dw_model_config *config, const char *folder
  * regular files, or links that lead out of the source (the blobs of the Hugging Face hub's cache may be linked to).
  * Also removes what killed processes left beside `folder`. */
 DW_API dw_status dw_model_check_save(const char *folder, const dw_model_save_options *options);
-/* The same as dw_model_save, into a folder that exists and which the caller publishes (a checkpoint that holds more). */
+/* The same as dw_model_save, into a folder that exists and which the caller publishes (a checkpoint that holds
+ * more). */
 DW_API dw_status dw_model_save_into(const dw_model_config *config, const char *folder,
                                     const dw_model_save_options *options,
                                     const float *const *weights);

@@ -108,8 +108,8 @@ typedef struct dw_simulation_figures {
     const char *speedup_bf16_reason;
     /* The baseline: the fastest that fits of the usual layouts, in the same framework and precision: FSDP (ZeRO-3) over
      * all GPUs with or without tensor parallelism within a node, and ZeRO-1 with tensor parallelism within a node and a
-     * pipeline, 1F1B or interleaved; sizes are powers of 2, experts lie over any of them, micro-batches are 1 to 8, recomputation is as
-     * it takes to fit; context parallelism where nothing fits without. */
+     * pipeline, 1F1B or interleaved; sizes are powers of 2, experts lie over any of them, micro-batches are 1 to 8,
+     * recomputation is as it takes to fit; context parallelism where nothing fits without. */
     double speedup;
     dw_layout baseline_layout; /* where speedup is not 0 */
     char baseline[192];        /* it in words */

@@ -130,13 +130,15 @@ DW_API dw_status dw_trainer_step(dw_trainer *trainer, dw_train_report *report);
 /* Without dropout. DW_STATE without validation data. */
 DW_API dw_status dw_trainer_validate(dw_trainer *trainer, double *loss);
 
-/* Written beside its place, synced, renamed; all but the newest `keep` are removed once the next step was applied (after
- * the last step at once), since only that shows that the new one's weights give a finite loss. After a failure the
- * checkpoints that were there are still there. DW_STATE without a checkpoint folder, or when a weight is not finite. */
+/* Written beside its place, synced, renamed; all but the newest `keep` are removed once the next step was applied
+ * (after the last step at once), since only that shows that the new one's weights give a finite loss. After a
+ * failure the checkpoints that were there are still there. DW_STATE without a checkpoint folder, or when a weight is
+ * not finite. */
 DW_API dw_status dw_trainer_checkpoint(dw_trainer *trainer);
 /* Of the newest checkpoint that this trainer wrote or read: its path ("" when none). */
 DW_API const char *dw_trainer_checkpoint_path(const dw_trainer *trainer);
-/* dw_model_check_save: what dw_trainer_save would refuse, at any time before. folder NULL: only of the model's files. */
+/* dw_model_check_save: what dw_trainer_save would refuse, at any time before. folder NULL: only of the model's
+ * files. */
 DW_API dw_status dw_trainer_check_save(const dw_trainer *trainer, const char *folder);
 /* dw_model_save. DW_STATE also when a weight is not finite. */
 DW_API dw_status dw_trainer_save(dw_trainer *trainer, const char *folder);

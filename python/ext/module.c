@@ -1,7 +1,6 @@
-/* _deepwell: libdeepwell for Python. It only translates: integers that are addresses in, statuses out
- * as exceptions. Limited API, so that one binary serves CPython 3.10 and later. The GIL is released
- * while an engine runs. Whoever calls keeps the tensors behind the addresses alive.
- */
+/* _deepwell: libdeepwell for Python. It only translates: integers that are addresses in, statuses out as exceptions.
+ * Limited API, so that one binary serves CPython 3.10 and later. The GIL is released while an engine runs. Whoever
+ * calls keeps the tensors behind the addresses alive. */
 #include "attention.h"
 #include "ext.h"
 #include <stdbool.h>
@@ -993,8 +992,7 @@ static PyMethodDef functions[] = {
     {"get_threads", module_get_threads, METH_NOARGS, "threads of the CPU engine"},
     {"device_memory", module_device_memory, METH_VARARGS,
      "device_memory(restart=False) -> (bytes now, most at once)"},
-    {"trim_memory", module_trim_memory, METH_NOARGS,
-     "gives freed memory back to the system"},
+    {"trim_memory", module_trim_memory, METH_NOARGS, "gives freed memory back to the system"},
     {"adamw", module_adamw, METH_VARARGS, "one AdamW update of many tensors"},
     {0}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
@@ -1039,9 +1037,9 @@ PyMODINIT_FUNC PyInit__deepwell(void) {
     if (PyModule_AddObject(module, "Error", state.error) != 0) goto failed;
     PyObject *both = PyTuple_Pack(2, state.error, PyExc_IndexError);
     if (both == NULL) goto failed;
-    state.index_error = PyErr_NewExceptionWithDoc("deepwell._deepwell.IndexError",
-                                                  "An index, or a target of a loss, is out of range.",
-                                                  both, NULL);
+    state.index_error =
+        PyErr_NewExceptionWithDoc("deepwell._deepwell.IndexError",
+                                  "An index, or a target of a loss, is out of range.", both, NULL);
     Py_DECREF(both);
     if (state.index_error == NULL) goto failed;
     Py_INCREF(state.index_error);

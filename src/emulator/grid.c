@@ -1,6 +1,5 @@
-/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only
- * waits is put aside for others, as many as would be on the machine at once.
- */
+/* Grids: clusters come to life one after another on the host's threads, run, and are gone. A cluster that only waits
+ * is put aside for others, as many as would be on the machine at once. */
 #include "base/pool.h"
 #include "emulator/barrier.h"
 #include "emulator/deadlock.h"
@@ -193,10 +192,11 @@ static bool is_busy_for_ever(const dw__emu_warp *w) {
 
 static void report_busy(dw__emu_warp *w) {
     char why[256];
-    snprintf(why, sizeof why,
-             "warp %u of block %u has executed %llu operations: in a loop that does not end, or the "
-             "kernel needs a larger --endless",
-             w->index, w->cta->rank, (unsigned long long)w->operations);
+    snprintf(
+        why, sizeof why,
+        "warp %u of block %u has executed %llu operations: in a loop that does not end, or the "
+        "kernel needs a larger --endless",
+        w->index, w->cta->rank, (unsigned long long)w->operations);
     dw__emu_report_deadlock(w->cta->cluster, why);
 }
 

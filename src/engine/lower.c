@@ -329,9 +329,8 @@ static dw_status copy_to_arena(lowering *l, dw_node node, const dw__operand *fro
     return add_copy(l, node, from, to);
 }
 
-/* Which operands to copy so that a kernel other than the reference takes the step: bits by input.
- * One operand if one is enough, else all that are not contiguous; 0 when that does not help either.
- */
+/* Which operands to copy so that a kernel other than the reference takes the step: bits by input. One operand if one
+ * is enough, else all that are not contiguous; 0 when that does not help either. */
 static uint64_t operands_to_copy(lowering *l, dw__step *step) {
     uint64_t strided = 0;
     for (uint32_t i = 0; i < step->input_count; i++) {
@@ -1010,8 +1009,7 @@ dw_status dw__lower(dw_plan *plan) {
     l->claimed = dw__calloc(dw_graph_output_count(engine->graph) + 1, sizeof *l->claimed);
     l->body = dw__malloc(sizeof *l->body);
     l->first_slot = dw__malloc(values * sizeof *l->first_slot);
-    l->next_slot =
-        dw__malloc((dw_graph_output_count(engine->graph) + 1) * sizeof *l->next_slot);
+    l->next_slot = dw__malloc((dw_graph_output_count(engine->graph) + 1) * sizeof *l->next_slot);
     if (!l->values || !l->hints || !l->concat_storage || !l->claimed || !l->body ||
         !l->first_slot || !l->next_slot) {
         DW_TRY(dw__fail_memory("a plan in the making", values * sizeof *l->values));

@@ -21,8 +21,7 @@
 
 enum {
     NOMINAL_SIZE = 128,
-    /* A chain of cheap nodes longer than this is not repeated: all of its links would live at once.
-     */
+    /* A chain of cheap nodes longer than this is not repeated: all of its links would live at once. */
     LONGEST_CHAIN = 4
 };
 
@@ -67,13 +66,14 @@ typedef struct schedule {
     /* Order of backward. */
     dw_node *order; /* nodes of the new graph, as nodes of the old */
     size_t order_count;
-    bool *emitted;   /* by node: in backward's part of the order */
-    bool *real;      /* by node: chosen by the scheduler, not emitted on demand */
-    uint32_t *reads; /* by root: reads by real nodes not yet emitted */
-    bool *live;      /* by root: in memory now */
-    bool *ready;     /* by node emitted on demand: all that it needs is there, and stays so */
-    uint32_t *first_view, *next_view; /* by node, by output: outputs of backward that show a node's result */
-    dw_node *stack;  /* a path of nodes, each an operand of the one below */
+    bool *emitted;        /* by node: in backward's part of the order */
+    bool *real;           /* by node: chosen by the scheduler, not emitted on demand */
+    uint32_t *reads;      /* by root: reads by real nodes not yet emitted */
+    bool *live;           /* by root: in memory now */
+    bool *ready;          /* by node emitted on demand: all that it needs is there, and stays so */
+    uint32_t *first_view; /* by node: the first output of backward that shows its result */
+    uint32_t *next_view;  /* by output: the next one that shows the same node's */
+    dw_node *stack;       /* a path of nodes, each an operand of the one below */
     dw__rewriter rewriter;
 } schedule;
 
@@ -200,8 +200,8 @@ typedef struct cut_edge {
 typedef struct cut {
     uint32_t vertex_count, source, sink;
     uint32_t *first, *queue; /* by vertex; `queue` is the path in push_flow */
-    uint32_t *distance;      /* by vertex: edges with room to the sink, DW_NONE: it cannot be reached */
-    uint32_t *next;          /* by vertex: the first edge that push_flow has not found useless */
+    uint32_t *distance; /* by vertex: edges with room to the sink, DW_NONE: it cannot be reached */
+    uint32_t *next;     /* by vertex: the first edge that push_flow has not found useless */
     struct {
         cut_edge *items;
         size_t count, capacity;

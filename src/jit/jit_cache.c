@@ -1,9 +1,9 @@
 /* Compiled kernels on disk.
  *
- * An entry is a file named by its key: a header, then the image. It appears whole (dw__private_write), so that processes
- * that compile the same kernel at once replace each other's entry with an equal one. What does not hold what its
- * header says is removed and made again, never loaded. A folder that cannot be written only costs time, and so does one
- * that others can write: its checksums would be theirs.
+ * An entry is a file named by its key: a header, then the image. It appears whole (dw__private_write), so that
+ * processes that compile the same kernel at once replace each other's entry with an equal one. What does not hold what
+ * its header says is removed and made again, never loaded. A folder that cannot be written only costs time, and so does
+ * one that others can write: its checksums would be theirs.
  */
 #define XXH_INLINE_ALL
 #include "jit/jit.h"

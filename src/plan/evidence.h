@@ -1,4 +1,5 @@
-/* Which parts of a layout have been measured: by published runs that predictions are compared with (docs/planner.md). */
+/* Which parts of a layout have been measured: by published runs that predictions are compared with
+ * (docs/planner.md). */
 #ifndef DW_EVIDENCE_H
 #define DW_EVIDENCE_H
 

@@ -33,7 +33,7 @@ dw_status dw__autoplan_text(dw__autoplan *plan, const char *text, const char **c
 dw_status dw__autoplan_others(dw__autoplan *plan, size_t count, dw_autoplan_other **others) {
     *others = dw__arena_alloc(plan->arena, (count ? count : 1) * sizeof **others);
     if (!*others) return dw__fail_memory("a plan", count * sizeof **others);
-    for (size_t at = 0; at < count; at++) 
+    for (size_t at = 0; at < count; at++)
         (*others)[at].name = (*others)[at].why = (*others)[at].unmeasured = "";
     return DW_OK;
 }
@@ -331,10 +331,10 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
 }
 
 static dw_status read_plan(const json_t *root, dw__autoplan **own) {
-    static const char *const members[] = {
-        "version",    "model",    "hardware", "layout",   "prediction",  "reserve", "statistics",
-        "runners_up", "what_ifs", "kernels",  "tightest", "gpus_needed", "bolder",  "unmeasured",
-        "remarks",    NULL};
+    static const char *const members[] = {"version",    "model",      "hardware",   "layout",
+                                          "prediction", "reserve",    "statistics", "runners_up",
+                                          "what_ifs",   "kernels",    "tightest",   "gpus_needed",
+                                          "bolder",     "unmeasured", "remarks",    NULL};
     static const char *const besides[] = {"name", NULL};
     dw_status status = DW_OK;
     dw_hardware *hardware = NULL;

@@ -80,8 +80,8 @@ dw_status dw__remark_words(const dw_autoplan *plan, dw__remark remark, dw__text 
         DW_RETURN_IF_FAILED(put_integer(plan->model.positions, text));
         DW_RETURN_IF_FAILED(dw__text_printf(text, " positions, fewer than the "));
         DW_RETURN_IF_FAILED(put_integer(l->seq_len, text));
-        return dw__text_printf(
-            text, " tokens of a sequence: it cannot be run so without a longer table");
+        return dw__text_printf(text,
+                               " tokens of a sequence: it cannot be run so without a longer table");
     }
     return DW_OK;
 }
@@ -294,9 +294,8 @@ static dw_status put_kernels(const dw_autoplan *plan, dw__text *text) {
         DW_RETURN_IF_FAILED(dw__text_printf(text, "  %-18s %6.0f TFLOP/s  %s\n", kernel->operation,
                                             kernel->predicted / 1e12, kernel->kernel));
         if (kernel->measured > 0)
-            DW_RETURN_IF_FAILED(dw__text_printf(text,
-                                                "%36s alone %.0f TFLOP/s, measured on %s\n", "",
-                                                kernel->measured / 1e12, kernel->source));
+            DW_RETURN_IF_FAILED(dw__text_printf(text, "%36s alone %.0f TFLOP/s, measured on %s\n",
+                                                "", kernel->measured / 1e12, kernel->source));
     }
     return DW_OK;
 }
@@ -309,9 +308,9 @@ static dw_status put_step(const dw_autoplan *plan, dw__text *text) {
     const double tflops = p->model_flops / 1e12;
     DW_RETURN_IF_FAILED(put_label("Step", text));
     DW_RETURN_IF_FAILED(put_seconds(p->seconds, text));
-    DW_RETURN_IF_FAILED(dw__text_printf(
-        text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%", p->tokens_per_second,
-        tflops < 10 ? 2 : 0, tflops, 100 * p->mfu));
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%",
+                        p->tokens_per_second, tflops < 10 ? 2 : 0, tflops, 100 * p->mfu));
     if (rate != DW_RATE_BF16 && peak > 0) /* MFU is of the BF16 rate, which such products exceed */
         DW_RETURN_IF_FAILED(dw__text_printf(text, " of the BF16 peak, %.1f%% of the %s peak",
                                             100 * p->mfu * bf16 / peak, dw_rate_name(rate)));
@@ -325,9 +324,9 @@ static dw_status put_bolder(const dw_autoplan *plan, dw__text *text) {
         text, "\nBolder: faster by prediction, with parts that have not been measured (--bold "
               "takes the first)\n"));
     for (uint32_t at = 0; at < plan->bolder_count; at++)
-        DW_RETURN_IF_FAILED(dw__text_printf(
-            text, "  %+6.1f%%  %s\n           not measured: %s\n", 100 * plan->bolder[at].loss,
-            plan->bolder[at].name, plan->bolder[at].unmeasured));
+        DW_RETURN_IF_FAILED(dw__text_printf(text, "  %+6.1f%%  %s\n           not measured: %s\n",
+                                            100 * plan->bolder[at].loss, plan->bolder[at].name,
+                                            plan->bolder[at].unmeasured));
     return DW_OK;
 }
 

@@ -1,8 +1,8 @@
 /* A forward graph -> dw_planner_model: widths from the shapes of its tables, products and attention.
  *
  * Layers are those that nodes carry, or, where these are the parts of an nn.Sequential, the members of a list inside of
- * it. A layer is one attention and one MLP or mixture of experts; layers of one kind must be alike, since a plan has one
- * width for each. */
+ * it. A layer is one attention and one MLP or mixture of experts; layers of one kind must be alike, since a plan has
+ * one width for each. */
 #include "plan/planner_internal.h"
 #include <math.h>
 #include <string.h>

@@ -175,16 +175,17 @@ static dw_status gather(player *p, int rank, double ready) {
     return DW_OK;
 }
 
-/* ZeRO-3, layer by layer: its parameters and the next one's are gathered (2 bytes an element), in backward its gradients
- * are whole (4 bytes). Forward adds a layer's activations, backward frees them; the loss stands between. `bytes` is held
- * before a forward, or at the start of a backward. */
+/* ZeRO-3, layer by layer: its parameters and the next one's are gathered (2 bytes an element), in backward its
+ * gradients are whole (4 bytes). Forward adds a layer's activations, backward frees them; the loss stands between.
+ * `bytes` is held before a forward, or at the start of a backward. */
 static dw_status hold_layers(player *p, int rank, const dw__chunk_cost *cost, int forward,
                              double bytes, double start, double seconds) {
     const double layer = cost->layer_elements,
                  rest = fmax(0, p->simulation->costs.ranks[rank].busy_bytes - 8 * layer);
     for (int at = 0; at < cost->layers; at++) {
         const int last = at == cost->layers - 1, at_loss = forward ? last : at == 0;
-        double held = bytes + rest + 2 * layer * (last ? 1 : 2) + (at_loss ? cost->logits_bytes : 0);
+        double held =
+            bytes + rest + 2 * layer * (last ? 1 : 2) + (at_loss ? cost->logits_bytes : 0);
         held += cost->kept_bytes * (forward ? at + 1 : -at) / cost->layers;
         if (!forward) held += 4 * layer + cost->again_bytes;
         DW_RETURN_IF_FAILED(hold(p, rank, start + seconds * at / cost->layers, held));

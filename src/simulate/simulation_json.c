@@ -150,9 +150,9 @@ dw_status dw__simulation_write_json(const dw_simulation *simulation, dw__text *o
         1e3 * f->seconds, f->tokens_per_second, f->mfu, f->bubble_fraction, f->idle_fraction,
         f->overlap, f->peak_bytes / 1e9, 1e3 * f->peak_time, f->peak_rank, f->capacity / 1e9,
         f->fits ? "true" : "false"));
-    DW_RETURN_IF_FAILED(dw__text_printf(
-        out, "  \"peak_rate\": \"%s\",\n  \"peak_utilization\": %.6g,\n",
-        dw_rate_name(f->peak_rate), f->peak_utilization));
+    DW_RETURN_IF_FAILED(dw__text_printf(out,
+                                        "  \"peak_rate\": \"%s\",\n  \"peak_utilization\": %.6g,\n",
+                                        dw_rate_name(f->peak_rate), f->peak_utilization));
     DW_RETURN_IF_FAILED(
         dw__text_printf(out, "  \"host_memory_gb\": %.6g,\n  \"host_capacity_gb\": %.6g,\n",
                         (f->prediction.host_optimizer + f->prediction.host_activations) / 1e9,

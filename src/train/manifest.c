@@ -169,14 +169,11 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     DW_RETURN_IF_FAILED(dw__file_hash(path, &found_bytes, &found_hash));
     hex_of(found_hash, hex);
     if (found_bytes != (uint64_t)json_integer_value(bytes))
-        return dw__fail(DW_IO,
-                        "\"%s\" has %" PRIu64
-                        " bytes, but its manifest says %lld",
-                        path, found_bytes, (long long)json_integer_value(bytes));
+        return dw__fail(DW_IO, "\"%s\" has %" PRIu64 " bytes, but its manifest says %lld", path,
+                        found_bytes, (long long)json_integer_value(bytes));
     if (strcmp(hex, hash) != 0)
-        return dw__fail(
-            DW_IO,
-            "\"%s\" is not what was written (hash %s, its manifest says %.32s)", path, hex, hash);
+        return dw__fail(DW_IO, "\"%s\" is not what was written (hash %s, its manifest says %.32s)",
+                        path, hex, hash);
     return DW_OK;
 }
 

@@ -315,8 +315,7 @@ static void measured_parts_come_first(void **unused) {
     } cases[] = {{&llama3_70b, "h100:64", 256, 1}, {&llama3_8b, "gb200:8", 64, 0}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         dw_hardware *hardware = hardware_of(cases[at].hardware);
-        dw_autoplan_request request =
-            request_of(cases[at].model, hardware, 8192, cases[at].batch);
+        dw_autoplan_request request = request_of(cases[at].model, hardware, 8192, cases[at].batch);
         dw_autoplan *bold = plan_of(&request);
         request.bold = 0;
         dw_autoplan *plan = plan_of(&request);

@@ -576,7 +576,8 @@ static void folder_appears_whole_and_replaces(void **state) {
 static void folder_temporaries_of_dead_processes_go(void **state) {
     (void)state;
     static const char *const stale[] = {"out.1-0.tmp", "out.999999999-7.tmp"};
-    static const char *const others[] = {"out.1-0.tmpx", "out.1.tmp", "out2.1-0.tmp", "out.a-0.tmp"};
+    static const char *const others[] = {"out.1-0.tmpx", "out.1.tmp", "out2.1-0.tmp",
+                                         "out.a-0.tmp"};
     char path[128], file[256];
     dw__folder_writer writer;
     strcpy(path, in_folder("out"));

@@ -403,11 +403,10 @@ static dw__tensor run_instruction(const char *instruction, dw_dtype dtype, int o
 static void test_half_chains(void **state) {
     (void)state;
     enum { LENGTH = 12 };
-    static const char *const forms[] = {"add(X,Y)",   "sub(X,Y)", "mul(X,Y)", "div(X,Y)",
-                                        "max(X,Y)",   "min(X,Y)", "add(X,C)", "mul(X,C)",
-                                        "sub(C,X)",   "abs(X)",   "neg(X)",   "sqrt(X)",
-                                        "pow(X,c2)",  "floor(X)", "exp(X)",   "sigmoid(X)",
-                                        "select(i2,X,Y)"};
+    static const char *const forms[] = {
+        "add(X,Y)",  "sub(X,Y)", "mul(X,Y)", "div(X,Y)",   "max(X,Y)",      "min(X,Y)",
+        "add(X,C)",  "mul(X,C)", "sub(C,X)", "abs(X)",     "neg(X)",        "sqrt(X)",
+        "pow(X,c2)", "floor(X)", "exp(X)",   "sigmoid(X)", "select(i2,X,Y)"};
     enum { CORRECTLY_ROUNDED = 14 };
     static const double constants[] = {256, 0.1, 1.0 / 3.0, 100, 3e4, 1e-6, -2.5};
     static const dw_dtype types[] = {DW_BF16, DW_F16};
@@ -419,8 +418,7 @@ static void test_half_chains(void **state) {
         int used = 0;
         bool exact = round % 4 < 2; /* correctly rounded instructions only */
         for (int t = 0; t < LENGTH; t++) {
-            const char *form =
-                forms[random_bits() % (exact ? CORRECTLY_ROUNDED : DW_COUNT(forms))];
+            const char *form = forms[random_bits() % (exact ? CORRECTLY_ROUNDED : DW_COUNT(forms))];
             double constant = constants[random_bits() % DW_COUNT(constants)];
             char chain[64] = "", single[64] = "";
             dw__tensor operands[3] = {[2] = flag};

@@ -91,7 +91,8 @@ static void endless_loops_are_stopped(void **state) {
          3, 32, 10000},
         {"one that ends, one that does not",
          "setp.lt.u32 %p1, %r1, 32; @%p1 bra $end;\n"
-         "st.shared.u32 [barrier], 0;\n$l: atom.shared.add.u32 %r3, [barrier], 1; bra.uni $l;\n$end:",
+         "st.shared.u32 [barrier], 0;\n$l: atom.shared.add.u32 %r3, [barrier], 1; bra.uni "
+         "$l;\n$end:",
          2, 64, 10000},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
@@ -153,7 +154,8 @@ static void long_loops_are_not(void **state) {
           3, 64, 2000000},
          100000},
         {{"fewer operations of a warp in which something happens",
-          "mov.u32 %r5, 0;\n$l: bar.sync 0; atom.global.add.u32 %r3, [%rd1], 1; add.u32 %r5, %r5, 1;\n"
+          "mov.u32 %r5, 0;\n$l: bar.sync 0; atom.global.add.u32 %r3, [%rd1], 1; add.u32 %r5, %r5, "
+          "1;\n"
           "setp.lt.u32 %p1, %r5, 20000; @%p1 bra $l;\n",
           1, 64, 60000},
          64 * 20000},

@@ -446,8 +446,8 @@ static void many_layouts_agree(void **state) {
     for (int stream = 0; stream < DW_STREAMS; stream++) assert_true(used[stream] > 20);
 }
 
-/* ZeRO-3 gathers and frees layer by layer: memory climbs through a forward, is highest at the loss, and falls through the
- * backward, for each micro-batch again. */
+/* ZeRO-3 gathers and frees layer by layer: memory climbs through a forward, is highest at the loss, and falls through
+ * the backward, for each micro-batch again. */
 static void zero_3_gathers_layer_by_layer(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -501,7 +501,8 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
     assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
     assert_true(f.speedup_bf16 > 1);
-    /* The baseline is a layout that is possible, fits, and takes as long as the ratio says; no plain layout beats it. */
+    /* The baseline is a layout that is possible, fits, and takes as long as the ratio says; no plain layout beats
+     * it. */
     assert_int_equal(dw_predict(&llama3_70b, h100, &f.baseline_layout, &prediction), DW_OK);
     assert_true(prediction.fits && f.baseline_layout.precision == DW_TRAIN_FP8);
     assert_true(fabs(f.speedup - prediction.seconds / f.prediction.seconds) < 1e-12);

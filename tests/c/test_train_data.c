@@ -335,9 +335,9 @@ static void add_checkpoint(dw__checkpoints *c, int64_t step, int64_t keep) {
     char manifest[512], text[128];
     OK(dw__checkpoints_begin(c, step, &path));
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
-    int length = snprintf(text, sizeof text,
-                          "{\"format\": \"deepwell checkpoint\", \"version\": 1, \"step\": %d}",
-                          (int)step);
+    int length =
+        snprintf(text, sizeof text,
+                 "{\"format\": \"deepwell checkpoint\", \"version\": 1, \"step\": %d}", (int)step);
     OK(dw__file_write(manifest, text, (size_t)length));
     OK(dw__checkpoints_commit(c));
     OK(dw__checkpoints_prune(c, keep));

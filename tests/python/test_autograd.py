@@ -106,6 +106,29 @@ def test_all_frozen_needs_no_graph() -> None:
     assert not loss_of(ours, 1).requires_grad
 
 
+class _Reordered(nn.Module):
+    """Its index is a constant that tracing makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x)[:, [1, 0, 3, 2, 5, 4]])
+
+
+def test_first_call_under_inference_mode() -> None:
+    """What the first call made under inference_mode must serve calls with gradients."""
+    plain = _Reordered()
+    model = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    x = torch.randn(5, 6)
+    for run in (plain, model):
+        with torch.inference_mode():
+            run(x)
+        run(x).square().sum().backward()
+    assert_grads_close(model, plain)
+
+
 def test_no_grad_and_inference_mode() -> None:
     plain, ours = pair()
     with torch.no_grad():

@@ -196,8 +196,7 @@ static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
         for (j->column = 0; j->column < h->vocabulary; j->column += c->width) {
             j->width = dw__min64(c->width, h->vocabulary - j->column);
             if (!h->logits) {
-                dw__product p =
-                    logits_product(h, j->first, j->rows, j->column, j->width, j->block);
+                dw__product p = logits_product(h, j->first, j->rows, j->column, j->width, j->block);
                 DW_RETURN_IF_FAILED(dw__product_run(&p, NULL, j->product));
             }
             DW_RETURN_IF_FAILED(use(j));

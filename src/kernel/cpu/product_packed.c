@@ -14,8 +14,9 @@
 DW_ISA_TABLE(dw__gemm_blocks)
 
 enum {
-    TILE_ROWS_MIN = 24,   /* a multiple of every register tile's rows */
-    NARROW_COLUMNS = 768, /* of a tile that an epilogue reads again, and steps of a round's columns */
+    TILE_ROWS_MIN = 24, /* a multiple of every register tile's rows */
+    NARROW_COLUMNS =
+        768, /* of a tile that an epilogue reads again, and steps of a round's columns */
     TASKS_PER_THREAD = 5, /* at least, so that threads finish together */
     CACHE_LINE = 64,
 };

@@ -207,7 +207,7 @@ dw_status dw_attention_choose(const dw_attention *given, bool gradients, const c
 static json_t *number_or_null(double value) { return value > 0.0 ? json_real(value) : json_null(); }
 
 static json_t *describe(const dw__attention_candidate *candidate, const judgement *j) {
-    const char *kind = !(j->expected > 0.0)                       ? NULL
+    const char *kind = !(j->expected > 0.0)                    ? NULL
                        : j->from == dw__attention_rates_source ? "measured"
                                                                : "estimated";
     return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:o, s:s?, s:s?, s:o}", "name", candidate->name,

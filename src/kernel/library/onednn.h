@@ -19,9 +19,9 @@ dw_status dw__onednn_sgemm(bool a_transposed, bool b_transposed, int64_t m, int6
                            const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
                            float *c, int64_t ldc);
 /* Bytes that dw__onednn_sgemm allocates while it runs (C has the leading dimension `ldc`): packed blocks of its
- * operands, or the workspace of loops that do not pack. The rules are those of oneDNN's sources (cpu/x64/gemm, 2.6.3) for its
- * SSE4.1, AVX, AVX2 and AVX-512 code, checked against what 2.6.3 allocates; later versions up to 3 differ by less than
- * 1 KB. Returns 0 without oneDNN, and where dw__onednn_memory_known() is false. */
+ * operands, or the workspace of loops that do not pack. The rules are those of oneDNN's sources (cpu/x64/gemm,
+ * 2.6.3) for its SSE4.1, AVX, AVX2 and AVX-512 code, checked against what 2.6.3 allocates; later versions up to 3
+ * differ by less than 1 KB. Returns 0 without oneDNN, and where dw__onednn_memory_known() is false. */
 size_t dw__onednn_sgemm_bytes(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k,
                               int64_t lda, int64_t ldb, int64_t ldc);
 /* False for another machine than x86-64 or another version: predictions of memory then lack oneDNN's part and say
