@@ -61,7 +61,18 @@ _OWN = tuple(
     for found in (torch.__file__, __file__, getattr(sys.modules.get("numpy"), "__file__", None))
     if found
 )
-_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+# An interpreter that was moved after it was built names folders that are not there: where its modules were found counts too.
+_STANDARD = tuple(
+    {
+        folder + os.sep
+        for name in (
+            sysconfig.get_path("stdlib"),
+            sysconfig.get_path("platstdlib"),
+            os.path.dirname(os.__file__),
+        )
+        for folder in (name, os.path.realpath(name))
+    }
+)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -85,6 +96,17 @@ def _owner_of_module(name: str) -> str:
         return STANDARD
     found = getattr(sys.modules.get(name), "__file__", None)
     return USER if found is None else owner(found)
+
+
+def owner_of_code(code: types.CodeType, namespace: dict[str, Any]) -> str:
+    """Whose code an object holds that runs with these globals. Code that exec() made (``dataclass``, ``namedtuple``) belongs
+    to the module that it runs in."""
+    if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen "):
+        if code.co_name == "__create_fn__" or "__create_fn__" in getattr(code, "co_qualname", ""):
+            return STANDARD  # a method of a dataclass
+        name = namespace.get("__name__")
+        return _owner_of_module(name) if isinstance(name, str) else USER
+    return owner(code.co_filename)
 
 
 def owner_of(kind: type) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch.overrides import TorchFunctionMode
 
-from deepwell.contents import LIBRARY, STANDARD, TORCH, USER, Reads, owner, parts
+from deepwell.contents import LIBRARY, STANDARD, TORCH, USER, Reads, owner_of_code, parts
 from deepwell.standin import Strayed
 
 # Questions to a tensor whose answer is no part of a graph. The attributes are read through their descriptors.
@@ -163,7 +163,7 @@ def read_by(code: types.CodeType, namespace: dict[str, Any]) -> Reads:
     outside, attributes, imported = _mentions(code)
     found = Reads()
     found.update(attributes)
-    library = owner(code.co_filename) == LIBRARY
+    library = owner_of_code(code, namespace) == LIBRARY
     for name in outside:
         if name in namespace or not hasattr(builtins, name):
             value = namespace.get(name)
@@ -243,13 +243,13 @@ class Recorder:
                     raise Strayed
             elif code not in self._known:
                 self._known.add(code)
-                if owner(code.co_filename) in (USER, LIBRARY):
+                if owner_of_code(code, frame.f_globals) in (USER, LIBRARY):
                     self._enter(code, frame)
         elif event == "c_call":
             self._builtin(frame, argument)
 
     def _enter(self, code: types.CodeType, frame: types.FrameType) -> None:
-        if owner(code.co_filename) == USER:
+        if owner_of_code(code, frame.f_globals) == USER:
             self.codes[code] = getattr(code, "co_qualname", code.co_name)
         reads = read_by(code, frame.f_globals)
         if not self.reads.covers(reads):
@@ -260,7 +260,7 @@ class Recorder:
         name, module = getattr(function, "__name__", ""), getattr(function, "__module__", None)
         bound = getattr(function, "__self__", None)
         if name == "is_grad_enabled":
-            self.asks_grad_mode |= owner(frame.f_code.co_filename) in (USER, LIBRARY)
+            self.asks_grad_mode |= owner_of_code(frame.f_code, frame.f_globals) in (USER, LIBRARY)
             return
         what = None
         if function is print:
@@ -290,10 +290,11 @@ class Recorder:
     def _asked_by_user(frame: types.FrameType | None) -> bool:
         """Whether the user's code asks, or the standard library in its name."""
         while frame is not None and (
-            owner(frame.f_code.co_filename) == STANDARD or _WRAPPERS in frame.f_code.co_filename
+            owner_of_code(frame.f_code, frame.f_globals) == STANDARD
+            or _WRAPPERS in frame.f_code.co_filename
         ):
             frame = frame.f_back
-        return frame is not None and owner(frame.f_code.co_filename) == USER
+        return frame is not None and owner_of_code(frame.f_code, frame.f_globals) == USER
 
     # ---- tensors -----------------------------------------------------------------------------------
 
@@ -339,7 +340,7 @@ def _caller(frame: types.FrameType | None) -> str:
     """Whose code called an operation, seen through the functions that every such call passes."""
     while frame is not None and frame.f_code.co_filename.endswith(_PASSED):
         frame = frame.f_back
-    return TORCH if frame is None else owner(frame.f_code.co_filename)
+    return TORCH if frame is None else owner_of_code(frame.f_code, frame.f_globals)
 
 
 class _Questions(TorchFunctionMode):

@@ -235,7 +235,7 @@ def _reason(unit: _Unit) -> str:
         return unit.left_alone
     if unit.captures and _all_slower(unit):
         told = "; ".join(f"{what}: {_told(timing)}" for what, timing in unit.timings.items())
-        return f"measured slower here: {told}"
+        return f"compared with PyTorch, {told}"
     if unit.fallbacks:
         return unit.fallbacks.most_common(1)[0][0]
     return "not called yet"
