@@ -189,7 +189,8 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     t->library_bytes = dw_plan_library_bytes(t->train.plan);
     if (t->validation && dw_plan_library_bytes(t->validate.plan) > t->library_bytes)
         t->library_bytes = dw_plan_library_bytes(t->validate.plan);
-    if (t->library_bytes > 0) DW_RETURN_IF_FAILED(dw__onednn_prepare());
+    /* Small GEMMs go to oneDNN also where no plan has buffers of it. */
+    DW_RETURN_IF_FAILED(dw__onednn_prepare());
     t->baseline_bytes = resident_bytes(); /* with graphs, plans and code, before the first block */
     return DW_OK;
 }
