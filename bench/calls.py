@@ -1,4 +1,4 @@
-"""What a call through an optimized module costs beside the engine's work, in microseconds, by part.
+"""Measures the cost of a call through an optimized module beside the engine's work, in microseconds, by part.
 
     python bench/calls.py [--rows N] [--width N]
 
@@ -30,7 +30,7 @@ def microseconds(function) -> float:
 
 
 class Nothing(torch.autograd.Function):
-    """What autograd takes for a function that does nothing."""
+    """Returns the time that autograd takes for a function that does nothing."""
 
     @staticmethod
     def forward(ctx, output, *leaves):

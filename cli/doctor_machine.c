@@ -18,7 +18,7 @@ static json_int_t available_bytes(void) {
     return kibibytes * 1024;
 }
 
-/* What the library says of its kernels; NULL where it cannot. */
+/* Returns the library's description of its kernels, or NULL if that fails. */
 static json_t *describe_kernels(void) {
     char *text = NULL;
     if (dw_machine_describe(&text) != DW_OK) return NULL;

@@ -30,7 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if os.environ.get("MALLOC_MMAP_THRESHOLD_") is None:
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "131072"
     os.execv(sys.executable, [sys.executable, *sys.argv])
-# What other packages say while they load is no part of the comparison. Their errors still show.
+# Other packages' warnings while they load are no part of the comparison. Their errors still show.
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 

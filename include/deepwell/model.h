@@ -129,10 +129,10 @@ typedef struct dw_model_save_options {
  * would be lost. options NULL: defaults. */
 DW_API dw_status dw_model_save(const dw_model_config *config, const char *folder,
                                const dw_model_save_options *options, const float *const *weights);
-/* What dw_model_save would refuse before it writes, so that it is known before training: files of other kinds in
- * `folder` (NULL: not looked at), and in options->source (options NULL: not looked at) files to copy that are no
- * regular files, or links that lead out of the source (the blobs of the Hugging Face hub's cache may be linked to).
- * Also removes what killed processes left beside `folder`. */
+/* Reports what dw_model_save would refuse before it writes, so that it is known before training: files of other
+ * kinds in `folder` (NULL: not looked at), and in options->source (options NULL: not looked at) files to copy that
+ * are no regular files, or links that lead out of the source (the blobs of the Hugging Face hub's cache may be
+ * linked to). Also removes what killed processes left beside `folder`. */
 DW_API dw_status dw_model_check_save(const char *folder, const dw_model_save_options *options);
 /* The same as dw_model_save, into a folder that exists and which the caller publishes (a checkpoint that holds
  * more). */

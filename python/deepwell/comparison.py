@@ -43,7 +43,7 @@ SHARE = 3
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What a comparison found: medians in seconds, and how sure the ratio of PyTorch's to the engine's time is."""
+    """The result of a comparison: medians in seconds, and bounds of the ratio of PyTorch's to the engine's time."""
 
     original: float
     engine: float

@@ -5,7 +5,7 @@ from such roots through containers, objects, functions and classes, describes wh
 must be compared so that a change is noticed: dictionaries and lists as a whole, single attributes of objects, and a
 few values (sets, arrays) that have to be read.
 
-Of an object with many attributes only those count that a forward can name. Reads holds these names: they come from the
+Only those attributes of an object count that a forward can name. Reads holds these names: they come from the
 code objects that ran while the forward was traced (observe.py).
 """
 
@@ -77,7 +77,7 @@ _STANDARD = tuple(
 
 @functools.lru_cache(maxsize=8192)
 def owner(filename: str) -> str:
-    """Whose code a file holds. What is written in a console or made by exec() is the user's."""
+    """Returns whose code a file holds. Code written in a console or made by exec() is the user's."""
     if filename.startswith(_OWN) or "/site-packages/sympy/" in filename:
         return TORCH
     if "/site-packages/" in filename or "/dist-packages/" in filename:
@@ -99,7 +99,7 @@ def _owner_of_module(name: str) -> str:
 
 
 def owner_of_code(code: types.CodeType, namespace: dict[str, Any]) -> str:
-    """Whose code an object holds that runs with these globals. Code that exec() made (``dataclass``, ``namedtuple``) belongs
+    """Returns whose code this is, run with these globals. Code that exec() made (``dataclass``, ``namedtuple``) belongs
     to the module that it runs in."""
     if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen "):
         if code.co_name == "__create_fn__" or "__create_fn__" in getattr(code, "co_qualname", ""):
@@ -118,7 +118,7 @@ def owner_of(kind: type) -> str:
 
 @dataclass
 class Reads:
-    """What a forward can read: globals by their place, and attributes of objects by their name."""
+    """Names everything that a forward can read: globals by their place, attributes of objects by their name."""
 
     names: set[str] = field(default_factory=set)
     everything: bool = False  # attributes are found by computed names

@@ -107,7 +107,7 @@ def _settings_outside(kind: type) -> tuple[tuple[Any, str], ...]:
 
 
 def _likely_reads(root: torch.nn.Module) -> Reads:
-    """What the forwards of the user's modules can read, by their code: a first guess, which running them completes."""
+    """Returns what the code of the user's forwards can read: a first guess, which running them completes."""
     found = Reads()
     waiting: list[tuple[Any, type | None]] = []
     for kind in {type(module) for module in root.modules()}:

@@ -159,7 +159,7 @@ def _mentions(code: types.CodeType) -> tuple[frozenset[str], Reads, tuple[str, .
 
 
 def read_by(code: types.CodeType, namespace: dict[str, Any]) -> Reads:
-    """What a code object can read, run with these globals."""
+    """Returns what a code object can read when it runs with these globals."""
     outside, attributes, imported = _mentions(code)
     found = Reads()
     found.update(attributes)
@@ -180,7 +180,7 @@ class Unrecordable(Exception):
 
 
 class Recorder:
-    """What was seen of a forward. ``seen`` says what a graph would leave out, in words that follow its name."""
+    """Records one run of a forward. ``seen`` lists what a graph would leave out, in words that follow its name."""
 
     def __init__(
         self, on_code: Callable[[Reads], None], tensors: dict[int, Any], strangers: set[int]
@@ -337,7 +337,7 @@ def _draws(bound: Any) -> bool:
 
 
 def _caller(frame: types.FrameType | None) -> str:
-    """Whose code called an operation, seen through the functions that every such call passes."""
+    """Returns whose code called an operation; skips the functions that every such call passes through."""
     while frame is not None and frame.f_code.co_filename.endswith(_PASSED):
         frame = frame.f_back
     return TORCH if frame is None else owner_of_code(frame.f_code, frame.f_globals)

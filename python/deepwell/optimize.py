@@ -283,7 +283,7 @@ _frames_compiled: Callable[[], Any] = getattr(
     torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
 )
 
-# What a graph runs on: one tensor for each leaf, and the sizes of the symbols.
+# A graph's operands: one tensor for each leaf, and the sizes of the symbols.
 _Bound = tuple[list[torch.Tensor], tuple[int, ...]]
 
 
@@ -818,7 +818,7 @@ class OptimizedForward:
                 raise _NotCompared(reason)
             return result
 
-        # What the forward moves must be as it was after the comparison, also what no capture noticed.
+        # The comparison must restore all state that the forward changes, also changes that no capture noticed.
         with state_kept(self.module):
             return compare(differentiated(original, targets), differentiated(engine, targets))
 
@@ -867,7 +867,7 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
-    """What tells calls apart on which side is faster, from the arguments alone; None: they are not plain."""
+    """A key under which the faster side is kept, from the arguments alone; None if they are not plain."""
     parts: list[Any] = [training, torch.is_grad_enabled(), len(args), *kwargs]
     for value in (*args, *kwargs.values()):
         kind = type(value)

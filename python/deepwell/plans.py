@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def mfu(self) -> float:
-        """Of the BF16 peak, in every precision: with FP8 it may exceed 1."""
+        """Model FLOPs utilization, relative to the BF16 peak in every precision: with FP8 it may exceed 1."""
         return self.prediction["mfu"]
 
     @property
@@ -197,7 +197,7 @@ def _check_arch(arch: str, hw: Hardware) -> None:
 
 
 def _check_for_host(hw: Hardware, arch: str | None, moe: Mapping[str, Any] | None) -> None:
-    """What says something of GPUs alone is refused where there are none."""
+    """Refuses arguments that are for GPUs on a machine without any."""
     elsewhere = 'name the GPUs to plan for, as in hw="b200:8", or leave it out'
     if arch is not None:
         raise DeepwellError(f"arch is {arch!r}, and {hw.name} has no GPUs: {elsewhere}")

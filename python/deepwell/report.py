@@ -220,7 +220,7 @@ def _all_slower(unit: _Unit) -> bool:
 
 
 def _told(timing: Timing) -> str:
-    """What a comparison says; no figures where the noise is larger than the difference."""
+    """Describes a comparison; gives no figures where the noise is larger than the difference."""
     where = ", on one thread, for threads kept losing their cores" if timing.one_thread else ""
     if not timing.certain:
         verdict = "left to PyTorch" if timing.slower else "the engine runs"

@@ -118,7 +118,7 @@ class _Variant:
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
-        """What a run needs at these sizes and the present number of threads: kernels' scratch is per thread."""
+        """Everything a run needs at these sizes and the present number of threads: kernels' scratch is per thread."""
         key = (_deepwell.get_threads(), *sizes)
         prepared = self._prepared.get(key)
         if prepared is None:

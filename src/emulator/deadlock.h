@@ -1,4 +1,4 @@
-/* What is said of a cluster that is stopped because its warps would never end. */
+/* Describes a cluster that is stopped because its warps would never end. */
 #ifndef DW_EMULATOR_DEADLOCK_H
 #define DW_EMULATOR_DEADLOCK_H
 

@@ -1,5 +1,5 @@
-/* Which parts of a layout have been measured: by published runs that predictions are compared with
- * (docs/planner.md). */
+/* Tells the measured parts of a layout from the others. A part is measured if published runs that predictions are
+ * compared with have it (docs/planner.md). */
 #ifndef DW_EVIDENCE_H
 #define DW_EVIDENCE_H
 

@@ -7,7 +7,7 @@
 
 /* "tp 8, pp 16, dp 128, ZeRO-1, interleaved 4": what is not off. */
 dw_status dw__layout_words(const dw_layout *layout, dw__text *text);
-/* What a reader must know before the plan is used; nothing is written where it does not apply. */
+/* Writes the remarks that a reader must know before the plan is used, if there are any. */
 typedef enum dw__remark {
     DW__REMARK_FRAMEWORK, /* its training is not built */
     DW__REMARK_POSITIONS, /* sequences are longer than the model's table */

@@ -572,7 +572,7 @@ static void meshes_free(dw__meshes *meshes) {
     *meshes = (dw__meshes){0};
 }
 
-/* What is faster than the plan with parts that are not measured. */
+/* Lists layouts that are faster than the plan but have parts that are not measured. */
 static dw_status put_bolder(const dw__problem *problem, dw__autoplan *own) {
     enum { BOLDER_MOST = 3 };
     dw_status status = DW_OK;

@@ -237,7 +237,7 @@ static dw_status compare_data(dw__text *out, const dw__dataset *data, const json
     return DW_OK;
 }
 
-/* Of the options the number of steps may differ: the schedule has a number of its own. */
+/* The option `steps` may differ from the checkpoint's: the schedule has a number of its own. */
 static dw_status compare(const char *folder, const json_t *root, const dw_trainer_options *options,
                          const dw__dataset *data) {
     dw_status status = DW_OK;

@@ -334,7 +334,7 @@ static void measured_parts_come_first(void **unused) {
         dw_autoplan_destroy(bold);
         dw_hardware_destroy(hardware);
     }
-    /* What is asked for is taken, and what alone fits as well; both are named. */
+    /* A layout with unmeasured parts is chosen if it is asked for, or if no other fits; both are named. */
     dw_hardware *hardware = hardware_of("h100:64");
     dw_autoplan_request request = request_of(&llama3_70b, hardware, 8192, 256);
     request.bold = 0;

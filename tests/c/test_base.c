@@ -571,7 +571,7 @@ static void folder_appears_whole_and_replaces(void **state) {
     }
 }
 
-/* What killed processes leave goes when the same folder is written again; what is being written stays, whatever its
+/* Leftovers of killed processes go when the same folder is written again; a folder being written stays, whatever its
  * process number, and so does what only looks alike. */
 static void folder_temporaries_of_dead_processes_go(void **state) {
     (void)state;

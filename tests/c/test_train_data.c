@@ -356,7 +356,7 @@ static void checkpoints_come_and_go(void **state) {
     assert_int_equal(access(in_folder("deep/er/step-000000000010"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/step-000000000015/manifest.json"), F_OK), 0);
 
-    /* What a killed process leaves: a folder half written, one half removed. */
+    /* A killed process may leave a folder half written and one half removed. */
     const char *begun = NULL;
     OK(dw__checkpoints_begin(c, 25, &begun));
     dw__checkpoints_abort(c);

@@ -55,7 +55,7 @@ def gradients(model: torch.nn.Module, args: Any, kwargs: Any):
 
 
 def rounding(model: torch.nn.Module) -> float:
-    """What F32 leaves where terms cancel, relative to these terms. A path through forward and backward passes a sum
+    """The rounding that F32 leaves where terms cancel, relative to these terms. A path through forward and backward passes a sum
     along each extent of each parameter. In any order of summation the roundings of N terms, 2^-24 each, add up like a
     random walk."""
     return 2.0**-24 * sum(sum(p.shape) for p in model.parameters()) ** 0.5

@@ -118,7 +118,7 @@ class _Reordered(nn.Module):
 
 
 def test_first_call_under_inference_mode() -> None:
-    """What the first call made under inference_mode must serve calls with gradients."""
+    """Constants that the first call makes under inference_mode must serve calls with gradients."""
     plain = _Reordered()
     model = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     x = torch.randn(5, 6)

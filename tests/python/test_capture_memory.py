@@ -1,4 +1,4 @@
-"""What a capture leaves behind when the model is gone: torch's records of a trace, without its results."""
+"""A capture leaves torch's records of its trace behind when the model is gone, without the results."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def assert_ulp(name, ours, plain, dtype, ulps=1):
 
 # ---- one operation or a few -----------------------------------------------------------------------
 
-# What PyTorch rounds correctly, or computes in FP32 and rounds once: forward has the same bits. The gradients of
+# Operations that PyTorch rounds correctly, or computes in FP32 and rounds once: forward has the same bits. The gradients of
 # those that come first have too; "~" marks the others, whose backward PyTorch composes of other steps.
 EXACT = {
     "far": lambda h, v, T: ((h.to(T) + 256) - 256).float(),

@@ -59,7 +59,7 @@ def test_inference(case: Case, always) -> None:
 
 @pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
 def test_norms_of_huge_rows(norm, always):
-    """What F32 cannot normalize is 0 or NaN where it is in PyTorch, forward and backward."""
+    """Rows that F32 cannot normalize give 0 or NaN where PyTorch does, forward and backward."""
     width, spread = 96, torch.rand(5, 96, generator=torch.Generator().manual_seed(2)) + 0.5
     x = spread * torch.tensor([1e-3, 1e15, 1e25, 1e30, 1.0])[:, None]
     x[1] *= torch.where(torch.arange(width) % 2 == 0, 1.0, -1.0)

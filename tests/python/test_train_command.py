@@ -190,7 +190,7 @@ def test_a_model_in_the_output_is_replaced_only_when_asked(models, data, tmp_pat
     assert changed["model.safetensors"] != before["model.safetensors"]
     run(*again)  # it goes on, with the model that it wrote
     assert model_of(output) == changed
-    # What is no file of a model would be lost: known before training, whatever is asked.
+    # A file that is no part of a model would be lost: refused before training, even with --overwrite.
     (output / "notes.txt").write_text("mine")
     log = tmp_path / "log.jsonl"
     error = run(*few, "--overwrite", "--log", log, status=1).stderr

@@ -1,4 +1,4 @@
-"""What `deepwell train` leaves beside its output, and what it copies from the model's folder."""
+"""The files that `deepwell train` leaves beside its output, and those it copies from the model's folder."""
 
 import fcntl
 import os
@@ -82,7 +82,7 @@ def test_a_link_out_of_the_model_is_not_followed(place, arguments, model, tmp_pa
 
 
 def test_links_of_the_hub_are_followed(arguments, model, tmp_path):
-    """Of its cache, and those within the model's folder; also where the model is named through a link."""
+    """Links into Hugging Face's cache and within the model's folder are followed, also if the folder is a link."""
     blobs = tmp_path / "models--x" / "blobs"
     blobs.mkdir()
     (blobs / "1234").write_bytes(TOKENIZER)

@@ -1,4 +1,4 @@
-"""What a forward may read and write beside its arguments and parameters: the engine follows or leaves the call."""
+"""State that a forward reads and writes beside its arguments: the engine follows it or leaves the call to PyTorch."""
 
 import collections
 import functools

@@ -196,7 +196,7 @@ def test_threads_share_a_model(support) -> None:
 
 
 def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
-    """What another thread runs, reads and saves while fake tensors are in place is what it would be without."""
+    """Another thread runs, reads and saves the same while fake tensors are in place as it would without them."""
     plain, ours = pair(lambda: nn.Sequential(Net(), nn.Tanh(), Net()))
     ours.register_forward_hook(lambda *_: None)
     expected = plain(rows(2))

@@ -45,7 +45,7 @@ class View:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Of one output: a view of another one, or a copy of what the graph has as one value with another."""
+    """How one output shares memory: it is a view of another one, or a copy of a value that another output has too."""
 
     view: Optional[View] = None
     copied: bool = False

@@ -1,4 +1,4 @@
-"""What torch keeps of a trace when nobody needs it any more.
+"""Drops the part of a trace that torch keeps when it is no longer needed.
 
 Caches of torch's own keep the ShapeEnv of a trace alive, and a ShapeEnv keeps the fake result of every operation
 that was traced with symbolic sizes: 1.6 MB for a GPT-2 of two layers. No later trace uses them, since its symbols

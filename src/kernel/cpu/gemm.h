@@ -18,7 +18,7 @@
 typedef struct dw__gemm_blocks {
     int rows, columns; /* of the innermost kernel */
     int depth;         /* most k's in a panel, so that a panel of B stays in L1 */
-    /* Of C in one task, at most. Panels of so many rows of A stay in L2 and are packed once for each
+    /* The largest part of C in one task. Panels of so many rows of A stay in L2 and are packed once for each
      * task_columns; rows are a multiple of 96. */
     int task_rows, task_columns;
     /* Element (i, k) of A is a[i*row_stride + k*k_stride]; one of the strides is 1 (or its extent

@@ -43,7 +43,8 @@ static char version[32];
 static enum { ISA_OTHER, ISA_SSE41, ISA_AVX, ISA_AVX2, ISA_AVX512, ISA_COUNT } isa;
 static bool memory_known;
 
-/* Which of its GEMMs runs. ONEDNN_MAX_CPU_ISA may lower it. It is 0 where oneDNN has no code for x86-64. */
+/* Sets `isa` to the set whose GEMM oneDNN runs. ONEDNN_MAX_CPU_ISA may lower it; it is 0 where oneDNN has no code for
+ * x86-64. */
 static void find_isa(void) {
     static const int least_of[ISA_COUNT] = {[ISA_SSE41] = dnnl_cpu_isa_sse41,
                                             [ISA_AVX] = dnnl_cpu_isa_avx,
@@ -138,7 +139,7 @@ static dw_status generate_code(int kind) {
                     (int)result);
 }
 
-/* What failed for want of memory is tried again by the next GEMM. */
+/* Generates a kind's code once. The next GEMM tries again if memory was short. */
 static dw_status have_code(int kind) {
     static atomic_bool ready[CODE_KINDS];
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
