@@ -329,8 +329,8 @@ static dw_status copy_to_arena(lowering *l, dw_node node, const dw__operand *fro
     return add_copy(l, node, from, to);
 }
 
-/* Which operands to copy so that a kernel other than the reference takes the step: bits by input. One operand if one
- * is enough, else all that are not contiguous; 0 when that does not help either. */
+/* Returns the operands to copy so that a kernel other than the reference supports the step, as a bit mask by input: one
+ * operand if that is enough, else all that are not contiguous, and 0 if that does not help either. */
 static uint64_t operands_to_copy(lowering *l, dw__step *step) {
     uint64_t strided = 0;
     for (uint32_t i = 0; i < step->input_count; i++) {
