@@ -133,11 +133,12 @@ static size_t backward_scratch(const dw__call *call) {
     return (size_t)(2 * parts * part_stride(rows.length)) * sizeof(float);
 }
 
-/* This part's sums of dw (which 0) or db (which 1), or NULL if nobody wants them. */
+/* This part's sums of dw (which 0) or db (which 1); NULL where the operation has no db. The sums are made even if
+ * nobody reads them: in a loop without them a compiler may contract other multiplications into additions, and dx
+ * would depend on which gradients are wanted. */
 static float *part_sums(const row_run *run, int which, int64_t part) {
-    const dw__call *call = run->call;
-    bool wanted = (uint32_t)which + 1 < call->output_count && call->outputs[which + 1].data;
-    return wanted ? run->scratch + (which * run->parts + part) * run->part_stride : NULL;
+    if ((uint32_t)which + 1 >= run->call->output_count) return NULL;
+    return run->scratch + (which * run->parts + part) * run->part_stride;
 }
 
 static void backward_task(void *context, int64_t index, int worker) {
@@ -149,7 +150,7 @@ static void backward_task(void *context, int64_t index, int worker) {
     const float *mean = run->centred ? call->inputs[3].data : NULL;
     const float *rstd = call->inputs[run->centred ? 4 : 3].data;
     float *dw = part_sums(run, 0, index), *db = part_sums(run, 1, index);
-    if (dw) memset(dw, 0, (size_t)n * sizeof *dw);
+    memset(dw, 0, (size_t)n * sizeof *dw);
     if (db) memset(db, 0, (size_t)n * sizeof *db);
     for (int64_t row = index * run->task_rows; row < last_row(run, index); row++)
         run->loops->backward(run->centred, n, dw__rows_at(&call->inputs[0], &run->first, row),
@@ -165,7 +166,7 @@ static void sum_task(void *context, int64_t index, int worker) {
     int which = (int)(index / blocks);
     int64_t column = index % blocks * SUM_COLUMNS, columns = run->first.length - column;
     const float *sums = part_sums(run, which, 0);
-    if (!sums) return;
+    if (!run->call->outputs[which + 1].data) return;
     run->loops->add_rows(columns < SUM_COLUMNS ? columns : SUM_COLUMNS, run->parts, sums + column,
                          run->part_stride, element(&run->call->outputs[which + 1], column));
 }

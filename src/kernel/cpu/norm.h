@@ -9,7 +9,7 @@ typedef struct dw__norm_loops {
     /* w, b, y, mean and rstd may be NULL. Without `centred`: RMS norm, and mean is not written. */
     void (*forward)(bool centred, int64_t n, const float *x, const float *w, const float *b,
                     double eps, float *y, float *mean, float *rstd);
-    /* Adds this row's share to dw and db [n]; w, dx, dw and db may be NULL. */
+    /* Adds this row's share to dw and db [n]; w, dx and db may be NULL. */
     void (*backward)(bool centred, int64_t n, const float *dy, const float *x, const float *w,
                      float mean, float rstd, float *dx, float *dw, float *db);
     /* y may be x. */

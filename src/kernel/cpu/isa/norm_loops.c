@@ -84,10 +84,10 @@ static void backward(bool centred, int64_t n, const float *dy, const float *x, c
         int64_t j = i + DW_LANES;
         vf dy0 = v_load(dy + i), dy1 = v_load(dy + j);
         even = backward_terms(even, dy0, v_load(x + i), w ? v_load(w + i) : one, m, r, &xhat);
-        if (dw) add_to(dw + i, dy0 * xhat);
+        add_to(dw + i, dy0 * xhat);
         if (db) add_to(db + i, dy0);
         odd = backward_terms(odd, dy1, v_load(x + j), w ? v_load(w + j) : one, m, r, &xhat);
-        if (dw) add_to(dw + j, dy1 * xhat);
+        add_to(dw + j, dy1 * xhat);
         if (db) add_to(db + j, dy1);
     }
     for (; i < n; i += DW_LANES) {
@@ -98,7 +98,7 @@ static void backward(bool centred, int64_t n, const float *dy, const float *x, c
         vf weight = !w ? one : whole ? v_load(w + i) : v_load_part(w + i, left);
         even = backward_terms(even, d, v, weight, m, r, &xhat);
         for (int64_t lane = 0; lane < left; lane++) {
-            if (dw) dw[i + lane] += d[lane] * xhat[lane];
+            dw[i + lane] += d[lane] * xhat[lane];
             if (db) db[i + lane] += d[lane];
         }
     }
