@@ -187,6 +187,8 @@ class GraphLowering:
             result = self._decompose(node, target, args, kwargs)
         else:
             kwargs = {key: v for key, v in kwargs.items() if key not in _PLACEMENT}
+            if target._opname in _OVERWRITES and not all(map(_puts_back, node.users)):
+                self._check_overwritten(args[0])
             result = lower(self._context, *args, **kwargs)
             self._check(result, node)
         if not self._grad_enabled:
@@ -315,6 +317,8 @@ class GraphLowering:
         new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
         new = copy.copy(self.builder.broadcast(new, old.shape))
         whole = old if base is None else base
+        if whole is old and target._opname.removesuffix("_") in _OVERWRITES:
+            self._check_overwritten(old)
         if not self._grad_enabled:
             if whole.differentiable:
                 # PyTorch's gradient is then that of the tensor as it was.
@@ -323,6 +327,11 @@ class GraphLowering:
         self._replace(whole, old, new)
         self.written.append(tensor if base is None else base)
         return new
+
+    def _check_overwritten(self, old: Value) -> None:
+        """The graph has no edge to what a tensor held before it was overwritten whole; PyTorch has, with zeros along it."""
+        if self._grad_enabled and old.differentiable:
+            raise NoLowering("it overwrites the whole of a tensor that has a gradient")
 
     def _replace(self, base: Value, part: Value, new: Value) -> None:
         """`part`, which is `base` or a slice in it, holds `new`."""
@@ -401,6 +410,15 @@ class NotUniform(LoweringError):
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__(f"a constant tensor of shape {list(tensor.shape)} inside the forward")
         self.tensor = tensor
+
+
+# Results that hold nothing of their first operand.
+_OVERWRITES = frozenset(("copy", "fill", "zero"))
+
+
+def _puts_back(user: torch.fx.Node) -> bool:
+    """Whether `user` writes its operand, a slice, into the tensor that it was taken from."""
+    return _name(user.target).endswith("_scatter")
 
 
 _PLACEMENT = frozenset(("device", "layout", "pin_memory", "memory_format", "requires_grad"))
