@@ -624,8 +624,15 @@ def failed(record: list[tuple[str, Any]]) -> str:
     return next((value for what, value in record if what == "error"), "")
 
 
+def magnitude(value: Any) -> float:
+    finite = value[value.isfinite()] if isinstance(value, torch.Tensor) else torch.empty(0)
+    return finite.double().abs().max().item() if finite.numel() else 0.0
+
+
 def differences(case: Case, ours: list[Any], plain: list[Any], noisy: list[list[Any]]) -> list[str]:
     found = []
+    # The largest magnitude that each record has had: gradients accumulate, with the rounding of sums that later cancel.
+    largest: dict[str, float] = {}
     for number, (mine, theirs) in enumerate(zip(ours, plain)):
         others = [run[number] for run in noisy]
         if failed(theirs) == VIEW_ERROR and not failed(mine):
@@ -640,13 +647,16 @@ def differences(case: Case, ours: list[Any], plain: list[Any], noisy: list[list[
             continue
         for index, ((what, a), (_, b)) in enumerate(zip(mine, theirs)):
             values = [run[index][1] for run in others if len(run) == len(theirs)]
-            reason = differs(case, a, b, values)
+            if what.endswith("gradient"):
+                largest[what] = max(largest.get(what, 0.0), magnitude(b))
+            reason = differs(case, a, b, values, largest.get(what, 0.0))
             if reason:
                 found.append(f"call {number}: {what}: {reason}")
     return found
 
 
-def differs(case: Case, a: Any, b: Any, noisy: list[Any]) -> str:
+def differs(case: Case, a: Any, b: Any, noisy: list[Any], before: float = 0.0) -> str:
+    """Why `a` is not `b`, or "". Rounding is relative to the largest element, and to `before` if that is larger."""
     if isinstance(b, torch.Tensor) and isinstance(a, torch.Tensor):
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}"
@@ -656,7 +666,7 @@ def differs(case: Case, a: Any, b: Any, noisy: list[Any]) -> str:
         same = (x == y) | (x.isnan() & y.isnan())
         if bool(same.all()):
             return ""
-        scale = y[y.isfinite()].abs().max().item() if bool(y.isfinite().any()) else 1.0
+        scale = max(magnitude(y), before) if bool(y.isfinite().any()) else 1.0
         eps = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(b.dtype, EPS)
         allowed = torch.full_like(y, eps * case.operations * scale)
         for other in noisy:
