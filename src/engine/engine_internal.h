@@ -84,7 +84,7 @@ typedef struct dw__operand {
 
 /* A kernel's call without pointers. */
 typedef struct dw__step {
-    const dw__kernel *kernel; /* NULL for a product that has an epilogue */
+    const dw__kernel *kernel; /* NULL where the instruction has an epilogue */
     dw_node node;             /* for messages */
     dw_op op;
     uint32_t attr_count, input_count, output_count;
@@ -95,11 +95,12 @@ typedef struct dw__step {
 
 typedef struct dw__instruction {
     dw__step step;
-    dw__step *epilogue; /* NULL: none */
-    int replaced;       /* input of the epilogue that is the product */
-    uint32_t scratch;   /* storage, or DW_NONE */
-    size_t library;     /* bytes that libraries allocate by themselves while it runs */
-    bool optional;      /* writes gradients alone: not run where nobody wants them */
+    dw__step *epilogue;                       /* NULL: none */
+    const dw__epilogue_kernel *with_epilogue; /* runs the step and its epilogue; NULL: none */
+    int replaced;                             /* input of the epilogue that is the step's result */
+    uint32_t scratch;                         /* storage, or DW_NONE */
+    size_t library; /* bytes that libraries allocate by themselves while it runs */
+    bool optional;  /* writes gradients alone: not run where nobody wants them */
     _Atomic uint64_t nanoseconds;
 } dw__instruction;
 

@@ -15,8 +15,6 @@
 #include "engine/engine_internal.h"
 #include "engine/views.h"
 #include "graph/body.h"
-#include "kernel/cpu/cpu.h"
-#include "kernel/cpu/data.h"
 #include <string.h>
 
 typedef struct lowering {
@@ -184,12 +182,6 @@ static const dw__kernel *select_kernel(lowering *l, const dw__step *step) {
     return dw__kernel_select(&l->call);
 }
 
-static bool is_reference(const dw__kernel *kernel) {
-    const dw__kernel *const *candidates = dw__kernel_candidates(kernel->op);
-    while (candidates[1]) candidates++;
-    return kernel == *candidates;
-}
-
 static dw_status make_step(lowering *l, dw_node node, dw__step *step) {
     const dw__node_record *record = record_of(l, node);
     memset(step, 0, sizeof *step);
@@ -275,6 +267,7 @@ static dw_status add_instruction(lowering *l, const dw__step *step, const dw__st
                                  int replaced, size_t scratch_bytes, size_t library) {
     dw__instruction fresh = {
         .step = *step, .replaced = replaced, .scratch = DW_NONE, .library = library};
+    if (epilogue) fresh.with_epilogue = dw__kernel_with_epilogue(step->op);
     if (scratch_bytes) {
         DW_RETURN_IF_FAILED(add_storage(l, DW_HOME_ARENA, 0, scratch_bytes, &fresh.scratch));
     }
@@ -301,18 +294,16 @@ static dw_status add_step(lowering *l, dw__step *step) {
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* An instruction that copies `from` to `to` (same shape), on behalf of `node`: a permute that
- * leaves the axes where they are. */
+/* An instruction that copies `from` to `to` (same shape), on behalf of `node`. */
 static dw_status add_copy(lowering *l, dw_node node, const dw__operand *from,
                           const dw__operand *to) {
-    static const int64_t in_order[DW_MAX_RANK] = {0, 1, 2, 3, 4, 5, 6, 7};
-    dw__step step = {.node = node, .op = DW_OP_PERMUTE, .attr_count = 1};
+    dw__step step = {.node = node, .attr_count = 1};
     step.input_count = step.output_count = 1;
     dw_attr *attr = allocate(l, sizeof *attr);
     step.inputs = allocate(l, 2 * sizeof *step.inputs);
     if (!attr || !step.inputs) return dw__fail_memory("a copy", sizeof *attr);
     step.outputs = step.inputs + 1;
-    *attr = dw_attr_list(DW_ATTR_KEY_PERM, (uint32_t)from->view.rank, in_order);
+    step.op = dw__kernel_copy_op(from->view.rank, attr);
     step.attrs = attr;
     step.inputs[0] = *from;
     step.outputs[0] = *to;
@@ -344,19 +335,19 @@ static uint64_t operands_to_copy(lowering *l, dw__step *step) {
         if (!(strided >> i & 1)) continue;
         dw__tensor as_it_is = l->call.inputs[i];
         dw__tensor_set_contiguous(&l->call.inputs[i]);
-        if (!is_reference(dw__kernel_select(&l->call))) return (uint64_t)1 << i;
+        if (!dw__kernel_is_reference(dw__kernel_select(&l->call))) return (uint64_t)1 << i;
         l->call.inputs[i] = as_it_is;
     }
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (strided >> i & 1) dw__tensor_set_contiguous(&l->call.inputs[i]);
     }
-    return is_reference(dw__kernel_select(&l->call)) ? 0 : strided;
+    return dw__kernel_is_reference(dw__kernel_select(&l->call)) ? 0 : strided;
 }
 
 /* Chooses the step's kernel, copying operands where only the reference takes them as they lie. */
 static dw_status choose_kernel(lowering *l, dw__step *step) {
     step->kernel = select_kernel(l, step);
-    if (!is_reference(step->kernel)) return DW_OK;
+    if (!dw__kernel_is_reference(step->kernel)) return DW_OK;
     uint64_t copies = operands_to_copy(l, step);
     if (!copies) return DW_OK;
     for (uint32_t i = 0; i < step->input_count; i++) {
@@ -410,11 +401,6 @@ static dw_status lower_view(lowering *l, dw_node node) {
 
 /* ---- layouts that later nodes ask for -------------------------------------------------------- */
 
-/* Operations with a kernel that writes strided results. */
-static bool chooses_layout(dw_op op) {
-    return op == DW_OP_ATTENTION || op == DW_OP_ATTENTION_BACKWARD || op == DW_OP_ROPE;
-}
-
 /* Given where the node's result (a reshape or a permute) should lie, where its operand should. */
 static bool operand_layout(lowering *l, dw_node node, const dw__operand *result,
                            dw__operand *operand) {
@@ -430,14 +416,14 @@ static bool operand_layout(lowering *l, dw_node node, const dw__operand *result,
     return dw__view_reshape(&result->view, type.rank, type.shape, &operand->view);
 }
 
-/* The value that chooses_layout() computes and of which `value` is a reshape or a permute;
+/* The value that dw__kernel_lays_out_results() computes and of which `value` is a reshape or a permute;
  * DW_NONE if there is none, or if it has a fixed place. */
 static dw_value layout_source(const lowering *l, dw_value value) {
     for (;;) {
         dw_node node = value_of(l, value)->node;
         if (node == DW_NONE || l->engine->direct[value] != DW_NONE) return DW_NONE;
         dw_op op = record_of(l, node)->op;
-        if (chooses_layout(op)) return value;
+        if (dw__kernel_lays_out_results(op)) return value;
         if (op != DW_OP_RESHAPE && op != DW_OP_PERMUTE) return DW_NONE;
         value = record_of(l, node)->inputs[0];
     }
@@ -543,7 +529,7 @@ static dw_status place_outputs(lowering *l, dw__step *step) {
 /* With outputs laid out as later nodes want them, if a kernel does that. */
 static dw_status try_hints(lowering *l, dw__step *step) {
     const dw__node_record *record = record_of(l, step->node);
-    if (!chooses_layout(record->op)) return DW_OK;
+    if (!dw__kernel_lays_out_results(record->op)) return DW_OK;
     bool any = false;
     for (uint32_t o = 0; o < record->output_count; o++) {
         dw_value value = record->outputs[o];
@@ -553,7 +539,7 @@ static dw_status try_hints(lowering *l, dw__step *step) {
         step->outputs[o] = l->hints[value];
         any = true;
     }
-    if (!any || !is_reference(select_kernel(l, step))) return DW_OK;
+    if (!any || !dw__kernel_is_reference(select_kernel(l, step))) return DW_OK;
     for (uint32_t o = 0; o < record->output_count; o++) {
         step->outputs[o].storage = DW_NONE;
         step->outputs[o].offset = 0;
@@ -661,7 +647,7 @@ static dw_status lower_plain(lowering *l, dw_node node) {
     DW_RETURN_IF_FAILED(make_step(l, node, &step));
     DW_RETURN_IF_FAILED(try_hints(l, &step));
     DW_RETURN_IF_FAILED(choose_kernel(l, &step));
-    if (!is_reference(step.kernel)) reuse_inputs(l, &step, NULL);
+    if (!dw__kernel_is_reference(step.kernel)) reuse_inputs(l, &step, NULL);
     DW_RETURN_IF_FAILED(place_outputs(l, &step));
     DW_RETURN_IF_FAILED(add_step(l, &step));
     finish_node(l, &step);
@@ -719,10 +705,7 @@ static bool is_near(const lowering *l, dw_node node, dw_node reader) {
 
 static bool may_wait(const lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (record->op != DW_OP_MATMUL && record->op != DW_OP_LINEAR &&
-        record->op != DW_OP_EMBEDDING_BACKWARD) {
-        return false;
-    }
+    if (!dw__kernel_with_epilogue(record->op) && !dw__kernel_accumulating(record->op)) return false;
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0], 0);
     return reader != DW_NONE && record_of(l, reader)->op == DW_OP_FUSED &&
@@ -769,13 +752,14 @@ static dw_status fuse_product(lowering *l, dw__step *fused, uint32_t i, bool *do
     dw__step product;
     DW_RETURN_IF_FAILED(make_step(l, node, &product));
     fused->kernel = select_kernel(l, fused);
-    if (is_reference(fused->kernel)) return DW_OK;
+    if (dw__kernel_is_reference(fused->kernel)) return DW_OK;
     DW_RETURN_IF_FAILED(prepare(l, fused));
     dw__step_shape(&product, &l->call);
     dw__step_shape(fused, &l->second);
-    if (!dw__matmul_fits_epilogue(&l->call, &l->second, (int)i)) return DW_OK;
-    size_t scratch = dw__matmul_epilogue_scratch(&l->call, &l->second, (int)i);
-    size_t library = dw__matmul_epilogue_library(&l->call);
+    const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(product.op);
+    if (!kernel || !kernel->fits(&l->call, &l->second, (int)i)) return DW_OK;
+    size_t scratch = kernel->scratch_bytes(&l->call, &l->second, (int)i);
+    size_t library = kernel->library_bytes(&l->call);
     dw__storage *place = storage_of(l, storage);
     if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
         product.outputs[0] = l->values[record_of(l, node)->outputs[0]];
@@ -814,15 +798,16 @@ static dw_status accumulate_rows(lowering *l, dw__step *fused, uint32_t i, bool 
     if (!is_sum(l, fused)) return DW_OK;
     uint32_t storage = fused->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
+    const dw__kernel *kernel = dw__kernel_accumulating(record_of(l, node)->op);
     dw__step rows;
     DW_RETURN_IF_FAILED(make_step(l, node, &rows));
     dw__step_shape(&rows, &l->call);
     if (storage_of(l, storage)->reads_left != 1 || !is_whole(l, &fused->inputs[i]) ||
-        !dw__cpu_embedding_accumulate.fits(&l->call) || !take_over(l, fused, &rows, 1 - i, 0)) {
+        !kernel->fits(&l->call) || !take_over(l, fused, &rows, 1 - i, 0)) {
         return DW_OK;
     }
     storage_of(l, storage)->deferred = DW_NONE;
-    rows.kernel = &dw__cpu_embedding_accumulate;
+    rows.kernel = kernel;
     rows.outputs[0].storage = fused->outputs[0].storage;
     DW_RETURN_IF_FAILED(add_step(l, &rows));
     for (uint32_t j = 0; j < rows.input_count; j++) {
@@ -859,7 +844,7 @@ static dw_status lower_fused(lowering *l, dw_node node) {
         DW_RETURN_IF_FAILED(lower_deferred_inputs(l, node, step.inputs[i].storage));
         bool done = false;
         dw_node waiting = storage_of(l, step.inputs[i].storage)->deferred;
-        if (record_of(l, waiting)->op == DW_OP_EMBEDDING_BACKWARD) {
+        if (dw__kernel_accumulating(record_of(l, waiting)->op)) {
             DW_RETURN_IF_FAILED(accumulate_rows(l, &step, i, &done));
         } else {
             DW_RETURN_IF_FAILED(fuse_product(l, &step, i, &done));

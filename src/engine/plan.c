@@ -163,9 +163,9 @@ static dw_status list_operand(const dw_plan *plan, const dw__operand *operand, d
     return dw__text_printf(out, "~"); /* strided */
 }
 
-static dw_status list_step(const dw_plan *plan, const dw__step *step, dw__text *out) {
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(out, " %s", step->kernel ? step->kernel->name : "cpu.product"));
+static dw_status list_step(const dw_plan *plan, const dw__step *step, const char *kernel,
+                           dw__text *out) {
+    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s", kernel));
     for (uint32_t i = 0; i < step->input_count; i++) {
         if (step->inputs[i].view.rank < 0) continue;
         DW_RETURN_IF_FAILED(list_operand(plan, &step->inputs[i], out));
@@ -189,10 +189,12 @@ static dw_status list_instruction(const dw_plan *plan, uint32_t index, uint64_t 
         DW_RETURN_IF_FAILED(dw__text_printf(out, " %9.3f ms", 1e3 * seconds / (double)runs));
     }
     DW_RETURN_IF_FAILED(dw__text_printf(out, " %s:", label));
-    DW_RETURN_IF_FAILED(list_step(plan, &instruction->step, out));
-    if (instruction->epilogue) {
+    const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
+    const char *kernel = epilogue ? instruction->with_epilogue->name : step->kernel->name;
+    DW_RETURN_IF_FAILED(list_step(plan, step, kernel, out));
+    if (epilogue) {
         DW_RETURN_IF_FAILED(dw__text_printf(out, " | epilogue"));
-        DW_RETURN_IF_FAILED(list_step(plan, instruction->epilogue, out));
+        DW_RETURN_IF_FAILED(list_step(plan, epilogue, epilogue->kernel->name, out));
     }
     if (instruction->scratch != DW_NONE) {
         const dw__storage *scratch = &plan->storages.items[instruction->scratch];

@@ -1,7 +1,6 @@
 /* Running a plan: its instructions in order, with pointers put in from the caller's bindings. */
 #include "base/pool.h"
 #include "engine/engine_internal.h"
-#include "kernel/cpu/cpu.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -84,7 +83,8 @@ static dw_status run_instruction(const dw_plan *plan, const bindings *b,
     if (instruction->optional && !wants_result(&state->call) && !wants_result(&state->epilogue)) {
         return DW_OK;
     }
-    return dw__matmul_run_epilogue(&state->call, &state->epilogue, instruction->replaced, scratch);
+    return instruction->with_epilogue->run(&state->call, &state->epilogue, instruction->replaced,
+                                           scratch);
 }
 
 static dw_status run_instructions(dw_plan *plan, const bindings *b, uint32_t from, uint32_t to,

@@ -52,12 +52,37 @@ typedef struct dw__kernel {
     /* Tolerance against the reference in FP64, relative to the largest magnitude of the result, at
      * reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. */
     double tolerance_factor;
+    /* Results may have any strides, so that a plan can ask for the layout that later operations
+     * read. Kernels without it write contiguous results. */
+    bool strided_results;
 } dw__kernel;
+
+/* Computes a call and the elementwise program that reads its result in one pass: `program` is a
+ * prepared call whose input `replaced` is that result. The result itself is stored only if
+ * call->outputs[0] has data. Members as in dw__kernel. */
+typedef struct dw__epilogue_kernel {
+    const char *name;
+    dw_op op; /* of the call */
+    bool (*fits)(const dw__call *call, const dw__call *program, int replaced);
+    size_t (*scratch_bytes)(const dw__call *call, const dw__call *program, int replaced);
+    size_t (*library_bytes)(const dw__call *call);
+    dw_status (*run)(const dw__call *call, const dw__call *program, int replaced, void *scratch);
+} dw__epilogue_kernel;
 
 /* Candidates for `op` on the CPU, best first, reference last; NULL-terminated. */
 const dw__kernel *const *dw__kernel_candidates(dw_op op);
 /* First candidate that fits. Never NULL for a valid call. */
 const dw__kernel *dw__kernel_select(const dw__call *call);
+bool dw__kernel_is_reference(const dw__kernel *kernel);
+/* True when some candidate for `op` has strided_results. */
+bool dw__kernel_lays_out_results(dw_op op);
+/* The kernel that computes `op` and a program behind it, or NULL. */
+const dw__epilogue_kernel *dw__kernel_with_epilogue(dw_op op);
+/* The kernel that adds the result of `op` to what its output holds, or NULL. It is no candidate:
+ * only a plan knows that the output holds something. */
+const dw__kernel *dw__kernel_accumulating(dw_op op);
+/* The operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
+dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 
 /* ---- helpers for kernels ----------------------------------------------------------------------- */
 
@@ -84,5 +109,8 @@ extern const dw__kernel *const dw__kernels_cpu_data
 extern const dw__kernel *const dw__kernels_cpu_loss[];     /* cross_entropy and backward, adamw */
 extern const dw__kernel *const dw__kernels_cpu_quantize[]; /* quantize */
 extern const dw__kernel *const dw__kernels_reference[];    /* one for every operation */
+/* Looked up by operation, not selected. */
+extern const dw__epilogue_kernel *const dw__kernels_cpu_epilogue[]; /* matmul, linear */
+extern const dw__kernel *const dw__kernels_cpu_accumulating[];      /* embedding_backward */
 
 #endif

@@ -41,6 +41,37 @@ const dw__kernel *dw__kernel_select(const dw__call *call) {
     return *kernel;
 }
 
+bool dw__kernel_is_reference(const dw__kernel *kernel) {
+    const dw__kernel *const *last = dw__kernel_candidates(kernel->op);
+    while (last[1]) last++;
+    return kernel == *last;
+}
+
+bool dw__kernel_lays_out_results(dw_op op) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op);
+    while (*kernel && !(*kernel)->strided_results) kernel++;
+    return *kernel != NULL;
+}
+
+const dw__epilogue_kernel *dw__kernel_with_epilogue(dw_op op) {
+    const dw__epilogue_kernel *const *kernel = dw__kernels_cpu_epilogue;
+    while (*kernel && (*kernel)->op != op) kernel++;
+    return *kernel;
+}
+
+const dw__kernel *dw__kernel_accumulating(dw_op op) {
+    const dw__kernel *const *kernel = dw__kernels_cpu_accumulating;
+    while (*kernel && (*kernel)->op != op) kernel++;
+    return *kernel;
+}
+
+/* A permute that leaves the axes where they are. */
+dw_op dw__kernel_copy_op(int rank, dw_attr *attr) {
+    static const int64_t in_order[DW_MAX_RANK] = {0, 1, 2, 3, 4, 5, 6, 7};
+    *attr = dw_attr_list(DW_ATTR_KEY_PERM, (uint32_t)rank, in_order);
+    return DW_OP_PERMUTE;
+}
+
 /* ---- helpers for kernels --------------------------------------------------------------------- */
 
 const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key) {

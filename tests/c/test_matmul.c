@@ -301,13 +301,14 @@ static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threa
     assert_int_equal(fused_kernel(&then)->prepare(&then, &prepared), DW_OK);
     then.prepared = prepared;
 
-    assert_true(dw__matmul_fits_epilogue(&call, &then, 1));
-    int64_t floats = (int64_t)dw__matmul_epilogue_scratch(&call, &then, 1) / 4;
+    const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(DW_OP_LINEAR);
+    assert_true(kernel->fits(&call, &then, 1));
+    int64_t floats = (int64_t)kernel->scratch_bytes(&call, &then, 1) / 4;
     float *scratch = guarded(floats);
     if (keep) call.outputs[0].data = y;
     int planned = dw__pool_threads();
     assert_int_equal(dw__pool_set_threads(threads), DW_OK);
-    assert_int_equal(dw__matmul_run_epilogue(&call, &then, 1, scratch), DW_OK);
+    assert_int_equal(kernel->run(&call, &then, 1, scratch), DW_OK);
     assert_int_equal(dw__pool_set_threads(planned), DW_OK);
     if (keep) check_product(&p, &flat, bias);
     for (int64_t i = 0; i < m; i++) {

@@ -261,6 +261,7 @@ static const dw__kernel attention_tiled = {
     .fits = forward_fits,
     .scratch_bytes = forward_scratch,
     .run = forward_run,
+    .strided_results = true,
     .tolerance_factor = 8.0, /* two products, an exponential, a correction per tile */
 };
 static const dw__kernel attention_backward_tiled = {
@@ -270,6 +271,7 @@ static const dw__kernel attention_backward_tiled = {
     .fits = backward_fits,
     .scratch_bytes = backward_scratch,
     .run = backward_run,
+    .strided_results = true,
     .tolerance_factor = 16.0, /* and three more products of what those gave */
 };
 

@@ -23,16 +23,6 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
  * the 2-D view. */
 bool dw__fused_fits_tile(const dw__call *fused, int replaced);
 
-/* A matmul or linear call whose result goes, tile by tile, through `epilogue` (a fused call with the
- * product as input `replaced`). If call->outputs[0].data is NULL the product itself is not kept: tiles
- * live in scratch. */
-bool dw__matmul_fits_epilogue(const dw__call *call, const dw__call *epilogue, int replaced);
-size_t dw__matmul_epilogue_scratch(const dw__call *call, const dw__call *epilogue, int replaced);
-/* As a kernel's library_bytes. */
-size_t dw__matmul_epilogue_library(const dw__call *call);
-dw_status dw__matmul_run_epilogue(const dw__call *call, const dw__call *epilogue, int replaced,
-                                  void *scratch);
-
 /* ---- small matrix products inside a task: attention's tiles ------------------------------------ */
 
 /* C[m,n] (+)= alpha * A[m,k] * B[k,n], row strides lda, ldb, ldc, or with A stored [k,m] / B stored

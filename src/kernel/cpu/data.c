@@ -394,7 +394,13 @@ KERNEL(CONCAT, concat, always_fits, "concat.copy");
 KERNEL(CONSTANT, constant, always_fits, "constant.fill");
 KERNEL(IOTA, iota, always_fits, "iota.copy");
 KERNEL(RANDOM_UNIFORM, random_uniform, random_fits, "random_uniform.philox");
-KERNEL(ROPE, rope, rope_fits, "rope.rows");
+static const dw__kernel kernel_ROPE = {.name = "cpu.rope.rows",
+                                       .op = DW_OP_ROPE,
+                                       .source = "ours, runs and tiles",
+                                       .fits = rope_fits,
+                                       .run = rope,
+                                       .strided_results = true,
+                                       .tolerance_factor = 4.0};
 
 const dw__kernel *const dw__kernels_cpu_data[] = {
     &kernel_RESHAPE,

@@ -28,9 +28,6 @@ typedef struct dw__data_loops {
 /* data_gather.c */
 extern const dw__kernel dw__cpu_take, dw__cpu_embedding, dw__cpu_scatter_add,
     dw__cpu_embedding_backward;
-/* embedding_backward that adds to what its result holds. Not in the registry: only who owns the
- * result knows that it holds something. */
-extern const dw__kernel dw__cpu_embedding_accumulate;
 /* data_reduce.c */
 extern const dw__kernel dw__cpu_reduce_sum, dw__cpu_reduce_max, dw__cpu_reduce_min, dw__cpu_mean,
     dw__cpu_cumsum;

@@ -203,5 +203,7 @@ KERNEL(dw__cpu_embedding, DW_OP_EMBEDDING, "cpu.embedding.rows", take_fits, take
 KERNEL(dw__cpu_scatter_add, DW_OP_SCATTER_ADD, "cpu.scatter_add.ranges", scatter_fits, scatter);
 KERNEL(dw__cpu_embedding_backward, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_backward.ranges",
        scatter_fits, scatter);
-KERNEL(dw__cpu_embedding_accumulate, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_accumulate.ranges",
-       scatter_fits, accumulate);
+static KERNEL(embedding_accumulate, DW_OP_EMBEDDING_BACKWARD, "cpu.embedding_accumulate.ranges",
+              scatter_fits, accumulate);
+
+const dw__kernel *const dw__kernels_cpu_accumulating[] = {&embedding_accumulate, NULL};

@@ -230,7 +230,7 @@ static dw_status onednn_run(const dw__call *call, void *scratch) {
     return dw__epilogue_status(&none);
 }
 
-bool dw__matmul_fits_epilogue(const dw__call *call, const dw__call *then, int replaced) {
+static bool epilogue_fits(const dw__call *call, const dw__call *then, int replaced) {
     dw__product p;
     if (!describe(call, &p) || then->output_count == 0) return false;
     /* Tiles are rows and columns of both, however the rows are cut into axes. */
@@ -242,7 +242,7 @@ bool dw__matmul_fits_epilogue(const dw__call *call, const dw__call *then, int re
 }
 
 /* Whether the product is kept is known only when data is placed: room for either. */
-size_t dw__matmul_epilogue_scratch(const dw__call *call, const dw__call *then, int replaced) {
+static size_t epilogue_scratch(const dw__call *call, const dw__call *then, int replaced) {
     (void)then, (void)replaced;
     dw__product p;
     if (!describe(call, &p)) return 0;
@@ -250,15 +250,15 @@ size_t dw__matmul_epilogue_scratch(const dw__call *call, const dw__call *then, i
     return kept > passing ? kept : passing;
 }
 
-size_t dw__matmul_epilogue_library(const dw__call *call) {
+static size_t epilogue_library(const dw__call *call) {
     dw__product p;
     if (!describe(call, &p)) return 0;
     size_t kept = dw__product_library(&p, false), passing = dw__product_library(&p, true);
     return kept > passing ? kept : passing;
 }
 
-dw_status dw__matmul_run_epilogue(const dw__call *call, const dw__call *then, int replaced,
-                                  void *scratch) {
+static dw_status epilogue_run(const dw__call *call, const dw__call *then, int replaced,
+                              void *scratch) {
     dw__product p;
     dw__epilogue epilogue = {.call = then, .replaced = replaced};
     if (!describe(call, &p)) return misfit(call);
@@ -343,6 +343,25 @@ static const dw__kernel linear_packed = {
     .tolerance_factor = DW_PRODUCT_TOLERANCE,
 };
 
+static const dw__epilogue_kernel matmul_epilogue = {
+    .name = "cpu.product",
+    .op = DW_OP_MATMUL,
+    .fits = epilogue_fits,
+    .scratch_bytes = epilogue_scratch,
+    .library_bytes = epilogue_library,
+    .run = epilogue_run,
+};
+static const dw__epilogue_kernel linear_epilogue = {
+    .name = "cpu.product",
+    .op = DW_OP_LINEAR,
+    .fits = epilogue_fits,
+    .scratch_bytes = epilogue_scratch,
+    .library_bytes = epilogue_library,
+    .run = epilogue_run,
+};
+
+const dw__epilogue_kernel *const dw__kernels_cpu_epilogue[] = {&matmul_epilogue, &linear_epilogue,
+                                                               NULL};
 const dw__kernel *const dw__kernels_cpu_matmul[] = {&matmul_amx,
                                                     &matmul_amx_bf16,
                                                     &linear_amx,
