@@ -1,4 +1,4 @@
-/* What runs on this machine, as JSON. */
+/* Describes the CPU, its libraries and the registered kernels as JSON. */
 #include "base/pool.h"
 #include "deepwell/engine.h"
 #include "kernel/cpu/amx.h"
