@@ -102,12 +102,6 @@ static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_
     return DW_OK;
 }
 
-static bool has_op(const dw_graph *graph, dw_op op) {
-    for (size_t n = 0; n < graph->nodes.count; n++)
-        if (graph->nodes.items[n].op == op) return true;
-    return false;
-}
-
 static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uint32_t *grad_outputs,
                              const dw_value *wrt, const dw_engine_options *options) {
     static const dw_pass before[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
@@ -118,6 +112,7 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
     static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};
     static const dw_pass fuse[] = {DW_PASS_FUSE, DW_PASS_DEAD_CODE};
     dw_status status = DW_OK;
+    bool expanded = false;
     DW_TRY(leaf_positions(graph, engine->wrt_count, wrt, engine->wrt_leaf));
     DW_TRY(dw_graph_clone(graph, &engine->graph));
     DW_TRY(run_passes(&engine->graph, DW_COUNT(before), before));
@@ -130,12 +125,9 @@ static dw_status build_graph(dw_engine *engine, const dw_graph *graph, const uin
         DW_TRY(run_passes(&engine->graph, DW_COUNT(after), after));
     }
     DW_TRY(dw__join_pads(&engine->graph));
-    /* Only after the gradient, which quantized layers have of their own. What several layers, or forward
-     * and backward, quantize alike is then done once. */
-    if (has_op(engine->graph, DW_OP_QUANTIZED_LINEAR)) {
-        DW_TRY(dw__expand_op(&engine->graph, DW_OP_QUANTIZED_LINEAR));
-        DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
-    }
+    /* Tensors that several layers, or forward and backward, quantize alike are then quantized once. */
+    DW_TRY(dw__expand_quantized(&engine->graph, &expanded));
+    if (expanded) DW_TRY(run_passes(&engine->graph, DW_COUNT(shared), shared));
     if (options->fuse) DW_TRY(run_passes(&engine->graph, DW_COUNT(fuse), fuse));
     DW_TRY(dw__schedule(&engine->graph, engine->output_count, options->recompute != 0));
 cleanup:
@@ -177,8 +169,6 @@ static dw_status index_uses(dw_engine *engine) {
     return DW_OK;
 }
 
-static bool keeps_order(dw_op op) { return op == DW_OP_RESHAPE || op == DW_OP_STOP_GRADIENT; }
-
 /* The value that a chain of reshapes above `value` begins with, within one region; DW_NONE if a
  * leaf, or a value of the other region, or one that has a buffer already. */
 static dw_value find_direct_root(const dw_engine *engine, dw_value value, bool backward) {
@@ -193,7 +183,7 @@ static dw_value find_direct_root(const dw_engine *engine, dw_value value, bool b
             uint32_t uses = engine->use_start[value + 1] - engine->use_start[value];
             if (uses + engine->output_uses[value] != 1 || (first && uses)) return DW_NONE;
         }
-        if (!keeps_order(record->op)) return value;
+        if (!dw__op_keeps_order(record->op)) return value;
         value = record->inputs[0];
     }
 }
@@ -232,10 +222,10 @@ static dw_status find_reads(dw_engine *engine) {
     }
     for (size_t n = graph->nodes.count; n-- > 0;) {
         const dw__node_record *node = &graph->nodes.items[n];
-        bool view = dw__is_view_op(node->op);
+        bool view = dw__op_is_view(node->op);
         uint8_t here = node->backward ? DW_READ_BACKWARD : DW_READ_FORWARD;
         uint8_t flags = view ? reads[node->outputs[0]] : here;
-        if (node->op == DW_OP_RESHAPE) flags |= here; /* it may be a copy */
+        if (dw__op_table[node->op].view == DW__VIEW_RESHAPE) flags |= here; /* it may be a copy */
         for (uint32_t i = 0; i < node->input_count; i++) {
             if (node->inputs[i] != DW_NONE) reads[node->inputs[i]] |= flags;
         }

@@ -1,7 +1,6 @@
 /* What the engine's files share.
  *
  *     engine.c    passes, gradient, the cache of plans
- *     join_pads.c a rewriting that helps attention's gradients into place
  *     schedule.c  which forward values are saved, which are computed again; order of backward
  *     lower.c     nodes at concrete sizes -> storages and instructions
  *     plan.c      lifetimes, placement, queries
@@ -155,14 +154,6 @@ dw_status dw__plan_cut_backward(dw_plan *plan);
  * first `forward_outputs` needs run in backward. With `recompute`, cheap forward nodes are repeated
  * in backward where that saves memory. */
 dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute);
-/* True for an operation that only changes the layout: reshape, permute, slice, broadcast,
- * stop_gradient. */
-bool dw__is_view_op(dw_op op);
-
-/* ---- join_pads.c ----------------------------------------------------------------------------- */
-
-/* Sums of pads that fill one tensor side by side become concatenations. */
-dw_status dw__join_pads(dw_graph **graph);
 
 /* ---- lower.c --------------------------------------------------------------------------------- */
 

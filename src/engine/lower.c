@@ -48,6 +48,20 @@ static uint32_t output_position(const lowering *l, uint32_t slot) {
                                           : l->engine->wrt_of[slot - l->engine->output_count];
 }
 
+static dw__view_kind view_kind(const lowering *l, dw_node node) {
+    return dw__op_table[record_of(l, node)->op].view;
+}
+static bool concatenates(const lowering *l, dw_node node) {
+    return dw__op_table[record_of(l, node)->op].concatenates;
+}
+static bool is_program(const lowering *l, dw_node node) {
+    return dw__op_table[record_of(l, node)->op].program;
+}
+/* The result has the operand's elements, each once. */
+static bool rearranges(const lowering *l, dw_node node) {
+    return view_kind(l, node) == DW__VIEW_RESHAPE || view_kind(l, node) == DW__VIEW_PERMUTE;
+}
+
 static void *allocate(lowering *l, size_t bytes) { return dw__arena_alloc(l->plan->memory, bytes); }
 
 /* ---- concrete shapes and attributes ---------------------------------------------------------- */
@@ -369,29 +383,16 @@ static dw_status lower_view(lowering *l, dw_node node) {
     dw__tensor type;
     DW_RETURN_IF_FAILED(concrete_type(l, record->outputs[0], &type));
     int64_t offset = 0;
-    switch (record->op) {
-    case DW_OP_RESHAPE:
-        if (!dw__view_reshape(&from.view, type.rank, type.shape, &to.view)) {
-            dw__operand packed = from;
-            dw__tensor_set_contiguous(&packed.view);
-            packed.offset = 0;
-            dw__operand home;
-            DW_RETURN_IF_FAILED(add_value_storage(l, record->outputs[0], &type, &home));
-            packed.storage = home.storage;
-            DW_RETURN_IF_FAILED(add_copy(l, node, &from, &packed));
-            to = home;
-        }
-        break;
-    case DW_OP_PERMUTE:
-        dw__view_permute(&from.view, list_attr(record, attrs, DW_ATTR_KEY_PERM), &to.view);
-        break;
-    case DW_OP_BROADCAST: dw__view_broadcast(&from.view, type.rank, type.shape, &to.view); break;
-    case DW_OP_SLICE:
-        dw__view_slice(&from.view, list_attr(record, attrs, DW_ATTR_KEY_START),
-                       list_attr(record, attrs, DW_ATTR_KEY_LIMIT),
-                       list_attr(record, attrs, DW_ATTR_KEY_STEP), &to.view, &offset);
-        break;
-    default: break; /* stop_gradient */
+    if (!dw__view_apply(view_kind(l, node), &from.view, &type, record->attr_count, attrs, &to.view,
+                        &offset)) {
+        dw__operand packed = from;
+        dw__tensor_set_contiguous(&packed.view);
+        packed.offset = 0;
+        dw__operand home;
+        DW_RETURN_IF_FAILED(add_value_storage(l, record->outputs[0], &type, &home));
+        packed.storage = home.storage;
+        DW_RETURN_IF_FAILED(add_copy(l, node, &from, &packed));
+        to = home;
     }
     to.offset += offset;
     read_once(l, record->inputs[0]);
@@ -406,7 +407,7 @@ static bool operand_layout(lowering *l, dw_node node, const dw__operand *result,
                            dw__operand *operand) {
     const dw__node_record *record = record_of(l, node);
     *operand = *result;
-    if (record->op == DW_OP_PERMUTE) {
+    if (view_kind(l, node) == DW__VIEW_PERMUTE) {
         const int64_t *perm = list_attr(record, record->attrs, DW_ATTR_KEY_PERM);
         dw__view_unpermute(&result->view, perm, &operand->view);
         return true;
@@ -422,9 +423,8 @@ static dw_value layout_source(const lowering *l, dw_value value) {
     for (;;) {
         dw_node node = value_of(l, value)->node;
         if (node == DW_NONE || l->engine->direct[value] != DW_NONE) return DW_NONE;
-        dw_op op = record_of(l, node)->op;
-        if (dw__kernel_lays_out_results(op)) return value;
-        if (op != DW_OP_RESHAPE && op != DW_OP_PERMUTE) return DW_NONE;
+        if (dw__kernel_lays_out_results(record_of(l, node)->op)) return value;
+        if (!rearranges(l, node)) return DW_NONE;
         value = record_of(l, node)->inputs[0];
     }
 }
@@ -490,9 +490,8 @@ static dw_status find_hint(lowering *l, dw_value source, dw_value value, int dep
         end = engine->use_start[value] + MANY_READERS;
     for (uint32_t u = engine->use_start[value]; u < end; u++) {
         dw_node reader = engine->use_nodes[u];
-        dw_op op = record_of(l, reader)->op;
-        if (op == DW_OP_CONCAT) DW_RETURN_IF_FAILED(hint_concat(l, reader));
-        if ((op == DW_OP_RESHAPE || op == DW_OP_PERMUTE) && depth < MOST_VIEWS) {
+        if (concatenates(l, reader)) DW_RETURN_IF_FAILED(hint_concat(l, reader));
+        if (rearranges(l, reader) && depth < MOST_VIEWS) {
             DW_RETURN_IF_FAILED(find_hint(l, source, record_of(l, reader)->outputs[0], depth + 1));
         }
         if (l->hints[source].storage != DW_NONE) return DW_OK;
@@ -500,7 +499,7 @@ static dw_status find_hint(lowering *l, dw_value source, dw_value value, int dep
     if (value != source) return DW_OK;
     for (uint32_t u = engine->use_start[value]; u < end; u++) {
         dw_node reader = engine->use_nodes[u];
-        if (record_of(l, reader)->op != DW_OP_PERMUTE) continue;
+        if (view_kind(l, reader) != DW__VIEW_PERMUTE) continue;
         dw__operand permuted;
         DW_RETURN_IF_FAILED(concrete_type(l, record_of(l, reader)->outputs[0], &permuted.view));
         permuted.offset = 0;
@@ -562,20 +561,7 @@ static bool read_before_written(const lowering *l, const dw__step *step, uint32_
     dw_dtype dtypes[DW_MAX_INPUTS];
     for (uint32_t j = 0; j < step->input_count; j++) dtypes[j] = step->inputs[j].view.dtype;
     if (dw__body_parse(text->string, step->input_count, dtypes, l->body) != DW_OK) return false;
-    const dw__body_operand *result = &l->body->outputs[o];
-    if (result->source != DW_BODY_RESULT) return false;
-    for (uint32_t c = result->index + 1u; c < l->body->code_count; c++) {
-        const dw__body_code *code = &l->body->code[c];
-        for (uint32_t k = 0; k < code->operand_count; k++) {
-            const dw__body_operand *operand = &code->operands[k];
-            if (operand->source == DW_BODY_INPUT && operand->index == i) return false;
-        }
-    }
-    for (uint32_t other = 0; other < l->body->output_count; other++) {
-        const dw__body_operand *copied = &l->body->outputs[other];
-        if (copied->source == DW_BODY_INPUT && copied->index == i) return false;
-    }
-    return true;
+    return dw__body_may_overwrite(l->body, i, o);
 }
 
 /* True when output `o` of the elementwise step may be written over input `i`: it dies here, and
@@ -625,7 +611,7 @@ static bool take_over(lowering *l, dw__step *step, const dw__step *product, uint
 /* Before place_outputs: lets outputs of an elementwise step take over the storages of inputs. */
 static void reuse_inputs(lowering *l, dw__step *step, const dw__step *product) {
     const dw__node_record *record = record_of(l, step->node);
-    if (record->op != DW_OP_FUSED && !dw_op_is_elementwise(record->op)) return;
+    if (!dw__op_is_pointwise(record->op)) return;
     for (uint32_t o = 0; o < step->output_count; o++) {
         dw_value value = record->outputs[o];
         if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
@@ -685,7 +671,7 @@ static dw_node first_reader(const lowering *l, dw_value value, int depth) {
     dw_node first = DW_NONE;
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         dw_node reader = l->engine->use_nodes[u];
-        if (record_of(l, reader)->op == DW_OP_RESHAPE && depth < MOST_VIEWS) {
+        if (view_kind(l, reader) == DW__VIEW_RESHAPE && depth < MOST_VIEWS) {
             reader = first_reader(l, record_of(l, reader)->outputs[0], depth + 1);
         }
         if (reader < first) first = reader;
@@ -698,7 +684,7 @@ static bool is_near(const lowering *l, dw_node node, dw_node reader) {
     enum { NEAR = 3 };
     uint32_t between = 0;
     for (dw_node n = node + 1; n < reader && between <= NEAR; n++) {
-        between += !dw__is_view_op(record_of(l, n)->op);
+        between += !dw__op_is_view(record_of(l, n)->op);
     }
     return between <= NEAR;
 }
@@ -708,7 +694,7 @@ static bool may_wait(const lowering *l, dw_node node) {
     if (!dw__kernel_with_epilogue(record->op) && !dw__kernel_accumulating(record->op)) return false;
     if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
     dw_node reader = first_reader(l, record->outputs[0], 0);
-    return reader != DW_NONE && record_of(l, reader)->op == DW_OP_FUSED &&
+    return reader != DW_NONE && is_program(l, reader) &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
 
@@ -784,11 +770,7 @@ static bool is_sum(const lowering *l, const dw__step *fused) {
         dw__body_parse(text->string, 2, dtypes, l->body) != DW_OK) {
         return false;
     }
-    const dw__body_code *code = &l->body->code[0];
-    return l->body->code_count == 1 && code->op == DW_OP_ADD &&
-           code->operands[0].source == DW_BODY_INPUT && code->operands[1].source == DW_BODY_INPUT &&
-           code->operands[0].index != code->operands[1].index &&
-           l->body->outputs[0].source == DW_BODY_RESULT;
+    return dw__body_is_sum(l->body);
 }
 
 /* The gradient of a table that is used twice (tied embeddings) is a sum, one operand of which is
@@ -909,8 +891,8 @@ static dw_status deliver_given(lowering *l, bool backward) {
 
 static dw_status lower_node(lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (record->op == DW_OP_FUSED) return lower_fused(l, node);
-    if (record->op == DW_OP_RESHAPE) {
+    if (is_program(l, node)) return lower_fused(l, node);
+    if (view_kind(l, node) == DW__VIEW_RESHAPE) {
         dw__tensor type, view;
         const dw__operand *from = &l->values[record->inputs[0]];
         DW_RETURN_IF_FAILED(concrete_type(l, record->outputs[0], &type));
@@ -919,8 +901,8 @@ static dw_status lower_node(lowering *l, dw_node node) {
         }
     }
     DW_RETURN_IF_FAILED(lower_deferred_inputs(l, node, DW_NONE));
-    if (dw__is_view_op(record->op)) return lower_view(l, node);
-    if (record->op == DW_OP_CONCAT) return lower_concat(l, node);
+    if (dw__op_is_view(record->op)) return lower_view(l, node);
+    if (concatenates(l, node)) return lower_concat(l, node);
     if (may_wait(l, node)) return defer(l, node);
     return lower_plain(l, node);
 }

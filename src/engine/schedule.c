@@ -27,31 +27,6 @@ enum {
 
 static const int64_t INFINITE = (int64_t)1 << 60;
 
-bool dw__is_view_op(dw_op op) {
-    return op == DW_OP_RESHAPE || op == DW_OP_PERMUTE || op == DW_OP_SLICE ||
-           op == DW_OP_BROADCAST || op == DW_OP_STOP_GRADIENT;
-}
-
-static bool is_cheap(dw_op op) {
-    switch (op) {
-    case DW_OP_FUSED:
-    case DW_OP_LAYER_NORM:
-    case DW_OP_RMS_NORM:
-    case DW_OP_ROPE:
-    case DW_OP_DROPOUT:
-    case DW_OP_EMBEDDING:
-    case DW_OP_QUANTIZE:
-    case DW_OP_TAKE:
-    case DW_OP_PAD:
-    case DW_OP_CONCAT:
-    case DW_OP_CONSTANT:
-    case DW_OP_SIZE:
-    case DW_OP_IOTA:
-    case DW_OP_RANDOM_UNIFORM: return true;
-    default: return dw__is_view_op(op) || dw_op_is_elementwise(op);
-    }
-}
-
 /* ---- what the graph looks like --------------------------------------------------------------- */
 
 typedef struct schedule {
@@ -175,14 +150,13 @@ static void find_roots(schedule *s) {
     }
     for (dw_node node = 0; node < s->node_count; node++) {
         const dw__node_record *record = record_of(s, node);
-        if (dw__is_view_op(record->op)) s->root[record->outputs[0]] = s->root[record->inputs[0]];
+        if (dw__op_is_view(record->op)) s->root[record->outputs[0]] = s->root[record->inputs[0]];
     }
     for (size_t i = 0; i < s->graph->outputs.count; i++) {
         /* Through reshapes alone the output's buffer holds the root itself. */
         dw_value value = s->graph->outputs.items[i];
         dw_node node = producer(s, value);
-        while (node != DW_NONE && (record_of(s, node)->op == DW_OP_RESHAPE ||
-                                   record_of(s, node)->op == DW_OP_STOP_GRADIENT)) {
+        while (node != DW_NONE && dw__op_keeps_order(record_of(s, node)->op)) {
             value = record_of(s, node)->inputs[0];
             node = producer(s, value);
         }
@@ -296,7 +270,7 @@ static dw_status build_cut(const schedule *s, const bool *kept, cut *c) {
     for (dw_node node = 0; node < s->node_count; node++) {
         const dw__node_record *record = record_of(s, node);
         if (s->in_forward[node]) {
-            bool repeatable = is_cheap(record->op) && !kept[node];
+            bool repeatable = dw__op_is_cheap(record->op) && !kept[node];
             if (!repeatable) DW_RETURN_IF_FAILED(add_edge(c, c->source, node, INFINITE));
             for (uint32_t o = 0; o < record->output_count; o++) {
                 dw_value value = record->outputs[o];
@@ -361,7 +335,7 @@ static bool keep_ends_of_chains(const schedule *s, uint32_t *length, bool *kept)
             dw_node from = record->inputs[i] == DW_NONE ? DW_NONE : producer(s, record->inputs[i]);
             if (from != DW_NONE && length[from] > length[node]) length[node] = length[from];
         }
-        if (dw__is_view_op(record->op)) continue;
+        if (dw__op_is_view(record->op)) continue;
         if (++length[node] > LONGEST_CHAIN) {
             length[node] = 0;
             kept[node] = true;
@@ -403,7 +377,7 @@ static bool computed_in_backward(const schedule *s, dw_value value) {
 /* Emitted when a reader needs it. */
 static bool on_demand(const schedule *s, dw_node node) {
     const dw__node_record *record = record_of(s, node);
-    return s->in_forward[node] || dw__is_view_op(record->op) || record->input_count == 0;
+    return s->in_forward[node] || dw__op_is_view(record->op) || record->input_count == 0;
 }
 
 /* A node that makes an operand of `node` and has not been emitted, or DW_NONE. What has been found ready is

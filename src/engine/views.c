@@ -109,3 +109,28 @@ bool dw__view_same(const dw__tensor *a, const dw__tensor *b) {
     }
     return true;
 }
+
+static const int64_t *list_of(uint32_t attr_count, const dw_attr *attrs, dw_attr_key key) {
+    const dw_attr *attr = dw__find_attr(attr_count, attrs, key);
+    return attr ? attr->list : NULL;
+}
+
+bool dw__view_apply(dw__view_kind kind, const dw__tensor *from, const dw__tensor *type,
+                    uint32_t attr_count, const dw_attr *attrs, dw__tensor *to, int64_t *offset) {
+    *offset = 0;
+    switch (kind) {
+    case DW__NO_VIEW:
+    case DW__VIEW_SAME: *to = *from; break;
+    case DW__VIEW_RESHAPE: return dw__view_reshape(from, type->rank, type->shape, to);
+    case DW__VIEW_PERMUTE:
+        dw__view_permute(from, list_of(attr_count, attrs, DW_ATTR_KEY_PERM), to);
+        break;
+    case DW__VIEW_BROADCAST: dw__view_broadcast(from, type->rank, type->shape, to); break;
+    case DW__VIEW_SLICE:
+        dw__view_slice(from, list_of(attr_count, attrs, DW_ATTR_KEY_START),
+                       list_of(attr_count, attrs, DW_ATTR_KEY_LIMIT),
+                       list_of(attr_count, attrs, DW_ATTR_KEY_STEP), to, offset);
+        break;
+    }
+    return true;
+}

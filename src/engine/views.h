@@ -7,7 +7,14 @@
 #ifndef DW_VIEWS_H
 #define DW_VIEWS_H
 
+#include "graph/internal.h"
 #include "kernel/kernel.h"
+
+/* The result of a view operation as a view of its operand: `type` has the result's shape, `attrs` the
+ * node's attributes with dims made numbers. False for a reshape that needs a copy. `offset` receives
+ * the first element's, in elements. */
+bool dw__view_apply(dw__view_kind kind, const dw__tensor *from, const dw__tensor *type,
+                    uint32_t attr_count, const dw_attr *attrs, dw__tensor *to, int64_t *offset);
 
 /* False when the order of elements cannot be kept without a copy. */
 bool dw__view_reshape(const dw__tensor *from, int rank, const int64_t *shape, dw__tensor *to);

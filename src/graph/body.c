@@ -258,3 +258,28 @@ dw_status dw__body_print(const dw__body *body, dw__text *out) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, "out"));
     return print_operands(body->output_count, body->outputs, out);
 }
+
+/* ---- what a body does ---------------------------------------------------------------------- */
+
+static bool is_input(const dw__body_operand *operand, uint32_t input) {
+    return operand->source == DW_BODY_INPUT && operand->index == input;
+}
+
+bool dw__body_may_overwrite(const dw__body *body, uint32_t input, uint32_t output) {
+    const dw__body_operand *result = &body->outputs[output];
+    if (result->source != DW_BODY_RESULT) return false;
+    for (uint32_t c = result->index + 1u; c < body->code_count; c++)
+        for (uint32_t k = 0; k < body->code[c].operand_count; k++)
+            if (is_input(&body->code[c].operands[k], input)) return false;
+    for (uint32_t other = 0; other < body->output_count; other++)
+        if (is_input(&body->outputs[other], input)) return false;
+    return true;
+}
+
+bool dw__body_is_sum(const dw__body *body) {
+    const dw__body_code *code = &body->code[0];
+    if (body->input_count != 2 || body->output_count != 1 || body->code_count != 1) return false;
+    return code->op == DW_OP_ADD && body->outputs[0].source == DW_BODY_RESULT &&
+           ((is_input(&code->operands[0], 0) && is_input(&code->operands[1], 1)) ||
+            (is_input(&code->operands[0], 1) && is_input(&code->operands[1], 0)));
+}

@@ -47,4 +47,10 @@ dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype 
                          dw__body *body);
 dw_status dw__body_print(const dw__body *body, dw__text *out);
 
+/* True when output `output`, stored as soon as it is computed, may overwrite the elements of input
+ * `input`: nothing in the body reads that input afterwards. */
+bool dw__body_may_overwrite(const dw__body *body, uint32_t input, uint32_t output);
+/* True for out(add(i0,i1)) and out(add(i1,i0)). */
+bool dw__body_is_sum(const dw__body *body);
+
 #endif

@@ -124,6 +124,17 @@ typedef enum dw__typing {
     DW__WITH_SEED   /* dropout: float; the second operand is the seed, read whole */
 } dw__typing;
 
+/* A view shows elements of its one operand through strides of its own. It computes nothing and needs
+ * no memory. */
+typedef enum dw__view_kind {
+    DW__NO_VIEW,
+    DW__VIEW_SAME,      /* the operand as it is */
+    DW__VIEW_RESHAPE,   /* same elements, row-major order; a copy where strides cannot express it */
+    DW__VIEW_PERMUTE,   /* same elements, axes in the order of attribute perm */
+    DW__VIEW_BROADCAST, /* elements repeated along axes */
+    DW__VIEW_SLICE      /* elements from start to limit by step */
+} dw__view_kind;
+
 enum { DW__NAMED_OPERANDS = 8 };
 
 typedef struct dw__op_row {
@@ -132,7 +143,11 @@ typedef struct dw__op_row {
     dw__op_class stratum;
     bool elementwise;  /* fusable: one iteration shape, no reduction */
     dw__typing typing; /* of an elementwise row */
-    bool view;         /* moves no data where the layout allows */
+    dw__view_kind view;
+    bool program;      /* attribute body is a program of elementwise operations (body.h) */
+    bool concatenates; /* the result is the operands side by side along attribute axis */
+    bool cheap;        /* takes about one pass over operands and results: worth repeating in
+                          backward instead of saving; elementwise rows and views always are */
     bool commutative;
     bool stops_gradient; /* derivative zero or undefined: no gradient flows to its operands */
     uint8_t min_inputs, max_inputs; /* counting optional ones, which may be DW_NONE; a node of a row
@@ -147,6 +162,13 @@ typedef struct dw__op_row {
 } dw__op_row;
 
 extern const dw__op_row dw__op_table[DW_OP_COUNT];
+bool dw__op_is_view(dw_op op);
+/* The row-major order of the result's elements is that of the operand's. */
+bool dw__op_keeps_order(dw_op op);
+/* Element i of each result depends on element i of the operands alone (except for a dropout's seed,
+ * which is read whole): a result may overwrite an operand, and a tile of it needs only that tile. */
+bool dw__op_is_pointwise(dw_op op);
+bool dw__op_is_cheap(dw_op op);
 /* "mask" for operand 3 of attention */
 const char *dw__operand_name(dw_op op, uint32_t index);
 
@@ -176,6 +198,11 @@ dw_status dw__import_attrs(dw_graph *to, const dw_graph *from, dw_node node, con
 
 /* Every node of one composite operation becomes its expansion (DW_OP_COUNT: of all of them). */
 dw_status dw__expand_op(dw_graph **graph, dw_op op);
+/* Expands the layers that dw_graph_apply_precision has quantized; `changed` says whether there are any.
+ * Call it after the gradient, for which these layers have rules of their own. */
+dw_status dw__expand_quantized(dw_graph **graph, bool *changed);
+/* Replaces sums of pads that fill one tensor side by side by a concatenation. */
+dw_status dw__join_pads(dw_graph **graph);
 
 /* Later nodes of `to` come from where `node` of `from` comes from (region, layer, module, pass). */
 dw_status dw__copy_origin(dw_graph *to, const dw_graph *from, dw_node node);

@@ -123,7 +123,7 @@ dw_status dw__cost_fused(const dw_graph *graph, dw_node node, const int64_t *siz
 
 dw_status dw__cost_move(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
-    bool view = dw__op_table[m.node->op].view;
+    bool view = dw__op_is_view(m.node->op);
     return give(&m, 0, view ? 0 : bytes_once(&m), cost);
 }
 

@@ -186,62 +186,67 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .gradient = dw__gradient_cast, .cost = dw__cost_elementwise},
     [DW_OP_STOP_GRADIENT] = { /* x */
         .name = "stop_gradient", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .typing = DW__ANY_TO_SAME, .elementwise = true,
+        .min_inputs = 1, .max_inputs = 1, .view = DW__VIEW_SAME, .typing = DW__ANY_TO_SAME,
+        .elementwise = true,
         .stops_gradient = true, .infer = dw__infer_elementwise, .cost = dw__cost_elementwise},
     /* ---- made from nothing */
     [DW_OP_CONSTANT] = { /* value everywhere */
         .name = "constant", .stratum = DW__PRIMITIVE, .min_inputs = 0, .max_inputs = 0,
+        .cheap = true,
         .stops_gradient = true, .required_attrs = A(DTYPE) | A(SHAPE) | A(VALUE),
         .allowed_attrs = A(DTYPE) | A(SHAPE) | A(VALUE), .infer = dw__infer_constant,
         .cost = dw__cost_move},
     [DW_OP_SIZE] = { /* the number size[0] */
-        .name = "size", .stratum = DW__PRIMITIVE, .min_inputs = 0, .max_inputs = 0,
+        .name = "size", .stratum = DW__PRIMITIVE, .min_inputs = 0, .max_inputs = 0, .cheap = true,
         .stops_gradient = true, .required_attrs = A(DTYPE) | A(SIZE),
         .allowed_attrs = A(DTYPE) | A(SIZE), .infer = dw__infer_size, .cost = dw__cost_move},
     [DW_OP_IOTA] = { /* index along axis */
-        .name = "iota", .stratum = DW__PRIMITIVE, .min_inputs = 0, .max_inputs = 0,
+        .name = "iota", .stratum = DW__PRIMITIVE, .min_inputs = 0, .max_inputs = 0, .cheap = true,
         .stops_gradient = true, .required_attrs = A(DTYPE) | A(SHAPE) | A(AXIS),
         .allowed_attrs = A(DTYPE) | A(SHAPE) | A(AXIS), .infer = dw__infer_iota,
         .cost = dw__cost_move},
     [DW_OP_RANDOM_UNIFORM] = { /* Philox4x32-10 in [0, 1) */
         .name = "random_uniform", .stratum = DW__PRIMITIVE, .operands = {"seed"},
-        .min_inputs = 1, .max_inputs = 1, .stops_gradient = true,
+        .min_inputs = 1, .max_inputs = 1, .cheap = true, .stops_gradient = true,
         .required_attrs = A(SHAPE) | A(STREAM), .allowed_attrs = A(SHAPE) | A(STREAM),
         .infer = dw__infer_random_uniform, .cost = dw__cost_elementwise},
     /* ---- moving */
     [DW_OP_RESHAPE] = { /* same elements, row-major */
         .name = "reshape", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .view = true, .required_attrs = A(SHAPE),
+        .min_inputs = 1, .max_inputs = 1, .view = DW__VIEW_RESHAPE, .required_attrs = A(SHAPE),
         .allowed_attrs = A(SHAPE), .infer = dw__infer_reshape, .gradient = dw__gradient_reshape,
         .cost = dw__cost_move},
     [DW_OP_PERMUTE] = { /* axis i is x's axis perm[i] */
         .name = "permute", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .view = true, .required_attrs = A(PERM),
+        .min_inputs = 1, .max_inputs = 1, .view = DW__VIEW_PERMUTE, .required_attrs = A(PERM),
         .allowed_attrs = A(PERM), .infer = dw__infer_permute, .gradient = dw__gradient_permute,
         .cost = dw__cost_move},
     [DW_OP_BROADCAST] = { /* dims of 1 repeated, ranks aligned right */
         .name = "broadcast", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .view = true, .required_attrs = A(SHAPE),
+        .min_inputs = 1, .max_inputs = 1, .view = DW__VIEW_BROADCAST, .required_attrs = A(SHAPE),
         .allowed_attrs = A(SHAPE), .infer = dw__infer_broadcast,
         .gradient = dw__gradient_broadcast, .cost = dw__cost_move},
     [DW_OP_SLICE] = { /* x[start:limit:step] */
         .name = "slice", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .view = true, .required_attrs = A(START) | A(LIMIT),
+        .min_inputs = 1, .max_inputs = 1, .view = DW__VIEW_SLICE,
+        .required_attrs = A(START) | A(LIMIT),
         .allowed_attrs = A(START) | A(LIMIT) | A(STEP), .infer = dw__infer_slice,
         .gradient = dw__gradient_slice, .cost = dw__cost_move},
     [DW_OP_PAD] = { /* value around x */
         .name = "pad", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = 1, .required_attrs = A(LOW) | A(HIGH),
+        .min_inputs = 1, .max_inputs = 1, .cheap = true, .required_attrs = A(LOW) | A(HIGH),
         .allowed_attrs = A(LOW) | A(HIGH) | A(VALUE), .infer = dw__infer_pad,
         .gradient = dw__gradient_pad, .cost = dw__cost_move},
     [DW_OP_CONCAT] = { /* one after another along axis */
         .name = "concat", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .required_attrs = A(AXIS),
+        .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .concatenates = true, .cheap = true,
+        .required_attrs = A(AXIS),
         .allowed_attrs = A(AXIS), .infer = dw__infer_concat, .gradient = dw__gradient_concat,
         .cost = dw__cost_move},
     [DW_OP_TAKE] = { /* x[.., i, ..] at axis */
         .name = "take", .stratum = DW__PRIMITIVE, .operands = {"x", "i"},
-        .min_inputs = 2, .max_inputs = 2, .required_attrs = A(AXIS), .allowed_attrs = A(AXIS),
+        .min_inputs = 2, .max_inputs = 2, .cheap = true, .required_attrs = A(AXIS),
+        .allowed_attrs = A(AXIS),
         .infer = dw__infer_take, .gradient = dw__gradient_take, .cost = dw__cost_take},
     [DW_OP_TAKE_ALONG] = { /* y[p] = x[p with i[p] at axis] */
         .name = "take_along", .stratum = DW__PRIMITIVE, .operands = {"x", "i"},
@@ -311,14 +316,15 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .infer = dw__infer_matmul, .gradient = dw__gradient_matmul, .cost = dw__cost_matmul},
     [DW_OP_QUANTIZE] = { /* x as a low-precision product reads it */
         .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
-        .min_inputs = 1, .max_inputs = 2, .optional_inputs = OPERAND(1),
+        .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
         .required_attrs = A(FORMAT) | A(AXIS),
         .allowed_attrs = A(FORMAT) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM),
         .infer = dw__infer_quantize, .gradient = dw__gradient_quantize,
         .cost = dw__cost_quantize},
     [DW_OP_FUSED] = { /* elementwise program (body.h) */
         .name = "fused", .stratum = DW__PRIMITIVE, .operands = {"x"},
-        .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .required_attrs = A(BODY),
+        .min_inputs = 1, .max_inputs = DW_MAX_INPUTS, .program = true, .cheap = true,
+        .required_attrs = A(BODY),
         .allowed_attrs = A(BODY), .infer = dw__infer_fused, .cost = dw__cost_fused},
     /* ---- composites */
     [DW_OP_MEAN] = { /* mean over axes */
@@ -403,7 +409,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .cost = dw__cost_grouped_linear_backward_weight},
     [DW_OP_EMBEDDING] = { /* rows i of w */
         .name = "embedding", .stratum = DW__COMPOSITE, .operands = {"w", "i"},
-        .min_inputs = 2, .max_inputs = 2, .allowed_attrs = A(PADDING_INDEX),
+        .min_inputs = 2, .max_inputs = 2, .cheap = true, .allowed_attrs = A(PADDING_INDEX),
         .infer = dw__infer_embedding, .gradient = dw__gradient_embedding,
         .expand = dw__expand_embedding, .cost = dw__cost_embedding},
     [DW_OP_EMBEDDING_BACKWARD] = { /* dw of embedding */
@@ -413,7 +419,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_embedding_backward, .cost = dw__cost_scatter},
     [DW_OP_LAYER_NORM] = { /* y, mean, rstd */
         .name = "layer_norm", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b"},
-        .min_inputs = 1, .max_inputs = 3, .optional_inputs = OPERAND(1) | OPERAND(2),
+        .min_inputs = 1, .max_inputs = 3, .cheap = true, .optional_inputs = OPERAND(1) | OPERAND(2),
         .required_attrs = A(EPS), .allowed_attrs = A(EPS), .infer = dw__infer_layer_norm,
         .gradient = dw__gradient_layer_norm, .expand = dw__expand_layer_norm,
         .cost = dw__cost_norm},
@@ -424,7 +430,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_layer_norm_backward, .cost = dw__cost_norm_backward},
     [DW_OP_RMS_NORM] = { /* y, rstd */
         .name = "rms_norm", .stratum = DW__COMPOSITE, .operands = {"x", "w"},
-        .min_inputs = 1, .max_inputs = 2, .optional_inputs = OPERAND(1), .required_attrs = A(EPS),
+        .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
+        .required_attrs = A(EPS),
         .allowed_attrs = A(EPS), .infer = dw__infer_rms_norm, .gradient = dw__gradient_rms_norm,
         .expand = dw__expand_rms_norm, .cost = dw__cost_norm},
     [DW_OP_RMS_NORM_BACKWARD] = { /* dx, dw */
@@ -434,7 +441,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_rms_norm_backward, .cost = dw__cost_norm_backward},
     [DW_OP_ROPE] = { /* x cos + rotate(x) sin */
         .name = "rope", .stratum = DW__COMPOSITE, .operands = {"x", "cos", "sin"},
-        .min_inputs = 3, .max_inputs = 3, .allowed_attrs = A(INTERLEAVED) | A(TRANSPOSED),
+        .min_inputs = 3, .max_inputs = 3, .cheap = true,
+        .allowed_attrs = A(INTERLEAVED) | A(TRANSPOSED),
         .infer = dw__infer_rope, .gradient = dw__gradient_rope, .expand = dw__expand_rope,
         .cost = dw__cost_rope},
     [DW_OP_DROPOUT] = { /* x / (1 - p) or 0 */
@@ -507,6 +515,20 @@ int dw_op_is_composite(dw_op op) {
 
 int dw_op_is_elementwise(dw_op op) {
     return (unsigned)op < DW_OP_COUNT && dw__op_table[op].elementwise;
+}
+
+bool dw__op_is_view(dw_op op) { return dw__op_table[op].view != DW__NO_VIEW; }
+
+bool dw__op_keeps_order(dw_op op) {
+    return dw__op_table[op].view == DW__VIEW_SAME || dw__op_table[op].view == DW__VIEW_RESHAPE;
+}
+
+bool dw__op_is_pointwise(dw_op op) {
+    return dw__op_table[op].elementwise || dw__op_table[op].program;
+}
+
+bool dw__op_is_cheap(dw_op op) {
+    return dw__op_table[op].cheap || dw__op_table[op].elementwise || dw__op_is_view(op);
 }
 
 const char *dw__operand_name(dw_op op, uint32_t index) {

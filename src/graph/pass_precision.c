@@ -213,3 +213,10 @@ cleanup:
     dw__free(recipes);
     return status == DW_OK ? status : dw__fail_prefix(status, "precision");
 }
+
+dw_status dw__expand_quantized(dw_graph **graph, bool *changed) {
+    *changed = false;
+    for (size_t n = 0; n < (*graph)->nodes.count && !*changed; n++)
+        *changed = (*graph)->nodes.items[n].op == DW_OP_QUANTIZED_LINEAR;
+    return *changed ? dw__expand_op(graph, DW_OP_QUANTIZED_LINEAR) : DW_OK;
+}

@@ -1,13 +1,13 @@
-/* Sums of pads into concatenations.
+/* Replaces sums of pads by concatenations.
  *
- * The gradient of a slice is a pad with zeros, so that a tensor cut into slices (queries, keys and
- * values of one product) gets the sum of as many full-sized pads:
+ * The gradient of a slice is a pad with zeros. A tensor that is cut into slices (a matmul's result into
+ * queries, keys and values) therefore gets the sum of as many full-sized pads:
  *
  *     add(add(pad(v), pad(k)), pad(q))    becomes    concat(q, k, v)
  *
- * when the pads lie side by side on one axis and fill it. Done before elementwise nodes are fused.
+ * if the pads lie side by side on one axis and fill it. The engine runs this before it fuses elementwise
+ * nodes, and writes attention's gradients straight into the concatenation.
  */
-#include "engine/engine_internal.h"
 #include "graph/passes.h"
 
 typedef struct pad_sum {
@@ -17,7 +17,7 @@ typedef struct pad_sum {
     int64_t axis;
 } pad_sum;
 
-/* The one axis that the node pads, with zeros; -1 if there is none or more than one. */
+/* Returns the only axis that the node pads, if it pads with zeros; -1 otherwise. */
 static int64_t padded_axis(const dw_graph *graph, dw_node node) {
     const dw_attr *low = dw_node_attr(graph, node, DW_ATTR_KEY_LOW);
     const dw_attr *high = dw_node_attr(graph, node, DW_ATTR_KEY_HIGH);
@@ -37,8 +37,8 @@ static bool may_be_in_sum(const dw_graph *graph, dw_value value) {
     return dw_node_op(graph, node) == DW_OP_ADD || dw_node_op(graph, node) == DW_OP_PAD;
 }
 
-/* Collects the pads that `value` is the sum of; false when something else is in the sum. A sum of no more
- * than DW_MAX_INPUTS is no deeper either. */
+/* Collects the pads that `value` is the sum of; returns false if the sum has another term. DW_MAX_INPUTS
+ * bounds the number of terms, and so the depth. */
 static bool collect(pad_sum *sum, dw_value value, int depth) {
     if (depth == DW_MAX_INPUTS || !may_be_in_sum(sum->graph, value)) return false;
     dw_node node = dw_value_node(sum->graph, value);
@@ -55,7 +55,7 @@ static bool collect(pad_sum *sum, dw_value value, int depth) {
     return true;
 }
 
-/* Puts the pads in order, each beginning where the one before it ends; false when they do not. */
+/* Sorts the pads so that each begins where the previous one ends; returns false if they do not line up. */
 static bool line_up(pad_sum *sum, dw_value *parts) {
     dw_graph *graph = sum->graph;
     dw_dim at = 0;

@@ -1,0 +1,258 @@
+/* The flags of the operation table that the engine plans by, against what the operations compute: on
+ * every case of the driver's table, by the reference kernel. */
+#include "engine/views.h"
+#include "graph/internal.h"
+#include "ops/ops_call.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        dw_status ok_status = (call);                                                              \
+        if (ok_status != DW_OK) fail_msg("%s: %s", #call, dw_last_error());                        \
+    } while (0)
+
+/* One case, computed. */
+typedef struct computed {
+    ops_case c;
+    dw_graph *graph;
+    ops_operands operands;
+    ops_call *run;
+    const dw__kernel *kernel;
+} computed;
+
+static const dw__kernel *reference_of(dw_op op) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op);
+    while (kernel[1]) kernel++;
+    return *kernel;
+}
+
+static void compute(const char *text, computed *it) {
+    OK(ops_case_parse(text, &it->c));
+    OK(ops_case_graph(&it->c, &it->graph));
+    OK(ops_operands_create(&it->c, OPS_CONTIGUOUS, OPS_NORMAL, 1, &it->operands));
+    OK(ops_call_create(it->graph, &it->operands, &it->run));
+    it->kernel = reference_of(it->c.op);
+    OK(ops_call_bind(it->run, it->kernel));
+    OK(it->kernel->run(&it->run->call, it->run->scratch.data));
+}
+
+static void forget(computed *it) {
+    ops_call_destroy(it->run);
+    ops_operands_destroy(&it->operands);
+    dw_graph_destroy(it->graph);
+}
+
+static bool same_element(const dw__tensor *a, const dw__tensor *b, int64_t index) {
+    double x = ops_element(a, index), y = ops_element(b, index);
+    return x == y || (x != x && y != y);
+}
+
+static void expect_same(const char *text, const dw__tensor *a, const dw__tensor *b) {
+    assert_int_equal(dw__tensor_count(a), dw__tensor_count(b));
+    for (int64_t i = 0; i < dw__tensor_count(a); i++)
+        if (!same_element(a, b, i)) fail_msg("%s: element %lld", text, (long long)i);
+}
+
+static dw__tensor moved(dw__tensor view, int64_t elements) {
+    view.data = (char *)view.data + elements * (int64_t)dw_dtype_bytes(view.dtype);
+    return view;
+}
+
+/* ---- views ----------------------------------------------------------------------------------- */
+
+static dw_status check_view(void *context, const char *text, dw_dtype placeholder) {
+    bool *seen = context;
+    computed it;
+    (void)placeholder;
+    OK(ops_case_parse(text, &it.c));
+    const dw__op_row *row = &dw__op_table[it.c.op];
+    if (it.c.must_fail || row->view == DW__NO_VIEW) return DW_OK;
+    compute(text, &it);
+    const dw__call *call = &it.run->call;
+    const dw__tensor *x = &call->inputs[0], *y = &call->outputs[0];
+    dw__tensor view;
+    int64_t offset;
+    assert_true(dw__view_apply(row->view, x, y, call->attr_count, call->attrs, &view, &offset));
+    view = moved(view, offset);
+    expect_same(text, &view, y);
+    if (dw__op_keeps_order(it.c.op)) expect_same(text, x, y);
+    seen[it.c.op] = true;
+    forget(&it);
+    return DW_OK;
+}
+
+static void a_view_shows_what_its_operation_computes(void **state) {
+    (void)state;
+    bool seen[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_view, seen));
+    for (int op = 0; op < DW_OP_COUNT; op++) {
+        const dw__op_row *row = &dw__op_table[op];
+        assert_int_equal(seen[op], row->view != DW__NO_VIEW);
+        if (seen[op]) assert_true(row->min_inputs == 1 && row->max_inputs == 1);
+    }
+}
+
+/* ---- concatenation --------------------------------------------------------------------------- */
+
+static dw_status check_concatenation(void *context, const char *text, dw_dtype placeholder) {
+    bool *seen = context;
+    computed it;
+    (void)placeholder;
+    OK(ops_case_parse(text, &it.c));
+    if (it.c.must_fail || !dw__op_table[it.c.op].concatenates) return DW_OK;
+    compute(text, &it);
+    const dw__call *call = &it.run->call;
+    int axis = (int)dw__call_int(call, DW_ATTR_KEY_AXIS, 0);
+    int64_t start = 0;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        dw__tensor slice = call->outputs[0];
+        slice.shape[axis] = call->inputs[i].shape[axis];
+        slice = moved(slice, start * slice.stride[axis]);
+        expect_same(text, &slice, &call->inputs[i]);
+        start += call->inputs[i].shape[axis];
+    }
+    assert_int_equal(start, call->outputs[0].shape[axis]);
+    seen[it.c.op] = true;
+    forget(&it);
+    return DW_OK;
+}
+
+static void a_concatenation_holds_its_operands_side_by_side(void **state) {
+    (void)state;
+    bool seen[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_concatenation, seen));
+    for (int op = 0; op < DW_OP_COUNT; op++)
+        assert_int_equal(seen[op], dw__op_table[op].concatenates);
+}
+
+/* ---- pointwise operations -------------------------------------------------------------------- */
+
+static bool same_shape(const dw__tensor *a, const dw__tensor *b) {
+    if (a->rank != b->rank) return false;
+    return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* Changes element `index` of operand `i`: results may differ at `index` alone. */
+static void change_one(computed *it, const char *text, uint32_t i, int64_t index) {
+    dw__call *call = &it->run->call;
+    size_t size = dw_dtype_bytes(call->inputs[i].dtype);
+    char *element = (char *)call->inputs[i].data + (size_t)index * size, kept[8];
+    dw__tensor before[OPS_MAX_OUTPUTS];
+    for (uint32_t o = 0; o < call->output_count; o++) {
+        before[o] = call->outputs[o];
+        before[o].data = test_malloc(it->run->outputs[o].bytes + 1);
+        memcpy(before[o].data, call->outputs[o].data, it->run->outputs[o].bytes);
+    }
+    memcpy(kept, element, size);
+    if (call->inputs[i].dtype == DW_BOOL)
+        element[0] = !element[0];
+    else
+        memcpy(element, (char *)call->inputs[i].data + (index ? 0 : size), size);
+    OK(it->kernel->run(call, it->run->scratch.data));
+    for (uint32_t o = 0; o < call->output_count; o++) {
+        for (int64_t at = 0; at < dw__tensor_count(&before[o]); at++)
+            if (at != index && !same_element(&before[o], &call->outputs[o], at))
+                fail_msg("%s: operand %u at %lld changes result %u at %lld", text, i,
+                         (long long)index, o, (long long)at);
+        test_free(before[o].data);
+    }
+    memcpy(element, kept, size);
+    OK(it->kernel->run(call, it->run->scratch.data));
+}
+
+static dw_status check_pointwise(void *context, const char *text, dw_dtype placeholder) {
+    bool *seen = context;
+    computed it;
+    (void)placeholder;
+    OK(ops_case_parse(text, &it.c));
+    if (it.c.must_fail || !dw__op_is_pointwise(it.c.op)) return DW_OK;
+    compute(text, &it);
+    const dw__call *call = &it.run->call;
+    for (uint32_t i = 0; i < call->input_count; i++) {
+        int64_t count = dw__tensor_count(&call->inputs[i]);
+        if (it.c.inputs[i].fill == OPS_FILL_SEED || count < 2) continue;
+        if (!same_shape(&call->inputs[i], &call->outputs[0])) continue; /* broadcast by a program */
+        for (uint32_t o = 0; o < call->output_count; o++)
+            assert_true(same_shape(&call->outputs[o], &call->outputs[0]));
+        change_one(&it, text, i, 0);
+        change_one(&it, text, i, count / 2);
+        change_one(&it, text, i, count - 1);
+        seen[it.c.op] = true;
+    }
+    forget(&it);
+    return DW_OK;
+}
+
+static void a_pointwise_result_depends_on_one_element_of_each_operand(void **state) {
+    (void)state;
+    bool seen[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_pointwise, seen));
+    for (int op = 0; op < DW_OP_COUNT; op++)
+        assert_int_equal(seen[op], dw__op_is_pointwise((dw_op)op));
+}
+
+/* ---- cost ------------------------------------------------------------------------------------ */
+
+/* A cheap operation does a bounded number of floating-point operations for each byte that it has to
+ * move, whatever the sizes. A matmul does not. */
+static dw_status check_cost(void *context, const char *text, dw_dtype placeholder) {
+    enum { MOST_PER_BYTE = 40 };
+    double *most = context;
+    ops_case c;
+    dw_graph *graph = NULL;
+    dw_cost cost;
+    (void)placeholder;
+    OK(ops_case_parse(text, &c));
+    if (c.must_fail) return DW_OK;
+    OK(ops_case_graph(&c, &graph));
+    OK(dw_graph_cost(graph, NULL, &cost));
+    double each = cost.bytes > 0 ? cost.flops / cost.bytes : 0;
+    if (each > most[c.op]) most[c.op] = each;
+    if (dw__op_is_cheap(c.op) && each > MOST_PER_BYTE) fail_msg("%s: %g for each byte", text, each);
+    dw_graph_destroy(graph);
+    return DW_OK;
+}
+
+static void a_cheap_operation_takes_about_one_pass(void **state) {
+    (void)state;
+    static const dw_op products[] = {DW_OP_MATMUL, DW_OP_LINEAR, DW_OP_ATTENTION};
+    double most[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_cost, most));
+    OK(ops_each_perf_case(check_cost, most));
+    for (size_t i = 0; i < DW_COUNT(products); i++) {
+        assert_false(dw__op_is_cheap(products[i]));
+        assert_true(most[products[i]] > 40);
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static void flags_agree_with_the_rest_of_the_row(void **state) {
+    (void)state;
+    const uint64_t body = UINT64_C(1) << DW_ATTR_KEY_BODY, axis = UINT64_C(1) << DW_ATTR_KEY_AXIS;
+    for (int op = 0; op < DW_OP_COUNT; op++) {
+        const dw__op_row *row = &dw__op_table[op];
+        assert_int_equal(row->program, (row->required_attrs & body) != 0);
+        if (row->concatenates) assert_true((row->required_attrs & axis) != 0);
+        /* Elementwise rows and views are cheap without the flag. */
+        if (row->cheap) assert_false(row->elementwise || row->view != DW__NO_VIEW);
+        assert_false(row->program && row->elementwise);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_view_shows_what_its_operation_computes),
+        cmocka_unit_test(a_concatenation_holds_its_operands_side_by_side),
+        cmocka_unit_test(a_pointwise_result_depends_on_one_element_of_each_operand),
+        cmocka_unit_test(a_cheap_operation_takes_about_one_pass),
+        cmocka_unit_test(flags_agree_with_the_rest_of_the_row),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
