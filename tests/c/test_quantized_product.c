@@ -536,13 +536,14 @@ static void keep_all(void) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a"};
     const dw__context *context;
     const dw__product_kernel *product;
-    const dw__quantize_kernel *quantize;
+    const dw__variant *quantize;
     carry_all();
     for (size_t d = 0; d < DW_COUNT(devices); d++) {
         REQUIRE(device_named(devices[d])->context(&context) == DW_OK);
         for (size_t i = 0; i < DW_COUNT(quantizations); i++) {
             const dw__quantize_shape shape = quantize_shape(&quantizations[i]);
-            REQUIRE(dw__quantize_kernel_of(context, &shape, &quantize) == DW_OK);
+            REQUIRE(dw__variant_of(context, &dw__quantize_blocks, dw__quantize_pack(shape),
+                                   &quantize) == DW_OK);
             REQUIRE(!quantize->disabled);
         }
     }

@@ -114,7 +114,7 @@ static dw_status load_kernels(const dw__context *context, const dw__attention_sh
     *kernels = loaded(at); /* by another thread, meanwhile */
     if (*kernels) return DW_OK;
     DW_RETURN_IF_FAILED(load_functions(context, shape, pass, &made));
-    if (dw__gpu_guard_is_on())
+    if (dw__first_use_is_on())
         DW_RETURN_IF_FAILED(dw__attention_guard(context, shape, pass, &made));
     if (made.disabled) dw__log(DW_LOG_WARNING, "%s", made.reason);
     return publish(at, &made, kernels);

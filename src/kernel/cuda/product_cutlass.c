@@ -247,7 +247,7 @@ dw_status dw__product_cutlass_first_use(const dw__context *context, const dw__cu
     slot *at = &compared[context->index][kernel - library->kernels][residual];
     dw_status status = DW_OK;
     *reason = NULL;
-    if (!dw__gpu_guard_is_on()) return DW_OK;
+    if (!dw__first_use_is_on()) return DW_OK;
     *reason = atomic_load_explicit(at, memory_order_acquire);
     if (!*reason) {
         pthread_mutex_lock(&lock);

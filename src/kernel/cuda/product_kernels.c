@@ -99,7 +99,7 @@ static dw_status load_kernel(const dw__context *context, const dw__product_shape
     made = dw__calloc(1, sizeof *made);
     if (!made) return dw__fail_memory("the kernel of a product", sizeof *made);
     dw_status status = load_function(context, shape, made);
-    if (status == DW_OK && dw__gpu_guard_is_on()) status = compare(context, made);
+    if (status == DW_OK && dw__first_use_is_on()) status = compare(context, made);
     if (status != DW_OK) {
         dw__free(made);
         return status;

@@ -1,44 +1,298 @@
-/* Quantization in blocks on a GPU: the public calls. As of products (product.c): between a call and its launch
- * there is arithmetic only. */
+/* Quantization in blocks on a GPU: the public calls, the variants and their launch.
+ *
+ * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation.
+ */
 #include "kernel/cuda/quantize.h"
+#include "common/quantize_params.h"
+#include <stdio.h>
 
-/* The kernel for a checked call that is not empty, on its device. */
-static dw_status find_kernel(const dw_quantize *call, const dw__context **context,
-                             const dw__quantize_kernel **kernel) {
+/* ---- checks of a call ------------------------------------------------------------------------------ */
+
+static const int64_t most_size = (int64_t)1 << 30, most_stride_bytes = (int64_t)1 << 40;
+
+/* "8192 x 4096, bf16 to mxfp8_e4m3 along rows and columns" */
+static const char *describe(const dw_quantize *c, char *text, size_t bytes) {
+    snprintf(text, bytes, "%lld x %lld, %s to %s%s along %s%s%s", (long long)c->rows,
+             (long long)c->cols, dw_dtype_name(c->dtype), dw_scheme_name(c->scheme),
+             c->square ? " in squares" : "", c->along_rows.wanted ? "rows" : "",
+             c->along_rows.wanted && c->along_cols.wanted ? " and " : "",
+             c->along_cols.wanted ? "columns" : "");
+    return text;
+}
+
+dw_block_options dw__quantize_options(const dw_quantize *c, int axis) {
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    options.scheme = c->scheme;
+    options.scale_rule = c->scale_rule;
+    options.square = c->square;
+    options.axis = axis;
+    return options;
+}
+
+static bool is_empty(const dw_quantize *c) { return c->rows == 0 || c->cols == 0; }
+
+static dw_status check_types(const dw_quantize *c) {
+    const bool nvfp4 = c->scheme == DW_SCHEME_NVFP4;
+    if (c->dtype != DW_BF16 && c->dtype != DW_F16 && c->dtype != DW_F32)
+        return dw__fail(DW_TYPE, "quantize: the element type is %s; expected bf16, f16 or f32",
+                        dw_dtype_name(c->dtype));
+    if (c->scheme != DW_SCHEME_MXFP8_E4M3 && c->scheme != DW_SCHEME_MXFP8_E5M2 &&
+        c->scheme != DW_SCHEME_MXFP4 && !nvfp4)
+        return dw__fail(DW_UNSUPPORTED,
+                        "quantize: the scheme is %s; expected mxfp8_e4m3, mxfp8_e5m2, mxfp4 or "
+                        "nvfp4 (others on a CPU: dw_block_quantize)",
+                        dw_scheme_name(c->scheme));
+    if (c->scale_rule != DW_SCALE_DEFAULT &&
+        (nvfp4 ? c->scale_rule != DW_SCALE_AMAX
+               : c->scale_rule != DW_SCALE_RCEIL && c->scale_rule != DW_SCALE_FLOOR &&
+                     c->scale_rule != DW_SCALE_CEIL))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "quantize: the scale rule is %d; %s takes DW_SCALE_DEFAULT, %s",
+                        (int)c->scale_rule, dw_scheme_name(c->scheme),
+                        nvfp4 ? "_AMAX" : "_RCEIL, _FLOOR, _CEIL");
+    if (!c->along_rows.wanted && !c->along_cols.wanted)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "quantize: neither along_rows nor along_cols is wanted; set `wanted` of "
+                        "one or both");
+    return DW_OK;
+}
+
+static dw_status check_sizes(const dw_quantize *c) {
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"rows", c->rows}, {"cols", c->cols}};
+    for (size_t i = 0; i < DW_COUNT(sizes); i++)
+        if (sizes[i].value < 0 || sizes[i].value > most_size)
+            return dw__fail(DW_SHAPE, "quantize: %s is %lld; expected 0 to %lld", sizes[i].name,
+                            (long long)sizes[i].value, (long long)most_size);
+    const int64_t tiles = DW_QUANTIZE_TILES(c->rows) * DW_QUANTIZE_TILES(c->cols);
+    if (tiles > most_size)
+        return dw__fail(DW_UNSUPPORTED,
+                        "quantize: %lld x %lld are %lld tiles of 128 x 128, more than %lld; split "
+                        "the rows",
+                        (long long)c->rows, (long long)c->cols, (long long)tiles,
+                        (long long)most_size);
+    return DW_OK;
+}
+
+/* `what` in device memory, at a multiple of `alignment` bytes. */
+static dw_status check_pointer(const void *at, const char *of, const char *what, size_t alignment,
+                               bool needed) {
+    if (needed && !at)
+        return dw__fail(DW_INVALID_ARGUMENT, "quantize: %s%s is NULL; expected device memory", of,
+                        what);
+    if ((uintptr_t)at % alignment == 0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT, "quantize: %s%s is %p; expected a multiple of %zu bytes",
+                    of, what, at, alignment);
+}
+
+static dw_status check_source(const dw_quantize *c, bool launching) {
+    const size_t width = dw_dtype_bytes(c->dtype);
+    const int64_t most = most_stride_bytes / (int64_t)width;
+    DW_RETURN_IF_FAILED(check_pointer(c->source, "", "source", width, launching));
+    if (c->rows == 1 || (c->row_stride >= c->cols && c->row_stride <= most)) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "quantize: the rows of the source are %lld elements apart and %lld long; "
+                    "expected contiguous rows that do not overlap, at most %lld apart",
+                    (long long)c->row_stride, (long long)c->cols, (long long)most);
+}
+
+static dw_status check_result(const dw_quantize *c, int axis, bool launching) {
+    const char *name = axis ? "along_rows." : "along_cols.";
+    const dw_quantized_matrix *to = axis ? &c->along_rows : &c->along_cols;
+    const dw_block_options options = dw__quantize_options(c, axis);
+    dw_block_layout layout;
+    if (!to->wanted) return DW_OK;
+    DW_RETURN_IF_FAILED(dw_block_layout_of(&options, c->rows, c->cols, &layout));
+    DW_RETURN_IF_FAILED(check_pointer(to->codes, name, "codes", 16, launching));
+    DW_RETURN_IF_FAILED(check_pointer(to->scales, name, "scales", 16, launching));
+    if (to->stride >= layout.row_bytes && to->stride % 16 == 0 && to->stride <= most_stride_bytes)
+        return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "quantize: %sstride is %lld; expected a multiple of 16 bytes from %lld to %lld",
+                    name, (long long)to->stride, (long long)(layout.row_bytes + 15) / 16 * 16,
+                    (long long)most_stride_bytes);
+}
+
+dw_status dw__quantize_check(const dw_quantize *c, bool launching) {
+    if (!c) return dw__fail(DW_INVALID_ARGUMENT, "quantize: the call is NULL");
+    if (c->size != sizeof *c)
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "quantize: size is %u; expected %zu: set it to sizeof(dw_quantize), and "
+                        "build against the header of this version",
+                        (unsigned)c->size, sizeof *c);
+    DW_RETURN_IF_FAILED(check_types(c));
+    DW_RETURN_IF_FAILED(check_sizes(c));
+    if (is_empty(c)) return DW_OK;
+    DW_RETURN_IF_FAILED(check_source(c, launching));
+    for (int axis = 0; axis < 2; axis++) DW_RETURN_IF_FAILED(check_result(c, axis, launching));
+    if (c->scheme != DW_SCHEME_NVFP4) return DW_OK;
+    DW_RETURN_IF_FAILED(check_pointer(c->tensor_scale, "", "tensor_scale", 4, launching));
+    return check_pointer(c->amax, "", "amax", 4, false);
+}
+
+/* ---- variants -------------------------------------------------------------------------------------- */
+
+_Static_assert(DW_QUANTIZE_MXFP8_E4M3 == (int)DW_SCHEME_MXFP8_E4M3 &&
+                   DW_QUANTIZE_MXFP8_E5M2 == (int)DW_SCHEME_MXFP8_E5M2 &&
+                   DW_QUANTIZE_MXFP4 == (int)DW_SCHEME_MXFP4 &&
+                   DW_QUANTIZE_NVFP4 == (int)DW_SCHEME_NVFP4 &&
+                   DW_QUANTIZE_RCEIL == (int)DW_SCALE_RCEIL &&
+                   DW_QUANTIZE_FLOOR == (int)DW_SCALE_FLOOR &&
+                   DW_QUANTIZE_CEIL == (int)DW_SCALE_CEIL,
+               "the device's numbers are the header's");
+
+static dw__quantize_shape shape_of(const dw_quantize *c) {
+    const bool nvfp4 = c->scheme == DW_SCHEME_NVFP4;
+    return (dw__quantize_shape){
+        .dtype = c->dtype,
+        .scheme = c->scheme,
+        .rule = nvfp4                               ? DW_SCALE_AMAX
+                : c->scale_rule == DW_SCALE_DEFAULT ? DW_SCALE_RCEIL
+                                                    : c->scale_rule,
+        .along_rows = c->along_rows.wanted != 0,
+        .along_cols = c->along_cols.wanted != 0,
+        .square = c->square != 0,
+    };
+}
+
+dw__jit_variant dw__quantize_variant(const dw__quantize_shape *s, const char *entry,
+                                     const char *arch) {
+    const int input = s->dtype == DW_F32   ? DW_QUANTIZE_F32
+                      : s->dtype == DW_F16 ? DW_QUANTIZE_F16
+                                           : DW_QUANTIZE_BF16;
+    dw__jit_variant v = {.source = "common/quantize.cu", .entry = entry, .arch = arch};
+    dw__jit_add_define(&v, "INPUT", input);
+    dw__jit_add_define(&v, "SCHEME", s->scheme);
+    /* The kernel does not read NVFP4's rule. */
+    dw__jit_add_define(&v, "RULE", s->rule == DW_SCALE_AMAX ? DW_QUANTIZE_RCEIL : (int)s->rule);
+    dw__jit_add_define(&v, "ROWS", s->along_rows);
+    dw__jit_add_define(&v, "COLUMNS", s->along_cols);
+    dw__jit_add_define(&v, "SQUARE", s->square);
+    return v;
+}
+
+enum { BLOCKS, AMAX }; /* entry points; the second with NVFP4 alone */
+
+static dw_status entry_points(int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    const dw__quantize_shape shape = dw__quantize_unpack(params);
+    const char *arch = capability == 90 ? "sm_90a" : "sm_100f";
+    points[BLOCKS].code = dw__quantize_variant(&shape, "quantize_blocks", arch);
+    points[AMAX].code = dw__quantize_variant(&shape, "quantize_amax", arch);
+    *count = shape.scheme == DW_SCHEME_NVFP4 ? 2 : 1;
+    return DW_OK;
+}
+
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    return dw__variant_enabled(context, kernel, dw__quantize_pack(shape_of(call)), variant);
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------- */
+
+static dw_quantized result_of(const dw_quantized_matrix *to) {
+    return (dw_quantized){to->codes, to->stride, to->scales};
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw_quantize *c = call;
+    const bool find_amax = variant->functions[AMAX] && c->amax;
+    dw_quantize_params params = {
+        .source = c->source,
+        .row_stride = c->row_stride,
+        .rows = (int)c->rows,
+        .columns = (int)c->cols,
+        .along_rows = result_of(&c->along_rows),
+        .along_columns = result_of(&c->along_cols),
+        .amax = find_amax ? c->amax : NULL,
+        .tensor_scale = c->tensor_scale,
+    };
+    void *arguments[] = {&params};
+    dw__launch launch = {
+        .name = "quantize_amax",
+        .function = variant->functions[AMAX],
+        .grid = {(unsigned)(DW_QUANTIZE_TILES(c->rows) * DW_QUANTIZE_TILES(c->cols)), 1, 1},
+        .block = {DW_QUANTIZE_THREADS, 1, 1},
+        .stream = c->stream,
+        .arguments = arguments,
+    };
+    if (find_amax) {
+        DW_RETURN_IF_FAILED(context->device->fill_on(c->amax, 0, sizeof *c->amax, c->stream));
+        DW_RETURN_IF_FAILED(context->device->launch(&launch));
+    }
+    launch.name = "quantize_blocks";
+    launch.function = variant->functions[BLOCKS];
+    return context->device->launch(&launch);
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------------ */
+
+static bool runs_on(int capability) {
+    return capability == 90 || capability == 100 || capability == 103;
+}
+
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(dw__quantize_check(call, false));
+    if (runs_on(gpu->capability)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "%s is for %s, not for %s", kernel->name, kernel->architectures,
+                    gpu->name);
+}
+
+const dw__gpu_kernel dw__quantize_blocks = {
+    .name = "quantize_blocks",
+    .backend = "deepwell",
+    .op = DW__GPU_QUANTIZE,
+    .proof = DW__MEASURED_ON_HARDWARE,
+    .operation = "quantization to MXFP8, MXFP4, NVFP4",
+    .source = "cuda/common/quantize.cu",
+    .architectures = "sm_90a (H100, H200), sm_100f (B200, B300)",
+    .elements = "BF16, F16, F32",
+    .needs = "any size; rows of codes from multiples of 16 bytes",
+    .shown = "on sm_90a tested, every byte the definition's, and measured on an H200; on sm_100f "
+             "proven on the emulator, not run on hardware",
+    .use = "taken only where it is asked for, and compared at first use",
+    .supports = supports,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .entry_points = entry_points,
+    .first_use = &dw__quantize_first_use,
+    .tolerance = "every byte is the definition's",
+};
+
+/* ---- the public calls ------------------------------------------------------------------------------ */
+
+static dw_status run(const dw_quantize *call, bool launching) {
     const dw_device *device = call->device ? call->device : &dw__device_cuda;
-    const dw__quantize_shape shape = dw__quantize_shape_of(call);
+    const dw__gpu_kernel *kernel = &dw__quantize_blocks;
+    const dw__context *context;
+    const dw__variant *variant;
     if (!device->context)
         return dw__fail(DW_UNSUPPORTED,
                         "device \"%s\" runs no kernels; expected \"cuda\", \"emulator:sm_90a\", "
                         "\"emulator:sm_100a\" or \"emulator:sm_103a\"; on a CPU: dw_block_quantize",
                         dw_device_name(device));
-    DW_RETURN_IF_FAILED(device->context(context));
-    if (!dw__quantize_runs_on((*context)->capability))
+    DW_RETURN_IF_FAILED(device->context(&context));
+    if (!runs_on(context->capability))
         return dw__fail(
             DW_UNSUPPORTED,
             "GPU %d is a %s (compute capability %d.%d); these kernels are for 9.0, 10.0 "
             "and 10.3 (H100, H200, B200, B300)",
-            (*context)->ordinal, (*context)->name, (*context)->capability / 10,
-            (*context)->capability % 10);
-    DW_RETURN_IF_FAILED(dw__quantize_kernel_of(*context, &shape, kernel));
-    return (*kernel)->disabled ? dw__fail(DW_UNSUPPORTED, "%s", (*kernel)->reason) : DW_OK;
-}
-
-static dw_status run(const dw_quantize *call, bool launching) {
-    const dw__context *context;
-    const dw__quantize_kernel *kernel;
-    DW_RETURN_IF_FAILED(find_kernel(call, &context, &kernel));
-    return launching ? dw__quantize_launch(call, context, kernel) : DW_OK;
+            context->ordinal, context->name, context->capability / 10, context->capability % 10);
+    DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
+    return launching ? kernel->enqueue(call, context, variant) : DW_OK;
 }
 
 static dw_status check_and_run(const dw_quantize *call, bool launching) {
     char text[128];
     DW_RETURN_IF_FAILED(dw__quantize_check(call, launching));
-    if (dw__quantize_is_empty(call)) return DW_OK;
+    if (is_empty(call)) return DW_OK;
     const dw_status status = run(call, launching);
-    return status == DW_OK ? DW_OK
-                           : dw__fail_prefix(status, "quantize (%s)",
-                                             dw__quantize_describe(call, text, sizeof text));
+    return status == DW_OK
+               ? DW_OK
+               : dw__fail_prefix(status, "quantize (%s)", describe(call, text, sizeof text));
 }
 
 dw_status dw_quantize_run(const dw_quantize *call) { return check_and_run(call, true); }
