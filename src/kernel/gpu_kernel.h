@@ -62,9 +62,10 @@ typedef struct dw__variant {
  * tries again. */
 dw_status dw__variant_of(const dw__context *context, const dw__gpu_kernel *kernel, uint64_t params,
                          const dw__variant **variant);
-/* The same; DW_UNSUPPORTED with the reason if the first-use check refused the variant. */
-dw_status dw__variant_enabled(const dw__context *context, const dw__gpu_kernel *kernel,
-                              uint64_t params, const dw__variant **variant);
+/* DW_UNSUPPORTED with the reason if the first-use check refused the variant. */
+static inline dw_status dw__variant_status(const dw__variant *variant) {
+    return variant->disabled ? dw__fail(DW_UNSUPPORTED, "%s", variant->reason) : DW_OK;
+}
 
 /* ---- the first-use check (first_use.c) ----------------------------------------------------------- */
 
@@ -137,7 +138,8 @@ struct dw__gpu_kernel {
     /* May be NULL for none. */
     dw_status (*workspace_bytes)(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes);
-    /* Finds, or compiles, loads and checks, the variant for a supported call. NULL: PyTorch runs it. */
+    /* Finds, or compiles, loads and checks, the variant for a supported call; it may be disabled. NULL: PyTorch runs
+     * the kernel. */
     dw_status (*prepare)(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant);
     /* Launches on the call's stream. Allocates nothing and waits for nothing. */

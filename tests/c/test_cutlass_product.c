@@ -105,7 +105,8 @@ static void told(void *unused) {
     CHILD_REQUIRE(p.a == call.a.data && p.b == call.b.data && p.d == call.d.data);
     CHILD_REQUIRE(p.a_stride == 704 && p.b_stride == 736 && p.d_stride == 3008);
     CHILD_REQUIRE(p.c == call.residual.data && p.c_stride == 3016);
-    CHILD_REQUIRE(p.alpha == 0.5f && p.beta == 1 && p.processors == 0);
+    CHILD_REQUIRE(p.alpha == 0.5f && p.beta == 1);
+    CHILD_REQUIRE(p.processors == fake->sm_count);
     CHILD_REQUIRE(p.a_scales == call.scales_a && p.b_scales == call.scales_b);
     CHILD_REQUIRE(p.a_factor == call.factor_a && p.b_factor == call.factor_b);
     CHILD_REQUIRE(p.cluster[0] == 0 && p.cluster[1] == 0);

@@ -333,9 +333,11 @@ static void each_tile_is_right(void **state) {
     need_kernels();
     carry_all();
     assert_int_equal(device->context(&context), DW_OK);
+    dw__context few = *context;
+    few.sm_count = 3;
     for (size_t i = 0; i < DW_COUNT(all); i++) {
         const dw__product_shape *s = &all[i].shape;
-        const dw__product_kernel *kernel;
+        const dw__variant *variant;
         if (all[i].others) continue;
         problem p = {.m = 259 + dw__product_tile_rows(s),
                      .n = dw__product_tile_columns(s) + 29,
@@ -348,8 +350,9 @@ static void each_tile_is_right(void **state) {
                      .seed = 40 + i};
         run r;
         open_run(&p, device, &r);
-        if (dw__product_kernel_of(context, s, &kernel) != DW_OK) fail_msg("%s", dw_last_error());
-        if (dw__product_launch(&r.call, context, 3, kernel) != DW_OK)
+        if (dw__variant_of(context, &dw__sm100_gemm, dw__product_pack(*s), &variant) != DW_OK)
+            fail_msg("%s", dw_last_error());
+        if (dw__sm100_gemm.enqueue(&r.call, &few, variant) != DW_OK)
             fail_msg("%s", dw_last_error());
         check(&p, &r);
         close_run(&r);
@@ -360,7 +363,6 @@ static void each_tile_is_right(void **state) {
 static void definition_is_right(void **state) {
     const dw_device *device = device_named("emulator:sm_100a");
     const dw__context *context;
-    void *function;
     (void)state;
     need_kernels();
     carry_all();
@@ -375,10 +377,7 @@ static void definition_is_right(void **state) {
                      .seed = 70 + (uint64_t)i};
         run r;
         open_run(&p, device, &r);
-        if (dw__product_reference_of(context, p.f16, p.f32_output, &function) != DW_OK)
-            fail_msg("%s", dw_last_error());
-        if (dw__product_launch_reference(&r.call, context, function) != DW_OK)
-            fail_msg("%s", dw_last_error());
+        if (dw__product_run_reference(&r.call, context) != DW_OK) fail_msg("%s", dw_last_error());
         check(&p, &r);
         close_run(&r);
     }
@@ -478,11 +477,12 @@ static void cheapest_tile_is_chosen(void **state) {
     assert_true(account.clocks == 14.0 * 128 * 512);
 }
 
-/* No two kernels share a place in the table of those that are loaded. */
-static void kernels_have_places_of_their_own(void **state) {
-    static bool taken[DW__PRODUCT_SHAPES];
+/* No two variants have the same parameters, and a variant is what its parameters say. */
+static void parameters_are_unique(void **state) {
+    enum { COUNT = DW__PRODUCT_TILES * DW_ACTIVATION_COUNT * DW__PRODUCT_OUTPUTS << 5 };
+    static uint64_t packed[COUNT];
     (void)state;
-    for (int i = 0; i < DW__PRODUCT_SHAPES; i++) {
+    for (int i = 0; i < COUNT; i++) {
         const int at_output = i >> 5, at_activation = at_output / DW__PRODUCT_OUTPUTS;
         dw__product_shape s = {.tile = at_activation / DW_ACTIVATION_COUNT,
                                .activation = (dw_activation)(at_activation % DW_ACTIVATION_COUNT),
@@ -492,26 +492,27 @@ static void kernels_have_places_of_their_own(void **state) {
                                .residual = i & 4,
                                .e5m2_a = i & 8,
                                .e5m2_b = i & 16};
-        int at = dw__product_index(&s);
-        assert_true(at >= 0 && at < DW__PRODUCT_SHAPES && !taken[at]);
-        taken[at] = true;
+        packed[i] = dw__product_pack(s);
+        const dw__product_shape again = dw__product_unpack(packed[i]);
+        assert_int_equal(again.tile, s.tile);
+        assert_int_equal(again.activation, s.activation);
+        assert_int_equal(again.output, s.output);
+        assert_int_equal(again.f16 | again.bias << 1 | again.residual << 2 | again.e5m2_a << 3 |
+                             again.e5m2_b << 4,
+                         i & 31);
     }
+    for (int i = 0; i < COUNT; i++)
+        for (int j = 0; j < i; j++) assert_true(packed[i] != packed[j]);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(correct_kernel_passes),
-        cmocka_unit_test(wrong_numbers_are_refused),
-        cmocka_unit_test(wrong_tile_is_refused),
-        cmocka_unit_test(missing_wait_is_refused),
-        cmocka_unit_test(small_calls_are_right),
-        cmocka_unit_test(large_call_is_right),
-        cmocka_unit_test(residual_may_be_d),
-        cmocka_unit_test(each_tile_is_right),
-        cmocka_unit_test(definition_is_right),
-        cmocka_unit_test(wrong_arguments_are_refused),
-        cmocka_unit_test(cheapest_tile_is_chosen),
-        cmocka_unit_test(kernels_have_places_of_their_own),
+        cmocka_unit_test(correct_kernel_passes),   cmocka_unit_test(wrong_numbers_are_refused),
+        cmocka_unit_test(wrong_tile_is_refused),   cmocka_unit_test(missing_wait_is_refused),
+        cmocka_unit_test(small_calls_are_right),   cmocka_unit_test(large_call_is_right),
+        cmocka_unit_test(residual_may_be_d),       cmocka_unit_test(each_tile_is_right),
+        cmocka_unit_test(definition_is_right),     cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(cheapest_tile_is_chosen), cmocka_unit_test(parameters_are_unique),
     };
     setenv("DEEPWELL_GUARD", "off", 1); /* but in the children: the kernels are compared here */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -535,7 +535,7 @@ static void keep_correct(void) {
 static void keep_all(void) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a"};
     const dw__context *context;
-    const dw__product_kernel *product;
+    const dw__variant *product;
     const dw__variant *quantize;
     carry_all();
     for (size_t d = 0; d < DW_COUNT(devices); d++) {
@@ -547,11 +547,14 @@ static void keep_all(void) {
             REQUIRE(!quantize->disabled);
         }
     }
-    REQUIRE(dw__product_kernel_of(context, &dense_shape, &product) == DW_OK && !product->disabled);
+    REQUIRE(dw__variant_of(context, &dw__sm100_gemm, dw__product_pack(dense_shape), &product) ==
+            DW_OK);
+    REQUIRE(!product->disabled);
     for (size_t i = 0; i < DW_COUNT(products); i++) {
         const dw__product_shape shape = shape_of(&products[i]);
         if (products[i].schedule) continue; /* launch control: not the launcher's */
-        REQUIRE(dw__product_kernel_of(context, &shape, &product) == DW_OK);
+        REQUIRE(dw__variant_of(context, &dw__sm100_gemm_scaled, dw__product_pack(shape),
+                               &product) == DW_OK);
         REQUIRE(!product->disabled);
     }
     REQUIRE(lines == 0);

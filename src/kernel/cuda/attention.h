@@ -6,6 +6,7 @@
 #include "deepwell/attention.h"
 #include "device/device.h"
 #include "jit/jit.h"
+#include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
 
 typedef enum dw__attention_pass {
@@ -93,6 +94,8 @@ typedef struct dw__attention_workspace {
 } dw__attention_workspace;
 dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
                                      int sm_count, dw__attention_workspace *workspace);
+
+extern const dw__gpu_kernel dw__cutlass_attention;
 
 /* ---- attention_cutlass.c --------------------------------------------------------------------- */
 

@@ -80,19 +80,13 @@ static dw_cutlass_attention translate(const dw_attention *c, int processors) {
     return to;
 }
 
-static dw_status status_of(const dw_cutlass_kernel *kernel, dw_cutlass_result result) {
-    const dw__cutlass *library;
-    DW_RETURN_IF_FAILED(dw__cutlass_load(&library));
-    return dw__cutlass_status(library, kernel, result);
-}
-
 dw_status dw__attention_cutlass_check(const dw_attention *c, const dw_cutlass_kernel *kernel,
                                       size_t *workspace_bytes) {
     const dw_cutlass_attention call = translate(c, 0);
     *workspace_bytes = 0;
     DW_RETURN_IF_FAILED(check_features(c, kernel));
     DW_RETURN_IF_FAILED(check_strides(c, kernel));
-    return status_of(kernel, kernel->workspace_bytes(&call, workspace_bytes));
+    return dw__cutlass_status(kernel, kernel->workspace_bytes(&call, workspace_bytes));
 }
 
 dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
@@ -104,5 +98,11 @@ dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
 dw_status dw__attention_cutlass_launch(const dw_attention *c, int processors,
                                        const dw_cutlass_kernel *kernel) {
     const dw_cutlass_attention call = translate(c, processors);
-    return status_of(kernel, kernel->launch(&call, c->workspace, c->stream));
+    return dw__cutlass_status(kernel, kernel->launch(&call, c->workspace, c->stream));
 }
+
+const dw__gpu_kernel dw__cutlass_attention = {
+    .op = DW__GPU_ATTENTION_FORWARD,
+    .operation = "attention forward",
+    .needs = "head dimension 64 or 128; 16-byte rows",
+};

@@ -1,8 +1,10 @@
 #include "kernel/cuda/gpu_kernels.h"
 #include "base/json.h"
 #include "deepwell/explain.h"
+#include "kernel/cuda/attention.h"
+#include "kernel/cuda/product.h"
 #include "kernel/cuda/quantize.h"
-#include "kernel/library/cutlass.h"
+#include <pthread.h>
 #include <stdio.h>
 
 #define ON_EMULATOR "proven on the emulator, not run on hardware"
@@ -30,26 +32,95 @@ ROW(sm90_forward, "sm90_attention_forward", DW__GPU_ATTENTION_FORWARD, "attentio
 ROW(sm90_backward, "sm90_attention_backward", DW__GPU_ATTENTION_BACKWARD, "attention backward",
     "cuda/sm90/attention_backward.cu", "sm_90a (H100, H200)", "BF16, F16",
     "head dimension up to 256, a multiple of 8; 16-byte rows", ON_H200, ALWAYS);
-ROW(sm100_gemm, "sm100_gemm", DW__GPU_GEMM, "product with bias, GELU, SwiGLU, residual",
-    "cuda/sm100/gemm.cu", "sm_100f (B200, B300)", "BF16, F16; D also F32, MXFP8", "16-byte rows",
-    ON_EMULATOR, ASKED);
 ROW(sm100_forward, "sm100_attention_forward", DW__GPU_ATTENTION_FORWARD, "attention forward",
     "cuda/sm100/attention_forward.cu", "sm_100f (B200, B300)", "BF16, F16",
     "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
     ON_EMULATOR, ASKED);
-ROW(sm100_gemm_scaled, "sm100_gemm_scaled", DW__GPU_GEMM,
-    "product of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
-    "cuda/sm100/gemm_scaled.cu", "sm_100f (B200, B300)",
-    "E4M3, E5M2, E2M1; D BF16, F16, F32, MXFP8",
-    "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4", ON_EMULATOR, ASKED);
 
 /* ---- the registry ------------------------------------------------------------------------------------ */
 
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
-    &sm90_forward,  &sm90_backward,     &sm100_gemm,
-    &sm100_forward, &sm100_gemm_scaled, &dw__quantize_blocks,
+    &sm90_forward,  &sm90_backward,         &dw__sm100_gemm,
+    &sm100_forward, &dw__sm100_gemm_scaled, &dw__quantize_blocks,
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
+
+/* ---- kernels of the optional library ----------------------------------------------------------------- */
+
+static dw__gpu_kernel provided[DW__CUTLASS_KERNELS];
+static char provided_sources[DW__CUTLASS_KERNELS][256];
+static pthread_once_t provided_once = PTHREAD_ONCE_INIT;
+
+/* Entries of what the library brings, by the family's own. */
+static void make_provided(void) {
+    static const dw__gpu_kernel *const families[] = {
+        [DW_CUTLASS_PRODUCT] = &dw__cutlass_gemm,
+        [DW_CUTLASS_GROUPED] = &dw__cutlass_grouped_gemm,
+        [DW_CUTLASS_ATTENTION] = &dw__cutlass_attention,
+    };
+    static const char *const elements[] = {"BF16", "MXFP8 (E4M3, E8M0 for 32); D BF16",
+                                           "NVFP4 (E2M1, E4M3 for 16); D BF16"};
+    const dw__cutlass *library;
+    if (dw__cutlass_load(&library) != DW_OK) return;
+    for (size_t i = 0; i < library->count; i++) {
+        const dw_cutlass_kernel *k = &library->kernels[i];
+        snprintf(provided_sources[i], sizeof provided_sources[i], "CUTLASS %s (make cutlass): %s",
+                 library->version, k->what);
+        provided[i] = *families[k->kind];
+        provided[i].name = k->name;
+        provided[i].backend = "cutlass";
+        provided[i].proof = DW__PROOF_OF_PROVIDER;
+        provided[i].source = provided_sources[i];
+        provided[i].architectures = k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)";
+        provided[i].elements = elements[k->type];
+        provided[i].shown = k->shown;
+        provided[i].use = ASKED;
+        provided[i].provided = k;
+    }
+}
+
+dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count) {
+    const dw__cutlass *library;
+    DW_RETURN_IF_FAILED(dw__cutlass_load(&library));
+    pthread_once(&provided_once, make_provided);
+    *kernels = provided;
+    *count = library->count;
+    return DW_OK;
+}
+
+static dw_status fail_unknown(dw__gpu_op op, const char *name, const char *own, size_t count) {
+    dw_status status = DW_OK;
+    dw__text names = {0};
+    DW_TRY(dw__text_printf(&names, "%s", own));
+    for (size_t i = 0; i < count; i++)
+        if (provided[i].op == op) DW_TRY(dw__text_printf(&names, ", %s", provided[i].name));
+    DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "kernel \"%s\" is not known for this; expected one of %s",
+                    name, names.text));
+
+cleanup:
+    dw__text_free(&names);
+    return status;
+}
+
+dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
+                                  const dw__gpu_kernel **kernel) {
+    const dw__gpu_kernel *all;
+    size_t count;
+    if (dw__gpu_kernels_provided(&all, &count) != DW_OK) {
+        char why[1024];
+        snprintf(why, sizeof why, "%s", dw_last_error());
+        return dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
+                        "kernel \"%s\" is not known for this; there is %s; %s", name, own, why);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (all[i].op != op || strcmp(all[i].name, name) != 0) continue;
+        *kernel = &all[i];
+        return DW_OK;
+    }
+    return fail_unknown(op, name, own, count);
+}
+
+/* ---- the support table ----------------------------------------------------------------------------------- */
 
 static json_t *row_of(const dw__gpu_kernel *k) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", k->name, "operation",
@@ -57,35 +128,17 @@ static json_t *row_of(const dw__gpu_kernel *k) {
                      "elements", k->elements, "needs", k->needs, "proof", k->shown, "use", k->use);
 }
 
-/* Of the optional library. */
-static json_t *row_of_cutlass(const dw__cutlass *library, const dw_cutlass_kernel *k) {
-    static const char *const operations[] = {"product", "products of groups", "attention forward"},
-                             *const elements[] = {"BF16", "MXFP8 (E4M3, E8M0 for 32); D BF16",
-                                                  "NVFP4 (E2M1, E4M3 for 16); D BF16"};
-    char source[256];
-    snprintf(source, sizeof source, "CUTLASS %s (make cutlass): %s", library->version, k->what);
-    return row_of(&(dw__gpu_kernel){
-        .name = k->name,
-        .operation = operations[k->kind],
-        .source = source,
-        .architectures = k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)",
-        .elements = elements[k->type],
-        .needs = k->kind == DW_CUTLASS_ATTENTION ? "head dimension 64 or 128; 16-byte rows"
-                                                 : "16-byte rows",
-        .shown = k->shown,
-        .use = ASKED});
-}
-
 dw_status dw_gpu_kernels(char **json) {
     dw_status status = DW_OK;
-    const dw__cutlass *cutlass = NULL;
+    const dw__gpu_kernel *more;
+    size_t count;
     json_t *rows = json_array();
     bool lost = !rows;
     for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels) && !lost; i++)
         lost = json_array_append_new(rows, row_of(dw__gpu_kernels[i])) != 0;
-    if (dw__cutlass_load(&cutlass) != DW_OK) cutlass = NULL; /* an optional library */
-    for (size_t i = 0; cutlass && i < cutlass->count && !lost; i++)
-        lost = json_array_append_new(rows, row_of_cutlass(cutlass, &cutlass->kernels[i])) != 0;
+    if (dw__gpu_kernels_provided(&more, &count) != DW_OK) count = 0;
+    for (size_t i = 0; i < count && !lost; i++)
+        lost = json_array_append_new(rows, row_of(&more[i])) != 0;
     if (lost) DW_TRY(dw__fail_memory("the list of kernels", 0));
     DW_TRY(dw__json_string(rows, json));
 

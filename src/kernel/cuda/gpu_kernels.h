@@ -7,6 +7,13 @@
 extern const dw__gpu_kernel *const dw__gpu_kernels[];
 extern const unsigned dw__gpu_kernel_count;
 
+/* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
+dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count);
+/* The library's kernel that a call names. A name that is not known fails with a list of those that are: `own`,
+ * Deepwell's, and the library's; or with the reason why the library is not there. */
+dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
+                                  const dw__gpu_kernel **kernel);
+
 /* Of kernels whose hardware was never at hand. */
 extern const char dw__gpu_proof_emulator[];
 

@@ -1,20 +1,441 @@
-/* Matrix products on GPUs: the public calls.
+/* GEMM on a GPU: variants, cost model, launch, kernels and the public calls.
  *
- * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation. A kernel is
- * compiled, loaded and compared with the reference by the first call that needs it.
+ * Between a call and its launch there is arithmetic only: no allocation, no lock, no synchronisation.
  */
 #include "kernel/cuda/product.h"
-#include <string.h>
+#include "common/product_params.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "sm100/gemm_tiles.h"
+#include <math.h>
 
-/* A call that makes sense, and who computes it on which GPU. */
+/* ---- tiles ----------------------------------------------------------------------------------------- */
+
+#define FAMILY "sm_100f"
+
+const dw__product_tile dw__product_tiles[] = {
+#define DENSE(blocks, columns, depth)                                                              \
+    {.ctas = blocks,                                                                               \
+     .n = columns,                                                                                 \
+     .stages = depth,                                                                              \
+     .shared_bytes = DW_GEMM_SHARED_BYTES(blocks, columns, depth)},
+#define SCALED(scheme, blocks, columns, depth)                                                     \
+    {.kind = (dw__product_kind)((scheme) + 1),                                                     \
+     .ctas = blocks,                                                                               \
+     .n = columns,                                                                                 \
+     .stages = depth,                                                                              \
+     .shared_bytes = DW_SCALED_SHARED_BYTES(scheme, blocks, columns, depth)},
+    DW_SM100_GEMM_TILES(DENSE) DW_SM100_SCALED_TILES(SCALED)
+#undef DENSE
+#undef SCALED
+};
+_Static_assert(DW__PRODUCT_MXFP8 == DW_GEMM_MXFP8 + 1 && DW__PRODUCT_NVFP4 == DW_GEMM_NVFP4 + 1 &&
+                   DW__PRODUCT_MXFP4 == DW_GEMM_MXFP4 + 1,
+               "dw__product_scheme");
+_Static_assert(DW_COUNT(dw__product_tiles) == DW__PRODUCT_TILES, "the header's number");
+
+int dw__product_tile_rows(const dw__product_shape *s) {
+    return dw__product_tiles[s->tile].ctas * DW_GEMM_ROWS;
+}
+int dw__product_tile_columns(const dw__product_shape *s) {
+    int n = dw__product_tiles[s->tile].n;
+    return s->activation == DW_ACTIVATION_SWIGLU ? n / 2 : n;
+}
+
+bool dw__product_exists(const dw__product_shape *s) {
+    static const int box_columns[] = {64, 32, 128}; /* 128 bytes of D */
+    const dw__product_tile *t = &dw__product_tiles[s->tile];
+    if (t->kind != s->kind) return false;
+    /* Each half has whole tiles of scales. */
+    if (t->kind && s->activation == DW_ACTIVATION_SWIGLU && t->n != 256) return false;
+    return dw__product_tile_columns(s) % box_columns[s->output] == 0;
+}
+
+int dw__product_step(dw__product_kind kind) {
+    return kind ? DW_SCALED_STEP(dw__product_scheme(kind)) : DW_GEMM_STEP;
+}
+
+/* Per SM and clock: the data sheet's 2250 TFLOP/s (twice that for MXFP8, four times for FP4) on 148 SMs at 1.85 GHz, and
+ * what shared memory gives on Hopper, assumed to be the same here. */
+enum { FLOPS_PER_CLOCK = 8192, SHARED_BYTES_PER_CLOCK = 128 };
+
+static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+dw__product_account dw__product_account_of(const dw_product *call, const dw__product_shape *shape,
+                                           int sm_count) {
+    const dw__product_tile *t = &dw__product_tiles[shape->tile];
+    int clusters = sm_count / t->ctas > 0 ? sm_count / t->ctas : 1;
+    const int scheme = dw__product_scheme(t->kind), step = dw__product_step(t->kind);
+    int stage =
+        t->kind ? DW_SCALED_STAGE_BYTES(scheme, t->ctas, t->n) : DW_GEMM_STAGE_BYTES(t->ctas, t->n);
+    int tensor =
+            2 * DW_GEMM_ROWS * t->n * DW_GEMM_STEP / FLOPS_PER_CLOCK, /* the same of 128 bytes */
+        shared = stage / SHARED_BYTES_PER_CLOCK;
+    dw__product_account made = {
+        .tiles = ceil_divide(call->m, dw__product_tile_rows(shape)) *
+                 ceil_divide(call->n, dw__product_tile_columns(shape)),
+        .steps = ceil_divide(call->k, step),
+        .step_clocks = tensor > shared ? tensor : shared,
+    };
+    made.rounds = ceil_divide(made.tiles, clusters);
+    made.clocks = (double)made.rounds * (double)made.steps * made.step_clocks;
+    made.bytes = (double)made.tiles * (double)made.steps * stage * t->ctas;
+    return made;
+}
+
+dw__product_shape dw__product_shape_of(const dw_product *call, int sm_count) {
+    dw__product_shape shape = {
+        .kind = dw__product_kind_of(call),
+        .output = call->quantized_d        ? DW_GEMM_OUTPUT_MXFP8
+                  : call->output == DW_F32 ? DW_GEMM_OUTPUT_F32
+                                           : DW_GEMM_OUTPUT_ELEMENT,
+        .f16 = call->dtype == DW_F16,
+        .e5m2_a = call->quantized && call->scheme_a == DW_SCHEME_MXFP8_E5M2,
+        .e5m2_b = call->quantized && call->scheme_b == DW_SCHEME_MXFP8_E5M2,
+        .bias = call->bias != NULL,
+        .residual = call->residual.data != NULL,
+        .activation = call->activation,
+    };
+    dw__product_account least = {.clocks = -1};
+    int best = 0;
+    for (shape.tile = 0; shape.tile < DW__PRODUCT_TILES; shape.tile++) {
+        if (!dw__product_exists(&shape)) continue;
+        dw__product_account account = dw__product_account_of(call, &shape, sm_count);
+        if (least.clocks >= 0 && (account.clocks > least.clocks ||
+                                  (account.clocks == least.clocks && account.bytes >= least.bytes)))
+            continue;
+        least = account;
+        best = shape.tile;
+    }
+    shape.tile = best;
+    return shape;
+}
+
+_Static_assert((int)DW_ACTIVATION_NONE == DW_GEMM_LINEAR &&
+                   (int)DW_ACTIVATION_GELU == DW_GEMM_GELU &&
+                   (int)DW_ACTIVATION_GELU_TANH == DW_GEMM_GELU_TANH &&
+                   (int)DW_ACTIVATION_SWIGLU == DW_GEMM_SWIGLU,
+               "passed on as they are");
+
+/* ---- variants ---------------------------------------------------------------------------------------- */
+
+dw__jit_variant dw__product_variant(const dw__product_shape *s) {
+    const dw__product_tile *t = &dw__product_tiles[s->tile];
+    dw__jit_variant v = {.source = s->kind ? "sm100/gemm_scaled.cu" : "sm100/gemm.cu",
+                         .entry = s->kind ? "sm100_gemm_scaled" : "sm100_gemm",
+                         .arch = FAMILY};
+    if (s->kind) {
+        dw__jit_add_define(&v, "SCHEME", dw__product_scheme(s->kind));
+        dw__jit_add_define(&v, "FORMAT_A", s->e5m2_a);
+        dw__jit_add_define(&v, "FORMAT_B", s->e5m2_b);
+        dw__jit_add_define(&v, "SCHEDULE", DW_GEMM_STATIC);
+    }
+    dw__jit_add_define(&v, "CTAS", t->ctas);
+    dw__jit_add_define(&v, "TILE_N", t->n);
+    dw__jit_add_define(&v, "STAGES", t->stages);
+    dw__jit_add_define(&v, "ELEMENT", s->f16);
+    dw__jit_add_define(&v, "OUTPUT", s->output);
+    dw__jit_add_define(&v, "ACTIVATION", (int)s->activation);
+    dw__jit_add_define(&v, "BIAS", s->bias);
+    dw__jit_add_define(&v, "RESIDUAL", s->residual);
+    return v;
+}
+
+dw__jit_variant dw__product_reference_variant(int capability, bool f16, bool f32_output) {
+    dw__jit_variant v = {.source = "common/product_reference.cu",
+                         .entry = "reference_product",
+                         .arch = capability == 90 ? "sm_90a" : FAMILY};
+    dw__jit_add_define(&v, "ELEMENT", f16);
+    dw__jit_add_define(&v, "OUTPUT", f32_output);
+    return v;
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------- */
+
+static dw__map_element element_of(dw_dtype type, bool codes) {
+    if (codes) return DW__MAP_U8;
+    return type == DW_F32 ? DW__MAP_F32 : type == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16;
+}
+
+static dw_status encode(const dw__context *context, const dw__tensor_map_shape *shape,
+                        const char *name, dw__tensor_map *map) {
+    dw_status status = context->device->tensor_map(shape, map);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
+}
+
+/* A map of `rows` x `columns` in boxes of 128 bytes x `box_rows`. */
+static dw_status make_map(const dw__context *context, const dw_matrix *x, const char *name,
+                          int64_t rows, int64_t columns, dw__map_element element, int box_rows,
+                          dw__tensor_map *map) {
+    static const int64_t widths[] = {
+        [DW__MAP_F16] = 2, [DW__MAP_BF16] = 2, [DW__MAP_F32] = 4, [DW__MAP_U8] = 1};
+    const int64_t width = widths[element], row = columns * width;
+    /* The stride of a single row may be anything in the caller's matrix, but not in the map. */
+    const int64_t stride = rows > 1 ? x->stride * width : (row + 15) / 16 * 16;
+    const dw__tensor_map_shape shape = {
+        .element = element,
+        .rank = 2,
+        .address = x->data,
+        .size = {(uint64_t)columns, (uint64_t)rows},
+        .stride = {(uint64_t)stride},
+        .box = {(uint32_t)(DW_GEMM_ROW_BYTES / width), (uint32_t)box_rows},
+        .swizzle_bytes = 128,
+    };
+    return encode(context, &shape, name, map);
+}
+
+/* A map of the scales of `parts` times `rows` rows: their tiles beside each other as words of 64 bits, in boxes of a
+ * step's. */
+static dw_status make_scale_map(const dw__context *context, const void *scales, const char *name,
+                                int64_t rows, int parts, int64_t k, int scheme,
+                                dw__tensor_map *map) {
+    enum { WORDS = DW_SCALE_TILE_BYTES / 8 };
+    const int64_t block = DW_SCALED_BLOCK(scheme),
+                  wide = DW_SCALE_TILES_WIDE((k + block - 1) / block);
+    const dw__tensor_map_shape shape = {
+        .element = DW__MAP_U64,
+        .rank = 2,
+        .address = (void *)(uintptr_t)scales,
+        .size = {(uint64_t)(WORDS * wide), (uint64_t)(parts * DW_SCALE_TILES_HIGH(rows))},
+        .stride = {(uint64_t)(DW_SCALE_TILE_BYTES * wide)},
+        .box = {(uint32_t)(WORDS * DW_SCALED_STEP_TILES(scheme)), 1},
+    };
+    return encode(context, &shape, name, map);
+}
+
+/* Maps of what is multiplied: A, B, then where they are codes their scales'. */
+static dw_status make_operand_maps(const dw_product *c, const dw__context *context,
+                                   const dw__product_shape *shape, dw__tensor_map *maps) {
+    const dw__product_tile *tile = &dw__product_tiles[shape->tile];
+    const int scheme = dw__product_scheme(shape->kind),
+              parts = c->activation == DW_ACTIVATION_SWIGLU ? 2 : 1;
+    const bool halves = tile->ctas == 2 || parts == 2;
+    const int64_t units = dw__product_row_units(c);
+    const dw__map_element element = element_of(c->dtype, c->quantized);
+    DW_RETURN_IF_FAILED(
+        make_map(context, &c->a, "A", c->m, units, element, DW_GEMM_ROWS, &maps[0]));
+    DW_RETURN_IF_FAILED(make_map(context, &c->b, "B", dw__product_rows_b(c), units, element,
+                                 halves ? tile->n / 2 : tile->n, &maps[1]));
+    if (!c->quantized) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        make_scale_map(context, c->scales_a, "A's scales", c->m, 1, c->k, scheme, &maps[2]));
+    return make_scale_map(context, c->scales_b, "B's scales", c->n, parts, c->k, scheme, &maps[3]);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    enum { BOX_ROWS = 32 }; /* of D, a warp's */
+    const dw_product *c = call;
+    const dw__product_shape unpacked = dw__product_unpack(variant->params), *shape = &unpacked;
+    const dw__product_tile *tile = &dw__product_tiles[shape->tile];
+    const int operands = shape->kind ? 4 : 2; /* maps of them; then D's and the residual's */
+    const dw__map_element element_d = element_of(c->output, c->quantized_d);
+    const int tile_rows = dw__product_tile_rows(shape),
+              tile_columns = dw__product_tile_columns(shape);
+    dw__tensor_map maps[6], *d = &maps[operands], *residual = d + 1;
+    dw_gemm_params params = {
+        .m = (int)c->m,
+        .n = (int)c->n,
+        .k = (int)c->k,
+        .tiles_m = (int)((c->m + tile_rows - 1) / tile_rows),
+        .tiles_n = (int)((c->n + tile_columns - 1) / tile_columns),
+        .alpha = c->alpha,
+        .bias = c->bias,
+        .factor_a = c->quantized ? c->factor_a : NULL,
+        .factor_b = c->quantized ? c->factor_b : NULL,
+        .scales_d = c->quantized_d ? c->scales_d : NULL,
+    };
+    DW_RETURN_IF_FAILED(make_map(context, &c->d, "D", c->m, c->n, element_d, BOX_ROWS, d));
+    *residual = *d; /* where they are not read */
+    for (int i = 0; i < operands; i++) maps[i] = *d;
+    if (c->k > 0) DW_RETURN_IF_FAILED(make_operand_maps(c, context, shape, maps));
+    if (c->residual.data)
+        DW_RETURN_IF_FAILED(make_map(context, &c->residual, "the residual", c->m, c->n, element_d,
+                                     BOX_ROWS, residual));
+    /* Blocks, or pairs, stay and take tile after tile. */
+    int64_t clusters = context->sm_count / tile->ctas > 0 ? context->sm_count / tile->ctas : 1,
+            tiles = (int64_t)params.tiles_m * params.tiles_n;
+    if (clusters > tiles) clusters = tiles;
+    void *arguments[7];
+    for (int i = 0; i < operands + 2; i++) arguments[i] = &maps[i];
+    arguments[operands + 2] = &params;
+    return context->device->launch(&(dw__launch){
+        .name = variant->kernel->name,
+        .function = variant->functions[0],
+        .grid = {(unsigned)(clusters * tile->ctas), 1, 1},
+        .block = {DW_GEMM_THREADS, 1, 1},
+        .cluster = {tile->ctas > 1 ? (unsigned)tile->ctas : 0, 1, 1},
+        .shared_bytes = tile->shared_bytes,
+        .stream = c->stream,
+        .arguments = arguments,
+    });
+}
+
+static dw_status enqueue_reference(const void *call, const dw__context *context,
+                                   const dw__variant *variant) {
+    enum { REFERENCE_THREADS = 256, MOST_BLOCKS = 4096 };
+    const dw_product *c = call;
+    dw_product_params params = {
+        .m = c->m,
+        .n = c->n,
+        .k = c->k,
+        .stride_a = c->a.stride,
+        .stride_b = c->b.stride,
+        .stride_d = c->d.stride,
+        .stride_residual = c->residual.stride,
+        .a = c->a.data,
+        .b = c->b.data,
+        .bias = c->bias,
+        .residual = c->residual.data,
+        .d = c->d.data,
+        .alpha = c->alpha,
+        .activation = (int)c->activation,
+    };
+    int64_t blocks = (c->m * c->n + REFERENCE_THREADS - 1) / REFERENCE_THREADS;
+    void *arguments[] = {&params};
+    return context->device->launch(&(dw__launch){
+        .name = "reference_product",
+        .function = variant->functions[0],
+        .grid = {(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1, 1},
+        .block = {REFERENCE_THREADS, 1, 1},
+        .stream = c->stream,
+        .arguments = arguments,
+    });
+}
+
+/* ---- kernels --------------------------------------------------------------------------------------- */
+
+static const dw__gpu_kernel *kernel_for(const dw_product *call) {
+    return call->quantized ? &dw__sm100_gemm_scaled : &dw__sm100_gemm;
+}
+static bool runs_on(int capability) { return capability == 100 || capability == 103; }
+
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(dw__product_check(call, false));
+    if (!runs_on(gpu->capability))
+        return dw__fail(DW_UNSUPPORTED, "its kernels are for sm_100f (B200, B300), not for %s",
+                        gpu->name);
+    if (kernel_for(call) == kernel) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "%s multiplies %s", kernel->name, kernel->elements);
+}
+
+static dw_status entry_points(int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    const dw__product_shape shape = dw__product_unpack(params);
+    (void)capability;
+    points[0].code = dw__product_variant(&shape);
+    points[0].shared_bytes = dw__product_tiles[shape.tile].shared_bytes;
+    *count = 1;
+    return DW_OK;
+}
+
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw__product_shape shape = dw__product_shape_of(call, context->sm_count);
+    return dw__variant_of(context, kernel, dw__product_pack(shape), variant);
+}
+
+#define SM100_GEMM                                                                                 \
+    .backend = "deepwell", .op = DW__GPU_GEMM, .proof = DW__PROVEN_ON_EMULATOR,                    \
+    .architectures = "sm_100f (B200, B300)",                                                       \
+    .shown = "proven on the emulator, not run on hardware",                                        \
+    .use = "taken only where it is asked for, and compared at first use", .supports = supports,    \
+    .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
+    .first_use = &dw__product_first_use,                                                           \
+    .tolerance = "sums in F32, then D's rounding, against FP64"
+
+const dw__gpu_kernel dw__sm100_gemm = {
+    SM100_GEMM,
+    .name = "sm100_gemm",
+    .operation = "product with bias, GELU, SwiGLU, residual",
+    .source = "cuda/sm100/gemm.cu",
+    .elements = "BF16, F16; D also F32, MXFP8",
+    .needs = "16-byte rows",
+};
+const dw__gpu_kernel dw__sm100_gemm_scaled = {
+    SM100_GEMM,
+    .name = "sm100_gemm_scaled",
+    .operation = "product of MXFP8, NVFP4 or MXFP4 operands, with the same epilogue",
+    .source = "cuda/sm100/gemm_scaled.cu",
+    .elements = "E4M3, E5M2, E2M1; D BF16, F16, F32, MXFP8",
+    .needs = "rows of codes from multiples of 16 bytes; scales in tiles of 128 x 4",
+};
+
+/* Three tiles of rows and two of columns, the last of each not full, on two blocks (or pairs): each takes three, of
+ * three steps each, so that both accumulators and every stage of the ring come round again. */
+dw__product_case dw__product_case_of(const dw__variant *variant) {
+    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 33, STEPS = 3, MISSING = 27, CLUSTERS = 2 };
+    static const dw_scheme schemes[] = {DW_SCHEME_MXFP8_E4M3, DW_SCHEME_MXFP8_E4M3, DW_SCHEME_NVFP4,
+                                        DW_SCHEME_MXFP4};
+    const dw__product_shape s = dw__product_unpack(variant->params);
+    const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
+    return (dw__product_case){
+        .call = {.dtype = type,
+                 .output = s.output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
+                 .m = 2 * dw__product_tile_rows(&s) + EXTRA_ROWS,
+                 .n = dw__product_tile_columns(&s) + EXTRA_COLUMNS,
+                 .k = STEPS * dw__product_step(s.kind) - MISSING,
+                 .alpha = 0.75f,
+                 .activation = s.activation,
+                 .quantized = s.kind != DW__PRODUCT_DENSE,
+                 .quantized_d = s.output == DW_GEMM_OUTPUT_MXFP8,
+                 .scheme_a = s.e5m2_a ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind],
+                 .scheme_b = s.e5m2_b ? DW_SCHEME_MXFP8_E5M2 : schemes[s.kind]},
+        .bias = s.bias,
+        .residual = s.residual,
+        .has_reference = s.kind == DW__PRODUCT_DENSE && s.output != DW_GEMM_OUTPUT_MXFP8,
+        .sm_count = CLUSTERS * dw__product_tiles[s.tile].ctas,
+        .groups = 1,
+    };
+}
+
+/* ---- by definition --------------------------------------------------------------------------------- */
+
+enum { REFERENCE_F16 = 1, REFERENCE_F32_OUTPUT = 2 };
+
+static dw_status reference_points(int capability, uint64_t params,
+                                  dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    points[0].code = dw__product_reference_variant(capability, params & REFERENCE_F16,
+                                                   params & REFERENCE_F32_OUTPUT);
+    *count = 1;
+    return DW_OK;
+}
+
+static dw_status prepare_reference(const dw__gpu_kernel *kernel, const void *call,
+                                   const dw__context *context, const dw__variant **variant) {
+    const dw_product *c = call;
+    return dw__variant_of(context, kernel,
+                          (c->dtype == DW_F16 ? REFERENCE_F16 : 0u) |
+                              (c->output == DW_F32 ? REFERENCE_F32_OUTPUT : 0u),
+                          variant);
+}
+
+const dw__gpu_kernel dw__reference_gemm = {
+    .name = "reference_product",
+    .backend = "deepwell",
+    .op = DW__GPU_GEMM,
+    .proof = DW__MEASURED_ON_HARDWARE,
+    .source = "cuda/common/product_reference.cu",
+    .prepare = prepare_reference,
+    .enqueue = enqueue_reference,
+    .entry_points = reference_points,
+};
+
+dw_status dw__product_run_reference(const dw_product *call, const dw__context *context) {
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(prepare_reference(&dw__reference_gemm, call, context, &variant));
+    return enqueue_reference(call, context, variant);
+}
+
+/* ---- the public calls ------------------------------------------------------------------------------ */
+
+/* A checked call, the kernel that computes it, and where. */
 typedef struct job {
     dw_product call;
-    const dw__cutlass *library;
-    const dw_cutlass_kernel *kernel; /* of the library's; NULL: Deepwell's own */
+    const dw__gpu_kernel *kernel;
     const dw__context *context;
 } job;
 
-dw_status dw__product_context(const dw_device *device, const dw_cutlass_kernel *kernel,
+dw_status dw__product_context(const dw_device *device, const dw__gpu_kernel *kernel,
                               const dw__context **context) {
     if (!device) device = &dw__device_cuda;
     if (!device->context)
@@ -23,8 +444,8 @@ dw_status dw__product_context(const dw_device *device, const dw_cutlass_kernel *
                         "\"emulator:sm_100a\" or \"emulator:sm_103a\"",
                         dw_device_name(device));
     DW_RETURN_IF_FAILED(device->context(context));
-    if (kernel) return dw__cutlass_runs_in(kernel, *context);
-    if (dw__product_runs_on((*context)->capability)) return DW_OK;
+    if (kernel->provided) return dw__cutlass_runs_in(kernel->provided, *context);
+    if (runs_on((*context)->capability)) return DW_OK;
     return dw__fail(
         DW_UNSUPPORTED,
         "product: GPU %d is a %s (compute capability %d.%d); these kernels are for 10.0 and "
@@ -33,7 +454,7 @@ dw_status dw__product_context(const dw_device *device, const dw_cutlass_kernel *
         (*context)->capability % 10);
 }
 
-/* What went wrong, for which call. */
+/* Puts the call in front of what went wrong. */
 static dw_status name_call(dw_status status, const dw_product *call) {
     char text[256];
     if (status == DW_OK) return DW_OK;
@@ -41,92 +462,64 @@ static dw_status name_call(dw_status status, const dw_product *call) {
 }
 
 static dw_status find_kernel(job *j) {
-    const char *name = j->call.kernel,
-               *own = j->call.quantized ? "sm100_gemm_scaled" : "sm100_gemm";
-    if (!name || strcmp(name, own) == 0) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__cutlass_named(DW_CUTLASS_PRODUCT, name, own, &j->library, &j->kernel));
-    return dw__product_is_empty(&j->call) ? DW_OK : dw__product_cutlass_takes(&j->call, j->kernel);
+    const char *name = j->call.kernel;
+    j->kernel = kernel_for(&j->call);
+    if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__gpu_kernel_provided(DW__GPU_GEMM, name, j->kernel->name, &j->kernel));
+    return dw__product_is_empty(&j->call)
+               ? DW_OK
+               : dw__product_cutlass_supports(&j->call, j->kernel->provided);
 }
 
-static dw_status prepare(const dw_product *given, bool launching, job *j) {
-    *j = (job){0};
+static dw_status make_job(const dw_product *given, bool launching, job *j) {
     DW_RETURN_IF_FAILED(dw__product_read(given, &j->call));
     DW_RETURN_IF_FAILED(dw__product_check(&j->call, launching));
     DW_RETURN_IF_FAILED(name_call(find_kernel(j), &j->call));
     return dw__product_context(j->call.device, j->kernel, &j->context);
 }
 
-/* ---- running ---------------------------------------------------------------------------------------- */
-
-dw_status dw__product_run_reference(const dw_product *call, const dw__context *context) {
-    void *function;
-    DW_RETURN_IF_FAILED(dw__product_reference_of(context, call->dtype == DW_F16,
-                                                 call->output == DW_F32, &function));
-    return dw__product_launch_reference(call, context, function);
+static dw_status workspace_of(const job *j, size_t *bytes) {
+    *bytes = 0;
+    if (!j->kernel->workspace_bytes) return DW_OK;
+    return j->kernel->workspace_bytes(j->kernel, &j->call, j->context, bytes);
 }
 
-static dw_status run_own(const dw_product *call, const dw__context *context) {
-    const dw__product_kernel *kernel;
-    dw__product_shape shape = dw__product_shape_of(call, context->sm_count);
-    DW_RETURN_IF_FAILED(dw__product_kernel_of(context, &shape, &kernel));
-    if (kernel->disabled && dw__product_has_reference(&shape))
-        return dw__product_run_reference(call, context);
-    if (kernel->disabled) return dw__fail(DW_UNSUPPORTED, "%s", kernel->reason);
-    return dw__product_launch(call, context, context->sm_count, kernel);
-}
-
-static dw_status run_cutlass(const job *j) {
+static dw_status run(const job *j) {
     const dw_product *call = &j->call;
-    const char *reason;
+    const dw__variant *variant;
     size_t needed;
-    DW_RETURN_IF_FAILED(dw__product_cutlass_bytes(call, j->library, j->kernel, &needed));
-    DW_RETURN_IF_FAILED(
-        dw__cutlass_workspace(j->kernel, call->workspace, call->workspace_bytes, needed));
-    DW_RETURN_IF_FAILED(dw__product_cutlass_first_use(j->context, j->library, j->kernel,
-                                                      call->residual.data != NULL, &reason));
-    if (reason && !call->quantized) return dw__product_run_reference(call, j->context);
-    if (reason) return dw__fail(DW_UNSUPPORTED, "%s", reason);
-    return dw__product_cutlass_launch(call, j->library, j->kernel);
+    DW_RETURN_IF_FAILED(workspace_of(j, &needed));
+    if (needed > 0)
+        DW_RETURN_IF_FAILED(dw__cutlass_workspace(j->kernel->provided, call->workspace,
+                                                  call->workspace_bytes, needed));
+    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
+    if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
+    if (call->quantized || call->quantized_d) return dw__variant_status(variant);
+    return dw__product_run_reference(call, j->context);
 }
 
 dw_status dw_product_run(const dw_product *given) {
     job j;
-    DW_RETURN_IF_FAILED(prepare(given, true, &j));
-    if (dw__product_is_empty(&j.call)) return DW_OK;
-    return name_call(j.kernel ? run_cutlass(&j) : run_own(&j.call, j.context), &j.call);
-}
-
-/* ---- asking ----------------------------------------------------------------------------------------- */
-
-/* Why the kernel is not used, or NULL. */
-static dw_status find_reason(const job *j, const char **reason) {
-    const dw__product_kernel *kernel;
-    size_t bytes;
-    if (j->kernel) {
-        DW_RETURN_IF_FAILED(dw__product_cutlass_bytes(&j->call, j->library, j->kernel, &bytes));
-        return dw__product_cutlass_first_use(j->context, j->library, j->kernel,
-                                             j->call.residual.data != NULL, reason);
-    }
-    const dw__product_shape shape = dw__product_shape_of(&j->call, j->context->sm_count);
-    DW_RETURN_IF_FAILED(dw__product_kernel_of(j->context, &shape, &kernel));
-    *reason = kernel->disabled ? kernel->reason : NULL;
-    return DW_OK;
+    DW_RETURN_IF_FAILED(make_job(given, true, &j));
+    return dw__product_is_empty(&j.call) ? DW_OK : name_call(run(&j), &j.call);
 }
 
 dw_status dw_product_supported(const dw_product *given) {
-    const char *reason;
+    const dw__variant *variant;
+    size_t bytes;
     job j;
-    DW_RETURN_IF_FAILED(prepare(given, false, &j));
+    DW_RETURN_IF_FAILED(make_job(given, false, &j));
     if (dw__product_is_empty(&j.call)) return DW_OK;
-    DW_RETURN_IF_FAILED(name_call(find_reason(&j, &reason), &j.call));
-    return reason ? dw__fail(DW_UNSUPPORTED, "%s", reason) : DW_OK;
+    DW_RETURN_IF_FAILED(name_call(workspace_of(&j, &bytes), &j.call));
+    DW_RETURN_IF_FAILED(
+        name_call(j.kernel->prepare(j.kernel, &j.call, j.context, &variant), &j.call));
+    return dw__variant_status(variant);
 }
 
 dw_status dw_product_workspace(const dw_product *given, size_t *bytes) {
     job j;
     if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "product: bytes is NULL");
     *bytes = 0;
-    DW_RETURN_IF_FAILED(prepare(given, false, &j));
-    if (dw__product_is_empty(&j.call) || !j.kernel) return DW_OK;
-    return name_call(dw__product_cutlass_bytes(&j.call, j.library, j.kernel, bytes), &j.call);
+    DW_RETURN_IF_FAILED(make_job(given, false, &j));
+    return dw__product_is_empty(&j.call) ? DW_OK : name_call(workspace_of(&j, bytes), &j.call);
 }

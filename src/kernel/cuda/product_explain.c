@@ -58,7 +58,7 @@ static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gp
         kernel = dw__cutlass_find(library, DW_CUTLASS_PRODUCT, types[kind], target->capability);
     if (!kernel)
         snprintf(reason, bytes, "none of its kernels is for such operands on %s", target->name);
-    else if (dw__product_cutlass_takes(call, kernel) != DW_OK)
+    else if (dw__product_cutlass_supports(call, kernel) != DW_OK)
         snprintf(reason, bytes, "%s", dw_last_error());
     return reason[0] ? NULL : kernel;
 }
@@ -93,7 +93,7 @@ static dw_status describe(const dw_product *call, const dw__gpu_target *target, 
     const work w = work_of(call);
     const bool checked = dw__product_check(call, false) == DW_OK;
     if (!checked) snprintf(reason, sizeof reason, "%s", dw_last_error());
-    if (checked && !dw__product_runs_on(target->capability))
+    if (checked && target->capability != 100 && target->capability != 103)
         snprintf(reason, sizeof reason, "its kernels are for sm_100f (B200, B300), not for %s",
                  target->name);
     const bool runs = !reason[0], dense = !call->quantized && !call->quantized_d;

@@ -1,14 +1,13 @@
-/* Products of groups, as of a mixture of experts: the public calls. By Deepwell's own kernels one group is a product
- * after another; CUTLASS's takes all of them. */
+/* Grouped GEMM, as in a mixture of experts: the public calls. Deepwell's own kernel runs one GEMM for each group,
+ * CUTLASS's takes all groups at once. */
+#include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/product.h"
-#include <string.h>
 
 typedef struct job {
     dw_grouped_product call;
     bool empty;
-    const dw__cutlass *library;
-    const dw_cutlass_kernel *kernel; /* of the library's; NULL: Deepwell's own */
-    const dw__context *context;      /* where there is one of them */
+    const dw__gpu_kernel *kernel; /* dw__sm100_gemm, or one of CUTLASS's for groups */
+    const dw__context *context;
 } job;
 
 static void *pointer_of(void *const *all, int32_t group) { return all ? all[group] : NULL; }
@@ -67,14 +66,15 @@ static dw_status check(job *j, bool launching) {
 }
 
 static dw_status find_kernel(job *j) {
-    static const char own[] = "sm100_gemm";
     const char *name = j->call.kernel;
-    if (!name || strcmp(name, own) == 0) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__cutlass_named(DW_CUTLASS_GROUPED, name, own, &j->library, &j->kernel));
-    return j->empty ? DW_OK : dw__grouped_cutlass_takes(&j->call, j->kernel);
+    j->kernel = &dw__sm100_gemm;
+    if (!name || strcmp(name, j->kernel->name) == 0) return DW_OK;
+    DW_RETURN_IF_FAILED(
+        dw__gpu_kernel_provided(DW__GPU_GROUPED_GEMM, name, j->kernel->name, &j->kernel));
+    return j->empty ? DW_OK : j->kernel->supports(j->kernel, &j->call, NULL);
 }
 
-static dw_status prepare(const dw_grouped_product *given, bool launching, job *j) {
+static dw_status make_job(const dw_grouped_product *given, bool launching, job *j) {
     *j = (job){0};
     if (!given) return dw__fail(DW_INVALID_ARGUMENT, "grouped product: the call is NULL");
     if (given->size != sizeof *given)
@@ -108,24 +108,25 @@ static dw_status run_reference(const job *j, const dw_product *one) {
 
 static dw_status run(const job *j) {
     const dw_grouped_product *c = &j->call;
-    const char *reason;
+    const dw__gpu_kernel *kernel = j->kernel;
+    const dw__variant *variant;
     size_t needed;
-    if (!j->kernel) return for_each(j, run_own);
-    DW_RETURN_IF_FAILED(dw__grouped_cutlass_bytes(c, j->library, j->kernel, &needed));
-    DW_RETURN_IF_FAILED(dw__cutlass_workspace(j->kernel, c->workspace, c->workspace_bytes, needed));
+    if (!kernel->provided) return for_each(j, run_own);
+    DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, c, j->context, &needed));
     DW_RETURN_IF_FAILED(
-        dw__product_cutlass_first_use(j->context, j->library, j->kernel, false, &reason));
-    if (reason) return for_each(j, run_reference);
-    return dw__grouped_cutlass_launch(c, j->library, j->kernel);
+        dw__cutlass_workspace(kernel->provided, c->workspace, c->workspace_bytes, needed));
+    DW_RETURN_IF_FAILED(kernel->prepare(kernel, c, j->context, &variant));
+    if (variant->disabled) return for_each(j, run_reference);
+    return kernel->enqueue(c, j->context, variant);
 }
 
 dw_status dw_grouped_product_run(const dw_grouped_product *given) {
     job j;
-    DW_RETURN_IF_FAILED(prepare(given, true, &j));
+    DW_RETURN_IF_FAILED(make_job(given, true, &j));
     return j.empty ? DW_OK : name_call(run(&j), given);
 }
 
-/* ---- asking ----------------------------------------------------------------------------------------- */
+/* ---- queries ---------------------------------------------------------------------------------------- */
 
 static dw_status ask_own(const job *j, const dw_product *one) {
     (void)j;
@@ -133,18 +134,17 @@ static dw_status ask_own(const job *j, const dw_product *one) {
 }
 
 static dw_status ask(const job *j) {
-    const char *reason;
+    const dw__variant *variant;
     size_t bytes;
-    if (!j->kernel) return for_each(j, ask_own);
-    DW_RETURN_IF_FAILED(dw__grouped_cutlass_bytes(&j->call, j->library, j->kernel, &bytes));
-    DW_RETURN_IF_FAILED(
-        dw__product_cutlass_first_use(j->context, j->library, j->kernel, false, &reason));
-    return reason ? dw__fail(DW_UNSUPPORTED, "%s", reason) : DW_OK;
+    if (!j->kernel->provided) return for_each(j, ask_own);
+    DW_RETURN_IF_FAILED(j->kernel->workspace_bytes(j->kernel, &j->call, j->context, &bytes));
+    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, &j->call, j->context, &variant));
+    return dw__variant_status(variant);
 }
 
 dw_status dw_grouped_product_supported(const dw_grouped_product *given) {
     job j;
-    DW_RETURN_IF_FAILED(prepare(given, false, &j));
+    DW_RETURN_IF_FAILED(make_job(given, false, &j));
     return j.empty ? DW_OK : name_call(ask(&j), given);
 }
 
@@ -152,7 +152,7 @@ dw_status dw_grouped_product_workspace(const dw_grouped_product *given, size_t *
     job j;
     if (!bytes) return dw__fail(DW_INVALID_ARGUMENT, "grouped product: bytes is NULL");
     *bytes = 0;
-    DW_RETURN_IF_FAILED(prepare(given, false, &j));
-    if (j.empty || !j.kernel) return DW_OK;
-    return name_call(dw__grouped_cutlass_bytes(&j.call, j.library, j.kernel, bytes), given);
+    DW_RETURN_IF_FAILED(make_job(given, false, &j));
+    if (j.empty || !j.kernel->workspace_bytes) return DW_OK;
+    return name_call(j.kernel->workspace_bytes(j.kernel, &j.call, j.context, bytes), given);
 }

@@ -187,7 +187,7 @@ static dw_status entry_points(int capability, uint64_t params,
 
 static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
                          const dw__variant **variant) {
-    return dw__variant_enabled(context, kernel, dw__quantize_pack(shape_of(call)), variant);
+    return dw__variant_of(context, kernel, dw__quantize_pack(shape_of(call)), variant);
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
@@ -282,6 +282,7 @@ static dw_status run(const dw_quantize *call, bool launching) {
             "and 10.3 (H100, H200, B200, B300)",
             context->ordinal, context->name, context->capability / 10, context->capability % 10);
     DW_RETURN_IF_FAILED(kernel->prepare(kernel, call, context, &variant));
+    DW_RETURN_IF_FAILED(dw__variant_status(variant));
     return launching ? kernel->enqueue(call, context, variant) : DW_OK;
 }
 

@@ -16,10 +16,11 @@ dw_block_options dw__quantize_options(const dw_quantize *call, int axis);
 typedef struct dw__quantize_shape {
     uint64_t dtype : 8, scheme : 8;
     uint64_t rule : 8; /* dw_scale_rule, not DEFAULT */
-    uint64_t along_rows : 1, along_cols : 1, square : 1;
+    bool along_rows : 1, along_cols : 1, square : 1;
     uint64_t unused : 37;
 } dw__quantize_shape;
 
+_Static_assert(sizeof(dw__quantize_shape) == sizeof(uint64_t), "packed, and no bit is padding");
 static inline uint64_t dw__quantize_pack(dw__quantize_shape shape) {
     uint64_t params;
     memcpy(&params, &shape, sizeof params);

@@ -83,9 +83,3 @@ dw_status dw__variant_of(const dw__context *context, const dw__gpu_kernel *kerne
     pthread_mutex_unlock(&lock);
     return status;
 }
-
-dw_status dw__variant_enabled(const dw__context *context, const dw__gpu_kernel *kernel,
-                              uint64_t params, const dw__variant **variant) {
-    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params, variant));
-    return (*variant)->disabled ? dw__fail(DW_UNSUPPORTED, "%s", (*variant)->reason) : DW_OK;
-}

@@ -134,9 +134,8 @@ dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *wor
                     kernel->name, ALIGNED);
 }
 
-dw_status dw__cutlass_status(const dw__cutlass *library, const dw_cutlass_kernel *kernel,
-                             dw_cutlass_result result) {
+dw_status dw__cutlass_status(const dw_cutlass_kernel *kernel, dw_cutlass_result result) {
     if (result == DW_CUTLASS_OK) return DW_OK;
     return dw__fail(result == DW_CUTLASS_REFUSED ? DW_UNSUPPORTED : DW_STATE, "%s: %s",
-                    kernel->name, library->error());
+                    kernel->name, loaded.error());
 }

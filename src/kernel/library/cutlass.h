@@ -37,7 +37,6 @@ dw_status dw__cutlass_workspace(const dw_cutlass_kernel *kernel, const void *wor
                                 size_t bytes, size_t needed);
 
 /* What a function of the kernel returned, with the library's words: DW_UNSUPPORTED where it does not take the call. */
-dw_status dw__cutlass_status(const dw__cutlass *library, const dw_cutlass_kernel *kernel,
-                             dw_cutlass_result result);
+dw_status dw__cutlass_status(const dw_cutlass_kernel *kernel, dw_cutlass_result result);
 
 #endif
