@@ -1,12 +1,19 @@
-/* Exact attention on GPUs, called with raw device pointers: O = softmax(scale * Q K^T + mask) V and its gradients.
+/* Exact attention on GPUs over raw device pointers: O = softmax(scale * Q K^T + mask) V, and its gradients.
  *
- * Calls are asynchronous on the caller's stream, in the calling thread's current context (where there is none: the
- * first device's primary context). They allocate no device memory, synchronise with nothing and may be captured in
- * a CUDA graph.
+ *     dw_attention call = {.size = sizeof(call), .dtype = DW_BF16, .batch = 2, .heads_q = 16, .heads_kv = 16,
+ *                          .rows_q = 1024, .rows_k = 1024, .head_dim = 64, .scale = 0.125f,
+ *                          .window_left = -1, .window_right = 0}; // causal
+ *     call.q = (dw_attention_tensor){q, 16 * 1024 * 64, 1024 * 64, 64}; // BHSD; likewise k, v and o
+ *     if (dw_attention_forward(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Every tensor is [batch, heads, rows, head_dim] by strides, so that BSHD and BHSD are both served as they lie: the
- * last axis is contiguous, the other strides and the address are multiples of 16 bytes. The rows of a packed batch
- * (variable length) of all sequences lie behind one another: the stride of the batch is not used.
+ * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none,
+ * in the first device's primary context. They allocate no device memory, do not synchronise, and may be captured in
+ * a CUDA graph. The exception is the first call of a kind, which compiles and checks its kernels
+ * (dw_attention_supported does this beforehand).
+ *
+ * Tensors have the shape [batch, heads, seq_len, head_dim] and any strides, so BSHD and BHSD layouts both work without
+ * a copy. The last axis must be contiguous. The other strides and the address must be multiples of 16 bytes.
+ * In a packed batch (variable length) the rows of all sequences follow one another, and the batch stride is not used.
  */
 #ifndef DEEPWELL_ATTENTION_H
 #define DEEPWELL_ATTENTION_H
@@ -21,78 +28,78 @@
 extern "C" {
 #endif
 
-/* Device memory; strides in elements. */
+/* A tensor in device memory. Strides are in elements. */
 typedef struct dw_attention_tensor {
     void *data;
-    int64_t batch, head, row;
+    int64_t batch, head, row; /* strides of the first three axes */
 } dw_attention_tensor;
 
-/* One call. Fill it with zeros first: zero means "none" or "off" in every member but those marked. */
+/* One call. Fill it with zeros first: zero means "none" or "off" unless the member's comment says otherwise. */
 typedef struct dw_attention {
-    uint32_t size;  /* sizeof(dw_attention); one that ends with `stream` is read, too */
+    uint32_t size;  /* sizeof(dw_attention); a structure that ends with `stream` is accepted too */
     dw_dtype dtype; /* of q, k, v, o and their gradients: DW_BF16 or DW_F16 */
-    int32_t batch, heads_q,
-        heads_kv;           /* query head h reads head h / (heads_q / heads_kv): a whole ratio */
-    int32_t rows_q, rows_k; /* of a sequence; packed: of the longest one */
-    int32_t head_dim;       /* of q, k, v and o: up to 256, a multiple of 8 */
+    /* Query head h reads key head h / (heads_q / heads_kv). heads_q must be a multiple of heads_kv. */
+    int32_t batch, heads_q, heads_kv;
+    int32_t rows_q, rows_k; /* seq_len of queries and of keys; packed: of the longest sequence */
+    int32_t head_dim;       /* of q, k, v and o: a multiple of 8, at most 256 */
 
-    /* Packed sequences: batch + 1 offsets in device memory each, first 0, ascending. Both or neither. */
+    /* Packed sequences: batch + 1 ascending offsets in device memory, starting at 0. Set both or neither. */
     const int32_t *offsets_q, *offsets_k;
-    int64_t total_q, total_k; /* rows in all: packed calls only */
+    int64_t total_q, total_k; /* total rows of a packed batch; not read otherwise */
 
-    float scale;   /* 0 is a scale of 0: 1 / sqrt(head_dim) is for the caller to say */
-    float softcap; /* scores become softcap * tanh(scale * q k / softcap) */
+    float scale;   /* no default: usually 1 / sqrt(head_dim); 0 multiplies the scores by 0 */
+    float softcap; /* above 0: scores become softcap * tanh(scale * q k / softcap) */
 
-    /* Query row i sees the keys j with  i + d - window_left <= j <= i + d + window_right,  where d is
-     * rows_k - rows_q if bottom_right (the last query sees the last key), else 0. Negative: no limit on that side
-     * (so that -1, -1 is no mask at all and -1, 0 is causal). A row that sees no key gets O = 0, LSE = -infinity and
-     * no gradient. */
+    /* Query row i sees key j if  i + d - window_left <= j <= i + d + window_right.  d is rows_k - rows_q with
+     * bottom_right (the last query sees the last key), else 0. A negative window has no limit on its side: -1, -1 is
+     * no mask and -1, 0 is causal. A row that sees no key gets O = 0, LSE = -infinity and no gradient. */
     int32_t window_left, window_right;
     bool bottom_right;
 
-    /* Dropout of the probabilities: element (b, h, i, j) of [batch, heads_q, rows_q, rows_k] is kept where the
-     * Philox uniform of its row-major index, key `seed`, offset `seed_offset` and stream 0 (deepwell/number.h) is at
-     * least `dropout`, and then divided by 1 - dropout. */
-    float dropout; /* [0, 1) */
+    /* Dropout of the probabilities. Element (b, h, i, j) of [batch, heads_q, rows_q, rows_k] is kept and divided by
+     * 1 - dropout if its uniform random number is at least `dropout`. The number is Philox of the element's row-major
+     * index, with key `seed`, offset `seed_offset` and stream 0 (deepwell/number.h). */
+    float dropout; /* in [0, 1) */
     int64_t seed, seed_offset;
-    const int64_t *
-        seed_memory; /* instead of the two: {seed, offset} in device memory, for graphs that are replayed */
+    /* Device memory {seed, offset}, read in place of the two members above; for replayed CUDA graphs. May be NULL. */
+    const int64_t *seed_memory;
 
     dw_attention_tensor q, k, v, o;
-    float *
-        lse; /* natural logarithm of each row's sum of exponentials: contiguous [batch, heads_q, rows_q], packed
-                 * [heads_q, total_q]. Written by forward where it is not NULL, read by backward */
+    /* Natural logarithm of each row's sum of exponentials, contiguous: [batch, heads_q, rows_q], packed
+     * [heads_q, total_q]. Forward writes it unless it is NULL; backward reads it. */
+    float *lse;
 
-    /* Backward: gradient of the output in, gradients of q, k and v out. */
+    /* Backward reads the gradient of the output and writes the gradients of q, k and v. */
     dw_attention_tensor d_o, dq, dk, dv;
-    bool deterministic; /* the same bits at every run; slower */
-    void *workspace;    /* device memory, 16-byte aligned; contents of no matter before and after */
+    bool deterministic; /* backward gives the same bits in every run; slower */
+    void *workspace;    /* device memory, 16-byte aligned; needs no initial contents */
     size_t workspace_bytes;
 
     void *stream; /* CUstream; NULL is the legacy default stream */
 
-    /* Forward by this kernel, by a name that `deepwell explain kernels` prints, or not at all; NULL: ours, chosen by
-     * the GPU. "cutlass.sm100.attention.bf16" is an optional library's (docs/cutlass.md): BF16, head_dim 64 or 128, no
-     * mask or a causal one of rows_q == rows_k, nothing packed, no soft cap, no dropout; heads side by side (stride
-     * head_dim), the rows and batches of k and v as far apart as each other. */
+    /* The kernel that must compute forward, by a name from `deepwell explain kernels`; the call fails if it cannot.
+     * NULL: Deepwell chooses its own kernel for the GPU. "cutlass.sm100.attention.bf16" belongs to an optional library
+     * (docs/cutlass.md). It supports BF16, head_dim 64 or 128, no mask or a causal mask with rows_q == rows_k; no
+     * packed sequences, soft cap or dropout. Its heads must be adjacent (head stride = head_dim), and k and v must have
+     * the same row and batch strides. */
     const char *kernel;
 } dw_attention;
 
-/* DW_UNSUPPORTED where no kernel of this machine takes the call, or not the one that it names, DW_SHAPE, DW_TYPE,
- * DW_INVALID_ARGUMENT (a name that is not known: the error lists those that are): all found before anything is
- * launched. */
+/* All errors are found before anything is launched: DW_UNSUPPORTED if no kernel on this machine supports the call, or
+ * the named kernel does not; DW_SHAPE; DW_TYPE; DW_INVALID_ARGUMENT, also for an unknown kernel name (the message lists
+ * the known ones). */
 DW_API dw_status dw_attention_forward(const dw_attention *call);
 /* Bytes of workspace that dw_attention_backward needs for this call. Reads no pointer. */
 DW_API dw_status dw_attention_backward_workspace(const dw_attention *call, size_t *bytes);
 DW_API dw_status dw_attention_backward(const dw_attention *call);
-/* DW_OK if forward (and, if `backward`, backward) would run; otherwise the reason. Reads none of the call's memory, and
- * tensors' addresses may be NULL. The first time for a kind of call it compiles and loads the kernels, seconds, and
- * compares them with attention by definition: one that disagrees on this GPU is not used (DEEPWELL_GUARD=off: not
- * compared). */
+/* Returns DW_OK if forward (and, with `backward`, backward) would run, else the reason. It reads none of the call's
+ * memory, and tensors' addresses may be NULL. The first query for a kind of call compiles and loads the kernels, which
+ * takes seconds, and compares their results with attention by definition. A kernel that disagrees on this GPU is not
+ * used. DEEPWELL_GUARD=off skips the comparison. */
 DW_API dw_status dw_attention_supported(const dw_attention *call, bool backward);
 
-/* Contiguous BHSD in BF16, in the current context on the calling thread's default stream; 0 or a dw_status.
- * `causal` is bottom-right. */
+/* Contiguous BHSD tensors in BF16: q and o [B,H,Q,D], k and v [B,H,K,D]. Runs in the current context on the calling
+ * thread's default stream. `causal` aligns the last query with the last key. Returns 0 or a dw_status. */
 DW_API int dw_fmha_bf16_forward(void *q, void *k, void *v, void *o, int B, int H, int Q, int K,
                                 int D, int causal);
 

@@ -1,4 +1,8 @@
-/* Deepwell: everything a program includes. */
+/* Deepwell's whole public interface: programs include this file and link with -ldeepwell.
+ *
+ *     #include <deepwell/deepwell.h>
+ *     int main(void) { puts(dw_version()); }
+ */
 #ifndef DEEPWELL_DEEPWELL_H
 #define DEEPWELL_DEEPWELL_H
 

@@ -1,8 +1,18 @@
-/* A functional emulator of NVIDIA GPUs: runs the PTX that kernels compile to, on the host's cores, and reports
- * mistakes that hardware does not. docs/emulator.md says what is emulated.
+/* A functional emulator of NVIDIA GPUs. It runs PTX kernels on the host's cores and reports mistakes that hardware
+ * does not: races, reads of undefined memory, accesses out of bounds.
  *
- * Work is done when it is called for: a launch has ended when dw_emulator_launch returns. Global addresses are
- * addresses of the host. An emulator may be used from several threads; its launches take turns.
+ *     dw_emulator *gpu;
+ *     dw_emulator_module *module;
+ *     dw_emulator_create("sm_90a", NULL, &gpu);
+ *     dw_emulator_load(gpu, ptx, strlen(ptx), "add.ptx", &module);
+ *     dw_emulator_allocate(gpu, 4 * n, &x);
+ *     dw_emulator_launch_options launch = DW_EMULATOR_LAUNCH_DEFAULT;
+ *     launch.grid[0] = (n + 255) / 256, launch.block[0] = 256;
+ *     dw_emulator_launch(module, "add", &launch, (void *[]){&x, &n}, NULL);
+ *     dw_emulator_destroy(gpu);
+ *
+ * Calls are synchronous: a launch has ended when dw_emulator_launch returns. Global addresses are addresses of the
+ * host. Several threads may use one emulator; its launches take turns. docs/emulator.md says what is emulated.
  */
 #ifndef DEEPWELL_EMULATOR_H
 #define DEEPWELL_EMULATOR_H
@@ -16,8 +26,7 @@
 extern "C" {
 #endif
 
-/* What names of emulated GPUs begin with, also that of the driver of `deepwell emulate`: they take PTX, no machine
- * code. */
+/* Prefix of the names of emulated GPUs, also under `deepwell emulate`. Such GPUs run PTX, not machine code. */
 #define DW_EMULATOR_GPU_NAME "Deepwell emulator of "
 
 typedef struct dw_emulator dw_emulator;
@@ -25,95 +34,95 @@ typedef struct dw_emulator_module dw_emulator_module;
 
 typedef struct dw_emulator_options {
     size_t size; /* sizeof(dw_emulator_options) */
-    bool check;  /* look for undefined reads and races, beside what always stops a kernel */
-    uint64_t
-        seed; /* of the order in which warps and asynchronous work run; the same seed, the same order */
-    /* What kernels print, one call of printf at a time, while the launch lasts; NULL: it is dropped. Calls take
-     * turns. */
+    /* Look for undefined reads and races, besides the mistakes that always stop a kernel. */
+    bool check;
+    uint64_t seed; /* fixes the order in which warps and asynchronous operations run */
+    /* Receives what kernels print during a launch, one printf at a time, never concurrently. NULL: output is
+     * dropped. */
     void (*print)(void *context, const char *text, size_t bytes);
     void *print_context;
-    /* What 0.1 began with ends here: a caller's structure may, too. */
-    int threads; /* of the host that run a launch, at most; 0: as many as dw_get_threads() */
-    int multiprocessors; /* of the GPU: how many blocks live at once; 0: as many as the architecture's, 1 to 1024 */
-    /* Operations of warps without anything happening (an arrival, a barrier, an atomic write, the end of a cluster)
-     * after which loops are taken to be endless, where also each warp that runs had a 64th of them; 0: 2^27. Loops
-     * whose registers repeat while nothing happens need not run as long. A warp that has executed eight times as many
-     * operations is stopped, whatever happens. */
+    /* The structure of version 0.1 ends here; that size is accepted as well. */
+    int threads;         /* most host threads for one launch; 0: dw_get_threads() */
+    int multiprocessors; /* SMs: bounds the blocks that run at once; 1 to 1024, 0: as the architecture */
+    /* Bound for endless loops: a kernel is stopped after this many warp operations without an event (an arrival, a
+     * barrier, an atomic write, the end of a cluster), once each running warp has executed a 64th of them; 0: 2^27. A
+     * loop whose registers repeat without an event is found earlier. A warp that has executed eight times as many
+     * operations is always stopped. */
     uint64_t endless;
 } dw_emulator_options;
 #define DW_EMULATOR_OPTIONS_DEFAULT                                                                \
     { sizeof(dw_emulator_options), true, 1, NULL, NULL, 0, 0, 0 }
 
-/* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a"; DW_NOT_FOUND lists them. options NULL: the
- * defaults; DW_INVALID_ARGUMENT: a number that none of them may be. */
+/* `architecture`: "sm_90a", "sm_100a", "sm_103a" or "sm_120a". DW_NOT_FOUND: another one; the message lists these.
+ * DW_INVALID_ARGUMENT: an option is out of range. `options` NULL: the defaults. */
 DW_API dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
                                     dw_emulator **emulator);
-/* With its memory and modules. */
+/* Also releases its memory and modules. */
 DW_API void dw_emulator_destroy(dw_emulator *emulator);
-/* Of the emulated GPU. */
+/* Number of SMs of the emulated GPU. */
 DW_API int dw_emulator_multiprocessors(const dw_emulator *emulator);
 
-/* Global memory, aligned to 256 bytes; reading it before anything was written is a finding. DW_OUT_OF_MEMORY. */
+/* Global memory, aligned to 256 bytes. Reading it before it is written is a finding. DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory);
-/* Memory of the host's that kernels may use as well: counts as written. */
+/* Host memory that kernels may access as well. It counts as written. */
 DW_API dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory);
-/* The caller's own memory, for as long as the emulator lives or until it is released here; what was known of
- * the range before is forgotten. */
+/* Lets kernels access the caller's own memory, until the emulator is destroyed or the memory is released here. Resets
+ * what the emulator knew about the range. */
 DW_API dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes);
-/* Any of the three's. DW_INVALID_ARGUMENT: it was not allocated here, or has been given back. */
+/* Releases memory from any of the three calls above. DW_INVALID_ARGUMENT: it was not allocated here, or is already
+ * released. */
 DW_API dw_status dw_emulator_release(dw_emulator *emulator, void *memory);
-/* From the host: counts as written. DW_INVALID_ARGUMENT: the range is not within one allocation. */
+/* Copies from the host; the range counts as written. DW_INVALID_ARGUMENT: it is not within one allocation. */
 DW_API dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host,
                                      size_t bytes);
 DW_API dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes);
 DW_API dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from,
                                       size_t bytes);
 DW_API dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes);
-/* Whether the range lies within one allocation. */
+/* Returns whether the range lies within one allocation. */
 DW_API bool dw_emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes);
 
-/* PTX text. DW_PARSE: "NAME, PTX line 12: what: the line". DW_UNSUPPORTED: what the emulator does not have, by
- * name. */
+/* Loads PTX text. DW_PARSE: the message is "NAME, PTX line 12: mistake: the line". DW_UNSUPPORTED names what the
+ * emulator does not have. */
 DW_API dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes,
                                   const char *name, dw_emulator_module **module);
 DW_API void dw_emulator_unload(dw_emulator_module *module);
-/* DW_NOT_FOUND: lists the kernels. DW_UNSUPPORTED: it cannot be launched, because of the instruction that the
+/* DW_NOT_FOUND lists the kernels. DW_UNSUPPORTED: the kernel cannot be launched because of the instruction that the
  * message names. */
 DW_API dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *kernel);
-/* Bytes of static shared memory, with the system's KiB, and bytes of a lane's local memory; registers are not
- * limited. */
+/* Bytes of static shared memory, including the KiB that the system reserves, and bytes of local memory per lane.
+ * Registers are not limited. */
 DW_API dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *kernel,
                                            uint32_t *shared_bytes, uint32_t *local_bytes);
-/* The most threads of a block, and the cluster that the kernel requires (0 0 0: none). */
+/* Most threads of a block, and the cluster size that the kernel requires (0 0 0: none). */
 DW_API dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char *kernel,
                                            uint32_t *threads, uint32_t cluster[3]);
-/* Where parameter `index` lies among the parameters, and its bytes. DW_NOT_FOUND: there are not as many. */
+/* Byte offset of parameter `index` in the parameter space, and its size. DW_NOT_FOUND: there are fewer parameters. */
 DW_API dw_status dw_emulator_kernel_parameter(const dw_emulator_module *module, const char *kernel,
                                               uint32_t index, uint32_t *offset, uint32_t *bytes);
-/* The address of a .global or .const variable. DW_NOT_FOUND. */
+/* Address of a .global or .const variable. DW_NOT_FOUND. */
 DW_API dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name,
                                       void **address, size_t *bytes);
 
 typedef struct dw_emulator_launch_options {
-    size_t size;
-    uint32_t grid[3], block[3],
-        cluster[3];        /* cluster 0 0 0: one block, or what the kernel requires */
-    uint32_t shared_bytes; /* dynamic */
-    bool cooperative;      /* all blocks live at once, and may wait for one another */
+    size_t size; /* sizeof(dw_emulator_launch_options) */
+    /* cluster 0 0 0: one block, or the size that the kernel requires. */
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t shared_bytes; /* dynamic shared memory */
+    bool cooperative;      /* all blocks are resident at once and may wait for one another */
 } dw_emulator_launch_options;
 #define DW_EMULATOR_LAUNCH_DEFAULT                                                                 \
     { sizeof(dw_emulator_launch_options), {1, 1, 1}, {1, 1, 1}, {0, 0, 0}, 0, false }
 
-/* `arguments`: the address of each parameter's value. DW_INVALID_ARGUMENT: a launch that no GPU would take.
- * DW_INTERNAL: the kernel was stopped; the findings say why. *instructions, if not NULL: how many lanes
- * executed how many. */
+/* `arguments`: the address of each parameter's value. `instructions` may be NULL; it receives the number of
+ * instructions summed over all lanes. DW_INVALID_ARGUMENT: no GPU would accept the launch. DW_INTERNAL: the kernel was
+ * stopped; the findings say why. */
 DW_API dw_status dw_emulator_launch(dw_emulator_module *module, const char *kernel,
                                     const dw_emulator_launch_options *options,
                                     void *const *arguments, uint64_t *instructions);
 
-/* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter, numbered as the driver's
- * enumerations are: `element` CUtensorMapDataType, `swizzle` CUtensorMapSwizzle. The form of the 128 bytes is
- * the emulator's own. */
+/* A tensor map (cuTensorMapEncodeTiled) for a kernel's 128-byte parameter. `element` has the driver's values of
+ * CUtensorMapDataType, `swizzle` those of CUtensorMapSwizzle. The format of the 128 bytes is the emulator's own. */
 typedef struct dw_emulator_tensor_shape {
     size_t size_of;    /* sizeof(dw_emulator_tensor_shape) */
     int element, rank; /* 1 to 5 axes, axis 0 contiguous */
@@ -123,35 +132,36 @@ typedef struct dw_emulator_tensor_shape {
     uint32_t box[5], step[5];
     int interleave, swizzle, fill_nan;
 } dw_emulator_tensor_shape;
-/* DW_INVALID_ARGUMENT: by the rules of cuTensorMapEncodeTiled; DW_UNSUPPORTED: interleaved. */
+/* DW_INVALID_ARGUMENT: a rule of cuTensorMapEncodeTiled is broken. DW_UNSUPPORTED: interleaved layouts. */
 DW_API dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map);
 
-/* What was found, since the last clear. Of one kind at one line of a kernel only the first is kept, and counted. */
+/* One finding. Repeated findings of one kind at one line of a kernel are kept once and counted. */
 typedef struct dw_finding {
     const char *kind; /* "out of bounds", "race", ... */
     char kernel[128], instruction[96];
-    char source[256]; /* file, where the PTX has .loc; else empty */
+    char source[256]; /* file, if the PTX has .loc; else empty */
     int source_line;
-    char inlined_at
-        [256]; /* where the line's function was called: "gemm.cu:81 called at gemm.cu:203" */
+    /* Where the line's function was inlined: "gemm.cu:81 called at gemm.cu:203". */
+    char inlined_at[256];
     int ptx_line;
     uint32_t block[3];
     int warp, lane; /* lane -1: the whole warp */
     uint64_t count;
     char what[1024];
 } dw_finding;
+/* Findings since the last clear. */
 DW_API size_t dw_emulator_finding_count(const dw_emulator *emulator);
-/* DW_NOT_FOUND: there are not as many. */
+/* DW_NOT_FOUND: there are fewer findings. */
 DW_API dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index,
                                      dw_finding *finding);
 DW_API void dw_emulator_clear_findings(dw_emulator *emulator);
 /* "out of bounds: kernel add, PTX line 12 (add.cu:3), block (0, 0, 0), warp 1, lane 3, ld.global.f32: reads ..." */
 DW_API void dw_finding_text(const dw_finding *finding, char *text, size_t bytes);
-/* Writes a file of JSON: architecture, seed, how many launches there were, how many instructions all lanes executed in
- * them, every finding, its members named as those of dw_finding are, with "text", and under "unsupported" why kernels
- * that were asked for could not be launched. DW_IO. */
+/* Writes a JSON file: architecture, seed, number of launches, instructions summed over all lanes, every finding (with
+ * the members of dw_finding and "text"), and under "unsupported" the reasons why kernels could not be launched.
+ * DW_IO. */
 DW_API dw_status dw_emulator_report(const dw_emulator *emulator, const char *path);
-/* Adds to what the report has under "unsupported". */
+/* Adds an entry to the report's "unsupported". */
 DW_API void dw_emulator_report_unsupported(dw_emulator *emulator, const char *why);
 
 #ifdef __cplusplus

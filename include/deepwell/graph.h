@@ -1,16 +1,26 @@
-/* The graph: static single assignment over tensors.
+/* The graph: a program over tensors in static single assignment form.
  *
- * A graph owns values (element type, shape, role) and nodes (operation, inputs, outputs, attributes,
- * region, layer, module path). Nodes are kept in topological order. Operations form two strata of
- * one table: primitives, and composites, each defined by its expansion into primitives (ops.h).
+ *     dw_graph *graph;
+ *     dw_dim batch;
+ *     dw_value x, w, y;
+ *     dw_graph_create(&graph);
+ *     dw_graph_symbol(graph, "B", &batch);
+ *     dw_graph_leaf(graph, DW_ROLE_INPUT, "x", DW_F32, 2, (dw_dim[]){batch, 64}, &x);
+ *     dw_graph_leaf(graph, DW_ROLE_PARAMETER, "w", DW_F32, 2, (dw_dim[]){32, 64}, &w);
+ *     dw_graph_apply(graph, DW_OP_LINEAR, 2, (dw_value[]){x, w}, 0, NULL, &y); // y is [B, 32]
+ *     dw_graph_add_output(graph, y);
+ *     dw_graph_destroy(graph);
  *
- * Dimensions are dw_dim: a non-negative number, or a handle (negative) of a polynomial with integer
- * coefficients over the graph's symbols ("B", "S"), hash-consed per graph, so that two dims of one
- * graph are equal exactly when the handles are equal.
+ * A graph owns values (dtype, shape, role) and nodes (operation, inputs, outputs, attributes, region, layer, module
+ * path). Nodes are in topological order. An operation is a primitive, or a composite that is defined by its expansion
+ * into primitives (ops.h).
  *
- * A graph is not thread-safe while it is being changed; any number of threads may read it.
- * All strings returned belong to the graph. Functions that take dims, values or nodes of another
- * graph have undefined results.
+ * A dimension (dw_dim) is a non-negative number, or a negative handle of a polynomial with integer coefficients over
+ * the graph's symbols ("B", "S"). Polynomials are unique per graph, so two dims of one graph are equal exactly if their
+ * handles are equal.
+ *
+ * A graph must not be changed by one thread while another uses it; any number of threads may read it. Returned strings
+ * belong to the graph. The result of passing a dim, value or node of another graph is undefined.
  */
 #ifndef DEEPWELL_GRAPH_H
 #define DEEPWELL_GRAPH_H
@@ -28,9 +38,9 @@ typedef struct dw_graph dw_graph;
 typedef uint32_t dw_value; /* index of a value */
 typedef uint32_t dw_node;  /* index of a node, in topological order */
 typedef int64_t dw_dim;
-#define DW_NONE UINT32_MAX /* no value: an optional input that is absent */
+#define DW_NONE UINT32_MAX /* no value: an absent optional input */
 #define DW_MAX_RANK 8
-#define DW_MAX_INPUTS 64 /* concat and fused have as many */
+#define DW_MAX_INPUTS 64 /* of one node: concat and fused have the most */
 #define DW_MAX_OUTPUTS 64
 
 typedef enum dw_dtype {
@@ -144,7 +154,8 @@ typedef struct dw_attr {
     const char *string;
     const int64_t *list;
 } dw_attr;
-/* Short spellings for calls: dw_graph_append(g, DW_OP_PERMUTE, 1, &x, 1, (dw_attr[]){dw_ints(...)}) */
+/* Attributes for calls: dw_graph_append(g, DW_OP_PERMUTE, 1, &x, 1, (dw_attr[]){dw_attr_list(...)}, &node).
+ * Strings and lists are copied by the graph. */
 static inline dw_attr dw_attr_int(dw_attr_key key, int64_t integer) {
     dw_attr attr = {key, 0, integer, 0.0, NULL, NULL};
     return attr;
@@ -170,44 +181,44 @@ DW_API void dw_graph_destroy(dw_graph *graph);
 
 /* ---- dimensions ---------------------------------------------------------------------------- */
 
-/* The symbol called `name` ([A-Za-z_][A-Za-z0-9_]*), made on first use. */
+/* The symbol called `name` ([A-Za-z_][A-Za-z0-9_]*). It is created on first use. */
 DW_API dw_status dw_graph_symbol(dw_graph *graph, const char *name, dw_dim *dim);
 DW_API uint32_t dw_graph_symbol_count(const dw_graph *graph);
 DW_API const char *dw_graph_symbol_name(const dw_graph *graph, uint32_t index);
 DW_API dw_status dw_dim_add(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *sum);
 DW_API dw_status dw_dim_sub(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *difference);
 DW_API dw_status dw_dim_mul(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *product);
-/* Exact polynomial quotient; DW_SHAPE when there is a remainder. */
+/* Exact polynomial quotient. DW_SHAPE: the division leaves a remainder. */
 DW_API dw_status dw_dim_div(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *quotient);
-/* Value at symbol sizes (one per symbol, in order); DW_SHAPE when negative or over 2^62. */
+/* Value at symbol sizes (one per symbol, in order). DW_SHAPE: it is negative or over 2^62. */
 DW_API dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *sizes,
                              int64_t *value);
-/* "B*S + 1" into buffer (truncated like snprintf). */
+/* Writes "B*S + 1" into buffer. Returns the full length and truncates, like snprintf. */
 DW_API size_t dw_dim_text(const dw_graph *graph, dw_dim dim, char *buffer, size_t bytes);
-/* Reads what dw_dim_text writes: sums of products of integers and symbols. New symbols are made. */
+/* Reads what dw_dim_text writes: sums of products of integers and symbols. Creates new symbols. */
 DW_API dw_status dw_dim_parse(dw_graph *graph, const char *text, dw_dim *dim);
 
 /* ---- building ------------------------------------------------------------------------------ */
 
-/* A value that no node computes. `name` must be new in the graph. */
+/* Adds a value that no node computes. `name` must be new in the graph. */
 DW_API dw_status dw_graph_leaf(dw_graph *graph, dw_role role, const char *name, dw_dtype dtype,
                                int rank, const dw_dim *shape, dw_value *value);
-/* Appends a node; shapes and dtypes of its outputs follow from the table. Fails, with the graph
- * unchanged, when the table's rule for the operation is broken. `node` may be NULL. */
+/* Appends a node. The operation table (ops.h) gives shapes and dtypes of its outputs. If a rule of the table is broken,
+ * the call fails and the graph is unchanged. `node` may be NULL. */
 DW_API dw_status dw_graph_append(dw_graph *graph, dw_op op, uint32_t input_count,
                                  const dw_value *inputs, uint32_t attr_count, const dw_attr *attrs,
                                  dw_node *node);
-/* The same, for the common case of wanting output 0. */
+/* Appends a node and returns its output 0. */
 DW_API dw_status dw_graph_apply(dw_graph *graph, dw_op op, uint32_t input_count,
                                 const dw_value *inputs, uint32_t attr_count, const dw_attr *attrs,
                                 dw_value *output);
-/* Where later appended nodes come from (kept until set again). `module` may be NULL. */
+/* Sets the origin of nodes that are appended from now on. `layer` -1: none. `module` may be NULL. */
 DW_API dw_status dw_graph_set_origin(dw_graph *graph, dw_region region, int layer,
                                      const char *module);
-/* Later appended nodes belong to the backward pass (nonzero) or the forward pass. */
+/* Nodes that are appended from now on belong to the backward pass (nonzero) or to the forward pass (0). */
 DW_API void dw_graph_set_backward(dw_graph *graph, int backward);
 DW_API dw_status dw_graph_set_value_name(dw_graph *graph, dw_value value, const char *name);
-/* Marks `value` as the graph's next output. The same value may be an output more than once. */
+/* Appends `value` to the graph's outputs. The same value may be an output more than once. */
 DW_API dw_status dw_graph_add_output(dw_graph *graph, dw_value value);
 
 /* ---- queries ------------------------------------------------------------------------------- */
@@ -232,7 +243,7 @@ DW_API uint32_t dw_node_input_count(const dw_graph *graph, dw_node node);
 DW_API dw_value dw_node_input(const dw_graph *graph, dw_node node, uint32_t index);
 DW_API uint32_t dw_node_output_count(const dw_graph *graph, dw_node node);
 DW_API dw_value dw_node_output(const dw_graph *graph, dw_node node, uint32_t index);
-/* NULL when the node does not carry the key. */
+/* Returns the attribute, or NULL if the node does not have the key. */
 DW_API const dw_attr *dw_node_attr(const dw_graph *graph, dw_node node, dw_attr_key key);
 DW_API int64_t dw_node_int(const dw_graph *graph, dw_node node, dw_attr_key key, int64_t absent);
 DW_API double dw_node_float(const dw_graph *graph, dw_node node, dw_attr_key key, double absent);
@@ -241,8 +252,8 @@ DW_API int dw_node_layer(const dw_graph *graph, dw_node node); /* -1: none */
 DW_API const char *dw_node_module(const dw_graph *graph, dw_node node);
 DW_API int dw_node_is_backward(const dw_graph *graph, dw_node node);
 
-/* Work of one node at given symbol sizes: floating-point operations (a multiply-add is two) and the
- * least bytes that must move (each distinct input and output once). */
+/* Work of one node at given symbol sizes. `flops`: floating-point operations; a multiply-add counts as two. `bytes`:
+ * the least that must move, with each distinct input and output counted once. */
 typedef struct dw_cost {
     double flops;
     double bytes;
@@ -251,12 +262,12 @@ DW_API dw_status dw_node_cost(const dw_graph *graph, dw_node node, const int64_t
                               dw_cost *cost);
 DW_API dw_status dw_graph_cost(const dw_graph *graph, const int64_t *sizes, dw_cost *cost);
 
-/* Every rule of the table, of SSA and of the graph's own bookkeeping; the message names the node. */
+/* Checks every rule of the operation table, of SSA and of the graph's own data. The message names the node. */
 DW_API dw_status dw_graph_verify(const dw_graph *graph);
 
-/* ---- text and JSON: each reads back what it wrote -------------------------------------------- */
+/* ---- text and JSON: both formats read back exactly what was written --------------------------- */
 
-/* `text` is released with dw_text_free. */
+/* Free *text with dw_text_free. */
 DW_API dw_status dw_graph_to_text(const dw_graph *graph, char **text);
 DW_API dw_status dw_graph_from_text(const char *text, dw_graph **graph);
 DW_API dw_status dw_graph_to_json(const dw_graph *graph, char **text);
@@ -265,26 +276,26 @@ DW_API void dw_text_free(char *text);
 
 /* ---- transformations ------------------------------------------------------------------------- */
 
-/* Reverse mode. `outputs[i]` receives the gradient `output_grads[i]`, a value of the same shape and
- * dtype (make it with dw_graph_leaf(..., DW_ROLE_GRADIENT, ...)). Appends backward nodes.
- * `grads[j]` is the gradient of wrt[j], or DW_NONE when no output depends on it through a
- * differentiable path. DW_UNSUPPORTED names a node that has no gradient. */
+/* Reverse-mode differentiation: appends backward nodes. `output_grads[i]` is the gradient of `outputs[i]`, a value of
+ * the same shape and dtype; make it with dw_graph_leaf(..., DW_ROLE_GRADIENT, ...). `grads[j]` becomes the gradient of
+ * wrt[j], or DW_NONE if no output depends on it through a differentiable path. DW_UNSUPPORTED names a node that has no
+ * gradient. */
 DW_API dw_status dw_graph_gradient(dw_graph *graph, uint32_t output_count, const dw_value *outputs,
                                    const dw_value *output_grads, uint32_t wrt_count,
                                    const dw_value *wrt, dw_value *grads);
 
 typedef enum dw_pass {
-    DW_PASS_DEAD_CODE, /* nodes that no output needs; leaves stay */
-    DW_PASS_COMMON,    /* equal operation, inputs, attributes: computed once */
-    DW_PASS_FOLD,      /* constants and identities (x+0, x*1, reshape of reshape, ...) */
-    DW_PASS_RECOGNIZE, /* chains of primitives that are a composite become that composite */
-    DW_PASS_EXPAND,    /* every composite becomes primitives */
-    DW_PASS_FUSE,      /* chains of elementwise nodes become `fused` nodes */
+    DW_PASS_DEAD_CODE, /* removes nodes that no output needs; leaves stay */
+    DW_PASS_COMMON,    /* merges nodes with equal operation, inputs and attributes */
+    DW_PASS_FOLD,      /* folds constants and identities (x+0, x*1, reshape of reshape, ...) */
+    DW_PASS_RECOGNIZE, /* replaces chains of primitives by the composite that they form */
+    DW_PASS_EXPAND,    /* replaces every composite by primitives */
+    DW_PASS_FUSE,      /* replaces chains of elementwise nodes by `fused` nodes */
     DW_PASS_COUNT
 } dw_pass;
 DW_API const char *dw_pass_name(dw_pass pass);
-/* Replaces *graph by the transformed one (verified). On failure *graph is unchanged. Leaf order,
- * leaf names and output order are kept; values and nodes are renumbered. */
+/* Replaces *graph by the transformed graph, which is verified. On failure *graph is unchanged. The order of leaves and
+ * outputs and the names of leaves are kept; values and nodes are renumbered. */
 DW_API dw_status dw_graph_run_pass(dw_graph **graph, dw_pass pass);
 
 #ifdef __cplusplus

@@ -1,4 +1,8 @@
-/* Where Deepwell's log lines go: nowhere, until a sink is set. */
+/* Deepwell's log lines. They are dropped until a sink is set.
+ *
+ *     static void print(void *context, int level, const char *line) { fprintf(context, "%d %s\n", level, line); }
+ *     dw_log_set_sink(print, stderr, 1);
+ */
 #ifndef DEEPWELL_LOG_H
 #define DEEPWELL_LOG_H
 
@@ -8,10 +12,10 @@
 extern "C" {
 #endif
 
-/* `level`: 0 debug, 1 info, 2 warning. `line` has no newline and is valid during the call only.
- * May be called from any thread. */
+/* `level`: 0 debug, 1 info, 2 warning. `line` has no newline and is valid during the call only. The sink may be called
+ * from any thread. */
 typedef void (*dw_log_sink)(void *context, int level, const char *line);
-/* `sink` NULL: silence. Lines below `minimum_level` are dropped. */
+/* `sink` NULL turns logging off. Lines below `minimum_level` are dropped. */
 DW_API void dw_log_set_sink(dw_log_sink sink, void *context, int minimum_level);
 
 #ifdef __cplusplus

@@ -5,9 +5,14 @@
  *     dw_hadamard                            random Hadamard transform
  *     dw_scales_swizzle, _unswizzle          the order in which tensor cores read block scales
  *
- * Every result is a function of the arguments alone: the same bits on every CPU, on any number of threads,
- * whatever the calling thread's floating-point mode. Work is spread over the library's threads.
- * Sizes are checked; pointers are the caller's business. Inputs and outputs must not overlap.
+ *     uint8_t codes[32], scale;
+ *     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;         // MXFP8: E4M3, blocks of 32
+ *     dw_block_quantize(&options, 1, 32, values, 32, codes, 0, &scale);
+ *     dw_block_dequantize(&options, 1, 32, codes, 0, &scale, values, 32);
+ *
+ * Every result depends on the arguments alone: it has the same bits on every CPU, on any number of threads, and in any
+ * floating-point mode of the calling thread. The library's threads share the work. Sizes are checked, pointers are not.
+ * Inputs and outputs must not overlap.
  *
  * Sources. OCP MX: "OCP Microscaling Formats (MX) Specification v1.0", 2023. OFP8: "OCP 8-bit Floating Point
  * Specification v1.0", 2023. PTX: "Parallel Thread Execution ISA 9.0", sections cvt and tcgen05. NVFP4:
@@ -50,30 +55,30 @@ typedef enum dw_format {
 DW_API const char *dw_format_name(dw_format format); /* "bf16" ...; "unknown" */
 DW_API int dw_format_bits(dw_format format);         /* of one code: 16, 8, 6, 4 */
 DW_API float dw_format_max(dw_format format);        /* largest finite number */
-/* Bytes of an array of codes: 16-bit formats two each (as the machine orders them), E2M1 half a byte (two
- * codes per byte, the first in the low nibble; a last odd one is followed by a zero nibble), all others one
- * each, the code in the low bits, the others 0. -1 for a format that is none or a negative count. */
+/* Bytes of an array of codes. A code of a 16-bit format has two bytes, in the machine's order. E2M1 has two codes per
+ * byte, the first in the low nibble; a zero nibble follows an odd last code. Any other code has one byte: the code in
+ * the low bits, zeros above. Returns -1 for an unknown format or a negative count. */
 DW_API int64_t dw_format_bytes(dw_format format, int64_t count);
 
-/* What becomes of a number whose rounding exceeds the largest finite one, and of infinity:
+/* The result for infinity and for numbers that round to more than the largest finite one:
  *   SATURATE   the largest finite number, sign kept (PTX .satfinite; torch's cast to E4M3)
  *   NONFINITE  infinity where the format has one (BF16, F16, E5M2), NaN in E4M3, UE4M3 and E8M0 (ml_dtypes);
  *              E3M2, E2M3 and E2M1 have neither and saturate
  * In both, NaN becomes NaN: E4M3 and E5M2 0x7F with the sign kept (torch), UE4M3 0x7F, E8M0 0xFF, BF16 and F16
  * a quiet NaN with the sign and the payload that fits; in E3M2, E2M3, E2M1 the largest number, positive (PTX).
- * UE4M3 and E8M0 have no sign: -0 is 0; a number below it becomes code 0 (SATURATE) or NaN (NONFINITE). */
+ * UE4M3 and E8M0 have no sign: -0 is 0; a negative number becomes code 0 (SATURATE) or NaN (NONFINITE). */
 typedef enum dw_overflow { DW_OVERFLOW_SATURATE, DW_OVERFLOW_NONFINITE } dw_overflow;
 
-/*   NEAREST     to the nearest number, ties to the even code, subnormals included. E8M0, whose codes are all
- *               powers of two, takes the upper one in a tie (1.5 * 2^e); what lies between 2^-127 and 2^-126,
- *               subnormal in F32, becomes 2^-126, and all below 2^-127 code 0 (as in ml_dtypes and torch).
- *   STOCHASTIC  x between neighbours a and b = a + q (in magnitude) becomes b when
- *               w + floor((x - a) / q * 2^32) >= 2^32 for a random 32-bit word w: b has probability
- *               (x - a) / q, short of it by less than 2^-32. Not for E8M0. */
+/*   NEAREST     to the nearest number, ties to the even code, subnormals included. The codes of E8M0 are powers of
+ *               two; it rounds a tie (1.5 * 2^e) up. Numbers between 2^-127 and 2^-126, subnormal in F32, become
+ *               2^-126, and all below 2^-127 code 0 (as in ml_dtypes and torch).
+ *   STOCHASTIC  x between neighbours a and b = a + q (in magnitude) becomes b if
+ *               w + floor((x - a) / q * 2^32) >= 2^32 for a random 32-bit word w. The probability of b is
+ *               (x - a) / q, less an error below 2^-32. Not supported for E8M0. */
 typedef enum dw_rounding { DW_ROUND_NEAREST, DW_ROUND_STOCHASTIC } dw_rounding;
 
-/* Random words: Philox4x32-10, as the operation `random_uniform` uses it. The word of element `index` is
- * word index % 4 of block index / 4, key = {low32(seed), high32(seed)},
+/* Random words of Philox4x32-10, as in the operation `random_uniform`. Element `index` uses word index % 4 of block
+ * index / 4, with key = {low32(seed), high32(seed)} and
  * counter = {low32(block), low32(stream) ^ high32(block) << 20, low32(offset), high32(offset)}. */
 typedef struct dw_random {
     int64_t seed, offset, stream;
@@ -83,28 +88,29 @@ typedef struct dw_encode_options {
     size_t struct_size; /* sizeof(dw_encode_options) */
     dw_overflow overflow;
     dw_rounding rounding;
-    dw_random random; /* STOCHASTIC */
+    dw_random random; /* STOCHASTIC only */
 } dw_encode_options;
 #define DW_ENCODE_OPTIONS_DEFAULT                                                                  \
     {                                                                                              \
         sizeof(dw_encode_options), DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, { 0, 0, 0 }             \
     }
 
-/* codes: dw_format_bytes(format, count) bytes. options NULL: the defaults. DW_INVALID_ARGUMENT. */
+/* Rounds `count` values to codes. `codes`: dw_format_bytes(format, count) bytes. `options` NULL: the defaults.
+ * DW_INVALID_ARGUMENT. */
 DW_API dw_status dw_encode(dw_format format, int64_t count, const float *values,
                            const dw_encode_options *options, void *codes);
-/* Exact. Bits above a code's own are ignored, in UE4M3 its highest one too. NaNs become 0x7FC00000 with the
- * code's sign (BF16 and F16: with the payload). */
+/* Converts codes to F32 exactly. Bits above the code are ignored, in UE4M3 also its highest bit. A NaN becomes
+ * 0x7FC00000 with the code's sign (BF16 and F16: also with its payload). */
 DW_API dw_status dw_decode(dw_format format, int64_t count, const void *codes, float *values);
 
-/* Four 6-bit codes in three bytes: code i has bits 6i..6i+5 of the stream, lowest bit first. `packed` has
+/* Packs four 6-bit codes into three bytes: code i has bits 6i..6i+5 of the stream, lowest bit first. `packed` has
  * (6 * count + 7) / 8 bytes; unused bits are 0. */
 DW_API dw_status dw_fp6_pack(int64_t count, const uint8_t *codes, uint8_t *packed);
 DW_API dw_status dw_fp6_unpack(int64_t count, const uint8_t *packed, uint8_t *codes);
 
 /* ---- blocks ---------------------------------------------------------------------------------------- */
 
-/* key, name, element format, block length, scale format (AMAX of FP8_BLOCK: F32), exponent of the largest number */
+/* key, name, element format, block length, scale format (F32 for FP8_BLOCK with AMAX) */
 #define DW_SCHEME_MAP(X)                                                                           \
     X(MXFP8_E4M3, "mxfp8_e4m3", E4M3, 32, E8M0)                                                    \
     X(MXFP8_E5M2, "mxfp8_e5m2", E5M2, 32, E8M0)                                                    \
@@ -122,17 +128,18 @@ typedef enum dw_scheme {
 } dw_scheme;
 DW_API const char *dw_scheme_name(dw_scheme scheme); /* "mxfp8_e4m3" ...; "unknown" */
 
-/* How a block's scale follows from amax, its largest magnitude (M: the element format's largest number,
- * 2^m <= M < 2^(m+1)):
+/* The rule that gives a block's scale from amax, its largest magnitude. M is the element format's largest number, and
+ * 2^m <= M < 2^(m+1).
  *   RCEIL  2^e, e the smallest with amax <= M * 2^e: nothing saturates (MXFP8 recipe; PTX cvt.rp of amax / M)
  *   FLOOR  2^e, e = floor(log2(amax)) - m: amax up to 2^(m+1-e) saturates (OCP MX 6.3)
  *   CEIL   2^e, e = ceil(log2(amax)) - m: up to one binary digit less than RCEIL (torchao's "ceil")
  *   AMAX   amax / M rounded to the scale's own format: F32 in FP8_BLOCK (DeepSeek); in NVFP4
  *          (amax / 6) / tensor_scale, each quotient rounded to F32, then to UE4M3, nearest, saturating (NVFP4)
- * DEFAULT: RCEIL for MX, AMAX for NVFP4 and FP8_BLOCK. MX takes RCEIL, FLOOR, CEIL; NVFP4 AMAX only; FP8_BLOCK
- * all four. In the first three the scale is E8M0, e held to [-127, 127]; a zero block has e = -127.
+ *   DEFAULT  RCEIL for MX, AMAX for NVFP4 and FP8_BLOCK
+ * MX supports RCEIL, FLOOR and CEIL, NVFP4 only AMAX, FP8_BLOCK all four. The scale of the first three is E8M0 with e
+ * clamped to [-127, 127]; a zero block has e = -127.
  *
- * Elements, always saturating (x stands for the element, s for the scale's value):
+ * Elements always saturate. For an element x and the scale's value s they are
  *   E8M0 scales      x * 2^-e, which is exact wherever it matters
  *   FP8_BLOCK, AMAX  x / s rounded to F32, then to the format; s = 0 gives zeros
  *   NVFP4            x * r rounded to F32, then to the format; r = min((1 / tensor_scale) / s, FLT_MAX),
@@ -140,10 +147,10 @@ DW_API const char *dw_scheme_name(dw_scheme scheme); /* "mxfp8_e4m3" ...; "unkno
  * Zeros keep the sign of x.
  *
  * NaN and infinity. A NaN makes its block's scale NaN (E8M0 0xFF, UE4M3 0x7F, F32 0x7FC00000) and all its codes
- * those of a positive NaN (E4M3 and E5M2 0x7F, else the largest). A block with an infinity and no NaN gets, in
- * RCEIL, e = 127; in FLOOR and CEIL, what the rule gives for amax = 2^128; in AMAX of FP8_BLOCK, 2^120: its
- * infinities then come back as infinities, and finite elements stay finite. The scales of NVFP4 have no such
- * number: there the block becomes NaN. */
+ * positive NaNs (E4M3 and E5M2 0x7F, else the largest code). In a block with an infinity and no NaN the scale is e =
+ * 127 with RCEIL, the rule's result for amax = 2^128 with FLOOR and CEIL, and 2^120 with AMAX of FP8_BLOCK.
+ * Dequantizing then gives infinities back, and finite elements stay finite. NVFP4 has no scale large enough: its block
+ * becomes NaN. */
 typedef enum dw_scale_rule {
     DW_SCALE_DEFAULT,
     DW_SCALE_RCEIL,
@@ -152,27 +159,26 @@ typedef enum dw_scale_rule {
     DW_SCALE_AMAX
 } dw_scale_rule;
 
-/* A matrix [rows, cols] is cut along `axis`, the one that a matrix product sums over. What comes out is laid out
- * for that product, its summed axis last:
+/* A matrix [rows, cols] is divided into blocks along `axis`, the reduction axis of the GEMM that will read it. The
+ * result is laid out for that GEMM, with the reduction axis last:
  *
  *     axis 1   outer = rows, inner = cols
  *     axis 0   outer = cols, inner = rows: codes and scales are those of the transposed matrix
  *     codes    [outer, inner], rows of dw_format_bytes(element, inner) bytes, or code_stride bytes apart
  *     scales   [outer, ceil(inner / block)]; square: [ceil(outer / block), ceil(inner / block)]
  *
- * Where inner is no multiple of the block the last block is shorter, as though zeros followed; where code_stride
- * leaves room, the codes that complete it are written as zeros. Nothing else beyond a row is touched.
- * Transposing means quantizing again (along the other axis), except with square blocks. */
+ * If inner is not a multiple of the block, the last block is shorter, as if zeros followed. If code_stride leaves room,
+ * the codes that complete this block are written as zeros. Nothing else after a row is written. To transpose, quantize
+ * again along the other axis; only square blocks can be transposed as they are. */
 typedef struct dw_block_options {
     size_t struct_size; /* sizeof(dw_block_options) */
     dw_scheme scheme;
     dw_scale_rule scale_rule;
-    int square; /* 1: a scale belongs to block x block elements (FP8_BLOCK 128x128 and NVFP4 16x16 for weights) */
+    int square; /* 1: one scale for block x block elements (FP8_BLOCK 128x128 and NVFP4 16x16, for weights) */
     int axis; /* 1 or 0 */
     dw_rounding rounding;
-    dw_random random; /* STOCHASTIC: element (i, k) of [outer, inner] uses word i * inner + k */
-    float
-        tensor_scale; /* NVFP4: a normal positive number, see dw_nvfp4_tensor_scale; others do not read it */
+    dw_random random;   /* STOCHASTIC: element (i, k) of [outer, inner] uses word i * inner + k */
+    float tensor_scale; /* NVFP4 only: a normal positive number, see dw_nvfp4_tensor_scale */
 } dw_block_options;
 #define DW_BLOCK_OPTIONS_DEFAULT                                                                   \
     {                                                                                              \
@@ -183,45 +189,45 @@ typedef struct dw_block_options {
 typedef struct dw_block_layout {
     int64_t outer, inner;
     int64_t block;     /* elements along inner that share a scale */
-    int64_t row_bytes; /* of codes, tight */
+    int64_t row_bytes; /* of one row of codes, contiguous */
     int64_t scale_rows, scale_cols;
-    size_t code_bytes, scale_bytes; /* of the whole arrays, tight */
+    size_t code_bytes, scale_bytes; /* of the whole arrays, contiguous */
     dw_format element;
     dw_format scale; /* DW_FORMAT_COUNT: F32 */
 } dw_block_layout;
-/* DW_INVALID_ARGUMENT for options or sizes that are wrong. */
+/* Computes the sizes of the result. DW_INVALID_ARGUMENT: an option or a size is invalid. */
 DW_API dw_status dw_block_layout_of(const dw_block_options *options, int64_t rows, int64_t cols,
                                     dw_block_layout *layout);
 
-/* source: F32, rows row_stride elements apart (>= cols). code_stride: bytes from one row of codes to the next;
- * 0: tight. scales: bytes, or float where layout.scale says so, tight. Rows or cols may be 0.
+/* `source`: F32 with row_stride elements from row to row (>= cols). `code_stride`: bytes from one row of codes to the
+ * next; 0: contiguous. `scales`: contiguous bytes, or float if layout.scale is DW_FORMAT_COUNT. rows or cols may be 0.
  * DW_INVALID_ARGUMENT, DW_OUT_OF_MEMORY. */
 DW_API dw_status dw_block_quantize(const dw_block_options *options, int64_t rows, int64_t cols,
                                    const float *source, int64_t row_stride, void *codes,
                                    int64_t code_stride, void *scales);
-/* Back to [rows, cols], the inverse layout. Element * scale (NVFP4: (element * scale) * tensor_scale, the first
- * product exact), rounded once to F32. */
+/* Restores [rows, cols] and its layout. An element becomes element * scale (NVFP4: (element * scale) * tensor_scale,
+ * with an exact first product), rounded once to F32. */
 DW_API dw_status dw_block_dequantize(const dw_block_options *options, int64_t rows, int64_t cols,
                                      const void *codes, int64_t code_stride, const void *scales,
                                      float *result, int64_t row_stride);
 
-/* Largest finite magnitude in a matrix; 0 if there is none. */
+/* Finds the largest finite magnitude in a matrix; 0 if there is none. */
 DW_API dw_status dw_amax(int64_t rows, int64_t cols, const float *source, int64_t row_stride,
                          float *amax);
-/* amax / (448 * 6), rounded to F32 and at least 2^-126; 1 where amax is 0 or not finite. */
+/* Returns amax / (448 * 6), rounded to F32 and at least 2^-126; 1 if amax is 0 or not finite. */
 DW_API float dw_nvfp4_tensor_scale(float amax);
 
 /* ---- random Hadamard transform ------------------------------------------------------------------- */
 
-/* Each run of `size` elements of a row, a vector x, becomes x D H / sqrt(size): H is the Hadamard matrix in
- * Sylvester's order (H[i][j] = (-1)^popcount(i & j)), D a diagonal of signs, the same for all runs: D[j] is -1
- * where bit j % 32 of word j / 32 of `random` is set (words as for elements above). The inverse is x H D / sqrt(size).
- * Orthogonal, so that a product over transformed operands is unchanged but for rounding (NVFP4, section on RHT:
- * size 16 on the inputs of weight gradients).
+/* Replaces each run x of `size` elements of a row by x D H / sqrt(size). H is the Hadamard matrix in Sylvester's order,
+ * H[i][j] = (-1)^popcount(i & j). D is a diagonal of signs, the same for all runs: D[j] is -1 if bit j % 32 of word
+ * j / 32 of `random` is set (words as for elements above). The inverse is x H D / sqrt(size). The transform is
+ * orthogonal, so it changes a GEMM of transformed operands only by rounding (NVFP4, section on RHT: size 16 on the
+ * inputs of weight gradients).
  *
- * size: 2, 4, ... 128. Sums are taken in F32 by radix-2 butterflies, stride 1 first, then multiplied by
- * 1 / sqrt(size) rounded to F32. A last run that is shorter than `size` is an error: cols must be a multiple.
- * axis 0: the runs go down the columns, and rows must be a multiple. result may be source. */
+ * `size` is 2, 4, ... 128, and cols must be a multiple of it. With axis 0 the runs go down the columns, and rows must
+ * be a multiple. Sums are in F32 by radix-2 butterflies, stride 1 first, and then multiplied by 1 / sqrt(size) rounded
+ * to F32. `result` may be `source`. */
 typedef struct dw_hadamard_options {
     size_t struct_size; /* sizeof(dw_hadamard_options) */
     int size;           /* 16 */
@@ -240,12 +246,12 @@ DW_API dw_status dw_hadamard(const dw_hadamard_options *options, int64_t rows, i
 
 /* ---- the order in which tensor cores read block scales ------------------------------------------ */
 
-/* One-byte scales [rows, cols] in tiles of 128 x 4, each an atom of 512 bytes: scale (r, c) of a tile lies at byte
- * (r % 32) * 16 + (r / 32) * 4 + c (32 x 4 x 4). Tiles of one row of tiles follow each other, then the next row's.
- * PTX, tcgen05.mma block scaling (the 32x128b.warpx4 copy reads an atom); cuBLAS, "Block scaling factors layout".
- * Rows and columns that complete a tile are 0. `repeat` > 1: row r of the scales stands for rows r * repeat ... of
- * the operand (square blocks of that many rows): `rows` counts the operand's rows, the scales have
- * ceil(rows / repeat). Unswizzle with repeat takes the first row of each. */
+/* Arranges one-byte scales [rows, cols] in tiles of 128 x 4, each an atom of 512 bytes. Scale (r, c) of a tile is at
+ * byte (r % 32) * 16 + (r / 32) * 4 + c (32 x 4 x 4). Tiles are in row-major order. Rows and columns that complete a
+ * tile are 0. Sources: PTX, tcgen05.mma block scaling (the 32x128b.warpx4 copy reads an atom); cuBLAS, "Block scaling
+ * factors layout". `repeat` above 1 is for square blocks: `rows` counts the operand's rows, the scales have ceil(rows /
+ * repeat) rows, and row r of the scales serves the operand's rows r * repeat and following. Unswizzle reads the first
+ * row of each block. */
 DW_API int64_t dw_scales_swizzled_bytes(int64_t rows, int64_t cols); /* -1: negative or too large */
 DW_API dw_status dw_scales_swizzle(int64_t rows, int64_t cols, int64_t repeat,
                                    const uint8_t *scales, uint8_t *swizzled);

@@ -1,13 +1,15 @@
 /* The operations of the graph: names, operands, attributes, meaning.
  *
- * Notation: x, y tensors; [..] shapes; "?" after an operand: may be absent (DW_NONE); attributes after
- * ";" with their default, those without a default are required. Unless said otherwise operands of one
- * node have one dtype and outputs have it too. Nothing broadcasts by itself: `broadcast` is a node.
- * Negative axes are not accepted. Floating-point reductions and products of BF16 and F16 accumulate
- * in F32 and round once.
+ *     dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 1);
+ *     dw_graph_apply(graph, DW_OP_SOFTMAX, 1, &x, 1, &axis, &y); // y = softmax(x; axis=1)
+ *
+ * Notation: x, y are tensors; [..] are shapes; "?" marks an operand that may be absent (DW_NONE). Attributes follow
+ * ";"; one without a default is required. Unless stated otherwise, all operands of a node have one dtype, and its
+ * outputs have it too. Nothing broadcasts implicitly: `broadcast` is a node. Negative axes are not accepted.
+ * Floating-point reductions and matmuls of BF16 and F16 accumulate in F32 and round once.
  *
  * PRIMITIVES
- *  elementwise, one shape in, the same out:
+ *  elementwise; the output has the operands' shape:
  *   neg abs sign exp log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid floor ceil   (float; neg
  *     abs sign also integer)         logical_not (bool)         is_finite (float -> bool)
  *   add sub mul div pow max min rem   (float or integer; integer div and rem round towards minus
@@ -16,12 +18,12 @@
  *   select(c bool, x, y): x where c, else y
  *   cast(x; dtype): round to nearest even; float to integer truncates; to bool: x != 0
  *   stop_gradient(x): x, with no gradient
- *  made from nothing:
+ *  without tensor operands:
  *   constant(; dtype, shape, value)       every element is value
  *   size(; dtype, size)                   scalar (rank 0) holding the dim size[0]
  *   iota(; dtype, shape, axis)            element = its index along axis
  *   random_uniform(seed; shape, stream)   F32 in [0,1): Philox4x32-10, see number/philox.h
- *  moving:
+ *  data movement:
  *   reshape(x; shape)                     same number of elements, row-major order
  *   permute(x; perm)                      y.shape[i] = x.shape[perm[i]]
  *   broadcast(x; shape)                   ranks aligned right, x dims are 1 or equal
@@ -29,24 +31,25 @@
  *   pad(x; low, high, value=0)            per axis, low and high >= 0
  *   concat(x...; axis)
  *   take(x, i; axis)                      y[.., idx.., ..] = x[.., i[idx..], ..]: i integer, any rank, its
- *                                         dims replace x's axis. An index outside is an error at run time.
+ *                                         dims replace x's axis. An index out of range is an error at run time.
  *   take_along(x, i; axis)                torch.gather: ranks equal, i dims <= x dims but on axis
  *   scatter_add(i, u; axis, size)         transpose of take: zeros with size[0] on axis (u's dims for i
  *                                         replaced by it), u added at i, in index order
  *   put_along_add(i, u; axis, size)       transpose of take_along: size = the whole result shape
- *  reducing (axes sorted; keep=0: keep axes as 1):
+ *  reductions (axes sorted; keep=0, 1 keeps a reduced axis with size 1):
  *   reduce_sum reduce_max reduce_min reduce_prod (x; axes, keep)     bool: max is any, min is all
  *   arg_max arg_min (x; axis, keep)       i64, the first one
  *   cumsum(x; axis, reverse=0)
  *   sort(x; axis, descending=0) -> values, indices i64      stable
  *   top_k(x; axis, size) -> values, indices i64             largest first; equal ones by index
- *  products:
+ *  matrix multiplication:
  *   matmul(a, b; transpose_a=0, transpose_b=0, dtype)   a [batch.., M, K] (or [batch.., K, M]), b [batch.., K, N]
  *                                         (or [batch.., N, K]): equal batch dims; y [batch.., M, N]. dtype, of the
  *                                         result: the operands' (if absent), or f32 for bf16 and f16
  *   quantize(x [M,N], seed?; format="bf16"|"mxfp8"|"nvfp4", axis, square=0, hadamard=0, stochastic=0, stream)
- *      -> y bf16 [M,N], scale f32 []      what a product that sums over axis reads of x: x is about y * scale, and y
- *                                         holds exactly what codes and block scales mean (deepwell/number.h). mxfp8:
+ *      -> y bf16 [M,N], scale f32 []      rounds x for a matmul that reduces over axis: x is about y * scale, and y
+ *      holds
+ *                                         the exact values of codes and block scales (deepwell/number.h). mxfp8:
  *                                         E4M3 in blocks of 32, scales by RCEIL; nvfp4: E2M1 in blocks of 16, square:
  *                                         16 x 16. The last block may be shorter. scale: nvfp4's tensor scale, else 1.
  *                                         hadamard (nvfp4): whole runs of 16 along axis are rotated first, by
@@ -60,16 +63,16 @@
  *  relu(x)   silu(x) = x*sigmoid(x)   gelu(x; approximate="none"|"tanh")   swiglu(gate, up) = silu(gate)*up
  *  gelu_backward(x, dy; approximate)   silu_backward(x, dy)
  *  softmax(x; axis)   log_softmax(x; axis)   softmax_backward(y, dy; axis)   log_softmax_backward(y, dy; axis)
- *                                         a row of -inf alone gives zeros (softmax)
+ *                                         softmax of a row of only -inf is zeros
  *  linear(x [..,K], w, b? [N]; transpose_w=1) -> [..,N]     w is [N,K] (torch.nn.Linear), or [K,N] with
  *                                         transpose_w=0
  *  quantized_linear(x [..,K], w, b? [N], seed?; recipe="bf16"|"mxfp8"|"nvfp4", transpose_w=1, stream) -> [..,N]
- *                                         linear whose products, this one and the two of its gradient, have quantized
- *                                         operands and F32 results; docs/precision.md says which are rounded how.
+ *                                         a linear whose three matmuls, forward and gradient, have quantized operands
+ *                                         and F32 results; docs/precision.md says how each operand is rounded.
  *                                         nvfp4 needs seed and stream
- *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     each row by the matrix that
- *                                         its integer chooses: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
- *                                         transpose_w=0. An index outside is an error at run time
+ *  grouped_linear(x [T,K], w [E,N,K], i [T], b? [E,N]; transpose_w=1) -> [T,N]     multiplies row t by matrix
+ *                                         i[t]: y[t] = w[i[t]] x[t] + b[i[t]]; w is [E,K,N] with
+ *                                         transpose_w=0. An index out of range is an error at run time
  *  grouped_linear_backward_weight(x [T,M], y [T,N], i [T]; size) -> [E,M,N]     size = [E]; for each e the sum
  *                                         of the outer products x[t] y[t]^T over the rows t with i[t] = e
  *  embedding(w [V,E], i [..]; padding_index=-1) -> [..,E]   padding_index: that row receives no gradient
@@ -93,18 +96,18 @@
  *                                         lse = -inf. p, stream: dropout of the probabilities,
  *                                         random_uniform's element index over [B,H,Sq,Sk]
  *  attention_backward(q, k, v, mask?, seed?, o, lse, do; as attention) -> dq, dk, dv
- *                                         probabilities are exp(score - lse), and their rows sum to 1 also
- *                                         where lse < DW_LOW_SCORE, which holds no digit of a score
+ *                                         probabilities are exp(score - lse). Their rows sum to 1 also if
+ *                                         lse < DW_LOW_SCORE, which is too large to hold a digit of a score
  *  cross_entropy(x [T,V], target [T] i64; reduction="mean"|"sum"|"none", ignore_index=-100, label_smoothing=0)
  *      -> loss (scalar, or [T]), lse [T]  as torch.nn.functional.cross_entropy; mean over targets that are
  *                                         not ignored. A target outside [0,V) is an error at run time
  *  cross_entropy_backward(x, target, lse, dloss; as cross_entropy) -> dx
  *  linear_cross_entropy(x [T,K], w, b?, target [T] i64; as cross_entropy, and transpose_w=1) -> loss, lse [T]
- *                                         cross_entropy(linear(x, w, b)), with never more than a block of the
- *                                         logits [T,V] in memory
+ *                                         cross_entropy(linear(x, w, b)); only one block of the logits [T,V] is
+ *                                         in memory at a time
  *  linear_cross_entropy_backward(x [T,K], w, b?, logits [T,V]?, target, lse, dloss; as linear_cross_entropy)
- *      -> dx [T,K], dw, db [V]            the gradients of cross_entropy(linear(x, w, b)), with never more than
- *                                         a block of dlogits in memory; without logits they are made again
+ *      -> dx [T,K], dw, db [V]            the gradients of cross_entropy(linear(x, w, b)); only one block of dlogits
+ *                                         is in memory at a time; absent logits are recomputed
  *  adamw(p, g, m, v, step; lr, beta1, beta2, eps, weight_decay) -> p, m, v     step: i64 scalar, from 1
  *                                         (Loshchilov and Hutter 2019, algorithm 2, as torch.optim.AdamW)
  */
@@ -113,7 +116,7 @@
 
 #include "deepwell/status.h"
 
-/* Attention's scores below this were swallowed by a mask: models write the least number of a type. */
+/* A lower score of attention comes from a mask: models mask with the least number of a dtype. */
 #define DW_LOW_SCORE (-1e30)
 
 #ifdef __cplusplus
@@ -166,13 +169,13 @@ typedef enum dw_op {
 } dw_op;
 /* clang-format on */
 
-/* "add"; "?" for a value that is no operation. */
+/* "add"; "?" for an unknown operation. */
 DW_API const char *dw_op_name(dw_op op);
-/* DW_NOT_FOUND lists near names. */
+/* DW_NOT_FOUND: the name is unknown; the message lists similar names. */
 DW_API dw_status dw_op_find(const char *name, dw_op *op);
-/* 1 when the operation is defined by an expansion into primitives. */
+/* Returns 1 if the operation is defined by an expansion into primitives. */
 DW_API int dw_op_is_composite(dw_op op);
-/* 1 when the operation works element by element on one shape. */
+/* Returns 1 if the operation works element by element on one shape. */
 DW_API int dw_op_is_elementwise(dw_op op);
 
 #ifdef __cplusplus

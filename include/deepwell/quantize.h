@@ -1,14 +1,19 @@
-/* Quantization in blocks on a GPU: a matrix to codes and block scales along its rows, along its columns, or
- * both with one pass over it; to the bit what dw_block_quantize and dw_scales_swizzle (deepwell/number.h) make
- * of it, rounding to nearest. What it writes is what dw_product_run (deepwell/product.h) reads.
+/* Block quantization on a GPU: converts a matrix to codes and block scales along its rows, along its columns, or along
+ * both in one pass. The result has the same bits as dw_block_quantize with rounding to nearest and dw_scales_swizzle
+ * (deepwell/number.h). dw_product_run (deepwell/product.h) reads it.
  *
- * GPUs of compute capability 9.0 (H100, H200), 10.0 and 10.3 (B200, B300), and the devices "emulator:sm_90a",
- * "emulator:sm_100a" and "emulator:sm_103a". On Blackwell proven on the emulator, not run on hardware. Nothing
- * chooses these kernels by itself. The first use of each on a GPU compares it with dw_block_quantize.
+ *     dw_quantize call = {.size = sizeof(call), .dtype = DW_BF16, .scheme = DW_SCHEME_MXFP8_E4M3,
+ *                         .rows = 4096, .cols = 4096, .source = x, .row_stride = 4096,
+ *                         .along_rows = {1, codes, 4096, scales}, .stream = stream};
+ *     if (dw_quantize_run(&call) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
  *
- * Calls are asynchronous on the caller's stream, in the calling thread's current context (where there is none:
- * the first device's primary context). They allocate no device memory and synchronise with nothing, but for a
- * kernel's first use, and may be captured in a CUDA graph.
+ * It needs compute capability 9.0 (H100, H200), 10.0 or 10.3 (B200, B300), or a device "emulator:sm_90a",
+ * "emulator:sm_100a" or "emulator:sm_103a". The Blackwell kernels are proven on the emulator and have not run on
+ * hardware. Nothing chooses these kernels by itself. The first use of each on a GPU compares it with dw_block_quantize.
+ *
+ * Calls are asynchronous on the caller's stream. They run in the calling thread's current context; if there is none, in
+ * the first device's primary context. They allocate no device memory, do not synchronise except at a kernel's first
+ * use, and may be captured in a CUDA graph.
  */
 #ifndef DEEPWELL_QUANTIZE_H
 #define DEEPWELL_QUANTIZE_H
@@ -24,15 +29,16 @@
 extern "C" {
 #endif
 
-/* One direction's result, [outer, inner] as dw_block_options says: along the rows [rows, cols], along the columns
- * [cols, rows]. Device memory, 16-byte aligned. */
+/* The result along one axis, [outer, inner] as in dw_block_options: [rows, cols] along the rows, [cols, rows] along the
+ * columns. Device memory, 16-byte aligned. */
 typedef struct dw_quantized_matrix {
-    int wanted; /* 0: nothing here is read */
-    void *
-        codes; /* E2M1: two in a byte, the first in the low half; behind an odd last one is a zero */
+    int wanted; /* 1: compute it; 0: the other members are not read */
+    /* E2M1 has two codes per byte, the first in the low nibble; a zero nibble follows an odd last code. */
+    void *codes;
     int64_t stride; /* bytes from one row of codes to the next: a multiple of 16 */
-    void *
-        scales; /* dw_scales_swizzled_bytes(outer, ceil(inner / block)): whole tiles, a square's in each row */
+    /* dw_scales_swizzled_bytes(outer, ceil(inner / block)): whole tiles. A square block's scale is in each of its
+     * rows. */
+    void *scales;
 } dw_quantized_matrix;
 
 /* One call. Fill it with zeros first. */
@@ -42,23 +48,23 @@ typedef struct dw_quantize {
     dw_dtype dtype;           /* of the matrix: DW_BF16, DW_F16 or DW_F32 */
     dw_scheme scheme;         /* MXFP8_E4M3, MXFP8_E5M2, MXFP4 or NVFP4 */
     dw_scale_rule scale_rule; /* as in dw_block_options */
-    int square;               /* 1: a scale belongs to 32 x 32 (NVFP4: 16 x 16) elements */
+    int square;               /* 1: one scale for 32 x 32 (NVFP4: 16 x 16) elements */
     int64_t rows, cols;       /* at most 2^30 */
-    const void *source; /* rows contiguous, at a multiple of an element's size; best of 16 bytes */
-    int64_t row_stride; /* elements from one row to the next; not read where there is one row */
+    const void *source; /* contiguous rows, aligned to an element; fastest if aligned to 16 bytes */
+    int64_t row_stride; /* elements from one row to the next; not read for one row */
     dw_quantized_matrix along_rows, along_cols;
-    /* NVFP4, device memory. `amax` NULL: *tensor_scale is read. Else the matrix's dw_amax is written to *amax,
-     * and its dw_nvfp4_tensor_scale to *tensor_scale, which dw_product's factors may be. */
+    /* NVFP4 only, device memory. `amax` NULL: *tensor_scale is read. Otherwise the matrix's dw_amax is written to *amax
+     * and its dw_nvfp4_tensor_scale to *tensor_scale. dw_product's factors may point to *tensor_scale. */
     float *tensor_scale, *amax;
     void *stream; /* CUstream; NULL is the legacy default stream */
 } dw_quantize;
 
-/* A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call makes no sense;
- * DW_UNSUPPORTED: it is not served, on this GPU or at all, or the kernel differed at its first use. */
+/* A matrix without rows or columns does nothing. DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent.
+ * DW_UNSUPPORTED: the call is not supported, on this GPU or at all, or the kernel failed its first-use check. */
 DW_API dw_status dw_quantize_run(const dw_quantize *call);
 
-/* Whether a kernel would do it: DW_OK, or what is wrong. Pointers may be NULL; `amax` then means that the
- * tensor's scale is given. Compiles and compares if need be. */
+/* Returns DW_OK if a kernel supports the call, else the reason. Pointers may be NULL; `amax` NULL means that the tensor
+ * scale is given. Compiles and checks the kernel if necessary. */
 DW_API dw_status dw_quantize_supported(const dw_quantize *call);
 
 #ifdef __cplusplus

@@ -1,13 +1,20 @@
-/* Files of tensors in the safetensors format, read and written.
+/* Reads and writes files of tensors in the safetensors format.
+ *
+ *     dw_safetensors *file;
+ *     uint32_t index;
+ *     dw_safetensors_open("model.safetensors", &file);
+ *     dw_safetensors_find(file, "wte.weight", &index);
+ *     dw_safetensors_read_f32(file, index, elements);
+ *     dw_safetensors_close(file);
+ *
+ * The format (https://github.com/huggingface/safetensors, "Format"):
  *
  *     8 bytes: n, little-endian | n bytes of JSON | data
  *     {"__metadata__": {"format": "pt"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
  *
- * (https://github.com/huggingface/safetensors, "Format".) A file comes from anywhere, so everything that its
- * header says is checked before any of it is handed out; what is wrong is one message with the file, the
- * tensor, the value and what was expected.
- *
- * Data are read, not mapped: a file that shrinks while it is open is a message and not a signal.
+ * Files are not trusted: the whole header is checked before any of it is returned. The error message names the file,
+ * the tensor, the value and what was expected. Data are read, not mapped, so a file that shrinks while it is open
+ * causes an error and not a signal.
  */
 #ifndef DEEPWELL_SAFETENSORS_H
 #define DEEPWELL_SAFETENSORS_H
@@ -35,7 +42,7 @@ extern "C" {
     X(F32, "F32", 4)                                                                               \
     X(F64, "F64", 8)
 
-/* Element types of files: more than the graph has. */
+/* Element types in files. The graph has fewer. */
 typedef enum dw_stored_dtype {
 #define DW_STORED_DTYPE_ENUM(key, name, bytes) DW_STORED_##key,
     DW_STORED_DTYPE_MAP(DW_STORED_DTYPE_ENUM)
@@ -47,62 +54,62 @@ DW_API size_t dw_stored_dtype_bytes(dw_stored_dtype dtype);
 
 #define DW_STORED_MAX_RANK 8
 
-/* What a file says of one tensor. The strings and the shape belong to whoever gave it. */
+/* One tensor of a file. The strings and the shape belong to the file that returned them, or to the caller. */
 typedef struct dw_stored_tensor {
     const char *name;
     dw_stored_dtype dtype;
-    int rank;             /* 0..DW_STORED_MAX_RANK */
-    const int64_t *shape; /* rank dims, 0 or more */
-    int64_t count;        /* elements: their product */
+    int rank;             /* 0 to DW_STORED_MAX_RANK */
+    const int64_t *shape; /* `rank` dims, each 0 or more */
+    int64_t count;        /* elements: the product of the dims */
 } dw_stored_tensor;
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct dw_safetensors dw_safetensors;
 
-/* `path`: a .safetensors file; an index of shards (.json: {"weight_map": {tensor: file}}); or a folder, which
- * has model.safetensors or model.safetensors.index.json. Shards are named by plain file names, in the
- * index's folder. Only headers are read. DW_IO, DW_PARSE, DW_NOT_FOUND, DW_UNSUPPORTED (an element type). */
+/* `path`: a .safetensors file; an index of shards (.json: {"weight_map": {tensor: file}}); or a folder with
+ * model.safetensors or model.safetensors.index.json. Shards are plain file names in the index's folder. Only headers
+ * are read. DW_IO, DW_PARSE, DW_NOT_FOUND, DW_UNSUPPORTED (an element type). */
 DW_API dw_status dw_safetensors_open(const char *path, dw_safetensors **file);
-DW_API void dw_safetensors_close(dw_safetensors *file); /* NULL allowed */
+DW_API void dw_safetensors_close(dw_safetensors *file); /* may be NULL */
 
-/* Tensors are in the order of their data, shard after shard. */
+/* Tensors are in the order of their data, shard by shard. */
 DW_API uint32_t dw_safetensors_count(const dw_safetensors *file);
 DW_API const dw_stored_tensor *dw_safetensors_at(const dw_safetensors *file, uint32_t index);
-/* *index of the tensor; DW_NOT_FOUND. */
+/* Finds a tensor by name. DW_NOT_FOUND. */
 DW_API dw_status dw_safetensors_find(const dw_safetensors *file, const char *name, uint32_t *index);
-/* A value of "__metadata__" (of the first shard that has it), NULL when absent. */
+/* Returns a value of "__metadata__" from the first shard that has it, or NULL. The string belongs to the file. */
 DW_API const char *dw_safetensors_metadata(const dw_safetensors *file, const char *key);
 
-/* `bytes` of the tensor's data as stored (little-endian, row-major), from byte `from` of it. Any number of
- * threads may read one file. */
+/* Reads `bytes` of the tensor's data as stored (little-endian, row-major), starting at byte `from` of the tensor. Any
+ * number of threads may read one file. */
 DW_API dw_status dw_safetensors_read_bytes(const dw_safetensors *file, uint32_t index,
                                            uint64_t from, void *to, size_t bytes);
-/* The whole tensor as F32: F32, BF16, F16, F8_E4M3 and F8_E5M2 exactly, F64 rounded to nearest. Any other
- * type is DW_TYPE. */
+/* Reads the whole tensor as F32. F32, BF16, F16, F8_E4M3 and F8_E5M2 are exact, F64 is rounded to nearest. DW_TYPE: any
+ * other type. */
 DW_API dw_status dw_safetensors_read_f32(const dw_safetensors *file, uint32_t index, float *to);
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
 typedef struct dw_safetensors_writer dw_safetensors_writer;
 
-/* Starts a temporary beside `path` with the header of `count` tensors (of each: name, dtype, rank, shape;
- * names differ) in the order in which their data will follow. `metadata`: keys and values in turn,
- * 2 * metadata_count strings; {"format": "pt"} is always there. */
+/* Starts a temporary file beside `path` and writes the header: `count` tensors with different names, in the order in
+ * which their data will follow (name, dtype, rank and shape are read). `metadata`: 2 * metadata_count strings, keys and
+ * values in turn; {"format": "pt"} is always added. */
 DW_API dw_status dw_safetensors_writer_create(const char *path, uint32_t count,
                                               const dw_stored_tensor *tensors,
                                               uint32_t metadata_count, const char *const *metadata,
                                               dw_safetensors_writer **writer);
-/* The next bytes of data, in pieces of any size, tensor after tensor. */
+/* Appends data, in pieces of any size, tensor after tensor. */
 DW_API dw_status dw_safetensors_writer_put(dw_safetensors_writer *writer, const void *bytes,
                                            size_t count);
-/* The next `count` elements of a tensor that is declared F32, BF16 or F16, from F32: rounded to nearest even. */
+/* Appends `count` elements of a tensor declared as F32, BF16 or F16, rounded from F32 to nearest even. */
 DW_API dw_status dw_safetensors_writer_put_f32(dw_safetensors_writer *writer, const float *elements,
                                                int64_t count);
-/* All data must have been put (else DW_STATE). Synced and renamed over `path`: readers see the old file or
- * the new one. After a failure `path` is what it was. */
+/* Syncs the file and renames it to `path`, so that readers see the old file or the new one. DW_STATE: data are missing.
+ * After a failure `path` is unchanged. */
 DW_API dw_status dw_safetensors_writer_commit(dw_safetensors_writer *writer);
-/* NULL allowed. What was not committed is removed. */
+/* Removes the temporary file if it was not committed. `writer` may be NULL. */
 DW_API void dw_safetensors_writer_destroy(dw_safetensors_writer *writer);
 
 #ifdef __cplusplus

@@ -1,8 +1,10 @@
-/* Status codes and the message that goes with the last failure.
+/* Status codes, and the message of the last failure.
  *
- * Every function of Deepwell that can fail returns a dw_status and hands results out through
- * pointers. On failure the calling thread's message says what was wrong, with which value, what was
- * expected and what to do next. The library never prints, aborts or exits.
+ *     if (dw_graph_create(&graph) != DW_OK) fprintf(stderr, "%s\n", dw_last_error());
+ *
+ * Every function of Deepwell that can fail returns a dw_status and writes its results through pointers. After a failure
+ * the calling thread's message names what was wrong, the value, what was expected and what to do next. The library
+ * never prints, aborts or exits.
  */
 #ifndef DEEPWELL_STATUS_H
 #define DEEPWELL_STATUS_H
@@ -38,13 +40,13 @@ typedef enum dw_status {
 #undef DW_STATUS_ENUM
 } dw_status;
 
-/* "INVALID_ARGUMENT" for DW_INVALID_ARGUMENT; "UNKNOWN" for a value that is no status. */
+/* "INVALID_ARGUMENT" for DW_INVALID_ARGUMENT; "UNKNOWN" for an unknown status. */
 DW_API const char *dw_status_name(dw_status status);
 /* The one-line meaning in the table above. */
 DW_API const char *dw_status_text(dw_status status);
-/* Message of the last failure on this thread, "" if none. Valid until the next failing call. */
+/* Message of the last failure on this thread, "" if there was none. Valid until the next failing call. */
 DW_API const char *dw_last_error(void);
-/* "0.1.0" */
+/* The library's version: "0.1.0". */
 DW_API const char *dw_version(void);
 
 #ifdef __cplusplus

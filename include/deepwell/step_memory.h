@@ -1,17 +1,19 @@
-/* The memory of one training step, to the byte and before anything is allocated: the engine's placement for its
- * arena, shapes for what the caller holds.
+/* Predicts the memory of one training step, to the byte and before anything is allocated.
  *
- * A plan (dw_engine_plan) needs a graph and sizes, no tensors; what it says of its arena is what a run takes,
- * with all that kernels ask for (scratch for each thread, packed operands). What oneDNN allocates beside it, in
- * passing, is known from its version 2.6 on AVX-512. What lies outside of the arena is the caller's, and the
- * order in which a step makes and drops it is known:
+ *     dw_step_moment moments[16]; // dw_plan_step_moments(plan) of them
+ *     uint32_t peak;
+ *     if (dw_plan_step_memory(plan, NULL, moments, &peak) == DW_OK) printf("%zu bytes\n", moments[peak].total);
+ *
+ * A plan (dw_engine_plan) needs a graph and sizes but no tensors. The engine's placement gives the arena, including
+ * scratch per thread and packed operands. What oneDNN allocates in addition is known for version 2.6 and later on
+ * AVX-512. Everything else belongs to the caller, and shapes and the order of a step give its size:
  *
  *     forward           parameters, constants, optimizer states, inputs, the arena, all outputs
- *     backward, part p  the same, less outputs that nobody reads any more; gradients of outputs, and of leaves as
- *                       parts make them (dw_plan_grad_parts)
+ *     backward, part p  the same, without outputs that are no longer read; gradients of outputs; gradients of leaves as
+ *                       parts write them (dw_plan_grad_parts)
  *     update            gradients of all leaves; the optimizer's temporaries; the arena, kept for the next step
  *
- * Bytes are those of the tensors, without the rounding of allocators and the bookkeeping of graphs and plans.
+ * Bytes are those of the tensors. They exclude the rounding of allocators and the data structures of graphs and plans.
  */
 #ifndef DEEPWELL_STEP_MEMORY_H
 #define DEEPWELL_STEP_MEMORY_H
@@ -24,8 +26,8 @@ extern "C" {
 
 typedef enum dw_step_optimizer {
     DW_STEP_NO_OPTIMIZER,
-    DW_STEP_ADAMW,       /* dw_adamw_step: two averages and a count of 4 bytes for each tensor */
-    DW_STEP_ADAMW_TORCH, /* torch.optim.AdamW on a CPU: and two temporaries as large as the largest */
+    DW_STEP_ADAMW,       /* dw_adamw_step: two averages, and a 4-byte count per tensor */
+    DW_STEP_ADAMW_TORCH, /* torch.optim.AdamW on a CPU: also two temporaries of the largest size */
     DW_STEP_OPTIMIZERS
 } dw_step_optimizer;
 DW_API const char *
@@ -37,21 +39,21 @@ DW_API const char *dw_step_phase_name(dw_step_phase phase); /* "forward" */
 typedef struct dw_step_options {
     size_t struct_size; /* sizeof(dw_step_options) */
     dw_step_optimizer optimizer;
-    /* 0: gradients of the step before are gone when forward begins. 1: they are there, and backward's are added to
-     * them part by part: every micro-batch but the first of a step that accumulates. */
+    /* 0: the previous step's gradients are freed before forward. 1: they exist, and backward adds to them part by part:
+     * every micro-batch but the first, if a step accumulates gradients. */
     int add_gradients;
-    /* One for each output of the graph: 1 where the caller holds it until the step ends. NULL: none. */
+    /* One per output of the graph; 1: the caller holds it until the step ends. NULL: none is held. */
     const uint8_t *outputs_kept;
-    size_t resident; /* bytes that the caller holds besides, all the time */
+    size_t resident; /* bytes that the caller holds all the time, in addition */
 } dw_step_options;
 #define DW_STEP_OPTIONS_DEFAULT                                                                    \
     { sizeof(dw_step_options), DW_STEP_ADAMW, 0, NULL, 0 }
 
-/* What is held at once, at the most, in one phase. */
+/* The peak of one phase: what is held at once. */
 typedef struct dw_step_moment {
     dw_step_phase phase;
     uint32_t part;     /* of backward */
-    size_t parameters; /* leaves, by their role; each once, however often it is used */
+    size_t parameters; /* leaves by their role, each counted once */
     size_t constants;
     size_t inputs;    /* and the seed */
     size_t optimizer; /* states */
@@ -59,40 +61,41 @@ typedef struct dw_step_moment {
     size_t outputs, output_gradients;
     size_t gradients; /* of leaves */
     size_t temporaries;
-    size_t
-        library; /* allocated by libraries that kernels call, in passing, on all threads at once */
+    /* Allocated temporarily by libraries that kernels call, on all threads together. */
+    size_t library;
     size_t resident;
     size_t total;
 } dw_step_moment;
 
-/* 1 without gradients (inference), else forward, one for each part of backward, update. */
+/* Number of moments: 1 without gradients (inference), else forward, one per part of backward, and update. */
 DW_API uint32_t dw_plan_step_moments(const dw_plan *plan);
-/* The most that libraries allocate by themselves while one instruction runs, on all threads together. It is not part of
- * the arena. */
+/* Peak of the memory that libraries allocate while one instruction runs, on all threads together. It is not part of the
+ * arena. */
 DW_API size_t dw_plan_library_bytes(const dw_plan *plan);
-/* `moments`: room for dw_plan_step_moments; *peak: which of them holds most. DW_INVALID_ARGUMENT: options of another
- * version, an optimizer that is none. DW_SHAPE: more bytes than a number holds. */
+/* `moments`: room for dw_plan_step_moments. *peak: index of the largest. `options` NULL: the defaults.
+ * DW_INVALID_ARGUMENT: options of another version, or an unknown optimizer. DW_SHAPE: the sum overflows. */
 DW_API dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *options,
                                      dw_step_moment *moments, uint32_t *peak);
 
-/* How much of a batch a step takes at once, so that it fits. */
+/* The largest micro-batch whose step fits. */
 typedef struct dw_step_fit {
-    int64_t micro_batch; /* of the batch's divisors the largest that fits, or the smallest tried */
+    /* The largest divisor of the batch that fits; if none does, the smallest tried. */
+    int64_t micro_batch;
     int fits;
-    dw_step_moment
-        peak; /* of a micro-batch whose gradients are added to those before, unless it is the whole batch */
+    /* Of a micro-batch whose gradients are added to earlier ones, unless it is the whole batch. */
+    dw_step_moment peak;
 } dw_step_fit;
-/* `sizes`: as dw_engine_plan takes them, with the whole batch at `symbol`; divisors from it down to `least` are
- * placed one after the other. `capacity`: bytes. options NULL: defaults; add_gradients is set here. Statuses as
- * dw_engine_plan and dw_plan_step_memory; DW_INVALID_ARGUMENT: a symbol that is none, a batch below `least`. */
+/* `sizes`: as for dw_engine_plan, with the whole batch at index `symbol`. Plans the batch's divisors from the largest
+ * down to `least`. `capacity`: bytes. `options` NULL: the defaults; add_gradients is ignored. Fails as dw_engine_plan
+ * and dw_plan_step_memory do, and with DW_INVALID_ARGUMENT for an unknown symbol or a batch below `least`. */
 DW_API dw_status dw_engine_fit_step(dw_engine *engine, const int64_t *sizes, uint32_t symbol,
                                     int64_t least, const dw_step_options *options, size_t capacity,
                                     dw_step_fit *fit);
 
-/* The arena from inside: bytes[i] are alive while instruction i runs, for the first `count` instructions, forward and
- * backward on one line. Returns their number; bytes NULL: that alone. */
+/* Occupancy of the arena: bytes[i] are live while instruction i runs, for the first `count` instructions of forward and
+ * backward on one time line. Returns the number of instructions. `bytes` may be NULL. */
 DW_API uint32_t dw_plan_arena_alive(const dw_plan *plan, uint32_t count, size_t *bytes);
-/* The instruction that backward begins with. */
+/* Index of the first instruction of backward. */
 DW_API uint32_t dw_plan_first_backward(const dw_plan *plan);
 
 #ifdef __cplusplus

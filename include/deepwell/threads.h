@@ -1,4 +1,7 @@
-/* How many threads the CPU engine uses: one pool for the whole process. */
+/* The number of threads of the CPU engine: one pool for the whole process.
+ *
+ *     dw_set_threads(8);
+ */
 #ifndef DEEPWELL_THREADS_H
 #define DEEPWELL_THREADS_H
 
@@ -9,10 +12,10 @@ extern "C" {
 #endif
 
 #define DW_MAX_THREADS 256
-
-/* DW_INVALID_ARGUMENT outside 1..DW_MAX_THREADS. Waits for work in progress; DW_STATE when called
- * from inside that work. Results do not depend on the number of threads. */
+/* Sets the number of threads, after waiting for work in progress. Results do not depend on it. DW_INVALID_ARGUMENT: not
+ * in 1..DW_MAX_THREADS. DW_STATE: called from inside the pool's work. */
 DW_API dw_status dw_set_threads(int threads);
+/* The default is DEEPWELL_THREADS of the environment, else the number of CPUs that this process may use. */
 /* Until it is set: the environment's DEEPWELL_THREADS, else the CPUs that this process may use. */
 DW_API int dw_get_threads(void);
 

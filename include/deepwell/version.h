@@ -1,4 +1,4 @@
-/* The version: the only place where it is written. The build and the Python package read it. */
+/* The version. It is written here only; the build and the Python package read it. */
 #ifndef DEEPWELL_VERSION_H
 #define DEEPWELL_VERSION_H
 
