@@ -122,15 +122,15 @@ static dw_status check_value(const dw_graph *graph, const char *op, const dw_att
         return dw__fail(DW_INVALID_ARGUMENT, "%s: the string %s is NULL", op, name);
     case DW_ATTR_DTYPE:
         if (attr->integer >= 0 && attr->integer < DW_DTYPE_COUNT) return DW_OK;
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: %s is %lld, which is no element type", op, name,
-                        (long long)attr->integer);
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: %s is %lld, which is not an element type", op,
+                        name, (long long)attr->integer);
     case DW_ATTR_INT:
     case DW_ATTR_FLOAT: break;
     }
     return DW_OK;
 }
 
-/* The attribute with only the fields that its kind uses, so that records compare field by field. */
+/* Returns the attribute with only the fields that its kind uses, so that records compare field by field. */
 static dw_attr canonical(const dw_attr *attr) {
     dw_attr kept = {.key = attr->key};
     switch (dw_attr_kind_of(attr->key)) {

@@ -79,7 +79,8 @@ static dw_dtype dtype_of(const reader *in, const dw__body_operand *operand) {
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-/* "gelu_tanh" is gelu with its approximation, "cast_f32" a cast with its dtype. */
+/* Finds the operation of a written name. "gelu_tanh" is gelu with an approximation, "cast_f32" a cast with a
+ * dtype. */
 static dw_status find_operation(const char *name, dw__body_code *code) {
     code->tanh_approximation = true;
     if (strcmp(name, "gelu_tanh") == 0) return code->op = DW_OP_GELU, DW_OK;
@@ -91,7 +92,7 @@ static dw_status find_operation(const char *name, dw__body_code *code) {
     }
     DW_RETURN_IF_FAILED(dw_op_find(name, &code->op));
     if (dw_op_is_elementwise(code->op) && code->op != DW_OP_CAST) return DW_OK;
-    return dw__fail(DW_PARSE, "%s cannot stand in a body; expected an elementwise operation%s",
+    return dw__fail(DW_PARSE, "%s is not allowed in a body; expected an elementwise operation%s",
                     name, code->op == DW_OP_CAST ? " (a cast names its type: cast_f32)" : "");
 }
 
@@ -108,7 +109,8 @@ static dw_status read_operation(reader *in, dw__body_code *code) {
     return DW_OK;
 }
 
-/* Operands that the row counts; dropout's p and stream follow its two as constants. */
+/* Number of operands written in the text. Dropout writes its p and stream as constants after its two
+ * operands. */
 static uint32_t written_operands(dw_op op) {
     return op == DW_OP_DROPOUT ? 4 : dw__op_table[op].max_inputs;
 }
@@ -128,7 +130,8 @@ static dw_status check_dropout(const dw__body_code *code) {
                               "to 1 and a whole stream of 0 or more");
 }
 
-/* A constant has the type of its partner: for select the other branch, else any other operand. */
+/* A constant has the type of its partner: for select the other branch, for other operations any other
+ * operand. */
 static dw_status type_operands(const reader *in, const dw__body_code *code, dw_dtype *dtypes) {
     uint32_t first = code->op == DW_OP_SELECT, count = dw__op_table[code->op].max_inputs;
     int partner = -1;
@@ -138,8 +141,9 @@ static dw_status type_operands(const reader *in, const dw__body_code *code, dw_d
         if (i >= first) partner = (int)i;
     }
     if (partner < 0 || (first && is_constant(&code->operands[0])))
-        return dw__fail(DW_PARSE, "%s has only constants where a type must come from an operand",
-                        dw_op_name(code->op));
+        return dw__fail(
+            DW_PARSE, "%s has only constants; one operand must not be a constant, to give the type",
+            dw_op_name(code->op));
     for (uint32_t i = first; i < count; i++)
         if (is_constant(&code->operands[i])) dtypes[i] = dtypes[partner];
     return DW_OK;
@@ -181,7 +185,7 @@ static dw_status read_code(reader *in) {
     return accept(in, ';') ? DW_OK : malformed(in, "\";\"");
 }
 
-/* A seed is read whole: as an element of the iteration it has no meaning. */
+/* A seed is read as a whole, so an instruction or an output may not use it as an element. */
 static dw_status check_seeds(const dw__body *body) {
     bool seed[DW_MAX_INPUTS] = {false};
     for (uint32_t i = 0; i < body->code_count; i++)

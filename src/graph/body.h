@@ -1,15 +1,18 @@
 /* The body of a `fused` node: a straight-line program over scalars, run once for each element of the
- * iteration shape. It is an attribute in text form, so that graphs print, parse and compare as ever:
+ * iteration shape. The node holds it as a text attribute, so that printing, parsing and comparing graphs need
+ * no special case:
  *
  *     t0=mul(i0,i1);t1=add(t0,c0.5);t2=tanh(t1);out(t2,t0)
  *
- * iN: input N; tN: result of instruction N (0, 1, 2, ... in order); c<number>: a constant of the dtype
- * that its partner operand has (shortest decimal that reads back); out(...): which results are the node's outputs.
- * Operations are the elementwise rows of the operation table (primitives and elementwise composites;
- * gelu and gelu_backward write their approximation as gelu_tanh, gelu_tanh_backward; cast writes its
- * dtype as cast_f32). Dropout is dropout(iX, iSEED, c<p>, c<stream>): the seed operand is an input of
- * the node, read as a whole; the element index is that of the iteration shape.
- */
+ *     iN         input N
+ *     tN         result of instruction N; instructions are numbered 0, 1, 2, ... in order
+ *     c<number>  a constant with the dtype of its partner operand; the shortest decimal that reads back
+ *     out(...)   the results that are the node's outputs
+ *
+ * Operations are the elementwise rows of the operation table: primitives and elementwise composites. gelu and
+ * gelu_backward write their approximation as gelu_tanh and gelu_tanh_backward; cast writes its dtype as
+ * cast_f32. Dropout is dropout(iX, iSEED, c<p>, c<stream>): the seed operand is an input of the node and is
+ * read as a whole; the element index is the index in the iteration shape. */
 #ifndef DW_GRAPH_BODY_H
 #define DW_GRAPH_BODY_H
 
@@ -22,15 +25,15 @@ typedef enum dw__body_source { DW_BODY_INPUT, DW_BODY_RESULT, DW_BODY_CONSTANT }
 
 typedef struct dw__body_operand {
     dw__body_source source;
-    uint16_t index; /* of the input or the instruction */
+    uint16_t index; /* number of the input or the instruction */
     double constant;
 } dw__body_operand;
 
 typedef struct dw__body_code {
     dw_op op;
     bool tanh_approximation; /* gelu, gelu_backward */
-    dw_dtype dtype;          /* of the result */
-    dw_dtype operand_dtype;  /* of the first operand (compares and casts need it) */
+    dw_dtype dtype;          /* dtype of the result */
+    dw_dtype operand_dtype;  /* dtype of the first operand; comparisons and casts need it */
     uint8_t operand_count;
     dw__body_operand operands[4];
 } dw__body_code;
@@ -41,8 +44,8 @@ typedef struct dw__body {
     dw__body_operand outputs[DW_MAX_OUTPUTS];
 } dw__body;
 
-/* Reads `text`; `input_dtypes` has input_count entries and gives the types. Every malformed text is one
- * error (DW_PARSE) with the offending place. */
+/* Parses `text`. `input_dtypes` has input_count entries. Fails with DW_PARSE, naming the byte, if the text is
+ * malformed. */
 dw_status dw__body_parse(const char *text, uint32_t input_count, const dw_dtype *input_dtypes,
                          dw__body *body);
 dw_status dw__body_print(const dw__body *body, dw__text *out);

@@ -1,14 +1,13 @@
 /* Dimensions: numbers, and polynomials with integer coefficients over the graph's symbols.
  *
- * A polynomial is a list of terms without zero coefficients, sorted by graded lexicographic order
- * (higher degree first; then earlier symbols first), which makes it canonical: equal polynomials
- * have equal lists. Each distinct list is stored once, so equal dims have equal handles:
+ * A polynomial is a list of terms with nonzero coefficients in graded lexicographic order (higher degree
+ * first, then earlier symbols first). This order is canonical: equal polynomials have equal lists. Each
+ * distinct list is stored once, so equal dims have equal handles:
  *
- *     dim >= 0                       that number
- *     dim <  0                       polynomial number -1 - dim, among them the negative constants
+ *     dim >= 0    the number itself
+ *     dim <  0    polynomial number -1 - dim; negative constants are stored this way too
  *
- * Arithmetic happens in a fixed buffer and every step is checked for overflow.
- */
+ * Arithmetic runs in a fixed buffer, and every step is checked for overflow. */
 #include "graph/internal.h"
 #include <ctype.h>
 #include <stdio.h>
@@ -49,7 +48,7 @@ struct dw__dims {
         stored **items;
         size_t count, capacity;
     } polynomials;
-    uint32_t *slots; /* 1 + index of a polynomial; 0: free */
+    uint32_t *slots; /* 1 + index of a polynomial; 0 if the slot is free */
     size_t slot_count;
 };
 
@@ -114,7 +113,7 @@ static dw_status find_or_add_symbol(struct dw__dims *dims, const char *name, siz
     }
     if (dims->symbols.count == MAX_SYMBOLS)
         return dw__fail(DW_UNSUPPORTED,
-                        "symbol \"%.*s\" would be the graph's symbol number %d; a graph has at "
+                        "symbol \"%.*s\" would be symbol number %d; a graph has at "
                         "most %d: use numbers for dims that do not change",
                         (int)(length > 64 ? 64 : length), name, MAX_SYMBOLS + 1, MAX_SYMBOLS);
     char *copy = dw__arena_alloc(dims->arena, length + 1);
@@ -136,11 +135,10 @@ const char *dw_graph_symbol_name(const dw_graph *graph, uint32_t index) {
 /* ---- polynomials in a buffer --------------------------------------------------------------- */
 
 static dw_status overflow(void) {
-    return dw__fail(DW_SHAPE,
-                    "a dimension grows over 2^63: make the sizes or their factors smaller");
+    return dw__fail(DW_SHAPE, "a dimension exceeds 2^63: make the sizes or their factors smaller");
 }
 
-/* Order of monomials: negative when `a` comes first. */
+/* Order of monomials: the result is negative if `a` comes first. */
 static int compare_monomials(const term *a, const term *b) {
     if (a->degree != b->degree) return a->degree > b->degree ? -1 : 1;
     for (int i = 0; i < a->degree; i++)
@@ -200,7 +198,7 @@ static dw_status add_scaled(polynomial *sum, const term *scale, const term *adde
     return DW_OK;
 }
 
-/* The terms of `dim`; a number's one term is put into `number`. */
+/* Returns the terms of `dim`. For a number the single term is stored in `number`. */
 static const term *terms_of(const struct dw__dims *dims, dw_dim dim, term *number,
                             uint32_t *count) {
     if (dim < 0) {
@@ -291,7 +289,7 @@ dw_status dw__dims_clone(const struct dw__dims *from, struct dw__dims **out) {
         DW_TRY(find_or_add_symbol(copy, name, strlen(name), &index));
     }
     for (size_t i = 0; i < from->polynomials.count; i++) {
-        dw_dim dim; /* the same handle: entries are distinct and in order */
+        dw_dim dim; /* the copy gets the same handle: the order is the same */
         const stored *entry = from->polynomials.items[i];
         DW_TRY(intern(copy, entry->terms, entry->count, &dim));
     }
@@ -306,10 +304,11 @@ cleanup:
 dw_status dw_graph_symbol(dw_graph *graph, const char *name, dw_dim *dim) {
     size_t length = name ? symbol_length(name) : 0;
     if (length == 0 || name[length] != '\0')
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "\"%s\" is no symbol name: use letters, digits and _, not starting with a "
-                        "digit",
-                        name ? name : "(null)");
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "\"%s\" is not a symbol name: use letters, digits and _, not starting with a "
+            "digit",
+            name ? name : "(null)");
     term symbol = {.coefficient = 1, .degree = 1};
     DW_RETURN_IF_FAILED(find_or_add_symbol(graph->dims, name, length, &symbol.symbols[0]));
     return intern(graph->dims, &symbol, 1, dim);
@@ -361,7 +360,7 @@ dw_status dw_dim_mul(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *out) {
     return intern(graph->dims, product.terms, product.count, out);
 }
 
-/* quotient = dividend / divisor of single terms; false when that is no term. */
+/* quotient = dividend / divisor for single terms. Returns false if the quotient is not a term. */
 static bool divide_terms(const term *dividend, const term *divisor, term *quotient) {
     if (dividend->coefficient % divisor->coefficient != 0) return false;
     *quotient = (term){.coefficient = dividend->coefficient / divisor->coefficient};
@@ -375,7 +374,7 @@ static bool divide_terms(const term *dividend, const term *divisor, term *quotie
     return at == divisor->degree;
 }
 
-/* Division with the leading terms, which the monomial order makes well-founded. */
+/* Long division by leading terms. It ends because the monomial order is a well-order. */
 dw_status dw_dim_div(dw_graph *graph, dw_dim a, dw_dim b, dw_dim *out) {
     DW_RETURN_IF_FAILED(check_operands(graph, a, b));
     if (b == 0)
@@ -404,7 +403,8 @@ dw_status dw_dim_eval(const dw_graph *graph, dw_dim dim, const int64_t *sizes, i
     const int64_t largest = INT64_C(1) << 62;
     DW_RETURN_IF_FAILED(check_operands(graph, dim, dim));
     if (dim < 0 && !sizes)
-        return dw__fail(DW_INVALID_ARGUMENT, "the dim %s needs symbol sizes, which are NULL",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the dim %s has symbols, but the symbol sizes are NULL",
                         dw__dim_words(graph, dim).text);
     term number;
     uint32_t count;
@@ -553,7 +553,7 @@ dw_status dw_dim_parse(dw_graph *graph, const char *text, dw_dim *dim) {
     sum.count = 0;
     dw_status status = read_sum(&in, &sum);
     if (status == DW_OK) status = intern(dims, sum.terms, sum.count, dim);
-    if (status != DW_OK) dims->symbols.count = symbols_before; /* nothing stored refers to them */
+    if (status != DW_OK) dims->symbols.count = symbols_before; /* no dim refers to them yet */
     return status;
 }
 

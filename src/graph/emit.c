@@ -201,7 +201,7 @@ dw_value dw__emit_spread_last(dw__emitter *e, dw_value x, dw_value like) {
 
 dw_value dw__emit_divide_by_dim(dw__emitter *e, dw_value x, dw_dim dim) {
     if (e->status != DW_OK) return DW_NONE;
-    dw_value wide = dw__emit_widen(e, x); /* BF16 and F16 do not hold every size */
+    dw_value wide = dw__emit_widen(e, x); /* BF16 and F16 cannot represent every size */
     if (e->status != DW_OK) return DW_NONE;
     dw_value size = dw__emit_size(e, dw_value_dtype(e->graph, wide), dim);
     dw_value y = dw__emit_binary(e, DW_OP_DIV, wide, dw__emit_broadcast_like(e, size, wide));
@@ -244,12 +244,12 @@ void dw__emit_softmax(dw__emitter *e, dw_value x, int axis, dw_value *probabilit
     dw_value empty = dw__emit_with_number(e, DW_OP_EQ, top, -INFINITY);
     /* exp(-inf - 0) is 0 where exp(-inf - -inf) would be NaN */
     dw_value shift = dw__emit_select(e, empty, dw__emit_like(e, top, 0.0), top);
-    /* neither result depends on the shift: its gradients would cancel */
+    /* neither result depends on the shift, so its gradients would cancel */
     shift = dw__emit_unary(e, DW_OP_STOP_GRADIENT, shift);
     dw_value weights = dw__emit_unary(
         e, DW_OP_EXP, dw__emit_binary(e, DW_OP_SUB, x, dw__emit_broadcast_like(e, shift, x)));
     dw_value total = dw__emit_reduce(e, DW_OP_REDUCE_SUM, weights, axis, true);
-    /* Never 0, nor is a logarithm of it taken: gradients through here stay finite. */
+    /* The divisor is never 0, so its quotients and its logarithm have finite gradients. */
     dw_value divisor = dw__emit_select(e, empty, dw__emit_like(e, total, 1.0), total);
     if (probabilities)
         *probabilities =

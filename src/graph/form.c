@@ -1,4 +1,4 @@
-/* What the text and the JSON form share: numbers, described nodes. */
+/* Code that the text form and the JSON form share: numbers and described nodes. */
 #include "graph/internal.h"
 #include <ctype.h>
 #include <locale.h>
@@ -9,8 +9,8 @@
 
 /* ---- numbers ------------------------------------------------------------------------------- */
 
-/* The host program's locale may write decimal commas; the C locale is always there and is not
- * allocated, so it is not freed either. */
+/* The host program's locale may write decimal commas. The C locale always exists; libc does not allocate it,
+ * so it need not be freed. */
 static locale_t c_locale(void) { return newlocale(LC_ALL_MASK, "C", (locale_t)0); }
 
 void dw__number_text(double number, char text[DW__NUMBER_BYTES]) {
@@ -27,7 +27,7 @@ void dw__number_text(double number, char text[DW__NUMBER_BYTES]) {
     uselocale(before);
 }
 
-/* strtod alone would also take hexadecimal, "infinity" and leading spaces. */
+/* strtod would also accept hexadecimal, "infinity" and leading spaces. */
 const char *dw__number_parse(const char *text, double *number) {
     const char *digits = text + (*text == '-');
     char *end;
@@ -49,10 +49,11 @@ dw_status dw__parse_known_dim(dw_graph *graph, const char *text, dw_dim *dim) {
     uint32_t known = dw_graph_symbol_count(graph);
     DW_RETURN_IF_FAILED(dw_dim_parse(graph, text, dim));
     if (dw_graph_symbol_count(graph) != known)
-        return dw__fail(DW_PARSE,
-                        "dim \"%.200s\" uses the symbol %s, which is not among the symbols "
-                        "of the graph: list it there",
-                        text, dw_graph_symbol_name(graph, known));
+        return dw__fail(
+            DW_PARSE,
+            "dim \"%.200s\" uses the symbol %s, which the graph does not list: add it to "
+            "the graph's symbols",
+            text, dw_graph_symbol_name(graph, known));
     if (dw__dim_is_negative(graph, *dim))
         return dw__fail(DW_SHAPE, "dim \"%.200s\" is negative; expected 0 or more", text);
     return DW_OK;

@@ -1,16 +1,15 @@
 /* Reverse-mode gradients.
  *
- * A tape walks nodes from last to first and keeps, for each value, the gradient accumulated so far.
- * Rules append backward nodes behind everything walked, so that a walk never meets its own nodes. A
- * composite without a rule is expanded behind the graph's end and the expansion is walked on a tape
- * of its own; the pass `common` afterwards shares what forward and backward compute alike.
- */
+ * A tape walks nodes from last to first and keeps, for each value, the gradient accumulated so far. Rules
+ * append backward nodes after all nodes that the tape walks, so the walk never reaches its own nodes. A
+ * composite without a rule is expanded at the graph's end, and a second tape walks the expansion; the pass
+ * `common` later merges what forward and backward both compute. */
 #include "graph/emit.h"
 
 typedef struct tape {
     dw_graph *graph;
-    /* By value, both `count` long: the gradient so far (DW_NONE: none), and whether the value
-     * depends on what is differentiated by. Values made during the walk are not covered. */
+    /* Both arrays are indexed by value and have `count` entries: the gradient so far (DW_NONE: none), and
+     * whether the value depends on a differentiated input. They do not cover values made during the walk. */
     dw_value *grads;
     bool *reached;
     size_t count;
@@ -32,7 +31,7 @@ static void tape_close(tape *t) {
     dw__free(t->reached);
 }
 
-/* Adds `grad` to what has arrived at `value`. */
+/* Adds `grad` to the gradient of `value`. */
 static dw_status tape_add(tape *t, dw_value value, dw_value grad) {
     if (t->grads[value] == DW_NONE) {
         t->grads[value] = grad;
@@ -70,9 +69,9 @@ static dw_status call_rule(tape *t, dw_node n, const dw_value *output_grads, con
                     n, row->name, dw_node_module(graph, n));
 }
 
-/* Hands the gradients of one node's results on to its operands. */
+/* Propagates the gradients of one node's results to its operands. */
 static dw_status tape_step(tape *t, dw_node n) {
-    /* by copy: the graph's records move while the rule appends */
+    /* a copy, because the graph's records move while the rule appends */
     dw__node_record node = t->graph->nodes.items[n];
     dw_value output_grads[DW_MAX_OUTPUTS] = {0}, input_grads[DW_MAX_INPUTS] = {0};
     bool needed[DW_MAX_INPUTS] = {false}, any_needed = false, any_grad = false;
@@ -113,7 +112,8 @@ dw_status dw__gradient_by_expansion(dw_graph *graph, dw_node node, const dw_valu
         if (output_grads[i] != DW_NONE && outputs[i] != DW_NONE && t.reached[outputs[i]])
             DW_TRY(tape_add(&t, outputs[i], output_grads[i]));
     for (dw_node n = limit; n-- > first;) DW_TRY(tape_step(&t, n));
-    /* The tape sums over all operands that are one value: hand the sum to the first of them. */
+    /* One value may be several operands. The tape holds the sum over all of them, so the first one receives
+     * it. */
     for (uint32_t i = 0; i < record.input_count; i++) {
         input_grads[i] = DW_NONE;
         if (!needed[i]) continue;
@@ -154,7 +154,7 @@ static dw_status check_arguments(const dw_graph *graph, uint32_t output_count,
     return DW_OK;
 }
 
-/* The walk itself, with the origin of each backward node that of its forward node. */
+/* Walks all nodes. Each backward node gets the origin of its forward node. */
 static dw_status walk(tape *t, dw_node limit) {
     for (dw_node n = limit; n-- > 0;) {
         const dw__node_record *node = &t->graph->nodes.items[n];

@@ -1,9 +1,8 @@
-/* Building and asking: values, nodes, names, outputs.
+/* Building and querying a graph: values, nodes, names, outputs.
  *
- * Every change first checks, then allocates, and last of all commits by raising counts, so that a
- * failure at any point leaves the graph as it was. Names entered for values that were then not made
- * are harmless: find_name() believes the map only when the value agrees.
- */
+ * Every change first checks, then allocates and finally commits by raising counts, so that a failure at any
+ * point leaves the graph unchanged. The map of names may hold entries for values that were never made:
+ * find_name() uses an entry only if the value has that name. */
 #include "graph/internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -82,7 +81,7 @@ static dw_status check_new_name(const dw_graph *graph, const char *name) {
                     "the graph has a value named \"%s\" already: use another name", name);
 }
 
-/* The next "%7" that is free. The counter only grows, so that all searches together are linear. */
+/* Finds the next free "%7" name. The counter only grows, so all searches together take linear time. */
 static dw_status make_name(dw_graph *graph, uint32_t index, uint32_t *next, const char **name) {
     char text[AUTOMATIC_NAME_BYTES];
     if (*next < index) *next = index;
@@ -230,7 +229,7 @@ dw_status dw__draft_infer(const dw__draft *draft, dw__inferred *out) {
     return DW_OK;
 }
 
-/* Copies of what the draft points to, in the graph's arena. */
+/* Copies the memory that the draft's attributes point to into the graph's arena. */
 static dw_status store_attrs(dw_graph *graph, uint32_t count, const dw_attr *attrs,
                              const dw_attr **stored) {
     dw_attr *copy = dw__arena_alloc(graph->arena, count * sizeof *copy);
@@ -260,7 +259,7 @@ static dw_status store_values(dw_graph *graph, uint32_t count, const dw_value *v
     return DW_OK;
 }
 
-/* Names of the new outputs: those given, and automatic ones for the rest. */
+/* Stores the names of the new outputs: the given ones, and automatic ones for the rest. */
 static dw_status store_names(dw_graph *graph, uint32_t count, uint32_t name_count,
                              const char *const *names, uint32_t *next, const char **stored) {
     for (uint32_t i = 0; i < count; i++) {
@@ -410,7 +409,7 @@ dw_status dw_graph_add_output(dw_graph *graph, dw_value value) {
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* An index that does not exist gets the neutral answer: asking never fails and never crashes. */
+/* A query with an index that does not exist returns a neutral answer. Queries never fail and never crash. */
 static const dw__value_record *value_at(const dw_graph *graph, dw_value value) {
     static const dw_dim no_dims[1];
     static const dw__value_record nothing = {.name = "?", .shape = no_dims, .node = DW_NONE};

@@ -1,4 +1,5 @@
-/* The JSON form, for programs: front ends write it, and every mistake in it is one clear message.
+/* The JSON form of a graph, for programs. Front ends write it, and every mistake in it gives one clear
+ * message.
  *
  *     {"format": "deepwell.graph", "version": 1, "symbols": ["B", "S"],
  *      "leaves": [{"name": "w", "role": "parameter", "dtype": "f32", "shape": [384, "B*S + 1"]}],
@@ -7,8 +8,8 @@
  *                 "backward": false}],
  *      "outputs": ["y"]}
  *
- * Written by hand, one line for each leaf and node; read with jansson. docs/graph.md has the rules.
- */
+ * The writer prints it directly, one line for each leaf and node; the reader uses jansson. docs/graph.md has
+ * the rules. */
 #include "base/json.h"
 #include "graph/internal.h"
 #include <math.h>
@@ -19,7 +20,7 @@ enum { VERSION = 1 };
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Text of the graph holds no control characters, so these two are all that need escaping. */
+/* A graph's text holds no control characters, so only these two characters need escaping. */
 static dw_status write_string(dw__text *out, const char *text) {
     DW_RETURN_IF_FAILED(dw__text_append(out, "\"", 1));
     while (*text) {
@@ -138,12 +139,12 @@ dw_status dw_graph_to_json(const dw_graph *graph, char **text) {
 /* ---- reading: kinds ------------------------------------------------------------------------ */
 
 static dw_status read_string(const json_t *json, const char *what, const char **text) {
-    *text = json_string_value(json); /* NULL for every other kind */
+    *text = json_string_value(json); /* NULL for every other kind of JSON value */
     return *text ? DW_OK : dw__json_wrong_kind(what, json, "a string");
 }
 
 static dw_status read_integer(const json_t *json, const char *what, int64_t *integer) {
-    *integer = json_integer_value(json); /* 0 for every other kind */
+    *integer = json_integer_value(json); /* 0 for every other kind of JSON value */
     return json_is_integer(json) ? DW_OK : dw__json_wrong_kind(what, json, "an integer");
 }
 
@@ -154,7 +155,7 @@ static dw_status read_array(const json_t *json, const char *what, size_t limit, 
     return dw__fail(DW_PARSE, "%s has %zu entries; expected at most %zu", what, *count, limit);
 }
 
-/* Every key of the object is among `keys`, which end with NULL. */
+/* Fails if the object has a key that is not among `keys`. NULL ends `keys`. */
 static dw_status check_keys(json_t *object, const char *what, const char *const *keys) {
     const char *key;
     json_t *member;
@@ -251,7 +252,7 @@ static dw_status read_leaf(dw_graph *graph, json_t *json, size_t index) {
 
 /* ---- reading: nodes ------------------------------------------------------------------------ */
 
-/* Room for what attributes point to while one node is read. */
+/* Memory for the lists of one node's attributes while the node is read. */
 typedef struct lists {
     int64_t items[DW_ATTR_KEY_COUNT][DW_MAX_RANK];
 } lists;
@@ -311,7 +312,7 @@ static dw_status read_inputs(const dw_graph *graph, const json_t *json, dw__desc
     return DW_OK;
 }
 
-/* A name, or a name with the type that the table must give. */
+/* Reads an output: a name, or an object with the name and the type. The type must be the one that the table gives. */
 static dw_status read_output(dw_graph *graph, json_t *json, dw__description *node, size_t index) {
     static const char *const keys[] = {"name", "dtype", "shape", NULL};
     size_t rank;
@@ -385,7 +386,7 @@ static dw_status read_node_members(dw_graph *graph, json_t *json, lists *lists,
     return dw__append_described(graph, node);
 }
 
-/* Put before the message: which node it is about, as far as the JSON tells. */
+/* Prefixes the message with the node that it is about, as far as the JSON names it. */
 static dw_status blame_node(const json_t *json, size_t index, dw_status status) {
     const json_t *output = json_array_get(json_object_get(json, "outputs"), 0);
     if (json_is_object(output)) output = json_object_get(output, "name");

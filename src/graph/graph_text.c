@@ -11,12 +11,13 @@
  *
  *     return %5
  *
- * "_" is an absent operand. After "#" comes where a node is from: "backward" if it is of the
- * backward pass, region, layer ("-": none), module path to the end of the line; nothing when all
- * are unknown. Types of results may be left out: %h = embedding(%wte, %ids). Lines that begin with
- * "#" are skipped.
- * Names other than letters, digits, "_" and "." are quoted: %"a b". docs/graph.md has the grammar.
- */
+  * "_" is an absent operand. The text after "#" gives a node's origin: "backward" if the node belongs
+  * to the backward pass, the region, the layer ("-" for none) and the module path up to the end of
+  * the line. It is omitted if all of these are unknown. The types of results may be left out:
+  * %h = embedding(%wte, %ids). Lines that begin with "#" are skipped.
+  * Names with characters other than letters, digits, "_" and "." are quoted: %"a b". docs/graph.md
+  * has the grammar.
+  */
 #include "graph/internal.h"
 #include <ctype.h>
 #include <string.h>
@@ -170,7 +171,7 @@ typedef struct reader {
     dw_graph *graph;
     const char *at;
     uint32_t line;
-    dw__description node; /* the node being read: large, so it is here and not on many frames */
+    dw__description node; /* of the line being read; too large for stack frames */
 } reader;
 
 static dw_status malformed(const reader *in, const char *expected) {
@@ -243,7 +244,7 @@ static dw_status read_word(reader *in, const char *expected, const char **word) 
     return DW_OK;
 }
 
-/* %name, %"any name", or %7, whose name has the percent sign in it */
+/* Reads %name, %"any name", or %7. The name of the last form includes the percent sign. */
 static dw_status read_name(reader *in, const char **name) {
     DW_RETURN_IF_FAILED(expect(in, "%"));
     if (*in->at == '"') return read_quoted(in, name);
@@ -288,7 +289,7 @@ static dw_status read_dim(reader *in, dw_dim *dim) {
     return DW_OK;
 }
 
-/* [..] of at most DW_MAX_RANK entries */
+/* Reads [..] with at most DW_MAX_RANK entries. */
 static dw_status read_list(reader *in, bool dims, int64_t *list, uint32_t *count) {
     *count = 0;
     DW_RETURN_IF_FAILED(expect(in, "["));
@@ -309,10 +310,11 @@ static dw_status read_dtype(reader *in, dw_dtype *dtype) {
     DW_RETURN_IF_FAILED(read_word(in, "an element type", &word));
     int found = dw__dtype_find(word);
     if (found < 0)
-        return dw__fail(DW_PARSE,
-                        "\"%.64s\" is no element type; there are bool, i32, i64, bf16, f16, "
-                        "f32 and f64",
-                        word);
+        return dw__fail(
+            DW_PARSE,
+            "\"%.64s\" is not an element type; expected one of bool, i32, i64, bf16, f16, "
+            "f32, f64",
+            word);
     *dtype = (dw_dtype)found;
     return DW_OK;
 }
@@ -385,7 +387,7 @@ static dw_status read_layer(reader *in, int *layer) {
     return DW_OK;
 }
 
-/* "# backward attn 0 h.0.attn": the module path is the rest of the line, taken as it is. */
+/* Reads "# backward attn 0 h.0.attn". The module path is the rest of the line. */
 static dw_status read_origin(reader *in) {
     const char *word = NULL;
     if (!accept(in, "#")) return DW_OK;
@@ -393,7 +395,7 @@ static dw_status read_origin(reader *in) {
     in->node.backward = strcmp(word, "backward") == 0;
     if (in->node.backward) DW_RETURN_IF_FAILED(read_word(in, "a region", &word));
     int region = dw__region_find(word);
-    if (region < 0) return dw__fail(DW_PARSE, "\"%.64s\" is no region", word);
+    if (region < 0) return dw__fail(DW_PARSE, "\"%.64s\" is not a region", word);
     in->node.region = (dw_region)region;
     if (at_end_of_line(in)) return DW_OK;
     DW_RETURN_IF_FAILED(read_layer(in, &in->node.layer));
@@ -464,7 +466,7 @@ static dw_status read_leaf(reader *in) {
     int role = dw__role_find(word);
     if (role < 0)
         return dw__fail(DW_PARSE,
-                        "\"%.64s\" is no role of a leaf; expected input, parameter, "
+                        "\"%.64s\" is not a leaf's role; expected input, parameter, "
                         "constant, seed or gradient",
                         word);
     DW_RETURN_IF_FAILED(read_name(in, &name));

@@ -1,21 +1,20 @@
 /* Work of each operation at given symbol sizes.
  *
- * flops: a multiply-add counts as two. One elementwise primitive counts one per element, be it an
- * addition or a logarithm; a composite counts what its formula has (the tables below). Attention
- * counts its matrix products alone, as the field does, over the (query, key) pairs that causality
- * and window leave; a mask operand takes none away, for its content is unknown.
+ * flops: a multiply-add counts as two. An elementwise primitive counts one per element, whether it is an
+ * addition or a logarithm; a composite counts the operations of its formula (the tables below). Attention
+ * counts only its matmuls, as the literature does, over the (query, key) pairs that causality and window
+ * leave. A mask operand does not reduce the count, because its content is unknown.
  *
- * bytes: the least that must move between memory and processor: each distinct operand and each
- * result once. Views move nothing. Gathers read only the rows that they take, and of the matrices of
- * grouped_linear as many as there are rows, at most all.
- */
+ * bytes: the minimum traffic between memory and processor: each distinct operand and each result once. Views
+ * move nothing. A gather reads only the rows that it selects. grouped_linear reads at most one matrix per
+ * row, and at most all of them. */
 #include "graph/body.h"
 #include "graph/op_rules.h"
 #include <math.h>
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
-/* What a rule looks at; the first failure sticks. */
+/* Inputs of a cost rule. The first failure sticks. */
 typedef struct measure {
     const dw_graph *graph;
     const dw__node_record *node;
@@ -62,7 +61,7 @@ static double bytes_of_outputs(measure *m) {
     return bytes;
 }
 
-/* Each distinct operand and each result once. */
+/* Counts each distinct operand and each result once. */
 static double bytes_once(measure *m) {
     double bytes = bytes_of_outputs(m);
     for (uint32_t i = 0; i < m->node->input_count; i++) {
@@ -84,14 +83,14 @@ static int64_t int_of(const measure *m, dw_attr_key key, int64_t absent) {
     return attr ? attr->integer : absent;
 }
 
-/* ---- elementwise and moving ---------------------------------------------------------------- */
+/* ---- elementwise and data movement --------------------------------------------------------- */
 
-/* Arithmetic operations of one element. */
+/* Arithmetic operations per element. */
 static double elementwise_flops(dw_op op) {
     switch (op) {
     case DW_OP_STOP_GRADIENT: return 0;
     case DW_OP_SILU: return 2;          /* sigmoid, multiply */
-    case DW_OP_SWIGLU: return 3;        /* and multiply by up */
+    case DW_OP_SWIGLU: return 3;        /* as silu, and multiply by up */
     case DW_OP_GELU: return 5;          /* scale, erf, add 1, halve, multiply */
     case DW_OP_SILU_BACKWARD: return 6; /* s, 1 - s, * x, + 1, * s, * dy */
     case DW_OP_GELU_BACKWARD:
@@ -127,7 +126,7 @@ dw_status dw__cost_move(const dw_graph *graph, dw_node node, const int64_t *size
     return give(&m, 0, view ? 0 : bytes_once(&m), cost);
 }
 
-/* x is operand 0, the indices operand 1: as much of x is read as there are results. */
+/* Operand 0 is x, operand 1 the indices. A take reads as much of x as it has results. */
 dw_status dw__cost_take(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
     double bytes = bytes_of(&m, input(&m, 1)) + 2 * bytes_of_outputs(&m);
@@ -139,7 +138,7 @@ dw_status dw__cost_embedding(const dw_graph *graph, dw_node node, const int64_t 
     return dw__cost_take(graph, node, sizes, cost);
 }
 
-/* The updates, operand 1, are added one by one. */
+/* Operand 1 holds the updates; each is one addition. */
 dw_status dw__cost_scatter(const dw_graph *graph, dw_node node, const int64_t *sizes,
                            dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
@@ -156,7 +155,7 @@ dw_status dw__cost_reduce(const dw_graph *graph, dw_node node, const int64_t *si
     return give(&m, flops, bytes_once(&m), cost);
 }
 
-/* Comparisons of a sort by halves: log2(length) for each element. */
+/* A merge sort compares log2(length) times per element. */
 dw_status dw__cost_sort(const dw_graph *graph, dw_node node, const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
     double length = dim_of(&m, input(&m, 0), (int)int_of(&m, DW_ATTR_KEY_AXIS, 0));
@@ -173,7 +172,7 @@ dw_status dw__cost_softmax(const dw_graph *graph, dw_node node, const int64_t *s
     return give(&m, flops, bytes_once(&m), cost);
 }
 
-/* ---- products ------------------------------------------------------------------------------ */
+/* ---- matmuls ------------------------------------------------------------------------------- */
 
 dw_status dw__cost_matmul(const dw_graph *graph, dw_node node, const int64_t *sizes,
                           dw_cost *cost) {
@@ -184,7 +183,7 @@ dw_status dw__cost_matmul(const dw_graph *graph, dw_node node, const int64_t *si
     return give(&m, flops, bytes_once(&m), cost);
 }
 
-/* A scale and a rounding for each element. */
+/* Each element takes one scaling and one rounding. */
 dw_status dw__cost_quantize(const dw_graph *graph, dw_node node, const int64_t *sizes,
                             dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
@@ -200,8 +199,7 @@ dw_status dw__cost_linear(const dw_graph *graph, dw_node node, const int64_t *si
     return give(&m, flops, bytes_once(&m), cost);
 }
 
-/* Rows need not use every matrix, and how many they use is data: at most one for each row, and each
- * that is used is read once. */
+/* The data decide how many matrices the rows use: at most one for each row. Each used matrix is read once. */
 dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                   dw_cost *cost) {
     enum { X, W, I, B };
@@ -219,7 +217,7 @@ dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int
     return give(&m, flops, bytes, cost);
 }
 
-/* A product of row by row; what no row chooses is written too, as zeros. */
+/* An outer product for each row. Matrices that no row selects are written too, as zeros. */
 dw_status dw__cost_grouped_linear_backward_weight(const dw_graph *graph, dw_node node,
                                                   const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
@@ -252,20 +250,20 @@ dw_status dw__cost_rope(const dw_graph *graph, dw_node node, const int64_t *size
     double length = last_dim(&m, input(&m, 0));
     double rows = length > 0 ? elements(&m, input(&m, 0)) / length : 0;
     double rotated = rows * last_dim(&m, input(&m, 1));
-    return give(&m, 3 * rotated, bytes_once(&m), cost); /* two products and a sum */
+    return give(&m, 3 * rotated, bytes_once(&m), cost); /* two multiplications and an addition */
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Sum over queries i of (i + shift) held within 0 and `keys`. */
+/* Sum over queries i of (i + shift) clamped to [0, keys]. */
 static double clamped_sum(double queries, double shift, double keys) {
-    double first = fmin(fmax(-shift, 0), queries);          /* terms before are 0 */
-    double last = fmin(fmax(keys - shift, first), queries); /* terms from here on are `keys` */
+    double first = fmin(fmax(-shift, 0), queries);          /* earlier terms are 0 */
+    double last = fmin(fmax(keys - shift, first), queries); /* terms from here on equal `keys` */
     double count = last - first;
     return count * (first + shift) + count * (count - 1) / 2 + (queries - last) * keys;
 }
 
-/* (query, key) pairs of one head that causality and window leave (deepwell/ops.h). */
+/* (query, key) pairs of one head that causality and window allow (deepwell/ops.h). */
 static double visible_pairs(measure *m) {
     double queries = dim_of(m, input(m, 0), 2), keys = dim_of(m, input(m, 1), 2);
     int64_t causal = int_of(m, DW_ATTR_KEY_CAUSAL, 0);
@@ -276,7 +274,7 @@ static double visible_pairs(measure *m) {
     return pairs;
 }
 
-/* `by_head_size` and `by_value_size`: products of each pair with vectors of length D and Dv. */
+/* `by_head_size` and `by_value_size` count the dot products of length D and Dv for each pair. */
 static dw_status attention_cost(measure *m, double by_head_size, double by_value_size,
                                 dw_cost *cost) {
     double heads = dim_of(m, input(m, 0), 0) * dim_of(m, input(m, 0), 1);
@@ -285,14 +283,14 @@ static dw_status attention_cost(measure *m, double by_head_size, double by_value
     return give(m, 2 * heads * visible_pairs(m) * multiply_adds, bytes_once(m), cost);
 }
 
-/* q k^T, p v */
+/* Forward computes q k^T and p v. */
 dw_status dw__cost_attention(const dw_graph *graph, dw_node node, const int64_t *sizes,
                              dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
     return attention_cost(&m, 1, 1, cost);
 }
 
-/* q k^T again, dq, dk; dp, dv */
+/* Backward recomputes q k^T and computes dq and dk (length D), dp and dv (length Dv). */
 dw_status dw__cost_attention_backward(const dw_graph *graph, dw_node node, const int64_t *sizes,
                                       dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
@@ -309,7 +307,7 @@ dw_status dw__cost_cross_entropy(const dw_graph *graph, dw_node node, const int6
     return give(&m, flops * elements(&m, input(&m, 0)), bytes_once(&m), cost);
 }
 
-/* Logits of the head's operands x [T, K], w and b?: T * V. */
+/* Number of logits of the head with operands x [T, K], w and b?: T * V. */
 static double head_logits(measure *m) {
     enum { X, W };
     double size = last_dim(m, input(m, X));
@@ -317,7 +315,7 @@ static double head_logits(measure *m) {
     return elements(m, input(m, X)) / (size > 0 ? size : 1) * vocabulary;
 }
 
-/* linear(x, w, b) */
+/* Flops of linear(x, w, b). */
 static double head_flops(measure *m) {
     enum { X = 0, B = 2 };
     return head_logits(m) * (2 * last_dim(m, input(m, X)) + (input(m, B) != DW_NONE));
@@ -329,8 +327,8 @@ dw_status dw__cost_linear_cross_entropy(const dw_graph *graph, dw_node node, con
     return give(&m, head_flops(&m) + 4 * head_logits(&m), bytes_once(&m), cost);
 }
 
-/* The gradient of the logits, its two products, and the sum for the bias; the logits where they are
- * not given. */
+/* Counts the gradient of the logits, its two matmuls and the sum for the bias. If the logits are not given,
+ * it counts their recomputation too. */
 dw_status dw__cost_linear_cross_entropy_backward(const dw_graph *graph, dw_node node,
                                                  const int64_t *sizes, dw_cost *cost) {
     enum { X = 0, LOGITS = 3 };

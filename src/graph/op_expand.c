@@ -43,7 +43,7 @@ dw_status dw__expand_swiglu(dw_graph *graph, const dw_graph *source, dw_node nod
     return e.status;
 }
 
-/* d silu / dx = s*(1 + x*(1 - s)), s = sigmoid(x) */
+/* d silu / dx = s*(1 + x*(1 - s)) with s = sigmoid(x) */
 dw_status dw__expand_silu_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                    const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -57,8 +57,8 @@ dw_status dw__expand_silu_backward(dw_graph *graph, const dw_graph *source, dw_n
     return e.status;
 }
 
-/* Hendrycks and Gimpel 2016: gelu(x) = x * Phi(x); the tanh form replaces Phi(x) by
- * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2. */
+/* Hendrycks and Gimpel 2016: gelu(x) = x * Phi(x). The tanh form replaces Phi(x) by (1 + tanh(sqrt(2/pi) * (x
+ * + 0.044715 x^3))) / 2. */
 #define GELU_CUBIC 0.044715
 #define GELU_SCALE 0.79788456080286535588   /* sqrt(2/pi) */
 #define SQRT_HALF 0.70710678118654752440    /* 1/sqrt(2) */
@@ -89,7 +89,7 @@ dw_status dw__expand_gelu(dw_graph *graph, const dw_graph *source, dw_node node,
     return e.status;
 }
 
-/* With t the odd function (tanh or erf) and t' its slope: (1 + t)/2 + x*t'/2. */
+/* dgelu/dx = (1 + t)/2 + x*t'/2, where t is the odd function (tanh or erf) and t' its derivative. */
 dw_status dw__expand_gelu_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                    const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -173,7 +173,7 @@ dw_status dw__expand_log_softmax(dw_graph *graph, const dw_graph *source, dw_nod
     int axis = (int)dw_node_int(source, node, DW_ATTR_KEY_AXIS, 0);
     dw_value x = dw__emit_widen(&e, inputs[0]);
     dw_value top = dw__emit_reduce_spread(&e, DW_OP_REDUCE_MAX, x, axis);
-    /* the result doesn't depend on the shift: its gradients would cancel */
+    /* the result does not depend on the shift, so its gradients would cancel */
     dw_value shifted =
         dw__emit_binary(&e, DW_OP_SUB, x, dw__emit_unary(&e, DW_OP_STOP_GRADIENT, top));
     dw_value total =
@@ -228,7 +228,7 @@ dw_status dw__expand_linear(dw_graph *graph, const dw_graph *source, dw_node nod
     return e.status;
 }
 
-/* Each row's own matrix is taken, and multiplied by the row as a column. */
+/* Takes the matrix of each row and multiplies it by the row as a column. */
 dw_status dw__expand_grouped_linear(dw_graph *graph, const dw_graph *source, dw_node node,
                                     const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -271,7 +271,7 @@ dw_status dw__expand_grouped_linear_backward_weight(dw_graph *graph, const dw_gr
     return e.status;
 }
 
-/* Rows taken at padding_index carry no gradient. */
+/* Rows with index padding_index get no gradient. */
 dw_status dw__expand_embedding(dw_graph *graph, const dw_graph *source, dw_node node,
                                const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -308,8 +308,7 @@ dw_status dw__expand_embedding_backward(dw_graph *graph, const dw_graph *source,
 
 /* ---- rotary embedding ---------------------------------------------------------------------- */
 
-/* (-x2, x1), or with `transposed` (x2, -x1), where x1 and x2 are halves [start, start+half) of the
- * axis. */
+/* Computes (-x2, x1), or (x2, -x1) if `transposed`. x1 and x2 are the halves [start, start+half) of the axis. */
 static dw_value emit_swap(dw__emitter *e, dw_value x, int axis, dw_dim half, dw_dim whole,
                           bool transposed) {
     dw_value first = dw__emit_slice(e, x, axis, 0, half);
@@ -368,7 +367,7 @@ dw_status dw__expand_rope(dw_graph *graph, const dw_graph *source, dw_node node,
 
 /* ---- optimizer ----------------------------------------------------------------------------- */
 
-/* 1 - beta^step as a scalar of `dtype`; in F64, where the difference from 1 is not lost. */
+/* 1 - beta^step as a scalar of `dtype`. It is computed in F64, because F32 would lose the difference from 1. */
 static dw_value emit_bias_correction(dw__emitter *e, dw_value step, double beta, dw_dtype dtype) {
     dw_value base = dw__emit_constant(e, DW_F64, 0, NULL, beta);
     dw_value power = dw__emit_binary(e, DW_OP_POW, base, dw__emit_cast(e, step, DW_F64));

@@ -1,16 +1,16 @@
-/* Expansion of attention and its backward: the S x S definition that tiled kernels must agree with.
+/* Expansion of attention and its backward: the definition with S x S scores. Tiled kernels must agree with
+ * it.
  *
- * Query heads in groups: q [B, H, Sq, D] is, by a plain reshape, [B, Hk, G*Sq, D] with G = H/Hk, so
- * that one batched product serves every query head of a key head, and products over G*Sq sum the
- * group's gradients by themselves.
- */
+ * A plain reshape turns q [B, H, Sq, D] into [B, Hk, G*Sq, D] with G = H/Hk query heads per key head. One
+ * batched matmul then serves all query heads of a key head, and matmuls that sum over G*Sq also sum the
+ * gradients of the group. */
 #include "graph/emit.h"
 #include "graph/op_rules.h"
 #include <math.h>
 
 typedef struct shapes {
     dw_dim full[4];          /* [B, H, Sq, Sk] */
-    dw_dim group[4];         /* [B, Hk, G*Sq, .] with the last dim set at use */
+    dw_dim group[4];         /* [B, Hk, G*Sq, .]; the last dim is set at use */
     dw_dim head, value_head; /* D, Dv */
 } shapes;
 
@@ -53,7 +53,7 @@ static operands read_operands(dw__emitter *e, const dw_graph *source, dw_node no
     };
 }
 
-/* x [B, H, Sq, last] as [B, Hk, G*Sq, last] */
+/* Reshapes x [B, H, Sq, last] to [B, Hk, G*Sq, last]. */
 static dw_value to_groups(dw__emitter *e, const shapes *s, dw_value x, dw_dim last) {
     return dw__emit_reshape(e, x, 4, (dw_dim[]){s->group[0], s->group[1], s->group[2], last});
 }
@@ -62,7 +62,7 @@ static dw_value to_heads(dw__emitter *e, const shapes *s, dw_value x, dw_dim las
     return dw__emit_reshape(e, x, 4, (dw_dim[]){s->full[0], s->full[1], s->full[2], last});
 }
 
-/* x + dim, for i64 x */
+/* x + dim for an i64 x */
 static dw_value plus_dim(dw__emitter *e, dw_value x, dw_dim dim) {
     dw_value size = dw__emit_size(e, DW_I64, dim);
     return dw__emit_binary(e, DW_OP_ADD, x, dw__emit_broadcast_like(e, size, x));
@@ -72,9 +72,9 @@ static dw_value merge_condition(dw__emitter *e, dw_value all, dw_value one) {
     return all == DW_NONE ? one : dw__emit_binary(e, DW_OP_AND, all, one);
 }
 
-/* Which keys a query may attend to by causality and window: bool [Sq, Sk], or DW_NONE for all.
- * causal = 2 counts from the sequences' ends: Sq is added to keys and Sk to queries, so that no
- * negative number is needed. */
+/* The keys that each query may attend to by causality and window: bool [Sq, Sk], or DW_NONE for all keys.
+ * causal = 2 aligns the ends of the sequences: keys are shifted by Sq and queries by Sk, so that no number is
+ * negative. */
 static dw_value position_mask(dw__emitter *e, const shapes *s, const operands *in) {
     if (in->causal == 0 && in->window < 0) return DW_NONE;
     dw_value query = dw__emit_iota(e, DW_I64, 2, s->full + 2, 0);
@@ -92,8 +92,8 @@ static dw_value position_mask(dw__emitter *e, const shapes *s, const operands *i
     return allowed;
 }
 
-/* scale * q k^T, soft-capped, with every mask applied, [B, H, Sq, Sk]. `slope`, unless NULL: the soft
- * cap's derivative, where there is one; else DW_NONE. */
+/* Computes scale * q k^T with soft cap and all masks, [B, H, Sq, Sk]. If `slope` is not NULL, it receives the
+ * derivative of the soft cap, or DW_NONE if there is no soft cap. */
 static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in, dw_value *slope) {
     dw_value q = to_groups(e, s, in->q, s->head);
     dw_value scores = to_heads(e, s, dw__emit_matmul(e, q, in->k, false, true), s->full[3]);
@@ -120,7 +120,7 @@ static dw_value emit_scores(dw__emitter *e, const shapes *s, const operands *in,
     return dw__emit_select(e, allowed, scores, dw__emit_like(e, scores, -INFINITY));
 }
 
-/* x/(1-p) where the draw keeps it, else 0. `kept` (bool) is made on first use. */
+/* Dropout: x/(1-p) for the elements that are kept, else 0. `kept` (bool) is computed on first use. */
 static dw_value emit_dropped(dw__emitter *e, const shapes *s, const operands *in, dw_value x,
                              dw_value *kept) {
     if (in->p == 0.0) return x;
@@ -150,9 +150,9 @@ dw_status dw__expand_attention(dw_graph *graph, const dw_graph *source, dw_node 
     return e.status;
 }
 
-/* exp(scores - lse); a query that may attend to nothing has lse = -inf and zeros. Where every score was
- * swallowed by the mask, lse is the largest of them and has lost the logarithm of their number: such
- * rows are divided by their sum. */
+/* exp(scores - lse). A query that may attend to no key has lse = -inf and zero probabilities. If the mask
+ * absorbed every score of a row, lse equals the largest score and has lost the logarithm of their number;
+ * such a row is divided by its sum. */
 static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse) {
     dw_value empty = dw__emit_with_number(e, DW_OP_EQ, lse, -INFINITY);
     dw_value shift = dw__emit_select(e, empty, dw__emit_like(e, lse, 0.0), lse);
@@ -165,9 +165,9 @@ static dw_value emit_probabilities(dw__emitter *e, dw_value scores, dw_value lse
     return dw__emit_binary(e, DW_OP_DIV, p, dw__emit_spread_last(e, sum, p));
 }
 
-/* With P the probabilities, Z their dropout: dv = Z^T do; dP = dropout(do v^T);
- * dS = P * (dP - rowsum(do * o)), times the soft cap's slope; dq = scale dS k; dk = scale dS^T q
- * (Dao 2023, section 2.3). */
+/* P are the probabilities, Z the probabilities after dropout: dv = Z^T do; dP = dropout(do v^T); dS = P * (dP
+ * - rowsum(do * o)), times the slope of the soft cap; dq = scale dS k; dk = scale dS^T q (Dao 2023, section
+ * 2.3). */
 dw_status dw__expand_attention_backward(dw_graph *graph, const dw_graph *source, dw_node node,
                                         const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};

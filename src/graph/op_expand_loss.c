@@ -21,12 +21,12 @@ static options read_options(const dw_graph *source, dw_node node) {
     return o;
 }
 
-/* Scalar: how many targets count, in `dtype`. */
+/* Number of valid targets as a scalar of `dtype`. */
 static dw_value emit_valid_count(dw__emitter *e, dw_value valid, dw_dtype dtype) {
     return dw__emit_reduce(e, DW_OP_REDUCE_SUM, dw__emit_cast(e, valid, dtype), 0, false);
 }
 
-/* outputs: loss, lse. */
+/* Outputs: loss and lse. */
 static dw_status expand_loss(dw__emitter *e, const dw_graph *source, dw_node node, dw_value logits,
                              dw_value target, dw_value *outputs) {
     options o = read_options(source, node);
@@ -64,8 +64,8 @@ dw_status dw__expand_cross_entropy(dw_graph *graph, const dw_graph *source, dw_n
     return expand_loss(&e, source, node, inputs[0], inputs[1], outputs);
 }
 
-/* (softmax(x) - (1-s)*onehot(target) - s/V) * weight, weight = dloss where the target counts, over
- * their number for a mean. In the compute type. */
+/* (softmax(x) - (1-s)*onehot(target) - s/V) * weight in the compute dtype. The weight is dloss for valid
+ * targets and 0 for others; for a mean it is divided by the number of valid targets. */
 static dw_value emit_dlogits(dw__emitter *e, options o, dw_value x, dw_value target, dw_value lse,
                              dw_value dloss) {
     x = dw__emit_widen(e, x);
@@ -102,7 +102,7 @@ dw_status dw__expand_cross_entropy_backward(dw_graph *graph, const dw_graph *sou
     return e.status;
 }
 
-/* Logits in the compute type. */
+/* Computes the logits in the compute dtype. */
 static dw_value emit_logits(dw__emitter *e, dw_value x, dw_value w, dw_value b, bool transpose_w) {
     dw_value logits = dw__emit_matmul(e, x, w, false, transpose_w);
     if (b == DW_NONE) return logits;
@@ -110,7 +110,7 @@ static dw_value emit_logits(dw__emitter *e, dw_value x, dw_value w, dw_value b, 
                            dw__emit_broadcast_like(e, dw__emit_widen(e, b), logits));
 }
 
-/* Operands: x, w, b?, target. The logits are never rounded to the operands' type. */
+/* Operands: x, w, b?, target. The logits are never rounded to the operands' dtype. */
 dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *source, dw_node node,
                                           const dw_value *inputs, dw_value *outputs) {
     dw__emitter e = {graph, DW_OK};
@@ -120,7 +120,7 @@ dw_status dw__expand_linear_cross_entropy(dw_graph *graph, const dw_graph *sourc
     return expand_loss(&e, source, node, logits, inputs[3], outputs);
 }
 
-/* Operands: x, w, b?, logits?, target, lse, dloss. dlogits stays in the compute type. */
+/* Operands: x, w, b?, logits?, target, lse, dloss. dlogits stays in the compute dtype. */
 dw_status dw__expand_linear_cross_entropy_backward(dw_graph *graph, const dw_graph *source,
                                                    dw_node node, const dw_value *inputs,
                                                    dw_value *outputs) {

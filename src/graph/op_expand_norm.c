@@ -49,7 +49,7 @@ dw_status dw__expand_layer_norm(dw_graph *graph, const dw_graph *source, dw_node
     dw_value mean = dw__emit_divide_by_dim(&e, sum, count);
     dw_value centred = dw__emit_binary(&e, DW_OP_SUB, x, dw__emit_spread_last(&e, mean, x));
     dw_value rstd = emit_rstd(&e, centred, eps);
-    /* A mean whose square is infinite makes rstd NaN, as in PyTorch and in the kernel's rstd_of. */
+    /* If the square of the mean overflows, rstd becomes NaN, as in PyTorch and in the kernel's rstd_of. */
     dw_value square = dw__emit_binary(&e, DW_OP_MUL, mean, mean);
     dw_value nothing = dw__emit_with_number(&e, DW_OP_MUL, square, 0.0);
     rstd = dw__emit_binary(&e, DW_OP_ADD, rstd, nothing);
@@ -64,9 +64,9 @@ dw_status dw__expand_layer_norm(dw_graph *graph, const dw_graph *source, dw_node
     return e.status;
 }
 
-/* With xhat the normalised x and g = dy*w:
- *     dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), without mean(g) where nothing was centred;
- *     dw = sum over rows of dy * xhat. */
+/* xhat is the normalised x, and g = dy*w:
+ *     dx = rstd * (g - mean(g) - xhat * mean(g * xhat)); the term mean(g) is absent if x was not centred
+ *     dw = sum over rows of dy * xhat */
 static void emit_norm_backward(dw__emitter *e, dw_value dy, dw_value xhat, dw_value w,
                                dw_value rstd, bool centred, dw_value *dx, dw_value *dw) {
     int axis = last_axis(e, xhat);

@@ -1,10 +1,9 @@
-/* Gradients of elementwise primitives. y = f(x): dx = dy * f'(x), written with y where that is
+/* Gradients of elementwise primitives: dx = dy * f'(x) for y = f(x), written in terms of y where that is
  * cheaper.
  *
- * In BF16 and F16 a gradient is rounded where PyTorch's backward rounds it. A rule is therefore one
- * operation per PyTorch operation; where PyTorch has one operation for the whole rule it is computed
- * in F32 and rounded at its end.
- */
+ * In BF16 and F16 a gradient is rounded where PyTorch's backward rounds it. A rule therefore emits one
+ * operation per PyTorch operation. If PyTorch computes the whole gradient in one operation, the rule computes
+ * in F32 and rounds at its end. */
 #include "graph/op_gradient.h"
 
 /* Operands of a rule with one operand and one result. */
@@ -20,7 +19,7 @@ static unary open_unary(dw_graph *graph, dw_node node, const dw_value *output_gr
                    output_grads[0]};
 }
 
-/* As open_unary, with everything in the type that composites compute in. */
+/* As open_unary, but all values are in the compute dtype of composites. */
 static unary open_wide(dw_graph *graph, dw_node node, const dw_value *output_grads) {
     unary u = open_unary(graph, node, output_grads);
     u.x = dw__emit_widen(&u.e, u.x);
@@ -29,7 +28,7 @@ static unary open_wide(dw_graph *graph, dw_node node, const dw_value *output_gra
     return u;
 }
 
-/* dx rounded to the type of the node's operand. */
+/* Rounds dx to the dtype of the node's operand. */
 static dw_value round_wide(unary *u, dw_node node, dw_value dx) {
     return dw__emit_cast(&u->e, dx, dw_value_dtype(u->e.graph, dw_node_input(u->e.graph, node, 0)));
 }
@@ -136,7 +135,7 @@ DW__GRADIENT(dw__gradient_erf) {
     (void)needed;
     unary u = open_unary(graph, node, output_grads);
     dw_value density = dw__emit_unary(&u.e, DW_OP_EXP, neg(&u.e, mul(&u.e, u.x, u.x)));
-    /* The number is in none of the short types. */
+    /* BF16 and F16 cannot represent this number. */
     dw_value slope = times(&u.e, dw__emit_widen(&u.e, density), 1.12837916709551257390);
     input_grads[0] = mul(&u.e, u.dy, round_wide(&u, node, slope));
     return u.e.status;
@@ -187,7 +186,7 @@ DW__GRADIENT(dw__gradient_div) {
     dw_value b = dw_node_input(graph, node, 1), y = dw_node_output(graph, node, 0);
     dw_value dy = output_grads[0], da = dw__emit_binary(&e, DW_OP_DIV, dy, b);
     dw_dtype dtype = dw_value_dtype(graph, b);
-    bool half = dtype == DW_BF16 || dtype == DW_F16; /* (y / b) * dy is PyTorch's order */
+    bool half = dtype == DW_BF16 || dtype == DW_F16; /* PyTorch computes (y / b) * dy */
     if (needed[0]) input_grads[0] = da;
     if (needed[1])
         input_grads[1] = half ? mul(&e, neg(&e, dy), dw__emit_binary(&e, DW_OP_DIV, y, b))
@@ -195,8 +194,8 @@ DW__GRADIENT(dw__gradient_div) {
     return e.status;
 }
 
-/* da = dy * b * a^(b-1), 0 where b is 0; db = dy * y * log(a), 0 where y is 0 (both factors'
- * limits: 0 * inf would be NaN). */
+/* da = dy * b * a^(b-1), or 0 if b is 0. db = dy * y * log(a), or 0 if y is 0. The zeros are the limits; 0 *
+ * inf would be NaN. */
 DW__GRADIENT(dw__gradient_pow) {
     dw__emitter e = {graph, DW_OK};
     dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);
@@ -215,8 +214,7 @@ DW__GRADIENT(dw__gradient_pow) {
     return e.status;
 }
 
-/* The operand that was chosen takes dy; where both are equal each takes half. `wins` compares an
- * operand with the other one. */
+/* The chosen operand receives dy; equal operands receive half each. `wins` compares an operand with the other one. */
 static dw_status gradient_of_choice(dw_graph *graph, dw_node node, dw_op wins, dw_value dy,
                                     const bool *needed, dw_value *input_grads) {
     dw__emitter e = {graph, DW_OK};
@@ -240,7 +238,7 @@ DW__GRADIENT(dw__gradient_min) {
     return gradient_of_choice(graph, node, DW_OP_LT, output_grads[0], needed, input_grads);
 }
 
-/* rem(a, b) = a - b*floor(a/b), and the floor is flat. */
+/* rem(a, b) = a - b*floor(a/b); the derivative of floor is 0. */
 DW__GRADIENT(dw__gradient_rem) {
     dw__emitter e = {graph, DW_OK};
     dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);

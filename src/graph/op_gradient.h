@@ -1,11 +1,11 @@
-/* What the files of gradient rules share. */
+/* Declarations shared by the files of gradient rules. */
 #ifndef DW_GRAPH_OP_GRADIENT_H
 #define DW_GRAPH_OP_GRADIENT_H
 
 #include "graph/emit.h"
 #include "graph/op_rules.h"
 
-/* Head of a rule; its contract is dw__gradient_rule's. A rule is called only when some output has a
+/* Head of a gradient rule; dw__gradient_rule has the contract. A rule is called only if some output has a
  * gradient and some operand needs one. */
 #define DW__GRADIENT(name)                                                                         \
     dw_status name(dw_graph *graph, dw_node node, const dw_value *output_grads,                    \

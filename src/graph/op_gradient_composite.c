@@ -1,17 +1,16 @@
-/* Gradients of composites that are faster than those of their expansions: they keep less and run as
- * composites themselves. A case that such a rule doesn't cover (a gradient of a saved statistic, of
- * a float mask, of cos and sin) goes by way of the expansion.
- */
+/* Gradients of composites that are faster than the gradients of their expansions: they save less and run as
+ * composites themselves. A rule falls back to the expansion in cases that it does not cover (the gradient of
+ * a saved statistic, of a float mask, of cos and sin). */
 #include "graph/op_gradient.h"
 
-/* A node with the attributes that `like` has. */
+/* Emits a node with the attributes of `like`. */
 static dw_node emit_as(dw__emitter *e, dw_op op, uint32_t count, const dw_value *inputs,
                        dw_node like) {
     const dw__node_record *record = &e->graph->nodes.items[like];
     return dw__emit_node(e, op, count, inputs, record->attr_count, record->attrs);
 }
 
-/* Outputs 0, 1, .. of `made` become gradients of operands `first`, first+1, .. where needed. */
+/* Outputs 0, 1, .. of `made` become the gradients of operands `first`, first+1, .. that need one. */
 static void hand_out(const dw__emitter *e, dw_node made, uint32_t first, uint32_t count,
                      const bool *needed, dw_value *input_grads) {
     if (e->status != DW_OK) return;
@@ -137,9 +136,9 @@ DW__GRADIENT(dw__gradient_rms_norm) {
     return e.status;
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- matmuls -------------------------------------------------------------------------------- */
 
-/* The logits are not kept: backward makes them again. */
+/* The forward pass does not save the logits; backward recomputes them. */
 DW__GRADIENT(dw__gradient_linear_cross_entropy) {
     if (output_grads[0] == DW_NONE || output_grads[1] != DW_NONE)
         return dw__gradient_by_expansion(graph, node, output_grads, needed, input_grads);
@@ -157,8 +156,7 @@ DW__GRADIENT(dw__gradient_linear_cross_entropy) {
     return e.status;
 }
 
-/* dx = dy w with w the other way round; dw = dy^T x, or x^T dy for w [K,N]; db = sum of dy's
- * rows. */
+/* dx = dy w with w transposed; dw = dy^T x, or x^T dy for w [K,N]; db = sum of the rows of dy. */
 DW__GRADIENT(dw__gradient_linear) {
     dw__emitter e = {graph, DW_OK};
     dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);
@@ -177,7 +175,7 @@ DW__GRADIENT(dw__gradient_linear) {
     return e.status;
 }
 
-/* As of linear, row by row; db is the sum of dy's rows by their index. */
+/* As for linear, row by row; db sums the rows of dy by index. */
 DW__GRADIENT(dw__gradient_grouped_linear) {
     dw__emitter e = {graph, DW_OK};
     dw_value x = dw_node_input(graph, node, 0), w = dw_node_input(graph, node, 1);
@@ -222,8 +220,8 @@ DW__GRADIENT(dw__gradient_attention) {
     dw_dtype dtype = dw_value_dtype(graph, output_grads[0]);
     for (uint32_t i = 0; i < 5; i++) operands[i] = dw_node_input(graph, node, i);
     if (dtype == DW_BF16 || dtype == DW_F16) {
-        /* A weight is exp(score - lse), and an lse rounded to the short type puts all weights of its row
-         * off by up to a percent. Backward makes its own, in F32. */
+        /* A weight is exp(score - lse), so rounding lse to a 16-bit dtype changes all weights of a row by up
+         * to a percent. Backward recomputes lse in F32. */
         for (uint32_t i = 0; i < 4; i++)
             if (operands[i] != DW_NONE && dw_value_dtype(graph, operands[i]) == dtype)
                 operands[i] = dw__emit_widen(&e, operands[i]);

@@ -1,4 +1,4 @@
-/* Gradients of primitives that move, reduce and multiply. */
+/* Gradients of primitives that move data, reduce or multiply matrices. */
 #include "graph/op_gradient.h"
 #include <string.h>
 
@@ -6,7 +6,7 @@ static const dw_attr *attr_of(const dw_graph *graph, dw_node node, dw_attr_key k
     return dw_node_attr(graph, node, key);
 }
 
-/* ---- moving --------------------------------------------------------------------------------- */
+/* ---- data movement -------------------------------------------------------------------------- */
 
 DW__GRADIENT(dw__gradient_reshape) {
     (void)needed;
@@ -26,7 +26,7 @@ DW__GRADIENT(dw__gradient_permute) {
     return e.status;
 }
 
-/* Sum over the axes that x lacks or has as 1. */
+/* Sums over the axes that x lacks or that have size 1 in x. */
 DW__GRADIENT(dw__gradient_broadcast) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
@@ -42,7 +42,7 @@ DW__GRADIENT(dw__gradient_broadcast) {
     return e.status;
 }
 
-/* u added at start, start + step, ... of an axis `size` long. */
+/* Adds u at start, start + step, ... of zeros. The axis has length `size`. */
 static dw_value spread_strided(dw__emitter *e, dw_value u, int axis, dw_dim start, int64_t step,
                                dw_dim size) {
     if (e->status != DW_OK) return DW_NONE;
@@ -113,7 +113,7 @@ DW__GRADIENT(dw__gradient_concat) {
 /* ---- by index ------------------------------------------------------------------------------- */
 
 DW__GRADIENT(dw__gradient_take) {
-    (void)needed; /* indices have no gradient: it is x that needs one */
+    (void)needed; /* indices have no gradient, so it is x that needs one */
     dw__emitter e = {graph, DW_OK};
     dw__type x = dw__type_of(graph, dw_node_input(graph, node, 0));
     dw_value index = dw_node_input(graph, node, 1);
@@ -125,7 +125,7 @@ DW__GRADIENT(dw__gradient_take) {
     return e.status;
 }
 
-/* dy added at `index` along `axis` of zeros shaped like x */
+/* Adds dy at `index` along `axis` to zeros with x's shape. */
 static dw_value put_along(dw__emitter *e, const dw__type *x, dw_value index, dw_value dy,
                           int64_t axis) {
     dw_attr attrs[] = {dw_attr_int(DW_ATTR_KEY_AXIS, axis),
@@ -161,7 +161,7 @@ DW__GRADIENT(dw__gradient_put_along_add) {
     return gradient_of_scatter(graph, node, DW_OP_TAKE_ALONG, output_grads, input_grads);
 }
 
-/* Outputs are values and their indices in x. */
+/* The outputs of sort and top_k are values and their indices in x. */
 static dw_status gradient_of_order(dw_graph *graph, dw_node node, const dw_value *output_grads,
                                    dw_value *input_grads) {
     dw__emitter e = {graph, DW_OK};
@@ -184,7 +184,7 @@ DW__GRADIENT(dw__gradient_top_k) {
 
 /* ---- reducing ------------------------------------------------------------------------------- */
 
-/* A reduction's result (or its gradient), spread over the operand's shape again. */
+/* Broadcasts a reduction's result, or its gradient, back to the operand's shape. */
 static dw_value spread(dw__emitter *e, dw_node node, dw_value reduced) {
     if (e->status != DW_OK) return DW_NONE;
     dw__type x = dw__type_of(e->graph, dw_node_input(e->graph, node, 0)), kept = x;
@@ -201,7 +201,7 @@ DW__GRADIENT(dw__gradient_reduce_sum) {
     return e.status;
 }
 
-/* Elements equal to the extremum share its gradient evenly. */
+/* Elements that are equal to the extremum share its gradient evenly. */
 static dw_status gradient_of_extremum(dw_graph *graph, dw_node node, const dw_value *output_grads,
                                       dw_value *input_grads) {
     dw__emitter e = {graph, DW_OK};
@@ -210,7 +210,7 @@ static dw_status gradient_of_extremum(dw_graph *graph, dw_node node, const dw_va
     bool keep = dw_node_int(graph, node, DW_ATTR_KEY_KEEP, 0) != 0;
     dw_value top = spread(&e, node, dw_node_output(graph, node, 0));
     dw_value hit = dw__emit_binary(&e, DW_OP_EQ, x, top);
-    dw_value wide = dw__emit_widen(&e, dy); /* counts are exact in it */
+    dw_value wide = dw__emit_widen(&e, dy); /* counts are exact in this dtype */
     if (e.status != DW_OK) return e.status;
     dw_value mark = dw__emit_cast(&e, hit, dw_value_dtype(graph, wide));
     dw_value count =
@@ -231,9 +231,9 @@ DW__GRADIENT(dw__gradient_reduce_min) {
     return gradient_of_extremum(graph, node, output_grads, input_grads);
 }
 
-/* The product of the others: y/x where no element is zero; where exactly one is, that element
- * alone has a gradient, the product of the rest; where more are, none has. With zeros replaced
- * by ones the product p is never divided by zero. */
+/* The derivative for one element is the product of the others. Without zeros it is y/x. With exactly one zero
+ * only that element has a gradient, the product of the rest. With more zeros no element has one. Zeros are
+ * replaced by ones in the product p, so that nothing is divided by zero. */
 DW__GRADIENT(dw__gradient_reduce_prod) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
@@ -265,11 +265,10 @@ DW__GRADIENT(dw__gradient_cumsum) {
     return e.status;
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- matmul --------------------------------------------------------------------------------- */
 
-/* y = A B, where A is a or its transpose, B likewise: dA = dy B^T, dB = A^T dy; the gradient of a
- * transposed operand is the transposed product. Where the result is wider than the operands both products
- * are taken in its type. */
+/* y = A B, where A is a or its transpose and B likewise: dA = dy B^T, dB = A^T dy. A transposed operand gets
+ * the transposed gradient. If the result is wider than the operands, both matmuls run in the result's dtype. */
 DW__GRADIENT(dw__gradient_matmul) {
     dw__emitter e = {graph, DW_OK};
     dw_value a = dw_node_input(graph, node, 0), b = dw_node_input(graph, node, 1);

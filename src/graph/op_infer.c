@@ -1,9 +1,8 @@
-/* Types of results: for every operation, what its operands must be and what it gives.
+/* Types of results: for every operation, the requirements on its operands and the types of its results.
  *
- * The rules are those of deepwell/ops.h. They hold symbolically: two dims agree when they are the
- * same polynomial, and a bound (a slice within its dim, an index within a table) is refused here
- * when it is broken for numbers; with symbols it is checked when their sizes are known.
- */
+ * The rules are those of deepwell/ops.h. They hold symbolically: two dims agree if they are the same
+ * polynomial. A bound (a slice within its dim, an index within a table) that is broken for numbers fails
+ * here. A bound with symbols is checked when the sizes of the symbols are known (dw__graph_check_sizes). */
 #include "graph/body.h"
 #include "graph/op_rules.h"
 #include <math.h>
@@ -35,7 +34,7 @@ static dw_dtype dtype_of(const dw__draft *draft, uint32_t index) {
 static const dw_dim *shape_of(const dw__draft *draft, uint32_t index) {
     return operand(draft, index)->shape;
 }
-/* Dim `back` places from the end: 1 is the last. */
+/* Dim counted from the end: `back` = 1 is the last. */
 static dw_dim dim_from_end(const dw__draft *draft, uint32_t index, int back) {
     return shape_of(draft, index)[rank_of(draft, index) - back];
 }
@@ -80,7 +79,7 @@ static dw_status refuse(const dw__draft *draft, dw_status status, const char *fo
 
 #define refuse(...) dw__not_ok((refuse)(__VA_ARGS__))
 
-/* A failure of the arithmetic of dims, said of this operation. */
+/* Prefixes the message of a failure in dim arithmetic with the name of this operation. */
 static dw_status named(const dw__draft *draft, dw_status status) {
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "%s", op_name(draft));
 }
@@ -111,7 +110,7 @@ static dw_status want_dtype(const dw__draft *draft, uint32_t index, dw_dtype dty
                   dw_dtype_name(dtype_of(draft, index)), dw_dtype_name(dtype));
 }
 
-/* Operands `first` to `last`, those that are there, have the dtype of operand `like`. */
+/* Checks that operands `first` to `last`, if present, have the dtype of operand `like`. */
 static dw_status want_same_dtype(const dw__draft *draft, uint32_t like, uint32_t first,
                                  uint32_t last) {
     for (uint32_t i = first; i <= last && i < draft->input_count; i++)
@@ -141,7 +140,7 @@ static dw_status want_result_rank(const dw__draft *draft, int rank) {
                   DW_MAX_RANK);
 }
 
-/* `why` says what the shape follows from: "x's shape", "[N] of x". */
+/* `why` names the origin of the shape: "x's shape", "[N] of x". */
 static dw_status want_shape(const dw__draft *draft, uint32_t index, int rank, const dw_dim *shape,
                             const char *why) {
     bool same = rank_of(draft, index) == rank;
@@ -206,7 +205,7 @@ static dw_status want_word(const dw__draft *draft, dw_attr_key key, const char *
                   count > 2 ? words[2] : "", count > 2 ? "\"" : "");
 }
 
-/* The axis attribute, within a rank (of operand x or of the result). */
+/* Reads the axis attribute and checks it against a rank (of operand x or of the result). */
 static dw_status read_axis(const dw__draft *draft, int rank, int *axis) {
     int64_t given = int_of(draft, DW_ATTR_KEY_AXIS, 0);
     if (given < 0 || given >= rank)
@@ -224,7 +223,7 @@ static dw_status want_entries(const dw__draft *draft, dw_attr_key key, uint32_t 
                   attr->count, count);
 }
 
-/* smaller <= larger, refused when that is broken for numbers. */
+/* Fails if smaller > larger is known from the numbers. A comparison with symbols passes here. */
 static dw_status want_at_most(const dw__draft *draft, const char *what, dw_dim smaller,
                               const char *limit, dw_dim larger) {
     dw_dim difference;
@@ -334,7 +333,7 @@ dw_status dw__infer_dropout(const dw__draft *draft, dw__inferred *out) {
     return give_like(draft, out, 0);
 }
 
-/* ---- made from nothing --------------------------------------------------------------------- */
+/* ---- no operands --------------------------------------------------------------------------- */
 
 static bool holds(dw_dtype dtype, double value) {
     const double i32_limit = 2147483648.0, i64_limit = 9223372036854775808.0;
@@ -380,7 +379,7 @@ dw_status dw__infer_random_uniform(const dw__draft *draft, dw__inferred *out) {
     return give(out, DW_F32, (int)shape->count, shape->list);
 }
 
-/* ---- moving -------------------------------------------------------------------------------- */
+/* ---- data movement ------------------------------------------------------------------------- */
 
 dw_status dw__infer_reshape(const dw__draft *draft, dw__inferred *out) {
     const dw_attr *shape = attr_of(draft, DW_ATTR_KEY_SHAPE);
@@ -422,15 +421,16 @@ dw_status dw__infer_broadcast(const dw__draft *draft, dw__inferred *out) {
     for (int i = 0; fits && i < rank; i++)
         fits = shape_of(draft, 0)[i] == 1 || shape_of(draft, 0)[i] == shape->list[added + i];
     if (!fits)
-        return refuse(draft, DW_SHAPE,
-                      "%s does not broadcast to shape=%s: aligned at the right, each dim must be 1 "
-                      "or equal",
-                      show(draft, 0).text,
-                      dw__shape_words(draft->graph, (int)shape->count, shape->list).text);
+        return refuse(
+            draft, DW_SHAPE,
+            "%s does not broadcast to shape=%s: dims are aligned at the right, each dim must be 1 "
+            "or equal",
+            show(draft, 0).text,
+            dw__shape_words(draft->graph, (int)shape->count, shape->list).text);
     return give(out, dtype_of(draft, 0), (int)shape->count, shape->list);
 }
 
-/* Number of elements from start to limit in steps. */
+/* Number of elements from start to limit with this step. */
 static dw_status sliced_dim(const dw__draft *draft, int axis, dw_dim start, dw_dim limit,
                             int64_t step, dw_dim *length) {
     if (step < 1)
@@ -510,7 +510,7 @@ dw_status dw__infer_concat(const dw__draft *draft, dw__inferred *out) {
     return give(out, dtype_of(draft, 0), rank, shape);
 }
 
-/* `shape` with its `removed` dims from `axis` on replaced by `count` others. */
+/* Replaces `removed` dims of `shape`, from `axis` on, by `count` others. */
 static dw_status splice(const dw__draft *draft, int rank, const dw_dim *shape, int axis,
                         int removed, int count, const dw_dim *inserted, int *out_rank,
                         dw_dim *out_shape) {
@@ -532,7 +532,7 @@ dw_status dw__infer_take(const dw__draft *draft, dw__inferred *out) {
     return give(out, dtype_of(draft, 0), rank, shape);
 }
 
-/* An index tensor of x's rank, nowhere larger than `shape` but on the axis. */
+/* Checks an index tensor: it has x's rank, and apart from the axis no dim is larger than in `shape`. */
 static dw_status want_index_within(const dw__draft *draft, uint32_t index, int rank,
                                    const dw_dim *shape, int axis, const char *of) {
     DW_RETURN_IF_FAILED(want_integer(draft, index));
@@ -679,7 +679,7 @@ dw_status dw__infer_softmax_backward(const dw__draft *draft, dw__inferred *out) 
     return dw__infer_softmax(draft, out);
 }
 
-/* ---- products ------------------------------------------------------------------------------ */
+/* ---- matmuls ------------------------------------------------------------------------------- */
 
 dw_status dw__infer_matmul(const dw__draft *draft, dw__inferred *out) {
     int rank = rank_of(draft, 0);
@@ -719,7 +719,7 @@ dw_status dw__infer_matmul(const dw__draft *draft, dw__inferred *out) {
     return give(out, result, rank, shape);
 }
 
-/* Operands of formats that the codecs read: F64 has more digits than they can weigh. */
+/* Checks that the codecs support the operand's dtype. F64 has more digits than they can round. */
 static dw_status want_quantizable(const dw__draft *draft, uint32_t index) {
     DW_RETURN_IF_FAILED(want_float(draft, index));
     if (dtype_of(draft, index) != DW_F64) return DW_OK;
@@ -768,7 +768,7 @@ dw_status dw__infer_quantize(const dw__draft *draft, dw__inferred *out) {
     return give(out, DW_F32, 0, NULL);
 }
 
-/* The rows' length K of x and the number N of its results for weight `w` and bias `b`. */
+/* Checks that x's rows have length K and that weight `w` and bias `b` agree. Returns the number N of results. */
 static dw_status check_linear(const dw__draft *draft, uint32_t x, uint32_t w, uint32_t b,
                               dw_dim *results) {
     DW_RETURN_IF_FAILED(want_flag(draft, DW_ATTR_KEY_TRANSPOSE_W));
@@ -809,7 +809,7 @@ dw_status dw__infer_quantized_linear(const dw__draft *draft, dw__inferred *out) 
     return dw__infer_linear(draft, out);
 }
 
-/* Row t of operand `x` [T, ..] belongs to i[t]: i is integers [T]. */
+/* Row t of operand `x` [T, ..] has index i[t], so i must be integers [T]. */
 static dw_status want_group_index(const dw__draft *draft, uint32_t x, uint32_t i) {
     DW_RETURN_IF_FAILED(want_float(draft, x));
     DW_RETURN_IF_FAILED(want_rank(draft, x, 2));
@@ -887,7 +887,7 @@ dw_status dw__infer_embedding_backward(const dw__draft *draft, dw__inferred *out
 
 /* ---- normalization ------------------------------------------------------------------------- */
 
-/* x [.., N] and the vectors `first` to `last` of length N. */
+/* Checks x [.., N] and the vectors `first` to `last` of length N. */
 static dw_status check_norm(const dw__draft *draft, uint32_t x, uint32_t first, uint32_t last) {
     DW_RETURN_IF_FAILED(want_float(draft, x));
     DW_RETURN_IF_FAILED(want_rank_at_least(draft, x, 1));
@@ -905,7 +905,7 @@ static dw_status want_epsilon(const dw__draft *draft) {
     return want_float_between(draft, DW_ATTR_KEY_EPS, 0, HUGE_VAL);
 }
 
-/* Statistics of the rows of x: one for each, without the last dim. */
+/* Checks a row statistic: one number for each row, so x's shape without the last dim. */
 static dw_status want_row_statistic(const dw__draft *draft, uint32_t index, uint32_t x) {
     DW_RETURN_IF_FAILED(want_same_dtype(draft, x, index, index));
     return want_shape(draft, index, rank_of(draft, x) - 1, shape_of(draft, x),
@@ -935,7 +935,7 @@ dw_status dw__infer_rms_norm(const dw__draft *draft, dw__inferred *out) {
     return give_rows(draft, out, 0);
 }
 
-/* dy, x, w?, then the statistics of the rows. */
+/* Operands: dy, x, w?, then the row statistics. */
 static dw_status check_norm_backward(const dw__draft *draft) {
     DW_RETURN_IF_FAILED(check_norm(draft, 1, 2, 2));
     DW_RETURN_IF_FAILED(want_same_dtype(draft, 1, 0, 0));
@@ -989,7 +989,7 @@ dw_status dw__infer_rope(const dw__draft *draft, dw__inferred *out) {
     return give_like(draft, out, 0);
 }
 
-/* Query heads must come in whole groups for each key head. */
+/* The number of query heads must be a multiple of the number of key heads. */
 static dw_status want_head_groups(const dw__draft *draft) {
     dw_dim query_heads = shape_of(draft, 0)[1], key_heads = shape_of(draft, 1)[1], groups;
     if (dw_dim_div(draft->graph, query_heads, key_heads, &groups) == DW_OK) return DW_OK;
@@ -1081,7 +1081,7 @@ static bool reduces_to_scalar(const dw__draft *draft) {
     return strcmp(attr_of(draft, DW_ATTR_KEY_REDUCTION)->string, "none") != 0;
 }
 
-/* x [T, V] and its targets [T]. */
+/* Checks x [T, V] and its targets [T]. */
 static dw_status check_loss(const dw__draft *draft, uint32_t x, uint32_t target) {
     static const char *const words[] = {"mean", "sum", "none"};
     DW_RETURN_IF_FAILED(want_float(draft, x));
@@ -1092,7 +1092,7 @@ static dw_status check_loss(const dw__draft *draft, uint32_t x, uint32_t target)
     return want_float_between(draft, DW_ATTR_KEY_LABEL_SMOOTHING, 0, 1);
 }
 
-/* lse [T] and the gradient of the loss, after x and its targets. */
+/* Checks lse [T] and the gradient of the loss, which follow x and its targets. */
 static dw_status check_loss_backward(const dw__draft *draft, uint32_t x, uint32_t lse) {
     uint32_t gradient = lse + 1;
     DW_RETURN_IF_FAILED(want_same_dtype(draft, x, lse, gradient));
@@ -1157,7 +1157,7 @@ dw_status dw__infer_adamw(const dw__draft *draft, dw__inferred *out) {
 
 /* ---- fused --------------------------------------------------------------------------------- */
 
-/* shape becomes what it and operand `index` broadcast to. */
+/* Broadcasts `shape` with the shape of operand `index`. */
 static dw_status merge_broadcast(const dw__draft *draft, uint32_t index, int *rank, dw_dim *shape) {
     int given = rank_of(draft, index);
     if (given > *rank) {
@@ -1177,7 +1177,7 @@ static dw_status merge_broadcast(const dw__draft *draft, uint32_t index, int *ra
     return DW_OK;
 }
 
-/* Bit i: operand i is dropout's seed, read as a whole. */
+/* Bit i is set if operand i is a dropout seed, which is read as a whole. */
 static uint64_t seeds_of(const dw__body *body) {
     uint64_t seeds = 0;
     for (uint32_t i = 0; i < body->code_count; i++)

@@ -1,4 +1,4 @@
-/* quantized_linear: its products, forward and backward, and which operand of them is rounded how.
+/* quantized_linear: its matmuls, forward and backward, and how each operand is rounded.
  *
  *              operand, blocks along     bf16     mxfp8          nvfp4
  *     y  = x w^T    x  along K           BF16     E4M3 by 32     E2M1 by 16
@@ -8,17 +8,17 @@
  *     dw = dy^T x   dy along rows        BF16     E4M3 by 32     E2M1 by 16, rotated, rounded stochastically
  *                   x  along rows        BF16     E4M3 by 32     E2M1 by 16, rotated
  *
- * Blocks follow the axis that the product sums over, so a tensor that is read along both axes is quantized
- * twice. What is read the same way twice (BF16, square blocks, one x of several layers) is written so that
- * the pass `common` finds it. The bias and its gradient are not rounded.
- */
+  * Blocks follow the axis that the matmul sums over, so a tensor that is read along both axes is quantized
+  * twice. A tensor that is read the same way twice (BF16, square blocks, one x of several layers) yields equal
+  * nodes, which the pass `common` merges. The bias and its gradient are not rounded.
+  */
 #include "graph/op_gradient.h"
 #include <string.h>
 
 typedef struct recipe {
     const char *format;
-    bool tensor_scale; /* products are multiplied by both operands' */
-    bool blocks;       /* the axis matters */
+    bool tensor_scale; /* matmul results are multiplied by the tensor scales of both operands */
+    bool blocks;       /* values are in blocks, so the axis matters */
     bool nvfp4;
 } recipe;
 
@@ -34,7 +34,7 @@ typedef struct quantized {
     dw_value y, scale;
 } quantized;
 
-/* `x` is a matrix; blocks along `axis`. `kind`: bits of operand_kind. */
+/* Quantizes the matrix `x` in blocks along `axis`. `kind` has bits of operand_kind. */
 static quantized quantize(dw__emitter *e, const recipe *r, dw_value x, int axis, int kind,
                           dw_value seed, int64_t stream) {
     dw_attr attrs[6];
@@ -54,7 +54,7 @@ static quantized quantize(dw__emitter *e, const recipe *r, dw_value x, int axis,
     return (quantized){dw_node_output(e->graph, node, 0), dw_node_output(e->graph, node, 1)};
 }
 
-/* a b in F32, shaped like `shape` [.., columns of b], tensor scales applied, as `dtype`. */
+/* Computes a b in F32 with shape [.., columns of b], applies the tensor scales and casts to `dtype`. */
 static dw_value multiply(dw__emitter *e, const recipe *r, quantized a, quantized b,
                          bool transpose_a, bool transpose_b, const dw__type *like) {
     dw_attr attrs[3];
@@ -113,12 +113,12 @@ DW__GRADIENT(dw__gradient_quantized_linear) {
     return e.status;
 }
 
-/* Straight through: y is taken for x / scale. */
+/* Straight-through estimator: the gradient treats y as x / scale. */
 DW__GRADIENT(dw__gradient_quantize) {
     (void)needed;
     dw__emitter e = {graph, DW_OK};
     dw__type x = dw__type_of(graph, dw_node_input(graph, node, 0));
-    if (output_grads[0] == DW_NONE) return DW_OK; /* of the scale alone */
+    if (output_grads[0] == DW_NONE) return DW_OK; /* only the scale has a gradient */
     if (dw_node_int(graph, node, DW_ATTR_KEY_HADAMARD, 0))
         return dw__fail(DW_UNSUPPORTED,
                         "node %u (quantize) with hadamard=1 has no gradient: differentiate "

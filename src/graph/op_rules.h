@@ -40,7 +40,7 @@ dw__gradient_function dw__gradient_neg, dw__gradient_abs, dw__gradient_exp, dw__
     dw__gradient_reduce_max, dw__gradient_reduce_min, dw__gradient_reduce_prod,
     dw__gradient_cumsum, dw__gradient_sort, dw__gradient_top_k, dw__gradient_matmul,
     dw__gradient_quantize;
-/* Composites that have a faster gradient than that of their expansion. */
+/* Composites whose own gradient is faster than the gradient of their expansion. */
 dw__gradient_function dw__gradient_relu, dw__gradient_silu, dw__gradient_gelu,
     dw__gradient_swiglu, dw__gradient_softmax, dw__gradient_log_softmax, dw__gradient_linear,
     dw__gradient_quantized_linear,

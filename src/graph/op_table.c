@@ -1,7 +1,6 @@
-/* The operation table: one row for each operation, in the order of DW_OP_MAP, its meaning in the
- * margin. Everything that must know an operation (building, verifying, gradients, passes, costs)
- * reads its row; deepwell/ops.h gives the meaning in full. To add an operation see docs/graph.md.
- */
+/* The operation table: one row for each operation, in the order of DW_OP_MAP, with its meaning in the margin.
+ * All code that depends on an operation's properties (building, verifying, gradients, passes, costs) reads
+ * its row. deepwell/ops.h gives the full meaning. docs/graph.md says how to add an operation. */
 #include "graph/op_rules.h"
 #include <string.h>
 
@@ -308,13 +307,13 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .min_inputs = 1, .max_inputs = 1, .required_attrs = A(AXIS) | A(SIZE),
         .allowed_attrs = A(AXIS) | A(SIZE), .infer = dw__infer_top_k,
         .gradient = dw__gradient_top_k, .cost = dw__cost_sort},
-    /* ---- products and programs */
+    /* ---- matmuls and fused programs */
     [DW_OP_MATMUL] = { /* a b, in batches */
         .name = "matmul", .stratum = DW__PRIMITIVE, .operands = {"a", "b"},
         .min_inputs = 2, .max_inputs = 2,
         .allowed_attrs = A(TRANSPOSE_A) | A(TRANSPOSE_B) | A(DTYPE),
         .infer = dw__infer_matmul, .gradient = dw__gradient_matmul, .cost = dw__cost_matmul},
-    [DW_OP_QUANTIZE] = { /* x as a low-precision product reads it */
+    [DW_OP_QUANTIZE] = { /* x as a low-precision matmul reads it */
         .name = "quantize", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
         .min_inputs = 1, .max_inputs = 2, .cheap = true, .optional_inputs = OPERAND(1),
         .required_attrs = A(FORMAT) | A(AXIS),
@@ -394,7 +393,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .required_attrs = A(RECIPE), .allowed_attrs = A(RECIPE) | A(TRANSPOSE_W) | A(STREAM),
         .infer = dw__infer_quantized_linear, .gradient = dw__gradient_quantized_linear,
         .expand = dw__expand_quantized_linear, .cost = dw__cost_linear},
-    [DW_OP_GROUPED_LINEAR] = { /* each row by the matrix that its index chooses */
+    [DW_OP_GROUPED_LINEAR] = { /* each row times the matrix with its index */
         .name = "grouped_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "i", "b"},
         .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_grouped_linear,
@@ -542,7 +541,7 @@ const char *dw__operand_name(dw_op op, uint32_t index) {
 
 enum { LONGEST_NAME = 32, NEAR_NAMES = 3, NEAR_DISTANCE = 3 };
 
-/* Insertions, deletions and replacements that turn one word into the other (Levenshtein 1966). */
+/* Levenshtein distance (1966): insertions, deletions and replacements that turn one word into the other. */
 static size_t edit_distance(const char *a, const char *b) {
     size_t row[LONGEST_NAME + 1], length = strlen(b);
     if (strlen(a) > LONGEST_NAME || length > LONGEST_NAME) return SIZE_MAX;
@@ -577,10 +576,10 @@ static dw_status fail_with_near_names(const char *name) {
         }
     if (count == 0)
         return dw__fail(DW_NOT_FOUND,
-                        "there is no operation \"%.64s\"; deepwell/ops.h lists those there are",
+                        "there is no operation \"%.64s\"; deepwell/ops.h lists all operations",
                         name);
-    return dw__fail(DW_NOT_FOUND, "there is no operation \"%.64s\"; near names: %s%s%s%s%s", name,
-                    near[0], count > 1 ? ", " : "", near[1], count > 2 ? ", " : "", near[2]);
+    return dw__fail(DW_NOT_FOUND, "there is no operation \"%.64s\"; similar names: %s%s%s%s%s",
+                    name, near[0], count > 1 ? ", " : "", near[1], count > 2 ? ", " : "", near[2]);
 }
 
 dw_status dw_op_find(const char *name, dw_op *op) {

@@ -1,15 +1,14 @@
-/* Common subexpressions: a node that repeats an earlier one (operation, operands, attributes) is
- * dropped. Forward nodes stand before backward ones, so what both compute is computed forward.
- * Random operations are functions of seed, stream and shape: equal ones are equal.
+/* Common subexpressions: drops a node that repeats an earlier one (same operation, operands and attributes).
+ * Forward nodes precede backward ones, so a value that both compute is computed forward. A random operation
+ * is a function of seed, stream and shape, so equal nodes have equal results.
  *
- * Results in BF16 and F16 stay apart until the gradient has been taken: gradients that arrive at two
- * values are added behind the operations that made them, those that arrive at one value before, where
- * the sum is rounded to the short type.
- */
+ * Results in BF16 and F16 are not merged until the gradient has been taken. The gradients of two values are
+ * added after the operations that computed them; the gradients of one value are added before, and their sum
+ * is rounded to the 16-bit dtype. Merging would therefore change the bits. */
 #include "graph/passes.h"
 #include <string.h>
 
-/* Open addressing: slot = node of the new graph + 1, 0 when free. */
+/* Hash set with open addressing: slot = node of the new graph + 1, 0 if free. */
 typedef struct node_set {
     uint32_t *slots;
     size_t mask;
@@ -44,7 +43,7 @@ static uint64_t hash_node(const dw__node_record *node) {
 
 static bool attr_equal(const dw_attr *a, const dw_attr *b) {
     if (a->key != b->key || a->integer != b->integer || a->count != b->count) return false;
-    /* by bits: 0 and -0 differ, a NaN equals itself */
+    /* compares bits: 0 and -0 differ, a NaN equals itself */
     if (bits_of(a->number) != bits_of(b->number)) return false;
     if ((a->string == NULL) != (b->string == NULL)) return false;
     if (a->string && strcmp(a->string, b->string) != 0) return false;
@@ -71,7 +70,7 @@ static dw_status set_open(node_set *set, size_t nodes) {
     return set->slots ? DW_OK : dw__fail_memory("the set of nodes", size * sizeof *set->slots);
 }
 
-/* The node equal to `node`, which is added when there is none. */
+/* Returns the node that equals `node`. Adds `node` if there is none. */
 static dw_node set_find(node_set *set, const dw_graph *graph, dw_node node) {
     const dw__node_record *record = &graph->nodes.items[node];
     size_t slot = hash_node(record) & set->mask;
@@ -87,7 +86,7 @@ static bool stays_apart(const node_set *set, const dw_graph *graph, dw_node node
     return !set->differentiated && (dtype == DW_BF16 || dtype == DW_F16);
 }
 
-/* A forward node may use a forward one only: backward results don't exist yet when it runs. */
+/* A forward node may only reuse a forward one, because backward results do not exist yet when it runs. */
 static dw_status merge_node(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     node_set *set = rewrite->context;
     const dw_graph *graph = rewrite->graph;

@@ -1,17 +1,15 @@
-/* Constants and identities.
+/* Folding of constants and identities.
  *
- * Exactness: a result never changes by a bit, NaN payloads apart. Hence x+0 stays (it turns -0 into
- * 0) while x-0 goes, x*0 stays (NaN and infinity), and constants are combined only by operations
- * that are correctly rounded everywhere. One exception, on purpose: pow with exponent 2 or 0.5
- * becomes x*x or sqrt(x), as PyTorch computes it and more precisely than a pow; they differ in
- * pow(-0, 0.5) = 0 and pow(-inf, 0.5) = inf.
- */
+ * A result never changes by a bit, apart from NaN payloads. Hence x+0 stays (it turns -0 into 0) but x-0 is
+ * dropped, and x*0 stays (NaN and infinity). Constants are combined only by operations that every machine
+ * rounds correctly. There is one deliberate exception: pow with exponent 2 or 0.5 becomes x*x or sqrt(x), as
+ * in PyTorch and more precise than pow. They differ at pow(-0, 0.5) = 0 and pow(-inf, 0.5) = inf. */
 #include "graph/pass_fold.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FOLD_ROUNDS 16 /* results that are themselves folded: a bound, never reached in practice */
+#define FOLD_ROUNDS 16 /* most times that a result is folded again; never reached */
 
 typedef struct fold {
     dw__emitter e;
@@ -27,7 +25,7 @@ static const dw_attr *attr(const fold *f, dw_attr_key key) {
     return dw_node_attr(f->e.graph, f->node, key);
 }
 
-/* Known, as the type holds it. */
+/* True if the value is a known number. `number` is rounded to the value's dtype. */
 static bool known(const fold *f, dw_value value, double *number) {
     if (!dw__is_splat(f->e.graph, value, number)) return false;
     *number = dw__round_to(dw_value_dtype(f->e.graph, value), *number);
@@ -84,7 +82,7 @@ static dw_value fold_moved_constant(fold *f) {
     return emit_output_constant(f, number);
 }
 
-/* BF16 has no blocks: the rounding is a cast, which chains of elementwise operations can take in. */
+/* BF16 has no blocks, so the rounding is a cast, which elementwise fusion can absorb. */
 static dw_value fold_quantize(fold *f) {
     if (strcmp(attr(f, DW_ATTR_KEY_FORMAT)->string, "bf16") != 0) return DW_NONE;
     return dw__emit_cast(&f->e, f->inputs[0], DW_BF16);
@@ -105,7 +103,7 @@ static dw_value fold_iota(fold *f) {
 
 /* ---- arithmetic identities ------------------------------------------------------------------ */
 
-/* x + c for the c that changes nothing: -0 for floating point. */
+/* Folds x + c for the c that changes no bit: -0 for floating point. */
 static dw_value fold_add(fold *f) {
     for (int i = 0; i < 2; i++) {
         dw_value x = f->inputs[i], c = f->inputs[1 - i];
@@ -123,13 +121,13 @@ static dw_value fold_mul(fold *f) {
     return DW_NONE;
 }
 
-/* Smallest normal number of the type and its reciprocal's bound, as exponents. */
+/* Largest k for which 2^k and 2^-k are both normal numbers of the dtype. */
 static int exponent_bound(dw_dtype dtype) {
     if (dtype == DW_F64) return 1022;
     return dtype == DW_F16 ? 14 : 126;
 }
 
-/* x/1, x/-1; x/2^k is x*2^-k to the bit. */
+/* Folds x/1 and x/-1. x/2^k becomes x*2^-k, which has the same bits. */
 static dw_value fold_div(fold *f) {
     double c;
     int exponent;
@@ -144,7 +142,7 @@ static dw_value fold_div(fold *f) {
 static dw_value fold_pow(fold *f) {
     dw_value x = f->inputs[0], exponent = f->inputs[1];
     if (is_number(f, exponent, 1.0)) return x;
-    /* In BF16 and F16 the gradient of x*x would round elsewhere than that of the power. */
+    /* In BF16 and F16 the gradient of x*x would round differently from that of pow. */
     bool half = f->out.dtype == DW_BF16 || f->out.dtype == DW_F16;
     if (!half && is_number(f, exponent, 2.0)) return dw__emit_binary(&f->e, DW_OP_MUL, x, x);
     if (is_number(f, exponent, 0.5) && dw__is_float(f->out.dtype))
@@ -152,13 +150,13 @@ static dw_value fold_pow(fold *f) {
     return DW_NONE;
 }
 
-/* op(op(x)) = x */
+/* Folds op(op(x)) to x. */
 static dw_value fold_involution(fold *f) {
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], f->op);
     return inner == DW_NONE ? DW_NONE : dw_node_input(f->e.graph, inner, 0);
 }
 
-/* `and` with true, `or` with false; the other constant decides alone. */
+/* Folds `and` with true and `or` with false to x. With the other constant the result is that constant. */
 static dw_value fold_logic(fold *f) {
     double neutral = f->op == DW_OP_AND ? 1.0 : 0.0, have;
     if (f->inputs[0] == f->inputs[1]) return f->inputs[0];
@@ -169,7 +167,7 @@ static dw_value fold_logic(fold *f) {
     return DW_NONE;
 }
 
-/* A value compared with itself (not floating point: NaN), a bool with a constant. */
+/* Folds a value compared with itself (not in floating point, because of NaN) and a bool compared with a constant. */
 static dw_value fold_compare(fold *f) {
     bool reflexive = f->op == DW_OP_EQ || f->op == DW_OP_LE || f->op == DW_OP_GE;
     double have;
@@ -199,7 +197,7 @@ static bool widens(dw_dtype from, dw_dtype to) {
     return from == DW_F32 && to == DW_F64;
 }
 
-/* To the type it has; through a wider type to any type, that is straight there. */
+/* Drops a cast to the operand's own dtype, and the first of two casts if it is to a wider dtype. */
 static dw_value fold_cast(fold *f) {
     if (f->in.dtype == f->out.dtype) return f->inputs[0];
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_CAST);
@@ -209,7 +207,7 @@ static dw_value fold_cast(fold *f) {
     return dw__emit_cast(&f->e, x, f->out.dtype);
 }
 
-/* ---- moves ---------------------------------------------------------------------------------- */
+/* ---- data movement -------------------------------------------------------------------------- */
 
 static dw_value fold_reshape(fold *f) {
     if (same_type(&f->in, &f->out)) return f->inputs[0];
@@ -217,7 +215,7 @@ static dw_value fold_reshape(fold *f) {
     if (inner == DW_NONE) return DW_NONE;
     dw_value x = dw_node_input(f->e.graph, inner, 0);
     dw__type first = dw__type_of(f->e.graph, x);
-    /* An inner one that others read too is there anyway, perhaps as the copy of a permuted x. */
+    /* If other nodes read the inner reshape it stays anyway, perhaps as the copy of a permuted x. */
     if (is_shared(f, f->inputs[0]) && !dw__shape_equal(&first, &f->out)) return DW_NONE;
     return dw__emit_reshape(&f->e, x, f->out.rank, f->out.shape);
 }
@@ -254,11 +252,11 @@ static bool has_steps(const dw_attr *step) {
 
 static dw_value fold_slice(fold *f) {
     if (has_steps(attr(f, DW_ATTR_KEY_STEP))) return DW_NONE;
-    if (same_type(&f->in, &f->out)) return f->inputs[0]; /* the whole, as start <= limit <= dim */
+    if (same_type(&f->in, &f->out)) return f->inputs[0]; /* whole, as start <= limit <= dim */
     dw_node inner = dw__made_by(f->e.graph, f->inputs[0], DW_OP_SLICE);
     if (inner == DW_NONE || has_steps(dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_STEP)))
         return DW_NONE;
-    /* A part that others read too is there anyway, and says what it is: x[:R], say, which turns. */
+    /* If other nodes read the inner slice it stays anyway, and recognisers match it: x[:R] of partial rope, say. */
     if (is_shared(f, f->inputs[0])) return DW_NONE;
     const dw_attr *start = attr(f, DW_ATTR_KEY_START), *limit = attr(f, DW_ATTR_KEY_LIMIT);
     const dw_attr *base = dw_node_attr(f->e.graph, inner, DW_ATTR_KEY_START);
@@ -280,7 +278,7 @@ static dw_value fold_pad(fold *f) {
     return f->inputs[0];
 }
 
-/* Operands without elements are dropped; one operand is the result. */
+/* Drops operands without elements. A single remaining operand is the result. */
 static dw_value fold_concat(fold *f) {
     int64_t axis = dw_node_int(f->e.graph, f->node, DW_ATTR_KEY_AXIS, 0);
     dw_value kept[DW_MAX_INPUTS];
@@ -376,7 +374,7 @@ static dw_status fold_node(dw__rewrite *rewrite, dw_node node, dw_value *replace
         if (made == DW_NONE) return DW_OK;
         bool fresh = made >= rewrite->uses.count;
         replacements[0] = made;
-        if (!fresh) return DW_OK; /* folded when it was made */
+        if (!fresh) return DW_OK; /* it was folded when it was made */
         node = dw_value_node(graph, made);
     }
     return DW_OK;

@@ -1,9 +1,7 @@
-/* Arithmetic on constants. A constant is held as a double: floating-point values of every type
- * are exact in it, integers up to 2^53. What isn't exactly so is left to run time. Sums,
- * products, quotients and square roots of two types' width computed in double and rounded once
- * more are the correctly rounded ones (53 >= 2*24 + 2); transcendental functions differ between
- * libraries and are never folded.
- */
+/* Arithmetic on constants. A double holds each constant: it represents floating-point values of every dtype
+ * exactly, and integers up to 2^53. Results beyond that are left to run time. Sums, products, quotients and
+ * square roots computed in double and rounded to a type of half the width are correctly rounded (53 >= 2*24 +
+ * 2). Transcendental functions differ between libraries and are never folded. */
 #include "graph/pass_fold.h"
 #include <math.h>
 
@@ -26,7 +24,7 @@ static bool evaluate_float(dw_op op, double a, double b, double *result) {
     case DW_OP_SUB: *result = a - b; return true;
     case DW_OP_MUL: *result = a * b; return true;
     case DW_OP_DIV: *result = a / b; return true;
-    case DW_OP_MAX: *result = a > b ? a : b; return a != b; /* which zero is not said */
+    case DW_OP_MAX: *result = a > b ? a : b; return a != b; /* 0 or -0: either is allowed */
     case DW_OP_MIN: *result = a < b ? a : b; return a != b;
     default: return false;
     }
@@ -70,7 +68,7 @@ static bool evaluate_cast(dw_dtype to, double a, double *result) {
         *result = dw__round_to(to, a);
         return true;
     }
-    *result = trunc(a) + 0.0; /* no negative zero among integers */
+    *result = trunc(a) + 0.0; /* integers have no negative zero */
     return isfinite(a) && fits(to, *result);
 }
 

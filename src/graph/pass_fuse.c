@@ -1,22 +1,20 @@
-/* Elementwise fusion: which nodes run together.
+/* Elementwise fusion: chooses the nodes that run together.
  *
- * Nodes of one shape and one direction (forward or backward) that feed each other join into
- * units, greedily, in topological order; then units close to each other that read one value of
- * their whole shape. Two units may join when no path leads from one to the other through a
- * third: else the joint unit would wait for itself. Each node stays in exactly one unit, so
- * nothing is computed twice.
- */
+ * Greedily, in topological order, the pass first joins nodes of one shape and one direction (forward or
+ * backward) that feed each other into units, and then nearby units that read the same full-shape value. Two
+ * units may join only if no path leads from one to the other through a third unit; otherwise the joint unit
+ * would wait for itself. Each node stays in exactly one unit, so nothing is computed twice. */
 #include "graph/pass_fuse.h"
 #include <string.h>
 
-#define SEARCH_LIMIT 4096 /* units that a search may pass before it gives up and says "not safe" */
-#define SIBLING_DISTANCE 16 /* nodes; farther apart, joining would hold values alive for long */
+#define SEARCH_LIMIT 4096   /* units that a search visits before it assumes a path */
+#define SIBLING_DISTANCE 16 /* in nodes; joining distant units would keep values alive for long */
 
 bool dw__fuse_is_elementwise(const dw_graph *graph, dw_node node) {
     const dw__node_record *record = &graph->nodes.items[node];
     if (!dw__op_table[record->op].elementwise || record->output_count != 1) return false;
     if (record->op != DW_OP_DROPOUT) return true;
-    /* a body writes the stream as a double */
+    /* the body stores the stream as a double */
     return dw_node_int(graph, node, DW_ATTR_KEY_STREAM, 0) <= INT64_C(1) << 53;
 }
 
@@ -58,7 +56,7 @@ static uint32_t producer_unit(const dw__units *u, dw_value value) {
     return node == DW_NONE ? DW_NONE : u->unit_of[node];
 }
 
-/* Puts units not yet seen that make operands of `unit` on the stack; returns the new height. */
+/* Pushes the units that make operands of `unit` and have not been seen. Returns the new stack height. */
 static uint32_t push_producers(dw__units *u, uint32_t unit, uint32_t height, dw_node floor) {
     for (dw_node n = u->first[unit]; n != DW_NONE; n = u->next[n]) {
         const dw__node_record *node = &u->graph->nodes.items[n];
@@ -72,8 +70,8 @@ static uint32_t push_producers(dw__units *u, uint32_t unit, uint32_t height, dw_
     return height;
 }
 
-/* True when some path from `from` to `to` passes another unit (or when finding out costs too
- * much). A unit that ends before `from` begins cannot be on one. */
+/* True if some path from `from` to `to` passes through another unit, or if the search exceeds its limit. A
+ * unit that ends before `from` begins cannot be on such a path. */
 static bool path_outside(dw__units *u, uint32_t from, uint32_t to) {
     dw_node floor = u->first[from];
     u->stamp++;
@@ -92,8 +90,8 @@ static bool path_outside(dw__units *u, uint32_t from, uint32_t to) {
     return false;
 }
 
-/* Distinct operands from outside that the two units would have together; more than the limit: a
- * number above it. */
+/* Counts the distinct operands that both units together read from outside. Returns DW_MAX_INPUTS + 1 if there
+ * are more than DW_MAX_INPUTS. */
 static uint32_t joint_inputs(const dw__units *u, uint32_t a, uint32_t b) {
     dw_value inputs[DW_MAX_INPUTS + 1];
     uint32_t count = 0, both[] = {a, b};
@@ -125,7 +123,7 @@ static bool compatible(const dw__units *u, uint32_t a, uint32_t b) {
     return dw__shape_equal(&p, &q) && joint_inputs(u, a, b) <= DW_MAX_INPUTS;
 }
 
-/* Members of `b` become members of `a`, in order. */
+/* Moves the members of `b` to `a`, in order. */
 static void join(dw__units *u, uint32_t a, uint32_t b) {
     dw_node x = u->first[a], y = u->first[b], tail = DW_NONE;
     for (dw_node n = y; n != DW_NONE; n = u->next[n]) u->unit_of[n] = a;
@@ -151,7 +149,7 @@ static void try_join(dw__units *u, uint32_t a, uint32_t b) {
     join(u, a, b);
 }
 
-/* ---- who joins ------------------------------------------------------------------------------ */
+/* ---- choice of units to join ---------------------------------------------------------------- */
 
 static void join_producers(dw__units *u, dw_node n) {
     const dw__node_record *node = &u->graph->nodes.items[n];
@@ -160,7 +158,7 @@ static void join_producers(dw__units *u, dw_node n) {
         try_join(u, producer_unit(u, node->inputs[i]), u->unit_of[n]);
 }
 
-/* `reader[value]`: the last elementwise node seen that reads the value. */
+/* `reader[value]` is the last elementwise node seen that reads the value. */
 static void join_siblings(dw__units *u, dw_node n, dw_node *reader) {
     const dw__node_record *node = &u->graph->nodes.items[n];
     if (!dw__fuse_is_elementwise(u->graph, n)) return;
@@ -207,7 +205,7 @@ static dw_status form_units(dw__units *u) {
 /* While emitting, `seen` holds the state of each unit. */
 enum { WAITING, STACKED, MADE };
 
-/* A unit that makes an operand of `unit` and has not been made itself, or DW_NONE. */
+/* Returns a unit that makes an operand of `unit` and is not emitted yet, or DW_NONE. */
 static uint32_t missing_producer(const dw__units *u, uint32_t unit) {
     for (dw_node n = u->first[unit]; n != DW_NONE; n = u->next[n]) {
         const dw__node_record *node = &u->graph->nodes.items[n];
@@ -219,7 +217,7 @@ static uint32_t missing_producer(const dw__units *u, uint32_t unit) {
     return DW_NONE;
 }
 
-/* Makes `unit` after everything it needs. */
+/* Emits `unit` after all units that it needs. */
 static dw_status emit_unit(dw__rewriter *rewriter, dw__units *u, uint32_t unit) {
     uint32_t height = 0;
     u->stack[height++] = unit;
@@ -229,7 +227,7 @@ static dw_status emit_unit(dw__rewriter *rewriter, dw__units *u, uint32_t unit) 
         if (missing != DW_NONE) {
             if (u->seen[missing] == STACKED)
                 return dw__fail(DW_INTERNAL,
-                                "the units of nodes %u and %u wait for each other: please report "
+                                "the units of nodes %u and %u depend on each other: please report "
                                 "this with the graph",
                                 u->first[top], u->first[missing]);
             u->seen[missing] = STACKED;
@@ -246,7 +244,7 @@ static dw_status emit_unit(dw__rewriter *rewriter, dw__units *u, uint32_t unit) 
     return DW_OK;
 }
 
-/* Each unit stands where its last member stood, or earlier where a result is needed before. */
+/* Emits each unit at its last member's position, or earlier if another unit needs its results. */
 static dw_status emit_units(dw__rewriter *rewriter, dw__units *u) {
     size_t count = u->graph->nodes.count;
     memset(u->seen, 0, count * sizeof *u->seen);
@@ -273,7 +271,7 @@ cleanup:
     return status;
 }
 
-/* After gradients have been taken stop_gradient says nothing more. */
+/* stop_gradient has no effect after the gradients have been taken. */
 static dw_status drop_stop_gradient(dw__rewrite *rewrite, dw_node node, dw_value *replacements) {
     const dw__node_record *record = &rewrite->graph->nodes.items[node];
     if (record->op == DW_OP_STOP_GRADIENT) replacements[0] = record->inputs[0];
@@ -286,7 +284,7 @@ dw_status dw__pass_fuse(dw_graph **graph) {
     DW_TRY(dw_graph_clone(*graph, &work));
     DW_TRY(dw__rewrite_each(&work, drop_stop_gradient, NULL));
     DW_TRY(fuse(work, &made));
-    /* broadcasts and constants that only fused nodes read */
+    /* drops broadcasts and constants that only fused nodes read */
     DW_TRY(dw__pass_dead_code(&made));
     dw__replace_graph(graph, &made);
 cleanup:

@@ -1,12 +1,12 @@
-/* Writing a unit of elementwise nodes as one `fused` node. */
+/* Writes a unit of elementwise nodes as one `fused` node. */
 #include "graph/body.h"
 #include "graph/pass_fuse.h"
 #include <string.h>
 
-/* What the fused node reads in place of broadcasts and constants. Less is taken in when the
- * operands alone would not span the iteration shape any more. */
+/* How much the fused node absorbs of the broadcasts and constants among its operands. It absorbs less if the
+ * operands alone would no longer span the iteration shape. */
 typedef enum absorption {
-    ABSORB_ALL, /* what was broadcast is read un-broadcast, constants are part of the body */
+    ABSORB_ALL, /* reads operands before their broadcast; constants are part of the body */
     ABSORB_CONSTANTS,
     ABSORB_NOTHING,
     ABSORPTION_COUNT
@@ -18,7 +18,7 @@ typedef struct writer {
     uint32_t unit;
     absorption absorb;
     dw__body body;
-    dw_node members[DW__FUSE_MAX_MEMBERS]; /* by instruction */
+    dw_node members[DW__FUSE_MAX_MEMBERS]; /* indexed by instruction */
     dw_value inputs[DW_MAX_INPUTS];        /* values of the old graph */
     bool is_seed[DW_MAX_INPUTS];
     dw_value results[DW_MAX_OUTPUTS];
@@ -26,7 +26,7 @@ typedef struct writer {
 
 /* ---- operands ------------------------------------------------------------------------------- */
 
-/* What `value` was before it was broadcast: a fused node broadcasts its operands by itself. */
+/* Looks through broadcasts, because a fused node broadcasts its operands by itself. */
 static dw_value peel(const dw_graph *graph, dw_value value) {
     bool spread = false;
     for (;;) {
@@ -58,7 +58,7 @@ static dw_status add_input(writer *w, dw_value value, bool seed, dw__body_operan
     return DW_OK;
 }
 
-/* The instruction that makes `value`, or -1. */
+/* Returns the instruction that makes `value`, or -1. */
 static int instruction_of(const writer *w, dw_value value) {
     dw_node node = w->graph->values.items[value].node;
     for (int i = 0; i < w->body.code_count; i++)
@@ -71,7 +71,7 @@ static bool is_constant(const writer *w, dw_value value, double *number) {
            dw__is_splat(w->graph, value, number);
 }
 
-/* A constant takes its type from another operand: there must be one, of that type, that is none. */
+/* A constant takes its dtype from a partner operand, so that partner must not be a constant. */
 static bool may_be_constant(const writer *w, const dw__node_record *node, uint32_t index) {
     double number;
     if (node->op == DW_OP_SELECT)
@@ -130,7 +130,7 @@ static dw_status write_instructions(writer *w, absorption absorb) {
     return DW_OK;
 }
 
-/* True when the operands, broadcast against each other, have the iteration shape. */
+/* True if the operands, broadcast against each other, have the iteration shape. */
 static bool spans(const writer *w) {
     dw__type want = dw__type_of(w->graph, w->graph->nodes.items[w->members[0]].outputs[0]);
     for (int axis = 0; axis < want.rank; axis++) {
@@ -193,7 +193,7 @@ dw_status dw__fuse_emit(dw__rewriter *rewriter, const dw__units *units, uint32_t
         if (spans(w)) break;
     }
     write_results(w);
-    if (w->body.output_count == 0) goto cleanup; /* nothing is wanted */
+    if (w->body.output_count == 0) goto cleanup; /* no result is needed */
     DW_TRY(dw__body_print(&w->body, &text));
     DW_TRY(append_fused(rewriter, w, text.text));
 cleanup:

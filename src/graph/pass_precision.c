@@ -1,4 +1,4 @@
-/* Linear layers become quantized_linear where a policy says so (deepwell/precision.h). */
+/* Replaces linear layers by quantized_linear according to a policy (deepwell/precision.h). */
 #include "deepwell/precision.h"
 #include "graph/passes.h"
 #include <math.h>
@@ -21,7 +21,7 @@ dw_status dw_recipe_find(const char *name, dw_recipe *recipe) {
     bool known = name && strcmp(name, "fp8") == 0;
     return dw__fail(known ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
                     "precision \"%.64s\" is %s: use fp32, bf16, mxfp8 or nvfp4",
-                    name ? name : "(null)", known ? "not supported" : "no precision");
+                    name ? name : "(null)", known ? "not supported" : "not a precision");
 }
 
 int dw_recipe_needs_seed(dw_recipe recipe) { return recipe == DW_RECIPE_NVFP4; }
@@ -75,7 +75,7 @@ static bool is_inside(const char *module, const char *outer) {
 
 /* ---- which layer has which recipe ------------------------------------------------------------ */
 
-/* True by value for what depends on an input of the call. */
+/* Sets activations[value] for every value that depends on an input of the call. */
 static dw_status find_activations(const dw_graph *graph, bool **activations) {
     bool *depends = dw__calloc(graph->values.count + 1, sizeof *depends);
     if (!depends) return dw__fail_memory("values that are activations", graph->values.count);
@@ -102,7 +102,7 @@ static dw_recipe recipe_of(const dw_precision_policy *policy, const dw__node_rec
     return policy->high_regions >> node->region & 1 ? DW_RECIPE_NONE : policy->recipe;
 }
 
-/* Recipes by node, DW_RECIPE_NONE for what stays. */
+/* Finds the recipe of each node; DW_RECIPE_NONE leaves the node unchanged. */
 static dw_status assign(const dw_graph *graph, const dw_precision_policy *policy,
                         dw_recipe **assigned) {
     dw_status status = DW_OK;
@@ -138,7 +138,7 @@ static int64_t first_free_stream(const dw_graph *graph) {
     int64_t next = 0;
     for (dw_node n = 0; n < graph->nodes.count; n++) {
         int64_t stream = dw_node_int(graph, n, DW_ATTR_KEY_STREAM, -1);
-        /* A quantized layer has two. */
+        /* A quantized layer uses two streams. */
         if (stream >= next && stream < INT64_MAX - 2) next = stream + 2;
     }
     return next;
@@ -152,7 +152,7 @@ static dw_value find_seed(const dw_graph *graph) {
     return DW_NONE;
 }
 
-/* The layer in the new graph, under the name that it had. */
+/* Emits the quantized layer in the new graph under its old name. */
 static dw_status quantize_layer(dw__rewriter *rewriter, dw_node n, dw_recipe recipe, dw_value seed,
                                 int64_t stream) {
     const dw__node_record *node = &rewriter->from->nodes.items[n];

@@ -1,8 +1,8 @@
-/* Chains of primitives that are a composite become that composite. */
+/* Replaces chains of primitives that compute a composite by that composite. */
 #include "graph/recognize.h"
 #include <math.h>
 
-/* ---- looking -------------------------------------------------------------------------------- */
+/* ---- queries for recognisers ---------------------------------------------------------------- */
 
 dw_value dw__operand(const dw__matcher *m, dw_node node, uint32_t index) {
     return dw_node_input(m->e.graph, node, index);
@@ -64,8 +64,9 @@ dw_value dw__spread_column(const dw__matcher *m, dw_value value) {
 
 /* ---- the pass ------------------------------------------------------------------------------- */
 
-/* In order of preference at one root. `exact`: the composite rounds where the chain did; the others round
- * once, at their end, and leave chains of BF16 and F16 alone, where every step's rounding shows. */
+/* Recognisers in order of preference for one root operation. An `exact` one rounds where the chain rounds.
+ * The others round once at their end, so they skip chains in BF16 and F16, where the rounding of every step
+ * shows. */
 static const struct {
     dw_op root;
     dw__recognizer *recognize;

@@ -43,7 +43,7 @@ dw_status dw__count_uses(const dw_graph *graph, uint32_t **uses) {
 
 /* ---- local rewriting ------------------------------------------------------------------------ */
 
-/* Counts for values that appeared since the last call. */
+/* Appends use counts for values that were made since the last call. */
 static dw_status extend_uses(dw__rewrite *rewrite, uint32_t count) {
     while (rewrite->uses.count < rewrite->graph->values.count)
         if (DW_PUSH(&rewrite->uses, count) != DW_OK)
@@ -58,7 +58,7 @@ static dw_status rewrite_node(dw__rewriter *rewriter, dw__rewrite *rewrite, cons
     dw_value replacements[DW_MAX_OUTPUTS];
     DW_RETURN_IF_FAILED(dw__rewriter_copy(rewriter, old));
     DW_RETURN_IF_FAILED(extend_uses(rewrite, 0));
-    assert(rewrite->uses.items); /* every node has an output */
+    assert(rewrite->uses.items); /* not NULL, because every node has an output */
     for (uint32_t i = 0; i < record->output_count; i++) {
         dw_value made = rewriter->map[record->outputs[i]];
         replacements[i] = made;
@@ -78,7 +78,7 @@ static dw_status rewrite_node(dw__rewriter *rewriter, dw__rewrite *rewrite, cons
     return DW_OK;
 }
 
-/* The new graph, with the old one left as it is. */
+/* Rewrites into a new graph and leaves the old one unchanged. */
 static dw_status rewrite_into(dw__rewriter *rewriter, dw__rewrite_rule *rule, void *context,
                               dw_graph **made) {
     dw_status status = DW_OK;
@@ -120,7 +120,7 @@ void dw__replace_graph(dw_graph **graph, dw_graph **by) {
     *by = NULL;
 }
 
-/* ---- looking at a graph --------------------------------------------------------------------- */
+/* ---- queries for rules ---------------------------------------------------------------------- */
 
 dw_node dw__made_by(const dw_graph *graph, dw_value value, dw_op op) {
     if (value == DW_NONE) return DW_NONE;
@@ -149,7 +149,7 @@ double dw__round_to(dw_dtype dtype, double number) {
 }
 
 bool dw__is_splat(const dw_graph *graph, dw_value value, double *number) {
-    dw_dtype casts[DW__LOOK_THROUGH]; /* from the outside in */
+    dw_dtype casts[DW__LOOK_THROUGH]; /* from the outermost cast to the innermost */
     int cast_count = 0;
     for (int looked = 0; looked < DW__LOOK_THROUGH && value != DW_NONE; looked++) {
         const dw__value_record *record = &graph->values.items[value];

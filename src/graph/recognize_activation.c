@@ -1,11 +1,11 @@
-/* GELU (both forms), SiLU and SwiGLU written out. */
+/* Recognises GELU (both forms), SiLU and SwiGLU written as primitives. */
 #include "graph/recognize.h"
 
 #define SQRT_2_OVER_PI 0.79788456080286535588
 #define SQRT_HALF 0.70710678118654752440
 #define GELU_CUBIC 0.044715
 
-/* A product of anything, flattened: coefficient * factors[0] * factors[1] * ... */
+/* A flattened product of scalars: coefficient * factors[0] * factors[1] * ... */
 #define MAX_FACTORS 6
 typedef struct product {
     double coefficient;
@@ -21,7 +21,7 @@ static bool add_factor(product *p, dw_value factor, int times) {
     return true;
 }
 
-/* x^2 or x^3 as so many factors */
+/* Adds x^2 or x^3 as two or three factors. */
 static bool add_power(const dw__matcher *m, product *p, dw_node pow) {
     double exponent;
     if (!dw__is_splat(m->e.graph, dw__operand(m, pow, 1), &exponent)) return false;
@@ -29,7 +29,7 @@ static bool add_power(const dw__matcher *m, product *p, dw_node pow) {
     return add_factor(p, dw__operand(m, pow, 0), (int)exponent);
 }
 
-/* Flattens `value` into `p`; an inner result that has other readers is a factor as it is. */
+/* Flattens `value` into `p`. An inner result with other readers becomes a single factor. */
 static bool flatten(const dw__matcher *m, dw_value value, int depth, product *p) {
     double number;
     if (depth == DW__LOOK_THROUGH) return false;
@@ -68,7 +68,7 @@ static bool is_monomial(const dw__matcher *m, dw_value value, dw_value x, int po
     return true;
 }
 
-/* value = a + b in either order, where `b` is GELU_CUBIC * x^power and a is returned */
+/* Matches value = a + b in either order, where `b` is GELU_CUBIC * x^power. Returns a. */
 static bool split_cubic(const dw__matcher *m, dw_value value, dw_value x, int power, dw_value *a) {
     dw_node add = dw__swallow(m, value, DW_OP_ADD);
     if (add == DW_NONE) return false;
@@ -93,7 +93,7 @@ static bool is_tanh_argument(const dw__matcher *m, dw_value value, dw_value x) {
            dw__is_splat(m->e.graph, a, &one) && one == 1.0;
 }
 
-/* value = 1 + f(u): which gelu it is of `x`, or NULL */
+/* Matches value = 1 + f(u). Returns the form of GELU of `x`, or NULL. */
 static const char *gelu_form(const dw__matcher *m, dw_value value, dw_value x) {
     dw_value inner;
     double one;

@@ -1,12 +1,11 @@
-/* Rotary embedding as Hugging Face writes it, and what stands around attention: repeated key heads,
- * broadcast masks, causal masks made of positions.
- */
+/* Recognises rotary embedding as Hugging Face writes it, and simplifies the inputs of attention: repeated key
+ * heads, broadcast masks, causal masks made of positions. */
 #include "graph/recognize.h"
 #include <string.h>
 
 /* ---- rotary embedding ----------------------------------------------------------------------- */
 
-/* value = x[.., start:limit] with everything else whole: x, else DW_NONE */
+/* Matches value = x[.., start:limit] with all other axes whole. Returns x, else DW_NONE. */
 static dw_value sliced_operand(const dw__matcher *m, dw_value value, dw_dim start, dw_dim limit) {
     const dw_graph *graph = m->e.graph;
     dw_node slice = dw__swallow(m, value, DW_OP_SLICE);
@@ -25,7 +24,7 @@ static dw_value sliced_operand(const dw__matcher *m, dw_value value, dw_dim star
     return x;
 }
 
-/* value = concat(-x[D/2:], x[:D/2]) along the last axis: x */
+/* Matches value = concat(-x[D/2:], x[:D/2]) along the last axis. Returns x, else DW_NONE. */
 static dw_value rotated_operand(const dw__matcher *m, dw_value value) {
     const dw_graph *graph = m->e.graph;
     dw_node concat = dw__swallow(m, value, DW_OP_CONCAT);
@@ -40,7 +39,7 @@ static dw_value rotated_operand(const dw__matcher *m, dw_value value) {
     return x == sliced_operand(m, dw__operand(m, concat, 1), 0, whole / 2) ? x : DW_NONE;
 }
 
-/* cos or sin as rope takes it: of x's rank, each dim 1 or x's, the last one x's. */
+/* Converts cos or sin to a table that rope supports: x's rank, each dim 1 or x's, the last dim x's. */
 static dw_value rope_table(dw__matcher *m, dw_value value) {
     dw__type whole = dw__type_of(m->e.graph, value);
     dw_value table = dw__unbroadcast(m, value);
@@ -52,7 +51,7 @@ static dw_value rope_table(dw__matcher *m, dw_value value) {
     return dw__emit_reshape(&m->e, table, whole.rank, type.shape);
 }
 
-/* value = x * t in the order given by `i` */
+/* Matches value = x * t. `i` selects the order of the operands. */
 static bool product_operands(const dw__matcher *m, dw_value value, uint32_t i, dw_value *x,
                              dw_value *t) {
     dw_node mul = dw__swallow(m, value, DW_OP_MUL);
@@ -62,7 +61,7 @@ static bool product_operands(const dw__matcher *m, dw_value value, uint32_t i, d
     return true;
 }
 
-/* x*cos + rotate(x)*sin, in any order */
+/* Matches x*cos + rotate(x)*sin in any order. */
 dw_value dw__recognize_rope(dw__matcher *m) {
     for (uint32_t order = 0; order < 8; order++) {
         dw_value x, cosine, turned, sine;
@@ -78,7 +77,7 @@ dw_value dw__recognize_rope(dw__matcher *m) {
     return DW_NONE;
 }
 
-/* concat(rope(x[.., :R]), x[.., R:]): only the first R of the last axis turn */
+/* Matches concat(rope(x[.., :R]), x[.., R:]): only the first R elements of the last axis are rotated. */
 dw_value dw__recognize_partial_rope(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw__type whole = dw__type_of(graph, dw_node_output(graph, m->root, 0));
@@ -93,7 +92,7 @@ dw_value dw__recognize_partial_rope(dw__matcher *m) {
     dw_value x = sliced_operand(m, dw__operand(m, m->root, 1), turned, whole.shape[last]);
     if (x == DW_NONE || dw__made_by(graph, part, DW_OP_SLICE) == DW_NONE) return DW_NONE;
     dw_node slice = dw__made_by(graph, part, DW_OP_SLICE);
-    /* the slice's other readers, if any, keep it */
+    /* other readers of the slice keep it alive */
     if (dw__operand(m, slice, 0) != x || !dw__single(m, dw__operand(m, m->root, 0))) return DW_NONE;
     const dw_attr *starts = dw_node_attr(graph, slice, DW_ATTR_KEY_START);
     const dw_attr *steps = dw_node_attr(graph, slice, DW_ATTR_KEY_STEP);
@@ -109,8 +108,8 @@ dw_value dw__recognize_partial_rope(dw__matcher *m) {
 
 /* ---- repeated key heads --------------------------------------------------------------------- */
 
-/* value [B, Hk*n, S, D] = x [B, Hk, S, D] reshaped to [B, Hk, 1, S, D], broadcast to n, and
- * reshaped: x, else DW_NONE */
+/* Matches value [B, Hk*n, S, D] = x [B, Hk, S, D] reshaped to [B, Hk, 1, S, D], broadcast to n and reshaped.
+ * Returns x, else DW_NONE. */
 static dw_value repeated_operand(const dw__matcher *m, dw_value value) {
     const dw_graph *graph = m->e.graph;
     dw_node merge = dw__made_by(graph, value, DW_OP_RESHAPE);
@@ -137,14 +136,14 @@ static dw_value repeated_operand(const dw__matcher *m, dw_value value) {
 
 #define MAX_CONDITIONS 8
 
-/* A position: the index along an axis (counted from the last one, 0), plus `offset`. */
+/* A position: the index along an axis, plus `offset`. Axes count from the last one, which is 0. */
 typedef struct position {
     int axis;
     double offset;
 } position;
 
-/* The axis, from the last one, that a reshape gives to the input's: the dims that aren't 1 keep
- * their order. -1 when the dims are not the same. */
+/* Maps an axis of the reshape's input to the axis of its output. Axes count from the last one, which is 0.
+ * Returns -1 if the dims other than 1 differ. */
 static int reshaped_axis(const dw_graph *graph, dw_node reshape, int axis) {
     dw__type in = dw__type_of(graph, dw_node_input(graph, reshape, 0));
     dw__type out = dw__type_of(graph, dw_node_output(graph, reshape, 0));
@@ -161,7 +160,7 @@ static int reshaped_axis(const dw_graph *graph, dw_node reshape, int axis) {
     return i < 0 && o < 0 ? found : -1;
 }
 
-/* True when `value` is a position, looked at through what doesn't change it. */
+/* True if `value` is a position. Looks through operations that do not change it. */
 static bool is_position(const dw__matcher *m, dw_value value, int depth, position *at) {
     const dw_graph *graph = m->e.graph;
     dw_node n = dw_value_node(graph, value);
@@ -196,7 +195,7 @@ static bool is_position(const dw__matcher *m, dw_value value, int depth, positio
 
 typedef enum reach { NO_REACH, CAUSAL, WINDOW } reach;
 
-/* What a condition says about positions, in any spelling: key <= query, or key > query - window. */
+/* Reads a condition on positions in any spelling: key <= query, or key > query - window. */
 static reach position_condition(const dw__matcher *m, dw_value condition, int64_t *window) {
     const dw_graph *graph = m->e.graph;
     dw_node n = dw_value_node(graph, condition);
@@ -208,7 +207,7 @@ static reach position_condition(const dw__matcher *m, dw_value condition, int64_
     if (!is_position(m, dw__operand(m, n, flipped), 0, &low) ||
         !is_position(m, dw__operand(m, n, !flipped), 0, &high))
         return NO_REACH;
-    /* low's index <= high's index + slack; a strict comparison takes one more */
+    /* low's index <= high's index + slack; a strict comparison subtracts one */
     double slack = high.offset - low.offset - (op == DW_OP_LT || op == DW_OP_GT);
     if (low.axis == 0 && high.axis == 1) return slack == 0.0 ? CAUSAL : NO_REACH;
     if (low.axis != 1 || high.axis != 0 || slack < -1.0 || slack > 0x1p53) return NO_REACH;
@@ -216,8 +215,8 @@ static reach position_condition(const dw__matcher *m, dw_value condition, int64_
     return WINDOW;
 }
 
-/* The conditions that a bool mask is the conjunction of; false when there are too many. One of no more than
- * MAX_CONDITIONS is no deeper either. */
+/* Splits a bool mask that is a conjunction into its conditions. Returns false if there are more than
+ * MAX_CONDITIONS, which also bounds the recursion depth. */
 static bool split_conditions(const dw__matcher *m, dw_value mask, int depth, dw_value *conditions,
                              uint32_t *count) {
     dw_value bare = dw__unbroadcast(m, mask);
@@ -227,7 +226,7 @@ static bool split_conditions(const dw__matcher *m, dw_value mask, int depth, dw_
         if (split_conditions(m, dw__operand(m, both, 0), depth + 1, conditions, count) &&
             split_conditions(m, dw__operand(m, both, 1), depth + 1, conditions, count))
             return true;
-        *count = before; /* the conjunction as one condition, then */
+        *count = before; /* too many: keep the conjunction as one condition */
     }
     if (*count == MAX_CONDITIONS) return false;
     conditions[(*count)++] = bare;
@@ -243,7 +242,7 @@ dw_value dw__to_rank_4(dw__matcher *m, dw_value mask) {
     return dw__emit_reshape(&m->e, mask, 4, shape);
 }
 
-/* Both conditions (rank 4) as one, on the least shape that holds both. */
+/* Combines both conditions (rank 4) on the smallest shape that holds both. */
 static dw_value both_conditions(dw__matcher *m, dw_value a, dw_value b) {
     if (m->e.status != DW_OK) return DW_NONE;
     dw__type x = dw__type_of(m->e.graph, a), y = dw__type_of(m->e.graph, b);
@@ -253,8 +252,8 @@ static dw_value both_conditions(dw__matcher *m, dw_value a, dw_value b) {
                            dw__emit_broadcast(&m->e, b, 4, x.shape));
 }
 
-/* A bool mask without what it says about positions, which goes to `parts`; DW_NONE when nothing is
- * left. False: it says nothing about them. */
+/* Removes the conditions on positions from a bool mask and stores them in `parts`. `rest` is the remaining
+ * mask, DW_NONE if nothing is left. Returns false if the mask has no condition on positions. */
 static bool remove_positions(dw__matcher *m, dw_value mask, dw__attention_parts *parts,
                              dw_value *rest) {
     dw_value conditions[MAX_CONDITIONS];
@@ -293,7 +292,7 @@ bool dw__is_learned(const dw__matcher *m, dw_value value) {
     }
 }
 
-/* Every query sees a key: the first one, or (under a window) its own. */
+/* True if every query sees a key: the first one, or under a window its own. */
 static bool sees_a_key(const dw__matcher *m, const dw__attention_parts *parts) {
     dw__type q = dw__type_of(m->e.graph, parts->operands[0]);
     dw__type k = dw__type_of(m->e.graph, parts->operands[1]);
@@ -311,7 +310,8 @@ bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bia
     if (low > DW_LOW_SCORE || !(is_zero || dw__is_learned(m, chosen))) return false;
     dw__attention_parts found = *parts;
     if (!remove_positions(m, dw__operand(m, choice, 0), &found, &rest)) return false;
-    /* A finite bias, however low, leaves a query that sees no key uniform weights. */
+    /* A query that sees no key has uniform weights under a finite bias, however low, but zeros under causal
+     * and window. */
     if (rest != DW_NONE || !sees_a_key(m, &found)) return false;
     *parts = found;
     *bias = is_zero ? DW_NONE : dw__to_rank_4(m, chosen);
@@ -320,7 +320,8 @@ bool dw__simplify_bias(dw__matcher *m, dw__attention_parts *parts, dw_value *bia
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* The mask without what attributes can say, and un-broadcast. True when anything changed. */
+/* Moves the conditions that attributes can express from the mask to the attributes, and removes its
+ * broadcast. Returns true if anything changed. */
 static bool simplify_mask(dw__matcher *m, dw__attention_parts *parts) {
     dw_value *mask = &parts->operands[3];
     if (*mask == DW_NONE) return false;
@@ -341,7 +342,7 @@ static bool simplify_mask(dw__matcher *m, dw__attention_parts *parts) {
     return true;
 }
 
-/* Key and value heads as they were before they were repeated. */
+/* Replaces repeated key and value heads by the heads before the repetition. */
 static bool share_heads(dw__matcher *m, dw__attention_parts *parts) {
     const dw_graph *graph = m->e.graph;
     dw_value k = repeated_operand(m, parts->operands[1]),

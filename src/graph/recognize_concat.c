@@ -1,7 +1,6 @@
-/* Pieces put side by side by padding each with zeros and adding: what the gradients of slices
- * that cut up one value (queries, keys and values of one product) come to. That is concat, up to
- * the sign of zeros: 0 + -0 is 0.
- */
+/* Recognises concatenation written as padding each piece with zeros and adding the results. The gradients of
+ * slices that cut up one value (queries, keys and values of one matmul) have this form. The replacement by
+ * concat is exact up to the sign of zeros: 0 + -0 is 0. */
 #include "graph/recognize.h"
 
 #define MAX_PIECES 16
@@ -12,7 +11,7 @@ typedef struct pieces {
     dw_dim low[MAX_PIECES];
 } pieces;
 
-/* The one axis that a pad with zeros pads, or -1. */
+/* Returns the single axis that a pad with zeros pads, or -1. */
 static int padded_axis(const dw_graph *graph, dw_node pad) {
     const dw_attr *low = dw_node_attr(graph, pad, DW_ATTR_KEY_LOW);
     const dw_attr *high = dw_node_attr(graph, pad, DW_ATTR_KEY_HIGH);
@@ -26,8 +25,8 @@ static int padded_axis(const dw_graph *graph, dw_node pad) {
     return axis;
 }
 
-/* Adds the pads that `value` is the sum of; false when it is something else. A sum of no more than
- * MAX_PIECES is no deeper either. */
+/* Collects the pads whose sum is `value`. Returns false if it is not such a sum. MAX_PIECES also bounds the
+ * recursion depth. */
 static bool collect(const dw__matcher *m, dw_value value, int depth, pieces *p) {
     const dw_graph *graph = m->e.graph;
     if (depth == MAX_PIECES || (depth > 0 && !dw__single(m, value))) return false;
@@ -45,14 +44,14 @@ static bool collect(const dw__matcher *m, dw_value value, int depth, pieces *p) 
     return true;
 }
 
-/* The piece that begins at `start` and has a length, or -1. */
+/* Returns the nonempty piece that begins at `start`, or -1. */
 static int piece_at(const dw_graph *graph, const pieces *p, dw_dim start) {
     for (int i = 0; i < p->count; i++)
         if (p->low[i] == start && dw_value_shape(graph, p->x[i])[p->axis] != 0) return i;
     return -1;
 }
 
-/* Pads that follow each other without gap or overlap from 0 to the end. */
+/* Matches pads that follow each other without gap or overlap from 0 to the end. */
 dw_value dw__recognize_concat(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value ordered[MAX_PIECES], whole = dw_node_output(graph, m->root, 0);

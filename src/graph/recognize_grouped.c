@@ -1,9 +1,8 @@
-/* Rows multiplied each by a matrix of its own, written as a gather of the matrices and a batched
- * product: mixtures of experts in the form that depends on no data.
- */
+/* Recognises grouped_linear written as a gather of matrices and a batched matmul: each row is multiplied by a
+ * matrix of its own. Mixtures of experts have this form when it must not depend on data. */
 #include "graph/recognize.h"
 
-/* take(w [E, .., ..], i [T]) along the first axis */
+/* Matches take(w [E, .., ..], i [T]) along the first axis. */
 static dw_node taken_matrices(const dw__matcher *m, dw_value value, int rank) {
     const dw_graph *graph = m->e.graph;
     dw_node take = dw__made_by(graph, value, DW_OP_TAKE);
@@ -12,7 +11,7 @@ static dw_node taken_matrices(const dw__matcher *m, dw_value value, int rank) {
     return dw_value_rank(graph, dw__operand(m, take, 1)) == 1 ? take : DW_NONE;
 }
 
-/* matmul(take(w, i), x as columns) or matmul(x as rows, take(w, i)): [T, N, 1] or [T, 1, N] */
+/* Matches matmul(take(w, i), x as columns) or matmul(x as rows, take(w, i)): [T, N, 1] or [T, 1, N]. */
 dw_value dw__recognize_grouped_product(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value a = dw__operand(m, m->root, 0), b = dw__operand(m, m->root, 1);
@@ -31,20 +30,20 @@ dw_value dw__recognize_grouped_product(dw__matcher *m) {
     dw_dim flat[2] = {type.shape[0], type.shape[row_last ? 2 : 1]};
     dw_value operands[] = {dw__emit_reshape(&m->e, rows, 2, flat), dw__operand(m, take, 0),
                            dw__operand(m, take, 1)};
-    /* The matrices' last axis is K: of a left factor as it stands, of a right one transposed. */
+    /* transpose_w is false when the matrices' last axis is K: an untransposed left or a transposed right factor. */
     dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, first ? !transpose_a : transpose_b);
     dw_value y = dw__emit(&m->e, DW_OP_GROUPED_LINEAR, 3, operands, 1, &attr);
     return dw__emit_reshape(&m->e, y, 3, result.shape);
 }
 
-/* grouped_linear(x, w, i) + take(b [E, N], i) */
+/* Matches grouped_linear(x, w, i) + take(b [E, N], i). */
 dw_value dw__recognize_grouped_bias(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     for (uint32_t side = 0; side < 2; side++) {
         dw_node take = taken_matrices(m, dw__operand(m, m->root, 1 - side), 2);
         if (take == DW_NONE) continue;
         dw_value sum = dw__operand(m, m->root, side);
-        /* The product's own axis of 1 has been taken away by reshapes, perhaps one on another. */
+        /* Reshapes, possibly several, have removed the matmul's axis of 1. */
         dw_node reshape = dw__made_by(graph, sum, DW_OP_RESHAPE);
         while (reshape != DW_NONE && dw__single(m, sum)) {
             sum = dw__operand(m, reshape, 0);

@@ -1,10 +1,9 @@
-/* Linear layers written as matrix products: of two matrices, with a bias added, and between
- * reshapes that flatten the leading axes.
- */
+/* Recognises linear layers written as matmuls: of two matrices, with a bias added, and between reshapes that
+ * flatten the leading axes. */
 #include "graph/recognize.h"
 #include <string.h>
 
-/* A product of two matrices, the first one not transposed, in one type throughout. */
+/* Matches a matmul of two matrices of one dtype, the first one not transposed, with a result of that dtype. */
 dw_value dw__recognize_product(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value a = dw__operand(m, m->root, 0), b = dw__operand(m, m->root, 1);
@@ -23,7 +22,7 @@ static dw_value emit_linear(dw__matcher *m, dw_node like, dw_value x, dw_value b
     return dw__emit(&m->e, DW_OP_LINEAR, 3, operands, 1, &attr);
 }
 
-/* linear(x, w) + row */
+/* Matches linear(x, w) + row. */
 dw_value dw__recognize_bias(dw__matcher *m) {
     for (uint32_t i = 0; i < 2; i++) {
         dw_node linear = dw__swallow(m, dw__operand(m, m->root, i), DW_OP_LINEAR);
@@ -35,7 +34,7 @@ dw_value dw__recognize_bias(dw__matcher *m) {
     return DW_NONE;
 }
 
-/* reshape(linear(reshape(x [.., K] to [rows, K]), w, b) to [.., N]) = linear(x, w, b) */
+/* Matches reshape(linear(reshape(x [.., K] to [rows, K]), w, b) to [.., N]) = linear(x, w, b). */
 dw_value dw__recognize_flat_linear(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_node linear = dw__swallow(m, dw__operand(m, m->root, 0), DW_OP_LINEAR);

@@ -1,19 +1,16 @@
-/* The backward of cross-entropy after a linear layer: where dlogits [T, V] is used by that
- * layer's own gradients alone, linear_cross_entropy_backward makes them without ever holding it
- * whole.
+/* Recognises the backward of cross-entropy after a linear layer. If only that layer's own gradients use
+ * dlogits [T, V], linear_cross_entropy_backward computes them without ever storing dlogits whole.
  *
- * This looks forward, at who reads dlogits, and so works on the whole graph rather than at a
- * root.
- */
+ * The match looks forward, at the readers of dlogits, so it works on the whole graph rather than at a root. */
 #include "graph/recognize.h"
 
 #define MAX_READERS 8
 
-/* One cross_entropy_backward and those who take part. */
+/* One cross_entropy_backward and the nodes that take part. */
 typedef struct loss {
-    dw_node entropy, linear; /* cross_entropy_backward; the forward linear that made the logits */
-    dw_node readers[MAX_READERS];  /* of dlogits, in order */
-    dw_node reshapes[MAX_READERS]; /* of dlogits, between */
+    dw_node entropy, linear; /* cross_entropy_backward; the forward linear layer of the logits */
+    dw_node readers[MAX_READERS];  /* readers of dlogits, in order */
+    dw_node reshapes[MAX_READERS]; /* reshapes of dlogits between it and its readers */
     uint32_t reader_count, reshape_count;
 } loss;
 
@@ -23,7 +20,7 @@ static dw_value operand(const dw_graph *graph, dw_node node, uint32_t index) {
     return dw_node_input(graph, node, index);
 }
 
-/* What `value` was before it was reshaped. */
+/* Looks through reshapes. */
 static dw_value unreshaped(const dw_graph *graph, dw_value value) {
     for (;;) {
         dw_node node = dw__made_by(graph, value, DW_OP_RESHAPE);
@@ -40,7 +37,7 @@ static bool transposes_w(const dw_graph *graph, dw_node linear) {
     return dw_node_int(graph, linear, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
 }
 
-/* x and dlogits as [T, ..] times each other, the way that dw has w's shape */
+/* Matches a matmul of x and dlogits, both [T, ..], whose result has w's shape. */
 static bool is_weight_gradient(const dw_graph *graph, const loss *l, dw_node node) {
     uint32_t from_dlogits = transposes_w(graph, l->linear) ? 0 : 1;
     dw_value x = operand(graph, node, 1 - from_dlogits);
@@ -63,7 +60,7 @@ static bool sums_all_rows(const dw_graph *graph, dw_node node) {
            dw_node_int(graph, node, DW_ATTR_KEY_KEEP, 0) == 0;
 }
 
-/* dlogits, however reshaped, has V as its last dim */
+/* True if the last dim of `value`, a reshape of dlogits, is V. */
 static bool keeps_classes(const dw_graph *graph, const loss *l, dw_value value) {
     dw__type type = dw__type_of(graph, value);
     dw__type flat = dw__type_of(graph, dw_node_output(graph, l->entropy, 0));
@@ -99,7 +96,7 @@ static bool is_graph_output(const dw_graph *graph, dw_value value) {
     return false;
 }
 
-/* True when `node` reads dlogits or a reshape of it that has been met. */
+/* True if `node` reads dlogits or a reshape of it that was found before. */
 static bool reads_dlogits(const dw_graph *graph, const loss *l, dw_node node) {
     for (uint32_t i = 0; i < dw_node_input_count(graph, node); i++) {
         dw_value x = operand(graph, node, i);
@@ -112,7 +109,7 @@ static bool reads_dlogits(const dw_graph *graph, const loss *l, dw_node node) {
     return false;
 }
 
-/* The linear layer that made the logits of `entropy`, if it can take part. */
+/* Returns the linear layer of the logits of `entropy` if it can take part, else DW_NONE. */
 static dw_node logits_linear(const dw_graph *graph, dw_node entropy) {
     dw_value logits = operand(graph, entropy, 0);
     dw_node linear = dw__made_by(graph, unreshaped(graph, logits), DW_OP_LINEAR);
@@ -122,7 +119,7 @@ static dw_node logits_linear(const dw_graph *graph, dw_node entropy) {
     return y.rank > 1 && y.shape[y.rank - 1] == flat.shape[1] ? linear : DW_NONE;
 }
 
-/* Fills `l` for the node and checks everyone who reads its result. */
+/* Fills `l` for the node and checks all readers of its result. */
 static bool match_loss(const dw_graph *graph, dw_node entropy, loss *l) {
     *l = (loss){.entropy = entropy, .linear = logits_linear(graph, entropy)};
     if (l->linear == DW_NONE) return false;
@@ -142,12 +139,12 @@ static bool match_loss(const dw_graph *graph, dw_node entropy, loss *l) {
         has_weight = has_weight || role == READS_DW;
         l->readers[l->reader_count++] = n;
     }
-    return has_weight; /* a frozen weight's gradient would be made for nothing */
+    return has_weight; /* the gradient of a frozen weight would be computed in vain */
 }
 
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
-/* Appends linear_cross_entropy_backward and maps what the readers made to its results. */
+/* Appends linear_cross_entropy_backward and maps the readers' results to its results. */
 static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
     const dw_graph *from = rewriter->from;
     dw__emitter e = {rewriter->to, DW_OK};
@@ -184,8 +181,7 @@ static dw_status emit_loss(dw__rewriter *rewriter, const loss *l) {
     return e.status;
 }
 
-/* `skipped[node]`: stands for nothing in the new graph, its results are mapped already or
- * unread. */
+/* A node with `skipped[node]` has no copy in the new graph: its results are mapped already or unread. */
 static dw_status rewrite_node(dw__rewriter *rewriter, dw_node n, bool *skipped) {
     loss l;
     if (skipped[n]) return DW_OK;

@@ -1,6 +1,5 @@
-/* Norms and softmax written out. A norm is recognised without its weight first; the product with a
- * row, and the sum with one, are then taken into it.
- */
+/* Recognises norms and softmax written as primitives. A norm is recognised without its weight first; the
+ * multiplication by a row and the addition of a row are then absorbed into it. */
 #include "graph/recognize.h"
 
 /* ---- pieces --------------------------------------------------------------------------------- */
@@ -11,8 +10,7 @@ static bool reduces_last(const dw_graph *graph, dw_node node) {
     return axes->count == 1 && axes->list[0] == rank - 1;
 }
 
-/* The operand of a reduction over the last axis that is `column` [.., 1] (kept, or reshaped
- * back). */
+/* If `column` [.., 1] is a reduction over the last axis (kept, or reshaped back), returns its operand. */
 static dw_value reduced_operand(const dw__matcher *m, dw_value column, dw_op op) {
     const dw_graph *graph = m->e.graph;
     dw_node node = dw__made_by(graph, column, op);
@@ -27,7 +25,7 @@ static dw_value reduced_operand(const dw__matcher *m, dw_value column, dw_op op)
     return dw__shape_equal(&want, &have) ? x : DW_NONE;
 }
 
-/* x where `column` is its mean over the last axis, written as a mean or as a sum over a count. */
+/* If `column` is the mean of x over the last axis (a mean, or a sum divided by the count), returns x. */
 static dw_value mean_operand(const dw__matcher *m, dw_value column) {
     dw_value x = reduced_operand(m, column, DW_OP_MEAN), sum;
     double count;
@@ -39,7 +37,7 @@ static dw_value mean_operand(const dw__matcher *m, dw_value column) {
     return (double)type.shape[type.rank - 1] == count ? x : DW_NONE;
 }
 
-/* x where value = x*x or x^2 */
+/* Matches value = x*x or x^2. Returns x. */
 static dw_value square_operand(const dw__matcher *m, dw_value value) {
     dw_value x;
     double exponent;
@@ -52,7 +50,7 @@ static dw_value square_operand(const dw__matcher *m, dw_value value) {
     return x;
 }
 
-/* z where `value` [.., N] is, spread, f(mean(z^2) + eps) with f rsqrt or sqrt. */
+/* If `value` [.., N] is f(mean(z^2) + eps), broadcast, with f rsqrt or sqrt, returns z. */
 static dw_value scale_operand(const dw__matcher *m, dw_value value, dw_op f, double *eps) {
     dw_value column = dw__spread_column(m, value), mean;
     if (column == DW_NONE) return DW_NONE;
@@ -66,7 +64,7 @@ static dw_value scale_operand(const dw__matcher *m, dw_value value, dw_op f, dou
     return squares == DW_NONE ? DW_NONE : square_operand(m, squares);
 }
 
-/* x where value = x - mean(x) along the last axis. */
+/* Matches value = x - mean(x) along the last axis. Returns x. */
 static dw_value centred_operand(const dw__matcher *m, dw_value value) {
     dw_node sub = dw__made_by(m->e.graph, value, DW_OP_SUB);
     if (sub == DW_NONE) return DW_NONE;
@@ -76,7 +74,7 @@ static dw_value centred_operand(const dw__matcher *m, dw_value value) {
     return x == dw__operand(m, sub, 0) ? x : DW_NONE;
 }
 
-/* The root is z * rsqrt(mean(z'^2) + eps) or z / sqrt(..): z and z'. */
+/* Matches a root z * rsqrt(mean(z'^2) + eps) or z / sqrt(..). Returns z and z'. */
 static bool normalized_operands(const dw__matcher *m, dw_value *z, dw_value *of, double *eps) {
     bool quotient = m->e.graph->nodes.items[m->root].op == DW_OP_DIV;
     for (uint32_t i = 0; i < (quotient ? 1 : 2); i++) {
@@ -108,7 +106,7 @@ dw_value dw__recognize_rms_norm(dw__matcher *m) {
     return dw__emit(&m->e, DW_OP_RMS_NORM, 1, &z, 1, &attr);
 }
 
-/* norm(x) * w */
+/* Matches norm(x) * w. */
 dw_value dw__recognize_norm_weight(dw__matcher *m) {
     static const dw_op norms[] = {DW_OP_RMS_NORM, DW_OP_LAYER_NORM};
     for (uint32_t i = 0; i < 4; i++) {
@@ -125,7 +123,7 @@ dw_value dw__recognize_norm_weight(dw__matcher *m) {
     return DW_NONE;
 }
 
-/* layer_norm(x, w?) + b */
+/* Matches layer_norm(x, w?) + b. */
 dw_value dw__recognize_norm_bias(dw__matcher *m) {
     for (uint32_t i = 0; i < 2; i++) {
         dw_node norm = dw__swallow(m, dw__operand(m, m->root, i), DW_OP_LAYER_NORM);
@@ -142,7 +140,7 @@ dw_value dw__recognize_norm_bias(dw__matcher *m) {
 
 /* ---- softmax -------------------------------------------------------------------------------- */
 
-/* value = its operand reduced over one axis by `op`, kept and spread back: that operand. */
+/* If `value` is an operand reduced over one axis by `op`, kept and broadcast back, returns the operand. */
 static dw_value spread_reduction(const dw__matcher *m, dw_value value, dw_op op, int64_t *axis) {
     const dw_graph *graph = m->e.graph;
     dw_node spread = dw__swallow(m, value, DW_OP_BROADCAST);
@@ -157,7 +155,7 @@ static dw_value spread_reduction(const dw__matcher *m, dw_value value, dw_op op,
     return dw__operand(m, node, 0);
 }
 
-/* exp(x - max x) / sum exp(x - max x). (A row of -inf alone then gives zeros, not NaN.) */
+/* Matches exp(x - max x) / sum exp(x - max x). As softmax, a row that holds only -inf gives zeros instead of NaN. */
 dw_value dw__recognize_softmax(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     int64_t axis = -1, same = -1;

@@ -1,7 +1,6 @@
-/* Attention written out: softmax(product of queries and keys, scaled, soft-capped, masked) times values.
+/* Recognises attention written as primitives: softmax(q k^T, scaled, soft-capped, masked) times the values.
  *
- * Weights that are read elsewhere (a model that returns them) must exist, so they stay written out.
- */
+ * Weights that other nodes read (a model that returns them) must exist, so such attention is left as it is. */
 #include "graph/recognize.h"
 #include <math.h>
 
@@ -12,10 +11,10 @@ typedef struct scores {
     double scale, softcap;
     dw_value biases[MAX_BIASES];
     uint32_t bias_count;
-    dw_value condition; /* bool: elsewhere the score is -inf; DW_NONE: none */
+    dw_value condition; /* bool; the score is -inf where it is false; DW_NONE for none */
 } scores;
 
-/* value = factor * (a product of queries and transposed keys) */
+/* Matches value = factor * (matmul of queries and transposed keys). */
 static bool read_product(const dw__matcher *m, dw_value value, scores *s) {
     double number;
     for (;;) {
@@ -37,7 +36,7 @@ static bool read_product(const dw__matcher *m, dw_value value, scores *s) {
            dw_node_int(m->e.graph, s->product, DW_ATTR_KEY_TRANSPOSE_B, 0) != 0;
 }
 
-/* value = cap * tanh(product / cap) */
+/* Matches value = cap * tanh(product / cap). */
 static bool read_capped(const dw__matcher *m, dw_value value, scores *s) {
     dw_value inner;
     double cap;
@@ -63,7 +62,7 @@ static bool read_sum(const dw__matcher *m, dw_node add, scores *s) {
     return false;
 }
 
-/* What the softmax is taken of, from the outside in. */
+/* Matches the argument of the softmax, from the outermost operation to the innermost. */
 static bool read_scores(const dw__matcher *m, dw_value value, scores *s) {
     double number;
     if (!dw__single(m, value)) return false;
@@ -85,7 +84,7 @@ static bool read_scores(const dw__matcher *m, dw_value value, scores *s) {
     return read_product(m, value, s);
 }
 
-/* Both (rank 4) on the least shape that holds both. */
+/* Broadcasts both (rank 4) to the smallest shape that holds both. */
 static void widen_together(dw__matcher *m, dw_value *a, dw_value *b) {
     if (m->e.status != DW_OK) return;
     dw__type x = dw__type_of(m->e.graph, *a), y = dw__type_of(m->e.graph, *b);
@@ -100,7 +99,7 @@ static bool is_zero(const dw__matcher *m, dw_value value) {
     return dw__is_splat(m->e.graph, value, &number) && number == 0.0;
 }
 
-/* The sum of the biases that positions don't say; DW_NONE for none. */
+/* Sums the biases that are not positions. Returns DW_NONE if there are none. */
 static dw_value sum_biases(dw__matcher *m, const scores *s, dw__attention_parts *parts) {
     dw_value sum = DW_NONE;
     for (uint32_t i = 0; i < s->bias_count; i++) {
@@ -131,7 +130,7 @@ static dw_value emit_mask(dw__matcher *m, const scores *s, dw__attention_parts *
     return dw__emit_select(&m->e, condition, bias, dw__emit_like(&m->e, bias, -INFINITY));
 }
 
-/* weights [B, H, Sq, Sk] times v [B, H, Sk, Dv] */
+/* Matches weights [B, H, Sq, Sk] times v [B, H, Sk, Dv]. */
 dw_value dw__recognize_written_attention(dw__matcher *m) {
     const dw_graph *graph = m->e.graph;
     dw_value weights = dw__operand(m, m->root, 0);

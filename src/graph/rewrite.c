@@ -1,16 +1,16 @@
-/* Copying graphs: node by node for passes, and whole. */
+/* Copies graphs: node by node for passes, and whole. */
 #include "graph/internal.h"
 #include <string.h>
 
 /* ---- dims and attributes ------------------------------------------------------------------- */
 
-/* What is copied where. With sizes, every dim becomes its value at these sizes of the symbols. */
+/* Source and destination of a copy. If `sizes` is given, every dim becomes its value at these symbol sizes. */
 typedef struct copier {
     dw_graph *to;
     const dw_graph *from;
     dw_value *map;
     const int64_t *sizes;
-    bool keep_automatic; /* names: in a rewritten graph the old ones would say nothing */
+    bool keep_automatic; /* if false, automatic names are made anew */
 } copier;
 
 static dw_status copy_dims(const copier *c, uint32_t count, const dw_dim *dims, dw_dim *copies) {
@@ -73,7 +73,7 @@ static dw_status copy_leaf(const copier *c, dw_value leaf) {
                          &c->map[leaf]);
 }
 
-/* Names of the outputs in the copy: the original ones where they are free. */
+/* Chooses the names of the outputs in the copy: the original ones if they are free. */
 static void choose_names(const copier *c, const dw__node_record *record, const char **names) {
     for (uint32_t i = 0; i < record->output_count; i++) {
         const char *name = c->from->values.items[record->outputs[i]].name;
@@ -119,7 +119,7 @@ static dw_status copy_outputs(dw_graph *to, const dw_graph *from, const dw_value
         dw_value value = from->outputs.items[i];
         if (map[value] == DW_NONE)
             return dw__fail(DW_INTERNAL,
-                            "output %zu (\"%s\") was not made by the rewriting: please report this "
+                            "output %zu (\"%s\") was not made by the pass: please report this "
                             "with the graph",
                             i, from->values.items[value].name);
         DW_RETURN_IF_FAILED(dw_graph_add_output(to, map[value]));
@@ -132,7 +132,7 @@ static dw_status restore_origin(dw_graph *to, const dw_graph *from) {
     return dw_graph_set_origin(to, from->region, from->layer, from->module);
 }
 
-/* Nothing is made yet. */
+/* Makes a map in which every value is DW_NONE. */
 static dw_value *make_map(const dw_graph *from) {
     dw_value *map = dw__malloc(from->values.count * sizeof *map);
     for (size_t i = 0; map && i < from->values.count; i++) map[i] = DW_NONE;
@@ -185,7 +185,7 @@ void dw__rewriter_abort(dw__rewriter *rewriter) {
 
 /* ---- whole copies -------------------------------------------------------------------------- */
 
-/* Values are copied in their order, leaves among nodes, so that every index stays what it was. */
+/* Copies values in order, leaves between nodes, so that every index stays the same. */
 static dw_status copy_values(const copier *c) {
     for (dw_value value = 0; value < c->from->values.count; value++) {
         const dw__value_record *record = &c->from->values.items[value];
@@ -202,7 +202,7 @@ static dw_status copy_values(const copier *c) {
     return DW_OK;
 }
 
-/* A whole copy, with `sizes` in numbers. */
+/* Copies the whole graph. If `sizes` is given, its dims become numbers. */
 static dw_status copy_graph(const dw_graph *graph, const int64_t *sizes, dw_graph **out) {
     dw_status status = DW_OK;
     copier c = {.from = graph, .map = make_map(graph), .sizes = sizes, .keep_automatic = true};
@@ -224,7 +224,7 @@ dw_status dw_graph_clone(const dw_graph *graph, dw_graph **copy) {
     return copy_graph(graph, NULL, copy);
 }
 
-/* In a graph of numbers the shape rules decide everything. */
+/* In a graph without symbols the shape rules check every bound. */
 dw_status dw__graph_check_sizes(const dw_graph *graph, const int64_t *sizes) {
     dw_graph *copy;
     if (dw_graph_symbol_count(graph) == 0) return DW_OK; /* checked when it was built */

@@ -1,8 +1,7 @@
-/* Verification: a graph is held against every rule again, as if nothing about it were known.
+/* Verification: checks a graph against every rule, without relying on the checks made when it was built.
  *
- * Inference interns dims, and verifying must not change the graph (others may be reading it): rules
- * run on a shadow that shares everything but has its own copy of the dims.
- */
+ * Inference interns dims, but verification must not change the graph, because other threads may read it. The
+ * rules therefore run on a shadow that shares everything except the dims, which it copies. */
 #include "graph/internal.h"
 #include <string.h>
 
@@ -65,7 +64,7 @@ static dw_status verify_value(const dw_graph *graph, dw_value value) {
 
 /* ---- nodes --------------------------------------------------------------------------------- */
 
-/* Operands are computed before they are used: static single assignment in topological order. */
+/* Static single assignment in topological order: operands are computed before they are used. */
 static dw_status verify_order(const dw_graph *graph, dw_node node) {
     const dw__node_record *record = &graph->nodes.items[node];
     for (uint32_t i = 0; i < record->input_count; i++) {
@@ -141,7 +140,7 @@ static dw_status verify_node(const dw_graph *graph, dw_graph *shadow, dw_node no
 
 /* ---- the whole ----------------------------------------------------------------------------- */
 
-/* Leaves are listed in the order of their creation, which is that of their indices. */
+/* Leaves are listed in the order in which they were made, which is the order of their indices. */
 static dw_status verify_lists(const dw_graph *graph) {
     size_t leaves = 0;
     for (size_t i = 0; i < graph->leaves.count; i++) {

@@ -476,7 +476,7 @@ def test_wrong_precisions():
         deepwell.optimize(model, precision="fp8")
     with pytest.raises(ValueError, match="precision='int8' does not exist: use one of auto, fp32"):
         deepwell.optimize(model, precision="int8")
-    with pytest.raises(ValueError, match='precision "int8" is no precision'):
+    with pytest.raises(ValueError, match='precision "int8" is not a precision'):
         _deepwell.Engine(
             _deepwell.Graph(
                 '{"format": "deepwell.graph", "version": 1, "symbols": [], "leaves": '
