@@ -15,6 +15,7 @@
 #include "device/device.h"
 #include "jit/jit.h"
 #include "kernel/cuda/gpu_target.h"
+#include "kernel/kernel.h"
 
 /* The operation, and with it the type of a call. */
 typedef enum dw__gpu_op {
@@ -22,8 +23,15 @@ typedef enum dw__gpu_op {
     DW__GPU_ATTENTION_BACKWARD, /* dw_attention */
     DW__GPU_GEMM,               /* dw_product */
     DW__GPU_GROUPED_GEMM,       /* dw_grouped_product */
-    DW__GPU_QUANTIZE            /* dw_quantize */
+    DW__GPU_QUANTIZE,           /* dw_quantize */
+    DW__GPU_OPERATION           /* dw__operation_call: operations of the graph's table */
 } dw__gpu_op;
+
+/* A call of one of the graph's operations: tensors in device memory, and the stream. */
+typedef struct dw__operation_call {
+    dw__call call;
+    void *stream;
+} dw__operation_call;
 
 typedef enum dw__gpu_proof {
     DW__MEASURED_ON_HARDWARE,
@@ -117,6 +125,12 @@ dw_status dw__first_use_check(const dw__context *context, dw__variant *variant);
 /* DEEPWELL_GUARD=off turns first-use checks off, for tools that watch one kernel. */
 bool dw__first_use_is_on(void);
 
+/* The check of every kernel with op DW__GPU_OPERATION: random operands for the kernel's own example(), and the operation's
+ * definition, evaluated in FP64 by the interpreter, as the reference. Operands and results are floating-point. Each result
+ * may differ by (u + tolerance_factor sqrt(n) 2^-24) times the largest magnitude of the expected result, where u is the
+ * unit roundoff of the result's type if it has 16 bits, and n is the length of the last axis. */
+extern const dw__first_use dw__operation_first_use;
+
 /* ---- entries ---------------------------------------------------------------------------------------- */
 
 struct dw__gpu_kernel {
@@ -149,7 +163,11 @@ struct dw__gpu_kernel {
                               dw__entry_point points[DW__ENTRY_POINTS], unsigned *count);
     const dw__first_use *first_use; /* NULL: a reference, which nothing checks */
     const char *tolerance;          /* of results, in words; docs/cuda.md */
-    const void *provided;           /* the library's own description of its kernel, or NULL */
+    /* DW__GPU_OPERATION: a small call of trial `index` that the variant computes: operation, attributes, types, shapes and
+     * strides, without data. */
+    void (*example)(uint64_t params, int index, dw__call *call);
+    double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
+    const void *provided;    /* the library's own description of its kernel, or NULL */
 };
 
 #endif

@@ -93,6 +93,8 @@ int64_t dw__tensor_count(const dw__tensor *tensor);
 bool dw__tensor_is_contiguous(const dw__tensor *tensor);
 /* Contiguous row-major strides from shape. */
 void dw__tensor_set_contiguous(dw__tensor *tensor);
+/* Whether the last axis is contiguous and one stride leads from each row to the next. The rank is at least 1. */
+bool dw__tensor_row_stride(const dw__tensor *tensor, int64_t *stride);
 
 /* ---- groups of kernels, each listed in the registry -------------------------------------------- */
 /* Each file under kernel/ exports one NULL-terminated list, in order of preference. */

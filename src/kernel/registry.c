@@ -114,3 +114,17 @@ void dw__tensor_set_contiguous(dw__tensor *tensor) {
         stride *= tensor->shape[axis];
     }
 }
+
+bool dw__tensor_row_stride(const dw__tensor *tensor, int64_t *stride) {
+    const int last = tensor->rank - 1;
+    int64_t rows = 1;
+    *stride = tensor->shape[last];
+    if (tensor->shape[last] > 1 && tensor->stride[last] != 1) return false;
+    for (int axis = last - 1; axis >= 0; axis--) {
+        if (tensor->shape[axis] == 1) continue;
+        if (rows == 1) *stride = tensor->stride[axis];
+        if (tensor->stride[axis] != *stride * rows) return false;
+        rows *= tensor->shape[axis];
+    }
+    return true;
+}

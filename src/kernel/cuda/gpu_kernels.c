@@ -40,10 +40,22 @@ ROW(sm100_forward, "sm100_attention_forward", DW__GPU_ATTENTION_FORWARD, "attent
 /* ---- the registry ------------------------------------------------------------------------------------ */
 
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
-    &sm90_forward,  &sm90_backward,         &dw__sm100_gemm,
-    &sm100_forward, &dw__sm100_gemm_scaled, &dw__quantize_blocks,
+    &sm90_forward,          &sm90_backward,       &dw__sm100_gemm, &sm100_forward,
+    &dw__sm100_gemm_scaled, &dw__quantize_blocks,
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
+
+dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
+                             const dw__gpu_kernel **kernel) {
+    for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels); i++) {
+        const dw__gpu_kernel *k = dw__gpu_kernels[i];
+        if (k->op != DW__GPU_OPERATION || k->supports(k, call, gpu) != DW_OK) continue;
+        *kernel = k;
+        return DW_OK;
+    }
+    return dw__fail(DW_UNSUPPORTED, "no kernel for %s supports this call of %s; run it on the CPU",
+                    gpu->name, dw_op_name(call->call.op));
+}
 
 /* ---- kernels of the optional library ----------------------------------------------------------------- */
 

@@ -7,6 +7,11 @@
 extern const dw__gpu_kernel *const dw__gpu_kernels[];
 extern const unsigned dw__gpu_kernel_count;
 
+/* The first kernel of the registry that supports a call of one of the graph's operations on `gpu`. DW_UNSUPPORTED: none
+ * does. */
+dw_status dw__gpu_kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
+                             const dw__gpu_kernel **kernel);
+
 /* The kernels of the optional library, looked for once. DW_UNSUPPORTED: it is not there, and why. */
 dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count);
 /* The library's kernel that a call names. A name that is not known fails with a list of those that are: `own`,

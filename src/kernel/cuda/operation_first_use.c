@@ -1,0 +1,172 @@
+/* The first-use check of kernels that compute an operation of the graph: the kernel beside the operation's definition,
+ * which the interpreter evaluates in FP64 on the same operands. A family gives its example calls and nothing else.
+ */
+#include "kernel/gpu_kernel.h"
+#include "kernel/reference/interpret.h"
+#include "number/half.h"
+#include "number/philox.h"
+#include <math.h>
+#include <stdio.h>
+
+typedef struct state {
+    dw__operation_call call;
+    size_t inputs[DW_MAX_INPUTS], outputs[DW_MAX_OUTPUTS]; /* where they begin */
+    dw__tensor expected[DW_MAX_OUTPUTS];                   /* F64, contiguous */
+} state;
+
+static size_t span_of(const dw__tensor *t) {
+    int64_t last = 0;
+    for (int axis = 0; axis < t->rank; axis++) last += (t->shape[axis] - 1) * t->stride[axis];
+    return (size_t)(last + 1) * dw_dtype_bytes(t->dtype);
+}
+
+/* The place of element `index`, in row-major order, in elements from the tensor's first. */
+static int64_t offset_of(const dw__tensor *t, int64_t index) {
+    int64_t offset = 0;
+    for (int axis = t->rank - 1; axis >= 0; axis--) {
+        offset += index % t->shape[axis] * t->stride[axis];
+        index /= t->shape[axis];
+    }
+    return offset;
+}
+
+static float get(const void *data, dw_dtype dtype, int64_t at) {
+    if (dtype == DW_F32) return ((const float *)data)[at];
+    const uint16_t half = ((const uint16_t *)data)[at];
+    return dtype == DW_F16 ? dw__f16_to_f32(half) : dw__bf16_to_f32(half);
+}
+
+/* Stores a number rounded to the type; returns what is stored. */
+static float put(void *data, dw_dtype dtype, int64_t at, float value) {
+    if (dtype == DW_F32)
+        ((float *)data)[at] = value;
+    else
+        ((uint16_t *)data)[at] = dtype == DW_F16 ? dw__f32_to_f16(value) : dw__f32_to_bf16(value);
+    return get(data, dtype, at);
+}
+
+static dw_status place(dw__trial *t) {
+    state *s = t->state;
+    dw__call *c = &s->call.call;
+    t->variant->kernel->example(t->variant->params, t->index, c);
+    for (uint32_t i = 0; i < c->input_count; i++)
+        s->inputs[i] = dw__trial_place(t, span_of(&c->inputs[i]));
+    for (uint32_t i = 0; i < c->output_count; i++)
+        s->outputs[i] = dw__trial_place(t, span_of(&c->outputs[i]));
+    t->host_bytes = t->bytes;
+    return DW_OK;
+}
+
+/* ---- operands and expected results ------------------------------------------------------------------------------- */
+
+/* Nearly normal numbers of variance 1: sums of four uniform ones. `wide` receives them as F64, contiguous. */
+static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, double *wide) {
+    const int64_t count = dw__tensor_count(t);
+    for (int64_t i = 0; i < count; i++) {
+        float u[4];
+        dw__philox_uniform4(2024, stream, 0, (uint64_t)i, u);
+        wide[i] = (double)put(data, t->dtype, offset_of(t, i),
+                              (u[0] + u[1] + u[2] + u[3] - 2.0f) * 1.7320508f);
+    }
+}
+
+/* A graph of the one operation. */
+static dw_status make_graph(const dw__call *c, dw_graph **graph) {
+    dw_value inputs[DW_MAX_INPUTS];
+    dw_node node;
+    DW_RETURN_IF_FAILED(dw_graph_create(graph));
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        char name[16];
+        dw_dim shape[DW_MAX_RANK];
+        for (int axis = 0; axis < c->inputs[i].rank; axis++) shape[axis] = c->inputs[i].shape[axis];
+        snprintf(name, sizeof name, "x%u", i);
+        DW_RETURN_IF_FAILED(dw_graph_leaf(*graph, DW_ROLE_INPUT, name, c->inputs[i].dtype,
+                                          c->inputs[i].rank, shape, &inputs[i]));
+    }
+    DW_RETURN_IF_FAILED(
+        dw_graph_append(*graph, c->op, c->input_count, inputs, c->attr_count, c->attrs, &node));
+    for (uint32_t i = 0; i < c->output_count; i++)
+        DW_RETURN_IF_FAILED(dw_graph_add_output(*graph, dw_node_output(*graph, node, i)));
+    return DW_OK;
+}
+
+static dw_status fill(dw__trial *t) {
+    state *s = t->state;
+    const dw__call *c = &s->call.call;
+    const dw__interpret_options precise = {.high_precision = true};
+    dw__tensor leaves[DW_MAX_INPUTS] = {{0}};
+    dw_graph *graph = NULL;
+    dw_status status = DW_OK;
+    for (uint32_t i = 0; i < c->input_count; i++) {
+        const size_t bytes = (size_t)dw__tensor_count(&c->inputs[i]) * sizeof(double);
+        leaves[i] = c->inputs[i];
+        leaves[i].dtype = DW_F64;
+        dw__tensor_set_contiguous(&leaves[i]);
+        leaves[i].data = dw__malloc(bytes);
+        if (!leaves[i].data) DW_TRY(dw__fail_memory("the first-use check of a kernel", bytes));
+        fill_tensor(t->host + s->inputs[i], &c->inputs[i], i, leaves[i].data);
+    }
+    DW_TRY(make_graph(c, &graph));
+    DW_TRY(dw__interpret(graph, NULL, leaves, s->expected, &precise));
+
+cleanup:
+    for (uint32_t i = 0; i < c->input_count; i++) dw__free(leaves[i].data);
+    dw_graph_destroy(graph);
+    return status;
+}
+
+static void bind(dw__trial *t) {
+    state *s = t->state;
+    dw__call *c = &s->call.call;
+    for (uint32_t i = 0; i < c->input_count; i++) c->inputs[i].data = t->device + s->inputs[i];
+    for (uint32_t i = 0; i < c->output_count; i++) c->outputs[i].data = t->device + s->outputs[i];
+    s->call.stream = t->stream;
+    t->call = &s->call;
+}
+
+/* ---- comparison --------------------------------------------------------------------------------------------------- */
+
+static bool output_agrees(const dw__trial *t, const state *s, uint32_t output, char *text,
+                          size_t bytes) {
+    const dw__tensor *made = &s->call.call.outputs[output];
+    const double *expected = s->expected[output].data;
+    const double u = made->dtype == DW_F32 ? 0.0 : made->dtype == DW_F16 ? 0x1p-11 : 0x1p-8;
+    const int64_t count = dw__tensor_count(made),
+                  n = made->rank > 0 ? made->shape[made->rank - 1] : 1;
+    double largest = 0.0;
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(expected[i]));
+    const double bound =
+        (u + t->variant->kernel->tolerance_factor * sqrt((double)n) * 0x1p-24) * largest;
+    for (int64_t i = 0; i < count; i++) {
+        const double x = (double)get(t->host + s->outputs[output], made->dtype, offset_of(made, i));
+        if (fabs(x - expected[i]) <= bound) continue; /* a NaN is beyond every bound */
+        snprintf(text, bytes, "element %lld of result %u of %s is %g, expected %g within %.2g",
+                 (long long)i, output, dw_op_name(s->call.call.op), x, expected[i], bound);
+        return false;
+    }
+    return true;
+}
+
+static bool agrees(const dw__trial *t, char *text, size_t bytes) {
+    const state *s = t->state;
+    for (uint32_t i = 0; i < s->call.call.output_count; i++)
+        if (!output_agrees(t, s, i, text, bytes)) return false;
+    return true;
+}
+
+static void release(dw__trial *t) {
+    state *s = t->state;
+    for (uint32_t i = 0; i < s->call.call.output_count; i++) dw__free_aligned(s->expected[i].data);
+}
+
+const dw__first_use dw__operation_first_use = {
+    .against = "the operation's definition",
+    .count = 2,
+    .failure_refuses = true,
+    .state_bytes = sizeof(state),
+    .place = place,
+    .fill = fill,
+    .bind = bind,
+    .agrees = agrees,
+    .release = release,
+};
