@@ -41,7 +41,7 @@ ROW(sm100_forward, "sm100_attention_forward", DW__GPU_ATTENTION_FORWARD, "attent
 
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
     &sm90_forward,          &sm90_backward,       &dw__sm100_gemm, &sm100_forward,
-    &dw__sm100_gemm_scaled, &dw__quantize_blocks,
+    &dw__sm100_gemm_scaled, &dw__quantize_blocks, &dw__softmax,
 };
 const unsigned dw__gpu_kernel_count = DW_COUNT(dw__gpu_kernels);
 

@@ -19,6 +19,8 @@ dw_status dw__gpu_kernels_provided(const dw__gpu_kernel **kernels, size_t *count
 dw_status dw__gpu_kernel_provided(dw__gpu_op op, const char *name, const char *own,
                                   const dw__gpu_kernel **kernel);
 
+extern const dw__gpu_kernel dw__softmax; /* softmax.c */
+
 /* Of kernels whose hardware was never at hand. */
 extern const char dw__gpu_proof_emulator[];
 
