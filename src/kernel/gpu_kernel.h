@@ -12,6 +12,7 @@
 #define DW_GPU_KERNEL_H
 
 #include "base/base.h"
+#include "deepwell/graph.h"
 #include "device/device.h"
 #include "jit/jit.h"
 #include "kernel/cuda/gpu_target.h"
@@ -39,8 +40,16 @@ typedef enum dw__gpu_proof {
     DW__PROOF_OF_PROVIDER   /* a library or PyTorch vouches for it */
 } dw__gpu_proof;
 
+struct json_t;
 typedef struct dw__gpu_kernel dw__gpu_kernel;
 typedef struct dw__first_use dw__first_use;
+
+/* What the cost model says of a call. */
+typedef struct dw__gpu_seconds {
+    double seconds; /* 0: not known */
+    bool measured;  /* on the GPU that `from` names, at the nearest shape; otherwise estimated */
+    char from[192]; /* where the figure comes from, or why there is none */
+} dw__gpu_seconds;
 
 /* ---- variants (variants.c) --------------------------------------------------------------------- */
 
@@ -135,21 +144,29 @@ extern const dw__first_use dw__operation_first_use;
 
 struct dw__gpu_kernel {
     const char *name; /* "sm90_attention_forward"; unique */
-    const char
-        *backend; /* "deepwell", "cutlass", "cudnn": names it in explanations and measurements */
+    /* Names the kernel in explanations and measurements: "deepwell", "cutlass", "cudnn". */
+    const char *backend;
+    const char *label;     /* the backend as users know it: "FlashAttention-2" */
+    const char *described; /* the source in explanations: "PyTorch: FlashAttention-2" */
     dw__gpu_op op;
     dw__gpu_proof proof;
+    bool
+        competes; /* measured where it supports a call; the others are for calls that no fast kernel supports */
+    bool asked_for; /* runs only where it is asked for */
     /* A row of the support table (`deepwell explain kernels`). `shown`: where it has been shown to be right. */
     const char *operation, *source, *architectures, *elements, *needs, *shown, *use;
 
-    /* DW_OK, or DW_UNSUPPORTED and why not. Looks at types, shapes, strides and alignment, never at data. `gpu` need
-     * not be there. May be NULL where nothing asks. */
+    /* DW_OK, or why not: DW_TYPE if the kernel is for other operands or another GPU, DW_UNSUPPORTED and others for this
+     * call. Looks at types, shapes, strides and alignment, never at data. `gpu` need not be there; NULL: any. */
     dw_status (*supports)(const dw__gpu_kernel *kernel, const void *call,
                           const dw__gpu_target *gpu);
-    /* Expected seconds and where the figure comes from; 0: not known. May be NULL. */
-    double (*seconds)(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
-                      const char **from);
-    /* May be NULL for none. */
+    /* The cost model. `result` begins as zeros. May be NULL: not known. */
+    void (*seconds)(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__gpu_seconds *result);
+    /* The tile that a supported call gets, for explanations. May be NULL. */
+    struct json_t *(*describe_tile)(const dw__gpu_kernel *kernel, const void *call,
+                                    const dw__gpu_target *gpu);
+    /* Device memory that a call needs. May be NULL for none. */
     dw_status (*workspace_bytes)(const dw__gpu_kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes);
     /* Finds, or compiles, loads and checks, the variant for a supported call; it may be disabled. NULL: PyTorch runs
@@ -169,5 +186,64 @@ struct dw__gpu_kernel {
     double tolerance_factor; /* DW__GPU_OPERATION: as in dw__kernel */
     const void *provided;    /* the library's own description of its kernel, or NULL */
 };
+
+/* ---- measurement (gpu_measure.c) ------------------------------------------------------------------- */
+
+/* A call to time, with operands of its own. */
+typedef struct dw__timing {
+    const dw_device *device;
+    size_t bytes;       /* of device memory */
+    size_t input_bytes; /* the leading part, filled with random numbers of `dtype` */
+    dw_dtype dtype;     /* DW_BF16 or DW_F16 */
+    void *state;
+    void (*bind)(void *state, char *memory, void *stream);
+    dw_status (*before)(void *state); /* enqueued once, ahead; may be NULL */
+    dw_status (*run)(void *state);
+} dw__timing;
+
+/* Median seconds of several runs, on a stream and in memory of its own. */
+dw_status dw__gpu_measure(const dw__timing *timing, double *seconds);
+
+/* ---- choice and explanation (gpu_explain.c) ---------------------------------------------------------- */
+
+enum { DW__GPU_PASSES = 2, DW__GPU_CANDIDATES = 8 };
+
+/* The kernels for an operation, one of each backend, in the order in which they are taken where nothing has been
+ * measured. */
+typedef struct dw__gpu_candidates {
+    const dw__gpu_kernel *kernels[DW__GPU_CANDIDATES];
+    size_t count;
+} dw__gpu_candidates;
+
+typedef struct dw__gpu_query {
+    const void *call;
+    int passes; /* 2: with gradients; backends are compared by the times of both passes together */
+    dw__gpu_op op[DW__GPU_PASSES];           /* the one asked about, then the other pass */
+    const char *shape_class[DW__GPU_PASSES]; /* of measurements; NULL: none are kept */
+    const dw__gpu_target *target;
+    const char *gpu;  /* the GPU model whose measurements count; NULL: none */
+    const char *with; /* versions that measurements must have been made with; NULL: any */
+} dw__gpu_query;
+
+typedef struct dw__gpu_choice {
+    const dw__gpu_kernel *kernel; /* NULL: none supports the call */
+    bool measured;                /* all that compete have been measured */
+    char because[512];
+} dw__gpu_choice;
+/* The first that supports the call, unless all that compete have been measured and another is faster. */
+void dw__gpu_choose(const dw__gpu_query *query, dw__gpu_choice *choice);
+
+typedef struct dw__gpu_explanation {
+    const char *operation, *shape;
+    double flops, bytes;
+    const char *because; /* NULL: what dw__gpu_choose finds; otherwise `chosen` and why */
+    const dw__gpu_kernel *chosen;
+    const dw__gpu_kernel
+        *provided; /* the optional library's family, which has a row of its own; NULL: none */
+    const char *operands; /* "attention": what none of the library's kernels is for */
+} dw__gpu_explanation;
+/* deepwell/explain.h describes the JSON. */
+dw_status dw__gpu_explain(const dw__gpu_query *query, const dw__gpu_explanation *explanation,
+                          const dw__gpu_subject *subject, char **json);
 
 #endif

@@ -11,13 +11,13 @@ static dw__jit_variant fast_variant(void) {
     return dw__attention_variant(&shape, DW__ATTENTION_FORWARD, "", dw__attention_arch(true));
 }
 
-static const dw__attention_kernels *first_use(bool wrong) {
+static const dw__variant *first_use(bool wrong) {
     const dw__jit_variant fast = fast_variant(),
                           reference = dw__attention_reference_variant(false, DW__ATTENTION_FORWARD,
                                                                       dw__attention_arch(true));
     const dw_device *device;
     const dw__context *context;
-    const dw__attention_kernels *kernels = NULL;
+    const dw__variant *variant = NULL;
     char *text, was[16], now[16];
     size_t bytes;
     assert_true(read_ptx(&fast, &text, &bytes));
@@ -35,18 +35,19 @@ static const dw__attention_kernels *first_use(bool wrong) {
     }
     REQUIRE(dw_device_find("emulator:sm_100a", &device) == DW_OK);
     REQUIRE(device->context(&context) == DW_OK);
-    REQUIRE(dw__attention_kernels_of(context, &shape, DW__ATTENTION_FORWARD, &kernels) == DW_OK);
-    return kernels;
+    REQUIRE(dw__variant_of(context, &dw__sm100_attention_forward, dw__attention_pack(shape),
+                           &variant) == DW_OK);
+    return variant;
 }
 
 static void correct(void) { REQUIRE(!first_use(false)->disabled); }
 static void wrong(void) {
-    const dw__attention_kernels *kernels = first_use(true);
-    REQUIRE(kernels->disabled);
-    fprintf(stderr, "%s\n", kernels->reason);
+    const dw__variant *variant = first_use(true);
+    REQUIRE(variant->disabled);
+    fprintf(stderr, "%s\n", variant->reason);
     REQUIRE(
-        strstr(kernels->reason, "attention_forward.sm_100f.") &&
-        strstr(kernels->reason, "disagrees with the reference on Deepwell emulator of sm_100a"));
+        strstr(variant->reason, "attention_forward.sm_100f.") &&
+        strstr(variant->reason, "disagrees with the reference on Deepwell emulator of sm_100a"));
     REQUIRE(first_use(false)->disabled); /* once and for all */
 }
 

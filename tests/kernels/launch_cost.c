@@ -8,7 +8,8 @@ enum { CALLS = 100, ROUNDS = 41, TENSORS = 8 };
 
 typedef struct bench {
     dw_attention call;
-    const dw__attention_kernels *kernels;
+    const dw__variant *variant;
+    const dw__attention_tile *tile;
     const dw__context *context;
     dw__tensor_map maps[3];
     dw_attention_params params;
@@ -47,10 +48,10 @@ static dw_status launch_alone(bench *b) {
     void *arguments[] = {&b->maps[0], &b->maps[1], &b->maps[2], &b->params};
     return dw__device_cuda.launch(&(dw__launch){
         .name = "sm90_attention_forward",
-        .function = b->kernels->main,
+        .function = b->variant->functions[DW__ATTENTION_MAIN],
         .grid = {1, 1, 1},
-        .block = {128u * (1u + (unsigned)b->kernels->tile->consumers), 1, 1},
-        .shared_bytes = b->kernels->tile->shared_bytes,
+        .block = {128u * (1u + (unsigned)b->tile->consumers), 1, 1},
+        .shared_bytes = b->tile->shared_bytes,
         .stream = b->call.stream,
         .arguments = arguments,
     });
@@ -104,9 +105,9 @@ static dw_status prepare(bench *b) {
     DW_RETURN_IF_FAILED(dw_attention_supported(c, true));
     dw__attention_shape shape =
         dw__attention_shape_of(c, DW__ATTENTION_FORWARD, b->context->sm_count);
-    DW_RETURN_IF_FAILED(
-        dw__attention_kernels_of(b->context, &shape, DW__ATTENTION_FORWARD, &b->kernels));
-    const dw__attention_tile *tile = b->kernels->tile;
+    DW_RETURN_IF_FAILED(dw__variant_of(b->context, &dw__sm90_attention_forward,
+                                       dw__attention_pack(shape), &b->variant));
+    const dw__attention_tile *tile = b->tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
     DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->q, "q", false, tile->m, &b->maps[0]));
     DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->k, "k", true, tile->n, &b->maps[1]));
     DW_RETURN_IF_FAILED(dw__attention_map(b->context, c, &c->v, "v", true, tile->n, &b->maps[2]));

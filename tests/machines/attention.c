@@ -289,21 +289,19 @@ static dw__jit_variant variant(size_t index) {
 static dw_status launch(attention_run *r, const dw__context *context) {
     dw_attention *c = &r->c.call;
     const dw__attention_pass pass = r->c.backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
-    const dw__attention_kernels *kernels;
+    const dw__gpu_kernel *kernel =
+        r->c.backward ? &dw__sm90_attention_backward : &dw__sm90_attention_forward;
+    const dw__variant *loaded;
     const dw__attention_shape shape = shape_of(&r->c, pass);
     dw__attention_workspace workspace;
     DW_RETURN_IF_FAILED(dw__attention_check(c, pass, false));
-    if (r->c.by_definition) {
-        DW_RETURN_IF_FAILED(
-            dw__attention_reference_of(context, c->dtype == DW_F16, pass, &kernels));
-        return dw__attention_launch_reference(c, context, pass, kernels);
-    }
-    DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, &shape, pass, &kernels));
-    if (!r->c.backward) return dw__attention_launch_forward(c, context, kernels);
+    if (r->c.by_definition) return dw__attention_run_reference(c, context, pass);
+    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, dw__attention_pack(shape), &loaded));
+    if (!r->c.backward) return kernel->enqueue(c, context, loaded);
     DW_RETURN_IF_FAILED(dw__attention_workspace_of(c, &shape, context->sm_count, &workspace));
     c->workspace_bytes = workspace.bytes;
     DW_RETURN_IF_FAILED(compare_empty(&r->memory, workspace.bytes, &c->workspace));
-    return dw__attention_launch_backward(c, context, kernels);
+    return kernel->enqueue(c, context, loaded);
 }
 
 /* Which outputs are exact in any order of sums; of these none may be apart. */

@@ -1,22 +1,609 @@
-/* Attention on a GPU: the public calls.
+/* Attention on a GPU: variants, launch, kernels and the public calls.
  *
- * Between a call and its launches there is arithmetic only: no allocation, no lock, no synchronisation. A kernel is
- * compiled, loaded and compared with the reference by the first call that needs it.
+ * Between a call and its launches there is arithmetic only: no allocation, no lock, no synchronisation.
  */
 #include "kernel/cuda/attention.h"
+#include "common/attention_backward_layout.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include "sm100/attention_forward_tiles.h"
+#include "sm90/attention_tiles.h"
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
-static dw_status check_device(const dw_attention *call, dw__attention_pass pass,
-                              const dw__context *context) {
-    dw_status status = dw__attention_check_capability(call, pass, context->capability);
-    if (status == DW_OK) return DW_OK;
-    return dw__fail_prefix(status, "attention: GPU %d is a %s (compute capability %d.%d)",
-                           context->ordinal, context->name, context->capability / 10,
-                           context->capability % 10);
+enum { NO_LIMIT = 1 << 30 };
+static const double log2_e = 1.4426950408889634;
+
+/* Whether some row may not see some key on that side. Of packed sequences only the longest is known here. */
+static bool limits_right(const dw_attention *c) {
+    if (c->window_right < 0) return false;
+    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
+    return c->offsets_q || shift + c->window_right < c->rows_k - 1;
 }
 
-/* What went wrong, for which call. */
+static bool limits_left(const dw_attention *c) {
+    if (c->window_left < 0) return false;
+    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0;
+    return c->offsets_q || c->rows_q - 1 + shift - c->window_left > 0;
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------- */
+
+#define WIDE(head_dim) (((head_dim) + 63) / 64 * 64) /* columns of a row in shared memory */
+#define ALIGNED(bytes) (((bytes) + 127) / 128 * 128)
+#define FORWARD_SHARED(d, m, n, stages) (2 * WIDE(d) * ((m) + 2 * (stages) * (n)) + 1024 + 256)
+
+#define FORWARD_TILE(bytes, d, windowed, least_keys, tile_m, tile_n, kv_stages, groups)            \
+    {.head_dim = d,                                                                                \
+     .window = windowed,                                                                           \
+     .keys = least_keys,                                                                           \
+     .m = tile_m,                                                                                  \
+     .n = tile_n,                                                                                  \
+     .stages = kv_stages,                                                                          \
+     .consumers = groups,                                                                          \
+     .shared_bytes = bytes(d, tile_m, tile_n, kv_stages)},
+static const dw__attention_tile forward_tiles[] = {
+#define ROW(...) FORWARD_TILE(FORWARD_SHARED, __VA_ARGS__)
+    DW_SM90_FORWARD_TILES(ROW)
+#undef ROW
+};
+static const dw__attention_tile blackwell_tiles[] = {
+#define ROW(...) FORWARD_TILE(DW_SM100_FORWARD_SHARED_BYTES, __VA_ARGS__)
+    DW_SM100_FORWARD_TILES(ROW)
+#undef ROW
+};
+
+static const dw__attention_tile backward_tiles[] = {
+#define ROW(d, windowed, tile_m, tile_n, q_stages, do_stages, groups, most_rows)                   \
+    {.head_dim = d,                                                                                \
+     .window = windowed,                                                                           \
+     .m = tile_m,                                                                                  \
+     .n = tile_n,                                                                                  \
+     .stages = q_stages,                                                                           \
+     .stages_do = do_stages,                                                                       \
+     .consumers = groups,                                                                          \
+     .serial_rows = most_rows,                                                                     \
+     .shared_bytes = DW_BACKWARD_SHARED(d, tile_m, tile_n, q_stages, do_stages)},
+    DW_SM90_BACKWARD_TILES(ROW)
+#undef ROW
+};
+
+/* With scale 0 every score is 0, capped or not. */
+static bool caps(const dw_attention *c) { return c->softcap > 0.0f && c->scale > 0.0f; }
+
+/* DEEPWELL_SERIAL=0 or 1: never or always, to measure which is faster. -1: not set. */
+static _Atomic int serial_setting = -2;
+static int forced_serial(void) {
+    int setting = atomic_load_explicit(&serial_setting, memory_order_relaxed);
+    if (setting != -2) return setting;
+    const char *text = getenv("DEEPWELL_SERIAL");
+    setting = text && (strcmp(text, "0") == 0 || strcmp(text, "1") == 0) ? *text - '0' : -1;
+    atomic_store_explicit(&serial_setting, setting, memory_order_relaxed);
+    return setting;
+}
+
+/* A block of threads that takes all keys of a head keeps the sums of dQ to itself: nothing is zeroed, added atomically
+ * or copied at the end. That pays where heads fill the GPU and have few rows, so that its cache holds the sums. */
+static bool is_serial(const dw_attention *c, const dw__attention_shape *shape, int sm_count) {
+    const double least_filled = 0.8;
+    int64_t heads = (int64_t)c->batch * c->heads_kv;
+    if (sm_count < 1 || heads < 1) return false;
+    if (forced_serial() >= 0) return forced_serial() == 1;
+    int64_t rounds = (heads + sm_count - 1) / sm_count;
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    return tile && (double)heads >= least_filled * (double)(rounds * sm_count) &&
+           (int64_t)c->rows_q * (c->heads_q / c->heads_kv) <= tile->serial_rows;
+}
+
+dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
+                                           int sm_count) {
+    static const int head_dims[] = {64, 96, 128, 192, 256};
+    dw__attention_shape shape = {
+        .f16 = call->dtype == DW_F16,
+        .softcap = caps(call),
+        .dropout = call->dropout > 0.0f,
+        .packed = call->offsets_q != NULL,
+        .window = limits_right(call) || limits_left(call),
+        .deterministic = pass == DW__ATTENTION_BACKWARD && call->deterministic,
+    };
+    for (size_t i = DW_COUNT(head_dims); i > 0; i--)
+        if (call->head_dim <= head_dims[i - 1]) shape.head_dim = head_dims[i - 1];
+    for (size_t i = 0; i < DW_COUNT(forward_tiles) && pass == DW__ATTENTION_FORWARD; i++)
+        if (forward_tiles[i].head_dim == shape.head_dim && forward_tiles[i].keys > 0 &&
+            forward_tiles[i].window == shape.window)
+            shape.many_keys = call->rows_k >= forward_tiles[i].keys;
+    if (pass == DW__ATTENTION_BACKWARD && is_serial(call, &shape, sm_count)) {
+        shape.serial = true;
+        shape.deterministic = false; /* it is, by itself */
+    }
+    return shape;
+}
+
+const char *dw__attention_arch(bool blackwell) { return blackwell ? "sm_100f" : "sm_90a"; }
+
+const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
+                                                dw__attention_pass pass) {
+    bool backward = pass == DW__ATTENTION_BACKWARD;
+    const dw__attention_tile *tiles = backward ? backward_tiles : forward_tiles;
+    size_t count = backward ? DW_COUNT(backward_tiles) : DW_COUNT(forward_tiles);
+    if (shape->blackwell) { /* no backward there */
+        if (backward) return NULL;
+        tiles = blackwell_tiles, count = DW_COUNT(blackwell_tiles);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (tiles[i].head_dim == shape->head_dim && tiles[i].window == shape->window &&
+            (tiles[i].keys == 0 || shape->many_keys))
+            return &tiles[i];
+    return NULL;
+}
+
+dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
+                                      const char *entry, const char *arch) {
+    bool backward = pass == DW__ATTENTION_BACKWARD;
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, pass);
+    dw__jit_variant variant = {
+        .source = backward           ? "sm90/attention_backward.cu"
+                  : shape->blackwell ? "sm100/attention_forward.cu"
+                                     : "sm90/attention_forward.cu",
+        .entry = entry,
+        .arch = arch,
+    };
+    dw__jit_add_define(&variant, "HEAD_DIM", shape->head_dim);
+    dw__jit_add_define(&variant, "ELEMENT", shape->f16);
+    dw__jit_add_define(&variant, "SOFTCAP", shape->softcap);
+    dw__jit_add_define(&variant, "DROPOUT", shape->dropout);
+    dw__jit_add_define(&variant, "PACKED", shape->packed);
+    dw__jit_add_define(&variant, "WINDOW", shape->window);
+    dw__jit_add_define(&variant, "TILE_M", tile->m);
+    dw__jit_add_define(&variant, "TILE_N", tile->n);
+    dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
+    dw__jit_add_define(&variant, backward ? "STAGES_Q" : "STAGES", tile->stages);
+    if (!backward) return variant;
+    dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
+    dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
+    if (shape->serial) dw__jit_add_define(&variant, "SERIAL", 1);
+    return variant;
+}
+
+dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
+                                                const char *arch) {
+    dw__jit_variant variant = {
+        .source = "common/attention_reference.cu",
+        .entry = pass == DW__ATTENTION_FORWARD ? "reference_attention_forward"
+                                               : "reference_attention_backward",
+        .arch = arch,
+    };
+    dw__jit_add_define(&variant, "ELEMENT", f16);
+    return variant;
+}
+
+/* ---- parameters --------------------------------------------------------------------------------- */
+
+static dw_strided strided(const dw_attention_tensor *t) {
+    return (dw_strided){t->data, t->batch, t->head, t->row};
+}
+
+static int reach(int32_t window, bool limited) {
+    return limited && window < NO_LIMIT ? window : NO_LIMIT;
+}
+
+void dw__attention_set_params(const dw_attention *c, dw_attention_params *p) {
+    /* Of the exponents: where the scale is 0 a masked score, -infinity, must stay it when multiplied. */
+    double scale = c->scale > 0.0f ? (double)c->scale : (double)FLT_MIN;
+    *p = (dw_attention_params){
+        .batch = c->batch,
+        .heads_q = c->heads_q,
+        .heads_kv = c->heads_kv,
+        .group = c->heads_q / c->heads_kv,
+        .rows_q = c->rows_q,
+        .rows_k = c->rows_k,
+        .head_dim = c->head_dim,
+        .offsets_q = c->offsets_q,
+        .offsets_k = c->offsets_k,
+        .total_q = c->total_q,
+        .scale = c->scale,
+        .scale_log2 = (float)((caps(c) ? (double)c->softcap : scale) * log2_e),
+        .cap_scale = caps(c) ? (float)(scale / (double)c->softcap) : 0.0f,
+        .window_left = reach(c->window_left, limits_left(c)),
+        .window_right = reach(c->window_right, limits_right(c)),
+        .bottom_right = c->bottom_right,
+        .dropout = c->dropout,
+        .keep_scale = (float)(1.0 / (1.0 - (double)c->dropout)),
+        .keep_threshold = (unsigned)ceil((double)c->dropout * 16777216.0),
+        .seed = c->seed,
+        .seed_offset = c->seed_offset,
+        .seed_memory = (const long long *)c->seed_memory,
+        .q = strided(&c->q),
+        .k = strided(&c->k),
+        .v = strided(&c->v),
+        .o = strided(&c->o),
+        .d_o = strided(&c->d_o),
+        .dq = strided(&c->dq),
+        .dk = strided(&c->dk),
+        .dv = strided(&c->dv),
+        .lse = c->lse,
+    };
+}
+
+/* ---- tensor maps ---------------------------------------------------------------------------------- */
+
+dw_status dw__attention_map(const dw__context *context, const dw_attention *call,
+                            const dw_attention_tensor *tensor, const char *name, bool of_keys,
+                            int box_rows, dw__tensor_map *map) {
+    bool packed = call->offsets_q != NULL;
+    int64_t rows = of_keys ? call->rows_k : call->rows_q;
+    if (packed) rows = of_keys ? call->total_k : call->total_q;
+    const int64_t lengths[] = {rows, of_keys ? call->heads_kv : call->heads_q,
+                               packed ? 1 : call->batch};
+    const int64_t strides[] = {tensor->row, tensor->head, tensor->batch};
+    dw__tensor_map_shape shape = {
+        .element = call->dtype == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16,
+        .rank = 4,
+        .address = tensor->data,
+        .size = {(uint64_t)call->head_dim},
+        .box = {64, (uint32_t)box_rows, 1, 1},
+        .swizzle_bytes = 128,
+    };
+    for (int axis = 0; axis < 3; axis++) {
+        shape.size[axis + 1] = (uint64_t)lengths[axis];
+        /* An axis of length 1 is only ever read at 0: its stride may be anything in the caller's tensor, but not in
+         * the map. */
+        shape.stride[axis] =
+            2 * (uint64_t)(lengths[axis] > 1 ? strides[axis] : WIDE(call->head_dim));
+    }
+    dw_status status = context->device->tensor_map(&shape, map);
+    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "the tensor map of %s", name);
+}
+
+/* ---- workspace -------------------------------------------------------------------------------------- */
+
+dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
+                                     int sm_count, dw__attention_workspace *w) {
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    int64_t heads = call->heads_q, heads_kv = (int64_t)call->heads_kv * call->batch, m = tile->m;
+    int64_t of_head = (call->rows_q + m - 1) / m;
+    int64_t tiles =
+        call->offsets_q ? heads * (call->total_q / m + call->batch) : heads * call->batch * of_head;
+    if (tiles > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED,
+                        "attention: %lld tiles of queries, more than %d; split the batch",
+                        (long long)tiles, INT32_MAX);
+    size_t tile_bytes = (size_t)m * DW_BACKWARD_COLUMNS((size_t)tile->head_dim) * sizeof(float);
+    size_t turns = shape->deterministic ? (size_t)tiles * (size_t)tile->consumers : 0;
+    w->blocks = shape->serial ? (int)(heads_kv < sm_count ? heads_kv : sm_count) : 0;
+    int64_t sums = shape->serial ? w->blocks * (heads / call->heads_kv) * of_head : tiles;
+    w->dq_sum = 0;
+    w->delta = ALIGNED((size_t)sums * tile_bytes);
+    w->turn = w->delta + ALIGNED((size_t)tiles * DW_BACKWARD_STATISTICS(m) * sizeof(float));
+    w->bytes = w->turn + ALIGNED(turns * sizeof(int));
+    return DW_OK;
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------- */
+
+enum { ROW_THREADS = 256 }; /* of backward's first and last kernel */
+
+static dw_status count_tiles(int64_t rows, int tile_rows, int64_t heads, int *tiles) {
+    int64_t count = (rows + tile_rows - 1) / tile_rows * heads; /* below 2^29 * 2^40 / 64 */
+    if (count > INT32_MAX)
+        return dw__fail(DW_UNSUPPORTED, "%lld tiles of work, more than %d; split the batch",
+                        (long long)count, INT32_MAX);
+    *tiles = (int)count;
+    return DW_OK;
+}
+
+static dw_status enqueue_forward(const void *given, const dw__context *context,
+                                 const dw__variant *variant) {
+    const dw_attention *call = given;
+    const dw__attention_shape shape = dw__attention_unpack(variant->params);
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, DW__ATTENTION_FORWARD);
+    const bool blackwell = shape.blackwell;
+    dw_attention_params params;
+    const int rows = blackwell ? DW_SM100_FORWARD_ROWS : tile->m;
+    dw__tensor_map q, k, v, o;
+    dw__attention_set_params(call, &params);
+    DW_RETURN_IF_FAILED(
+        count_tiles(call->rows_q, tile->m, (int64_t)call->heads_q * call->batch, &params.tiles));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, rows, &q));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
+    /* Blocks stay and take tile after tile. */
+    int blocks = params.tiles < context->sm_count ? params.tiles : context->sm_count;
+    void *arguments[] = {&q, &k, &v, &params, NULL};
+    if (blackwell) { /* TMA stores O */
+        DW_RETURN_IF_FAILED(
+            dw__attention_map(context, call, &call->o, "o", false, DW_SM100_FORWARD_BOX_ROWS, &o));
+        arguments[3] = &o, arguments[4] = &params;
+    }
+    return context->device->launch(&(dw__launch){
+        .name = variant->kernel->name,
+        .function = variant->functions[DW__ATTENTION_MAIN],
+        .grid = {(unsigned)blocks, 1, 1},
+        .block = {blackwell ? DW_SM100_FORWARD_THREADS : 128u * (1u + (unsigned)tile->consumers), 1,
+                  1},
+        .shared_bytes = tile->shared_bytes,
+        .stream = call->stream,
+        .arguments = arguments,
+    });
+}
+
+/* Backward's first or last kernel: one block for each tile of queries. */
+static dw_status launch_rows(const dw_attention *call, const dw__context *context, const char *name,
+                             void *function, int tiles, dw_attention_params *params) {
+    void *arguments[] = {params};
+    return context->device->launch(&(dw__launch){
+        .name = name,
+        .function = function,
+        .grid = {(unsigned)tiles, 1, 1},
+        .block = {ROW_THREADS, 1, 1},
+        .stream = call->stream,
+        .arguments = arguments,
+    });
+}
+
+static dw_status enqueue_backward(const void *given, const dw__context *context,
+                                  const dw__variant *variant) {
+    const dw_attention *call = given;
+    const dw__attention_shape unpacked = dw__attention_unpack(variant->params), *shape = &unpacked;
+    const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
+    dw__attention_workspace places;
+    dw_attention_params params;
+    dw__tensor_map q, k, v, d_o;
+    int row_tiles;
+    char *workspace = call->workspace;
+    DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, shape, context->sm_count, &places));
+    dw__attention_set_params(call, &params);
+    params.dq_sum = (float *)(workspace + places.dq_sum);
+    params.delta = (float *)(workspace + places.delta);
+    params.turn = shape->deterministic ? (int *)(workspace + places.turn) : NULL;
+    DW_RETURN_IF_FAILED(
+        count_tiles(call->rows_q, tile->m, (int64_t)call->heads_q * call->batch, &row_tiles));
+    DW_RETURN_IF_FAILED(
+        count_tiles(call->rows_k, tile->n, (int64_t)call->heads_kv * call->batch, &params.tiles));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->q, "q", false, tile->m, &q));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->k, "k", true, tile->n, &k));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->v, "v", true, tile->n, &v));
+    DW_RETURN_IF_FAILED(dw__attention_map(context, call, &call->d_o, "d_o", false, tile->m, &d_o));
+    void *arguments[] = {&q, &k, &v, &d_o, &params};
+    DW_RETURN_IF_FAILED(launch_rows(call, context, "sm90_attention_backward_prepare",
+                                    variant->functions[DW__ATTENTION_PREPARE], row_tiles, &params));
+    DW_RETURN_IF_FAILED(context->device->launch(&(dw__launch){
+        .name = "sm90_attention_backward",
+        .function = variant->functions[DW__ATTENTION_MAIN],
+        .grid = {(unsigned)(shape->serial ? places.blocks : params.tiles), 1, 1},
+        .block = {128u * (1u + (unsigned)tile->consumers), 1, 1},
+        .shared_bytes = tile->shared_bytes,
+        .stream = call->stream,
+        .arguments = arguments,
+    }));
+    if (shape->serial) return DW_OK; /* dQ is written by then */
+    return launch_rows(call, context, "sm90_attention_backward_finish",
+                       variant->functions[DW__ATTENTION_FINISH], row_tiles, &params);
+}
+
+/* ---- kernels --------------------------------------------------------------------------------------- */
+
+static dw__attention_pass pass_of(const dw__gpu_kernel *kernel) {
+    return kernel->op == DW__GPU_ATTENTION_BACKWARD ? DW__ATTENTION_BACKWARD
+                                                    : DW__ATTENTION_FORWARD;
+}
+
+/* The variant for a checked call on a GPU. */
+static dw__attention_shape shape_on(const dw_attention *call, dw__attention_pass pass,
+                                    const dw__context *context) {
+    dw__attention_shape shape = dw__attention_shape_of(call, pass, context->sm_count);
+    shape.blackwell = context->capability == 100 || context->capability == 103;
+    return shape;
+}
+
+static const dw__gpu_kernel *kernel_on(dw__attention_pass pass, int capability) {
+    if (pass == DW__ATTENTION_BACKWARD) return &dw__sm90_attention_backward;
+    return capability == 100 || capability == 103 ? &dw__sm100_attention_forward
+                                                  : &dw__sm90_attention_forward;
+}
+
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    const dw__attention_pass pass = pass_of(kernel);
+    const bool blackwell = gpu->capability == 100 || gpu->capability == 103;
+    DW_RETURN_IF_FAILED(dw__attention_check(call, pass, false));
+    const dw_status status = dw__attention_check_capability(call, pass, gpu->capability);
+    if (status != DW_OK && blackwell) return status;
+    if (status == DW_OK && kernel_on(pass, gpu->capability) == kernel) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "its kernels are for %s, not for %s",
+                    dw__sm90_attention_forward.architectures, gpu->name);
+}
+
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw__attention_shape shape = shape_on(call, pass_of(kernel), context);
+    return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
+}
+
+static dw_status list_points(uint64_t params, dw__attention_pass pass, const char *const *names,
+                             unsigned count, dw__entry_point *points) {
+    const dw__attention_shape shape = dw__attention_unpack(params);
+    const dw__attention_tile *tile = dw__attention_tile_of(&shape, pass);
+    if (!tile)
+        return dw__fail(DW_UNSUPPORTED,
+                        "there is no kernel for head_dim %d; use another implementation",
+                        (int)shape.head_dim);
+    for (unsigned i = 0; i < count; i++)
+        points[i].code =
+            dw__attention_variant(&shape, pass, names[i], dw__attention_arch(shape.blackwell));
+    points[DW__ATTENTION_MAIN].shared_bytes = tile->shared_bytes;
+    return DW_OK;
+}
+
+static dw_status forward_points(int capability, uint64_t params,
+                                dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    const dw__gpu_kernel *kernel = dw__attention_unpack(params).blackwell
+                                       ? &dw__sm100_attention_forward
+                                       : &dw__sm90_attention_forward;
+    (void)capability;
+    *count = 1;
+    return list_points(params, DW__ATTENTION_FORWARD, &kernel->name, *count, points);
+}
+
+static dw_status backward_points(int capability, uint64_t params,
+                                 dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    static const char *const names[] = {
+        [DW__ATTENTION_MAIN] = "sm90_attention_backward",
+        [DW__ATTENTION_PREPARE] = "sm90_attention_backward_prepare",
+        [DW__ATTENTION_FINISH] = "sm90_attention_backward_finish",
+    };
+    (void)capability;
+    *count = DW_COUNT(names);
+    return list_points(params, DW__ATTENTION_BACKWARD, names, *count, points);
+}
+
+/* Without a GPU (NULL) the size is enough for any number of SMs. */
+static dw_status backward_bytes(const dw__gpu_kernel *kernel, const void *given,
+                                const dw__context *context, size_t *bytes) {
+    const dw_attention *call = given;
+    const int sm_count = context ? context->sm_count : 0;
+    const dw__attention_shape shape =
+        dw__attention_shape_of(call, DW__ATTENTION_BACKWARD, sm_count);
+    dw__attention_workspace workspace = {0};
+    (void)kernel;
+    if (!dw__attention_has_no_queries(call) && !dw__attention_has_no_keys(call))
+        DW_RETURN_IF_FAILED(dw__attention_workspace_of(call, &shape, sm_count, &workspace));
+    *bytes = workspace.bytes;
+    return DW_OK;
+}
+
+#define FUSED_TOLERANCE "twice the error of rounding P, dS and results to the type, against FP64"
+
+const dw__gpu_kernel dw__sm90_attention_forward = {
+    .name = "sm90_attention_forward",
+    .backend = "deepwell",
+    .label = "Deepwell",
+    .op = DW__GPU_ATTENTION_FORWARD,
+    .proof = DW__MEASURED_ON_HARDWARE,
+    .competes = true,
+    .operation = "attention forward",
+    .source = "cuda/sm90/attention_forward.cu",
+    .architectures = "sm_90a (H100, H200)",
+    .elements = "BF16, F16",
+    .needs = "head dimension up to 256, a multiple of 8; 16-byte rows",
+    .shown = "tested and measured on an H200",
+    .use = "taken where it takes the call and has not been measured slower",
+    .described = "ours, CUDA C for sm_90a",
+    .supports = supports,
+    .seconds = dw__attention_seconds,
+    .prepare = prepare,
+    .enqueue = enqueue_forward,
+    .entry_points = forward_points,
+    .first_use = &dw__attention_first_use,
+    .tolerance = FUSED_TOLERANCE,
+};
+const dw__gpu_kernel dw__sm90_attention_backward = {
+    .name = "sm90_attention_backward",
+    .backend = "deepwell",
+    .label = "Deepwell",
+    .op = DW__GPU_ATTENTION_BACKWARD,
+    .proof = DW__MEASURED_ON_HARDWARE,
+    .competes = true,
+    .operation = "attention backward",
+    .source = "cuda/sm90/attention_backward.cu",
+    .architectures = "sm_90a (H100, H200)",
+    .elements = "BF16, F16",
+    .needs = "head dimension up to 256, a multiple of 8; 16-byte rows",
+    .shown = "tested and measured on an H200",
+    .use = "taken where it takes the call and has not been measured slower",
+    .described = "ours, CUDA C for sm_90a",
+    .supports = supports,
+    .seconds = dw__attention_seconds,
+    .workspace_bytes = backward_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue_backward,
+    .entry_points = backward_points,
+    .first_use = &dw__attention_first_use,
+    .tolerance = FUSED_TOLERANCE,
+};
+const dw__gpu_kernel dw__sm100_attention_forward = {
+    .name = "sm100_attention_forward",
+    .backend = "deepwell",
+    .label = "Deepwell",
+    .op = DW__GPU_ATTENTION_FORWARD,
+    .proof = DW__PROVEN_ON_EMULATOR,
+    .competes = true,
+    .asked_for = true,
+    .operation = "attention forward",
+    .source = "cuda/sm100/attention_forward.cu",
+    .architectures = "sm_100f (B200, B300)",
+    .elements = "BF16, F16",
+    .needs = "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
+    .shown = "proven on the emulator, not run on hardware",
+    .use = "taken only where it is asked for, and compared at first use",
+    .described = "ours, CUDA C for sm_90a",
+    .supports = supports,
+    .seconds = dw__attention_seconds,
+    .prepare = prepare,
+    .enqueue = enqueue_forward,
+    .entry_points = forward_points,
+    .first_use = &dw__attention_first_use,
+    .tolerance = FUSED_TOLERANCE,
+};
+
+/* ---- by definition --------------------------------------------------------------------------------- */
+
+static dw_status reference_forward_points(int capability, uint64_t params,
+                                          dw__entry_point points[DW__ENTRY_POINTS],
+                                          unsigned *count) {
+    points[0].code = dw__attention_reference_variant(params != 0, DW__ATTENTION_FORWARD,
+                                                     dw__attention_arch(capability >= 100));
+    *count = 1;
+    return DW_OK;
+}
+static dw_status reference_backward_points(int capability, uint64_t params,
+                                           dw__entry_point points[DW__ENTRY_POINTS],
+                                           unsigned *count) {
+    points[0].code = dw__attention_reference_variant(params != 0, DW__ATTENTION_BACKWARD,
+                                                     dw__attention_arch(capability >= 100));
+    *count = 1;
+    return DW_OK;
+}
+
+static const dw__gpu_kernel references[] = {
+    [DW__ATTENTION_FORWARD] = {.name = "reference_attention_forward",
+                               .op = DW__GPU_ATTENTION_FORWARD,
+                               .entry_points = reference_forward_points},
+    [DW__ATTENTION_BACKWARD] = {.name = "reference_attention_backward",
+                                .op = DW__GPU_ATTENTION_BACKWARD,
+                                .entry_points = reference_backward_points},
+};
+
+/* Outputs of a call that multiplies nothing are zeros (and -infinity); the reference writes those, too. */
+dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
+                                      dw__attention_pass pass) {
+    const dw__variant *variant;
+    dw_attention_params params;
+    void *arguments[] = {&params};
+    DW_RETURN_IF_FAILED(
+        dw__variant_of(context, &references[pass], call->dtype == DW_F16, &variant));
+    dw__attention_set_params(call, &params);
+    return context->device->launch(&(dw__launch){
+        .name = references[pass].name,
+        .function = variant->functions[0],
+        .grid = {1024, 1, 1}, /* any number is right: a warp takes row after row */
+        .block = {128, 1, 1},
+        .stream = call->stream,
+        .arguments = arguments,
+    });
+}
+
+/* ---- the public calls ------------------------------------------------------------------------------ */
+
+/* A checked call, the kernel that computes it, and where. */
+typedef struct job {
+    dw_attention call;
+    const dw__gpu_kernel *kernel;
+    const dw__context *context;
+} job;
+
+/* Puts the call in front of what went wrong. */
 static dw_status name_call(dw_status status, const dw_attention *call) {
     char text[256];
     if (status == DW_OK) return DW_OK;
@@ -24,175 +611,123 @@ static dw_status name_call(dw_status status, const dw_attention *call) {
                            dw__attention_describe(call, text, sizeof text));
 }
 
-/* Outputs of a call that multiplies nothing are zeros (and -infinity); the reference writes those, too. */
-static dw_status run_reference(const dw_attention *call, const dw__context *context,
-                               dw__attention_pass pass) {
-    const dw__attention_kernels *kernels;
-    DW_RETURN_IF_FAILED(dw__attention_reference_of(context, call->dtype == DW_F16, pass, &kernels));
-    return dw__attention_launch_reference(call, context, pass, kernels);
-}
-
-/* ---- whose kernel ------------------------------------------------------------------------------------ */
-
-/* CUTLASS's kernel that the call names; NULL: it names none, or one of ours. */
-static dw_status find_cutlass(const dw_attention *call, const dw_cutlass_kernel **kernel) {
-    const dw__attention_shape sm90 = {0}, sm100 = {.blackwell = true};
-    const char *own[] = {dw__attention_forward_entry(&sm90), dw__attention_forward_entry(&sm100)};
-    const dw__cutlass *library;
-    char names[128];
-    *kernel = NULL;
-    if (!call->kernel) return DW_OK;
-    if (strcmp(call->kernel, own[0]) == 0 || strcmp(call->kernel, own[1]) == 0) return DW_OK;
-    snprintf(names, sizeof names, "%s, %s", own[0], own[1]);
-    dw_status status =
-        dw__cutlass_named(DW_CUTLASS_ATTENTION, call->kernel, names, &library, kernel);
+/* Sets `kernel` if the call names one of CUTLASS's; leaves NULL if it names none, or one of ours. */
+static dw_status find_provided(job *j) {
+    const char *name = j->call.kernel;
+    j->kernel = NULL;
+    if (!name || strcmp(name, dw__sm90_attention_forward.name) == 0 ||
+        strcmp(name, dw__sm100_attention_forward.name) == 0)
+        return DW_OK;
+    const dw_status status =
+        dw__gpu_kernel_provided(DW__GPU_ATTENTION_FORWARD, name,
+                                "sm90_attention_forward, sm100_attention_forward", &j->kernel);
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "attention");
 }
 
-static dw_status check_cutlass(const dw_attention *call, const dw_cutlass_kernel *kernel,
-                               bool launching, const dw__context *context) {
+static dw_status check_provided(const job *j, bool launching) {
+    const dw_attention *call = &j->call;
     size_t bytes;
-    DW_RETURN_IF_FAILED(dw__cutlass_runs_in(kernel, context));
+    DW_RETURN_IF_FAILED(dw__cutlass_runs_in(j->kernel->provided, j->context));
     if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__attention_cutlass_check(call, kernel, &bytes));
+    DW_RETURN_IF_FAILED(j->kernel->workspace_bytes(j->kernel, call, j->context, &bytes));
     if (!launching) return DW_OK;
-    return dw__cutlass_workspace(kernel, call->workspace, call->workspace_bytes, bytes);
+    return dw__cutlass_workspace(j->kernel->provided, call->workspace, call->workspace_bytes,
+                                 bytes);
 }
 
-/* One of ours that the call names is the one that its GPU has. */
-static dw_status check_own(const dw_attention *call, const dw__context *context,
-                           const dw__attention_shape *shape) {
-    const char *entry = dw__attention_forward_entry(shape);
-    if (!call->kernel || strcmp(call->kernel, entry) == 0) return DW_OK;
+static dw_status check_own(const job *j, dw__attention_pass pass) {
+    const dw__context *context = j->context;
+    const dw_status status = dw__attention_check_capability(&j->call, pass, context->capability);
+    if (status != DW_OK)
+        return dw__fail_prefix(status, "attention: GPU %d is a %s (compute capability %d.%d)",
+                               context->ordinal, context->name, context->capability / 10,
+                               context->capability % 10);
+    if (!j->call.kernel || strcmp(j->call.kernel, j->kernel->name) == 0) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "attention: kernel is \"%s\"; expected %s, which GPU %d has: it "
                     "is a %s (compute capability %d.%d)",
-                    call->kernel, entry, context->ordinal, context->name, context->capability / 10,
-                    context->capability % 10);
+                    j->call.kernel, j->kernel->name, context->ordinal, context->name,
+                    context->capability / 10, context->capability % 10);
 }
 
-/* What a checked call is computed by, and where. */
-static dw_status find_shape(const dw_attention *call, dw__attention_pass pass, bool launching,
-                            const dw__context **context, dw__attention_shape *shape) {
-    const dw_cutlass_kernel *cutlass;
-    DW_RETURN_IF_FAILED(find_cutlass(call, &cutlass));
-    DW_RETURN_IF_FAILED(dw__device_cuda.context(context));
-    if (cutlass) {
-        *shape = dw__attention_cutlass_shape(call, cutlass);
-        return name_call(check_cutlass(call, cutlass, launching, *context), call);
-    }
-    DW_RETURN_IF_FAILED(check_device(call, pass, *context));
-    *shape = dw__attention_shape_on(call, pass, *context);
-    return check_own(call, *context, shape);
+static dw_status make_job(const dw_attention *given, dw__attention_pass pass, bool launching,
+                          job *j) {
+    DW_RETURN_IF_FAILED(dw__attention_read(given, &j->call));
+    DW_RETURN_IF_FAILED(dw__attention_check(&j->call, pass, launching));
+    DW_RETURN_IF_FAILED(find_provided(j));
+    DW_RETURN_IF_FAILED(dw__device_cuda.context(&j->context));
+    if (j->kernel) return name_call(check_provided(j, launching), &j->call);
+    j->kernel = kernel_on(pass, j->context->capability);
+    return check_own(j, pass);
 }
 
-/* ---- forward -------------------------------------------------------------------------------------- */
-
-static dw_status run_forward(const dw_attention *call, const dw__context *context,
-                             const dw__attention_shape *shape) {
-    const dw__attention_kernels *kernels;
-    if (dw__attention_has_no_keys(call)) return run_reference(call, context, DW__ATTENTION_FORWARD);
-    DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, shape, DW__ATTENTION_FORWARD, &kernels));
-    if (kernels->disabled) return dw__fail(DW_UNSUPPORTED, "%s", kernels->reason);
-    return dw__attention_launch_forward(call, context, kernels);
+static dw_status run(const job *j, dw__attention_pass pass) {
+    const dw_attention *call = &j->call;
+    const dw__variant *variant;
+    if (dw__attention_has_no_keys(call) || dw__attention_has_no_queries(call))
+        return dw__attention_run_reference(call, j->context, pass);
+    DW_RETURN_IF_FAILED(j->kernel->prepare(j->kernel, call, j->context, &variant));
+    if (!variant->disabled) return j->kernel->enqueue(call, j->context, variant);
+    /* A backward's forward has run by now and wants its gradients: slowly rather than not at all. */
+    if (pass == DW__ATTENTION_FORWARD) return dw__variant_status(variant);
+    return dw__attention_run_reference(call, j->context, pass);
 }
 
 dw_status dw_attention_forward(const dw_attention *given) {
-    const dw__context *context;
-    dw__attention_shape shape;
-    dw_attention call;
-    DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
-    DW_RETURN_IF_FAILED(dw__attention_check(&call, DW__ATTENTION_FORWARD, true));
-    DW_RETURN_IF_FAILED(find_shape(&call, DW__ATTENTION_FORWARD, true, &context, &shape));
-    if (dw__attention_has_no_queries(&call)) return DW_OK;
-    return name_call(run_forward(&call, context, &shape), &call);
-}
-
-/* ---- backward -------------------------------------------------------------------------------------- */
-
-/* `context` NULL: no GPU; what is said then is what a GPU of any number of processors can do with. */
-static dw_status workspace_of(const dw_attention *call, const dw__context *context,
-                              dw__attention_workspace *workspace) {
-    int sm_count = context ? context->sm_count : 0;
-    dw__attention_shape shape = dw__attention_shape_of(call, DW__ATTENTION_BACKWARD, sm_count);
-    *workspace = (dw__attention_workspace){0};
-    if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call)) return DW_OK;
-    return dw__attention_workspace_of(call, &shape, sm_count, workspace);
+    job j;
+    DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_FORWARD, true, &j));
+    if (dw__attention_has_no_queries(&j.call)) return DW_OK;
+    return name_call(run(&j, DW__ATTENTION_FORWARD), &j.call);
 }
 
 dw_status dw_attention_backward_workspace(const dw_attention *given, size_t *bytes) {
     const dw__context *context = NULL;
-    dw__attention_workspace workspace;
     dw_attention call;
     DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
     DW_RETURN_IF_FAILED(dw__attention_check(&call, DW__ATTENTION_BACKWARD, false));
     if (dw__device_cuda.context(&context) != DW_OK) context = NULL;
-    DW_RETURN_IF_FAILED(workspace_of(&call, context, &workspace));
-    *bytes = workspace.bytes;
-    return DW_OK;
+    return backward_bytes(&dw__sm90_attention_backward, &call, context, bytes);
 }
 
-static dw_status check_workspace(const dw_attention *call, const dw__context *context) {
-    dw__attention_workspace needed;
-    DW_RETURN_IF_FAILED(workspace_of(call, context, &needed));
-    if (needed.bytes == 0) return DW_OK;
-    if (!call->workspace || call->workspace_bytes < needed.bytes)
+static dw_status check_workspace(const job *j) {
+    const dw_attention *call = &j->call;
+    size_t needed;
+    DW_RETURN_IF_FAILED(backward_bytes(j->kernel, call, j->context, &needed));
+    if (needed == 0) return DW_OK;
+    if (!call->workspace || call->workspace_bytes < needed)
         return dw__fail(
             DW_INVALID_ARGUMENT,
             "attention: workspace is %s of %zu bytes; expected %zu of device memory, as "
             "dw_attention_backward_workspace says",
-            call->workspace ? "memory" : "NULL", call->workspace_bytes, needed.bytes);
-    if ((uintptr_t)call->workspace % 16 != 0)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "attention: workspace lies at %p; expected a multiple of 16 bytes",
-                        call->workspace);
-    return DW_OK;
-}
-
-static dw_status run_backward(const dw_attention *call, const dw__context *context,
-                              const dw__attention_shape *shape) {
-    const dw__attention_kernels *kernels;
-    if (dw__attention_has_no_queries(call) || dw__attention_has_no_keys(call))
-        return run_reference(call, context, DW__ATTENTION_BACKWARD);
-    DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, shape, DW__ATTENTION_BACKWARD, &kernels));
-    /* A forward has been run by now and wants its gradients: slowly rather than not at all. */
-    if (kernels->disabled) return run_reference(call, context, DW__ATTENTION_BACKWARD);
-    return dw__attention_launch_backward(call, context, kernels);
+            call->workspace ? "memory" : "NULL", call->workspace_bytes, needed);
+    if ((uintptr_t)call->workspace % 16 == 0) return DW_OK;
+    return dw__fail(DW_INVALID_ARGUMENT,
+                    "attention: workspace lies at %p; expected a multiple of 16 bytes",
+                    call->workspace);
 }
 
 dw_status dw_attention_backward(const dw_attention *given) {
-    const dw__context *context;
-    dw__attention_shape shape;
-    dw_attention call;
-    DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
-    DW_RETURN_IF_FAILED(dw__attention_check(&call, DW__ATTENTION_BACKWARD, true));
-    DW_RETURN_IF_FAILED(find_shape(&call, DW__ATTENTION_BACKWARD, true, &context, &shape));
-    DW_RETURN_IF_FAILED(check_workspace(&call, context));
-    if (call.batch == 0) return DW_OK;
-    return name_call(run_backward(&call, context, &shape), &call);
+    job j;
+    DW_RETURN_IF_FAILED(make_job(given, DW__ATTENTION_BACKWARD, true, &j));
+    DW_RETURN_IF_FAILED(check_workspace(&j));
+    if (j.call.batch == 0) return DW_OK;
+    return name_call(run(&j, DW__ATTENTION_BACKWARD), &j.call);
 }
 
-/* ---- whether it would run ------------------------------------------------------------------------------ */
-
-static dw_status check_kernels(const dw__context *context, const dw__attention_shape *shape,
-                               dw__attention_pass pass) {
-    const dw__attention_kernels *kernels;
-    DW_RETURN_IF_FAILED(dw__attention_kernels_of(context, shape, pass, &kernels));
-    return kernels->disabled ? dw__fail(DW_UNSUPPORTED, "%s", kernels->reason) : DW_OK;
+static dw_status check_kernel(const dw__gpu_kernel *kernel, const job *j) {
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(kernel->prepare(kernel, &j->call, j->context, &variant));
+    return dw__variant_status(variant);
 }
 
 dw_status dw_attention_supported(const dw_attention *given, bool backward) {
-    const dw__attention_pass last = backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD;
-    const dw__context *context;
-    dw__attention_shape shape;
-    dw_attention call;
-    DW_RETURN_IF_FAILED(dw__attention_read(given, &call));
-    DW_RETURN_IF_FAILED(dw__attention_check(&call, last, false));
-    DW_RETURN_IF_FAILED(find_shape(&call, last, false, &context, &shape));
-    if (dw__attention_has_no_queries(&call) || dw__attention_has_no_keys(&call)) return DW_OK;
-    const dw__attention_shape forward =
-        backward ? dw__attention_shape_on(&call, DW__ATTENTION_FORWARD, context) : shape;
-    dw_status status = check_kernels(context, &forward, DW__ATTENTION_FORWARD);
-    if (status == DW_OK && backward) status = check_kernels(context, &shape, last);
-    return name_call(status, &call);
+    job j;
+    DW_RETURN_IF_FAILED(
+        make_job(given, backward ? DW__ATTENTION_BACKWARD : DW__ATTENTION_FORWARD, false, &j));
+    if (dw__attention_has_no_queries(&j.call) || dw__attention_has_no_keys(&j.call)) return DW_OK;
+    dw_status status = DW_OK;
+    if (backward)
+        status = check_kernel(kernel_on(DW__ATTENTION_FORWARD, j.context->capability), &j);
+    if (status == DW_OK) status = check_kernel(j.kernel, &j);
+    return name_call(status, &j.call);
 }

@@ -1,13 +1,12 @@
-/* The steps from a public call of attention to launches on a GPU: check, set up, find the kernels, launch. */
+/* Attention on a GPU: what the family's files and their tests share. */
 #ifndef DW_CUDA_ATTENTION_H
 #define DW_CUDA_ATTENTION_H
 
 #include "common/attention_params.h"
 #include "deepwell/attention.h"
-#include "device/device.h"
-#include "jit/jit.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
+#include <string.h>
 
 typedef enum dw__attention_pass {
     DW__ATTENTION_FORWARD,
@@ -39,25 +38,32 @@ static inline bool dw__attention_has_no_keys(const dw_attention *call) {
 /* "batch 2, 16 query heads on 4, rows 512 x 512, head_dim 128, bf16, causal": for messages. */
 const char *dw__attention_describe(const dw_attention *call, char *text, size_t bytes);
 
-/* ---- attention_setup.c ---------------------------------------------------------------------- */
+/* ---- attention.c: variants --------------------------------------------------------------------- */
 
-/* What a kernel is compiled for. */
+/* What a variant is compiled for. */
 typedef struct dw__attention_shape {
-    int head_dim; /* rounded up to one of those that there are kernels for */
-    bool f16, softcap, dropout, packed, window, deterministic;
-    bool many_keys; /* enough for the wide tiles, where there are such */
-    bool serial;    /* backward: one block of threads for all keys of a head */
-    bool blackwell; /* sm_100f: forward alone, nothing packed, no soft cap, no dropout */
-    /* Instead of ours, forward: of the members above only head_dim counts, and window, which is causal. Else NULL. */
-    const dw_cutlass_kernel *cutlass;
+    uint64_t head_dim : 16; /* rounded up to one of those that there are kernels for */
+    bool f16 : 1, softcap : 1, dropout : 1, packed : 1, window : 1, deterministic : 1;
+    bool many_keys : 1; /* enough for the wide tiles, where there are such */
+    bool serial : 1;    /* backward: one block of threads for all keys of a head */
+    bool blackwell : 1; /* sm_100f: forward alone, nothing packed, no soft cap, no dropout */
+    uint64_t unused : 39;
 } dw__attention_shape;
+
+_Static_assert(sizeof(dw__attention_shape) == sizeof(uint64_t), "packed, and no bit is padding");
+static inline uint64_t dw__attention_pack(dw__attention_shape shape) {
+    uint64_t params;
+    memcpy(&params, &shape, sizeof params);
+    return params;
+}
+static inline dw__attention_shape dw__attention_unpack(uint64_t params) {
+    dw__attention_shape shape;
+    memcpy(&shape, &params, sizeof shape);
+    return shape;
+}
+
 dw__attention_shape dw__attention_shape_of(const dw_attention *call, dw__attention_pass pass,
                                            int sm_count);
-
-/* With the architecture of the context's GPU. */
-dw__attention_shape dw__attention_shape_on(const dw_attention *call, dw__attention_pass pass,
-                                           const dw__context *context);
-const char *dw__attention_forward_entry(const dw__attention_shape *shape);
 const char *dw__attention_arch(bool blackwell);
 
 /* Tiles of one kernel, from cuda/; `stages` of K and V forward, of Q backward. */
@@ -73,11 +79,13 @@ typedef struct dw__attention_tile {
 const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape,
                                                 dw__attention_pass pass);
 
-/* What `shape` is compiled as, with entry point `entry`. */
+/* The code of `shape`, with entry point `entry`. */
 dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__attention_pass pass,
                                       const char *entry, const char *arch);
 dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
                                                 const char *arch);
+
+/* ---- attention.c: launch ----------------------------------------------------------------------- */
 
 /* The kernels' parameters but those of the workspace, and `tiles`. */
 void dw__attention_set_params(const dw_attention *call, dw_attention_params *params);
@@ -95,54 +103,46 @@ typedef struct dw__attention_workspace {
 dw_status dw__attention_workspace_of(const dw_attention *call, const dw__attention_shape *shape,
                                      int sm_count, dw__attention_workspace *workspace);
 
+/* ---- kernels ----------------------------------------------------------------------------------- */
+
+extern const dw__gpu_kernel dw__sm90_attention_forward, dw__sm90_attention_backward,
+    dw__sm100_attention_forward;
+/* Entry points of backward's variants. */
+enum { DW__ATTENTION_MAIN, DW__ATTENTION_PREPARE, DW__ATTENTION_FINISH };
+/* By definition, on any GPU; not an entry of the registry. */
+dw_status dw__attention_run_reference(const dw_attention *call, const dw__context *context,
+                                      dw__attention_pass pass);
+
+/* attention_cutlass.c: every one of CUTLASS's kernels is an entry like this, with its own name and description. */
 extern const dw__gpu_kernel dw__cutlass_attention;
+/* attention_cost.c: the operators behind PyTorch's scaled_dot_product_attention; DW__TORCH_ATTENTION of them for each
+ * pass. */
+enum { DW__TORCH_ATTENTION = 4 };
+extern const dw__gpu_kernel dw__torch_attention[2][DW__TORCH_ATTENTION];
 
-/* ---- attention_cutlass.c --------------------------------------------------------------------- */
+extern const dw__first_use dw__attention_first_use; /* attention_first_use.c */
 
-/* Whether CUTLASS's kernel takes a checked call, on whatever GPU; DW_UNSUPPORTED says why not. Looks at no address.
- * `workspace_bytes`: what its launch needs. */
-dw_status dw__attention_cutlass_check(const dw_attention *call, const dw_cutlass_kernel *kernel,
-                                      size_t *workspace_bytes);
-/* Of a call that it takes. */
-dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
-                                                const dw_cutlass_kernel *kernel);
-/* On at most so many processors. */
-dw_status dw__attention_cutlass_launch(const dw_attention *call, int processors,
-                                       const dw_cutlass_kernel *kernel);
+/* ---- attention_cost.c --------------------------------------------------------------------------- */
 
-/* ---- attention_launch.c ---------------------------------------------------------------------- */
+/* Work of a call: every pair of query and key that a mask leaves counts 4 * head_dim operations forward. */
+typedef struct dw__attention_work {
+    double flops, bytes;
+    double score_bytes; /* of the matrix of scores, where one is stored */
+} dw__attention_work;
+dw__attention_work dw__attention_work_of(const dw_attention *call, bool backward);
+/* The cost model of our kernels. */
+void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
+                           const dw__gpu_target *gpu, dw__gpu_seconds *result);
 
-/* Kernels of one shape, pass and context. */
-typedef struct dw__attention_kernels {
-    dw__attention_shape shape;
-    const dw__attention_tile *tile; /* NULL: the reference, any shape in one function; CUTLASS's */
-    void *main, *prepare, *finish;  /* the last two: backward */
-    bool disabled;                  /* disagreed with the reference on this GPU */
-    char reason[1024];              /* why it was */
-} dw__attention_kernels;
-
-/* `call` has been checked. */
-dw_status dw__attention_launch_forward(const dw_attention *call, const dw__context *context,
-                                       const dw__attention_kernels *kernels);
-dw_status dw__attention_launch_backward(const dw_attention *call, const dw__context *context,
-                                        const dw__attention_kernels *kernels);
-dw_status dw__attention_launch_reference(const dw_attention *call, const dw__context *context,
-                                         dw__attention_pass pass,
-                                         const dw__attention_kernels *kernels);
-
-/* ---- attention_kernels.c ---------------------------------------------------------------------- */
-
-/* Loaded, and compared with the reference, by the first call that needs them; then found without a lock. */
-dw_status dw__attention_kernels_of(const dw__context *context, const dw__attention_shape *shape,
-                                   dw__attention_pass pass, const dw__attention_kernels **kernels);
-dw_status dw__attention_reference_of(const dw__context *context, bool f16, dw__attention_pass pass,
-                                     const dw__attention_kernels **kernels);
-
-/* ---- attention_guard.c ------------------------------------------------------------------------- */
-
-/* Runs `kernels` and the reference on small random tensors, on a stream of its own, and sets `disabled` and `reason`
- * where they differ by more than rounding explains. Failing means that nothing was learnt. */
-dw_status dw__attention_guard(const dw__context *context, const dw__attention_shape *shape,
-                              dw__attention_pass pass, dw__attention_kernels *kernels);
+/* One line of measurements: TFLOP/s of deepwell, cudnn, flash; each [0] forward, [1] backward. */
+enum { DW__RATE_DEEPWELL, DW__RATE_CUDNN, DW__RATE_FLASH, DW__RATES };
+typedef struct dw__attention_rate {
+    int head_dim, rows;
+    bool causal;
+    double tflops[DW__RATES][2];
+} dw__attention_rate;
+extern const dw__attention_rate dw__attention_rates[];
+extern const size_t dw__attention_rate_count;
+extern const char dw__attention_rates_source[];
 
 #endif

@@ -1,8 +1,8 @@
-/* CUTLASS's kernels behind a public call of attention: what they take, said before anything is launched, and their
- * launch. */
+/* Attention by CUTLASS's kernels (docs/cutlass.md). */
 #include "kernel/cuda/attention.h"
+#include <stdio.h>
 
-/* A mask, where some row may not see some key; then it is the one that the kernels have, or they do not take it. */
+/* Whether some row may not see some key: a mask, which must then be the causal one. */
 static bool is_causal(const dw_attention *c) {
     return dw__attention_shape_of(c, DW__ATTENTION_FORWARD, 0).window;
 }
@@ -52,7 +52,7 @@ static dw_status check_strides(const dw_attention *c, const dw_cutlass_kernel *k
 }
 
 /* The stride of an axis of length 1, which may be anything in the caller's tensor, is one that the kernel takes. */
-static dw_cutlass_attention translate(const dw_attention *c, int processors) {
+static dw_cutlass_attention translate(const dw_attention *c, int sm_count) {
     const bool many = c->batch > 1;
     dw_cutlass_attention to = {
         .size_of = sizeof to,
@@ -72,7 +72,7 @@ static dw_cutlass_attention translate(const dw_attention *c, int processors) {
         .kv_stride = c->rows_k > 1 ? c->k.row : (int64_t)c->heads_kv * c->head_dim,
         .o_stride = c->rows_q > 1 ? c->o.row : (int64_t)c->heads_q * c->head_dim,
         .scale = c->scale,
-        .processors = processors,
+        .processors = sm_count,
     };
     to.q_batch_stride = many ? c->q.batch : to.q_stride;
     to.kv_batch_stride = many ? c->k.batch : to.kv_stride;
@@ -80,29 +80,59 @@ static dw_cutlass_attention translate(const dw_attention *c, int processors) {
     return to;
 }
 
-dw_status dw__attention_cutlass_check(const dw_attention *c, const dw_cutlass_kernel *kernel,
-                                      size_t *workspace_bytes) {
-    const dw_cutlass_attention call = translate(c, 0);
-    *workspace_bytes = 0;
-    DW_RETURN_IF_FAILED(check_features(c, kernel));
-    DW_RETURN_IF_FAILED(check_strides(c, kernel));
-    return dw__cutlass_status(kernel, kernel->workspace_bytes(&call, workspace_bytes));
+/* Looks at no address. */
+static dw_status workspace_bytes(const dw__gpu_kernel *entry, const void *call,
+                                 const dw__context *context, size_t *bytes) {
+    const dw_cutlass_kernel *kernel = entry->provided;
+    const dw_cutlass_attention made = translate(call, context ? context->sm_count : 0);
+    *bytes = 0;
+    DW_RETURN_IF_FAILED(check_features(call, kernel));
+    DW_RETURN_IF_FAILED(check_strides(call, kernel));
+    return dw__cutlass_status(kernel, kernel->workspace_bytes(&made, bytes));
 }
 
-dw__attention_shape dw__attention_cutlass_shape(const dw_attention *call,
-                                                const dw_cutlass_kernel *kernel) {
-    return (dw__attention_shape){
-        .head_dim = call->head_dim, .window = is_causal(call), .cutlass = kernel};
+static dw_status supports(const dw__gpu_kernel *kernel, const void *call,
+                          const dw__gpu_target *gpu) {
+    size_t bytes;
+    DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel->provided, gpu));
+    DW_RETURN_IF_FAILED(dw__attention_check(call, DW__ATTENTION_FORWARD, false));
+    return workspace_bytes(kernel, call, NULL, &bytes);
 }
 
-dw_status dw__attention_cutlass_launch(const dw_attention *c, int processors,
-                                       const dw_cutlass_kernel *kernel) {
-    const dw_cutlass_attention call = translate(c, processors);
-    return dw__cutlass_status(kernel, kernel->launch(&call, c->workspace, c->stream));
+/* The library loads its kernels; a variant is what was compared at first use: a head dimension, with a mask or without.
+ */
+static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const dw__context *context,
+                         const dw__variant **variant) {
+    const dw_attention *c = call;
+    const dw__attention_shape shape = {.head_dim = (uint64_t)c->head_dim, .window = is_causal(c)};
+    return dw__variant_of(context, kernel, dw__attention_pack(shape), variant);
+}
+
+static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
+    const dw_attention *c = call;
+    const dw_cutlass_kernel *kernel = variant->kernel->provided;
+    const dw_cutlass_attention made = translate(c, context->sm_count);
+    return dw__cutlass_status(kernel, kernel->launch(&made, c->workspace, c->stream));
+}
+
+static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__gpu_seconds *result) {
+    (void)kernel, (void)call, (void)gpu;
+    snprintf(result->from, sizeof result->from, "taken only by its name; not measured");
 }
 
 const dw__gpu_kernel dw__cutlass_attention = {
+    .backend = "cutlass",
+    .asked_for = true,
+    .described = "CUTLASS, an optional library",
     .op = DW__GPU_ATTENTION_FORWARD,
     .operation = "attention forward",
     .needs = "head dimension 64 or 128; 16-byte rows",
+    .supports = supports,
+    .seconds = seconds,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .enqueue = enqueue,
+    .first_use = &dw__attention_first_use,
+    .tolerance = "twice the error of rounding P and O to the type, against FP64",
 };

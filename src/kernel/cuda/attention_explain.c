@@ -1,13 +1,11 @@
-/* Who would compute a call of attention, said as JSON. */
-#include "base/json.h"
+/* Classes of attention calls, which kernel computes one, and how long ours takes. */
 #include "deepwell/explain.h"
-#include "kernel/cuda/attention_candidates.h"
-#include "kernel/tune.h"
-#include <math.h>
+#include "kernel/cuda/attention.h"
+#include "kernel/cuda/gpu_kernels.h"
 #include <stdio.h>
 #include <string.h>
 
-/* ---- shapes --------------------------------------------------------------------------------------------- */
+/* ---- classes -------------------------------------------------------------------------------------------- */
 
 /* Exponent of the nearest power of 2 by ratio, and 1 more; 0 for 0. */
 static unsigned rounded_log2(uint64_t x) {
@@ -54,7 +52,7 @@ uint64_t dw_attention_class_number(const dw_attention *c, bool backward) {
     return number;
 }
 
-/* What our kernels do not take may still be somebody else's. Which kernel a call names is of no matter here. */
+/* What our kernels do not support another backend may. The kernel that a call names does not matter here. */
 static dw_status read_call(const dw_attention *given, bool backward, dw_attention *call) {
     DW_RETURN_IF_FAILED(dw__attention_read(given, call));
     call->kernel = NULL;
@@ -82,105 +80,26 @@ dw_status dw_attention_class(const dw_attention *given, bool backward, char *tex
     return DW_OK;
 }
 
-/* ---- candidates -------------------------------------------------------------------------------------------- */
+/* ---- choice and explanation -------------------------------------------------------------------------------- */
 
-enum { MOST = 8 };
+/* Texts that a query points to. */
+typedef struct classes {
+    char text[DW__GPU_PASSES][256];
+} classes;
 
-typedef struct judgement {
-    bool runs, fits; /* fits: what was measured was measured with what was asked for */
-    char reason[1024];
-    double expected, measured, error; /* seconds; measured 0: not */
-    const char *from;
-} judgement;
-
-/* `with` NULL: anything. */
-static void judge(const dw__attention_candidate *candidate, const dw_attention *call, bool backward,
-                  const dw__gpu_target *target, const char *gpu, const char *with, judgement *j) {
-    char shape_class[256];
-    dw__tuned found;
-    *j = (judgement){0};
-    j->runs = candidate->takes(call, backward, target, j->reason, sizeof j->reason);
-    if (!j->runs) return;
-    j->expected = candidate->cost(call, backward, target, &j->from);
-    if (!gpu) return;
-    name_class(call, backward, shape_class, sizeof shape_class);
-    if (dw__tune_read(gpu, shape_class, candidate->name, &found) != DW_OK) return;
-    j->fits = !with || strcmp(with, found.with) == 0;
-    j->measured = found.seconds;
-    j->error = found.error;
-    if (!j->fits || !found.failure[0]) return;
-    j->runs = false;
-    snprintf(j->reason, sizeof j->reason, "it failed when it was measured: %s", found.failure);
-}
-
-/* Of a whole call. Forward must run for backward to; their times count together. */
-static void judge_both(const dw__attention_candidate *candidate, const dw_attention *call,
-                       bool gradients, const dw__gpu_target *target, const char *gpu,
-                       const char *with, judgement *j) {
-    judgement forward;
-    judge(candidate, call, gradients, target, gpu, with, j);
-    if (!gradients || !j->runs) return;
-    judge(candidate, call, false, target, gpu, with, &forward);
-    if (!forward.runs) {
-        *j = forward;
-        return;
+static dw__gpu_query query_of(const dw_attention *call, bool gradients,
+                              const dw__gpu_target *target, const char *gpu, classes *names) {
+    dw__gpu_query q = {.call = call,
+                       .passes = gradients ? 2 : 1,
+                       .op = {gradients ? DW__GPU_ATTENTION_BACKWARD : DW__GPU_ATTENTION_FORWARD,
+                              DW__GPU_ATTENTION_FORWARD},
+                       .target = target,
+                       .gpu = gpu};
+    for (int pass = 0; pass < DW__GPU_PASSES; pass++) {
+        name_class(call, gradients && pass == 0, names->text[pass], sizeof names->text[pass]);
+        q.shape_class[pass] = names->text[pass];
     }
-    bool whole = j->measured > 0.0 && forward.measured > 0.0;
-    j->fits = j->fits && forward.fits;
-    j->measured = whole ? j->measured + forward.measured : 0.0;
-    j->error = sqrt(j->error * j->error + forward.error * forward.error);
-}
-
-/* By more than times differ between a measurement and a training step, whose clock and caches are others, and by more
- * than the measurement itself errs. */
-static bool is_faster(const judgement *one, const judgement *first) {
-    double error = sqrt(one->error * one->error + first->error * first->error);
-    return first->measured - one->measured > fmax(0.03 * first->measured, 3.0 * error);
-}
-
-typedef struct choice {
-    int chosen; /* index of the candidate; -1: none */
-    bool measured;
-    char because[256];
-} choice;
-
-static void choose(const judgement *all, bool gradients, choice *made) {
-    int first = -1, fastest = -1, runners = 0;
-    made->measured = true;
-    for (size_t i = 0; i < dw__attention_candidate_count; i++) {
-        if (!all[i].runs) continue;
-        if (first < 0) first = (int)i;
-        if (!dw__attention_candidates[i].competes) continue;
-        runners++;
-        if (!all[i].fits || !(all[i].measured > 0.0))
-            made->measured = false;
-        else if (fastest < 0 || all[i].measured < all[fastest].measured)
-            fastest = (int)i;
-    }
-    made->chosen = first;
-    if (runners < 2) made->measured = true; /* nothing to compare */
-    const char *because =
-        first < 0          ? "no candidate takes the call"
-        : runners == 0     ? "the first of those that take the call; no fast one does"
-        : runners < 2      ? "the only one that takes the call without storing scores"
-        : !made->measured  ? "the first in order; not all have been measured on this GPU"
-        : fastest == first ? "the fastest as measured on this GPU"
-                           : "the first in order; no other is faster by more than "
-                             "measuring errs on this GPU";
-    snprintf(made->because, sizeof made->because, "%s", because);
-    if (runners < 2 || !made->measured || !is_faster(&all[fastest], &all[first])) return;
-    made->chosen = fastest;
-    snprintf(made->because, sizeof made->because, "%s is faster here: %.4g ms against %.4g%s",
-             dw__attention_candidates[fastest].label, 1e3 * all[fastest].measured,
-             1e3 * all[first].measured, gradients ? ", forward and backward" : "");
-}
-
-static void choose_for(const dw_attention *call, bool gradients, const dw__gpu_target *target,
-                       const char *gpu, const char *with, choice *made) {
-    judgement all[MOST];
-    for (size_t i = 0; i < dw__attention_candidate_count; i++)
-        judge_both(&dw__attention_candidates[i], call, gradients, target, gpu, with, &all[i]);
-    choose(all, gradients, made);
+    return q;
 }
 
 dw_status dw_attention_choose(const dw_attention *given, bool gradients, const char *with,
@@ -188,99 +107,128 @@ dw_status dw_attention_choose(const dw_attention *given, bool gradients, const c
     const dw__context *context;
     char target_name[DW__TARGET_NAME];
     dw_attention call;
-    choice made;
+    dw__gpu_choice made;
+    classes names;
     DW_RETURN_IF_FAILED(read_call(given, gradients, &call));
     DW_RETURN_IF_FAILED(dw__device_cuda.context(&context));
-    dw__gpu_target target = dw__gpu_target_of(context, target_name);
-    choose_for(&call, gradients, &target, context->name, with, &made);
-    if (made.chosen < 0) return dw__fail(DW_UNSUPPORTED, "attention: %s", made.because);
+    const dw__gpu_target target = dw__gpu_target_of(context, target_name);
+    dw__gpu_query q = query_of(&call, gradients, &target, context->name, &names);
+    q.with = with;
+    dw__gpu_choose(&q, &made);
+    if (!made.kernel) return dw__fail(DW_UNSUPPORTED, "attention: %s", made.because);
     if (!made.measured)
         return dw__fail(DW_NOT_FOUND, "attention: not all candidates have been measured on %s",
                         context->name);
-    *name = dw__attention_candidates[made.chosen].name;
+    *name = made.kernel->backend;
     snprintf(because, bytes, "%s", made.because);
     return DW_OK;
 }
 
-/* ---- explaining ---------------------------------------------------------------------------------------------- */
-
-static json_t *number_or_null(double value) { return value > 0.0 ? json_real(value) : json_null(); }
-
-static json_t *describe(const dw__attention_candidate *candidate, const judgement *j) {
-    const char *kind = !(j->expected > 0.0)                    ? NULL
-                       : j->from == dw__attention_rates_source ? "measured"
-                                                               : "estimated";
-    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:o, s:s?, s:s?, s:o}", "name", candidate->name,
-                     "source", candidate->source, "runs", j->runs, "reason",
-                     j->runs ? NULL : j->reason, "tolerance", candidate->tolerance,
-                     "expected_seconds", number_or_null(j->expected), "expected_kind", kind,
-                     "expected_from", j->from, "measured_seconds", number_or_null(j->measured));
-}
-
-/* CUTLASS's kernel, which nothing takes by itself. */
-static json_t *describe_cutlass(const dw_attention *call, bool backward,
-                                const dw__gpu_target *target) {
-    const dw__cutlass *library;
-    const dw_cutlass_kernel *kernel = NULL;
-    dw_status status = dw__cutlass_load(&library);
-    size_t bytes;
-    if (status == DW_OK)
-        kernel =
-            dw__cutlass_find(library, DW_CUTLASS_ATTENTION, DW_CUTLASS_BF16, target->capability);
-    if (status == DW_OK && !kernel)
-        status =
-            dw__fail(DW_UNSUPPORTED, "none of its kernels is for attention on %s", target->name);
-    if (status == DW_OK && backward)
-        status = dw__fail(DW_UNSUPPORTED, "%s is of forward", kernel->name);
-    if (status == DW_OK) status = dw__attention_check(call, DW__ATTENTION_FORWARD, false);
-    if (status == DW_OK) status = dw__attention_cutlass_check(call, kernel, &bytes);
-    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:s?, s:n, s:s, s:n}", "name", "cutlass", "source",
-                     kernel ? kernel->name : "CUTLASS, an optional library", "runs",
-                     status == DW_OK, "reason", status == DW_OK ? NULL : dw_last_error(),
-                     "tolerance", "twice the error of rounding P and O to the type, against FP64",
-                     "proof", kernel ? kernel->shown : NULL, "expected_seconds", "expected_from",
-                     "taken only by its name; not measured", "measured_seconds");
-}
-
-static dw_status explain(const dw_attention *call, bool backward, const dw__gpu_target *target,
-                         const char *gpu, const char *gpu_error, json_t **root) {
-    char shape_class[256], shape[256];
-    judgement j;
-    choice made;
-    dw__attention_work work = dw__attention_work_of(call, backward);
-    name_class(call, backward, shape_class, sizeof shape_class);
-    dw__attention_describe(call, shape, sizeof shape);
-    json_t *candidates = json_array();
-    bool lost = false;
-    for (size_t i = 0; i < dw__attention_candidate_count; i++) {
-        judge(&dw__attention_candidates[i], call, backward, target, gpu, NULL, &j);
-        lost |= json_array_append_new(candidates, describe(&dw__attention_candidates[i], &j)) != 0;
-    }
-    if (target->capability == 100)
-        lost |= json_array_append_new(candidates, describe_cutlass(call, backward, target)) != 0;
-    choose_for(call, backward, target, gpu, NULL, &made);
-    *root = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s?, s:s?, s:s?, s:s, s:f, s:f, s:o}", "operation",
-        backward ? "attention backward" : "attention forward", "shape", shape, "class", shape_class,
-        "target", target->name, "target_source", target->source, "gpu", gpu, "gpu_error", gpu_error,
-        "chosen", made.chosen < 0 ? NULL : dw__attention_candidates[made.chosen].name, "because",
-        made.because, "flops", work.flops, "bytes", work.bytes, "candidates", candidates);
-    return *root && !lost ? DW_OK : dw__fail_memory("an explanation", 0);
-}
-
 dw_status dw_attention_explain(const dw_attention *given, bool backward, const char *target,
                                char **json) {
+    char shape[256];
     dw__gpu_subject at;
-    json_t *root = NULL;
     dw_attention call;
-    dw_status status = DW_OK;
+    classes names;
     DW_RETURN_IF_FAILED(read_call(given, backward, &call));
     DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_90a", &at));
-    DW_TRY(explain(&call, backward, &at.target, at.gpu, at.missing,
-                   &root)); /* measurements are this GPU's */
-    DW_TRY(dw__json_string(root, json));
+    const dw__gpu_query q = query_of(&call, backward, &at.target, at.gpu, &names);
+    const dw__attention_work work = dw__attention_work_of(&call, backward);
+    return dw__gpu_explain(
+        &q,
+        &(dw__gpu_explanation){.operation = backward ? "attention backward" : "attention forward",
+                               .shape = dw__attention_describe(&call, shape, sizeof shape),
+                               .flops = work.flops,
+                               .bytes = work.bytes,
+                               .provided =
+                                   at.target.capability == 100 ? &dw__cutlass_attention : NULL,
+                               .operands = "attention"},
+        &at, json);
+}
 
-cleanup:
-    json_decref(root);
-    return status;
+/* ---- measurement ------------------------------------------------------------------------------------------- */
+
+/* A call whose tensors are offsets until there is memory. */
+typedef struct measured {
+    dw_attention call;
+    bool backward;
+    size_t bytes;
+} measured;
+
+static size_t reserve(measured *m, size_t bytes) {
+    const size_t begin = m->bytes;
+    m->bytes += (bytes + 255) / 256 * 256;
+    return begin;
+}
+
+static void lay_out(measured *m, dw_attention_tensor *t, bool of_keys) {
+    const int64_t heads = of_keys ? m->call.heads_kv : m->call.heads_q,
+                  rows = of_keys ? m->call.rows_k : m->call.rows_q;
+    t->row = m->call.head_dim;
+    t->head = rows * t->row;
+    t->batch = heads * t->head;
+    t->data = (void *)reserve(m, 2 * (size_t)(m->call.batch * t->batch));
+}
+
+static dw_status lay_out_call(measured *m, size_t *input_bytes) {
+    dw_attention *c = &m->call;
+    if (c->offsets_q)
+        return dw__fail(DW_UNSUPPORTED,
+                        "packed sequences are not measured: their lengths decide; measure one of a "
+                        "typical length");
+    if (dw__attention_has_no_queries(c) || dw__attention_has_no_keys(c))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "there is nothing to measure: the call has no elements");
+    lay_out(m, &c->q, false);
+    lay_out(m, &c->k, true);
+    lay_out(m, &c->v, true);
+    if (m->backward) lay_out(m, &c->d_o, false);
+    *input_bytes = m->bytes;
+    lay_out(m, &c->o, false);
+    c->lse = (float *)reserve(m, sizeof(float) * (size_t)c->batch * (size_t)c->heads_q *
+                                     (size_t)c->rows_q);
+    if (!m->backward) return DW_OK;
+    lay_out(m, &c->dq, false);
+    lay_out(m, &c->dk, true);
+    lay_out(m, &c->dv, true);
+    DW_RETURN_IF_FAILED(dw_attention_backward_workspace(c, &c->workspace_bytes));
+    c->workspace = (void *)reserve(m, c->workspace_bytes);
+    return DW_OK;
+}
+
+static void bind(void *state, char *memory, void *stream) {
+    measured *m = state;
+    dw_attention *c = &m->call;
+    dw_attention_tensor *tensors[] = {&c->q, &c->k, &c->v, &c->o, &c->d_o, &c->dq, &c->dk, &c->dv};
+    for (size_t i = 0; i < (m->backward ? 8 : 4); i++)
+        tensors[i]->data = memory + (uintptr_t)tensors[i]->data;
+    c->lse = (float *)(void *)(memory + (uintptr_t)c->lse);
+    if (m->backward) c->workspace = memory + (uintptr_t)c->workspace;
+    c->stream = stream;
+}
+static dw_status forward(void *state) { return dw_attention_forward(&((measured *)state)->call); }
+static dw_status backward_pass(void *state) {
+    return dw_attention_backward(&((measured *)state)->call);
+}
+
+dw_status dw_attention_measure(const dw_attention *given, bool backward, double *seconds) {
+    const dw_attention_tensor none = {0}; /* only the shape counts */
+    measured m = {.backward = backward};
+    dw_attention *c = &m.call;
+    char shape_class[256];
+    dw__timing timing = {.device = &dw__device_cuda,
+                         .state = &m,
+                         .bind = bind,
+                         .before = backward ? forward : NULL,
+                         .run = backward ? backward_pass : forward};
+    DW_RETURN_IF_FAILED(dw__attention_read(given, c));
+    c->kernel = NULL;
+    c->seed_memory = NULL;
+    c->q = c->k = c->v = c->o = c->d_o = c->dq = c->dk = c->dv = none;
+    DW_RETURN_IF_FAILED(lay_out_call(&m, &timing.input_bytes));
+    timing.bytes = m.bytes;
+    timing.dtype = c->dtype;
+    DW_RETURN_IF_FAILED(dw_attention_class(c, backward, shape_class, sizeof shape_class));
+    DW_RETURN_IF_FAILED(dw__gpu_measure(&timing, seconds));
+    return dw_tune_record(shape_class, "deepwell", *seconds);
 }

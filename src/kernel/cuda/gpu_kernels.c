@@ -7,38 +7,12 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#define ON_EMULATOR "proven on the emulator, not run on hardware"
-const char dw__gpu_proof_emulator[] = ON_EMULATOR;
-#define ON_H200 "tested and measured on an H200"
-#define ALWAYS "taken where it takes the call and has not been measured slower"
+const char dw__gpu_proof_emulator[] = "proven on the emulator, not run on hardware";
 #define ASKED "taken only where it is asked for, and compared at first use"
-
-/* ---- entries of families that have no file of their own yet ---------------------------------------- */
-
-#define ROW(symbol, entry, which, does, file, runs_on, types, limits, where, taken)                \
-    static const dw__gpu_kernel symbol = {.name = entry,                                           \
-                                          .backend = "deepwell",                                   \
-                                          .op = which,                                             \
-                                          .operation = does,                                       \
-                                          .source = file,                                          \
-                                          .architectures = runs_on,                                \
-                                          .elements = types,                                       \
-                                          .needs = limits,                                         \
-                                          .shown = where,                                          \
-                                          .use = taken}
-ROW(sm90_forward, "sm90_attention_forward", DW__GPU_ATTENTION_FORWARD, "attention forward",
-    "cuda/sm90/attention_forward.cu", "sm_90a (H100, H200)", "BF16, F16",
-    "head dimension up to 256, a multiple of 8; 16-byte rows", ON_H200, ALWAYS);
-ROW(sm90_backward, "sm90_attention_backward", DW__GPU_ATTENTION_BACKWARD, "attention backward",
-    "cuda/sm90/attention_backward.cu", "sm_90a (H100, H200)", "BF16, F16",
-    "head dimension up to 256, a multiple of 8; 16-byte rows", ON_H200, ALWAYS);
-ROW(sm100_forward, "sm100_attention_forward", DW__GPU_ATTENTION_FORWARD, "attention forward",
-    "cuda/sm100/attention_forward.cu", "sm_100f (B200, B300)", "BF16, F16",
-    "head dimension up to 128, a multiple of 8; no soft cap, dropout or packed sequences",
-    ON_EMULATOR, ASKED);
 
 /* ---- the registry ------------------------------------------------------------------------------------ */
 
+/* Ours first, for each operation in the order in which they are taken. */
 const dw__gpu_kernel *const dw__gpu_kernels[] = {
     &sm90_forward,          &sm90_backward,       &dw__sm100_gemm, &sm100_forward,
     &dw__sm100_gemm_scaled, &dw__quantize_blocks, &dw__softmax,
@@ -80,7 +54,7 @@ static void make_provided(void) {
                  library->version, k->what);
         provided[i] = *families[k->kind];
         provided[i].name = k->name;
-        provided[i].backend = "cutlass";
+        provided[i].described = k->name;
         provided[i].proof = DW__PROOF_OF_PROVIDER;
         provided[i].source = provided_sources[i];
         provided[i].architectures = k->capability == 100 ? "sm_100a (B200)" : "sm_90a (H100, H200)";
@@ -147,7 +121,8 @@ dw_status dw_gpu_kernels(char **json) {
     json_t *rows = json_array();
     bool lost = !rows;
     for (size_t i = 0; i < DW_COUNT(dw__gpu_kernels) && !lost; i++)
-        lost = json_array_append_new(rows, row_of(dw__gpu_kernels[i])) != 0;
+        if (dw__gpu_kernels[i]->enqueue)
+            lost = json_array_append_new(rows, row_of(dw__gpu_kernels[i])) != 0;
     if (dw__gpu_kernels_provided(&more, &count) != DW_OK) count = 0;
     for (size_t i = 0; i < count && !lost; i++)
         lost = json_array_append_new(rows, row_of(&more[i])) != 0;

@@ -1,4 +1,4 @@
-/* The registry of GPU kernels: ours, which explanations, the command line and the documentation's tests read. */
+/* The registry of GPU kernels, which explanations, the command line and the documentation's tests read. */
 #ifndef DW_GPU_KERNELS_H
 #define DW_GPU_KERNELS_H
 

@@ -335,7 +335,9 @@ static dw_status prepare(const dw__gpu_kernel *kernel, const void *call, const d
 }
 
 #define SM100_GEMM                                                                                 \
-    .backend = "deepwell", .op = DW__GPU_GEMM, .proof = DW__PROVEN_ON_EMULATOR,                    \
+    .backend = "deepwell", .label = "Deepwell", .op = DW__GPU_GEMM, .asked_for = true,             \
+    .proof = DW__PROVEN_ON_EMULATOR, .described = "ours, CUDA C for sm_100f",                      \
+    .seconds = dw__product_seconds, .describe_tile = dw__product_describe_tile,                    \
     .architectures = "sm_100f (B200, B300)",                                                       \
     .shown = "proven on the emulator, not run on hardware",                                        \
     .use = "taken only where it is asked for, and compared at first use", .supports = supports,    \

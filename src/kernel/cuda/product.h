@@ -106,6 +106,13 @@ extern const dw__gpu_kernel dw__sm100_gemm, dw__sm100_gemm_scaled;
 /* By definition, for dense operands on any GPU; nothing chooses it but a refused kernel. */
 extern const dw__gpu_kernel dw__reference_gemm;
 
+/* product_explain.c: PyTorch's, and what the registry says of ours beside what they support. */
+extern const dw__gpu_kernel dw__torch_gemm;
+void dw__product_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                         dw__gpu_seconds *result);
+struct json_t *dw__product_describe_tile(const dw__gpu_kernel *kernel, const void *call,
+                                         const dw__gpu_target *gpu);
+
 /* The device's context (NULL: "cuda"), in which the kernel runs. */
 dw_status dw__product_context(const dw_device *device, const dw__gpu_kernel *kernel,
                               const dw__context **context);

@@ -1,5 +1,6 @@
 /* GEMM and grouped GEMM by CUTLASS's kernels (docs/cutlass.md). */
 #include "kernel/cuda/product.h"
+#include <stdio.h>
 
 /* ---- supported calls -------------------------------------------------------------------------------- */
 
@@ -39,17 +40,19 @@ dw_status dw__product_cutlass_supports(const dw_product *c, const dw_cutlass_ker
     return check_size(kernel, "k", c->k, need->k);
 }
 
-static dw_status supports_gemm(const dw__gpu_kernel *kernel, const void *call,
+static dw_status supports_gemm(const dw__gpu_kernel *entry, const void *call,
                                const dw__gpu_target *gpu) {
-    (void)gpu;
-    return dw__product_cutlass_supports(call, kernel->provided);
+    const dw_cutlass_kernel *kernel = entry->provided;
+    DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
+    const dw_status status = dw__product_cutlass_supports(call, kernel);
+    return needs[kernel->type].kind == dw__product_kind_of(call) ? status : DW_TYPE;
 }
 
 static dw_status supports_groups(const dw__gpu_kernel *entry, const void *call,
                                  const dw__gpu_target *gpu) {
     const dw_cutlass_kernel *kernel = entry->provided;
     const dw_grouped_product *c = call;
-    (void)gpu;
+    DW_RETURN_IF_FAILED(dw__cutlass_is_for(kernel, gpu));
     if (c->dtype != DW_BF16) return dw__fail(DW_UNSUPPORTED, "%s makes BF16 of BF16", kernel->name);
     DW_RETURN_IF_FAILED(check_size(kernel, "n", c->n, COLUMNS));
     return check_size(kernel, "k", c->k, needs[DW_CUTLASS_BF16].k);
@@ -183,7 +186,21 @@ dw__product_case dw__product_cutlass_case_of(const dw__variant *variant) {
     return made;
 }
 
+static void seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                    dw__gpu_seconds *result) {
+    const char *how = "taken only where a call names it";
+    if (kernel->provided && supports_gemm(kernel, call, gpu) == DW_OK)
+        snprintf(result->from, sizeof result->from, "%s: dw_product.kernel = \"%s\"", how,
+                 kernel->name);
+    else
+        snprintf(result->from, sizeof result->from, "%s", how);
+}
+
 const dw__gpu_kernel dw__cutlass_gemm = {
+    .backend = "cutlass",
+    .asked_for = true,
+    .described = "CUTLASS, an optional library",
+    .seconds = seconds,
     .op = DW__GPU_GEMM,
     .operation = "product",
     .needs = "16-byte rows",
@@ -195,6 +212,8 @@ const dw__gpu_kernel dw__cutlass_gemm = {
     .tolerance = "sums in F32, then D's rounding, against FP64",
 };
 const dw__gpu_kernel dw__cutlass_grouped_gemm = {
+    .backend = "cutlass",
+    .asked_for = true,
     .op = DW__GPU_GROUPED_GEMM,
     .operation = "products of groups",
     .needs = "16-byte rows",

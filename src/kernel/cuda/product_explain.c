@@ -1,15 +1,12 @@
-/* Who would compute a matrix product, said as JSON. Ours has been run on the emulator alone: nobody is sent there who
- * does not ask, and what is said of its time is counted, not measured. */
+/* What a GEMM costs, and which kernel computes it. Ours has been run on the emulator alone: no call gets it that does not
+ * ask for it, and its time is counted, not measured.
+ */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include "kernel/cuda/gpu_target.h"
 #include "kernel/cuda/product.h"
-#include "kernel/library/cutlass.h"
 #include <math.h>
 #include <stdio.h>
-
-static const char asking[] = "dw_product_run, or optimize(model, target=\"sm_100a\") on such a GPU";
 
 typedef struct work {
     double flops, bytes;
@@ -28,110 +25,103 @@ static work work_of(const dw_product *c) {
                                             of_d * (c->residual.data ? 2.0 : 1.0)};
 }
 
-/* The tile that the call gets, and the least time by the static account or by memory. */
-static json_t *describe_tile(const dw_product *call, const dw__gpu_target *target, const work *w) {
-    const dw__product_shape shape = dw__product_shape_of(call, target->sm_count);
+/* The least time by the static cost model or by memory. */
+static double least_seconds(const dw_product *call, const dw__gpu_target *gpu,
+                            const dw__product_account *a) {
+    const double clock = gpu->flops / (8192.0 * gpu->sm_count);
+    return fmax(a->clocks / clock, work_of(call).bytes / gpu->bytes);
+}
+
+static dw__product_account account_of(const dw_product *call, const dw__gpu_target *gpu,
+                                      dw__product_shape *shape) {
+    *shape = dw__product_shape_of(call, gpu->sm_count);
+    return dw__product_account_of(call, shape, gpu->sm_count);
+}
+
+void dw__product_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                         dw__gpu_seconds *result) {
+    dw__product_shape shape;
+    (void)kernel;
+    snprintf(result->from, sizeof result->from, "the least by counted work, nothing measured");
+    if (dw__product_is_empty(call)) return;
+    const dw__product_account a = account_of(call, gpu, &shape);
+    result->seconds = least_seconds(call, gpu, &a);
+}
+
+json_t *dw__product_describe_tile(const dw__gpu_kernel *kernel, const void *call,
+                                  const dw__gpu_target *gpu) {
+    dw__product_shape shape;
+    (void)kernel;
+    if (dw__product_is_empty(call)) return json_null();
+    const dw__product_account a = account_of(call, gpu, &shape);
     const dw__product_tile *t = &dw__product_tiles[shape.tile];
-    const dw__product_account a = dw__product_account_of(call, &shape, target->sm_count);
-    const double clock = target->flops / (8192.0 * target->sm_count);
     return json_pack("{s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", t->ctas, "tile_n", t->n,
                      "stages", t->stages, "tiles", (json_int_t)a.tiles, "rounds",
                      (json_int_t)a.rounds, "steps", (json_int_t)a.steps, "step_clocks",
-                     a.step_clocks, "least_seconds",
-                     fmax(a.clocks / clock, w->bytes / target->bytes));
+                     a.step_clocks, "least_seconds", least_seconds(call, gpu, &a));
 }
 
-/* CUTLASS's kernel for the call, or NULL and why there is none. */
-static const dw_cutlass_kernel *cutlass_for(const dw_product *call, const dw__gpu_target *target,
-                                            char *reason, size_t bytes) {
-    static const dw_cutlass_type types[] = {[DW__PRODUCT_DENSE] = DW_CUTLASS_BF16,
-                                            [DW__PRODUCT_MXFP8] = DW_CUTLASS_MXFP8,
-                                            [DW__PRODUCT_NVFP4] = DW_CUTLASS_NVFP4};
-    const dw__cutlass *library;
-    const dw_cutlass_kernel *kernel = NULL;
-    const dw__product_kind kind = dw__product_kind_of(call);
-    if (dw__cutlass_load(&library) != DW_OK) {
-        snprintf(reason, bytes, "%s", dw_last_error());
-        return NULL;
-    }
-    if (kind != DW__PRODUCT_MXFP4)
-        kernel = dw__cutlass_find(library, DW_CUTLASS_PRODUCT, types[kind], target->capability);
-    if (!kernel)
-        snprintf(reason, bytes, "none of its kernels is for such operands on %s", target->name);
-    else if (dw__product_cutlass_supports(call, kernel) != DW_OK)
-        snprintf(reason, bytes, "%s", dw_last_error());
-    return reason[0] ? NULL : kernel;
+/* ---- PyTorch's --------------------------------------------------------------------------------------- */
+
+static bool is_dense(const dw_product *c) { return !c->quantized && !c->quantized_d; }
+
+static dw_status cublas_supports(const dw__gpu_kernel *kernel, const void *call,
+                                 const dw__gpu_target *gpu) {
+    (void)kernel, (void)gpu;
+    if (is_dense(call)) return DW_OK;
+    return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 
-static json_t *describe_cutlass(const dw_product *call, const dw__gpu_target *target) {
-    char reason[1024] = "", how[256] = "taken only where a call names it";
-    const dw_cutlass_kernel *kernel = cutlass_for(call, target, reason, sizeof reason);
-    if (kernel)
-        snprintf(how, sizeof how, "taken only where a call names it: dw_product.kernel = \"%s\"",
-                 kernel->name);
-    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:s?, s:n, s:s, s:n}", "name", "cutlass", "source",
-                     kernel ? kernel->name : "CUTLASS, an optional library", "runs", kernel != NULL,
-                     "reason", kernel ? NULL : reason, "tolerance",
-                     "sums in F32, then D's rounding, against FP64", "proof",
-                     kernel ? kernel->shown : NULL, "expected_seconds", "expected_from", how,
-                     "measured_seconds");
+static void cublas_seconds(const dw__gpu_kernel *kernel, const void *call,
+                           const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+    (void)kernel, (void)call, (void)gpu;
+    snprintf(result->from, sizeof result->from, "takes it; not measured");
 }
 
-/* PyTorch's. */
-static json_t *describe_cublas(bool dense) {
-    return json_pack("{s:s, s:s, s:b, s:s?, s:s, s:n, s:n, s:s, s:n}", "name", "cublas", "source",
-                     "PyTorch: cuBLAS, the epilogue apart", "runs", (int)dense, "reason",
-                     dense ? NULL : "nothing in the library brings codes and block scales to it",
-                     "tolerance", "sums in F32, each operation rounded", "proof",
-                     "expected_seconds", "expected_from",
-                     dense ? "takes it; not measured" : "not asked", "measured_seconds");
-}
+const dw__gpu_kernel dw__torch_gemm = {
+    .name = "torch.cublas",
+    .backend = "cublas",
+    .label = "cuBLAS",
+    .op = DW__GPU_GEMM,
+    .proof = DW__PROOF_OF_PROVIDER,
+    .described = "PyTorch: cuBLAS, the epilogue apart",
+    .supports = cublas_supports,
+    .seconds = cublas_seconds,
+    .tolerance = "sums in F32, each operation rounded",
+};
 
-static dw_status describe(const dw_product *call, const dw__gpu_target *target, const char *gpu,
-                          const char *gpu_error, json_t **root) {
-    char shape[256], reason[1024] = "", because[512];
-    const work w = work_of(call);
-    const bool checked = dw__product_check(call, false) == DW_OK;
-    if (!checked) snprintf(reason, sizeof reason, "%s", dw_last_error());
-    if (checked && target->capability != 100 && target->capability != 103)
-        snprintf(reason, sizeof reason, "its kernels are for sm_100f (B200, B300), not for %s",
-                 target->name);
-    const bool runs = !reason[0], dense = !call->quantized && !call->quantized_d;
-    const char *chosen = dense ? "cublas" : runs ? "deepwell" : NULL;
-    json_t *tile = runs && !dw__product_is_empty(call) ? describe_tile(call, target, &w) : NULL;
-    if (runs)
-        snprintf(because, sizeof because,
-                 "Deepwell's is %s: it is taken only where it is asked for (%s)",
-                 dw__gpu_proof_emulator, dense ? asking : "dw_product_run");
-    else
-        snprintf(because, sizeof because, "Deepwell does not take it");
-    *root = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s?, s:s?, s:s?, s:s, s:f, s:f, s:["
-        "{s:s, s:s, s:b, s:s?, s:s, s:s, s:o, s:s, s:n, s:o?}, o, o]}",
-        "operation", "product", "shape", dw__product_describe(call, shape, sizeof shape), "target",
-        target->name, "target_source", target->source, "gpu", gpu, "gpu_error", gpu_error, "chosen",
-        chosen, "because", because, "flops", w.flops, "bytes", w.bytes, "candidates", "name",
-        "deepwell", "source", "ours, CUDA C for sm_100f", "runs", runs, "reason",
-        runs ? NULL : reason, "tolerance", "sums in F32, then D's rounding, against FP64", "proof",
-        dw__gpu_proof_emulator, "expected_seconds",
-        tile ? json_incref(json_object_get(tile, "least_seconds")) : json_null(), "expected_from",
-        "the least by counted work, nothing measured", "measured_seconds", "tile", tile,
-        describe_cublas(dense), describe_cutlass(call, target));
-    return *root ? DW_OK : dw__fail_memory("an explanation", 0);
-}
+/* ---- explanation --------------------------------------------------------------------------------------- */
 
 dw_status dw_product_explain(const dw_product *given, const char *target, char **json) {
+    static const char asking[] =
+        "dw_product_run, or optimize(model, target=\"sm_100a\") on such a GPU";
+    char shape[256], because[512] = "Deepwell does not take it";
+    dw__gpu_candidates candidates;
     dw__gpu_subject at;
-    json_t *root = NULL;
     dw_product call;
     DW_RETURN_IF_FAILED(dw__product_read(given, &call));
-    dw_status status = dw__product_check(&call, false);
+    const dw_status status = dw__product_check(&call, false);
     if (status != DW_OK && status != DW_UNSUPPORTED) return status;
     DW_RETURN_IF_FAILED(dw__gpu_subject_find(target, "sm_100a", &at));
-    DW_TRY(describe(&call, &at.target, at.gpu, at.missing, &root));
-    DW_TRY(dw__json_string(root, json));
-
-cleanup:
-    json_decref(root);
-    return status;
+    dw__gpu_candidates_of(DW__GPU_GEMM, &call, &at.target, &candidates);
+    const dw__gpu_kernel *own = candidates.kernels[0];
+    const bool runs = own->supports(own, &call, &at.target) == DW_OK, dense = is_dense(&call);
+    if (runs)
+        snprintf(because, sizeof because,
+                 "Deepwell's is %s: it is taken only where it is asked for (%s)", own->shown,
+                 dense ? asking : "dw_product_run");
+    const work w = work_of(&call);
+    return dw__gpu_explain(
+        &(dw__gpu_query){.call = &call, .passes = 1, .op = {DW__GPU_GEMM}, .target = &at.target},
+        &(dw__gpu_explanation){.operation = "product",
+                               .shape = dw__product_describe(&call, shape, sizeof shape),
+                               .flops = w.flops,
+                               .bytes = w.bytes,
+                               .because = because,
+                               .chosen = dense  ? &dw__torch_gemm
+                                         : runs ? own
+                                                : NULL,
+                               .provided = &dw__cutlass_gemm,
+                               .operands = "such operands"},
+        &at, json);
 }

@@ -64,47 +64,12 @@ dw_status dw__cutlass_load(const dw__cutlass **library) {
     return DW_OK;
 }
 
-const dw_cutlass_kernel *dw__cutlass_find(const dw__cutlass *library, dw_cutlass_kind kind,
-                                          dw_cutlass_type type, int capability) {
-    for (size_t i = 0; i < library->count; i++) {
-        const dw_cutlass_kernel *k = &library->kernels[i];
-        if (k->kind == kind && k->type == type && k->capability == capability) return k;
-    }
-    return NULL;
-}
-
 /* ---- calls ----------------------------------------------------------------------------------------- */
 
-static dw_status fail_unknown(const dw__cutlass *library, dw_cutlass_kind kind, const char *name,
-                              const char *own) {
-    dw_status status = DW_OK;
-    dw__text names = {0};
-    DW_TRY(dw__text_printf(&names, "%s", own));
-    for (size_t i = 0; i < library->count; i++)
-        if (library->kernels[i].kind == kind)
-            DW_TRY(dw__text_printf(&names, ", %s", library->kernels[i].name));
-    DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "kernel \"%s\" is not known for this; expected one of %s",
-                    name, names.text));
-
-cleanup:
-    dw__text_free(&names);
-    return status;
-}
-
-dw_status dw__cutlass_named(dw_cutlass_kind kind, const char *name, const char *own,
-                            const dw__cutlass **library, const dw_cutlass_kernel **kernel) {
-    *kernel = NULL;
-    if (dw__cutlass_load(library) != DW_OK) {
-        char why[sizeof failure];
-        snprintf(why, sizeof why, "%s", dw_last_error());
-        return dw__fail(strncmp(name, "cutlass.", 8) == 0 ? DW_UNSUPPORTED : DW_INVALID_ARGUMENT,
-                        "kernel \"%s\" is not known for this; there is %s; %s", name, own, why);
-    }
-    for (size_t i = 0; i < (*library)->count && !*kernel; i++) {
-        const dw_cutlass_kernel *k = &(*library)->kernels[i];
-        if (k->kind == kind && strcmp(k->name, name) == 0) *kernel = k;
-    }
-    return *kernel ? DW_OK : fail_unknown(*library, kind, name, own);
+dw_status dw__cutlass_is_for(const dw_cutlass_kernel *kernel, const dw__gpu_target *gpu) {
+    if (!gpu || gpu->capability == kernel->capability) return DW_OK;
+    return dw__fail(DW_TYPE, "%s is for compute capability %d.%d, not for %s", kernel->name,
+                    kernel->capability / 10, kernel->capability % 10, gpu->name);
 }
 
 dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context *context) {

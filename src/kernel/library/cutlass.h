@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "cutlass/provider.h"
 #include "device/device.h"
+#include "kernel/cuda/gpu_target.h"
 
 enum { DW__CUTLASS_KERNELS = 64 }; /* at most */
 
@@ -18,16 +19,11 @@ typedef struct dw__cutlass {
 
 /* DW_UNSUPPORTED: it is not there, and why. */
 dw_status dw__cutlass_load(const dw__cutlass **library);
-/* The first kernel of this kind, type and compute capability (100: 10.0), or NULL. */
-const dw_cutlass_kernel *dw__cutlass_find(const dw__cutlass *library, dw_cutlass_kind kind,
-                                          dw_cutlass_type type, int capability);
 
 /* ---- calls ----------------------------------------------------------------------------------------- */
 
-/* The kernel of this kind that a call names. Where there is none, one error lists those that there are: `own`,
- * Deepwell's, and the library's; where the library is not there, why. */
-dw_status dw__cutlass_named(dw_cutlass_kind kind, const char *name, const char *own,
-                            const dw__cutlass **library, const dw_cutlass_kernel **kernel);
+/* DW_TYPE: the kernel is for another GPU. NULL: any GPU. */
+dw_status dw__cutlass_is_for(const dw_cutlass_kernel *kernel, const dw__gpu_target *gpu);
 
 /* Whether the kernel runs on the context's GPU, and through the CUDA runtime at all. */
 dw_status dw__cutlass_runs_in(const dw_cutlass_kernel *kernel, const dw__context *context);

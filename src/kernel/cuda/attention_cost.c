@@ -1,0 +1,217 @@
+/* The cost model of attention, and the operators behind PyTorch's scaled_dot_product_attention as entries. Their limits
+ * are those that PyTorch 2.9 to 2.13 checks before it calls them
+ * (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+ */
+#include "kernel/cuda/attention.h"
+#include <math.h>
+#include <stdio.h>
+
+/* ---- work -------------------------------------------------------------------------------------------- */
+
+/* Pairs of query and key in one head of one sequence. Long sequences: every step-th row stands for its neighbours. */
+static double count_pairs(const dw_attention *c) {
+    int64_t shift = c->bottom_right ? (int64_t)c->rows_k - c->rows_q : 0,
+            step = c->rows_q / (1 << 16) + 1;
+    double pairs = 0.0, rows = 0.0;
+    for (int64_t i = step / 2; i < c->rows_q; i += step) {
+        int64_t first = c->window_left < 0 ? 0 : i + shift - c->window_left;
+        int64_t last = c->window_right < 0 ? c->rows_k : i + shift + c->window_right + 1;
+        if (first < 0) first = 0;
+        if (last > c->rows_k) last = c->rows_k;
+        if (last > first) pairs += (double)(last - first);
+        rows += 1.0;
+    }
+    return rows > 0.0 ? pairs * (double)c->rows_q / rows : 0.0;
+}
+
+dw__attention_work dw__attention_work_of(const dw_attention *c, bool backward) {
+    double heads = (double)c->batch * c->heads_q, heads_kv = (double)c->batch * c->heads_kv;
+    double of_q = heads * c->rows_q * c->head_dim * 2.0,
+           of_k = heads_kv * c->rows_k * c->head_dim * 2.0;
+    if (c->offsets_q) { /* the longest sequence says little: as many full ones as there are rows */
+        double filled_q = (double)c->total_q / fmax(1.0, (double)c->batch * c->rows_q);
+        double filled_k = (double)c->total_k / fmax(1.0, (double)c->batch * c->rows_k);
+        of_q *= filled_q, of_k *= filled_k;
+        heads *= filled_q;
+    }
+    double forward = 4.0 * heads * c->head_dim * count_pairs(c);
+    /* Forward reads q, k, v and writes o; backward reads those and dO and writes three gradients. */
+    return (dw__attention_work){
+        .flops = backward ? 2.5 * forward : forward,
+        .bytes = backward ? 4.0 * of_q + 4.0 * of_k : 2.0 * of_q + 2.0 * of_k,
+        .score_bytes = 2.0 * heads * c->rows_q * c->rows_k,
+    };
+}
+
+/* ---- costs -------------------------------------------------------------------------------------------- */
+
+static const double least_seconds = 4e-6; /* a launch and an empty grid */
+
+static double at_least(double seconds, const dw__attention_work *work,
+                       const dw__gpu_target *target) {
+    return fmax(least_seconds, fmax(seconds, work->bytes / target->bytes));
+}
+
+/* The nearest measured line: head dimension first, then rows, by ratio. */
+static const dw__attention_rate *nearest_rate(const dw_attention *c) {
+    const dw__attention_rate *best = NULL;
+    bool causal = c->window_right == 0;
+    double least = INFINITY;
+    for (size_t i = 0; i < dw__attention_rate_count; i++) {
+        const dw__attention_rate *r = &dw__attention_rates[i];
+        double off = 100.0 * fabs(log2((double)r->head_dim / c->head_dim)) +
+                     fabs(log2((double)r->rows / fmax(1.0, (double)c->rows_k))) +
+                     (r->causal != causal ? 1e4 : 0.0);
+        if (off < least) least = off, best = r;
+    }
+    return best;
+}
+
+/* A measured rate, carried over to the target by its peak. */
+static double seconds_at_rate(const dw_attention *c, bool backward, const dw__gpu_target *target,
+                              double tflops) {
+    const double peak_measured = 989.4e12; /* H200 */
+    dw__attention_work work = dw__attention_work_of(c, backward);
+    return at_least(work.flops / (tflops * 1e12 * target->flops / peak_measured), &work, target);
+}
+
+static bool is_backward(const dw__gpu_kernel *kernel) {
+    return kernel->op == DW__GPU_ATTENTION_BACKWARD;
+}
+
+/* Another GPU's figure is an estimate, and called one. */
+static void measured_seconds(const dw__gpu_kernel *kernel, const dw_attention *call,
+                             const dw__gpu_target *gpu, int which, dw__gpu_seconds *result) {
+    const bool backward = is_backward(kernel);
+    result->measured = gpu->capability == 90;
+    snprintf(result->from, sizeof result->from, "%s",
+             result->measured ? dw__attention_rates_source
+                              : "estimate, not measured: an H200's rate at the nearest shape, "
+                                "scaled by the data sheets' BF16 rates");
+    result->seconds =
+        seconds_at_rate(call, backward, gpu, nearest_rate(call)->tflops[which][backward]);
+}
+
+void dw__attention_seconds(const dw__gpu_kernel *kernel, const void *call,
+                           const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+    if (gpu->capability < 100)
+        measured_seconds(kernel, call, gpu, DW__RATE_DEEPWELL, result);
+    else /* another kernel than the one that was measured */
+        snprintf(result->from, sizeof result->from,
+                 "takes it, as asked; proven on the emulator, not run on hardware");
+}
+
+static void cudnn_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__gpu_seconds *result) {
+    measured_seconds(kernel, call, gpu, DW__RATE_CUDNN, result);
+}
+
+static void flash_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                          dw__gpu_seconds *result) {
+    measured_seconds(kernel, call, gpu, DW__RATE_FLASH, result);
+}
+
+static void unknown_seconds(const dw__gpu_kernel *kernel, const void *call,
+                            const dw__gpu_target *gpu, dw__gpu_seconds *result) {
+    (void)kernel, (void)call, (void)gpu;
+    snprintf(result->from, sizeof result->from, "takes it; not measured yet");
+}
+
+/* Scores and probabilities written and read: softmax in F32 four times, the products in two bytes. */
+static void math_seconds(const dw__gpu_kernel *kernel, const void *call, const dw__gpu_target *gpu,
+                         dw__gpu_seconds *result) {
+    const bool backward = is_backward(kernel);
+    const dw__attention_work work = dw__attention_work_of(call, backward);
+    snprintf(result->from, sizeof result->from, "memory traffic of the stored scores");
+    result->seconds = at_least((backward ? 16.0 : 8.0) * work.score_bytes / gpu->bytes, &work, gpu);
+}
+
+/* ---- PyTorch's operators: supported calls ------------------------------------------------------------- */
+
+static dw_status refuse(const char *why) { return dw__fail(DW_UNSUPPORTED, "%s", why); }
+
+/* What scaled_dot_product_attention cannot express, whichever operator is behind it. */
+static dw_status sdpa_supports(const dw_attention *c) {
+    const bool causal = c->window_left < 0 && c->window_right == 0;
+    if (c->offsets_q)
+        return refuse("scaled_dot_product_attention has no packed sequences of dense tensors");
+    if (c->softcap > 0.0f) return refuse("scaled_dot_product_attention has no soft cap");
+    if (c->window_left >= 0 || c->window_right > 0)
+        return refuse("a window is an arbitrary mask to scaled_dot_product_attention");
+    if (causal && c->bottom_right && c->rows_q != c->rows_k)
+        return refuse(
+            "is_causal aligns the first query with the first key, not the last with the last");
+    if (c->dropout > 0.0f && (c->seed != 0 || c->seed_offset != 0 || c->seed_memory))
+        return refuse("its dropout mask is not the one that the seed stands for");
+    return DW_OK;
+}
+
+static dw_status fused_supports(const dw_attention *c, int most_head_dim, int least_capability,
+                                const dw__gpu_target *gpu) {
+    DW_RETURN_IF_FAILED(sdpa_supports(c));
+    if (c->head_dim % 8 != 0 || c->head_dim > most_head_dim)
+        return dw__fail(DW_UNSUPPORTED, "head_dim is %d; it takes multiples of 8 up to %d on %s",
+                        (int)c->head_dim, most_head_dim, gpu->name);
+    if (gpu->capability < least_capability)
+        return dw__fail(DW_UNSUPPORTED, "it needs compute capability %d.%d", least_capability / 10,
+                        least_capability % 10);
+    return DW_OK;
+}
+
+static dw_status cudnn_supports(const dw__gpu_kernel *kernel, const void *call,
+                                const dw__gpu_target *gpu) {
+    (void)kernel;
+    return fused_supports(call, gpu->capability == 90 || gpu->capability >= 100 ? 256 : 128, 80,
+                          gpu);
+}
+
+static dw_status flash_supports(const dw__gpu_kernel *kernel, const void *call,
+                                const dw__gpu_target *gpu) {
+    const dw_attention *c = call;
+    (void)kernel;
+    DW_RETURN_IF_FAILED(fused_supports(c, 256, 80, gpu));
+    if (c->window_right == 0 && c->rows_q != c->rows_k)
+        return refuse("is_causal needs as many queries as keys there");
+    return DW_OK;
+}
+
+static dw_status efficient_supports(const dw__gpu_kernel *kernel, const void *call,
+                                    const dw__gpu_target *gpu) {
+    (void)kernel;
+    return fused_supports(call, 1 << 16, 50, gpu);
+}
+
+static dw_status math_supports(const dw__gpu_kernel *kernel, const void *call,
+                               const dw__gpu_target *gpu) {
+    dw_attention c = *(const dw_attention *)call;
+    (void)kernel, (void)gpu;
+    if (c.window_left >= 0 || c.window_right > 0 || (c.window_right == 0 && c.bottom_right))
+        c.window_left = c.window_right = -1; /* it takes the mask as a tensor */
+    return sdpa_supports(&c);
+}
+
+/* ---- PyTorch's operators: entries ----------------------------------------------------------------------- */
+
+#define FUSED_TOLERANCE "twice the error of rounding P, dS and results to the type, against FP64"
+#define TORCH_OPERATOR(which, called, known_as, from, races, limits, model, exactness)             \
+    {                                                                                              \
+        .name = "torch." called, .backend = called, .label = known_as, .op = which,                \
+        .proof = DW__PROOF_OF_PROVIDER, .competes = races, .described = "PyTorch: " from,          \
+        .supports = limits, .seconds = model, .tolerance = exactness                               \
+    }
+#define TORCH_OPERATORS(which)                                                                     \
+    {                                                                                              \
+        TORCH_OPERATOR(which, "cudnn", "cuDNN", "cuDNN attention", true, cudnn_supports,           \
+                       cudnn_seconds, FUSED_TOLERANCE),                                            \
+            TORCH_OPERATOR(which, "flash", "FlashAttention-2", "FlashAttention-2", true,           \
+                           flash_supports, flash_seconds, FUSED_TOLERANCE),                        \
+            TORCH_OPERATOR(which, "efficient", "memory-efficient attention",                       \
+                           "memory-efficient attention", false, efficient_supports,                \
+                           unknown_seconds, FUSED_TOLERANCE),                                      \
+            TORCH_OPERATOR(which, "math", "unfused attention", "unfused, scores in memory", false, \
+                           math_supports, math_seconds, "rounds the scores, too"),                 \
+    }
+const dw__gpu_kernel dw__torch_attention[2][DW__TORCH_ATTENTION] = {
+    TORCH_OPERATORS(DW__GPU_ATTENTION_FORWARD),
+    TORCH_OPERATORS(DW__GPU_ATTENTION_BACKWARD),
+};
