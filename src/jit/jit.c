@@ -61,7 +61,7 @@ dw_status dw__jit_image(const dw__jit_variant *variant, dw__jit_form form, void 
     char compiler[64];
     DW_TRY(dw__nvrtc_load(&nvrtc));
     identify_compiler(nvrtc, form, compiler, sizeof compiler);
-    DW_TRY(dw__jit_expand(variant->source, &expanded));
+    DW_TRY(dw__jit_expand_variant(variant, &expanded));
     DW_TRY(dw__jit_key_of(variant, &expanded, compiler, &key));
     status = dw__jit_cache_read(&key, image, bytes);
     if (status == DW_OK)

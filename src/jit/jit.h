@@ -1,6 +1,7 @@
 /* Device code: from the sources inside the library to a function that can be launched.
  *
- * A variant is a source, an entry point and the defines that make its shapes compile-time constants. It comes,
+ * A variant is a source (a file inside the library, or a text made at run time), an entry point and the defines that
+ * make its shapes compile-time constants. It comes,
  * in this order, from the modules built into the library, from PTX built into it, which the driver compiles,
  * from the disk cache, from NVRTC. What is loaded stays loaded.
  */
@@ -20,16 +21,20 @@ typedef struct dw__jit_define {
 } dw__jit_define;
 
 typedef struct dw__jit_variant {
-    const char *source; /* path below cuda/: "sm90/attention_forward.cu" */
-    const char *entry;  /* "sm90_attention_forward" */
-    const char *arch;   /* "sm_90a" */
+    const char
+        *source; /* path below cuda/: "sm90/attention_forward.cu"; of a text a name of its own */
+    const char *
+        text; /* a program made at run time, which may include files of cuda/; NULL: the file `source`. It
+                           must live as long as the calls that get it. */
+    const char *entry; /* "sm90_attention_forward" */
+    const char *arch;  /* "sm_90a" */
     uint32_t define_count;
     dw__jit_define defines[DW__JIT_DEFINES]; /* any order: sorted by name where it matters */
 } dw__jit_variant;
 
 void dw__jit_add_define(dw__jit_variant *variant, const char *name, int value);
 /* "attention_forward.sm_90a.DROPOUT=0.ELEMENT=0....": the same for equal variants of a source, whatever their
- * entry. */
+ * entry. A text's content is part of its name: "fused.0123456789abcdef0123456789abcdef.sm_90a". */
 dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name);
 
 /* ---- steps, for the loader below and for tools ---------------------------------------------------- */
@@ -37,6 +42,8 @@ dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name);
 /* The source with its includes in place of the lines that name them, each file once, with #line for the compiler's
  * messages. An include is looked for beside the file that has it, in cuda/ and in cuda/common/. */
 dw_status dw__jit_expand(const char *source, dw__text *expanded);
+/* The same for a variant's file or text. */
+dw_status dw__jit_expand_variant(const dw__jit_variant *variant, dw__text *expanded);
 
 typedef enum dw__jit_form { DW__JIT_CUBIN, DW__JIT_PTX } dw__jit_form;
 
@@ -51,6 +58,11 @@ dw_status dw__jit_compile(const dw__jit_variant *variant, const dw__text *expand
 typedef struct dw__jit_key {
     unsigned char bytes[16];
 } dw__jit_key;
+/* 32 hexadecimal digits and a NUL: 128 bits over a text. */
+typedef struct dw__jit_digest {
+    char text[33];
+} dw__jit_digest;
+dw__jit_digest dw__jit_digest_of(const char *text);
 dw_status dw__jit_key_of(const dw__jit_variant *variant, const dw__text *expanded,
                          const char *compiler, dw__jit_key *key);
 

@@ -42,6 +42,14 @@ cleanup:
     return status;
 }
 
+dw__jit_digest dw__jit_digest_of(const char *text) {
+    unsigned char bytes[16];
+    dw__jit_digest made;
+    digest(XXH3_128bits(text, strlen(text)), bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(made.text + 2 * i, 3, "%02x", bytes[i]);
+    return made;
+}
+
 /* ---- where ------------------------------------------------------------------------------------- */
 
 dw_status dw__jit_cache_folder(dw__text *folder) {

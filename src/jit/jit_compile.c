@@ -28,7 +28,9 @@ dw_status dw__jit_variant_name(const dw__jit_variant *variant, dw__text *name) {
     dw__jit_variant v = sorted(variant);
     const char *slash = strrchr(v.source, '/');
     const char *file = slash ? slash + 1 : v.source;
-    DW_RETURN_IF_FAILED(dw__text_printf(name, "%.*s.%s", (int)strcspn(file, "."), file, v.arch));
+    DW_RETURN_IF_FAILED(dw__text_printf(name, "%.*s", (int)strcspn(file, "."), file));
+    if (v.text) DW_RETURN_IF_FAILED(dw__text_printf(name, ".%s", dw__jit_digest_of(v.text).text));
+    DW_RETURN_IF_FAILED(dw__text_printf(name, ".%s", v.arch));
     for (uint32_t i = 0; i < v.define_count; i++)
         DW_RETURN_IF_FAILED(dw__text_printf(name, ".%s=%d", v.defines[i].name, v.defines[i].value));
     return DW_OK;

@@ -86,3 +86,11 @@ dw_status dw__jit_expand(const char *source, dw__text *expanded) {
     if (!file) return dw__fail(DW_UNSUPPORTED, "the library has no device source \"%s\"", source);
     return expand_file(&e, file);
 }
+
+dw_status dw__jit_expand_variant(const dw__jit_variant *variant, dw__text *expanded) {
+    expansion e = {.out = expanded};
+    if (!variant->text) return dw__jit_expand(variant->source, expanded);
+    const unsigned char *text = (const unsigned char *)variant->text;
+    const dw__jit_file made = {variant->source, text, text + strlen(variant->text)};
+    return expand_file(&e, &made);
+}

@@ -105,6 +105,55 @@ static void test_names_and_keys(void **state) {
     dw__text_free(&other);
 }
 
+/* ---- texts made at run time ------------------------------------------------------------------------- */
+
+static dw__jit_variant text_variant(const char *text) {
+    dw__jit_variant variant = {
+        .source = "generated", .text = text, .entry = "generated_kernel", .arch = "sm_90a"};
+    dw__jit_add_define(&variant, "WIDTH", 4);
+    return variant;
+}
+
+/* A text is a source like a file: its includes are put in place, messages name it. */
+static void test_text_expansion(void **state) {
+    (void)state;
+    dw__text expanded = {0};
+    const dw__jit_variant variant = text_variant("#include \"attention_params.h\"\nint behind;\n");
+    assert_int_equal(dw__jit_expand_variant(&variant, &expanded), DW_OK);
+    assert_non_null(strstr(expanded.text, "#line 1 \"generated\"\n"));
+    assert_non_null(strstr(expanded.text, "#line 1 \"common/attention_params.h\"\n"));
+    assert_non_null(strstr(expanded.text, "#line 2 \"generated\"\nint behind;\n"));
+    dw__text_free(&expanded);
+    const dw__jit_variant wrong = text_variant("#include \"none.h\"\n");
+    assert_int_equal(dw__jit_expand_variant(&wrong, &expanded), DW_INTERNAL);
+    assert_non_null(strstr(dw_last_error(), "generated:1 includes \"none.h\""));
+    dw__text_free(&expanded);
+}
+
+/* Texts of one name are told apart by what they hold, and equal ones are one. */
+static void test_text_names_and_keys(void **state) {
+    (void)state;
+    static const char one[] = "int x;", copy[] = "int x;", other[] = "int y;";
+    const dw__jit_variant variants[] = {text_variant(one), text_variant(copy), text_variant(other)};
+    dw__text names[3] = {{0}}, expanded[3] = {{0}};
+    dw__jit_key keys[3];
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(dw__jit_variant_name(&variants[i], &names[i]), DW_OK);
+        assert_int_equal(dw__jit_expand_variant(&variants[i], &expanded[i]), DW_OK);
+        assert_int_equal(dw__jit_key_of(&variants[i], &expanded[i], "one", &keys[i]), DW_OK);
+    }
+    assert_int_equal(strncmp(names[0].text, "generated.", 10), 0);
+    assert_string_equal(names[0].text + 10 + 32, ".sm_90a.WIDTH=4");
+    assert_string_equal(names[0].text, names[1].text);
+    assert_string_not_equal(names[0].text, names[2].text);
+    assert_memory_equal(&keys[0], &keys[1], sizeof keys[0]);
+    assert_memory_not_equal(&keys[0], &keys[2], sizeof keys[0]);
+    for (int i = 0; i < 3; i++) {
+        dw__text_free(&names[i]);
+        dw__text_free(&expanded[i]);
+    }
+}
+
 /* ---- the cache -------------------------------------------------------------------------------------- */
 
 static dw_jit_counts counts_now(void) {
@@ -137,6 +186,21 @@ static void test_cache(void **state) {
     assert_true(after.compile_seconds >= before.compile_seconds);
     dw__free(image);
     dw__free(again);
+}
+
+/* A text is compiled once for each content. */
+static void test_text_cache(void **state) {
+    (void)state;
+    const dw__jit_variant one = text_variant("int cached;"), other = text_variant("int cached2;");
+    const dw__jit_variant *const order[] = {&one, &one, &other, &one, &other};
+    dw_jit_counts before = counts_now();
+    for (size_t i = 0; i < DW_COUNT(order); i++) {
+        size_t bytes = 0;
+        dw__free(image_of(order[i], &bytes));
+    }
+    dw_jit_counts after = counts_now();
+    assert_int_equal(after.compiled - before.compiled, 2);
+    assert_int_equal(after.cached - before.cached, 3);
 }
 
 /* The one entry of the cache. */
@@ -615,7 +679,10 @@ int main(void) {
         cmocka_unit_test(test_expansion),
         cmocka_unit_test(test_line_numbers),
         cmocka_unit_test(test_names_and_keys),
+        cmocka_unit_test(test_text_expansion),
+        cmocka_unit_test(test_text_names_and_keys),
         cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_text_cache),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_unwritable),
         cmocka_unit_test(test_folder_of_others),
