@@ -1,0 +1,271 @@
+/* What all GPU kernels share: the registry's rules, the cache of variants, and the first-use check, with a small kernel
+ * of the test's own whose source is a text, on a fake GPU.
+ */
+#include "deepwell/log.h"
+#include "fake/fake_gpu.h"
+#include "kernel/cuda/gpu_kernels.h"
+#include <pthread.h>
+
+/* ---- the registry -------------------------------------------------------------------------------- */
+
+static void check_entry(const dw__gpu_kernel *k) {
+    assert_non_null(k->name);
+    assert_non_null(k->backend);
+    assert_non_null(k->supports);
+    assert_non_null(k->tolerance);
+    /* What no hardware has run nothing chooses by itself. */
+    if (k->proof == DW__PROVEN_ON_EMULATOR) {
+        assert_true(k->asked_for);
+        assert_string_equal(k->shown, dw__gpu_proof_emulator);
+    }
+    if (!k->enqueue) return; /* PyTorch's */
+    assert_non_null(k->prepare);
+    assert_non_null(k->entry_points);
+    assert_non_null(k->operation);
+    assert_non_null(k->source);
+    assert_non_null(k->architectures);
+    assert_non_null(k->elements);
+    assert_non_null(k->needs);
+    assert_non_null(k->shown);
+    assert_non_null(k->use);
+    /* No kernel goes unchecked on a GPU that is new to it. */
+    assert_non_null(k->first_use);
+    assert_true(k->first_use->count > 0);
+}
+
+static void test_registry(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < dw__gpu_kernel_count; i++) {
+        const dw__gpu_kernel *k = dw__gpu_kernels[i];
+        check_entry(k);
+        for (unsigned j = 0; j < i; j++) {
+            const bool same = strcmp(k->name, dw__gpu_kernels[j]->name) == 0;
+            assert_false(same && k->op == dw__gpu_kernels[j]->op);
+        }
+    }
+}
+
+/* ---- a family ------------------------------------------------------------------------------------ */
+
+/* Stores `params` into a word. */
+typedef struct call {
+    uint32_t *to;
+    void *stream;
+} call;
+
+static int wrong_by; /* what the fake kernel adds */
+static void run_kernel(const fake_launch *launch) {
+    call c;
+    memcpy(&c, launch->params, sizeof c);
+    uint32_t value;
+    memcpy(&value, launch->params + sizeof c, sizeof value);
+    *c.to = value + (uint32_t)wrong_by;
+}
+static int maps_of(const char *name) {
+    (void)name;
+    fake->params_bytes = sizeof(call) + sizeof(uint32_t);
+    return 0;
+}
+
+static int points_listed;
+static dw_status entry_points(int capability, uint64_t params,
+                              dw__entry_point points[DW__ENTRY_POINTS], unsigned *count) {
+    static const char text[] = "extern \"C\" __global__ void store(unsigned *to) { *to = VALUE; }";
+    (void)capability;
+    points_listed++;
+    points[0].code =
+        (dw__jit_variant){.source = "store", .text = text, .entry = "store", .arch = "sm_90a"};
+    dw__jit_add_define(&points[0].code, "VALUE", (int)params);
+    *count = 1;
+    return DW_OK;
+}
+
+static dw_status enqueue(const void *given, const dw__context *context,
+                         const dw__variant *variant) {
+    struct {
+        call call;
+        uint32_t value;
+    } params = {*(const call *)given, (uint32_t)variant->params};
+    void *arguments[] = {&params};
+    return context->device->launch(&(dw__launch){.name = "store",
+                                                 .function = variant->functions[0],
+                                                 .grid = {1, 1, 1},
+                                                 .block = {1, 1, 1},
+                                                 .stream = params.call.stream,
+                                                 .arguments = arguments});
+}
+
+static int trials, released;
+static dw_status place(dw__trial *t) {
+    (void)dw__trial_place(t, sizeof(uint32_t));
+    t->host_bytes = t->bytes;
+    t->consequence = ", its calls are refused";
+    assert_int_equal(((call *)t->state)->stream == NULL, 1); /* zeros */
+    return DW_OK;
+}
+static dw_status fill(dw__trial *t) {
+    for (size_t i = 0; i < t->host_bytes; i++)
+        if ((unsigned char)t->host[i] != 0xff) return dw__fail(DW_INTERNAL, "not 0xFF");
+    trials++;
+    return DW_OK;
+}
+static void bind(dw__trial *t) {
+    call *c = t->state;
+    c->to = (uint32_t *)(void *)t->device;
+    c->stream = t->stream;
+    t->call = c;
+}
+static bool agrees(const dw__trial *t, char *text, size_t bytes) {
+    uint32_t value;
+    memcpy(&value, t->host, sizeof value);
+    if (value == t->variant->params) return true;
+    snprintf(text, bytes, "the word is %u", (unsigned)value);
+    return false;
+}
+static void release(dw__trial *t) {
+    (void)t;
+    released++;
+}
+static const dw__first_use first_use = {.against = "the test",
+                                        .count = 2,
+                                        .failure_refuses = true,
+                                        .state_bytes = sizeof(call),
+                                        .place = place,
+                                        .fill = fill,
+                                        .bind = bind,
+                                        .agrees = agrees,
+                                        .release = release};
+static const dw__gpu_kernel store = {
+    .name = "store", .enqueue = enqueue, .entry_points = entry_points, .first_use = &first_use};
+static const dw__gpu_kernel unchecked = {
+    .name = "unchecked", .enqueue = enqueue, .entry_points = entry_points};
+
+static const dw__context *current(void) {
+    const dw__context *context = NULL;
+    CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
+    return context;
+}
+static void begin(void) {
+    unsetenv("DEEPWELL_GUARD");
+    fake->kernel = run_kernel;
+    fake->maps_of = maps_of;
+    fake->relaxed = 0;
+}
+
+/* ---- the cache ----------------------------------------------------------------------------------- */
+
+/* Kernel, parameters and context tell variants apart; each is loaded and compared once. */
+static void finds_variants(void *unused) {
+    enum { COUNT = 3000 };
+    static const dw__variant *found[2][COUNT];
+    const dw__gpu_kernel *const kernels[] = {&unchecked, &store};
+    const dw__context *context = current();
+    dw__context other = *context;
+    const dw__variant *again;
+    (void)unused;
+    begin();
+    other.index++;
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < COUNT; i++)
+            if (k == 0 || i < 5)
+                CHILD_REQUIRE(dw__variant_of(context, kernels[k], (uint64_t)i, &found[k][i]) ==
+                              DW_OK);
+    CHILD_REQUIRE(trials == 2 * 5 && released == trials && fake->memory == 0 && fake->relaxed > 0);
+    const int listed = points_listed;
+    for (int i = 0; i < COUNT; i++) {
+        CHILD_REQUIRE(found[0][i]->params == (uint64_t)i && found[0][i]->kernel == &unchecked);
+        CHILD_REQUIRE(dw__variant_of(context, &unchecked, (uint64_t)i, &again) == DW_OK);
+        CHILD_REQUIRE(again == found[0][i] && again != found[1][i]);
+    }
+    CHILD_REQUIRE(points_listed == listed); /* nothing was loaded again */
+    CHILD_REQUIRE(dw__variant_of(&other, &unchecked, 0, &again) == DW_OK && again != found[0][0]);
+    CHILD_REQUIRE(again->context == other.index);
+}
+
+static void *find_often(void *failed) {
+    const dw__context *context = current();
+    const dw__variant *variant;
+    for (uint64_t i = 0; i < 4096; i++)
+        if (dw__variant_of(context, &store, i % 64, &variant) != DW_OK || variant->disabled)
+            return failed;
+    return NULL;
+}
+static void threads_find(void *unused) {
+    pthread_t threads[4];
+    (void)unused;
+    begin();
+    for (int i = 0; i < 4; i++)
+        CHILD_REQUIRE(pthread_create(&threads[i], NULL, find_often, &threads) == 0);
+    for (int i = 0; i < 4; i++) {
+        void *failed = NULL;
+        CHILD_REQUIRE(pthread_join(threads[i], &failed) == 0 && !failed);
+    }
+    CHILD_REQUIRE(trials == 2 * 64);
+}
+
+/* ---- the first-use check ---------------------------------------------------------------------------- */
+
+static void refuses(void *unused) {
+    const dw__variant *variant;
+    (void)unused;
+    begin();
+    wrong_by = 1;
+    for (int i = 0; i < 2; i++) { /* once and for all */
+        CHILD_REQUIRE(dw__variant_of(current(), &store, 7, &variant) == DW_OK);
+        CHILD_REQUIRE(variant->disabled && trials == 1 && released == 1 && fake->memory == 0);
+        CHILD_REQUIRE(dw__variant_status(variant) == DW_UNSUPPORTED);
+        CHILD_REQUIRE(strstr(dw_last_error(), "kernel store.") == dw_last_error());
+        CHILD_REQUIRE(strstr(dw_last_error(), ".sm_90a.VALUE=7 disagrees with the test on Fake GPU "
+                                              "0: the word is 8; it is not used in this process, "
+                                              "its calls are refused; please report this line"));
+        wrong_by = 0;
+    }
+    CHILD_REQUIRE(dw__variant_of(current(), &store, 8, &variant) == DW_OK);
+    CHILD_REQUIRE(dw__variant_status(variant) == DW_OK);
+}
+
+/* A kernel that fails is refused; where nothing was learnt the next call checks again. */
+static void fails(void *unused) {
+    const dw__variant *variant;
+    (void)unused;
+    begin();
+    fake->failing = "cuLaunchKernelEx";
+    fake->result = 700;
+    CHILD_REQUIRE(dw__variant_of(current(), &store, 1, &variant) == DW_OK && variant->disabled);
+    CHILD_REQUIRE(strstr(variant->reason, "failed on Fake GPU 0"));
+    fake->result = 2;
+    CHILD_REQUIRE(dw__variant_of(current(), &store, 2, &variant) == DW_OUT_OF_MEMORY);
+    CHILD_REQUIRE(strstr(dw_last_error(), "comparing the kernel with the test"));
+    fake->failing = NULL;
+    CHILD_REQUIRE(dw__variant_of(current(), &store, 2, &variant) == DW_OK && !variant->disabled);
+    int failed = 0;
+    for (int64_t after = 0;; after++) {
+        dw__memory_fail_once(after);
+        const dw_status status = dw__variant_of(current(), &store, 3, &variant);
+        const int64_t failures = dw__memory_failures();
+        dw__memory_fail_after(-1);
+        CHILD_REQUIRE(fake->memory == 0);
+        if (status != DW_OK) CHILD_REQUIRE(status == DW_OUT_OF_MEMORY);
+        failed += status != DW_OK;
+        if (failures == 0) break;
+    }
+    CHILD_REQUIRE(failed > 3 && !variant->disabled);
+}
+
+typedef void (*check)(void *);
+static void in_child(void **state) { expect_child(start_child(*(check *)*state, NULL)); }
+
+/* clang-format off */
+#define CHECK(function) {#function, in_child, NULL, NULL, &(check){function}}
+/* clang-format on */
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_registry),
+        CHECK(finds_variants),
+        CHECK(threads_find),
+        CHECK(refuses),
+        CHECK(fails),
+    };
+    return cmocka_run_group_tests(tests, begin_on_fake_gpu, end_on_fake_gpu);
+}
