@@ -2,7 +2,7 @@
  *
  *     engine.c    passes, gradient, the cache of plans
  *     schedule.c  which forward values are saved, which are computed again; order of backward
- *     lower.c     nodes at concrete sizes -> storages and instructions
+ *     lower*.c    nodes at concrete sizes become storages and instructions (lowering.h)
  *     plan.c      lifetimes, placement, queries
  *     step_memory.c  what a training step holds around it
  *     step_fit.c  how much of a batch fits
@@ -71,7 +71,7 @@ typedef struct dw__storage {
     /* While lowering: */
     uint32_t reads_left; /* reads by nodes not yet lowered, and uses as an output */
     uint32_t reads;      /* all of them, ever */
-    dw_node deferred;    /* the product that will fill it, not yet an instruction; or DW_NONE */
+    dw_node deferred;    /* the node that will fill it and has no instruction yet, or DW_NONE */
 } dw__storage;
 
 /* A view of a storage. */

@@ -1,0 +1,70 @@
+/* Lowering: copies, and operands that are copied so that a faster kernel supports the step.
+ *
+ * Kernels are selected with the operands as they lie. If only the reference supports them, operands are copied to be
+ * contiguous, provided that this finds another kernel.
+ */
+#include "engine/lowering.h"
+
+dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *from,
+                             const dw__operand *to) {
+    dw__step step = {.node = node, .attr_count = 1};
+    step.input_count = step.output_count = 1;
+    dw_attr *attr = allocate(l, sizeof *attr);
+    step.inputs = allocate(l, 2 * sizeof *step.inputs);
+    if (!attr || !step.inputs) return dw__fail_memory("a copy", sizeof *attr);
+    step.outputs = step.inputs + 1;
+    step.op = dw__kernel_copy_op(from->view.rank, attr);
+    step.attrs = attr;
+    step.inputs[0] = *from;
+    step.outputs[0] = *to;
+    step.kernel = dw__lower_select(l, &step);
+    return dw__lower_add_step(l, &step);
+}
+
+static dw_status copy_to_arena(dw__lowering *l, dw_node node, const dw__operand *from,
+                               dw__operand *to) {
+    *to = *from;
+    to->offset = 0;
+    dw__tensor_set_contiguous(&to->view);
+    DW_RETURN_IF_FAILED(
+        dw__lower_add_storage(l, DW_HOME_ARENA, 0, tensor_bytes(&to->view), &to->storage));
+    return dw__lower_add_copy(l, node, from, to);
+}
+
+/* Returns the operands to copy so that a kernel other than the reference supports the step, as a bit mask by input: one
+ * operand if that is enough, else all that are not contiguous, and 0 if that does not help either. */
+static uint64_t operands_to_copy(dw__lowering *l, dw__step *step) {
+    uint64_t strided = 0;
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (step->inputs[i].view.rank >= 0 && !dw__tensor_is_contiguous(&step->inputs[i].view)) {
+            strided |= (uint64_t)1 << i;
+        }
+    }
+    if (!strided) return 0;
+    dw__step_shape(step, &l->call);
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (!(strided >> i & 1)) continue;
+        dw__tensor as_it_is = l->call.inputs[i];
+        dw__tensor_set_contiguous(&l->call.inputs[i]);
+        if (!dw__kernel_is_reference(dw__kernel_select(&l->call))) return (uint64_t)1 << i;
+        l->call.inputs[i] = as_it_is;
+    }
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (strided >> i & 1) dw__tensor_set_contiguous(&l->call.inputs[i]);
+    }
+    return dw__kernel_is_reference(dw__kernel_select(&l->call)) ? 0 : strided;
+}
+
+dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step) {
+    step->kernel = dw__lower_select(l, step);
+    if (!dw__kernel_is_reference(step->kernel)) return DW_OK;
+    uint64_t copies = operands_to_copy(l, step);
+    if (!copies) return DW_OK;
+    for (uint32_t i = 0; i < step->input_count; i++) {
+        if (!(copies >> i & 1)) continue;
+        dw__operand from = step->inputs[i];
+        DW_RETURN_IF_FAILED(copy_to_arena(l, step->node, &from, &step->inputs[i]));
+    }
+    step->kernel = dw__lower_select(l, step);
+    return DW_OK;
+}

@@ -1,0 +1,183 @@
+/* Lowering: a step that waits for the elementwise program that reads its result.
+ *
+ * A node is deferred if some kernel can compute it together with a program behind it, or add its result to what the
+ * output holds, and if a program soon reads it. When that program is lowered:
+ *
+ *     epilogue        both become one instruction; the deferred result is stored only if something else reads it
+ *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
+ *                     result to the other input where that lies (the gradient of tied embeddings)
+ *     otherwise       the deferred step runs just before the program
+ */
+#include "engine/lowering.h"
+
+/* Returns the first node that reads the value's elements; looks through reshapes. */
+static dw_node first_reader(const dw__lowering *l, dw_value value, int depth) {
+    dw_node first = DW_NONE;
+    for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
+        dw_node reader = l->engine->use_nodes[u];
+        if (row_of(l, reader)->view == DW__VIEW_RESHAPE && depth < DW__LOWER_MOST_VIEWS) {
+            reader = first_reader(l, record_of(l, reader)->outputs[0], depth + 1);
+        }
+        if (reader < first) first = reader;
+    }
+    return first;
+}
+
+/* A waiting node keeps its operands alive, which is worth it only if the reader is close. */
+static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
+    enum { NEAR = 3 };
+    uint32_t between = 0;
+    for (dw_node n = node + 1; n < reader && between <= NEAR; n++) {
+        between += !dw__op_is_view(record_of(l, n)->op);
+    }
+    return between <= NEAR;
+}
+
+bool dw__lower_may_wait(const dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    if (!dw__kernel_with_epilogue(record->op) && !dw__kernel_accumulating(record->op)) return false;
+    if (value_of(l, record->outputs[0])->dtype != DW_F32) return false;
+    dw_node reader = first_reader(l, record->outputs[0], 0);
+    return reader != DW_NONE && row_of(l, reader)->program &&
+           record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
+}
+
+bool dw__lower_waits(const dw__lowering *l, const dw__operand *operand) {
+    return operand->storage != DW_NONE && storage_of(l, operand->storage)->deferred != DW_NONE;
+}
+
+dw_status dw__lower_defer(dw__lowering *l, dw_node node) {
+    dw_value value = record_of(l, node)->outputs[0];
+    dw__tensor type;
+    DW_RETURN_IF_FAILED(dw__lower_type(l, value, &type));
+    dw__operand place;
+    DW_RETURN_IF_FAILED(dw__lower_place_value(l, value, &type, &place));
+    storage_of(l, place.storage)->deferred = node;
+    dw__lower_define(l, value, &place);
+    return DW_OK;
+}
+
+dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage) {
+    dw_node node = storage_of(l, storage)->deferred;
+    storage_of(l, storage)->deferred = DW_NONE;
+    dw__step step;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
+    step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
+    DW_RETURN_IF_FAILED(dw__lower_choose_kernel(l, &step));
+    DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
+    for (uint32_t i = 0; i < step.input_count; i++) {
+        dw__lower_read_once(l, record_of(l, node)->inputs[i]);
+    }
+    return DW_OK;
+}
+
+dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t except) {
+    const dw__node_record *record = record_of(l, node);
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        if (record->inputs[i] == DW_NONE) continue;
+        const dw__operand *operand = &l->values[record->inputs[i]];
+        if (dw__lower_waits(l, operand) && operand->storage != except) {
+            DW_RETURN_IF_FAILED(dw__lower_deferred(l, operand->storage));
+        }
+    }
+    return DW_OK;
+}
+
+/* Tries to make one instruction of the program and the deferred node that computes its input `i`. */
+static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
+    *done = false;
+    uint32_t storage = program->inputs[i].storage;
+    dw_node node = storage_of(l, storage)->deferred;
+    if (dw__lower_reads_in(program, storage) != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
+        dw__tensor_count(&program->inputs[i].view) != dw__tensor_count(&program->outputs[0].view) ||
+        dw__tensor_count(&program->outputs[0].view) == 0) {
+        return DW_OK;
+    }
+    dw__step step;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
+    program->kernel = dw__lower_select(l, program);
+    if (dw__kernel_is_reference(program->kernel)) return DW_OK;
+    DW_RETURN_IF_FAILED(dw__lower_prepare(l, program));
+    dw__step_shape(&step, &l->call);
+    dw__step_shape(program, &l->second);
+    const dw__epilogue_kernel *kernel = dw__kernel_with_epilogue(step.op);
+    if (!kernel || !kernel->fits(&l->call, &l->second, (int)i)) return DW_OK;
+    size_t scratch = kernel->scratch_bytes(&l->call, &l->second, (int)i);
+    size_t library = kernel->library_bytes(&l->call);
+    dw__storage *place = storage_of(l, storage);
+    if (place->reads_left > 1 || place->home != DW_HOME_ARENA) {
+        step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
+    }
+    place->deferred = DW_NONE;
+    dw__lower_reuse_inputs(l, program, &step);
+    DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
+    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program, (int)i, scratch, library));
+    for (uint32_t j = 0; j < step.input_count; j++) {
+        dw__lower_read_once(l, record_of(l, node)->inputs[j]);
+    }
+    *done = true;
+    return DW_OK;
+}
+
+/* True if the program is the sum of its two F32 inputs and nothing else. */
+static bool is_sum(const dw__lowering *l, const dw__step *program) {
+    const dw_attr *text = dw__find_attr(program->attr_count, program->attrs, DW_ATTR_KEY_BODY);
+    const dw_dtype dtypes[2] = {DW_F32, DW_F32};
+    if (program->input_count != 2 || program->output_count != 1 || !text ||
+        program->inputs[0].view.dtype != DW_F32 || program->inputs[1].view.dtype != DW_F32 ||
+        dw__body_parse(text->string, 2, dtypes, l->body) != DW_OK) {
+        return false;
+    }
+    return dw__body_is_sum(l->body);
+}
+
+/* Tries to replace a program that adds its two inputs by the deferred node that computes input `i`: its
+ * result is added to the other input where that lies. */
+static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
+    *done = false;
+    if (!is_sum(l, program)) return DW_OK;
+    uint32_t storage = program->inputs[i].storage;
+    dw_node node = storage_of(l, storage)->deferred;
+    const dw__kernel *kernel = dw__kernel_accumulating(record_of(l, node)->op);
+    dw__step step;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
+    dw__step_shape(&step, &l->call);
+    if (storage_of(l, storage)->reads_left != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
+        !kernel->fits(&l->call) || !dw__lower_take_over(l, program, &step, 1 - i, 0)) {
+        return DW_OK;
+    }
+    storage_of(l, storage)->deferred = DW_NONE;
+    step.kernel = kernel;
+    step.outputs[0].storage = program->outputs[0].storage;
+    DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
+    for (uint32_t j = 0; j < step.input_count; j++) {
+        dw__lower_read_once(l, record_of(l, node)->inputs[j]);
+    }
+    *done = true;
+    return DW_OK;
+}
+
+dw_status dw__lower_program(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    dw__step program;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &program));
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        if (!dw__lower_waits(l, &program.inputs[i])) continue;
+        /* The program reads the results of other deferred nodes, too, so they come first. */
+        DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
+        bool done = false;
+        dw_node waiting = storage_of(l, program.inputs[i].storage)->deferred;
+        if (dw__kernel_accumulating(record_of(l, waiting)->op)) {
+            DW_RETURN_IF_FAILED(accumulate(l, &program, i, &done));
+        } else {
+            DW_RETURN_IF_FAILED(fuse_epilogue(l, &program, i, &done));
+        }
+        if (done) {
+            dw__lower_finish(l, &program);
+            return DW_OK;
+        }
+        break;
+    }
+    DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
+    return dw__lower_plain(l, node);
+}

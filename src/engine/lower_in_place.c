@@ -1,0 +1,78 @@
+/* Lowering: a pointwise step writes its result over an operand that nothing reads later.
+ *
+ * The operand must be a whole buffer of the arena with the result's layout and element size, and the step must read
+ * each of its elements before it stores the result there. If the result belongs in a gradient of the caller, the
+ * operand is computed there instead.
+ */
+#include "engine/lowering.h"
+#include "engine/views.h"
+
+uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < step->input_count; i++) count += step->inputs[i].storage == storage;
+    return count;
+}
+
+/* A kernel may store result `o` as soon as the body has computed it. Returns true if nothing in the body
+ * reads input `i` after that. */
+static bool read_before_written(const dw__lowering *l, const dw__step *step, uint32_t i,
+                                uint32_t o) {
+    const dw_attr *text = dw__find_attr(step->attr_count, step->attrs, DW_ATTR_KEY_BODY);
+    if (!text) return true; /* a single operation */
+    dw_dtype dtypes[DW_MAX_INPUTS];
+    for (uint32_t j = 0; j < step->input_count; j++) dtypes[j] = step->inputs[j].view.dtype;
+    if (dw__body_parse(text->string, step->input_count, dtypes, l->body) != DW_OK) return false;
+    return dw__body_may_overwrite(l->body, i, o);
+}
+
+static bool may_overwrite(const dw__lowering *l, const dw__step *step, const dw__step *first,
+                          uint32_t i, uint32_t o) {
+    const dw__operand *input = &step->inputs[i], *output = &step->outputs[o];
+    if (!dw__lower_is_whole(l, input) || !dw__view_same(&input->view, &output->view)) return false;
+    if (dw_dtype_bytes(input->view.dtype) != dw_dtype_bytes(output->view.dtype)) return false;
+    const dw__storage *storage = storage_of(l, input->storage);
+    if (storage->home != DW_HOME_ARENA || storage->deferred != DW_NONE) return false;
+    if (storage->reads_left != dw__lower_reads_in(step, input->storage))
+        return false; /* read later */
+    for (uint32_t j = 0; j < step->input_count; j++) {
+        if (step->inputs[j].storage != input->storage) continue;
+        if (!dw__view_same(&step->inputs[j].view, &input->view)) return false;
+        if (!read_before_written(l, step, j, o)) return false;
+    }
+    for (uint32_t j = 0; j < step->output_count; j++) {
+        if (step->outputs[j].storage == input->storage) return false; /* taken */
+    }
+    return !first || dw__lower_reads_in(first, input->storage) == 0;
+}
+
+bool dw__lower_take_over(dw__lowering *l, dw__step *step, const dw__step *first, uint32_t i,
+                         uint32_t o) {
+    if (step->inputs[i].view.rank < 0 || !may_overwrite(l, step, first, i, o)) return false;
+    uint32_t slot = l->engine->direct[record_of(l, step->node)->outputs[o]];
+    if (slot != DW_NONE && !l->claimed[slot]) {
+        /* The caller may leave the gradient out. The instruction that computes the input is then not
+         * run, so that nothing else may need its result. */
+        dw__storage *storage = storage_of(l, step->inputs[i].storage);
+        if (slot < l->engine->output_count || storage->reads != 1 || storage->saved ||
+            step->output_count != 1) {
+            return false;
+        }
+        storage->home = DW_HOME_GRAD;
+        storage->index = output_position(l, slot);
+        l->claimed[slot] = true;
+    }
+    step->outputs[o].storage = step->inputs[i].storage;
+    step->outputs[o].offset = 0;
+    return true;
+}
+
+void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *first) {
+    const dw__node_record *record = record_of(l, step->node);
+    if (!dw__op_is_pointwise(record->op)) return;
+    for (uint32_t o = 0; o < step->output_count; o++) {
+        dw_value value = record->outputs[o];
+        if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
+        uint32_t i = 0;
+        while (i < step->input_count && !dw__lower_take_over(l, step, first, i, o)) i++;
+    }
+}

@@ -1,0 +1,156 @@
+/* What the files of lowering share: the plan in the making.
+ *
+ *     lower.c             the walk over the schedule
+ *     lower_types.c       symbolic shapes and attributes at the plan's sizes
+ *     lower_storages.c    storages, and where values lie in them
+ *     lower_steps.c       a node becomes a step, a step with its kernel an instruction
+ *     lower_views.c       views without an instruction
+ *     lower_copies.c      operands that are copied for a faster kernel
+ *     lower_layouts.c     results in the layout that later nodes read
+ *     lower_in_place.c    results that overwrite an operand
+ *     lower_epilogues.c   a step and the elementwise program behind it as one
+ *     lower_outputs.c     outputs and gradients in the caller's buffers
+ */
+#ifndef DW_LOWERING_H
+#define DW_LOWERING_H
+
+#include "engine/engine_internal.h"
+#include "graph/body.h"
+
+/* Longest chain of views that is followed; bounds recursion depth and time. */
+enum { DW__LOWER_MOST_VIEWS = 16 };
+
+typedef struct dw__lowering {
+    dw_plan *plan;
+    const dw_engine *engine;
+    const dw_graph *graph;
+    dw__operand *values;      /* by value: where it lies; storage DW_NONE: not lowered yet */
+    dw__operand *requests;    /* by value: where later nodes want it; storage DW_NONE: anywhere */
+    uint32_t *concat_storage; /* by concatenation: storage that its operands are written into */
+    uint32_t *first_slot;     /* by value: the first output that is this value, or DW_NONE */
+    uint32_t *next_slot;      /* by output: the next output that is the same value */
+    bool *claimed;            /* by output: its buffer holds a value already */
+    dw__body *body;           /* scratch */
+    dw__call call, second;    /* scratch */
+} dw__lowering;
+
+static inline const dw__node_record *record_of(const dw__lowering *l, dw_node node) {
+    return &l->graph->nodes.items[node];
+}
+static inline const dw__op_row *row_of(const dw__lowering *l, dw_node node) {
+    return &dw__op_table[record_of(l, node)->op];
+}
+static inline const dw__value_record *value_of(const dw__lowering *l, dw_value value) {
+    return &l->graph->values.items[value];
+}
+static inline dw__storage *storage_of(const dw__lowering *l, uint32_t storage) {
+    return &l->plan->storages.items[storage];
+}
+static inline uint32_t use_count(const dw__lowering *l, dw_value value) {
+    return l->engine->use_start[value + 1] - l->engine->use_start[value];
+}
+/* Index of a slot among the caller's outputs or gradients. */
+static inline uint32_t output_position(const dw__lowering *l, uint32_t slot) {
+    uint32_t outputs = l->engine->output_count;
+    return slot < outputs ? slot : l->engine->wrt_of[slot - outputs];
+}
+static inline size_t tensor_bytes(const dw__tensor *tensor) {
+    return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
+}
+/* Memory that lives as long as the plan. */
+static inline void *allocate(dw__lowering *l, size_t bytes) {
+    return dw__arena_alloc(l->plan->memory, bytes);
+}
+
+/* ---- lower.c --------------------------------------------------------------------------------- */
+
+/* Lowers a node to an instruction of its own. */
+dw_status dw__lower_plain(dw__lowering *l, dw_node node);
+
+/* ---- lower_types.c --------------------------------------------------------------------------- */
+
+/* Returns dtype and shape of a value, with contiguous strides. DW_SHAPE: it has too many bytes. */
+dw_status dw__lower_type(const dw__lowering *l, dw_value value, dw__tensor *tensor);
+/* Returns the node's attributes with dims made numbers; the graph's own if there are none. */
+dw_status dw__lower_attrs(dw__lowering *l, dw_node node, const dw_attr **attrs);
+
+/* ---- lower_storages.c ------------------------------------------------------------------------ */
+
+dw_status dw__lower_add_storage(dw__lowering *l, dw__home home, uint32_t index, size_t bytes,
+                                uint32_t *storage);
+/* Makes a contiguous storage for a value: the buffer of the output that it is, or the arena. */
+dw_status dw__lower_place_value(dw__lowering *l, dw_value value, const dw__tensor *type,
+                                dw__operand *operand);
+/* Says where the value lies. Its readers become readers of that storage. */
+void dw__lower_define(dw__lowering *l, dw_value value, const dw__operand *operand);
+/* Counts one read of the value as done. */
+void dw__lower_read_once(dw__lowering *l, dw_value value);
+/* True if the operand is its whole storage, in order. */
+bool dw__lower_is_whole(const dw__lowering *l, const dw__operand *operand);
+
+/* ---- lower_steps.c --------------------------------------------------------------------------- */
+
+/* The step of a node: operands where they lie, results contiguous and without a storage. */
+dw_status dw__lower_make_step(dw__lowering *l, dw_node node, dw__step *step);
+const dw__kernel *dw__lower_select(dw__lowering *l, const dw__step *step);
+/* Makes a storage for each result that has a reader and no storage yet. */
+dw_status dw__lower_place_outputs(dw__lowering *l, dw__step *step);
+dw_status dw__lower_prepare(dw__lowering *l, dw__step *step);
+/* Appends the step as an instruction, unless its results have no elements. */
+dw_status dw__lower_add_step(dw__lowering *l, dw__step *step);
+/* `epilogue` may be NULL; its input `replaced` is the step's result. */
+dw_status dw__lower_add_instruction(dw__lowering *l, const dw__step *step, const dw__step *epilogue,
+                                    int replaced, size_t scratch_bytes, size_t library);
+/* Counts the reads of a node that has been lowered, and defines its results. */
+void dw__lower_finish(dw__lowering *l, const dw__step *step);
+
+/* ---- lower_views.c, lower_copies.c ----------------------------------------------------------- */
+
+dw_status dw__lower_view(dw__lowering *l, dw_node node);
+/* Appends an instruction that copies `from` to `to` (same shape) on behalf of `node`. */
+dw_status dw__lower_add_copy(dw__lowering *l, dw_node node, const dw__operand *from,
+                             const dw__operand *to);
+/* Chooses the step's kernel; copies operands if only the reference supports them as they lie. */
+dw_status dw__lower_choose_kernel(dw__lowering *l, dw__step *step);
+
+/* ---- lower_layouts.c ------------------------------------------------------------------------- */
+
+/* Lays out the step's results as later nodes want them, if a kernel supports that. */
+dw_status dw__lower_lay_out_results(dw__lowering *l, dw__step *step);
+/* Makes no instruction if all operands were written in place. */
+dw_status dw__lower_concat(dw__lowering *l, dw_node node);
+
+/* ---- lower_in_place.c ------------------------------------------------------------------------ */
+
+/* How many of the step's inputs lie in the storage. */
+uint32_t dw__lower_reads_in(const dw__step *step, uint32_t storage);
+/* Lets result `o` of the pointwise step take over the storage of input `i`, if it may. `first`: a step
+ * that runs before it in the same instruction, or NULL. */
+bool dw__lower_take_over(dw__lowering *l, dw__step *step, const dw__step *first, uint32_t i,
+                         uint32_t o);
+/* Lets results of a pointwise step take over the storages of inputs. Call it before
+ * dw__lower_place_outputs. */
+void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *first);
+
+/* ---- lower_epilogues.c ----------------------------------------------------------------------- */
+
+/* True if the node may wait for the program that reads its result. */
+bool dw__lower_may_wait(const dw__lowering *l, dw_node node);
+/* Lets the node wait. Its result gets a storage, which stays unused if an epilogue consumes it. */
+dw_status dw__lower_defer(dw__lowering *l, dw_node node);
+/* True if a deferred node will fill the operand's storage. */
+bool dw__lower_waits(const dw__lowering *l, const dw__operand *operand);
+/* Lowers the deferred node of the storage by itself. */
+dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage);
+/* Lowers the deferred nodes that `node` reads, but not that of the storage `except`. */
+dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t except);
+dw_status dw__lower_program(dw__lowering *l, dw_node node);
+
+/* ---- lower_outputs.c ------------------------------------------------------------------------- */
+
+/* Copies the node's results into the output buffers of its region that they were not computed in. */
+dw_status dw__lower_deliver_node(dw__lowering *l, dw_node node);
+/* The same for outputs that no node of the region computes: leaves, and gradients known in forward. */
+dw_status dw__lower_deliver_given(dw__lowering *l, bool backward);
+
+#endif
