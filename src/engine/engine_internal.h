@@ -1,7 +1,9 @@
 /* What the engine's files share.
  *
  *     engine.c    passes, gradient, the cache of plans
- *     schedule.c  which forward values are saved, which are computed again; order of backward
+ *     training_schedule.c, saved_values.c, backward_order.c
+ *                 which forward values are saved, which are computed again; order of backward
+ *     min_cut.c   the minimum cut behind that choice
  *     lower*.c    nodes at concrete sizes become storages and instructions (lowering.h)
  *     plan.c      lifetimes, placement, queries
  *     step_memory.c  what a training step holds around it
@@ -147,7 +149,7 @@ struct dw_plan {
 /* Once lifetimes are known. */
 dw_status dw__plan_cut_backward(dw_plan *plan);
 
-/* ---- schedule.c ------------------------------------------------------------------------------ */
+/* ---- training_schedule.c --------------------------------------------------------------------- */
 
 /* Replaces *graph by one in which forward nodes come first and backward nodes follow in an order
  * that keeps few bytes alive, each node's flag saying where it runs. Nodes that no output of the

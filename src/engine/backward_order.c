@@ -1,0 +1,203 @@
+/* Scheduling: the order of backward.
+ *
+ * Greedy: of the nodes that are ready, the one after which the fewest bytes are alive comes next; ties keep the given
+ * order. Views, nodes without operands and repeated forward nodes are emitted just before their first reader, so that
+ * their results live briefly. All others are called real nodes here.
+ */
+#include "engine/training_schedule.h"
+#include <string.h>
+
+/* True if backward runs the value's node itself. */
+static bool computed_in_backward(const dw__scheduling *s, dw_value value) {
+    dw_node node = producer(s, value);
+    if (node == DW_NONE) return false;
+    return s->in_forward[node] ? s->recomputed[value] : true;
+}
+
+/* True if the node is emitted when a reader needs it. */
+static bool on_demand(const dw__scheduling *s, dw_node node) {
+    const dw__node_record *record = record_of(s, node);
+    return s->in_forward[node] || dw__op_is_view(record->op) || record->input_count == 0;
+}
+
+/* Returns a node that computes an operand of `node` and has not been emitted, or DW_NONE. Nodes that were
+ * found ready count as missing only with `ready_is_missing`. */
+static dw_node missing_producer(const dw__scheduling *s, dw_node node, bool ready_is_missing) {
+    const dw__node_record *record = record_of(s, node);
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        dw_value input = record->inputs[i];
+        if (input == DW_NONE || !computed_in_backward(s, input)) continue;
+        dw_node from = producer(s, input);
+        if (!s->emitted[from] && (ready_is_missing || !s->ready[from])) return from;
+    }
+    return DW_NONE;
+}
+
+/* Emits the node, and before it the nodes on demand that it needs. */
+static void emit(dw__scheduling *s, dw_node node) {
+    uint32_t height = 0;
+    if (s->emitted[node]) return;
+    s->stack[height++] = node;
+    while (height > 0) {
+        dw_node top = s->stack[height - 1], missing = missing_producer(s, top, true);
+        if (missing != DW_NONE) {
+            s->stack[height++] = missing;
+            continue;
+        }
+        s->emitted[top] = true;
+        s->order[s->order_count++] = top;
+        const dw__node_record *record = record_of(s, top);
+        for (uint32_t o = 0; o < record->output_count; o++) s->live[record->outputs[o]] = true;
+        height--;
+    }
+}
+
+/* True if every real node that it depends on, directly or through nodes on demand, has been emitted. */
+static bool is_ready(dw__scheduling *s, dw_node node) {
+    uint32_t height = 0;
+    s->stack[height++] = node;
+    while (height > 0) {
+        dw_node top = s->stack[height - 1], missing = missing_producer(s, top, false);
+        if (missing == DW_NONE) {
+            if (!s->real[top]) s->ready[top] = true;
+            height--;
+        } else {
+            if (s->real[missing]) return false;
+            s->stack[height++] = missing;
+        }
+    }
+    return true;
+}
+
+static uint32_t reads_by(const dw__scheduling *s, const dw__node_record *record, dw_value root) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        count += record->inputs[i] != DW_NONE && s->root[record->inputs[i]] == root;
+    }
+    return count;
+}
+
+/* Bytes alive after the node minus bytes alive before it. */
+static int64_t growth(const dw__scheduling *s, dw_node node) {
+    const dw__node_record *record = record_of(s, node);
+    int64_t bytes = 0;
+    for (uint32_t o = 0; o < record->output_count; o++) {
+        dw_value value = record->outputs[o];
+        if (!s->free_root[value] && s->reads[value] > 0) bytes += s->bytes[value];
+    }
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        if (record->inputs[i] == DW_NONE) continue;
+        dw_value root = s->root[record->inputs[i]];
+        if (s->free_root[root]) continue;
+        bool again = false;
+        for (uint32_t j = 0; j < i; j++) {
+            again |= record->inputs[j] != DW_NONE && s->root[record->inputs[j]] == root;
+        }
+        if (again) continue;
+        bool dies = s->reads[root] == reads_by(s, record, root);
+        if (s->live[root] && dies) bytes -= s->bytes[root];
+        if (!s->live[root] && !dies) bytes += s->bytes[root];
+    }
+    return bytes;
+}
+
+static void count_reads(dw__scheduling *s) {
+    for (dw_node node = 0; node < s->node_count; node++) {
+        s->real[node] = !on_demand(s, node);
+        if (!s->real[node]) continue;
+        const dw__node_record *record = record_of(s, node);
+        for (uint32_t i = 0; i < record->input_count; i++) {
+            if (record->inputs[i] != DW_NONE) s->reads[s->root[record->inputs[i]]]++;
+        }
+    }
+    /* Saved values are in memory when backward begins. */
+    for (dw_value value = 0; value < s->value_count; value++) {
+        dw_node node = producer(s, value);
+        s->live[value] = node != DW_NONE && s->in_forward[node] && !s->recomputed[value];
+    }
+}
+
+/* Lists the outputs of backward by the node that computes their root, in order. */
+static void list_output_views(dw__scheduling *s) {
+    for (dw_node node = 0; node < s->node_count; node++) s->first_view[node] = DW_NONE;
+    for (size_t i = s->graph->outputs.count; i-- > s->forward_outputs;) {
+        dw_node node = producer(s, s->root[s->graph->outputs.items[i]]);
+        if (node == DW_NONE) continue;
+        s->next_view[i] = s->first_view[node];
+        s->first_view[node] = (uint32_t)i;
+    }
+}
+
+static void emit_output_views(dw__scheduling *s, dw_node node) {
+    for (uint32_t i = s->first_view[node]; i != DW_NONE; i = s->next_view[i]) {
+        dw_node from = producer(s, s->graph->outputs.items[i]);
+        if (from == DW_NONE || s->in_forward[from] || s->emitted[from]) continue;
+        if (is_ready(s, from)) emit(s, from);
+    }
+}
+
+/* Returns the position in waiting[begin .. count) of the ready node with the least growth, or DW_NONE. Only
+ * the first WINDOW nodes are tried, so that the time stays linear; a graph seldom has as many that are ready. */
+static uint32_t find_best(dw__scheduling *s, const dw_node *waiting, uint32_t begin,
+                          uint32_t count) {
+    enum { WINDOW = 256 };
+    uint32_t best = DW_NONE;
+    int64_t best_growth = 0;
+    for (uint32_t i = begin; i < count && i < begin + WINDOW; i++) {
+        if (!is_ready(s, waiting[i])) continue;
+        int64_t bytes = growth(s, waiting[i]);
+        if (best == DW_NONE || bytes < best_growth) {
+            best = i;
+            best_growth = bytes;
+        }
+    }
+    return best;
+}
+
+static void finish_reads(dw__scheduling *s, dw_node node) {
+    const dw__node_record *record = record_of(s, node);
+    for (uint32_t i = 0; i < record->input_count; i++) {
+        if (record->inputs[i] == DW_NONE) continue;
+        dw_value root = s->root[record->inputs[i]];
+        if (--s->reads[root] == 0) s->live[root] = false;
+    }
+}
+
+static dw_status order_real_nodes(dw__scheduling *s) {
+    dw_status status = DW_OK;
+    uint32_t count = 0;
+    dw_node *waiting = dw__malloc((s->node_count + 1) * sizeof *waiting);
+    if (!waiting) return dw__fail_memory("the order of backward", s->node_count * sizeof *waiting);
+    for (dw_node node = 0; node < s->node_count; node++)
+        if (s->real[node]) waiting[count++] = node;
+    for (uint32_t begin = 0; begin < count; begin++) {
+        uint32_t best = find_best(s, waiting, begin, count);
+        if (best == DW_NONE)
+            DW_TRY(dw__fail(DW_INTERNAL, "node %u (%s) waits for a node behind it", waiting[begin],
+                            dw_op_name(record_of(s, waiting[begin])->op)));
+        dw_node node = waiting[best];
+        emit(s, node);
+        emit_output_views(s, node);
+        finish_reads(s, node);
+        memmove(waiting + begin + 1, waiting + begin, (best - begin) * sizeof *waiting);
+    }
+cleanup:
+    dw__free(waiting);
+    return status;
+}
+
+/* Emits outputs that are constants, or views of the caller's memory: no real node reads them. */
+static void emit_remaining_outputs(dw__scheduling *s) {
+    for (size_t i = s->forward_outputs; i < s->graph->outputs.count; i++) {
+        dw_node node = producer(s, s->graph->outputs.items[i]);
+        if (node != DW_NONE && !s->in_forward[node]) emit(s, node);
+    }
+}
+
+dw_status dw__order_backward(dw__scheduling *s) {
+    count_reads(s);
+    list_output_views(s);
+    DW_RETURN_IF_FAILED(order_real_nodes(s));
+    emit_remaining_outputs(s);
+    return DW_OK;
+}
