@@ -369,11 +369,10 @@ static void link_newest(dw_engine *engine, dw_plan *plan) {
     engine->plans = plan;
 }
 
-static dw_plan *find_plan(const dw_engine *engine, const int64_t *sizes) {
+static dw_plan *find_plan(const dw_engine *engine, const dw__target *target, const int64_t *sizes) {
     size_t bytes = dw_graph_symbol_count(engine->graph) * sizeof *sizes;
-    int threads = dw__pool_threads();
     for (dw_plan *plan = engine->plans; plan; plan = plan->older) {
-        if (plan->threads < threads) continue;
+        if (!dw__target_serves(&plan->target, target)) continue;
         if (bytes == 0 || memcmp(plan->sizes, sizes, bytes) == 0) return plan;
     }
     return NULL;
@@ -403,11 +402,12 @@ dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **out)
     }
     dw_status status = DW_OK;
     pthread_mutex_lock(&engine->lock);
-    dw_plan *plan = find_plan(engine, sizes);
+    dw__target target = dw__target_cpu();
+    dw_plan *plan = find_plan(engine, &target, sizes);
     if (plan) {
         unlink_plan(engine, plan);
     } else {
-        DW_TRY(dw__plan_create(engine, sizes, &plan));
+        DW_TRY(dw__plan_create(engine, &target, sizes, &plan));
         engine->plan_count++;
     }
     link_newest(engine, plan);

@@ -18,6 +18,7 @@
 #define DW_ENGINE_INTERNAL_H
 
 #include "deepwell/engine.h"
+#include "engine/target.h"
 #include "graph/internal.h"
 #include "kernel/kernel.h"
 #include <pthread.h>
@@ -105,18 +106,12 @@ typedef struct dw__instruction {
     _Atomic uint64_t nanoseconds;
 } dw__instruction;
 
-/* What one run in progress needs; kept by the plan for the next one. */
-typedef struct dw__run_state {
-    struct dw__run_state *next;
-    dw__call call, epilogue;
-} dw__run_state;
-
 struct dw_plan {
     dw_engine *engine;
     dw_plan *newer, *older; /* the engine's list */
     uint32_t references;
     int64_t *sizes;
-    int threads; /* most that may run it: kernels ask for scratch per thread */
+    dw__target target;
 
     dw__arena *memory; /* operands and attributes */
     struct {
@@ -138,9 +133,9 @@ struct dw_plan {
     uint32_t *output_last; /* part, for each output: the last one that reads it, 0 when none does */
     uint32_t *leaf_last;   /* likewise for each leaf of the caller's graph */
 
-    pthread_mutex_t lock; /* of the states */
+    pthread_mutex_t lock; /* of `kept` */
     bool has_lock;
-    dw__run_state *states;
+    void *kept; /* by the executor, from one run to the next */
     _Atomic uint64_t runs;
 };
 
@@ -164,13 +159,17 @@ dw_status dw__lower(dw_plan *plan);
 
 /* ---- plan.c ---------------------------------------------------------------------------------- */
 
-dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **plan);
+dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int64_t *sizes,
+                          dw_plan **plan);
 void dw__plan_destroy(dw_plan *plan);
 
-/* ---- run.c ----------------------------------------------------------------------------------- */
+/* ---- lower_steps.c --------------------------------------------------------------------------- */
 
 /* The step as a call, with every data NULL: what fits() and scratch_bytes() see. */
 void dw__step_shape(const dw__step *step, dw__call *call);
+
+/* ---- plan_listing.c -------------------------------------------------------------------------- */
+
 /* "linear %12 (h.0.mlp)" */
 void dw__node_label(const dw_graph *graph, dw_node node, char *buffer, size_t bytes);
 

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t align_up(size_t bytes) {
-    return (bytes + DW_PLACEMENT_ALIGNMENT - 1) / DW_PLACEMENT_ALIGNMENT * DW_PLACEMENT_ALIGNMENT;
+static size_t align_up(size_t bytes, size_t alignment) {
+    return (bytes + alignment - 1) / alignment * alignment;
 }
 
 /* Order of placement: pinned first, by time; then the largest, the earliest. The address breaks
@@ -23,7 +23,8 @@ static bool meet(const dw__interval *a, const dw__interval *b) {
 }
 
 /* Tightest hole between the placed items (sorted by offset) whose lives meet that of `item`. */
-static size_t find_offset(const dw__interval *item, uint32_t count, dw__interval *const *placed) {
+static size_t find_offset(const dw__interval *item, size_t alignment, uint32_t count,
+                          dw__interval *const *placed) {
     size_t end = 0, best = SIZE_MAX, best_room = SIZE_MAX;
     for (uint32_t i = 0; i < count; i++) {
         const dw__interval *other = placed[i];
@@ -35,7 +36,7 @@ static size_t find_offset(const dw__interval *item, uint32_t count, dw__interval
                 best_room = room;
             }
         }
-        size_t other_end = align_up(other->offset + other->bytes);
+        size_t other_end = align_up(other->offset + other->bytes, alignment);
         if (other_end > end) end = other_end;
     }
     return best_room != SIZE_MAX ? best : end;
@@ -55,7 +56,8 @@ static void insert_sorted(dw__interval *item, uint32_t count, dw__interval **pla
     placed[low] = item;
 }
 
-dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, size_t *peak) {
+dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, size_t *pinned_bytes,
+                    size_t *peak) {
     *pinned_bytes = *peak = 0;
     if (count == 0) return DW_OK;
     dw__interval **order = dw__malloc(2 * (size_t)count * sizeof(dw__interval *));
@@ -70,8 +72,8 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, s
     qsort(order, wanted, sizeof(dw__interval *), compare);
     for (uint32_t i = 0; i < wanted; i++) {
         dw__interval *item = order[i];
-        item->offset =
-            item->pinned ? align_up(*pinned_bytes) : find_offset(item, placed_count, placed);
+        item->offset = item->pinned ? align_up(*pinned_bytes, alignment)
+                                    : find_offset(item, alignment, placed_count, placed);
         /* Offsets are at most DW_PLACEMENT_MOST and so is each size: no sum has wrapped so far. */
         size_t end = item->offset + item->bytes;
         if (item->bytes > DW_PLACEMENT_MOST || end > DW_PLACEMENT_MOST) {
@@ -88,7 +90,8 @@ dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, s
     return DW_OK;
 }
 
-dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t *bytes) {
+dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t alignment,
+                              size_t *bytes) {
     *bytes = 0;
     uint32_t last = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -98,8 +101,8 @@ dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t 
     size_t *change = dw__calloc((size_t)last + 2, sizeof *change);
     if (!change) return dw__fail_memory("the profile of live bytes", last * sizeof *change);
     for (uint32_t i = 0; i < count; i++) {
-        change[items[i].first] += align_up(items[i].bytes);
-        change[items[i].last + 1] -= align_up(items[i].bytes);
+        change[items[i].first] += align_up(items[i].bytes, alignment);
+        change[items[i].last + 1] -= align_up(items[i].bytes, alignment);
     }
     size_t live = 0;
     for (uint32_t step = 0; step <= last; step++) {

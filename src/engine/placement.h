@@ -9,23 +9,24 @@
 
 #include "base/base.h"
 
-enum { DW_PLACEMENT_ALIGNMENT = 64 }; /* a cache line, and the widest vector register */
 #define DW_PLACEMENT_MOST ((size_t)1 << 62)
 
 typedef struct dw__interval {
     size_t bytes; /* 0: gets offset 0 and takes no room */
     uint32_t first, last;
     bool pinned;   /* goes to the bottom, where only pinned buffers lie one above the other */
-    size_t offset; /* result, a multiple of DW_PLACEMENT_ALIGNMENT */
+    size_t offset; /* result, a multiple of the alignment */
 } dw__interval;
 
 /* Pinned intervals are stacked from 0 in the order of `first`, whether or not their lives meet: a
  * prefix of `pinned_bytes` holds them all. The others go into holes or above. `peak` is the end of
  * the highest buffer, to the byte. DW_SHAPE when it is beyond DW_PLACEMENT_MOST. */
-dw_status dw__place(uint32_t count, dw__interval *items, size_t *pinned_bytes, size_t *peak);
+dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, size_t *pinned_bytes,
+                    size_t *peak);
 
 /* Most bytes alive at one step, each rounded up to the alignment: no placement has a lower peak
  * (up to the padding after the highest buffer). */
-dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t *bytes);
+dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t alignment,
+                              size_t *bytes);
 
 #endif

@@ -1,9 +1,7 @@
-/* Plans: lifetimes and placement of what lowering made, queries, a listing. */
+/* Plans: lifetimes and placement of what lowering made; queries. */
 #include "base/pool.h"
-#include "engine/engine_internal.h"
+#include "engine/executor.h"
 #include "engine/placement.h"
-#include <stdio.h>
-#include <string.h>
 
 /* ---- lifetimes ------------------------------------------------------------------------------- */
 
@@ -67,8 +65,9 @@ static dw_status place_storages(dw_plan *plan) {
                                         .last = storage->last,
                                         .pinned = storage->saved};
     }
-    DW_TRY(dw__placement_bound(count, items, &plan->bound_bytes));
-    DW_TRY(dw__place(count, items, &plan->saved_bytes, &plan->arena_bytes));
+    size_t alignment = plan->target.alignment;
+    DW_TRY(dw__placement_bound(count, items, alignment, &plan->bound_bytes));
+    DW_TRY(dw__place(count, items, alignment, &plan->saved_bytes, &plan->arena_bytes));
     count = 0;
     for (size_t s = 0; s < plan->storages.count; s++) {
         dw__storage *storage = &plan->storages.items[s];
@@ -81,14 +80,15 @@ cleanup:
 
 /* ---- lifecycle ------------------------------------------------------------------------------- */
 
-dw_status dw__plan_create(dw_engine *engine, const int64_t *sizes, dw_plan **out) {
+dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int64_t *sizes,
+                          dw_plan **out) {
     dw_status status = DW_OK;
     uint32_t symbols = dw_graph_symbol_count(engine->graph);
     dw_plan *plan = dw__calloc(1, sizeof *plan);
     if (!plan) return dw__fail_memory("a plan", sizeof *plan);
     plan->engine = engine;
-    plan->threads = dw__pool_threads();
-    int limit = dw__pool_limit(plan->threads); /* every kernel measures its scratch for as many */
+    plan->target = *target;
+    int limit = dw__pool_limit(target->threads); /* kernels measure their scratch for as many */
     plan->memory = dw__arena_create();
     if (!plan->memory) DW_TRY(dw__fail_memory("a plan's memory", 1));
     plan->sizes = dw__arena_alloc(plan->memory, (symbols + 1) * sizeof *plan->sizes);
@@ -113,11 +113,7 @@ cleanup:
 
 void dw__plan_destroy(dw_plan *plan) {
     if (!plan) return;
-    while (plan->states) {
-        dw__run_state *next = plan->states->next;
-        dw__free(plan->states);
-        plan->states = next;
-    }
+    plan->target.executor->forget(plan);
     if (plan->has_lock) pthread_mutex_destroy(&plan->lock);
     dw__free(plan->code.items);
     dw__free(plan->storages.items);
@@ -139,90 +135,4 @@ int dw_plan_output_shape(const dw_plan *plan, uint32_t index, int64_t shape[DW_M
 
 dw_dtype dw_plan_output_dtype(const dw_plan *plan, uint32_t index) {
     return plan->outputs[index].dtype;
-}
-
-/* ---- listing --------------------------------------------------------------------------------- */
-
-static dw_status list_operand(const dw_plan *plan, const dw__operand *operand, dw__text *out) {
-    static const char *const home_names[] = {"arena", "leaf", "output", "grad"};
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s[", dw_dtype_name(operand->view.dtype)));
-    for (int axis = 0; axis < operand->view.rank; axis++) {
-        DW_RETURN_IF_FAILED(
-            dw__text_printf(out, axis ? ",%lld" : "%lld", (long long)operand->view.shape[axis]));
-    }
-    if (operand->storage == DW_NONE) return dw__text_printf(out, "]@none");
-    const dw__storage *storage = &plan->storages.items[operand->storage];
-    size_t where = storage->home == DW_HOME_ARENA ? storage->offset : storage->index;
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(out, "]@%s:%zu%s", home_names[storage->home], where,
-                        storage->home == DW_HOME_ARENA && storage->saved ? "s" : ""));
-    if (operand->offset) {
-        DW_RETURN_IF_FAILED(dw__text_printf(out, "+%lld", (long long)operand->offset));
-    }
-    if (dw__tensor_is_contiguous(&operand->view)) return DW_OK;
-    return dw__text_printf(out, "~"); /* strided */
-}
-
-static dw_status list_step(const dw_plan *plan, const dw__step *step, const char *kernel,
-                           dw__text *out) {
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s", kernel));
-    for (uint32_t i = 0; i < step->input_count; i++) {
-        if (step->inputs[i].view.rank < 0) continue;
-        DW_RETURN_IF_FAILED(list_operand(plan, &step->inputs[i], out));
-    }
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " ->"));
-    for (uint32_t o = 0; o < step->output_count; o++) {
-        DW_RETURN_IF_FAILED(list_operand(plan, &step->outputs[o], out));
-    }
-    return DW_OK;
-}
-
-static dw_status list_instruction(const dw_plan *plan, uint32_t index, uint64_t runs,
-                                  dw__text *out) {
-    const dw__instruction *instruction = &plan->code.items[index];
-    char label[160];
-    dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
-    DW_RETURN_IF_FAILED(
-        dw__text_printf(out, "%4u %c", index, index < plan->first_backward ? 'F' : 'B'));
-    if (plan->engine->profile_clock && runs) {
-        double seconds = 1e-9 * (double)atomic_load(&instruction->nanoseconds);
-        DW_RETURN_IF_FAILED(dw__text_printf(out, " %9.3f ms", 1e3 * seconds / (double)runs));
-    }
-    DW_RETURN_IF_FAILED(dw__text_printf(out, " %s:", label));
-    const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
-    const char *kernel = epilogue ? instruction->with_epilogue->name : step->kernel->name;
-    DW_RETURN_IF_FAILED(list_step(plan, step, kernel, out));
-    if (epilogue) {
-        DW_RETURN_IF_FAILED(dw__text_printf(out, " | epilogue"));
-        DW_RETURN_IF_FAILED(list_step(plan, epilogue, epilogue->kernel->name, out));
-    }
-    if (instruction->scratch != DW_NONE) {
-        const dw__storage *scratch = &plan->storages.items[instruction->scratch];
-        DW_RETURN_IF_FAILED(
-            dw__text_printf(out, " scratch %zu@%zu", scratch->bytes, scratch->offset));
-    }
-    return dw__text_printf(out, "\n");
-}
-
-dw_status dw_plan_describe(const dw_plan *plan, char **text) {
-    dw_status status = DW_OK;
-    dw__text out = {0};
-    const dw_graph *graph = plan->engine->graph;
-    DW_TRY(dw__text_printf(&out, "plan"));
-    for (uint32_t i = 0; i < dw_graph_symbol_count(graph); i++) {
-        DW_TRY(dw__text_printf(&out, " %s=%lld", dw_graph_symbol_name(graph, i),
-                               (long long)plan->sizes[i]));
-    }
-    DW_TRY(dw__text_printf(&out,
-                           ": %zu instructions, %u of them forward; arena %zu bytes, "
-                           "of which saved %zu; lower bound %zu\n",
-                           plan->code.count, plan->first_backward, plan->arena_bytes,
-                           plan->saved_bytes, plan->bound_bytes));
-    uint64_t runs = atomic_load(&plan->runs);
-    for (uint32_t i = 0; i < plan->code.count; i++) DW_TRY(list_instruction(plan, i, runs, &out));
-    *text = out.text;
-    out.text = NULL;
-cleanup:
-    dw__text_free(&out);
-    return status;
 }

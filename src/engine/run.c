@@ -1,149 +1,17 @@
-/* Running a plan: its instructions in order, with pointers put in from the caller's bindings. */
-#include "base/pool.h"
-#include "engine/engine_internal.h"
-#include <stdio.h>
+/* Running a plan: the caller's buffers are checked and the target's executor runs a range of instructions. */
+#include "engine/executor.h"
 #include <string.h>
-
-/* What the storages' homes are in one run. */
-typedef struct bindings {
-    char *arena;
-    const dw_binding *leaves;       /* of the caller's graph */
-    const dw_binding *output_grads; /* NULL in forward */
-    const dw_binding *outputs;
-    const dw_binding *grads; /* NULL in forward */
-    void *zeros;             /* stands for output gradients that are NULL */
-} bindings;
-
-void dw__node_label(const dw_graph *graph, dw_node node, char *buffer, size_t bytes) {
-    if (node == DW_NONE) {
-        snprintf(buffer, bytes, "copy of a leaf");
-        return;
-    }
-    const dw__node_record *record = &graph->nodes.items[node];
-    const char *module = record->module ? record->module : "";
-    snprintf(buffer, bytes, "%s %s%s%s%s", dw_op_name(record->op),
-             dw_value_name(graph, record->outputs[0]), *module ? " (" : "", module,
-             *module ? ")" : "");
-}
-
-/* ---- pointers -------------------------------------------------------------------------------- */
-
-static char *home_address(const dw_plan *plan, const bindings *b, const dw__storage *storage) {
-    switch (storage->home) {
-    case DW_HOME_ARENA: return b->arena + storage->offset;
-    case DW_HOME_OUTPUT: return b->outputs[storage->index].data;
-    case DW_HOME_GRAD: return b->grads[storage->index].data;
-    case DW_HOME_LEAF: break;
-    }
-    uint32_t given = plan->engine->leaf_count;
-    if (storage->index < given) return b->leaves[storage->index].data;
-    void *grad = b->output_grads[storage->index - given].data;
-    return grad ? grad : b->zeros;
-}
-
-static void *address(const dw_plan *plan, const bindings *b, const dw__operand *operand) {
-    if (operand->storage == DW_NONE) return NULL;
-    char *base = home_address(plan, b, &plan->storages.items[operand->storage]);
-    if (!base) return NULL;
-    return base + operand->offset * (int64_t)dw_dtype_bytes(operand->view.dtype);
-}
-
-static void bind_step(const dw_plan *plan, const bindings *b, const dw__step *step,
-                      dw__call *call) {
-    dw__step_shape(step, call);
-    for (uint32_t i = 0; i < step->input_count; i++) {
-        call->inputs[i].data = address(plan, b, &step->inputs[i]);
-    }
-    for (uint32_t o = 0; o < step->output_count; o++) {
-        call->outputs[o].data = address(plan, b, &step->outputs[o]);
-    }
-}
-
-/* ---- the loop -------------------------------------------------------------------------------- */
-
-static bool wants_result(const dw__call *call) {
-    for (uint32_t o = 0; o < call->output_count; o++) {
-        if (call->outputs[o].data) return true;
-    }
-    return false;
-}
-
-static dw_status run_instruction(const dw_plan *plan, const bindings *b,
-                                 const dw__instruction *instruction, dw__run_state *state) {
-    void *scratch = NULL;
-    if (instruction->scratch != DW_NONE) {
-        scratch = home_address(plan, b, &plan->storages.items[instruction->scratch]);
-    }
-    bind_step(plan, b, &instruction->step, &state->call);
-    if (!instruction->epilogue) {
-        if (instruction->optional && !wants_result(&state->call)) return DW_OK;
-        return instruction->step.kernel->run(&state->call, scratch);
-    }
-    bind_step(plan, b, instruction->epilogue, &state->epilogue);
-    if (instruction->optional && !wants_result(&state->call) && !wants_result(&state->epilogue)) {
-        return DW_OK;
-    }
-    return instruction->with_epilogue->run(&state->call, &state->epilogue, instruction->replaced,
-                                           scratch);
-}
-
-static dw_status run_instructions(dw_plan *plan, const bindings *b, uint32_t from, uint32_t to,
-                                  dw__run_state *state) {
-    double (*clock)(void) = plan->engine->profile_clock;
-    for (uint32_t i = from; i < to; i++) {
-        dw__instruction *instruction = &plan->code.items[i];
-        double begin = clock ? clock() : 0.0;
-        dw_status status = run_instruction(plan, b, instruction, state);
-        if (status != DW_OK) {
-            char label[160];
-            dw__node_label(plan->engine->graph, instruction->step.node, label, sizeof label);
-            return dw__fail_prefix(status, "%s", label);
-        }
-        if (clock) {
-            double spent = clock() - begin;
-            atomic_fetch_add(&instruction->nanoseconds, (uint64_t)(1e9 * spent));
-        }
-    }
-    return DW_OK;
-}
-
-/* With the threads that the plan has scratch for, whatever another caller of the pool sets meanwhile. */
-static dw_status run_range(dw_plan *plan, const bindings *b, uint32_t from, uint32_t to,
-                           dw__run_state *state) {
-    int limit = dw__pool_limit(plan->threads);
-    dw_status status = run_instructions(plan, b, from, to, state);
-    dw__pool_limit(limit);
-    return status;
-}
-
-/* ---- states, kept between runs --------------------------------------------------------------- */
-
-static dw_status take_state(dw_plan *plan, dw__run_state **state) {
-    pthread_mutex_lock(&plan->lock);
-    *state = plan->states;
-    if (*state) plan->states = (*state)->next;
-    pthread_mutex_unlock(&plan->lock);
-    if (*state) return DW_OK;
-    *state = dw__calloc(1, sizeof **state);
-    return *state ? DW_OK : dw__fail_memory("the state of a run", sizeof **state);
-}
-
-static void give_state(dw_plan *plan, dw__run_state *state) {
-    pthread_mutex_lock(&plan->lock);
-    state->next = plan->states;
-    plan->states = state;
-    pthread_mutex_unlock(&plan->lock);
-}
 
 /* ---- checks of what the caller bound --------------------------------------------------------- */
 
 static dw_status check_arena(const dw_plan *plan, const void *arena) {
     if (plan->arena_bytes == 0) return DW_OK;
-    if (!arena || (uintptr_t)arena % 64 != 0) {
+    size_t alignment = plan->target.alignment;
+    if (!arena || (uintptr_t)arena % alignment != 0) {
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the arena at %p must be %zu bytes, aligned to 64: allocate what "
-                        "dw_plan_arena_bytes says",
-                        arena, plan->arena_bytes);
+                        "the arena at %p must be %zu bytes, aligned to %zu: allocate what "
+                        "dw_plan_arena_bytes returns",
+                        arena, plan->arena_bytes, alignment);
     }
     return DW_OK;
 }
@@ -193,18 +61,24 @@ static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, u
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
+static dw_status execute(dw_plan *plan, const dw__bindings *b, uint32_t from, uint32_t to) {
+    const dw__executor *executor = plan->target.executor;
+    dw__run run = {.plan = plan, .bindings = b};
+    dw_status status = executor->begin(&run);
+    if (status == DW_OK) status = executor->run_range(&run, from, to);
+    dw_status ended = executor->end(&run);
+    return status == DW_OK ? ended : status;
+}
+
 dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
                           const dw_binding *outputs) {
     DW_RETURN_IF_FAILED(check_arena(plan, arena));
     DW_RETURN_IF_FAILED(check_leaves(plan, leaves, DW_READ_FORWARD));
     DW_RETURN_IF_FAILED(check_outputs(plan, outputs, DW_READ_FORWARD, 0));
-    bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs};
-    dw__run_state *state = NULL;
-    DW_RETURN_IF_FAILED(take_state(plan, &state));
-    dw_status status = run_range(plan, &b, 0, plan->first_backward, state);
-    give_state(plan, state);
-    if (status == DW_OK) atomic_fetch_add(&plan->runs, 1);
-    return status;
+    dw__bindings b = {.arena = arena, .leaves = leaves, .outputs = outputs};
+    DW_RETURN_IF_FAILED(execute(plan, &b, 0, plan->first_backward));
+    atomic_fetch_add(&plan->runs, 1);
+    return DW_OK;
 }
 
 /* Zeros for the output gradients that are NULL, as large as the largest of them. */
@@ -242,16 +116,13 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
                                          &plan->leaves[engine->leaf_count + i], &output_grads[i]));
     }
     dw_status status = DW_OK;
-    dw__run_state *state = NULL;
-    bindings b = {.arena = arena,
-                  .leaves = leaves,
-                  .output_grads = output_grads,
-                  .outputs = outputs,
-                  .grads = grads};
+    dw__bindings b = {.arena = arena,
+                      .leaves = leaves,
+                      .output_grads = output_grads,
+                      .outputs = outputs,
+                      .grads = grads};
     DW_TRY(make_zeros(plan, output_grads, &b.zeros));
-    DW_TRY(take_state(plan, &state));
-    status = run_range(plan, &b, from, to, state);
-    give_state(plan, state);
+    status = execute(plan, &b, from, to);
 cleanup:
     dw__free_aligned(b.zeros);
     return status;

@@ -1,7 +1,6 @@
 /* What a training step holds: the plan's arena and, around it, tensors of the caller, which come and go by phases. */
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
-#include "engine/placement.h"
 #include <string.h>
 
 static const char *const optimizer_names[DW_STEP_OPTIMIZERS] = {
@@ -193,14 +192,14 @@ uint32_t dw_plan_first_backward(const dw_plan *plan) { return plan->first_backwa
 
 uint32_t dw_plan_arena_alive(const dw_plan *plan, uint32_t count, size_t *bytes) {
     uint32_t all = (uint32_t)plan->code.count;
+    size_t alignment = plan->target.alignment;
     if (!bytes) return all;
     if (count > all) count = all;
     if (count) memset(bytes, 0, count * sizeof *bytes);
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
         if (storage->home != DW_HOME_ARENA || storage->first > storage->last) continue;
-        size_t rounded = (storage->bytes + DW_PLACEMENT_ALIGNMENT - 1) / DW_PLACEMENT_ALIGNMENT *
-                         DW_PLACEMENT_ALIGNMENT;
+        size_t rounded = (storage->bytes + alignment - 1) / alignment * alignment;
         for (uint32_t i = storage->first; i <= storage->last && i < count; i++) bytes[i] += rounded;
     }
     return all;

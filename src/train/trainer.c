@@ -46,7 +46,7 @@ static dw_status read_config(dw_trainer *t) {
 
 /* Where each parameter lies in the flat blocks. */
 static dw_status lay_out_parameters(dw_trainer *t) {
-    enum { ALIGNMENT_ELEMENTS = DW_PLACEMENT_ALIGNMENT / sizeof(float) };
+    enum { ALIGNMENT_ELEMENTS = DW__CPU_ALIGNMENT / sizeof(float) };
     t->count = dw_model_parameter_count(t->config);
     t->parameters = dw__arena_alloc(t->memory, t->count * sizeof *t->parameters);
     t->offsets = dw__arena_alloc(t->memory, t->count * sizeof *t->offsets);
@@ -141,7 +141,7 @@ static dw_status place_accumulation(dw_trainer *t) {
         t->lives[i].bytes = (size_t)t->parameters[i].count * sizeof(float);
         dw_plan_grad_parts(t->train.plan, i, &t->lives[i].first, &t->lives[i].last);
     }
-    return dw__place(t->count, t->lives, &pinned, &t->accumulation.bytes);
+    return dw__place(t->count, t->lives, DW__CPU_ALIGNMENT, &pinned, &t->accumulation.bytes);
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */

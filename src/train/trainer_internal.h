@@ -7,6 +7,7 @@
 #include "deepwell/model.h"
 #include "deepwell/trainer.h"
 #include "engine/placement.h"
+#include "engine/target.h"
 #include "train/checkpoints.h"
 #include "train/dataset.h"
 

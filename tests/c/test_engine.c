@@ -6,6 +6,8 @@
  */
 #include "base/pool.h"
 #include "deepwell/engine.h"
+#include "deepwell/step_memory.h"
+#include "engine/executor.h"
 #include "engine_models.h"
 #include "kernel/reference/interpret.h"
 #include <jansson.h>
@@ -714,6 +716,90 @@ static void inference_saves_nothing(void **state) {
     fixture_end(&f);
 }
 
+/* ---- targets and executors ------------------------------------------------------------------- */
+
+/* The CPU's executor, which counts its calls and can fail. */
+static struct {
+    uint32_t begun, ended, ranges, from, to;
+    bool begin_fails;
+} watched;
+
+static dw_status watched_begin(dw__run *run) {
+    watched.begun++;
+    return watched.begin_fails ? dw__fail(DW_UNSUPPORTED, "no begin") : dw__executor_cpu.begin(run);
+}
+
+static dw_status watched_range(dw__run *run, uint32_t from, uint32_t to) {
+    watched.ranges++;
+    watched.from = from;
+    watched.to = to;
+    return dw__executor_cpu.run_range(run, from, to);
+}
+
+static dw_status watched_end(dw__run *run) {
+    watched.ended++;
+    return dw__executor_cpu.end(run);
+}
+
+static void watched_forget(dw_plan *plan) { dw__executor_cpu.forget(plan); }
+
+static void a_plan_is_run_by_the_executor_of_its_target(void **state) {
+    (void)state;
+    static const dw__executor watch = {.name = "watched",
+                                       .begin = watched_begin,
+                                       .run_range = watched_range,
+                                       .end = watched_end,
+                                       .forget = watched_forget};
+    fixture f;
+    results expected, got;
+    dw_plan *plan = NULL;
+    dw__target target = dw__target_cpu();
+    assert_ptr_equal(target.executor, &dw__executor_cpu);
+    assert_int_equal(target.sm_count, 0);
+    target.executor = &watch;
+    target.alignment = 256;
+    fixture_begin(&f, model_gpt, 0.1, 1);
+    run_both(f.engine, &f.p, &expected);
+    OK(dw__plan_create(f.engine, &target, f.p.sizes, &plan));
+    for (size_t i = 0; i < plan->storages.count; i++)
+        assert_int_equal(plan->storages.items[i].offset % 256, 0);
+    results_begin(&f.p, f.engine, &got);
+    size_t bytes = dw_plan_arena_bytes(plan);
+    char *block = dw__malloc_aligned(bytes + 512);
+    char *arena = block + (256 - (uintptr_t)block % 256) % 256;
+    OK(forward(plan, arena, &f.p, &got));
+    assert_true(watched.from == 0 && watched.to == dw_plan_first_backward(plan));
+    OK(backward(plan, arena, &f.p, &got));
+    assert_true(watched.from == dw_plan_first_backward(plan) && watched.to == plan->code.count);
+    expect_same_bits(&f.p, &got, &expected);
+    assert_true(watched.begun == 2 && watched.ranges == 2 && watched.ended == 2);
+    assert_int_equal(forward(plan, arena + 64, &f.p, &got), DW_INVALID_ARGUMENT);
+    assert_int_equal(watched.begun, 2);
+    watched.begin_fails = true;
+    assert_int_equal(forward(plan, arena, &f.p, &got), DW_UNSUPPORTED);
+    assert_true(watched.begun == 3 && watched.ranges == 2 && watched.ended == 3);
+    dw__free_aligned(block);
+    dw__plan_destroy(plan);
+    results_end(&expected);
+    results_end(&got);
+    fixture_end(&f);
+}
+
+static void a_target_serves_one_that_needs_no_more(void **state) {
+    (void)state;
+    dw__target target = dw__target_cpu(), other = target;
+    assert_true(dw__target_serves(&target, &other));
+    other.threads++;
+    assert_true(dw__target_serves(&other, &target));
+    assert_false(dw__target_serves(&target, &other));
+    other = target;
+    other.alignment *= 2;
+    assert_false(dw__target_serves(&target, &other));
+    other = target;
+    other.device = NULL;
+    assert_false(dw__target_serves(&target, &other));
+}
+
 /* ---- outputs and gradients that are views, leaves, or each other ----------------------------- */
 
 static dw_status odd_outputs(model *m) {
@@ -857,6 +943,8 @@ int main(void) {
         cmocka_unit_test(a_tied_table_needs_no_second_gradient),
         cmocka_unit_test(the_machine_describes_itself),
         cmocka_unit_test(inference_saves_nothing),
+        cmocka_unit_test(a_plan_is_run_by_the_executor_of_its_target),
+        cmocka_unit_test(a_target_serves_one_that_needs_no_more),
         cmocka_unit_test(misuse_is_reported),
         cmocka_unit_test(every_failing_allocation_is_survived),
     };

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 static uint64_t random_state;
+static size_t alignment = 64;
 
 static uint32_t random_below(uint32_t limit) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
@@ -20,7 +21,7 @@ static void check(uint32_t count, const dw__interval *items, size_t pinned, size
     for (uint32_t i = 0; i < count; i++) {
         const dw__interval *a = &items[i];
         if (a->bytes == 0) continue;
-        assert_int_equal(a->offset % DW_PLACEMENT_ALIGNMENT, 0);
+        assert_int_equal(a->offset % alignment, 0);
         if (a->offset + a->bytes > highest) highest = a->offset + a->bytes;
         if (a->pinned && a->offset + a->bytes > pinned_end) pinned_end = a->offset + a->bytes;
         for (uint32_t j = 0; j < i; j++) {
@@ -37,16 +38,16 @@ static void check(uint32_t count, const dw__interval *items, size_t pinned, size
 
 static void place_and_check(uint32_t count, dw__interval *items, size_t *peak) {
     size_t pinned = 1, bound = 0;
-    assert_int_equal(dw__place(count, items, &pinned, peak), DW_OK);
+    assert_int_equal(dw__place(count, items, alignment, &pinned, peak), DW_OK);
     check(count, items, pinned, *peak);
-    assert_int_equal(dw__placement_bound(count, items, &bound), DW_OK);
-    if (pinned == 0) assert_true(*peak + DW_PLACEMENT_ALIGNMENT > bound);
+    assert_int_equal(dw__placement_bound(count, items, alignment, &bound), DW_OK);
+    if (pinned == 0) assert_true(*peak + alignment > bound);
 }
 
 static void nothing_needs_nothing(void **state) {
     (void)state;
     size_t peak = 1, pinned = 1;
-    assert_int_equal(dw__place(0, NULL, &pinned, &peak), DW_OK);
+    assert_int_equal(dw__place(0, NULL, alignment, &pinned, &peak), DW_OK);
     assert_int_equal(peak, 0);
     assert_int_equal(pinned, 0);
     dw__interval empty[2] = {{.bytes = 0, .first = 0, .last = 3}, {.bytes = 0, .pinned = true}};
@@ -91,7 +92,7 @@ static void pinned_buffers_are_a_prefix(void **state) {
         {.bytes = 100, .first = 3, .last = 8, .pinned = true},
     };
     size_t peak = 0, pinned = 0;
-    assert_int_equal(dw__place(3, items, &pinned, &peak), DW_OK);
+    assert_int_equal(dw__place(3, items, alignment, &pinned, &peak), DW_OK);
     check(3, items, pinned, peak);
     assert_int_equal(pinned, 164);
     /* The other buffer is gone before the second pinned one is written, and lies over it. */
@@ -113,8 +114,10 @@ static void random_lives_never_collide(void **state) {
                                       .pinned = round % 4 == 0 && random_below(4) == 0};
         }
         size_t peak = 0;
+        alignment = round % 5 == 0 ? 256 : 64;
         place_and_check(count, items, &peak);
     }
+    alignment = 64;
 }
 
 static void failure_of_memory_is_reported(void **state) {
@@ -122,8 +125,8 @@ static void failure_of_memory_is_reported(void **state) {
     dw__interval items[2] = {{.bytes = 1}, {.bytes = 2}};
     size_t peak = 0, pinned = 0;
     dw__memory_fail_after(0);
-    assert_int_equal(dw__place(2, items, &pinned, &peak), DW_OUT_OF_MEMORY);
-    assert_int_equal(dw__placement_bound(2, items, &peak), DW_OUT_OF_MEMORY);
+    assert_int_equal(dw__place(2, items, alignment, &pinned, &peak), DW_OUT_OF_MEMORY);
+    assert_int_equal(dw__placement_bound(2, items, alignment, &peak), DW_OUT_OF_MEMORY);
     dw__memory_fail_after(-1);
 }
 
