@@ -1,14 +1,21 @@
 /* What the engine's files share.
  *
- *     engine.c    passes, gradient, the cache of plans
- *     training_schedule.c, saved_values.c, backward_order.c
- *                 which forward values are saved, which are computed again; order of backward
- *     min_cut.c   the minimum cut behind that choice
- *     lower*.c    nodes at concrete sizes become storages and instructions (lowering.h)
- *     plan.c      lifetimes, placement, queries
- *     step_memory.c  what a training step holds around it
- *     step_fit.c  how much of a batch fits
- *     run.c       instructions, one after the other
+ *     engine.c            engines: made, destroyed, asked
+ *     engine_graph.c      passes, gradient, fusion
+ *     training_schedule.c, saved_values.c, backward_order.c, min_cut.c
+ *                         what is saved and what is computed again; the order of backward
+ *     graph_readers.c     who reads each value; which are computed in the caller's buffers
+ *     plan_cache.c        the plans of an engine
+ *     target.c            where a plan runs
+ *     lower*.c            nodes at concrete sizes become storages and instructions (lowering.h)
+ *     views.c             strided views of a tensor
+ *     plan.c, placement.c lifetimes and places of storages in the arena
+ *     parts.c             backward in parts
+ *     plan_listing.c      a plan as text
+ *     run.c, bindings.c   a run's checks, and the addresses of storages
+ *     executor_cpu.c      instructions on the CPU (executor.h)
+ *     step_memory.c       what a training step holds around the arena
+ *     step_fit.c          how much of a batch fits
  *
  * A value is a strided view of a storage. A storage is a piece of memory with one home: the arena,
  * a leaf, an output or a gradient of the caller. Views have no instruction, and a value that is
@@ -138,6 +145,18 @@ struct dw_plan {
     void *kept; /* by the executor, from one run to the next */
     _Atomic uint64_t runs;
 };
+
+/* ---- engine_graph.c -------------------------------------------------------------------------- */
+
+/* Fills engine->graph. The engine has its counts and room for wrt_leaf, wrt_of and grad_slot. */
+dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
+                                 const uint32_t *grad_outputs, const dw_value *wrt,
+                                 const dw_engine_options *options);
+
+/* ---- graph_readers.c ------------------------------------------------------------------------- */
+
+/* Fills first_backward, the readers of values, `direct` and the reads of leaves and outputs. */
+dw_status dw__engine_index_graph(dw_engine *engine);
 
 /* ---- parts.c --------------------------------------------------------------------------------- */
 
