@@ -18,7 +18,7 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
     for (uint32_t i = 0; i < wrt_count; i++) {
         if (wrt[i] >= dw_graph_value_count(graph) || dw_value_node(graph, wrt[i]) != DW_NONE) {
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "wrt[%u] is value %u, which is no leaf: gradients are taken with "
+                            "wrt[%u] is value %u, which is not a leaf: gradients are taken with "
                             "respect to leaves",
                             i, wrt[i]);
         }
@@ -28,7 +28,7 @@ static dw_status check_request(const dw_graph *graph, uint32_t grad_output_count
 
 static dw_status read_options(const dw_engine_options *given, dw_engine_options *options) {
     if (!given) return DW_OK;
-    /* Programs built before the last members were added give fewer. */
+    /* Programs that were built for the first version have a shorter structure. */
     size_t first_version = offsetof(dw_engine_options, precision);
     if (given->struct_size != sizeof *options && given->struct_size != first_version) {
         return dw__fail(DW_INVALID_ARGUMENT,
@@ -40,7 +40,7 @@ static dw_status read_options(const dw_engine_options *given, dw_engine_options 
     return DW_OK;
 }
 
-/* DEEPWELL_PROFILE=cpu counts the process's CPU time, which other programs on the machine do not change. */
+/* DEEPWELL_PROFILE=cpu counts the CPU time of the process, which other programs on the machine do not change. */
 static double (*profile_clock(void))(void) {
     const char *value = getenv("DEEPWELL_PROFILE");
     if (!value || !*value || strcmp(value, "0") == 0) return NULL;
@@ -68,7 +68,8 @@ dw_status dw_engine_create(const dw_graph *graph, uint32_t grad_output_count,
     if (!engine->grad_slot || !engine->wrt_of || !engine->wrt_leaf || !engine->prepared_index)
         DW_TRY(dw__fail_memory("an engine", wrt_count));
     if (pthread_mutex_init(&engine->lock, NULL) != 0) {
-        DW_TRY(dw__fail(DW_OUT_OF_MEMORY, "no mutex for an engine: the system is out of them"));
+        DW_TRY(dw__fail(DW_OUT_OF_MEMORY,
+                        "cannot create a mutex for an engine: the system is out of resources"));
     }
     engine->has_lock = true;
     DW_TRY(dw__engine_build_graph(engine, graph, grad_outputs, wrt, &options));

@@ -10,7 +10,7 @@ static dw_status run_passes(dw_graph **graph, size_t count, const dw_pass *passe
     return DW_OK;
 }
 
-/* A leaf of the output's type, under a name that is free. */
+/* Adds a leaf of the output's type under an unused name. */
 static dw_status add_gradient_leaf(dw_graph *graph, uint32_t output, dw_value *leaf) {
     char name[64];
     snprintf(name, sizeof name, "gradient.%u", output);
@@ -25,7 +25,7 @@ static dw_status add_gradient_leaf(dw_graph *graph, uint32_t output, dw_value *l
                          leaf);
 }
 
-/* Appends backward; the gradients that exist become outputs. */
+/* Appends backward. The gradients that exist become outputs. */
 static dw_status differentiate(dw_engine *engine, const uint32_t *grad_outputs) {
     dw_status status = DW_OK;
     dw_graph *graph = engine->graph;
@@ -57,7 +57,7 @@ cleanup:
     return status;
 }
 
-/* Each search begins where the one before ended, for the leaves mostly come in the graph's order. */
+/* Leaves mostly come in the graph's order, so each search begins where the previous one ended. */
 static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_value *leaves,
                                 uint32_t *positions) {
     const uint32_t leaf_count = dw_graph_leaf_count(graph);
@@ -67,7 +67,7 @@ static dw_status leaf_positions(const dw_graph *graph, uint32_t count, const dw_
         for (; tried < leaf_count && dw_graph_leaf_at(graph, at) != leaves[i]; tried++)
             at = at + 1 < leaf_count ? at + 1 : 0;
         if (tried == leaf_count) {
-            return dw__fail(DW_INTERNAL, "value %u has no node and is no leaf", leaves[i]);
+            return dw__fail(DW_INTERNAL, "value %u has no node and is not a leaf", leaves[i]);
         }
         positions[i] = at;
     }
@@ -79,7 +79,7 @@ dw_status dw__engine_build_graph(dw_engine *engine, const dw_graph *graph,
                                  const dw_engine_options *options) {
     static const dw_pass before[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
                                      DW_PASS_DEAD_CODE};
-    /* Patterns of backward are recognised after the gradient. */
+    /* Backward has patterns of its own. */
     static const dw_pass after[] = {DW_PASS_FOLD, DW_PASS_RECOGNIZE, DW_PASS_FOLD, DW_PASS_COMMON,
                                     DW_PASS_DEAD_CODE};
     static const dw_pass shared[] = {DW_PASS_FOLD, DW_PASS_COMMON, DW_PASS_DEAD_CODE};

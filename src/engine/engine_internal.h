@@ -37,8 +37,8 @@ enum { DW_READ_FORWARD = 1, DW_READ_BACKWARD = 2 };
 
 struct dw_engine {
     dw_graph *graph; /* scheduled: forward nodes, then backward nodes */
-    /* Of the caller's graph. The scheduled graph has the same leaves followed by one per gradient
-     * of an output, and the same outputs followed by the gradients that exist. */
+    /* Counts of the caller's graph. The scheduled graph has its leaves, then one per gradient of an
+     * output; and its outputs, then the gradients that exist. */
     uint32_t leaf_count, output_count, grad_output_count, wrt_count;
     uint32_t *grad_slot;      /* by wrt: index of its output in the scheduled graph, or DW_NONE */
     uint32_t *wrt_of;         /* by output of the scheduled graph less output_count: its wrt */
@@ -55,7 +55,7 @@ struct dw_engine {
     uint8_t *leaf_reads;   /* DW_READ_ flags by leaf */
     uint8_t *output_reads; /* DW_READ_BACKWARD where backward may read the caller's buffer */
 
-    /* What kernels prepared, shared by all steps and plans with the same attributes and types. */
+    /* Results of kernels' prepare(), shared by all steps and plans with the same attributes and types. */
     struct {
         void **items;
         size_t count, capacity;
@@ -78,15 +78,15 @@ typedef struct dw__storage {
     size_t offset;        /* in the arena */
     uint32_t first, last; /* instructions; first > last: never used */
     bool saved;           /* written by forward, read by backward */
-    /* While lowering: */
-    uint32_t reads_left; /* reads by nodes not yet lowered, and uses as an output */
-    uint32_t reads;      /* all of them, ever */
+    /* For lowering: */
+    uint32_t reads_left; /* reads by nodes that are not lowered yet, and uses as an output */
+    uint32_t reads;      /* all reads and uses */
     dw_node deferred;    /* the node that will fill it and has no instruction yet, or DW_NONE */
 } dw__storage;
 
 /* A view of a storage. */
 typedef struct dw__operand {
-    uint32_t storage; /* DW_NONE: absent, or a result that nobody reads */
+    uint32_t storage; /* DW_NONE: absent, or a result that nothing reads */
     int64_t offset;   /* of the first element, in elements */
     dw__tensor view;  /* rank -1: absent; data unused */
 } dw__operand;
@@ -99,7 +99,7 @@ typedef struct dw__step {
     uint32_t attr_count, input_count, output_count;
     const dw_attr *attrs;
     dw__operand *inputs, *outputs;
-    const void *prepared; /* the engine's */
+    const void *prepared; /* owned by the engine */
 } dw__step;
 
 typedef struct dw__instruction {
@@ -109,13 +109,13 @@ typedef struct dw__instruction {
     int replaced;                             /* input of the epilogue that is the step's result */
     uint32_t scratch;                         /* storage, or DW_NONE */
     size_t library; /* bytes that libraries allocate by themselves while it runs */
-    bool optional;  /* writes gradients alone: not run where nobody wants them */
+    bool optional;  /* writes only gradients: skipped if the caller left all of them out */
     _Atomic uint64_t nanoseconds;
 } dw__instruction;
 
 struct dw_plan {
     dw_engine *engine;
-    dw_plan *newer, *older; /* the engine's list */
+    dw_plan *newer, *older; /* in the engine's list */
     uint32_t references;
     int64_t *sizes;
     dw__target target;
@@ -133,12 +133,12 @@ struct dw_plan {
     dw__tensor *leaves;      /* shapes, with contiguous strides */
     dw__tensor *outputs;     /* of the caller's graph */
     size_t arena_bytes, saved_bytes;
-    size_t bound_bytes;               /* no placement needs less (rounded up) */
+    size_t bound_bytes;               /* no placement needs fewer bytes (rounded up) */
     uint32_t part_count;              /* of backward */
     uint32_t *part_ends;              /* instructions; the last is the end of the code */
     uint32_t *grad_first, *grad_last; /* parts, for each wrt; first UINT32_MAX: never written */
-    uint32_t *output_last; /* part, for each output: the last one that reads it, 0 when none does */
-    uint32_t *leaf_last;   /* likewise for each leaf of the caller's graph */
+    uint32_t *output_last; /* for each output: the last part that reads it, 0 if none does */
+    uint32_t *leaf_last;   /* the same for each leaf of the caller's graph */
 
     pthread_mutex_t lock; /* of `kept` */
     bool has_lock;
@@ -160,20 +160,20 @@ dw_status dw__engine_index_graph(dw_engine *engine);
 
 /* ---- parts.c --------------------------------------------------------------------------------- */
 
-/* Once lifetimes are known. */
+/* Cuts backward into parts. Call it when lifetimes are known. */
 dw_status dw__plan_cut_backward(dw_plan *plan);
 
 /* ---- training_schedule.c --------------------------------------------------------------------- */
 
-/* Replaces *graph by one in which forward nodes come first and backward nodes follow in an order
- * that keeps few bytes alive, each node's flag saying where it runs. Nodes that no output of the
- * first `forward_outputs` needs run in backward. With `recompute`, cheap forward nodes are repeated
- * in backward where that saves memory. */
+/* Replaces *graph by one with the forward nodes first and the backward nodes behind them, in an order
+ * that keeps few bytes alive; each node's `backward` says where it runs. Nodes that none of the first
+ * `forward_outputs` outputs needs run in backward. With `recompute`, cheap forward nodes are repeated
+ * in backward if that saves memory. */
 dw_status dw__schedule(dw_graph **graph, uint32_t forward_outputs, bool recompute);
 
 /* ---- lower.c --------------------------------------------------------------------------------- */
 
-/* Fills plan->storages, code, leaves, outputs. */
+/* Fills plan->storages, code, leaves and outputs. */
 dw_status dw__lower(dw_plan *plan);
 
 /* ---- plan.c ---------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* Executors: how a target runs the instructions of a plan.
  *
- *     begin       what a run needs besides the arena; ranges may follow
- *     run_range   instructions [from, to), in order
+ *     begin       takes what a run needs besides the arena
+ *     run_range   runs instructions [from, to) in order; may be called several times
  *     end         waits for the work and gives back what begin took
  *
  * An executor may keep memory in the plan from one run to the next (dw_plan.kept, under dw_plan.lock); `forget` frees

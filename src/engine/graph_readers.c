@@ -1,5 +1,5 @@
-/* What every plan looks up in the scheduled graph: who reads each value, which values are computed in the caller's
- * buffers, and when each leaf and output is read. */
+/* Facts about the scheduled graph that every plan looks up: the readers of each value, the values that are computed in
+ * the caller's buffers, and when each leaf and output is read. */
 #include "engine/engine_internal.h"
 
 static dw_status index_uses(dw_engine *engine) {
@@ -35,8 +35,8 @@ static dw_status index_uses(dw_engine *engine) {
     return DW_OK;
 }
 
-/* The value that a chain of reshapes above `value` begins with, within one region; DW_NONE if a
- * leaf, or a value of the other region, or one that has a buffer already. */
+/* Follows a chain of reshapes from `value` down to the value that it begins with. DW_NONE if the chain
+ * reaches a leaf, leaves the region, or meets a value that has a buffer already. */
 static dw_value find_direct_root(const dw_engine *engine, dw_value value, bool backward) {
     const dw_graph *graph = engine->graph;
     for (bool first = true;; first = false) {
@@ -45,7 +45,7 @@ static dw_value find_direct_root(const dw_engine *engine, dw_value value, bool b
         const dw__node_record *record = &graph->nodes.items[node];
         if (record->backward != backward) return DW_NONE;
         if (backward) {
-            /* The caller may leave a gradient out, so that nothing else may read it. */
+            /* The caller may leave the gradient out, so nothing else may read it. */
             uint32_t uses = engine->use_start[value + 1] - engine->use_start[value];
             if (uses + engine->output_uses[value] != 1 || (first && uses)) return DW_NONE;
         }
@@ -72,7 +72,7 @@ static dw_status choose_direct(dw_engine *engine) {
     return DW_OK;
 }
 
-/* When each value's memory is read: views pass on what their readers do. */
+/* Finds when the memory of each leaf and output is read. A view is read when its readers read it. */
 static dw_status find_reads(dw_engine *engine) {
     const dw_graph *graph = engine->graph;
     dw_status status = DW_OK;

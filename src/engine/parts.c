@@ -1,11 +1,11 @@
-/* Backward in parts: the instructions of backward are cut where enough gradients are complete, so that a
- * caller can hand gradients on, and their memory with them, before all of them are there. */
+/* Backward in parts. The instructions of backward are cut where enough gradients are complete, so that a
+ * caller can use gradients, and free their memory, before backward is done. */
 #include "engine/engine_internal.h"
 
-enum { PARTS = 16 }; /* about: each completes a sixteenth of the gradients' bytes */
+enum { PARTS = 16 }; /* at most; each completes at least a sixteenth of the gradients' bytes */
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
-/* By instruction: bytes of the gradients whose last use it is. Returns the sum of those of backward. */
+/* Adds to completed[i] the bytes of the gradients that instruction i uses last. Returns their sum in backward. */
 static size_t count_completed(const dw_plan *plan, size_t *completed) {
     size_t total = 0;
     for (size_t s = 0; s < plan->storages.count; s++) {
@@ -51,7 +51,7 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
         complete = 0;
     }
     dw__free(completed);
-    /* What is left belongs to the last part; without gradients it would be a part of its own for nothing. */
+    /* Instructions that complete no further gradient belong to the last part. */
     if (plan->part_count == 0 || complete > 0) plan->part_count++;
     plan->part_ends[plan->part_count - 1] = end;
 

@@ -6,7 +6,7 @@ static size_t align_up(size_t bytes, size_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/* Order of placement: pinned first, by time; then the largest, the earliest. The address breaks
+/* Order of placement: pinned buffers by time, then the others by size and time. The address breaks
  * ties, so that the result does not depend on qsort. */
 static int compare(const void *left, const void *right) {
     const dw__interval *a = *(dw__interval *const *)left;
@@ -22,7 +22,7 @@ static bool meet(const dw__interval *a, const dw__interval *b) {
     return a->first <= b->last && b->first <= a->last;
 }
 
-/* Tightest hole between the placed items (sorted by offset) whose lives meet that of `item`. */
+/* Returns the tightest hole between the placed buffers (sorted by offset) whose lives overlap that of `item`. */
 static size_t find_offset(const dw__interval *item, size_t alignment, uint32_t count,
                           dw__interval *const *placed) {
     size_t end = 0, best = SIZE_MAX, best_room = SIZE_MAX;
@@ -97,7 +97,7 @@ dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t 
     for (uint32_t i = 0; i < count; i++) {
         if (items[i].last > last) last = items[i].last;
     }
-    /* Differences: what begins at a step less what ended before it. */
+    /* At each step: bytes whose lives begin, minus bytes whose lives ended at the step before. */
     size_t *change = dw__calloc((size_t)last + 2, sizeof *change);
     if (!change) return dw__fail_memory("the profile of live bytes", last * sizeof *change);
     for (uint32_t i = 0; i < count; i++) {

@@ -1,8 +1,8 @@
-/* Interval placement: which bytes of one arena each buffer gets.
+/* Interval placement: assigns bytes of one arena to buffers.
  *
- * A buffer lives from step `first` to step `last`, both included. Two buffers whose lives meet
- * never share a byte. Finding the least peak is NP-hard (it is dynamic storage allocation); this is
- * the usual greedy: largest first, into the tightest hole that its whole life leaves free.
+ * A buffer lives from step `first` to step `last`, both included. Buffers whose lives overlap never
+ * share a byte. Finding the lowest peak is NP-hard (dynamic storage allocation). This is the usual
+ * greedy algorithm: largest first, into the tightest hole that is free for the buffer's whole life.
  */
 #ifndef DW_PLACEMENT_H
 #define DW_PLACEMENT_H
@@ -12,20 +12,21 @@
 #define DW_PLACEMENT_MOST ((size_t)1 << 62)
 
 typedef struct dw__interval {
-    size_t bytes; /* 0: gets offset 0 and takes no room */
+    size_t bytes; /* 0: gets offset 0 and no memory */
     uint32_t first, last;
-    bool pinned;   /* goes to the bottom, where only pinned buffers lie one above the other */
+    bool pinned;   /* is stacked from the bottom, see dw__place */
     size_t offset; /* result, a multiple of the alignment */
 } dw__interval;
 
-/* Pinned intervals are stacked from 0 in the order of `first`, whether or not their lives meet: a
- * prefix of `pinned_bytes` holds them all. The others go into holes or above. `peak` is the end of
- * the highest buffer, to the byte. DW_SHAPE when it is beyond DW_PLACEMENT_MOST. */
+/* Stacks pinned intervals from 0 in the order of `first`, even if their lives do not overlap, so that
+ * the first `pinned_bytes` hold them all. The others go into holes or above. `peak` is the end of the
+ * highest buffer, to the byte. `alignment` is a power of two. DW_SHAPE: `peak` would exceed
+ * DW_PLACEMENT_MOST. */
 dw_status dw__place(uint32_t count, dw__interval *items, size_t alignment, size_t *pinned_bytes,
                     size_t *peak);
 
-/* Most bytes alive at one step, each rounded up to the alignment: no placement has a lower peak
- * (up to the padding after the highest buffer). */
+/* Returns the most bytes alive at one step, each buffer rounded up to the alignment. No placement has
+ * a lower peak (up to the padding after the highest buffer). */
 dw_status dw__placement_bound(uint32_t count, const dw__interval *items, size_t alignment,
                               size_t *bytes);
 

@@ -96,7 +96,8 @@ dw_status dw__plan_create(dw_engine *engine, const dw__target *target, const int
     for (uint32_t i = 0; i < symbols; i++) plan->sizes[i] = sizes[i];
     DW_TRY(dw__graph_check_sizes(engine->graph, plan->sizes));
     if (pthread_mutex_init(&plan->lock, NULL) != 0) {
-        DW_TRY(dw__fail(DW_OUT_OF_MEMORY, "no mutex for a plan: the system is out of resources"));
+        DW_TRY(dw__fail(DW_OUT_OF_MEMORY,
+                        "cannot create a mutex for a plan: the system is out of resources"));
     }
     plan->has_lock = true;
     DW_TRY(dw__lower(plan));

@@ -1,4 +1,4 @@
-/* The plans of an engine: one for each choice of sizes, least recently used first to go. */
+/* The cache of an engine's plans, by target and sizes. Evicts the least recently used plans. */
 #include "engine/engine_internal.h"
 #include <string.h>
 
@@ -24,7 +24,7 @@ static dw_plan *find_plan(const dw_engine *engine, const dw__target *target, con
     return NULL;
 }
 
-/* Least recently used first, never one in use. */
+/* Destroys the least recently used plans beyond DW_PLAN_CACHE, but never one that is in use. */
 static void evict(dw_engine *engine) {
     dw_plan *oldest = engine->plans;
     while (oldest && oldest->older) oldest = oldest->older;
@@ -42,7 +42,7 @@ static void evict(dw_engine *engine) {
 dw_status dw_engine_plan(dw_engine *engine, const int64_t *sizes, dw_plan **out) {
     for (uint32_t i = 0; i < dw_graph_symbol_count(engine->graph); i++) {
         if (sizes[i] < 0) {
-            return dw__fail(DW_INVALID_ARGUMENT, "size %s is %lld: sizes are not negative",
+            return dw__fail(DW_INVALID_ARGUMENT, "size %s is %lld: sizes must not be negative",
                             dw_graph_symbol_name(engine->graph, i), (long long)sizes[i]);
         }
     }

@@ -1,4 +1,4 @@
-/* dw_plan_describe: one line for each instruction. */
+/* A plan as text: one line for each instruction. */
 #include "engine/engine_internal.h"
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Running a plan: the caller's buffers are checked and the target's executor runs a range of instructions. */
+/* Running a plan: checks the caller's buffers and lets the target's executor run a range of instructions. */
 #include "engine/executor.h"
 #include <string.h>
 
@@ -29,7 +29,7 @@ static dw_status check_tensor(const char *what, const char *name, const dw__tens
         if (shape->shape[axis] != 1 && bound.stride[axis] != shape->stride[axis]) {
             return dw__fail(DW_INVALID_ARGUMENT,
                             "%s %s has stride %lld on axis %d where a contiguous tensor has %lld: "
-                            "plans take contiguous leaves, pass a contiguous copy",
+                            "leaves must be contiguous, pass a contiguous copy",
                             what, name, (long long)bound.stride[axis], axis,
                             (long long)shape->stride[axis]);
         }
@@ -47,7 +47,7 @@ static dw_status check_leaves(const dw_plan *plan, const dw_binding *leaves, uin
     return DW_OK;
 }
 
-/* `part`: of backward; outputs that only earlier ones read may be NULL. */
+/* In `part` of backward, outputs that only earlier parts read may be NULL. */
 static dw_status check_outputs(const dw_plan *plan, const dw_binding *outputs, uint8_t when,
                                uint32_t part) {
     const dw_engine *engine = plan->engine;
@@ -81,7 +81,7 @@ dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
     return DW_OK;
 }
 
-/* Zeros for the output gradients that are NULL, as large as the largest of them. */
+/* Allocates zeros for the output gradients that are NULL, as many as the largest of them needs. */
 static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads, void **zeros) {
     const dw_engine *engine = plan->engine;
     size_t bytes = 0;
@@ -97,7 +97,7 @@ static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads,
     return DW_OK;
 }
 
-/* Instructions [from, to) of backward; `part` is the first of its parts that they belong to. */
+/* Runs instructions [from, to) of backward. `part` is the first part that they belong to. */
 static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint32_t to, void *arena,
                               const dw_binding *leaves, const dw_binding *outputs,
                               const dw_binding *output_grads, const dw_binding *grads) {
@@ -139,8 +139,9 @@ dw_status dw_plan_backward_part(dw_plan *plan, uint32_t part, void *arena, const
                                 const dw_binding *outputs, const dw_binding *output_grads,
                                 const dw_binding *grads) {
     if (part >= plan->part_count) {
-        return dw__fail(DW_INVALID_ARGUMENT, "part %u of backward was asked for, and there are %u",
-                        part, plan->part_count);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "there is no part %u of backward: the plan has %u parts", part,
+                        plan->part_count);
     }
     uint32_t from = part == 0 ? plan->first_backward : plan->part_ends[part - 1];
     return run_backward(plan, part, from, plan->part_ends[part], arena, leaves, outputs,

@@ -1,4 +1,4 @@
-/* The largest micro-batch whose step fits: a plan for each divisor of the batch, the largest first. */
+/* Finds the largest micro-batch whose training step fits: tries the divisors of the batch, largest first. */
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
 #include <inttypes.h>
@@ -34,14 +34,14 @@ dw_status dw_engine_fit_step(dw_engine *engine, const int64_t *given, uint32_t s
     uint32_t symbols = dw_graph_symbol_count(engine->graph);
     if (symbol >= symbols)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the batch is size %u of the graph, which has %u sizes", symbol, symbols);
+                        "the batch is symbol %u of the graph, which has %u symbols", symbol,
+                        symbols);
     int64_t batch = given[symbol];
     if (least < 1 || batch < least || batch > BATCH_MOST)
-        return dw__fail(
-            DW_INVALID_ARGUMENT,
-            "the batch is %" PRId64 ", of which at least %" PRId64
-            " are taken at once; expected 1 or more of both, and a batch from the other to %d",
-            batch, least, BATCH_MOST);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the batch is %" PRId64 " and its smallest micro-batch %" PRId64
+                        "; expected 1 <= smallest micro-batch <= batch <= %d",
+                        batch, least, BATCH_MOST);
     dw_status status = DW_OK;
     dw_step_options options = DW_STEP_OPTIONS_DEFAULT;
     int64_t *sizes = dw__malloc(symbols * sizeof *sizes);

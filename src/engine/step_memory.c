@@ -1,4 +1,4 @@
-/* What a training step holds: the plan's arena and, around it, tensors of the caller, which come and go by phases. */
+/* The memory of a training step: the plan's arena, and tensors of the caller that come and go by phases. */
 #include "deepwell/step_memory.h"
 #include "engine/engine_internal.h"
 #include <string.h>
@@ -36,7 +36,7 @@ static void count_leaves(const dw_plan *plan, dw_step_moment *held) {
     }
 }
 
-/* In `part`, or in forward where `part` is negative. */
+/* Returns the bytes of the outputs that exist in `part`, or in forward if `part` is negative. */
 static size_t outputs_alive(const dw_plan *plan, const uint8_t *kept, int64_t part) {
     const dw_engine *engine = plan->engine;
     size_t bytes = 0;
@@ -68,8 +68,8 @@ static size_t gradients_in_all(const dw_plan *plan) {
     return bytes;
 }
 
-/* Made by parts up to `part`; with `added`, less those that have been added to others after an earlier one: when they
- * are complete and no later part reads the leaf, which may then be changed. */
+/* Returns the bytes of the gradients that parts up to `part` have begun. With `added`, without those that the caller
+ * has added to others after an earlier part: they were complete, and no later part reads the leaf. */
 static size_t gradients_made(const dw_plan *plan, uint32_t part, bool added) {
     size_t bytes = 0;
     for (uint32_t i = 0; i < plan->engine->wrt_count; i++) {
@@ -95,11 +95,11 @@ static void count_optimizer(const dw_plan *plan, dw_step_optimizer optimizer, si
         *states += 2 * bytes + COUNT_BYTES;
         if (bytes > largest) largest = bytes;
     }
-    /* The root of the second average, and what comes of its division by the correction of bias. */
+    /* The square root of the second average, and its quotient by the bias correction. */
     if (optimizer == DW_STEP_ADAMW_TORCH) *temporaries = 2 * largest;
 }
 
-/* The most that libraries allocate by themselves during an instruction of [from, to). */
+/* Returns the most bytes that libraries allocate by themselves during one instruction of [from, to). */
 static size_t library_bytes(const dw_plan *plan, uint32_t from, uint32_t to) {
     size_t most = 0;
     for (uint32_t i = from; i < to; i++)
@@ -186,7 +186,7 @@ dw_status dw_plan_step_memory(const dw_plan *plan, const dw_step_options *given,
     return DW_OK;
 }
 
-/* ---- inside of the arena ----------------------------------------------------------------------------------------- */
+/* ---- inside the arena ------------------------------------------------------------------------------------------- */
 
 uint32_t dw_plan_first_backward(const dw_plan *plan) { return plan->first_backward; }
 

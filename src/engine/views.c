@@ -14,7 +14,7 @@ static void copy_type(const dw__tensor *from, int rank, dw__tensor *to) {
     to->rank = rank;
 }
 
-/* Runs of axes that one stride walks through, outermost first; axes of size 1 left out. */
+/* Axes merged as far as one stride reaches all of their elements, outermost first, without axes of size 1. */
 typedef struct runs {
     int count;
     int64_t size[DW_MAX_RANK], stride[DW_MAX_RANK];
