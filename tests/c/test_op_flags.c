@@ -1,6 +1,8 @@
-/* The flags of the operation table that the engine plans by, against what the operations compute: on
- * every case of the driver's table, by the reference kernel. */
+/* What the engine plans by, on every case of the driver's table: the flags of the operation table
+ * against what the reference kernels compute, and the entries of kernels that lay out their results or
+ * add to them. */
 #include "engine/views.h"
+#include "graph/body.h"
 #include "graph/internal.h"
 #include "ops/ops_call.h"
 #include <setjmp.h>
@@ -231,6 +233,151 @@ static void a_cheap_operation_takes_about_one_pass(void **state) {
     }
 }
 
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* The result lies as if the axes before the last were exchanged in memory, as a permute behind it
+ * asks for. */
+static void exchange_axes(dw__tensor *result) {
+    int a = result->rank - 3, b = result->rank - 2;
+    result->stride[b] = result->shape[a] * result->shape[a + 2];
+    result->stride[a] = result->shape[a + 2];
+}
+
+static dw_status check_layout(void *context, const char *text, dw_dtype placeholder) {
+    bool *seen = context;
+    computed it;
+    (void)placeholder;
+    OK(ops_case_parse(text, &it.c));
+    const dw__kernel *const *kernel = dw__kernel_candidates(it.c.op);
+    while (*kernel && !(*kernel)->strided_results) kernel++;
+    if (it.c.must_fail || !*kernel) return DW_OK;
+    compute(text, &it);
+    dw__call *call = &it.run->call;
+    dw__tensor contiguous[OPS_MAX_OUTPUTS];
+    bool strided = false;
+    it.kernel = *kernel;
+    if (it.kernel->fits(call)) {
+        OK(ops_call_bind(it.run, it.kernel));
+        OK(it.kernel->run(call, it.run->scratch.data));
+        for (uint32_t o = 0; o < call->output_count; o++) {
+            contiguous[o] = call->outputs[o];
+            contiguous[o].data = test_malloc(it.run->outputs[o].bytes + 1);
+            memcpy(contiguous[o].data, call->outputs[o].data, it.run->outputs[o].bytes);
+            if (call->outputs[o].rank != 4) continue;
+            exchange_axes(&call->outputs[o]);
+            strided |= !dw__tensor_is_contiguous(&call->outputs[o]);
+        }
+        if (it.kernel->fits(call)) {
+            ops_call_clear(it.run);
+            OK(ops_call_bind(it.run, it.kernel));
+            OK(it.kernel->run(call, it.run->scratch.data));
+            for (uint32_t o = 0; o < call->output_count; o++)
+                expect_same(text, &call->outputs[o], &contiguous[o]);
+            seen[it.c.op] |= strided;
+        }
+        for (uint32_t o = 0; o < call->output_count; o++) test_free(contiguous[o].data);
+    }
+    assert_null(ops_call_damage(it.run));
+    forget(&it);
+    return DW_OK;
+}
+
+static void a_kernel_that_lays_out_results_has_the_bits_of_contiguous_ones(void **state) {
+    (void)state;
+    bool seen[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_layout, seen));
+    for (int op = 0; op < DW_OP_COUNT; op++)
+        assert_int_equal(seen[op], dw__kernel_lays_out_results((dw_op)op));
+}
+
+static dw_status check_accumulation(void *context, const char *text, dw_dtype placeholder) {
+    bool *seen = context;
+    computed it;
+    (void)placeholder;
+    OK(ops_case_parse(text, &it.c));
+    const dw__kernel *kernel = dw__kernel_accumulating(it.c.op);
+    if (it.c.must_fail || !kernel) return DW_OK;
+    compute(text, &it);
+    dw__call *call = &it.run->call;
+    float *result = call->outputs[0].data;
+    int64_t count = dw__tensor_count(&call->outputs[0]);
+    if (kernel->fits(call)) {
+        float *sum = test_malloc(it.run->outputs[0].bytes + 1);
+        for (int64_t i = 0; i < count; i++) {
+            sum[i] = result[i] + (float)(i % 7);
+            result[i] = (float)(i % 7);
+        }
+        OK(ops_call_bind(it.run, kernel));
+        OK(kernel->run(call, it.run->scratch.data));
+        /* The order of the sum differs. */
+        for (int64_t i = 0; i < count; i++) assert_float_equal(result[i], sum[i], 1e-4f);
+        test_free(sum);
+        seen[it.c.op] = true;
+    }
+    forget(&it);
+    return DW_OK;
+}
+
+static void an_accumulating_kernel_adds_to_its_output(void **state) {
+    (void)state;
+    bool seen[DW_OP_COUNT] = {0};
+    OK(ops_each_case(check_accumulation, seen));
+    for (int op = 0; op < DW_OP_COUNT; op++)
+        assert_int_equal(seen[op], dw__kernel_accumulating((dw_op)op) != NULL);
+}
+
+static void a_copy_is_a_permute_in_order(void **state) {
+    (void)state;
+    float x[6] = {1, 2, 3, 4, 5, 6}, y[6] = {0};
+    const float expected[6] = {1, 4, 2, 5, 3, 6};
+    dw_attr attr;
+    dw__call call = {.attr_count = 1, .attrs = &attr, .input_count = 1, .output_count = 1};
+    call.op = dw__kernel_copy_op(2, &attr);
+    call.inputs[0] = (dw__tensor){x, DW_F32, 2, {2, 3}, {3, 1}};
+    call.outputs[0] = (dw__tensor){y, DW_F32, 2, {2, 3}, {1, 2}};
+    OK(reference_of(call.op)->run(&call, NULL));
+    assert_memory_equal(y, expected, sizeof y);
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------- */
+
+static void parse(const char *text, dw__body *body) {
+    const dw_dtype dtypes[2] = {DW_F32, DW_F32};
+    OK(dw__body_parse(text, 2, dtypes, body));
+}
+
+static void a_body_says_whether_it_is_a_sum(void **state) {
+    (void)state;
+    static dw__body body;
+    static const char *const sums[] = {"t0=add(i0,i1);out(t0)", "t0=add(i1,i0);out(t0)"};
+    static const char *const others[] = {
+        "t0=add(i0,i0);out(t0)",    "t0=sub(i0,i1);out(t0)",
+        "t0=add(i0,c1);out(t0)",    "t0=add(i0,i1);t1=neg(t0);out(t1)",
+        "t0=add(i0,i1);out(t0,t0)", "t0=add(i0,i1);out(i0)",
+    };
+    for (size_t i = 0; i < DW_COUNT(sums); i++) {
+        parse(sums[i], &body);
+        assert_true(dw__body_is_sum(&body));
+    }
+    for (size_t i = 0; i < DW_COUNT(others); i++) {
+        parse(others[i], &body);
+        if (dw__body_is_sum(&body)) fail_msg("%s", others[i]);
+    }
+}
+
+static void a_body_says_what_its_results_may_overwrite(void **state) {
+    (void)state;
+    static dw__body body;
+    parse("t0=mul(i0,i1);t1=add(t0,i1);out(t0,t1)", &body);
+    assert_true(dw__body_may_overwrite(&body, 0, 0));
+    assert_false(dw__body_may_overwrite(&body, 1, 0)); /* t1 reads it */
+    assert_true(dw__body_may_overwrite(&body, 0, 1) && dw__body_may_overwrite(&body, 1, 1));
+    parse("t0=neg(i0);out(t0,i1)", &body);
+    assert_true(dw__body_may_overwrite(&body, 0, 0));
+    assert_false(dw__body_may_overwrite(&body, 1, 0)); /* it is a result */
+    assert_false(dw__body_may_overwrite(&body, 0, 1)); /* a copy is not computed */
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void flags_agree_with_the_rest_of_the_row(void **state) {
@@ -252,6 +399,11 @@ int main(void) {
         cmocka_unit_test(a_concatenation_holds_its_operands_side_by_side),
         cmocka_unit_test(a_pointwise_result_depends_on_one_element_of_each_operand),
         cmocka_unit_test(a_cheap_operation_takes_about_one_pass),
+        cmocka_unit_test(a_kernel_that_lays_out_results_has_the_bits_of_contiguous_ones),
+        cmocka_unit_test(an_accumulating_kernel_adds_to_its_output),
+        cmocka_unit_test(a_copy_is_a_permute_in_order),
+        cmocka_unit_test(a_body_says_whether_it_is_a_sum),
+        cmocka_unit_test(a_body_says_what_its_results_may_overwrite),
         cmocka_unit_test(flags_agree_with_the_rest_of_the_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
