@@ -1,4 +1,4 @@
-/* What the engine's files share.
+/* Types and functions that the engine's files share.
  *
  *     engine.c            engines: made, destroyed, asked
  *     engine_graph.c      passes, gradient, fusion

@@ -42,9 +42,9 @@ extern const dw__executor dw__executor_cpu;
 
 /* ---- bindings.c ------------------------------------------------------------------------------ */
 
-/* Where the storage lies in this run; NULL if the caller has not bound it. */
+/* Returns the storage's address in this run; NULL if the caller has not bound it. */
 void *dw__storage_address(const dw_plan *plan, const dw__bindings *bindings, uint32_t storage);
-/* The step as a call with all addresses filled in. */
+/* Makes a call of the step, with all addresses. */
 void dw__bind_step(const dw_plan *plan, const dw__bindings *bindings, const dw__step *step,
                    dw__call *call);
 

@@ -4,7 +4,7 @@
 #include "base/pool.h"
 #include "engine/executor.h"
 
-/* What one run needs. The plan keeps it for the next run. */
+/* Working memory of one run. The plan keeps it for the next one. */
 typedef struct cpu_state {
     struct cpu_state *next;
     int limit; /* the pool's, from before the run */

@@ -77,7 +77,7 @@ void dw__lower_finish(dw__lowering *l, const dw__step *step) {
     }
 }
 
-/* What tells prepared calls of one kernel apart: attributes in text form and element types. */
+/* Steps with the same key share what their kernel prepares: kernel, element types and attributes. */
 static dw_status prepared_key(const dw__step *step, dw__text *key) {
     DW_RETURN_IF_FAILED(dw__text_printf(key, "%s %d:", step->kernel->name, (int)step->op));
     for (uint32_t i = 0; i < step->input_count; i++) {
@@ -114,7 +114,6 @@ static dw_status prepare_new(dw__lowering *l, const dw__step *step, const char *
     return dw__map_set(engine->prepared_index, key, *index);
 }
 
-/* Layers repeat the same bodies, and so do plans: each is prepared once. */
 dw_status dw__lower_prepare(dw__lowering *l, dw__step *step) {
     if (!step->kernel->prepare) return DW_OK;
     dw_status status = DW_OK;

@@ -1,4 +1,4 @@
-/* What the files of lowering share: the plan in the making.
+/* A plan while it is being made: types and functions that the files of lowering share.
  *
  *     lower.c             the walk over the schedule
  *     lower_types.c       symbolic shapes and attributes at the plan's sizes

@@ -2,7 +2,7 @@
  * caller can use gradients, and free their memory, before backward is done. */
 #include "engine/engine_internal.h"
 
-enum { PARTS = 16 }; /* at most; each completes at least a sixteenth of the gradients' bytes */
+enum { PARTS = 16 }; /* about; each completes at least a sixteenth of the gradients' bytes */
 static const size_t PART_BYTES_MIN = (size_t)8 << 20;
 
 /* Adds to completed[i] the bytes of the gradients that instruction i uses last. Returns their sum in backward. */
@@ -25,20 +25,24 @@ static uint32_t part_of(const dw_plan *plan, uint32_t instruction) {
     return part;
 }
 
-dw_status dw__plan_cut_backward(dw_plan *plan) {
-    uint32_t wrt_count = plan->engine->wrt_count, end = (uint32_t)plan->code.count;
+static dw_status allocate_parts(dw_plan *plan) {
+    const dw_engine *engine = plan->engine;
+    uint32_t gradients = engine->wrt_count + 1;
     plan->part_ends = dw__arena_alloc(plan->memory, (PARTS + 2) * sizeof *plan->part_ends);
-    plan->grad_first = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_first);
-    plan->grad_last = dw__arena_alloc(plan->memory, (wrt_count + 1) * sizeof *plan->grad_last);
-    uint32_t output_count = plan->engine->output_count;
+    plan->grad_first = dw__arena_alloc(plan->memory, gradients * sizeof *plan->grad_first);
+    plan->grad_last = dw__arena_alloc(plan->memory, gradients * sizeof *plan->grad_last);
     plan->output_last =
-        dw__arena_alloc(plan->memory, (output_count + 1) * sizeof *plan->output_last);
-    uint32_t leaf_count = plan->engine->leaf_count;
-    plan->leaf_last = dw__arena_alloc(plan->memory, (leaf_count + 1) * sizeof *plan->leaf_last);
+        dw__arena_alloc(plan->memory, (engine->output_count + 1) * sizeof *plan->output_last);
+    plan->leaf_last =
+        dw__arena_alloc(plan->memory, (engine->leaf_count + 1) * sizeof *plan->leaf_last);
     if (!plan->part_ends || !plan->grad_first || !plan->grad_last || !plan->output_last ||
         !plan->leaf_last)
-        return dw__fail_memory("the parts of a plan's backward", wrt_count * sizeof(uint32_t));
+        return dw__fail_memory("the parts of a plan's backward", gradients * sizeof(uint32_t));
+    return DW_OK;
+}
 
+static dw_status find_ends(dw_plan *plan) {
+    uint32_t end = (uint32_t)plan->code.count;
     size_t *completed = dw__calloc((size_t)end + 1, sizeof *completed);
     if (!completed)
         return dw__fail_memory("the parts of a plan's backward", end * sizeof *completed);
@@ -54,23 +58,37 @@ dw_status dw__plan_cut_backward(dw_plan *plan) {
     /* Instructions that complete no further gradient belong to the last part. */
     if (plan->part_count == 0 || complete > 0) plan->part_count++;
     plan->part_ends[plan->part_count - 1] = end;
+    return DW_OK;
+}
 
-    for (uint32_t i = 0; i < wrt_count; i++) plan->grad_first[i] = UINT32_MAX;
+/* Notes the last part that reads a leaf or an output of the caller. */
+static void note_reader(dw_plan *plan, const dw__storage *storage) {
+    if (storage->last < plan->first_backward) return;
+    uint32_t *reader = NULL, last = part_of(plan, storage->last);
+    if (storage->home == DW_HOME_OUTPUT) reader = &plan->output_last[storage->index];
+    if (storage->home == DW_HOME_LEAF && storage->index < plan->engine->leaf_count)
+        reader = &plan->leaf_last[storage->index];
+    if (reader && last > *reader) *reader = last;
+}
+
+static void note_gradient(dw_plan *plan, const dw__storage *storage) {
+    if (storage->home != DW_HOME_GRAD) return;
+    uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
+    uint32_t *grad_first = &plan->grad_first[storage->index];
+    uint32_t *grad_last = &plan->grad_last[storage->index];
+    if (first < *grad_first) *grad_first = first;
+    if (last > *grad_last) *grad_last = last;
+}
+
+dw_status dw__plan_cut_backward(dw_plan *plan) {
+    DW_RETURN_IF_FAILED(allocate_parts(plan));
+    DW_RETURN_IF_FAILED(find_ends(plan));
+    for (uint32_t i = 0; i < plan->engine->wrt_count; i++) plan->grad_first[i] = UINT32_MAX;
     for (size_t s = 0; s < plan->storages.count; s++) {
         const dw__storage *storage = &plan->storages.items[s];
         if (storage->first > storage->last) continue;
-        if (storage->last >= plan->first_backward) {
-            uint32_t *reader = NULL, last = part_of(plan, storage->last);
-            if (storage->home == DW_HOME_OUTPUT) reader = &plan->output_last[storage->index];
-            if (storage->home == DW_HOME_LEAF && storage->index < leaf_count)
-                reader = &plan->leaf_last[storage->index];
-            if (reader && last > *reader) *reader = last;
-        }
-        if (storage->home != DW_HOME_GRAD) continue;
-        uint32_t first = part_of(plan, storage->first), last = part_of(plan, storage->last);
-        uint32_t *grad_first = &plan->grad_first[storage->index];
-        if (first < *grad_first) *grad_first = first;
-        if (last > plan->grad_last[storage->index]) plan->grad_last[storage->index] = last;
+        note_reader(plan, storage);
+        note_gradient(plan, storage);
     }
     return DW_OK;
 }

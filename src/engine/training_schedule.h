@@ -1,4 +1,4 @@
-/* What the files of scheduling share: training_schedule.c, saved_values.c, backward_order.c. */
+/* Types and functions that training_schedule.c, saved_values.c and backward_order.c share. */
 #ifndef DW_TRAINING_SCHEDULE_H
 #define DW_TRAINING_SCHEDULE_H
 
