@@ -101,10 +101,18 @@ static int read_request(int argc, char **argv, request *r) {
     return result;
 }
 
-/* The emulator says whether it knows the architecture. */
-static int check_architecture(const char *name) {
+/* The emulator knows which architectures there are. The program of a wheel has libdeepwell inside and not beside it, so
+ * it names the emulator's library in the package for this call; what runs later finds its own. */
+static int check_architecture(const char *name, const char *libraries) {
     dw_emulator *emulator = NULL;
-    if (dw_emulator_create(name, NULL, &emulator) != DW_OK) return cli_fail();
+    char path[4200], *file = NULL;
+    snprintf(path, sizeof path, "%s/../libdeepwell_emulator.so", libraries);
+    if (!getenv("DEEPWELL_EMULATOR") && (file = realpath(path, NULL)))
+        setenv("DEEPWELL_EMULATOR", file, 1);
+    const dw_status status = dw_emulator_create(name, NULL, &emulator);
+    if (file) unsetenv("DEEPWELL_EMULATOR");
+    free(file);
+    if (status != DW_OK) return cli_fail(), status == DW_UNSUPPORTED ? CLI_UNSUPPORTED : CLI_FAILED;
     dw_emulator_destroy(emulator);
     return CLI_DONE;
 }
@@ -212,8 +220,8 @@ int cli_emulate(int argc, char **argv) {
     char libraries[4096], folder[4096];
     int result = read_request(argc, argv, &r);
     assert(result != CLI_DONE || r.program);
-    if (result == CLI_DONE) result = check_architecture(r.architecture);
     if (result == CLI_DONE) result = program_find_libraries(libraries, sizeof libraries);
+    if (result == CLI_DONE) result = check_architecture(r.architecture, libraries);
     if (result == CLI_DONE) result = program_check(r.program[0], r.architecture);
     if (result != CLI_DONE) return result;
     if (r.report) {

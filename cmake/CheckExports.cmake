@@ -1,4 +1,5 @@
-# Fails when LIBRARY exports a symbol that is not of our public interface (dw_ but not dw__).
+# Fails when LIBRARY exports a symbol that SYMBOLS does not match: "^dw_[a-z0-9]" is our public interface, dw_ but not
+# dw__.
 execute_process(COMMAND ${NM} --dynamic --defined-only --format=posix ${LIBRARY}
                 OUTPUT_VARIABLE listing RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
@@ -8,7 +9,7 @@ string(REGEX MATCHALL "[^\n]+" lines "${listing}")
 set(exported 0)
 foreach(line IN LISTS lines)
     string(REGEX REPLACE " .*" "" symbol "${line}")
-    if(NOT symbol MATCHES "^dw_[a-z0-9]")
+    if(NOT symbol MATCHES "${SYMBOLS}")
         message(SEND_ERROR "${symbol} is exported: make it static or leave DW_API off")
     endif()
     math(EXPR exported "${exported} + 1")

@@ -5,7 +5,8 @@
 include(CMakePackageConfigHelpers)
 
 function(deepwell_install_wheel)
-    install(TARGETS deepwell dw_fmha_bridge_min LIBRARY DESTINATION deepwell COMPONENT python)
+    install(TARGETS deepwell deepwell_emulator dw_fmha_bridge_min
+            LIBRARY DESTINATION deepwell COMPONENT python)
     install(TARGETS ${DEEPWELL_EMULATED} LIBRARY DESTINATION deepwell/emulate COMPONENT python
             NAMELINK_SKIP)
     install(DIRECTORY include/deepwell DESTINATION deepwell/include COMPONENT python
@@ -28,8 +29,10 @@ endfunction()
 
 function(deepwell_install_system)
     install(TARGETS dw_fmha_bridge_min LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    # libdeepwell looks for the emulator beside itself. A package without it: every component but this one.
+    install(TARGETS deepwell_emulator LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT emulator)
     install(TARGETS ${DEEPWELL_EMULATED}
-            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/deepwell/emulate NAMELINK_SKIP)
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/deepwell/emulate COMPONENT emulator NAMELINK_SKIP)
     install(TARGETS deepwell EXPORT deepwellTargets
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     install(TARGETS deepwell_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

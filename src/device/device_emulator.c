@@ -14,7 +14,7 @@ typedef struct emulated {
     pthread_once_t once;
     dw_emulator *emulator;
     dw_status status;
-    char message[256];
+    char message[1024];
     dw__context context;
 } emulated;
 

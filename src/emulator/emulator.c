@@ -1,8 +1,7 @@
 /* The public calls: an emulator is its memory, its findings and its modules. */
-#include "deepwell/emulator.h"
+#include "emulator/emulator_interface.h"
 #include "emulator/finding.h"
 #include "emulator/machine.h"
-#include "emulator/report.h"
 #include "emulator/tensor_map.h"
 #include <pthread.h>
 #include <stddef.h>
@@ -40,6 +39,9 @@ static const struct {
     {"sm_120a", 120, 188, 100 << 10},
 };
 
+static void emulator_destroy(dw_emulator *emulator);
+static void emulator_unload(dw_emulator_module *module);
+
 #define MOST_MULTIPROCESSORS 1024
 /* Some seconds of one core. */
 #define ENDLESS ((uint64_t)1 << 27)
@@ -70,8 +72,8 @@ static dw_status read_options(const dw_emulator_options *given, dw_emulator_opti
     return DW_OK;
 }
 
-dw_status dw_emulator_create(const char *architecture, const dw_emulator_options *options,
-                             dw_emulator **out) {
+static dw_status emulator_create(const char *architecture, const dw_emulator_options *options,
+                                 dw_emulator **out) {
     dw_status status = DW_OK;
     int number = 0;
     for (size_t i = 0; i < DW_COUNT(architectures); i++)
@@ -92,13 +94,13 @@ dw_status dw_emulator_create(const char *architecture, const dw_emulator_options
     *out = emulator;
     emulator = NULL;
 cleanup:
-    dw_emulator_destroy(emulator);
+    emulator_destroy(emulator);
     return status;
 }
 
-void dw_emulator_destroy(dw_emulator *emulator) {
+static void emulator_destroy(dw_emulator *emulator) {
     if (!emulator) return;
-    while (emulator->modules) dw_emulator_unload(emulator->modules);
+    while (emulator->modules) emulator_unload(emulator->modules);
     dw__emu_findings_destroy(emulator->findings);
     dw__emu_memory_destroy(emulator->memory);
     for (size_t i = 0; i < emulator->refused.count; i++) dw__free(emulator->refused.items[i]);
@@ -107,25 +109,25 @@ void dw_emulator_destroy(dw_emulator *emulator) {
     dw__free(emulator);
 }
 
-int dw_emulator_multiprocessors(const dw_emulator *emulator) {
+static int emulator_multiprocessors(const dw_emulator *emulator) {
     const int wanted = emulator->options.multiprocessors;
     return wanted ? wanted : architectures[index_of(emulator->architecture)].sm_count;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-dw_status dw_emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory) {
+static dw_status emulator_allocate(dw_emulator *emulator, size_t bytes, void **memory) {
     return dw__emu_memory_allocate(emulator->memory, bytes, memory);
 }
-dw_status dw_emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory) {
+static dw_status emulator_allocate_host(dw_emulator *emulator, size_t bytes, void **memory) {
     DW_RETURN_IF_FAILED(dw__emu_memory_allocate(emulator->memory, bytes, memory));
     dw__emu_memory_mark(emulator->memory, *memory, bytes, true);
     return DW_OK;
 }
-dw_status dw_emulator_register(dw_emulator *emulator, void *memory, size_t bytes) {
+static dw_status emulator_register(dw_emulator *emulator, void *memory, size_t bytes) {
     return dw__emu_memory_register(emulator->memory, memory, bytes);
 }
-dw_status dw_emulator_release(dw_emulator *emulator, void *memory) {
+static dw_status emulator_release(dw_emulator *emulator, void *memory) {
     return memory ? dw__emu_memory_release(emulator->memory, memory) : DW_OK;
 }
 
@@ -137,14 +139,14 @@ static dw_status within(const dw_emulator *emulator, const void *address, size_t
     return dw__fail(DW_INVALID_ARGUMENT, "%s %zu bytes at %p of the emulated device: %s", what,
                     bytes, address, where);
 }
-dw_status dw_emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes) {
+static dw_status emulator_copy_in(dw_emulator *emulator, void *to, const void *host, size_t bytes) {
     if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(within(emulator, to, bytes, "copy to"));
     memcpy(to, host, bytes);
     dw__emu_memory_mark(emulator->memory, to, bytes, true);
     return DW_OK;
 }
-dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes) {
+static dw_status emulator_copy(dw_emulator *emulator, void *to, const void *from, size_t bytes) {
     if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(within(emulator, to, bytes, "copy to"));
     DW_RETURN_IF_FAILED(within(emulator, from, bytes, "copy from"));
@@ -152,13 +154,14 @@ dw_status dw_emulator_copy(dw_emulator *emulator, void *to, const void *from, si
     dw__emu_memory_copy_marks(emulator->memory, to, from, bytes);
     return DW_OK;
 }
-dw_status dw_emulator_copy_out(dw_emulator *emulator, void *host, const void *from, size_t bytes) {
+static dw_status emulator_copy_out(dw_emulator *emulator, void *host, const void *from,
+                                   size_t bytes) {
     if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(within(emulator, from, bytes, "copy from"));
     memcpy(host, from, bytes);
     return DW_OK;
 }
-dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes) {
+static dw_status emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t bytes) {
     if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(within(emulator, memory, bytes, "fill"));
     memset(memory, byte, bytes);
@@ -166,7 +169,7 @@ dw_status dw_emulator_fill(dw_emulator *emulator, void *memory, int byte, size_t
     return DW_OK;
 }
 
-bool dw_emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes) {
+static bool emulator_holds(const dw_emulator *emulator, const void *memory, size_t bytes) {
     return dw__emu_memory_holds(emulator->memory, memory, bytes);
 }
 
@@ -188,8 +191,8 @@ static dw_status check_target(const dw_emulator *emulator, const dw__ptx_module 
                     architectures[index_of(emulator->architecture)].name);
 }
 
-dw_status dw_emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes, const char *name,
-                           dw_emulator_module **out) {
+static dw_status emulator_load(dw_emulator *emulator, const char *ptx, size_t bytes,
+                               const char *name, dw_emulator_module **out) {
     dw__ptx_module *parsed = NULL;
     dw_status status = DW_OK;
     dw_emulator_module *module = dw__calloc(1, sizeof *module);
@@ -211,7 +214,7 @@ cleanup:
     return status;
 }
 
-void dw_emulator_unload(dw_emulator_module *module) {
+static void emulator_unload(dw_emulator_module *module) {
     if (!module) return;
     dw_emulator *emulator = module->emulator;
     pthread_mutex_lock(&emulator->lock);
@@ -240,7 +243,7 @@ static const dw__emu_kernel *find_kernel(const dw_emulator_module *module, const
 }
 
 /* What there is no memory for is left out. */
-void dw_emulator_report_unsupported(dw_emulator *emulator, const char *why) {
+static void emulator_report_unsupported(dw_emulator *emulator, const char *why) {
     pthread_mutex_lock(&emulator->lock);
     size_t at = 0;
     while (at < emulator->refused.count && strcmp(emulator->refused.items[at], why) != 0) at++;
@@ -251,10 +254,10 @@ void dw_emulator_report_unsupported(dw_emulator *emulator, const char *why) {
     pthread_mutex_unlock(&emulator->lock);
 }
 
-dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *name) {
+static dw_status emulator_has_kernel(const dw_emulator_module *module, const char *name) {
     const dw__emu_kernel *kernel = find_kernel(module, name);
     if (kernel && kernel->unsupported) {
-        dw_emulator_report_unsupported(module->emulator, kernel->unsupported);
+        emulator_report_unsupported(module->emulator, kernel->unsupported);
         return dw__fail(DW_UNSUPPORTED, "%s", kernel->unsupported);
     }
     if (kernel) return DW_OK;
@@ -268,18 +271,18 @@ dw_status dw_emulator_has_kernel(const dw_emulator_module *module, const char *n
     return status;
 }
 
-dw_status dw_emulator_kernel_memory(const dw_emulator_module *module, const char *name,
-                                    uint32_t *shared_bytes, uint32_t *local_bytes) {
-    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+static dw_status emulator_kernel_memory(const dw_emulator_module *module, const char *name,
+                                        uint32_t *shared_bytes, uint32_t *local_bytes) {
+    DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     *shared_bytes = kernel->shared_bytes;
     *local_bytes = kernel->local_bytes;
     return DW_OK;
 }
 
-dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char *name,
-                                    uint32_t *threads, uint32_t cluster[3]) {
-    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+static dw_status emulator_kernel_bounds(const dw_emulator_module *module, const char *name,
+                                        uint32_t *threads, uint32_t cluster[3]) {
+    DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     const uint64_t bound = most_threads(kernel->function);
     *threads = (uint32_t)bound;
@@ -287,9 +290,9 @@ dw_status dw_emulator_kernel_bounds(const dw_emulator_module *module, const char
     return DW_OK;
 }
 
-dw_status dw_emulator_kernel_parameter(const dw_emulator_module *module, const char *name,
-                                       uint32_t index, uint32_t *offset, uint32_t *bytes) {
-    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+static dw_status emulator_kernel_parameter(const dw_emulator_module *module, const char *name,
+                                           uint32_t index, uint32_t *offset, uint32_t *bytes) {
+    DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     if (index >= kernel->parameter_count)
         return dw__fail(DW_NOT_FOUND, "kernel %s has %u parameters, and none of index %u", name,
@@ -299,8 +302,8 @@ dw_status dw_emulator_kernel_parameter(const dw_emulator_module *module, const c
     return DW_OK;
 }
 
-dw_status dw_emulator_variable(const dw_emulator_module *module, const char *name, void **address,
-                               size_t *bytes) {
+static dw_status emulator_variable(const dw_emulator_module *module, const char *name,
+                                   void **address, size_t *bytes) {
     for (uint32_t i = 0; i < module->program->symbol_count; i++) {
         if (strcmp(module->program->symbols[i].variable->name, name) != 0) continue;
         *address = module->program->symbols[i].address;
@@ -351,11 +354,11 @@ static dw_status check_shape(const dw__emu_kernel *kernel, const dw__emu_grid *g
     return DW_OK;
 }
 
-dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
-                             const dw_emulator_launch_options *options, void *const *arguments,
-                             uint64_t *instructions) {
+static dw_status emulator_launch(dw_emulator_module *module, const char *name,
+                                 const dw_emulator_launch_options *options, void *const *arguments,
+                                 uint64_t *instructions) {
     dw_emulator *emulator = module->emulator;
-    DW_RETURN_IF_FAILED(dw_emulator_has_kernel(module, name));
+    DW_RETURN_IF_FAILED(emulator_has_kernel(module, name));
     const dw__emu_kernel *kernel = find_kernel(module, name);
     dw__emu_grid grid = {.kernel = kernel,
                          .memory = emulator->memory,
@@ -364,7 +367,7 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
                          .check = emulator->options.check,
                          .print = emulator->options.print,
                          .print_context = emulator->options.print_context,
-                         .sm_count = dw_emulator_multiprocessors(emulator),
+                         .sm_count = emulator_multiprocessors(emulator),
                          .threads = emulator->options.threads,
                          .endless =
                              emulator->options.endless ? emulator->options.endless : ENDLESS};
@@ -382,7 +385,7 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
         options->size > offsetof(dw_emulator_launch_options, cooperative) && options->cooperative;
     if (grid.cooperative) {
         const uint32_t first[2] = {sizeof first, 0};
-        dw_status made = dw_emulator_allocate(emulator, sizeof first, &grid.workspace);
+        dw_status made = emulator_allocate(emulator, sizeof first, &grid.workspace);
         if (made != DW_OK) {
             dw__free_aligned(parameters);
             return made;
@@ -407,7 +410,7 @@ dw_status dw_emulator_launch(dw_emulator_module *module, const char *name,
     return status;
 }
 
-dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map) {
+static dw_status emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *map) {
     dw__tensor_shape made = {.element = (uint8_t)shape->element,
                              .rank = (uint8_t)shape->rank,
                              .swizzle = (uint8_t)shape->swizzle,
@@ -434,33 +437,55 @@ dw_status dw_emulator_tensor_map(const dw_emulator_tensor_shape *shape, void *ma
 
 /* ---- findings ------------------------------------------------------------------------------ */
 
-size_t dw_emulator_finding_count(const dw_emulator *emulator) {
+static size_t emulator_finding_count(const dw_emulator *emulator) {
     return dw__emu_findings_count(emulator->findings);
 }
-dw_status dw_emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding) {
+static dw_status emulator_finding(const dw_emulator *emulator, size_t index, dw_finding *finding) {
     if (dw__emu_findings_at(emulator->findings, index, finding)) return DW_OK;
     return dw__fail(DW_NOT_FOUND, "finding %zu: there are %zu", index,
                     dw__emu_findings_count(emulator->findings));
 }
-void dw_emulator_clear_findings(dw_emulator *emulator) {
+static void emulator_clear_findings(dw_emulator *emulator) {
     dw__emu_findings_clear(emulator->findings);
 }
 
-dw_status dw_emulator_report(const dw_emulator *emulator, const char *path) {
-    return dw__emu_report(emulator, architectures[index_of(emulator->architecture)].name,
-                          emulator->options.seed, emulator->launches, emulator->instructions,
-                          (const char *const *)emulator->refused.items, emulator->refused.count,
-                          path);
+static dw__emulator_summary emulator_summary(const dw_emulator *emulator) {
+    return (dw__emulator_summary){
+        .architecture = architectures[index_of(emulator->architecture)].name,
+        .seed = emulator->options.seed,
+        .launches = emulator->launches,
+        .instructions = emulator->instructions,
+        .refused = (const char *const *)emulator->refused.items,
+        .refused_count = emulator->refused.count,
+    };
 }
 
-void dw_finding_text(const dw_finding *f, char *text, size_t bytes) {
-    char source[600] = "", lane[32] = "", times[40] = "";
-    if (f->source_line)
-        snprintf(source, sizeof source, " (%s:%d%s%s)", f->source, f->source_line,
-                 f->inlined_at[0] ? " called at " : "", f->inlined_at);
-    if (f->lane >= 0) snprintf(lane, sizeof lane, ", lane %d", f->lane);
-    if (f->count > 1) snprintf(times, sizeof times, " (%llu times)", (unsigned long long)f->count);
-    snprintf(text, bytes, "%s: kernel %s, PTX line %d%s, block (%u, %u, %u), warp %d%s, %s: %s%s",
-             f->kind, f->kernel, f->ptx_line, source, f->block[0], f->block[1], f->block[2],
-             f->warp, lane, f->instruction, f->what, times);
-}
+const dw__emulator_interface dw__emulator_functions = {
+    .version = DW__EMULATOR_VERSION,
+    .create = emulator_create,
+    .destroy = emulator_destroy,
+    .multiprocessors = emulator_multiprocessors,
+    .allocate = emulator_allocate,
+    .allocate_host = emulator_allocate_host,
+    .register_memory = emulator_register,
+    .release = emulator_release,
+    .copy_in = emulator_copy_in,
+    .copy = emulator_copy,
+    .copy_out = emulator_copy_out,
+    .fill = emulator_fill,
+    .holds = emulator_holds,
+    .load = emulator_load,
+    .unload = emulator_unload,
+    .has_kernel = emulator_has_kernel,
+    .kernel_memory = emulator_kernel_memory,
+    .kernel_bounds = emulator_kernel_bounds,
+    .kernel_parameter = emulator_kernel_parameter,
+    .variable = emulator_variable,
+    .launch = emulator_launch,
+    .tensor_map = emulator_tensor_map,
+    .finding_count = emulator_finding_count,
+    .finding = emulator_finding,
+    .clear_findings = emulator_clear_findings,
+    .report_unsupported = emulator_report_unsupported,
+    .summary = emulator_summary,
+};

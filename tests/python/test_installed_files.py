@@ -40,16 +40,22 @@ def test_run_paths_are_read_from_files(tag, tmp_path):
 def test_built_files_name_their_folders():
     files = [PROGRAM, *elf_files(BUILD / "bin"), *elf_files(BUILD / "lib")]
     names = {file.name for file in files}
-    assert {"deepwell", "_deepwell.abi3.so", "libcuda.so.1", "libcudart.so.13"} <= names
+    assert {"deepwell", "_deepwell.abi3.so", "libdeepwell_emulator.so", "libcuda.so.1"} <= names
+    assert "libcudart.so.13" in names
     check_run_paths(files)
 
 
-def test_installed_files_name_their_folders(tmp_path):
-    command = [cmake(), "--install", BUILD, "--prefix", tmp_path]
+def install(prefix: Path, *options: str) -> None:
+    command = [cmake(), "--install", BUILD, "--prefix", prefix, *options]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def test_installed_files_name_their_folders(tmp_path):
+    install(tmp_path)
     files = elf_files(tmp_path)
     names = {file.name for file in files}
-    assert {"deepwell", "libdw_fmha_bridge_min.so", "libcuda.so.1", "libcudart.so.13"} <= names
+    assert {"deepwell", "libdw_fmha_bridge_min.so", "libdeepwell_emulator.so"} <= names
+    assert {"libcuda.so.1", "libcudart.so.13"} <= names
     check_run_paths(files)
     for file in files:  # the installed tree may be moved
         assert all(folder.startswith("$ORIGIN") for folder in dynamic(file).run_path), file
@@ -71,6 +77,67 @@ def test_libraries_in_the_current_folder_are_not_loaded(tmp_path):
         [PROGRAM, "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_emulator_is_found_beside_the_library_alone(tmp_path):
+    """It is loaded from the prefix, and where it is missing the message says what and where; never from the folder
+    that the user is in."""
+    prefix, elsewhere = tmp_path / "prefix", tmp_path / "elsewhere"
+    install(prefix)
+    elsewhere.mkdir()
+    (library,) = prefix.rglob("libdeepwell_emulator.so")
+
+    def emulate(**environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [prefix / "bin" / "deepwell", "emulate", "--", "/bin/true"],
+            cwd=elsewhere,
+            env={"PATH": os.environ["PATH"], **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    result = emulate()
+    assert result.returncode == 0, result.stderr
+    moved = library.rename(elsewhere / library.name)
+    result = emulate()
+    assert result.returncode == 3
+    assert f"could not be loaded ({prefix.resolve()}" in result.stderr, result.stderr
+    assert "name the file in DEEPWELL_EMULATOR" in result.stderr
+    assert emulate(DEEPWELL_EMULATOR=str(moved)).returncode == 0
+    result = emulate(DEEPWELL_EMULATOR=moved.name)
+    assert result.returncode == 3 and "must be an absolute path" in result.stderr
+    (other,) = prefix.rglob("libdw_fmha_bridge_min.so")
+    result = emulate(DEEPWELL_EMULATOR=str(other))
+    assert result.returncode == 3 and "another version of Deepwell" in result.stderr
+
+
+def test_an_installation_without_the_emulator_works_and_says_what_is_missing(tmp_path):
+    """The component that holds it may be left out of a package."""
+    program = tmp_path / "say.c"
+    program.write_text(
+        """#include <deepwell/deepwell.h>
+        #include <deepwell/emulator.h>
+        #include <stdio.h>
+        int main(void) {
+            const dw_device *cpu, *gpu;
+            dw_emulator *emulator;
+            if (dw_device_find("cpu", &cpu) != DW_OK) return 1;
+            if (dw_device_find("emulator:sm_90a", &gpu) != DW_UNSUPPORTED) return 2;
+            puts(dw_last_error());
+            if (dw_emulator_create("sm_90a", NULL, &emulator) != DW_UNSUPPORTED) return 3;
+            return 0;
+        }"""
+    )
+    install(tmp_path, "--component", "Unspecified")
+    assert not list(tmp_path.rglob("*emulator.so")) and not list(tmp_path.rglob("libcuda.so*"))
+    (library,) = tmp_path.rglob("libdeepwell.so")
+    folder = library.parent
+    command = ["cc", program, "-o", tmp_path / "say", "-I", tmp_path / "include"]
+    subprocess.run([*command, f"-Wl,-rpath,{folder}", library], check=True, timeout=60)
+    result = subprocess.run([tmp_path / "say"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout
+    assert "libdeepwell_emulator.so, which could not be loaded" in result.stdout
 
 
 def test_the_environments_program_finds_the_emulator():

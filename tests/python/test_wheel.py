@@ -89,6 +89,7 @@ def test_libraries_need_the_c_library_alone(environment):
     files = [path for path in package.rglob("*") if is_elf(path)] + [made / "bin" / "deepwell"]
     names = {file.name for file in files}
     assert {"libdeepwell.so", "_deepwell.abi3.so", "libcuda.so.1", "deepwell"} <= names
+    assert "libdeepwell_emulator.so" in names
     check_run_paths(files)
     for file in files:
         found = dynamic(file)
