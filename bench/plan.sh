@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 data=${DEEPWELL_DATA:-../shared/data}
-program=build/release/bin/deepwell
+program=build/release/bin/deepwell-lab
 if [[ ! -f $data/runs.csv ]]; then
     echo "bench-plan: there is no $data/runs.csv; set DEEPWELL_DATA to the folder of published runs" >&2
     exit 1

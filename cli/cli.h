@@ -11,11 +11,9 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv);
 } cli_command;
 
-int cli_calibrate(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_dryrun(int argc, char **argv);
 int cli_emulate(int argc, char **argv);
-int cli_evaluate(int argc, char **argv);
 int cli_explain(int argc, char **argv);
 int cli_graph(int argc, char **argv);
 int cli_plan(int argc, char **argv);

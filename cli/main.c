@@ -11,11 +11,9 @@
 #include <unistd.h>
 
 static const cli_command commands[] = {
-    {"calibrate", "fits the planner's constants to a table of runs", cli_calibrate},
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
     {"dryrun", "one step of a plan, played: timeline, memory, bubble", cli_dryrun},
     {"emulate", "a CUDA program's kernels on the CPU, and their mistakes", cli_emulate},
-    {"evaluate", "predictions beside a table of measured runs", cli_evaluate},
     {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},
     {"plan", "the fastest layout of a training run that fits, and why", cli_plan},

@@ -6,7 +6,7 @@ failed=0
 check() { "$@" || failed=1; }
 
 mapfile -t c_files < <(git ls-files '*.c' '*.h')
-mapfile -t c_sources < <(git ls-files 'src/*.c' 'cli/*.c' 'emulate/*.c' 'python/ext/*.c')
+mapfile -t c_sources < <(git ls-files 'src/*.c' 'cli/*.c' 'lab/*.c' 'emulate/*.c' 'python/ext/*.c')
 
 # clang-format leaves comments alone, so their width is checked here: tables may be a little wider, and a word that fills
 # a line has no place to break at.

@@ -2,7 +2,7 @@
 _deepwell() {
     local word=${COMP_WORDS[COMP_CWORD]}
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W 'calibrate doctor dryrun emulate evaluate explain graph plan probe train --help --version' -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W 'doctor dryrun emulate explain graph plan probe train --help --version' -- "$word")
         return
     fi
     case ${COMP_WORDS[1]} in
@@ -23,12 +23,6 @@ _deepwell() {
             compgen -f -- "$word"
         )
         ;;
-    calibrate)
-        mapfile -t COMPREPLY < <(
-            compgen -W '--write --constants --json --help' -- "$word"
-            compgen -f -- "$word"
-        )
-        ;;
     dryrun)
         mapfile -t COMPREPLY < <(
             compgen -W '--plan --trace --report --html --json --help' -- "$word"
@@ -38,12 +32,6 @@ _deepwell() {
     emulate)
         mapfile -t COMPREPLY < <(
             compgen -W '--arch --seed --no-check --report --threads --multiprocessors --endless --help --' -- "$word"
-            compgen -f -- "$word"
-        )
-        ;;
-    evaluate)
-        mapfile -t COMPREPLY < <(
-            compgen -W '--failures --constants --json --help' -- "$word"
             compgen -f -- "$word"
         )
         ;;

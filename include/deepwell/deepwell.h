@@ -10,7 +10,6 @@
 #include "deepwell/autoplan.h"
 #include "deepwell/device.h"
 #include "deepwell/engine.h"
-#include "deepwell/evaluate.h"
 #include "deepwell/explain.h"
 #include "deepwell/graph.h"
 #include "deepwell/hardware.h"

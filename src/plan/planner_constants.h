@@ -1,9 +1,11 @@
-/* Every constant of the predictions: name; value in use, from `deepwell calibrate` on the published runs; the value
+/* Every constant of the predictions: name; value in use, from `deepwell-lab calibrate` on the published runs; the value
  * that measurements and data sheets say beforehand, to which the fit is held; how far from it the fit may go (standard
  * deviation of the logarithm); where that prior comes from. All are positive and belong to hardware, to kernels or to a
  * framework; none to a source of runs. */
 #ifndef DW_PLANNER_CONSTANTS_H
 #define DW_PLANNER_CONSTANTS_H
+
+#include "deepwell/planner.h"
 
 #define DW__PLANNER_CONSTANTS(X)                                                                   \
     /* Products: part of the rate that large ones reach. */                                        \
@@ -115,12 +117,7 @@ typedef struct dw__constants {
 
 enum { DW__CONSTANT_COUNT = sizeof(dw__constants) / sizeof(double) };
 
-typedef struct dw__constant_row {
-    const char *name;
-    double value, prior, spread;
-    const char *origin;
-} dw__constant_row;
-extern const dw__constant_row dw__constant_table[DW__CONSTANT_COUNT];
+extern const dw_planner_constant dw__constant_table[DW__CONSTANT_COUNT];
 extern const dw__constants dw__constants_default;
 
 #endif

@@ -249,11 +249,6 @@ double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);
-/* The idle part of the layout's pipeline if every stage took as long as the mean one: what papers compute from
- * profiles. */
-double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
-                            const dw_hardware *hardware, const dw_layout *layout);
-
 /* The GPU's rate that a recipe's products run at. */
 dw_rate dw__rate_of(dw_train_precision precision);
 

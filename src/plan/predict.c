@@ -599,10 +599,30 @@ void dw__predict_again(const dw__constants *constants, const dw_planner_model *m
     predict_time(&planned, memo, prediction);
 }
 
-double dw__bubble_of_equals(const dw__constants *constants, const dw_planner_model *model,
-                            const dw_hardware *hardware, const dw_layout *layout) {
+static const dw__constants *constants_of(const double *values) {
+    return values ? (const dw__constants *)values : &dw__constants_default;
+}
+
+void dw_predict_with(const double *constants, const dw_planner_model *model,
+                     const dw_hardware *hardware, const dw_layout *layout,
+                     dw_prediction *prediction) {
+    dw__predict(constants_of(constants), model, hardware, layout, prediction);
+}
+
+void dw_predict_memory_with(const double *constants, const dw_planner_model *model,
+                            const dw_hardware *hardware, const dw_layout *layout, int stage,
+                            dw_memory_parts *memory) {
     dw__planned planned;
-    dw__planned_begin(&planned, constants, model, hardware, layout);
+    dw_prediction prediction;
+    dw__planned_begin(&planned, constants_of(constants), model, hardware, layout);
+    memory_of(&planned, &prediction);
+    dw__memory(&planned, prediction.recompute, prediction.recompute_layers, stage, memory);
+}
+
+double dw_predict_bubble_with(const double *constants, const dw_planner_model *model,
+                              const dw_hardware *hardware, const dw_layout *layout) {
+    dw__planned planned;
+    dw__planned_begin(&planned, constants_of(constants), model, hardware, layout);
     dw_prediction prediction;
     memory_of(&planned, &prediction);
     dw__layer_memo memo = {0};

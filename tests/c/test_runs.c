@@ -1,7 +1,6 @@
 /* Tables of runs: what CSV means, what the texts of published tables say, and predictions of rows beside figures. */
-#include "deepwell/evaluate.h"
-#include "deepwell/graph.h"
-#include "plan/evaluation.h"
+#include "base/base.h"
+#include "lab/evaluation.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,18 +20,18 @@ static void quotes_commas_and_line_breaks(void **state) {
     (void)state;
     const char *text = "\xEF\xBB\xBF"
                        "a,b,c\r\n\r\n1,\"x, \"\"y\"\"\nz\",\r\n\"\",2\n";
-    dw__csv csv;
-    assert_int_equal(dw__csv_parse(text, strlen(text), &csv), DW_OK);
+    lab_csv csv;
+    assert_int_equal(lab_csv_parse(text, strlen(text), &csv), DW_OK);
     assert_int_equal(csv.columns, 3);
     assert_int_equal(csv.rows, 2);
-    assert_string_equal(dw__csv_cell(&csv, 0, "a"), "1");
-    assert_string_equal(dw__csv_cell(&csv, 0, "b"), "x, \"y\"\nz");
-    assert_string_equal(dw__csv_cell(&csv, 0, "c"), "");
-    assert_string_equal(dw__csv_cell(&csv, 1, "a"), "");
-    assert_string_equal(dw__csv_cell(&csv, 1, "b"), "2");
-    assert_string_equal(dw__csv_cell(&csv, 1, "c"), ""); /* the row ends early */
-    assert_string_equal(dw__csv_cell(&csv, 1, "no such column"), "");
-    dw__csv_free(&csv);
+    assert_string_equal(lab_csv_cell(&csv, 0, "a"), "1");
+    assert_string_equal(lab_csv_cell(&csv, 0, "b"), "x, \"y\"\nz");
+    assert_string_equal(lab_csv_cell(&csv, 0, "c"), "");
+    assert_string_equal(lab_csv_cell(&csv, 1, "a"), "");
+    assert_string_equal(lab_csv_cell(&csv, 1, "b"), "2");
+    assert_string_equal(lab_csv_cell(&csv, 1, "c"), ""); /* the row ends early */
+    assert_string_equal(lab_csv_cell(&csv, 1, "no such column"), "");
+    lab_csv_free(&csv);
 }
 
 static void broken_tables_name_the_line(void **state) {
@@ -44,10 +43,10 @@ static void broken_tables_name_the_line(void **state) {
                  {"a,b\n1,2\n\n1,2,3\n", "line 4 has more fields"},
                  {"a,b\n\"1\"x,2\n", "line 2: text after the quote"}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
-        dw__csv csv;
-        assert_int_equal(dw__csv_parse(cases[at].text, strlen(cases[at].text), &csv), DW_PARSE);
-        if (!strstr(dw_last_error(), cases[at].word))
-            fail_msg("\"%s\" lacks \"%s\"", dw_last_error(), cases[at].word);
+        lab_csv csv;
+        assert_int_equal(lab_csv_parse(cases[at].text, strlen(cases[at].text), &csv), DW_PARSE);
+        if (!strstr(lab_error(), cases[at].word))
+            fail_msg("\"%s\" lacks \"%s\"", lab_error(), cases[at].word);
     }
 }
 
@@ -73,42 +72,42 @@ static void networks_are_read_as_they_are_written(void **state) {
                  {"NVLink; 25 Gbps", 3.125},
                  {"Gb/s Tb", 0}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
-        double rate = dw__network_rate(cases[at].text, 8) * 8 / 1e9;
+        double rate = lab_network_rate(cases[at].text, 8) * 8 / 1e9;
         if (fabs(rate - cases[at].gigabits) > 1e-6) fail_msg("%s: %g Gb/s", cases[at].text, rate);
     }
 }
 
 static void precisions_and_sharding_are_words(void **state) {
     (void)state;
-    assert_int_equal(dw__precision_of("FP8 (float8 linear) + BF16"), DW_TRAIN_FP8);
-    assert_int_equal(dw__precision_of("FP8-MX"), DW_TRAIN_MXFP8);
-    assert_int_equal(dw__precision_of("FP8 rowwise (bf16 all-gather)"), DW_TRAIN_FP8_ROW);
-    assert_int_equal(dw__precision_of("NVFP4"), DW_TRAIN_NVFP4);
-    assert_int_equal(dw__precision_of("BF16/FP16"), DW_TRAIN_BF16);
+    assert_int_equal(lab_precision_of("FP8 (float8 linear) + BF16"), DW_TRAIN_FP8);
+    assert_int_equal(lab_precision_of("FP8-MX"), DW_TRAIN_MXFP8);
+    assert_int_equal(lab_precision_of("FP8 rowwise (bf16 all-gather)"), DW_TRAIN_FP8_ROW);
+    assert_int_equal(lab_precision_of("NVFP4"), DW_TRAIN_NVFP4);
+    assert_int_equal(lab_precision_of("BF16/FP16"), DW_TRAIN_BF16);
     dw_layout layout;
     dw_layout_default(&layout);
     layout.dp = 64;
-    dw__sharding_of("ZeRO-1 within groups of 8", 8, &layout);
+    lab_sharding_of("ZeRO-1 within groups of 8", 8, &layout);
     assert_int_equal(layout.zero_stage, 1);
     assert_int_equal(layout.shard, 8);
     layout.shard = 0;
-    dw__sharding_of("HSDP", 8, &layout);
+    lab_sharding_of("HSDP", 8, &layout);
     assert_int_equal(layout.zero_stage, 3);
     assert_int_equal(layout.shard, 8);
     layout.shard = 0;
-    dw__sharding_of("FSDP(shard=64)", 8, &layout);
+    lab_sharding_of("FSDP(shard=64)", 8, &layout);
     assert_int_equal(layout.zero_stage, 3);
     assert_int_equal(layout.shard, 0); /* all of them */
-    dw__recompute_of("full:5 layers/stage", 80, &layout);
+    lab_recompute_of("full:5 layers/stage", 80, &layout);
     assert_int_equal(layout.recompute, DW_RECOMPUTE_FULL);
     assert_int_equal(layout.recompute_layers, 5);
-    dw__recompute_of("", 80, &layout);
+    lab_recompute_of("", 80, &layout);
     assert_int_equal(layout.recompute, DW_RECOMPUTE_AUTO);
-    assert_int_equal(dw__framework_of("Megatron-LM README", "", "none", 2020, 8, 1),
+    assert_int_equal(lab_framework_of("Megatron-LM README", "", "none", 2020, 8, 1),
                      DW_FRAMEWORK_MEGATRON_LM);
-    assert_int_equal(dw__framework_of("NVIDIA NeMo performance docs", "", "", 2024, 8, 1),
+    assert_int_equal(lab_framework_of("NVIDIA NeMo performance docs", "", "", 2024, 8, 1),
                      DW_FRAMEWORK_MEGATRON);
-    assert_int_equal(dw__framework_of("a blog", "", "FSDP2", 2025, 1, 1), DW_FRAMEWORK_TORCHTITAN);
+    assert_int_equal(lab_framework_of("a blog", "", "FSDP2", 2025, 1, 1), DW_FRAMEWORK_TORCHTITAN);
 }
 
 /* As papers, blogs, configuration files and command lines have them. */
@@ -158,7 +157,7 @@ static void sharding_has_many_spellings(void **state) {
         dw_layout_default(&layout);
         layout.dp = 64;
         layout.framework = cases[at].framework;
-        dw__sharding_of(cases[at].text, 8, &layout);
+        lab_sharding_of(cases[at].text, 8, &layout);
         if (layout.zero_stage != cases[at].stage || layout.shard != cases[at].shard ||
             layout.reshard != cases[at].reshard || layout.offload_optimizer != cases[at].offload)
             fail_msg("\"%s\": stage %d, shard %d, reshard %d, offload %d", cases[at].text,
@@ -214,7 +213,7 @@ static void recomputation_has_many_spellings(void **state) {
         dw_layout layout;
         dw_layout_default(&layout);
         layout.pp = 4;
-        dw__recompute_of(cases[at].text, 80, &layout);
+        lab_recompute_of(cases[at].text, 80, &layout);
         if (layout.recompute != cases[at].recompute || layout.recompute_layers != cases[at].layers)
             fail_msg("\"%s\": %s, %d layers", cases[at].text, dw_recompute_name(layout.recompute),
                      layout.recompute_layers);
@@ -242,9 +241,9 @@ static void precisions_have_many_spellings(void **state) {
                  {"nvfp4", DW_TRAIN_NVFP4},
                  {"TF32", DW_TRAIN_FP32}};
     for (size_t at = 0; at < DW_COUNT(cases); at++)
-        if (dw__precision_of(cases[at].text) != cases[at].precision)
+        if (lab_precision_of(cases[at].text) != cases[at].precision)
             fail_msg("\"%s\" is %s", cases[at].text,
-                     dw_train_precision_name(dw__precision_of(cases[at].text)));
+                     dw_train_precision_name(lab_precision_of(cases[at].text)));
 }
 
 static void frameworks_are_known_by_name(void **state) {
@@ -269,7 +268,7 @@ static void frameworks_are_known_by_name(void **state) {
         {"x", "", "Fully Sharded Data Parallel", 2024, 1, DW_FRAMEWORK_FSDP},
         {"llm.c", "", "zero-1", 2024, 1, DW_FRAMEWORK_PYTORCH}};
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
-        dw_framework found = dw__framework_of(cases[at].source, cases[at].notes, cases[at].sharding,
+        dw_framework found = lab_framework_of(cases[at].source, cases[at].notes, cases[at].sharding,
                                               cases[at].year, cases[at].tp, 1);
         if (found != cases[at].framework)
             fail_msg("%s, %s, %s: %s", cases[at].source, cases[at].notes, cases[at].sharding,
@@ -282,15 +281,15 @@ static void frameworks_are_known_by_name(void **state) {
     "kv_heads,head_dim,vocab,experts,topk,seq_len,global_batch_seqs,micro_batch,gpus,gpu_type,"    \
     "interconnect,tp,pp,vpp,cp,ep,dp,recompute,precision,tokens_per_s_per_gpu,peak_mem_gb,notes\n"
 
-static dw_runs *parse(const char *text) {
-    dw_runs *runs = NULL;
-    if (dw_runs_parse(text, strlen(text), &runs) != DW_OK) fail_msg("%s", dw_last_error());
+static lab_runs *parse(const char *text) {
+    lab_runs *runs = NULL;
+    if (lab_runs_parse(text, strlen(text), &runs) != DW_OK) fail_msg("%s", lab_error());
     return runs;
 }
 
 static void rows_become_models_and_layouts(void **state) {
     (void)state;
-    dw_runs *runs = parse(
+    lab_runs *runs = parse(
         HEADER
         "a,NVIDIA "
         "Megatron-Bridge,g,A,Llama-3-70B,70.55,70.55,80,8192,28672,64,8,128,128256,,,8192,256,1,64,"
@@ -306,15 +305,15 @@ static void rows_become_models_and_layouts(void **state) {
         "d,somebody,h,A,GPT,,,,1024,,16,,,,,,2048,64,1,8,H100-80GB,,1,1,,1,1,8,none,BF16,100,,\n"
         "e,somebody,h,C,GPT,,,24,1024,,16,,,,,,2048,60,8,8,H100-80GB,,2,1,,1,1,4,none,BF16,100,,"
         "\n");
-    dw_run run;
-    assert_int_equal(dw_runs_count(runs), 5);
-    dw_run_at(runs, 0, &run);
+    lab_run run;
+    assert_int_equal(lab_runs_count(runs), 5);
+    lab_run_at(runs, 0, &run);
     assert_null(run.reason);
     assert_true(run.model.gated && !run.model.tied && run.scored);
     assert_int_equal(run.layout.virtual_stages, 5);
     assert_int_equal(run.layout.framework, DW_FRAMEWORK_MEGATRON);
     assert_int_equal(run.hardware->capability, 90);
-    dw_run_at(runs, 1, &run);
+    lab_run_at(runs, 1, &run);
     assert_null(run.reason);
     assert_int_equal(run.model.expert_ffn, 2048);
     assert_int_equal(run.model.dense_layers, 3);
@@ -323,22 +322,22 @@ static void rows_become_models_and_layouts(void **state) {
     dw_planner_model counted = run.model;
     counted.parameters = 0;
     assert_close(dw_planner_parameters(&counted), 671e9, 0.002);
-    dw_run_at(runs, 2, &run);
+    lab_run_at(runs, 2, &run);
     assert_non_null(strstr(run.reason, "TPU-v5"));
-    dw_run_at(runs, 3, &run);
+    lab_run_at(runs, 3, &run);
     assert_string_equal(run.reason, "layers is missing");
-    dw_run_at(runs, 4, &run);
+    lab_run_at(runs, 4, &run);
     assert_null(run.reason);
     assert_int_equal(run.layout.global_batch,
                      64); /* 60 over 4 replicas of 8: two micro-batches each */
     assert_false(run.scored);
 
     char *json = NULL;
-    assert_int_equal(dw_evaluate(runs, NULL, &json), DW_OK);
+    assert_int_equal(lab_evaluate(runs, NULL, &json), DW_OK);
     assert_non_null(strstr(json, "{\"id\": \"d\", \"reason\": \"layers is missing\"}"));
     assert_non_null(strstr(json, "\"all\": {\"rows\": 2,"));
-    dw_text_free(json);
-    dw_runs_destroy(runs);
+    lab_free(json);
+    lab_runs_destroy(runs);
 }
 
 /* Makers' names, marketing names, sockets, memory in the name, cards of PCI Express, export versions. */
@@ -386,9 +385,9 @@ static void gpus_have_many_names(void **state) {
             HEADER
             "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,%s,,1,1,,1,1,8,none,BF16,9,,\n",
             cases[at].gpu);
-        dw_runs *runs = parse(text);
-        dw_run run;
-        dw_run_at(runs, 0, &run);
+        lab_runs *runs = parse(text);
+        lab_run run;
+        lab_run_at(runs, 0, &run);
         if (!cases[at].name) {
             assert_true(run.reason && strstr(run.reason, "there is no profile of the GPU"));
         } else {
@@ -402,7 +401,7 @@ static void gpus_have_many_names(void **state) {
             assert_int_equal(dw_predict(&run.model, run.hardware, &run.layout, &prediction), DW_OK);
             assert_true(prediction.mfu > 0.05 && prediction.mfu < 0.75);
         }
-        dw_runs_destroy(runs);
+        lab_runs_destroy(runs);
     }
 }
 
@@ -422,12 +421,12 @@ static void experts_are_cut_by_default(void **state) {
                  HEADER "a,%s,g,A,m,,,64,%d,%d,48,8,128,131072,8,2,8192,1024,1,512,H100-80GB,,4,8,"
                         "8,2,8,8,none,BF16,9,,%s\n",
                  cases[at].source, cases[at].hidden, cases[at].ffn, cases[at].notes);
-        dw_runs *runs = parse(text);
-        dw_run run;
-        dw_run_at(runs, 0, &run);
+        lab_runs *runs = parse(text);
+        lab_run run;
+        lab_run_at(runs, 0, &run);
         if (run.reason) fail_msg("%s", run.reason);
         assert_int_equal(run.layout.etp, cases[at].etp);
-        dw_runs_destroy(runs);
+        lab_runs_destroy(runs);
     }
 }
 
@@ -440,13 +439,13 @@ static void results_are_no_inputs(void **state) {
     for (int at = 0; at < 2; at++) {
         char text[2000];
         snprintf(text, sizeof text, format, at ? "90000" : "100", at ? "79" : "");
-        dw_runs *runs = parse(text);
-        dw_run run;
+        lab_runs *runs = parse(text);
+        lab_run run;
         dw_prediction prediction;
-        dw_run_at(runs, 0, &run);
+        lab_run_at(runs, 0, &run);
         assert_int_equal(dw_predict(&run.model, run.hardware, &run.layout, &prediction), DW_OK);
         predicted[at] = prediction.tokens_per_second;
-        dw_runs_destroy(runs);
+        lab_runs_destroy(runs);
     }
     assert_true(predicted[0] == predicted[1]);
 }
@@ -454,44 +453,46 @@ static void results_are_no_inputs(void **state) {
 /* Runs made with constants of our own: the fit finds the way back to them from elsewhere. */
 static void a_fit_recovers_what_made_the_runs(void **state) {
     (void)state;
-    dw__text text = {0};
-    assert_int_equal(dw__text_printf(&text, HEADER), DW_OK);
+    lab_text text = {0};
+    assert_int_equal(lab_text_printf(&text, HEADER), DW_OK);
     for (int at = 0; at < 48; at++) {
         int tp = 1 << at % 3, hidden = 1024 * (1 + at % 5), micro = 1 + at % 4;
-        assert_int_equal(dw__text_printf(&text,
+        assert_int_equal(lab_text_printf(&text,
                                          "r%d,s%d,s%d,A,m,,,24,%d,%d,%d,%d,128,51200,,,2048,%d,%d,"
                                          "8,H100-80GB,,%d,1,,1,1,%d,none,BF16,1,,\n",
                                          at, at % 4, at % 4, hidden, 4 * hidden, hidden / 128,
                                          hidden / 128, 8 / tp * micro * 2, micro, tp, 8 / tp),
                          DW_OK);
     }
-    dw_runs *runs = parse(text.text);
-    dw__text_free(&text);
-    dw__constants truth = dw__constants_default, fitted = dw__constants_default;
-    truth.gemm_sm90 *= 1.10;
+    lab_runs *runs = parse(text.text);
+    lab_text_free(&text);
+    lab_constants truth, fitted;
+    lab_constants_built_in(&truth);
+    lab_constants_built_in(&fitted);
+    truth.value[lab_constant_index("gemm_sm90")] *= 1.10;
     uint32_t rows[48];
     double weights[48];
     for (uint32_t at = 0; at < 48; at++) {
-        dw_run *run = &runs->rows[at];
+        lab_run *run = &runs->rows[at];
         dw_prediction prediction;
         assert_null(run->reason);
-        dw__predict(&truth, &run->model, run->hardware, &run->layout, &prediction);
+        dw_predict_with(truth.value, &run->model, run->hardware, &run->layout, &prediction);
         run->tokens_per_second = prediction.tokens_per_second;
         rows[at] = at;
         weights[at] = 100; /* far above the priors */
     }
-    assert_int_equal(dw__fit_constants(runs, rows, weights, 48, &fitted), DW_OK);
+    assert_int_equal(lab_fit_constants(runs, rows, weights, 48, &fitted), DW_OK);
     for (uint32_t at = 0; at < 48; at++) {
-        dw_run *run = &runs->rows[at];
+        lab_run *run = &runs->rows[at];
         dw_prediction prediction;
-        dw__predict(&fitted, &run->model, run->hardware, &run->layout, &prediction);
+        dw_predict_with(fitted.value, &run->model, run->hardware, &run->layout, &prediction);
         assert_close(prediction.tokens_per_second, run->tokens_per_second, 0.005);
     }
     char *json = NULL;
-    assert_int_equal(dw_calibrate(runs, NULL, &json), DW_OK);
+    assert_int_equal(lab_calibrate(runs, NULL, &json), DW_OK);
     assert_non_null(strstr(json, "\"all\": {\"rows\": 48,"));
-    dw_text_free(json);
-    dw_runs_destroy(runs);
+    lab_free(json);
+    lab_runs_destroy(runs);
 }
 
 static void constants_files_are_checked(void **state) {
@@ -510,34 +511,38 @@ static void constants_files_are_checked(void **state) {
     assert_true(file >= 0);
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
         assert_int_equal(dw__file_write(path, cases[at].text, strlen(cases[at].text)), DW_OK);
-        dw__constants constants;
-        assert_int_equal(dw__constants_load(path, &constants), cases[at].status);
-        if (cases[at].status == DW_OK) assert_true(constants.gemm_sm90 == 0.5);
+        lab_constants constants;
+        assert_int_equal(lab_constants_load(path, &constants), cases[at].status);
+        if (cases[at].status == DW_OK)
+            assert_true(constants.value[lab_constant_index("gemm_sm90")] == 0.5);
     }
     remove(path);
 }
 
-/* Every allocation fails in turn. */
+/* Every allocation fails in turn, the lab's and the library's. */
 static void nothing_is_lost_when_memory_is_out(void **state) {
     (void)state;
     const char *text = HEADER
         "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,A100-80GB,,2,1,,1,1,4,,BF16,9,50,"
         "\"q\"\"\"\n"
         "b,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,nothing,,2,1,,1,1,4,,BF16,9,50,\n";
-    for (int64_t allowed = 0;; allowed++) {
-        int64_t live = dw__memory_live();
-        dw_runs *runs = NULL;
-        char *json = NULL;
-        dw__memory_fail_after(allowed);
-        dw_status status = dw_runs_parse(text, strlen(text), &runs);
-        if (status == DW_OK) status = dw_evaluate(runs, NULL, &json);
-        dw__memory_fail_after(-1);
-        dw_text_free(json);
-        dw_runs_destroy(runs);
-        assert_int_equal(dw__memory_live(), live);
-        if (status == DW_OK) break;
-        assert_int_equal(status, DW_OUT_OF_MEMORY);
-        assert_true(allowed < 10000);
+    for (int library = 0; library < 2; library++) {
+        void (*fail_after)(int64_t) = library ? dw__memory_fail_after : lab_memory_fail_after;
+        for (int64_t allowed = 0;; allowed++) {
+            const int64_t live = dw__memory_live() + lab_memory_live();
+            lab_runs *runs = NULL;
+            char *json = NULL;
+            fail_after(allowed);
+            dw_status status = lab_runs_parse(text, strlen(text), &runs);
+            if (status == DW_OK) status = lab_evaluate(runs, NULL, &json);
+            fail_after(-1);
+            lab_free(json);
+            lab_runs_destroy(runs);
+            assert_int_equal(dw__memory_live() + lab_memory_live(), live);
+            if (status == DW_OK) break;
+            assert_int_equal(status, DW_OUT_OF_MEMORY);
+            assert_true(allowed < 10000);
+        }
     }
 }
 

@@ -1,19 +1,20 @@
 /* Any bytes are refused with a message, or are a table of runs, each of which has a finite prediction or a reason. */
 #include "base/base.h"
-#include "deepwell/evaluate.h"
 #include "deepwell/graph.h"
 #include "fuzz.h"
+#include "lab/evaluate.h"
+#include "lab/lab_base.h"
 #include <math.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    dw_runs *runs = NULL;
+    lab_runs *runs = NULL;
     char *json = NULL;
-    int64_t live = dw__memory_live();
-    if (dw_runs_parse((const char *)data, bytes, &runs) == DW_OK) {
-        for (size_t at = 0; at < dw_runs_count(runs); at++) {
-            dw_run run;
+    const int64_t live = dw__memory_live() + lab_memory_live();
+    if (lab_runs_parse((const char *)data, bytes, &runs) == DW_OK) {
+        for (size_t at = 0; at < lab_runs_count(runs); at++) {
+            lab_run run;
             dw_prediction prediction;
-            dw_run_at(runs, at, &run);
+            lab_run_at(runs, at, &run);
             if (run.reason) {
                 fuzz_require(run.reason[0] != '\0', "a reason");
                 continue;
@@ -23,12 +24,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
             fuzz_require(isfinite(prediction.seconds) && prediction.seconds > 0, "a finite time");
             fuzz_require(isfinite(prediction.used) && prediction.used > 0, "finite memory");
         }
-        fuzz_require(dw_evaluate(runs, NULL, &json) == DW_OK, "an evaluation");
+        fuzz_require(lab_evaluate(runs, NULL, &json) == DW_OK, "an evaluation");
     } else {
-        fuzz_require(dw_last_error()[0] != '\0', "message");
+        fuzz_require(lab_error()[0] != '\0', "message");
     }
-    dw_text_free(json);
-    dw_runs_destroy(runs);
-    fuzz_require(dw__memory_live() == live, "all memory given back");
+    lab_free(json);
+    lab_runs_destroy(runs);
+    fuzz_require(dw__memory_live() + lab_memory_live() == live, "all memory given back");
     return 0;
 }

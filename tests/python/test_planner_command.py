@@ -1,15 +1,22 @@
-"""`deepwell evaluate` and `deepwell calibrate`: what they print of a small table, and what they refuse."""
+"""`deepwell-lab evaluate` and `deepwell-lab calibrate`: what they print of a small table, and what they refuse."""
 
 import csv
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
-from test_program import run
+
+LAB = Path(__file__).parents[2] / "build" / "release" / "bin" / "deepwell-lab"
 
 COLUMNS = (
     "id group tier model layers hidden ffn_hidden heads vocab seq_len global_batch_seqs micro_batch gpus gpu_type "
     "tp pp cp dp recompute precision tokens_per_s_per_gpu peak_mem_gb notes"
 ).split()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([LAB, *arguments], capture_output=True, text=True, timeout=60)
 
 
 def row(

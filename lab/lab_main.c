@@ -1,26 +1,54 @@
-/* `deepwell evaluate` and `deepwell calibrate`: predictions beside published runs, and the constants fitted again. */
-#include "deepwell/evaluate.h"
-#include "cli.h"
-#include "deepwell/graph.h"
+/* `deepwell-lab evaluate` and `deepwell-lab calibrate`: the planner's predictions beside published runs, and its
+ * constants fitted again. */
+#include "evaluate.h"
+#include "lab_base.h"
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+enum { DONE = 0, FAILED = 1, USAGE = 2 };
+
+static void print_bold(const char *text) {
+    const char *no_color = getenv("NO_COLOR");
+    const int plain = (no_color && *no_color) || !isatty(STDOUT_FILENO);
+    printf(plain ? "%s" : "\033[1m%s\033[0m", text);
+}
+
+static int fail(void) {
+    fprintf(stderr, "deepwell-lab: %s\n", lab_error());
+    return FAILED;
+}
+
+static int usage_error(const char *format, ...) LAB_PRINTF(1, 2);
+static int usage_error(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("deepwell-lab: ", stderr);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputs("\nTry 'deepwell-lab --help'.\n", stderr);
+    return USAGE;
+}
 
 static void print_evaluate_help(void) {
-    printf("Usage: deepwell evaluate FILE.csv [OPTION...]\n"
-           "\n"
-           "Predicts every row of a table of training runs and compares with what was measured.\n"
-           "docs/planner.md lists the columns.\n"
-           "\n"
-           "  --json             everything, row by row\n"
-           "  --failures FILE    a table of runs that failed for want of memory\n"
-           "  --constants FILE   constants of 'deepwell calibrate', in place of those built in\n"
-           "\n"
-           "Exit status: 1 where no row can be predicted.\n");
+    printf(
+        "Usage: deepwell-lab evaluate FILE.csv [OPTION...]\n"
+        "\n"
+        "Predicts every row of a table of training runs and compares with what was measured.\n"
+        "docs/planner.md lists the columns.\n"
+        "\n"
+        "  --json             everything, row by row\n"
+        "  --failures FILE    a table of runs that failed for want of memory\n"
+        "  --constants FILE   constants of 'deepwell-lab calibrate', in place of those built in\n"
+        "\n"
+        "Exit status: 1 where no row can be predicted.\n");
 }
 
 static void print_calibrate_help(void) {
-    printf("Usage: deepwell calibrate FILE.csv [OPTION...]\n"
+    printf("Usage: deepwell-lab calibrate FILE.csv [OPTION...]\n"
            "\n"
            "Fits the constants of the predictions to a table of runs, and says how well constants "
            "that\n"
@@ -50,7 +78,7 @@ static void print_errors(const char *title, const json_t *errors) {
              (int)json_integer_value(json_object_get(all, "rows")),
              100 * json_number_value(json_object_get(all, "median")),
              100 * json_number_value(json_object_get(all, "p90")));
-    cli_print_bold(line);
+    print_bold(line);
     printf("\n");
     static const char *const splits[] = {"group", "gpu", "precision", "kind"};
     for (int at = 0; at < 4; at++) print_split(splits[at], json_object_get(errors, splits[at]));
@@ -69,19 +97,19 @@ static void print_evaluation(const json_t *root) {
     }
     if (!json_array_size(json_object_get(root, "rows"))) return; /* there are no errors to show */
     print_errors("Time, tokens/s", json_object_get(root, "errors"));
-    cli_print_bold("Memory");
+    print_bold("Memory");
     printf("\n");
     print_split("group", json_object_get(root, "memory"));
     const json_t *bubble = json_object_get(root, "bubble");
     if (json_integer_value(json_object_get(bubble, "rows")) > 0) {
-        cli_print_bold("Pipeline bubble");
+        print_bold("Pipeline bubble");
         printf("\n  %d of %d rows within 2 points, median %.1f, p90 %.1f points\n",
                (int)json_integer_value(json_object_get(bubble, "within_2_points")),
                (int)json_integer_value(json_object_get(bubble, "rows")),
                100 * json_number_value(json_object_get(bubble, "median")),
                100 * json_number_value(json_object_get(bubble, "p90")));
     }
-    cli_print_bold("Choice among measured layouts: regret");
+    print_bold("Choice among measured layouts: regret");
     printf("\n");
     const char *name;
     json_object_foreach(json_object_get(root, "choice"), name, row) {
@@ -90,7 +118,7 @@ static void print_evaluation(const json_t *root) {
                100 * json_number_value(json_object_get(row, "median")),
                100 * json_number_value(json_object_get(row, "p90")));
     }
-    cli_print_bold("Fits or not");
+    print_bold("Fits or not");
     printf("\n");
     double ran = json_number_value(json_object_get(fits, "ran"));
     double refused = json_number_value(json_object_get(fits, "ran_rejected"));
@@ -106,7 +134,7 @@ static void print_evaluation(const json_t *root) {
 /* The value of an option at argv[*at], or NULL with a message. */
 static const char *value_of(int argc, char **argv, int *at) {
     if (*at + 1 < argc) return argv[++*at];
-    cli_usage_error("%s needs a value", argv[*at]);
+    usage_error("%s needs a value", argv[*at]);
     return NULL;
 }
 
@@ -127,15 +155,15 @@ static int read_request(int argc, char **argv, int calibrate, request *r) {
         else if (calibrate && strcmp(argv[at], "--write") == 0)
             value = &r->write;
         else if (argv[at][0] == '-')
-            return cli_usage_error("%s has no option '%s'", argv[0], argv[at]);
+            return usage_error("%s has no option '%s'", argv[0], argv[at]);
         else if (r->file)
-            return cli_usage_error("%s takes one file; '%s' is a second", argv[0], argv[at]);
+            return usage_error("%s takes one file; '%s' is a second", argv[0], argv[at]);
         else
             r->file = argv[at];
-        if (value && !(*value = value_of(argc, argv, &at))) return CLI_USAGE;
+        if (value && !(*value = value_of(argc, argv, &at))) return USAGE;
     }
-    if (!r->file) return cli_usage_error("%s needs a table of runs", argv[0]);
-    return CLI_DONE;
+    if (!r->file) return usage_error("%s needs a table of runs", argv[0]);
+    return DONE;
 }
 
 static int asks_help(int argc, char **argv) {
@@ -145,52 +173,52 @@ static int asks_help(int argc, char **argv) {
 static int print_json_or(const request *r, const char *json, void (*print)(const json_t *)) {
     if (r->json) {
         fputs(json, stdout);
-        return CLI_DONE;
+        return DONE;
     }
     json_t *root = json_loads(json, 0, NULL);
     if (!root) {
-        fprintf(stderr, "deepwell: out of memory\n");
-        return CLI_FAILED;
+        fprintf(stderr, "deepwell-lab: out of memory\n");
+        return FAILED;
     }
     print(root);
     json_decref(root);
-    return CLI_DONE;
+    return DONE;
 }
 
-static int any_predicted(const dw_runs *runs) {
-    for (size_t at = 0; at < dw_runs_count(runs); at++) {
-        dw_run run;
-        dw_run_at(runs, at, &run);
+static int any_predicted(const lab_runs *runs) {
+    for (size_t at = 0; at < lab_runs_count(runs); at++) {
+        lab_run run;
+        lab_run_at(runs, at, &run);
         if (!run.reason) return 1;
     }
     return 0;
 }
 
-int cli_evaluate(int argc, char **argv) {
+static int evaluate(int argc, char **argv) {
     if (asks_help(argc, argv)) {
         print_evaluate_help();
-        return CLI_DONE;
+        return DONE;
     }
     request r = {0};
     int result = read_request(argc, argv, 0, &r);
-    if (result != CLI_DONE) return result;
-    dw_runs *runs = NULL, *failures = NULL;
+    if (result != DONE) return result;
+    lab_runs *runs = NULL, *failures = NULL;
     char *json = NULL;
-    dw_evaluate_options options = DW_EVALUATE_OPTIONS_DEFAULT;
+    lab_evaluate_options options = LAB_EVALUATE_OPTIONS_DEFAULT;
     options.constants = r.constants;
-    if (dw_runs_load(r.file, &runs) != DW_OK ||
-        (r.failures && dw_runs_load(r.failures, &failures) != DW_OK)) {
-        result = cli_fail();
+    if (lab_runs_load(r.file, &runs) != DW_OK ||
+        (r.failures && lab_runs_load(r.failures, &failures) != DW_OK)) {
+        result = fail();
     } else {
         options.failures = failures;
-        result = dw_evaluate(runs, &options, &json) == DW_OK
+        result = lab_evaluate(runs, &options, &json) == DW_OK
                      ? print_json_or(&r, json, print_evaluation)
-                     : cli_fail();
-        if (result == CLI_DONE && !any_predicted(runs)) result = CLI_FAILED;
+                     : fail();
+        if (result == DONE && !any_predicted(runs)) result = FAILED;
     }
-    dw_text_free(json);
-    dw_runs_destroy(failures);
-    dw_runs_destroy(runs);
+    lab_free(json);
+    lab_runs_destroy(failures);
+    lab_runs_destroy(runs);
     return result;
 }
 
@@ -207,28 +235,49 @@ static int write_constants(const char *path, const char *json) {
     int failed = !kept || json_dump_file(kept, path, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0;
     json_decref(kept);
     json_decref(root);
-    if (failed) fprintf(stderr, "deepwell: cannot write \"%s\"\n", path);
-    return failed ? CLI_FAILED : CLI_DONE;
+    if (failed) fprintf(stderr, "deepwell-lab: cannot write \"%s\"\n", path);
+    return failed ? FAILED : DONE;
 }
 
-int cli_calibrate(int argc, char **argv) {
+static int calibrate(int argc, char **argv) {
     if (asks_help(argc, argv)) {
         print_calibrate_help();
-        return CLI_DONE;
+        return DONE;
     }
     request r = {0};
     int result = read_request(argc, argv, 1, &r);
-    if (result != CLI_DONE) return result;
-    dw_runs *runs = NULL;
+    if (result != DONE) return result;
+    lab_runs *runs = NULL;
     char *json = NULL;
-    dw_calibrate_options options = {sizeof options, r.constants};
-    if (dw_runs_load(r.file, &runs) != DW_OK || dw_calibrate(runs, &options, &json) != DW_OK) {
-        result = cli_fail();
+    lab_calibrate_options options = {sizeof options, r.constants};
+    if (lab_runs_load(r.file, &runs) != DW_OK || lab_calibrate(runs, &options, &json) != DW_OK) {
+        result = fail();
     } else {
         result = print_json_or(&r, json, print_calibration);
-        if (r.write && result == CLI_DONE) result = write_constants(r.write, json);
+        if (r.write && result == DONE) result = write_constants(r.write, json);
     }
-    dw_text_free(json);
-    dw_runs_destroy(runs);
+    lab_free(json);
+    lab_runs_destroy(runs);
     return result;
+}
+
+int main(int argc, char **argv) {
+    int result;
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        printf("Usage: deepwell-lab evaluate|calibrate FILE.csv [OPTION...]\n"
+               "\n"
+               "  evaluate   predictions beside a table of measured runs\n"
+               "  calibrate  fits the planner's constants to a table of runs\n"
+               "\n"
+               "Each has --help. Exit status: 0 done, 1 failed, 2 wrong usage.\n");
+        result = DONE;
+    } else if (argc > 1 && strcmp(argv[1], "evaluate") == 0)
+        result = evaluate(argc - 1, argv + 1);
+    else if (argc > 1 && strcmp(argv[1], "calibrate") == 0)
+        result = calibrate(argc - 1, argv + 1);
+    else
+        return usage_error("expected 'evaluate' or 'calibrate'");
+    if (fflush(stdout) == 0 && !ferror(stdout)) return result;
+    fprintf(stderr, "deepwell-lab: cannot write to standard output\n");
+    return FAILED;
 }

@@ -1,4 +1,4 @@
-#include "plan/runs.h"
+#include "runs.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -7,20 +7,20 @@
 
 enum { MOST_SIZE = 1 << 26 }; /* of anything that a row counts */
 
-static double number(const dw__csv *table, size_t row, const char *name) {
-    double value = strtod(dw__csv_cell(table, row, name), NULL);
+static double number(const lab_csv *table, size_t row, const char *name) {
+    double value = strtod(lab_csv_cell(table, row, name), NULL);
     return isfinite(value) ? value : 0;
 }
 
-static int whole(const dw__csv *table, size_t row, const char *name, int missing) {
+static int whole(const lab_csv *table, size_t row, const char *name, int missing) {
     double value = number(table, row, name);
     return value >= 1 && value <= MOST_SIZE ? (int)(value + 0.5) : missing;
 }
 
 /* What a recipe leaves unsaid. */
-static void habits(const dw__csv *table, size_t row, dw_run *run) {
-    const char *notes = dw__csv_cell(table, row, "notes"),
-               *source = dw__csv_cell(table, row, "source");
+static void habits(const lab_csv *table, size_t row, lab_run *run) {
+    const char *notes = lab_csv_cell(table, row, "notes"),
+               *source = lab_csv_cell(table, row, "source");
     dw_layout *layout = &run->layout;
     double count;
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
@@ -31,44 +31,44 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     bool early =
         (year > 0 && year < (jax ? 2024 : 2023) && layout->framework != DW_FRAMEWORK_MEGATRON) ||
         (capability > 0 && capability < 80);
-    layout->unfused_attention = (old || early) && !dw__says(notes, "FlashAttention") &&
-                                !dw__says(notes, "flash-att") && !dw__says(notes, "flash att") &&
-                                !dw__says(notes, "flash_att") && !dw__says(notes, "xformers");
+    layout->unfused_attention = (old || early) && !lab_says(notes, "FlashAttention") &&
+                                !lab_says(notes, "flash-att") && !lab_says(notes, "flash att") &&
+                                !lab_says(notes, "flash_att") && !lab_says(notes, "xformers");
     layout->sequence_parallel = !old && layout->framework != DW_FRAMEWORK_PYTORCH;
     layout->overlap_tensor =
         layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_JAX;
     layout->overlap_data = !old && layout->framework != DW_FRAMEWORK_NANOTRON;
-    layout->compiled = (dw__says(source, "torchtitan") && !dw__says(notes, "eager")) ||
-                       dw__says(notes, "torch.compile") || dw__says(notes, "compile=True");
+    layout->compiled = (lab_says(source, "torchtitan") && !lab_says(notes, "eager")) ||
+                       lab_says(notes, "torch.compile") || lab_says(notes, "compile=True");
     /* Graphs of a mixture's router alone leave most launches to the host. */
-    bool graphs = dw__says(notes, "cuda_graph_scope=full") ||
-                  (dw__says(notes, "cuda_graph_scope") && dw__says(notes, "'attn'"));
+    bool graphs = lab_says(notes, "cuda_graph_scope=full") ||
+                  (lab_says(notes, "cuda_graph_scope") && lab_says(notes, "'attn'"));
     layout->cuda_graphs =
-        (graphs && !dw__says(notes, "cuda_graph_impl=none")) || dw__says(notes, "cuda graphs");
+        (graphs && !lab_says(notes, "cuda_graph_impl=none")) || lab_says(notes, "cuda graphs");
     /* Recipes of NeMo and Megatron-Bridge reduce gradients in BF16 and keep them so. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON &&
-        (dw__says(notes, "NeMo") || dw__says(source, "NeMo")))
+        (lab_says(notes, "NeMo") || lab_says(source, "NeMo")))
         layout->gradient_bytes = 2;
-    if (dw__says(notes, "BF16 moments") || dw__says(notes, "exp-avg-dtype=bf16"))
+    if (lab_says(notes, "BF16 moments") || lab_says(notes, "exp-avg-dtype=bf16"))
         layout->optimizer_bytes = 8;   /* with the FP32 copy of the parameters */
-    if (dw__says(source, "AutoModel")) /* all of it in BF16 */
+    if (lab_says(source, "AutoModel")) /* all of it in BF16 */
         layout->parameter_bytes = layout->gradient_bytes = 2, layout->optimizer_bytes = 4;
     /* llama recipes on FSDP checkpoint as many blocks as memory demands, and call it selective. */
     if (layout->framework == DW_FRAMEWORK_FSDP && layout->recompute == DW_RECOMPUTE_SELECTIVE)
         layout->recompute = DW_RECOMPUTE_AUTO;
-    if (dw__number_after(notes, "cpu_offloading_num_layers=", &count) ||
-        dw__number_after(notes, "activation offload ", &count))
+    if (lab_number_after(notes, "cpu_offloading_num_layers=", &count) ||
+        lab_number_after(notes, "activation offload ", &count))
         layout->offload_layers = (int)count;
-    if (dw__number_after(notes, "expert_tensor_parallel_size=", &count) ||
-        dw__number_after(notes, "ETP=", &count))
+    if (lab_number_after(notes, "expert_tensor_parallel_size=", &count) ||
+        lab_number_after(notes, "ETP=", &count))
         layout->etp = (int)count;
-    layout->overlap_expert = dw__says(notes, "overlap_moe_expert_parallel_comm") ||
-                             dw__says(notes, "DualPipe") ||
+    layout->overlap_expert = lab_says(notes, "overlap_moe_expert_parallel_comm") ||
+                             lab_says(notes, "DualPipe") ||
                              layout->schedule == DW_SCHEDULE_DUALPIPE;
-    if (dw__says(dw__csv_cell(table, row, "precision"), "BF16 optimizer")) {
+    if (lab_says(lab_csv_cell(table, row, "precision"), "BF16 optimizer")) {
         layout->gradient_bytes = 6; /* BF16 of a micro-batch, and the sum in FP32 */
     } else if (layout->zero_stage > 0 &&
-               (dw__says(notes, "Megatron-DeepSpeed") || dw__says(source, "Megatron-DeepSpeed"))) {
+               (lab_says(notes, "Megatron-DeepSpeed") || lab_says(source, "Megatron-DeepSpeed"))) {
         /* DeepSpeed's ZeRO: gradients in half precision, and a rank's part of them flat, also in FP32, for the
          * step. */
         layout->gradient_bytes = 2;
@@ -77,21 +77,21 @@ static void habits(const dw__csv *table, size_t row, dw_run *run) {
     /* torchtitan's loss is compiled like its layers from April 2025 on; Liger's and chunks need no copies either. */
     layout->fused_loss =
         (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
-        dw__says(notes, "Liger") || dw__says(notes, "fused cross") ||
-        dw__says(notes, "cut cross-entropy") || dw__says(notes, "chunked");
+        lab_says(notes, "Liger") || lab_says(notes, "fused cross") ||
+        lab_says(notes, "cut cross-entropy") || lab_says(notes, "chunked");
     layout->dispatch_once =
-        dw__says(notes, "DeepEP") || dw__says(notes, "hybridep") || dw__says(notes, "hybrid-ep");
+        lab_says(notes, "DeepEP") || lab_says(notes, "hybridep") || lab_says(notes, "hybrid-ep");
     /* Megatron-LM's own default is 0.1, as long as its arguments are given and none says otherwise. */
-    layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && dw__says(notes, "args:") &&
-                      !dw__says(notes, "hidden-dropout") && !run->model.gated;
-    if (dw__number_after(notes, "capacity factor", &count) ||
-        dw__number_after(notes, "capacity_factor=", &count) ||
-        dw__number_after(notes, "capacity-factor=", &count))
+    layout->dropout = layout->framework == DW_FRAMEWORK_MEGATRON && lab_says(notes, "args:") &&
+                      !lab_says(notes, "hidden-dropout") && !run->model.gated;
+    if (lab_number_after(notes, "capacity factor", &count) ||
+        lab_number_after(notes, "capacity_factor=", &count) ||
+        lab_number_after(notes, "capacity-factor=", &count))
         layout->expert_load = count > 0 && count <= 64 ? (int)(100 * count + 0.5) : 0;
 }
 
 /* The largest micro-batch that fits, of at most 16,384 tokens; one sequence in a pipeline, where small ones pay. */
-static int guess_micro_batch(const dw_run *run, int year) {
+static int guess_micro_batch(const lab_run *run, int year) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
     if (layout.pp > 1) {
@@ -104,24 +104,24 @@ static int guess_micro_batch(const dw_run *run, int year) {
         if (each % size) continue;
         dw_prediction prediction;
         layout.micro_batch = size;
-        dw__predict(&dw__constants_default, &run->model, run->hardware, &layout, &prediction);
+        dw_predict_unchecked(&run->model, run->hardware, &layout, &prediction);
         if (size == 1 || prediction.fits) best = size;
     }
     return best;
 }
 
 /* NVIDIA's own, which its teams tune. */
-static bool is_recipe(const dw__csv *table, size_t row) {
+static bool is_recipe(const lab_csv *table, size_t row) {
     static const char *const words[] = {"NeMo", "Megatron-Bridge", "MLPerf", "NVIDIA"};
-    for (size_t at = 0; at < DW_COUNT(words); at++)
-        if (dw__says(dw__csv_cell(table, row, "source"), words[at]) ||
-            dw__says(dw__csv_cell(table, row, "notes"), words[at]))
+    for (size_t at = 0; at < LAB_COUNT(words); at++)
+        if (lab_says(lab_csv_cell(table, row, "source"), words[at]) ||
+            lab_says(lab_csv_cell(table, row, "notes"), words[at]))
             return true;
     return false;
 }
 
 /* Recipes of Megatron interleave, with chunks of two layers or of one, where they do not say. */
-static int guess_chunks(const dw_run *run, bool recipe) {
+static int guess_chunks(const lab_run *run, bool recipe) {
     int layers = run->model.layers, stages = run->layout.pp;
     if (run->layout.framework != DW_FRAMEWORK_MEGATRON || !recipe || layers % stages) return 1;
     int each = layers / stages;
@@ -130,8 +130,8 @@ static int guess_chunks(const dw_run *run, bool recipe) {
 
 static int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 
-static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
-    const dw__csv *table = &runs->table;
+static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
+    const lab_csv *table = &runs->table;
     dw_layout *layout = &run->layout;
     dw_layout_default(layout);
     layout->tp = whole(table, row, "tp", 1);
@@ -163,36 +163,36 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
         layout->gpus = (int)(model_ranks * layout->dp);
     if (model_ranks * layout->dp != layout->gpus) {
         run->reason =
-            dw__arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs",
+            lab_arena_printf(runs->arena, "tp %d x pp %d x cp %d x dp %d are not its %d GPUs",
                              layout->tp, layout->pp, layout->cp, layout->dp, layout->gpus);
-        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+        return run->reason ? DW_OK : lab_fail_memory("a reason", 100);
     }
-    const char *notes = dw__csv_cell(table, row, "notes");
-    layout->framework = dw__framework_of(dw__csv_cell(table, row, "source"), notes,
-                                         dw__csv_cell(table, row, "zero_or_fsdp"),
+    const char *notes = lab_csv_cell(table, row, "notes");
+    layout->framework = lab_framework_of(lab_csv_cell(table, row, "source"), notes,
+                                         lab_csv_cell(table, row, "zero_or_fsdp"),
                                          whole(table, row, "year", 0), layout->tp, layout->pp);
-    layout->precision = dw__precision_of(dw__csv_cell(table, row, "precision"));
+    layout->precision = lab_precision_of(lab_csv_cell(table, row, "precision"));
     /* A GPU without such products runs the recipe with those that it has. */
     if (layout->precision == DW_TRAIN_MXFP8 && run->hardware->rate[DW_RATE_MXFP8].value <= 0)
         layout->precision = DW_TRAIN_FP8;
     layout->virtual_stages =
         layout->pp > 1 ? whole(table, row, "vpp", guess_chunks(run, is_recipe(table, row))) : 1;
-    const char *schedule = dw__csv_cell(table, row, "schedule");
-    layout->schedule = dw__schedule_of(*schedule                        ? schedule
-                                       : dw__says(notes, "engine=afab") ? "afab"
+    const char *schedule = lab_csv_cell(table, row, "schedule");
+    layout->schedule = lab_schedule_of(*schedule                        ? schedule
+                                       : lab_says(notes, "engine=afab") ? "afab"
                                                                         : "",
                                        layout->virtual_stages);
-    dw__sharding_of(dw__csv_cell(table, row, "zero_or_fsdp"), run->hardware->gpus_per_node, layout);
-    dw__recompute_of(dw__csv_cell(table, row, "recompute"), run->model.layers, layout);
+    lab_sharding_of(lab_csv_cell(table, row, "zero_or_fsdp"), run->hardware->gpus_per_node, layout);
+    lab_recompute_of(lab_csv_cell(table, row, "recompute"), run->model.layers, layout);
     habits(table, row, run);
-    if (dw__says(notes, "args:") && !dw__says(notes, "sequence-parallel"))
+    if (lab_says(notes, "args:") && !lab_says(notes, "sequence-parallel"))
         layout->sequence_parallel = 0;
     if ((int64_t)layout->pp * layout->virtual_stages > run->model.layers + 2)
         layout->virtual_stages =
             run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
     /* A dispatcher of tokens between nodes is named and its ranks are not: all that experts can be dealt to. */
     int node = run->hardware->gpus_per_node;
-    if (run->model.experts && !*dw__csv_cell(table, row, "ep") && dw__says(notes, "DeepEP") &&
+    if (run->model.experts && !*lab_csv_cell(table, row, "ep") && lab_says(notes, "DeepEP") &&
         (int64_t)layout->dp * layout->cp % node == 0)
         layout->ep = common_divisor(run->model.experts, layout->dp * layout->cp);
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
@@ -205,7 +205,7 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
     if (layout->framework == DW_FRAMEWORK_MEGATRON && layout->ep > 1 && layout->tp > 1 &&
         !layout->etp && run->model.expert_ffn >= run->model.hidden &&
         ranks % ((int64_t)layout->ep * layout->tp) == 0 &&
-        !dw__says(dw__csv_cell(table, row, "source"), "Bridge"))
+        !lab_says(lab_csv_cell(table, row, "source"), "Bridge"))
         layout->etp = layout->tp;
     layout->micro_batch = whole(table, row, "micro_batch", 0);
     layout->global_batch = whole(table, row, "global_batch_seqs", 0);
@@ -225,22 +225,22 @@ static dw_status layout_of(dw_runs *runs, size_t row, dw_run *run) {
         run->model.heads += layout->tp - run->model.heads % layout->tp;
     if (run->model.heads % run->model.kv_heads) run->model.kv_heads = run->model.heads;
     if (dw_layout_check(&run->model, run->hardware, layout) != DW_OK) {
-        run->reason = dw__arena_strdup(runs->arena, dw_last_error());
-        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+        run->reason = lab_arena_strdup(runs->arena, dw_last_error());
+        return run->reason ? DW_OK : lab_fail_memory("a reason", 100);
     }
     return DW_OK;
 }
 
-static dw_memory_meaning meaning_of(const char *notes, const char *source) {
-    if (dw__says(notes, "LAST global rank") || dw__says(notes, "last rank"))
-        return DW_MEMORY_ALLOCATED_LAST;
-    if (dw__says(notes, "reserved") || dw__says(notes, "torchtitan") ||
-        dw__says(source, "torchtitan"))
-        return DW_MEMORY_RESERVED;
-    if (dw__says(notes, "nvidia-smi")) return DW_MEMORY_USED;
-    if (dw__says(notes, "max_memory_allocated") || dw__says(notes, "allocated"))
-        return DW_MEMORY_ALLOCATED;
-    return DW_MEMORY_UNSTATED;
+static lab_memory_meaning meaning_of(const char *notes, const char *source) {
+    if (lab_says(notes, "LAST global rank") || lab_says(notes, "last rank"))
+        return LAB_MEMORY_ALLOCATED_LAST;
+    if (lab_says(notes, "reserved") || lab_says(notes, "torchtitan") ||
+        lab_says(source, "torchtitan"))
+        return LAB_MEMORY_RESERVED;
+    if (lab_says(notes, "nvidia-smi")) return LAB_MEMORY_USED;
+    if (lab_says(notes, "max_memory_allocated") || lab_says(notes, "allocated"))
+        return LAB_MEMORY_ALLOCATED;
+    return LAB_MEMORY_UNSTATED;
 }
 
 /* "bubble rate (profiled times)=0.26". */
@@ -252,40 +252,40 @@ static double bubble_of(const char *notes) {
     return end > at + 1 && value >= 0 && value < 1 ? value : -1;
 }
 
-static dw_status read_row(dw_runs *runs, size_t row) {
-    const dw__csv *table = &runs->table;
-    dw_run *run = &runs->rows[row];
-    const char *notes = dw__csv_cell(table, row, "notes"),
-               *group = dw__csv_cell(table, row, "group");
-    const char *source = dw__csv_cell(table, row, "source");
+static dw_status read_row(lab_runs *runs, size_t row) {
+    const lab_csv *table = &runs->table;
+    lab_run *run = &runs->rows[row];
+    const char *notes = lab_csv_cell(table, row, "notes"),
+               *group = lab_csv_cell(table, row, "group");
+    const char *source = lab_csv_cell(table, row, "source");
     double speed = number(table, row, "tokens_per_s_per_gpu_any");
     if (speed <= 0) speed = number(table, row, "tokens_per_s_per_gpu");
-    *run = (dw_run){
-        .id = dw__csv_cell(table, row, "id"),
+    *run = (lab_run){
+        .id = lab_csv_cell(table, row, "id"),
         .group = *group ? group : source,
-        .gpu = dw__csv_cell(table, row, "gpu_type"),
-        .model_name = dw__csv_cell(table, row, "model"),
-        .precision = dw__csv_cell(table, row, "precision"),
+        .gpu = lab_csv_cell(table, row, "gpu_type"),
+        .model_name = lab_csv_cell(table, row, "model"),
+        .precision = lab_csv_cell(table, row, "precision"),
         .tokens_per_second = speed > 0 ? speed : 0,
         .memory = fmax(0, number(table, row, "peak_mem_gb")) * 1024 * 1024 * 1024,
         .memory_meaning = meaning_of(notes, source),
         .bubble = bubble_of(notes),
     };
-    const char *tier = dw__csv_cell(table, row, "tier");
+    const char *tier = lab_csv_cell(table, row, "tier");
     bool printed =
         number(table, row, "tokens_per_s_per_gpu") > 0 || number(table, row, "step_time_s") > 0;
     run->scored = printed && (*tier == 'A' || *tier == 'B' || !*tier) &&
                   number(table, row, "superseded") != 1 && number(table, row, "proxy_model") != 1;
     run->layout_known = *tier != 'C';
-    const char *reason = dw__run_model(table, row, &run->model);
+    const char *reason = lab_run_model(table, row, &run->model);
     if (reason) {
-        run->reason = dw__arena_strdup(runs->arena, reason);
-        return run->reason ? DW_OK : dw__fail_memory("a reason", 100);
+        run->reason = lab_arena_strdup(runs->arena, reason);
+        return run->reason ? DW_OK : lab_fail_memory("a reason", 100);
     }
     run->mixture = run->model.experts > 0;
-    DW_RETURN_IF_FAILED(dw__run_machine(runs, row, &run->reason, &run->hardware));
+    LAB_RETURN_IF_FAILED(lab_run_machine(runs, row, &run->reason, &run->hardware));
     if (run->reason) return DW_OK;
-    DW_RETURN_IF_FAILED(layout_of(runs, row, run));
+    LAB_RETURN_IF_FAILED(layout_of(runs, row, run));
     double step = number(table, row, "step_time_s");
     if (!run->reason && run->tokens_per_second <= 0 && step > 0)
         run->tokens_per_second =
@@ -293,19 +293,19 @@ static dw_status read_row(dw_runs *runs, size_t row) {
     return DW_OK;
 }
 
-static bool has_column(const dw__csv *table, const char *name) {
+static bool has_column(const lab_csv *table, const char *name) {
     for (size_t at = 0; at < table->columns; at++)
         if (strcmp(table->names[at], name) == 0) return true;
     return false;
 }
 
 /* Without these no row can be predicted, so the file is no table of runs. */
-static dw_status check_columns(const dw__csv *table) {
+static dw_status check_columns(const lab_csv *table) {
     static const char *const needed[] = {"layers", "hidden", "gpu_type", "seq_len", "gpus"};
-    for (size_t at = 0; at < DW_COUNT(needed); at++) {
+    for (size_t at = 0; at < LAB_COUNT(needed); at++) {
         if (has_column(table, needed[at])) continue;
         if (strcmp(needed[at], "gpus") == 0 && has_column(table, "dp")) continue;
-        return dw__fail(DW_PARSE,
+        return lab_fail(DW_PARSE,
                         "the header has no column \"%s\"; a table of runs needs layers, hidden, "
                         "gpu_type, seq_len, and gpus or dp (docs/planner.md lists all columns)",
                         needed[at]);
@@ -313,48 +313,48 @@ static dw_status check_columns(const dw__csv *table) {
     return DW_OK;
 }
 
-dw_status dw_runs_parse(const char *text, size_t bytes, dw_runs **runs) {
+dw_status lab_runs_parse(const char *text, size_t bytes, lab_runs **runs) {
     dw_status status = DW_OK;
-    dw_runs *made = dw__calloc(1, sizeof *made);
+    lab_runs *made = lab_calloc(1, sizeof *made);
     *runs = NULL;
-    if (!made) return dw__fail_memory("runs", sizeof *made);
-    DW_TRY(dw__csv_parse(text, bytes, &made->table));
-    DW_TRY(check_columns(&made->table));
-    made->arena = dw__arena_create();
-    made->rows = dw__calloc(made->table.rows + 1, sizeof *made->rows);
+    if (!made) return lab_fail_memory("runs", sizeof *made);
+    LAB_TRY(lab_csv_parse(text, bytes, &made->table));
+    LAB_TRY(check_columns(&made->table));
+    made->arena = lab_arena_create();
+    made->rows = lab_calloc(made->table.rows + 1, sizeof *made->rows);
     if (!made->arena || !made->rows) {
-        status = dw__fail_memory("runs", made->table.rows * sizeof *made->rows);
+        status = lab_fail_memory("runs", made->table.rows * sizeof *made->rows);
         goto cleanup;
     }
-    for (size_t row = 0; row < made->table.rows; row++) DW_TRY(read_row(made, row));
+    for (size_t row = 0; row < made->table.rows; row++) LAB_TRY(read_row(made, row));
     *runs = made;
     made = NULL;
 cleanup:
-    dw_runs_destroy(made);
+    lab_runs_destroy(made);
     return status;
 }
 
-dw_status dw_runs_load(const char *path, dw_runs **runs) {
+dw_status lab_runs_load(const char *path, lab_runs **runs) {
     enum { MOST = 256 << 20 };
     char *text = NULL;
     size_t bytes = 0;
     *runs = NULL;
-    DW_RETURN_IF_FAILED(dw__file_read_at_most(path, MOST, &text, &bytes));
-    dw_status status = dw_runs_parse(text, bytes, runs);
-    dw__free(text);
-    return status == DW_OK ? DW_OK : dw__fail_prefix(status, "\"%s\"", path);
+    LAB_RETURN_IF_FAILED(lab_file_read(path, MOST, &text, &bytes));
+    dw_status status = lab_runs_parse(text, bytes, runs);
+    lab_free(text);
+    return status == DW_OK ? DW_OK : lab_fail_prefix(status, "\"%s\"", path);
 }
 
-void dw_runs_destroy(dw_runs *runs) {
+void lab_runs_destroy(lab_runs *runs) {
     if (!runs) return;
     for (size_t at = 0; at < runs->machines.count; at++)
         dw_hardware_destroy(runs->machines.items[at].hardware);
-    dw__free(runs->machines.items);
-    dw__arena_destroy(runs->arena);
-    dw__csv_free(&runs->table);
-    dw__free(runs->rows);
-    dw__free(runs);
+    lab_free(runs->machines.items);
+    lab_arena_destroy(runs->arena);
+    lab_csv_free(&runs->table);
+    lab_free(runs->rows);
+    lab_free(runs);
 }
 
-size_t dw_runs_count(const dw_runs *runs) { return runs->table.rows; }
-void dw_run_at(const dw_runs *runs, size_t index, dw_run *run) { *run = runs->rows[index]; }
+size_t lab_runs_count(const lab_runs *runs) { return runs->table.rows; }
+void lab_run_at(const lab_runs *runs, size_t index, lab_run *run) { *run = runs->rows[index]; }

@@ -1,26 +1,26 @@
 /* The model of a row: widths as printed, and what tables leave out (gates, shared experts, latent attention) from the
  * notes, from the name, or from the parameters that the row states. */
-#include "plan/runs.h"
+#include "runs.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int whole(const dw__csv *table, size_t row, const char *name) {
-    double value = strtod(dw__csv_cell(table, row, name), NULL);
+static int whole(const lab_csv *table, size_t row, const char *name) {
+    double value = strtod(lab_csv_cell(table, row, name), NULL);
     return value >= 1 && value <= 1 << 26 ? (int)(value + 0.5) : 0;
 }
 
 static void latent_attention(const char *name, const char *notes, dw_planner_model *model) {
     double number;
-    bool deepseek = dw__says(name, "DeepSeek-V2") || dw__says(name, "DeepSeek-V3") ||
-                    dw__says(name, "DeepSeek-R1") || dw__says(name, "Kimi-K2");
-    if (!deepseek && !dw__says(notes, "MLA")) return;
+    bool deepseek = lab_says(name, "DeepSeek-V2") || lab_says(name, "DeepSeek-V3") ||
+                    lab_says(name, "DeepSeek-R1") || lab_says(name, "Kimi-K2");
+    if (!deepseek && !lab_says(notes, "MLA")) return;
     model->q_rank = 1536, model->kv_rank = 512, model->head_dim = 128, model->rope_dim = 64,
     model->value_dim = 128;
-    if (dw__says(name, "Lite")) model->q_rank = 0;
+    if (lab_says(name, "Lite")) model->q_rank = 0;
     model->kv_heads = model->heads;
-    if (dw__number_after(notes, "q_lora", &number)) model->q_rank = (int)number;
-    if (dw__number_after(notes, "kv_lora", &number)) model->kv_rank = (int)number;
+    if (lab_number_after(notes, "q_lora", &number)) model->q_rank = (int)number;
+    if (lab_number_after(notes, "kv_lora", &number)) model->kv_rank = (int)number;
 }
 
 /* An MLP of three matrices or of two: what the stated parameters say; without them, what the family has. */
@@ -29,15 +29,15 @@ static void gates(const char *name, const char *notes, dw_planner_model *model) 
                                         "OPT",    "Nemotron", "MT-NLG", "Pythia",
                                         "Falcon", "Turing",   "PaLM"};
     model->gated = 1;
-    for (size_t at = 0; at < DW_COUNT(plain); at++)
-        if (dw__says(name, plain[at])) model->gated = 0;
-    if (dw__says(name, "gpt-oss")) model->gated = 1;
-    if (dw__says(notes, "2-matrix") || dw__says(notes, "squared-ReLU") ||
-        dw__says(notes, "GELU MLP")) {
+    for (size_t at = 0; at < LAB_COUNT(plain); at++)
+        if (lab_says(name, plain[at])) model->gated = 0;
+    if (lab_says(name, "gpt-oss")) model->gated = 1;
+    if (lab_says(notes, "2-matrix") || lab_says(notes, "squared-ReLU") ||
+        lab_says(notes, "GELU MLP")) {
         model->gated = 0;
         return;
     }
-    if (dw__says(notes, "SwiGLU")) {
+    if (lab_says(notes, "SwiGLU")) {
         model->gated = 1;
         return;
     }
@@ -56,28 +56,39 @@ static void gates(const char *name, const char *notes, dw_planner_model *model) 
     if (fabs(off[0] - off[1]) > 0.02) model->gated = off[1] < off[0];
 }
 
+static double embedding_parameters(const dw_planner_model *model) {
+    return (double)model->hidden * model->vocabulary;
+}
+static double expert_parameters(const dw_planner_model *model) { /* of one */
+    return (model->gated ? 3.0 : 2.0) * model->hidden * model->expert_ffn;
+}
+static int moe_layers(const dw_planner_model *model) {
+    const int rest = model->layers - model->dense_layers;
+    return model->moe_every > 1 ? rest / model->moe_every : rest;
+}
+
 static void experts(const char *name, const char *notes, double stated, dw_planner_model *model) {
     double number;
     model->expert_ffn = model->ffn;
     model->moe_every = 1;
-    bool said = dw__number_after(notes, "moe_ffn", &number) ||
-                dw__number_after(notes, "moe-ffn-hidden-size=", &number);
+    bool said = lab_number_after(notes, "moe_ffn", &number) ||
+                lab_number_after(notes, "moe-ffn-hidden-size=", &number);
     if (said) model->expert_ffn = (int)number;
-    if (dw__says(notes, "per-expert")) said = true;
-    if (dw__number_before(notes, "dense layers", &number) && number < model->layers)
+    if (lab_says(notes, "per-expert")) said = true;
+    if (lab_number_before(notes, "dense layers", &number) && number < model->layers)
         model->dense_layers = (int)number;
-    else if (dw__says(name, "DeepSeek-V3") || dw__says(name, "DeepSeek-R1"))
+    else if (lab_says(name, "DeepSeek-V3") || lab_says(name, "DeepSeek-R1"))
         model->dense_layers = 3;
-    else if (dw__says(name, "DeepSeek-V2") || dw__says(name, "Kimi-K2"))
+    else if (lab_says(name, "DeepSeek-V2") || lab_says(name, "Kimi-K2"))
         model->dense_layers = 1;
-    if (dw__says(notes, "alternating dense")) model->moe_every = 2;
-    if (dw__number_after(notes, "dense(", &number)) model->ffn = (int)number;
+    if (lab_says(notes, "alternating dense")) model->moe_every = 2;
+    if (lab_number_after(notes, "dense(", &number)) model->ffn = (int)number;
     if (!said && stated > 0) {
         /* The printed width is the dense blocks' where the total cannot be reached with it. */
         dw_planner_model trial = *model;
         trial.parameters = 0;
-        double all = dw_planner_parameters(&trial), each = dw__expert_parameters(&trial);
-        double many = (double)dw__moe_layers(&trial) * trial.experts;
+        double all = dw_planner_parameters(&trial), each = expert_parameters(&trial);
+        double many = (double)moe_layers(&trial) * trial.experts;
         if (fabs(log(all / stated)) > 0.15 && many * each > 0) {
             double width = (stated - (all - many * each)) / many / (each / trial.expert_ffn);
             if (width >= 64 && width <= 4.0 * model->ffn)
@@ -85,13 +96,13 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
         }
     }
     double shared = 0;
-    if (dw__number_after(notes, "shared-expert-intermediate-size=", &number))
+    if (lab_number_after(notes, "shared-expert-intermediate-size=", &number))
         model->shared_ffn = (int)number;
-    else if (dw__number_before(notes, "shared expert", &shared))
+    else if (lab_number_before(notes, "shared expert", &shared))
         model->shared_ffn = (int)fmin(shared * model->expert_ffn, 1 << 28);
-    else if (dw__says(name, "DeepSeek-V2"))
+    else if (lab_says(name, "DeepSeek-V2"))
         model->shared_ffn = 2 * model->expert_ffn;
-    else if (dw__says(name, "DeepSeek") || dw__says(name, "Kimi") || dw__says(name, "Llama-4"))
+    else if (lab_says(name, "DeepSeek") || lab_says(name, "Kimi") || lab_says(name, "Llama-4"))
         model->shared_ffn = model->expert_ffn;
 }
 
@@ -122,9 +133,9 @@ static void vocabulary(double stated, dw_planner_model *model) {
     dw_planner_model trial = *model;
     trial.parameters = 0;
     trial.tied = 1;
-    for (size_t at = 0; at < DW_COUNT(sizes); at++) {
+    for (size_t at = 0; at < LAB_COUNT(sizes); at++) {
         trial.vocabulary = sizes[at];
-        double one = dw_planner_parameters(&trial), two = one + dw__embedding_parameters(&trial);
+        double one = dw_planner_parameters(&trial), two = one + embedding_parameters(&trial);
         double off = fmin(fabs(one - stated), fabs(two - stated));
         if (off >= nearest) continue;
         nearest = off;
@@ -132,11 +143,11 @@ static void vocabulary(double stated, dw_planner_model *model) {
     }
 }
 
-const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *model) {
-    const char *name = dw__csv_cell(table, row, "model"),
-               *notes = dw__csv_cell(table, row, "notes");
-    double stated = strtod(dw__csv_cell(table, row, "params_total_b"), NULL) * 1e9;
-    double active = strtod(dw__csv_cell(table, row, "params_active_b"), NULL) * 1e9;
+const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *model) {
+    const char *name = lab_csv_cell(table, row, "model"),
+               *notes = lab_csv_cell(table, row, "notes");
+    double stated = strtod(lab_csv_cell(table, row, "params_total_b"), NULL) * 1e9;
+    double active = strtod(lab_csv_cell(table, row, "params_active_b"), NULL) * 1e9;
     *model = (dw_planner_model){
         .layers = whole(table, row, "layers"),
         .hidden = whole(table, row, "hidden"),
@@ -150,11 +161,11 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
         .parameters = stated > 0 && isfinite(stated) ? stated : 0,
         .active = active > 0 && isfinite(active) ? active : 0,
     };
-    if (dw__says(notes, "encoder-decoder") || dw__says(notes, "encoder and decoder") ||
-        dw__says(dw__csv_cell(table, row, "arch"), "encoder-decoder"))
+    if (lab_says(notes, "encoder-decoder") || lab_says(notes, "encoder and decoder") ||
+        lab_says(lab_csv_cell(table, row, "arch"), "encoder-decoder"))
         return "an encoder with a decoder is not predicted; expected layers that are alike";
-    if (dw__says(dw__csv_cell(table, row, "arch"), "diffusion") ||
-        dw__says(dw__csv_cell(table, row, "arch"), "vision"))
+    if (lab_says(lab_csv_cell(table, row, "arch"), "diffusion") ||
+        lab_says(lab_csv_cell(table, row, "arch"), "vision"))
         return "only models of language are predicted";
     if (!model->layers) return "layers is missing";
     if (!model->hidden) return "hidden is missing";
@@ -166,7 +177,7 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     if (model->head_dim < 1) return "head_dim is missing, and hidden gives none";
     if (!model->kv_heads || model->heads % model->kv_heads) model->kv_heads = model->heads;
     double rows;
-    if (!model->vocabulary && dw__number_after(notes, "vocab-size=", &rows))
+    if (!model->vocabulary && lab_number_after(notes, "vocab-size=", &rows))
         model->vocabulary = (int)rows;
     int silent = !model->vocabulary;
     if (silent) model->vocabulary = 51200; /* GPT-2's, padded: what most papers that omit it used */
@@ -178,27 +189,26 @@ const char *dw__run_model(const dw__csv *table, size_t row, dw_planner_model *mo
     gates(name, notes, model);
     if (model->experts) experts(name, notes, stated, model);
     double number;
-    if (dw__says(notes, "hybrid") &&
-        dw__says(notes, "mamba")) { /* Nemotron: attention in one layer of nine */
+    if (lab_says(notes, "hybrid") &&
+        lab_says(notes, "mamba")) { /* Nemotron: attention in one layer of nine */
         model->attention_layers = (model->layers + 8) / 9;
         if (model->experts) model->moe_every = 2;
     }
-    if (dw__says(name, "Nemotron-H")) model->attention_layers = (model->layers + 11) / 12;
+    if (lab_says(name, "Nemotron-H")) model->attention_layers = (model->layers + 11) / 12;
     layer_pattern(notes, model);
-    if (dw__number_after(notes, "sliding-window", &number)) model->window = (int)number;
-    if (model->window) model->window_every = dw__says(notes, "alternating") ? 2 : 1;
-    if (dw__says(notes, "LoRA") || dw__says(name, "LoRA") || dw__says(notes, "lora fine-tune"))
+    if (lab_number_after(notes, "sliding-window", &number)) model->window = (int)number;
+    if (model->window) model->window_every = lab_says(notes, "alternating") ? 2 : 1;
+    if (lab_says(notes, "LoRA") || lab_says(name, "LoRA") || lab_says(notes, "lora fine-tune"))
         model->lora_rank = 16;
     if (silent && !model->experts && stated > 0) vocabulary(stated, model);
     if (stated > 0) { /* tied, where the stated total has one table */
         dw_planner_model trial = *model;
         trial.parameters = 0;
-        double two = dw_planner_parameters(&trial),
-               table_elements = dw__embedding_parameters(model);
+        double two = dw_planner_parameters(&trial), table_elements = embedding_parameters(model);
         model->tied = fabs(two - table_elements - stated) < fabs(two - stated);
     } else {
         model->tied =
-            (dw__says(name, "GPT") || dw__says(name, "bigscience")) && !dw__says(notes, "untie");
+            (lab_says(name, "GPT") || lab_says(name, "bigscience")) && !lab_says(notes, "untie");
     }
     return dw_planner_model_check(model) == DW_OK ? NULL : dw_last_error();
 }

@@ -13,8 +13,8 @@
  * layouts are read. Result columns (tokens_per_s_per_gpu, step_time_s, peak_mem_gb, ...) are only compared with; no
  * prediction uses them.
  */
-#ifndef DEEPWELL_EVALUATE_H
-#define DEEPWELL_EVALUATE_H
+#ifndef LAB_EVALUATE_H
+#define LAB_EVALUATE_H
 
 #include "deepwell/planner.h"
 
@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-typedef struct dw_runs dw_runs;
+typedef struct lab_runs lab_runs;
 
 /* DW_IO. DW_PARSE names the line and the mistake: no header, a header without the required columns, a row with more
  * fields than the header, an unterminated quote, a file larger than 256 MiB. A row whose values cannot be understood is
@@ -33,13 +33,13 @@ DW_API void dw_runs_destroy(dw_runs *runs); /* may be NULL */
 DW_API size_t dw_runs_count(const dw_runs *runs);
 
 /* What a source means by the memory of a run. */
-typedef enum dw_memory_meaning {
-    DW_MEMORY_UNSTATED,
-    DW_MEMORY_ALLOCATED,      /* of the heaviest rank */
-    DW_MEMORY_ALLOCATED_LAST, /* of the last rank */
-    DW_MEMORY_RESERVED,
-    DW_MEMORY_USED /* as nvidia-smi shows it */
-} dw_memory_meaning;
+typedef enum lab_memory_meaning {
+    LAB_MEMORY_UNSTATED,
+    LAB_MEMORY_ALLOCATED,      /* of the heaviest rank */
+    LAB_MEMORY_ALLOCATED_LAST, /* of the last rank */
+    LAB_MEMORY_RESERVED,
+    LAB_MEMORY_USED /* as nvidia-smi shows it */
+} lab_memory_meaning;
 
 /* One run. Its strings belong to the dw_runs. */
 typedef struct dw_run {

@@ -1,6 +1,6 @@
 /* The constants, fitted: robust least squares (Levenberg and Marquardt's) of the logarithm of time, in the logarithms
  * of the constants, each held to its prior. */
-#include "plan/calibrate.h"
+#include "calibrate.h"
 #include <math.h>
 #include <string.h>
 
@@ -11,16 +11,16 @@ static const double robust_at =
 static const double derivative_step = 1e-3;
 
 typedef struct fit {
-    const dw_runs *runs;
+    const lab_runs *runs;
     const uint32_t *rows;
     const double *weights;
     size_t count;
-    double *jacobian, *residuals; /* count x DW__CONSTANT_COUNT; count */
+    double *jacobian, *residuals; /* count x constants; count */
 } fit;
 
-static double residual(const dw_run *run, const dw__constants *constants) {
+static double residual(const lab_run *run, const lab_constants *constants) {
     dw_prediction prediction;
-    dw__predict(constants, &run->model, run->hardware, &run->layout, &prediction);
+    dw_predict_with(constants->value, &run->model, run->hardware, &run->layout, &prediction);
     return log(prediction.tokens_per_second / run->tokens_per_second);
 }
 
@@ -30,14 +30,15 @@ static double robust_cost(double value) {
     return size <= robust_at ? 0.5 * size * size : robust_at * (size - 0.5 * robust_at);
 }
 
-static double cost_of(const fit *f, const dw__constants *constants) {
+static double cost_of(const fit *f, const lab_constants *constants) {
     double cost = 0;
     for (size_t at = 0; at < f->count; at++)
         cost += f->weights[at] * robust_cost(residual(&f->runs->rows[f->rows[at]], constants)) /
                 (row_spread * row_spread);
-    const double *value = (const double *)constants;
-    for (int k = 0; k < DW__CONSTANT_COUNT; k++) {
-        double off = log(value[k] / dw__constant_table[k].prior) / dw__constant_table[k].spread;
+    const dw_planner_constant *table;
+    const int width = dw_planner_constants(&table);
+    for (int k = 0; k < width; k++) {
+        double off = log(constants->value[k] / table[k].prior) / table[k].spread;
         cost += 0.5 * off * off;
     }
     return cost;
@@ -68,72 +69,76 @@ static bool solve(double *matrix, double *vector, int n) {
     return true;
 }
 
-static void linearize(const fit *f, const dw__constants *at) {
-    enum { N = DW__CONSTANT_COUNT };
+static void linearize(const fit *f, const lab_constants *at) {
+    const dw_planner_constant *table;
+    const int width = dw_planner_constants(&table);
     for (size_t row = 0; row < f->count; row++) {
-        const dw_run *run = &f->runs->rows[f->rows[row]];
+        const lab_run *run = &f->runs->rows[f->rows[row]];
         f->residuals[row] = residual(run, at);
-        for (int k = 0; k < N; k++) {
-            dw__constants moved = *at;
-            ((double *)&moved)[k] *= exp(derivative_step);
-            f->jacobian[row * N + k] =
+        for (int k = 0; k < width; k++) {
+            lab_constants moved = *at;
+            moved.value[k] *= exp(derivative_step);
+            f->jacobian[row * (size_t)width + (size_t)k] =
                 (residual(run, &moved) - f->residuals[row]) / derivative_step;
         }
     }
 }
 
-static void normal_equations(const fit *f, const dw__constants *at, double *matrix,
+static void normal_equations(const fit *f, const lab_constants *at, double *matrix,
                              double *vector) {
-    enum { N = DW__CONSTANT_COUNT };
-    memset(matrix, 0, sizeof *matrix * N * N);
-    memset(vector, 0, sizeof *vector * N);
+    const dw_planner_constant *table;
+    const int width = dw_planner_constants(&table);
+    memset(matrix, 0, sizeof *matrix * (size_t)width * (size_t)width);
+    memset(vector, 0, sizeof *vector * width);
     for (size_t row = 0; row < f->count; row++) {
         double size = fabs(f->residuals[row]);
         double weight =
             f->weights[row] / (row_spread * row_spread) * (size > robust_at ? robust_at / size : 1);
-        const double *slope = f->jacobian + row * N;
-        for (int i = 0; i < N; i++) {
+        const double *slope = f->jacobian + row * (size_t)width;
+        for (int i = 0; i < width; i++) {
             vector[i] -= weight * slope[i] * f->residuals[row];
-            for (int j = 0; j <= i; j++) matrix[i * N + j] += weight * slope[i] * slope[j];
+            for (int j = 0; j <= i; j++) matrix[i * width + j] += weight * slope[i] * slope[j];
         }
     }
-    for (int k = 0; k < N; k++) {
-        const dw__constant_row *row = &dw__constant_table[k];
+    for (int k = 0; k < width; k++) {
+        const dw_planner_constant *row = &table[k];
         double stiff = 1 / (row->spread * row->spread);
-        matrix[k * N + k] += stiff;
-        vector[k] -= stiff * log(((const double *)at)[k] / row->prior);
+        matrix[k * width + k] += stiff;
+        vector[k] -= stiff * log(at->value[k] / row->prior);
     }
 }
 
-dw_status dw__fit_constants(const dw_runs *runs, const uint32_t *rows, const double *weights,
-                            size_t count, dw__constants *constants) {
-    enum { N = DW__CONSTANT_COUNT };
+dw_status lab_fit_constants(const lab_runs *runs, const uint32_t *rows, const double *weights,
+                            size_t count, lab_constants *constants) {
+    const dw_planner_constant *table;
+    const int width = dw_planner_constants(&table);
     fit f = {runs,
              rows,
              weights,
              count,
-             dw__malloc(sizeof(double) * (count + 1) * N),
-             dw__malloc(sizeof(double) * (count + 1))};
-    double *matrix = dw__malloc(sizeof(double) * N * N),
-           *damped = dw__malloc(sizeof(double) * N * N);
+             lab_malloc(sizeof(double) * (count + 1) * (size_t)width),
+             lab_malloc(sizeof(double) * (count + 1))};
+    double *matrix = lab_malloc(sizeof(double) * (size_t)width * (size_t)width),
+           *damped = lab_malloc(sizeof(double) * (size_t)width * (size_t)width);
     dw_status status = DW_OK;
     if (!f.jacobian || !f.residuals || !matrix || !damped) {
-        status = dw__fail_memory("the normal equations", sizeof(double) * count * N);
+        status = lab_fail_memory("the normal equations", sizeof(double) * count * (size_t)width);
         goto cleanup;
     }
-    double vector[N], step[N], damping = 1e-3, cost = cost_of(&f, constants);
+    double vector[LAB_CONSTANTS_MOST] = {0}, step[LAB_CONSTANTS_MOST], damping = 1e-3,
+           cost = cost_of(&f, constants);
     for (int turn = 0; turn < MOST_STEPS; turn++) {
         linearize(&f, constants);
         normal_equations(&f, constants, matrix, vector);
         double better = cost;
         for (int attempt = 0; attempt < 8; attempt++) {
-            memcpy(damped, matrix, sizeof(double) * N * N);
+            memcpy(damped, matrix, sizeof(double) * (size_t)width * (size_t)width);
             memcpy(step, vector, sizeof vector);
-            for (int k = 0; k < N; k++) damped[k * N + k] *= 1 + damping;
-            dw__constants trial = *constants;
-            if (solve(damped, step, N)) {
-                for (int k = 0; k < N; k++)
-                    ((double *)&trial)[k] *= exp(fmax(-0.5, fmin(0.5, step[k])));
+            for (int k = 0; k < width; k++) damped[k * width + k] *= 1 + damping;
+            lab_constants trial = *constants;
+            if (solve(damped, step, width)) {
+                for (int k = 0; k < width; k++)
+                    trial.value[k] *= exp(fmax(-0.5, fmin(0.5, step[k])));
                 better = cost_of(&f, &trial);
             }
             if (better < cost) {
@@ -147,9 +152,9 @@ dw_status dw__fit_constants(const dw_runs *runs, const uint32_t *rows, const dou
         cost = better;
     }
 cleanup:
-    dw__free(f.jacobian);
-    dw__free(f.residuals);
-    dw__free(matrix);
-    dw__free(damped);
+    lab_free(f.jacobian);
+    lab_free(f.residuals);
+    lab_free(matrix);
+    lab_free(damped);
     return status;
 }

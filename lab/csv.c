@@ -1,10 +1,10 @@
-#include "plan/csv.h"
+#include "csv.h"
 #include <string.h>
 
 typedef struct reader {
     const char *at, *end;
     size_t line;
-    dw__csv *csv;
+    lab_csv *csv;
 } reader;
 
 /* One field into the arena. *last: it ends its line. */
@@ -17,7 +17,7 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
         const char *scan = ++begin;
         for (;; scan++) { /* to the closing quote */
             if (scan == r->end)
-                return dw__fail(DW_PARSE, "line %zu: a quoted field does not end", opened);
+                return lab_fail(DW_PARSE, "line %zu: a quoted field does not end", opened);
             if (*scan == '\n') r->line++;
             if (*scan != '"') continue;
             if (scan + 1 < r->end && scan[1] == '"')
@@ -26,26 +26,26 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
                 break;
         }
         r->at = scan + 1;
-        out = dw__arena_alloc(r->csv->arena, (size_t)(scan - begin) + 1);
-        if (!out) return dw__fail_memory("a field of a table", (size_t)(scan - begin) + 1);
+        out = lab_arena_alloc(r->csv->arena, (size_t)(scan - begin) + 1);
+        if (!out) return lab_fail_memory("a field of a table", (size_t)(scan - begin) + 1);
         for (const char *from = begin; from < scan; from++) {
             out[length++] = *from;
             if (*from == '"') from++;
         }
         if (r->at < r->end && *r->at != ',' && *r->at != '\n' && *r->at != '\r')
-            return dw__fail(DW_PARSE,
+            return lab_fail(DW_PARSE,
                             "line %zu: text after the quote that ends a field; expected a comma",
                             r->line);
     } else {
         while (r->at < r->end && *r->at != ',' && *r->at != '\n') r->at++;
         length = (size_t)(r->at - begin);
         if (length && begin[length - 1] == '\r' && (r->at == r->end || *r->at == '\n')) length--;
-        out = dw__arena_alloc(r->csv->arena, length + 1);
-        if (!out) return dw__fail_memory("a field of a table", length + 1);
+        out = lab_arena_alloc(r->csv->arena, length + 1);
+        if (!out) return lab_fail_memory("a field of a table", length + 1);
         memcpy(out, begin, length);
     }
     if (memchr(out, '\0', length))
-        return dw__fail(DW_PARSE, "line %zu: a byte 0, which no table has", r->line);
+        return lab_fail(DW_PARSE, "line %zu: a byte 0, which no table has", r->line);
     if (quoted && r->at < r->end && *r->at == '\r') r->at++;
     *last = r->at == r->end || *r->at == '\n';
     if (r->at < r->end) {
@@ -56,11 +56,11 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
     return DW_OK;
 }
 
-dw_status dw__csv_parse(const char *text, size_t bytes, dw__csv *csv) {
+dw_status lab_csv_parse(const char *text, size_t bytes, lab_csv *csv) {
     dw_status status = DW_OK;
     reader r = {text, text + bytes, 1, csv};
-    *csv = (dw__csv){.arena = dw__arena_create()};
-    if (!csv->arena) return dw__fail_memory("a table", bytes);
+    *csv = (lab_csv){.arena = lab_arena_create()};
+    if (!csv->arena) return lab_fail_memory("a table", bytes);
     if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) r.at += 3;
     struct {
         const char **items;
@@ -75,42 +75,42 @@ dw_status dw__csv_parse(const char *text, size_t bytes, dw__csv *csv) {
         size_t line = r.line, fields = 0;
         bool last = false;
         while (!last) {
-            const char *field;
-            DW_TRY(read_field(&r, &field, &last));
+            const char *field = "";
+            LAB_TRY(read_field(&r, &field, &last));
             fields++;
             if (!csv->columns) {
-                DW_TRY(DW_PUSH(&names, field));
+                LAB_TRY(LAB_PUSH(&names, field));
             } else if (fields > csv->columns) {
-                status = dw__fail(DW_PARSE, "line %zu has more fields than the header's %zu", line,
+                status = lab_fail(DW_PARSE, "line %zu has more fields than the header's %zu", line,
                                   csv->columns);
                 goto cleanup;
             } else {
-                DW_TRY(DW_PUSH(&csv->cells, field));
+                LAB_TRY(LAB_PUSH(&csv->cells, field));
             }
         }
         if (!csv->columns) {
             csv->columns = names.count;
             continue;
         }
-        for (; fields < csv->columns; fields++) DW_TRY(DW_PUSH(&csv->cells, ""));
+        for (; fields < csv->columns; fields++) LAB_TRY(LAB_PUSH(&csv->cells, ""));
         csv->rows++;
     }
     if (!csv->columns)
-        status = dw__fail(DW_PARSE, "the table is empty; expected a line of column names");
+        status = lab_fail(DW_PARSE, "the table is empty; expected a line of column names");
 cleanup:
     csv->names = names.items;
-    if (status != DW_OK) dw__csv_free(csv);
+    if (status != DW_OK) lab_csv_free(csv);
     return status;
 }
 
-void dw__csv_free(dw__csv *csv) {
-    dw__arena_destroy(csv->arena);
-    dw__free(csv->names);
-    dw__free(csv->cells.items);
-    *csv = (dw__csv){0};
+void lab_csv_free(lab_csv *csv) {
+    lab_arena_destroy(csv->arena);
+    lab_free(csv->names);
+    lab_free(csv->cells.items);
+    *csv = (lab_csv){0};
 }
 
-const char *dw__csv_cell(const dw__csv *csv, size_t row, const char *name) {
+const char *lab_csv_cell(const lab_csv *csv, size_t row, const char *name) {
     for (size_t at = 0; at < csv->columns; at++)
         if (strcmp(csv->names[at], name) == 0) return csv->cells.items[row * csv->columns + at];
     return "";

@@ -1,6 +1,6 @@
 /* Texts of published tables: who ran it, how it was sharded, in which format, over which network. Each rule is a word
  * that decides; docs/planner.md lists them. */
-#include "plan/runs.h"
+#include "runs.h"
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,9 @@ static const char *find(const char *text, const char *word) {
     return NULL;
 }
 
-bool dw__says(const char *text, const char *word) { return find(text, word) != NULL; }
+bool lab_says(const char *text, const char *word) { return find(text, word) != NULL; }
 
-bool dw__number_after(const char *text, const char *word, double *value) {
+bool lab_number_after(const char *text, const char *word, double *value) {
     for (const char *at = find(text, word); at; at = find(at + 1, word)) {
         const char *from = at + strlen(word);
         char *end;
@@ -39,7 +39,7 @@ static bool number_ending(const char *text, const char *at, double *value) {
     return *value <= 1 << 26;
 }
 
-bool dw__number_before(const char *text, const char *word, double *value) {
+bool lab_number_before(const char *text, const char *word, double *value) {
     for (const char *at = find(text, word); at; at = find(at + 1, word))
         if (number_ending(text, at, value)) return true;
     return false;
@@ -48,7 +48,7 @@ bool dw__number_before(const char *text, const char *word, double *value) {
 /* "8x200 Gb/s", "4x Omni-Path 100 Gb/s per node", "400 Gb/s per GPU", "1600 Gbps/node". A rate of adapters is the
  * node's; without a count of adapters it is the node's too, unless it says "per GPU". Of several networks the fastest
  * carries the collectives; storage and management have networks of their own. */
-double dw__network_rate(const char *text, int gpus_per_node) {
+double lab_network_rate(const char *text, int gpus_per_node) {
     double most = 0;
     for (const char *at = strpbrk(text, "GT"); at; at = strpbrk(at + 1, "GT")) {
         double rate, adapters = 0;
@@ -74,7 +74,7 @@ double dw__network_rate(const char *text, int gpus_per_node) {
     return most * 1e9 / 8 / gpus_per_node;
 }
 
-dw_framework dw__framework_of(const char *source, const char *notes, const char *sharding, int year,
+dw_framework lab_framework_of(const char *source, const char *notes, const char *sharding, int year,
                               int tp, int pp) {
     static const struct {
         const char *word;
@@ -117,27 +117,27 @@ dw_framework dw__framework_of(const char *source, const char *notes, const char 
     };
     const char *texts[] = {notes, source, sharding};
     dw_framework found = tp > 1 || pp > 1 ? DW_FRAMEWORK_MEGATRON : DW_FRAMEWORK_PYTORCH;
-    for (size_t at = 0; at < DW_COUNT(words); at++) {
+    for (size_t at = 0; at < LAB_COUNT(words); at++) {
         bool says = false;
-        for (size_t text = 0; text < DW_COUNT(texts); text++)
-            says = says || dw__says(texts[text], words[at].word);
+        for (size_t text = 0; text < LAB_COUNT(texts); text++)
+            says = says || lab_says(texts[text], words[at].word);
         if (!says) continue;
         found = words[at].framework;
         break;
     }
     /* FSDP2 under Transformer Engine's kernels is Megatron's layer; adapters run on Hugging Face's. */
-    if (found == DW_FRAMEWORK_TORCHTITAN && dw__says(notes, "kernels TE") &&
-        !dw__says(notes, "LoRA"))
+    if (found == DW_FRAMEWORK_TORCHTITAN && lab_says(notes, "kernels TE") &&
+        !lab_says(notes, "LoRA"))
         found = DW_FRAMEWORK_MEGATRON;
     /* Megatron-LM had no fused attention of its own until 2024; NVIDIA's recipes had Transformer Engine from 2023. */
-    bool recipe = dw__says(source, "NeMo") || dw__says(notes, "NeMo") ||
-                  dw__says(source, "MLPerf") || dw__says(notes, "MLPerf");
+    bool recipe = lab_says(source, "NeMo") || lab_says(notes, "NeMo") ||
+                  lab_says(source, "MLPerf") || lab_says(notes, "MLPerf");
     if (found == DW_FRAMEWORK_MEGATRON && year > 0 && year < (recipe ? 2023 : 2024))
         found = DW_FRAMEWORK_MEGATRON_LM;
     return found;
 }
 
-dw_train_precision dw__precision_of(const char *text) {
+dw_train_precision lab_precision_of(const char *text) {
     static const struct {
         const char *word;
         dw_train_precision precision;
@@ -169,17 +169,17 @@ dw_train_precision dw__precision_of(const char *text) {
     /* "BF16, FP8 for stored activations": what is kept or sent so is not multiplied so. */
     bool half = strncasecmp(text, "bf16", 4) == 0 || strncasecmp(text, "fp16", 4) == 0;
     if (half &&
-        (dw__says(text, "storage") || dw__says(text, "stored") || dw__says(text, "dispatch")))
+        (lab_says(text, "storage") || lab_says(text, "stored") || lab_says(text, "dispatch")))
         return DW_TRAIN_BF16;
-    for (size_t at = 0; at < DW_COUNT(words); at++)
-        if (dw__says(text, words[at].word)) return words[at].precision;
+    for (size_t at = 0; at < LAB_COUNT(words); at++)
+        if (lab_says(text, words[at].word)) return words[at].precision;
     return DW_TRAIN_BF16;
 }
 
 /* One of `words`, NULL at the end. */
 static bool says_one(const char *text, const char *const *words) {
     for (; *words; words++)
-        if (dw__says(text, *words)) return true;
+        if (lab_says(text, *words)) return true;
     return false;
 }
 
@@ -193,17 +193,17 @@ static bool is_one(const char *text, const char *const *words) {
 /* "every 2nd", "1 of 4 layers", "50% of layers", "5 layers/stage": layers of a stage, 0 where it is not said. */
 static double layers_of_stage(const char *text, double each) {
     double number, of;
-    if (dw__number_after(text, "full:", &number)) return number;
-    if (dw__number_after(text, "every ", &number) && number >= 1) return each / number;
-    if (dw__number_before(text, " of ", &number) && dw__number_after(text, " of ", &of) &&
+    if (lab_number_after(text, "full:", &number)) return number;
+    if (lab_number_after(text, "every ", &number) && number >= 1) return each / number;
+    if (lab_number_before(text, " of ", &number) && lab_number_after(text, " of ", &of) &&
         of >= 1 && number <= of)
         return each * number / of;
-    if (dw__number_before(text, "%", &number) && number <= 100) return each * number / 100;
-    if (dw__says(text, "block") && dw__number_before(text, "layer", &number)) return number;
+    if (lab_number_before(text, "%", &number) && number <= 100) return each * number / 100;
+    if (lab_says(text, "block") && lab_number_before(text, "layer", &number)) return number;
     return 0;
 }
 
-void dw__recompute_of(const char *text, double layers, dw_layout *layout) {
+void lab_recompute_of(const char *text, double layers, dw_layout *layout) {
     static const char *const unsaid[] = {"", "-", "n/a", "na", "?", "unknown", "auto", NULL};
     static const char *const off[] = {"no", "off", "false", "0", "disabled", NULL};
     static const char *const none[] = {"none",
@@ -227,20 +227,20 @@ void dw__recompute_of(const char *text, double layers, dw_layout *layout) {
     double each = layers / layout->pp, some;
     layout->recompute = DW_RECOMPUTE_AUTO;
     layout->recompute_layers = 0;
-    if (is_one(text, unsaid) || dw__says(text, "not stated") || dw__says(text, "not said")) return;
-    if (dw__says(text, "selective layer")) { /* of every second one */
+    if (is_one(text, unsaid) || lab_says(text, "not stated") || lab_says(text, "not said")) return;
+    if (lab_says(text, "selective layer")) { /* of every second one */
         layout->recompute = DW_RECOMPUTE_FULL;
         layout->recompute_layers = (int)(each / 2 + 0.5);
-    } else if (is_one(text, off) || (says_one(text, none) && !dw__says(text, "selective"))) {
+    } else if (is_one(text, off) || (says_one(text, none) && !lab_says(text, "selective"))) {
         layout->recompute = DW_RECOMPUTE_NONE;
-    } else if (says_one(text, parts) && !(dw__says(text, "full") && !dw__says(text, "selective"))) {
+    } else if (says_one(text, parts) && !(lab_says(text, "full") && !lab_says(text, "selective"))) {
         layout->recompute = DW_RECOMPUTE_SELECTIVE;
     } else {
         /* "full", and checkpoints of activations, gradients, blocks, layers; "yes". */
         layout->recompute = DW_RECOMPUTE_FULL;
         some = layers_of_stage(text, each);
         if (some >= 0.5 && some < each) layout->recompute_layers = (int)(some + 0.5);
-        if (dw__says(text, "partial")) layout->recompute = DW_RECOMPUTE_AUTO;
+        if (lab_says(text, "partial")) layout->recompute = DW_RECOMPUTE_AUTO;
     }
 }
 
@@ -260,7 +260,7 @@ static int zero_stage_of(const char *text) {
     return -1;
 }
 
-void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
+void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     static const char *const whole[] = {
         "FSDP",          "HSDP",          "FULL_SHARD",  "full shard",
         "fully sharded", "fully-sharded", "fully_shard", "SHARD_GRAD_OP",
@@ -296,40 +296,40 @@ void dw__sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
     }
     if (layout->framework != DW_FRAMEWORK_MEGATRON && (layout->pp > 1 || layout->tp > 1) &&
         layout->zero_stage == 3 && layout->framework != DW_FRAMEWORK_JAX)
-        layout->zero_stage = dw__says(text, "FSDP") ? 3 : 1;
+        layout->zero_stage = lab_says(text, "FSDP") ? 3 : 1;
     const int stage = zero_stage_of(text);
     const bool of_optimizer = says_one(text, optimizer),
-               replicated = dw__says(text, "DDP") || dw__says(text, "data parallel") ||
-                            dw__says(text, "data-parallel");
-    if (says_one(text, whole) || (stage < 0 && dw__says(text, "os+g+p")))
+               replicated = lab_says(text, "DDP") || lab_says(text, "data parallel") ||
+                            lab_says(text, "data-parallel");
+    if (says_one(text, whole) || (stage < 0 && lab_says(text, "os+g+p")))
         layout->zero_stage = 3;
     else if (stage >= 0)
         layout->zero_stage = stage;
-    else if (dw__says(text, "os+g"))
+    else if (lab_says(text, "os+g"))
         layout->zero_stage = 2;
     else if (says_one(text, no) || strcasecmp(text, "no") == 0 || (replicated && !of_optimizer))
         layout->zero_stage = 0;
     else if (of_optimizer)
         layout->zero_stage = 1;
-    if (dw__says(text, "SHARD_GRAD_OP") || dw__says(text, "no reshard") ||
-        dw__says(text, "reshard_after_forward=False") || dw__says(text, "reshard=0"))
+    if (lab_says(text, "SHARD_GRAD_OP") || lab_says(text, "no reshard") ||
+        lab_says(text, "reshard_after_forward=False") || lab_says(text, "reshard=0"))
         layout->reshard = 0;
-    if (dw__says(text, "offload") && !dw__says(text, "no offload")) layout->offload_optimizer = 1;
+    if (lab_says(text, "offload") && !lab_says(text, "no offload")) layout->offload_optimizer = 1;
     int64_t ranks = (int64_t)layout->dp * layout->cp;
     double shard = 0;
     for (const char *const *word = group; *word && shard == 0; word++)
-        if (dw__number_after(text, *word, &number)) shard = number;
-    if (shard == 0 && dw__says(text, "HSDP") && dw__number_after(text, "x", &number))
+        if (lab_number_after(text, *word, &number)) shard = number;
+    if (shard == 0 && lab_says(text, "HSDP") && lab_number_after(text, "x", &number))
         shard = number; /* replicas x shards */
-    if (shard == 0 && (dw__says(text, "HSDP") || dw__says(text, "HYBRID"))) shard = gpus_per_node;
+    if (shard == 0 && (lab_says(text, "HSDP") || lab_says(text, "HYBRID"))) shard = gpus_per_node;
     if (shard >= 1 && shard < ranks && ranks % (int)shard == 0) layout->shard = (int)shard;
 }
 
-dw_pipeline_schedule dw__schedule_of(const char *text, int virtual_stages) {
-    if (dw__says(text, "dualpipe")) return DW_SCHEDULE_DUALPIPE;
-    if (dw__says(text, "zb-2p") || dw__says(text, "zb-h2")) return DW_SCHEDULE_ZB_H2;
-    if (dw__says(text, "zb-v")) return DW_SCHEDULE_ZB_V;
-    if (dw__says(text, "zb")) return DW_SCHEDULE_ZB_H1;
-    if (dw__says(text, "gpipe") || dw__says(text, "afab")) return DW_SCHEDULE_GPIPE;
+dw_pipeline_schedule lab_schedule_of(const char *text, int virtual_stages) {
+    if (lab_says(text, "dualpipe")) return DW_SCHEDULE_DUALPIPE;
+    if (lab_says(text, "zb-2p") || lab_says(text, "zb-h2")) return DW_SCHEDULE_ZB_H2;
+    if (lab_says(text, "zb-v")) return DW_SCHEDULE_ZB_V;
+    if (lab_says(text, "zb")) return DW_SCHEDULE_ZB_H1;
+    if (lab_says(text, "gpipe") || lab_says(text, "afab")) return DW_SCHEDULE_GPIPE;
     return virtual_stages > 1 ? DW_SCHEDULE_INTERLEAVED : DW_SCHEDULE_1F1B;
 }

@@ -1,6 +1,6 @@
 /* The machine of a row: a profile of the catalogue by what a table calls the GPU, other GPUs by their data
  * sheets' figures in the place of a profile's, and what the row says of memory and network. */
-#include "plan/runs.h"
+#include "runs.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -59,7 +59,7 @@ static void plain_name(const char *gpu, char *plain, size_t size) {
         plain[length++] = c;
     }
     plain[length] = 0;
-    for (size_t at = 0; at < DW_COUNT(brands); at++) {
+    for (size_t at = 0; at < LAB_COUNT(brands); at++) {
         size_t brand = strlen(brands[at]);
         if (strncmp(plain, brands[at], brand) != 0) continue;
         memmove(plain, plain + brand, strlen(plain + brand) + 1);
@@ -118,7 +118,7 @@ static void apply(const variant *v, dw_hardware *h) {
                    {&h->power, v->power},
                    {&h->link_bandwidth, v->link * 1e9},
                    {&h->network_bandwidth, v->network * 1e9}};
-    for (size_t at = 0; at < DW_COUNT(figures); at++)
+    for (size_t at = 0; at < LAB_COUNT(figures); at++)
         if (figures[at].value > 0)
             *figures[at].figure = (dw_figure){figures[at].value, DW_FIGURE_ESTIMATED, sheet};
     if (v->capability) h->capability = v->capability;
@@ -139,7 +139,7 @@ static dw_status named(const char *gpu, dw_hardware **made) {
     double memory = named_memory(plain);
     bool card = strstr(plain, "pcie") != NULL;
     const variant *found = NULL;
-    for (size_t at = 0; at < DW_COUNT(variants); at++) {
+    for (size_t at = 0; at < LAB_COUNT(variants); at++) {
         const variant *v = &variants[at];
         char stem[16];
         size_t bare = strcspn(v->gpu, "-");
@@ -156,29 +156,30 @@ static dw_status named(const char *gpu, dw_hardware **made) {
     if (found) profile = found->profile;
     if (!profile) return DW_OK;
     if (found && strcmp(found->gpu, "a100") == 0 && memory > 0 && memory < 60) profile = "a100-40";
-    DW_RETURN_IF_FAILED(dw_hardware_named(profile, made));
+    const dw_status status = dw_hardware_named(profile, made);
+    if (status != DW_OK) return lab_fail_library(status);
     if (found) apply(found, *made);
     double bytes = memory * 1024 * 1024 * 1024;
     if (memory > 0 && fabs(bytes / (*made)->memory.value - 1) > 0.12) (*made)->memory.value = bytes;
     return DW_OK;
 }
 
-dw_status dw__run_machine(dw_runs *runs, size_t row, const char **reason,
+dw_status lab_run_machine(lab_runs *runs, size_t row, const char **reason,
                           const dw_hardware **found) {
-    const dw__csv *table = &runs->table;
-    const char *gpu = dw__csv_cell(table, row, "gpu_type"),
-               *interconnect = dw__csv_cell(table, row, "interconnect");
+    const lab_csv *table = &runs->table;
+    const char *gpu = lab_csv_cell(table, row, "gpu_type"),
+               *interconnect = lab_csv_cell(table, row, "interconnect");
     dw_hardware *made = NULL;
-    DW_RETURN_IF_FAILED(named(gpu, &made));
+    LAB_RETURN_IF_FAILED(named(gpu, &made));
     if (!made) {
-        *reason = dw__arena_printf(runs->arena, "there is no profile of the GPU \"%.40s\"", gpu);
-        return *reason ? DW_OK : dw__fail_memory("a reason", 80);
+        *reason = lab_arena_printf(runs->arena, "there is no profile of the GPU \"%.40s\"", gpu);
+        return *reason ? DW_OK : lab_fail_memory("a reason", 80);
     }
-    double rate = dw__network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
+    double rate = lab_network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
     if (rate > 0) made->network_bandwidth.value = rate;
     /* GPUs that nothing joins but the network. */
     if (made->link_bandwidth.value <= 0) made->link_bandwidth = made->network_bandwidth;
-    double memory = strtod(dw__csv_cell(table, row, "gpu_mem_gb"), NULL) * 1024 * 1024 * 1024;
+    double memory = strtod(lab_csv_cell(table, row, "gpu_mem_gb"), NULL) * 1024 * 1024 * 1024;
     if (isfinite(memory) && memory > 0 && fabs(memory / made->memory.value - 1) > 0.12)
         made->memory.value = memory;
     for (size_t at = 0; at < runs->machines.count; at++) {
@@ -191,7 +192,7 @@ dw_status dw__run_machine(dw_runs *runs, size_t row, const char **reason,
         *found = old;
         return DW_OK;
     }
-    dw_status status = DW_PUSH(&runs->machines, (dw__machine){made});
+    dw_status status = LAB_PUSH(&runs->machines, (lab_machine){made});
     if (status != DW_OK) dw_hardware_destroy(made);
     *found = made;
     return status;

@@ -1,0 +1,74 @@
+/* What the lab's files share: failures, memory, texts. The lab uses Deepwell's public headers alone, so it has small
+ * counterparts of the library's own. */
+#ifndef LAB_BASE_H
+#define LAB_BASE_H
+
+#include "deepwell/deepwell.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LAB_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#define LAB_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Records a message, which lab_error() returns until the next failure, and returns `status`. */
+dw_status lab_fail(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
+/* Puts "prefix: " before the message. */
+dw_status lab_fail_prefix(dw_status status, const char *format, ...) LAB_PRINTF(2, 3);
+dw_status lab_fail_memory(const char *what, size_t bytes);
+/* Takes over the message of a call of the library. */
+dw_status lab_fail_library(dw_status status);
+const char *lab_error(void);
+
+/* In a function with `dw_status status = DW_OK;` and a label `cleanup:`. */
+#define LAB_TRY(call)                                                                              \
+    do {                                                                                           \
+        status = (call);                                                                           \
+        if (status != DW_OK) goto cleanup;                                                         \
+    } while (0)
+#define LAB_RETURN_IF_FAILED(call)                                                                 \
+    do {                                                                                           \
+        const dw_status status_ = (call);                                                          \
+        if (status_ != DW_OK) return status_;                                                      \
+    } while (0)
+
+/* NULL when memory is out, or when a test makes the allocation fail. */
+void *lab_malloc(size_t bytes);
+void *lab_calloc(size_t count, size_t bytes);
+void *lab_realloc(void *pointer, size_t bytes);
+void lab_free(void *pointer);
+/* Tests only: `count` more allocations succeed, later ones fail; negative: no limit. */
+void lab_memory_fail_after(int64_t count);
+/* Number of allocations that have not been freed. */
+int64_t lab_memory_live(void);
+
+/* Growing arrays: struct { T *items; size_t count, capacity; }. */
+dw_status lab_grow(void **items, size_t *capacity, size_t needed, size_t item_bytes);
+#define LAB_PUSH(list, item)                                                                       \
+    (lab_grow((void **)&(list)->items, &(list)->capacity, (list)->count + 1,                       \
+              sizeof *(list)->items) == DW_OK                                                      \
+         ? ((list)->items[(list)->count++] = (item), DW_OK)                                        \
+         : DW_OUT_OF_MEMORY)
+
+/* Blocks that are freed together. NULL when memory is out. */
+typedef struct lab_arena lab_arena;
+lab_arena *lab_arena_create(void);
+void lab_arena_destroy(lab_arena *arena); /* NULL allowed */
+void *lab_arena_alloc(lab_arena *arena, size_t bytes);
+char *lab_arena_strdup(lab_arena *arena, const char *text);
+char *lab_arena_printf(lab_arena *arena, const char *format, ...) LAB_PRINTF(2, 3);
+
+/* A growing text, which ends with a NUL after any successful call. */
+typedef struct lab_text {
+    char *text;
+    size_t length, capacity;
+} lab_text;
+dw_status lab_text_append(lab_text *out, const char *bytes, size_t count);
+dw_status lab_text_printf(lab_text *out, const char *format, ...) LAB_PRINTF(2, 3);
+void lab_text_free(lab_text *out);
+
+/* The bytes of a file of at most `most` bytes, with a NUL behind them; freed with lab_free. DW_IO; DW_PARSE: the file
+ * is longer. */
+dw_status lab_file_read(const char *path, size_t most, char **bytes, size_t *count);
+
+#endif
