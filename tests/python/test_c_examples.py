@@ -1,0 +1,102 @@
+"""examples/c, built with pkg-config against an installed prefix, as a user builds them, and run."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import train_runs
+from test_installed_files import ROOT, install
+
+EXAMPLES = sorted((ROOT / "examples" / "c").glob("*.c"))
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prefix")
+    install(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(prefix):
+    """The folder of the programs."""
+    if not shutil.which("pkg-config"):
+        pytest.skip("this machine has no pkg-config")
+    (package,) = prefix.rglob("deepwell.pc")
+    asked = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "deepwell"],
+        env={**os.environ, "PKG_CONFIG_PATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    flags = asked.stdout.split()
+    for source in EXAMPLES:
+        command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wpedantic", source, *flags]
+        command += ["-o", prefix / source.stem]
+        subprocess.run(command, check=True, timeout=60)
+    return prefix
+
+
+def run(prefix: Path, *command, **environment) -> subprocess.CompletedProcess:
+    (library,) = prefix.rglob("libdeepwell.so")
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=prefix,
+        env={**os.environ, "LD_LIBRARY_PATH": str(library.parent), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_there_are_three_short_examples():
+    assert [source.stem for source in EXAMPLES] == ["attend", "plan_cluster", "train_folder"]
+    for source in EXAMPLES:
+        assert len(source.read_text().splitlines()) < 100, source
+
+
+def test_attention_runs_or_says_what_to_do(built):
+    result = run(built, built / "attend")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "first output" in result.stdout or "deepwell emulate -- ./attend" in result.stdout
+
+
+def test_attention_runs_on_the_installed_emulator(built):
+    # Without the first-use check, which runs every kernel beside its definition.
+    command = [built / "bin" / "deepwell", "emulate", "--", built / "attend"]
+    result = run(built, *command, DEEPWELL_GUARD="off")
+    if "nvrtc" in result.stderr.lower():
+        pytest.skip("the kernels were not compiled into this build, and there is no compiler")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "add up to 192" in result.stdout
+    assert "no findings" in result.stderr
+
+
+def test_a_folder_is_trained(built, tmp_path):
+    model = train_runs.save_model(tmp_path / "model", "llama")
+    tokens, output = tmp_path / "tokens.bin", tmp_path / "out"
+    np.tile(np.arange(train_runs.VOCABULARY, dtype=np.uint16), 200).tofile(tokens)
+    result = run(built, built / "train_folder", model, tokens, output, 30)
+    assert result.returncode == 0, result.stderr
+    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", result.stdout)]
+    assert len(losses) == 30 and losses[-1] < losses[0]
+    assert f"saved to {output}" in result.stdout
+    assert train_runs.load_model(output).config.model_type == "llama"
+    again = run(built, built / "train_folder", tmp_path / "none", tokens, output)
+    assert again.returncode == 1 and "train_folder: " in again.stderr
+    names = run(built, built / "train_folder")
+    assert names.returncode == 2 and "gpt2" in names.stderr
+
+
+def test_a_cluster_is_planned(built):
+    result = run(built, built / "plan_cluster", "llama3-8b", "h100:16")
+    assert result.returncode == 0, result.stderr
+    assert "16 x h100" in result.stdout and "simulated: " in result.stdout
+    missing = run(built, built / "plan_cluster", "llama3-8b", "abacus:16")
+    assert missing.returncode == 1 and "abacus" in missing.stderr
