@@ -2,6 +2,7 @@
 #include "base/base.h"
 #include "deepwell/device.h"
 #include "device/device.h"
+#include "ptx_file.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -47,12 +48,7 @@ static void test_memory(void **state) {
 
 /* A kernel by the table that a GPU has: what it writes, and what it fails with when the checker has found something. */
 static void test_emulated_gpu(void **state) {
-    static const char ptx[] =
-        ".version 8.7\n.target sm_100a\n.address_size 64\n"
-        ".visible .entry f(.param .u64 out, .param .u32 n) { .reg .b32 %r<3>; .reg .b64 %rd<3>;\n"
-        "ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;\n"
-        "mad.wide.u32 %rd2, %r2, 4, %rd1; mul.lo.u32 %r2, %r2, %r1; st.global.u32 [%rd2], %r2; "
-        "ret; }";
+    char *ptx = read_ptx("multiply_thread_index.ptx");
     const dw_device *device = NULL;
     const dw__context *context;
     void *memory, *module, *function, *stream;
@@ -65,6 +61,7 @@ static void test_emulated_gpu(void **state) {
     assert_int_equal(dw_device_allocate(device, sizeof out, &memory), DW_OK);
     assert_int_equal(device->stream_create(&stream), DW_OK);
     assert_int_equal(device->module_load(ptx, "f.ptx", &module), DW_OK);
+    free(ptx);
     assert_int_equal(device->module_function(module, "g", &function), DW_NOT_FOUND);
     assert_int_equal(device->module_function(module, "f", &function), DW_OK);
     dw__launch call = {.name = "f",
@@ -78,7 +75,7 @@ static void test_emulated_gpu(void **state) {
     for (uint32_t i = 0; i < 96; i++) assert_int_equal(out[i], 7 * i);
     call.block[0] = 97;
     assert_int_equal(device->launch(&call), DW_INTERNAL);
-    assert_non_null(strstr(dw_last_error(), "out of bounds: kernel f, PTX line 6"));
+    assert_non_null(strstr(dw_last_error(), "out of bounds: kernel f, PTX line 13"));
     device->module_unload(module);
     device->stream_destroy(stream);
     dw_device_release(device, memory, sizeof out);

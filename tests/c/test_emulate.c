@@ -1,15 +1,8 @@
 /* Programs on the emulator: calls in PTX, and the entry points of libcudart and libcuda that nvcc's host code uses,
  * on a fat binary made by hand. */
 #include "deepwell/emulator.h"
+#include "ptx_file.h"
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define HEAD(target) ".version 8.7\n.target " target "\n.address_size 64\n"
 
@@ -49,6 +42,14 @@ static dw_status run(dw_emulator *emulator, const char *ptx, uint32_t threads, u
     return status;
 }
 
+static dw_status run_file(dw_emulator *emulator, const char *file, uint32_t threads,
+                          uint32_t *out) {
+    char *ptx = read_ptx(file);
+    const dw_status status = run(emulator, ptx, threads, out);
+    free(ptx);
+    return status;
+}
+
 #define KERNEL                                                                                     \
     ".visible .entry f(.param .u64 out)\n{ .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>;" \
     "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4;\n"                  \
@@ -56,26 +57,10 @@ static dw_status run(dw_emulator *emulator, const char *ptx, uint32_t threads, u
 
 /* square(x) in one branch, and twice within cube(x) in the other: odd lanes get x^3 + x, even lanes x^2. */
 static void functions_are_called(void **state) {
-    static const char ptx[] = HEAD(
-        "sm_90") ".func (.param .b32 result) square(.param .b32 x);\n"
-                 ".func (.param .b32 result) cube(.param .b32 x)\n"
-                 "{ .reg .b32 %r<9>; .reg .pred %p<2>; ld.param.u32 %r1, [x];\n"
-                 "setp.eq.u32 %p1, %r1, 5; @%p1 bra $five;\n"
-                 "{ .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; call.uni (b), square, (a);"
-                 " ld.param.b32 %r2, [b]; }\n"
-                 "mul.lo.u32 %r2, %r2, %r1; st.param.b32 [result], %r2; ret;\n"
-                 "$five: st.param.b32 [result], 125; ret; }\n"
-                 ".func (.param .b32 result) square(.param .b32 x)\n"
-                 "{ .reg .b32 %r<9>; ld.param.u32 %r1, [x]; mul.lo.u32 %r1, %r1, %r1;"
-                 " st.param.b32 [result], %r1; }\n" KERNEL
-                 "and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 1; mov.u32 %r4, 0;\n"
-                 "{ .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; st.param.b32 [b], %r4;\n"
-                 "@%p1 call (b), cube, (a); @!%p1 call (b), square, (a); ld.param.b32 %r3, [b]; }\n"
-                 "@%p1 add.u32 %r3, %r3, %r1; st.global.u32 [%rd1], %r3; ret; }\n";
     uint32_t out[64];
     (void)state;
     dw_emulator *emulator = open_emulator();
-    if (run(emulator, ptx, 64, out) != DW_OK) fail_msg("%s", dw_last_error());
+    if (run_file(emulator, "call_functions.ptx", 64, out) != DW_OK) fail_msg("%s", dw_last_error());
     for (uint32_t i = 0; i < 64; i++) assert_int_equal(out[i], i % 2 ? i * i * i + i : i * i);
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
     dw_emulator_destroy(emulator);
@@ -83,22 +68,10 @@ static void functions_are_called(void **state) {
 
 /* A table of functions, as of a class with virtual ones: kernels that call none of them run. */
 static void functions_have_addresses(void **state) {
-    static const char ptx[] =
-        HEAD("sm_90") ".func g();\n.extern .func pure();\n"
-                      ".global .align 8 .u64 table[5] = {0, g, generic(pure), g, table+8};\n"
-                      ".func g() { ret; }\n" KERNEL "mov.u64 %rd2, table; ld.global.u64 %rd3, "
-                      "[%rd2+8]; ld.global.u64 %rd4, [%rd2+16];\n"
-                      "ld.global.u64 %rd5, [%rd2+24]; ld.global.u64 %rd6, [%rd2+32];\n"
-                      "ld.global.u64 %rd6, [%rd6]; setp.eq.u64 %p1, %rd3, %rd5; selp.b32 %r2, 1, "
-                      "0, %p1;\n"
-                      "setp.eq.u64 %p1, %rd3, %rd6; @%p1 add.u32 %r2, %r2, 2;\n"
-                      "setp.ne.u64 %p1, %rd3, %rd4; @%p1 add.u32 %r2, %r2, 4;\n"
-                      "setp.ne.u64 %p1, %rd3, 0; @%p1 add.u32 %r2, %r2, 8;\n"
-                      "st.global.u32 [%rd1], %r2; ret; }\n";
     uint32_t out[32];
     (void)state;
     dw_emulator *emulator = open_emulator();
-    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    if (run_file(emulator, "function_table.ptx", 32, out) != DW_OK) fail_msg("%s", dw_last_error());
     for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], 15);
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
     static const char nothing[] = HEAD("sm_90") ".global .u64 table[1] = {nothing};\n";
@@ -139,55 +112,22 @@ static void calls_that_are_refused(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-#define TEXT(name, bytes) ".global .align 1 .b8 " name "[] = {" bytes ", 0};\n"
-#define PASS(type, name, value)                                                                    \
-    ".param ." type " " name "; st.param." type " [" name "], " value ";"
-
 static void kernels_print(void **state) {
-    /* "%5d|%-4u|%s|%c|%08.3f|%llx|%hhd|%%\n" of thread 1 */
-    static const char ptx[] =
-        HEAD("sm_90") ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n" TEXT(
-            "format", "37,53,100,124,37,45,52,117,124,37,115,124,37,99,124,37,48,56,46,51,102,124,"
-                      "37,108,108,120,124,37,104,104,100,124,37,37,10") TEXT("word", "104,105")
-            KERNEL
-        ".local .align 8 .b8 values[56];\n"
-        "setp.ne.u32 %p1, %r1, 1; @%p1 bra $end; mov.u64 %rd3, values; cvta.local.u64 %rd4, %rd3;\n"
-        "st.local.u32 [%rd3], -42; st.local.u32 [%rd3+4], 7; mov.u64 %rd5, word;\n"
-        "cvta.global.u64 %rd5, %rd5; st.local.u64 [%rd3+8], %rd5; st.local.u32 [%rd3+16], 122;\n"
-        "mov.b64 %rd6, 0d400921FB54442D18; st.local.u64 [%rd3+24], %rd6;\n"
-        "mov.u64 %rd7, 0x123456789ABCDEF; st.local.u64 [%rd3+32], %rd7;\n"
-        "st.local.u32 [%rd3+40], 511;\n"
-        "mov.u64 %rd8, format; cvta.global.u64 %rd8, %rd8;\n"
-        "{ " PASS("b64", "a", "%rd8")
-            PASS("b64", "b", "%rd4") ".param .b32 r;"
-                                     " call.uni (r), vprintf, (a, b); ld.param.b32 %r2, [r]; }\n"
-                                     "st.global.u32 [%rd1], %r2; $end: ret; }\n";
     uint32_t out[32];
     (void)state;
     dw_emulator *emulator = open_emulator();
-    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    if (run_file(emulator, "print_values.ptx", 32, out) != DW_OK) fail_msg("%s", dw_last_error());
     assert_string_equal(printed, "  -42|7   |hi|z|0003.142|123456789abcdef|-1|%\n");
     assert_int_equal(out[1], 7);
     dw_emulator_destroy(emulator);
 }
 
 static void assertions_are_findings(void **state) {
-    static const char ptx[] =
-        HEAD("sm_90") ".extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, "
-                      ".param .b64 d,"
-                      " .param .b64 e);\n" TEXT("what", "120,62,48") TEXT("file", "97,46,99,117")
-                          TEXT("name", "103") KERNEL
-        "setp.ne.u32 %p1, %r1, 9; @%p1 bra $end;\n"
-        "mov.u64 %rd3, what; mov.u64 %rd4, file; mov.u64 %rd5, name; mov.u64 %rd6, 1;\n"
-        "{ " PASS("b64", "a", "%rd3") PASS("b64", "b", "%rd4") PASS("b32", "c", "77")
-            PASS("b64", "d", "%rd5")
-                PASS("b64", "e", "%rd6") " call.uni __assertfail, (a, b, c, d, e); }\n"
-                                         "$end: ret; }\n";
     uint32_t out[32];
     dw_finding finding;
     (void)state;
     dw_emulator *emulator = open_emulator();
-    assert_int_equal(run(emulator, ptx, 32, out), DW_INTERNAL);
+    assert_int_equal(run_file(emulator, "assert_in_kernel.ptx", 32, out), DW_INTERNAL);
     assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
     assert_string_equal(finding.kind, "assertion");
     assert_int_equal(finding.lane, 9);
@@ -197,25 +137,19 @@ static void assertions_are_findings(void **state) {
 
 /* Memory that a kernel allocates and frees; used after that it is a finding. */
 static void kernels_allocate(void **state) {
-    static const char head[] =
-        HEAD("sm_90") ".extern .func (.param .b64 r) malloc(.param .b64 n);\n"
-                      ".extern .func free(.param .b64 p);\n" KERNEL "mov.u64 %rd5, 64;\n"
-                      "{ " PASS("b64", "a",
-                                "%rd5") ".param .b64 r; call.uni (r), malloc, (a);"
-                                        " ld.param.b64 %rd3, [r]; }\n"
-                                        "st.u32 [%rd3+60], %r1; ld.u32 %r2, [%rd3+60];\n"
-                                        "{ " PASS("b64", "a", "%rd3") " call.uni free, (a); }\n";
-    char ptx[2000];
+    char *ptx;
     uint32_t out[32];
     dw_finding finding;
     (void)state;
     dw_emulator *emulator = open_emulator();
-    snprintf(ptx, sizeof ptx, "%sst.global.u32 [%%rd1], %%r2; ret; }\n", head);
-    if (run(emulator, ptx, 32, out) != DW_OK) fail_msg("%s", dw_last_error());
+    if (run_file(emulator, "allocate_in_kernel.ptx", 32, out) != DW_OK)
+        fail_msg("%s", dw_last_error());
     for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], i);
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
-    snprintf(ptx, sizeof ptx, "%sst.u32 [%%rd3], %%r2; ret; }\n", head);
+    ptx = read_ptx("allocate_in_kernel.ptx");
+    ptx = replace_in_ptx(ptx, "st.global.u32 [%rd1], %r2;", "st.u32 [%rd3], %r2;");
     assert_int_equal(run(emulator, ptx, 32, out), DW_INTERNAL);
+    free(ptx);
     assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);
     assert_string_equal(finding.kind, "out of bounds");
     dw_emulator_destroy(emulator);
@@ -255,14 +189,17 @@ typedef struct wrapper {
 /* Names of templates run to thousands of characters. */
 #define TEN(X) X X X X X X X X X X
 #define LONG_NAME "g" TEN(TEN(TEN("abc")))
-#define BODY(number)                                                                               \
-    ".visible .global .align 4 .u32 offset = 1000;\n"                                              \
-    ".visible .entry " LONG_NAME "(.param .u64 out, .param .u32 n)\n"                              \
-    "{ .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<2>; ld.param.u64 %rd1, [out];\n"           \
-    "ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x; setp.ge.u32 %p1, %r2, %r1; @%p1 bra $end;\n"      \
-    "mul.wide.u32 %rd2, %r2, 4; add.s64 %rd1, %rd1, %rd2; ld.global.u32 %r3, [offset];\n"          \
-    "add.u32 %r3, %r3, %r2; add.u32 %r3, %r3, " number "; st.global.u32 [%rd1], %r3;\n"            \
-    "$end: ret; }\n"
+/* A module for `target` whose kernel LONG_NAME stores 1000, `number` and the thread's index, added up. */
+static size_t add_kernel(unsigned char *at, const char *target, const char *number) {
+    char addition[64];
+    snprintf(addition, sizeof addition, "add.u32 %%r3, %%r3, %s;", number);
+    char *ptx = replace_in_ptx(read_ptx("add_offset.ptx"), "sm_90", target);
+    ptx = replace_in_ptx(replace_in_ptx(ptx, "long_name", LONG_NAME), "add.u32 %r3, %r3, 0;",
+                         addition);
+    const size_t bytes = add_image(at, 1, 0x11, ptx);
+    free(ptx);
+    return bytes;
+}
 
 static void *library;
 static void *entry(const char *name) {
@@ -288,11 +225,11 @@ static void a_program_runs(void **state) {
     uint32_t out[N + 2], n = N, offset = 3000, got = 0;
     size_t at = 16;
     (void)state;
-    at += add_image(container + at, 1, 0x11, HEAD("sm_90") BODY("1"));
-    at += add_image(container + at, 1, 0x11, HEAD("sm_90a") BODY("2"));
+    at += add_kernel(container + at, "sm_90", "1");
+    at += add_kernel(container + at, "sm_90a", "2");
     at += add_image(container + at, 2, 0x11, "\177ELF is no PTX");
-    at += add_image(container + at, 1, 0x11, HEAD("sm_100f") BODY("3"));
-    at += add_image(container + at, 1, 0x11, HEAD("sm_80") BODY("4"));
+    at += add_kernel(container + at, "sm_100f", "3");
+    at += add_kernel(container + at, "sm_80", "4");
     close_container(container, at - 16);
     wrapper image = {0x466243B1, 1, container, NULL};
 
@@ -411,13 +348,9 @@ static void clusters_are_preferred(void **state) {
     ENTRY(cudaMalloc, int, void **, size_t);
     ENTRY(cudaFree, int, void *);
     ENTRY(cudaMemcpy, int, void *, const void *, size_t, int);
-    const size_t bytes = add_image(
-        container + 16, 1, 0x11,
-        HEAD("sm_100a") ".visible .entry g(.param .u64 out)\n"
-                        "{ .reg .b32 %r<9>; .reg .b64 %rd<9>; ld.param.u64 %rd1, [out];\n"
-                        "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, "
-                        "%rd2; mov.u32 %r2, %cluster_nctaid.x;\n"
-                        "st.global.u32 [%rd1], %r2; ret; }\n");
+    char *ptx = read_ptx("cluster_size.ptx");
+    const size_t bytes = add_image(container + 16, 1, 0x11, ptx);
+    free(ptx);
     close_container(container, bytes);
     wrapper image = {0x466243B1, 1, container, NULL};
     void **binary = __cudaRegisterFatBinary(&image);
@@ -445,15 +378,13 @@ static void programs_without_ptx(void **state) {
     static const struct {
         int kind;
         uint64_t flags;
-        const char *text;
-        size_t cut; /* bytes that the container says too many */
+        const char *text; /* sm_...: a kernel for it */
+        size_t cut;       /* bytes that the container says too many */
         int result;
     } cases[] = {
-        {2, 0x11, "\177ELF", 0, 209},
-        {1, 0x8011, "packed", 0, 209},
-        {1, 0x11, HEAD("sm_90a") BODY("1"), 0, 209},
-        {1, 0x11, HEAD("sm_100a") "no PTX at all", 0, 218},
-        {1, 0x11, HEAD("sm_100a") BODY("1"), 1000, 200},
+        {2, 0x11, "\177ELF", 0, 209},    {1, 0x8011, "packed", 0, 209},
+        {1, 0x11, "sm_90a", 0, 209},     {1, 0x11, HEAD("sm_100a") "no PTX at all", 0, 218},
+        {1, 0x11, "sm_100a", 1000, 200},
     };
     (void)state;
     ENTRY(__cudaRegisterFatBinary, void **, void *);
@@ -465,7 +396,10 @@ static void programs_without_ptx(void **state) {
         static unsigned char container[1 << 13];
         void *memory = NULL;
         uint32_t n = 0;
-        size_t bytes = add_image(container + 16, cases[i].kind, cases[i].flags, cases[i].text);
+        size_t bytes =
+            strncmp(cases[i].text, "sm_", 3) == 0
+                ? add_kernel(container + 16, cases[i].text, "1")
+                : add_image(container + 16, cases[i].kind, cases[i].flags, cases[i].text);
         close_container(container, bytes + cases[i].cut);
         if (cases[i].cut) memset(container + 16 + bytes, 0xFF, cases[i].cut);
         wrapper image = {0x466243B1, 1, container, NULL};

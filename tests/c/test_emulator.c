@@ -1,6 +1,7 @@
 /* The emulator: what instructions do, how lanes part and meet, what the checker says. */
 #include "emulator_findings.h"
 #include "jit/jit.h"
+#include "ptx_file.h"
 #include <math.h>
 
 #define HEAD ".version 8.7\n.target sm_90a\n.address_size 64\n"
@@ -26,25 +27,13 @@ static void launch(dw_emulator *emulator, dw_emulator_module *module, const char
     }
 }
 
-static const char scale_and_add[] = HEAD
-    ".visible .entry f(.param .u64 x, .param .u64 y, .param .u32 n, .param .f32 s)\n"
-    "{ .reg .pred %p<2>; .reg .b32 %r<6>; .reg .f32 %f<5>; .reg .b64 %rd<8>;\n"
-    "ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y]; ld.param.u32 %r1, [n]; ld.param.f32 %f1, "
-    "[s];\n"
-    "mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x; mad.lo.s32 %r5, %r2, %r3, "
-    "%r4;\n"
-    "setp.ge.s32 %p1, %r5, %r1; @%p1 bra $end;\n"
-    "cvta.to.global.u64 %rd3, %rd1; cvta.to.global.u64 %rd4, %rd2; mul.wide.s32 %rd5, %r5, 4;\n"
-    "add.s64 %rd6, %rd3, %rd5; add.s64 %rd7, %rd4, %rd5;\n"
-    "ld.global.f32 %f2, [%rd6]; ld.global.f32 %f3, [%rd7]; fma.rn.f32 %f4, %f2, %f1, %f3; "
-    "st.global.f32 [%rd7], %f4;\n"
-    "$end: ret; }\n";
-
 static void kernels_run(void **state) {
     enum { N = 1000 };
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    dw_emulator_module *module = load(emulator, scale_and_add);
+    char *ptx = read_ptx("scale_and_add.ptx");
+    dw_emulator_module *module = load(emulator, ptx);
+    free(ptx);
     float host[2][N], out[N], s = 1.7f;
     uint32_t n = N;
     void *x, *y;
@@ -280,17 +269,13 @@ static void mistakes_are_found(void **state) {
 
 /* The line of the source, and those where the functions that it lies in were called. */
 static void findings_name_the_source(void **state) {
-    static const char text[] =
-        HEAD ".file 1 \"some/folder/ring.cu\"\n.file 2 \"other/tools.h\"\n"
-             ".visible .entry f()\n{ .reg .b32 %r<3>;\n.loc 1 40 3\nmov.u32 %r1, 2;\n.loc 1 57 9\n"
-             ".loc 2 21 5, function_name $info, inlined_at 1 57 9\nmov.u32 %r2, %r1;\n"
-             ".loc 2 8 1, function_name $info+7, inlined_at 2 21 5\nst.shared.u32 [%r1], %r2;\n"
-             ".loc 1 58 2\nret; }\n";
+    char *text = read_ptx("inlined_lines.ptx");
     dw_finding finding;
     char sentence[3000];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
     dw_emulator_module *module = load(emulator, text);
+    free(text);
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     assert_int_equal(dw_emulator_launch(module, "f", &options, NULL, NULL), DW_INTERNAL);
     assert_int_equal(dw_emulator_finding(emulator, 0, &finding), DW_OK);

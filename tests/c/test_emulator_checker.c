@@ -2,22 +2,16 @@
  * mistake planted, which must be found and named whatever the order.
  */
 #include "deepwell/emulator.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "ptx_file.h"
 
 #define SEEDS 50       /* orders of execution of a kernel that is right */
 #define FEWER_SEEDS 10 /* of one with a mistake */
 #define WORDS 1024     /* of input and output each */
 
-/* A kernel f(in, out); `words` of its output are compared. Every instruction has a line of its own. */
+/* The kernel f(in, out) of a file in tests/ptx; `words` of its output are compared. Every instruction has a line of its
+ * own. */
 typedef struct kernel {
-    const char *name, *body;
+    const char *file;
     uint32_t threads, cluster, words;
     uint32_t (*expected)(const uint32_t *in, uint32_t index);
     const char *architecture; /* NULL: sm_90a */
@@ -29,34 +23,21 @@ typedef struct mistake {
     const char *what, *from, *to, *kind, *also, *line, *other;
 } mistake;
 
-#define HEAD                                                                                       \
-    ".address_size 64\n"                                                                           \
-    ".extern .shared .align 128 .b8 dynamic[];\n.shared .align 8 .b8 barriers[64];\n"              \
-    ".visible .entry f(.param .u64 in, .param .u64 out)\n{\n.reg .pred %p<20>;\n"                  \
-    ".reg .b32 %r<60>;\n.reg .f32 %f<20>;\n.reg .b64 %rd<20>;\n"                                   \
-    "ld.param.u64 %rd1, [in];\nld.param.u64 %rd2, [out];\nmov.u32 %r1, %tid.x;\n"                  \
-    "shr.u32 %r2, %r1, 5;\nand.b32 %r3, %r1, 31;\nmov.u32 %r4, barriers;\n"                        \
-    "mov.u32 %r5, dynamic;\nmul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd1, %rd3;\n"               \
-    "add.s64 %rd5, %rd2, %rd3;\n"
-
-#define VERSION ".version 9.0\n.target %s\n"
 static const char *architecture_of(const kernel *k) {
     return k->architecture ? k->architecture : "sm_90a";
 }
 
+/* The kernel's text, without its indentation, so that a mistake may replace several lines. */
 static char *with_mistake(const kernel *k, const mistake *m) {
-    const size_t room = sizeof HEAD + strlen(k->body) + 100 + (m ? strlen(m->to) : 0);
-    char *text = malloc(room);
-    assert_non_null(text);
-    if (!m) {
-        snprintf(text, room, VERSION "%s%sret;\n}\n", architecture_of(k), HEAD, k->body);
-        return text;
+    char *text = read_ptx(k->file), *to = text;
+    bool line_begins = true;
+    for (const char *from = text; *from != '\0'; from++) {
+        if (line_begins && *from == ' ') continue;
+        line_begins = *from == '\n';
+        *to++ = *from;
     }
-    const char *at = strstr(k->body, m->from);
-    if (!at) fail_msg("%s, %s: the kernel has no \"%s\"", k->name, m->what, m->from);
-    snprintf(text, room, VERSION "%s%.*s%s%sret;\n}\n", architecture_of(k), HEAD,
-             (int)(at - k->body), k->body, m->to, at + strlen(m->from));
-    return text;
+    *to = '\0';
+    return m ? replace_in_ptx(text, m->from, m->to) : text;
 }
 
 static int line_of(const char *text, const char *words) {
@@ -92,12 +73,12 @@ static void check_findings(const dw_emulator *emulator, const kernel *k, const m
         snprintf(all + strlen(all), sizeof all - strlen(all), "\n%s", one);
         const bool of_kind = m && strstr(m->kind, finding.kind);
         if (!of_kind && !(m && m->also && strstr(m->also, finding.kind)))
-            fail_msg("%s, %s, seed %llu: %s\n%s", k->name, m ? m->what : "right",
+            fail_msg("%s, %s, seed %llu: %s\n%s", k->file, m ? m->what : "right",
                      (unsigned long long)seed, one, text);
         named = named || (of_kind && names(&finding, text, m));
     }
     if (m && !named)
-        fail_msg("%s, %s, seed %llu: not found:%s\n%s", k->name, m->what, (unsigned long long)seed,
+        fail_msg("%s, %s, seed %llu: not found:%s\n%s", k->file, m->what, (unsigned long long)seed,
                  all, text);
 }
 
@@ -113,7 +94,7 @@ static void run(const kernel *k, const mistake *m, uint64_t seed) {
     for (int i = 0; i < WORDS; i++) in[i] = (uint32_t)rand() | 1;
     assert_int_equal(dw_emulator_create(architecture_of(k), &options, &emulator), DW_OK);
     if (dw_emulator_load(emulator, text, strlen(text), "test.ptx", &module) != DW_OK)
-        fail_msg("%s: %s", k->name, dw_last_error());
+        fail_msg("%s: %s", k->file, dw_last_error());
     for (int i = 0; i < 2; i++)
         assert_int_equal(dw_emulator_allocate(emulator, sizeof in, &memory[i]), DW_OK);
     assert_int_equal(dw_emulator_copy_in(emulator, memory[0], in, sizeof in), DW_OK);
@@ -126,11 +107,11 @@ static void run(const kernel *k, const mistake *m, uint64_t seed) {
         dw_emulator_launch(module, "f", &launch, (void *[]){&memory[0], &memory[1]}, NULL);
     check_findings(emulator, k, m, text, seed);
     if (!m) {
-        if (status != DW_OK) fail_msg("%s: %s", k->name, dw_last_error());
+        if (status != DW_OK) fail_msg("%s: %s", k->file, dw_last_error());
         assert_int_equal(dw_emulator_copy_out(emulator, out, memory[1], sizeof out), DW_OK);
         for (uint32_t i = 0; i < k->words; i++)
             if (out[i] != k->expected(in, i))
-                fail_msg("%s, seed %llu: word %u is 0x%08x, expected 0x%08x", k->name,
+                fail_msg("%s, seed %llu: word %u is 0x%08x, expected 0x%08x", k->file,
                          (unsigned long long)seed, i, out[i], k->expected(in, i));
     }
     dw_emulator_destroy(emulator);
@@ -152,14 +133,7 @@ static void run_all(const kernel *k, const mistake *mistakes, size_t count) {
 #define NOT_FIRST "@%p1 bra $ready;\n"
 #define INIT_EMPTY(n)                                                                              \
     "mbarrier.init.shared.b64 [%r4+16], " n ";\nmbarrier.init.shared.b64 [%r4+24], " n ";\n"
-#define WAIT_FULL                                                                                  \
-    "$full:\nmbarrier.try_wait.parity.shared.b64 %p6, [%r9], %r10;\n@!%p6 bra $full;\n"
-#define WAIT_EMPTY                                                                                 \
-    "$empty:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r9+16], %r10;\n@!%p3 bra $empty;\n"
 #define EXPECT "mbarrier.arrive.expect_tx.shared.b64 _, [%r9], 512;\n"
-#define COPY                                                                                       \
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r12], [%rd7], 512, "      \
-    "[%r9];\n"
 #define FREE "@%p5 mbarrier.arrive.shared.b64 _, [%r9+16];\n"
 #define ADD "add.u32 %r20, %r20, %r15;\nadd.u32 %r20, %r20, %r16;\n"
 #define LOAD "ld.shared.v2.u32 {%r15, %r16}, [%r12];\n"
@@ -171,29 +145,7 @@ static uint32_t sum_of_blocks(const uint32_t *in, uint32_t thread) {
     return sum;
 }
 
-static const kernel pipeline = {
-    "pipeline",
-    "setp.ne.u32 %p1, %r1, 0;\n" FREES "%r3, 0;\n" NOT_FIRST INIT_EMPTY("2") INIT_FULL
-    "mbarrier.init.shared.b64 [%r4+8], 1;\nfence.mbarrier_init.release.cluster;\n"
-    "$ready:\nbar.sync 0;\n"
-    "mov.u32 %r6, 0;\nmov.u32 %r20, 0;\nsetp.ne.u32 %p2, %r2, 0;\n@%p2 bra $consume;\n"
-    "@%p1 bra $end;\n"
-    "$produce:\nand.b32 %r7, %r6, 1;\nshl.b32 %r8, %r7, 3;\nadd.u32 %r9, %r4, %r8;\n"
-    "shr.u32 %r10, %r6, 1;\nxor.b32 %r10, %r10, 1;\nand.b32 %r10, %r10, 1;\n" WAIT_EMPTY EXPECT
-    "shl.b32 %r11, %r7, 9;\nadd.u32 %r12, %r5, %r11;\nmul.wide.u32 %rd6, %r6, 512;\n"
-    "add.s64 %rd7, %rd1, %rd6;\n" COPY
-    "add.u32 %r6, %r6, 1;\nsetp.lt.u32 %p4, %r6, 6;\n@%p4 bra $produce;\nbra $end;\n"
-    "$consume:\nand.b32 %r7, %r6, 1;\nshl.b32 %r8, %r7, 3;\nadd.u32 %r9, %r4, %r8;\n"
-    "shr.u32 %r10, %r6, 1;\nand.b32 %r10, %r10, 1;\n" WAIT_FULL
-    "shl.b32 %r11, %r7, 9;\nadd.u32 %r12, %r5, %r11;\nshl.b32 %r13, %r1, 3;\n"
-    "add.u32 %r12, %r12, %r13;\nsub.u32 %r12, %r12, 256;\n" LOAD ADD "bar.warp.sync -1;\n" FREE
-    "add.u32 %r6, %r6, 1;\nsetp.lt.u32 %p4, %r6, 6;\n@%p4 bra $consume;\n"
-    "st.global.u32 [%rd5-128], %r20;\n$end:\n",
-    96,
-    1,
-    64,
-    sum_of_blocks,
-    NULL};
+static const kernel pipeline = {"checker_pipeline.ptx", 96, 1, 64, sum_of_blocks, NULL};
 
 static void copies_are_waited_for(void **state) {
     (void)state;
@@ -222,20 +174,7 @@ static void copies_are_waited_for(void **state) {
 
 /* One copy for all. */
 static uint32_t copied(const uint32_t *in, uint32_t i) { return in[i]; }
-static const kernel fetch = {
-    "fetch",
-    "setp.ne.u32 %p1, %r1, 0;\n@%p1 bra $ready;\n" INIT_FULL "fence.proxy.async;\n"
-    "$ready:\nbar.sync 0;\n@%p1 bra $full;\nmov.u32 %r9, %r4;\n" EXPECT
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%rd1], 512, "
-    "[%r4];\n"
-    "$full:\nmbarrier.try_wait.parity.shared.b64 %p6, [%r4], 0;\n@!%p6 bra $full;\n"
-    "shl.b32 %r6, %r1, 2;\nadd.u32 %r8, %r5, %r6;\nld.shared.u32 %r10, [%r8];\n"
-    "st.global.u32 [%rd5], %r10;\n",
-    128,
-    1,
-    128,
-    copied,
-    NULL};
+static const kernel fetch = {"checker_fetch.ptx", 128, 1, 128, copied, NULL};
 
 static void a_copy_is_waited_for(void **state) {
     (void)state;
@@ -254,39 +193,13 @@ static void a_copy_is_waited_for(void **state) {
 
 /* Four warps write 512 bytes, one thread has them copied to memory; twice. */
 #define WRITE(i) "st.shared.u32 [%r8], %r1" #i ";\n"
-#define STORE(i)                                                                                   \
-    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd2+" #i "], [%r5], 512;\n"                \
-    "@%p1 cp.async.bulk.commit_group;\n"
 
 static uint32_t stored(const uint32_t *in, uint32_t i) {
     const uint32_t x = in[i % 128 ^ 64];
     return i < 128 ? x : ~x;
 }
 
-static const kernel epilogue = {
-    "epilogue",
-    "setp.eq.u32 %p1, %r1, 0;\nxor.b32 %r7, %r1, 64;\nshl.b32 %r7, "
-    "%r7, 2;\n"
-    "add.u32 %r8, %r5, %r7;\nld.global.u32 %r11, [%rd4];\nnot.b32 "
-    "%r12, %r11;\n" WRITE(
-        1) "fence.proxy.async.shared::cta;\nbar.sync "
-           "0;\n" STORE(0) "@%p1 "
-                           "cp.async.bulk.wait_group."
-                           "read 0;\nbar.sync "
-                           "1;\n" WRITE(2) "fence."
-                                           "proxy."
-                                           "async."
-                                           "shared::"
-                                           "cta;"
-                                           "\nbar."
-                                           "sync "
-                                           "2;"
-                                           "\n" STORE(512) "@%p1 cp.async.bulk.wait_group 0;\n",
-    128,
-    1,
-    256,
-    stored,
-    NULL};
+static const kernel epilogue = {"checker_epilogue.ptx", 128, 1, 256, stored, NULL};
 
 static void stores_through_the_other_proxy_are_fenced(void **state) {
     (void)state;
@@ -316,22 +229,7 @@ static void stores_through_the_other_proxy_are_fenced(void **state) {
 /* Warps 0 and 1 give words to warps 2 and 3, three times. */
 static uint32_t handed(const uint32_t *in, uint32_t i) { return 3 * in[i ^ 1] + 3; }
 
-static const kernel handover = {
-    "handover",
-    "mov.u32 %r6, 0;\nmov.u32 %r9, 0;\nand.b32 %r7, %r1, 63;\nsetp.ge.u32 %p1, %r1, 64;\n"
-    "@%p1 bra $take;\nshl.b32 %r7, %r7, 2;\nadd.u32 %r8, %r5, %r7;\nld.global.u32 %r11, [%rd4];\n"
-    "$give:\nadd.u32 %r12, %r11, %r6;\nst.shared.u32 [%r8], %r12;\nbar.arrive 1, 128;\n"
-    "bar.sync 2, 128;\nadd.u32 %r6, %r6, 1;\nsetp.lt.u32 %p2, %r6, 3;\n@%p2 bra $give;\n"
-    "bra $end;\n"
-    "$take:\nxor.b32 %r7, %r7, 1;\nshl.b32 %r7, %r7, 2;\nadd.u32 %r8, %r5, %r7;\n"
-    "$next:\nbar.sync 1, 128;\nld.shared.u32 %r13, [%r8];\nadd.u32 %r9, %r9, %r13;\n"
-    "bar.arrive 2, 128;\nadd.u32 %r6, %r6, 1;\nsetp.lt.u32 %p2, %r6, 3;\n@%p2 bra $next;\n"
-    "st.global.u32 [%rd5-256], %r9;\n$end:\n",
-    128,
-    1,
-    64,
-    handed,
-    NULL};
+static const kernel handover = {"checker_handover.ptx", 128, 1, 64, handed, NULL};
 
 static void barriers_order(void **state) {
     (void)state;
@@ -356,18 +254,7 @@ static void barriers_order(void **state) {
 static uint32_t halves(const uint32_t *in, uint32_t i) {
     return (in[2 * i] & 0xFFFF) | in[2 * i + 1] << 16;
 }
-static const kernel parts = {
-    "parts",
-    "and.b32 %r6, %r1, 31;\nshl.b32 %r6, %r6, 2;\nshl.b32 %r7, %r2, 1;\nadd.u32 %r6, %r6, %r7;\n"
-    "add.u32 %r8, %r5, %r6;\nmul.wide.u32 %rd6, %r6, 2;\nadd.s64 %rd7, %rd1, %rd6;\n"
-    "ld.global.u32 %r9, [%rd7];\nst.shared.u16 [%r8], %r9;\nbar.sync 0;\nshl.b32 %r10, %r1, 2;\n"
-    "add.u32 %r10, %r5, %r10;\nsetp.ge.u32 %p1, %r1, 32;\n@%p1 bra $end;\n"
-    "ld.shared.u32 %r11, [%r10];\nst.global.u32 [%rd5], %r11;\n$end:\n",
-    64,
-    1,
-    32,
-    halves,
-    NULL};
+static const kernel parts = {"checker_parts.ptx", 64, 1, 32, halves, NULL};
 
 static void parts_of_words_differ(void **state) {
     (void)state;
@@ -383,13 +270,6 @@ static void parts_of_words_differ(void **state) {
 /* ---- products ------------------------------------------------------------------------------ */
 
 /* A of 64 x 16, row i of 1 + i % 4, by B of 16 x 8 twos; then A again, doubled. */
-#define WRITE_A(f, address)                                                                        \
-    "cvt.rn.bf16x2.f32 %r7, " f ", " f ";\nst.shared.v4.u32 [" address "], {%r7, %r7, %r7, "       \
-    "%r7};\n"
-#define PRODUCT(d)                                                                                 \
-    "wgmma.fence.sync.aligned;\n"                                                                  \
-    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {" d "}, %rd10, %rd11, %p9, 1, 1, 0, "    \
-    "0;\nwgmma.commit_group.sync.aligned;\n"
 #define WAIT "wgmma.wait_group.sync.aligned 0;\n"
 
 static uint32_t word_of(float x) {
@@ -404,23 +284,7 @@ static uint32_t product_word(const uint32_t *in, uint32_t i) {
     return word_of(d);
 }
 
-static const kernel product = {
-    "product",
-    "setp.ne.u32 %p9, %r5, %r5;\nand.b32 %r6, %r1, 3;\nadd.u32 %r6, %r6, 1;\n"
-    "cvt.rn.f32.u32 %f1, %r6;\nadd.f32 %f2, %f1, %f1;\nshl.b32 %r6, %r1, 4;\n"
-    "add.u32 %r8, %r5, %r6;\nshr.u32 %r9, %r5, 4;\ncvt.u64.u32 %rd9, %r9;\n"
-    "or.b64 %rd10, %rd9, 0x1000080000;\nadd.s64 %rd11, %rd10, 128;\n"
-    "setp.ge.u32 %p1, %r1, 16;\nmov.u32 %r10, 0x40004000;\n"
-    "@!%p1 st.shared.v4.u32 [%r8+2048], {%r10, %r10, %r10, %r10};\n" WRITE_A(
-        "%f1", "%r8") "fence.proxy.async;\nbar.sync 0;\n" PRODUCT("%f3, %f4, %f5, %f6") WAIT
-    "bar.sync 1;\n" WRITE_A("%f2", "%r8+0") "fence.proxy.async;\nbar.sync 2;\n" PRODUCT(
-        "%f7, %f8, %f9, %f10") "wgmma.wait_group.sync.aligned 0x0;\nadd.f32 %f3, %f3, "
-                               "%f7;\nst.global.f32 [%rd5], %f3;\n",
-    128,
-    1,
-    128,
-    product_word,
-    NULL};
+static const kernel product = {"checker_product.ptx", 128, 1, 128, product_word, NULL};
 
 static void products_are_waited_for(void **state) {
     (void)state;
@@ -480,44 +344,13 @@ static uint32_t tensor_word(const uint32_t *in, uint32_t i) {
     return word_of(d);
 }
 
-#define TENSOR_BEGIN                                                                               \
-    "setp.ne.u32 %p9, %r5, %r5;\nsetp.eq.u32 %p8, %r5, %r5;\nsetp.ne.u32 %p1, %r2, 0;\n"           \
-    "@%p1 bra $begun;\ntcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"    \
-    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"                                 \
-    "shl.b32 %r6, %r3, 4;\nadd.u32 %r6, %r5, %r6;\nmov.u32 %r10, 0x40004000;\n"                    \
-    "st.shared.v4.u32 [%r6+4096], {%r10, %r10, %r10, %r10};\n"                                     \
-    "setp.ne.u32 %p2, %r1, 0;\n@%p2 bra $begun;\n" INIT_FULL                                       \
-    "fence.mbarrier_init.release.cluster;\n$begun:\n"                                              \
-    "and.b32 %r6, %r1, 3;\nadd.u32 %r6, %r6, 1;\ncvt.rn.f32.u32 %f1, %r6;\n"                       \
-    "cvt.rn.bf16x2.f32 %r7, %f1, %f1;\nshr.u32 %r8, %r1, 3;\nshl.b32 %r8, %r8, 8;\n"               \
-    "and.b32 %r9, %r1, 7;\nshl.b32 %r9, %r9, 4;\nadd.u32 %r8, %r8, %r9;\n"                         \
-    "add.u32 %r8, %r5, %r8;\n" ROW("%r8") "fence.proxy.async.shared::cta;\n" AFTER_BARRIER(        \
-        "0") "ld.shared.u32 %r14, [%r4+32];\nand.b32 %r21, %r1, 96;\n"                             \
-             "shl.b32 %r21, %r21, 16;\nadd.u32 %r21, %r21, %r14;\nshr.u32 %r9, %r5, 4;\n"          \
-             "cvt.u64.u32 %rd9, %r9;\nor.b64 %rd10, %rd9, 0x401000080000;\nadd.s64 %rd11, %rd10, " \
-             "256;\n"                                                                              \
-             "mov.u32 %r20, 0x08040490;\nsetp.ne.u32 %p2, %r1, 0;\n"
 #define AFTER_BARRIER(n)                                                                           \
     "tcgen05.fence::before_thread_sync;\nbar.sync " n ";\ntcgen05.fence::after_thread_sync;\n"
-#define TENSOR_PRODUCT(adds)                                                                       \
-    "tcgen05.mma.cta_group::1.kind::f16 [%r14], %rd10, %rd11, %r20, " adds                         \
-    ";\ntcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4];\n"
 #define TENSOR_LOAD(to) "tcgen05.ld.sync.aligned.32x32b.x1.b32 {" to "}, [%r21];\n"
 #define LOADED "tcgen05.wait::ld.sync.aligned;\n"
-#define TENSOR_END                                                                                 \
-    "tcgen05.fence::before_thread_sync;\nbar.sync 5;\n@%p1 bra $end;\n"                            \
-    "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r14, 32;\n$end:\n"
 
 static const kernel tensor_product = {
-    "tensor product",
-    TENSOR_BEGIN "@%p2 bra $wait;\n" TENSOR_PRODUCT("%p9") DONE
-    "tcgen05.fence::after_thread_sync;\nadd.u32 %r7, %r7, 1;\nmov.u32 %r12, %r8;\n" ROW("%r12")
-        TENSOR_LOAD("%r22") LOADED "st.global.u32 [%rd5], %r22;\n" TENSOR_END,
-    128,
-    1,
-    128,
-    tensor_word,
-    "sm_100a"};
+    "checker_tensor_product.ptx", 128, 1, 128, tensor_word, "sm_100a"};
 
 static void tensor_products_are_waited_for(void **state) {
     (void)state;
@@ -538,34 +371,16 @@ static void tensor_products_are_waited_for(void **state) {
 /* Four warps store to tensor memory, four others load what they have stored, and the first store again. */
 static uint32_t same_word(const uint32_t *in, uint32_t i) { return in[i]; }
 
+#define STORED "tcgen05.wait::st.sync.aligned;\n"
+
 static const kernel tensor_memory = {
-    "tensor memory",
-    "setp.ge.u32 %p4, %r1, 128;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra $allocated;\n"
-    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+32], 32;\n"
-    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n$allocated:\n"
-    "bar.sync 0;\nld.shared.u32 %r6, [%r4+32];\nand.b32 %r7, %r1, 96;\nshl.b32 %r7, %r7, 16;\n"
-    "add.u32 %r6, %r6, %r7;\n@%p4 bra $load;\nld.global.u32 %r8, [%rd4];\n"
-    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r8};\n"
-    "tcgen05.wait::st.sync.aligned; // first\ntcgen05.fence::before_thread_sync;\nbar.sync 1, "
-    "256;\n"
-    "bar.sync 2, 256;\nadd.u32 %r9, %r8, 1;\ntcgen05.fence::after_thread_sync;\n"
-    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r9};\ntcgen05.wait::st.sync.aligned;\n"
-    "bra.uni $free;\n$load:\nbar.sync 1, 256;\n"
-    "tcgen05.fence::after_thread_sync;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r6];\n"
-    "tcgen05.wait::ld.sync.aligned;\nst.global.u32 [%rd5+-512], %r10;\n"
-    "tcgen05.fence::before_thread_sync;\nbar.sync 2, 256; // read\n$free:\nbar.sync 3;\n"
-    "@%p1 bra $end;\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;\n$end:\n",
-    256,
-    1,
-    128,
-    same_word,
-    "sm_100a"};
+    "checker_tensor_memory.ptx", 256, 1, 128, same_word, "sm_100a"};
 
 static void tensor_memory_is_waited_for(void **state) {
     (void)state;
     static const mistake mistakes[] = {
-        {"a store is not waited for", "tcgen05.wait::st.sync.aligned; // first\n", "", "too early",
-         NULL, "{%r10}", NULL},
+        {"a store is not waited for", "{%r8};\n" STORED, "{%r8};\n", "too early", NULL, "{%r10}",
+         NULL},
         {"loaded without a barrier", "$load:\nbar.sync 1, 256;\n", "$load:\nbar.arrive 1, 256;\n",
          "race", "undefined, too early", "{%r8}", "{%r10}"},
         {"stored again without a barrier", "bar.sync 2, 256;\nadd", "bar.arrive 2, 256;\nadd",
@@ -577,8 +392,6 @@ static void tensor_memory_is_waited_for(void **state) {
 }
 
 /* Sums in tensor memory: 7 is stored, a product added, what that makes loaded, and a product put in its place. */
-#define SEVENS "%r23, %r23, %r23, %r23, %r23, %r23, %r23, %r23"
-#define STORED "tcgen05.wait::st.sync.aligned;\n"
 #define DONE_FIRST                                                                                 \
     "$first:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $first;\n"             \
     "tcgen05.fence::after_thread_sync;\n"
@@ -591,21 +404,7 @@ static uint32_t sum_word(const uint32_t *in, uint32_t i) {
     return word_of(7.0f + 2 * 32.0f * (float)(1 + i % 4));
 }
 
-static const kernel tensor_sums = {
-    "sums in tensor memory",
-    TENSOR_BEGIN "mov.u32 %r23, 0x40E00000;\ntcgen05.st.sync.aligned.32x32b.x16.b32 [%r21], "
-                 "{" SEVENS ", " SEVENS
-                 "};\n" STORED AFTER_BARRIER("1") "@%p2 bra $first;\n" TENSOR_PRODUCT("%p8")
-                     DONE_FIRST TENSOR_LOAD("%r22")
-                         LOADED AFTER_BARRIER("2") "@%p2 bra $second;\n" TENSOR_PRODUCT("%p9")
-                             DONE_SECOND TENSOR_LOAD("%r24") LOADED
-    "mov.b32 %f3, %r22;\nmov.b32 %f4, %r24;\nadd.f32 %f3, %f3, %f4;\n"
-    "st.global.f32 [%rd5], %f3;\n" TENSOR_END,
-    128,
-    1,
-    128,
-    sum_word,
-    "sm_100a"};
+static const kernel tensor_sums = {"checker_tensor_sums.ptx", 128, 1, 128, sum_word, "sm_100a"};
 
 static void tensor_memory_is_ordered(void **state) {
     (void)state;
@@ -633,19 +432,7 @@ static void tensor_memory_is_ordered(void **state) {
 /* Each block writes into the other's shared memory. */
 static uint32_t exchanged(const uint32_t *in, uint32_t i) { return in[i % 32] + (i < 32 ? 1 : 0); }
 
-static const kernel exchange = {
-    "exchange",
-    "mov.u32 %r6, %cluster_ctarank;\nxor.b32 %r7, %r6, 1;\nshl.b32 %r8, %r1, 2;\n"
-    "add.u32 %r8, %r5, %r8;\nmapa.shared::cluster.u32 %r9, %r8, %r7;\n"
-    "ld.global.u32 %r10, [%rd4];\nadd.u32 %r10, %r10, %r6;\n"
-    "st.shared::cluster.u32 [%r9], %r10;\nbarrier.cluster.arrive.aligned;\n"
-    "barrier.cluster.wait.aligned;\nld.shared.u32 %r11, [%r8];\nmul.wide.u32 %rd6, %r6, 128;\n"
-    "add.s64 %rd7, %rd5, %rd6;\nst.global.u32 [%rd7], %r11;\n",
-    32,
-    2,
-    64,
-    exchanged,
-    NULL};
+static const kernel exchange = {"checker_exchange.ptx", 32, 2, 64, exchanged, NULL};
 
 static void clusters_are_ordered(void **state) {
     (void)state;
@@ -664,41 +451,10 @@ static void clusters_are_ordered(void **state) {
 /* Block 1 tells block 0's mbarrier that it has written there. */
 static uint32_t told(const uint32_t *in, uint32_t i) { return in[i]; }
 
-static const kernel telling = {
-    "telling",
-    "mov.u32 %r6, %cluster_ctarank;\nmov.u32 %r7, 0;\nsetp.ne.u32 %p1, %r6, 0;\n"
-    "setp.ne.or.u32 %p2, %r1, 0, %p1;\n@%p2 bra $ready;\nmbarrier.init.shared.b64 [%r4], 32;\n"
-    "fence.mbarrier_init.release.cluster;\n"
-    "$ready:\nbarrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n"
-    "shl.b32 %r8, %r1, 2;\nadd.u32 %r8, %r5, %r8;\n@!%p1 bra $wait;\n"
-    "mapa.shared::cluster.u32 %r9, %r8, %r7;\nmapa.shared::cluster.u32 %r11, %r4, %r7;\n"
-    "ld.global.u32 %r10, [%rd4];\nst.shared::cluster.u32 [%r9], %r10;\n"
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];\nbra $end;\n"
-    "$wait:\nmbarrier.try_wait.parity.acquire.cluster.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
-    "ld.shared.u32 %r12, [%r8];\nst.global.u32 [%rd5], %r12;\n"
-    "$end:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n",
-    32,
-    2,
-    32,
-    told,
-    NULL};
+static const kernel telling = {"checker_telling.ptx", 32, 2, 32, told, NULL};
 
 /* Each block reads the words of the other where they are. */
-static const kernel reader = {
-    "reader",
-    "mov.u32 %r6, %cluster_ctarank;\nxor.b32 %r7, %r6, 1;\nshl.b32 %r8, %r1, 2;\n"
-    "add.u32 %r8, %r5, %r8;\nmapa.shared::cluster.u32 %r9, %r8, %r7;\nmul.wide.u32 %rd6, %r6, "
-    "256;\n"
-    "add.s64 %rd7, %rd4, %rd6;\nld.global.u32 %r10, [%rd7];\nst.shared.u32 [%r8], %r10;\n"
-    "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
-    "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra $end;\n" /* the second block only */
-    "ld.shared::cluster.u32 %r11, [%r9];\nst.global.u32 [%rd5], %r11;\n"
-    "$end:\nbarrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;\n",
-    64,
-    2,
-    64,
-    copied,
-    NULL};
+static const kernel reader = {"checker_reader.ptx", 64, 2, 64, copied, NULL};
 
 static void blocks_outlive_their_readers(void **state) {
     (void)state;
@@ -729,25 +485,7 @@ static void mbarriers_reach_the_cluster(void **state) {
 }
 
 /* The same by stores that the barrier hears of. */
-static const kernel remote = {
-    "remote",
-    "mov.u32 %r6, %cluster_ctarank;\nmov.u32 %r7, 0;\nsetp.ne.u32 %p1, %r6, 0;\n"
-    "setp.ne.or.u32 %p2, %r1, 0, %p1;\n@%p2 bra $ready;\n" INIT_FULL
-    "fence.mbarrier_init.release.cluster;\nmbarrier.arrive.expect_tx.shared.b64 _, [%r4], 128;\n"
-    "$ready:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
-    "shl.b32 %r8, %r1, 2;\nadd.u32 %r8, %r5, %r8;\n@!%p1 bra $wait;\n"
-    "mapa.shared::cluster.u32 %r9, %r8, %r7;\nmapa.shared::cluster.u32 %r11, %r4, %r7;\n"
-    "ld.global.u32 %r10, [%rd4];\n"
-    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r9], %r10, [%r11];\n"
-    "bra $end;\n"
-    "$wait:\nmbarrier.try_wait.parity.acquire.cluster.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
-    "ld.shared.u32 %r12, [%r8];\nst.global.u32 [%rd5], %r12;\n"
-    "$end:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n",
-    32,
-    2,
-    32,
-    told,
-    NULL};
+static const kernel remote = {"checker_remote.ptx", 32, 2, 32, told, NULL};
 
 static void remote_stores_are_waited_for(void **state) {
     (void)state;
@@ -763,19 +501,7 @@ static void remote_stores_are_waited_for(void **state) {
 
 /* A phase that is waited for ends, and no other before it is seen to. */
 static uint32_t waited_for(const uint32_t *in, uint32_t i) { return in[i + 32]; }
-static const kernel turn = {
-    "turn",
-    "setp.ne.u32 %p1, %r2, 0;\nsetp.ne.u32 %p2, %r1, 0;\n@%p2 bra $ready;\n"
-    "mbarrier.init.shared.b64 [%r4], 32;\n$ready:\nbar.sync 0;\nshl.b32 %r6, %r3, 2;\n"
-    "add.u32 %r8, %r5, %r6;\n@!%p1 bra $wait;\nld.global.u32 %r9, [%rd4];\n"
-    "st.shared.u32 [%r8], %r9;\nmbarrier.arrive.shared.b64 _, [%r4];\nbra $end;\n"
-    "$wait:\nmbarrier.try_wait.parity.shared.b64 %p3, [%r4], 0;\n@!%p3 bra $wait;\n"
-    "ld.shared.u32 %r9, [%r8];\nst.global.u32 [%rd5], %r9;\n$end:\n",
-    64,
-    1,
-    32,
-    waited_for,
-    NULL};
+static const kernel turn = {"checker_turn.ptx", 64, 1, 32, waited_for, NULL};
 
 static void phases_are_not_missed(void **state) {
     (void)state;
@@ -820,17 +546,7 @@ static void it_can_be_left_out(void **state) {
 /* ---- cp.async and atomic operations ---------------------------------------------------------- */
 
 static uint32_t fetched(const uint32_t *in, uint32_t i) { return in[i ^ 32]; }
-static const kernel fetching = {
-    "fetching",
-    "shl.b32 %r7, %r1, 2;\nadd.u32 %r8, %r5, %r7;\nxor.b32 %r9, %r7, 128;\n"
-    "add.u32 %r9, %r5, %r9;\ncp.async.ca.shared.global [%r8], [%rd4], 4;\n"
-    "cp.async.commit_group;\ncp.async.wait_group 0;\nbar.sync 0;\nld.shared.u32 %r10, [%r9];\n"
-    "st.global.u32 [%rd5], %r10;\n",
-    64,
-    1,
-    64,
-    fetched,
-    NULL};
+static const kernel fetching = {"checker_fetching.ptx", 64, 1, 64, fetched, NULL};
 
 static void small_copies_are_waited_for(void **state) {
     (void)state;
@@ -850,16 +566,7 @@ static uint32_t summed(const uint32_t *in, uint32_t i) {
     for (int k = 0; k < 64; k++) sum += in[k];
     return sum;
 }
-static const kernel summing = {
-    "summing",
-    "setp.ne.u32 %p1, %r1, 0;\nmov.u32 %r6, 0;\n@!%p1 st.shared.u32 [%r5], %r6;\nbar.sync 0;\n"
-    "ld.global.u32 %r7, [%rd4];\natom.shared.add.u32 %r8, [%r5], %r7;\nbar.sync 1;\n"
-    "ld.shared.u32 %r9, [%r5];\nst.global.u32 [%rd5], %r9;\n",
-    64,
-    1,
-    64,
-    summed,
-    NULL};
+static const kernel summing = {"checker_summing.ptx", 64, 1, 64, summed, NULL};
 
 static void atomic_operations_are_no_races(void **state) {
     (void)state;
@@ -879,17 +586,7 @@ static void atomic_operations_are_no_races(void **state) {
 
 /* Three warps clear the same words, each for itself, and read what others of the warp have cleared. */
 static uint32_t unchanged(const uint32_t *in, uint32_t i) { return in[i]; }
-static const kernel clearing = {
-    "clearing",
-    "ld.global.u32 %r10, [%rd4];\nshl.b32 %r6, %r3, 2;\nadd.u32 %r8, %r5, %r6;\n"
-    "xor.b32 %r7, %r6, 28;\nadd.u32 %r9, %r5, %r7;\nmov.u32 %r12, 0;\n"
-    "setp.eq.u32 %p1, %r2, 1;\nst.shared.u32 [%r8], %r12;\nbar.warp.sync -1;\n"
-    "ld.shared.u32 %r11, [%r9];\nadd.u32 %r10, %r10, %r11;\nst.global.u32 [%rd5], %r10;\n",
-    96,
-    1,
-    96,
-    unchanged,
-    NULL};
+static const kernel clearing = {"checker_clearing.ptx", 96, 1, 96, unchanged, NULL};
 
 static void the_same_may_be_written_twice(void **state) {
     (void)state;
