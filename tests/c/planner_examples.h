@@ -1,8 +1,14 @@
-/* Models that several tests plan for, as their publishers have them. */
+/* Models that several tests plan for, as their publishers have them, and the hardware of that name. */
 #ifndef PLANNER_EXAMPLES_H
 #define PLANNER_EXAMPLES_H
 
 #include "deepwell/planner.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
 
 __attribute__((unused)) static const dw_planner_model llama3_8b = {.layers = 32,
                                                                    .hidden = 4096,
@@ -46,5 +52,11 @@ __attribute__((unused)) static const dw_planner_model deepseek_v3 = {.layers = 6
                                                                      .kv_rank = 512,
                                                                      .rope_dim = 64,
                                                                      .value_dim = 128};
+
+static inline dw_hardware *hardware_of(const char *name) {
+    dw_hardware *hardware = NULL;
+    assert_int_equal(dw_hardware_named(name, &hardware), DW_OK);
+    return hardware;
+}
 
 #endif

@@ -3,8 +3,10 @@
  * threads; nothing written outside. Bounds follow from the standard model of rounding (Higham,
  * Accuracy and Stability, ch. 3), propagated through the softmax. */
 #include "base/pool.h"
+#include "guarded_floats.h"
 #include "kernel/kernel.h"
 #include "number/philox.h"
+#include "random_numbers.h"
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -14,30 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static const float SENTINEL = 12345.678f;
-enum { GUARD = 64 };
-
-static uint64_t random_state = 7;
-static float random_float(void) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (float)((double)(random_state >> 40) / (1 << 23) - 1.0);
-}
-
-static float *guarded(int64_t count) {
-    float *block = dw__malloc_aligned((size_t)(count + 2 * GUARD) * sizeof(float));
-    assert_non_null(block);
-    for (int64_t i = 0; i < count + 2 * GUARD; i++) block[i] = SENTINEL;
-    return block + GUARD;
-}
-
-static void release(float *data, int64_t count) {
-    for (int i = 0; i < GUARD; i++) {
-        assert_true(data[-1 - i] == SENTINEL);
-        assert_true(data[count + i] == SENTINEL);
-    }
-    dw__free_aligned(data - GUARD);
-}
 
 /* ---- problems ----------------------------------------------------------------------------------- */
 
@@ -505,5 +483,6 @@ int main(void) {
         cmocka_unit_test(test_masks),        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_large_scores), cmocka_unit_test(test_soft_cap),
     };
+    random_state = 7;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

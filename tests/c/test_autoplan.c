@@ -16,12 +16,6 @@
 
 #include <cmocka.h>
 
-static dw_hardware *hardware_of(const char *name) {
-    dw_hardware *hardware = NULL;
-    assert_int_equal(dw_hardware_named(name, &hardware), DW_OK);
-    return hardware;
-}
-
 static dw_autoplan_request request_of(const dw_planner_model *model, const dw_hardware *hardware,
                                       int seq_len, int global_batch) {
     dw_autoplan_request request;

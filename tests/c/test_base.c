@@ -1,6 +1,7 @@
 /* The base layer: failure messages, memory, arenas, text, maps, files, log. */
 #include "base/base.h"
 #include "deepwell/log.h"
+#include "test_folder.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -296,26 +297,6 @@ static void map_survives_each_failed_allocation(void **state) {
 }
 
 /* ---- files --------------------------------------------------------------------------------- */
-
-static char folder[64];
-
-static int make_folder(void **state) {
-    (void)state;
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%.40s/deepwell-XXXXXX", parent && *parent ? parent : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return rmdir(folder); /* fails when a test, or a temporary of ours, was left behind */
-}
-
-static const char *in_folder(const char *name) {
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
 
 static void file_round_trip(void **state) {
     (void)state;

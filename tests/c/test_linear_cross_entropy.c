@@ -2,7 +2,9 @@
  * ignored targets, both layouts of the weight, one chunk and several; the same bits on any number of
  * threads; targets out of range are refused. */
 #include "base/pool.h"
+#include "guarded_floats.h"
 #include "kernel/kernel.h"
+#include "random_numbers.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,34 +14,10 @@
 
 #include <cmocka.h>
 
-static const float SENTINEL = 12345.678f;
-enum { GUARD = 64 };
-
-static uint64_t random_state = 11;
-static float random_float(void) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (float)((double)(random_state >> 40) / (1 << 23) - 1.0);
-}
-
-static float *guarded(int64_t count) {
-    float *block = dw__malloc_aligned((size_t)(count + 2 * GUARD) * sizeof(float));
-    assert_non_null(block);
-    for (int64_t i = 0; i < count + 2 * GUARD; i++) block[i] = SENTINEL;
-    return block + GUARD;
-}
-
 static float *guarded_random(int64_t count, float magnitude) {
     float *data = guarded(count);
     for (int64_t i = 0; i < count; i++) data[i] = magnitude * random_float();
     return data;
-}
-
-static void release(float *data, int64_t count) {
-    for (int i = 0; i < GUARD; i++) {
-        assert_true(data[-1 - i] == SENTINEL);
-        assert_true(data[count + i] == SENTINEL);
-    }
-    dw__free_aligned(data - GUARD);
 }
 
 typedef struct problem {
@@ -295,5 +273,6 @@ int main(void) {
         cmocka_unit_test(test_unwanted_gradients_are_left_alone),
         cmocka_unit_test(test_target_out_of_range),
     };
+    random_state = 11;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,9 @@
 /* CPU matrix products against double loops: every kernel of the group on awkward shapes, strides,
  * transpositions, batches; the same bits on any number of threads; nothing written outside. */
 #include "base/pool.h"
+#include "guarded_floats.h"
 #include "kernel/cpu/product.h"
+#include "random_numbers.h"
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -15,35 +17,10 @@
 /* ---- data ---------------------------------------------------------------------------------------
  */
 
-static const float SENTINEL = 12345.678f;
-enum { GUARD = 64 }; /* floats on either side of every buffer */
-
-static uint64_t random_state;
-static float random_float(void) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (float)((double)(random_state >> 40) / (1 << 23) - 1.0); /* [-1, 1) */
-}
-
-/* `count` floats between guards. */
-static float *guarded(int64_t count) {
-    float *block = dw__malloc_aligned((size_t)(count + 2 * GUARD) * sizeof(float));
-    assert_non_null(block);
-    for (int64_t i = 0; i < count + 2 * GUARD; i++) block[i] = SENTINEL;
-    return block + GUARD;
-}
-
 static float *guarded_random(int64_t count) {
     float *data = guarded(count);
     for (int64_t i = 0; i < count; i++) data[i] = random_float();
     return data;
-}
-
-static void release(float *data, int64_t count) {
-    for (int i = 0; i < GUARD; i++) {
-        assert_true(data[-1 - i] == SENTINEL);
-        assert_true(data[count + i] == SENTINEL);
-    }
-    dw__free_aligned(data - GUARD);
 }
 
 /* ---- calls --------------------------------------------------------------------------------------

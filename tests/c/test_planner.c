@@ -41,12 +41,6 @@ static void parameters_are_the_published_ones(void **state) {
                 1e-12);
 }
 
-static dw_hardware *hardware_of(const char *name) {
-    dw_hardware *hardware = NULL;
-    assert_int_equal(dw_hardware_named(name, &hardware), DW_OK);
-    return hardware;
-}
-
 static dw_layout layout_of(int gpus, int tp, int pp, int micro_batch, int global_batch,
                            int seq_len) {
     dw_layout layout;

@@ -1,6 +1,7 @@
 /* The checker's histories: numbered once, kept while a place has them, gone when none has, whatever else comes. */
 #include "base/base.h"
 #include "emulator/race_history.h"
+#include "random_numbers.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,12 +9,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static uint64_t state = 9;
-static uint32_t next_random(void) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
-}
 
 static dw__history random_history(void) {
     dw__history x = {.parts = next_random() & 0x3FFFFu};
@@ -109,5 +104,6 @@ int main(void) {
         cmocka_unit_test(slots_of_no_bytes_do_not_count),
         cmocka_unit_test(missing_memory_is_told),
     };
+    random_state = 9;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "base/base.h"
 #include "deepwell/safetensors.h"
 #include "number/half.h"
+#include "test_folder.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -22,29 +23,6 @@
         if (status_ != DW_OK) print_error("%s: %s\n", #call, dw_last_error());                     \
         assert_int_equal(status_, DW_OK);                                                          \
     } while (0)
-
-static char folder[64];
-
-static int make_folder(void **state) {
-    (void)state;
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%.40s/deepwell-XXXXXX", parent && *parent ? parent : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-/* A test that leaves a file, or a temporary of the writer, makes this fail. */
-static int remove_folder(void **state) {
-    (void)state;
-    return rmdir(folder);
-}
-
-static const char *in_folder(const char *name) {
-    static char paths[4][128];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
 
 static void write_file(const char *path, const void *bytes, size_t count) {
     FILE *file = fopen(path, "wb");

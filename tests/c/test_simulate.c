@@ -244,12 +244,6 @@ static void in_flight_is_what_was_published(void **state) {
     }
 }
 
-static dw_hardware *hardware_of(const char *name) {
-    dw_hardware *hardware = NULL;
-    assert_int_equal(dw_hardware_named(name, &hardware), DW_OK);
-    return hardware;
-}
-
 static dw_layout layout_of(int gpus, int tp, int pp, int global_batch) {
     dw_layout layout;
     dw_layout_default(&layout);

@@ -3,6 +3,7 @@
 #include "base/isa.h"
 #include "emulator/tcgen05_loops.h"
 #include "number/half.h"
+#include "random_numbers.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,11 +16,6 @@
 
 enum { MOST_ROWS = 8, MOST_DEPTH = 64, WIDE = 96 };
 
-static uint64_t state = 3;
-static uint32_t next_random(void) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
-}
 /* BF16's numbers, of which any product is exact. */
 static double factor(bool awkward) {
     if (awkward && next_random() % 300 == 0) return next_random() % 2 ? INFINITY : NAN;
@@ -80,5 +76,6 @@ static void sums_are_in_order(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(sums_are_in_order)};
+    random_state = 3;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "emulator/wgmma_loops.h"
 #include "emulator/wgmma_sum.h"
 #include "number/half.h"
+#include "random_numbers.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,12 +15,7 @@
 
 #include <cmocka.h>
 
-static uint64_t state = 5;
 static long added; /* sums that the loops did not leave */
-static uint32_t next_random(void) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 32);
-}
 
 static const struct {
     const char *name;
@@ -170,5 +166,6 @@ int main(void) {
         cmocka_unit_test(sums_are_the_plain_ones),
         cmocka_unit_test(numbers_that_are_none_are_seen),
     };
+    random_state = 5;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
