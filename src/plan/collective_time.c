@@ -1,9 +1,10 @@
-/* Seconds of collectives, from the ring's volume: what leaves a rank, over what it leaves through. */
+/* Seconds of collectives by the ring algorithm's volume: the bytes that leave a rank, divided by the bandwidth it
+ * has. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
-/* GPUs that reach each other without the network. Several domains that they do not fill have equally many each, as
- * evenly as they can be dealt: 256 of racks of 72 are 64 in each of four. */
+/* Returns the GPUs that reach each other without the network. A job that does not fill its domains is spread evenly:
+ * 256 GPUs in racks of 72 use 64 of each of four racks. */
 int dw__domain_of(const dw_hardware *hardware, int gpus) {
     int domain = hardware->gpus_per_domain;
     if (domain <= 1) domain = hardware->gpus_per_node > 0 ? hardware->gpus_per_node : 1;
@@ -29,7 +30,7 @@ static double network_rate(const dw__planned *planned) {
                        planned->constants->network_efficiency);
 }
 
-/* Of `ranks`, `stride` apart, how many are in one domain. Of groups that do not divide the domain some lie across its
+/* Returns how many of `ranks`, `stride` apart, are in one domain. If groups do not divide the domain, some cross its
  * border, and the others wait for them. */
 static int near(const dw__planned *planned, int ranks, int stride) {
     int domain = planned->domain, count = domain / stride, span = ranks * stride;
@@ -46,11 +47,12 @@ double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, i
     int together = near(planned, ranks, stride);
     double rate = link_rate(planned), nodes = (double)ranks / together;
     if (together < ranks) {
-        /* Rings enter and leave each node through the adapters of all its members: every rail carries a share. */
+        /* Rings enter and leave a node through the adapters of all its members, so every rail carries a share. */
         double rails = together * network_rate(planned);
         if (together == 1 || rails < rate) rate = rails;
     }
-    /* Each message goes around the ring by itself; through the network a small one is far from its bandwidth. */
+    /* Each message has the latency of a ring of its own. Over the network, small messages stay far below the
+     * bandwidth. */
     const dw__constants *c = planned->constants;
     double around = (ranks - nodes) * planned->hardware->link_latency.value * c->ring_latency;
     if (nodes > 1)
@@ -59,13 +61,13 @@ double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, i
     return bytes * (ranks - 1) / ranks / rate + messages * around;
 }
 
-/* Every rank sends `bytes` in all, spread evenly over the ranks. `copies`: of each token's, sent to different ranks;
- * those that go to one domain cross the network once. */
+/* Every rank sends `bytes` in all, evenly spread over the ranks. `copies` is the number of ranks that receive each
+ * token. Copies for one domain cross the network once. */
 double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                             double copies) {
     if (ranks <= 1 || bytes <= 0) return 0;
     int together = near(planned, ranks, stride);
-    /* Who sends a token once to each rank, however many of its experts are there, sends less of many copies. */
+    /* With dispatch_once, a token is sent once to each rank, even if several of its experts are there. */
     double once =
         planned->layout->dispatch_once ? ranks * (1 - pow(1 - 1.0 / ranks, copies)) / copies : 1;
     double inside =

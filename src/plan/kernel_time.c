@@ -1,4 +1,4 @@
-/* Seconds of single kernels: products, attention, traffic through the GPU's own memory. */
+/* Seconds of single kernels: GEMMs, attention, and traffic through the GPU's memory. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
@@ -14,8 +14,8 @@ double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, 
     return groups * ((m * k + k * n) * width + 2 * m * n);
 }
 
-/* Groups of m rows each by a k x n matrix. Three effects: waves of tiles over the processors, a prologue that short
- * inner dimensions cannot hide, and the operands' way from memory. */
+/* `groups` GEMMs of m rows by a k x n matrix. The model has three effects: waves of tiles over the SMs, a prologue
+ * that short inner dimensions cannot hide, and the operands' traffic from memory. */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low) {
     if (m <= 0 || n <= 0 || k <= 0) return 0;
@@ -28,7 +28,7 @@ double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k
     double tile = hardware->capability >= 90 ? 256 : 128;
     double tiles = groups * ceiling(m, 128) * ceiling(n, tile);
     double waves = tiles / hardware->sm_count.value;
-    /* Half a tile's shortage in a small group is real work lost; in large ones it vanishes. */
+    /* A partial wave costs most in small GEMMs and vanishes in large ones. */
     double depth = c->gemm_depth * (low ? 2 : 1);
     double busy = waves / (waves + c->gemm_wave) * k / (k + depth);
     double compute = 2 * groups * m * n * k / (rate * busy);
@@ -41,8 +41,7 @@ double dw__traffic_seconds(const dw__planned *planned, double bytes) {
            dw__reached(&planned->hardware->memory_bandwidth, planned->constants->memory_efficiency);
 }
 
-/* Forward of one layer's attention on one rank. Backward is 2.5 times as many operations where it is fused (the
- * scores are computed again), twice where it is not. */
+/* Forward of one layer's attention on one rank. */
 double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     const dw__constants *c = planned->constants;
     const dw_planner_model *model = planned->model;
@@ -60,7 +59,7 @@ double dw__attention_forward_seconds(const dw__planned *planned, int windowed) {
     }
     double seen = dw__seen_tokens(model, span, windowed);
     double part = planned->attention_part * span / (span + c->attention_length);
-    /* Narrow heads leave the exponentials to bound the kernel: half the work at 64 takes as long. */
+    /* Kernels with narrow heads are bound by the exponentials: at head size 64, half of the work takes as long. */
     double narrow = width < 256 ? sqrt(width / 256) : 1;
     return 2 * planned->tokens * seen * heads * width / (planned->attention_rate * part * narrow) +
            c->gemm_gap;

@@ -1,4 +1,4 @@
-/* One layer, one micro-batch, forward and backward: kernels, what the host adds, and the communication inside. */
+/* One layer and one micro-batch, forward and backward: kernels, host overhead, and communication inside the layer. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
@@ -18,7 +18,7 @@ dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned) {
     };
 }
 
-/* Kernels one by one, for who asks (dw_predict_operations); a search does not. */
+/* Records single kernels for dw_predict_operations. A search does not record them. */
 static void note(const dw__planned *planned, const char *name, const char *pass, double operations,
                  double bytes, double seconds, int low) {
     dw__operation_costs *list = planned->operations;
@@ -33,7 +33,7 @@ static void note(const dw__planned *planned, const char *name, const char *pass,
     };
 }
 
-/* Rounding an operand, beside one that has a scale for the whole tensor. */
+/* Cost of rounding an operand, relative to one scale per tensor. */
 static double quantize_factor(const dw__planned *planned) {
     switch (planned->layout->precision) {
     case DW_TRAIN_FP8_ROW: return planned->constants->quantize_rows;
@@ -44,7 +44,7 @@ static double quantize_factor(const dw__planned *planned) {
     }
 }
 
-/* A linear layer's three products. Adapters need no gradient of the weight. */
+/* The three GEMMs of a linear layer. Frozen weights (LoRA) need no weight gradient. */
 static void linear(const dw__planned *planned, const char *name, double tokens, double in,
                    double out, double groups, int low, dw__layer_time *time) {
     double forward = dw__gemm_seconds(planned, tokens, out, in, groups, low);
@@ -66,12 +66,12 @@ static void linear(const dw__planned *planned, const char *name, double tokens, 
     if (!low) return;
     double bytes = planned->constants->quantize_bytes * quantize_factor(planned) * groups;
     double weights =
-        bytes * in * out / planned->micro_batches; /* kept for the step's other micro-batches */
+        bytes * in * out / planned->micro_batches; /* reused by the step's other micro-batches */
     time->forward.quantize += dw__traffic_seconds(planned, bytes * tokens * in + weights);
     time->backward.quantize += dw__traffic_seconds(planned, bytes * tokens * out);
 }
 
-/* For a chart each number of two bytes that is moved counts as one operation. */
+/* Elementwise kernels appear in a roofline chart with one operation per BF16 number moved. */
 static void elementwise(const dw__planned *planned, const char *name, double bytes,
                         dw__layer_time *time) {
     double moved = bytes * planned->elementwise, seconds = dw__traffic_seconds(planned, moved);
@@ -80,12 +80,12 @@ static void elementwise(const dw__planned *planned, const char *name, double byt
     time->backward.elementwise += seconds * planned->constants->elementwise_backward;
 }
 
-/* Backward of attention, of forward: scores are computed again where they were not kept. */
+/* Attention's backward relative to its forward. Fused attention recomputes the scores. */
 static double attention_backward(const dw_layout *layout) {
     return layout->unfused_attention ? 2 : 2.5;
 }
 
-/* The mean of a model's layers, windows and others. */
+/* Records the average over layers with and without a window. */
 static void note_attention(const dw__planned *planned, double seconds) {
     if (!planned->operations) return;
     const dw_planner_model *model = planned->model;
@@ -170,7 +170,7 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     linear(planned, "router", planned->tokens / layout->tp, h, model->experts, 1, 0, time);
     if (model->shared_ffn) dense_mlp(planned, model->shared_ffn, layout->tp, time);
     double exposed = dw__exposed_parts_of(planned).expert;
-    /* Each rank sends what it has routed; ranks that share an expert then gather it from each other. */
+    /* Each rank sends the tokens that it routed. Ranks that share an expert then gather them from each other. */
     double bytes = routed * h * 2;
     double exchange = 2 * exposed *
                       dw__exchange_seconds(planned, bytes / planned->etp, layout->ep,
@@ -181,7 +181,7 @@ static void mixture(const dw__planned *planned, dw__layer_time *time) {
     time->backward.expert += exchange;
 }
 
-/* Of so many gathers or reductions in forward: `tokens` among `ranks`. */
+/* Adds `gathers` gathers or reductions of `tokens` over `ranks`, in forward and as many in backward. */
 static void tensor_traffic(const dw__planned *planned, double gathers, double tokens, int ranks,
                            dw__layer_time *time) {
     if (ranks <= 1) return;
@@ -192,8 +192,8 @@ static void tensor_traffic(const dw__planned *planned, double gathers, double to
     time->backward.tensor += seconds;
 }
 
-/* The GPU waits where the host takes longer to launch a layer than the GPU to compute it; near the border both
- * happen. */
+/* The GPU waits if the host needs longer to launch a layer than the GPU to compute it. Near equality both effects
+ * occur, so the excess is the 4-norm of the two times minus the GPU's. */
 static void launches(double host, dw__layer_time *time) {
     double part[2] = {dw__parts_sum(&time->forward), dw__parts_sum(&time->backward)};
     double hosts[2] = {host / 3, host * 2 / 3};
@@ -217,7 +217,7 @@ static double host_seconds(const dw__planned *planned, dw__layer_kind kind) {
     if (kind == DW__LAYER_MOE) host += c->host_experts;
     if (layout->framework == DW_FRAMEWORK_OWN) host *= c->host_own;
     if (layout->framework == DW_FRAMEWORK_JAX)
-        host *= c->host_graphs; /* one program for the step */
+        host *= c->host_graphs; /* one program for the whole step */
     return layout->cuda_graphs ? host * c->host_graphs : host;
 }
 
@@ -242,7 +242,7 @@ void dw__head_seconds(const dw__planned *planned, dw__layer_time *time) {
     const dw_layout *layout = planned->layout;
     double t = planned->tokens, h = model->hidden;
     *time = (dw__layer_time){0};
-    /* Products in BF16, whatever the layers' recipe. */
+    /* The head's GEMMs run in BF16 under every recipe. */
     linear(planned, "head", t, h, (double)model->vocabulary / layout->tp, 1, 0, time);
     double bytes = planned->constants->logit_bytes * t * model->vocabulary / layout->tp;
     double seconds = dw__traffic_seconds(planned, bytes);

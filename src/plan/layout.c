@@ -44,7 +44,7 @@ void dw_layout_default(dw_layout *layout) {
 static dw_status divides(const char *what, int64_t value, const char *by, int64_t divisor) {
     if (value % divisor == 0) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT,
-                    "%s %lld is no multiple of %s %lld; choose sizes that divide", what,
+                    "%s %lld is not a multiple of %s %lld; choose sizes that divide", what,
                     (long long)value, by, (long long)divisor);
 }
 
@@ -80,17 +80,18 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
     }
     double ranks = (double)layout->tp * layout->cp * layout->pp * layout->dp;
     if (ranks != layout->gpus)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "tp %d x cp %d x pp %d x dp %d are %.0f ranks for %d GPUs", layout->tp,
-                        layout->cp, layout->pp, layout->dp, ranks, layout->gpus);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "tp %d x cp %d x pp %d x dp %d makes %.0f ranks; expected as many as the %d GPUs",
+            layout->tp, layout->cp, layout->pp, layout->dp, ranks, layout->gpus);
     if ((unsigned)layout->schedule >= DW_SCHEDULES ||
         (unsigned)layout->recompute >= DW_RECOMPUTES ||
         (unsigned)layout->precision >= DW_TRAIN_PRECISIONS ||
         (unsigned)layout->framework >= DW_FRAMEWORKS || layout->zero_stage < 0 ||
         layout->zero_stage > 3)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the layout's schedule, recompute, precision, framework or zero_stage is "
-                        "none of its values; see planner.h");
+                        "the layout's schedule, recompute, precision, framework or zero_stage has "
+                        "an unknown value; see planner.h");
     int ranks_of_experts = layout->gpus / layout->pp, etp = layout->etp      ? layout->etp
                                                             : layout->ep > 1 ? 1
                                                                              : layout->tp;
@@ -98,9 +99,10 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
         return dw__fail(DW_INVALID_ARGUMENT, "etp is %d and shard %d; expected 0 or more",
                         layout->etp, layout->shard);
     if (layout->expert_load < 0 || layout->expert_load > 100000)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "expert_load is %d; expected percent of an even share, 100 to 100000, or 0",
-                        layout->expert_load);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "expert_load is %d; expected a percentage of an even share, 100 to 100000, or 0",
+            layout->expert_load);
     int attention_tp = layout->attention_tp ? layout->attention_tp : layout->tp;
     if (attention_tp < 1)
         return dw__fail(DW_INVALID_ARGUMENT, "attention_tp is %d; expected 0 or more",
@@ -109,10 +111,10 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
     DW_RETURN_IF_FAILED(divides("micro_batch", layout->micro_batch, "tp / attention_tp",
                                 layout->tp / attention_tp));
     if (attention_tp < layout->tp && !layout->sequence_parallel)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "attention_tp %d below tp %d needs sequence_parallel, which deals the "
-                        "sequences",
-                        attention_tp, layout->tp);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "attention_tp %d below tp %d needs sequence_parallel, which distributes the sequences",
+            attention_tp, layout->tp);
     DW_RETURN_IF_FAILED(divides("heads", model->heads,
                                 attention_tp < layout->tp ? "attention_tp" : "tp", attention_tp));
     if (layout->ep > 1 && !model->experts)
@@ -120,8 +122,8 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                         layout->ep);
     if (model->experts) {
         DW_RETURN_IF_FAILED(divides("experts", model->experts, "ep", layout->ep));
-        DW_RETURN_IF_FAILED(divides("the ranks of a stage,", ranks_of_experts, "ep x etp",
-                                    (int64_t)layout->ep * etp));
+        DW_RETURN_IF_FAILED(
+            divides("a stage's ranks,", ranks_of_experts, "ep x etp", (int64_t)layout->ep * etp));
     }
     DW_RETURN_IF_FAILED(divides("global_batch", layout->global_batch, "dp x micro_batch",
                                 (int64_t)layout->dp * layout->micro_batch));
@@ -129,9 +131,9 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
         DW_RETURN_IF_FAILED(
             divides("dp x cp", (int64_t)layout->dp * layout->cp, "shard", layout->shard));
     if ((int64_t)layout->pp * layout->virtual_stages >
-        model->layers + 2) /* a chunk may be the embedding, or the head */
+        model->layers + 2) /* one chunk may hold only the embedding, another only the head */
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "pp %d x virtual_stages %d are more than the model's %d layers", layout->pp,
+                        "pp %d x virtual_stages %d is more than the model's %d layers", layout->pp,
                         layout->virtual_stages, model->layers);
     if (layout->virtual_stages > 1 && layout->pp == 1)
         return dw__fail(DW_INVALID_ARGUMENT,
@@ -156,7 +158,7 @@ dw_status dw_layout_check(const dw_planner_model *model, const dw_hardware *hard
                         "offload_optimizer need",
                         hardware->name);
     if (hardware->rate[dw__rate_of(layout->precision)].value <= 0)
-        return dw__fail(DW_UNSUPPORTED, "%s has no products in %s, which the recipe %s needs",
+        return dw__fail(DW_UNSUPPORTED, "%s has no %s rate, which the recipe %s needs",
                         hardware->name, dw_rate_name(dw__rate_of(layout->precision)),
                         dw_train_precision_name(layout->precision));
     return DW_OK;

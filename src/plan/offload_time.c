@@ -1,21 +1,21 @@
-/* Seconds of what lies in the host's memory: activations that leave and come back, the optimizer's step. */
+/* Seconds of work in the host's memory: activations that leave and return, and the optimizer's step. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
-/* Of the host's memory, each GPU's share; where nothing is known of it, it is taken to be as fast as the way there. */
+/* Each GPU's share of the host memory's bandwidth. If it is unknown, the link's bandwidth stands in for it. */
 static double host_memory_rate(const dw_hardware *hardware) {
     return hardware->host_memory_bandwidth.value > 0 ? hardware->host_memory_bandwidth.value
                                                      : hardware->host_bandwidth.value;
 }
 
-/* One way, bytes a second: all GPUs of a node copy at once, so that their link or the memory behind it bounds them. */
+/* Bytes per second in one direction. All GPUs of a node copy at once, so either the link or the memory limits them. */
 static double copy_rate(const dw__planned *planned) {
     double part = planned->constants->host_link;
     return fmin(dw__reached(&planned->hardware->host_bandwidth, part),
                 part * host_memory_rate(planned->hardware));
 }
 
-/* Gradients and parameters that go through the network leave the GPU by the same link. */
+/* Seconds during which gradients and parameters on their way to the network occupy the same link. */
 static void link_busy(const dw__planned *planned, int stage, double busy[2]) {
     const dw_layout *layout = planned->layout;
     double share = dw__host_link_share(planned, layout->gpus / layout->pp);
@@ -40,13 +40,13 @@ void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, do
     link_busy(planned, stage, busy);
     for (int at = 0; at < 2; at++) {
         double free = fmax(0, room[at] - busy[at]);
-        /* What is hidden still takes bandwidth of the GPU's memory from the kernels beside it. */
+        /* A hidden copy still takes bandwidth of the GPU's memory from the kernels beside it. */
         exposed[at] = fmax(0, seconds - free) + dw__traffic_seconds(planned, bytes);
     }
 }
 
-/* Gradients go out, the host reads and writes FP32 parameter and two averages, parameters come back: in turn, or, with
- * overlap, bucket by bucket beside each other. */
+/* Gradients go out, the host updates the FP32 parameter and two averages, and parameters come back. The three run in
+ * turn, or with overlap bucket by bucket at the same time. */
 double dw__optimizer_host_seconds(const dw__planned *planned, int stage) {
     double elements = dw__optimizer_elements(planned, stage);
     if (!planned->layout->offload_optimizer) return 0;

@@ -1,9 +1,10 @@
-/* Pipelines: how layers are dealt to stages, and how long stages wait for each other. */
+/* Pipelines: how layers are distributed over stages, and how long stages wait for each other. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
-/* Idle part with F = Bx = W = 1: forward, backward of inputs, backward of weights. 1F1B and GPipe: Huang et al. 2019;
- * interleaved: Narayanan et al. 2021; ZB: Qi et al. 2024, table 2; DualPipe: DeepSeek-V3 report, table 2. */
+/* Idle fraction where forward, backward of inputs and backward of weights take the same time (F = B = W = 1).
+ * Sources: Huang et al. 2019 for 1F1B and GPipe; Narayanan et al. 2021 for the interleaved schedule; Qi et al. 2024,
+ * table 2, for zero bubble; DeepSeek-V3 technical report, table 2, for DualPipe. */
 double dw_pipeline_bubble(dw_pipeline_schedule schedule, int stages, int virtual_stages,
                           int micro_batches) {
     double p = stages, v = virtual_stages > 1 ? virtual_stages : 1, m = micro_batches, idle = 0;
@@ -25,7 +26,7 @@ int dw__head_stage(const dw_layout *layout) {
     return layout->schedule == DW_SCHEDULE_ZB_V ? 0 : layout->pp - 1;
 }
 
-/* Remainders go to the stages after the first: the ends have the vocabulary. */
+/* Remaining layers go to the stages after the first, because the ends hold the vocabulary. */
 double dw__stage_layers(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
     int stages = layout->pp, layers = planned->model->layers;
@@ -38,7 +39,7 @@ double dw__stage_layers(const dw__planned *planned, int stage) {
         return stages > ends ? (layers - first - last) / (stages - ends) : layers;
     }
     if (layout->framework == DW_FRAMEWORK_NANOTRON) {
-        /* Blocks are dealt by their cost, the head's among them, and the first stages are filled to the brim. */
+        /* nanotron distributes blocks by cost, with the head as one of them, and fills the first stages first. */
         double head =
             dw__embedding_parameters(planned->model) /
             (dw__attention_parameters(planned->model) + dw__dense_mlp_parameters(planned->model));
@@ -56,7 +57,7 @@ double dw__stage_attention(const dw__planned *planned, int stage, double *excess
     return whole / planned->atp;
 }
 
-/* Elements on one rank, experts apart: they have ranks of their own. */
+/* Elements on one rank without the experts, which are distributed over other ranks. */
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
@@ -78,17 +79,18 @@ double dw__stage_parameters(const dw__planned *planned, int stage, double *exper
     return dense;
 }
 
-/* ---- the longest that one rank is at the pipeline's work ----------------------------------------------------------
+/* ---- the longest time of any rank ---------------------------------------------------------------------------------
  *
- * Longest paths through the graph of operations, each a lower bound, the largest of which the play of the schedule
- * (simulate) comes to. `round` is the way of a micro-batch from a stage to the last one and back. */
+ * Each formula is the length of a path through the graph of operations, and so a lower bound. The largest bound
+ * equals the simulated time of the schedule (src/simulate). `round` is the time of a micro-batch from a stage to the
+ * last one and back. */
 
 static double turn_sum(const dw__turn *t) { return t->forward + t->input + t->weight; }
 static double way(const dw__turn *t) { return t->forward + t->input; }
 static double excess(double seconds) { return seconds > 0 ? seconds : 0; }
 
-/* Of stages `from` to the last one but one, with the sends after each: 0 forward and backward of inputs, 1 of
- * weights too. */
+/* Sums stages `from` to the last but one, with a send after each. With `weights` 0 it counts forward and backward of
+ * inputs; with 1 also backward of weights. */
 static double ways_from(const dw__pipeline *p, int from, int weights) {
     double all = 0;
     const dw__turn *turns[2] = {&p->first, &p->mean};
@@ -99,9 +101,9 @@ static double ways_from(const dw__pipeline *p, int from, int weights) {
     return all;
 }
 
-/* 1F1B. A stage has p - r micro-batches under way; s - r + 1 of them go round from stage r to s and back in
- * turn. So either a stage is never idle between its first and last round, or all stages wait for rounds through
- * all of them. */
+/* 1F1B. Stage r has p - r micro-batches in flight; s - r + 1 of them go round from stage r to s and back in turn.
+ * Either some stage is never idle between its first and last round, or all stages wait for complete rounds through
+ * the pipeline. */
 static double one_forward_one_backward(const dw__pipeline *p) {
     double m = p->micro_batches, stages = p->stages, last = turn_sum(&p->last);
     double round = ways_from(p, 0, 1) + last, span = round + (m - 1) * last;
@@ -114,7 +116,7 @@ static double one_forward_one_backward(const dw__pipeline *p) {
     double rounds = floor((m - 1) / stages), left = m - 1 - rounds * stages;
     double rest = left > 0 ? last + (left - 1) * (turn_sum(&p->mean) + 2 * p->send) : 0;
     span = fmax(span, round * (1 + rounds) + rest);
-    double between = stages - 2; /* among those alone: their sends are not in the ends' shade */
+    double between = stages - 2; /* rounds among these alone: the ends do not hide their sends */
     if (between < 2) return span;
     double part = between * turn_sum(&p->mean) + 2 * (between - 1) * p->send;
     rounds = floor((m - 1) / between), left = m - 1 - rounds * between;
@@ -122,7 +124,7 @@ static double one_forward_one_backward(const dw__pipeline *p) {
     return fmax(span, round + rounds * part + rest);
 }
 
-/* All forward, then all backward. */
+/* GPipe: every forward, then every backward. */
 static double all_forward_all_backward(const dw__pipeline *p) {
     double forward = fmax(fmax(p->first.forward, p->last.forward), p->middle.forward);
     double backward =
@@ -131,8 +133,8 @@ static double all_forward_all_backward(const dw__pipeline *p) {
     return ways_from(p, 0, 1) + turn_sum(&p->last) + (p->micro_batches - 1) * (forward + backward);
 }
 
-/* Groups of p micro-batches through v chunks: a rank begins and ends up to p - 1 chunks late, and while the
- * first group passes, and the last one, each further chunk waits for p sends. */
+/* Interleaved: groups of p micro-batches pass v chunks. A rank begins and ends up to p - 1 chunks late. While the
+ * first and the last group pass, each further chunk waits for p sends. */
 static double interleaved(const dw__pipeline *p) {
     double most = fmax(fmax(turn_sum(&p->first), turn_sum(&p->middle)), turn_sum(&p->last)),
            v = p->chunks;
@@ -140,8 +142,8 @@ static double interleaved(const dw__pipeline *p) {
     return p->micro_batches * most + ramp + 2 * (v - 1) * p->stages * p->send;
 }
 
-/* A stage, by itself: before its first backward it has `held` forwards to do, after its last forward what is
- * left of so many micro-batches; else it waits. */
+/* Zero bubble, one stage alone. It has `held` forwards to do before its first backward, and after its last forward
+ * the remaining work of as many micro-batches. It waits when that work is not enough. */
 static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int place, double held) {
     double m = p->micro_batches, sum = turn_sum(turn), kept = p->weight_kept;
     double round =
@@ -153,12 +155,13 @@ static double zero_bubble_own(const dw__pipeline *p, const dw__turn *turn, int p
     double ramp = excess(round - (count - 1) * turn->forward),
            tail = excess(round + turn->input + turn->weight - least);
     double steady = m * (round + way(turn) + kept * turn->weight) / held;
-    double waits = m > held ? ramp + tail : fmax(ramp, tail); /* else both are one */
+    /* otherwise both gaps are the same one */
+    double waits = m > held ? ramp + tail : fmax(ramp, tail);
     return fmax(m * sum + waits, steady);
 }
 
-/* From the first stage to another and back, which by then has done all but the weights' gradients that it may
- * keep. */
+/* Zero bubble, from the first stage to another and back. By then the other stage has done everything except the
+ * weight gradients that it may defer. */
 static double zero_bubble_pair(const dw__pipeline *p, const dw__turn *turn, int place,
                                double held) {
     double m = p->micro_batches, there = ways_from(p, 0, 0) - ways_from(p, place, 0);
@@ -174,12 +177,12 @@ static double zero_bubble_h(const dw__pipeline *p, double held) {
     return fmax(span, zero_bubble_pair(p, &p->last, p->stages - 1, held));
 }
 
-/* Idle seconds along one path through an order that is fixed: so many forwards, backwards and sends more than a
- * rank's own work has, each a p + b. */
+/* Idle seconds along one path through a fixed order, beyond the rank's own work. Each member counts forwards,
+ * backwards or sends as a p + b, with p stages. */
 typedef struct idle_path {
     double forward[2], input[2], weight[2], send[2];
-    double excess
-        [2]; /* of the seconds by which a micro-batch takes the heaviest rank longer than the mean one */
+    /* Counts the seconds by which a micro-batch takes longer on the heaviest rank than on the mean one. */
+    double excess[2];
 } idle_path;
 
 static double longest_of(const idle_path *paths, int count, double stages, const dw__turn *t,
@@ -197,8 +200,8 @@ static double longest_of(const idle_path *paths, int count, double stages, const
     return longest;
 }
 
-/* The rule's own order (pipeline_schedule.c), with nothing between a rank's chunks: in the first list all ranks
- * are in step, in the second the first one, which has the loss too, sets the pace. */
+/* ZB-V in the order of pipeline_schedule.c, with no gap between a rank's chunks. In the first list all ranks run in
+ * step. In the second the first rank, which also has the loss, sets the pace. */
 static double zero_bubble_v(const dw__pipeline *p) {
     static const idle_path in_step[] = {
         {{0, 0}, {1, -1}, {-1, 1}, {6, -8}, {0, 0}},
@@ -224,8 +227,8 @@ static double zero_bubble_v(const dw__pipeline *p) {
     return fmax(step, pace);
 }
 
-/* A rank has the stages that lie opposite: half of the micro-batches pass it in either direction. In the first
- * list ranks take turns without waiting, in the second each round through all stages waits for its sends. */
+/* DualPipe. A rank has two opposite stages, and half of the micro-batches pass it in each direction. In the first
+ * list ranks alternate without waiting. In the second each round through all stages waits for its sends. */
 static double dualpipe(const dw__pipeline *p) {
     static const idle_path busy[] = {
         {{0.5, -1}, {1, -3}, {-0.5, 0}, {5.5, -10}, {-1, 7.0 / 3}},
@@ -275,8 +278,8 @@ void dw__pipeline_equal(dw__pipeline *p) {
     p->heaviest = p->stages > 2 ? p->stages - 2 : 0;
 }
 
-/* Of what a micro-batch keeps, backward of inputs needs attention's scores alone; all else is an operand of weights'
- * gradients, or the gradient that is the other operand, and waits for them (Qi et al. 2024, table 1). */
+/* Backward of inputs releases only attention's scores. All other activations are operands of the weight gradients, or
+ * are replaced by the gradient that is the other operand, and stay until these run (Qi et al. 2024, table 1). */
 double dw__weight_kept(const dw__planned *planned, dw_recompute recompute) {
     const dw_layout *layout = planned->layout;
     if (!layout->unfused_attention || recompute != DW_RECOMPUTE_NONE) return 1;
@@ -289,7 +292,7 @@ void dw__pipeline_finish(const dw__planned *planned, dw__pipeline *p) {
     const dw_layout *layout = planned->layout;
     int even = layout->first_stage_layers <= 0 && layout->last_stage_layers <= 0;
     p->heaviest = even && rest > 0 && rest < stages - 2 ? rest : stages - 2;
-    if (stages == 2) { /* none between: as the one without the head */
+    if (stages == 2) { /* no stage between the ends: use the stage without the head */
         p->middle = p->mean = dw__head_stage(layout) == 0 ? p->last : p->first;
         p->heaviest = 0;
         return;

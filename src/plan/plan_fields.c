@@ -1,7 +1,7 @@
 #include "plan/plan_fields.h"
 #include <string.h>
 
-/* An enumeration lies in memory as an int does. */
+/* dw__field_get reads every enumeration as an int. */
 _Static_assert(sizeof(dw_pipeline_schedule) == sizeof(int) && sizeof(dw_recompute) == sizeof(int) &&
                    sizeof(dw_train_precision) == sizeof(int) && sizeof(dw_framework) == sizeof(int),
                "enumerations are read and written as integers");
@@ -41,7 +41,7 @@ static const dw__field model[] = {
     FIELD(dw_planner_model, active, REAL),
 };
 LIST(dw__model_fields, model);
-/* Whoever adds a member adds it here. */
+/* If you add a member to a structure, add it to its list. */
 _Static_assert(sizeof(dw_planner_model) ==
                    (DW_COUNT(model) - 2 + 1) / 2 * 2 * sizeof(int) + 2 * sizeof(double),
                "the model has a member that its fields lack");

@@ -1,4 +1,4 @@
-/* The members of the planner's structures by name: for the plan's file, for constraints, for explanations. One list. */
+/* The members of the planner's structures by name, in one list: for plan files, constraints and explanations. */
 #ifndef DW_PLAN_FIELDS_H
 #define DW_PLAN_FIELDS_H
 
@@ -29,10 +29,10 @@ extern const dw__field_list dw__model_fields, dw__layout_fields, dw__prediction_
     dw__time_fields, dw__memory_fields, dw__statistics_fields;
 
 const dw__field *dw__field_named(dw__field_list list, const char *name, size_t length);
-/* Values of an enumeration by name; NULL where the kind has no names, or `value` is none. */
+/* Returns the name of an enumeration's value, or NULL if the kind is no enumeration or `value` is out of range. */
 const char *dw__field_value_name(dw__field_kind kind, int value);
 int dw__field_value_count(dw__field_kind kind);
-int dw__field_get(const void *structure, const dw__field *field); /* all kinds but REAL */
+int dw__field_get(const void *structure, const dw__field *field); /* every kind but REAL */
 void dw__field_set(void *structure, const dw__field *field, int value);
 double dw__field_real(const void *structure, const dw__field *field); /* REAL */
 

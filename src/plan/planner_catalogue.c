@@ -1,6 +1,6 @@
-/* Models by name: the fields of their publishers' config.json that sizes follow from, read as any config.json
- * is. Where there is no such file (GPT-3, Megatron's, Grok), the paper's widths in the fields of the family
- * that it is like. */
+/* Models by name, with the fields of their publishers' config.json that determine sizes. The reader of config.json
+ * reads them. Models without such a file (GPT-3, Megatron's, Grok) have the widths of their paper in the fields of a
+ * similar family. */
 #include "base/base.h"
 #include "deepwell/planner.h"
 #include <ctype.h>
@@ -39,7 +39,7 @@ static const struct row {
         {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 2048, "n_embd": 1536, "n_layer": 24,
          "n_head": 16}),
     ROW("gpt3-1.3b", "gpt3-xl",
-         "Brown et al. 2020, table 2.1, with 16 heads, which its width and its total ask for",
+         "Brown et al. 2020, table 2.1, with 16 heads, which its width and its parameter count imply",
         {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 2048, "n_embd": 2048, "n_layer": 24,
          "n_head": 16}),
     ROW("gpt3-2.7b", "", "Brown et al. 2020, table 2.1",
@@ -48,7 +48,7 @@ static const struct row {
     ROW("gpt3-6.7b", "", "Brown et al. 2020, table 2.1",
         {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 2048, "n_embd": 4096, "n_layer": 32,
          "n_head": 32}),
-    ROW("gpt3-13b", "", "Brown et al. 2020, table 2.1, with 5120 for the width, which 40 heads of 128 make",
+    ROW("gpt3-13b", "", "Brown et al. 2020, table 2.1, with width 5120, which 40 heads of 128 imply",
         {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 2048, "n_embd": 5120, "n_layer": 40,
          "n_head": 40}),
     ROW("gpt3-175b", "gpt3 gpt-175b", "Brown et al. 2020, table 2.1",
@@ -427,20 +427,20 @@ const char *dw_planner_catalogue_source(uint32_t index) {
 
 enum { NAME_MOST = 64, NEAR_MOST = 6 };
 
-/* What a name may have in front and behind without meaning another size. */
+/* Returns whether a part of a name says nothing about the size. */
 static bool is_decoration(const char *part, size_t length) {
     static const char *const words[] = {"meta", "hf",   "instruct", "chat", "it",
                                         "pt",   "base", "v0.1",     "bf16", "nvidia"};
     for (size_t at = 0; at < DW_COUNT(words); at++)
         if (strlen(words[at]) == length && strncmp(words[at], part, length) == 0) return true;
-    if (length != 4) return false; /* the month of a release */
+    if (length != 4) return false; /* date of a release, as in "2407" */
     for (size_t at = 0; at < length; at++)
         if (!isdigit((unsigned char)part[at])) return false;
     return true;
 }
 
-/* "meta-llama/Meta-Llama-3-70B-Instruct" -> "llama3-70b": without the publisher, in small letters, parts
- * joined where that is clear. */
+/* Reduces a name to its core: "meta-llama/Meta-Llama-3-70B-Instruct" gives "llama3-70b". Drops the publisher, lowers
+ * the case, and joins parts where the result is unambiguous. */
 static void plain_name(const char *name, size_t length, char out[NAME_MOST]) {
     char small[NAME_MOST] = "";
     size_t used = 0, written = 0;
@@ -456,7 +456,7 @@ static void plain_name(const char *name, size_t length, char out[NAME_MOST]) {
         if (count && !is_decoration(part, count)) {
             if (written && isdigit((unsigned char)out[written - 1]) &&
                 isdigit((unsigned char)*part))
-                out[written++] = '-'; /* Llama 3's 3b is not Llama's 33b */
+                out[written++] = '-'; /* keeps "llama3-3b" apart from "llama33b" */
             memcpy(out + written, part, count);
             written += count;
         }
@@ -480,7 +480,7 @@ static const struct row *find(const char *plain) {
     return NULL;
 }
 
-/* Levenshtein's distance: letters to put in, take out or change. */
+/* Levenshtein distance: the fewest letters to insert, delete or change. */
 static int distance(const char *a, const char *b) {
     int row[NAME_MOST];
     int width = (int)strlen(b);
@@ -519,14 +519,15 @@ static dw_status fail_name(const char *name, const char *plain) {
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
                                  rows[nearest[i]].name);
     return dw__fail(DW_NOT_FOUND,
-                    "there is no model \"%.64s\" in the catalogue; near to it: %s; or give a "
+                    "there is no model \"%.64s\" in the catalogue; similar names: %s; or give a "
                     "config.json or its folder",
                     name, list);
 }
 
 dw_status dw_planner_model_named(const char *name, dw_planner_model *model) {
     char plain[NAME_MOST];
-    if (!name || !model) return dw__fail(DW_INVALID_ARGUMENT, "the name of a model is NULL");
+    if (!name || !model)
+        return dw__fail(DW_INVALID_ARGUMENT, "the model's name or the model is NULL");
     plain_name(name, strlen(name), plain);
     const struct row *row = find(plain);
     if (!row) return fail_name(name, plain);

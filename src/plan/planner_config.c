@@ -1,7 +1,8 @@
-/* config.json -> dw_planner_model, for any family with the usual fields. docs/planner-models.md has the rules.
+/* Reads config.json into a dw_planner_model, for any family with the usual fields. docs/planner-models.md has the
+ * rules.
  *
- * The total is counted to the last bias, as transformers' class with a language-model head has it; the widths are what
- * the predictions compute with. */
+ * The parameter total includes every bias, as the transformers class with a language-model head has it. The
+ * predictions compute with the widths. */
 #include "plan/planner_config.h"
 #include "model/model.h"
 #include "plan/planner_internal.h"
@@ -15,7 +16,7 @@ static const dw__json_limits config_limits = {32, 1 << 20};
 
 /* ---- fields ---------------------------------------------------------------------------------------------------- */
 
-/* The object that has a field: the configuration itself, or what DBRX and MPT keep in objects of their own. */
+/* Returns the object that has the field: the configuration itself, or one of the nested objects of DBRX and MPT. */
 static const json_t *object_with(const dw__reading *r, const char *name) {
     static const char *const inner[] = {"attn_config", "ffn_config", "linear_attn_config"};
     if (dw__json_member(r->json, name)) return r->json;
@@ -26,7 +27,7 @@ static const json_t *object_with(const dw__reading *r, const char *name) {
     return NULL;
 }
 
-/* One number for every layer, if all are the same. */
+/* Returns the first entry of a list of numbers if all its entries are equal, else NULL. */
 static const json_t *sole_entry(const json_t *list) {
     const json_t *first = json_array_get(list, 0);
     for (size_t at = 0; at < json_array_size(list); at++)
@@ -52,8 +53,8 @@ dw_status dw__read_size(const dw__reading *r, const char *const *names, int64_t 
         const json_t *entry = sole_entry(field);
         if (!entry)
             return dw__json_wrong_kind(name, field,
-                                       "an integer, or the same one for every layer: layers that "
-                                       "differ in their widths are not planned");
+                                       "an integer, or a list of equal ones: layers that differ in "
+                                       "width are not supported");
         read = json_integer_value(entry);
         if (read < low || read > high)
             return dw__fail(DW_PARSE, "%s has %lld; expected %lld to %lld", name, (long long)read,
@@ -82,7 +83,7 @@ dw_status dw__read_list(const dw__reading *r, const char *name, const json_t **l
     return DW_OK;
 }
 
-/* "+": yes; "field"; "+field": yes where it is absent. */
+/* Applies a bias rule of dw__planner_family. */
 static dw_status read_bias(const dw__reading *r, const char *rule, bool *value) {
     *value = rule && rule[0] == '+';
     if (!rule || strcmp(rule, "+") == 0) return DW_OK;
@@ -94,7 +95,7 @@ static dw_status read_family(dw__reading *r) {
     DW_RETURN_IF_FAILED(dw__json_text(r->json, "model_type", &type));
     if (type && (why = dw__planner_family_refused(type)))
         return dw__fail(DW_UNSUPPORTED,
-                        "model_type is \"%.64s\": %s; give the widths of a model like it as a dict "
+                        "model_type is \"%.64s\": %s; give the widths of a similar model as a dict "
                         "of the planner's fields, or with dw_planner_model",
                         type, why);
     r->family = type ? dw__planner_family_named(type) : NULL;
@@ -111,12 +112,12 @@ static dw_status read_family(dw__reading *r) {
         if (dw__json_member(r->json, others[at]))
             return dw__fail(DW_UNSUPPORTED,
                             "model_type is \"%.64s\", with %s: its state-space or linear-attention "
-                            "layers are not planned; give the widths with dw_planner_model",
+                            "layers are not supported; give the widths with dw_planner_model",
                             type ? type : "", others[at]);
     r->family = &dw__planner_family_unknown;
     dw__log(DW_LOG_WARNING,
-            "model_type \"%.64s\" is not known: counted as Llama's (three matrices in an MLP, two "
-            "norms in a layer, biases where attention_bias and mlp_bias say so)",
+            "model_type \"%.64s\" is unknown and counted as Llama's: three matrices in an MLP, two "
+            "norms in a layer, biases if attention_bias and mlp_bias say so",
             type ? type : "");
     return DW_OK;
 }
@@ -187,7 +188,7 @@ dw_status dw__read_heads(dw__reading *r) {
     return DW_OK;
 }
 
-/* Layers with attention of each kind, where layer_types says. */
+/* Counts of layers by attention kind, read from layer_types. */
 typedef struct layer_kinds {
     bool listed;
     int full, sliding, chunked, indexed;
@@ -210,17 +211,16 @@ static dw_status read_layer_types(const dw__reading *r, layer_kinds *kinds) {
         else if (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0)
             kinds->full++;
         else if (!r->family->mixer)
-            return dw__fail(
-                DW_UNSUPPORTED,
-                "layer_types has \"%.32s\"; layers of full_attention, "
-                "sliding_attention, chunked_attention and indexed_attention are planned",
-                type);
+            return dw__fail(DW_UNSUPPORTED,
+                            "layer_types has \"%.32s\"; expected full_attention, "
+                            "sliding_attention, chunked_attention or indexed_attention",
+                            type);
     }
     return DW_OK;
 }
 
-/* Which layers see a window only: layer_types, or the family's habit. Attention to the best `index_topk` tokens costs
- * what a window of that many does. */
+/* Decides which layers have windowed attention: by layer_types, else by the family's rule. Attention to the best
+ * `index_topk` tokens is planned as a window of that length, which costs the same. */
 static dw_status read_window(dw__reading *r) {
     dw_planner_model *m = r->model;
     layer_kinds kinds;
@@ -234,7 +234,7 @@ static dw_status read_window(dw__reading *r) {
     if (kinds.indexed) {
         DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("index_topk"), 1, INT_MAX, -1, &m->window));
         m->window_layers = kinds.indexed;
-    } else if (kinds.chunked) { /* a token sees half a chunk in the mean */
+    } else if (kinds.chunked) { /* a token attends to half a chunk on average */
         int chunk;
         DW_RETURN_IF_FAILED(
             dw__read_size(r, DW__NAMES("attention_chunk_size"), 2, INT_MAX, -1, &chunk));
@@ -259,7 +259,7 @@ static dw_status read_window(dw__reading *r) {
             m->window_layers = m->layers - (every ? m->layers / every : 0) - first;
         }
     }
-    if (m->window > 1 << 28) m->window = 1 << 28; /* none that any sequence reaches */
+    if (m->window > 1 << 28) m->window = 1 << 28; /* beyond any sequence length */
     if (m->window_layers < 1) m->window = 0;
     if (!m->window || m->window_layers < 1) m->window_layers = 0;
     if (m->window_layers > m->layers) m->window_layers = m->layers;
@@ -269,7 +269,7 @@ static dw_status read_window(dw__reading *r) {
 
 /* ---- experts --------------------------------------------------------------------------------------------------- */
 
-/* A list with one entry for a layer, each of which says whether it is a mixture: "sparse", "moe", 1. */
+/* A list with one entry per layer; "sparse", "moe" or a positive integer marks a mixture. */
 static dw_status read_kinds(const dw__reading *r, const char *name, const json_t *kinds,
                             int *mixtures) {
     dw_planner_model *m = r->model;
@@ -285,7 +285,7 @@ static dw_status read_kinds(const dw__reading *r, const char *name, const json_t
     return DW_OK;
 }
 
-/* How many layers are mixtures, and how many of the first are not. */
+/* Counts the mixture layers, and the dense layers before them. */
 static dw_status read_mixtures(const dw__reading *r, int *mixtures) {
     dw_planner_model *m = r->model;
     const json_t *kinds = dw__json_member(r->json, "mlp_layer_types"),
@@ -310,7 +310,8 @@ static dw_status read_mixtures(const dw__reading *r, int *mixtures) {
     if (dense && !json_is_array(dense))
         return dw__json_wrong_kind("mlp_only_layers", dense, "an array");
     m->moe_every = every;
-    if (dw__json_member(r->json, "expert_layer_period")) { /* every n-th from the offset on */
+    /* every n-th layer, starting at the offset */
+    if (dw__json_member(r->json, "expert_layer_period")) {
         int count = offset < m->layers ? (m->layers - offset - 1) / every + 1 : 0;
         if (m->layers % every || offset >= every)
             m->dense_layers = m->layers - count, m->moe_every = 1;
@@ -372,7 +373,8 @@ static dw_status read_mlp(dw__reading *r) {
         return dw__read_size(r, DW__NAMES("ffn_hidden_size"), 1, DW__VOCABULARY_MOST, absent,
                              &m->ffn);
     static const char *const beside[] = {"intermediate_size_mlp", "dense_intermediate_size"};
-    for (size_t at = 0; at < DW_COUNT(beside); at++) /* the experts' width */
+    /* width of dense MLPs where intermediate_size is the experts' */
+    for (size_t at = 0; at < DW_COUNT(beside); at++)
         if (dw__json_member(r->json, beside[at]))
             return dw__read_size(r, DW__NAMES(beside[at]), 1, DW__VOCABULARY_MOST, -1, &m->ffn);
     DW_RETURN_IF_FAILED(dw__read_size(
@@ -419,17 +421,18 @@ static dw_status read_config(dw__reading *r) {
     const json_t *text = dw__json_member(r->json, "text_config");
     if (json_is_object(text)) {
         r->json = text;
-        dw__log(DW_LOG_WARNING, "text_config is planned; other parts of the model are not");
+        dw__log(DW_LOG_WARNING, "only text_config is planned, not the other parts of the model");
     }
     DW_RETURN_IF_FAILED(dw__read_flag(r, "is_encoder_decoder", false, &encoder_decoder));
     if (encoder_decoder)
         return dw__fail(DW_UNSUPPORTED,
-                        "is_encoder_decoder is true: models of an encoder and a decoder are not "
-                        "planned; models of one stack of layers are");
+                        "is_encoder_decoder is true: models with an encoder and a decoder are not "
+                        "supported; models with one stack of layers are");
     DW_RETURN_IF_FAILED(read_family(r));
     bidirectional = dw__reading_has(r, DW__IS_ENCODER);
     if (bidirectional)
-        dw__log(DW_LOG_WARNING, "attention is counted as causal; an encoder's does twice as much");
+        dw__log(DW_LOG_WARNING,
+                "attention is counted as causal; an encoder's attention does twice the work");
     *m = (dw_planner_model){.gated = dw__reading_has(r, DW__HAS_GATE)};
     r->norms = r->family->norms;
     bool tied = dw__reading_has(r, DW__HAS_TIED_HEAD);
@@ -445,14 +448,14 @@ static dw_status read_config(dw__reading *r) {
                                           m->hidden, &width));
         if (width != m->hidden)
             return dw__fail(DW_UNSUPPORTED,
-                            "word_embed_proj_dim is %d and hidden_size is %d; a table of another "
-                            "width than the layers is not planned",
+                            "word_embed_proj_dim is %d and hidden_size is %d; an embedding with "
+                            "another width than the layers is not supported",
                             width, m->hidden);
     }
     if (dw__reading_has(r, DW__HAS_POSITIONS)) {
         DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("max_position_embeddings", "n_positions"), 1,
                                           DW__SIZE_MOST, -1, &m->positions));
-        if (dw__reading_has(r, DW__IS_OPT)) m->positions += 2; /* that no token has */
+        if (dw__reading_has(r, DW__IS_OPT)) m->positions += 2; /* two rows that no position uses */
     }
     DW_RETURN_IF_FAILED(read_bias(r, r->family->query_bias, &r->query_bias));
     DW_RETURN_IF_FAILED(read_bias(r, r->family->output_bias, &r->output_bias));
@@ -462,13 +465,14 @@ static dw_status read_config(dw__reading *r) {
     m->parameters = r->total;
     m->active = r->active;
     dw_status status = dw_planner_model_check(m);
-    return status == DW_OK ? DW_OK : DW_PARSE; /* its message says which */
+    return status == DW_OK ? DW_OK : DW_PARSE; /* the message names the field */
 }
 
 dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_model *model) {
     json_t *root = NULL;
     dw_planner_model made;
-    if (!json || !model) return dw__fail(DW_INVALID_ARGUMENT, "a configuration is NULL");
+    if (!json || !model)
+        return dw__fail(DW_INVALID_ARGUMENT, "the configuration or the model is NULL");
     DW_RETURN_IF_FAILED(dw__json_parse("config.json", json, bytes, config_limits, &root));
     dw__reading r = {.json = root, .model = &made};
     dw_status status = read_config(&r);
@@ -481,7 +485,7 @@ dw_status dw_planner_model_parse(const char *json, size_t bytes, dw_planner_mode
 dw_status dw_planner_model_load(const char *path, dw_planner_model *model) {
     char file[PATH_MAX], *text = NULL;
     size_t bytes = 0;
-    if (!path || !model) return dw__fail(DW_INVALID_ARGUMENT, "the path of a model is NULL");
+    if (!path || !model) return dw__fail(DW_INVALID_ARGUMENT, "the path or the model is NULL");
     DW_RETURN_IF_FAILED(dw__model_config_read(path, file, &text, &bytes));
     dw_status status = dw_planner_model_parse(text, bytes, model);
     dw__free(text);
@@ -491,7 +495,8 @@ dw_status dw_planner_model_load(const char *path, dw_planner_model *model) {
 
 dw_status dw_planner_model_find(const char *path_or_name, dw_planner_model *model) {
     struct stat info;
-    if (!path_or_name || !model) return dw__fail(DW_INVALID_ARGUMENT, "a model's name is NULL");
+    if (!path_or_name || !model)
+        return dw__fail(DW_INVALID_ARGUMENT, "the model's name or the model is NULL");
     if (stat(path_or_name, &info) == 0) return dw_planner_model_load(path_or_name, model);
     return dw_planner_model_named(path_or_name, model);
 }

@@ -1,4 +1,4 @@
-/* Parameters of a config.json, to the last bias. */
+/* Counts the parameters of a model from its config.json, including every bias. */
 #include "plan/planner_config.h"
 #include "plan/planner_internal.h"
 #include <string.h>
@@ -16,7 +16,7 @@ dw_status dw__attention_elements(const dw__reading *r, double *elements) {
     bool normed = true, layer_normed = true;
     *elements = dw__attention_parameters(m);
     if (m->kv_rank) {
-        *elements += m->q_rank + m->kv_rank; /* norms of what is compressed */
+        *elements += m->q_rank + m->kv_rank; /* norms of the compressed vectors */
         if (r->query_bias) *elements += m->q_rank + m->kv_rank + m->rope_dim;
     } else if (r->query_bias) {
         *elements += queries + 2.0 * m->kv_heads * d;
@@ -32,7 +32,7 @@ dw_status dw__attention_elements(const dw__reading *r, double *elements) {
     if (dw__reading_has(r, DW__HAS_SUB_NORMS)) *elements += queries;
     if (dw__reading_has(r, DW__HAS_OUTPUT_GATE)) *elements += h * queries;
     if (m->kv_rank && dw__json_member(r->json, "index_topk")) {
-        int heads, width; /* scores that choose the tokens (DeepSeek-V3.2) */
+        int heads, width; /* indexer that selects tokens (DeepSeek-V3.2) */
         DW_RETURN_IF_FAILED(
             dw__read_size(r, DW__NAMES("index_n_heads"), 1, DW__SIZE_MOST, -1, &heads));
         DW_RETURN_IF_FAILED(
@@ -48,7 +48,7 @@ static double mlp_biases(const dw__reading *r, double width) {
     return (dw__reading_has(r, DW__HAS_GATE) ? 2 : 1) * width + r->model->hidden;
 }
 
-/* Tables, what stands before and after the layers, and the head. */
+/* Counts embeddings, the head, and everything else outside of the layers. */
 dw_status dw__count_ends(dw__reading *r) {
     dw_planner_model *m = r->model;
     double table = dw__embedding_parameters(m), h = m->hidden, rest = 0;
@@ -60,10 +60,10 @@ dw_status dw__count_ends(dw__reading *r) {
         int types;
         DW_RETURN_IF_FAILED(
             dw__read_size(r, DW__NAMES("type_vocab_size"), 0, DW__SIZE_MOST, 2, &types));
-        r->total += types * h; /* looked up */
+        r->total += types * h; /* looked up: not active */
         rest += h * h + h + m->vocabulary;
     }
-    rest += norm_elements(r); /* the last one; an encoder's head has one */
+    rest += norm_elements(r); /* the final norm; an encoder's head has one instead */
     r->total += rest, r->active += rest;
     return DW_OK;
 }

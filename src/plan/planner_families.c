@@ -1,4 +1,4 @@
-/* The families: what transformers' class of each model_type builds, which config.json does not say. */
+/* Table of model families: what the transformers class of each model_type builds that config.json does not say. */
 #include "base/base.h"
 #include "plan/planner_config.h"
 #include <string.h>
@@ -17,7 +17,7 @@
 
 /* clang-format off */
 static const dw__planner_family families[] = {
-    /* GPT-2 and those before the gate */
+    /* GPT-2 and families without a gate */
     {"gpt2 gpt-sw3 openai-gpt", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS, 0},
     {"gpt_bigcode", 2, 0, ALL_BIASES, BIASED | TIED | WIDE | DW__HAS_POSITIONS | DW__HAS_MULTI_QUERY, 0},
     {"gpt_neo", 2, 2, NULL, "+", "+", BIASED | TIED | WIDE | DW__HAS_POSITIONS | WINDOW, 0},
@@ -39,7 +39,7 @@ static const dw__planner_family families[] = {
     {"arcee", 2, 0, ATTENTION, "mlp_bias", 0, 0},
     {"apertus", 2, 0, ATTENTION, NULL, HEAD_NORMS, 0},
     {"nanochat", 2, 0, ATTENTION, NULL, DW__HAS_NO_NORMS, 0},
-    /* Llama and its like */
+    /* Llama and similar families */
     {"llama aquila baichuan cwm exaone helium yi deepseek", 2, 0, ATTENTION, "mlp_bias", GATE, 0},
     {"mistral ministral ministral3", 2, 0, NO_BIASES, GATE | WINDOW, 0},
     {"qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
@@ -106,7 +106,7 @@ static const dw__planner_family families[] = {
     {"mimo_v2_flash", 2, 0, ATTENTION, NULL, GATE | WINDOW, 0},
     {"cohere2_moe", 1, 4, ATTENTION, NULL, GATE | TIED | WINDOW, 0},
     {"hunyuan_v1_moe", 2, 0, ATTENTION, NULL, GATE | HEAD_NORMS | DW__HAS_SHARED_EXPERT, 0},
-    /* with other layers beside attention */
+    /* hybrids with other mixers than attention */
     {"nemotron_h", 1, 0, ATTENTION, "mlp_bias", DW__IS_BLOCKS, DW__MIXER_MAMBA2},
     {"qwen3_next qwen3_5_text qwen3_5_moe_text", 2, 4, ATTENTION, NULL,
      GATE | HEAD_NORMS | DW__HAS_OUTPUT_GATE | DW__HAS_SHARED_GATE, DW__MIXER_DELTA},
@@ -129,10 +129,10 @@ static const dw__planner_family families[] = {
 const dw__planner_family dw__planner_family_unknown = {
     "", 2, 0, ATTENTION, "mlp_bias", GATE | WINDOW, 0};
 
-#define PAIR "models of an encoder and a decoder are not planned; models of one stack of layers are"
-#define OTHER                                                                                      \
-    "its layers are neither attention, MLPs, experts nor one of the mixers that are counted"
-#define VARIANT "an encoder with parts that BERT has not"
+#define PAIR                                                                                       \
+    "models with an encoder and a decoder are not supported; models with one stack of layers are"
+#define OTHER "its layers are neither attention, MLPs, experts nor a mixer that the planner counts"
+#define VARIANT "it is an encoder with parts that BERT lacks"
 
 static const struct {
     const char *names, *why;
@@ -141,11 +141,11 @@ static const struct {
      "nllb-moe pegasus "
      "pegasus_x plbart prophetnet switch_transformers t5 t5gemma trocr umt5 whisper",
      PAIR},
-    {"mamba mamba2 falcon_mamba rwkv xlstm", "models without attention are not planned"},
-    {"zamba zamba2", "its blocks of attention share their parameters"},
+    {"mamba mamba2 falcon_mamba rwkv xlstm", "models without attention are not supported"},
+    {"zamba zamba2", "its attention blocks share their parameters"},
     {"gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text gemma4_assistant "
      "gemma4_unified_assistant",
-     "each of its layers has a table of its own for tokens, and layers have different heads"},
+     "each layer has an embedding of its own, and layers have different numbers of heads"},
     {"deepseek_v4 bailing_hybrid axk2 dots3_note dots3_note_text hy_v4 inkling_text inkling2_text "
      "lfm3 longcat_flash "
      "zaya doge jetmoe hrm_text qwen4_exp qwen4_exp_text blt cpmant decilm openelm "
@@ -157,7 +157,7 @@ static const struct {
      VARIANT},
     {"git got_ocr2 mllama mllama_text_model musicgen musicgen_decoder musicgen_melody "
      "musicgen_melody_decoder phi4_multimodal moss_transcribe_diarize",
-     "its language model has parts for images or sound in its layers"},
+     "its language model's layers have parts for images or sound"},
 };
 
 static bool is_one_of(const char *names, const char *name) {

@@ -1,8 +1,9 @@
-/* A forward graph -> dw_planner_model: widths from the shapes of its tables, products and attention.
+/* Reads a forward graph into a dw_planner_model: the widths follow from the shapes of its tables, GEMMs and
+ * attention.
  *
- * Layers are those that nodes carry, or, where these are the parts of an nn.Sequential, the members of a list inside of
- * it. A layer is one attention and one MLP or mixture of experts; layers of one kind must be alike, since a plan has
- * one width for each. */
+ * Layers are the layer numbers of the nodes. Where these number the parts of an nn.Sequential, layers are the members
+ * of a module list inside it. A layer has one attention and one MLP or mixture of experts. Layers of one kind must be
+ * alike, because a plan has one width for each. */
 #include "plan/planner_internal.h"
 #include <math.h>
 #include <string.h>
@@ -14,34 +15,38 @@ typedef struct product {
 } product;
 typedef struct layer {
     product attention[PRODUCTS_MOST], mlp[PRODUCTS_MOST];
-    int attentions, mlps;  /* products */
-    int cores;             /* attention itself */
-    int scores, softmaxes; /* of attention that is spelled out, as far as it has been seen */
+    int attentions, mlps; /* numbers of GEMMs */
+    int cores;            /* numbers of attention operations */
+    /* seen so far of an attention that is spelled out as GEMMs and a softmax */
+    int scores, softmaxes;
     int64_t heads, kv_heads, head_dim, value_dim, window;
     int64_t experts, expert_ffn, top_k;
-    double expert_elements; /* of all experts' matrices */
-    const char *path;       /* of its modules, `path_length` characters: of listed layers */
+    double expert_elements; /* in the matrices of all experts */
+    /* Module path of a listed layer, `path_length` characters. */
+    const char *path;
     size_t path_length;
-    int number;    /* as the nodes have it */
-    dw_value head; /* the weight of a product as wide as the table has rows */
+    int number; /* the layer number of its nodes */
+    /* Weight of the GEMM with as many columns as the table has rows. */
+    dw_value head;
 } layer;
 typedef struct walk {
     const dw_graph *graph;
-    int64_t *ones; /* every symbol's size, to read what does not depend on them */
+    int64_t *ones; /* sets every symbol to 1, to read sizes that depend on none */
     struct {
         layer *items;
         size_t count, capacity;
     } layers;
-    dw_value table, head; /* leaves */
+    dw_value table, head; /* parameters */
     int64_t positions;
     double position_elements, routed_elements, active_routed;
-    bool spelled_out; /* some attention is products and a softmax: sinks, alibi */
-    bool listed;      /* layers are the members of named lists, by the nodes' module paths */
+    /* some attention is spelled out as GEMMs and a softmax (sinks, alibi) */
+    bool spelled_out;
+    bool listed; /* layers are members of module lists, found by the nodes' module paths */
 } walk;
 
 /* ---- what nodes say -------------------------------------------------------------------------------------------- */
 
-/* A size at one sequence of one token. */
+/* Returns a size for one sequence of one token. */
 static int64_t size_at(const walk *w, dw_value value, int axis) {
     int64_t size = 0;
     if (axis >= dw_value_rank(w->graph, value)) return 0;
@@ -50,7 +55,7 @@ static int64_t size_at(const walk *w, dw_value value, int axis) {
     return size;
 }
 
-/* The parameter that a value is, or a view or a cast of; DW_NONE: it is computed from others. */
+/* Documented in planner_internal.h. */
 dw_value dw__parameter_behind(const dw_graph *graph, dw_value value) {
     for (dw_node node; value != DW_NONE; value = dw_node_input(graph, node, 0)) {
         node = dw_value_node(graph, value);
@@ -74,7 +79,8 @@ static double elements_of(const walk *w, dw_value value) {
     return elements;
 }
 
-/* "1.layers.0.self_attn": as many characters as "1.layers.0" has, up to the first number that follows a name. */
+/* Returns the length of the path of a listed layer: "1.layers.0.self_attn" gives the length of "1.layers.0", which
+ * ends with the first number after a name. */
 static size_t listed_layer(const char *path) {
     bool named = false;
     for (const char *part = path; *part;) {
@@ -92,7 +98,7 @@ static dw_status listed_layer_of(walk *w, dw_node node, layer **found) {
     size_t length = path ? listed_layer(path) : 0;
     *found = NULL;
     if (!length) return DW_OK;
-    for (size_t at = w->layers.count; at-- > 0;) { /* mostly the last */
+    for (size_t at = w->layers.count; at-- > 0;) { /* searches backwards: usually the last layer */
         layer *now = &w->layers.items[at];
         if (now->path_length != length || memcmp(now->path, path, length) != 0) continue;
         *found = now;
@@ -124,8 +130,8 @@ static dw_status layer_of(walk *w, dw_node node, layer **found) {
 }
 
 static dw_status fail_products(int index, const char *what) {
-    return dw__fail(DW_UNSUPPORTED, "layer %d of the graph has more than %d products in its %s",
-                    index, PRODUCTS_MOST, what);
+    return dw__fail(DW_UNSUPPORTED, "layer %d of the graph has more than %d GEMMs in its %s", index,
+                    PRODUCTS_MOST, what);
 }
 
 static dw_status see_table(walk *w, dw_node node) {
@@ -133,7 +139,7 @@ static dw_status see_table(walk *w, dw_node node) {
     dw_value rows = dw_node_input(w->graph, node, 1);
     if (table == DW_NONE) return DW_OK;
     if (w->table == DW_NONE && dw_value_node(w->graph, rows) == DW_NONE) {
-        w->table = table; /* looked up with what the caller gives */
+        w->table = table; /* indexed by an input of the graph */
         return DW_OK;
     }
     int64_t count = size_at(w, table, 0);
@@ -149,7 +155,7 @@ static dw_status see_product(walk *w, dw_node node) {
     dw_region region = dw_node_region(w->graph, node);
     layer *at;
     DW_RETURN_IF_FAILED(layer_of(w, node, &at));
-    if (!at) { /* the last one that is as wide as the table has rows */
+    if (!at) { /* outside of layers: the last GEMM as wide as the table has rows is the head */
         if (w->table != DW_NONE && seen.out == size_at(w, w->table, 0))
             w->head = dw__parameter_behind(w->graph, weight);
         return DW_OK;
@@ -174,7 +180,7 @@ static dw_status see_experts(walk *w, dw_node node) {
     DW_RETURN_IF_FAILED(layer_of(w, node, &at));
     if (!at) return dw__fail(DW_UNSUPPORTED, "the graph has experts outside of its layers");
     at->experts = size_at(w, weight, 0);
-    at->expert_ffn = size_at(w, weight, 1 + across); /* of the last one: down */
+    at->expert_ffn = size_at(w, weight, 1 + across); /* the last weight is the down projection */
     at->top_k = size_at(w, dw_node_input(w->graph, node, 0), 0);
     at->expert_elements += elements_of(w, weight);
     double leaves = elements_of(w, weight);
@@ -200,7 +206,8 @@ static dw_status see_attention(walk *w, dw_node node) {
     return DW_OK;
 }
 
-/* Heads before they are repeated for the queries: the fewest on the way back from the product. */
+/* Returns the key-value heads before they are repeated for the queries: the smallest number on the way back from the
+ * GEMM. */
 static int64_t heads_behind(const walk *w, dw_value value) {
     int64_t heads = size_at(w, value, 1);
     for (;;) {
@@ -212,12 +219,13 @@ static int64_t heads_behind(const walk *w, dw_value value) {
         int rank = dw_value_rank(w->graph, value);
         if (rank < 4) return heads;
         int64_t size = size_at(w, value, 1);
-        if (op == DW_OP_PERMUTE && rank == 4) return heads; /* heads are another axis before */
+        /* the heads are on another axis before this */
+        if (op == DW_OP_PERMUTE && rank == 4) return heads;
         if (size > 0 && size < heads) heads = size;
     }
 }
 
-/* q k^T, a softmax, p v: attention that is no single operation, because of sinks or biases. */
+/* Recognizes q k^T, a softmax and p v as attention. Models with sinks or position biases spell it out. */
 static dw_status see_pairs(walk *w, dw_node node) {
     dw_value a = dw_node_input(w->graph, node, 0), b = dw_node_input(w->graph, node, 1);
     layer *at;
@@ -269,7 +277,7 @@ static double sum_of(const product *products, int count) {
     return sum;
 }
 
-/* Drops what is numbered and no layer: the embedding, the last norm and the head of an nn.Sequential. */
+/* Drops numbered modules that are no layers: the embedding, the last norm and the head of an nn.Sequential. */
 static void drop_others(walk *w) {
     size_t kept = 0;
     for (size_t at = 0; at < w->layers.count; at++) {
@@ -290,8 +298,8 @@ static dw_status check_alike(const walk *w) {
         const layer *now = &w->layers.items[at], **kind = &first[now->experts > 0];
         if (now->cores != 1)
             return dw__fail(DW_UNSUPPORTED,
-                            "layer %d of the graph has %d attentions that are recognized; "
-                            "expected one: plan by config.json or by name",
+                            "layer %d of the graph has %d recognized attentions; expected one: "
+                            "plan by config.json or by name",
                             now->number, now->cores);
         if (!*kind) *kind = now;
         const layer *then = *kind;
@@ -301,14 +309,14 @@ static dw_status check_alike(const walk *w) {
             sum_of(now->mlp, now->mlps) != sum_of(then->mlp, then->mlps) ||
             now->expert_elements != then->expert_elements)
             return dw__fail(DW_UNSUPPORTED,
-                            "layer %d of the graph is not like layer %d; layers of one kind must "
-                            "have the same widths",
+                            "layer %d of the graph is not like layer %d; expected the same widths "
+                            "in all layers of one kind",
                             now->number, then->number);
     }
     return DW_OK;
 }
 
-/* Ordinary attention, or the latent kind: two products one after the other for keys and values. */
+/* Reads ordinary attention, or latent attention (MLA), whose keys and values come from two GEMMs in sequence. */
 static dw_status read_attention(const layer *from, dw_planner_model *model) {
     model->heads = (int)from->heads, model->kv_heads = (int)from->kv_heads;
     model->head_dim = (int)from->head_dim;
@@ -328,20 +336,20 @@ static dw_status read_attention(const layer *from, dw_planner_model *model) {
             return DW_OK;
     }
     return dw__fail(DW_UNSUPPORTED,
-                    "attention's products have %.0f elements, which are neither queries, keys, "
-                    "values and an output of %lld heads nor latent attention's",
+                    "attention's weights have %.0f elements; expected queries, keys, values and an "
+                    "output of %lld heads, or latent attention",
                     whole, (long long)from->heads);
 }
 
 static dw_status read_gate(double matrices, const char *what, int *gated) {
     if (matrices != 2 && matrices != 3)
-        return dw__fail(DW_UNSUPPORTED, "%s is %.3g matrices of its width; expected 2 or 3", what,
+        return dw__fail(DW_UNSUPPORTED, "%s has %.3g matrices of its width; expected 2 or 3", what,
                         matrices);
     *gated = matrices == 3;
     return DW_OK;
 }
 
-/* Products of an MLP; those of one column are gates of shared experts. */
+/* Reads the GEMMs of an MLP. A GEMM of one column is the gate of a shared expert. */
 static dw_status read_mlp(const layer *from, const char *what, dw_planner_model *model,
                           int *width) {
     double whole = 0;
@@ -351,7 +359,7 @@ static dw_status read_mlp(const layer *from, const char *what, dw_planner_model 
         if (from->mlp[at].out == model->hidden) *width = (int)from->mlp[at].in;
     }
     if (!*width)
-        return dw__fail(DW_UNSUPPORTED, "%s has no product back to the layers' width", what);
+        return dw__fail(DW_UNSUPPORTED, "%s has no linear layer back to the hidden width", what);
     return read_gate(whole / ((double)model->hidden * *width), what, &model->gated);
 }
 
@@ -382,7 +390,7 @@ static dw_status read_layers(const walk *w, dw_planner_model *model) {
     if (!dense) model->ffn = model->expert_ffn;
     int rest = model->layers - leading;
     model->dense_layers = leading, model->moe_every = 1;
-    if (mixtures < rest) { /* every n-th layer, or as many as there are */
+    if (mixtures < rest) { /* every n-th layer, or dense layers first */
         model->moe_every = model->layers / mixtures;
         model->dense_layers = 0;
         if (model->layers / model->moe_every != mixtures)
@@ -403,8 +411,8 @@ static dw_status read_ends(const walk *w, dw_planner_model *model) {
     model->active = parameters - w->position_elements - w->routed_elements + w->active_routed -
                     (model->tied ? 0 : elements_of(w, w->table));
     if (w->head == DW_NONE)
-        dw__log(DW_LOG_WARNING, "the graph has no language-model head: planned with the "
-                                "embedding's table as its head");
+        dw__log(DW_LOG_WARNING,
+                "the graph has no language-model head; the embedding is planned as its head");
     return DW_OK;
 }
 
@@ -419,19 +427,19 @@ static dw_status walk_layers(walk *w, bool listed) {
         DW_RETURN_IF_FAILED(see(w, node));
     if (w->table == DW_NONE)
         return dw__fail(DW_UNSUPPORTED,
-                        "the graph looks nothing up in a table with its inputs; graphs of language "
-                        "models are planned");
+                        "the graph has no embedding of its inputs; expected a language model");
     drop_others(w);
     if (!w->layers.count)
-        return dw__fail(DW_UNSUPPORTED, "no node of the graph says which layer it is of; capture "
-                                        "the whole model, with its layers in a ModuleList");
+        return dw__fail(DW_UNSUPPORTED, "no node of the graph has a layer number; capture the "
+                                        "whole model, with its layers in a ModuleList");
     return check_alike(w);
 }
 
 static dw_status walk_graph(walk *w, dw_planner_model *model) {
     dw_status status = walk_layers(w, false);
     if (status == DW_UNSUPPORTED && walk_layers(w, true) != DW_OK)
-        status = walk_layers(w, false); /* its message: these are the layers that a capture shows */
+        /* runs again for its message, which names the layers of the capture */
+        status = walk_layers(w, false);
     else if (status == DW_UNSUPPORTED)
         status = DW_OK;
     DW_RETURN_IF_FAILED(status);
@@ -440,8 +448,8 @@ static dw_status walk_graph(walk *w, dw_planner_model *model) {
     DW_RETURN_IF_FAILED(read_layers(w, model));
     DW_RETURN_IF_FAILED(read_ends(w, model));
     if (w->spelled_out)
-        dw__log(DW_LOG_WARNING, "attention that is spelled out (sinks, alibi) is planned without "
-                                "windows; a config.json has them");
+        dw__log(DW_LOG_WARNING, "attention written as GEMMs and a softmax (sinks, alibi) is "
+                                "planned without windows; plan by config.json for these");
     return dw_planner_model_check(model);
 }
 
@@ -464,7 +472,7 @@ dw_status dw_planner_model_of_graph(const dw_graph *graph, dw_planner_model *mod
     dw_graph *copy = NULL;
     dw_planner_model made = {0};
     walk w = {.table = DW_NONE, .head = DW_NONE};
-    if (!graph || !model) return dw__fail(DW_INVALID_ARGUMENT, "a graph to plan is NULL");
+    if (!graph || !model) return dw__fail(DW_INVALID_ARGUMENT, "the graph or the model is NULL");
     DW_TRY(dw__planner_graph_recognized(graph, &copy));
     uint32_t symbols = dw_graph_symbol_count(copy);
     w.graph = copy;

@@ -1,5 +1,5 @@
-/* What the files of the predictions share. One direction: predict -> layer_time, planner_memory, pipeline_time ->
- * kernel_time, collective_time -> constants. */
+/* Declarations shared by the files of the cost model. Calls go one way: predict -> layer_time, planner_memory,
+ * pipeline_time -> kernel_time, collective_time -> constants. */
 #ifndef DW_PLANNER_INTERNAL_H
 #define DW_PLANNER_INTERNAL_H
 
@@ -12,119 +12,127 @@ typedef struct dw__operation_costs {
     int count;
 } dw__operation_costs;
 
-/* What every formula needs and no formula changes. */
+/* Inputs that every formula reads and no formula changes. dw__planned_begin derives them from the arguments. */
 typedef struct dw__planned {
     const dw__constants *constants;
     const dw_planner_model *model;
     const dw_hardware *hardware;
     const dw_layout *layout;
-    double tokens;    /* of a micro-batch on one rank: its sequences, cut by context parallelism */
-    int domain;       /* GPUs of the job that NVLink joins */
-    double etp;       /* resolved */
-    double atp;       /* attention_tp, resolved */
-    double attended;  /* part of the tokens that a rank's attention has: atp / tp */
-    int shard;        /* resolved */
-    double gemm_part; /* of the rates of products */
-    double attention_rate,
-        attention_part;              /* operations a second, and the part of them that is reached */
-    double elementwise;              /* the framework's factor */
-    int low;                         /* the recipe quantizes */
-    dw_rate rate;                    /* of linear layers */
-    int micro_batches;               /* of one rank, a step */
-    dw__operation_costs *operations; /* NULL, or where kernels are written down */
-    double expert_load;              /* tokens of the heaviest rank of experts, of an even share */
-    double
-        linear_scale; /* linear layers' work as stated, of what the widths say: blocks of other kinds */
+    /* tokens of one micro-batch on one rank: its sequences, divided by context parallelism */
+    double tokens;
+    int domain;      /* GPUs of the job in one NVLink domain */
+    double etp;      /* expert tensor parallelism; a layout's 0 is resolved to its default */
+    double atp;      /* attention_tp; a layout's 0 is resolved to tp */
+    double attended; /* share of the tokens in the attention of one rank: atp / tp */
+    /* ranks that parameters or optimizer states are sharded over; 0 is resolved */
+    int shard;
+    double gemm_part; /* part of its GEMM rate that the GPU reaches */
+    /* attention_rate: FLOP/s before efficiency; attention_part: part of it that kernels reach */
+    double attention_rate, attention_part;
+    double elementwise;              /* factor of the framework for elementwise traffic */
+    int low;                         /* 1: the recipe quantizes linear layers */
+    dw_rate rate;                    /* of the GEMMs of linear layers */
+    int micro_batches;               /* per rank and step */
+    dw__operation_costs *operations; /* receives every kernel's cost; NULL: not recorded */
+    /* tokens on the busiest expert rank, relative to an even share */
+    double expert_load;
+    /* Active parameters as stated over those counted from the widths. It differs from 1 for hybrids, whose
+     * state-space blocks the widths do not describe. */
+    double linear_scale;
 } dw__planned;
 void dw__planned_begin(dw__planned *planned, const dw__constants *constants,
                        const dw_planner_model *model, const dw_hardware *hardware,
                        const dw_layout *layout);
 
-/* ---- the model: elements ---- */
+/* ---- the model: counts of elements ---- */
 double dw__attention_parameters(const dw_planner_model *model);
 double dw__dense_mlp_parameters(const dw_planner_model *model);
-double dw__expert_parameters(const dw_planner_model *model); /* of one */
+double dw__expert_parameters(const dw_planner_model *model); /* of one expert */
 double dw__shared_parameters(const dw_planner_model *model);
 double dw__router_parameters(const dw_planner_model *model);
-double dw__embedding_parameters(const dw_planner_model *model); /* one table */
+double dw__embedding_parameters(const dw_planner_model *model); /* of one table */
 int dw__moe_layers(const dw_planner_model *model);
-double dw__window_layers(const dw_planner_model *model); /* with sliding-window attention */
-/* Tokens that one sees in the mean, in layers with the window or without, causal. */
+double dw__window_layers(const dw_planner_model *model); /* layers with sliding-window attention */
+/* Returns how many tokens a token attends to on average under a causal mask, in layers with the window or without. */
 double dw__seen_tokens(const dw_planner_model *model, double span, int windowed);
-double dw__counted_active(const dw_planner_model *model); /* of the widths, whatever is stated */
-double dw__trained_part(const dw_planner_model *model); /* of the parameters: 1, or the adapters' */
+/* counted from the widths; ignores a stated number */
+double dw__counted_active(const dw_planner_model *model);
+/* trained share of the parameters: 1, or the adapters' share */
+double dw__trained_part(const dw_planner_model *model);
 
-/* The framework's attention is FlashAttention-2. */
+/* Returns 1 if the framework's attention is FlashAttention-2. */
 int dw__attends_as_ampere(const dw_layout *layout);
 
 /* ---- graphs ---- */
-/* A copy in which composites are found again. */
+/* Makes a copy of the graph in which composites are recognized. */
 dw_status dw__planner_graph_recognized(const dw_graph *graph, dw_graph **recognized);
-/* The parameter that a value is, or a view or a cast of; DW_NONE: it is computed from others. */
+/* Returns the parameter that `value` is, or is a view or a cast of. Returns DW_NONE if `value` is computed. */
 dw_value dw__parameter_behind(const dw_graph *graph, dw_value value);
 
-/* What is reached of a figure: a measured one whole, of a peak the part that kernels reach. */
+/* Returns the usable value of a figure: a measured figure as it is, a peak times `part`. */
 double dw__reached(const dw_figure *figure, double part);
 
 /* ---- kernels: seconds on one GPU ---- */
 double dw__gemm_seconds(const dw__planned *planned, double m, double n, double k, double groups,
                         int low);
-/* What a product reads and writes at least. */
+/* Returns the least traffic of a GEMM: each operand read once, the result written once. */
 double dw__gemm_bytes(const dw__planned *planned, double m, double n, double k, double groups,
                       int low);
 double dw__attention_forward_seconds(const dw__planned *planned, int windowed);
 double dw__traffic_seconds(const dw__planned *planned, double bytes);
 
 /* ---- collectives: seconds ---- */
-/* Ranks are numbered with tensor innermost, then context, data, pipeline; experts lie across tensor, context
- * and data. */
+/* Ranks are numbered with tensor parallelism innermost, then context, data and pipeline. Expert parallelism spans the
+ * tensor, context and data ranks. */
 int dw__domain_of(const dw_hardware *hardware, int gpus);
-/* Ranks `stride` apart; `bytes` is what a rank holds after a gather or before a reduction, in so many messages. */
+/* The ranks are `stride` apart. `bytes` is what a rank holds after a gather or before a reduction; it travels in
+ * `messages` messages. */
 double dw__gather_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                           double messages);
 double dw__exchange_seconds(const dw__planned *planned, double bytes, int ranks, int stride,
                             double copies);
 double dw__send_seconds(const dw__planned *planned, double bytes, int stride);
-/* Of the link between GPU and host: the part that a collective of `span` neighbouring ranks takes while it lasts. The
- * adapters of the network, and without NVLink the other GPUs too, are behind that link. */
+/* Returns the share of the link between GPU and host that a collective of `span` neighbouring ranks occupies while it
+ * runs. Network adapters share that link, and so do the other GPUs where there is no NVLink. */
 double dw__host_link_share(const dw__planned *planned, int span);
 
 /* ---- a layer, one micro-batch ---- */
 typedef struct dw__layer_time {
-    dw_time_parts forward, backward; /* only the parts that a layer has */
-    double weight;                   /* seconds of backward that are of weights alone */
+    dw_time_parts forward, backward; /* only the parts that occur inside a layer */
+    double weight;                   /* seconds of backward spent on weight gradients */
 } dw__layer_time;
-/* Of the seconds on the wire, what computation does not hide. */
+/* Fractions of the traffic's seconds that computation does not hide. */
 typedef struct dw__exposed_parts {
     double tensor, context, expert;
 } dw__exposed_parts;
 dw__exposed_parts dw__exposed_parts_of(const dw__planned *planned);
 typedef enum dw__layer_kind { DW__LAYER_DENSE, DW__LAYER_MOE, DW__LAYER_HEAD } dw__layer_kind;
-/* Attention, norms and residuals, of which layers of either kind have the same. */
+/* Computes attention, norms and residuals, which dense and mixture layers have in common. */
 void dw__attention_part(const dw__planned *planned, dw__layer_time *time);
 void dw__layer_seconds(const dw__planned *planned, dw__layer_kind kind,
                        const dw__layer_time *attention_part, dw__layer_time *time);
 void dw__head_seconds(const dw__planned *planned, dw__layer_time *time);
 double dw__parts_sum(const dw_time_parts *parts);
-/* Of a choice of sizes, whatever its sharding, schedule and recomputation: all that takes long to compute. */
+/* Times that depend only on the sizes, not on sharding, schedule or recomputation: the expensive part of a
+ * prediction. */
 typedef struct dw__layer_times {
     dw__layer_time dense, moe, head;
 } dw__layer_times;
-typedef struct dw__layer_memo { /* begin with zeros; one for each choice of sizes */
-    int known[2];               /* with tokens' exchange overlapped, and without */
+typedef struct dw__layer_memo { /* initialize with zeros; one for each choice of sizes */
+    int known[2];               /* index 1: the expert exchange is overlapped; 0: it is not */
     dw__layer_times times[2];
 } dw__layer_memo;
 
 /* ---- stages ---- */
-/* Layers of all chunks of a stage; with a chunk >= 0 of that chunk alone. */
+/* Returns the layers in all chunks of a stage. */
 double dw__stage_layers(const dw__planned *planned, int stage);
 double dw__stage_parameters(const dw__planned *planned, int stage, double *experts);
-/* Of attention, where its tensor parallelism is less than the rest's: elements that `attention_tp` leaves on a
- * rank, and what these are more than with tp. dw__stage_parameters is without the excess, which tp /
- * attention_tp ranks share like replicas. */
+/* Attention may use less tensor parallelism than the rest of a layer. Returns the attention elements on a rank under
+ * attention_tp, and in `excess` how many more these are than under tp. dw__stage_parameters leaves the excess out,
+ * because tp / attention_tp ranks hold the same elements and share them as replicas do. */
 double dw__stage_attention(const dw__planned *planned, int stage, double *excess);
-int dw__head_stage(
-    const dw_layout *layout); /* the last; where the pipeline turns round, the first */
+/* the last stage; the first one for ZB-V, whose pipeline turns back */
+int dw__head_stage(const dw_layout *layout);
 
 /* ---- pipelines ---- */
 typedef struct dw__turn { /* seconds of one micro-batch in all chunks of a rank */
@@ -133,119 +141,125 @@ typedef struct dw__turn { /* seconds of one micro-batch in all chunks of a rank 
 typedef struct dw__pipeline {
     dw_pipeline_schedule schedule;
     int stages, chunks, micro_batches;
-    dw__turn first, middle, mean,
-        last;           /* middle: the heaviest between first and last; mean: of those between */
-    int heaviest;       /* the last one of the heaviest between */
-    double send;        /* of activations to the next rank, of gradients back */
-    double weight_kept; /* of a micro-batch's activations, what is left after backward of inputs */
+    /* middle: the heaviest stage between first and last; mean: the average of those stages */
+    dw__turn first, middle, mean, last;
+    int heaviest; /* index of the last stage as heavy as `middle` */
+    double send;  /* seconds to send activations to the next rank, or gradients back */
+    /* fraction of a micro-batch's activations still held after backward of inputs */
+    double weight_kept;
 } dw__pipeline;
-/* Its mean and its heaviest stage between the ends, from the one after the first. */
+/* Sets `mean`, `middle` and `heaviest` for the stages between the ends. `middle` must hold the second stage's time. */
 void dw__pipeline_finish(const dw__planned *planned, dw__pipeline *pipeline);
 double dw__pipeline_heaviest(
     const dw__pipeline *pipeline); /* seconds of a micro-batch on the busiest rank */
-double dw__pipeline_mean(const dw__pipeline *pipeline); /* on all of them, in the mean */
-void dw__pipeline_equal(dw__pipeline *pipeline);        /* every stage as the mean one */
+double dw__pipeline_mean(const dw__pipeline *pipeline); /* average over all ranks */
+void dw__pipeline_equal(dw__pipeline *pipeline);        /* sets every stage to the mean */
 double dw__weight_kept(const dw__planned *planned, dw_recompute recompute);
-/* The longest that one rank is at its work, from its first operation to its last. */
+/* Returns the longest time of any rank from its first operation to its last. */
 double dw__pipeline_seconds(const dw__pipeline *pipeline);
 
-/* ---- the data parallel group: seconds on the wire, of one stage ---- */
+/* ---- the data parallel group: seconds of traffic, of one stage ---- */
 typedef struct dw__data_traffic {
-    int each;              /* 1: of every micro-batch (ZeRO-3 without a pipeline); 0: of a step */
-    int reduce_each;       /* the same of `again` and `reduce`: ZeRO-2 as well */
-    double gather, reduce; /* of parameters, of gradients */
-    double again;          /* gathered once more, for backward */
-    double across;         /* of a step: between replicas of what is sharded */
+    /* 1: `gather` occurs every micro-batch (ZeRO-3 without a pipeline); 0: once a step */
+    int each;
+    int reduce_each;       /* the same for `again` and `reduce`; also set for ZeRO-2 */
+    double gather, reduce; /* gather: parameters; reduce: gradients */
+    double again;          /* second gather of the parameters, for backward */
+    double across;         /* once a step, between replicas of a sharded group */
 } dw__data_traffic;
 void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic *traffic);
-/* Each rank keeps its part of the gradients while micro-batches add to it. */
+/* Returns 1 if a rank keeps only its shard of the gradients between micro-batches. */
 int dw__gradients_are_cut(const dw_layout *layout);
-/* What `room` seconds of computation beside it do not hide. */
+/* Returns the seconds of traffic left over when `room` seconds of computation run beside it. */
 double dw__data_exposed(const dw__planned *planned, double traffic, double room);
 
 /* ---- the host's memory ---- */
 double dw__host_copy_seconds(const dw__planned *planned, double bytes); /* one way */
-/* `bytes` of one micro-batch leave during `forward` seconds of a stage and are back in `backward` seconds of it: what
- * these do not hide of either way. */
+/* In each micro-batch `bytes` go to the host during the stage's `forward` seconds and come back during its `backward`
+ * seconds. Returns in `exposed` what these do not hide in either direction. */
 void dw__offload_seconds(const dw__planned *planned, int stage, double bytes, double forward,
                          double backward, double exposed[2]);
 
-/* ---- once a step, and for all that is done in it ---- */
+/* ---- once a step, and factors on the whole step ---- */
 double dw__optimizer_seconds(const dw__planned *planned, int stage);
 double dw__optimizer_host_seconds(const dw__planned *planned,
                                   int stage); /* 0: it runs on the GPU */
-/* Schedules whose sends and receives are pairs: what a stage waits for its neighbour, of what it computes. */
+/* Returns the fraction of its computation that a stage waits for its neighbour, for schedules that pair sends with
+ * receives. */
 double dw__pipeline_sync(const dw__constants *constants, const dw_layout *layout);
-double dw__slowdown(const dw__planned *planned);   /* factor: kernels not alone, stragglers */
-double dw__step_fixed(const dw__planned *planned); /* seconds: norms, logging, data */
-double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of the host */
+/* factor for stragglers, and for kernels slower than alone */
+double dw__slowdown(const dw__planned *planned);
+double dw__step_fixed(const dw__planned *planned);        /* seconds for norms, logging, data */
+double dw__micro_batch_fixed(const dw__planned *planned); /* seconds of host work */
 
 /* ---- memory ---- */
 void dw__memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers, int stage,
                 dw_memory_parts *memory);
-/* One micro-batch in all of a stage's layers. */
+/* Bytes of one micro-batch in all layers of a stage. */
 typedef struct dw__activation_bytes {
     double kept;   /* from forward to backward, on the GPU */
-    double moved;  /* the same in the host's memory */
-    double staged; /* on the GPU of what is moved, beside `kept` */
-    double again;  /* while backward computes a layer again */
-    double logits; /* and loss; of the stage that has the head */
+    double moved;  /* from forward to backward, in the host's memory */
+    double staged; /* on the GPU for the copies to and from the host, beside `kept` */
+    double again;  /* needed while backward recomputes a layer */
+    double logits; /* logits and loss, on the stage with the head */
 } dw__activation_bytes;
 void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
                              int recompute_layers, int stage, dw__activation_bytes *bytes);
 int dw__is_deepspeed(const dw_layout *layout);
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory);
-/* Of these, what the allocator returns before it fails. */
+/* Returns the part of dw__fragments that the allocator frees before it fails. */
 double dw__given_back(const dw__planned *planned, const dw_memory_parts *memory);
-/* Bytes of the host's memory that a rank of the stage needs: optimizer, activations. */
+/* Returns the host memory in bytes that one rank of the stage needs for optimizer states and activations. */
 void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int recompute_layers,
                      int stage, double *optimizer, double *activations);
-/* Of one element, as the layout or the framework has it. */
+/* Bytes per element: as the layout states, else the framework's default. */
 typedef struct dw__element_bytes {
     double parameter, gradient, optimizer;
 } dw__element_bytes;
 dw__element_bytes dw__element_bytes_of(const dw_layout *layout);
-/* Elements that a rank of the stage holds the optimizer's states of. */
+/* Returns the elements whose optimizer states one rank of the stage holds. */
 double dw__optimizer_elements(const dw__planned *planned, int stage);
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe);
 
 void dw__predict(const dw__constants *constants, const dw_planner_model *model,
                  const dw_hardware *hardware, const dw_layout *layout, dw_prediction *prediction);
-/* The same; `memo` is of the layout's sizes. */
+/* The same, reusing `memo`, which must belong to the layout's sizes. */
 void dw__predict_again(const dw__constants *constants, const dw_planner_model *model,
                        const dw_hardware *hardware, const dw_layout *layout, dw__layer_memo *memo,
                        dw_prediction *prediction);
-/* ---- what no layout of some sizes is below ---- */
-/* One micro-batch in all layers and the head, whatever the stages, replicas, sharding, schedule and recomputation. */
+/* ---- lower bounds for all layouts of given sizes ---- */
+/* Returns the seconds of one micro-batch in all layers and the head: a bound for any stages, replicas, sharding,
+ * schedule and recomputation. */
 double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
                         const dw_hardware *hardware, const dw_layout *layout);
-/* A step of which so many seconds are known: times slow, and fixed besides. */
+/* What turns the seconds of computation and traffic into a step: a factor, seconds per step and seconds per
+ * micro-batch. */
 typedef struct dw__step_rest {
     double slow, step, micro_batch;
 } dw__step_rest;
 dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_model *model,
                                const dw_hardware *hardware, const dw_layout *layout);
 double dw__step_least(const dw__step_rest *rest, double micro_batches, double seconds);
-/* The stages' times of a choice of sizes with one recomputation and nothing offloaded. */
-typedef struct dw__stage_memo { /* begin with zeros */
+/* Stage times of one choice of sizes with one recomputation and nothing offloaded. */
+typedef struct dw__stage_memo { /* initialize with zeros */
     dw__layer_memo *layers;
-    /* Tokens' exchange in the open, and overlapped; the head on the last stage, and on the first. */
+    /* First index: 1 if the expert exchange is overlapped. Second index: 1 if the head is on the first stage. */
     int known[2][2];
     struct dw__stage_sums {
-        dw__pipeline pipeline;    /* but for its schedule and chunks */
-        double total;             /* without a pipeline, of all micro-batches */
-        double forward, backward; /* of the heaviest */
+        dw__pipeline pipeline;    /* its schedule and chunks are not set */
+        double total;             /* all micro-batches without a pipeline */
+        double forward, backward; /* of the heaviest stage */
     } sums[2][2];
 } dw__stage_memo;
-/* Of a step what the layout's schedule takes, whatever the sharding. */
+/* Returns the seconds of a step under the layout's schedule, without sharding. */
 double dw__turns_seconds(const dw__constants *constants, const dw_planner_model *model,
                          const dw_hardware *hardware, const dw_layout *layout,
                          dw__stage_memo *memo);
-/* So many layers take as long as the head does; after dw__turns_seconds of this layout. */
+/* Returns the number of layers that take as long as the head. Call dw__turns_seconds for this layout first. */
 double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
                        dw__stage_memo *memo);
-/* Of a step what the layout's sharding takes: traffic that nothing hides, and the optimizer. `computing`: the mean
- * stage's computation. */
+/* Returns the seconds of a step that the layout's sharding adds: exposed traffic and the optimizer. `computing`
+ * receives the mean stage's computation. */
 double dw__sharding_seconds(const dw__constants *constants, const dw_planner_model *model,
                             const dw_hardware *hardware, const dw_layout *layout,
                             dw__stage_memo *memo, double *computing);

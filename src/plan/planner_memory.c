@@ -1,24 +1,27 @@
-/* Bytes on one rank of a stage: what is held between steps, what a micro-batch keeps from forward to backward, and how
- * many micro-batches are in flight. Activations are counted tensor by tensor (Korthikanti et al. 2022, whose
- * s b h (34 + 5 a s / h) comes out for an unfused GPT with dropout). */
+/* Bytes on one rank of a stage: what it holds between steps, what a micro-batch keeps from forward to backward, and
+ * how many micro-batches are in flight. Activations are counted tensor by tensor. For an unfused GPT with dropout the
+ * count equals s b h (34 + 5 a s / h) of Korthikanti et al. 2022. */
 #include "plan/planner_internal.h"
 #include <math.h>
 
 typedef struct habit {
-    double parameter, gradient, optimizer; /* bytes of one element */
-    double
-        logit; /* of one logit: the head's output, its FP32 copy, the loss's gradient, what is in flight between */
-    int eager; /* every step of the MLP's gate is kept: two products, the activation, their product */
-    double
-        logit_cut; /* of one logit that tensor parallelism cuts, where that is another loss; 0: logit */
-    double logit_held; /* of one logit: freed blocks that are too small for what comes after */
+    double parameter, gradient, optimizer; /* bytes per element */
+    /* Bytes per logit: the head's output, its FP32 copy, the loss's gradient, temporaries. */
+    double logit;
+    /* Eager MLPs keep every intermediate: two GEMM results, the activation, their product. */
+    int eager;
+    /* Bytes per logit where tensor parallelism splits the logits and the loss differs; 0: as `logit`. */
+    double logit_cut;
+    /* Bytes per logit in freed blocks that are too small to be reused. */
+    double logit_held;
 } habit;
 
-/* Megatron: BF16 parameters, FP32 gradients, FP32 copy and AdamW's two averages. DeepSpeed: gradients of the
- * parameters' type, and so who builds on PyTorch with ZeRO-1. FSDP: everything in FP32, cast as it is used. The
- * loss of Megatron is fused and in place; PyTorch's keeps logits in BF16 and FP32, the logarithms of the softmax,
- * and the gradient. Cut logits have DTensor's loss under torchtitan, whose backward holds four FP32 arrays at once
- * (logarithms, zeros with the targets, exponentials, their sum); the block of BF16 logits serves none of them. */
+/* Defaults of the frameworks. Megatron: BF16 parameters, FP32 gradients, an FP32 copy and AdamW's two averages; its
+ * loss is fused and in place. DeepSpeed, and PyTorch with ZeRO-1: gradients in the parameters' type. FSDP: everything
+ * in FP32, cast when used. PyTorch's loss keeps logits in BF16 and FP32, the logarithm of the softmax, and the
+ * gradient. Under torchtitan with split logits, backward of DTensor's loss holds four FP32 arrays at once
+ * (logarithms, zeros with the targets, exponentials, their sum); none of them fits into the freed block of BF16
+ * logits. */
 static const habit *habit_of(const dw_layout *layout) {
     static const habit habits[DW_FRAMEWORKS] = {
         [DW_FRAMEWORK_OWN] = {4, 4, 8, 1, 0, 0, 0},
@@ -34,14 +37,14 @@ static const habit *habit_of(const dw_layout *layout) {
     return &habits[layout->framework];
 }
 
-/* ZeRO 1 and 2 of DeepSpeed; Megatron's before 2024 was DeepSpeed's. */
+/* ZeRO-1 and ZeRO-2 of DeepSpeed. Megatron before 2024 used DeepSpeed's. */
 int dw__is_deepspeed(const dw_layout *layout) {
     return (layout->zero_stage == 1 || layout->zero_stage == 2) &&
            (layout->framework == DW_FRAMEWORK_DEEPSPEED ||
             layout->framework == DW_FRAMEWORK_MEGATRON_LM);
 }
 
-/* What a layout says of an element, else the habit. */
+/* Bytes stated by the layout, else the framework's default. */
 dw__element_bytes dw__element_bytes_of(const dw_layout *layout) {
     const habit *bytes = habit_of(layout);
     return (dw__element_bytes){layout->parameter_bytes ? layout->parameter_bytes : bytes->parameter,
@@ -50,7 +53,7 @@ dw__element_bytes dw__element_bytes_of(const dw_layout *layout) {
                                                        : bytes->optimizer};
 }
 
-/* One token through one layer. */
+/* Bytes that one token keeps in one layer. */
 double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recompute, int moe) {
     const dw_planner_model *model = planned->model;
     const dw_layout *layout = planned->layout;
@@ -60,30 +63,30 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     double kv = (model->kv_heads / planned->atp < 1 ? 1 : model->kv_heads / planned->atp) *
                 planned->attended;
     double operand = planned->low ? 1 : 2,
-           up = model->gated ? 2 : 1; /* what a product keeps of its input */
+           up = model->gated ? 2 : 1; /* input of a GEMM, kept for backward */
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
     if (recompute == DW_RECOMPUTE_FULL) return 2 * h / cut;
     int selective = recompute == DW_RECOMPUTE_SELECTIVE;
 
     double masks = old || layout->dropout ? 2 : 0;
     double norms = (4 + (selective && !old ? 0 : 2 * operand) + masks) * h / cut;
-    /* Without a pipeline nanotron keeps what tensor parallelism gathered; Megatron gathers again. */
+    /* Without a pipeline, nanotron keeps what tensor parallelism gathered. Megatron gathers again. */
     if (layout->framework == DW_FRAMEWORK_NANOTRON && layout->pp == 1)
         norms += 4 * h * (1 - 1 / cut);
     double attention = 2 * heads * d + 2 * kv * (d + v) + 2 * heads * v + 4 * heads;
     if (planned->low) attention += heads * v;
     if (model->kv_rank) {
         double latent = (2 + operand) * (model->q_rank + model->kv_rank) * planned->attended;
-        /* Recomputed from the latent vectors: queries, keys and values. */
+        /* Queries, keys and values are recomputed from the latent vectors. */
         attention = selective ? latent + 2 * heads * v + 4 * heads : attention + latent;
     }
     if (layout->unfused_attention && !selective) attention += 5 * heads * layout->seq_len;
     double inner = 2 * up + (selective && !old ? 0 : operand);
     if (habit_of(layout)->eager && model->gated && !selective) inner += 2;
     if (selective && layout->framework == DW_FRAMEWORK_TORCHTITAN) {
-        /* The layer's input, attention's output, the results of every second product (queries, values, the
-         * MLP's first and last), and what tensor parallelism reduced. No compiled graph keeps the last: its
-         * backward has no use for it. */
+        /* torchtitan keeps the layer's input, attention's output, the results of every second GEMM (queries, values,
+         * the first and last of the MLP), and what tensor parallelism reduced. A compiled graph does not keep the
+         * MLP's last result, because its backward does not use it. */
         double width = model->top_k
                            ? moe ? model->top_k * model->expert_ffn + model->shared_ffn : model->ffn
                            : model->ffn;
@@ -103,7 +106,7 @@ double dw__layer_activation_bytes(const dw__planned *planned, dw_recompute recom
     return norms + attention + mlp;
 }
 
-/* Micro-batches whose activations a stage holds at once, in units of all its layers. */
+/* Returns how many micro-batches' activations a stage holds at once, in units of all its layers. */
 static double in_flight(const dw__planned *planned, int stage) {
     const dw_layout *layout = planned->layout;
     double p = layout->pp, v = layout->virtual_stages, m = planned->micro_batches, held = p - stage;
@@ -120,15 +123,15 @@ static double in_flight(const dw__planned *planned, int stage) {
     return held < m ? held : m;
 }
 
-/* PyTorch's allocator, as runs show it whose memory was published with what was reserved, or that failed
- * (docs/planner.md). */
+/* Waste of PyTorch's allocator. The source is published runs that state allocated and reserved memory, or that ran
+ * out of memory (docs/planner.md). */
 static const struct {
-    double fragments;       /* of activations and workspace, where segments are expandable */
-    double fixed_fragments; /* where they are not: PyTorch 1.x under Megatron, and for AMD */
-    double given_back;      /* of the fragments, when memory is short */
+    double fragments;       /* of activations and workspace, with expandable segments */
+    double fixed_fragments; /* without them: PyTorch 1.x under Megatron, and for AMD */
+    double given_back;      /* part of the fragments freed when memory is short */
 } allocator = {0.05, 0.10, 0.8};
 
-/* Reserved by PyTorch's allocator and of no use to it: blocks of sizes that do not come again. */
+/* Memory reserved by PyTorch's allocator that it cannot use: freed blocks of sizes that do not recur. */
 double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) {
     double part = allocator.fragments;
     if (planned->layout->framework == DW_FRAMEWORK_OWN) part = 0;
@@ -138,21 +141,21 @@ double dw__fragments(const dw__planned *planned, const dw_memory_parts *memory) 
     const dw_layout *layout = planned->layout;
     double held = part * (memory->activations + memory->workspace);
     if (dw__is_deepspeed(layout))
-        held += part * memory->gradients; /* tensors that come and go, too */
+        held += part * memory->gradients; /* gradients are allocated and freed too */
     if (layout->pp == 1 && !layout->fused_loss)
         held += habit_of(layout)->logit_held * planned->tokens * planned->model->vocabulary /
                 layout->tp;
     return held;
 }
 
-/* Short of memory, PyTorch's allocator gives back segments that are wholly free, and keeps those of which a block is in
- * use: about one in five, from which configurations that ran and that failed are told apart best. */
+/* Short of memory, PyTorch's allocator frees segments that are wholly free and keeps those with a block in use. About
+ * one in five is kept: this value separates runs that fit from runs that failed best. */
 double dw__given_back(const dw__planned *planned, const dw_memory_parts *memory) {
     return allocator.given_back * dw__fragments(planned, memory);
 }
 
-/* ZeRO-2 gives the rest away before the next micro-batch adds to it. In a pipeline, and under Megatron, gradients
- * gather in whole buffers and are reduced once a step. */
+/* Without buffers, ZeRO-2 drops the other ranks' shards before the next micro-batch adds gradients. In a pipeline,
+ * and under Megatron, gradients accumulate in whole buffers and are reduced once a step. */
 int dw__gradients_are_cut(const dw_layout *layout) {
     if (layout->zero_stage >= 3) return 1;
     int buffers =
@@ -160,7 +163,8 @@ int dw__gradients_are_cut(const dw_layout *layout) {
     return layout->zero_stage == 2 && layout->pp == 1 && !buffers;
 }
 
-/* Communicators, each with buffers of its own. Under Megatron-DeepSpeed both make theirs. */
+/* Returns the number of communicators, each of which has buffers. Under Megatron-DeepSpeed both libraries create
+ * theirs. */
 static int groups_of(const dw_layout *layout) {
     int groups = (layout->tp > 1) + (layout->pp > 1) + (layout->cp > 1) + (layout->ep > 1) +
                  (layout->dp > 1);
@@ -169,7 +173,7 @@ static int groups_of(const dw_layout *layout) {
                : groups;
 }
 
-/* What tensor parallelism gathers: a product's whole input, its gradient, and one on the way. */
+/* Buffers of tensor parallelism: a GEMM's gathered input, its gradient, and one in transfer. */
 static double gathered_inputs(const dw__planned *planned) {
     return planned->layout->tp > 1 ? 3 * 2.0 * planned->tokens * planned->model->hidden : 0;
 }
@@ -193,7 +197,7 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
     }
     double again =
         recompute == DW_RECOMPUTE_FULL ? (recompute_layers > 0 ? recompute_layers : layers) : 0;
-    /* Of the layer that backward is in, also what selective recomputation makes anew. */
+    /* The layer in backward also needs what selective recomputation restores. */
     double anew = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[0] - kept[1];
     if (again > layers) again = layers;
     double rest = recompute == DW_RECOMPUTE_FULL ? kept[0] : kept[1];
@@ -205,23 +209,23 @@ void dw__activation_bytes_of(const dw__planned *planned, dw_recompute recompute,
         double each = bytes->kept / layers;
         bytes->moved = offloaded * each;
         bytes->kept -= bytes->moved;
-        /* The first layers leave; when the last ones are at work, these are gone. Where nothing else stays, the layer
-         * at work and the one on its way do. */
+        /* The first layers are offloaded; their copies have left when the last layers run. If nothing else stays on
+         * the GPU, the running layer and the layer in transfer do. */
         double both = offloaded > 2 ? 2 : offloaded, rest = layers - offloaded;
         bytes->staged = both > rest ? each * (both - rest) : 0;
     }
-    /* Backward of scores in memory: gradients of probabilities and of scores. */
+    /* Backward of unfused attention holds the gradients of probabilities and of scores. */
     if (layout->unfused_attention && bytes->again > 0)
         bytes->again += t * 2 * 2 * layout->seq_len * model->heads / layout->tp;
-    /* A stage's output was kept for its backward, before Megatron learned to free it. */
+    /* Older Megatron kept a stage's output for its backward. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON_LM && layout->pp > 1 && stage < layout->pp - 1)
         bytes->kept += t * full;
     if (stage == dw__head_stage(layout)) {
         const habit *habit = habit_of(layout);
         double each = layout->tp > 1 && habit->logit_cut > 0 ? habit->logit_cut : habit->logit;
-        if (layout->fused_loss && each > 4) each = 4; /* logits and their gradient, both BF16 */
+        if (layout->fused_loss && each > 4) each = 4; /* logits and gradient in BF16 */
         bytes->logits = t * model->vocabulary / layout->tp * each + t * 4 * model->hidden;
-        /* The loss is over when the last layer is computed again: whichever needs more. */
+        /* The loss ends before the last layer is recomputed, so only the larger of the two counts. */
         double gathered = gathered_inputs(planned);
         bytes->logits = fmax(0, bytes->logits - gathered);
         bytes->again = fmax(0, bytes->again - bytes->logits);
@@ -252,9 +256,9 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     if (zero < 1) cut += excess;
     memory->parameters = bytes.parameter * (zero >= 3 ? cut : whole);
     memory->gradients = bytes.gradient * (dw__gradients_are_cut(layout) ? cut : whole) * trained;
-    /* Two ranks have each stage of DualPipe: replicas, which share the states as the others do. */
+    /* DualPipe puts each stage on two ranks. These are replicas and share the optimizer states. */
     memory->optimizer = bytes.optimizer * cut * trained / (twice && zero >= 1 ? 2 : 1);
-    /* Frozen weights need no second copy, and are kept in the format that they are multiplied in. */
+    /* Frozen weights need no FP32 copy. They stay in the format of their GEMMs. */
     if (model->lora_rank) memory->parameters = (planned->low ? 1 : 2) * (zero >= 3 ? cut : whole);
     if (layout->offload_optimizer) memory->optimizer = 0;
 
@@ -263,12 +267,13 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
     memory->activations =
         activations.kept * in_flight(planned, stage) + activations.staged + activations.again;
     memory->workspace = gathered_inputs(planned) + activations.logits;
-    /* Gradients are reduced through a bucket of 500 million elements, or of the largest of them. */
+    /* DeepSpeed reduces gradients through a bucket of 500 million elements, or of the largest parameter. */
     if (dw__is_deepspeed(layout)) {
         double bucket = fmax(5e8, dw__embedding_parameters(model) / layout->tp);
         memory->workspace += fmin(bytes.gradient, 4) * trained * fmin(bucket, whole);
     }
-    /* PyTorch's pipelines receive every micro-batch of a step into buffers of its own, both ways, and keep outputs. */
+    /* PyTorch's pipelines allocate receive buffers for every micro-batch of a step in both directions, and keep
+     * outputs. */
     if (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->pp > 1) {
         double each =
             planned->tokens * 2 * model->hidden / (layout->sequence_parallel ? layout->tp : 1);
@@ -278,19 +283,19 @@ void dw__memory(const dw__planned *planned, dw_recompute recompute, int recomput
            table = dw__embedding_parameters(model) / layout->tp;
     if (zero == 2 && dw__gradients_are_cut(layout))
         memory->workspace += bytes.gradient * trained * (whole / (layers > 1 ? layers : 1));
-    if (zero >= 3) { /* two layers gathered, one layer's gradients whole; the table by itself */
+    if (zero >= 3) { /* two gathered layers, one layer's full gradients; the table separately */
         double layer = (whole - (stage == 0 ? table : 0)) / (layers > 1 ? layers : 1);
         double gathered = layer * (2 * 2 + 4);
-        /* In a pipeline parameters stay gathered, and gradients whole until the last micro-batch. */
+        /* In a pipeline, parameters stay gathered and gradients stay whole until the last micro-batch. */
         if (layout->pp > 1)
             gathered += (2 + 4 * trained) * (whole - layer);
         else if (!layout->reshard)
             gathered += 2 * (whole - layer);
-        /* The root's tables stay gathered from forward on; one has its gradient whole. */
+        /* The root module's tables stay gathered from forward on; one of them has its full gradient. */
         double tables = table * ((model->tied || layout->pp > 1 ? 2 : 4) + 4);
         memory->workspace += gathered > tables ? gathered : tables;
     }
-    /* The context: before CUDA 11.7 every kernel of PyTorch was loaded at the start. */
+    /* CUDA context. Before CUDA 11.7, all of PyTorch's kernels were loaded at the start. */
     double context = layout->framework == DW_FRAMEWORK_MEGATRON_LM ? 2 : 1;
     memory->overhead =
         dw__fragments(planned, memory) + context * gib + 0.4 * gib * groups_of(layout);
@@ -302,7 +307,7 @@ void dw__host_memory(const dw__planned *planned, dw_recompute recompute, int rec
     dw__activation_bytes bytes;
     *optimizer = *activations = 0;
     if (layout->offload_optimizer) {
-        /* States without an FP32 copy of the parameters need one there. */
+        /* The host also holds an FP32 copy of the parameters if the optimizer's states have none. */
         double states = dw__element_bytes_of(layout).optimizer;
         int twice =
             layout->schedule == DW_SCHEDULE_DUALPIPE && layout->pp > 1 && layout->zero_stage < 1;

@@ -1,8 +1,8 @@
-/* What layers have in place of attention, or beside it: which layers, and how many parameters.
+/* Sequence mixers other than attention: which layers have them, and their parameters.
  *
- * Their products are in the totals that `parameters` and `active` state; a prediction scales the linear layers' work to
- * those, and counts attention in `attention_layers` alone. The scans themselves, linear in the sequence, are not
- * counted. */
+ * Their GEMMs are part of the stated totals `parameters` and `active`. A prediction scales the work of linear layers
+ * to these totals, and counts attention in `attention_layers` only. The scans, which are linear in the sequence
+ * length, are not counted. */
 #include "plan/planner_config.h"
 #include "plan/planner_internal.h"
 #include <string.h>
@@ -13,7 +13,7 @@ static dw_status size(const dw__reading *r, const char *const *names, int64_t ab
     return dw__read_size(r, names, 1, DW__SIZE_MOST, absent, value);
 }
 
-/* One product in, a short convolution, a scan, a norm, one product out. */
+/* Mamba-2: input projection, short convolution, scan, norm, output projection. */
 static dw_status mamba2(const dw__reading *r, double *elements) {
     int heads, width, groups, state, kernel;
     bool bias, convolution_bias, normed = true,
@@ -56,7 +56,7 @@ static dw_status mamba(const dw__reading *r, double *elements) {
     return DW_OK;
 }
 
-/* Queries, keys, values and a gate; two numbers for each head; a convolution; a norm; a product out. */
+/* Gated delta rule: queries, keys, values and a gate; two numbers per head; convolution; norm; output projection. */
 static dw_status delta(const dw__reading *r, double *elements) {
     int keys, values, key_width, value_width, kernel;
     DW_RETURN_IF_FAILED(size(r, DW__NAMES("linear_num_key_heads"), -1, &keys));
@@ -71,7 +71,7 @@ static dw_status delta(const dw__reading *r, double *elements) {
     return DW_OK;
 }
 
-/* The same with a decay for every element of a head, from a product of low rank, as the gate is. */
+/* The same with a decay for every element of a head. Decay and gate come from low-rank projections. */
 static dw_status delta_wide(const dw__reading *r, double *elements) {
     int heads, width, kernel;
     DW_RETURN_IF_FAILED(size(r, DW__NAMES("linear_num_heads", "num_heads"), -1, &heads));
@@ -127,7 +127,7 @@ static dw_status mixer_elements(const dw__reading *r, double *elements) {
 
 /* ---- which layers ----------------------------------------------------------------------------------------------- */
 
-/* A list with a kind for each layer, or that is repeated until there are as many. */
+/* Reads a list of layer kinds, which is repeated up to the number of layers if it is shorter and `repeated` is set. */
 static dw_status count_kinds(const dw__reading *r, const char *name, bool repeated,
                              int *attentions) {
     const json_t *list;
@@ -144,15 +144,15 @@ static dw_status count_kinds(const dw__reading *r, const char *name, bool repeat
         for (size_t i = 0; i < DW_COUNT(others); i++) other |= strcmp(kind, others[i]) == 0;
         if (!other && !strstr(kind, "attention"))
             return dw__fail(DW_UNSUPPORTED,
-                            "%s has \"%.32s\"; layers of attention, full_attention, "
-                            "linear_attention, mamba, conv and recurrent are planned",
+                            "%s has \"%.32s\"; expected attention, full_attention, "
+                            "linear_attention, mamba, conv or recurrent",
                             name, kind);
         *attentions += !other;
     }
     return DW_OK;
 }
 
-/* Numbers of the layers with attention, or a 1 for each of them. */
+/* Counts attention layers: the entries of a list of layer numbers, or the ones in a list of flags. */
 static int count_numbers(const dw__reading *r, const json_t *list, bool flags) {
     int count = 0;
     for (size_t at = 0; at < json_array_size(list); at++) {
@@ -192,7 +192,8 @@ static dw_status read_attentions(const dw__reading *r, int *attentions) {
     }
     int every, offset;
     *attentions = 0;
-    if (r->family->mixer == DW__MIXER_MAMBA2) return DW_OK; /* Bamba without a list: none */
+    /* Bamba without a list has no attention layers */
+    if (r->family->mixer == DW__MIXER_MAMBA2) return DW_OK;
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("full_attention_interval", "attn_layer_period"),
                                       1, DW__LAYERS_MOST,
                                       r->family->full_every ? r->family->full_every : -1, &every));
@@ -211,12 +212,12 @@ dw_status dw__read_mixers(dw__reading *r, int *others, double *elements) {
     DW_RETURN_IF_FAILED(read_attentions(r, &attentions));
     *others = m->layers - attentions;
     if (!attentions)
-        return dw__fail(DW_UNSUPPORTED,
-                        "none of its %d layers has attention; models without "
-                        "attention are not planned",
-                        m->layers);
+        return dw__fail(
+            DW_UNSUPPORTED,
+            "none of the %d layers has attention; models without attention are not supported",
+            m->layers);
     if (attentions < m->layers) m->attention_layers = attentions;
-    /* A window is of a part of the layers with attention; widths speak of a part of all layers. */
+    /* The window applies to some of the attention layers; window_layers counts a share of all layers. */
     if (m->window && m->attention_layers) {
         double part = m->window_layers < attentions ? (double)m->window_layers / attentions : 1;
         m->window_layers = (int)(part * m->layers + 0.5);
@@ -274,7 +275,7 @@ static dw_status read_pattern(const dw__reading *r, blocks *count) {
     DW_RETURN_IF_FAILED(dw__json_text(r->json, "hybrid_override_pattern", &pattern));
     if (!pattern)
         return dw__json_wrong_kind("hybrid_override_pattern", NULL,
-                                   "a letter for each layer, or layers_block_type");
+                                   "one letter per layer, or layers_block_type");
     for (; *pattern; pattern++) DW_RETURN_IF_FAILED(count_block((char[2]){*pattern, 0}, count));
     return DW_OK;
 }
@@ -296,19 +297,20 @@ dw_status dw__read_blocks(dw__reading *r) {
         if (!m->experts)
             return dw__json_wrong_kind("n_routed_experts",
                                        dw__json_member(r->json, "n_routed_experts"),
-                                       "their number, for layers that are experts");
+                                       "the number of experts, since some layers have them");
         m->moe_every = (int)((double)m->layers / count.experts + 0.5);
         DW_RETURN_IF_FAILED(
             dw__read_size(r, DW__NAMES("moe_latent_size"), 1, DW__SIZE_MOST, 0, &latent));
     }
     DW_RETURN_IF_FAILED(dw__read_size(r, DW__NAMES("intermediate_size"), 1, DW__SIZE_MOST,
                                       count.mlp ? -1 : m->expert_ffn, &m->ffn));
-    if (!m->ffn) m->ffn = m->hidden; /* no MLP at all: Mamba's products stand for them */
+    /* no MLPs: the width is a placeholder, Mamba's GEMMs come from the totals */
+    if (!m->ffn) m->ffn = m->hidden;
     DW_RETURN_IF_FAILED(dw__attention_elements(r, &attention));
     if (count.mamba) DW_RETURN_IF_FAILED(mixer_elements(r, &mamba));
     double h = m->hidden, expert = dw__expert_parameters(m);
     double always = dw__shared_parameters(m) + dw__router_parameters(m);
-    if (latent) { /* experts work on a projection */
+    if (latent) { /* experts work on a projection of the hidden vector */
         expert = expert / h * latent;
         always += 2 * h * latent;
     }

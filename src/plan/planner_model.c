@@ -59,14 +59,14 @@ double dw__counted_active(const dw_planner_model *model) {
 }
 
 double dw_planner_active_parameters(const dw_planner_model *model) {
-    /* Other mixers than attention are in no width, but in what is stated. */
+    /* The widths do not describe mixers other than attention; the stated number includes them. */
     if (model->attention_layers && model->active > 0) return model->active;
     return dw__counted_active(model);
 }
 
 double dw__trained_part(const dw_planner_model *model) {
     if (!model->lora_rank) return 1;
-    /* Two thin matrices beside each of the attention's four. */
+    /* LoRA: two thin matrices beside each of attention's four. */
     double h = model->hidden, wide = (double)model->head_dim * (model->heads + model->kv_heads);
     return model->layers * model->lora_rank * (4 * h + 2 * wide) / dw_planner_parameters(model);
 }
@@ -77,15 +77,15 @@ double dw__window_layers(const dw_planner_model *model) {
     return (double)model->layers / (model->window_every > 1 ? model->window_every : 1);
 }
 
-/* Tokens that one sees in the mean, itself counted by half: half of the sequence, and with a window all of it but the
- * triangle in which there are fewer before. */
+/* Average number of tokens that a token attends to, with itself counted as half. Without a window this is half of the
+ * sequence. With one it is the window minus the triangle at the start, where fewer tokens precede. */
 double dw__seen_tokens(const dw_planner_model *model, double span, int windowed) {
     double window = model->window;
     if (!windowed || !model->window || window >= span) return span / 2;
     return window - window * window / (2 * span);
 }
 
-/* Tokens that one sees, in all heads of all layers. */
+/* Sum over all heads and layers. */
 static double seen_in_all(const dw_planner_model *model, double span) {
     double windowed = dw__window_layers(model), full = model->layers - windowed;
     double part = model->attention_layers ? (double)model->attention_layers / model->layers : 1;
@@ -145,14 +145,16 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
     }
     if (model->heads % model->kv_heads)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the model's %d heads are no multiple of its %d key-value heads",
+                        "the model's %d heads are not a multiple of its %d key-value heads",
                         model->heads, model->kv_heads);
     if (model->window_layers > model->layers)
-        return dw__fail(DW_INVALID_ARGUMENT, "window_layers is %d of %d layers",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "window_layers is %d; expected at most the model's %d layers",
                         model->window_layers, model->layers);
     if (!model->experts) {
         if (!model->ffn)
-            return dw__fail(DW_INVALID_ARGUMENT, "the model has neither ffn nor experts");
+            return dw__fail(DW_INVALID_ARGUMENT,
+                            "the model has neither ffn nor experts; set one of them");
         return DW_OK;
     }
     if (model->top_k < 1 || model->top_k > model->experts)
@@ -160,10 +162,12 @@ dw_status dw_planner_model_check(const dw_planner_model *model) {
                         "the model's top_k is %d; expected 1 to its %d experts", model->top_k,
                         model->experts);
     if (!model->expert_ffn)
-        return dw__fail(DW_INVALID_ARGUMENT, "the model has experts and no expert_ffn");
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the model has experts but expert_ffn is 0; set their width");
     if (model->dense_layers > model->layers)
-        return dw__fail(DW_INVALID_ARGUMENT, "dense_layers is %d of %d layers", model->dense_layers,
-                        model->layers);
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "dense_layers is %d; expected at most the model's %d layers",
+                        model->dense_layers, model->layers);
     return DW_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The operations of a captured model, summed over its nodes by what does them: what the planner's formulas are compared
- * with. */
+/* Counts the operations of a captured model by summing over its nodes. Tests compare the planner's formulas with
+ * it. */
 #include "plan/planner_internal.h"
 #include <stdio.h>
 
@@ -7,7 +7,7 @@ typedef struct sums {
     double products, attention, other;
 } sums;
 
-/* Elements of the first result: what a bias adds to. */
+/* Counts the elements of the first result, to which a bias is added. */
 static dw_status results_of(const dw_graph *graph, dw_node node, const int64_t *sizes,
                             double *results) {
     dw_value value = dw_node_output(graph, node, 0);
@@ -20,7 +20,7 @@ static dw_status results_of(const dw_graph *graph, dw_node node, const int64_t *
     return DW_OK;
 }
 
-/* Queries with keys, and scores with values, of attention that is spelled out: four axes, no parameter. */
+/* The GEMMs of spelled-out attention, q k^T and p v, have four axes and no parameter. */
 static bool is_of_pairs(const dw_graph *graph, dw_node node) {
     return dw_node_op(graph, node) == DW_OP_MATMUL &&
            dw_value_rank(graph, dw_node_output(graph, node, 0)) == 4 &&
@@ -28,8 +28,8 @@ static bool is_of_pairs(const dw_graph *graph, dw_node node) {
            dw__parameter_behind(graph, dw_node_input(graph, node, 1)) == DW_NONE;
 }
 
-/* In backward all products are of a gradient with a weight or an activation; forward, those without a parameter are
- * the angles of rotations. */
+/* Every backward GEMM multiplies a gradient with a weight or an activation. A forward GEMM without a parameter
+ * computes the angles of rotary embeddings. */
 static bool is_product(const dw_graph *graph, dw_node node) {
     switch (dw_node_op(graph, node)) {
     case DW_OP_LINEAR:
@@ -72,7 +72,7 @@ static dw_status add_all(const dw_graph *graph, const int64_t *sizes, sums *to) 
     return DW_OK;
 }
 
-/* With every floating-point output's gradient given, of every parameter. */
+/* Appends the gradients of all parameters, given the gradient of every floating-point output. */
 static dw_status differentiate(dw_graph *graph) {
     dw_status status = DW_OK;
     uint32_t outputs = dw_graph_output_count(graph), leaves = dw_graph_leaf_count(graph);
@@ -86,7 +86,7 @@ static dw_status differentiate(dw_graph *graph) {
     for (uint32_t at = 0; at < outputs; at++) {
         dw_value output = dw_graph_output(graph, at);
         dw_dtype dtype = dw_value_dtype(graph, output);
-        if (dtype < DW_BF16) continue; /* whole numbers have no gradient */
+        if (dtype < DW_BF16) continue; /* integers have no gradient */
         char name[48];
         snprintf(name, sizeof name, "gradient of output %u", at);
         DW_TRY(dw_graph_leaf(graph, DW_ROLE_GRADIENT, name, dtype, dw_value_rank(graph, output),
@@ -110,14 +110,15 @@ dw_status dw_planner_graph_work(const dw_graph *graph, const int64_t *sizes, int
     dw_graph *copy = NULL;
     sums forward, both;
     dw_cost cost;
-    if (!graph || !work) return dw__fail(DW_INVALID_ARGUMENT, "a graph to plan is NULL");
+    if (!graph || !work) return dw__fail(DW_INVALID_ARGUMENT, "the graph or the result is NULL");
     DW_TRY(dw__planner_graph_recognized(graph, &copy));
     DW_TRY(dw_graph_cost(copy, sizes, &cost));
     DW_TRY(add_all(copy, sizes, &forward));
     both = forward;
     if (backward) {
         DW_TRY(differentiate(copy));
-        DW_TRY(dw_graph_run_pass(&copy, DW_PASS_COMMON)); /* transposes and casts made twice */
+        /* merges duplicate transposes and casts */
+        DW_TRY(dw_graph_run_pass(&copy, DW_PASS_COMMON));
         DW_TRY(dw_graph_run_pass(&copy, DW_PASS_DEAD_CODE));
         DW_TRY(add_all(copy, sizes, &both));
     }

@@ -1,10 +1,10 @@
-/* A step's seconds and bytes, put together. */
+/* Assembles the seconds and bytes of a training step. */
 #include "plan/planner_internal.h"
 #include <math.h>
 #include <string.h>
 
-/* PyTorch's own attention is FlashAttention-2, whose instructions are Ampere's: 2,048 operations on each processor and
- * clock, whatever the tensor cores could do besides. */
+/* PyTorch's own attention is FlashAttention-2, which uses Ampere's instructions: 2,048 FLOP per SM and clock, however
+ * fast the tensor cores are. */
 int dw__attends_as_ampere(const dw_layout *layout) {
     switch (layout->framework) {
     case DW_FRAMEWORK_TORCHTITAN:
@@ -16,7 +16,7 @@ int dw__attends_as_ampere(const dw_layout *layout) {
     }
 }
 
-/* Which part of the rates products and attention reach on these GPUs, under this framework. */
+/* Sets the parts of their peak rates that GEMMs and attention reach on these GPUs under this framework. */
 static void reached_parts(dw__planned *planned) {
     const dw__constants *c = planned->constants;
     const dw_hardware *hardware = planned->hardware;
@@ -33,7 +33,7 @@ static void reached_parts(dw__planned *planned) {
     if (capability == 90 && planned->layout->framework == DW_FRAMEWORK_OWN &&
         model->head_dim + model->rope_dim <= 256)
         planned->attention_part *= c->attention_own;
-    /* A measured rate is what products reach; attention's part is of the peak. */
+    /* GEMMs reach a measured rate in full. attention_part is relative to the peak, so the peak is computed from it. */
     planned->attention_rate = dw__reached(bf16, planned->gemm_part) / planned->gemm_part;
     if (capability == 0) planned->attention_rate *= c->gemm_amd / c->gemm_sm80;
     double ampere = 2048 * hardware->sm_count.value * hardware->clock.value;
@@ -41,13 +41,13 @@ static void reached_parts(dw__planned *planned) {
         planned->attention_part = c->attention_sm80;
         planned->attention_rate = fmin(planned->attention_rate, ampere);
     }
-    /* A Hopper that is held below its 700 W runs slower clocks under products. */
+    /* A Hopper GPU limited to less than 700 W lowers its clock in GEMMs. */
     if (capability == 90 && hardware->power.value > 300 && hardware->power.value < 700) {
         double held = pow(hardware->power.value / 700, c->power_exponent);
         planned->gemm_part *= held;
         planned->attention_rate *= held;
     }
-    /* Blackwell is held by power at any clock: GB300 has the rate of GB200 on paper, and 1,400 W in place of 1,200. */
+    /* Power limits Blackwell at any clock: GB300 has the rated speed of GB200, but 1,400 W instead of 1,200 W. */
     if (capability >= 100 && capability < 120 && hardware->power.value > 1200) {
         double more = pow(hardware->power.value / 1200, c->power_exponent);
         planned->gemm_part *= more;
@@ -86,8 +86,8 @@ void dw__planned_begin(dw__planned *planned, const dw__constants *c, const dw_pl
     default: planned->elementwise = c->elementwise_eager; break;
     }
     if (layout->compiled) planned->elementwise = c->elementwise_compiled;
-    /* Where the active parameters as stated are far from those of the widths (hybrids with state-space blocks), the
-     * linear work is scaled to what is stated. */
+    /* Hybrids with state-space blocks state active parameters far from the number that follows from the widths. The
+     * work of linear layers is scaled to the stated number. */
     if (model->active > 0) {
         double table = dw__embedding_parameters(model), counted = dw__counted_active(model);
         double least = counted - table, most = counted + table;
@@ -118,27 +118,29 @@ static void time_layers(const dw__planned *planned, dw__layer_times *times) {
     dw__head_seconds(planned, &times->head);
 }
 
-/* Fraction of forward that is done again. Selective: the cheap half of elementwise work, and unfused attention. */
+/* Computes the part of forward that backward repeats. Selective recomputation repeats the cheap half of the
+ * elementwise work, and unfused attention. */
 static void recomputed(const dw__planned *planned, dw_recompute recompute, double part,
                        const dw_time_parts *forward, dw_time_parts *again) {
     *again = (dw_time_parts){0};
     if (recompute == DW_RECOMPUTE_FULL) add(again, forward, part);
     if (recompute == DW_RECOMPUTE_SELECTIVE) {
         again->elementwise = 0.5 * forward->elementwise;
-        /* torchtitan keeps the result of every second product. */
+        /* torchtitan keeps the result of every second GEMM. */
         if (planned->layout->framework == DW_FRAMEWORK_TORCHTITAN)
             again->gemm = 0.5 * forward->gemm;
         if (planned->layout->unfused_attention) again->attention = forward->attention;
     }
 }
 
-/* Narayanan et al. 2021, section 4.1; DeepSpeed's pipelines send gradients whole. */
+/* Tensor parallel ranks send one part each (Narayanan et al. 2021, section 4.1). DeepSpeed's pipelines send whole
+ * activations. */
 static int sends_parts(const dw_layout *layout) {
     return layout->tp > 1 && layout->framework == DW_FRAMEWORK_MEGATRON_LM &&
            !dw__is_deepspeed(layout);
 }
 
-/* Of one rank, to the next stage. */
+/* Bytes that one rank sends to the next stage. */
 static double sent_bytes(const dw__planned *planned) {
     const dw_layout *layout = planned->layout;
     double cut = layout->sequence_parallel || sends_parts(layout) ? layout->tp : 1;
@@ -176,7 +178,7 @@ static void time_stage(const dw__planned *planned, const dw__layer_times *times,
     }
     if (layout->pp > 1) {
         time->send = dw__send_seconds(planned, sent_bytes(planned), layout->gpus / layout->pp);
-        /* Megatron's ranks send a part each of what they all have, and gather it on the other side. */
+        /* Megatron's ranks each send a part of the common activations, and gather it on the receiving stage. */
         if (!layout->sequence_parallel && sends_parts(layout))
             time->send +=
                 dw__gather_seconds(planned, sent_bytes(planned) * layout->tp, layout->tp, 1, 1);
@@ -188,7 +190,8 @@ static dw__turn turn_of(const stage_time *stage) {
     return (dw__turn){dw__parts_sum(&stage->forward), backward - stage->weight, stage->weight};
 }
 
-/* What the stages' times make of the pipeline: of the first, the one after it (the heaviest between) and the last. */
+/* Describes the pipeline by the times of the first stage, the one after it (the heaviest between the ends) and the
+ * last. */
 static void pipeline_of(const dw__planned *planned, dw_recompute recompute,
                         const stage_time stage[3], dw__pipeline *pipeline) {
     const dw_layout *layout = planned->layout;
@@ -204,7 +207,8 @@ static void pipeline_of(const dw__planned *planned, dw_recompute recompute,
     dw__pipeline_finish(planned, pipeline);
 }
 
-/* Attention's parameters, or gradients, among the ranks of a tensor parallel group that hold the same of them. */
+/* Traffic of attention's parameters, or gradients, between the ranks of a tensor parallel group that hold the same
+ * ones. */
 static double attention_seconds(const dw__planned *planned, int stage, double bytes,
                                 double messages) {
     double excess;
@@ -224,7 +228,7 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
     double layers = dw__stage_layers(planned, stage);
     *traffic = (dw__data_traffic){0};
     if (layout->zero_stage >= 3) {
-        /* In a pipeline parameters are gathered, and gradients reduced, once a step. */
+        /* In a pipeline, parameters are gathered and gradients reduced once a step. */
         traffic->each = traffic->reduce_each = layout->pp == 1;
         int shard = planned->shard, expert_shard = expert_ranks < shard ? (int)expert_ranks : shard;
         traffic->gather =
@@ -244,8 +248,8 @@ void dw__data_traffic_of(const dw__planned *planned, int stage, dw__data_traffic
         : layout->framework == DW_FRAMEWORK_MEGATRON || layout->framework == DW_FRAMEWORK_NANOTRON
             ? 4
             : 2;
-    if (gradient > 4) gradient = 4; /* of two copies the sum travels */
-    /* Megatron's buckets; nanotron sends each parameter by itself. */
+    if (gradient > 4) gradient = 4; /* of two copies of the gradients, only their sum travels */
+    /* Megatron reduces buckets; nanotron reduces each parameter separately. */
     double buckets = ceil(dense / fmax(40e6, 1e6 * ranks));
     if (layout->framework == DW_FRAMEWORK_NANOTRON) buckets = 9 * layers;
     traffic->reduce =
@@ -266,7 +270,7 @@ double dw__data_exposed(const dw__planned *planned, double traffic, double room)
     return traffic - hidden * (1 - part);
 }
 
-/* Reduction of gradients and gathering of parameters that computation does not hide, a step of one stage. */
+/* Exposed seconds of the reduction of gradients and the gathering of parameters, per step of one stage. */
 static double data_seconds(const dw__planned *planned, int stage, double forward, double backward) {
     dw__data_traffic traffic;
     dw__data_traffic_of(planned, stage, &traffic);
@@ -277,8 +281,8 @@ static double data_seconds(const dw__planned *planned, int stage, double forward
            planned->constants->data_exposed * traffic.across;
 }
 
-/* What a rank does with its parameters once a step, of the rank that takes longest: the first stage has the embedding,
- * the last the head, those between them the layers that do not divide. DualPipe's ranks have two stages each. */
+/* Work on parameters once a step, on the rank that takes longest. The first stage has the embedding, the last the
+ * head, the others the remaining layers where the layers do not divide. Each rank of DualPipe has two stages. */
 static void once_a_step(const dw__planned *planned, double forward, double backward,
                         dw_time_parts *time) {
     int stages = planned->layout->pp, candidates[3] = {0, stages > 2 ? 1 : 0, stages - 1};
@@ -380,7 +384,7 @@ static void memory_of(const dw__planned *planned, dw_prediction *prediction) {
     heaviest_memory(planned, DW_RECOMPUTE_SELECTIVE, 0, prediction);
     if (prediction->fits) return;
     int most = (int)ceil((double)planned->model->layers / layout->pp), least = 1;
-    while (least < most) { /* the fewest layers that make it fit; all of them where none do */
+    while (least < most) { /* the fewest recomputed layers that fit; all layers if no number fits */
         int middle = (least + most) / 2;
         heaviest_memory(planned, DW_RECOMPUTE_FULL, middle, prediction);
         if (prediction->fits)
@@ -398,7 +402,7 @@ double dw__slowdown(const dw__planned *planned) {
     return (1 + c->jitter) * (1 + c->straggler * doublings);
 }
 
-/* One GPU by itself agrees with nobody on norms and losses. */
+/* A single GPU has no norms and losses to reduce. */
 double dw__step_fixed(const dw__planned *planned) {
     return planned->constants->step_fixed * (planned->layout->gpus > 1 ? 1 : 0.25);
 }
@@ -421,7 +425,8 @@ void dw__predict(const dw__constants *constants, const dw_planner_model *model,
     dw__predict_again(constants, model, hardware, layout, &memo, prediction);
 }
 
-/* Quantized weights are kept for the step's other micro-batches; there are no more of these than sequences. */
+/* Quantized weights are reused by the step's other micro-batches. Their number is at most the number of sequences,
+ * which makes this a lower bound. */
 double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
                         const dw_hardware *hardware, const dw_layout *layout) {
     dw__planned planned;
@@ -445,15 +450,15 @@ dw__step_rest dw__step_rest_of(const dw__constants *constants, const dw_planner_
                            dw__micro_batch_fixed(&planned)};
 }
 
-/* Sums of other orders round otherwise. */
+/* The margin covers rounding: a bound is summed in another order than a prediction. */
 double dw__step_least(const dw__step_rest *rest, double micro_batches, double seconds) {
     return (seconds * rest->slow + rest->step + micro_batches * rest->micro_batch) * (1 - 1e-12);
 }
 
-/* The first stage, the one after it and the last. */
+/* Times of the first stage, the one after it and the last. */
 typedef struct stage_times {
     stage_time stage[3];
-    double total[3], forward, backward; /* of the heaviest */
+    double total[3], forward, backward; /* forward, backward: of the heaviest stage */
     int heaviest;
 } stage_times;
 
@@ -522,7 +527,7 @@ double dw__head_layers(const dw_planner_model *model, const dw_layout *layout,
     const dw__pipeline *p = &sums_place(layout, memo, &known)->pipeline;
     double first = p->first.forward + p->first.input + p->first.weight,
            last = p->last.forward + p->last.input + p->last.weight;
-    const int layers = model->layers / layout->pp; /* of a stage */
+    const int layers = model->layers / layout->pp; /* per stage */
     return (last - first) / first * layers;
 }
 
@@ -561,7 +566,7 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
         double unsent = dw__pipeline_seconds(&pipeline);
         double sync = dw__pipeline_sync(planned.constants, layout);
         prediction->bubble_fraction = 1 - m * heaviest / (whole * (1 + sync));
-        /* The part of the heaviest rank that the mean one does not have, out of every kind of work alike. */
+        /* Scales all parts of the heaviest rank to the mean rank. The difference is `imbalance`. */
         double *parts = (double *)time, part = mean / most;
         for (size_t at = 0; at < sizeof *time / sizeof(double); at++) parts[at] *= part;
         time->bubble = unsent - m * heaviest;
@@ -577,7 +582,7 @@ static void predict_time(const dw__planned *given, dw__layer_memo *memo,
     prediction->seconds = seconds;
     prediction->tokens_per_second =
         (double)layout->global_batch * layout->seq_len / seconds / layout->gpus;
-    /* Blocks of other kinds: the linear work that is done, not the widths'. */
+    /* Hybrids: counts the linear work that is done, not the widths' work. */
     double other = (planned.linear_scale - 1) *
                    (dw_planner_active_parameters(model) - dw__embedding_parameters(model));
     prediction->model_flops =
@@ -674,7 +679,7 @@ int dw_predict_operations(const dw_planner_model *model, const dw_hardware *hard
     return list.count;
 }
 
-/* A chunk's part of a stage's traffic; the head is in one chunk alone. */
+/* Traffic of one chunk of a stage. Only one chunk has the head. */
 static dw_stage_traffic chunk_traffic(const dw__planned *planned, const dw_time_parts *whole,
                                       const dw_time_parts *head, double moved, double chunks,
                                       int has_head) {
@@ -703,7 +708,7 @@ void dw_predict_stage(const dw_planner_model *model, const dw_hardware *hardware
     time_stage(&planned, &times, stage, layout->recompute, layout->recompute_layers, &whole);
     double v = layout->virtual_stages > 1 ? layout->virtual_stages : 1,
            layers = dw__stage_layers(&planned, stage);
-    /* The head is in the last stage's last chunk alone. */
+    /* The head is in the last chunk of its stage. */
     double head_forward = 0, head_backward = 0, head_weight = 0;
     const dw_time_parts nothing = {0}, *head[2] = {&nothing, &nothing};
     if (stage == dw__head_stage(layout)) {

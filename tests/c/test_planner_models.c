@@ -255,10 +255,10 @@ static void an_unknown_name_has_neighbours(void **state) {
                                            {"lama2-13b", "llama2-13b"},
                                            {"mixtral-8x8b", "mixtral-8x7b"},
                                            {"llama3-3b", "llama3-8b"},
-                                           {"", "near to it"},
-                                           {"----", "near to it"},
-                                           {"org/", "near to it"},
-                                           {"\x1b[2J\xff", "near to it"}};
+                                           {"", "similar names"},
+                                           {"----", "similar names"},
+                                           {"org/", "similar names"},
+                                           {"\x1b[2J\xff", "similar names"}};
     dw_planner_model model;
     char lengthy[5000];
     memset(lengthy, 'x', sizeof lengthy - 1);
@@ -329,16 +329,17 @@ static void configurations_of_every_wrong_kind(void **state) {
         {"{\"model_type\": \"t5\", \"is_encoder_decoder\": true}", DW_UNSUPPORTED,
          "is_encoder_decoder"},
         {"{\"model_type\": \"mamba\", \"state_size\": 16}", DW_UNSUPPORTED,
-         "\"mamba\": models without attention are not planned"},
+         "\"mamba\": models without attention are not supported"},
         {"{\"model_type\": \"of-tomorrow\", \"state_size\": 16}", DW_UNSUPPORTED, "state_size"},
         {"{\"model_type\": \"whisper\"}", DW_UNSUPPORTED, "an encoder and a decoder"},
-        {"{\"model_type\": \"gemma3n_text\"}", DW_UNSUPPORTED, "a table of its own for tokens"},
+        {"{\"model_type\": \"gemma3n_text\"}", DW_UNSUPPORTED,
+         "each layer has an embedding of its own"},
         {LLAMA ", \"intermediate_size\": [96, 96, 48, 96]}", DW_PARSE,
-         "intermediate_size is an array; expected an integer, or the same one for every layer"},
+         "intermediate_size is an array; expected an integer, or a list of equal ones"},
         {LLAMA ", \"intermediate_size\": []}", DW_PARSE, "intermediate_size is an array"},
         {LLAMA ", \"intermediate_size\": [0, 0, 0, 0]}", DW_PARSE, "intermediate_size has 0"},
         {MIXED("qwen3_next") "}", DW_PARSE, "linear_num_key_heads is missing"},
-        {MIXED("bamba") MAMBA "}", DW_UNSUPPORTED, "none of its 4 layers has attention"},
+        {MIXED("bamba") MAMBA "}", DW_UNSUPPORTED, "none of the 4 layers has attention"},
         {MIXED("bamba") MAMBA ", \"attn_layer_indices\": {}}", DW_PARSE,
          "attn_layer_indices is an object"},
         {MIXED("lfm2") ", \"layer_types\": [\"conv\"]}", DW_PARSE,
@@ -346,7 +347,7 @@ static void configurations_of_every_wrong_kind(void **state) {
         {MIXED("lfm2") ", \"layer_types\": [\"conv\", \"conv\", \"dream\", \"conv\"]}",
          DW_UNSUPPORTED, "layer_types has \"dream\""},
         {MIXED("lfm2") ", \"layer_types\": [\"conv\", \"conv\", \"conv\", \"conv\"]}",
-         DW_UNSUPPORTED, "none of its 4 layers has attention"},
+         DW_UNSUPPORTED, "none of the 4 layers has attention"},
         {MIXED("jamba") "}", DW_PARSE, "full_attention_interval is missing"},
         {MIXED("lfm2") ", \"full_attn_idxs\": [1], \"block_ffn_dim_multiplier\": \"2\"}", DW_PARSE,
          "block_ffn_dim_multiplier is a string"},
@@ -396,9 +397,9 @@ static void what_is_taken_for_granted_is_logged(void **state) {
     assert_ok(dw_planner_model_parse(known, strlen(known), &a));
     assert_string_equal(line, "");
     assert_ok(dw_planner_model_parse(unknown, strlen(unknown), &b));
-    assert_non_null(strstr(line, "\"ferret\" is not known"));
+    assert_non_null(strstr(line, "\"ferret\" is unknown"));
     assert_ok(dw_planner_model_parse(nested, strlen(nested), &c));
-    assert_non_null(strstr(line, "text_config is planned"));
+    assert_non_null(strstr(line, "only text_config is planned"));
     dw_log_set_sink(NULL, NULL, 0);
     assert_memory_equal(&a, &b, sizeof a);
     assert_memory_equal(&a, &c, sizeof a);

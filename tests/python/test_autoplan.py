@@ -145,7 +145,7 @@ def test_a_graph_without_layers_is_refused():
     layer = torch.nn.TransformerEncoderLayer(64, 4, 160, dropout=0.0, batch_first=True)
     shared = torch.nn.Sequential(torch.nn.Embedding(1000, 64), layer, torch.nn.Linear(64, 72))
     ir = dw.capture(shared, (torch.zeros(2, 16, dtype=torch.long),))
-    with pytest.raises(dw.DeepwellError, match="layer 2 of the graph has 0 attentions"):
+    with pytest.raises(dw.DeepwellError, match="layer 2 of the graph has 0 recognized attentions"):
         dw.autoplan(ir, hw="h100:8", seq_len=512, global_batch=64)
 
 

@@ -559,5 +559,5 @@ def test_the_catalogue_is_listed() -> None:
 
 
 def test_an_unknown_name_says_so() -> None:
-    with pytest.raises(_deepwell.Error, match="near to it: llama3-70b"):
+    with pytest.raises(_deepwell.Error, match="similar names: llama3-70b"):
         _deepwell.planner_model("llama3-71b")
