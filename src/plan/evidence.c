@@ -1,7 +1,7 @@
 #include "plan/evidence.h"
 #include "base/base.h"
 
-/* Links between GPU and host that are no PCI Express: NVLink-C2C, 450 GB/s each way on GB200 and GB300. */
+/* Host links above this bandwidth are NVLink-C2C (450 GB/s in each direction on GB200 and GB300), not PCI Express. */
 static const double COHERENT_LINK = 2e11;
 
 static int offloads_optimizer(const dw_hardware *hardware, const dw_layout *layout) {
@@ -24,17 +24,17 @@ static int is_dualpipe(const dw_hardware *hardware, const dw_layout *layout) {
     return layout->pp > 1 && layout->schedule == DW_SCHEDULE_DUALPIPE;
 }
 
-/* The parts without measurements. All others are measured; docs/autoplan.md counts the runs of each. */
+/* The unmeasured parts. All others are measured; docs/autoplan.md counts the runs of each. */
 static const struct {
     const char *name, *evidence;
     int (*has)(const dw_hardware *hardware, const dw_layout *layout);
 } unmeasured[] = {
-    {"activations on the host over PCI Express", "published runs only over NVLink-C2C",
+    {"activations on the host over PCI Express", "published runs only with NVLink-C2C",
      offloads_layers},
     {"optimizer on the host", "no published run in the table", offloads_optimizer},
-    {"attention on a part of the tensor parallel ranks", "no published run", splits_attention},
+    {"attention on fewer tensor parallel ranks", "no published run", splits_attention},
     {"zb-v", "no published run in the table", is_zb_v},
-    {"dualpipe", "one published training run, predicted 23% slower than it was", is_dualpipe},
+    {"dualpipe", "one published training run; the prediction is 23% slower", is_dualpipe},
 };
 
 dw_status dw__evidence_words(const dw_hardware *hardware, const dw_layout *layout, dw__text *text) {
@@ -47,7 +47,7 @@ dw_status dw__evidence_words(const dw_hardware *hardware, const dw_layout *layou
     return DW_OK;
 }
 
-/* ZB-V and DualPipe are the last schedules. */
+/* dw__evidence_limit cuts the schedules off at ZB-H2, so ZB-V and DualPipe must be the last ones. */
 _Static_assert(DW_SCHEDULE_ZB_V == DW_SCHEDULE_ZB_H2 + 1 &&
                    DW_SCHEDULE_DUALPIPE == DW_SCHEDULE_ZB_V + 1 &&
                    DW_SCHEDULES == DW_SCHEDULE_DUALPIPE + 1,

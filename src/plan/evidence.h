@@ -5,9 +5,9 @@
 
 #include "plan/search.h"
 
-/* Limits the search to measured parts, but for those that the request fixes itself. */
+/* Limits the search to measured parts, except for parts that the request fixes. */
 void dw__evidence_limit(const dw_hardware *hardware, dw__limits *limits);
-/* The parts of the layout that have not been measured, with what there is; "" where there are none. Must be freed with
+/* Writes the layout's unmeasured parts with the evidence that exists; "" if all are measured. Free the text with
  * dw__text_free. */
 dw_status dw__evidence_words(const dw_hardware *hardware, const dw_layout *layout, dw__text *text);
 

@@ -1,8 +1,7 @@
-/* A plan as a file: what deepwell plan writes, and what a person edits. Members have the structures' own names.
+/* Reads and writes plan files: the output of `deepwell plan`, which people edit. Members have the structures' names.
  *
- * Of the layout what the file does not say is dw_layout_default's. A file without a prediction is predicted as it is
- * read: whoever edits the layout takes the prediction out.
- */
+ * Members of the layout that the file omits have the values of dw_layout_default. A file without a prediction is
+ * predicted when it is read, so remove the prediction after editing the layout. */
 #include "plan/plan_file.h"
 #include "base/json.h"
 #include "deepwell/graph.h"
@@ -72,8 +71,8 @@ static dw_status check_finite(const void *structure, dw__field_list list) {
         if (list.fields[at].kind != DW__FIELD_REAL) continue;
         if (!isfinite(dw__field_real(structure, &list.fields[at])))
             return dw__fail(DW_INVALID_ARGUMENT,
-                            "the prediction's %s is not finite; the model or the hardware has a "
-                            "figure that no real one has",
+                            "the prediction's %s is not finite; correct the model or the hardware: "
+                            "one of its figures is unrealistic",
                             list.fields[at].name);
     }
     return DW_OK;
@@ -156,7 +155,7 @@ static dw_status read_field(const json_t *object, const dw__field *field, void *
     return DW_OK;
 }
 
-/* What the object does not have is left alone, or, where `all` are needed, missed. */
+/* Reads the fields that the object has. With `all` a missing field is an error, otherwise it keeps its value. */
 static dw_status read_fields(const json_t *object, dw__field_list list, int all,
                              const char *const *besides, void *structure) {
     if (!json_is_object(object)) return dw__json_wrong_kind("it", object, "an object");
@@ -290,7 +289,7 @@ static dw_status read_version(const json_t *root) {
     if (version <= DW_AUTOPLAN_VERSION) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "version is %lld, and this Deepwell reads up to %d; make the plan again, or "
-                    "use the Deepwell that made it",
+                    "use the Deepwell version that wrote it",
                     (long long)version, DW_AUTOPLAN_VERSION);
 }
 
@@ -303,7 +302,8 @@ static dw_status read_rest(const json_t *root, dw__autoplan *own) {
     DW_RETURN_IF_FAILED(dw__json_number(root, "reserve", 0, 1e15, 0, &plan->reserve));
     DW_READ_MEMBER(root, "layout", dw_layout_check(&plan->model, plan->hardware, &plan->layout));
     if (plan->layout.gpus != plan->hardware->gpus)
-        return dw__fail(DW_INVALID_ARGUMENT, "the layout has %d GPUs, the hardware %d",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "the layout has %d GPUs and the hardware %d; expected equal numbers",
                         plan->layout.gpus, plan->hardware->gpus);
     if (prediction) {
         DW_READ_MEMBER(root, "prediction", read_prediction(prediction, &plan->prediction));
@@ -411,7 +411,7 @@ static dw_status put_fields(json_t *object, dw__field_list list, const void *str
     return DW_OK;
 }
 
-/* A new object in `parent`. */
+/* Adds a new object to `parent`. */
 static dw_status put_object(json_t *parent, const char *key, json_t **object) {
     *object = json_object();
     return put(parent, key, *object);
@@ -478,7 +478,7 @@ static dw_status put_hardware(json_t *root, const dw_hardware *hardware) {
     return status == DW_OK ? put(root, "hardware", json) : status;
 }
 
-/* For readers; made anew whenever a plan is written. */
+/* Remarks are for readers of the file. They are derived again whenever a plan is written. */
 static dw_status put_remarks(json_t *root, const dw_autoplan *plan) {
     json_t *list = json_array();
     dw_status status = put(root, "remarks", list);
@@ -519,7 +519,7 @@ dw_status dw_autoplan_json(const dw_autoplan *plan, char **text) {
     dw_status status = DW_OK;
     dw__text written = {0};
     if (!plan || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the plan, or the place for its text, is NULL");
+        return dw__fail(DW_INVALID_ARGUMENT, "the plan or the place for its text is NULL");
     *text = NULL;
     json_t *root = json_object();
     if (!root) return dw__fail_memory("a plan", sizeof *plan);

@@ -1,4 +1,4 @@
-/* A plan as a person reads it. */
+/* Writes a plan as text for people. */
 #include "plan/plan_text.h"
 #include "plan/plan_fields.h"
 #include "plan/planner_internal.h"
@@ -7,7 +7,7 @@
 
 static const double GIB = 1024.0 * 1024.0 * 1024.0;
 
-/* In an explanation smaller differences say nothing. */
+/* An explanation omits differences below this part of a step. */
 static const double PART_LEAST = 0.001;
 enum { PARTS_MOST = 4 };
 
@@ -51,7 +51,7 @@ dw_status dw__layout_words(const dw_layout *l, dw__text *text) {
     return dw__text_printf(text, ", %s", dw_train_precision_name(l->precision));
 }
 
-/* 124000000: "124 million". */
+/* Writes 124000000 as "124 million". */
 static dw_status put_count(double value, dw__text *text) {
     static const char *const names[] = {"", " thousand", " million", " billion", " trillion"};
     size_t at = 0;
@@ -59,7 +59,7 @@ static dw_status put_count(double value, dw__text *text) {
     return dw__text_printf(text, "%.*f%s", at > 0 && value < 99.95 ? 1 : 0, value, names[at]);
 }
 
-/* 16384: "16,384". */
+/* Writes 16384 as "16,384". */
 static dw_status put_integer(int value, dw__text *text) {
     if (value < 1000) return dw__text_printf(text, "%d", value);
     DW_RETURN_IF_FAILED(put_integer(value / 1000, text));
@@ -71,8 +71,8 @@ dw_status dw__remark_words(const dw_autoplan *plan, dw__remark remark, dw__text 
     if (remark == DW__REMARK_FRAMEWORK && l->framework == DW_FRAMEWORK_OWN)
         return dw__text_printf(
             text,
-            "framework deepwell: its training on %s is not built yet, so this layout cannot be run "
-            "with it; framework=megatron, torchtitan, fsdp or deepspeed plans for one that can",
+            "framework deepwell: training on %s is not built yet, so it cannot run this layout; "
+            "plan for one that can with framework=megatron, torchtitan, fsdp or deepspeed",
             l->gpus > 1 ? "several GPUs" : "a GPU");
     if (remark == DW__REMARK_POSITIONS && plan->model.positions > 0 &&
         l->seq_len > plan->model.positions) {
@@ -81,7 +81,7 @@ dw_status dw__remark_words(const dw_autoplan *plan, dw__remark remark, dw__text 
         DW_RETURN_IF_FAILED(dw__text_printf(text, " positions, fewer than the "));
         DW_RETURN_IF_FAILED(put_integer(l->seq_len, text));
         return dw__text_printf(text,
-                               " tokens of a sequence: it cannot be run so without a longer table");
+                               " tokens of a sequence; to run it, give the model a longer table");
     }
     return DW_OK;
 }
@@ -109,7 +109,7 @@ static int by_size(const void *left, const void *right) {
     return x > y ? -1 : x < y;
 }
 
-/* Sorted by size. */
+/* Lists the parts of a structure, largest first. */
 static size_t parts_of(const dw__field_list list, const void *structure, const void *less,
                        part *parts) {
     for (size_t at = 0; at < list.count; at++) {
@@ -136,20 +136,20 @@ dw_status dw__loss_words(const dw_prediction *from, const dw_prediction *other, 
     return said ? DW_OK : dw__text_printf(text, "as fast");
 }
 
-/* What must be there: blocks that the allocator could give back are not. */
+/* Memory that the allocator cannot give back. */
 static double needed(const dw_prediction *p) { return p->used - (p->reserved - p->allocated); }
 
 dw_status dw__tightest_words(const dw_layout *layout, const dw_prediction *prediction,
                              dw__text *text) {
     part parts[FIELDS_MOST];
-    if (needed(prediction) <= prediction->capacity) /* the GPU is not what is short */
-        return dw__text_printf(
-            text,
-            "the host's memory: %.1f GiB for each GPU, %.1f of activations and %.1f of the "
-            "optimizer; it has %.1f GiB",
-            (prediction->host_activations + prediction->host_optimizer) / GIB,
-            prediction->host_activations / GIB, prediction->host_optimizer / GIB,
-            prediction->host_capacity / GIB);
+    /* the GPU has enough memory, so the host lacks it */
+    if (needed(prediction) <= prediction->capacity)
+        return dw__text_printf(text,
+                               "the host's memory: %.1f GiB for each GPU, with %.1f for "
+                               "activations and %.1f for the optimizer; it has %.1f GiB",
+                               (prediction->host_activations + prediction->host_optimizer) / GIB,
+                               prediction->host_activations / GIB, prediction->host_optimizer / GIB,
+                               prediction->host_capacity / GIB);
     parts_of(dw__memory_fields, &prediction->memory, NULL, parts);
     DW_RETURN_IF_FAILED(dw__text_printf(text, "%s: %.1f of the %.1f GiB that each GPU",
                                         parts[0].name, parts[0].value / GIB,
@@ -213,18 +213,17 @@ static dw_status put_host(const dw_prediction *p, dw__text *text) {
     double sum = p->host_optimizer + p->host_activations;
     if (sum <= 0) return DW_OK;
     DW_RETURN_IF_FAILED(put_label("Host", text));
-    DW_RETURN_IF_FAILED(p->host_capacity > 0
-                            ? dw__text_printf(text, "%.1f of %.1f GiB of each GPU's share:",
-                                              sum / GIB, p->host_capacity / GIB)
-                            : dw__text_printf(text,
-                                              "%.1f GiB for each GPU, which the hardware's "
-                                              "host_memory does not say that there are:",
-                                              sum / GIB));
+    DW_RETURN_IF_FAILED(
+        p->host_capacity > 0
+            ? dw__text_printf(text, "%.1f of %.1f GiB of each GPU's share:", sum / GIB,
+                              p->host_capacity / GIB)
+            : dw__text_printf(
+                  text, "%.1f GiB for each GPU; the hardware states no host_memory:", sum / GIB));
     return dw__text_printf(text, " activations %.1f, optimizer %.1f\n", p->host_activations / GIB,
                            p->host_optimizer / GIB);
 }
 
-/* Where a group of `size` ranks lies, `stride` apart. */
+/* Returns the links that join `size` ranks `stride` apart. */
 static const char *fabric_of(const dw_autoplan *plan, int64_t size, int64_t stride) {
     int domain = dw__domain_of(plan->hardware, plan->layout.gpus);
     int64_t span = size * stride;
@@ -235,7 +234,8 @@ static const char *fabric_of(const dw_autoplan *plan, int64_t size, int64_t stri
     return linked ? "across NVLink and network" : "across nodes";
 }
 
-/* Neighbours first: the axis that talks most has the fastest links. Experts lie across the first three. */
+/* Neighbouring ranks have the fastest links and serve the axis with the most traffic. Expert groups lie across the
+ * tensor, context and data axes. */
 static dw_status put_ranks(const dw_autoplan *plan, dw__text *text) {
     const dw_layout *l = &plan->layout;
     int etp = l->etp ? l->etp : 1;
@@ -288,7 +288,7 @@ static dw_status put_others(const char *title, const dw_autoplan_other *others, 
 static dw_status put_kernels(const dw_autoplan *plan, dw__text *text) {
     if (!plan->kernel_count) return DW_OK;
     DW_RETURN_IF_FAILED(
-        dw__text_printf(text, "\nKernels: operations a second in this plan, and alone\n"));
+        dw__text_printf(text, "\nKernels: predicted rate in this plan, and measured rate alone\n"));
     for (uint32_t at = 0; at < plan->kernel_count; at++) {
         const dw_autoplan_kernel *kernel = &plan->kernels[at];
         DW_RETURN_IF_FAILED(dw__text_printf(text, "  %-18s %6.0f TFLOP/s  %s\n", kernel->operation,
@@ -311,18 +311,19 @@ static dw_status put_step(const dw_autoplan *plan, dw__text *text) {
     DW_RETURN_IF_FAILED(
         dw__text_printf(text, ", %.0f tokens/s on each GPU, %.*f TFLOP/s, MFU %.1f%%",
                         p->tokens_per_second, tflops < 10 ? 2 : 0, tflops, 100 * p->mfu));
-    if (rate != DW_RATE_BF16 && peak > 0) /* MFU is of the BF16 rate, which such products exceed */
+    /* MFU refers to the BF16 rate, which lower precisions exceed */
+    if (rate != DW_RATE_BF16 && peak > 0)
         DW_RETURN_IF_FAILED(dw__text_printf(text, " of the BF16 peak, %.1f%% of the %s peak",
                                             100 * p->mfu * bf16 / peak, dw_rate_name(rate)));
     return dw__text_printf(text, "\n");
 }
 
-/* Faster by prediction, and not measured. */
+/* Lists layouts that are predicted to be faster but have unmeasured features. */
 static dw_status put_bolder(const dw_autoplan *plan, dw__text *text) {
     if (!plan->bolder_count) return DW_OK;
-    DW_RETURN_IF_FAILED(dw__text_printf(
-        text, "\nBolder: faster by prediction, with parts that have not been measured (--bold "
-              "takes the first)\n"));
+    DW_RETURN_IF_FAILED(
+        dw__text_printf(text, "\nBolder: predicted to be faster, with features that have no "
+                              "measurements (--bold takes the first)\n"));
     for (uint32_t at = 0; at < plan->bolder_count; at++)
         DW_RETURN_IF_FAILED(dw__text_printf(text, "  %+6.1f%%  %s\n           not measured: %s\n",
                                             100 * plan->bolder[at].loss, plan->bolder[at].name,
@@ -365,12 +366,12 @@ static dw_status put_no_fit(const dw_autoplan *plan, dw__text *text) {
     DW_RETURN_IF_FAILED(put_label("Fits", text));
     if (!*plan->tightest) return dw__text_printf(text, "no\n");
     DW_RETURN_IF_FAILED(
-        dw__text_printf(text, "nothing does. The tightest is %s\n", plan->tightest));
+        dw__text_printf(text, "no layout does. The largest need is %s\n", plan->tightest));
     DW_RETURN_IF_FAILED(put_label("Needed", text));
     if (!plan->gpus_needed)
-        return dw__text_printf(text, "no number of these GPUs up to %d would do\n",
+        return dw__text_printf(text, "no number of these GPUs up to %d suffices\n",
                                DW_HARDWARE_MOST_GPUS);
-    return dw__text_printf(text, "%d of these GPUs, on which something fits\n", plan->gpus_needed);
+    return dw__text_printf(text, "%d of these GPUs, on which a layout fits\n", plan->gpus_needed);
 }
 
 static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) {
@@ -405,9 +406,9 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
     }
     DW_RETURN_IF_FAILED(put_bolder(plan, text));
     if (!explain) return DW_OK;
-    DW_RETURN_IF_FAILED(put_others("Runners-up: what a step takes longer, and where",
+    DW_RETURN_IF_FAILED(put_others("Runners-up: additional time per step, and where it is spent",
                                    plan->runners_up, plan->runner_up_count, text));
-    DW_RETURN_IF_FAILED(put_others("What if: one thing otherwise, the rest chosen again",
+    DW_RETURN_IF_FAILED(put_others("What if: one setting changed, the others searched again",
                                    plan->what_ifs, plan->what_if_count, text));
     return put_kernels(plan, text);
 }
@@ -415,7 +416,7 @@ static dw_status put_plan(const dw_autoplan *plan, int explain, dw__text *text) 
 dw_status dw_autoplan_text(const dw_autoplan *plan, int explain, char **text) {
     dw__text written = {0};
     if (!plan || !text)
-        return dw__fail(DW_INVALID_ARGUMENT, "the plan, or the place for its text, is NULL");
+        return dw__fail(DW_INVALID_ARGUMENT, "the plan or the place for its text is NULL");
     *text = NULL;
     dw_status status = put_plan(plan, explain, &written);
     if (status != DW_OK) {

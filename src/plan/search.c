@@ -1,5 +1,6 @@
-/* Best first: choices of sizes by the seconds that none of their layouts can beat, until those are more than has been
- * found. Rounds of fixed size share what was found before them, so that the answer does not hang on threads. */
+/* Best-first search. Every choice of sizes has a lower bound of its seconds. Choices are searched in the order of
+ * their bounds until the bound exceeds the best result. Each round has a fixed size and uses the results of the
+ * rounds before it, so the answer is the same on any number of threads. */
 #include "plan/search.h"
 #include "base/pool.h"
 #include "plan/evidence.h"
@@ -14,17 +15,17 @@
 
 enum { KEPT_MOST = 33, ROUND_FIRST = 8, ROUND_MOST = 256, WHAT_IFS_MOST = 48 };
 
-/* Of the memory: predictions of it are off by some percent, and a run that is out of memory is none. */
+/* Part of the GPU's memory left free. Predictions are off by some percent, and a run that exceeds the memory fails. */
 static const double RESERVE = 0.05;
-/* Of the host's memory: the system, the loader of data. */
+/* Part of the host's memory left to the system and the data loader. */
 static const double HOST_RESERVE = 0.1;
-/* What is within this part of the fastest is as fast, and the simplest of it is better. */
+/* Layouts within this part of the fastest count as equally fast; the simplest of them is chosen. */
 static const double TIE = 0.005;
-/* What takes longer than so many times the plan is no alternative. */
+/* Drops alternatives slower than this multiple of the plan. */
 static const double WHAT_IF_MOST = 3;
 
 typedef struct result {
-    int count; /* of kept, by seconds; each of other sizes of axes */
+    int count; /* kept layouts, fastest first; no two have the same axis sizes */
     dw__found kept[KEPT_MOST];
     dw_autoplan_statistics statistics;
 } result;
@@ -34,8 +35,8 @@ typedef struct result {
 typedef struct round_work {
     const dw__problem *problem;
     const dw__meshes *all;
-    const dw__mesh *meshes; /* of the round */
-    const size_t *places;   /* these in `all` */
+    const dw__mesh *meshes; /* meshes of this round */
+    const size_t *places;   /* their places in `all` */
     double most;
     int simplest;
     dw__found *found;
@@ -50,7 +51,7 @@ static void search_one(void *context, int64_t index, int worker) {
                   &work->found[index]);
 }
 
-enum { BOUND_MOST = 1024 }; /* meshes of one task */
+enum { BOUND_MOST = 1024 }; /* meshes per task */
 
 static void bound_some(void *context, int64_t index, int worker) {
     const dw__meshes *meshes = ((const round_work *)context)->all;
@@ -82,7 +83,7 @@ static void exchange(dw__mesh *a, dw__mesh *b) {
     *b = held;
 }
 
-/* The `count` least of items[low, high) to its front (Hoare's selection). */
+/* Moves the `count` least of items[low, high) to the front (Hoare's selection). */
 static void select_least(dw__mesh *items, size_t low, size_t high, size_t count) {
     size_t wanted = low + count;
     while (high - low > 1 && wanted > low && wanted < high) {
@@ -98,7 +99,8 @@ static void select_least(dw__mesh *items, size_t low, size_t high, size_t count)
     }
 }
 
-/* Few of the meshes are ever looked into: sorted as far as they are, in steps of twice as many. */
+/* Returns the mesh with rank `at`. Few meshes are ever searched, so they are sorted on demand, twice as many each
+ * time. */
 static const dw__mesh *mesh_at(dw__meshes *meshes, size_t at) {
     enum { LEAST = 1024 };
     while (at >= meshes->sorted) {
@@ -144,7 +146,7 @@ static void keep(result *r, int most, const dw__found *found) {
     r->count++;
 }
 
-/* A round's meshes, of those with a bound of at most `limit` from index *at on that the limits allow. */
+/* Meshes of one round: those from index *at on that the limits allow and whose bound is at most `limit`. */
 typedef struct round_meshes {
     dw__mesh meshes[ROUND_MOST];
     size_t places[ROUND_MOST], count;
@@ -169,7 +171,7 @@ static void fill(const dw__problem *problem, dw__meshes *meshes, double limit, s
     }
 }
 
-/* The `most` fastest of different axes, none above `limit` seconds. */
+/* Finds the `most` fastest layouts with different axes, none slower than `limit` seconds. */
 static dw_status search(const dw__problem *problem, dw__meshes *meshes, int most, double limit,
                         result *r) {
     round_meshes *round = dw__malloc(sizeof *round);
@@ -186,8 +188,8 @@ static dw_status search(const dw__problem *problem, dw__meshes *meshes, int most
             const dw__found *found = &round->found[i];
             r->statistics.predicted += found->predicted;
             r->statistics.meshes_large += found->too_large;
-            if (limit == HUGE_VAL) /* all is asked for: too large for what-ifs, too */
-                meshes->items[round->places[i]].too_large = found->too_large;
+            /* without a limit, too large here means too large for every what-if */
+            if (limit == HUGE_VAL) meshes->items[round->places[i]].too_large = found->too_large;
             if (found->found) keep(r, most, found);
         }
         if (size < ROUND_MOST) size *= 2;
@@ -197,7 +199,7 @@ static dw_status search(const dw__problem *problem, dw__meshes *meshes, int most
     return DW_OK;
 }
 
-/* Of all that take as long as the fastest, the simplest. */
+/* Finds the simplest of all layouts that are as fast as the fastest. */
 static dw_status simplify(const dw__problem *problem, dw__meshes *meshes, const dw__found *fastest,
                           dw_autoplan_statistics *statistics, dw__found *best) {
     double limit = fastest->prediction.seconds * (1 + TIE);
@@ -245,11 +247,12 @@ static dw_status check_request(const dw_autoplan_request *request) {
     DW_RETURN_IF_FAILED(dw_planner_model_check(request->model));
     if (request->hardware->gpus < 1 || request->hardware->gpus > DW_HARDWARE_MOST_GPUS)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "the hardware \"%s\" has %d GPUs; a plan needs 1 to %d: name some, as in "
-                        "h100:64",
+                        "the hardware \"%s\" has %d GPUs; a plan needs 1 to %d: give their number, "
+                        "as in h100:64",
                         request->hardware->name, request->hardware->gpus, DW_HARDWARE_MOST_GPUS);
     if ((unsigned)request->precision > DW_TRAIN_PRECISIONS)
-        return dw__fail(DW_INVALID_ARGUMENT, "precision is %d, which is none of planner.h",
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "precision is %d; expected a value of dw_train_precision",
                         (int)request->precision);
     if (!(request->reserve < request->hardware->memory.value))
         return dw__fail(DW_INVALID_ARGUMENT, "reserve is %g bytes; expected less than the GPU's %g",
@@ -257,7 +260,7 @@ static dw_status check_request(const dw_autoplan_request *request) {
     return DW_OK;
 }
 
-/* Without the constraint of index `without`; -1: with all. */
+/* Collects the constraints except the one with index `without`; -1 keeps all. */
 static dw_status limits_of(const dw_autoplan_request *request, int64_t without,
                            dw__limits *limits) {
     dw__limits_begin(limits);
@@ -273,7 +276,7 @@ static dw_status limits_of(const dw_autoplan_request *request, int64_t without,
     return DW_OK;
 }
 
-/* The GPUs are able to: their figures are there, and a precision of those asked for. */
+/* Checks that the hardware has the figures a plan needs, and supports one of the allowed precisions. */
 static dw_status check_hardware(const dw__problem *problem) {
     dw_layout layout = problem->limits.base;
     layout.gpus = layout.dp = layout.global_batch = problem->hardware->gpus;
@@ -287,7 +290,7 @@ static dw_status check_hardware(const dw__problem *problem) {
     return status;
 }
 
-/* Nothing divides. Why: a constraint without which something does, or the batch. */
+/* Reports why no sizes divide: the constraint that must go, or the batch. */
 static dw_status fail_empty(const dw_autoplan_request *request, dw__problem *problem) {
     dw_status status = DW_OK;
     dw__meshes meshes = {0};
@@ -297,27 +300,28 @@ static dw_status fail_empty(const dw_autoplan_request *request, dw__problem *pro
         DW_TRY(dw__space_meshes(problem, gpus, 1, &meshes));
         if (meshes.count)
             DW_TRY(dw__fail(DW_INVALID_ARGUMENT,
-                            "no layout of %d GPUs and a batch of %d has \"%s\" with all else that "
-                            "is asked for; without it there are some: choose a value that divides",
+                            "no layout of %d GPUs and a batch of %d satisfies \"%s\" and the rest "
+                            "of the request; without it some do: choose a value that divides",
                             gpus, problem->global_batch, request->constraints[at]));
     }
     DW_TRY(limits_of(request, -1, &problem->limits));
     int batch = problem->global_batch, nearest = 0;
-    problem->global_batch = gpus; /* which every number of replicas divides */
+    problem->global_batch = gpus; /* every number of replicas divides it */
     DW_TRY(dw__space_meshes(problem, gpus, 1, &meshes));
     for (size_t at = 0; at < meshes.count; at++) {
         int64_t dp = meshes.items[at].dp, next = (batch + dp - 1) / dp * dp;
         if (next <= 1 << 28 && (!nearest || next < nearest)) nearest = (int)next;
     }
-    status = nearest
-                 ? dw__fail(DW_INVALID_ARGUMENT,
-                            "a batch of %d sequences cannot be dealt evenly to %d GPUs in any "
-                            "layout; the next one that can is %d",
-                            batch, gpus, nearest)
-                 : dw__fail(DW_INVALID_ARGUMENT,
-                            "no layout of %d GPUs divides the model's %d layers, %d heads, widths "
-                            "and sequences of %d tokens as the constraints ask; choose others",
-                            gpus, problem->model->layers, problem->model->heads, problem->seq_len);
+    status =
+        nearest
+            ? dw__fail(DW_INVALID_ARGUMENT,
+                       "no layout divides a batch of %d sequences evenly over %d GPUs; the next "
+                       "larger batch that divides is %d",
+                       batch, gpus, nearest)
+            : dw__fail(DW_INVALID_ARGUMENT,
+                       "no layout of %d GPUs divides the model's %d layers, %d heads, widths "
+                       "and sequences of %d tokens under the constraints; change the constraints",
+                       gpus, problem->model->layers, problem->model->heads, problem->seq_len);
 cleanup:
     dw__free(meshes.items);
     return status;
@@ -348,7 +352,7 @@ cleanup:
     return status;
 }
 
-/* `bolder`: of layouts that may have the plan's axes, those with parts that are not measured. */
+/* With `bolder` the layouts may have the plan's axes, and only those with unmeasured parts are listed. */
 static dw_status put_runners(dw__autoplan *own, const result *r, int bolder) {
     dw_autoplan_other *others;
     uint32_t count = 0;
@@ -434,8 +438,8 @@ static dw__mesh mesh_of(const dw_layout *layout) {
                       .atp = layout->attention_tp ? layout->attention_tp : layout->tp};
 }
 
-/* Seconds in which the question has an answer already: one that another question has, or one with the sizes of
- * the plan's runners-up. None: `limit`. */
+/* Returns an upper bound of the answer's seconds, from earlier answers and the sizes of the runners-up. Returns
+ * `limit` if neither applies. */
 static double known_answer(const dw__problem *asked, const dw__found *kept, int kept_count,
                            const dw_autoplan_other *others, int count, double limit) {
     for (int at = 0; at < count; at++)
@@ -452,7 +456,7 @@ static double known_answer(const dw__problem *asked, const dw__found *kept, int 
     return limit;
 }
 
-/* A question may be about what has not been measured. */
+/* Allows features without measurements if the question is about them. */
 static void open_for(dw__limits *limits, const char *question) {
     if (strncmp(question, "offload=", 8) == 0) {
         if (!limits->set.offload_layers) limits->high.offload_layers = INT_MAX;
@@ -517,7 +521,7 @@ static dw_status put_best(dw__autoplan *own, const dw__found *best) {
     return status;
 }
 
-/* No schedule, no sharding: the constraint without which there is one. */
+/* Reports the constraint without which there is a schedule and a sharding. */
 static dw_status fail_alone(const dw_autoplan_request *request, const dw__problem *problem) {
     dw__problem other = *problem;
     for (size_t at = 0; at < request->constraint_count; at++) {
@@ -525,14 +529,14 @@ static dw_status fail_alone(const dw_autoplan_request *request, const dw__proble
         DW_RETURN_IF_FAILED(limits_of(request, (int64_t)at, &other.limits));
         DW_RETURN_IF_FAILED(dw__fit_smallest(&other, problem->hardware->gpus, &found));
         if (!found.found) continue;
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "no schedule and no sharding has \"%.64s\" with all else that is asked "
-                        "for; without it there are some",
-                        request->constraints[at]);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "no schedule and sharding satisfy \"%.64s\" and the rest of the request; leave it out",
+            request->constraints[at]);
     }
     return dw__fail(DW_INVALID_ARGUMENT,
-                    "the constraints, and what framework %s can, leave no sharding or "
-                    "schedule for any layout; leave some of the constraints out",
+                    "no sharding and schedule of framework %s satisfies the constraints; leave "
+                    "some of them out",
                     dw_framework_name(problem->limits.base.framework));
 }
 
@@ -553,7 +557,7 @@ cleanup:
     return status;
 }
 
-/* All meshes of the problem, with room for what is remembered of their stages. */
+/* Lists all meshes of the problem and allocates the memos of their stages. */
 static dw_status meshes_of(const dw__problem *problem, dw__meshes *meshes,
                            dw_autoplan_statistics *statistics) {
     DW_RETURN_IF_FAILED(dw__space_meshes(problem, problem->hardware->gpus, 0, meshes));
@@ -606,7 +610,7 @@ static dw_status find(const dw_autoplan_request *request, const dw__problem *giv
         if (meshes.count) DW_TRY(search(&problem, &meshes, kept, HUGE_VAL, r));
     }
     int measured = r->count > 0;
-    if (!measured) { /* asked for, or nothing else fits */
+    if (!measured) { /* requested, or nothing measured fits */
         meshes_free(&meshes);
         problem = *given;
         DW_TRY(meshes_of(&problem, &meshes, &r->statistics));

@@ -1,4 +1,4 @@
-/* Where nothing fits: what comes nearest, and how many GPUs would do. */
+/* What the search reports if nothing fits: the nearest layout, and how many GPUs suffice. */
 #include "base/pool.h"
 #include "plan/search.h"
 
@@ -21,7 +21,7 @@ static int needs_less(const dw__found *a, const dw__found *b) {
     return dw__needs_less(&a->prediction, &b->prediction);
 }
 
-/* Ends with the round in which something fits. */
+/* Stops after the round in which a layout fits. */
 dw_status dw__fit_smallest(const dw__problem *problem, int gpus, dw__found *best) {
     dw_status status = DW_OK;
     dw__meshes meshes = {0};
@@ -50,10 +50,10 @@ static dw_status fits_on(const dw__problem *problem, int gpus, int *fits) {
     return DW_OK;
 }
 
-/* Twice as many until something fits; then between the last two, upwards in at most STEPS_MOST steps of whole
- * nodes, and again within the step below what fits, until a step is a node (below a node, a GPU). What fits is
- * no threshold: 24 GPUs may do where 25 divide into nothing. So numbers between coarse steps are not asked
- * unless a step below them fits not and one above them does. */
+/* Doubles the number of GPUs until a layout fits. Then searches the last interval upwards in at most STEPS_MOST steps
+ * of whole nodes, and again within the step below the first fit, until a step is one node (one GPU below a node).
+ * Fitting is not monotonic: 24 GPUs may suffice where no layout divides 25. Numbers between two coarse steps are
+ * tried only if the lower step does not fit and the upper one does. */
 dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
     int node = problem->hardware->gpus_per_node > 0 ? problem->hardware->gpus_per_node : 1;
     int64_t low = problem->hardware->gpus, high = low;
@@ -77,7 +77,7 @@ dw_status dw__fit_gpus(const dw__problem *problem, int *gpus) {
             if (fits) break;
         }
         if (at < high) high = at;
-        if (high - step > low) low = high - step; /* the last that was asked lies no lower */
+        if (high - step > low) low = high - step; /* the last number tried is not lower */
         *gpus = (int)high;
     } while (step > unit);
     return DW_OK;

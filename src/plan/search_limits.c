@@ -14,7 +14,7 @@ void dw__limits_begin(dw__limits *limits) {
     }
 }
 
-/* Members that the search does not vary take one value, for all layouts. */
+/* The search varies these members. All others have one value for all layouts. */
 static int is_searched(const char *name) {
     static const char *const searched[] = {"tp",
                                            "cp",
@@ -51,9 +51,10 @@ static dw_status fail_field(const char *text) {
     dw_status status = DW_OK;
     for (size_t at = 0; at < dw__layout_fields.count; at++)
         DW_TRY(dw__text_printf(&names, "%s, ", dw__layout_fields.fields[at].name));
-    status = dw__fail(DW_INVALID_ARGUMENT,
-                      "the constraint \"%.64s\" names no field of a layout; there are %soffload",
-                      text, names.text);
+    status =
+        dw__fail(DW_INVALID_ARGUMENT,
+                 "the constraint \"%.64s\" names no field of a layout; expected one of %soffload",
+                 text, names.text);
 cleanup:
     dw__text_free(&names);
     return status;
@@ -65,7 +66,7 @@ static dw_status read_value(const dw__field *field, const char *text, const char
     if (count == 0) {
         size_t digits = strspn(value, "0123456789");
         if (digits == 0 || digits > 9 || value[digits])
-            return fail_text(text, "has a value that is no number");
+            return fail_text(text, "has a value that is not a number");
         *read = atoi(value);
         if (field->kind == DW__FIELD_FLAG && *read > 1)
             return fail_text(text, "has a value other than 0 and 1");
@@ -81,14 +82,14 @@ static dw_status read_value(const dw__field *field, const char *text, const char
         }
         DW_TRY(dw__text_printf(&names, "%s%s", at ? ", " : "", name));
     }
-    status = dw__fail(DW_INVALID_ARGUMENT, "the constraint \"%.64s\": %s is one of %s", text,
+    status = dw__fail(DW_INVALID_ARGUMENT, "the constraint \"%.64s\": %s must be one of %s", text,
                       field->name, names.text);
 cleanup:
     dw__text_free(&names);
     return status;
 }
 
-/* What lies in the host's memory, in a word. */
+/* Translates the short form "offload=WORD" into constraints on both members. */
 static dw_status add_offload(dw__limits *limits, const char *text, const char *value) {
     static const struct {
         const char *name, *layers, *optimizer;
@@ -102,9 +103,9 @@ static dw_status add_offload(dw__limits *limits, const char *text, const char *v
         if (status == DW_OK) status = dw__limits_add(limits, words[at].optimizer);
         return status == DW_OK ? DW_OK : dw__fail_prefix(status, "\"%.64s\"", text);
     }
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "the constraint \"%.64s\": offload is one of none, activations, optimizer, all",
-                    text);
+    return dw__fail(
+        DW_INVALID_ARGUMENT,
+        "the constraint \"%.64s\": offload must be one of none, activations, optimizer, all", text);
 }
 
 dw_status dw__limits_add(dw__limits *limits, const char *text) {
@@ -119,12 +120,12 @@ dw_status dw__limits_add(dw__limits *limits, const char *text) {
     if (*rest != '=') return fail_text(text, "has no field or no value");
     if (strcmp(field->name, "gpus") == 0 || strcmp(field->name, "global_batch") == 0 ||
         strcmp(field->name, "seq_len") == 0)
-        return fail_text(text, "fixes what the request itself says");
+        return fail_text(text, "sets what the request itself gives");
     if (field->kind == DW__FIELD_REAL) {
         char *end;
         double real = strtod(rest + 1, &end);
         if (less || more || *end || end == rest + 1 || !(real >= 0 && real <= INT_MAX))
-            return fail_text(text, "has a value that is no number, or no single one");
+            return fail_text(text, "does not have a single number as its value");
         const double one = 1;
         memcpy((char *)&limits->base + field->offset, &real, sizeof real);
         memcpy((char *)&limits->set + field->offset, &one, sizeof one);
@@ -140,10 +141,10 @@ dw_status dw__limits_add(dw__limits *limits, const char *text) {
     if (low < low_before) low = low_before;
     if (high > high_before) high = high_before;
     if (low > high)
-        return dw__fail(DW_INVALID_ARGUMENT,
-                        "the constraint \"%.64s\" contradicts another one of %s; leave one of them "
-                        "out",
-                        text, field->name);
+        return dw__fail(
+            DW_INVALID_ARGUMENT,
+            "the constraint \"%.64s\" contradicts another constraint on %s; leave one of them out",
+            text, field->name);
     dw__field_set(&limits->low, field, low);
     dw__field_set(&limits->high, field, high);
     dw__field_set(&limits->set, field, 1);
@@ -167,7 +168,7 @@ int dw__limits_allow(const dw__limits *limits, const dw_layout *layout) {
         (limits->set.last_stage_layers > 0 &&
          layout->last_stage_layers != limits->base.last_stage_layers))
         return 0;
-    /* Of all layers, or of as many as are said. */
+    /* "recompute" alone fixes the recomputation of all layers; with "recompute_layers" it fixes their number. */
     return !limits->set.recompute || limits->set.recompute_layers || !layout->recompute_layers;
 }
 

@@ -1,9 +1,8 @@
-/* One choice of sizes: what no layout of it can beat, and its best one.
+/* One choice of sizes: the lower bound of its layouts, and its best layout.
  *
- * Computation depends on the sizes alone. Sharding, schedule and recomputation add to it, and more
- * recomputation never makes a step shorter: so the first level that fits is the best of its kind, and whatever
- * exceeds the limit without recomputation need not be tried with it.
- */
+ * Computation depends on the sizes alone. Sharding, schedule and recomputation add to it. More recomputation never
+ * makes a step shorter. Therefore the first level of recomputation that fits is the best of its kind, and a layout
+ * that exceeds the limit without recomputation is not tried with it. */
 #include "plan/planner_internal.h"
 #include "plan/search.h"
 #include <limits.h>
@@ -16,8 +15,8 @@ static void predict(const dw__problem *problem, const dw_layout *layout, dw__lay
                       prediction);
 }
 
-/* Bytes that no recomputation and no schedule is below: the first stage's states, and the fewest activations of the
- * micro-batches that every schedule holds there at once. */
+/* Lower bound in bytes for every recomputation and schedule: the first stage's states, and the fewest activations of
+ * the micro-batches that every schedule holds there at once. */
 static double least_memory(const dw__problem *problem, const dw_layout *layout, double *optimizer) {
     dw_layout plain = *layout;
     dw__planned planned;
@@ -61,7 +60,7 @@ void dw__meshes_bound(const dw__problem *problem, dw__mesh *meshes, size_t count
         dw__mesh *mesh = &meshes[at];
         int same = at > 0 && same_layers(mesh, mesh - 1);
         if (!same) dw__mesh_layout(problem, mesh, &layout);
-        layout.overlap_expert = 1; /* as a schedule may have it */
+        layout.overlap_expert = 1; /* a schedule may overlap it, so the bound assumes it */
         if (!same)
             layers = dw__least_layers(&dw__constants_default, problem->model, problem->hardware,
                                       &layout);
@@ -79,7 +78,8 @@ static int bits(int value) {
     return count;
 }
 
-/* How much there is to understand and to go wrong. What is off costs nothing; sizes count by their doublings. */
+/* Complexity of a layout: how much there is to understand, and how much can go wrong. Unused features cost nothing;
+ * sizes count by their logarithm. */
 static int complexity(const dw_layout *layout) {
     static const int schedules[DW_SCHEDULES] = {
         [DW_SCHEDULE_1F1B] = 0,     [DW_SCHEDULE_GPIPE] = 5,  [DW_SCHEDULE_INTERLEAVED] = 10,
@@ -110,17 +110,17 @@ typedef struct trial {
     dw__found *found;
     dw__layer_memo *memo;
     dw__stage_memo *stages;
-    const dw__ends *ends; /* NULL: even */
+    const dw__ends *ends; /* NULL: an even split */
     dw__step_rest rest;
     double micro_batches;
 } trial;
 
-/* Of a step of which `seconds` are known, all. */
+/* Lower bound of a step whose computation and traffic take at least `seconds`. */
 static double least_step(const trial *t, double seconds) {
     return dw__step_least(&t->rest, t->micro_batches, seconds);
 }
 
-/* 1: fits, whatever became of it. */
+/* Returns 1 if the layout fits, even if it is not better. */
 static int try_layout(const trial *t, dw_layout *layout, dw_prediction *p) {
     dw__found *found = t->found;
     predict(t->problem, layout, t->memo, p);
@@ -147,7 +147,7 @@ static double ceiling_of(const trial *t) {
     return t->found->prediction.seconds < t->most ? t->found->prediction.seconds : t->most;
 }
 
-/* The fewest recomputed layers of a stage with which it fits, `most` of them at least known to fit. */
+/* Returns the fewest recomputed layers per stage with which the layout fits, at most `most`, which must fit. */
 static int try_fewest(const trial *t, dw_layout *layout, int most) {
     dw_prediction p;
     int least = 1;
@@ -162,13 +162,13 @@ static int try_fewest(const trial *t, dw_layout *layout, int most) {
     return most;
 }
 
-/* Bytes that the GPU itself lacks; the host's memory aside. */
+/* Bytes missing on the GPU; the host's memory is ignored. */
 static double shortage(const dw_prediction *p) {
     return p->used - (p->reserved - p->allocated) - p->capacity;
 }
 static int fits_gpu(const dw_prediction *p) { return shortage(p) <= 0; }
 
-/* Of the stage with the most layers, and with the fewest. */
+/* Layers of the largest stage, or of the smallest with `least`. */
 static int stage_layers(const trial *t, const dw_layout *layout, int least) {
     int layers = t->problem->model->layers, p = layout->pp;
     if (!t->ends) return least ? layers / p : (layers + p - 1) / p;
@@ -180,7 +180,8 @@ static int stage_layers(const trial *t, const dw_layout *layout, int least) {
     return found;
 }
 
-/* How many of a stage's layers may be offloaded with this recomputation. 0: not as many as are asked for. */
+/* Range of layers that may be offloaded with this recomputation. Returns 0 if it does not support as many as the
+ * constraints require. */
 static int offload_range(const trial *t, const dw_layout *layout, int *least, int *most) {
     const dw__limits *limits = &t->problem->limits;
     int layers = stage_layers(t, layout, 0);
@@ -191,15 +192,15 @@ static int offload_range(const trial *t, const dw_layout *layout, int *least, in
     return *least <= *most;
 }
 
-/* At least so many more must leave than in `p`: the heaviest stage's layers keep equally much. */
+/* Lower bound of the additional layers to offload: all layers of the heaviest stage keep the same bytes. */
 static int layers_lacking(const trial *t, const dw_layout *layout, const dw_prediction *p) {
     int stay = stage_layers(t, layout, 1) - layout->offload_layers;
     double count = stay > 0 ? ceil(shortage(p) / p->memory.activations * stay * (1 - 1e-9)) : 1;
     return count < 1 ? 1 : count < INT_MAX / 2 ? (int)count : INT_MAX / 2;
 }
 
-/* Every layer that leaves frees memory of the GPU and takes time: the fewest that are needed. 1: none but those asked
- * for. */
+/* Offloads as few layers as needed, since each one frees memory of the GPU and takes time. Returns 1 if the layout
+ * fits with only the layers that constraints require. */
 static int try_offloads(const trial *t, dw_layout *layout, dw_prediction *p) {
     int least, most;
     if (!offload_range(t, layout, &least, &most)) return 0;
@@ -215,12 +216,12 @@ static int try_offloads(const trial *t, dw_layout *layout, dw_prediction *p) {
     return 0;
 }
 
-/* Some layers recomputed, some offloaded. Of each number of the ones the fewest of the others that fit: the fewer the
- * ones, the more of the others. Recomputing all takes `again` seconds more than none. */
+/* Recomputes some layers and offloads others. For each count of recomputed layers, finds the fewest offloaded layers
+ * that fit. Recomputing all layers takes `again` seconds more than recomputing none. */
 static void try_mixtures(const trial *t, dw_layout *layout, int recomputed, double again) {
     int most, layers = stage_layers(t, layout, 1);
     dw_prediction p;
-    /* Who offloads the inputs of recomputed layers alone has nothing to mix. */
+    /* A framework that offloads only the inputs of recomputed layers has no mixtures. */
     if (!dw__space_offloads_layers(t->problem, DW_RECOMPUTE_NONE) ||
         !offload_range(t, layout, &layout->offload_layers, &most))
         return;
@@ -230,14 +231,14 @@ static void try_mixtures(const trial *t, dw_layout *layout, int recomputed, doub
             layout->recompute_layers = recomputed;
             try_layout(t, layout, &p);
         } while (fits_gpu(&p) && --recomputed > 0);
-        /* With more that leaves, of layers that keep more, all that can be saved is what is recomputed. */
+        /* Offloading more layers that keep more can save at most the time of recomputation. */
         double saved = again * (recomputed < layers ? (double)recomputed / layers : 1);
         if (p.seconds - saved > ceiling_of(t)) return;
         layout->offload_layers += layers_lacking(t, layout, &p);
     }
 }
 
-/* 1: fits as it is; neither recomputation nor the host's memory makes it faster. */
+/* Returns 1 if the layout fits without recomputation and offloading, which could only slow it down. */
 static int try_recomputation(const trial *t, dw_layout *layout) {
     const dw__limits *limits = &t->problem->limits;
     dw_prediction p = {0};
@@ -269,7 +270,7 @@ static int try_recomputation(const trial *t, dw_layout *layout) {
     return 0;
 }
 
-/* DualPipe runs one micro-batch's exchange of tokens beside another's computation. */
+/* DualPipe overlaps one micro-batch's expert exchange with another's computation. */
 static void set_turns(const dw__problem *problem, const dw__turns *turns, dw_layout *layout) {
     layout->schedule = turns->schedule;
     layout->virtual_stages = turns->virtual_stages;
@@ -285,7 +286,7 @@ static void set_sharding(const dw__sharding *sharding, dw_layout *layout) {
     layout->offload_optimizer = sharding->offload;
 }
 
-/* Where states are moved to the host it must have room for them. */
+/* Offloaded states must fit the host's memory. */
 static int sharding_may_fit(const dw__problem *problem, const dw_layout *layout) {
     double optimizer, host = problem->hardware->host_memory.value;
     double least = least_memory(problem, layout, &optimizer);
@@ -295,7 +296,7 @@ static int sharding_may_fit(const dw__problem *problem, const dw_layout *layout)
     return least <= problem->hardware->memory.value;
 }
 
-/* The least recomputation that is allowed; more never makes a step shorter. */
+/* Sets the least recomputation allowed. More never makes a step shorter. */
 static void set_least_recomputation(const trial *t, dw_layout *layout) {
     const dw__limits *limits = &t->problem->limits;
     layout->recompute = limits->set.recompute && !limits->set.recompute_layers
@@ -304,8 +305,8 @@ static void set_least_recomputation(const trial *t, dw_layout *layout) {
     layout->recompute_layers = 0;
 }
 
-/* Those of the schedules that can be within `most` seconds, whatever the sharding; `least`: what each has at
- * least, but for data parallel traffic and the optimizer. */
+/* Keeps the schedules that can be within `most` seconds for any sharding. `least` receives each one's seconds without
+ * data parallel traffic and the optimizer. */
 static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int count,
                       double *least) {
     int kept = 0;
@@ -322,7 +323,7 @@ static int keep_turns(const trial *t, dw_layout *layout, dw__turns *turns, int c
     return kept;
 }
 
-/* The fastest first. */
+/* Sorts the schedules, fastest first. */
 static void order_turns(dw__turns *turns, double *least, int count) {
     for (int at = 1; at < count; at++) {
         dw__turns held = turns[at];
@@ -337,9 +338,9 @@ static void order_turns(dw__turns *turns, double *least, int count) {
     }
 }
 
-/* What a sharding takes. Recomputation hides more of its traffic, and takes longer than what it hides.
- * overlaps[0]: some schedule leaves tokens' exchange in the open; [1]: some hides it. HUGE_VAL: no schedule is
- * fast enough. */
+/* Lower bound of a sharding's seconds. Recomputation hides more of its traffic, but takes longer than what it hides.
+ * overlaps[0]: some schedule exposes the expert exchange; overlaps[1]: some schedule hides it. Returns HUGE_VAL if no
+ * schedule is fast enough. */
 static double sharding_seconds(const trial *t, dw_layout *layout, const int *overlaps) {
     const dw_planner_model *model = t->problem->model;
     double computing;
@@ -350,19 +351,21 @@ static double sharding_seconds(const trial *t, dw_layout *layout, const int *ove
     t->found->predicted++;
     if (least_step(t, computing + seconds) > ceiling_of(t)) return HUGE_VAL;
     if (!overlaps[0] || !overlaps[1] || !model->experts) return seconds;
-    layout->overlap_expert = 0; /* leaves traffic more time */
+    layout->overlap_expert = 0; /* more time to hide traffic */
     t->found->predicted++;
     return dw__sharding_seconds(&dw__constants_default, model, t->problem->hardware, layout,
                                 t->stages, &computing);
 }
 
-/* All shardings with these schedules, of the layers' split that the layout has; `stages` of the trial are of it. */
+/* Tries all shardings with these schedules for the layout's split of layers. The trial's `stages` must belong to that
+ * split. */
 static void try_split(trial *t, const dw__mesh *mesh, dw_layout *layout, dw__turns *turns,
                       double *least, int turn_count) {
     const dw__problem *problem = t->problem;
     dw__sharding shardings[DW__SHARDINGS_MOST];
     int plain[DW__TURNS_MOST] = {
-        0}; /* with this sharding a schedule needs neither recomputation nor the host */
+        /* 1: a schedule needs neither recomputation nor offloading with this sharding */
+        0};
     int sharding_count = dw__space_shardings(problem, mesh, shardings);
     dw__turns plainest = turns[0];
     int overlaps[2] = {0};
@@ -386,7 +389,7 @@ static void try_split(trial *t, const dw__mesh *mesh, dw_layout *layout, dw__tur
     }
 }
 
-/* Stages of other than equally many layers, where the head is heavy or layers do not divide. */
+/* Tries stages with different numbers of layers, which help if the head is heavy or the layers do not divide. */
 static void try_uneven(trial *t, const dw__mesh *mesh, dw_layout *layout) {
     const dw__turns plainest = {DW_SCHEDULE_1F1B, 1};
     dw__ends ends[DW__ENDS_MOST];
@@ -421,7 +424,7 @@ void dw__mesh_best(const dw__problem *problem, const dw__mesh *mesh, double most
     dw__stage_memo own_stages = {0};
     dw_layout layout;
     dw__mesh_layout(problem, mesh, &layout);
-    /* With another recomputation stages take another time. */
+    /* The memo of stage times holds for one recomputation only. */
     trial t = {.problem = problem,
                .most = most,
                .simplest = simplest,
@@ -455,7 +458,7 @@ int dw__needs_less(const dw_prediction *a, const dw_prediction *b) {
     return a->allocated < b->allocated;
 }
 
-/* Every level of recomputation, with as few and as many layers offloaded as may be. */
+/* Tries every level of recomputation, with the fewest and the most layers offloaded. */
 static void try_smallest(const trial *t, dw_layout *layout, dw__found *found) {
     for (int r = DW_RECOMPUTE_NONE; r <= DW_RECOMPUTE_FULL; r++) {
         int layers[2];
@@ -488,7 +491,7 @@ void dw__mesh_smallest(const dw__problem *problem, const dw__mesh *mesh, dw__fou
     dw__mesh_layout(problem, mesh, &layout);
     for (int s = 0; s < sharding_count; s++) {
         if (shardings[s].shard && !problem->limits.set.shard)
-            continue; /* a part of the ranks never needs less than all */
+            continue; /* sharding over fewer ranks never needs less memory */
         set_sharding(&shardings[s], &layout);
         for (int at = 0; at < turn_count; at++) {
             set_turns(problem, &turns[at], &layout);

@@ -1,9 +1,9 @@
-/* What divides. Every size that a layout can have is a divisor of the number of GPUs, of the batch or of the model;
- * what is left out beyond that is left out for a reason that docs/autoplan.md has. */
+/* Enumerates the sizes of layouts. Every size is a divisor of the number of GPUs, of the batch or of the model.
+ * docs/autoplan.md gives the reason for each further restriction. */
 #include "plan/planner_internal.h"
 #include "plan/search.h"
 
-/* In order. */
+/* Lists the divisors in ascending order. */
 static int divisors(int of, int *list) {
     int count = 0;
     for (int64_t at = 1; at * at <= of; at++)
@@ -15,15 +15,16 @@ static int divisors(int of, int *list) {
     return count;
 }
 
-/* What a framework can do. */
+/* What a framework supports. */
 typedef struct ability {
-    unsigned schedules, zero_stages; /* bits */
-    int parallel;                    /* tensor, context, pipeline, experts: not data alone */
-    int attention_tp; /* attention's tensor parallelism may be less than the rest's */
+    unsigned schedules, zero_stages; /* bit sets */
+    int parallel;                    /* 1: tensor, context, pipeline and expert parallelism, too */
+    int attention_tp;                /* attention may use less tensor parallelism than the rest */
     int offload_optimizer;
-    int uneven; /* the first and the last stage may have other numbers of layers than those between */
-    unsigned
-        offload_recompute; /* bits: with which recomputation layers' activations may be offloaded */
+    /* The first and the last stage may have other numbers of layers than those between. */
+    int uneven;
+    /* Bit set: the levels of recomputation that combine with offloaded activations. */
+    unsigned offload_recompute;
 } ability;
 
 static const ability *ability_of(dw_framework framework) {
@@ -31,7 +32,8 @@ static const ability *ability_of(dw_framework framework) {
         PLAIN = 1 << DW_SCHEDULE_1F1B | 1 << DW_SCHEDULE_GPIPE,
         CHUNKS = PLAIN | 1 << DW_SCHEDULE_INTERLEAVED,
         ALL = (1 << DW_SCHEDULES) - 1,
-        /* Megatron-Core's fine-grained offloading; DeepSpeed's cpu_checkpointing, of layers' inputs alone. */
+        /* KEPT: Megatron-Core's fine-grained offloading. INPUTS: DeepSpeed's cpu_checkpointing, which offloads only
+         * the inputs of layers. */
         KEPT = 1 << DW_RECOMPUTE_NONE | 1 << DW_RECOMPUTE_SELECTIVE,
         INPUTS = 1 << DW_RECOMPUTE_FULL
     };
@@ -80,8 +82,10 @@ dw_status dw__space_check(const dw__problem *problem) {
         stages += can->zero_stages >> at & 1 && DW__ALLOWS(limits, zero_stage, at);
     for (int at = 0; at < DW_SCHEDULES; at++)
         schedules += can->schedules >> at & 1 && DW__ALLOWS(limits, schedule, at);
-    if (!stages) return fail_ability(problem, "has no such zero_stage", "leave zero_stage out");
-    if (!schedules) return fail_ability(problem, "has no such schedule", "leave schedule out");
+    if (!stages)
+        return fail_ability(problem, "does not support this zero_stage", "leave zero_stage out");
+    if (!schedules)
+        return fail_ability(problem, "does not support this schedule", "leave schedule out");
     if (limits->low.offload_optimizer && !can->offload_optimizer)
         return fail_ability(problem, "cannot keep the optimizer in the host's memory",
                             "leave offload_optimizer out");
@@ -91,7 +95,7 @@ dw_status dw__space_check(const dw__problem *problem) {
     for (int at = 0; at < DW_RECOMPUTE_AUTO && moved; at++)
         if (can->offload_recompute >> at & 1 && DW__ALLOWS(limits, recompute, at)) moved = 0;
     if (moved)
-        return fail_ability(problem, "does not combine offload_layers with such a recompute",
+        return fail_ability(problem, "does not combine offload_layers with this recompute",
                             "leave one of them out");
     if ((limits->low.offload_layers > 0 || limits->low.offload_optimizer) &&
         problem->hardware->host_bandwidth.value <= 0)
@@ -109,7 +113,7 @@ static int micro_batches(const dw__problem *problem, const dw__mesh *mesh) {
 /* ---- meshes --------------------------------------------------------------------------------- */
 
 static int precision_is_there(const dw__problem *problem, int precision) {
-    /* FP32 is never faster, and the kinds of FP8 are as fast as each other: these are for whoever asks for them. */
+    /* FP32 is never faster, and all kinds of FP8 have the same rate. They are planned only on request. */
     if (!problem->limits.set.precision &&
         (precision == DW_TRAIN_FP32 || precision == DW_TRAIN_FP8_ROW ||
          precision == DW_TRAIN_FP8_BLOCK))
@@ -118,15 +122,15 @@ static int precision_is_there(const dw__problem *problem, int precision) {
            problem->hardware->rate[dw__rate_of((dw_train_precision)precision)].value > 0;
 }
 
-/* Of a choice of tensor and context parallelism: the stages that there may be, and what of the batch divides. */
+/* For one choice of tensor and context parallelism: the possible pipeline stages and the divisors of the batch. */
 typedef struct division {
-    int smallest; /* of the micro-batches the smallest alone, for each number of stages */
+    int smallest; /* only the smallest micro-batch for each number of stages */
     int stage_count, batch_count;
     int pp[DW__DIVISORS_MOST], dp[DW__DIVISORS_MOST], taken[DW__DIVISORS_MOST];
     int batches[DW__DIVISORS_MOST];
 } division;
 
-/* Stages innermost: a layer takes as long whatever their number (dw__meshes_bound). */
+/* The number of stages is the innermost loop, because a layer's time does not depend on it (dw__meshes_bound). */
 static dw_status push_stages(const dw__problem *problem, dw__mesh mesh, division *d,
                              dw__meshes *meshes) {
     int64_t expert_ranks = problem->model->experts ? (int64_t)mesh.ep * mesh.etp : 1;
@@ -157,8 +161,8 @@ static int attention_divides(const dw_planner_model *model, int tp) {
     return model->heads % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
 }
 
-/* Attention may have fewer ranks than the rest while these are joined by NVLink: across the network nobody gathers
- * all tokens for the MLP alone. */
+/* Attention may use fewer ranks only within an NVLink domain: gathering all tokens for the MLP over the network is
+ * too slow. */
 static int may_split(const dw__problem *problem, int gpus, int tp) {
     const dw__limits *limits = &problem->limits;
     return tp > 1 && !limits->whole_attention && tp <= dw__domain_of(problem->hardware, gpus) &&
@@ -166,7 +170,7 @@ static int may_split(const dw__problem *problem, int gpus, int tp) {
            (!limits->set.sequence_parallel || limits->base.sequence_parallel);
 }
 
-/* Attention on fewer ranks than the rest, where these have sequences of their own. */
+/* Tries attention on fewer ranks than the rest. The other ranks then have sequences of their own. */
 static dw_status push_attention(const dw__problem *problem, dw__mesh mesh, int less, division *d,
                                 dw__meshes *meshes) {
     const dw__limits *limits = &problem->limits;
@@ -249,7 +253,7 @@ dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, d
             less = may_split(problem, gpus, mesh.tp);
         for (int c = 0; c < context_count; c++) {
             mesh.cp = contexts[c];
-            /* Causal attention is shared fairly by giving each rank a piece of either end. */
+            /* Causal attention is balanced by giving each rank one chunk from each end of the sequence. */
             if (!DW__ALLOWS(limits, cp, mesh.cp) ||
                 (mesh.cp > 1 && problem->seq_len % (2 * (int64_t)mesh.cp)))
                 continue;
@@ -284,13 +288,13 @@ static int shard_stage(const dw__problem *problem, const dw__mesh *mesh, dw__sha
     const dw__limits *limits = &problem->limits;
     int ranks = mesh->dp * mesh->cp, parts[DW__DIVISORS_MOST], pieces = divisors(ranks, parts);
     for (int at = pieces - 1; at >= 0; at--) {
-        /* Without ZeRO nothing is shared. A part of the ranks is worth while where parameters travel: below stage 3
-         * the traffic is the same and the memory more. */
+        /* Without ZeRO nothing is sharded. Sharding over a subset of the ranks pays if parameters travel. Below stage
+         * 3 the traffic is the same and the memory larger. */
         int whole = parts[at] == ranks;
         if (!whole && (stage == 0 || (stage < 3 && !limits->set.shard))) break;
         if (ranks > 1 && parts[at] == 1) break;
         if (stage > 0 && limits->set.shard && !DW__ALLOWS(limits, shard, parts[at])) continue;
-        /* In a pipeline parameters stay gathered for all micro-batches of a step in any case. */
+        /* In a pipeline, parameters stay gathered for all micro-batches of a step. */
         int vary = stage == 3 && (mesh->pp == 1 || limits->set.reshard);
         for (int reshard = 1; reshard >= !vary; reshard--) {
             if (vary && !DW__ALLOWS(limits, reshard, reshard)) continue;
@@ -311,13 +315,13 @@ int dw__space_shardings(const dw__problem *problem, const dw__mesh *mesh, dw__sh
         if (!(can->zero_stages >> stage & 1) || !DW__ALLOWS(&problem->limits, zero_stage, stage))
             continue;
         if (problem->limits.set.shard && stage == 0) continue;
-        /* In a pipeline gradients gather whole, as in stage 1. */
+        /* In a pipeline, gradients accumulate whole, as in stage 1. */
         if (stage == 2 && !problem->limits.set.zero_stage && mesh->pp > 1) continue;
         if (problem->limits.base.framework == DW_FRAMEWORK_DEEPSPEED && mesh->pp > 1 && stage > 1)
             continue;
         count = shard_stage(problem, mesh, list, count, stage);
         if (mesh->dp * mesh->cp == 1 && mesh->atp == mesh->tp && count > 0)
-            break; /* nobody to share with */
+            break; /* one rank has nothing to shard */
     }
     return count;
 }
@@ -333,8 +337,9 @@ static double heaviest_of(const dw__mesh *mesh, const dw__ends *ends, double hea
     return mesh->pp > 2 && ends->between > most ? ends->between : most;
 }
 
-/* Those between have k layers, the ends share what is left: as nearly as whole numbers come to equal times, or the last
- * alone is shorter. More than the mean of layers and head on those between would be more than any stage needs. */
+/* Each stage between the ends has k layers, and the ends share the rest: the two whole-number splits nearest to equal
+ * times, and one in which only the last stage is shorter. A k above the mean of layers and head exceeds what any
+ * stage needs. */
 int dw__space_ends(const dw__problem *problem, const dw__mesh *mesh, double head, dw__ends *list) {
     int layers = problem->model->layers, p = mesh->pp, even = layers / p, count = 0;
     const dw__ends plain = {even, even + (layers % p > 0), even};
@@ -373,7 +378,7 @@ int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, const dw__
         if (p == 1 && schedule != DW_SCHEDULE_1F1B) continue;
         int low = 1, high = 1;
         switch ((dw_pipeline_schedule)schedule) {
-        case DW_SCHEDULE_INTERLEAVED: /* micro-batches go round in groups of p */
+        case DW_SCHEDULE_INTERLEAVED: /* micro-batches come in groups of p */
             if (m % p) continue;
             low = 2;
             high = ends ? ends->last : most;
@@ -388,12 +393,13 @@ int dw__space_turns(const dw__problem *problem, const dw__mesh *mesh, const dw__
             if (m < 2 * p || most < 2 || ends) continue;
             low = high = 2;
             break;
-        case DW_SCHEDULE_DUALPIPE: /* both ends begin: an even number of stages and of micro-batches */
+        /* micro-batches enter at both ends: needs an even number of stages and of micro-batches */
+        case DW_SCHEDULE_DUALPIPE:
             if (p % 2 || m % 2 || m < 2 * p || ends) continue;
             break;
         default: break;
         }
-        /* Chunks of equally many layers: a stage's most is a multiple of their number, the rest lacks some. */
+        /* Chunks have the same number of layers, which must divide the largest stage. Smaller stages lack some. */
         for (int v = low; v <= high && count < DW__TURNS_MOST; v++) {
             int chunks = v > 1 && schedule == DW_SCHEDULE_INTERLEAVED;
             if (chunks && !ends && most % v) continue;

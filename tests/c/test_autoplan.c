@@ -693,8 +693,10 @@ static void contradictions_are_named(void **unused) {
     static const struct {
         const char *one, *other, *says;
     } cases[] = {
-        {"framework=megatron", "zero_stage=3", "framework megatron has no such zero_stage"},
-        {"framework=nanotron", "schedule=zb-v", "framework nanotron has no such schedule"},
+        {"framework=megatron", "zero_stage=3",
+         "framework megatron does not support this zero_stage"},
+        {"framework=nanotron", "schedule=zb-v",
+         "framework nanotron does not support this schedule"},
         {"framework=torchtitan", "offload=optimizer",
          "cannot keep the optimizer in the host's memory"},
         {"framework=jax", "offload_layers>=2", "cannot keep activations in the host's memory"},
@@ -703,7 +705,7 @@ static void contradictions_are_named(void **unused) {
         {"tp=8", "dp=3", "no layout of 64 GPUs"},
         {"tp=2", "attention_tp=4", "no layout of 64 GPUs"},
         {"cp=64", "pp=2", "no layout of 64 GPUs"},
-        {"pp=8", "virtual_stages=64", "no schedule and no sharding has \"virtual_stages=64\""},
+        {"pp=8", "virtual_stages=64", "no schedule and sharding satisfy \"virtual_stages=64\""},
     };
     dw_hardware *hardware = hardware_of("h100:64");
     for (size_t at = 0; at < DW_COUNT(cases); at++) {
@@ -727,7 +729,7 @@ static void bad_requests_are_named(void **unused) {
     dw_autoplan_request good = request_of(&llama3_405b, hardware, 8192, 2048), request = good;
     refused(good, "tp<=4", DW_INVALID_ARGUMENT, "\"tp<=4\" contradicts");
     refused(good, "tp", DW_INVALID_ARGUMENT, "\"tp\" has no field or no value");
-    refused(good, "pp=x", DW_INVALID_ARGUMENT, "\"pp=x\" has a value that is no number");
+    refused(good, "pp=x", DW_INVALID_ARGUMENT, "\"pp=x\" has a value that is not a number");
     refused(good, "pp=3", DW_INVALID_ARGUMENT, "\"pp=3\"");
     refused(good, "ep=8", DW_INVALID_ARGUMENT, "\"ep=8\"");
     refused(good, "width=3", DW_INVALID_ARGUMENT, "\"width=3\" names no field");
@@ -740,7 +742,7 @@ static void bad_requests_are_named(void **unused) {
     request.seq_len = 8191;
     request.global_batch = 7;
     refused(request, NULL, DW_INVALID_ARGUMENT, "a batch of 7 sequences");
-    refused(request, NULL, DW_INVALID_ARGUMENT, "the next one that can is 8");
+    refused(request, NULL, DW_INVALID_ARGUMENT, "the next larger batch that divides is 8");
     request = good;
     request.global_batch = 0;
     refused(request, NULL, DW_INVALID_ARGUMENT, "global_batch is 0");
@@ -958,7 +960,7 @@ static void bad_files_are_named(void **unused) {
              ", \"layout\": {\"gpus\": 1, \"schedule\": \"round\"}}",
              DW_PARSE, "schedule is \"round\"");
     bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", \"layout\": {\"gpus\": 1}}",
-             DW_INVALID_ARGUMENT, "the layout has 1 GPUs, the hardware 4");
+             DW_INVALID_ARGUMENT, "the layout has 1 GPUs and the hardware 4");
     bad_file("{\"version\": 1, " MODEL ", " HARDWARE ", " LAYOUT ", \"prediction\": {}}", DW_PARSE,
              "prediction: seconds is missing");
 }

@@ -231,7 +231,7 @@ def test_the_program_refuses(words, code, message):
 def test_the_program_says_what_would_do():
     done = run(*ASKED, "--model", "llama3-405b")
     assert done.returncode == 1 and done.stderr == ""
-    assert "The tightest is" in done.stdout and "of these GPUs" in done.stdout
+    assert "The largest need is" in done.stdout and "of these GPUs" in done.stdout
 
 
 def test_what_must_be_known_is_said(plan, tmp_path):
