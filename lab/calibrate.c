@@ -5,9 +5,10 @@
 #include <string.h>
 
 enum { MOST_STEPS = 25 };
-static const double row_spread = 0.12; /* of one run's logarithm, by which priors are weighed */
-static const double robust_at =
-    0.15; /* residuals beyond it count by their size, not their square */
+/* standard deviation of one run's logarithm; sets the priors' relative weight */
+static const double row_spread = 0.12;
+/* Huber's threshold: larger residuals count linearly. */
+static const double robust_at = 0.15;
 static const double derivative_step = 1e-3;
 
 typedef struct fit {
@@ -24,7 +25,7 @@ static double residual(const lab_run *run, const lab_constants *constants) {
     return log(prediction.tokens_per_second / run->tokens_per_second);
 }
 
-/* Huber's, of a residual. */
+/* Huber's loss of a residual. */
 static double robust_cost(double value) {
     double size = fabs(value);
     return size <= robust_at ? 0.5 * size * size : robust_at * (size - 0.5 * robust_at);
@@ -44,7 +45,7 @@ static double cost_of(const fit *f, const lab_constants *constants) {
     return cost;
 }
 
-/* Cholesky's; false: not positive definite. `matrix` is overwritten. */
+/* Solves by Cholesky decomposition and overwrites `matrix`. Returns false if it is not positive definite. */
 static bool solve(double *matrix, double *vector, int n) {
     for (int i = 0; i < n; i++) {
         for (int j = 0; j <= i; j++) {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-typedef struct pool { /* the rows that count, and the group of each */
+typedef struct pool { /* the rows that count, and the source of each */
     uint32_t *rows, *groups, *train;
     double *weights;
     size_t count;

@@ -7,7 +7,7 @@ typedef struct reader {
     lab_csv *csv;
 } reader;
 
-/* One field into the arena. *last: it ends its line. */
+/* Reads one field into the arena. *last: the field ends its line. */
 static dw_status read_field(reader *r, const char **field, bool *last) {
     const char *begin = r->at;
     size_t length = 0, opened = r->line;
@@ -15,7 +15,7 @@ static dw_status read_field(reader *r, const char **field, bool *last) {
     char *out;
     if (quoted) {
         const char *scan = ++begin;
-        for (;; scan++) { /* to the closing quote */
+        for (;; scan++) { /* scans to the closing quote */
             if (scan == r->end)
                 return lab_fail(DW_PARSE, "line %zu: a quoted field does not end", opened);
             if (*scan == '\n') r->line++;

@@ -8,13 +8,14 @@
 #include <string.h>
 #include <strings.h>
 
-/* What differs from the profile; 0: nothing. Rates are dense, in TFLOP/s with sums in FP32 (FP8: twice BF16's where
- * there is any), memory in GiB, bandwidths in GB/s, links in one direction. Export versions are their originals with
- * fewer links or processors. Cards have PCI Express alone; GeForce cards no way from GPU to GPU but by the host. */
+/* Differences from a profile; 0: as the profile. Rates are dense, in TFLOP/s with FP32 accumulation; FP8, where
+ * supported, has twice the BF16 rate. Memory is in GiB, bandwidth in GB/s, links per direction. Export versions are
+ * their originals with fewer links or SMs. Cards have only PCI Express. GeForce cards reach other GPUs only through
+ * the host. */
 typedef struct variant {
     const char *gpu, *profile;
-    double bf16, memory, bandwidth, processors, clock, power, link, network;
-    int capability; /* of another architecture */
+    double bf16, memory, bandwidth, sms, clock, power, link, network;
+    int capability; /* compute capability, if it differs */
     int fp8;
 } variant;
 
@@ -37,7 +38,7 @@ static const variant variants[] = {
     {"a10", "l40s", 125, 22.5, 600, 72, 1.695, 150, 31.5, 0, 86, 0},
     {"t4", "l40s", 65, 15, 320, 40, 1.59, 70, 15.75, 3, 75, 0},
     {.gpu = "rtx-5090", .profile = "rtx5090"},
-    /* One of the two dies, which is what programs see as a GPU. */
+    /* One of the two dies: programs see each die as a GPU. */
     {"mi250x", "mi300x", 191.5, 64, 1638, 110, 1.7, 280, 100, 12.5, 0, 0},
     {"mi250", "mi300x", 181, 64, 1638, 104, 1.7, 280, 100, 12.5, 0, 0},
     {"mi300a", "mi300x", 980.6, 128, 5300, 228, 2.1, 550, 128, 25, 0, 1},
@@ -46,8 +47,8 @@ static const variant variants[] = {
     {.gpu = "a100", .profile = "a100-80"},
 };
 
-/* Small letters, hyphens between words, without makers' and brands' names and a number of GPUs: "NVIDIA
- * A100-SXM4-80GB" is "a100-sxm4-80gb", "8x H100 80GB HBM3" is "h100-80gb-hbm3". */
+/* Normalizes a name: lower case, hyphens between words, no vendor, brand or number of GPUs. "NVIDIA A100-SXM4-80GB"
+ * becomes "a100-sxm4-80gb", "8x H100 80GB HBM3" becomes "h100-80gb-hbm3". */
 static void plain_name(const char *gpu, char *plain, size_t size) {
     static const char *const brands[] = {"nvidia-",  "amd-",   "instinct-",
                                          "geforce-", "tesla-", "gpu-"};
@@ -63,7 +64,7 @@ static void plain_name(const char *gpu, char *plain, size_t size) {
         size_t brand = strlen(brands[at]);
         if (strncmp(plain, brands[at], brand) != 0) continue;
         memmove(plain, plain + brand, strlen(plain + brand) + 1);
-        at = (size_t)-1; /* from the first again */
+        at = (size_t)-1; /* starts again with the first brand */
     }
     size_t digits = strspn(plain, "0123456789");
     if (digits > 0 && plain[digits] == 'x') {
@@ -72,8 +73,8 @@ static void plain_name(const char *gpu, char *plain, size_t size) {
     }
 }
 
-/* `name` is the beginning of `plain`, and no other GPU's name goes on: a hyphen, the end, or a unit behind a
- * number. */
+/* Returns whether `plain` begins with `name` and does not continue as another GPU's name. It may continue with a
+ * hyphen, or with a unit after a number. */
 static bool begins(const char *plain, const char *name) {
     size_t length = strlen(name);
     if (strncmp(plain, name, length) != 0) return false;
@@ -84,7 +85,7 @@ static bool begins(const char *plain, const char *name) {
             strncmp(plain + length, "sxm", 3) == 0 || strcmp(plain + length, "g") == 0);
 }
 
-/* GB, as in "a100-sxm4-40gb"; 0: not in the name. */
+/* Returns the GB in a name such as "a100-sxm4-40gb", or 0 if it has none. */
 static double named_memory(const char *plain) {
     for (const char *at = strchr(plain, '-'); at; at = strchr(at + 1, '-')) {
         char *end;
@@ -95,8 +96,8 @@ static double named_memory(const char *plain) {
 }
 
 static void apply(const variant *v, dw_hardware *h) {
-    /* Not opened when this was written: from knowledge of it. */
-    static const char sheet[] = "the maker's data sheet, not opened";
+    /* These figures were not checked against the data sheet. */
+    static const char sheet[] = "the maker's data sheet, not consulted";
     const double gib = 1024.0 * 1024.0 * 1024.0;
     if (v->bf16 > 0 || v->link > 0) h->name = v->gpu;
     if (v->bf16 > 0) {
@@ -113,7 +114,7 @@ static void apply(const variant *v, dw_hardware *h) {
         double value;
     } figures[] = {{&h->memory, v->memory * gib},
                    {&h->memory_bandwidth, v->bandwidth * 1e9},
-                   {&h->sm_count, v->processors},
+                   {&h->sm_count, v->sms},
                    {&h->clock, v->clock * 1e9},
                    {&h->power, v->power},
                    {&h->link_bandwidth, v->link * 1e9},
@@ -122,7 +123,7 @@ static void apply(const variant *v, dw_hardware *h) {
         if (figures[at].value > 0)
             *figures[at].figure = (dw_figure){figures[at].value, DW_FIGURE_ESTIMATED, sheet};
     if (v->capability) h->capability = v->capability;
-    if (strcmp(v->gpu, "h20") == 0) h->power.value = 0; /* its rate is held, not its clock */
+    if (strcmp(v->gpu, "h20") == 0) h->power.value = 0; /* power limits its rate, not its clock */
     if (strstr(v->gpu, "pcie")) h->gpus_per_domain = 1;
     if (strstr(v->gpu, "nvl")) h->gpus_per_domain = 2;
 }
@@ -144,10 +145,10 @@ static dw_status named(const char *gpu, dw_hardware **made) {
         char stem[16];
         size_t bare = strcspn(v->gpu, "-");
         snprintf(stem, sizeof stem, "%.*s", (int)bare, v->gpu);
-        /* "A100 80GB PCIe" as "A100-PCIe-80GB". */
+        /* Matches "A100 80GB PCIe" with "A100-PCIe-80GB". */
         bool pcie = card && strcmp(v->gpu + bare, "-pcie") == 0 && begins(plain, stem);
         size_t length = pcie ? sizeof plain : strlen(v->gpu);
-        /* "4090" is enough for "rtx-4090". */
+        /* Matches "4090" with "rtx-4090". */
         const char *short_name = strncmp(v->gpu, "rtx-", 4) == 0 ? v->gpu + 4 : v->gpu;
         if (length > longest && (pcie || begins(plain, v->gpu) || begins(plain, short_name)))
             found = v, longest = length;
@@ -177,7 +178,7 @@ dw_status lab_run_machine(lab_runs *runs, size_t row, const char **reason,
     }
     double rate = lab_network_rate(interconnect, made->gpus_per_node > 0 ? made->gpus_per_node : 1);
     if (rate > 0) made->network_bandwidth.value = rate;
-    /* GPUs that nothing joins but the network. */
+    /* GPUs without links communicate over the network. */
     if (made->link_bandwidth.value <= 0) made->link_bandwidth = made->network_bandwidth;
     double memory = strtod(lab_csv_cell(table, row, "gpu_mem_gb"), NULL) * 1024 * 1024 * 1024;
     if (isfinite(memory) && memory > 0 && fabs(memory / made->memory.value - 1) > 0.12)

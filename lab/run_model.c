@@ -23,7 +23,7 @@ static void latent_attention(const char *name, const char *notes, dw_planner_mod
     if (lab_number_after(notes, "kv_lora", &number)) model->kv_rank = (int)number;
 }
 
-/* An MLP of three matrices or of two: what the stated parameters say; without them, what the family has. */
+/* Decides between MLPs of three matrices and of two: by the stated parameters, else by the family's rule. */
 static void gates(const char *name, const char *notes, dw_planner_model *model) {
     static const char *const plain[] = {"GPT",    "MPT",      "BLOOM",  "bigscience",
                                         "OPT",    "Nemotron", "MT-NLG", "Pythia",
@@ -84,7 +84,7 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
     if (lab_says(notes, "alternating dense")) model->moe_every = 2;
     if (lab_number_after(notes, "dense(", &number)) model->ffn = (int)number;
     if (!said && stated > 0) {
-        /* The printed width is the dense blocks' where the total cannot be reached with it. */
+        /* If the stated total contradicts the printed width, that width is the dense layers'. */
         dw_planner_model trial = *model;
         trial.parameters = 0;
         double all = dw_planner_parameters(&trial), each = expert_parameters(&trial);
@@ -106,8 +106,8 @@ static void experts(const char *name, const char *notes, double stated, dw_plann
         model->shared_ffn = model->expert_ffn;
 }
 
-/* "hybrid-layer-pattern=MEM*EM...", a letter for each layer: Mamba, experts, attention, MLP. What follows a slash
- * predicts further tokens. */
+/* Reads "hybrid-layer-pattern=MEM*EM...": a letter per layer for Mamba, experts, attention and MLP. The part after a
+ * slash describes multi-token prediction. */
 static void layer_pattern(const char *notes, dw_planner_model *model) {
     static const char key[] = "hybrid-layer-pattern=";
     const char *at = strstr(notes, key);
@@ -125,8 +125,8 @@ static void layer_pattern(const char *notes, dw_planner_model *model) {
     model->dense_layers = layers - model->moe_every * mixtures;
 }
 
-/* Where no vocabulary is stated: GPT-2's or Llama's, whichever comes nearer to the stated parameters with one
- * table or two. */
+/* If the row states no vocabulary, chooses GPT-2's or Llama's: the one that comes nearer to the stated parameters,
+ * with a tied head or without. */
 static void vocabulary(double stated, dw_planner_model *model) {
     static const int sizes[] = {51200, 32000};
     double nearest = HUGE_VAL;
@@ -174,13 +174,15 @@ const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *mo
             model->head_dim ? model->hidden / model->head_dim : (model->hidden + 127) / 128;
     if (model->heads < 1) model->heads = 1;
     if (!model->head_dim) model->head_dim = model->hidden / model->heads;
-    if (model->head_dim < 1) return "head_dim is missing, and hidden gives none";
+    if (model->head_dim < 1)
+        return "head_dim is missing and cannot be derived from hidden and heads";
     if (!model->kv_heads || model->heads % model->kv_heads) model->kv_heads = model->heads;
     double rows;
     if (!model->vocabulary && lab_number_after(notes, "vocab-size=", &rows))
         model->vocabulary = (int)rows;
     int silent = !model->vocabulary;
-    if (silent) model->vocabulary = 51200; /* GPT-2's, padded: what most papers that omit it used */
+    /* GPT-2's, padded: most papers that omit it used this one */
+    if (silent) model->vocabulary = 51200;
     if (!model->ffn) model->ffn = 4 * model->hidden;
     if (model->experts == 1) model->experts = 0;
     if (model->experts && (model->top_k < 1 || model->top_k > model->experts))
@@ -201,7 +203,7 @@ const char *lab_run_model(const lab_csv *table, size_t row, dw_planner_model *mo
     if (lab_says(notes, "LoRA") || lab_says(name, "LoRA") || lab_says(notes, "lora fine-tune"))
         model->lora_rank = 16;
     if (silent && !model->experts && stated > 0) vocabulary(stated, model);
-    if (stated > 0) { /* tied, where the stated total has one table */
+    if (stated > 0) { /* the head is tied if the stated total has room for only one table */
         dw_planner_model trial = *model;
         trial.parameters = 0;
         double two = dw_planner_parameters(&trial), table_elements = embedding_parameters(model);

@@ -29,7 +29,7 @@ bool lab_number_after(const char *text, const char *word, double *value) {
     return false;
 }
 
-/* The number that ends where `word` begins: "1600 Gbps", "8x". */
+/* Reads the number that ends where the text at `at` begins: "1600 Gbps", "8x". */
 static bool number_ending(const char *text, const char *at, double *value) {
     while (at > text && (at[-1] == ' ' || at[-1] == '-')) at--;
     const char *from = at;
@@ -166,7 +166,7 @@ dw_train_precision lab_precision_of(const char *text) {
         {"FP32", DW_TRAIN_FP32},
         {"TF32", DW_TRAIN_FP32},
     };
-    /* "BF16, FP8 for stored activations": what is kept or sent so is not multiplied so. */
+    /* In "BF16, FP8 for stored activations" FP8 describes storage or communication, not the GEMMs. */
     bool half = strncasecmp(text, "bf16", 4) == 0 || strncasecmp(text, "fp16", 4) == 0;
     if (half &&
         (lab_says(text, "storage") || lab_says(text, "stored") || lab_says(text, "dispatch")))
@@ -176,21 +176,22 @@ dw_train_precision lab_precision_of(const char *text) {
     return DW_TRAIN_BF16;
 }
 
-/* One of `words`, NULL at the end. */
+/* Returns whether the text contains one of `words`, which end with NULL. */
 static bool says_one(const char *text, const char *const *words) {
     for (; *words; words++)
         if (lab_says(text, *words)) return true;
     return false;
 }
 
-/* The whole text, whatever the case. */
+/* Returns whether the whole text equals one of the words, ignoring case. */
 static bool is_one(const char *text, const char *const *words) {
     for (; *words; words++)
         if (strcasecmp(text, *words) == 0) return true;
     return false;
 }
 
-/* "every 2nd", "1 of 4 layers", "50% of layers", "5 layers/stage": layers of a stage, 0 where it is not said. */
+/* Reads "every 2nd", "1 of 4 layers", "50% of layers" or "5 layers/stage" as layers of a stage; 0 if no number is
+ * stated. */
 static double layers_of_stage(const char *text, double each) {
     double number, of;
     if (lab_number_after(text, "full:", &number)) return number;
@@ -236,7 +237,7 @@ void lab_recompute_of(const char *text, double layers, dw_layout *layout) {
     } else if (says_one(text, parts) && !(lab_says(text, "full") && !lab_says(text, "selective"))) {
         layout->recompute = DW_RECOMPUTE_SELECTIVE;
     } else {
-        /* "full", and checkpoints of activations, gradients, blocks, layers; "yes". */
+        /* "full", "yes", and checkpoints of activations, gradients, blocks or layers */
         layout->recompute = DW_RECOMPUTE_FULL;
         some = layers_of_stage(text, each);
         if (some >= 0.5 && some < each) layout->recompute_layers = (int)(some + 0.5);
@@ -244,7 +245,7 @@ void lab_recompute_of(const char *text, double layers, dw_layout *layout) {
     }
 }
 
-/* "ZeRO-2", "zero stage: 1", "ds_z3", "stage2", "zero_2": the stage, -1 where none is said. */
+/* Reads "ZeRO-2", "zero stage: 1", "ds_z3", "stage2" or "zero_2" as a ZeRO stage; -1 if none is stated. */
 static int zero_stage_of(const char *text) {
     static const char *const words[] = {"zero", "stage", "_z", "-z", " z", NULL};
     for (const char *const *word = words; *word; word++)
@@ -287,7 +288,7 @@ void lab_sharding_of(const char *text, int gpus_per_node, dw_layout *layout) {
                                         "shard groups",
                                         NULL};
     double number;
-    switch (layout->framework) { /* where the text is silent */
+    switch (layout->framework) { /* the framework's default if the text states nothing */
     case DW_FRAMEWORK_MEGATRON:
     case DW_FRAMEWORK_NANOTRON:
     case DW_FRAMEWORK_PYTORCH: layout->zero_stage = 1; break;

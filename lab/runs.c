@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { MOST_SIZE = 1 << 26 }; /* of anything that a row counts */
+enum { MOST_SIZE = 1 << 26 }; /* of any number in a row */
 
 static double number(const lab_csv *table, size_t row, const char *name) {
     double value = strtod(lab_csv_cell(table, row, name), NULL);
@@ -24,8 +24,8 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
     dw_layout *layout = &run->layout;
     double count;
     int old = layout->framework == DW_FRAMEWORK_MEGATRON_LM;
-    /* PyTorch has fused attention since 2.0 of March 2023, XLA on GPUs cuDNN's since 2024, and no GPU before
-     * Ampere. */
+    /* Fused attention exists in PyTorch since 2.0 (March 2023) and in XLA on GPUs since 2024 (cuDNN's). No GPU before
+     * Ampere has it. */
     int year = whole(table, row, "year", 0), capability = run->hardware->capability;
     bool jax = layout->framework == DW_FRAMEWORK_JAX;
     bool early =
@@ -53,7 +53,7 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         layout->optimizer_bytes = 8;   /* with the FP32 copy of the parameters */
     if (lab_says(source, "AutoModel")) /* all of it in BF16 */
         layout->parameter_bytes = layout->gradient_bytes = 2, layout->optimizer_bytes = 4;
-    /* llama recipes on FSDP checkpoint as many blocks as memory demands, and call it selective. */
+    /* Llama recipes with FSDP checkpoint as many blocks as the memory requires, and call this selective. */
     if (layout->framework == DW_FRAMEWORK_FSDP && layout->recompute == DW_RECOMPUTE_SELECTIVE)
         layout->recompute = DW_RECOMPUTE_AUTO;
     if (lab_number_after(notes, "cpu_offloading_num_layers=", &count) ||
@@ -74,7 +74,8 @@ static void habits(const lab_csv *table, size_t row, lab_run *run) {
         layout->gradient_bytes = 2;
         layout->optimizer_bytes = 18;
     }
-    /* torchtitan's loss is compiled like its layers from April 2025 on; Liger's and chunks need no copies either. */
+    /* torchtitan compiles the loss like its layers from April 2025 on. Liger's loss and chunked losses need no copies
+     * either. */
     layout->fused_loss =
         (layout->framework == DW_FRAMEWORK_TORCHTITAN && layout->compiled && year >= 2025) ||
         lab_says(notes, "Liger") || lab_says(notes, "fused cross") ||
@@ -95,7 +96,7 @@ static int guess_micro_batch(const lab_run *run, int year) {
     dw_layout layout = run->layout;
     int each = layout.global_batch / layout.dp, best = 1;
     if (layout.pp > 1) {
-        /* torchtitan: as many micro-batches as stages, until it had a setting of its own in April 2025. */
+        /* torchtitan used as many micro-batches as stages until it got a setting for it in April 2025. */
         bool stages = layout.framework == DW_FRAMEWORK_TORCHTITAN && year > 0 && year < 2025;
         return stages && each % layout.pp == 0 ? each / layout.pp : 1;
     }
@@ -155,7 +156,7 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
                          ? (int)(layout->gpus / ranks)
                          : 1;
     }
-    /* The number of GPUs decides where the parts disagree with it: some tables print ranks that share a copy. */
+    /* If the parts contradict the number of GPUs, the number decides: some tables print the ranks that share a copy. */
     double model_ranks = (double)layout->tp * layout->pp * layout->cp;
     if (layout->gpus >= model_ranks) layout->dp = (int)(layout->gpus / model_ranks);
     if (!layout->dp) layout->dp = 1;
@@ -190,18 +191,19 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
     if ((int64_t)layout->pp * layout->virtual_stages > run->model.layers + 2)
         layout->virtual_stages =
             run->model.layers / layout->pp > 0 ? run->model.layers / layout->pp : 1;
-    /* A dispatcher of tokens between nodes is named and its ranks are not: all that experts can be dealt to. */
+    /* If the notes name a dispatcher between nodes but no number of expert ranks, the experts use all ranks that
+     * divide. */
     int node = run->hardware->gpus_per_node;
     if (run->model.experts && !*lab_csv_cell(table, row, "ep") && lab_says(notes, "DeepEP") &&
         (int64_t)layout->dp * layout->cp % node == 0)
         layout->ep = common_divisor(run->model.experts, layout->dp * layout->cp);
     if (run->model.experts && run->model.experts % layout->ep) layout->ep = 1;
     if (!run->model.experts) layout->ep = 1;
-    /* More ranks of experts than a stage has: a misprint, or stages of two sizes. */
+    /* More expert ranks than a stage has: a misprint, or stages of two sizes. */
     int ranks = layout->gpus / layout->pp / (layout->etp > 1 ? layout->etp : 1);
     while (layout->ep > 1 && ranks % layout->ep) layout->ep /= 2;
-    /* Megatron cuts experts as it cuts other layers unless it is told otherwise, as Megatron-Bridge's recipes
-     * do. Who has experts narrower than the model never wants it. */
+    /* Megatron splits experts like other layers unless told otherwise, as Megatron-Bridge's recipes do. Models whose
+     * experts are narrower than the model never split them. */
     if (layout->framework == DW_FRAMEWORK_MEGATRON && layout->ep > 1 && layout->tp > 1 &&
         !layout->etp && run->model.expert_ffn >= run->model.hidden &&
         ranks % ((int64_t)layout->ep * layout->tp) == 0 &&
@@ -212,12 +214,12 @@ static dw_status layout_of(lab_runs *runs, size_t row, lab_run *run) {
     if (!layout->global_batch) layout->global_batch = layout->dp;
     if (!layout->micro_batch)
         layout->micro_batch = guess_micro_batch(run, whole(table, row, "year", 0));
-    /* A batch that does not divide is run as the nearest whole number of micro-batches. */
+    /* A batch that does not divide is rounded to the nearest whole number of micro-batches. */
     int64_t sequences = (int64_t)layout->dp * layout->micro_batch;
     int64_t times = (layout->global_batch + sequences / 2) / sequences;
     sequences *= times > 0 ? times : 1;
     if (sequences > MOST_SIZE) {
-        run->reason = "dp x micro_batch is more than a batch can be";
+        run->reason = "dp x micro_batch exceeds the largest batch";
         return DW_OK;
     }
     layout->global_batch = (int)sequences;
@@ -243,7 +245,7 @@ static lab_memory_meaning meaning_of(const char *notes, const char *source) {
     return LAB_MEMORY_UNSTATED;
 }
 
-/* "bubble rate (profiled times)=0.26". */
+/* Reads "bubble rate (profiled times)=0.26". */
 static double bubble_of(const char *notes) {
     const char *at = strstr(notes, "bubble rate");
     if (!at || !(at = strchr(at, '='))) return -1;
