@@ -1,9 +1,9 @@
-/* Descriptions as objects: copies, their texts, names of their parts. */
+/* Hardware descriptions as objects: copies, their texts, names of figures. */
 #include "hardware/hardware.h"
 
 typedef struct owned {
-    dw_hardware public; /* first: the caller's pointer is ours */
-    dw__arena *arena;   /* its texts */
+    dw_hardware public; /* first, so a pointer to it is a pointer to the whole */
+    dw__arena *arena;   /* holds its texts */
 } owned;
 
 const char *dw_rate_name(dw_rate rate) {

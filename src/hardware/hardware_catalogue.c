@@ -1,11 +1,10 @@
-/* Profiles by name: published figures, each with the document that it is from.
+/* Profiles by name: published figures, each with its source document.
  *
- * Vendors print rates of products with 2:4 sparsity beside dense ones, or alone; here all are dense (half of a sparse
- * figure), and of products that accumulate in FP32. They print bandwidths of links as the sum of both directions; here
- * they are of one. `memory` is what nvidia-smi calls the total, which is what programs meet: it lies above or below
- * the name's round figure. A clock is the one at which the processors give the printed rate of products; where the
- * vendor prints none, it follows from that rate, the number of processors and what each does in a clock.
- */
+ * Vendors print GEMM rates with 2:4 sparsity beside dense ones, or alone. All rates here are dense (half of a sparse
+ * figure) and with FP32 accumulation. Vendors print link bandwidths as the sum of both directions; here they are per
+ * direction. `memory` is the total that nvidia-smi reports and programs see, which is above or below the round figure
+ * of the name. A clock is the one at which the SMs reach the printed GEMM rate. Where the vendor prints none, it
+ * follows from that rate, the number of SMs and the operations of an SM per clock. */
 #include "hardware/hardware.h"
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,8 @@
     { .value = (number), .kind = DW_FIGURE_PUBLISHED, .source = from }
 #define E(number, from)                                                                            \
     { .value = (number), .kind = DW_FIGURE_ESTIMATED, .source = from }
-/* From knowledge of a document that was not at hand: docs/hardware.md says which were. */
-#define U(number, from) E(number, from ", not opened")
+/* Figures whose document was not consulted. docs/hardware.md lists these documents. */
+#define U(number, from) E(number, from ", not consulted")
 #define NONE                                                                                       \
     { .source = "" }
 #define T 1e12
@@ -30,7 +29,7 @@
 #define OVER_NVLINK LATENCIES(DW_LATENCY_NVLINK)
 #define OVER_PCIE LATENCIES(DW_LATENCY_PCIE)
 
-/* 16 lanes of 16 or 32 GT/s, 128 of 130 bits. */
+/* 16 lanes of 16 or 32 GT/s; 128 of 130 bits carry data. */
 #define PCIE4 P(31.5 * GB, "PCI Express 4.0, 16 lanes")
 #define PCIE5 P(63.0 * GB, "PCI Express 5.0, 16 lanes")
 
@@ -52,7 +51,7 @@
 #define GB200_SHEET "NVIDIA GB200 NVL72 data sheet: a 72nd of the rack"
 #define GB300_SHEET "NVIDIA GB300 NVL72 data sheet: a 72nd of the rack"
 #define GRACE_SHEET "NVIDIA Grace CPU data sheet: half of a CPU that serves two GPUs"
-/* Of the host's memory, its share for one GPU: channels of a processor x 8 bytes x transfers a second. */
+/* Bandwidth of the host's memory per GPU: channels of a CPU x 8 bytes x transfers per second. */
 #define DGX2_HOST E(16 * GB, "two Xeon 8168, six channels of DDR4-2666 each, for 16 GPUs")
 #define DGX_A100_HOST E(51.2 * GB, "two EPYC 7742, eight channels of DDR4-3200 each, for 8 GPUs")
 #define DGX_H100_HOST E(76.8 * GB, "two Xeon 8480C, eight channels of DDR5-4800 each, for 8 GPUs")
@@ -67,10 +66,10 @@
 #define CDNA3_PAPER "AMD CDNA 3 white paper"
 #define DRIVER_SAYS "the driver on such a GPU"
 #define SMI "nvidia-smi on such a GPU"
-#define FROM_RATE "from the BF16 rate: 8,192 operations per processor and clock"
+#define FROM_RATE "from the BF16 rate: 8,192 operations per SM and clock"
 #define USUAL_NODE "usual for a node of eight"
 
-/* Hopper's processors, as H100, H200 and GH200 have them. */
+/* SM rates of H100, H200 and GH200. */
 #define HOPPER_RATES(F, sheet)                                                                     \
     .rate = {[DW_RATE_FP32] = F(66.9 * T, sheet),                                                  \
              [DW_RATE_TF32] = F(494.7 * T, sheet),                                                 \
@@ -109,7 +108,7 @@
     .cache = P(126.5 * MIB, DRIVER_SAYS)
 #define HGX_NODE .gpus = 8, .gpus_per_node = 8, .gpus_per_domain = 8, .link_version = 5, .rails = 8
 #define NVL72 .gpus = 72, .gpus_per_node = 4, .gpus_per_domain = 72, .link_version = 5, .rails = 4
-/* A Grace CPU: 480 GB, and 450 GB/s in each direction to its two GPUs together. */
+/* A Grace CPU has 480 GB, and 450 GB/s in each direction to its two GPUs together. */
 #define GRACE_HOST                                                                                 \
     .host_bandwidth = P(225 * GB, GRACE_SHEET), .host_memory = P(240 * GB, GRACE_SHEET),           \
     .host_memory_bandwidth = P(192 * GB, GRACE_480 ", half of a CPU")
@@ -128,10 +127,10 @@
     .network_bandwidth = E(50 * GB, USUAL_NODE), .host_bandwidth = PCIE5, .host_memory = NONE,     \
     .host_memory_bandwidth = NONE, OVER_NVLINK
 
-/* `gpus` is how many NAME alone means: a node, or the rack that NVLink joins. */
+/* `gpus` is the number that the name without a count means: a node, or an NVLink rack. */
 static const dw_hardware catalogue[] = {
     {
-        .name = "v100", /* 32 GB, in a DGX-2; its half precision is FP16 alone */
+        .name = "v100", /* 32 GB, in a DGX-2; its only half precision is FP16 */
         .architecture = "sm_70",
         .capability = 70,
         .gpus = 16,
@@ -183,7 +182,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(50 * MIB, H100_PAPER),
     },
     {
-        .name = "h100-96", /* HBM2e, held to 500 W: Meta's */
+        .name = "h100-96", /* HBM2e, limited to 500 W: Meta's version */
         HOPPER_RATES(P, H100_SHEET),
         HOPPER_NODE,
         .power = P(500, TITAN_PAPER),
@@ -201,7 +200,7 @@ static const dw_hardware catalogue[] = {
         .cache = P(60 * MIB, DRIVER_SAYS),
     },
     {
-        .name = "gh200", /* 96 GB: one GPU and one Grace CPU under each operating system */
+        .name = "gh200", /* 96 GB; each operating system has one GPU and one Grace CPU */
         HOPPER_RATES(U, GH200_SHEET),
         .gpus = 1,
         .gpus_per_node = 1,
@@ -317,9 +316,9 @@ static const dw_hardware catalogue[] = {
         .host_bandwidth = PCIE5,
         .host_memory = NONE,
         .host_memory_bandwidth = NONE,
-        .link_bandwidth =
-            E(31.5 * GB, "half of PCI Express 5.0: without peer access data goes by the host"),
-        .network_bandwidth = E(0.15625 * GB, "one port of 10 Gb/s for up to eight"),
+        .link_bandwidth = E(
+            31.5 * GB, "half of PCI Express 5.0: without peer access data passes through the host"),
+        .network_bandwidth = E(0.15625 * GB, "one port of 10 Gb/s for up to eight GPUs"),
         OVER_PCIE,
     },
     {
@@ -398,7 +397,7 @@ cleanup:
 
 dw_status dw__hardware_no_profile(const char *name) { return fail_name(name, strlen(name)); }
 
-/* Digits alone: strtol would take spaces and signs. */
+/* Accepts digits only; strtol would accept spaces and signs. */
 static dw_status read_count(const char *text, const char *count, int *gpus) {
     long value = 0;
     size_t digits = strspn(count, "0123456789");
@@ -413,7 +412,8 @@ static dw_status read_count(const char *text, const char *count, int *gpus) {
 }
 
 dw_status dw_hardware_named(const char *text, dw_hardware **hardware) {
-    if (!text || !hardware) return dw__fail(DW_INVALID_ARGUMENT, "the name of a hardware is NULL");
+    if (!text || !hardware)
+        return dw__fail(DW_INVALID_ARGUMENT, "the hardware's name or the place for it is NULL");
     *hardware = NULL;
     const char *colon = strchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : strlen(text);

@@ -1,8 +1,7 @@
-/* What a description may say.
+/* Checks a hardware description.
  *
- * Bounds are wide: a decade or more beyond what is built. They are there for the commonest mistake in a file, a unit:
- * 989 (TFLOP/s) for 9.89e14, 80 (GB) for 8e10.
- */
+ * The bounds are a decade or more beyond existing hardware. They catch the commonest mistake in a file, a wrong unit:
+ * 989 (TFLOP/s) instead of 9.89e14, 80 (GB) instead of 8e10. */
 #include "hardware/hardware.h"
 #include <math.h>
 #include <stdio.h>
@@ -55,7 +54,7 @@ static const struct {
 
 static dw_status check_figure(const char *group, const char *name, const dw_figure *figure,
                               const bounds *within) {
-    if (figure->value == 0.0) return DW_OK; /* absent; what must be there is asked for below */
+    if (figure->value == 0.0) return DW_OK; /* absent; check_complete requires what a plan needs */
     if (figure->value >= within->low && figure->value <= within->high) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT, "%s%s is %.17g; expected %g to %g %s", group, name,
                     figure->value, within->low, within->high, within->unit);
@@ -71,13 +70,13 @@ static dw_status check_architecture(const dw_hardware *hardware) {
     const char *name = hardware->architecture;
     if (strncmp(name, "sm_", 3) != 0 || hardware->capability == 0) return DW_OK;
     if (strtol(name + 3, NULL, 10) == hardware->capability) return DW_OK;
-    return dw__fail(DW_INVALID_ARGUMENT,
-                    "architecture is \"%.64s\" and capability is %d; expected one and the same "
-                    "number in both",
-                    name, hardware->capability);
+    return dw__fail(
+        DW_INVALID_ARGUMENT,
+        "architecture is \"%.64s\" and capability is %d; expected the same number in both", name,
+        hardware->capability);
 }
 
-/* How many GPUs there are, and how they lie in nodes and domains. */
+/* Checks the number of GPUs, and that nodes and domains divide it. */
 static dw_status check_layout(const dw_hardware *h) {
 #define AT_LEAST_ONE(member, low, high)                                                            \
     if (strncmp(#member, "gpus", 4) == 0)                                                          \
@@ -106,12 +105,12 @@ static dw_status require(const char *name, const dw_figure *figure, const char *
                     reason);
 }
 
-/* What no plan can do without. */
+/* Requires the figures that every plan needs. */
 static dw_status check_complete(const dw_hardware *h) {
     int joined = h->gpus_per_node > h->gpus_per_domain ? h->gpus_per_node : h->gpus_per_domain;
     DW_RETURN_IF_FAILED(require("rates.bf16", &h->rate[DW_RATE_BF16],
-                                "the rate of dense matrix products, in operations per second"));
-    DW_RETURN_IF_FAILED(require("memory", &h->memory, "the bytes that each GPU has"));
+                                "the rate of dense GEMMs, in operations per second"));
+    DW_RETURN_IF_FAILED(require("memory", &h->memory, "the bytes of each GPU's memory"));
     DW_RETURN_IF_FAILED(
         require("memory_bandwidth", &h->memory_bandwidth, "bytes per second of the GPU's memory"));
     if (h->gpus > 1 && joined > 1)
@@ -124,7 +123,7 @@ static dw_status check_complete(const dw_hardware *h) {
     return DW_OK;
 }
 
-/* A machine without GPUs: there is nothing to say of them. */
+/* A machine without GPUs has no GPU figures. */
 static dw_status check_none(const dw_hardware *h) {
     bool said = h->capability != 0 || h->memory.value != 0.0;
     for (int i = 0; i < DW_RATES; i++) said |= h->rate[i].value != 0.0;

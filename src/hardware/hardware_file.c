@@ -1,9 +1,8 @@
-/* A description as a file: what deepwell probe writes, and what a person edits.
+/* Reads and writes description files: the output of `deepwell probe`, which people edit.
  *
- * A figure is a number, or {"value": 3.35e12, "kind": "measured", "source": "..."}. What the file does not say is the
- * named profile's. A field that there is none is a mistake in its name, and refused. "machine" is the probe's account
- * of single devices and links, for people: a plan reads none of it.
- */
+ * A figure is a number, or {"value": 3.35e12, "kind": "measured", "source": "..."}. Figures that the file omits come
+ * from the named profile. An unknown field is refused, since it is probably misspelt. "machine" holds the probe's
+ * description of single devices and links for people; plans do not read it. */
 #include "base/json.h"
 #include "hardware/hardware.h"
 #include <math.h>
@@ -71,7 +70,7 @@ static dw_status read_figure_object(const json_t *json, const char *name, dw_fig
     return DW_OK;
 }
 
-/* Left alone where the file does not say it. */
+/* Keeps the figure if the file does not give it. */
 static dw_status read_figure(const json_t *object, const char *name, dw_figure *figure) {
     const json_t *json = dw__json_member(object, name);
     if (!json) return DW_OK;
@@ -118,7 +117,7 @@ static dw_status read_text(const json_t *root, const char *name, const char **te
     return DW_OK;
 }
 
-/* Where no profile says how many GPUs lie together, the file must, unless there is one GPU or none. */
+/* Without a profile the file must state how many GPUs form a node and a domain, unless there is at most one GPU. */
 static dw_status read_counts(const json_t *root, dw_hardware *hardware) {
     DW_RETURN_IF_FAILED(read_count(root, "gpus", 0, DW_HARDWARE_MOST_GPUS, &hardware->gpus));
     if (hardware->gpus <= 1) {
@@ -142,7 +141,7 @@ static dw_status read_base(const json_t *root, dw_hardware *hardware) {
     return DW_OK;
 }
 
-/* The texts are still those of `root`. */
+/* The texts of the result belong to `root`. */
 static dw_status read_all(const json_t *root, dw_hardware *hardware) {
     if (!json_is_object(root)) return dw__json_wrong_kind("it", root, "an object");
     const json_t *machine = dw__json_member(root, "machine");

@@ -1,4 +1,4 @@
-/* The probe: who is asked, in which order, and what a plan is told of it. */
+/* The probe: the order in which its sources are read, and the summary for plans. */
 #include "hardware/machine.h"
 #include <errno.h>
 #include <stdio.h>
@@ -45,8 +45,8 @@ static bool read_line(const dw__machine *m, char *line, size_t bytes, const char
     if (more < 0 || (size_t)length + (size_t)more >= sizeof path) return false;
     FILE *file = fopen(path, "re");
     if (!file) return false;
-    bool read =
-        fgets(line, (int)bytes, file) != NULL; /* a link that is down has no speed: EINVAL */
+    /* the speed of a link that is down reads as EINVAL */
+    bool read = fgets(line, (int)bytes, file) != NULL;
     fclose(file);
     if (!read) line[0] = '\0';
     line[strcspn(line, "\n")] = '\0';
@@ -75,7 +75,7 @@ int64_t dw__machine_read_number(const dw__machine *m, int64_t absent, const char
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-/* The lists are the public arrays. */
+/* Points the public structure at the lists. */
 static void publish(dw__machine *m) {
     dw_machine *p = &m->public;
     p->gpus = m->gpus.items;
@@ -109,7 +109,7 @@ dw_status dw__machine_probe(const dw__machine_options *options, dw_machine **mac
     DW_TRY(dw__machine_read_paths(m));
     if (options->measure) DW_TRY(dw__machine_measure(m));
     publish(m);
-    m->options = NULL; /* the caller's */
+    m->options = NULL; /* it belongs to the caller */
     *machine = &m->public;
     m = NULL;
 cleanup:

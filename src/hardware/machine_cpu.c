@@ -9,7 +9,8 @@
 
 /* ---- hwloc ----------------------------------------------------------------------------------- */
 
-/* As far as it is read: struct hwloc_obj and its attributes of a cache, in all versions 2. */
+/* The fields of struct hwloc_obj and its cache attributes that are read here. They are the same in all 2.x
+ * versions. */
 typedef struct hwloc_object {
     int type;
     char *subtype;
@@ -88,7 +89,7 @@ bool dw__hwloc_count(dw__hwloc_counts *counts) {
 
 /* ---- /proc and /sys -------------------------------------------------------------------------- */
 
-/* Value of the first line "key<spaces>: value". */
+/* Reads the value of the first line "key<spaces>: value". */
 static bool read_field(const dw__machine *m, const char *file, const char *key, char *value,
                        size_t bytes) {
     char path[512], line[512];
@@ -114,7 +115,7 @@ static dw_figure kibibytes(const char *text) {
                      : (dw_figure){.source = ""};
 }
 
-/* Threads of the machine, and how many cores and packages their numbers name. */
+/* Counts the machine's threads, and the cores and packages that they name. */
 static void count_in_sys(const dw__machine *m, dw_machine_cpu *cpu) {
     enum { MOST = 4096 };
     char line[64];
@@ -124,7 +125,7 @@ static void count_in_sys(const dw__machine *m, dw_machine_cpu *cpu) {
                               "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", i))
             continue;
         threads++;
-        cores += (int)strtol(line, NULL, 10) == i; /* the first of its core */
+        cores += (int)strtol(line, NULL, 10) == i; /* the first thread of its core */
         if (dw__machine_read(m, line, sizeof line,
                              "/sys/devices/system/cpu/cpu%d/topology/core_siblings_list", i))
             packages += (int)strtol(line, NULL, 10) == i;
@@ -175,7 +176,7 @@ dw_status dw__machine_read_cpu(dw__machine *m) {
     count_in_sys(m, cpu);
     cpu->usable = usable_threads();
     cpu->source = "/sys";
-    /* Of another root hwloc knows nothing. */
+    /* hwloc describes only the real root. */
     if (m->options->root[0] == '\0' && dw__hwloc_count(&counts) && counts.threads > 0) {
         DW_RETURN_IF_FAILED(dw__machine_text(m, counts.version, &cpu->source));
         if (counts.packages > 0) cpu->packages = counts.packages;

@@ -1,4 +1,4 @@
-/* GPUs: those that CUDA shows to this process, with what NVML knows of each beside it. */
+/* GPUs: those that CUDA shows to this process, with NVML's information on each. */
 #include "device/cuda_driver.h"
 #include "hardware/machine.h"
 #include "hardware/nvml.h"
@@ -11,7 +11,7 @@
 
 /* ---- what follows from the kind of a GPU ----------------------------------------------------- */
 
-/* Names as the driver has them, of GPUs whose published figures are in the catalogue. */
+/* Driver names of GPUs whose published figures are in the catalogue. */
 static const struct {
     const char *name, *profile;
 } known[] = {
@@ -30,8 +30,8 @@ static const char *profile_of(const char *name) {
     return "";
 }
 
-/* Dense products of one processor in one clock, a multiplication and an addition counted as two: the architectures'
- * white papers. GeForce gives half of the rates between TF32 and FP8 where sums are FP32. */
+/* Dense FLOP per SM and clock, from the architectures' white papers. GeForce reaches half of the rates between TF32
+ * and FP8 if it accumulates in FP32. */
 static const struct {
     int capability, rate[DW_RATES];
 } processors[] = {
@@ -80,9 +80,10 @@ static void estimate_rates(dw_machine_gpu *gpu) {
     for (int i = 0; i < DW_RATES; i++) {
         double rate = per_clock[i] * gpu->sm_count.value * gpu->clock.value;
         if (halved && i > DW_RATE_FP32 && i < DW_RATE_FP4) rate /= 2;
-        gpu->rate[i] = rate > 0 ? ESTIMATE(rate, "processors, their highest clock and the "
-                                                 "operations of each in a clock")
-                                : NOTHING;
+        gpu->rate[i] =
+            rate > 0
+                ? ESTIMATE(rate, "SMs, their highest clock and the operations of an SM per clock")
+                : NOTHING;
     }
 }
 
@@ -95,18 +96,18 @@ static void use_profile(dw_machine_gpu *gpu) {
     }
     memcpy(gpu->rate, profile->rate, sizeof gpu->rate);
     if (gpu->memory_bandwidth.value == 0) gpu->memory_bandwidth = profile->memory_bandwidth;
-    /* Beside a Grace CPU the way to the host is no PCI Express. */
+    /* Beside a Grace CPU the link to the host is NVLink-C2C, not PCI Express. */
     if (profile->host_bandwidth.value > 2e11) gpu->host_bandwidth = profile->host_bandwidth;
 }
 
-/* Bytes per second of a lane in one direction: 8b/10b, then 128b/130b, then flits with FEC. */
+/* Bytes per second of a lane in one direction: 8b/10b encoding, then 128b/130b, then flits with FEC. */
 static double lane_bandwidth(int generation) {
     static const double lanes[] = {
         0, 0.25e9, 0.5e9, 8e9 / 8 * 128 / 130, 2e9 * 128 / 130, 4e9 * 128 / 130, 8e9 * 242 / 256};
     return generation > 0 && generation < (int)DW_COUNT(lanes) ? lanes[generation] : 0;
 }
 
-/* "sm_90a": code for the exact architecture, where there is such a form. */
+/* Writes a name such as "sm_90a": the architecture-specific form, if it exists. */
 static dw_status name_architecture(dw__machine *m, dw_machine_gpu *gpu) {
     char text[32];
     int capability = gpu->capability;
@@ -182,7 +183,7 @@ static double clock_of(const dw__nvml *nvml, dw__nvml_device device, int type) {
     return 1e6 * megahertz;
 }
 
-/* What CUDA does not say, and what later CUDA no longer says. */
+/* Adds what CUDA does not report, or no longer reports in later versions. */
 static dw_status add_nvml(dw__machine *m, const dw__nvml *nvml, dw_machine_gpu *gpu) {
     dw__nvml_device device;
     dw__nvml_memory memory;
@@ -190,7 +191,8 @@ static dw_status add_nvml(dw__machine *m, const dw__nvml *nvml, dw_machine_gpu *
     if (!nvml || !*gpu->bus || nvml->by_address(gpu->bus, &device) != 0) return DW_OK;
     if (nvml->uuid && nvml->uuid(device, uuid, sizeof uuid) == 0)
         DW_RETURN_IF_FAILED(dw__machine_text(m, uuid, &gpu->uuid));
-    /* nvidia-smi's total is the larger one: the driver keeps a part. Of a MIG slice CUDA's is the slice's. */
+    /* NVML and nvidia-smi report the larger total, since the driver reserves a part. In a MIG slice CUDA reports the
+     * slice. */
     if (nvml->memory && nvml->memory(device, &memory) == 0 && gpu->memory.value > 0 &&
         (double)memory.total < 1.05 * gpu->memory.value)
         gpu->memory = READ((double)memory.total, "NVML");
@@ -209,7 +211,7 @@ static dw_status add_nvml(dw__machine *m, const dw__nvml *nvml, dw_machine_gpu *
     return DW_OK;
 }
 
-/* One of the GPUs of a rack sees that it belongs to one, not how many there are. */
+/* A GPU of a rack reports that it belongs to one, but not the number of GPUs. */
 static dw_status read_fabric(dw__machine *m, const dw__nvml *nvml) {
     static const unsigned char none[16];
     for (size_t i = 0; nvml && nvml->fabric && i < m->gpus.count; i++) {
@@ -222,7 +224,7 @@ static dw_status read_fabric(dw__machine *m, const dw__nvml *nvml) {
         m->public.fabric = "completed";
         return dw__machine_remark(m,
                                   "NVLink joins this machine to others of its rack (clique %u); "
-                                  "how many GPUs that are cannot be read here",
+                                  "their number of GPUs cannot be read here",
                                   fabric.clique);
     }
     return DW_OK;
@@ -233,8 +235,9 @@ static dw_status read_versions(dw__machine *m, const dw__cuda *cuda, const dw__n
     snprintf(text, sizeof text, "%d.%d", cuda->version / 1000, cuda->version % 1000 / 10);
     DW_RETURN_IF_FAILED(dw__machine_text(m, text, &m->public.cuda));
     if (!nvml)
-        return dw__machine_remark(m, "NVML (libnvidia-ml.so.1) is not here: NVLinks, PCI Express "
-                                     "and power are not known");
+        return dw__machine_remark(
+            m,
+            "NVML (libnvidia-ml.so.1) was not found: NVLinks, PCI Express and power are unknown");
     if (nvml->driver_version && nvml->driver_version(text, sizeof text) == 0)
         DW_RETURN_IF_FAILED(dw__machine_text(m, text, &m->public.driver));
     unsigned all = 0;
@@ -267,7 +270,7 @@ dw_status dw__machine_read_gpus(dw__machine *m) {
     for (size_t i = 1; i < m->gpus.count; i++)
         if (strcmp(m->gpus.items[i].name, m->gpus.items[0].name) != 0) {
             DW_RETURN_IF_FAILED(dw__machine_remark(
-                m, "the GPUs are not all of one kind; a plan is told of the commonest kind alone"));
+                m, "the GPUs are of several kinds; plans use only the most frequent kind"));
             break;
         }
     return read_fabric(m, nvml);
@@ -275,8 +278,8 @@ dw_status dw__machine_read_gpus(dw__machine *m) {
 
 /* ---- NVLink ---------------------------------------------------------------------------------- */
 
-/* NVML's numbers are an enumeration: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0. Some drivers give an H100 the number of 5.0, so
- * none is believed beyond what the architecture has. */
+/* NVML numbers the versions 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0 in this order. Some drivers report 5.0 for an H100, so
+ * the version is limited to the architecture's. */
 static int version_of(unsigned number, int capability) {
     static const int versions[] = {0, 1, 2, 2, 3, 3, 4, 5};
     int most = capability >= 100 ? 5 : capability >= 90 ? 4 : capability >= 80 ? 3 : 2;
@@ -284,7 +287,7 @@ static int version_of(unsigned number, int capability) {
     return version < most ? version : most;
 }
 
-/* Bytes per second of one link in one direction: NVIDIA's figures for each version. */
+/* Bytes per second of one link in one direction, by NVIDIA's figure for each version. */
 static double link_bandwidth(int version) {
     static const double links[] = {0, 20e9, 25e9, 25e9, 25e9, 50e9};
     return version > 0 && version < (int)DW_COUNT(links) ? links[version] : 0;
@@ -296,7 +299,7 @@ static int gpu_at(const dw__machine *m, const char *bus) {
     return -1;
 }
 
-/* NVML writes "00000000:1B:00.0" where /sys has "0000:1b:00.0". */
+/* NVML writes "00000000:1B:00.0" for "0000:1b:00.0" in /sys. */
 static void plain_address(const dw__nvml_pci *pci, char bus[32]) {
     snprintf(bus, 32, "%04x:%02x:%02x.0", pci->domain, pci->bus, pci->device);
 }
@@ -346,7 +349,7 @@ static void count_links(dw__machine *m) {
     }
 }
 
-/* Distinct switches; those of a rack may all have one address, or none. */
+/* Counts distinct switches. Those of a rack may share one address, or have none. */
 static void count_switches(dw__machine *m) {
     for (size_t i = 0; i < m->links.count; i++) {
         const dw_machine_link *link = &m->links.items[i];

@@ -1,4 +1,4 @@
-/* The machine as a file: what a plan needs in the file's own fields, all the rest under "machine". */
+/* Writes the machine to a file: the fields that plans need, and everything else under "machine". */
 #include "hardware/machine.h"
 #include <stdio.h>
 
@@ -6,7 +6,7 @@ static dw_status put_text(json_t *object, const char *key, const char *text) {
     return dw__hardware_put_json(object, key, *text ? json_string(text) : json_null());
 }
 
-/* -1: not known. */
+/* -1 means unknown and is omitted. */
 static dw_status put_number(json_t *object, const char *key, int value) {
     return dw__hardware_put_json(object, key, value >= 0 ? json_integer(value) : json_null());
 }
@@ -26,7 +26,7 @@ static dw_status put_array(json_t *object, const char *key, json_t **array) {
     return dw__hardware_put_json(object, key, *array);
 }
 
-/* "9.0" */
+/* Writes 90 as "9.0". */
 static dw_status put_capability(json_t *object, int capability) {
     char text[16];
     snprintf(text, sizeof text, "%d.%d", capability / 10, capability % 10);
@@ -37,7 +37,7 @@ static dw_status put_formats(json_t *object, const dw_machine_gpu *gpu) {
     json_t *formats;
     DW_RETURN_IF_FAILED(put_array(object, "formats", &formats));
     for (int i = 0; i < DW_RATES; i++) {
-        /* Before Ampere half precision is FP16 alone. */
+        /* Before Ampere the only half precision is FP16. */
         const char *name =
             i == DW_RATE_BF16 && gpu->capability < 80 ? "fp16" : dw_rate_name((dw_rate)i);
         if (gpu->rate[i].value > 0 && json_array_append_new(formats, json_string(name)) != 0)

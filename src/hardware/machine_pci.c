@@ -1,9 +1,8 @@
-/* PCI Express as the kernel shows it: where devices hang, how far they are from one another, network ports.
+/* PCI Express from /sys: the position of devices, their distances, and network ports.
  *
- * A device's place in the tree is the path of its folder:
+ * The path of a device's folder gives its position in the tree:
  *     /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1b:00.0
- *                  host bridge  root port    switch: up   and down     the device
- */
+ *                  host bridge  root port    switch: up   and down     the device */
 #include "hardware/machine.h"
 #include <dirent.h>
 #include <limits.h>
@@ -16,7 +15,7 @@ int dw__machine_numa_of(const dw__machine *m, const char *bus) {
     return (int)dw__machine_read_number(m, -1, "/sys/bus/pci/devices/%s/numa_node", bus);
 }
 
-/* The part of a device's real path from its host bridge on; "" when it is not there. */
+/* Returns the part of a device's real path that starts at its host bridge; "" if there is none. */
 static void place_of(const dw__machine *m, const char *bus, char place[PATH_MAX]) {
     char path[512], real[PATH_MAX];
     unsigned domain, number;
@@ -37,7 +36,7 @@ static int parts_in(const char *place) {
     return parts;
 }
 
-/* How many parts two places begin with in common. */
+/* Counts the leading parts that two places share. */
 static int common_parts(const char *one, const char *other) {
     int parts = 0;
     size_t at = 0;
@@ -62,7 +61,7 @@ static dw_status add_path(dw__machine *m, dw_machine_path path, const char *bus,
         path.level = numa >= 0 && numa == dw__machine_numa_of(m, other) ? "NODE" : "SYS";
     else if (common == 1)
         path.level = "PHB";
-    else /* below one switch: from a device to its port, across, from a port to the other device */
+    else /* devices below one switch are at most four hops apart: port, switch, port, device */
         path.level = path.hops <= 4 ? "PIX" : "PXB";
     return DW_PUSH(&m->paths, path);
 }
@@ -82,7 +81,7 @@ dw_status dw__machine_read_paths(dw__machine *m) {
 
 /* ---- network ports --------------------------------------------------------------------------- */
 
-/* The PCI address of what `class`/NAME/device leads to; "" where that is no PCI device. */
+/* Returns the PCI address behind `class`/NAME/device; "" if that is no PCI device. */
 static dw_status bus_of(dw__machine *m, const char *class, const char *name, const char **bus) {
     char path[512], real[PATH_MAX];
     unsigned parts[4];
@@ -110,7 +109,7 @@ static dw_figure speed(double bytes_per_second, const char *source) {
     return (dw_figure){bytes_per_second, DW_FIGURE_READ, source};
 }
 
-/* Ports of RDMA: "400 Gb/sec (4X NDR)", "4: ACTIVE". */
+/* Adds the ports of RDMA devices: "400 Gb/sec (4X NDR)", "4: ACTIVE". */
 static dw_status add_infiniband(dw__machine *m, const char *name) {
     char rate[64], state[64], layer[64];
     if (!dw__machine_read(m, rate, sizeof rate, "/sys/class/infiniband/%s/ports/1/rate", name))
@@ -124,7 +123,7 @@ static dw_status add_infiniband(dw__machine *m, const char *name) {
                        .bandwidth = speed(strtod(rate, NULL) * 1e9 / 8, "/sys/class/infiniband")});
 }
 
-/* An Ethernet device of its own. One that an RDMA port has listed already is that port. */
+/* Adds an Ethernet device, unless it is listed as an RDMA port. */
 static dw_status add_ethernet(dw__machine *m, const char *name) {
     enum { ETHERNET = 1 };
     char state[32];
@@ -134,7 +133,7 @@ static dw_status add_ethernet(dw__machine *m, const char *name) {
     if (snprintf(path, sizeof path, "%s/sys/class/net/%s/device", m->options->root, name) >=
             (int)sizeof path ||
         !realpath(path, (char[PATH_MAX]){0}))
-        return DW_OK; /* bridges and the like */
+        return DW_OK; /* bridges and other virtual devices */
     DW_RETURN_IF_FAILED(bus_of(m, "net", name, &bus));
     for (size_t i = 0; i < m->nics.count; i++)
         if (*bus && strcmp(m->nics.items[i].bus, bus) == 0) return DW_OK;

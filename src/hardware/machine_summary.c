@@ -1,11 +1,11 @@
-/* What a plan is told of a machine: one kind of GPU, and figures for each of them. */
+/* The summary of a machine for plans: one kind of GPU with its figures. */
 #include "hardware/machine.h"
 #include <string.h>
 
 #define NOTHING ((dw_figure){.source = ""})
 #define ESTIMATE(number, from) ((dw_figure){(number), DW_FIGURE_ESTIMATED, from})
 
-/* Of GPUs of several kinds, the one that there are most of. */
+/* Among GPUs of several kinds, the most frequent kind counts. */
 static int count_like(const dw_machine *m, int gpu) {
     int count = 0;
     for (int i = 0; i < m->gpu_count; i++) count += strcmp(m->gpus[i].name, m->gpus[gpu].name) == 0;
@@ -25,12 +25,12 @@ static bool is_switched(const dw_machine *m, int gpu) {
     return false;
 }
 
-/* Whether a link joins two GPUs: one to the other, or both to the switches. */
+/* Returns whether a link joins two GPUs directly, or both through switches. */
 static bool joins(const dw_machine *m, const dw_machine_link *link, int gpu) {
     return link->peer == gpu || (strcmp(link->to, "switch") == 0 && is_switched(m, gpu));
 }
 
-/* How many GPUs NVLink joins, one after another, to this one. */
+/* Returns the number of GPUs that NVLink connects to this one, directly or through others. */
 static int domain_of(const dw_machine *m, int from) {
     enum { MOST = 64 };
     bool reached[MOST] = {false};
@@ -46,7 +46,7 @@ static int domain_of(const dw_machine *m, int from) {
     return count;
 }
 
-/* Whether a port lies below one PCI Express switch with a GPU. */
+/* Returns whether a port and a GPU are below the same PCI Express switch. */
 static bool is_near(const dw_machine *m, int nic) {
     for (int i = 0; i < m->path_count; i++)
         if (m->paths[i].nic == nic &&
@@ -59,8 +59,8 @@ static bool is_rail(const dw_machine_nic *nic) {
     return nic->up && strcmp(nic->kind, "Ethernet") != 0;
 }
 
-/* Ports that are up: RDMA's, and where some of them lie beside a GPU those alone, since the others are for storage; or
- * else the fastest one. */
+/* Counts RDMA ports that are up. If some are beside a GPU, only those count, because the others are for storage.
+ * Without RDMA the fastest Ethernet port counts. */
 static void summarize_network(const dw_machine *m, const dw_hardware *profile, dw_hardware *h) {
     double all = 0, fastest = 0;
     int rails = 0;
@@ -96,7 +96,7 @@ static void summarize_network(const dw_machine *m, const dw_hardware *profile, d
 static void summarize_links(const dw_machine *m, const dw_machine_gpu *gpu,
                             const dw_hardware *profile, dw_hardware *h) {
     int domain = gpu->links > 0 ? domain_of(m, (int)(gpu - m->gpus)) : 1;
-    /* GPUs that are not of the kind, or pairs that do not divide the whole. */
+    /* Falls back to single GPUs if some are of another kind or the domain does not divide their number. */
     if (domain > h->gpus || h->gpus % domain != 0) domain = 1;
     h->gpus_per_domain = domain;
     h->link_version = gpu->link_version;
@@ -105,7 +105,7 @@ static void summarize_links(const dw_machine *m, const dw_machine_gpu *gpu,
     } else if (gpu->host_bandwidth.value > 0) {
         h->link_bandwidth = ESTIMATE(gpu->host_bandwidth.value, "PCI Express, as to the host");
     } else if (profile && profile->link_bandwidth.value > 0 && m->gpu_count > 1) {
-        /* Without NVML: as such GPUs usually are. */
+        /* Without NVML: the usual links of such GPUs. */
         h->link_bandwidth = ESTIMATE(profile->link_bandwidth.value, "usual between such GPUs");
         h->link_version = profile->link_version;
         if (profile->gpus_per_domain > 1) h->gpus_per_domain = domain = h->gpus;
@@ -118,7 +118,7 @@ static void summarize_links(const dw_machine *m, const dw_machine_gpu *gpu,
             ESTIMATE(domain > 1 ? DW_LATENCY_NVLINK : DW_LATENCY_PCIE, DW_LATENCY_SOURCE);
 }
 
-/* A rack: the published number, of which a machine sees its own part only. */
+/* A machine sees only its own part of a rack, so the published size applies. */
 static void summarize_rack(const dw_machine *m, const dw_hardware *profile, dw_hardware *h) {
     if (*m->fabric && profile && profile->gpus_per_domain > profile->gpus_per_node &&
         profile->gpus_per_domain % h->gpus_per_node == 0)
@@ -154,7 +154,7 @@ void dw__machine_summary(const dw_machine *m, dw_hardware *h) {
     h->host_bandwidth = gpu->host_bandwidth;
     h->host_memory = m->cpu.memory;
     h->host_memory.value /= h->gpus;
-    if (profile) { /* of the node that such GPUs are sold in */
+    if (profile) { /* figures of the node in which such GPUs are sold */
         h->host_memory_bandwidth = profile->host_memory_bandwidth;
         if (h->host_memory_bandwidth.value > 0) h->host_memory_bandwidth.kind = DW_FIGURE_ESTIMATED;
     }

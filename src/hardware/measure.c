@@ -1,8 +1,7 @@
-/* Measuring this machine: GPU after GPU alone, then all of them together.
+/* Measures this machine: each GPU alone, then all GPUs together.
  *
- * What cannot be measured stays what it was, and a remark says why: a probe never fails for it. Contexts that this
- * makes live as long as the process, as everywhere in the library.
- */
+ * If a measurement fails, the figure stays as it was and a remark gives the reason; the probe does not fail. Contexts
+ * created here live as long as the process, as everywhere in the library. */
 #include "hardware/measure.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +46,7 @@ dw_status dw__bench_allocate(const dw__bench *bench, size_t bytes, const void *b
         size_t part = bytes - at < block_bytes ? bytes - at : block_bytes;
         result = cuda->copy_in(*address + at, block, part, bench->stream);
     }
-    /* The block may go away once this has returned. */
+    /* The caller may free the block after this function returns. */
     if (result == 0) result = cuda->stream_synchronize(bench->stream);
     if (result == 0) return DW_OK;
     dw__bench_release(bench, *address);
@@ -95,9 +94,9 @@ void dw__bench_random(dw_rate type, void *block, size_t bytes) {
         uint32_t bits;
         memcpy(&bits, &value, sizeof bits);
         if (width == 2) bits >>= 16;
-        /* E4M3 with an exponent of at most 6, of bias 7; two of E2M1, each of which is a number. */
+        /* E4M3 with an exponent field of at most 6 (bias 7). Any two E2M1 codes are numbers. */
         if (width == 1) bits = (uint32_t)random & (type == DW_RATE_FP4 ? 0xFF : 0xB7);
-        memcpy((char *)block + at, &bits, width); /* little endian, as the GPU */
+        memcpy((char *)block + at, &bits, width); /* little endian, like the GPU */
     }
 }
 
@@ -140,10 +139,10 @@ dw_status dw__measure_copies(const dw__bench *bench, const dw__machine_options *
     dw_status status = DW_OK;
     size_t host_bytes = options->copy_bytes / 4;
     int result =
-        cuda->host_allocate(&c.host, host_bytes); /* locked: the only kind that copies fast */
+        cuda->host_allocate(&c.host, host_bytes); /* pinned: pageable memory copies slowly */
     if (result != 0) {
         c.host = NULL;
-        DW_TRY(dw__cuda_fail(result, "%zu bytes of locked host memory", host_bytes));
+        DW_TRY(dw__cuda_fail(result, "%zu bytes of pinned host memory", host_bytes));
     }
     dw__bench_random(DW_RATE_FP32, c.host, host_bytes);
     DW_TRY(dw__bench_allocate(bench, c.bytes, c.host, host_bytes, &c.from));
@@ -155,7 +154,7 @@ dw_status dw__measure_copies(const dw__bench *bench, const dw__machine_options *
     DW_TRY(dw__bench_time(bench, HOST_CALLS, copy_in, &c, &in));
     DW_TRY(dw__bench_time(bench, HOST_CALLS, copy_out, &c, &out));
     gpu->host_bandwidth = measured((double)host_bytes / (in > out ? in : out),
-                                   "copies from and to locked memory, the slower direction");
+                                   "copies from and to pinned memory, the slower direction");
 cleanup:
     dw__bench_release(bench, c.from);
     dw__bench_release(bench, c.to);
@@ -165,7 +164,7 @@ cleanup:
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-/* A failed measurement becomes a remark, with its message. `what` is kept short by its callers. */
+/* Turns a failed measurement into a remark with its message. Callers keep `what` short. */
 static dw_status unless_done(dw__machine *m, dw_status status, const char *what) {
     return status == DW_OK ? DW_OK
                            : dw__machine_remark(m, "not measured: %s: %s", what, dw_last_error());
@@ -180,7 +179,7 @@ static dw_status measure_gpu(dw__machine *m, const dw__cuda *cuda, int index) {
     if (status != DW_OK) return unless_done(m, status, what);
     snprintf(what, sizeof what, "copies of GPU %d", index);
     status = unless_done(m, dw__measure_copies(&bench, m->options, gpu), what);
-    snprintf(what, sizeof what, "products of GPU %d", index);
+    snprintf(what, sizeof what, "GEMMs of GPU %d", index);
     if (status == DW_OK)
         status = unless_done(m, dw__measure_products(&bench, m->options, gpu), what);
     dw__bench_end(&bench);

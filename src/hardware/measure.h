@@ -1,38 +1,39 @@
-/* Inside measuring: what the three measurements share. */
+/* Declarations shared by the three measurements. */
 #ifndef DW_MEASURE_H
 #define DW_MEASURE_H
 
 #include "device/cuda_driver.h"
 #include "hardware/machine.h"
 
-/* One GPU while something is timed on it: its primary context is current. */
+/* One GPU while something is timed on it. Its primary context is current. */
 typedef struct dw__bench {
     const dw__cuda *cuda;
-    void *stream, *from, *to; /* from, to: events */
+    void *stream, *from, *to; /* from, to: CUDA events */
 } dw__bench;
 
-/* Makes the GPU's primary context current. The caller puts back what was. */
+/* Makes the GPU's primary context current. The caller restores the previous one. */
 dw_status dw__bench_begin(const dw__cuda *cuda, int gpu, dw__bench *bench);
 void dw__bench_end(dw__bench *bench);
-/* Memory of this GPU, filled with a pattern: random numbers, since zeros draw less power and run faster. 0 on failure:
- * *address is 0. `block` is host memory of `block_bytes`, repeated. */
+/* Allocates memory of this GPU and fills it by repeating `block`, which is host memory of `block_bytes`. Use random
+ * numbers: zeros draw less power and run faster. On failure *address is 0. */
 dw_status dw__bench_allocate(const dw__bench *bench, size_t bytes, const void *block,
                              size_t block_bytes, dw__cu_address *address);
 void dw__bench_release(const dw__bench *bench, dw__cu_address address);
 
-/* Seconds of one call of `run`: the median over a few series, after one that does not count. */
+/* Returns the seconds of one call of `run`: the median over a few series after a warm-up. */
 typedef dw_status dw__bench_run(const dw__bench *bench, void *context);
 dw_status dw__bench_time(const dw__bench *bench, int calls, dw__bench_run *run, void *context,
                          double *seconds);
 
-/* Random numbers of the type, between -1 and 1; of E2M1 any. */
+/* Writes random numbers of the type between -1 and 1; any numbers for E2M1. */
 void dw__bench_random(dw_rate type, void *block, size_t bytes);
 
-/* One of NVIDIA's libraries: the file that the environment variable names, or else the first of the names (ended by
- * NULL) that the loader, the toolkit or a Python's site-packages have. NULL: not found. Never closed. */
+/* Loads one of NVIDIA's libraries: the file named by the environment variable, or else the first of `names` (which
+ * end with NULL) found by the loader, in the toolkit or in Python's site-packages. Returns NULL if there is none. The
+ * library stays loaded. */
 void *dw__nvidia_library(const char *variable, const char *const *names);
 
-/* Each sets what it measures; a failure's message says what could not be done. */
+/* Each sets the figures that it measures. The message of a failure names the failed step. */
 dw_status dw__measure_copies(const dw__bench *bench, const dw__machine_options *options,
                              dw_machine_gpu *gpu);
 dw_status dw__measure_products(const dw__bench *bench, const dw__machine_options *options,

@@ -1,4 +1,4 @@
-/* What NCCL gets out of the links: an all-reduce over all GPUs of this process. */
+/* Measures the bandwidth of the links with NCCL: an all-reduce over all GPUs of this process. */
 #include "hardware/measure.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -79,7 +79,7 @@ static void release(ring *r) {
     }
 }
 
-/* Out of place, so that sums do not grow from call to call. */
+/* Reduces out of place, so that sums do not grow from call to call. */
 static dw_status reduce_once(const ring *r) {
     DW_RETURN_IF_FAILED(check(outcome->group_start(), "ncclGroupStart"));
     dw_status status = DW_OK;
@@ -101,8 +101,8 @@ static dw_status wait_for_all(const ring *r) {
     return DW_OK;
 }
 
-/* By the clock of the host: the calls end on the slowest GPU. The fastest series counts, which no other work on the
- * host has held up. */
+/* Times with the host's clock, since the calls end on the slowest GPU. The fastest series counts: other work on the
+ * host has delayed it least. */
 static dw_status time_reductions(const ring *r, double *seconds) {
     *seconds = 0;
     for (int series = -1; series < SERIES; series++) {
@@ -126,7 +126,7 @@ dw_status dw__measure_all_reduce(const dw__cuda *cuda, const dw__machine_options
                         "NCCL (libnccl.so.2) was not found; install a CUDA build of PyTorch, or "
                         "name the file in DEEPWELL_NCCL");
     if (gpus > MOST_GPUS)
-        return dw__fail(DW_UNSUPPORTED, "%d GPUs; at most %d are measured together", gpus,
+        return dw__fail(DW_UNSUPPORTED, "%d GPUs; an all-reduce over at most %d is measured", gpus,
                         MOST_GPUS);
     void *block = dw__malloc(BLOCK);
     ring *r = dw__calloc(1, sizeof *r);
@@ -135,7 +135,7 @@ dw_status dw__measure_all_reduce(const dw__cuda *cuda, const dw__machine_options
     dw__bench_random(DW_RATE_FP32, block, BLOCK);
     DW_TRY(prepare(r, block));
     DW_TRY(time_reductions(r, &seconds));
-    /* nccl-tests' bus bandwidth: what passes through each GPU's links in one direction. */
+    /* Bus bandwidth as nccl-tests defines it: bytes per second through each GPU's links in one direction. */
     *bandwidth =
         (dw_figure){2.0 * (gpus - 1) / gpus * (double)r->bytes / seconds, DW_FIGURE_MEASURED,
                     "all-reduce of FP32 over all GPUs, NCCL: bus bandwidth"};

@@ -1,8 +1,7 @@
-/* Rates of matrix products, through cuBLASLt: what a well-made kernel reaches on this GPU, at its clocks and its power.
+/* Measures GEMM rates with cuBLASLt: what a tuned kernel reaches on this GPU at its clocks and power.
  *
- * The prototypes are cuBLASLt's of CUDA 12 and 13, as far as they are called. Matrices are square, the first is
- * transposed: the one layout that takes FP8 on Hopper.
- */
+ * The prototypes are those of cuBLASLt in CUDA 12 and 13. Matrices are square and the first is transposed, which is
+ * the only layout that supports FP8 on Hopper. */
 #include "hardware/measure.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -21,8 +20,8 @@ enum { /* cudaDataType_t, cublasComputeType_t, attributes */
        ATTRIBUTE_SCALE_MODE_A = 31,
        ATTRIBUTE_SCALE_MODE_B = 32,
        SCALES_NONE = 0,
-       SCALES_OF_16 = 1, /* E4M3, NVFP4 */
-       SCALES_OF_32 = 2, /* E8M0, MXFP8 */
+       SCALES_OF_16 = 1, /* E4M3, for NVFP4 */
+       SCALES_OF_32 = 2, /* E8M0, for MXFP8 */
        PREFERENCE_WORKSPACE = 1,
        TRANSPOSE = 1,
 };
@@ -71,7 +70,7 @@ static const lt *outcome;
 static void load_once(void) {
     static const char *const later[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
     const dw__cuda *cuda = NULL;
-    /* A driver before 13 cannot serve the later library. */
+    /* A driver older than 13 cannot run the later library. */
     bool old = dw__cuda_driver(&cuda) == DW_OK && cuda->version < 13000;
     void *library = dw__nvidia_library("DEEPWELL_CUBLASLT", later + (old ? 1 : 0));
     if (!library) return;
@@ -92,7 +91,7 @@ static const struct {
     dw_rate rate;
     int oldest, type, compute;
     unsigned bits;
-    int scales, calls; /* calls in one series */
+    int scales, calls; /* calls: in one series */
 } kinds[] = {
     {DW_RATE_FP32, 50, TYPE_F32, COMPUTE_F32, 32, SCALES_NONE, 2},
     {DW_RATE_TF32, 80, TYPE_F32, COMPUTE_TF32, 32, SCALES_NONE, 8},
@@ -104,7 +103,7 @@ static const struct {
 
 enum { WORKSPACE = 32 << 20, BLOCK = 1 << 20 };
 
-/* D = A^T B, D in FP32, or BF16 where the factors are narrower. */
+/* D = A^T B. D is FP32, or BF16 if the operands are narrower. */
 typedef struct product {
     const lt *lt;
     void *handle, *kind, *factor, *result, *preference;
@@ -120,14 +119,14 @@ static dw_status multiply(const dw__bench *bench, void *context) {
                                  (const void *)(uintptr_t)p->b, p->factor, &zero, d, p->result, d,
                                  p->result, p->algorithm.data, (void *)(uintptr_t)p->workspace,
                                  WORKSPACE, bench->stream),
-                 "a product");
+                 "a GEMM");
 }
 
 static dw_status set(product *p, int attribute, const void *value, size_t bytes) {
-    return check(p->lt->product_set(p->kind, attribute, value, bytes), "a product's attribute");
+    return check(p->lt->product_set(p->kind, attribute, value, bytes), "a GEMM's attribute");
 }
 
-/* One block of scales serves both factors. */
+/* Both operands use the same block of scales. */
 static dw_status describe_scales(product *p, int kind) {
     int mode = kinds[kind].scales;
     if (mode == SCALES_NONE) return DW_OK;
@@ -143,7 +142,7 @@ static dw_status describe(product *p, int kind, uint64_t n) {
     const lt *t = p->lt;
     int count = 0, type = kinds[kind].type, result_type = type == TYPE_F32 ? TYPE_F32 : TYPE_BF16;
     DW_RETURN_IF_FAILED(
-        check(t->product_create(&p->kind, kinds[kind].compute, TYPE_F32), "a product"));
+        check(t->product_create(&p->kind, kinds[kind].compute, TYPE_F32), "a GEMM"));
     DW_RETURN_IF_FAILED(set(p, ATTRIBUTE_TRANSPOSE_A, &transpose, sizeof transpose));
     DW_RETURN_IF_FAILED(describe_scales(p, kind));
     DW_RETURN_IF_FAILED(check(t->matrix_create(&p->factor, type, n, n, (int64_t)n), "a matrix"));
@@ -156,12 +155,12 @@ static dw_status describe(product *p, int kind, uint64_t n) {
     int result = t->choose(p->handle, p->kind, p->factor, p->factor, p->result, p->result,
                            p->preference, 1, &p->algorithm, &count);
     if (result == 0 && count == 0)
-        return dw__fail(DW_UNSUPPORTED, "cuBLASLt has no kernel for products of type %s here",
+        return dw__fail(DW_UNSUPPORTED, "cuBLASLt has no kernel for GEMMs of type %s here",
                         dw_rate_name(kinds[kind].rate));
     return check(result, "choosing a kernel");
 }
 
-/* Powers of two from 1/8 to 1, E8M0, or numbers from 1/2 to 1, E4M3. */
+/* E8M0: powers of two from 1/8 to 1. E4M3: numbers from 1/2 to 1. */
 static void random_scales(int scales, unsigned char *block) {
     dw__bench_random(DW_RATE_FP4, block, BLOCK);
     for (int i = 0; i < BLOCK; i++)
@@ -169,7 +168,7 @@ static void random_scales(int scales, unsigned char *block) {
                                           : (unsigned char)(0x38 - (block[i] & 7));
 }
 
-/* In tiles of 128 rows and 4 scales. */
+/* Scales are stored in tiles of 128 rows and 4 scales. */
 static size_t scale_bytes(int scales, uint64_t n) {
     uint64_t in_row = n / (scales == SCALES_OF_32 ? 32 : 16);
     return (size_t)((n + 127) / 128 * 128 * ((in_row + 3) / 4 * 4));
@@ -228,7 +227,7 @@ dw_status dw__measure_products(const dw__bench *bench, const dw__machine_options
         if (gpu->capability < kinds[i].oldest) continue;
         DW_TRY(measure(bench, lt, handle, i, options->matrix_size, &rate));
         gpu->rate[kinds[i].rate] =
-            (dw_figure){rate, DW_FIGURE_MEASURED, "square products of random numbers, cuBLASLt"};
+            (dw_figure){rate, DW_FIGURE_MEASURED, "square GEMMs of random numbers, cuBLASLt"};
     }
 cleanup:
     lt->destroy(handle);

@@ -1,4 +1,4 @@
-/* Finds NVIDIA's libraries that come with the toolkit or with Python packages, where no loader looks. */
+/* Finds NVIDIA's libraries of the toolkit and of Python packages, which the loader does not search. */
 #include "hardware/measure.h"
 #include <dlfcn.h>
 #include <glob.h>
@@ -22,7 +22,7 @@ static void *open_match(const char *prefix, const char *folder, const char *name
     return library;
 }
 
-/* The folder above the one of the running program: python's, or a virtual environment's own `deepwell`. */
+/* Returns the folder above the running program's: Python's, or that of `deepwell` in a virtual environment. */
 static const char *own_prefix(char program[PATH_MAX]) {
     ssize_t length = readlink("/proc/self/exe", program, PATH_MAX - 1);
     if (length <= 0) return NULL;
@@ -41,8 +41,8 @@ void *dw__nvidia_library(const char *variable, const char *const *names) {
         getenv("CUDA_HOME"),    getenv("CUDA_PATH"), "/usr/local/cuda", getenv("VIRTUAL_ENV"),
         getenv("CONDA_PREFIX"), own_prefix(program), "/usr/local",      "/usr"};
     for (; *names; names++) {
-        void *library =
-            dlopen(*names, RTLD_NOW | RTLD_LOCAL); /* one that PyTorch has loaded, too */
+        /* also finds a library that PyTorch has loaded */
+        void *library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
         for (size_t i = 0; i < DW_COUNT(prefixes) && !library; i++)
             for (size_t j = 0; j < DW_COUNT(folders) && !library; j++)
                 library = open_match(prefixes[i], folders[j], *names);

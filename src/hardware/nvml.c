@@ -7,7 +7,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static dw__nvml loaded;
 static const dw__nvml *outcome;
 
-/* Never shut down: another part of the process may have started it too, and it counts its users only since 2020. */
+/* Never shut down. Another part of the process may use NVML too, and NVML counts its users only since 2020. */
 static void load_once(void) {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) return;

@@ -1,9 +1,8 @@
-/* NVIDIA's management library, loaded when it is first asked for: libnvidia-ml.so.1 comes with the driver.
+/* NVIDIA's management library, libnvidia-ml.so.1, which comes with the driver and is loaded at first use.
  *
- * Prototypes and structures are NVML's binary interface, written down here as far as we call it. It sees what CUDA does
- * not show: NVLinks and what they end at, PCIe generations, power, the fabric of a rack. Every function but the first
- * two may be missing in an older library.
- */
+ * Prototypes and structures are the part of NVML's binary interface that is called here. NVML reports what CUDA does
+ * not: NVLinks and their ends, PCIe generations, power, the fabric of a rack. Every function except the first two may
+ * be missing in an older library. */
 #ifndef DW_NVML_H
 #define DW_NVML_H
 
@@ -71,7 +70,7 @@ typedef struct dw__nvml {
 #undef DW_NVML_MEMBER
 } dw__nvml;
 
-/* NULL: there is none, or it does not start. The same answer for the life of the process. */
+/* Returns NULL if the library is missing or does not start. The answer does not change while the process runs. */
 const dw__nvml *dw__nvml_library(void);
 
 #endif

@@ -112,7 +112,7 @@ static void figures_from_memory_are_estimates(void **state) {
         const dw_figure *figures[] = {&h->rate[DW_RATE_BF16], &h->memory_bandwidth, &h->power};
         for (int k = 0; k < 3; k++) {
             assert_int_equal(figures[k]->kind, DW_FIGURE_ESTIMATED);
-            assert_non_null(strstr(figures[k]->source, "not opened"));
+            assert_non_null(strstr(figures[k]->source, "not consulted"));
         }
         dw_hardware_destroy(h);
     }
