@@ -1,4 +1,4 @@
-/* `deepwell dryrun`: one step of a plan, played: when every stage computes, sends, waits, and what it holds. */
+/* `deepwell dryrun`: simulates one step of a plan: when each stage computes, sends and waits, and what it holds. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <stdio.h>
@@ -89,7 +89,7 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     cli_print_bold(title);
     printf("\n");
     print_label("Step");
-    printf("%s played, %s by formula\n", time_text(f->seconds, time[0]),
+    printf("%s simulated, %s by formula\n", time_text(f->seconds, time[0]),
            time_text(f->prediction.seconds, time[1]));
     print_label("Rate");
     printf("%.0f tokens/s of one GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
@@ -99,7 +99,7 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     printf("\n");
     if (f->ranks > 1) {
         print_label("Bubble");
-        printf("%.1f%% played, %.1f%% by formula\n", 100 * f->bubble_fraction,
+        printf("%.1f%% simulated, %.1f%% by formula\n", 100 * f->bubble_fraction,
                100 * f->prediction.bubble_fraction);
         print_label("Idle");
         printf("%.1f%% of the step, mean of %d stages\n", 100 * f->idle_fraction, f->ranks);

@@ -12,7 +12,7 @@
 
 static const cli_command commands[] = {
     {"doctor", "what this machine can do, what is missing, what to do next", cli_doctor},
-    {"dryrun", "one step of a plan, played: timeline, memory, bubble", cli_dryrun},
+    {"dryrun", "one step of a plan, simulated: timeline, memory, bubble", cli_dryrun},
     {"emulate", "a CUDA program's kernels on the CPU, and their mistakes", cli_emulate},
     {"explain", "who computes an operation on a GPU, and how long it takes", cli_explain},
     {"graph", "a graph from a file: text, cost, the engine's plan", cli_graph},

@@ -1,51 +1,51 @@
-/* Plays the lists of all ranks. A rank does its operations in their order, each as soon as what it needs has
- * arrived; what has arrived is known, because each list waits for nothing that waits for it. So no queue of
- * events is needed: a rank runs until it lacks something, and is taken up again when that has been sent. */
+/* Simulates the operation lists of all ranks. A rank runs its operations in order, each as soon as its input has
+ * arrived. No list waits for a list that waits for it, so arrival times are always known and no queue of events is
+ * needed: a rank runs until an input is missing, and continues when that input has been sent. */
 #include "simulate/simulate_internal.h"
 #include <math.h>
 #include <stdlib.h>
 
-/* Points of memory that are drawn layer by layer; larger steps have one for each operation. */
+/* Up to this number of points, memory is recorded layer by layer. Larger steps have one point per operation. */
 enum { LAYERED_MOST = 1 << 18 };
 
 typedef struct rank_state {
-    size_t next; /* operation */
+    size_t next; /* index of its next operation */
     double free_at[DW_STREAMS];
     double bytes;     /* of activations */
-    double mixed_end; /* of operations that run mixed */
-    double began;     /* its first operation */
+    double mixed_end; /* end of the operations that run mixed */
+    double began;     /* start of its first operation */
     int in_flight;
     int queued;
 } rank_state;
 
 typedef struct chunk_state {
-    int started, left; /* operations that add to its gradients */
+    int started, left; /* left: operations that still add to its gradients */
     double gathered;
 } chunk_state;
 
-typedef struct player {
+typedef struct simulator {
     dw_simulation *simulation;
     const dw__schedule *schedule;
     rank_state *ranks;
     chunk_state *chunks;
-    double *arrived
-        [2]; /* activations and gradients: [micro_batch * positions + position]; NaN: not yet */
+    /* Arrival of activations and gradients: [micro_batch * positions + position]; NaN until it is known. */
+    double *arrived[2];
     int *queue, queued;
     int positions;
-} player;
+} simulator;
 
-static dw_status record(player *p, int rank, dw_stream stream, dw_event_kind kind, int chunk,
+static dw_status record(simulator *s, int rank, dw_stream stream, dw_event_kind kind, int chunk,
                         int micro_batch, double start, double end) {
     dw_event event = {start,           end,          micro_batch, (int16_t)rank, (int16_t)chunk,
                       (uint8_t)stream, (uint8_t)kind};
-    p->simulation->ranks[rank].busy[stream] += end - start;
-    return DW_PUSH(&p->simulation->events, event);
+    s->simulation->ranks[rank].busy[stream] += end - start;
+    return DW_PUSH(&s->simulation->events, event);
 }
 
-/* What the rank holds from `time` on. */
-static dw_status hold(player *p, int rank, double time, double bytes) {
-    dw__memory_line *line = &p->simulation->memory[rank];
-    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+/* Records the bytes that the rank holds from `time` on. */
+static dw_status hold(simulator *s, int rank, double time, double bytes) {
+    dw__memory_line *line = &s->simulation->memory[rank];
+    dw_simulated_rank *summary = &s->simulation->ranks[rank];
     bytes += summary->constant_bytes;
     if (bytes > summary->peak_bytes) {
         summary->peak_bytes = bytes;
@@ -58,58 +58,58 @@ static dw_status hold(player *p, int rank, double time, double bytes) {
     return DW_PUSH(line, ((dw_memory_point){time, bytes}));
 }
 
-static void wake(player *p, int rank) {
-    if (p->ranks[rank].queued) return;
-    p->ranks[rank].queued = 1;
-    p->queue[p->queued++] = rank;
+static void wake(simulator *s, int rank) {
+    if (s->ranks[rank].queued) return;
+    s->ranks[rank].queued = 1;
+    s->queue[s->queued++] = rank;
 }
 
-/* The result of an operation at `position` goes to the next one: 0 forward, 1 backward. */
-static dw_status pass_on(player *p, int rank, int chunk, int micro_batch, int position,
+/* Sends the result of an operation at `position` to the next position: forward if `backward` is 0. */
+static dw_status pass_on(simulator *s, int rank, int chunk, int micro_batch, int position,
                          int backward, double time) {
     int to = backward ? position - 1 : position + 1, to_rank, to_chunk;
-    size_t at = (size_t)micro_batch * (size_t)p->positions;
-    if (to == p->positions) { /* the loss: its gradient is here */
-        p->arrived[1][at + (size_t)position] = time;
+    size_t at = (size_t)micro_batch * (size_t)s->positions;
+    if (to == s->positions) { /* the last position computes the loss, so the gradient is here */
+        s->arrived[1][at + (size_t)position] = time;
         return DW_OK;
     }
     if (to < 0) return DW_OK;
-    dw__schedule_place(p->schedule, micro_batch, to, &to_rank, &to_chunk);
-    double send = p->simulation->costs.ranks[rank].send, start = time;
+    dw__schedule_place(s->schedule, micro_batch, to, &to_rank, &to_chunk);
+    double send = s->simulation->costs.ranks[rank].send, start = time;
     if (to_rank != rank) {
-        int next = to_rank == (rank + 1) % p->schedule->stages;
+        int next = to_rank == (rank + 1) % s->schedule->stages;
         dw_stream stream = next ? DW_STREAM_SEND_NEXT : DW_STREAM_SEND_PREVIOUS;
-        double *free_at = &p->ranks[rank].free_at[stream];
+        double *free_at = &s->ranks[rank].free_at[stream];
         if (*free_at > start) start = *free_at;
         time = start + send;
         *free_at = time;
         if (send > 0)
-            DW_RETURN_IF_FAILED(record(p, rank, stream,
+            DW_RETURN_IF_FAILED(record(s, rank, stream,
                                        backward ? DW_EVENT_SEND_GRADIENT : DW_EVENT_SEND_ACTIVATION,
                                        chunk, micro_batch, start, time));
     }
-    p->arrived[backward][at + (size_t)to] = time;
-    wake(p, to_rank);
+    s->arrived[backward][at + (size_t)to] = time;
+    wake(s, to_rank);
     return DW_OK;
 }
 
-/* On a stream of communication, as soon after `start` as it is free. */
-static dw_status put(player *p, int rank, dw_stream stream, dw_event_kind kind,
+/* Records communication on its stream at `start`, or as soon after as the stream is free. */
+static dw_status put(simulator *s, int rank, dw_stream stream, dw_event_kind kind,
                      const dw__operation *operation, double start, double end) {
-    double *free_at = &p->ranks[rank].free_at[stream];
+    double *free_at = &s->ranks[rank].free_at[stream];
     if (*free_at > start) start = *free_at;
     if (end <= start) return DW_OK;
     *free_at = end;
-    return record(p, rank, stream, kind, operation->chunk, operation->micro_batch, start, end);
+    return record(s, rank, stream, kind, operation->chunk, operation->micro_batch, start, end);
 }
 
-/* An operation and what runs beside it. Traffic among its layers is drawn once for each kind, not for each
- * layer: a piece of the computation with what it hides below it, then what nothing hides. Parameters are
- * gathered from its beginning, gradients reduced up to its end. */
-static dw_status play_operation(player *p, int rank, const dw__operation *operation,
-                                const dw__beside_cost *first, const dw__beside_cost *second,
-                                double start, double seconds) {
-    dw_simulated_rank *summary = &p->simulation->ranks[rank];
+/* Records an operation and the traffic beside it. Traffic inside layers is recorded once per kind, not per layer: a
+ * piece of the computation with the traffic that it hides, then the exposed rest. Gathering starts with the
+ * operation, and the reduction ends with it. */
+static dw_status simulate_operation(simulator *s, int rank, const dw__operation *operation,
+                                    const dw__beside_cost *first, const dw__beside_cost *second,
+                                    double start, double seconds) {
+    dw_simulated_rank *summary = &s->simulation->ranks[rank];
     const dw__traffic_cost *gather = &first->gather, *reduce = &second->reduce,
                            *host = &first->host;
     dw_event_kind kind = (dw_event_kind)operation->kind;
@@ -129,23 +129,23 @@ static dw_status play_operation(player *p, int rank, const dw__operation *operat
         if (traffic->wire <= 0) continue;
         double below = traffic->wire - traffic->exposed;
         double piece = compute * (hidden > 0 ? below / hidden : 1.0 / kinds), end = time + piece;
-        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
+        DW_RETURN_IF_FAILED(record(s, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
                                    operation->micro_batch, time, end));
         time = end + traffic->exposed;
-        DW_RETURN_IF_FAILED(put(p, rank, stream, (dw_event_kind)(DW_EVENT_TENSOR + at), operation,
+        DW_RETURN_IF_FAILED(put(s, rank, stream, (dw_event_kind)(DW_EVENT_TENSOR + at), operation,
                                 fmax(start, end - below), time));
         summary->exposed[stream] += traffic->exposed;
     }
     double end = start + seconds;
     if (!kinds)
-        DW_RETURN_IF_FAILED(record(p, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
+        DW_RETURN_IF_FAILED(record(s, rank, DW_STREAM_COMPUTE, kind, operation->chunk,
                                    operation->micro_batch, time, time + compute));
     DW_RETURN_IF_FAILED(
-        put(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, operation, start, start + gather->wire));
-    DW_RETURN_IF_FAILED(put(p, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation,
+        put(s, rank, DW_STREAM_DATA, DW_EVENT_GATHER, operation, start, start + gather->wire));
+    DW_RETURN_IF_FAILED(put(s, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation,
                             fmax(start, end - reduce->wire), reduce->wire > 0 ? end : start));
     dw_event_kind copy = kind == DW_EVENT_FORWARD ? DW_EVENT_TO_HOST : DW_EVENT_FROM_HOST;
-    DW_RETURN_IF_FAILED(put(p, rank, DW_STREAM_HOST, copy, operation, fmax(start, end - host->wire),
+    DW_RETURN_IF_FAILED(put(s, rank, DW_STREAM_HOST, copy, operation, fmax(start, end - host->wire),
                             host->wire > 0 ? end : start));
     summary->exposed[DW_STREAM_DATA] += gather->exposed + reduce->exposed;
     summary->exposed[DW_STREAM_HOST] += host->exposed;
@@ -154,56 +154,56 @@ static dw_status play_operation(player *p, int rank, const dw__operation *operat
     return DW_OK;
 }
 
-/* Parameters of a step, chunk after chunk as they are needed; just in time for the first operation, whose input
- * is there at `ready`: a rank that begins late would have nothing of gathering early, but a step that seems
- * longer. */
-static dw_status gather(player *p, int rank, double ready) {
-    int chunks = p->schedule->chunks, first = p->schedule->ranks[rank].items[0].chunk;
-    const dw__chunk_cost *costs = &p->simulation->costs.chunks[rank * chunks];
+/* Gathers the parameters of a step, chunk after chunk in the order of their use. The first gather is timed so that it
+ * ends when the first input is `ready`: an earlier start would only make the step look longer. */
+static dw_status gather(simulator *s, int rank, double ready) {
+    int chunks = s->schedule->chunks, first = s->schedule->ranks[rank].items[0].chunk;
+    const dw__chunk_cost *costs = &s->simulation->costs.chunks[rank * chunks];
     double start = ready > costs[first].gather_exposed ? ready - costs[first].gather_exposed : 0;
-    p->simulation->ranks[rank].start = start;
-    p->simulation->ranks[rank].exposed[DW_STREAM_DATA] += costs[first].gather_exposed;
+    s->simulation->ranks[rank].start = start;
+    s->simulation->ranks[rank].exposed[DW_STREAM_DATA] += costs[first].gather_exposed;
     for (int at = 0; at < chunks; at++) {
         int chunk = (first + at) % chunks;
         if (costs[chunk].gather <= 0) continue;
         double end = start + costs[chunk].gather;
-        p->chunks[rank * chunks + chunk].gathered = start + costs[chunk].gather_exposed;
+        s->chunks[rank * chunks + chunk].gathered = start + costs[chunk].gather_exposed;
         DW_RETURN_IF_FAILED(
-            record(p, rank, DW_STREAM_DATA, DW_EVENT_GATHER, chunk, -1, start, end));
-        p->ranks[rank].free_at[DW_STREAM_DATA] = start = end;
+            record(s, rank, DW_STREAM_DATA, DW_EVENT_GATHER, chunk, -1, start, end));
+        s->ranks[rank].free_at[DW_STREAM_DATA] = start = end;
     }
     return DW_OK;
 }
 
-/* ZeRO-3, layer by layer: its parameters and the next one's are gathered (2 bytes an element), in backward its
- * gradients are whole (4 bytes). Forward adds a layer's activations, backward frees them; the loss stands between.
- * `bytes` is held before a forward, or at the start of a backward. */
-static dw_status hold_layers(player *p, int rank, const dw__chunk_cost *cost, int forward,
+/* Memory of ZeRO-3, layer by layer: the parameters of this layer and the next are gathered (2 bytes per element), and
+ * in backward a layer's gradients are whole (4 bytes). Forward adds each layer's activations, backward frees them;
+ * logits exist at the loss. `bytes` is held before a forward, or at the start of a backward. */
+static dw_status hold_layers(simulator *s, int rank, const dw__chunk_cost *cost, int forward,
                              double bytes, double start, double seconds) {
     const double layer = cost->layer_elements,
-                 rest = fmax(0, p->simulation->costs.ranks[rank].busy_bytes - 8 * layer);
+                 rest = fmax(0, s->simulation->costs.ranks[rank].busy_bytes - 8 * layer);
     for (int at = 0; at < cost->layers; at++) {
         const int last = at == cost->layers - 1, at_loss = forward ? last : at == 0;
         double held =
             bytes + rest + 2 * layer * (last ? 1 : 2) + (at_loss ? cost->logits_bytes : 0);
         held += cost->kept_bytes * (forward ? at + 1 : -at) / cost->layers;
         if (!forward) held += 4 * layer + cost->again_bytes;
-        DW_RETURN_IF_FAILED(hold(p, rank, start + seconds * at / cost->layers, held));
+        DW_RETURN_IF_FAILED(hold(s, rank, start + seconds * at / cost->layers, held));
     }
     return DW_OK;
 }
 
-static dw_status run_operation(player *p, int rank, const dw__operation *operation, double ready) {
-    rank_state *state = &p->ranks[rank];
-    size_t slot = (size_t)rank * (size_t)p->schedule->chunks + (size_t)operation->chunk;
-    const dw__chunk_cost *cost = &p->simulation->costs.chunks[slot];
-    dw_simulated_rank *summary = &p->simulation->ranks[rank];
-    chunk_state *chunk = &p->chunks[slot];
+static dw_status run_operation(simulator *s, int rank, const dw__operation *operation,
+                               double ready) {
+    rank_state *state = &s->ranks[rank];
+    size_t slot = (size_t)rank * (size_t)s->schedule->chunks + (size_t)operation->chunk;
+    const dw__chunk_cost *cost = &s->simulation->costs.chunks[slot];
+    dw_simulated_rank *summary = &s->simulation->ranks[rank];
+    chunk_state *chunk = &s->chunks[slot];
     const dw__beside_cost *first = &cost->beside_input, *second = &cost->beside_weight;
     double start = state->free_at[DW_STREAM_COMPUTE], seconds, transient;
     if (ready > start) start = ready;
     int forward = operation->kind == DW_EVENT_FORWARD, done = 0;
-    transient = cost->logits_bytes + p->simulation->costs.ranks[rank].busy_bytes;
+    transient = cost->logits_bytes + s->simulation->costs.ranks[rank].busy_bytes;
     switch (operation->kind) {
     case DW_EVENT_FORWARD:
         seconds = cost->forward;
@@ -233,24 +233,24 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
         done = 1;
     }
     double end = start + seconds;
-    DW_RETURN_IF_FAILED(play_operation(p, rank, operation, first, second, start, seconds));
+    DW_RETURN_IF_FAILED(simulate_operation(s, rank, operation, first, second, start, seconds));
     if (state->next == 0) state->began = start;
-    if (cost->layers && p->schedule->ranks[rank].count <= LAYERED_MOST / (size_t)cost->layers)
-        DW_RETURN_IF_FAILED(hold_layers(p, rank, cost, forward,
+    if (cost->layers && s->schedule->ranks[rank].count <= LAYERED_MOST / (size_t)cost->layers)
+        DW_RETURN_IF_FAILED(hold_layers(s, rank, cost, forward,
                                         state->bytes - (forward ? cost->kept_bytes : 0), start,
                                         seconds));
     else
-        DW_RETURN_IF_FAILED(hold(p, rank, start, state->bytes + transient));
-    double frees = p->simulation->costs.input_frees;
+        DW_RETURN_IF_FAILED(hold(s, rank, start, state->bytes + transient));
+    double frees = s->simulation->costs.input_frees;
     if (operation->kind == DW_EVENT_BACKWARD_INPUT) state->bytes -= frees * cost->kept_bytes;
     if (done) {
         state->bytes -=
             cost->kept_bytes * (operation->kind == DW_EVENT_BACKWARD_WEIGHT ? 1 - frees : 1);
-        if (--state->in_flight == 0) state->bytes = 0; /* what rounding left */
+        if (--state->in_flight == 0) state->bytes = 0; /* removes rounding errors */
     }
-    DW_RETURN_IF_FAILED(hold(p, rank, end, state->bytes));
-    state->free_at[DW_STREAM_COMPUTE] =
-        end + p->simulation->costs.ranks[rank].sync * seconds; /* for a neighbour: no work */
+    DW_RETURN_IF_FAILED(hold(s, rank, end, state->bytes));
+    /* waits for a neighbour, which is no work */
+    state->free_at[DW_STREAM_COMPUTE] = end + s->simulation->costs.ranks[rank].sync * seconds;
     double out = end;
     if (operation->mixed == 1) {
         const dw__chunk_cost *with = cost - operation->chunk + operation[1].chunk;
@@ -258,9 +258,9 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
     }
     if (operation->mixed) out = fmax(end, state->mixed_end);
     if (operation->kind != DW_EVENT_BACKWARD_WEIGHT) {
-        int position = dw__schedule_position(p->schedule, rank, operation->chunk);
+        int position = dw__schedule_position(s->schedule, rank, operation->chunk);
         DW_RETURN_IF_FAILED(
-            pass_on(p, rank, operation->chunk, operation->micro_batch, position, !forward, out));
+            pass_on(s, rank, operation->chunk, operation->micro_batch, position, !forward, out));
     }
     summary->pipeline = state->free_at[DW_STREAM_COMPUTE] - state->began;
     if (!done || --chunk->left > 0 || cost->reduce <= 0) return DW_OK;
@@ -268,52 +268,52 @@ static dw_status run_operation(player *p, int rank, const dw__operation *operati
     begin -= cost->reduce;
     if (*free_at > begin) begin = *free_at;
     *free_at = begin + cost->reduce;
-    return record(p, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation->chunk, -1, begin, *free_at);
+    return record(s, rank, DW_STREAM_DATA, DW_EVENT_REDUCE, operation->chunk, -1, begin, *free_at);
 }
 
-/* When what an operation needs has arrived; NaN: not yet known. */
-static double ready_at(const player *p, int rank, const dw__operation *operation) {
+/* Returns when the input of an operation arrives, or NaN if that is not known yet. */
+static double ready_at(const simulator *s, int rank, const dw__operation *operation) {
     if (operation->kind == DW_EVENT_BACKWARD_WEIGHT) return 0;
-    int position = dw__schedule_position(p->schedule, rank, operation->chunk);
-    size_t at = (size_t)operation->micro_batch * (size_t)p->positions + (size_t)position;
-    return p->arrived[operation->kind != DW_EVENT_FORWARD][at];
+    int position = dw__schedule_position(s->schedule, rank, operation->chunk);
+    size_t at = (size_t)operation->micro_batch * (size_t)s->positions + (size_t)position;
+    return s->arrived[operation->kind != DW_EVENT_FORWARD][at];
 }
 
-/* Until the rank lacks something. */
-static dw_status run_rank(player *p, int rank) {
-    rank_state *state = &p->ranks[rank];
-    const dw__operations *list = &p->schedule->ranks[rank];
+/* Runs the rank until an input is missing. */
+static dw_status run_rank(simulator *s, int rank) {
+    rank_state *state = &s->ranks[rank];
+    const dw__operations *list = &s->schedule->ranks[rank];
     for (; state->next < list->count; state->next++) {
         const dw__operation *operation = &list->items[state->next];
-        double ready = ready_at(p, rank, operation);
-        double with = operation->mixed == 1 ? ready_at(p, rank, operation + 1) : ready;
+        double ready = ready_at(s, rank, operation);
+        double with = operation->mixed == 1 ? ready_at(s, rank, operation + 1) : ready;
         if (isnan(ready) || isnan(with)) return DW_OK;
-        if (state->next == 0) DW_RETURN_IF_FAILED(gather(p, rank, ready));
-        DW_RETURN_IF_FAILED(run_operation(p, rank, operation, ready > with ? ready : with));
+        if (state->next == 0) DW_RETURN_IF_FAILED(gather(s, rank, ready));
+        DW_RETURN_IF_FAILED(run_operation(s, rank, operation, ready > with ? ready : with));
     }
     return DW_OK;
 }
 
-static dw_status begin_rank(player *p, int rank) {
-    int chunks = p->schedule->chunks;
-    p->simulation->ranks[rank].constant_bytes = p->simulation->costs.ranks[rank].constant_bytes;
-    DW_RETURN_IF_FAILED(hold(p, rank, 0, 0));
-    const dw__operations *list = &p->schedule->ranks[rank];
+static dw_status begin_rank(simulator *s, int rank) {
+    int chunks = s->schedule->chunks;
+    s->simulation->ranks[rank].constant_bytes = s->simulation->costs.ranks[rank].constant_bytes;
+    DW_RETURN_IF_FAILED(hold(s, rank, 0, 0));
+    const dw__operations *list = &s->schedule->ranks[rank];
     for (size_t at = 0; at < list->count; at++)
         if (list->items[at].kind == DW_EVENT_BACKWARD ||
             list->items[at].kind == DW_EVENT_BACKWARD_WEIGHT)
-            p->chunks[rank * chunks + list->items[at].chunk].left++;
-    wake(p, rank);
+            s->chunks[rank * chunks + list->items[at].chunk].left++;
+    wake(s, rank);
     return DW_OK;
 }
 
-static dw_status finish_rank(player *p, int rank) {
-    rank_state *state = &p->ranks[rank];
-    const dw__rank_cost *cost = &p->simulation->costs.ranks[rank];
-    dw_simulated_rank *summary = &p->simulation->ranks[rank];
-    if (state->next < p->schedule->ranks[rank].count)
-        return dw__fail(DW_INTERNAL, "the schedule %s stops: rank %d waits for ever",
-                        dw_pipeline_schedule_name(p->schedule->schedule), rank);
+static dw_status finish_rank(simulator *s, int rank) {
+    rank_state *state = &s->ranks[rank];
+    const dw__rank_cost *cost = &s->simulation->costs.ranks[rank];
+    dw_simulated_rank *summary = &s->simulation->ranks[rank];
+    if (state->next < s->schedule->ranks[rank].count)
+        return dw__fail(DW_INTERNAL, "the schedule %s deadlocked: rank %d waits forever",
+                        dw_pipeline_schedule_name(s->schedule->schedule), rank);
     double last = state->free_at[DW_STREAM_COMPUTE], start = last;
     if (state->free_at[DW_STREAM_DATA] > start) start = state->free_at[DW_STREAM_DATA];
     summary->exposed[DW_STREAM_DATA] += start - last;
@@ -321,15 +321,15 @@ static dw_status finish_rank(player *p, int rank) {
     summary->optimizer = cost->optimizer + cost->fixed;
     summary->end = end + cost->fixed;
     if (cost->optimizer > 0)
-        DW_RETURN_IF_FAILED(record(p, rank, cost->optimizer_stream, DW_EVENT_OPTIMIZER, -1, -1,
+        DW_RETURN_IF_FAILED(record(s, rank, cost->optimizer_stream, DW_EVENT_OPTIMIZER, -1, -1,
                                    fmax(start, state->free_at[cost->optimizer_stream]), end));
     if (cost->fixed > 0)
         DW_RETURN_IF_FAILED(
-            record(p, rank, DW_STREAM_COMPUTE, DW_EVENT_FIXED, -1, -1, end, summary->end));
+            record(s, rank, DW_STREAM_COMPUTE, DW_EVENT_FIXED, -1, -1, end, summary->end));
     summary->wait = summary->end - summary->start - summary->compute - summary->optimizer;
     for (int stream = 0; stream < DW_STREAMS; stream++) summary->wait -= summary->exposed[stream];
-    if (summary->wait < 1e-12 * summary->end) summary->wait = 0; /* rounding of sums */
-    return hold(p, rank, summary->end, 0);
+    if (summary->wait < 1e-12 * summary->end) summary->wait = 0; /* removes rounding errors */
+    return hold(s, rank, summary->end, 0);
 }
 
 static int compare_events(const void *left, const void *right) {
@@ -340,8 +340,8 @@ static int compare_events(const void *left, const void *right) {
     return a->end < b->end ? -1 : a->end > b->end;
 }
 
-/* Seconds of [start, end] while the rank computes; *from is the first event on its compute stream that may
- * still matter, for intervals that come in order. */
+/* Returns the seconds of [start, end] during which the rank computes. *from is the first event on its compute stream
+ * that can still overlap, provided that intervals come in order. */
 static double covered(const dw_event *compute, size_t count, size_t *from, double start,
                       double end) {
     double sum = 0;
@@ -370,7 +370,7 @@ static void summarize(dw_simulation *simulation) {
         for (int stream = -1; at < count && events[at].rank == rank; at++) {
             if (events[at].stream != stream) from = 0;
             stream = events[at].stream;
-            if (events[at].kind == DW_EVENT_OPTIMIZER) continue; /* the host's */
+            if (events[at].kind == DW_EVENT_OPTIMIZER) continue; /* runs on the host */
             communication += events[at].end - events[at].start;
             double part = covered(events + first, compute, &from, events[at].start, events[at].end);
             summary->hidden[stream] += part;
@@ -382,7 +382,7 @@ static void summarize(dw_simulation *simulation) {
         if (summary->pipeline > span) span = summary->pipeline;
         if (summary->occupied > busiest) busiest = summary->occupied;
         busy += summary->compute + summary->optimizer;
-        /* A step is over for a rank when it can begin the next one. */
+        /* A rank's step ends when it can begin the next one. */
         if (summary->end - summary->start > longest) longest = summary->end - summary->start;
         if (summary->peak_bytes > f->peak_bytes) {
             f->peak_bytes = summary->peak_bytes;
@@ -396,7 +396,7 @@ static void summarize(dw_simulation *simulation) {
     f->events = count;
     f->seconds = longest;
     f->bubble_fraction = span > 0 ? 1 - busiest / span : 0;
-    if (f->bubble_fraction < 1e-12) f->bubble_fraction = 0; /* rounding of sums */
+    if (f->bubble_fraction < 1e-12) f->bubble_fraction = 0; /* removes rounding errors */
     f->idle_fraction = longest > 0 ? 1 - busy / ranks / longest : 0;
     f->overlap = communication_sum > 0 ? covered_sum / communication_sum : 1;
 }
@@ -405,35 +405,35 @@ dw_status dw__simulate_events(dw_simulation *simulation) {
     const dw__schedule *schedule = &simulation->schedule;
     dw_status status = DW_OK;
     int ranks = schedule->stages;
-    player p = {.simulation = simulation, .schedule = schedule};
-    p.positions = dw__schedule_positions(schedule);
-    size_t arrivals = (size_t)schedule->micro_batches * (size_t)p.positions;
-    p.ranks = dw__calloc((size_t)ranks, sizeof *p.ranks);
-    p.chunks = dw__calloc((size_t)ranks * (size_t)schedule->chunks, sizeof *p.chunks);
-    p.queue = dw__calloc((size_t)ranks, sizeof *p.queue);
-    for (int way = 0; way < 2; way++) p.arrived[way] = dw__malloc(arrivals * sizeof(double));
-    if (!p.ranks || !p.chunks || !p.queue || !p.arrived[0] || !p.arrived[1]) {
+    simulator s = {.simulation = simulation, .schedule = schedule};
+    s.positions = dw__schedule_positions(schedule);
+    size_t arrivals = (size_t)schedule->micro_batches * (size_t)s.positions;
+    s.ranks = dw__calloc((size_t)ranks, sizeof *s.ranks);
+    s.chunks = dw__calloc((size_t)ranks * (size_t)schedule->chunks, sizeof *s.chunks);
+    s.queue = dw__calloc((size_t)ranks, sizeof *s.queue);
+    for (int way = 0; way < 2; way++) s.arrived[way] = dw__malloc(arrivals * sizeof(double));
+    if (!s.ranks || !s.chunks || !s.queue || !s.arrived[0] || !s.arrived[1]) {
         status = dw__fail_memory("a simulated step", arrivals * 2 * sizeof(double));
         goto cleanup;
     }
     for (size_t at = 0; at < arrivals; at++)
-        p.arrived[0][at] = at % (size_t)p.positions ? NAN : 0, p.arrived[1][at] = NAN;
-    for (int rank = ranks - 1; rank >= 0; rank--) DW_TRY(begin_rank(&p, rank));
-    while (p.queued) {
-        int rank = p.queue[--p.queued];
-        p.ranks[rank].queued = 0;
-        DW_TRY(run_rank(&p, rank));
+        s.arrived[0][at] = at % (size_t)s.positions ? NAN : 0, s.arrived[1][at] = NAN;
+    for (int rank = ranks - 1; rank >= 0; rank--) DW_TRY(begin_rank(&s, rank));
+    while (s.queued) {
+        int rank = s.queue[--s.queued];
+        s.ranks[rank].queued = 0;
+        DW_TRY(run_rank(&s, rank));
     }
-    for (int rank = 0; rank < ranks; rank++) DW_TRY(finish_rank(&p, rank));
+    for (int rank = 0; rank < ranks; rank++) DW_TRY(finish_rank(&s, rank));
     qsort(simulation->events.items, simulation->events.count, sizeof *simulation->events.items,
           compare_events);
     summarize(simulation);
 cleanup:
-    dw__free(p.ranks);
-    dw__free(p.chunks);
-    dw__free(p.queue);
-    dw__free(p.arrived[0]);
-    dw__free(p.arrived[1]);
+    dw__free(s.ranks);
+    dw__free(s.chunks);
+    dw__free(s.queue);
+    dw__free(s.arrived[0]);
+    dw__free(s.arrived[1]);
     return status;
 }
 

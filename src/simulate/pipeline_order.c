@@ -1,38 +1,41 @@
-/* The order of schedules whose backward comes in two, made for the times at hand: the handcrafted orders of
- * ZB-H1, ZB-H2 and ZB-V leave no more than their papers say where forward and both backwards take equally long,
- * and stages wait where they do not. Here each rank, whenever it is free, takes what lies ready: a backward of
- * inputs first (others wait for it), then a forward if its activations have room, else weights' gradients; it
- * waits only where there is nothing (after Qi et al. 2024, section 3.1, which weighs bubbles one by one). Some
- * variants of this are tried beside the rule's own order, and the shortest is kept. Memory is the schedule's
- * own. */
+/* Finds an order for schedules with split backward (ZB-H1, ZB-H2, ZB-V) and given times. The handcrafted orders have
+ * the idle time that their papers state only if forward and both backwards take equally long; otherwise stages wait.
+ * Here a free rank takes the operation that is ready: backward of inputs first, because other ranks wait for it; then
+ * a forward, if its activations have room; else weight gradients. It waits only if nothing is ready. The rule follows
+ * Qi et al. 2024, section 3.1, which weighs bubbles one by one. Several variants are tried beside the handcrafted
+ * order, and the shortest result is kept. The schedule's memory limit does not change. */
 #include "simulate/simulate_internal.h"
 #include <math.h>
 
 enum { KINDS = 3 }; /* forward, backward of inputs, backward of weights */
 
 typedef struct variant {
-    int ramp; /* 1: before its first backward a rank takes no more forwards than the rule has it */
-    int rule; /* 1: forwards and backwards of inputs in the rule's order, weights where there is time */
-    double patience; /* weights wait for an input that arrives within this part of their time */
+    /* 1: before its first backward a rank takes no more forwards than the handcrafted order has */
+    int ramp;
+    /* 1: forwards and backwards of inputs in the handcrafted order, weight gradients in gaps */
+    int rule;
+    /* Weight gradients wait for an input that arrives within this part of their own time. */
+    double patience;
 } variant;
 
 typedef struct rank_state {
     double free_at, start, decide_at;
-    double sent[2];     /* when the way to the next rank, and to the one before, is free */
-    double held;        /* activations, in chunks of a micro-batch */
-    int done[2][KINDS]; /* of each chunk */
+    double sent[2];     /* when the links to the next and to the previous rank are free */
+    double held;        /* activations, in chunks of one micro-batch */
+    int done[2][KINDS]; /* counts for each chunk */
     int backwards;
-    size_t next; /* of the rule's order */
+    size_t next; /* index in the handcrafted order */
 } rank_state;
 
 typedef struct orderer {
     const dw_simulation *simulation;
     const dw__schedule *schedule;
-    const dw__operations *rule; /* its order */
-    int as_it_is;               /* 1: that, weights too */
+    const dw__operations *rule; /* the handcrafted order */
+    int as_it_is;               /* 1: uses that order, including weight gradients */
     variant how;
     rank_state *ranks;
-    double *arrived[2]; /* activations, gradients: [position * micro_batches + micro_batch] */
+    /* Arrival of activations and gradients: [position * micro_batches + micro_batch]. */
+    double *arrived[2];
     dw__operations *lists, *best;
     double limit, weight_kept;
     int positions;
@@ -42,7 +45,7 @@ static const dw__chunk_cost *cost_of(const orderer *o, int rank, int chunk) {
     return &o->simulation->costs.chunks[rank * o->schedule->chunks + chunk];
 }
 
-/* Forwards that the rule has before a rank's first backward: those that fill its wait with F = B. */
+/* Returns the number of forwards before a rank's first backward: those that fill its waiting time if F = B. */
 static int ramp_of(const orderer *o, int rank) {
     int stages = o->schedule->stages;
     switch (o->schedule->schedule) {
@@ -52,7 +55,8 @@ static int ramp_of(const orderer *o, int rank) {
     }
 }
 
-/* When the next operation of a kind has its input; HUGE_VAL: not known, or none left. */
+/* Returns when the input of the next operation of this kind arrives, or HUGE_VAL if that is unknown or none is
+ * left. */
 static double ready_at(const orderer *o, int rank, int chunk, int kind) {
     const rank_state *state = &o->ranks[rank];
     int at = state->done[chunk][kind], count = o->schedule->micro_batches;
@@ -65,7 +69,7 @@ static double ready_at(const orderer *o, int rank, int chunk, int kind) {
 
 static int has_room(const orderer *o, int rank, int chunk) {
     const rank_state *state = &o->ranks[rank];
-    /* The way back always has room: who entered may leave. */
+    /* Reserves room for the second chunk, so that a micro-batch on the rank can always continue. */
     double limit = o->limit - (o->schedule->chunks == 2 && chunk == 0 && !o->how.rule);
     if (state->held + 1 > limit + 1e-9) return 0;
     if (!o->how.ramp || state->backwards) return 1;
@@ -88,7 +92,7 @@ static choice next_of_rule(const orderer *o, int rank) {
     return (choice){ready, operation->chunk, kind};
 }
 
-/* What the rank does next, and when it can decide so. */
+/* Chooses the rank's next operation, and the time of that decision. */
 static choice choose(const orderer *o, int rank) {
     if (o->as_it_is) return next_of_rule(o, rank);
     const rank_state *state = &o->ranks[rank];
@@ -159,7 +163,8 @@ static dw_status take(orderer *o, int rank, choice chosen) {
     return DW_OK;
 }
 
-/* The longest that one rank is at it; lists as far as they came, 0 if they came to a stop. */
+/* Orders all operations. `span` receives the longest time of any rank, or 0 if the variant deadlocks; the lists then
+ * end early. */
 static dw_status order(orderer *o, double *span) {
     int stages = o->schedule->stages, count = o->schedule->micro_batches;
     size_t left = (size_t)stages * (size_t)o->schedule->chunks * (size_t)count * KINDS;
@@ -182,7 +187,7 @@ static dw_status order(orderer *o, double *span) {
     return DW_OK;
 }
 
-/* The variant's lists in place of the shortest so far, if they are shorter. */
+/* Keeps the variant's lists if they are shorter than the shortest so far. */
 static dw_status try_variant(orderer *o, double *shortest) {
     double span;
     DW_RETURN_IF_FAILED(order(o, &span));

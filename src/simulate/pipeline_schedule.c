@@ -1,5 +1,6 @@
-/* The rules are made for numbers of micro-batches that suit them. Any other number is rounded up, and what the
- * list has of micro-batches that are not there is left out: the rest keeps its order, so it still runs. */
+/* Builds the operation lists of pipeline schedules. Each rule assumes a suitable number of micro-batches. Any other
+ * number is rounded up, and operations of the added micro-batches are left out. The rest keeps its order and so
+ * remains valid. */
 #include "simulate/pipeline_schedule.h"
 
 typedef struct maker {
@@ -16,7 +17,7 @@ static void put(maker *m, dw_event_kind kind, int chunk, int micro_batch) {
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 
-/* All forward, then all backward, the last micro-batch first (Huang et al. 2019). */
+/* GPipe: every forward, then every backward, last micro-batch first (Huang et al. 2019). */
 static void gpipe(maker *m) {
     int count = m->schedule->micro_batches, chunks = m->schedule->chunks;
     for (int chunk = 0; chunk < chunks; chunk++)
@@ -25,8 +26,8 @@ static void gpipe(maker *m) {
         for (int at = count - 1; at >= 0; at--) put(m, DW_EVENT_BACKWARD, chunk, at);
 }
 
-/* The i-th forward (or backward) of a rank with several chunks: groups of as many micro-batches as there are
- * stages, each through all chunks (Narayanan et al. 2021). */
+/* Interleaved: the at-th forward or backward of a rank. Groups of as many micro-batches as stages pass through all
+ * chunks (Narayanan et al. 2021). */
 static void put_interleaved(maker *m, dw_event_kind kind, int at) {
     int stages = m->schedule->stages, chunks = m->schedule->chunks, group = stages * chunks;
     int chunk = at % group / stages;
@@ -34,7 +35,7 @@ static void put_interleaved(maker *m, dw_event_kind kind, int at) {
         at / group * stages + at % stages);
 }
 
-/* One forward, one backward; before these as many forwards as it takes to keep all stages busy. */
+/* 1F1B: first as many forwards as keep all stages busy, then one forward and one backward in turn. */
 static void one_forward_one_backward(maker *m, int rank) {
     int stages = m->schedule->stages, chunks = m->schedule->chunks;
     int rounded = (m->schedule->micro_batches + stages - 1) / stages * stages;
@@ -49,8 +50,8 @@ static void one_forward_one_backward(maker *m, int rank) {
     for (int at = all - before; at < all; at++) put_interleaved(m, DW_EVENT_BACKWARD, at);
 }
 
-/* ZB-H1 and ZB-H2 (Qi et al. 2024): 1F1B, with `before` forwards first and weights' gradients `late` backwards
- * after those of the inputs. Both together are what a rank holds. */
+/* ZB-H1 and ZB-H2 (Qi et al. 2024): 1F1B with `before` forwards first, and weight gradients `late` backwards after
+ * those of the inputs. A rank holds the activations of both. */
 static void zero_bubble_h(maker *m, int before, int late) {
     int count = m->schedule->micro_batches, weights = 0;
     before = smaller(before, count);
@@ -63,8 +64,8 @@ static void zero_bubble_h(maker *m, int before, int late) {
     while (weights < count) put(m, DW_EVENT_BACKWARD_WEIGHT, 0, weights++);
 }
 
-/* ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): a rank has the rank-th chunk from the
- * front and the rank-th from the back, so that the loss comes out where the step began. */
+/* ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): a rank has the rank-th chunk from the front
+ * and the rank-th from the back, so the first rank has the loss. */
 static void zero_bubble_v(maker *m, int rank) {
     int stages = m->schedule->stages;
     int count = m->schedule->micro_batches, forwards[2] = {0}, inputs[2] = {0}, weights[2] = {0};
@@ -105,16 +106,16 @@ static void zero_bubble_v(maker *m, int rank) {
 #undef WEIGHT
 }
 
-/* DualPipe (DeepSeek-V3, 2024): half of the micro-batches enter at either end. A rank holds the chunks of both
- * directions; it computes a forward of one while it communicates for a backward of the other. Counted from its
- * own end, both halves of the ranks do the same. */
+/* DualPipe (DeepSeek-V3, 2024): half of the micro-batches enter at each end. A rank holds the chunks of both
+ * directions. It computes a forward of one direction while it communicates for a backward of the other. Seen from its
+ * own end, each half of the ranks does the same. */
 typedef struct directions {
     maker *m;
     int mirrored, half;
     int forwards[2], inputs[2], weights[2];
     struct {
         int direction, micro_batch;
-    } * waiting; /* weights' gradients, in the order of their inputs' */
+    } * waiting; /* pending weight gradients, in the order of their inputs' */
     int first, last;
 } directions;
 
@@ -142,7 +143,7 @@ static void weight(directions *d) {
                   d->waiting[at].micro_batch);
 }
 
-/* A forward of one side among a backward of the other. */
+/* Runs a forward of one side mixed with a backward of the other. */
 static void both(directions *d, int side) {
     size_t first = d->m->list->count;
     forward(d, side);
@@ -174,7 +175,7 @@ static void dualpipe(maker *m, int rank) {
         forward(&d, 1);
     }
     for (int at = 0; at < half - stages + from_end + 1; at++) {
-        if (at == 0 && to_middle == 0) { /* the first loss: nothing to mix with yet */
+        if (at == 0 && to_middle == 0) { /* the first loss has no backward to mix with */
             forward(&d, 0);
             backward(&d, 1, 0);
         } else {
@@ -186,7 +187,7 @@ static void dualpipe(maker *m, int rank) {
         backward(&d, 1, 0);
         both(&d, 1);
     }
-    /* From the middle of this on, weights wait. */
+    /* Weight gradients are deferred from the middle of this phase on. */
     int later = 0;
     for (int at = 0; at < from_end + 1; at++) {
         if (at == (from_end + 1) / 2 && from_end % 2 == 1) later = 1;
@@ -216,7 +217,7 @@ static void make(maker *m, int rank) {
 
 dw_status dw__schedule_create(dw_pipeline_schedule schedule, int stages, int chunks,
                               int micro_batches, dw__schedule *made) {
-    if (stages == 1) schedule = DW_SCHEDULE_1F1B; /* nobody to wait for */
+    if (stages == 1) schedule = DW_SCHEDULE_1F1B; /* one stage needs no schedule */
     int two = schedule == DW_SCHEDULE_ZB_V || schedule == DW_SCHEDULE_DUALPIPE;
     int whole = schedule == DW_SCHEDULE_ZB_H1 || schedule == DW_SCHEDULE_ZB_H2;
     *made = (dw__schedule){schedule,      stages,       two ? 2 : whole || stages == 1 ? 1 : chunks,

@@ -1,18 +1,18 @@
-/* The page: report.html, with the step in the place of its @DATA@. */
+/* Writes the report page: report.html with the step's data in place of @DATA@. */
 #include "simulate/simulate_internal.h"
 #include <math.h>
 #include <string.h>
 
-/* From report.html, taken in by the build (src/CMakeLists.txt). */
+/* The text of report.html; the build embeds it (src/CMakeLists.txt). */
 extern const unsigned char *const dw__report_page, *const dw__report_page_end;
 
-enum { PIECE = 1 << 16, TICKS = 10000000 }; /* of a step: coordinates are integers */
+enum { PIECE = 1 << 16, TICKS = 10000000 }; /* TICKS of one step: coordinates are integers */
 
 typedef struct page {
     const dw_simulation *simulation;
     dw__file_writer *writer;
     dw__text text;
-    double end; /* seconds */
+    double end; /* in seconds */
 } page;
 
 static dw_status put_piece(page *out, size_t least) {
@@ -24,7 +24,7 @@ static dw_status put_piece(page *out, size_t least) {
 
 static long ticks(const page *out, double time) { return lround(time / out->end * TICKS); }
 
-/* Events are in the order of ranks and streams: an array each. */
+/* Events are sorted by rank and stream; each lane is one array. */
 static dw_status put_lanes(page *out) {
     const dw__event_list *events = &out->simulation->events;
     size_t at = 0;

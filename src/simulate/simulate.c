@@ -1,4 +1,4 @@
-/* A layout's costs, its step, and its figures beside those of dw_predict. */
+/* Computes a layout's costs, simulates its step, and compares the figures with dw_predict. */
 #include "plan/plan_text.h"
 #include "plan/planner_internal.h"
 #include "plan/search.h"
@@ -13,9 +13,9 @@ const char *dw_stream_name(dw_stream stream) {
         "context parallel",
         "expert parallel",
         "send to the next rank",
-        "send to the rank before",
+        "send to the previous rank",
         "data parallel",
-        "the host: copies, its part of the step",
+        "host: copies and its optimizer",
     };
     return (unsigned)stream < DW_STREAMS ? names[stream] : "unknown";
 }
@@ -38,7 +38,7 @@ const char *dw_event_kind_name(dw_event_kind kind) {
     return (unsigned)kind < DW_EVENT_KINDS ? names[kind] : "unknown";
 }
 
-/* ZeRO-3: traffic beside an operation, which takes so much longer. */
+/* ZeRO-3: traffic beside an operation. Its exposed part is added to the operation's seconds. */
 static dw__traffic_cost beside(const dw__planned *planned, double *seconds, double traffic) {
     dw__traffic_cost cost = {traffic, dw__data_exposed(planned, traffic, *seconds)};
     *seconds += cost.exposed;
@@ -64,8 +64,8 @@ static void each_micro_batch(const dw__planned *planned, int split, int chunks,
 
 static void once_a_step(const dw__planned *planned, int split, int chunks,
                         const dw__data_traffic *traffic, dw__chunk_cost *cost) {
-    /* Without sharding gradients are reduced to all ranks at the end; with it each rank updates its part, and
-     * the parts are gathered when the next step needs them. */
+    /* Without sharding, gradients are reduced to all ranks at the end. With it each rank updates its shard, and the
+     * next step gathers the shards. */
     int sharded = planned->layout->zero_stage > 0;
     cost->gather = sharded ? traffic->gather / chunks : 0;
     cost->reduce = (traffic->reduce + traffic->again + (sharded ? 0 : traffic->gather)) / chunks;
@@ -90,7 +90,7 @@ static void slow_down(dw__beside_cost *cost, double slow) {
 static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule, int rank,
                        int chunk, dw__chunk_cost *cost) {
     const dw_layout *layout = planned->layout;
-    /* The second direction of DualPipe has the stage that lies opposite. */
+    /* The second direction of DualPipe runs the opposite stage. */
     int opposite = schedule->schedule == DW_SCHEDULE_DUALPIPE && chunk;
     int stage = opposite ? schedule->stages - 1 - rank : rank, chunks = layout->virtual_stages;
     dw_stage_cost stage_cost;
@@ -117,7 +117,8 @@ static void chunk_cost(const dw__planned *planned, const dw__schedule *schedule,
 
     dw__data_traffic traffic;
     dw__data_traffic_of(planned, stage, &traffic);
-    dw__data_traffic each = traffic, once = traffic; /* ZeRO-2: its reduction, and its gathering */
+    /* ZeRO-2: `each` has the reduction, `once` the gather */
+    dw__data_traffic each = traffic, once = traffic;
     if (traffic.each)
         once.gather = 0;
     else
@@ -167,7 +168,7 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
         dw__memory(planned, layout->recompute, layout->recompute_layers, stages[at], &memory);
         dw__activation_bytes_of(planned, layout->recompute, layout->recompute_layers, stages[at],
                                 &bytes);
-        /* Short of memory, the allocator gives back what it cannot use: dw_predict's rule of what fits. */
+        /* Short of memory, the allocator frees its unused blocks. dw_predict uses the same rule for what fits. */
         double overhead = memory.overhead - dw__given_back(planned, &memory);
         cost->constant_bytes +=
             (memory.parameters + memory.gradients + memory.optimizer + overhead) / 2;
@@ -181,13 +182,13 @@ static void rank_cost(const dw__planned *planned, const dw__schedule *schedule, 
 
 static const char *const no_answer = "";
 
-/* Seconds of `layout` if it can be had; else 0 and why. */
+/* Returns the predicted seconds of `layout`, or 0 with the reason why there are none. */
 static double seconds_of(const dw_planner_model *model, const dw_hardware *hardware,
                          const dw_layout *layout, const char **reason) {
     dw_prediction prediction;
     if (dw_predict(model, hardware, layout, &prediction) != DW_OK) {
-        *reason =
-            "the layout is not possible: its sizes do not divide, or the GPU lacks its products";
+        *reason = "the layout is not possible: its sizes do not divide, or the GPU does not "
+                  "support its precision";
         return 0;
     }
     if (!prediction.fits) {
@@ -203,9 +204,9 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
 typedef struct baseline {
     const dw_planner_model *model;
     const dw_hardware *hardware;
-    int divides; /* some layout has whole numbers, whether it fits or not */
+    int divides; /* some layout has whole numbers, even if it does not fit */
     double seconds;
-    dw_layout layout; /* the fastest so far that fits */
+    dw_layout layout; /* the fastest layout so far that fits */
 } baseline;
 
 static void try_usual(baseline *b, const dw_layout *layout) {
@@ -219,7 +220,7 @@ static void try_usual(baseline *b, const dw_layout *layout) {
     b->layout.recompute_layers = prediction.recompute_layers;
 }
 
-/* Micro-batches of 1 to 8 sequences; experts over each power of two of the ranks. */
+/* Tries micro-batches of 1 to 8 sequences, and expert parallelism in powers of two. */
 static void try_batches(baseline *b, dw_layout layout) {
     enum { MICRO_BATCH_MOST = 8 };
     int64_t ranks = (int64_t)layout.dp * layout.cp * layout.tp;
@@ -235,7 +236,7 @@ static void try_batches(baseline *b, dw_layout layout) {
     }
 }
 
-/* 1F1B, and interleaved in chunks of equally many layers. */
+/* Tries 1F1B, and interleaved chunks with equal numbers of layers. */
 static void try_schedules(baseline *b, dw_layout layout) {
     int most = (b->model->layers + layout.pp - 1) / layout.pp;
     for (int chunks = 1; chunks <= (layout.pp > 1 ? most : 1); chunks *= 2) {
@@ -248,8 +249,8 @@ static void try_schedules(baseline *b, dw_layout layout) {
     }
 }
 
-/* FSDP over all GPUs, tensor parallelism within a node beside it or not; ZeRO-1 with a pipeline. All in powers of two,
- * with the plan's framework, kernels and precision, and recomputation as it takes to fit. */
+/* Tries FSDP over all GPUs, with and without tensor parallelism within a node, and ZeRO-1 with a pipeline. All sizes
+ * are powers of two. Framework, kernels and precision are the plan's; recomputation is what it takes to fit. */
 static void try_sizes(baseline *b, dw_layout layout) {
     int gpus = layout.gpus / layout.cp;
     for (layout.tp = 1; layout.tp <= b->hardware->gpus_per_node && gpus % layout.tp == 0;
@@ -281,13 +282,12 @@ static dw_status compare_usual(const dw_planner_model *model, const dw_hardware 
     other.recompute = DW_RECOMPUTE_AUTO;
     f->speedup = 0;
     f->speedup_reason = no_answer;
-    /* Context parallelism, the least with which something fits: for long sequences alone. */
+    /* Uses the least context parallelism with which a layout fits, for long sequences only. */
     for (other.cp = 1; b.seconds <= 0 && layout->gpus % other.cp == 0; other.cp *= 2)
         if (other.cp == 1 || layout->seq_len % (2 * other.cp) == 0) try_sizes(&b, other);
     if (b.seconds <= 0) {
-        f->speedup_reason =
-            b.divides ? "none of the usual layouts fits into the GPUs' memory"
-                      : "the batch has no whole number of sequences in any of the usual layouts";
+        f->speedup_reason = b.divides ? "none of the usual layouts fits into the GPUs' memory"
+                                      : "no usual layout divides the batch into whole sequences";
         return DW_OK;
     }
     f->speedup = b.seconds / f->prediction.seconds;
@@ -327,8 +327,8 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
     double most = (double)micro_batches * layout.pp * (layout.virtual_stages + 1) * 8;
     if (most > DW_SIMULATE_MOST_EVENTS)
         return dw__fail(DW_UNSUPPORTED,
-                        "%d micro-batches on %d stages of %d chunks are more than %d events; a "
-                        "smaller batch shows the same schedule",
+                        "%d micro-batches on %d stages of %d chunks exceed %d events; simulate a "
+                        "smaller batch, which shows the same schedule",
                         micro_batches, layout.pp, layout.virtual_stages, DW_SIMULATE_MOST_EVENTS);
     dw_simulation *made = NULL;
     DW_RETURN_IF_FAILED(dw__simulation_begin(layout.schedule, layout.pp, layout.virtual_stages,
@@ -342,7 +342,7 @@ dw_status dw_simulate(const dw_planner_model *model, const dw_hardware *hardware
         return status;
     }
     made->operation_count = dw_predict_operations(model, hardware, &layout, made->operations);
-    /* Chunks as the schedule has them. */
+    /* The number of chunks that the schedule really has. */
     layout.virtual_stages = schedule->schedule == DW_SCHEDULE_DUALPIPE ? 1 : schedule->chunks;
     dw__planned planned;
     dw__planned_begin(&planned, &dw__constants_default, model, hardware, &layout);

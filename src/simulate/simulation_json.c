@@ -1,4 +1,4 @@
-/* Figures as JSON: for programs, and for the page that people look at. */
+/* Writes the figures as JSON, for programs and for the report page. */
 #include "hardware/hardware.h"
 #include "simulate/simulate_internal.h"
 #include <stdio.h>
@@ -49,7 +49,7 @@ const char *dw__stream_key(dw_stream stream) {
     return keys[stream];
 }
 
-/* {"compute": 1.5, ...}: of each stream a figure of `values`, times `unit`. */
+/* Writes one figure per stream, times `unit`: {"compute": 1.5, ...}. */
 static dw_status put_streams(dw__text *out, const char *name, const double *values, double unit) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, "\"%s\": {", name));
     for (int stream = 0; stream < DW_STREAMS; stream++)
@@ -59,7 +59,7 @@ static dw_status put_streams(dw__text *out, const char *name, const double *valu
     return dw__text_printf(out, "}");
 }
 
-/* Mean over the stages. */
+/* Writes averages over the stages. */
 static dw_status put_mean_streams(dw__text *out, const dw_simulation *simulation) {
     int ranks = simulation->schedule.stages;
     double busy[DW_STREAMS] = {0}, exposed[DW_STREAMS] = {0}, hidden[DW_STREAMS] = {0};
@@ -89,7 +89,8 @@ static dw_status put_figure(dw__text *out, const char *name, const dw_figure *fi
     return dw__text_printf(out, "},");
 }
 
-/* What the prediction stands on: each figure with its kind, so that an estimate is never taken for a measurement. */
+/* Writes the hardware that the prediction uses. Each figure has its kind, so that an estimate is not mistaken for a
+ * measurement. */
 static dw_status put_hardware(dw__text *out, const dw_hardware *hardware) {
     DW_RETURN_IF_FAILED(dw__text_printf(out, "  \"gpu\": "));
     DW_RETURN_IF_FAILED(dw__simulation_write_string(hardware->name, out));
@@ -106,11 +107,11 @@ static dw_status put_hardware(dw__text *out, const dw_hardware *hardware) {
 #define PUT(name) DW_RETURN_IF_FAILED(put_figure(out, #name, &hardware->name));
     DW_HARDWARE_FIGURES(PUT)
 #undef PUT
-    if (out->length > before) out->length--; /* the last comma */
+    if (out->length > before) out->length--; /* removes the last comma */
     return dw__text_printf(out, "\n  },\n");
 }
 
-/* Points below the roofline. */
+/* Writes the points of the roofline chart. */
 static dw_status put_operations(dw__text *out, const dw_simulation *simulation) {
     static const char *const rates[DW_TRAIN_PRECISIONS] = {
         [DW_TRAIN_BF16] = "bf16",   [DW_TRAIN_FP32] = "tf32",     [DW_TRAIN_FP8] = "fp8",
@@ -131,7 +132,7 @@ static dw_status put_operations(dw__text *out, const dw_simulation *simulation) 
     return dw__text_printf(out, "\n  ],\n");
 }
 
-/* A ratio, or null where it is not to be had, and why. */
+/* Writes a ratio, or null with the reason. */
 static dw_status put_speedup(dw__text *out, const char *name, double value, const char *reason) {
     if (value > 0) return dw__text_printf(out, "  \"%s\": %.6g,\n", name, value);
     return dw__text_printf(out, "  \"%s\": null,\n  \"%s_reason\": \"%s\",\n", name, name, reason);

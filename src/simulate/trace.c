@@ -1,6 +1,6 @@
-/* Trace events as Chromium's tracing and Perfetto read them: complete events ("X") in microseconds, names of
- * processes and threads ("M"), arrows from a send to the operation that waits for it ("s", "f"), counters
- * ("C"). Written piece by piece: a long step needs no memory for its text. */
+/* Writes trace events for Chromium's tracing and Perfetto: complete events ("X") in microseconds, names of processes
+ * and threads ("M"), arrows from a send to the operation that waits for it ("s", "f"), counters ("C"). Writes piece
+ * by piece, so that a long trace needs no memory. */
 #include "simulate/simulate_internal.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -54,8 +54,8 @@ static dw_status write_names(const dw_simulation *simulation, dw__text *text) {
     return DW_OK;
 }
 
-/* Where each operation's first event is: [((rank * chunks + chunk) * micro_batches + micro_batch) * 2 +
- * backward]; -1 where there is none. Backward of weights waits for no send. */
+/* Finds the first event of each operation: [((rank * chunks + chunk) * micro_batches + micro_batch) * 2 + backward];
+ * -1 if there is none. Backward of weights waits for no send. */
 static int64_t *first_events(const dw_simulation *simulation) {
     const dw__schedule *schedule = &simulation->schedule;
     size_t chunks = (size_t)schedule->chunks, micro_batches = (size_t)schedule->micro_batches;
@@ -72,7 +72,7 @@ static int64_t *first_events(const dw_simulation *simulation) {
     return first;
 }
 
-/* An arrow from a send to the operation that its bytes are for. */
+/* Writes an arrow from a send to the operation that uses its data. */
 static dw_status write_flow(const dw_simulation *simulation, const int64_t *first, size_t id,
                             const dw_event *send, dw__text *text) {
     const dw__schedule *schedule = &simulation->schedule;
