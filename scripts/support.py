@@ -3,7 +3,7 @@
     .venv/bin/python scripts/support.py
 
 Each test marked ``support(area, behaviour, served, because)`` in tests/python/test_users_*.py is a line;
-the test itself holds the mark to what happens (tests/python/users.py).
+the test itself compares its mark with what happens (tests/python/users.py).
 """
 
 import ast
@@ -12,15 +12,24 @@ import pathlib
 HEAD = """\
 # What users do with an optimized model
 
-Made by `scripts/support.py` from the tests; every line is a test (`tests/python/test_users_*.py`) that
-compares values and gradients with plain PyTorch and reads from the report who served the model.
+Look up here how your code fares after `deepwell.optimize`: hooks, checkpointing, copies, compilers, trainers,
+precision. For your own model, `deepwell.summary(model)` reports what ran where, and why:
 
-- engine: Deepwell ran it.
-- PyTorch: the module's own forward ran; `deepwell.summary(model)` counts the call and gives the reason.
-- engine and PyTorch: the part that the reason is about ran in PyTorch, the rest in the engine.
-- refused: an error that says what to do.
+    model = deepwell.optimize(model)
+    model(**batch)
+    print(deepwell.summary(model))
 
-`copy.copy(model)` is not supported: the copy would share the original's forward (`copy.deepcopy` does not).
+Every line below is a test (`tests/python/test_users_*.py`). It compares values and gradients with plain PyTorch,
+and checks in the summary what served the model:
+
+- engine: Deepwell ran the model.
+- PyTorch: the module's own forward ran; the summary counts the call and gives the reason.
+- engine and PyTorch: PyTorch ran the part that the reason names, the engine ran the rest.
+- refused: an error says what to do.
+
+`copy.copy(model)` is not supported, because the copy would share the original's forward. Use `copy.deepcopy`.
+
+`scripts/support.py` writes this page.
 """
 
 
@@ -56,8 +65,8 @@ def _kernels() -> str:
     from deepwell import linear
 
     text = (
-        "\n## GPU kernels\n\nAs `deepwell explain kernels` has them.\n\n"
-        "| kernel | computes | for | elements | where it was shown to be right | when it is taken |\n"
+        "\n## GPU kernels\n\n`deepwell explain kernels` prints this table.\n\n"
+        "| kernel | computes | for | elements | proof | when it is used |\n"
         "|---|---|---|---|---|---|\n"
     )
     columns = ("name", "operation", "architectures", "elements", "proof", "use")
