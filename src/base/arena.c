@@ -2,7 +2,7 @@
  *
  *     chunk:  [ header | block | block | block | ... free ... ]      chunks double, 4 KiB to 1 MiB
  *
- * Chunks come zeroed and no byte is handed out twice, so blocks are zeroed for free. Under
+ * Chunks arrive zeroed and no byte is returned twice, so blocks need no clearing. Under
  * AddressSanitizer the free part and a redzone after each block are poisoned.
  */
 #include "base/base.h"

@@ -1,4 +1,4 @@
-/* Files, read whole and written so that they appear whole. */
+/* Files that are read whole, and files that are written so that they appear whole. */
 #include "base/base.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@ dw_status(dw__fail_io)(const char *action, const char *path, int error) {
                     strerror_r(error, reason, sizeof reason), next_step);
 }
 
-/* The size is a hint only: pipes have none, and a file may grow while it is read. */
+/* The size is only a hint: pipes have none, and a file may grow while it is read. */
 dw_status dw__read_all(int file, const char *path, size_t most, char **bytes, size_t *count) {
     enum { STEP = 1 << 16 };
     dw_status status = DW_OK;
@@ -65,8 +65,8 @@ dw_status dw__file_read(const char *path, char **bytes, size_t *count) {
 
 dw_status dw__file_open(const char *path, int *file, uint64_t *bytes) {
     struct stat info;
-    int opened =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for its writer */
+    int opened = open(path, O_RDONLY | O_CLOEXEC |
+                                O_NONBLOCK); /* opening a pipe would block until it has a writer */
     if (opened < 0) return dw__fail_io("cannot open", path, errno);
     dw_status status = DW_OK;
     if (fstat(opened, &info) != 0)
@@ -109,7 +109,7 @@ dw_status dw__folder_sync(const char *folder) {
     int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file < 0) return dw__fail_io("cannot open folder", folder, errno);
     dw_status status = DW_OK;
-    /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do there. */
+    /* Some file systems cannot sync a folder and return EINVAL. Nothing more can be done there. */
     if (fsync(file) != 0 && errno != EINVAL) status = dw__fail_io("cannot sync", folder, errno);
     close(file);
     return status;
@@ -130,8 +130,8 @@ dw_status dw__folder_sync_of(const char *path) {
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* A terminal, a pipe, /dev/full: nothing to replace, so there `temporary` is empty and the bytes go straight
- * into the file. */
+/* A terminal, a pipe or /dev/full cannot be replaced. `temporary` is then empty, and bytes go straight into
+ * the file. */
 struct dw__file_writer {
     int file; /* -1 when closed */
     char path[PATH_MAX], temporary[PATH_MAX];
@@ -144,7 +144,7 @@ static void remove_temporary(dw__file_writer *writer) {
     writer->temporary[0] = '\0';
 }
 
-/* `mode` is what the file that is replaced has, or 0. */
+/* `mode` is the mode of the replaced file, or 0. */
 static dw_status create_temporary(dw__file_writer *writer, mode_t mode) {
     static _Atomic unsigned serial;
     char temporary[PATH_MAX];
@@ -169,7 +169,7 @@ static dw_status start_writing(dw__file_writer *writer, const char *path) {
     if (size > sizeof writer->path) return dw__fail_io("cannot write", path, ENAMETOOLONG);
     bool exists = stat(path, &info) == 0;
     if (exists && S_ISDIR(info.st_mode)) return dw__fail_io("cannot write", path, EISDIR);
-    /* Through a symbolic link to the file it names, so that the link survives. */
+    /* A symbolic link is resolved, so that the link itself survives. */
     if (!exists || !S_ISREG(info.st_mode) || !realpath(path, writer->path))
         memcpy(writer->path, path, size);
     if (!exists || S_ISREG(info.st_mode))

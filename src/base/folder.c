@@ -1,4 +1,4 @@
-/* Folders that appear whole: written under another name, synced, and put in place. */
+/* Folders that appear whole: they are written under another name, synced, and renamed. */
 #include "base/base.h"
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 static dw_status remove_entries(int folder, const char *path, int depth);
 
-/* `name` in the open folder `parent`; `path` is for messages. */
+/* Removes `name` in the open folder `parent`. `path` is for messages. */
 static dw_status remove_entry(int parent, const char *name, const char *path, int depth) {
     enum { MOST_DEPTH = 64 };
     if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return DW_OK;
@@ -34,7 +34,7 @@ static dw_status remove_entry(int parent, const char *name, const char *path, in
     return DW_OK;
 }
 
-/* Closes `folder`. */
+/* Removes the entries of `folder` and closes it. */
 static dw_status remove_entries(int folder, const char *path, int depth) {
     dw_status status = DW_OK;
     DIR *entries = fdopendir(folder);
@@ -68,8 +68,8 @@ dw_status dw__folder_make_above(char *path) {
 
 /* ---- appearing ----------------------------------------------------------------------------- */
 
-/* `path` with `suffix`, in the folder that holds it: without slashes at its end, and through a symbolic link to
- * the folder that it names, so that the link survives. */
+/* Returns `path` with `suffix`, in the same parent folder. Drops slashes at the end and resolves a symbolic
+ * link, so that the link survives. */
 static dw_status beside(const char *path, const char *suffix, char **made) {
     char resolved[PATH_MAX];
     struct stat info;
@@ -93,7 +93,7 @@ static dw_status beside(const char *path, const char *suffix, char **made) {
 
 typedef enum lock_result { LOCKED, IN_USE, NO_LOCKS } lock_result;
 
-/* NO_LOCKS: the file system has none. IN_USE: another process holds the folder, or has just removed it. */
+/* NO_LOCKS: the file system has no locks. IN_USE: another process holds the folder, or has just removed it. */
 static lock_result lock_folder(const char *path, int *lock) {
     struct stat opened, named;
     int file = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -103,7 +103,7 @@ static lock_result lock_folder(const char *path, int *lock) {
         result = errno == EWOULDBLOCK ? IN_USE : NO_LOCKS;
     else if (fstat(file, &opened) != 0 || lstat(path, &named) != 0 ||
              opened.st_ino != named.st_ino || opened.st_dev != named.st_dev)
-        result = IN_USE; /* the name went to another folder before the lock was taken */
+        result = IN_USE; /* another folder got this name before the lock was taken */
     if (result == LOCKED)
         *lock = file;
     else
@@ -119,8 +119,8 @@ static bool is_temporary_suffix(const char *text) {
     return serial > 0 && strcmp(text + pid + 1 + serial, ".tmp") == 0;
 }
 
-/* The temporaries NAME.PID-SERIAL.tmp of `prefix`, which ends in "NAME.", that no process holds. A process number
- * alone would not do: another machine may write into the same folder. */
+/* Removes the temporaries NAME.PID-SERIAL.tmp that no process has locked. `prefix` ends in "NAME.". The
+ * process number alone does not show a live owner, because another machine may write to the same folder. */
 static void remove_unlocked(char *prefix) {
     char path[PATH_MAX];
     char *slash = strrchr(prefix, '/');
@@ -159,7 +159,7 @@ dw_status dw__folder_begin(const char *path, dw__folder_writer *writer) {
     if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
         return dw__fail_io("cannot replace by a folder", path, ENOTDIR);
     dw__folder_remove_stale(path);
-    /* Again where the name is taken, or another process took the new folder for a leftover before it was locked. */
+    /* Retry if the name is in use, or if another process removed the new folder as stale before it was locked. */
     for (int tries = 0; tries < MOST_TRIES; tries++) {
         snprintf(suffix, sizeof suffix, ".%ld-%u.tmp", (long)getpid(),
                  atomic_fetch_add(&serial, 1));
@@ -185,7 +185,7 @@ void dw__folder_end(dw__folder_writer *writer) {
     *writer = (dw__folder_writer){.lock = -1};
 }
 
-/* Where two names cannot be exchanged: the old folder steps aside first. */
+/* For file systems that cannot exchange two names: renames the old folder out of the way first. */
 static dw_status replace_in_steps(const char *temporary, const char *path) {
     char *aside = NULL;
     DW_RETURN_IF_FAILED(beside(path, ".old", &aside));
@@ -215,7 +215,7 @@ static dw_status put_in_place(const char *temporary, const char *path) {
             status = dw__folder_sync_of(target);
     } else if (renameat2(AT_FDCWD, temporary, AT_FDCWD, target, RENAME_EXCHANGE) == 0) {
         status = dw__folder_sync_of(target);
-        if (status == DW_OK) status = dw__folder_remove(temporary); /* which is the old one now */
+        if (status == DW_OK) status = dw__folder_remove(temporary); /* now the old folder */
     } else if (errno == EINVAL || errno == ENOSYS) {
         status = replace_in_steps(temporary, target);
     } else {

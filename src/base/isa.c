@@ -1,4 +1,4 @@
-/* Which instruction set the inner loops use on this machine. */
+/* Selects the instruction set of the inner loops on this machine. */
 #include "base/isa.h"
 #include "base/base.h"
 #include <stdatomic.h>
@@ -15,15 +15,15 @@ const char *dw__isa_name(dw__isa isa) {
 }
 
 #if defined(__x86_64__)
-/* Not every compiler's __builtin_cpu_supports knows this one. Its registers are AVX's. */
+/* Some compilers' __builtin_cpu_supports lacks F16C. It uses AVX's registers. */
 static bool has_f16c(void) {
     unsigned eax, ebx, ecx = 0, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 #endif
 
-/* The features that the build's flags for each set name, and the OS must save the registers:
- * __builtin_cpu_supports looks at both. */
+/* Checks the CPU features that the build's flags for each set name. The OS must save the registers too;
+ * __builtin_cpu_supports checks both. */
 static dw__isa detect(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();

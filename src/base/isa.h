@@ -1,18 +1,17 @@
-/* Inner loops that exist once per instruction set.
+/* Inner loops that are compiled once per instruction set.
  *
- * Every file in a folder called isa/ is compiled once for each (DW_ISA = avx512, avx2, baseline) and defines
- * one table, named with DW_ISA_NAME(x): `const dw__norm_loops DW_ISA_NAME(dw__norm_loops) = {...}`. The file
- * that uses it picks one at run time with DW_ISA_TABLE.
- */
+ * Every file in a folder called isa/ is compiled three times (DW_ISA = avx512, avx2, baseline) and defines
+ * one table named with DW_ISA_NAME(x): `const dw__norm_loops DW_ISA_NAME(dw__norm_loops) = {...}`. The file
+ * that uses the loops selects a table at run time with DW_ISA_TABLE. */
 #ifndef DW_ISA_H
 #define DW_ISA_H
 
 #include <stdbool.h>
 
 typedef enum dw__isa { DW_ISA_BASELINE, DW_ISA_AVX2, DW_ISA_AVX512, DW_ISA_COUNT } dw__isa;
-/* Best one this CPU has; DEEPWELL_ISA=baseline|avx2|avx512|amx lowers it (for tests). */
+/* The best set that this CPU supports. DEEPWELL_ISA=baseline|avx2|avx512|amx lowers it, for tests. */
 dw__isa dw__cpu_isa(void);
-/* False where DEEPWELL_ISA names a set below AMX; whether the CPU has AMX is another question (kernel/cpu/amx.h). */
+/* False if DEEPWELL_ISA names a set below AMX. kernel/cpu/amx.h checks whether the CPU has AMX. */
 bool dw__isa_allows_amx(void);
 const char *dw__isa_name(dw__isa isa);
 
@@ -21,8 +20,8 @@ const char *dw__isa_name(dw__isa isa);
 #ifdef DW_ISA
 #define DW_ISA_NAME(name) DW_ISA_CONCAT(name, DW_ISA)
 #endif
-/* In a strategy file: DW_ISA_TABLE(dw__norm_loops) declares the three and defines
- * `static const dw__norm_loops *dw__norm_loops_now(void)`. */
+/* In the file that uses the loops: DW_ISA_TABLE(dw__norm_loops) declares the three tables and defines `static
+ * const dw__norm_loops *dw__norm_loops_now(void)`. */
 #if defined(__x86_64__)
 #define DW_ISA_TABLE(type)                                                                         \
     extern const type type##_avx512, type##_avx2, type##_baseline;                                 \

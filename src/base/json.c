@@ -7,16 +7,16 @@
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* jansson (2.14) does not survive every failing allocation: where its buffer for the text of a token cannot
- * grow, it goes on with the shorter text and reads past its end. So while it parses there is a reserve, from
- * which what it asks for comes once memory is out, and its input ends at the next block: it then stops by
- * itself. What it made is thrown away before the reserve is. */
+/* jansson (2.14) does not survive every failed allocation: if its buffer for a token's text cannot grow, it
+ * continues with the shorter text and reads past its end. While it parses, a reserve therefore serves its
+ * requests once memory is exhausted, and its input ends at the next block, so that it stops by itself. The
+ * result is discarded before the reserve is freed. */
 enum { RESERVE_BYTES = 512 << 10, RESERVE_TOKENS = 6, RESERVE_ALIGNMENT = 16 };
 
 typedef struct reserve {
     char *bytes;
     size_t size, used;
-    bool needed; /* memory was out */
+    bool needed; /* memory was exhausted */
 } reserve;
 
 static _Thread_local reserve *current;
@@ -36,8 +36,8 @@ static void release(void *memory) {
     if (!current || at < from || at >= from + current->size) dw__free(memory);
 }
 
-/* The functions are the process's. A program that has set its own keeps them, and what was made with the
- * ones that jansson begins with, malloc and free, may be given to ours. */
+/* jansson's allocation functions belong to the whole process. If a program has set its own, they stay. Blocks
+ * from jansson's defaults (malloc and free) may be released with our functions. */
 static void use_our_memory(void) {
     json_malloc_t its_malloc;
     json_free_t its_free;
@@ -72,8 +72,8 @@ bool dw__json_is_plain(const char *text) {
     return true;
 }
 
-/* Depth and number of values, without building anything, and the length of the longest token. Text that is
- * no JSON is jansson's to refuse. */
+/* Checks depth, number of values and the length of the longest token without building anything. Text that is
+ * not JSON passes; jansson reports it. */
 static dw_status check_limits(const char *what, const char *text, size_t bytes,
                               dw__json_limits limits, size_t *longest) {
     int depth = 0;
@@ -82,7 +82,7 @@ static dw_status check_limits(const char *what, const char *text, size_t bytes,
     *longest = 0;
     for (size_t i = 0; i < bytes; i++) {
         char at = text[i];
-        /* What lies between two of these is one token or several: never less than the longest. */
+        /* The text between two of these characters is at least one token, so its length bounds the longest token. */
         token = !in_string && strchr(" \t\r\n[]{},:", at) ? 0 : token + 1;
         if (token > *longest) *longest = token;
         if (in_string) {
@@ -236,7 +236,7 @@ static dw_status write_real(double value, dw__text *out) {
         snprintf(text, sizeof text, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
-    char *comma = strchr(text, ','); /* where the program has set such a locale */
+    char *comma = strchr(text, ','); /* in locales with a decimal comma */
     if (comma) *comma = '.';
     bool is_real = strpbrk(text, ".e") != NULL;
     return dw__text_printf(out, is_real ? "%s" : "%s.0", text);
@@ -255,7 +255,7 @@ static dw_status write_array(const json_t *json, int indent, dw__text *out) {
 }
 
 static dw_status write_object(const json_t *json, int indent, dw__text *out) {
-    json_t *object = (json_t *)json; /* jansson's iterators do not take const; nothing is changed */
+    json_t *object = (json_t *)json; /* jansson's iterators are not const; nothing is modified */
     bool first = true;
     DW_RETURN_IF_FAILED(dw__text_append(out, "{", 1));
     for (void *at = json_object_iter(object); at; at = json_object_iter_next(object, at)) {

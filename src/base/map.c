@@ -1,5 +1,6 @@
-/* String to uint32 map: open addressing with linear probing, a power-of-two table that is at most
- * three quarters full. Hash: 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923). Nothing is removed. */
+/* Map from strings to uint32: open addressing with linear probing. The table's size is a power of two, and it
+ * is at most three quarters full. Hash: 64-bit FNV-1a (Fowler, Noll, Vo; RFC 9923). Entries are never
+ * removed. */
 #include "base/base.h"
 #include <string.h>
 
@@ -22,7 +23,7 @@ static uint64_t hash_of(const char *key) {
     return hash;
 }
 
-/* The slot that holds `key`, or the free one where it belongs. */
+/* Returns the slot that holds `key`, or the free slot where it belongs. */
 static slot *find(slot *slots, size_t slot_count, const char *key, uint64_t hash) {
     for (size_t at = hash & (slot_count - 1);; at = (at + 1) & (slot_count - 1)) {
         slot *here = &slots[at];

@@ -1,4 +1,4 @@
-/* Host memory, counted, and made to fail on request by tests. */
+/* Host memory: counted, and made to fail on request by tests. */
 #include "base/base.h"
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@ enum { TENSOR_ALIGNMENT = 64 }; /* a cache line, and the widest vector register 
 static _Atomic int64_t live;
 static _Atomic int64_t remaining = -1; /* allocations that may still succeed; negative: no limit */
 static _Atomic int64_t failures;
-static _Atomic bool only_one; /* fails, and lifts the limit */
+static _Atomic bool only_one; /* one allocation fails, which lifts the limit */
 
 static void limit(int64_t count, bool once) {
     atomic_store(&failures, 0);

@@ -1,16 +1,15 @@
 /* The thread pool.
  *
- * One 32-bit word carries the protocol, and is what idle workers sleep on (futex):
+ * One 32-bit word holds the protocol's state, and idle workers sleep on it (futex):
  *
  *     state:  [ generation, 22 bits | open, 1 bit | workers inside, 9 bits ]
  *
- * The caller writes the job's fields, then opens a new generation. A worker enters by adding one to
- * the word while it is open, takes indexes until they run out, and leaves by subtracting one. When
- * the caller runs out of indexes it closes the word and waits until nobody is inside: only then may
- * the job's fields change. So a worker that wakes too late finds the door closed and costs nothing,
- * and the caller never waits for a thread that the kernel has not scheduled. A worker that enters a
- * later generation than the one it saw is right all the same: it reads the fields after entering.
- */
+ * The caller writes the job's fields, then opens a new generation. A worker enters by adding one to the word
+ * while it is open, takes indexes until they run out, and leaves by subtracting one. When the indexes have
+ * run out, the caller closes the word and waits until no worker is inside; only then may the job's fields
+ * change. A worker that wakes too late finds the word closed and does nothing, and the caller never waits for
+ * a thread that the kernel has not scheduled. A worker may enter a later generation than the one that it saw:
+ * it reads the fields only after it has entered. */
 #include "base/pool.h"
 #include <errno.h>
 #include <limits.h>
@@ -39,22 +38,22 @@ static const double SPIN_SECONDS = 50e-6;
 static struct {
     pthread_mutex_t turn; /* held by the caller whose loop is running; guards the plain fields */
 
-    /* Job: written by the caller while nobody is inside, read by workers inside. */
+    /* Job fields: the caller writes them while no worker is inside; workers inside read them. */
     dw__task task;
     void *context;
     int64_t count;
-    int helpers; /* workers numbered up to this may take part */
+    int helpers; /* workers with numbers up to this may take part */
 
     int workers; /* started, besides the caller */
     pthread_t threads[DW_POOL_MAX_THREADS];
 
-    _Atomic int wanted; /* threads, caller included; 0: not decided yet */
+    _Atomic int wanted; /* threads including the caller; 0: not decided yet */
     _Atomic bool stop;
-    _Atomic bool spin; /* no more threads than CPUs; workers may run while more are started */
-    _Atomic uint32_t sleepers;  /* workers asleep, or about to be, on `state` */
-    _Atomic bool caller_sleeps; /* on `emptied` */
+    _Atomic bool spin;          /* no more threads than CPUs; may change while workers run */
+    _Atomic uint32_t sleepers;  /* workers that sleep, or are about to sleep, on `state` */
+    _Atomic bool caller_sleeps; /* the caller sleeps on `emptied` */
 
-    /* The contended words, a cache line each. */
+    /* The contended words have a cache line each. */
     _Alignas(CACHE_LINE) _Atomic uint32_t state;
     _Alignas(CACHE_LINE) _Atomic int64_t next;
     _Alignas(CACHE_LINE) _Atomic uint32_t emptied; /* times that the last worker left */
@@ -62,7 +61,7 @@ static struct {
 
 static _Thread_local bool inside_task;
 static _Thread_local int own_worker;
-static _Thread_local int limit; /* of threads, for the loops of this caller; 0: none */
+static _Thread_local int limit; /* most threads for the loops of this caller; 0: no limit */
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
@@ -82,7 +81,7 @@ static void pause_briefly(void) {
 #endif
 }
 
-/* Spin until (state & mask) differs from `value`; false when it took too long. */
+/* Spins until (state & mask) differs from `value`. Returns false on timeout. */
 static bool spin_while(uint32_t mask, uint32_t value) {
     enum { LOOKS_PER_CLOCK = 16 };
     if (!atomic_load_explicit(&pool.spin, memory_order_relaxed))
@@ -108,7 +107,7 @@ static void take_indexes(int worker) {
     }
 }
 
-/* True once inside an open generation; `seen` is the state that was refused otherwise. */
+/* Returns true once inside an open generation. Otherwise `seen` is the state that was closed. */
 static bool enter(uint32_t *seen) {
     uint32_t state = atomic_load(&pool.state);
     while (state & OPEN) {
@@ -128,12 +127,12 @@ static void leave(void) {
     if (atomic_load(&pool.caller_sleeps)) wake(&pool.emptied, 1);
 }
 
-/* Returns when the generation differs from that of `seen`, or spuriously. */
+/* Returns when the generation differs from the one in `seen`, or spuriously. */
 static void await_generation(uint32_t seen) {
     const uint32_t generation_mask = ~(uint32_t)(GENERATION - 1);
     if (spin_while(generation_mask, seen & generation_mask)) return;
-    /* Counted before the last look, and the caller looks at the count after publishing: one of the
-     * two sees the other, so no wake-up is lost. */
+    /* The worker counts itself before its last look at the state, and the caller reads the count after
+     * publishing. One of the two sees the other, so no wake-up is lost. */
     atomic_fetch_add(&pool.sleepers, 1);
     uint32_t state = atomic_load(&pool.state);
     if ((state & generation_mask) == (seen & generation_mask)) sleep_while(&pool.state, state);
@@ -159,7 +158,7 @@ static void *work(void *argument) {
 static int usable_cpus(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more CPUs than a cpu_set_t holds */
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* a cpu_set_t cannot hold so many CPUs */
     return online > 0 ? (int)(online < INT_MAX ? online : INT_MAX) : 1;
 }
 
@@ -176,7 +175,7 @@ static int default_threads(void) {
     return cpus;
 }
 
-/* A forked child has the calling thread only, and the other fields as they happened to be. */
+/* A forked child has only the calling thread, and the other fields are in an arbitrary state. */
 static void forget_workers(void) {
     pthread_mutex_init(&pool.turn, NULL);
     pool.workers = 0;
@@ -193,25 +192,25 @@ static void start_workers(int threads) {
     pthread_once(&once, watch_forks);
     atomic_store(&pool.spin, threads <= usable_cpus());
 
-    /* Signals belong to the program's own threads. */
+    /* Workers block all signals: they belong to the program's own threads. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.workers < threads - 1) {
         int worker = pool.workers + 1;
-        int error = EAGAIN; /* what a system without memory for a stack says */
+        int error = EAGAIN; /* the error of a system that has no memory for a stack */
         if (dw__memory_allowed())
             error =
                 pthread_create(&pool.threads[pool.workers], NULL, work, (void *)(intptr_t)worker);
         if (error != 0) {
-            /* Fewer threads give the same results, later. */
+            /* With fewer threads the results are the same, but slower. */
             char reason[128];
             dw__log(DW_LOG_WARNING, "thread %d of %d did not start: %s; continuing with %d", worker,
                     threads, strerror_r(error, reason, sizeof reason), worker);
             atomic_store(&pool.wanted, worker);
             break;
         }
-        char name[32]; /* the kernel takes 15 letters, which 256 workers do not exceed */
+        char name[32]; /* the kernel allows 15 letters, enough for 256 workers */
         snprintf(name, sizeof name, "deepwell-%d", worker);
         pthread_setname_np(pool.threads[pool.workers], name);
         pool.workers++;
@@ -242,10 +241,10 @@ static void open_generation(int64_t count, int helpers, dw__task task, void *con
     pool.count = count;
     pool.helpers = helpers;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
-    /* Closed and empty: nobody else changes the word now. */
+    /* The word is closed and nobody is inside, so no other thread changes it now. */
     atomic_store(&pool.state, (atomic_load(&pool.state) + GENERATION) | OPEN);
     if (atomic_load(&pool.sleepers) > 0) {
-        /* Where some may not help, all are woken, so that those who may are among them. */
+        /* If only some workers may help, all are woken, so that the helpers are among them. */
         int64_t sleepers = pool.workers;
         if (helpers >= pool.workers && count - 1 < sleepers) sleepers = count - 1;
         wake(&pool.state, (int)sleepers);
@@ -275,7 +274,7 @@ void dw__pool_run(int64_t count, dw__task task, void *context) {
         run_serially(count, task, context);
         return;
     }
-    /* Serial loops take their turn too: worker 0's scratch belongs to one caller at a time. */
+    /* Serial loops wait for their turn too: worker 0's scratch belongs to one caller at a time. */
     pthread_mutex_lock(&pool.turn);
     inside_task = true;
     int threads = decide_threads();

@@ -1,8 +1,7 @@
-/* Folders whose files are trusted: nobody but the user of this process can write them.
+/* Folders of trusted files: only the user of this process can write them.
  *
- * Everything goes through the descriptor of the folder, so that what has been checked is what is used, whatever becomes
- * of its name. Files are regular, the user's own, and never reached through a symbolic link.
- */
+ * All accesses go through the folder's descriptor, so that the checked folder is the one that is used, even
+ * if its name changes. Files are regular, owned by the user, and never reached through a symbolic link. */
 #include "base/base.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +20,7 @@ static dw_status fail_at(const dw__private *folder, const char *name, const char
     return dw__fail_io(action, path, error);
 }
 
-/* DW_IO: somebody else can write what `file` is. */
+/* Returns DW_IO if another user can write to `file`. */
 static dw_status check_owner(int file, const char *path) {
     struct stat info;
     if (fstat(file, &info) != 0) return dw__fail_io("cannot read", path, errno);
@@ -42,7 +41,8 @@ static dw_status check_owner(int file, const char *path) {
 
 /* ---- folders ------------------------------------------------------------------------------- */
 
-/* Opens the folder `name` in `parent`, made if need be, and checks it. `path` is for messages. */
+/* Opens the folder `name` in `parent` and checks it. Makes it first if it is missing and `create` is set.
+ * `path` is for messages. */
 static dw_status enter(int parent, const char *name, int flags, const char *path, bool create,
                        int *folder) {
     if (create && mkdirat(parent, name, 0700) != 0 && errno != EEXIST)
@@ -91,13 +91,13 @@ dw_status dw__private_read(const dw__private *folder, const char *name, size_t m
     char path[PATH_MAX + NAME_MAX + 2];
     struct stat info;
     snprintf(path, sizeof path, "%s/%s", folder->path, name);
-    /* O_NONBLOCK: a pipe would wait for its writer. */
+    /* O_NONBLOCK, because opening a pipe would block until it has a writer. */
     int file = openat(folder->file, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (file < 0 && errno == ENOENT) return dw__fail(DW_NOT_FOUND, "\"%s\" does not exist", path);
     if (file < 0) return dw__fail_io("cannot open", path, errno);
     dw_status status = check_owner(file, path);
     if (status == DW_OK && (fstat(file, &info) != 0 || !S_ISREG(info.st_mode)))
-        status = dw__fail(DW_IO, "\"%s\" is no regular file; remove it", path);
+        status = dw__fail(DW_IO, "\"%s\" is not a regular file; remove it", path);
     if (status == DW_OK) status = dw__read_all(file, path, most, bytes, count);
     close(file);
     return status;

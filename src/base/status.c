@@ -1,5 +1,5 @@
-/* The calling thread's last failure: one fixed buffer per thread, so that reporting a failure
- * (out of memory above all) never needs memory itself. */
+/* The calling thread's last failure. Each thread has one fixed buffer, so reporting a failure (out of memory
+ * above all) needs no memory. */
 #include "base/base.h"
 #include "deepwell/version.h"
 #include <stdio.h>
@@ -10,7 +10,7 @@ enum { MESSAGE_BYTES = 2048 };
 static _Thread_local char last_message[MESSAGE_BYTES];
 
 dw_status(dw__fail)(dw_status status, const char *format, ...) {
-    /* The arguments may point into the old message, so the new one is built beside it. */
+    /* The arguments may point into the old message, so the new one is built in a separate buffer. */
     char message[MESSAGE_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -67,7 +67,7 @@ const char *dw_status_text(dw_status status) {
         DW_STATUS_MAP(TEXT)
 #undef TEXT
     }
-    return "not a status of Deepwell";
+    return "unknown status";
 }
 
 const char *dw_version(void) { return DW_VERSION; }

@@ -1,4 +1,4 @@
-/* Transposition of 4 x 4 floats in registers: what packing and tiles of attention are built from. */
+/* Transposes 4 x 4 floats in registers, for packing and for attention tiles. */
 #ifndef DW_TRANSPOSE_H
 #define DW_TRANSPOSE_H
 

@@ -1,10 +1,10 @@
 /* Vectors of F32 and 32-bit integers, as wide as the instruction set that this translation unit is compiled
- * for: what files in folders called isa/ are written in (base/isa.h).
+ * for. Files in folders called isa/ use them (base/isa.h).
  *
- *   vf  DW_LANES floats    vi  as many int32    vu  as many uint32    vm  one truth value a lane
+ *   vf  DW_LANES floats    vi  as many int32    vu  as many uint32    vm  one truth value per lane
  *
- * The baseline is written in GCC's portable vector extensions. AVX2 and AVX-512 replace the few functions for
- * which an instruction does better. Arithmetic on vf is plain C. */
+ * The baseline uses GCC's portable vector extensions. AVX2 and AVX-512 replace the few functions for which
+ * one instruction is better. Arithmetic on vf is plain C. */
 #ifndef DW_VECTOR_H
 #define DW_VECTOR_H
 
@@ -47,7 +47,7 @@ static inline vf v_load(const float *p) {
 }
 static inline void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
 
-/* The first `count` < DW_LANES lanes; the others load as 0 and are not touched in memory. */
+/* Loads the first `count` < DW_LANES lanes. The other lanes are 0, and their memory is not read. */
 static inline vf v_load_part(const float *p, int64_t count) {
 #if DW_VECTOR_AVX512
     return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p);
@@ -94,7 +94,7 @@ DW_V_COMPARE(v_gt, >, _CMP_GT_OQ)
 DW_V_COMPARE(v_ge, >=, _CMP_GE_OQ)
 #undef DW_V_COMPARE
 
-/* x where m, else y */
+/* x in lanes where m is true, else y. */
 static inline vf v_select(vm m, vf x, vf y) {
 #if DW_VECTOR_AVX512
     return (vf)_mm512_mask_blend_ps(m, (__m512)y, (__m512)x);
@@ -117,7 +117,7 @@ static inline int v_any(vm m) {
 #endif
 }
 
-/* Bytes of 0 and 1, one per lane. */
+/* Stores bytes of 0 and 1, one per lane. */
 static inline void v_store_mask(uint8_t *p, vm m) {
 #if DW_VECTOR_AVX512
     _mm_storeu_si128((__m128i *)p, _mm_maskz_set1_epi8(m, 1));
@@ -142,10 +142,10 @@ static inline vm v_load_mask(const uint8_t *p) {
 /* ---- elementary ------------------------------------------------------------------------------ */
 
 static inline vf v_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
-/* y, made negative where x is (-0 included). */
+/* y with its sign bit set in lanes where x is negative (-0 included). */
 static inline vf v_with_sign(vf y, vf x) { return (vf)((vu)y | ((vu)x & 0x80000000u)); }
 
-/* b when either is NaN: the rule of the x86 instructions, kept by the portable form. */
+/* Returns b if either is NaN: the rule of the x86 instructions, which the portable form keeps. */
 static inline vf v_max(vf a, vf b) {
 #if DW_VECTOR_AVX512
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -164,7 +164,7 @@ static inline vf v_min(vf a, vf b) {
     return v_select(v_lt(a, b), a, b);
 #endif
 }
-/* NaN when either is. */
+/* Returns NaN if either is NaN. */
 static inline vf v_max_nan(vf a, vf b) { return v_select(v_ne(a, a), a, v_max(a, b)); }
 static inline vf v_min_nan(vf a, vf b) { return v_select(v_ne(a, a), a, v_min(a, b)); }
 

@@ -1,8 +1,7 @@
-/* Reading safetensors: one file, or shards with an index.
+/* Reads safetensors: one file, or shards with an index.
  *
- * The header is believed only after it has been checked as a whole: every entry on its own, then that all
- * entries together cover the data exactly, without overlap and without a hole.
- */
+ * The reader uses a header only after it has checked all of it: every entry by itself, then that all entries
+ * together cover the data exactly, without overlap or gap. */
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include <errno.h>
@@ -14,7 +13,7 @@
 #include <unistd.h>
 
 enum { INDEX_MOST = 100000000, FILE_NAME_MOST = 255 };
-/* {"name": {"shape": [..]}} is three deep. 2^22 values are half a million tensors. */
+/* {"name": {"shape": [..]}} has depth three. 2^22 values allow half a million tensors. */
 static const dw__json_limits header_limits = {4, 1 << 22};
 
 typedef struct shard {
@@ -25,7 +24,7 @@ typedef struct shard {
 
 typedef struct entry {
     dw_stored_tensor tensor;
-    uint64_t begin, end; /* in the shard's data */
+    uint64_t begin, end; /* offsets in the shard's data */
     uint32_t shard;
 } entry;
 
@@ -34,7 +33,7 @@ typedef struct pair {
 } pair;
 
 struct dw_safetensors {
-    dw__arena *arena; /* names, shapes, paths */
+    dw__arena *arena; /* memory of names, shapes and paths */
     struct {
         shard *items;
         size_t count, capacity;
@@ -154,7 +153,7 @@ static int by_begin(const void *a, const void *b) {
     return strcmp(x->tensor.name, y->tensor.name);
 }
 
-/* Sorted by place, the shard's entries follow one upon another from the first byte to the last. */
+/* Checks that the shard's entries, sorted by offset, follow each other from the first byte to the last. */
 static dw_status check_cover(const shard *from, entry *entries, size_t count) {
     uint64_t at = 0;
     if (count > 0) qsort(entries, count, sizeof *entries, by_begin);
@@ -312,7 +311,8 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The distinct file names of a weight_map, sorted, into *names (dw__free); they are the JSON's. */
+/* Lists the distinct file names of a weight_map, sorted, in *names (release with dw__free). The JSON owns the
+ * strings. */
 static dw_status list_files(json_t *weight_map, const char ***names, size_t *count) {
     size_t all = 0, kept = 0;
     const char *tensor, **list = dw__malloc((json_object_size(weight_map) + 1) * sizeof *list);
@@ -349,7 +349,7 @@ static const char *last_part(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* The index and the shards say the same of every tensor. */
+/* Checks that the index and the shards agree on every tensor. */
 static dw_status compare_with_shards(const dw_safetensors *file, json_t *weight_map) {
     const char *name;
     json_t *value;
@@ -418,7 +418,7 @@ static bool ends_with(const char *text, const char *end) {
     return length >= last && strcmp(text + length - last, end) == 0;
 }
 
-/* What of a folder is to be opened. */
+/* Chooses the file of a folder to open: the index or the single file. */
 static dw_status choose_in_folder(const char *folder, char path[PATH_MAX]) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     struct stat info;

@@ -1,4 +1,4 @@
-/* Writing safetensors: the header first, which fixes every place, then the data as they come. */
+/* Writes safetensors: first the header, which fixes all offsets, then the data as they arrive. */
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "number/half.h"
@@ -8,16 +8,16 @@
 struct dw_safetensors_writer {
     dw__file_writer *file;
     uint64_t expected, written; /* bytes of data */
-    uint32_t count, current;    /* tensors; the one that comes next or is under way */
+    uint32_t count, current;    /* tensors; the tensor being written or next to write */
     struct {
         dw_stored_dtype dtype;
-        uint64_t end; /* of its data */
+        uint64_t end; /* end of its data */
     } * tensors;
 };
 
 /* ---- header -------------------------------------------------------------------------------- */
 
-/* Names were checked to have no control characters. */
+/* Names have no control characters; they were checked. */
 static dw_status write_string(dw__text *out, const char *text) {
     DW_RETURN_IF_FAILED(dw__text_append(out, "\"", 1));
     for (; *text; text++) {
@@ -74,7 +74,7 @@ static dw_status write_metadata(dw__text *out, uint32_t count, const char *const
     return dw__text_append(out, "}", 1);
 }
 
-/* The tensor's entry; its data begin where `writer` expects the next ones, and the end moves on. */
+/* Writes the tensor's entry. Its data begin at the writer's current end, which then moves past them. */
 static dw_status write_entry(dw__text *out, dw_safetensors_writer *writer,
                              const dw_stored_tensor *tensor) {
     int64_t count;
@@ -99,7 +99,7 @@ static dw_status write_header(dw_safetensors_writer *writer, const dw_stored_ten
                               uint32_t metadata_count, const char *const *metadata) {
     dw_status status = DW_OK;
     dw__text text = {0};
-    static const uint64_t room; /* for the length */
+    static const uint64_t room; /* zeros where the header's length will be */
     DW_TRY(dw__text_append(&text, (const char *)&room, sizeof room));
     DW_TRY(write_metadata(&text, metadata_count, metadata));
     for (uint32_t i = 0; i < writer->count; i++) {

@@ -1,4 +1,4 @@
-/* Loads libcuda.so.1 once, and says what is wrong in one line where that cannot be done. */
+/* Loads libcuda.so.1 once. If that fails, reports the cause in one line. */
 #include "device/cuda_driver.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -8,7 +8,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static dw__cuda loaded;
 static dw_status outcome;
-static char failure[1024]; /* of the first attempt, told to every later caller on its own thread */
+static char failure[1024]; /* message of the first attempt, for every later caller */
 
 static dw_status load_functions(void *library) {
 #define LOAD(member, name, parameters)                                                             \
@@ -23,7 +23,7 @@ static dw_status load_functions(void *library) {
     return DW_OK;
 }
 
-/* Before the functions that only later drivers have. */
+/* Checks the version before looking up functions that only later drivers have. */
 static dw_status check_version(void *library) {
     int (*version_of)(int *) = NULL;
     *(void **)&version_of = dlsym(library, "cuDriverGetVersion");
@@ -32,7 +32,7 @@ static dw_status check_version(void *library) {
                                         "the NVIDIA driver (525 or later)");
     if (loaded.version < DW_CUDA_OLDEST_DRIVER)
         return dw__fail(DW_UNSUPPORTED,
-                        "the NVIDIA driver is too old: it serves CUDA %d.%d, Deepwell needs CUDA "
+                        "the NVIDIA driver is too old: it supports CUDA %d.%d, Deepwell needs CUDA "
                         "%d.0 (driver 525) or later; update the driver",
                         loaded.version / 1000, loaded.version % 1000 / 10,
                         DW_CUDA_OLDEST_DRIVER / 1000);
@@ -48,7 +48,7 @@ static dw_status load(void) {
                         "later to use a GPU, or use the device \"cpu\"",
                         reason ? reason : "libcuda.so.1 cannot be loaded");
     }
-    /* Never closed: a driver does not survive that. */
+    /* The library is never closed, because a driver does not survive that. */
     DW_RETURN_IF_FAILED(check_version(library));
     DW_RETURN_IF_FAILED(load_functions(library));
     int result = loaded.init(0);

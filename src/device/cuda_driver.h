@@ -1,16 +1,15 @@
-/* NVIDIA's driver, loaded when it is first asked for: libcuda.so.1 comes with the driver, never with Deepwell.
+/* NVIDIA's driver, loaded on first use: libcuda.so.1 comes with the driver, never with Deepwell.
  *
- * The prototypes below are those of the driver API that we call, written down here, so that no toolkit is needed to
- * build. Handles (contexts, streams, events, modules, functions) are pointers, device addresses are 64-bit numbers,
- * enumerations are ints. Names with a version suffix (_v2) are the binary interface since CUDA 4; the plain names
- * in the library are older ones.
- */
+ * The prototypes below are the driver API functions that we call, declared here so that no toolkit is needed
+ * to build. Handles (contexts, streams, events, modules, functions) are pointers, device addresses are 64-bit
+ * numbers, and enumerations are ints. Names with a version suffix (_v2) are the binary interface since CUDA
+ * 4; the library's plain names are older versions. */
 #ifndef DW_CUDA_DRIVER_H
 #define DW_CUDA_DRIVER_H
 
 #include "base/base.h"
 
-/* cuTensorMapEncodeTiled and thread block clusters came with 12.0. */
+/* cuTensorMapEncodeTiled and thread block clusters require 12.0. */
 #define DW_CUDA_OLDEST_DRIVER 12000
 
 typedef uint64_t dw__cu_address;
@@ -54,7 +53,7 @@ enum { /* CUdevice_attribute */
 enum {
     DW_CU_FUNCTION_DYNAMIC_SHARED_BYTES = 8
 };     /* CUfunction_attribute: largest dynamic shared memory */
-enum { /* CUresult, those that are told apart */
+enum { /* CUresult: the ones that we distinguish */
        DW_CU_OUT_OF_MEMORY = 2,
        DW_CU_NOT_INITIALIZED = 3,
        DW_CU_STUB_LIBRARY = 34,
@@ -130,11 +129,12 @@ typedef struct dw__cuda {
     int devices; /* at least 1 */
 } dw__cuda;
 
-/* The driver, initialised, with at least one device; the same answer, or the same failure, for the life of the
- * process, as the driver itself has it. DW_UNSUPPORTED: there is no driver, it is too old, there is no GPU. */
+/* Returns the initialised driver with at least one device. The result, or the failure, is the same for the
+ * life of the process, as in the driver itself. DW_UNSUPPORTED: there is no driver, it is too old, or there
+ * is no GPU. */
 dw_status dw__cuda_driver(const dw__cuda **driver);
 
-/* The message: what the arguments say, the driver's name and text for `result`, the next step where we know one. */
+/* The message has the arguments' text, the driver's name and text for `result`, and the next step if one is known. */
 dw_status dw__cuda_fail(int result, const char *format, ...) DW_PRINTF(2, 3);
 #define dw__cuda_fail(...) dw__not_ok((dw__cuda_fail)(__VA_ARGS__))
 

@@ -1,4 +1,4 @@
-/* The devices that exist, and the public calls through their tables. */
+/* The list of devices, and the public calls through their tables. */
 #include "device/device.h"
 #include <stdatomic.h>
 #include <string.h>
@@ -71,7 +71,7 @@ dw_status dw_device_copy(const dw_device *device, void *to, const void *from, si
     return bytes > 0 ? device->copy(to, from, bytes) : DW_OK;
 }
 
-/* The CPU's memory is the host's. */
+/* The CPU's memory is host memory. */
 dw_status dw_device_copy_in(const dw_device *device, void *to, const void *host, size_t bytes) {
     if (!device->copy_in || bytes == 0) return dw_device_copy(device, to, host, bytes);
     DW_RETURN_IF_FAILED(device->copy_in(to, host, bytes, NULL));

@@ -1,5 +1,5 @@
-/* The table of functions that a device is. New members go to the end, optional ones may be NULL and are
- * marked; `version` says how many there are. */
+/* The table of functions that defines a device. New members are appended; optional members are marked and may
+ * be NULL. `version` says which members exist. */
 #ifndef DW_DEVICE_H
 #define DW_DEVICE_H
 
@@ -8,27 +8,27 @@
 
 #define DW_DEVICE_VERSION 2
 
-/* What does not change while a context lives. One entry for each context that was ever current when we were called,
- * found without a lock; valid until the process ends. `index` is below DW__CONTEXTS: tables of what is loaded per
- * context (modules, functions) use it. */
+/* Constant properties of a context. There is one entry for each context that was current during one of our
+ * calls. It is found without a lock and is valid until the process ends. `index` is below DW__CONTEXTS:
+ * tables of loaded objects per context (modules, functions) use it. */
 #define DW__CONTEXTS 32
 typedef struct dw__context {
     int index;
-    uint64_t id;    /* of the driver, never used again for another context */
-    int ordinal;    /* of the device */
+    uint64_t id;    /* from the driver; never reused for another context */
+    int ordinal;    /* ordinal of the device */
     char name[128]; /* "NVIDIA H200" */
     int capability; /* 90 for compute capability 9.0 */
     int sm_count, clock_khz;
     int memory_clock_khz, memory_bus_bits, l2_bytes;
-    int shared_bytes; /* dynamic shared memory that a block may ask for */
+    int shared_bytes; /* most dynamic shared memory of a block */
     size_t memory_bytes;
     int driver_version;             /* 13000 */
-    const struct dw_device *device; /* whose context this is */
-    bool ptx_only;                  /* takes modules as PTX, no machine code */
+    const struct dw_device *device; /* the device of the context */
+    bool ptx_only;                  /* supports modules as PTX, not machine code */
 } dw__context;
 
 typedef struct dw__launch {
-    const char *name; /* of the kernel, for messages */
+    const char *name; /* name of the kernel, for messages */
     void *function;
     unsigned grid[3], block[3];
     unsigned cluster[3]; /* cluster[0] = 0: no cluster */
@@ -36,10 +36,10 @@ typedef struct dw__launch {
     bool
         dependent; /* may begin before the kernel ahead of it in the stream ends (programmatic dependent launch) */
     void *stream;
-    void **arguments; /* addresses of the kernel's parameters */
+    void **arguments; /* addresses of the kernel's arguments */
 } dw__launch;
 
-/* What tensor memory access reads: a box of a strided tensor. The 128 bytes are the hardware's. */
+/* The tensor that TMA reads: a box of a strided tensor. The hardware defines the 128 bytes. */
 typedef struct dw__tensor_map {
     _Alignas(64) unsigned char bytes[128];
 } dw__tensor_map;
@@ -71,9 +71,9 @@ struct dw_device {
     dw_status (*copy)(void *to, const void *from, size_t bytes);
     dw_status (*fill)(void *memory, int byte, size_t bytes);
 
-    /* Version 2. Of devices that run kernels; NULL in others, all or none. They work in the calling thread's current
-     * context, or where it has none in the first device's, which they make current. */
-    dw_status (*open)(void); /* DW_UNSUPPORTED: there is no such device on this machine */
+    /* Since version 2. Set on devices that run kernels, otherwise all NULL. The functions work in the calling
+     * thread's current context. If it has none, they make the first device's context current. */
+    dw_status (*open)(void); /* DW_UNSUPPORTED if this machine has no such device */
     dw_status (*context)(const dw__context **context);
     dw_status (*copy_in)(void *to, const void *host, size_t bytes, void *stream);
     dw_status (*copy_out)(void *host, const void *from, size_t bytes,
@@ -91,11 +91,11 @@ struct dw_device {
     dw_status (*module_load)(const void *image, const char *name, void **module);
     void (*module_unload)(void *module);
     dw_status (*module_function)(void *module, const char *name, void **function);
-    /* So that the kernel may be launched with this much dynamic shared memory. */
+    /* Allows launches of the kernel with this much dynamic shared memory. */
     dw_status (*function_shared)(void *function, const char *name, unsigned bytes);
     dw_status (*launch)(const dw__launch *launch); /* allocates nothing */
     dw_status (*tensor_map)(const dw__tensor_map_shape *shape, dw__tensor_map *map);
-    /* Between these two the calling thread may allocate and load while some stream is being captured. */
+    /* Between these two calls the thread may allocate and load while a stream is being captured. */
     dw_status (*capture_relax)(int *before);
     void (*capture_restore)(int before);
 };

@@ -1,9 +1,8 @@
 /* The CPU as a device.
  *
- * Large blocks are mapped by themselves, so that they go back to the system when released, on a boundary
- * of huge pages and with the advice to use them: an arena is walked from end to end at every step, and
- * with 4 KB pages the first walk is a fault every 4 KB and every later one a miss in the TLB.
- */
+ * Large blocks are mapped separately, so that they return to the system when released. They are aligned for
+ * huge pages, with the advice to use them: every step walks an arena from end to end, and with 4 KB pages the
+ * first walk faults every 4 KB and every later one misses the TLB. */
 #include "device/device.h"
 #include <string.h>
 #include <sys/mman.h>
@@ -12,7 +11,7 @@
 
 static size_t mapped_bytes(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
-/* Maps a multiple of HUGE_PAGE on a boundary of HUGE_PAGE; NULL when there is no memory. */
+/* Maps a multiple of HUGE_PAGE, aligned to HUGE_PAGE. Returns NULL if memory is exhausted. */
 static void *map_aligned(size_t bytes) {
     if (!dw__memory_allowed()) return NULL;
     char *raw =
@@ -21,12 +20,12 @@ static void *map_aligned(size_t bytes) {
     size_t skip = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
     if (skip > 0) munmap(raw, skip);
     munmap(raw + skip + bytes, HUGE_PAGE - skip);
-    madvise(raw + skip, bytes, MADV_HUGEPAGE); /* advice: without it only speed differs */
+    madvise(raw + skip, bytes, MADV_HUGEPAGE); /* only advice: without it only speed differs */
     return raw + skip;
 }
 
 static dw_status cpu_allocate(size_t bytes, void **memory) {
-    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) /* cannot be rounded up */
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE) /* rounding up would overflow */
         *memory = NULL;
     else
         *memory = bytes >= HUGE_PAGE ? map_aligned(mapped_bytes(bytes)) : dw__malloc_aligned(bytes);

@@ -1,9 +1,8 @@
 /* NVIDIA GPUs as a device, through the driver API.
  *
- * The calling thread's current context is the caller's choice (PyTorch makes one current per device) and is left
- * alone. A thread that has none, as autograd's workers may, gets the primary context of the first device: the one
- * that the CUDA runtime and PyTorch share.
- */
+ * The caller chooses the calling thread's current context (PyTorch makes one current per device), and we do
+ * not change it. A thread without one, such as a worker of autograd, gets the first device's primary context,
+ * which the CUDA runtime and PyTorch share. */
 #include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
 #include "device/device.h"
@@ -15,10 +14,10 @@
 /* ---- contexts ------------------------------------------------------------------------------ */
 
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
-static dw__context contexts[DW__CONTEXTS]; /* below context_count: complete, never changed again */
+static dw__context contexts[DW__CONTEXTS]; /* entries below context_count never change */
 static _Atomic int context_count;
 
-/* The primary context is retained once per process and never released: it lives as long as the library. */
+/* The primary context is retained once per process and never released, so it lives as long as the library. */
 static dw_status make_primary_current(const dw__cuda *cuda, void **context) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static void *primary;
@@ -48,7 +47,7 @@ static dw_status enter_context(const dw__cuda **cuda, void **context) {
     return *context ? DW_OK : make_primary_current(*cuda, context);
 }
 
-/* The driver, with a context current. */
+/* Returns the driver and ensures that a context is current. */
 static dw_status enter(const dw__cuda **cuda) {
     void *context;
     return enter_context(cuda, &context);
@@ -74,7 +73,7 @@ static dw_status describe(const dw__cuda *cuda, dw__context *context) {
     if (result == 0) result = cuda->device_name(context->name, (int)sizeof context->name, device);
     if (result == 0) result = cuda->device_memory(&context->memory_bytes, device);
     if (result != 0) return dw__cuda_fail(result, "the attributes of GPU %d", device);
-    context->ordinal = device; /* the driver's handles of devices are their ordinals */
+    context->ordinal = device; /* the driver's device handles are their ordinals */
     context->capability = 10 * major + minor;
     context->driver_version = cuda->version;
     context->ptx_only =
@@ -92,14 +91,15 @@ static const dw__context *find_context(uint64_t id) {
 static dw_status add_context(const dw__cuda *cuda, uint64_t id, const dw__context **context) {
     dw_status status = DW_OK;
     pthread_mutex_lock(&contexts_lock);
-    *context = find_context(id); /* by another thread, meanwhile */
+    *context = find_context(id); /* another thread has added it meanwhile */
     int count = atomic_load_explicit(&context_count, memory_order_relaxed);
     if (*context) goto cleanup;
     if (count == DW__CONTEXTS)
-        DW_TRY(dw__fail(DW_UNSUPPORTED,
-                        "this process has used %d CUDA contexts, the most that are served; use the "
-                        "devices' primary contexts instead of creating new ones",
-                        DW__CONTEXTS));
+        DW_TRY(
+            dw__fail(DW_UNSUPPORTED,
+                     "this process has used %d CUDA contexts, the most that are supported; use the "
+                     "devices' primary contexts instead of creating new ones",
+                     DW__CONTEXTS));
     dw__context *made = &contexts[count];
     memset(made, 0, sizeof *made);
     DW_TRY(describe(cuda, made));
@@ -299,7 +299,7 @@ static dw_status cuda_launch(const dw__launch *launch) {
         attribute->id = DW_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION;
         attribute->value.flag = 1;
     }
-    /* Without asking for the current context first, which a caller has done by now: this is the hot path. */
+    /* This is the hot path, so it does not check for a current context; callers have made one current. */
     DW_RETURN_IF_FAILED(dw__cuda_driver(&cuda));
     int result = cuda->launch(&config, launch->function, launch->arguments, NULL);
     if (result == DW_CU_INVALID_CONTEXT) {
@@ -336,11 +336,11 @@ static dw_status encode_map(const dw__tensor_map_shape *shape, dw__tensor_map *m
     return result == 0 ? DW_OK : dw__cuda_fail(result, "cuTensorMapEncodeTiled");
 }
 
-/* A map is a function of its shape alone, and the steps of a training run come back to the same addresses: the last
- * ones of each thread are kept, at less than the driver's price for making them. */
+/* A map depends only on its shape, and the steps of a training run use the same addresses again. Each thread
+ * keeps its most recent maps, which is cheaper than having the driver encode them again. */
 enum { KEPT_MAPS = 64 };
 typedef struct kept_map {
-    dw__tensor_map_shape shape; /* rank 0: none */
+    dw__tensor_map_shape shape; /* rank 0: empty entry */
     dw__tensor_map map;
 } kept_map;
 static _Thread_local kept_map kept_maps[KEPT_MAPS];

@@ -1,7 +1,6 @@
-/* Emulated GPUs as devices: "emulator:sm_90a" and its like. One emulator of each architecture for the life of
- * the process, made when it is first asked for. Work is done when it is called for, so that streams and events
- * have nothing to wait for; whatever the checker finds makes the launch fail.
- */
+/* Emulated GPUs as devices, such as "emulator:sm_90a". There is one emulator per architecture, created on
+ * first use and kept for the life of the process. Work runs when it is submitted, so streams and events never
+ * wait. A finding of the checker makes the launch fail. */
 #include "deepwell/emulator.h"
 #include "device/device.h"
 #include <pthread.h>
@@ -24,7 +23,7 @@ static void start(emulated *e, int index, const dw_device *device) {
     e->status = dw_emulator_create(e->architecture, NULL, &e->emulator);
     if (e->status != DW_OK) snprintf(e->message, sizeof e->message, "%s", dw_last_error());
     sscanf(e->architecture, "sm_%d", &capability);
-    /* Behind those of drivers' contexts, which are numbered from 0. */
+    /* These indexes are taken from the end; contexts of drivers are numbered from 0. */
     e->context = (dw__context){.index = DW__CONTEXTS - 1 - index,
                                .id = UINT64_MAX - (uint64_t)index,
                                .ordinal = index,
@@ -95,7 +94,8 @@ typedef struct module {
 
 static dw_status load(emulated *e, const void *image, const char *name, void **made) {
     if (memcmp(image, "\177ELF", 4) == 0)
-        return dw__fail(DW_UNSUPPORTED, "%s is machine code: an emulated device takes PTX", name);
+        return dw__fail(DW_UNSUPPORTED, "%s is machine code: an emulated device supports PTX",
+                        name);
     module *m = dw__calloc(1, sizeof *m);
     if (!m) return dw__fail_memory("a module", sizeof *m);
     dw_status status = dw_emulator_load(e->emulator, image, strlen(image), name, &m->module);
@@ -131,7 +131,7 @@ static dw_status set_shared(void *of, const char *name, unsigned bytes) {
     const function *f = of;
     const unsigned most = (unsigned)f->of->context.shared_bytes;
     if (bytes <= most) return DW_OK;
-    return dw__fail(DW_UNSUPPORTED, "kernel %s wants %u bytes of shared memory: %s has %u", name,
+    return dw__fail(DW_UNSUPPORTED, "kernel %s needs %u bytes of shared memory: %s has %u", name,
                     bytes, f->of->context.name, most);
 }
 

@@ -1,4 +1,4 @@
-/* A model's configuration as the layer knows it: every field that its function depends on, checked. */
+/* A model's configuration inside this layer: every field that the model's function depends on, checked. */
 #ifndef DW_MODEL_H
 #define DW_MODEL_H
 
@@ -27,15 +27,15 @@ typedef enum dw__rope_type { DW__ROPE_DEFAULT, DW__ROPE_LINEAR, DW__ROPE_LLAMA3 
 
 typedef struct dw__rope {
     dw__rope_type type;
-    double theta, factor;                 /* factor: linear, llama3 */
-    double low_frequency, high_frequency; /* llama3 */
-    double original_positions;            /* llama3 */
+    double theta, factor;                 /* factor: for linear and llama3 */
+    double low_frequency, high_frequency; /* for llama3 */
+    double original_positions;            /* for llama3 */
 } dw__rope;
 
-/* How a parameter is initialised. */
+/* Initialisation of a parameter. */
 typedef enum dw__initial {
-    DW__INITIAL_NORMAL, /* normal(0, initializer_range) */
-    DW__INITIAL_RESIDUAL, /* the same / sqrt(2 layers): GPT-2's projections into the residual stream */
+    DW__INITIAL_NORMAL,   /* normal(0, initializer_range) */
+    DW__INITIAL_RESIDUAL, /* the same / sqrt(2 layers): GPT-2's projections into the residual */
     DW__INITIAL_ZEROS,
     DW__INITIAL_ONES
 } dw__initial;
@@ -48,17 +48,17 @@ typedef struct dw__parameter {
 } dw__parameter;
 
 struct dw_model_config {
-    dw__arena *arena; /* names of parameters */
-    json_t *json;     /* the file's, as it was read */
+    dw__arena *arena; /* memory of parameter names */
+    json_t *json;     /* the file as it was read */
     dw__family family;
     int64_t vocabulary, width, layers, heads, key_value_heads, head_width, mlp_width, positions;
-    int64_t padding_index; /* row of the embedding that receives no gradient; -1: none */
-    int64_t window;        /* of sliding layers, 0: none */
-    bool *sliding;         /* for each layer */
+    int64_t padding_index; /* row of the embedding without gradient; -1: none */
+    int64_t window;        /* window of sliding layers; 0: none */
+    bool *sliding;         /* one entry per layer */
     double eps, initializer_range;
     double embedding_dropout, residual_dropout, attention_dropout;
     bool tied, attention_bias, mlp_bias;
-    bool scale_by_width, scale_by_layer; /* of attention: 1/sqrt(head_width), 1/(layer + 1) */
+    bool scale_by_width, scale_by_layer; /* attention scales: 1/sqrt(head_width), 1/(layer + 1) */
     dw__activation activation;
     dw__rope rope;
     struct {
@@ -70,16 +70,17 @@ struct dw_model_config {
 typedef struct dw__family_row {
     const char *name,
         *architecture;             /* model_type; transformers' class with a language-model head */
-    const char *base_architecture; /* the class without it */
-    const char *prefix;            /* of the base model's parameters */
-    const char *ignored[2];        /* names that end so are buffers, which old files hold */
+    const char *base_architecture; /* transformers' class without a head */
+    const char *prefix;            /* prefix of the base model's parameters */
+    const char *ignored[2];        /* buffers in old files: names that end so are ignored */
 } dw__family_row;
 extern const dw__family_row dw__families[DW__FAMILY_COUNT];
 
 /* In model_parameters.c: fills config->parameters from the other fields. */
 dw_status dw__model_list_parameters(dw_model_config *config);
 
-/* The text of a config.json, released with dw__free, and which file it is: `path` itself, or in that folder. */
+/* Reads the text of a config.json (release with dw__free). `file` receives its path: `path` itself, or the
+ * file in that folder. */
 dw_status dw__model_config_read(const char *path, char file[PATH_MAX], char **text, size_t *bytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* Configurations by name, as their publishers' config.json have them (without what does not change the
- * function). Sources: the model repositories of the same names on huggingface.co. */
+/* Configurations by name, as in their publishers' config.json, without fields that do not change the
+ * function. Sources: the model repositories of the same names on huggingface.co. */
 #include "model/model.h"
 #include <string.h>
 

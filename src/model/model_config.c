@@ -1,9 +1,8 @@
 /* config.json -> dw_model_config.
  *
- * What decides the function that a model computes is what transformers' class of that model_type reads; each of
- * those fields is read here with the class's default, or refused with its value where Deepwell builds something
- * else. Fields that the class does not read (token ids of generation, versions, ...) are left alone.
- */
+ * The function that a model computes depends on the fields that transformers' class of that model_type reads.
+ * Each of these fields is read here with the class's default, or rejected with its value if Deepwell does not
+ * build that case. Fields that the class does not read (token ids for generation, versions, ...) are ignored. */
 #include "model/model.h"
 #include <errno.h>
 #include <limits.h>
@@ -22,7 +21,7 @@ static const dw__json_limits config_limits = {32, 1 << 20};
 
 /* ---- reading fields ------------------------------------------------------------------------ */
 
-/* GPT-2's fields have two names each; both are read, and may not contradict each other. */
+/* GPT-2's fields have two names each. Both are read and must agree. */
 static dw_status read_size_either(const json_t *json, const char *name, const char *other,
                                   int64_t high, int64_t absent, int64_t *value) {
     int64_t second;
@@ -42,7 +41,7 @@ static dw_status read_dropout(const json_t *json, const char *name, double absen
 
 /* ---- what other models have ---------------------------------------------------------------- */
 
-/* Flags that must have a value, since the other one is a model that is not built. */
+/* Flags with a single supported value. The other value is a model that Deepwell does not build. */
 static dw_status refuse_other_models(const json_t *json) {
     static const struct {
         const char *name;
@@ -96,7 +95,7 @@ static dw_status read_family(const json_t *json, dw__family *family) {
                     type);
 }
 
-/* A sequence classifier has the same model_type and another head. */
+/* A sequence classifier has the same model_type but another head. */
 static dw_status check_architecture(const json_t *json, dw__family family) {
     const dw__family_row *row = &dw__families[family];
     const json_t *list = dw__json_member(json, "architectures");
@@ -141,7 +140,7 @@ static dw_status read_activation(const json_t *json, const char *name, const cha
                     name, text);
 }
 
-/* transformers 5 writes rope_parameters, with the base in it; 4 wrote rope_theta and rope_scaling. */
+/* transformers 5 writes rope_parameters, which include the base; transformers 4 wrote rope_theta and rope_scaling. */
 static dw_status read_rope(const json_t *json, dw_model_config *config) {
     dw__rope *rope = &config->rope;
     const json_t *scaling = dw__json_member(json, "rope_scaling");
@@ -210,7 +209,7 @@ static dw_status read_rope(const json_t *json, dw_model_config *config) {
                            &rope->original_positions);
 }
 
-/* Which layers see a window of keys only. `by_default`: from this layer on. */
+/* Reads which layers see only a window of keys. By default these are the layers from `by_default` on. */
 static dw_status read_windows(const json_t *json, dw_model_config *config, int64_t by_default) {
     const json_t *types = dw__json_member(json, "layer_types");
     config->sliding = dw__arena_alloc(config->arena, (size_t)config->layers * sizeof(bool));
@@ -243,7 +242,7 @@ static dw_status read_windows(const json_t *json, dw_model_config *config, int64
         if (config->family != DW__FAMILY_QWEN3 && sliding != config->sliding[i])
             return dw__fail(DW_UNSUPPORTED,
                             "layer_types has \"%s\" for layer %lld, which "
-                            "transformers' %s does not honour; leave the field out, or use the "
+                            "transformers' %s does not support; leave the field out, or use the "
                             "model_type that does",
                             type, (long long)i, dw__families[config->family].architecture);
         config->sliding[i] = sliding;
@@ -317,14 +316,13 @@ static dw_status read_llama_heads(const json_t *json, dw_model_config *c) {
     bool heads_given = json_object_get(json, "num_key_value_heads") != NULL;
     bool width_given = json_object_get(json, "head_dim") != NULL;
     DW_RETURN_IF_FAILED(dw__json_integer(json, "num_attention_heads", 1, SIZE_MOST, 32, &c->heads));
-    /* The classes' defaults are for fields that are absent; null means something else. */
+    /* The classes' defaults apply to absent fields only; null has another meaning. */
     int64_t absent_heads = c->heads, absent_width = 0;
     if (!heads_given && qwen3) absent_heads = 32;
     if (!heads_given && c->family == DW__FAMILY_MISTRAL) absent_heads = 8;
     DW_RETURN_IF_FAILED(dw__json_integer(json, "num_key_value_heads", 1, SIZE_MOST, absent_heads,
                                          &c->key_value_heads));
-    if (qwen3)
-        absent_width = width_given ? -1 : 128; /* and null is refused, as transformers does */
+    if (qwen3) absent_width = width_given ? -1 : 128; /* null is rejected, as in transformers */
     DW_RETURN_IF_FAILED(
         dw__json_integer(json, "head_dim", 1, SIZE_MOST, absent_width, &c->head_width));
     if (c->head_width == 0) {

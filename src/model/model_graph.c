@@ -1,5 +1,5 @@
-/* dw_model_config -> graph: the forward pass that transformers' class computes, in composites where the table
- * has them. Regions, layers and module paths are those that a capture of that class gives. */
+/* dw_model_config -> graph: the forward pass of transformers' class, built from composites where the table
+ * has them. Regions, layers and module paths equal those of a capture of that class. */
 #include "graph/emit.h"
 #include "model/model.h"
 #include <math.h>
@@ -13,15 +13,15 @@ typedef struct builder {
     const dw_model_config *config;
     const dw_model_graph_options *options;
     dw_dim batch, length;
-    dw_value ids, labels, seed; /* labels, seed: DW_NONE when absent */
-    int layer;                  /* -1: outside of the layers */
-    int64_t stream;             /* of the next dropout */
+    dw_value ids, labels, seed; /* labels, seed: DW_NONE if absent */
+    int layer;                  /* -1 outside of the layers */
+    int64_t stream;             /* stream of the next dropout */
     dw_value cos, sin;          /* [1,1,S,D] */
 } builder;
 
 /* ---- where nodes come from ----------------------------------------------------------------- */
 
-/* `module` is below the layer, or, outside of the layers, whole. */
+/* Sets the origin. `module` is relative to the layer, or the whole path outside of the layers. */
 static void at(builder *b, dw_region region, const char *module) {
     char path[160];
     bool gpt2 = b->config->family == DW__FAMILY_GPT2;
@@ -34,7 +34,7 @@ static void at(builder *b, dw_region region, const char *module) {
     b->e.status = dw_graph_set_origin(b->e.graph, region, b->layer, path);
 }
 
-/* By its name in the layer, or, outside of the layers, whole. */
+/* Finds a parameter by its name in the layer, or by its whole name outside of the layers. */
 static dw_value parameter(builder *b, const char *name) {
     char path[160];
     const char *folder = b->config->family == DW__FAMILY_GPT2 ? "transformer.h" : "model.layers";
@@ -193,8 +193,8 @@ static dw_value compare(builder *b, dw_op op, dw_value x, double with) {
     return dw__emit_with_number(&b->e, op, x, with);
 }
 
-/* Llama 3's: long wavelengths are stretched by `factor`, short ones are kept, those between them interpolated. As in
- * transformers' modeling_rope_utils.py, each step rounded to F32. */
+/* Llama 3's frequencies: long wavelengths are stretched by `factor`, short ones are kept, and those between
+ * are interpolated. As in transformers' modeling_rope_utils.py, each step is rounded to F32. */
 static dw_value llama3_frequencies(builder *b, dw_value inverse) {
     const dw__rope *rope = &b->config->rope;
     dw__emitter *e = &b->e;
@@ -216,7 +216,7 @@ static dw_value llama3_frequencies(builder *b, dw_value inverse) {
     return dw__emit_select(e, is_end, kept, between);
 }
 
-/* 1 / theta^(2i/D), [D/2] F32. The power is taken in F64, so that it is the nearest F32 as PyTorch's is. */
+/* 1 / theta^(2i/D), [D/2] F32. The power is computed in F64, so that it is the nearest F32, as in PyTorch. */
 static dw_value frequencies(builder *b) {
     const dw_model_config *c = b->config;
     dw__emitter *e = &b->e;
@@ -234,7 +234,7 @@ static dw_value frequencies(builder *b) {
     return inverse;
 }
 
-/* cos and sin of position * frequency, both halves of a head alike; in F32 whatever the model's type. */
+/* cos and sin of position * frequency. Both halves of a head use the same values. F32 for every model dtype. */
 static void rotations(builder *b) {
     dw__emitter *e = &b->e;
     dw_dim half = b->config->head_width / 2;
@@ -249,7 +249,7 @@ static void rotations(builder *b) {
     b->sin = dw__emit_cast(e, dw__emit_unary(e, DW_OP_SIN, angles), b->options->dtype);
 }
 
-/* A head's queries or keys: [B,S,W] -> [B,heads,S,D], normalised (Qwen3) and rotated. */
+/* Queries or keys of all heads: [B,S,W] -> [B,heads,S,D], normalised (Qwen3) and rotated. */
 static dw_value llama_head(builder *b, dw_value x, const char *projection, const char *norm,
                            int64_t heads) {
     const dw_model_config *c = b->config;
@@ -299,7 +299,7 @@ static dw_value llama_hidden(builder *b) {
 
 /* ---- head ---------------------------------------------------------------------------------- */
 
-/* [B*S]: label t + 1 for position t, and none for the last; or the labels as they are. */
+/* Targets [B*S]: the label at t + 1 for position t and none for the last position, or the labels unchanged. */
 static dw_value targets(builder *b) {
     dw_value labels = b->labels;
     dw__emitter *e = &b->e;

@@ -11,11 +11,11 @@ typedef struct filling {
     float *elements;
     int64_t count;
     uint64_t seed;
-    uint32_t parameter; /* its number is the stream */
+    uint32_t parameter; /* the parameter's number is the stream */
     double deviation;
 } filling;
 
-/* Four uniforms in [0,1) to four normals (Box and Muller 1958); 1 - u keeps the logarithm finite. */
+/* Converts four uniforms in [0,1) to four normals (Box and Muller 1958). 1 - u keeps the logarithm finite. */
 static void normal4(const filling *f, uint64_t block, float normal[4]) {
     float uniform[4];
     dw__philox_uniform4((int64_t)f->seed, 0, f->parameter, block, uniform);
@@ -54,7 +54,7 @@ dw_status dw_model_init(const dw_model_config *config, uint64_t seed, float *con
         else
             dw__pool_run((f.count + PIECE - 1) / PIECE, fill_piece, &f);
     }
-    /* The embedding is the first parameter; the row that receives no gradient starts as zeros. */
+    /* The embedding is the first parameter. Its row without gradient starts as zeros. */
     if (config->padding_index >= 0)
         memset(weights[0] + config->padding_index * config->width, 0,
                (size_t)config->width * sizeof(float));

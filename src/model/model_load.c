@@ -1,4 +1,4 @@
-/* Weights from a folder's safetensors, checked against the configuration as a whole before any is read. */
+/* Loads weights from a folder's safetensors. All of them are checked against the configuration before any is read. */
 #include "deepwell/safetensors.h"
 #include "model/model.h"
 #include <math.h>
@@ -8,8 +8,8 @@
 typedef struct loader {
     const dw_model_config *config;
     dw_safetensors *file;
-    uint32_t *indices; /* of the parameters in the file */
-    bool *used;        /* of the file's tensors */
+    uint32_t *indices; /* numbers of the parameters in the file */
+    bool *used;        /* one entry per tensor of the file */
     dw__text problems;
     size_t problem_count;
 } loader;
@@ -18,7 +18,7 @@ typedef struct loader {
 
 static const char *prefix_of(const loader *l) { return dw__families[l->config->family].prefix; }
 
-/* A name, or the name without the base model's prefix, as the base model's own class writes it. */
+/* Finds a name, or the name without the base model's prefix, which the base model's own class writes. */
 static bool find(loader *l, const char *name, uint32_t *index) {
     size_t length = strlen(prefix_of(l));
     if (dw_safetensors_find(l->file, name, index) == DW_OK) return true;
@@ -79,7 +79,7 @@ static dw_status check_parameter(loader *l, uint32_t which) {
     return DW_OK;
 }
 
-/* A tied head that the file holds as well is the embedding once more: else the file and the configuration
+/* If the file also holds a tied head, it must equal the embedding. Otherwise the file and the configuration
  * contradict each other. */
 static dw_status check_tied_head(loader *l) {
     enum { STEP = 4096 };
@@ -114,7 +114,7 @@ static dw_status check_names(loader *l) {
         const char *name = dw_safetensors_at(l->file, i)->name;
         if (l->used[i] || is_ignored(l, name)) continue;
         if (l->config->tied && strcmp(name, "lm_head.weight") == 0) continue;
-        DW_TRY(add_problem(l, name, "is no parameter of this model"));
+        DW_TRY(add_problem(l, name, "is not a parameter of this model"));
     }
     if (l->problem_count == 0) return DW_OK;
     if (l->problem_count > PROBLEMS_SHOWN)
@@ -137,7 +137,7 @@ static dw_status check_finite(const char *name, int64_t count, const float *elem
     return dw__fail(
         DW_INVALID_ARGUMENT,
         "the weight \"%.200s\" is %s at element %lld (and %lld of its %lld elements are "
-        "no finite numbers): training from it cannot work; use a checkpoint from before",
+        "not finite numbers): training from it cannot work; use a checkpoint from before",
         name, isnan(elements[first]) ? "NaN" : "infinite", (long long)first, (long long)bad,
         (long long)count);
 }

@@ -1,4 +1,4 @@
-/* The parameters of each family: names, shapes, initialisation, in the order of transformers' modules. */
+/* The parameters of each family: names, shapes and initialisation, in the order of transformers' modules. */
 #include "model/model.h"
 #include <string.h>
 
@@ -16,16 +16,16 @@ const dw__family_row dw__families[DW__FAMILY_COUNT] = {
         {"mistral", "MistralForCausalLM", "MistralModel", "model.", {".rotary_emb.inv_freq", NULL}},
 };
 
-enum { ELEMENTS_MOST_BITS = 48 }; /* a quadrillion bytes in F32: beyond it a file is wrong */
+enum { ELEMENTS_MOST_BITS = 48 }; /* a quadrillion bytes in F32; a file with more is wrong */
 
 typedef struct lister {
     dw_model_config *config;
     dw_status status;
-    int64_t layer; /* -1: outside of the layers */
+    int64_t layer; /* -1 outside of the layers */
     int64_t elements;
 } lister;
 
-/* `columns` 0: a vector. */
+/* Adds a parameter. `columns` 0 makes a vector. */
 static void add(lister *l, const char *name, int64_t rows, int64_t columns, dw__initial initial) {
     dw_model_config *config = l->config;
     int64_t count;

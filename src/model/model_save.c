@@ -1,4 +1,4 @@
-/* A folder that transformers loads: config.json, weights, and what came with the model. */
+/* Writes a folder that transformers can load: config.json, weights, and the files that came with the model. */
 #include "deepwell/safetensors.h"
 #include "model/model.h"
 #include <dirent.h>
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Beside the weights and the configuration a folder has these, which training does not change. */
+/* Files of a model folder besides weights and configuration. Training does not change them. */
 static const char *const companions[] = {
     "tokenizer.json",
     "tokenizer_config.json",
@@ -51,7 +51,7 @@ static dw_status write_config(const dw_model_config *config, dw_dtype dtype, con
         DW_TRY(dw__fail_memory("config.json", sizeof *json));
     }
     DW_TRY(set(json, "architectures", list));
-    /* transformers 5 writes "dtype", 4 wrote "torch_dtype", and both read the second */
+    /* transformers 5 writes "dtype", transformers 4 wrote "torch_dtype"; both read "torch_dtype" */
     if (json_object_get(json, "dtype")) DW_TRY(set(json, "dtype", json_string(type)));
     if (json_object_get(json, "torch_dtype") || !json_object_get(json, "dtype"))
         DW_TRY(set(json, "torch_dtype", json_string(type)));
@@ -72,8 +72,8 @@ typedef struct saver {
     const dw_model_save_options *options;
     const char *folder;
     const float *const *weights;
-    dw_stored_tensor *tensors; /* of all parameters */
-    uint32_t *shards;          /* of all parameters */
+    dw_stored_tensor *tensors; /* one entry per parameter */
+    uint32_t *shards;          /* one entry per parameter */
     uint32_t count, shard_count;
     int64_t total_bytes;
 } saver;
@@ -199,8 +199,9 @@ static bool is_below(const char *path, const char *folder) {
     return strncmp(path, folder, length) == 0 && path[length] == '/';
 }
 
-/* A link may lead to a file of the model's own folder, or, in the cache of the Hugging Face hub, from
- * models--NAME/snapshots/REVISION to models--NAME/blobs. A link to any other place would publish what is there. */
+/* A link may point to a file of the model's own folder, or, in the cache of the Hugging Face hub, from
+ * models--NAME/snapshots/REVISION to models--NAME/blobs. A link to another place is rejected, because saving
+ * would publish that file. */
 static dw_status resolve_link(const char *source, char path[PATH_MAX]) {
     static const char snapshots[] = "/snapshots", blobs[] = "/blobs";
     char target[PATH_MAX], folder[PATH_MAX];
@@ -225,7 +226,7 @@ static dw_status resolve_link(const char *source, char path[PATH_MAX]) {
     return DW_OK;
 }
 
-/* The companion's file, which is a regular one; "" if the folder has none. */
+/* Finds a companion's file, which must be regular. `path` is "" if the folder has none. */
 static dw_status find_companion(const char *source, const char *name, char path[PATH_MAX]) {
     struct stat info;
     int file;
@@ -290,7 +291,7 @@ static bool starts_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* Replacing a folder removes what it has; so it may have nothing but what is written here. */
+/* Replacing a folder removes its files, so it may contain only files that this writer writes. */
 static bool is_ours(const char *name) {
     const char *dot = strrchr(name, '.');
     if (strcmp(name, "config.json") == 0) return true;
@@ -310,7 +311,7 @@ static dw_status check_replaceable(const char *folder) {
             !is_ours(entry->d_name))
             status =
                 dw__fail(DW_STATE,
-                         "\"%s\" has \"%.200s\", which is no file of a model and would be lost; "
+                         "\"%s\" has \"%.200s\", which is not a file of a model and would be lost; "
                          "name a new folder, or move it away",
                          folder, entry->d_name);
     closedir(entries);
@@ -339,6 +340,6 @@ dw_status dw_model_save(const dw_model_config *config, const char *folder,
     }
     char message[1024];
     snprintf(message, sizeof message, "%s", dw_last_error());
-    dw__folder_end(&writer); /* which may fail, and is not what went wrong */
+    dw__folder_end(&writer); /* its own failure is not reported */
     return dw__fail(status, "%s", message);
 }

@@ -1,4 +1,4 @@
-/* Schemes, options, layouts. */
+/* Quantization in blocks: schemes, options, layouts. */
 #include "number/block.h"
 #include <fenv.h>
 #include <float.h>
@@ -25,7 +25,7 @@ float dw_nvfp4_tensor_scale(float amax) {
     fenv_t before;
     fegetenv(&before);
     fesetenv(FE_DFL_ENV);
-    volatile float scale = amax; /* the quotient stays between the two modes */
+    volatile float scale = amax; /* keeps the quotient between the two mode changes */
     scale = scale / (448.0f * 6.0f);
     fesetenv(&before);
     return scale > FLT_MIN ? scale : FLT_MIN;
@@ -52,8 +52,8 @@ static dw_status check_options(const char *function, const dw_block_options *opt
                         "that this library knows: begin with DW_BLOCK_OPTIONS_DEFAULT",
                         function, sizeof *options);
     if ((unsigned)options->scheme >= DW_SCHEME_COUNT)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: scheme is %d, which is none of dw_scheme",
-                        function, (int)options->scheme);
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: scheme is %d, which is not a dw_scheme", function,
+                        (int)options->scheme);
     const char *name = schemes[options->scheme].name;
     if ((unsigned)options->scale_rule > DW_SCALE_AMAX ||
         !takes_rule(options->scheme, rule_of(options)))
@@ -90,7 +90,7 @@ static dw_status find_layout(const char *function, const dw_block_options *optio
     if (rows < 0 || cols < 0 || __builtin_mul_overflow(rows, cols, &bytes) ||
         bytes > INT64_MAX / (int64_t)sizeof(float))
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: the matrix is [%lld, %lld]: expected sizes from 0 on whose F32 "
+                        "%s: the matrix is [%lld, %lld]: expected sizes of 0 or more whose F32 "
                         "elements fit into memory",
                         function, (long long)rows, (long long)cols);
     const scheme_info *scheme = &schemes[options->scheme];
@@ -158,14 +158,14 @@ dw_status dw__block_prepare(const char *function, const dw_block_options *option
         .code_stride = code_stride ? code_stride : layout.row_bytes,
     };
     if (options->axis == 1) {
-        enum { WHOLE = 128 }; /* a multiple of every block */
+        enum { WHOLE = 128 }; /* a multiple of every block size */
         int64_t inner = round_up(layout.inner > 0 ? layout.inner : 1, WHOLE);
         int64_t least = options->square ? layout.block : 1;
         int64_t widest = DW_BLOCK_TASK / least;
         call->inner_step = inner < widest ? inner : widest;
         call->outer_step = DW_BLOCK_TASK / call->inner_step / least * least;
     } else {
-        enum { COLUMNS = 64 }; /* of the source, read together: whole cache lines */
+        enum { COLUMNS = 64 }; /* columns of the source that are read together: whole cache lines */
         call->outer_step = options->square && layout.block > COLUMNS ? layout.block : COLUMNS;
         call->inner_step = DW_BLOCK_TURNED / call->outer_step;
     }

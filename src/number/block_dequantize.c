@@ -1,12 +1,12 @@
-/* Codes and scales back into a matrix, cut as for quantization. */
+/* Decodes codes and scales into a matrix, with the same tasks as quantization. */
 #include "number/block.h"
 #include "number/run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 
-enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of a pass */
+enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of one pass */
 
-/* A NaN scale is written, not multiplied: which of two NaNs a product keeps is the compiler's choice. */
+/* A NaN scale is stored, not multiplied, because the compiler chooses which of two NaNs a multiplication keeps. */
 static void decode_pass(const dw__block_call *call, int64_t outer, int64_t inner,
                         const uint8_t *codes, int64_t count, float *x) {
     const int64_t block = call->layout.block, blocks = (count + block - 1) / block;

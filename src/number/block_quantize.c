@@ -1,14 +1,14 @@
-/* A matrix into codes and scales. Every task works on rows whose blocks lie along them: those of the source
- * (axis 1), or a transposed copy on the stack (axis 0). */
+/* Quantizes a matrix into codes and scales. Every task works on rows that contain whole blocks: rows of the
+ * source (axis 1), or rows of a transposed copy on the stack (axis 0). */
 #include "number/block.h"
 #include "number/run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 
-enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of a pass */
+enum { MOST_BLOCKS = DW_BLOCK_PASS / 16 }; /* of one pass */
 static const uint32_t infinite_bits = 0x7F800000u;
 
-/* Scales of consecutive blocks, from the bits of amax; stored from `index` on. */
+/* Computes the scales of consecutive blocks from the bits of amax and stores them from `index` on. */
 static void find_scales(const dw__block_call *call, const uint32_t *amax, int64_t blocks,
                         int64_t index, float *factors) {
     uint8_t *codes = (uint8_t *)call->scales + index;
@@ -21,7 +21,7 @@ static void find_scales(const dw__block_call *call, const uint32_t *amax, int64_
     }
 }
 
-/* One byte each. */
+/* Codes take one byte each. */
 static void encode_blocks(const dw__block_call *call, const uint32_t *amax, const float *factors,
                           const float *x, int64_t count, const uint32_t *words, uint8_t *codes) {
     const dw_format element = call->layout.element;
@@ -37,7 +37,7 @@ static void encode_blocks(const dw__block_call *call, const uint32_t *amax, cons
     }
 }
 
-/* Blocks of square tiles are given with their amax and factors; a row's own are found here. */
+/* amax and factors of the blocks of square tiles. For other blocks the row's own are computed here. */
 typedef struct given_blocks {
     const uint32_t *amax;
     const float *factors;
@@ -81,11 +81,11 @@ static void encode_row(const dw__block_call *call, const given_blocks *given, in
         encode_pass(call, given ? &here : NULL, outer, inner + start, x + start, length, words,
                     pairs ? unpacked : row + start);
         if (pairs) {
-            unpacked[length] = 0; /* follows a last odd code */
+            unpacked[length] = 0; /* pairs with a last odd code */
             call->loops->pack_pairs(unpacked, (length + 1) / 2, row + start / 2);
         }
     }
-    /* The row's last block is completed, as far as there is room. */
+    /* Completes the row's last block as far as the buffer has room. */
     int64_t whole = dw__block_bytes(call, call->layout.scale_cols * call->layout.block);
     int64_t room = whole < call->code_stride ? whole : call->code_stride;
     if (inner + count == call->layout.inner && room > call->layout.row_bytes)
@@ -95,7 +95,7 @@ static void encode_row(const dw__block_call *call, const given_blocks *given, in
 
 /* ---- regions ----------------------------------------------------------------------------------- */
 
-/* Rows that share their scales: amax over all of them first. */
+/* Rows that share their scales: computes amax over all of them first. */
 static void encode_square(const dw__block_call *call, const dw__block_region *region,
                           const float *x, int64_t stride, int64_t first, int64_t rows) {
     enum { MOST = DW_BLOCK_TASK / 16 / 16 }; /* blocks across a region */
@@ -165,8 +165,7 @@ typedef struct amax_call {
     const dw__number_loops *loops;
     int64_t rows, cols, row_stride, task_rows;
     const float *source;
-    uint32_t most
-        [DW_MAX_THREADS]; /* of each worker: the order in which they are taken does not matter */
+    uint32_t most[DW_MAX_THREADS]; /* one per worker; the order of the blocks does not matter */
 } amax_call;
 
 static void amax_task(void *context, int64_t index, int worker) {
@@ -183,7 +182,7 @@ dw_status dw_amax(int64_t rows, int64_t cols, const float *source, int64_t row_s
     if (rows < 0 || cols < 0 || row_stride < cols)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_amax: the matrix is [%lld, %lld] with row_stride %lld: expected sizes "
-                        "from 0 on, and a stride that is no less than the columns",
+                        "of 0 or more, and a stride of at least the columns",
                         (long long)rows, (long long)cols, (long long)row_stride);
     amax_call call = {.loops = dw__number_loops_now(),
                       .rows = rows,

@@ -1,11 +1,11 @@
-/* Arrays of single numbers: encoding, decoding, packing. */
+/* Encodes, decodes and packs arrays of single numbers. */
 #include "base/base.h"
 #include "number/number_loops.h"
 #include "number/run.h"
 
 DW_ISA_TABLE(dw__number_loops)
 
-/* Elements of a task, and of a pass over buffers on the stack; both even, for pairs of codes. */
+/* Elements of a task, and of a pass over buffers on the stack. Both are even, for pairs of codes. */
 enum { TASK = 1 << 15, PASS = 1024 };
 
 typedef struct array_call {
@@ -31,7 +31,7 @@ static void encode_nearest_wide(const array_call *call, int64_t start, int64_t c
     const bool saturate = call->options.overflow == DW_OVERFLOW_SATURATE;
     for (int64_t i = start; i < start + count; i++) {
         uint16_t code = bf16 ? dw__f32_to_bf16(call->values[i]) : dw__f32_to_f16(call->values[i]);
-        if (saturate && (code & 0x7FFF) == infinity) code--; /* to the largest number */
+        if (saturate && (code & 0x7FFF) == infinity) code--; /* to the largest finite number */
         memcpy(call->codes + 2 * i, &code, sizeof code);
     }
 }
@@ -64,7 +64,7 @@ static void encode_bytes(const array_call *call, int64_t start, int64_t count,
                                           words, call->codes + start);
         return;
     }
-    uint8_t unpacked[PASS + 1] = {0}; /* a last odd code is followed by zero */
+    uint8_t unpacked[PASS + 1] = {0}; /* a zero follows a last odd code */
     call->loops->encode[call->format](call->values + start, count, call->options.overflow, words,
                                       unpacked);
     call->loops->pack_pairs(unpacked, (count + 1) / 2, call->codes + start / 2);
@@ -91,8 +91,8 @@ static void encode_task(void *context, int64_t index, int worker) {
 
 static dw_status check_format(const char *function, dw_format format, int64_t count) {
     if ((unsigned)format >= DW_FORMAT_COUNT)
-        return dw__fail(DW_INVALID_ARGUMENT, "%s: format is %d, which is none of dw_format",
-                        function, (int)format);
+        return dw__fail(DW_INVALID_ARGUMENT, "%s: format is %d, which is not a dw_format", function,
+                        (int)format);
     if (dw_format_bytes(format, count) < 0)
         return dw__fail(DW_INVALID_ARGUMENT, "%s: count is %lld: expected 0 to 2^62", function,
                         (long long)count);
@@ -116,8 +116,9 @@ dw_status dw_encode(dw_format format, int64_t count, const float *values,
         return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: rounding is %d: expected %d or %d",
                         (int)options->rounding, DW_ROUND_NEAREST, DW_ROUND_STOCHASTIC);
     if (format == DW_FORMAT_E8M0 && options->rounding == DW_ROUND_STOCHASTIC)
-        return dw__fail(DW_INVALID_ARGUMENT, "dw_encode: e8m0 has no stochastic rounding: scales "
-                                             "are rounded to the nearest, or by a scale rule");
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "dw_encode: e8m0 has no stochastic rounding: its scales "
+                        "are rounded to nearest, or by a scale rule");
     array_call call = {.loops = dw__number_loops_now(),
                        .format = format,
                        .count = count,

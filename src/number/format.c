@@ -1,4 +1,4 @@
-/* The formats, and the encoding and decoding of one number in each. */
+/* The number formats, and encoding and decoding of one number in each. */
 #include "number/format.h"
 #include "base/base.h"
 
@@ -31,7 +31,7 @@ int64_t dw_format_bytes(dw_format format, int64_t count) {
 
 enum { F32_FRACTION = 23, F32_BIAS = 127 };
 
-/* The code of a finite magnitude, as though the exponent had no upper end. */
+/* The code of a finite magnitude if the exponent had no upper limit. */
 static uint64_t round_magnitude(const dw__format_info *format, uint32_t bits, dw_rounding rounding,
                                 uint32_t word) {
     int field = (int)(bits >> F32_FRACTION);
@@ -40,7 +40,7 @@ static uint64_t round_magnitude(const dw__format_info *format, uint32_t bits, dw
         field = 1; /* subnormal F32: no hidden bit */
     else
         significand |= 0x800000u;
-    /* The format's smallest normal number has this field in F32; below it the quantum stays the same. */
+    /* F32 exponent field of the format's smallest normal number. Below it the quantum stays the same. */
     int least = F32_BIAS - format->bias + 1;
     int binade = field > least ? field - least : 0;
     int shift = F32_FRACTION - format->fraction_bits + (field < least ? least - field : 0);
@@ -54,7 +54,7 @@ static uint64_t round_magnitude(const dw__format_info *format, uint32_t bits, dw
         uint64_t half = UINT64_C(1) << (shift - 1);
         kept += dropped > half || (dropped == half && (kept & 1));
     }
-    /* A normal number's hidden bit adds one to the exponent field. */
+    /* The hidden bit of a normal number adds one to the exponent field. */
     return ((uint64_t)binade << format->fraction_bits) + kept;
 }
 
@@ -65,7 +65,7 @@ static uint32_t encode_e8m0(float value, dw_overflow overflow) {
     if (magnitude > 0x7F800000u) return 0xFF;
     if (bits >> 31 && magnitude) return saturate ? 0 : 0xFF;
     if (magnitude < 0x00800000u)
-        return magnitude > 0x00400000u; /* subnormal in F32: up from 2^-127 */
+        return magnitude > 0x00400000u; /* subnormal in F32: rounds up from 2^-127 */
     uint32_t code = (magnitude + 0x00400000u) >> F32_FRACTION;
     return code < 0xFF ? code : saturate ? 0xFE : 0xFF;
 }
@@ -127,7 +127,7 @@ float dw__decode_one(dw_format format, uint32_t code) {
     uint32_t fraction = magnitude & ((1u << info->fraction_bits) - 1);
     uint32_t significand = field ? fraction | 1u << info->fraction_bits : fraction;
     int exponent = (int)(field ? field : 1) - info->bias - info->fraction_bits;
-    /* Both factors and their product are normal F32 numbers, or 0: exact. */
+    /* Both factors and their product are normal F32 numbers or 0, so the multiplication is exact. */
     float power = dw__f32_from_bits((uint32_t)(F32_BIAS + exponent) << F32_FRACTION);
     return dw__f32_from_bits(dw__f32_bits((float)significand * power) | sign);
 }

@@ -1,4 +1,5 @@
-/* The formats' fields, and one number at a time: what the inner loops in isa/ must agree with to the bit. */
+/* The fields of each format, and operations on one number. The inner loops in isa/ must agree with them bit
+ * for bit. */
 #ifndef DW_FORMAT_H
 #define DW_FORMAT_H
 
@@ -9,15 +10,15 @@
 typedef struct dw__format_info {
     const char *name;
     int bits, exponent_bits, fraction_bits, bias;
-    uint32_t largest; /* code */
+    uint32_t largest; /* code of the largest number */
 } dw__format_info;
 extern const dw__format_info dw__formats[DW_FORMAT_COUNT];
 
-/* Codes that take one byte (E2M1 unpacked). */
+/* True for codes that take one byte (E2M1 unpacked). */
 static inline bool dw__format_is_byte(dw_format format) {
     return format != DW_FORMAT_BF16 && format != DW_FORMAT_F16;
 }
-/* NaN's code, positive; where there is none, the largest number's. */
+/* The positive code of NaN, or of the largest number if the format has no NaN. */
 static inline uint32_t dw__format_nan(dw_format format) {
     switch (format) {
     case DW_FORMAT_BF16: return 0x7FC0;
@@ -30,7 +31,7 @@ static inline uint32_t dw__format_nan(dw_format format) {
     }
 }
 
-/* One number: the definition. `word` is read by STOCHASTIC only. */
+/* Encodes one number; this function is the definition. Only stochastic rounding reads `word`. */
 uint32_t dw__encode_one(dw_format format, float value, dw_overflow overflow, dw_rounding rounding,
                         uint32_t word);
 float dw__decode_one(dw_format format, uint32_t code);

@@ -30,7 +30,7 @@ static void rows_task(void *context, int64_t index, int worker) {
                               call->result + row * call->result_stride);
 }
 
-/* LINES columns of one run: turned, transformed, turned back. */
+/* Transforms LINES columns of one run: transposes them, transforms the rows and transposes back. */
 static void columns_task(void *context, int64_t index, int worker) {
     (void)worker;
     const hadamard_call *call = context;
@@ -73,7 +73,7 @@ static dw_status check(const dw_hadamard_options *options, int64_t rows, int64_t
     if (rows < 0 || cols < 0 || __builtin_mul_overflow(rows, cols, &elements))
         return dw__fail(DW_INVALID_ARGUMENT,
                         "dw_hadamard: the matrix is [%lld, %lld]: expected "
-                        "sizes from 0 on whose product an int64 holds",
+                        "sizes of 0 or more whose product fits into an int64",
                         (long long)rows, (long long)cols);
     if (row_stride < cols || result_stride < cols)
         return dw__fail(DW_INVALID_ARGUMENT,
@@ -83,7 +83,7 @@ static dw_status check(const dw_hadamard_options *options, int64_t rows, int64_t
     int64_t along = options->axis ? cols : rows;
     if (along % options->size != 0)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "dw_hadamard: %lld %s are no multiple of size %d: choose a smaller "
+                        "dw_hadamard: %lld %s are not a multiple of size %d: choose a smaller "
                         "size, or pad with zeros",
                         (long long)along, options->axis ? "columns" : "rows", options->size);
     return DW_OK;

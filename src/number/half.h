@@ -1,11 +1,9 @@
-/* BF16 and F16 as bits, to and from F32: round to nearest, ties to even; subnormals, infinities
- * and NaNs kept (a NaN stays quiet and keeps its sign and the payload bits that fit). Portable C,
- * so that every kernel and every machine agrees to the bit; compilers vectorise the loops around
- * them.
+/* Converts between BF16 or F16 bits and F32. Rounds to nearest, ties to even, and keeps subnormals,
+ * infinities and NaNs (a NaN becomes quiet and keeps its sign and the payload bits that fit). The code is
+ * portable C, so every kernel and every machine agree bit for bit; compilers vectorise the loops around it.
  *
  *   BF16: 1 sign, 8 exponent, 7 fraction bits: the upper half of an F32.
- *   F16 : 1 sign, 5 exponent, 10 fraction bits (IEEE 754-2019 binary16).
- */
+ *   F16 : 1 sign, 5 exponent, 10 fraction bits (IEEE 754-2019 binary16). */
 #ifndef DW_HALF_H
 #define DW_HALF_H
 
@@ -31,8 +29,8 @@ static inline float dw__bf16_to_f32(uint16_t half) {
 static inline uint16_t dw__f32_to_bf16(float value) {
     uint32_t bits = dw__f32_bits(value);
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)(bits >> 16 | 0x0040u);
-    /* Half an ulp minus one, plus the lowest kept bit: carries exactly when rounding up is due, and
-     * past the largest finite number into infinity. */
+    /* Adds half an ulp minus one plus the lowest kept bit. This carries exactly if the value rounds up, and
+     * past the largest finite number it carries into infinity. */
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
@@ -45,7 +43,7 @@ static inline float dw__f16_to_f32(uint16_t half) {
     }
     if (magnitude >= 0x0400u) /* normal: the exponent's bias goes from 15 to 127 */
         return dw__f32_from_bits(sign | ((magnitude << 13) + (112u << 23)));
-    /* Subnormal or zero: units of 2^-24, exact in F32. */
+    /* A subnormal or zero counts units of 2^-24, which F32 represents exactly. */
     return dw__f32_from_bits(dw__f32_bits((float)magnitude * 0x1p-24f) | sign);
 }
 
@@ -54,11 +52,10 @@ static inline uint16_t dw__f32_to_f16(float value) {
     uint32_t sign = bits >> 16 & 0x8000u;
     uint32_t magnitude = bits & 0x7FFFFFFFu;
     if (magnitude > 0x7F800000u) return (uint16_t)(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
-    /* 65520 lies halfway between the largest finite F16 and 2^16: it and all above become
-     * infinity. */
+    /* 65520 is halfway between the largest finite F16 and 2^16. It and everything above become infinity. */
     if (magnitude >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u);
     if (magnitude < 0x38800000u) { /* below 2^-14: the result is subnormal, units of 2^-24 */
-        /* Adding 0.5, whose ulp is 2^-24, makes the FPU round to those units, ties to even. */
+        /* The ulp of 0.5 is 2^-24, so adding 0.5 makes the FPU round to those units, ties to even. */
         float rounded = dw__f32_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (dw__f32_bits(rounded) - 0x3F000000u));
     }

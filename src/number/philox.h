@@ -1,10 +1,10 @@
 /* Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw: "Parallel random
- * numbers: as easy as 1, 2, 3", SC'11). A number depends on its key and its counter alone, so any
- * thread may make any element, and forward and backward make the same ones without storing them.
+ * numbers: as easy as 1, 2, 3", SC'11). A number depends only on its key and its counter, so any
+ * thread may compute any element, and backward recomputes the elements of forward.
  *
- * The layout that the operation `random_uniform` (and with it dropout and attention) uses, for
- * element `index` of a tensor (row-major order), a seed operand {seed0, seed1} and the attribute
- * `stream`:
+  * The operation `random_uniform`, and with it dropout and attention, uses this layout for element
+  * `index` of a tensor (row-major order), a seed operand {seed0, seed1} and the attribute `stream`:
+  *
  *
  *     block   = index / 4                         one Philox call makes four elements
  *     key     = {low32(seed0), high32(seed0)}
@@ -24,7 +24,7 @@ typedef struct dw__philox_words {
     uint32_t word[4];
 } dw__philox_words;
 
-/* The bijection itself, with the paper's multipliers and Weyl increments of the key. */
+/* The bijection, with the paper's multipliers and Weyl increments of the key. */
 static inline dw__philox_words dw__philox(dw__philox_words counter, uint32_t key0, uint32_t key1) {
     dw__philox_words x = counter;
     for (int round = 0; round < DW_PHILOX_ROUNDS; round++) {
@@ -40,7 +40,7 @@ static inline dw__philox_words dw__philox(dw__philox_words counter, uint32_t key
     return x;
 }
 
-/* The counter of the block that holds elements 4*block .. 4*block+3. */
+/* Counter of the block with elements 4*block .. 4*block+3. */
 static inline dw__philox_words dw__philox_counter(int64_t seed1, int64_t stream, uint64_t block) {
     dw__philox_words counter = {{(uint32_t)block,
                                  (uint32_t)stream ^ ((uint32_t)(block >> 32) << 20),
@@ -48,10 +48,10 @@ static inline dw__philox_words dw__philox_counter(int64_t seed1, int64_t stream,
     return counter;
 }
 
-/* 32 random bits to a uniform F32 in [0, 1): 24 bits, so that no rounding can give 1. */
+/* Converts 32 random bits to a uniform F32 in [0, 1). It uses 24 bits, so that no rounding gives 1. */
 static inline float dw__philox_to_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
-/* Elements 4*block .. 4*block+3. */
+/* Computes elements 4*block .. 4*block+3. */
 static inline void dw__philox_uniform4(int64_t seed0, int64_t seed1, int64_t stream, uint64_t block,
                                        float uniform[4]) {
     dw__philox_words bits = dw__philox(dw__philox_counter(seed1, stream, block), (uint32_t)seed0,
@@ -59,7 +59,7 @@ static inline void dw__philox_uniform4(int64_t seed0, int64_t seed1, int64_t str
     for (int i = 0; i < 4; i++) uniform[i] = dw__philox_to_uniform(bits.word[i]);
 }
 
-/* Element `index` alone. */
+/* Computes element `index` alone. */
 static inline float dw__philox_uniform(int64_t seed0, int64_t seed1, int64_t stream,
                                        uint64_t index) {
     float uniform[4];
@@ -67,7 +67,7 @@ static inline float dw__philox_uniform(int64_t seed0, int64_t seed1, int64_t str
     return uniform[index % 4];
 }
 
-/* Elements first .. first+count-1, for any alignment of `first`. */
+/* Computes elements first .. first+count-1. `first` need not be aligned. */
 void dw__philox_fill(int64_t seed0, int64_t seed1, int64_t stream, uint64_t first, int64_t count,
                      float *out);
 

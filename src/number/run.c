@@ -1,4 +1,4 @@
-/* Tasks in the default floating-point mode. */
+/* Runs tasks in the default floating-point mode. */
 #include "number/run.h"
 #include <fenv.h>
 

@@ -1,5 +1,5 @@
-/* Tasks of number formats on the thread pool, in the default floating-point mode whatever the calling thread's
- * is (one that flushes subnormals, or rounds upwards, would change bits). */
+/* Runs tasks of number formats on the thread pool in the default floating-point mode. The calling thread's
+ * mode may flush subnormals or round upwards, which would change bits. */
 #ifndef DW_RUN_H
 #define DW_RUN_H
 

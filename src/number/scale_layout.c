@@ -1,4 +1,4 @@
-/* Scales in tiles of 128 x 4, in the order in which tensor cores read them (deepwell/number.h). */
+/* Scales in tiles of 128 x 4, in the order that tensor cores read (deepwell/number.h). */
 #include "common/scale_layout.h"
 #include "base/base.h"
 #include "deepwell/number.h"
@@ -19,12 +19,12 @@ int64_t dw_scales_swizzled_bytes(int64_t rows, int64_t cols) {
 static dw_status check(const char *function, int64_t rows, int64_t cols, int64_t repeat) {
     if (dw_scales_swizzled_bytes(rows, cols) < 0)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: the scales are [%lld, %lld]: expected sizes from "
-                        "0 on whose product an int64 holds",
+                        "%s: the scales are [%lld, %lld]: expected sizes of "
+                        "0 or more whose product fits into an int64",
                         function, (long long)rows, (long long)cols);
     if (repeat < 1)
         return dw__fail(DW_INVALID_ARGUMENT,
-                        "%s: repeat is %lld: expected 1, or the rows of a "
+                        "%s: repeat is %lld: expected 1, or the number of rows of a "
                         "square block",
                         function, (long long)repeat);
     return DW_OK;

@@ -21,18 +21,18 @@ struct dw__checkpoints {
     int lock;
     int64_t newest;
     char newest_path[PATH_MAX];
-    int64_t writing; /* step begun, -1: none */
+    int64_t writing; /* step of the checkpoint being written; -1: none */
     char writing_path[PATH_MAX];
 };
 
-/* folder/prefix000000000020; the folder's length was checked when it was opened. */
+/* Writes folder/prefix000000000020. The length of the folder's path was checked when it was opened. */
 static void path_of(const dw__checkpoints *c, const char *prefix, int64_t step,
                     char path[PATH_MAX]) {
     int length = snprintf(path, PATH_MAX, "%s/%s%012" PRId64, c->folder, prefix, step);
     if (length >= PATH_MAX) path[0] = '\0';
 }
 
-/* The step in prefix000000000020, else -1: one step has one name. */
+/* Returns the step of prefix000000000020, or -1 for another name. Each step has exactly one name. */
 static int64_t step_of(const char *name, const char *prefix) {
     size_t length = strlen(prefix);
     char canonical[64];
@@ -54,7 +54,7 @@ static int later_first(const void *a, const void *b) {
     return (left < right) - (left > right);
 }
 
-/* A checkpoint gets its name when it has its manifest, so a folder of that name without one was made otherwise. */
+/* A checkpoint gets its name after its manifest, so a folder with that name but without a manifest is foreign. */
 static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
     char folder[PATH_MAX], manifest[PATH_MAX + 16];
     int64_t said = 0;
@@ -62,7 +62,7 @@ static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
     snprintf(manifest, sizeof manifest, "%s/manifest.json", folder);
     if (access(manifest, F_OK) != 0 && errno == ENOENT)
         return dw__fail(DW_STATE,
-                        "\"%s\" is no complete checkpoint: it has no manifest.json; remove that "
+                        "\"%s\" is not a complete checkpoint: it has no manifest.json; remove that "
                         "folder, or give it another name",
                         folder);
     DW_RETURN_IF_FAILED(dw__manifest_step(folder, &said));
@@ -74,7 +74,7 @@ static dw_status check_checkpoint(const dw__checkpoints *c, int64_t step) {
                     folder, said);
 }
 
-/* Steps of the checkpoints, newest first; leftovers are removed on the way when `clean`. */
+/* Lists the steps of the checkpoints, newest first. If `clean` is set, removes leftovers on the way. */
 static dw_status list(const dw__checkpoints *c, bool clean, listing *found) {
     dw_status status = DW_OK;
     char path[PATH_MAX];
@@ -186,10 +186,10 @@ dw_status dw__checkpoints_begin(dw__checkpoints *c, int64_t step, const char **f
 void dw__checkpoints_abort(dw__checkpoints *c) {
     if (c->writing < 0) return;
     c->writing = -1;
-    (void)dw__folder_remove(c->writing_path); /* what stays is removed at the next start */
+    (void)dw__folder_remove(c->writing_path); /* a leftover is removed at the next start */
 }
 
-/* Out of sight by a rename first, so that a checkpoint is never seen half removed. */
+/* Renames the checkpoint first, so that nobody sees it half removed. */
 static dw_status remove_checkpoint(dw__checkpoints *c, int64_t step) {
     char path[PATH_MAX], removing[PATH_MAX];
     path_of(c, COMPLETE, step, path);
@@ -214,7 +214,7 @@ cleanup:
 dw_status dw__checkpoints_commit(dw__checkpoints *c) {
     char path[PATH_MAX];
     path_of(c, COMPLETE, c->writing, path);
-    /* Its files are on disk already: whatever writes one syncs it. */
+    /* Its files are on disk already, because every writer syncs its file. */
     DW_RETURN_IF_FAILED(dw__folder_sync(c->writing_path));
     if (rename(c->writing_path, path) != 0)
         return dw__fail_io("cannot rename", c->writing_path, errno);

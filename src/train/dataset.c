@@ -10,13 +10,13 @@
 #include <unistd.h>
 
 struct dw__dataset {
-    dw__arena *memory; /* of paths */
+    dw__arena *memory; /* memory of paths */
     struct {
         dw__dataset_file *items;
         size_t count, capacity;
     } files;
     int64_t sequence, sequences, tokens;
-    void *stored; /* room for one sequence as it is stored */
+    void *stored; /* buffer of one sequence as stored */
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -56,7 +56,7 @@ static int is_token_file(const struct dirent *entry) {
             strcmp(entry->d_name + length - 4, ".npy") == 0);
 }
 
-/* By bytes, so that the order is the same in every locale. */
+/* Sorts by bytes, so that the order is the same in every locale. */
 static int by_name(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
@@ -129,7 +129,7 @@ int64_t dw__dataset_sequences(const dw__dataset *d) { return d->sequences; }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* `first`: position in the file of tokens[0]. */
+/* `first` is the position of tokens[0] in the file. */
 static dw_status check_tokens(const dw__dataset_file *f, int64_t first, const int64_t *tokens,
                               int64_t count, int64_t vocabulary) {
     int outside = 0;
@@ -144,7 +144,7 @@ static dw_status check_tokens(const dw__dataset_file *f, int64_t first, const in
         f->path, (long long)(first + i), (long long)tokens[i], (long long)vocabulary);
 }
 
-/* The file in blocks of whole tokens; what lies before the tokens belongs to the hash too. */
+/* Reads the file in blocks of whole tokens. The hash also covers the bytes before the tokens. */
 static dw_status check_file(dw__dataset_file *f, dw__hasher *hasher, char *block, int64_t *tokens,
                             int64_t vocabulary) {
     size_t element = dw__token_store_bytes(f->layout.store);
@@ -188,7 +188,7 @@ dw_status dw__dataset_check(dw__dataset *d, int64_t vocabulary) {
     return status;
 }
 
-/* The last file that starts at or before `index` and has sequences. */
+/* Returns the last file that starts at or before `index` and has sequences. */
 static const dw__dataset_file *file_of(const dw__dataset *d, int64_t index) {
     size_t low = 0, high = d->files.count - 1;
     while (low < high) {

@@ -1,4 +1,4 @@
-/* xxHash is compiled in from its header: nothing to link, nothing exported. */
+/* xxHash is compiled in from its header, so nothing is linked and nothing is exported. */
 #define XXH_INLINE_ALL
 #include "train/file_hash.h"
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-/* XXH3's state wants to lie on a boundary of 64 bytes. */
+/* XXH3's state requires 64-byte alignment. */
 struct dw__hasher {
     XXH3_state_t state;
 };

@@ -36,7 +36,7 @@ static void sum_task(void *context, int64_t task, int worker) {
     p->sums[task] = sum;
 }
 
-/* Squares of F32 are at most 2^256 in F64: no sum of finite elements overflows. */
+/* The square of an F32 is at most 2^256 in F64, so no sum of finite elements overflows. */
 double dw__norm(const float *elements, int64_t count, double *scratch) {
     pass p = {NULL, elements, count, scratch};
     dw__pool_run(task_count(count), sum_task, &p);

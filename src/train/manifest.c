@@ -18,8 +18,8 @@ static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
 
 /* ---- what matters ---------------------------------------------------------------------------- */
 
-/* Options that change what a step computes. Those of validation, logs and checkpoints do not, nor does the number of
- * steps, apart from the schedule's. NULL: no memory. */
+/* The options that change what a step computes. Options for validation, logs and checkpoints do not, and
+ * neither does the number of steps (only the schedule's). Returns NULL if memory is exhausted. */
 static json_t *options_json(const dw_trainer_options *o) {
     return json_pack(
         "{s:I, s:I, s:I, s:b, s:b, s:b, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:f, s:s}",
@@ -37,7 +37,7 @@ static json_t *data_json(const dw__dataset *data) {
         const dw__dataset_file *f = dw__dataset_file_at(data, i);
         char hex[HEX_BYTES];
         hex_of(f->hash, hex);
-        /* A path that is not UTF-8 cannot be in JSON; its hash tells it apart all the same. */
+        /* JSON cannot hold a path that is not UTF-8. The file's hash still identifies it. */
         json_t *path = json_string(f->path);
         json_t *entry =
             json_pack("{s:o, s:I, s:s, s:I}", "path", path ? path : json_null(), "bytes",
@@ -177,7 +177,7 @@ static dw_status check_file(const char *folder, const char *manifest, const json
     return DW_OK;
 }
 
-/* The two files without which there is nothing to go on from must be among those listed. */
+/* The two files that resuming requires must be listed. */
 static dw_status check_files(const char *folder, const char *manifest, const json_t *root) {
     const json_t *files = json_object_get(root, "files");
     bool config = false, optimizer = false;
@@ -194,7 +194,7 @@ static dw_status check_files(const char *folder, const char *manifest, const jso
     return DW_OK;
 }
 
-/* "batch is 8 (checkpoint: 4)" for each that differs, into `out`. */
+/* Writes "batch is 8 (checkpoint: 4)" to `out` for each value that differs. */
 static dw_status compare_values(dw__text *out, const json_t *here, const json_t *there) {
     const char *key = NULL;
     json_t *value = NULL;
@@ -237,7 +237,7 @@ static dw_status compare_data(dw__text *out, const dw__dataset *data, const json
     return DW_OK;
 }
 
-/* The option `steps` may differ from the checkpoint's: the schedule has a number of its own. */
+/* The option `steps` may differ from the checkpoint's, because the schedule has its own number of steps. */
 static dw_status compare(const char *folder, const json_t *root, const dw_trainer_options *options,
                          const dw__dataset *data) {
     dw_status status = DW_OK;
@@ -252,7 +252,7 @@ static dw_status compare(const char *folder, const json_t *root, const dw_traine
     if (out.length > 0)
         DW_TRY(dw__fail(
             DW_STATE,
-            "this run is not that of the checkpoint \"%s\": %s. Give the checkpoint's values to "
+            "this run differs from the checkpoint \"%s\": %s. Give the checkpoint's values to "
             "go on; to train further in another way, start a new run with that folder as the "
             "model",
             folder, out.text));
@@ -263,7 +263,7 @@ cleanup:
     return status;
 }
 
-/* Every failure that damage may have caused says how to go on without the checkpoint. */
+/* Adds to every failure that damage may have caused how to continue without the checkpoint. */
 static dw_status judge(dw_status status, const char *folder) {
     if (status != DW_IO && status != DW_PARSE) return status;
     return dw__fail_prefix(status,
@@ -272,7 +272,7 @@ static dw_status judge(dw_status status, const char *folder) {
                            folder);
 }
 
-/* schedule_steps is younger than the rest: before it, a schedule had as many steps as its run. */
+/* Older checkpoints lack schedule_steps: their schedule had as many steps as their run. */
 static dw_status read_progress(const char *path, const json_t *root, dw__progress *progress) {
     DW_RETURN_IF_FAILED(count_of(path, root, "step", &progress->step));
     DW_RETURN_IF_FAILED(count_of(path, root, "updates", &progress->updates));

@@ -1,5 +1,5 @@
-/* manifest.json: what a checkpoint was made with, so that a run goes on from it only where it goes on bit for
- * bit, and what its files must be.
+/* manifest.json: the run that made a checkpoint, and the files of the checkpoint. A run resumes only if it
+ * continues bit for bit.
  *
  *     {"format": "deepwell checkpoint", "version": 1, "deepwell": "0.1.0",
  *      "step": 20, "updates": 20, "schedule_steps": 1000,
@@ -8,9 +8,9 @@
  *      "data": [{"path": "tokens.bin", "bytes": 2000, "xxh3": "0123456789abcdef", "tokens": 1000}],
  *      "files": [{"name": "model.safetensors", "bytes": 4096, "xxh3": "..."}]}
  *
- * updates: steps that were applied (AdamW's count); a step that was not finite counts as a step alone. Every random
- * number is a function of seed, step and place, so the seed is all of the generator's state.
- */
+ * "updates" counts the steps that were applied (AdamW's count). A step with a loss or gradient that was not
+ * finite counts only as a step. Every random number is a function of seed, step and place, so the seed is the
+ * generator's whole state. */
 #ifndef DW_MANIFEST_H
 #define DW_MANIFEST_H
 
@@ -19,17 +19,17 @@
 
 typedef struct dw__progress {
     int64_t step, updates;
-    int64_t schedule_steps; /* at which the cosine of the learning rate ends */
+    int64_t schedule_steps; /* step at which the cosine of the learning rate ends */
 } dw__progress;
 
-/* Hashes the files of `folder` and writes its manifest.json, the last file of a checkpoint. */
+/* Hashes the files of `folder` and writes its manifest.json, which is the last file of a checkpoint. */
 dw_status dw__manifest_write(const char *folder, const dw_trainer_options *options,
                              const dw__dataset *data, const dw__progress *progress);
-/* The step that the manifest of `folder` names. Fails as dw__manifest_read does where that cannot be read. */
+/* Reads the step that the manifest of `folder` names. Fails like dw__manifest_read if the manifest cannot be read. */
 dw_status dw__manifest_step(const char *folder, int64_t *step);
-/* Reads the manifest of `folder`, checks the files that it lists (size and hash), and that options and data are
- * those that it names: DW_STATE lists every difference. DW_PARSE for a manifest that is malformed, DW_IO for
- * files that are missing or not what they were: their messages say how to go on without this checkpoint. */
+/* Reads the manifest of `folder`, checks the size and hash of the files that it lists, and compares options
+ * and data with it: DW_STATE lists every difference. DW_PARSE: the manifest is malformed. DW_IO: files are
+ * missing or changed; the message says how to continue without this checkpoint. */
 dw_status dw__manifest_read(const char *folder, const dw_trainer_options *options,
                             const dw__dataset *data, dw__progress *progress);
 

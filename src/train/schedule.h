@@ -1,11 +1,11 @@
-/* The learning rate of a step: linear warm-up, then a cosine down to a share of the peak (Loshchilov and
+/* The learning rate of a step: linear warm-up, then a cosine down to a fraction of the peak (Loshchilov and
  * Hutter 2017, without restarts). */
 #ifndef DW_SCHEDULE_H
 #define DW_SCHEDULE_H
 
 #include "deepwell/trainer.h"
 
-/* `step` of 1 or more, options->schedule_steps not 0; formula in trainer.h. */
+/* `step` is 1 or more, and options->schedule_steps is not 0. trainer.h has the formula. */
 double dw__learning_rate(const dw_trainer_options *options, int64_t step);
 
 #endif

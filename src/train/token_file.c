@@ -1,4 +1,4 @@
-/* Which of the formats of token files a file is in. */
+/* Detects the format of a token file. */
 #include "train/token_file.h"
 #include <string.h>
 
@@ -13,7 +13,7 @@ size_t dw__token_store_bytes(dw__token_store store) {
 }
 
 void dw__token_widen(dw__token_store store, const void *stored, int64_t count, int64_t *tokens) {
-    /* memcpy: a piece of a file lies at any address. x86 and ARM are little-endian, as the files. */
+    /* memcpy, because the address may be unaligned. x86 and ARM are little-endian, like the files. */
     const char *at = stored;
     for (int64_t i = 0; i < count; i++) {
         uint16_t u16 = 0;
@@ -46,14 +46,14 @@ static dw_status whole_file(const char *path, uint64_t file_bytes, dw__token_lay
         layout->count = (int64_t)(room / element);
         return DW_OK;
     }
-    return dw__fail(
-        DW_PARSE,
-        "\"%s\" has %llu bytes, which is no whole number of uint%d tokens; it is truncated, or of "
-        "another element type: give the type of .bin files",
-        path, (unsigned long long)file_bytes, 8 * (int)element);
+    return dw__fail(DW_PARSE,
+                    "\"%s\" has %llu bytes, which is not a whole number of uint%d tokens; it is "
+                    "truncated, or of "
+                    "another element type: give the type of .bin files",
+                    path, (unsigned long long)file_bytes, 8 * (int)element);
 }
 
-/* Identifiers below 65536 in 32 bits, read as 16 bits, are every other one zero. */
+/* If identifiers below 65536 are stored in 32 bits, every second 16-bit word is zero. */
 static dw_status refuse_wide(const char *path, const void *head, size_t head_bytes) {
     enum { LEAST = 64 };
     size_t words = head_bytes / 4, nonzero = 0;
@@ -70,7 +70,7 @@ static dw_status refuse_wide(const char *path, const void *head, size_t head_byt
         path);
 }
 
-/* The header that llm.c's data scripts write: 256 32-bit words, magic, version, number of tokens, zeros
+/* The header that llm.c's data scripts write: 256 32-bit words: magic, version, number of tokens, zeros
  * (https://github.com/karpathy/llm.c, dev/data/data_common.py). */
 static dw_status bin_layout(const char *path, const void *head, size_t head_bytes,
                             uint64_t file_bytes, dw__token_store raw, dw__token_layout *layout) {
@@ -99,7 +99,7 @@ static dw_status bin_layout(const char *path, const void *head, size_t head_byte
 dw_status dw__token_check_name(const char *path) {
     if (ends_with(path, ".npy") || ends_with(path, ".bin")) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
-                    "\"%s\" is no file of tokens (.bin or .npy); make one of text with: python -m "
+                    "\"%s\" is not a token file (.bin or .npy); make one of text with: python -m "
                     "deepwell.tokenize --model FOLDER \"%s\" -o tokens.bin",
                     path, path);
 }

@@ -2,9 +2,8 @@
  *
  *     {'descr': '<u2', 'fortran_order': False, 'shape': (1000,), }
  *
- * padded with spaces and ended by a newline. Read by hand: it is not JSON, and a parser of Python's
- * literals would accept more than any writer writes.
- */
+ * padded with spaces and ended by a newline. It is not JSON, and a parser of Python literals would accept
+ * more than any writer produces, so this file parses it directly. */
 #include "train/token_file.h"
 #include <string.h>
 
@@ -32,7 +31,7 @@ static bool take_word(cursor *c, const char *word) {
     return true;
 }
 
-/* The inside of a quoted string without escapes. */
+/* Reads the inside of a quoted string without escapes. */
 static bool take_string(cursor *c, const char **text, size_t *length) {
     skip_spaces(c);
     if (c->at == c->end || (*c->at != '\'' && *c->at != '"')) return false;
@@ -124,7 +123,7 @@ static dw_status read_dictionary(cursor *c, dw__token_layout *layout) {
         seen |= bit;
         if (bit == DESCR) DW_RETURN_IF_FAILED(read_type(c, &layout->store));
         if (bit == SHAPE) DW_RETURN_IF_FAILED(read_shape(c, &layout->count));
-        /* One dimension has one order, whichever is named. */
+        /* An array of one dimension has the same order in both cases. */
         if (bit == ORDER && !take_word(c, "False") && !take_word(c, "True"))
             return fail_syntax(c, "True or False for 'fortran_order'");
     }

@@ -1,5 +1,5 @@
-/* A trainer's life: made, begun, described, destroyed. What a step does is in trainer_step.c, what a checkpoint
- * holds in trainer_checkpoint.c. */
+/* The life of a trainer: create, begin, describe, destroy. trainer_step.c has the steps, trainer_checkpoint.c
+ * the checkpoints. */
 #include "deepwell/step_memory.h"
 #include "kernel/library/onednn.h"
 #include "train/gradient_norm.h"
@@ -23,7 +23,7 @@ static void release(const dw_trainer *t, dw__block *block) {
     *block = (dw__block){0};
 }
 
-/* Pages of this process that are in memory now; 0 when the system does not say. */
+/* Bytes of this process that are resident now; 0 if the system does not report it. */
 static size_t resident_bytes(void) {
     long pages = 0, resident = 0;
     FILE *file = fopen("/proc/self/statm", "re");
@@ -44,7 +44,7 @@ static dw_status read_config(dw_trainer *t) {
     return dw_model_config_load(model, &t->config);
 }
 
-/* Where each parameter lies in the flat blocks. */
+/* Computes the offset of each parameter in the flat blocks. */
 static dw_status lay_out_parameters(dw_trainer *t) {
     enum { ALIGNMENT_ELEMENTS = DW__CPU_ALIGNMENT / sizeof(float) };
     t->count = dw_model_parameter_count(t->config);
@@ -75,7 +75,7 @@ static void release_program(dw__program *p) {
     *p = (dw__program){0};
 }
 
-/* A recipe may round at random where the model itself needs no random numbers. */
+/* A recipe may round stochastically even if the model itself needs no random numbers. */
 static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
     const dw_dim two = 2;
     dw_value seed;
@@ -83,7 +83,7 @@ static dw_status add_seed(const dw_trainer *t, dw_graph *graph) {
     return dw_graph_leaf(graph, DW_ROLE_SEED, "seed", DW_I64, 1, &two, &seed);
 }
 
-/* The loss of a micro-batch; its gradients with respect to all parameters when `training`. */
+/* Builds the graph of a micro-batch's loss and, if `training`, its gradients with respect to all parameters. */
 static dw_status make_program(dw_trainer *t, bool training, dw__program *p) {
     dw_status status = DW_OK;
     dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
@@ -130,7 +130,7 @@ static dw_status bind_leaves(dw_trainer *t, dw__program *p) {
     return DW_OK;
 }
 
-/* Gradients of the micro-batches after the first need room only until they are added. */
+/* The gradients of all micro-batches but the first need memory only until they are added. */
 static dw_status place_accumulation(dw_trainer *t) {
     if (t->options.micro_batch == t->options.batch) return DW_OK;
     size_t pinned = 0;
@@ -189,7 +189,7 @@ static dw_status create(dw_trainer *t, const dw_trainer_options *options) {
     t->library_bytes = dw_plan_library_bytes(t->train.plan);
     if (t->validation && dw_plan_library_bytes(t->validate.plan) > t->library_bytes)
         t->library_bytes = dw_plan_library_bytes(t->validate.plan);
-    /* Small GEMMs go to oneDNN also where no plan has buffers of it. */
+    /* Prepares oneDNN for small GEMMs, which use it even if no plan reserves memory for it. */
     DW_RETURN_IF_FAILED(dw__onednn_prepare());
     t->baseline_bytes = resident_bytes(); /* with graphs, plans and code, before the first block */
     return DW_OK;
@@ -208,7 +208,7 @@ dw_status dw_trainer_create(const dw_trainer_options *options, dw_trainer **trai
     return status;
 }
 
-/* The message of a failure must outlive the cleaning up, so nothing below may fail with one of its own. */
+/* The message of a failure must survive the cleanup, so no call below may record a failure of its own. */
 void dw_trainer_destroy(dw_trainer *t) {
     if (!t) return;
     dw__checkpoints_close(t->checkpoints);
@@ -256,7 +256,7 @@ void dw_trainer_describe(const dw_trainer *t, dw_trainer_info *info) {
 
 /* ---- begin ----------------------------------------------------------------------------------- */
 
-/* Zeros everywhere, so that what lies between parameters adds nothing to a norm. */
+/* The blocks are zeroed, so that the gaps between parameters add nothing to a norm. */
 static dw_status allocate_zeros(dw_trainer *t, dw__block *block) {
     DW_RETURN_IF_FAILED(allocate(t, (size_t)t->elements * sizeof(float), block));
     return dw_device_fill(t->device, block->data, 0, block->bytes);
@@ -275,7 +275,7 @@ static dw_status allocate_batch(dw_trainer *t) {
 
 static dw_status allocate_all(dw_trainer *t) {
     size_t arena_bytes = t->arena.bytes, accumulation_bytes = t->accumulation.bytes;
-    t->arena.bytes = t->accumulation.bytes = 0; /* not there yet */
+    t->arena.bytes = t->accumulation.bytes = 0; /* not allocated yet */
     DW_RETURN_IF_FAILED(allocate_zeros(t, &t->weights));
     DW_RETURN_IF_FAILED(allocate_zeros(t, &t->gradients));
     DW_RETURN_IF_FAILED(allocate_zeros(t, &t->exp_avg));
@@ -285,7 +285,7 @@ static dw_status allocate_all(dw_trainer *t) {
     return allocate_batch(t);
 }
 
-/* AdamW's tensors, the ones that are decayed first. */
+/* AdamW's tensors; those with weight decay come first. */
 static void list_tensors(dw_trainer *t) {
     for (int decayed = 1; decayed >= 0; decayed--) {
         for (uint32_t i = 0; i < t->count; i++) {
@@ -337,7 +337,7 @@ dw_status dw_trainer_begin(dw_trainer *t, int resume) {
     if (resume && !t->options.checkpoint)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "there is nothing to resume from: name the folder of checkpoints");
-    /* A checkpoint copies the files that a saved model has. */
+    /* A checkpoint copies the companion files of the model. */
     if (t->options.checkpoint) DW_RETURN_IF_FAILED(dw_trainer_check_save(t, NULL));
     DW_RETURN_IF_FAILED(open_checkpoints(t, resume));
     DW_RETURN_IF_FAILED(dw__dataset_check(t->data, t->model.vocabulary));

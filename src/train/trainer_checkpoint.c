@@ -1,4 +1,4 @@
-/* What a checkpoint holds, written and read back. */
+/* Writes and reads the contents of a checkpoint. */
 #include "deepwell/safetensors.h"
 #include "train/gradient_norm.h"
 #include "train/manifest.h"
@@ -11,7 +11,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Tensors of optimizer.safetensors: the average of gradients of each parameter, then that of their squares. */
+/* Tensors of optimizer.safetensors: for each parameter the average of its gradients, then the average of
+ * their squares. */
 static const char *const averages[] = {"exp_avg", "exp_avg_sq"};
 
 static const dw__block *average_block(const dw_trainer *t, size_t which) {
@@ -58,7 +59,7 @@ cleanup:
     return status;
 }
 
-/* Where tokenizer files are copied from, NULL for none. */
+/* Folder from which tokenizer files are copied; NULL for none. */
 static const char *source_folder(const dw_trainer *t) {
     struct stat info;
     bool folder = stat(t->options.model, &info) == 0 && S_ISDIR(info.st_mode);
@@ -78,7 +79,7 @@ static dw_status write_into(const dw_trainer *t, const char *folder) {
     return dw__manifest_write(folder, &t->options, t->data, &progress);
 }
 
-/* Names the first parameter that is not finite. */
+/* Fails with the name of the first parameter that is not finite. */
 static dw_status check_finite(const dw_trainer *t, const char *what) {
     if (isfinite(dw__norm(t->weights.data, t->elements, t->norm_scratch))) return DW_OK;
     uint32_t i = 0;
@@ -98,8 +99,9 @@ dw_status dw__trainer_prune(dw_trainer *t) {
     return dw__checkpoints_prune(t->checkpoints, t->options.keep);
 }
 
-/* Older checkpoints stay until a step was applied to the weights of the new one: before that, those weights may be
- * finite and yet give no finite loss. After the last step none follows. */
+/* Older checkpoints stay until a step has been applied to the weights of the new one: those weights may be
+ * finite and still give a loss that is not finite. After the last step no step follows, so they are removed
+ * at once. */
 static dw_status publish(dw_trainer *t) {
     DW_RETURN_IF_FAILED(dw__checkpoints_commit(t->checkpoints));
     t->prune = true;
@@ -116,7 +118,7 @@ dw_status dw_trainer_checkpoint(dw_trainer *t) {
     dw_status status = write_into(t, folder);
     if (status == DW_OK) status = publish(t);
     if (status == DW_OK) return DW_OK;
-    /* Cleaning up may fail for the same reason; the first message is the one that says why. */
+    /* The cleanup may fail for the same reason. The first message says why. */
     char message[1024];
     snprintf(message, sizeof message, "%s", dw_last_error());
     dw__checkpoints_abort(t->checkpoints);
@@ -131,7 +133,7 @@ dw_status dw_trainer_check_save(const dw_trainer *t, const char *folder) {
 }
 
 dw_status dw_trainer_save(dw_trainer *t, const char *folder) {
-    if (!t->begun) return dw__fail(DW_STATE, "call dw_trainer_begin first, and with success");
+    if (!t->begun) return dw__fail(DW_STATE, "call dw_trainer_begin first; it must succeed");
     DW_RETURN_IF_FAILED(check_finite(t, "the model"));
     dw_model_save_options save = DW_MODEL_SAVE_OPTIONS_DEFAULT;
     save.source = source_folder(t);
@@ -171,7 +173,7 @@ cleanup:
     return status;
 }
 
-/* The text of the training graph of `config`: all that it computes, without the weights. dw_text_free. */
+/* Text of the training graph of `config`, which excludes the weights. Release it with dw_text_free. */
 static dw_status graph_text(const dw_trainer *t, const dw_model_config *config, char **text) {
     dw_graph *graph = NULL;
     dw_model_graph_options options = DW_MODEL_GRAPH_OPTIONS_DEFAULT;
@@ -192,11 +194,11 @@ static dw_status check_model(const dw_trainer *t, const char *folder) {
     DW_TRY(graph_text(t, t->config, &mine));
     DW_TRY(graph_text(t, there, &its));
     if (strcmp(mine, its) != 0)
-        DW_TRY(dw__fail(
-            DW_STATE,
-            "the model \"%s\" is not that of the checkpoint \"%s\": their config.json build "
-            "different graphs; resume with the model that the run began with",
-            t->options.model, folder));
+        DW_TRY(dw__fail(DW_STATE,
+                        "the model \"%s\" differs from the model of the checkpoint \"%s\": their "
+                        "config.json build "
+                        "different graphs; resume with the model that the run began with",
+                        t->options.model, folder));
 cleanup:
     dw_text_free(mine);
     dw_text_free(its);

@@ -1,4 +1,4 @@
-/* A trainer's options: copied, so that the caller's strings may go, and checked one by one. */
+/* The options of a trainer: copied, so that the caller may free its strings, and checked. */
 #include "train/trainer_internal.h"
 #include <float.h>
 #include <inttypes.h>
@@ -28,7 +28,7 @@ static dw_status check_count(const char *name, int64_t value, int64_t least, int
                     least, most);
 }
 
-/* Refuses NaN. */
+/* Fails for NaN too. */
 static dw_status check_number(const char *name, double value, double least, double most) {
     if (value >= least && value <= most) return DW_OK;
     return dw__fail(DW_INVALID_ARGUMENT, "%s is %g; use a number from %g to %g", name, value, least,
@@ -75,8 +75,9 @@ static dw_status check_counts(dw_trainer_options *o) {
 }
 
 static dw_status check_numbers(const dw_trainer_options *o) {
-    /* AdamW moves each weight by up to about lr in a step. It divides by the root of an average of squares, plus eps:
-     * in FP32 squares of gradients below 1e-20 are 0, and then eps alone keeps the quotient finite. */
+    /* AdamW moves each weight by up to about lr in a step. It divides by the root of an average of squares
+     * plus eps. In FP32 the square of a gradient below 1e-20 is 0, and then only eps keeps the quotient
+     * finite. */
     const double most_lr = 1.0, least_eps = 1e-20;
     DW_RETURN_IF_FAILED(check_number("lr", o->lr, 0.0, most_lr));
     DW_RETURN_IF_FAILED(check_number("min_lr_ratio", o->min_lr_ratio, 0.0, 1.0));

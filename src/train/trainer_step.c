@@ -1,4 +1,4 @@
-/* One step: micro-batches forward and backward, the norm, AdamW. */
+/* One training step: forward and backward of the micro-batches, the gradient norm, AdamW. */
 #include "train/gradient_norm.h"
 #include "train/permutation.h"
 #include "train/schedule.h"
@@ -10,7 +10,7 @@
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
-/* Row `row` of the micro-batch: sequence `index` of `data`, and one token further as labels. */
+/* Reads row `row` of the micro-batch: sequence `index` of `data`, and the same shifted by one token as labels. */
 static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index, int64_t row) {
     int64_t length = t->options.sequence;
     DW_RETURN_IF_FAILED(dw__dataset_read(data, index, t->model.vocabulary, t->sequence));
@@ -19,8 +19,8 @@ static dw_status read_row(dw_trainer *t, const dw__dataset *data, int64_t index,
     return DW_OK;
 }
 
-/* Sample number n = (step - 1) * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N,
- * in that epoch's order. */
+/* Sample n = (step - 1) * batch + row of the run, counted from 0, is sequence n mod N of epoch n / N in that
+ * epoch's order. */
 static dw_status read_micro_batch(dw_trainer *t, int64_t micro) {
     const dw_trainer_options *o = &t->options;
     int64_t count = dw__dataset_sequences(t->data);
@@ -41,7 +41,7 @@ static dw_status backward_first(dw_trainer *t, const dw_binding *loss, const dw_
                             t->gradients_bound);
 }
 
-/* Part by part; a gradient that a part completes is added to the sum, and its room is free again. */
+/* Runs backward part by part. A gradient that a part completes is added to the sum, and its memory is free again. */
 static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_binding *grad) {
     uint32_t parts = dw_plan_part_count(t->train.plan);
     for (uint32_t part = 0; part < parts; part++) {
@@ -60,7 +60,7 @@ static dw_status backward_more(dw_trainer *t, const dw_binding *loss, const dw_b
     return DW_OK;
 }
 
-/* Loss and gradients of the whole batch: means over its tokens, of which each micro-batch has as many. */
+/* Loss and gradients of the whole batch: means over its tokens. Every micro-batch has the same number of tokens. */
 static dw_status run_batch(dw_trainer *t, double *loss) {
     int64_t micro_batches = t->options.batch / t->options.micro_batch;
     float micro_loss = 0.0f, share = (float)(1.0 / (double)micro_batches);
@@ -83,7 +83,7 @@ static dw_status run_batch(dw_trainer *t, double *loss) {
 
 static dw_status update(dw_trainer *t, double norm, double lr) {
     const dw_trainer_options *o = &t->options;
-    /* As torch.nn.utils.clip_grad_norm_ has it. */
+    /* The formula of torch.nn.utils.clip_grad_norm_. */
     double scale = o->clip > 0.0 ? o->clip / (norm + 1e-6) : 1.0;
     dw_adamw_options adamw = {.struct_size = sizeof adamw,
                               .lr = lr,
@@ -100,7 +100,7 @@ static dw_status update(dw_trainer *t, double norm, double lr) {
     return DW_OK;
 }
 
-/* Names what is not finite. */
+/* Stores the name of the first value that is not finite. */
 static void find_culprit(const dw_trainer *t, dw_train_report *report) {
     const char *name = "a gradient";
     if (!isfinite(report->loss)) {
@@ -118,7 +118,7 @@ static void find_culprit(const dw_trainer *t, dw_train_report *report) {
     snprintf(report->culprit, sizeof report->culprit, "%s", name);
 }
 
-/* The last step must be good too: the weights that it would leave give a loss or gradient that is not finite. */
+/* A bad last step is a failure too: with its weights the loss or a gradient is not finite. */
 static dw_status judge_bad_step(dw_trainer *t, const dw_train_report *report) {
     t->bad_in_a_row++;
     if (t->bad_in_a_row < t->options.bad_steps && t->step < t->options.steps) return DW_OK;
@@ -135,7 +135,7 @@ static dw_status judge_bad_step(dw_trainer *t, const dw_train_report *report) {
 
 static dw_status check_begun(const dw_trainer *t) {
     if (t->begun) return DW_OK;
-    return dw__fail(DW_STATE, "call dw_trainer_begin first, and with success");
+    return dw__fail(DW_STATE, "call dw_trainer_begin first; it must succeed");
 }
 
 dw_status dw_trainer_step(dw_trainer *t, dw_train_report *report) {

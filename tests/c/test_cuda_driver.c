@@ -26,7 +26,7 @@ static void too_old(void *context) {
     (void)context;
     load_fake_driver();
     fake->version = 11080;
-    expect_failure("it serves CUDA 11.8, Deepwell needs CUDA 12.0 (driver 525) or later");
+    expect_failure("it supports CUDA 11.8, Deepwell needs CUDA 12.0 (driver 525) or later");
 }
 
 static void no_gpu(void *context) {

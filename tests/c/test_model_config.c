@@ -151,7 +151,7 @@ static void configurations_of_every_wrong_kind(void **state) {
         {QWEN3 "\"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]}", DW_PARSE,
          "and there is no sliding_window"},
         {MISTRAL "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]}", DW_UNSUPPORTED,
-         "which transformers' MistralForCausalLM does not honour"},
+         "which transformers' MistralForCausalLM does not support"},
     };
     for (size_t i = 0; i < DW_COUNT(cases); i++)
         expect_refused(cases[i].text, strlen(cases[i].text), cases[i].status, cases[i].part);

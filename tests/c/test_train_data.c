@@ -393,7 +393,7 @@ static void checkpoints_with_wrong_names(void **state) {
 
     assert_int_equal(mkdir(in_folder("ck/step-000000000030"), 0777), 0);
     write_file("ck/step-000000000030/model.safetensors", "x", 1);
-    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "ck/step-000000000030\" is no complete");
+    FAILS(dw__checkpoints_open(path, &c), DW_STATE, "ck/step-000000000030\" is not a complete");
     OK(dw__folder_remove(in_folder("ck/step-000000000030")));
 
     assert_int_equal(symlink("step-000000000010", in_folder("ck/step-000000000020")), 0);

@@ -410,7 +410,7 @@ def test_weights_that_do_not_fit_are_all_named(tmp_path):
     message = str(raised.value)
     assert '"model.norm.weight" is missing' in message
     assert "has the shape [56, 31], expected [56, 32]" in message
-    assert '"model.layers.2.mlp.up_proj.weight" is no parameter of this model' in message
+    assert '"model.layers.2.mlp.up_proj.weight" is not a parameter of this model' in message
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

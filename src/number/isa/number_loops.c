@@ -1,7 +1,8 @@
-/* Inner loops of number formats. All of it is integer arithmetic, exact floating-point operations, or single IEEE
- * operations, so every instruction set gives the same bits (this folder is compiled without contraction).
+/* Inner loops of number formats. They use only integer arithmetic, exact floating-point operations and single
+ * IEEE operations, so every instruction set gives the same bits (this folder is compiled without
+ * contraction).
  *
- * Codes are made sixteen at a time, a group: as many vectors as that takes, then one store of bytes. */
+ * Codes are computed in groups of sixteen: as many vectors as a group needs, then one store of bytes. */
 #include "number/number_loops.h"
 #include "base/transpose.h"
 #include "base/vector.h"
@@ -17,7 +18,7 @@ enum { F32_FRACTION = 23, F32_BIAS = 127, GROUP = 16, VECTORS = GROUP / DW_LANES
 #define INFINITE 0x7F800000u
 #define NOT_A_NUMBER 0x7FC00000u
 
-/* The fields of a byte format; constants where they are used. */
+/* The fields of a byte format. Callers pass constants. */
 typedef struct fields {
     uint32_t sign;
     int fraction, bias;
@@ -34,7 +35,7 @@ static const fields fields_E2M1 = {0x8, 1, 1, 0x7, 0x7, 0x7, false};
 DW_INLINE uint32_t least_normal(fields f) {
     return (uint32_t)(F32_BIAS - f.bias + 1) << F32_FRACTION;
 }
-/* The largest number as an F32. */
+/* The format's largest number as F32 bits. */
 DW_INLINE uint32_t largest_bits(fields f) {
     return (f.largest << (F32_FRACTION - f.fraction)) +
            ((uint32_t)(F32_BIAS - f.bias) << F32_FRACTION);
@@ -42,7 +43,7 @@ DW_INLINE uint32_t largest_bits(fields f) {
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
-/* Of numbers below 2^31. */
+/* Minimum of numbers below 2^31. */
 DW_INLINE vu min_u(vu a, vu b) {
 #if DW_VECTOR_AVX512
     return (vu)_mm512_min_epu32((__m512i)a, (__m512i)b);
@@ -63,7 +64,7 @@ DW_INLINE vu max_u(vu a, vu b) {
     return (b & less) | (a & ~less);
 #endif
 }
-/* yes where the mask's lane is all ones, no where it is 0. */
+/* `yes` in lanes where the mask is all ones, `no` where it is 0. */
 DW_INLINE vu select_u(vu mask, vu yes, vu no) { return (yes & mask) | (no & ~mask); }
 DW_INLINE vu above(vu a, uint32_t b) { return (vu)((vi)a > (vi)v_set_uint(b)); } /* below 2^31 */
 
@@ -77,7 +78,7 @@ typedef struct group {
     vu v[VECTORS];
 } group;
 
-/* The low bytes. Other bits are cleared here. */
+/* Stores the low byte of each lane and ignores the other bits. */
 DW_INLINE void store_bytes(group g, uint8_t *to) {
 #if DW_VECTOR_AVX512
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)g.v[0]));
@@ -164,10 +165,10 @@ static uint32_t finite_amax(const float *x, int64_t count) {
 
 /* ---- encoding -------------------------------------------------------------------------------- */
 
-/* The code of a magnitude below twice the format's range, in the low byte. To it is added the power of two whose
- * ulp is the quantum of its binade (below the normal numbers: of the lowest), so that the sum is rounded to that
- * quantum and its low bits count quanta; a normal number's hidden bit among them adds one to the exponent field.
- * The power of two itself leaves no mark in the low byte. */
+/* The code of a magnitude below twice the format's range, in the low byte. The function adds the power of two
+ * whose ulp is the quantum of the magnitude's binade (of the lowest normal binade for subnormals). The sum is
+ * rounded to that quantum, and its low bits count quanta; the hidden bit of a normal number among them adds
+ * one to the exponent field. The power of two itself does not affect the low byte. */
 DW_INLINE vu nearest(fields f, vu magnitude) {
     const int shift = F32_FRACTION - f.fraction;
     vu binade = max_u(magnitude & INFINITE, v_set_uint(least_normal(f)));
@@ -197,8 +198,9 @@ DW_INLINE vu shift_right(vu x, vu by) {
 #endif
 }
 
-/* The same with stochastic rounding. What is dropped, in units of 2^-32 of the quantum, plus the word carries
- * into the code. Shifts by 32 and more give 0, negative ones (as unsigned: more) too. */
+/* As nearest(), with stochastic rounding. The dropped part, in units of 2^-32 of the quantum, plus the random
+ * word carries into the code. Shifts by 32 or more give 0, and so do negative shifts, which are large as
+ * unsigned numbers. */
 DW_INLINE vu stochastic(fields f, vu magnitude, vu word) {
     vu field = magnitude >> F32_FRACTION;
     const uint32_t least = (uint32_t)(F32_BIAS - f.bias + 1);
@@ -206,7 +208,7 @@ DW_INLINE vu stochastic(fields f, vu magnitude, vu word) {
     field = max_u(field, v_set_uint(1));
     vu normal = max_u(field, v_set_uint(least));
     vu shift = normal - field + (uint32_t)(F32_FRACTION - f.fraction);
-    /* Shifted left, what is kept leaves at the top; what is shifted by more than 32 goes to the right. */
+    /* The left shift drops the kept bits at the top. A shift by more than 32 becomes a right shift. */
     vu share = shift_left(significand, 32 - shift) | shift_right(significand, shift - 32);
     vu kept = shift_right(significand, shift);
     vu carry = (vu)(share > ~word) & 1; /* share + word >= 2^32 */
@@ -224,9 +226,9 @@ DW_INLINE vu saturated(fields f, vf x, const uint32_t *words) {
     return magnitude_code(f, magnitude, words) | sign_code(f, (vu)x);
 }
 
-/* dw_encode's element; `beyond` is what exceeds the largest number. */
+/* One element of dw_encode. `beyond` is the code of values above the largest number. */
 DW_INLINE vu encoded(fields f, vf x, uint32_t beyond, const uint32_t *words) {
-    /* Twice the largest exceeds it however it is rounded. */
+    /* Twice the largest number exceeds it after any rounding. */
     const uint32_t enough = largest_bits(f) + (1u << F32_FRACTION);
     vu magnitude = (vu)x & ~SIGN, sign = sign_code(f, (vu)x);
     vu code = magnitude_code(f, min_u(magnitude, v_set_uint(enough)), words) & 0xFF;
@@ -235,8 +237,8 @@ DW_INLINE vu encoded(fields f, vf x, uint32_t beyond, const uint32_t *words) {
     return select_u(above(magnitude, INFINITE), nan, code);
 }
 
-/* A loop over `count` elements in groups: `expression` is the code of the vector x (whose random words, if any,
- * are at w). The last ones are computed in a group of their own, filled up with zeros. */
+/* Loops over `count` elements in groups. `expression` is the code of the vector x, whose random words, if
+ * any, are at w. The last elements form a group padded with zeros. */
 #define ENCODE_GROUPS(x_at, count, words_at, codes_at, expression)                                 \
     do {                                                                                           \
         const float *x_ = (x_at);                                                                  \
@@ -315,13 +317,13 @@ static void mx_scales(const dw__mx_rule *rule, const uint32_t *most, int64_t blo
         code = most[i] == INFINITE ? (int)r.for_inf : code;
         code = most[i] > INFINITE ? 0xFF : code;
         codes[i] = (uint8_t)code;
-        /* 2^(127 - code); of code 254 (and NaN) a subnormal number. */
+        /* 2^(127 - code). For code 254 and for NaN the result is a subnormal number. */
         factors[i] =
             dw__f32_from_bits(code < 254 ? (uint32_t)(254 - code) << F32_FRACTION : 0x00400000u);
     }
 }
 
-/* E4M3 of numbers that are not negative, and back, one at a time. */
+/* Encodes and decodes nonnegative E4M3 numbers one at a time. */
 static uint32_t encode_scale(float value) {
     const fields f = fields_E4M3;
     const int shift = F32_FRACTION - f.fraction;
@@ -415,7 +417,7 @@ DW_INLINE void decode_all(fields f, const uint8_t *codes, int64_t count, int64_t
 
 /* ---- the formats ----------------------------------------------------------------------------- */
 
-/* Each with words and without, and with the lengths of blocks that exist as constants. */
+/* Defines each loop with and without random words, and for the block lengths that are used as constants. */
 #define DEFINE(format)                                                                             \
     static void encode_##format(const float *x, int64_t count, dw_overflow overflow,               \
                                 const uint32_t *words, uint8_t *codes) {                           \
@@ -480,7 +482,7 @@ static void words(const dw_random *random, uint64_t first, int64_t count, uint32
             blocks[i] = (first + (uint64_t)done) / BLOCK + (uint64_t)i;
         vu made[BLOCK];
         dw__philox_lanes(seed, random->stream, blocks, made);
-        for (int i = 0; i < DW_LANES; i += BLOCK) /* word w of block i to 4 * i + w */
+        for (int i = 0; i < DW_LANES; i += BLOCK) /* moves word w of block i to 4 * i + w */
             dw__transpose_quad((const float *)made + i, DW_LANES, (float *)(out + done) + BLOCK * i,
                                BLOCK);
     }
@@ -490,7 +492,7 @@ static void words(const dw_random *random, uint64_t first, int64_t count, uint32
     }
 }
 
-/* The side whose rows lie further apart is walked along its rows: the other one is small and in cache. */
+/* Walks along the rows of the side with the larger stride, because the other side is small and in cache. */
 static void transpose(const float *from, int64_t from_stride, int64_t rows, int64_t cols, float *to,
                       int64_t to_stride) {
     int64_t whole_rows = rows / DW_QUAD * DW_QUAD, whole_cols = cols / DW_QUAD * DW_QUAD;
@@ -510,7 +512,7 @@ static void transpose(const float *from, int64_t from_stride, int64_t rows, int6
             to[j * to_stride + i] = from[i * from_stride + j];
 }
 
-/* One run; `size` is a constant where it is called. */
+/* Transforms one run. Callers pass a constant `size`. */
 DW_INLINE void transform(const float *x, const float *before, const float *after, int size,
                          float scale, float *result) {
     enum { MOST = 128 };

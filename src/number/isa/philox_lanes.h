@@ -1,12 +1,12 @@
-/* Philox4x32-10 (number/philox.h) on DW_LANES counters side by side. */
+/* Philox4x32-10 (number/philox.h) on DW_LANES counters at once. */
 #ifndef DW_PHILOX_LANES_H
 #define DW_PHILOX_LANES_H
 
 #include "base/vector.h"
 #include "number/philox.h"
 
-/* The 64-bit products of lanes, as high and low words. x86 multiplies the even lanes of a vector; the
- * odd ones are shifted into their place, and the halves blended back. */
+/* Multiplies lanes to 64 bits and returns high and low words. x86 multiplies the even lanes of a vector; the
+ * odd lanes are shifted into their place, and the halves are blended. */
 static inline void dw__multiply_wide(vu x, uint32_t by, vu *high, vu *low) {
 #if DW_VECTOR_AVX512
     const __mmask16 odd_lanes = 0xaaaa;
@@ -31,7 +31,7 @@ static inline void dw__multiply_wide(vu x, uint32_t by, vu *high, vu *low) {
 #endif
 }
 
-/* words[w] lane i: word w of the block number block[i]. */
+/* words[w] lane i is word w of block number block[i]. */
 static inline void dw__philox_lanes(const int64_t seed[2], int64_t stream,
                                     const uint64_t block[DW_LANES], vu words[4]) {
     uint32_t low_word[DW_LANES], second_word[DW_LANES];
@@ -61,7 +61,7 @@ static inline void dw__philox_lanes(const int64_t seed[2], int64_t stream,
     words[3] = x3;
 }
 
-/* dw__philox_to_uniform on lanes: 24 bits, so a signed conversion is exact. */
+/* dw__philox_to_uniform on lanes. 24 bits make a signed conversion exact. */
 static inline vf dw__philox_lanes_to_uniform(vu words) {
     return __builtin_convertvector((vi)(words >> 8), vf) * 0x1p-24f;
 }
