@@ -1,4 +1,4 @@
-/* Who is to compute a plan's operations: our kernels where there are some for the GPU, else the framework's library. */
+/* Selects the kernels of a plan's operations: ours if the GPU has one, else the framework's library. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "kernel/cuda/attention.h"
@@ -10,7 +10,7 @@
 enum { TEXT_MOST = 192 };
 static const dw__json_limits limits = {.depth = 8, .values = 1 << 12};
 
-/* Where the planner's rate of such kernels comes from. */
+/* Origin of the planner's rate for such kernels. */
 static const char *origin_of(const char *constant) {
     for (size_t at = 0; at < DW__CONSTANT_COUNT; at++)
         if (strcmp(dw__constant_table[at].name, constant) == 0)
@@ -30,7 +30,8 @@ static const char *constant_of(const char *kind, int capability, char *name, siz
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* One rank's call. Where context parallelism cuts the sequence it is made of squares of a piece's length. */
+/* The attention call of one rank. If context parallelism cuts the sequence, it consists of squares of a
+ * piece's length. */
 static dw_attention call_of(const dw_autoplan *plan) {
     const dw_planner_model *model = &plan->model;
     const dw_layout *layout = &plan->layout;
@@ -59,7 +60,7 @@ static dw_attention call_of(const dw_autoplan *plan) {
     return call;
 }
 
-/* Which of explain.h's candidates a framework takes; NULL: whichever they choose. */
+/* The candidate of explain.h that a framework uses; NULL if it uses the candidate that explain.h chooses. */
 static const char *habit_of(const dw_layout *layout) {
     if (layout->unfused_attention) return "math";
     if (layout->framework == DW_FRAMEWORK_OWN) return NULL;
@@ -77,7 +78,7 @@ static void name_tiles(const dw_attention *call, dw__attention_pass pass, const 
 
 typedef struct taken {
     char kernel[TEXT_MOST], source[TEXT_MOST];
-    double rate; /* measured alone */
+    double rate; /* measured in isolation */
 } taken;
 
 static dw_status take_candidate(const json_t *report, const char *habit, taken *t) {
@@ -95,21 +96,22 @@ static dw_status take_candidate(const json_t *report, const char *habit, taken *
         if (!name || strcmp(name, chosen) != 0) continue;
         snprintf(t->kernel, sizeof t->kernel, "%s",
                  strcmp(name, "deepwell") != 0 && source ? source : name);
-        if (!(seconds > 0) || strcmp(name, "math") == 0) continue; /* an estimate, no measurement */
+        if (!(seconds > 0) || strcmp(name, "math") == 0) continue; /* not a measurement */
         t->rate = json_number_value(json_object_get(report, "flops")) / seconds;
         snprintf(t->source, sizeof t->source, "%s", from ? from : "");
     }
     return DW_OK;
 }
 
-/* Of kernels that are there, and that nobody is sent to. */
+/* Mentions kernels that exist but are not selected. */
 static const char *unproven_for(const dw_hardware *hardware) {
     return hardware->capability == 100 || hardware->capability == 103
                ? " but one that is proven on the emulator, not run on hardware"
                : "";
 }
 
-/* The registry knows sm_90a alone; elsewhere, or with a call that it refuses, it is the framework's library. */
+/* The registry covers only sm_90a. On other GPUs, and for calls that it does not support, the framework's
+ * library runs. */
 static dw_status take_attention(const dw_autoplan *plan, int backward, taken *t) {
     static const char arch[] = "sm_90a";
     dw_attention call = call_of(plan);
@@ -119,7 +121,7 @@ static dw_status take_attention(const dw_autoplan *plan, int backward, taken *t)
     dw_status status = DW_OK;
     const char *other = !habit || strcmp(habit, "cudnn") == 0 ? "cuDNN"
                         : strcmp(habit, "flash") == 0         ? "FlashAttention-2"
-                                                              : "unfused products";
+                                                              : "unfused matmuls";
     *t = (taken){0};
     snprintf(t->kernel, sizeof t->kernel,
              "the framework's library (%s); no kernel registered for %s%s", other,
@@ -142,7 +144,7 @@ cleanup:
     return status;
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- GEMMs ---------------------------------------------------------------------------------- */
 
 static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost, taken *t) {
     char constant[32], recipe[32] = "bf16";
@@ -151,7 +153,7 @@ static void take_product(const dw_autoplan *plan, const dw_operation_cost *cost,
     if (cost->low)
         snprintf(recipe, sizeof recipe, "%s", dw_train_precision_name(plan->layout.precision));
     snprintf(t->kernel, sizeof t->kernel, "the framework's library (%s, %s); none registered%s",
-             grouped ? "grouped product" : "cuBLASLt", recipe,
+             grouped ? "grouped GEMM" : "cuBLASLt", recipe,
              grouped ? "" : unproven_for(plan->hardware));
     snprintf(t->source, sizeof t->source, "%s",
              grouped ? origin_of("gemm_grouped")
@@ -166,7 +168,7 @@ static int is_product(const dw_operation_cost *cost) {
     return cost->operations > 1.001 * cost->bytes / 2 || strcmp(cost->name, "attention") == 0;
 }
 
-/* The same operation in other layers or passes; attention's passes are different kernels. */
+/* True for the same operation in another layer or pass. The passes of attention are different kernels. */
 static int is_same(const dw_operation_cost *a, const dw_operation_cost *b) {
     if (strcmp(a->name, b->name) != 0 || a->low != b->low) return 0;
     return strcmp(a->name, "attention") != 0 || strcmp(a->pass, b->pass) == 0;

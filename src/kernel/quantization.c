@@ -1,7 +1,7 @@
 #include "kernel/quantization.h"
 #include <string.h>
 
-enum { RUN = 16 }; /* of a rotation */
+enum { RUN = 16 }; /* length of a rotation */
 
 dw_status dw__quantization_of(const dw__call *call, dw__quantization *q) {
     const dw__tensor *x = &call->inputs[0], *seed = &call->inputs[1];
@@ -48,8 +48,7 @@ size_t dw__quantize_scratch(const dw__quantization *q) {
 
 /* ---- steps ----------------------------------------------------------------------------------------- */
 
-/* A last run that is shorter stays as it is: it does so in both operands of a product, which is then still
- * the same product. */
+/* A shorter last run is not rotated. This holds for both operands of a matmul, so its result stays the same. */
 static dw_status rotate(const dw__quantization *q, const float *x, int64_t row_stride, float *out) {
     dw_hadamard_options options = DW_HADAMARD_OPTIONS_DEFAULT;
     options.size = RUN;
@@ -90,7 +89,7 @@ dw_status dw__quantize_encode(const dw__quantization *q, const float *x, int64_t
 dw_status dw__quantize_decode(const dw__quantization *q, const void *scratch, int64_t first,
                               int64_t count, float *result) {
     dw_block_options options = q->options;
-    options.tensor_scale = 1.0f; /* applied to the product */
+    options.tensor_scale = 1.0f; /* multiplies the matmul's result instead */
     int64_t scale_row = options.square ? first / q->layout.block : first;
     const char *codes = (const char *)scratch + first * q->layout.row_bytes;
     const uint8_t *scales =

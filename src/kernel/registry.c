@@ -1,4 +1,4 @@
-/* The registry: all lists of kernels merged, per operation, in order of preference. */
+/* The registry: merges all lists of kernels, per operation, in order of preference. */
 #include "kernel/kernel.h"
 #include <assert.h>
 #include <pthread.h>
@@ -10,13 +10,13 @@ static const dw__kernel *const *const lists[] = {
     dw__kernels_cpu_attention, dw__kernels_cpu_elementwise,
     dw__kernels_cpu_norm,      dw__kernels_cpu_data,
     dw__kernels_cpu_loss,      dw__kernels_cpu_quantize,
-    dw__kernels_reference, /* last: takes everything */
+    dw__kernels_reference, /* last, because it supports every call */
 };
 
 static const dw__kernel *candidates[DW_OP_COUNT][MAX_CANDIDATES + 1]; /* NULL-terminated */
 static pthread_once_t merged = PTHREAD_ONCE_INIT;
 
-/* Contracts that every list must keep are checked here, once. */
+/* Checks the contracts of every list, once. */
 static void merge_lists(void) {
     uint8_t counts[DW_OP_COUNT] = {0};
     for (size_t i = 0; i < DW_COUNT(lists); i++) {
@@ -96,7 +96,7 @@ int64_t dw__tensor_count(const dw__tensor *tensor) {
     return count;
 }
 
-/* Axes of one element may have any stride; so may all, when there is nothing to step over. */
+/* An axis of one element may have any stride. In a tensor without elements all axes may. */
 bool dw__tensor_is_contiguous(const dw__tensor *tensor) {
     int64_t expected = 1;
     if (dw__tensor_count(tensor) == 0) return true;

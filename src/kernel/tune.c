@@ -1,4 +1,4 @@
-/* Measurements on disk: see tune.h. */
+/* Measurements on disk; see tune.h. */
 #include "kernel/tune.h"
 #include "base/json.h"
 #include "device/device.h"
@@ -11,14 +11,14 @@
 
 enum { MOST_BYTES = 1 << 24 };
 
-/* "NVIDIA_H200.json" */
+/* Makes the file name, such as "NVIDIA_H200.json". */
 static dw_status name_of(const char *gpu, dw__text *name) {
     for (; *gpu; gpu++)
         DW_RETURN_IF_FAILED(dw__text_printf(name, "%c", isalnum((unsigned char)*gpu) ? *gpu : '_'));
     return dw__text_printf(name, ".json");
 }
 
-/* NULL: there is no sound file. */
+/* *root is NULL if there is no valid file. */
 static dw_status read_file(const dw__private *folder, const char *name, json_t **root) {
     const dw__json_limits limits = {.depth = 4, .values = 1 << 20};
     char *bytes = NULL;
@@ -34,7 +34,7 @@ static dw_status read_file(const dw__private *folder, const char *name, json_t *
     return status == DW_OUT_OF_MEMORY ? status : DW_OK;
 }
 
-/* Whether there is a time, or why there is none. */
+/* True if the entry has a time or the reason for its absence. */
 static bool says_something(const json_t *entry) {
     const char *failure = json_string_value(json_object_get(entry, "failure"));
     return (failure && *failure) || json_number_value(json_object_get(entry, "seconds")) > 0.0;
@@ -45,7 +45,7 @@ static void copy_text(const json_t *text, char *to, size_t bytes) {
     snprintf(to, bytes, "%s", from ? from : "");
 }
 
-/* A class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and "with". */
+/* A shape class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and "with". */
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found) {
     dw_status status = DW_OK;
@@ -86,14 +86,14 @@ static dw_status lock_beside(const dw__private *folder, const char *name, int *l
     return status;
 }
 
-/* Takes `value`. */
+/* Sets a member. Takes ownership of `value`. */
 static dw_status set(json_t *object, const char *key, json_t *value) {
     return json_object_set_new(object, key, value) == 0
                ? DW_OK
                : dw__fail_memory("a measurement", strlen(key));
 }
 
-/* The object under `key`, made if it is not there. */
+/* Returns the object under `key`. Makes it if it is missing. */
 static dw_status enter(json_t *object, const char *key, json_t **member) {
     *member = json_object_get(object, key);
     if (json_is_object(*member)) return DW_OK;
@@ -114,7 +114,7 @@ static dw_status check(const dw_tune_time *time) {
     return DW_OK;
 }
 
-/* Bytes of the first line, as far as it is UTF-8, that fit into dw__tuned. */
+/* Length of the first line, truncated at the first byte that is not UTF-8 and to the size of dw__tuned. */
 static size_t plain_bytes(const char *text) {
     size_t bytes = 0, most = sizeof((dw__tuned *)NULL)->failure - 1;
     for (int length; (length = dw__utf8_length(text + bytes)) > 0; bytes += (size_t)length)
@@ -129,7 +129,7 @@ static json_t *entry_of(const dw_tune_time *time) {
     return json_pack("{s:f, s:f}", "seconds", time->seconds, "error", time->error);
 }
 
-/* Whether all of `times` are there, measured with `with`. */
+/* True if all of `times` are present, measured with `with`. */
 static bool has_all(const json_t *of_class, const char *with, const dw_tune_time *times,
                     size_t count) {
     const char *before = json_string_value(json_object_get(of_class, "with"));
@@ -156,7 +156,7 @@ dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *w
     DW_TRY(enter(root, "measured", &measured));
     DW_TRY(enter(measured, shape_class, &of_class));
     if (with && has_all(of_class, with, times, count)) goto cleanup;
-    if (with) json_object_clear(of_class); /* measured with something else */
+    if (with) json_object_clear(of_class); /* the old times were measured with something else */
     if (with) DW_TRY(set(of_class, "with", json_string(with)));
     for (size_t i = 0; i < count; i++) DW_TRY(set(of_class, times[i].name, entry_of(&times[i])));
     DW_TRY(dw__json_write(root, &text));

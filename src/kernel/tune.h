@@ -1,4 +1,5 @@
-/* Times that were measured, on disk: one file per GPU model, read whole, changed under a lock, replaced whole. */
+/* Measured times on disk. Each GPU model has one file, which is read whole, changed under a lock and replaced
+ * whole. */
 #ifndef DW_TUNE_H
 #define DW_TUNE_H
 
@@ -6,17 +7,18 @@
 
 #include "deepwell/explain.h"
 
-/* What is written down of one candidate of a class. */
+/* Record of one candidate of a shape class. */
 typedef struct dw__tuned {
-    double seconds, error; /* seconds 0: it failed */
-    char failure[256];     /* why */
-    char with[256];        /* what the class was measured with; empty: not said */
+    double seconds, error; /* seconds is 0 if it failed */
+    char failure[256];     /* reason of the failure */
+    char with[256];        /* software that the class was measured with; empty if unknown */
 } dw__tuned;
 
-/* DW_NOT_FOUND: nothing was measured, or the file is damaged (the next measurement begins a new one). */
+/* Returns DW_NOT_FOUND if nothing was measured or the file is damaged. The next measurement then starts a new
+ * file. */
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found);
-/* `with` NULL: replaces what there is of the named ones; else as dw_tune_publish. */
+/* If `with` is NULL, replaces the entries of the named candidates; else works like dw_tune_publish. */
 dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
                          const dw_tune_time *times, size_t count);
 

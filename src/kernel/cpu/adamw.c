@@ -1,7 +1,6 @@
-/* AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory: four streams in, three
- * out. The elements of all tensors are numbered through and cut into equal tasks, so that thousands
- * of small tensors and one large one share the threads alike.
- */
+/* AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory: four streams in, three out. The
+ * elements of all tensors are numbered consecutively and divided into equal tasks, so that the threads share
+ * thousands of small tensors as evenly as one large tensor. */
 #include "base/pool.h"
 #include "deepwell/engine.h"
 #include "kernel/cpu/cpu.h"
@@ -35,11 +34,11 @@ static dw__adamw_constants make_constants(const dw_adamw_options *options) {
 typedef struct update {
     const dw_adamw_tensor *tensors;
     uint32_t count;
-    int64_t *starts; /* number of each tensor's first element; starts[count] is the total */
+    int64_t *starts; /* first element of each tensor; starts[count] is the total */
     dw__adamw_constants constants;
 } update;
 
-/* The last tensor that starts at or before `element`. */
+/* Returns the last tensor that starts at or before `element`. */
 static uint32_t tensor_of(const update *u, int64_t element) {
     uint32_t low = 0, high = u->count - 1;
     while (low < high) {
@@ -115,7 +114,7 @@ dw_status dw_adamw_step(const dw_adamw_tensor *tensors, uint32_t count,
     size_t bytes = ((size_t)count + 1) * sizeof(int64_t);
     update u = {.tensors = tensors, .count = count, .constants = make_constants(options)};
     u.starts = dw__malloc(bytes);
-    if (!u.starts) return dw__fail_memory("where each tensor of an AdamW step starts", bytes);
+    if (!u.starts) return dw__fail_memory("the offsets of an AdamW step's tensors", bytes);
     u.starts[0] = 0;
     for (uint32_t i = 0; i < count; i++) u.starts[i + 1] = u.starts[i] + tensors[i].count;
     dw__pool_run(dw__ceil_div(u.starts[count], TASK_ELEMENTS), update_task, &u);

@@ -1,4 +1,4 @@
-/* Attention in F32 without the S x S matrix: operands, partition into the pool's tasks, kernels. */
+/* Attention in F32 without the S x S matrix: operands, division into tasks for the pool, kernels. */
 #include "kernel/cpu/attention.h"
 #include "base/pool.h"
 
@@ -51,7 +51,7 @@ static bool read_dropout(const dw__call *call, dw__attention *out) {
     return true;
 }
 
-/* What forward and backward have in common: inputs 0 to 4 and the attributes. */
+/* Reads what forward and backward share: inputs 0 to 4 and the attributes. */
 static bool read_common(const dw__call *call, dw__attention *out) {
     const dw__tensor *q = &call->inputs[0], *k = &call->inputs[1], *v = &call->inputs[2];
     *out = (dw__attention){0};
@@ -102,19 +102,19 @@ static bool read_backward(const dw__call *call, dw__attention *out) {
 }
 
 static dw_status misfit(const char *kernel) {
-    return dw__fail(DW_INTERNAL, "%s was given a call that it does not fit", kernel);
+    return dw__fail(DW_INTERNAL, "%s does not support this call", kernel);
 }
 
 static int64_t blocks_of(int64_t extent, int64_t block) { return (extent + block - 1) / block; }
 
-/* A multiple of the cache line, so that workers do not share one. */
+/* Rounds up to whole cache lines, so that workers do not share one. */
 static size_t per_worker(size_t floats) { return (floats + 15) / 16 * 16; }
 
 typedef struct job {
     dw__attention attention;
     const dw__attention_loops *loops;
     float *scratch;
-    size_t floats; /* of scratch, per worker */
+    size_t floats; /* floats of scratch per worker */
 } job;
 
 /* ---- forward ----------------------------------------------------------------------------------- */
@@ -135,7 +135,7 @@ static void forward_task(void *context, int64_t index, int worker) {
     const job *j = context;
     const dw__attention *a = &j->attention;
     int64_t blocks = blocks_of(a->queries, DW_ATTENTION_QUERIES);
-    /* Under a causal mask the last block has the most keys: it starts first. */
+    /* Under a causal mask the last block has the most keys, so it starts first. */
     int64_t block = blocks - 1 - index % blocks, head = index / blocks % a->heads;
     j->loops->forward(a, index / blocks / a->heads, head, block * DW_ATTENTION_QUERIES,
                       j->scratch + (size_t)worker * j->floats);
@@ -165,7 +165,7 @@ static size_t backward_scratch(const dw__call *call) {
            sizeof(float);
 }
 
-/* All three gradients of one (batch, key head): five products per tile. */
+/* Computes all three gradients of one (batch, key head): five matmuls per tile. */
 static void whole_head_task(void *context, int64_t index, int worker) {
     const job *j = context;
     const dw__attention *a = &j->attention;
@@ -183,7 +183,7 @@ static void whole_head_task(void *context, int64_t index, int worker) {
     j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
 }
 
-/* dk and dv of one block of keys. */
+/* Computes dk and dv of one block of keys. */
 static void key_block_task(void *context, int64_t index, int worker) {
     const job *j = context;
     const dw__attention *a = &j->attention;
@@ -204,7 +204,7 @@ static void key_block_task(void *context, int64_t index, int worker) {
     j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
 }
 
-/* dq of one block of queries. */
+/* Computes dq of one block of queries. */
 static void query_block_task(void *context, int64_t index, int worker) {
     const job *j = context;
     const dw__attention *a = &j->attention;
@@ -225,8 +225,8 @@ static void query_block_task(void *context, int64_t index, int worker) {
     j->loops->backward(a, &part, j->scratch + (size_t)worker * j->floats);
 }
 
-/* Two passes cost seven products per tile instead of five: worth it when whole heads would leave
- * threads idle for longer than that. Either way gives the same bits. */
+/* Two passes cost seven matmuls per tile instead of five. They pay if whole heads would leave threads idle
+ * for longer than that. Both give the same bits. */
 static bool wants_two_passes(const dw__attention *a) {
     int64_t tasks = a->batches * a->key_heads, threads = dw__pool_threads();
     return blocks_of(tasks, threads) * threads * 5 > tasks * 7;

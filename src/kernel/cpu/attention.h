@@ -1,23 +1,21 @@
-/* Tiled attention on the CPU: what the strategy (attention.c) hands to the inner loops
- * (isa/attention_loops.c), which exist once per instruction set.
+/* Tiled attention on the CPU: the interface between the strategy (attention.c) and the inner loops
+ * (isa/attention_loops.c), which are compiled once per instruction set.
  *
- * Scores are computed transposed, tile by tile: S^T [keys, queries] = K Q^T. Queries then lie along
- * vector lanes, so that maxima, sums and exponentials need no horizontal step, and of all operands only
- * the small block of Q (and of dO) is ever transposed; K and V are read where they lie.
- */
+ * Scores are computed transposed, tile by tile: S^T [keys, queries] = K Q^T. Queries are then in vector
+ * lanes, so that maxima, sums and exponentials need no horizontal step. Only the small block of Q (and of dO)
+ * is ever transposed; K and V are read in place. */
 #ifndef DW_ATTENTION_H
 #define DW_ATTENTION_H
 
 #include "kernel/cpu/cpu.h"
 
 enum {
-    DW_ATTENTION_QUERIES =
-        64, /* of a tile; its keys likewise: S^T is 16 KB, K and V tiles as much */
+    DW_ATTENTION_QUERIES = 64, /* of a tile, and its keys too: S^T, K and V tiles are 16 KB each */
     DW_ATTENTION_KEYS = 64,
     DW_ATTENTION_HEAD_MAX = 256,
 };
 
-/* Rows of a [B, H, S, D] tensor whose last stride is 1. data NULL: not wanted. */
+/* Rows of a [B, H, S, D] tensor whose last stride is 1. data NULL: not computed. */
 typedef struct dw__attention_rows {
     float *data;
     int64_t batch, head, row; /* strides in elements */
@@ -26,21 +24,22 @@ typedef struct dw__attention_rows {
 typedef struct dw__attention {
     int64_t batches, heads, key_heads, queries, keys, head_size, value_size;
     float scale;
-    float softcap; /* 0: none */
+    float softcap; /* 0 for none */
     bool causal;
-    int64_t shift;     /* query i stands at position i + shift among the keys */
-    int64_t window;    /* < 0: none */
-    const void *mask;  /* NULL: none */
-    bool mask_is_bool; /* else F32, added */
+    int64_t shift;     /* query i has position i + shift among the keys */
+    int64_t window;    /* negative for none */
+    const void *mask;  /* NULL for none */
+    bool mask_is_bool; /* else F32, added to the scores */
     int64_t mask_stride[4];
-    float p; /* dropout */
+    float p; /* dropout probability */
     int64_t seed[2], stream;
     dw__attention_rows q, k, v, o, lse; /* lse: row stride 1 */
     dw__attention_rows d_o, dq, dk, dv; /* backward */
 } dw__attention;
 
-/* The part of one (batch, key head) that a backward task covers. Sums run over query heads, then
- * queries, then keys in ascending order whatever the part, so that every cut gives the same bits. */
+/* The tile range of one (batch, key head) that a backward task covers. Sums run over query heads, then
+ * queries, then keys in ascending order for every range, so that every division into tasks gives the same
+ * bits. */
 typedef struct dw__attention_part {
     int64_t batch, key_head;
     int64_t head, head_end;   /* query heads */
@@ -50,14 +49,14 @@ typedef struct dw__attention_part {
 } dw__attention_part;
 
 typedef struct dw__attention_loops {
-    /* Outputs o and lse of the block of queries that starts at `query`. */
+    /* Computes outputs o and lse of the block of queries that starts at `query`. */
     void (*forward)(const dw__attention *attention, int64_t batch, int64_t head, int64_t query,
                     float *scratch);
     void (*backward)(const dw__attention *attention, const dw__attention_part *part,
                      float *scratch);
 } dw__attention_loops;
 
-/* Floats of scratch that one call of either needs. */
+/* Floats of scratch that one call of either function needs. */
 size_t dw__attention_forward_floats(const dw__attention *attention);
 size_t dw__attention_backward_floats(const dw__attention *attention);
 

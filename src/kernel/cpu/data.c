@@ -1,10 +1,9 @@
-/* Moving elements on the CPU: every operation that only copies is a view of its operand and a view
- * of its result, copied by one engine; making constants; rotary embedding.
+/* Data movement on the CPU: every operation that only copies is a view of its operand and a view of its
+ * result, copied by one engine. Also constants and rotary embedding.
  *
- * The engine merges axes as far as both views allow and then has three forms: runs (both sides
- * contiguous along the last axis: memcpy), transposes (the source is contiguous along another axis:
- * tiles), and rows of strided elements. Elements are bytes of a size here: any type goes.
- */
+ * The engine merges axes as far as both views allow. It then has three forms: runs (both sides contiguous
+ * along the last axis: memcpy), transposes (the source is contiguous along another axis: tiles), and rows of
+ * strided elements. Elements are bytes of a given size, so any dtype is supported. */
 #include "kernel/cpu/data.h"
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -25,17 +24,17 @@ enum {
 /* ---- the copying engine ---------------------------------------------------------------------- */
 
 typedef struct copy_plan {
-    int size; /* bytes of an element */
+    int size; /* bytes per element */
     uint8_t *to;
     const uint8_t *from;
-    int rank; /* of the axes but the last, merged */
+    int rank; /* number of axes before the last, merged */
     int64_t shape[DW_MAX_RANK], to_stride[DW_MAX_RANK], from_stride[DW_MAX_RANK];
-    /* The last axis, in pieces of `piece` elements. */
+    /* The last axis, divided into pieces of `piece` elements. */
     int64_t length, to_step, from_step, piece, pieces;
-    /* A transpose: axis `across` (taken out of the others) is the source's contiguous one. */
+    /* In a transpose, axis `across` (removed from the others) is the source's contiguous axis. */
     bool transposes;
     int64_t across, across_to, strips;
-    int64_t units, task_units; /* a unit: one piece of one row, or of one strip */
+    int64_t units, task_units; /* a unit is one piece of one row, or of one strip */
 } copy_plan;
 
 static void merge_views(copy_plan *plan, const dw__tensor *to, const dw__tensor *from) {
@@ -63,7 +62,7 @@ static void merge_views(copy_plan *plan, const dw__tensor *to, const dw__tensor 
     plan->from_step = plan->from_stride[rank - 1];
 }
 
-/* Takes the source's contiguous axis out of the leading ones, if it pays to go by tiles. */
+/* Removes the source's contiguous axis from the leading ones if tiles pay off. */
 static void find_transpose(copy_plan *plan) {
     enum { LEAST = 8 };
     if (plan->from_step == 0 || plan->from_step == 1 || plan->to_step != 1 || plan->length < LEAST)
@@ -123,7 +122,7 @@ static void copy_task(void *context, int64_t index, int worker) {
     for (int64_t unit = index * plan->task_units; unit < limit; unit++) copy_unit(plan, unit);
 }
 
-/* Views of one shape and one element type. */
+/* Copies between views of one shape and one dtype. */
 static void copy_view(const dw__tensor *to, const dw__tensor *from) {
     if (dw__tensor_count(to) == 0) return;
     copy_plan plan = {.size = (int)dw_dtype_bytes(to->dtype), .to = to->data, .from = from->data};
@@ -153,7 +152,7 @@ static bool reshape_fits(const dw__call *call) {
     return dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
-/* The result, which is contiguous, is seen with the operand's shape. */
+/* Views the result, which is contiguous, with the operand's shape. */
 static dw_status reshape(const dw__call *call, void *scratch) {
     (void)scratch;
     dw__tensor to = call->inputs[0];
@@ -220,7 +219,7 @@ static dw_status concat(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* Every element of `out` becomes `value`: a copy from one element that broadcasts. */
+/* Sets every element of `out` to `value` by copying from one broadcast element. */
 static void fill(const dw__tensor *out, double value) {
     uint64_t element = 0;
     dw__scalar_store(&element, out->dtype, 0, dw__scalar_of(value, out->dtype));
@@ -230,7 +229,7 @@ static void fill(const dw__tensor *out, double value) {
     copy_view(out, &from);
 }
 
-/* The margins alone: per axis a slab below and one above, within what earlier axes left. */
+/* Fills only the margins: for each axis a slab below and one above, within the range that earlier axes left. */
 static dw_status pad(const dw__call *call, void *scratch) {
     (void)scratch;
     const dw__tensor *in = &call->inputs[0], *out = &call->outputs[0];
@@ -260,7 +259,7 @@ static dw_status constant(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* One line along the axis is made, the others are copies of it. */
+/* Computes one line along the axis and copies it to the others. */
 static dw_status iota(const dw__call *call, void *scratch) {
     (void)scratch;
     const dw__tensor *out = &call->outputs[0];
@@ -270,8 +269,8 @@ static dw_status iota(const dw__call *call, void *scratch) {
         dw__scalar value = dw__scalar_cast((dw__scalar){.integer = i}, DW_I64, out->dtype);
         dw__scalar_store(out->data, out->dtype, i * out->stride[axis], value);
     }
-    /* Slab by slab, so that no element is both read and written: each earlier axis extends what the
-     * later ones have filled. */
+    /* Copies slab by slab, so that no element is both read and written: each earlier axis extends what the
+     * later ones filled. */
     for (int grown = out->rank - 1; grown >= 0; grown--) {
         if (grown == axis || out->shape[grown] == 1) continue;
         dw__tensor to = *out, from = *out;
@@ -326,7 +325,7 @@ typedef struct rope_run {
     bool interleaved, transposed;
 } rope_run;
 
-/* The tables as seen from x's rows: broadcast over the leading axes. */
+/* Views the table with x's rows: broadcast over the leading axes. */
 static dw__tensor table_over(const dw__tensor *table, const dw__tensor *x) {
     dw__tensor view = *table;
     for (int axis = 0; axis < x->rank - 1; axis++) {
@@ -377,7 +376,7 @@ static dw_status rope(const dw__call *call, void *scratch) {
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
-/* Copies are exact; the factor of the others is that of two products and a sum. */
+/* Copies are exact. The others have the tolerance factor of two multiplications and an addition. */
 #define KERNEL(OP, function, predicate, text)                                                      \
     static const dw__kernel kernel_##OP = {.name = "cpu." text,                                    \
                                            .op = DW_OP_##OP,                                       \

@@ -1,5 +1,5 @@
-/* Inner loops of data movement and reductions. Elements that are only moved are described by their
- * size in bytes (1, 2, 4 or 8); reductions are F32. Strides are in elements. */
+/* Inner loops of data movement and reductions. Loops that only move elements get their size in bytes (1, 2, 4
+ * or 8); reductions are F32. Strides are in elements. */
 #ifndef DW_CPU_DATA_H
 #define DW_CPU_DATA_H
 
@@ -16,11 +16,11 @@ typedef struct dw__data_loops {
     /* to[i * stride] = from[i] */
     void (*scatter)(int size, int64_t n, void *to, int64_t stride, const void *from);
     void (*add)(int64_t n, float *to, const float *from);
-    /* The fold of one row with `start`; maxima and minima pass NaN on. */
+    /* Folds one row into `start`. Maxima and minima propagate NaN. */
     double (*fold_row)(dw__fold fold, int64_t n, const float *x, double start);
     /* to[i] = fold(to[i], from[i]) */
     void (*fold_rows)(dw__fold fold, int64_t n, float *to, const float *from);
-    /* One row of rotary embedding: the first `turned` of n elements rotate, the rest is copied. */
+    /* One row of rotary embedding: rotates the first `turned` of n elements and copies the rest. */
     void (*rope)(bool interleaved, bool transposed, int64_t n, int64_t turned, const float *x,
                  const float *cosine, const float *sine, float *y);
 } dw__data_loops;

@@ -1,11 +1,8 @@
-/* Rows picked by an index, and their transpose: take and embedding, scatter_add and
- * embedding_backward.
+/* Rows selected by an index, and the transpose: take and embedding, scatter_add and embedding_backward.
  *
- * Every index is checked before anything is written. The transpose adds in the order of the
- * indices: the result is cut into ranges of rows (or blocks of columns), each task owns one and
- * looks for its rows among all indices, so no two tasks add to one element and the bits are those
- * of a serial loop.
- */
+ * Every index is checked before anything is written. The transpose adds in the order of the indices. The
+ * result is divided into ranges of rows (or blocks of columns); each task owns one range and searches all
+ * indices for its rows. No two tasks add to one element, and the bits equal those of a serial loop. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/data.h"
@@ -19,7 +16,7 @@ DW_ISA_TABLE(dw__data_loops)
 enum {
     TASK_BYTES = 64 * 1024,
     RANGES = 64,  /* ranges of rows of a scattered result */
-    COLUMNS = 256 /* block of columns of one that has too few rows for that */
+    COLUMNS = 256 /* block of columns, for results with too few rows */
 };
 
 /* [before, .., after] around an axis, and the index operand flattened. */
@@ -28,9 +25,9 @@ typedef struct gather_run {
     const dw__tensor *indices;
     int64_t before, after, count, bound, padding;
     int64_t row_bytes, axis_bytes, task_rows; /* take */
-    int64_t ranges, blocks, width;            /* scatter */
+    int64_t ranges, blocks, width;            /* for scatter */
     bool indices_contiguous;
-    bool accumulates; /* scatter: the result holds a sum already */
+    bool accumulates; /* scatter: the result already holds a sum */
 } gather_run;
 
 static int64_t index_at(const gather_run *run, int64_t position) {
@@ -126,7 +123,7 @@ static bool scatter_fits(const dw__call *call) {
            dw__tensor_is_contiguous(&call->outputs[0]);
 }
 
-/* Whole rows are one long stretch, which memset writes without first reading it. */
+/* Whole rows are one long stretch, which memset writes without reading it first. */
 static void clear_rows(float *out, int64_t first, int64_t limit, int64_t width, int64_t stride) {
     if (width == stride && first < limit) {
         memset(out + first * stride, 0, (size_t)((limit - first) * stride) * sizeof *out);

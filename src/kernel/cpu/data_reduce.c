@@ -1,13 +1,10 @@
 /* Sums, maxima, minima and means over any set of axes, and cumulative sums.
  *
- * Axes are merged where strides and their role (kept or reduced) allow; the last one decides the
- * form:
- *   reduced: each result is the fold of rows; sums of pieces of a row are added in double;
- *   kept:    each block of columns is the fold of rows of the block (a bias' gradient).
- * Where there are few results, what is folded is cut into parts, by shape alone; each part has its
- * place in scratch and the parts are folded in order. So the bits do not depend on the number of
- * threads.
- */
+ * Axes are merged if strides and their role (kept or reduced) allow it. The last axis decides the form:
+ *   reduced: each result folds rows; sums of pieces of a row are added in double
+ *   kept:    each block of columns folds the block's rows (a bias gradient)
+ * If there are few results, the folded range is divided into parts by shape alone. Each part has its place in
+ * scratch, and the parts are folded in order, so the bits do not depend on the number of threads. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/data.h"
@@ -22,7 +19,7 @@ enum {
     PIECE = 4096,    /* of a row, summed in F32 vectors */
     COLUMNS = 512,   /* block of columns */
     BLOCK_ROWS = 32, /* rows summed in F32 before they are added to the block's total */
-    FEW = 32,        /* so many tasks keep any machine of ours busy enough */
+    FEW = 32,        /* enough tasks to keep our machines busy */
     PARTS = 64,
     LEAST_PART_ROWS = 16
 };
@@ -38,7 +35,7 @@ typedef struct reduction {
     axis_list kept, reduced; /* without the last axis */
     bool last_reduced;
     int64_t last, last_stride;
-    int64_t rows; /* folded into one result, or into one block of columns: pieces count */
+    int64_t rows; /* rows folded into one result or block of columns, times pieces */
     int64_t pieces, blocks, parts, part_rows;
     int64_t task_results;
     double scale;
@@ -61,7 +58,7 @@ static int64_t list_offset(const axis_list *list, int64_t index) {
     return offset;
 }
 
-/* Merged axes of x in order, with their roles; returns how many. */
+/* Merges the axes of x in order, with their roles. Returns their number. */
 static int merged_axes(const dw__call *call, int64_t *shape, int64_t *stride, bool *reduced) {
     const dw__tensor *x = &call->inputs[0];
     const dw_attr *axes = dw__call_attr(call, DW_ATTR_KEY_AXES);
@@ -116,7 +113,7 @@ static reduction plan_reduction(const dw__call *call) {
         r.parts = r.rows / least < 1 ? 1 : r.rows / least < PARTS ? r.rows / least : PARTS;
     }
     r.part_rows = dw__ceil_div(r.rows, r.parts);
-    r.parts = r.part_rows ? dw__ceil_div(r.rows, r.part_rows) : 1; /* none is empty */
+    r.parts = r.part_rows ? dw__ceil_div(r.rows, r.part_rows) : 1; /* no part is empty */
     return r;
 }
 
@@ -139,7 +136,7 @@ static double combine(dw__fold fold, double a, double b) {
     return better || b != b ? b : a;
 }
 
-/* Elements at any stride, in a row. */
+/* Copies strided elements to a row. */
 static const float *packed(const float *from, int64_t count, int64_t stride, float *buffer) {
     if (stride == 1) return from;
     dw__data_loops_now()->copy(sizeof *from, count, buffer, from, stride);
@@ -193,8 +190,8 @@ static void reduce_rows(reduction *r) {
 
 /* ---- the last axis is kept ------------------------------------------------------------------- */
 
-/* Folds rows [first, limit) of a block of columns into `to`: in blocks of rows, so that a long sum
- * does not round at every row against all that came before. */
+/* Folds rows [first, limit) of a block of columns into `to`, in blocks of rows. A long sum then does not
+ * round against the whole previous sum at every row. */
 static void fold_block(const reduction *r, const float *x, int64_t first, int64_t limit,
                        int64_t width, float *to) {
     const dw__data_loops *loops = dw__data_loops_now();
@@ -218,7 +215,7 @@ static void scale_block(const reduction *r, int64_t width, float *to) {
     for (int64_t i = 0; i < width; i++) to[i] = (float)((double)to[i] * r->scale);
 }
 
-/* Task: block of columns, fastest; then part; then kept. */
+/* Task order: block of columns (fastest), part, kept. */
 static void columns_task(void *context, int64_t task, int worker) {
     (void)worker;
     const reduction *r = context;
@@ -265,7 +262,7 @@ static dw_status reduce(const dw__call *call, void *scratch) {
     r.x = call->inputs[0].data;
     r.out = out->data;
     r.scratch = scratch;
-    if (r.reduced.count * r.last == 0) { /* nothing to fold */
+    if (r.reduced.count * r.last == 0) { /* nothing to reduce */
         for (int64_t i = 0; i < dw__tensor_count(out); i++)
             r.out[i] = (float)(identity(r.fold) * r.scale);
     } else if (r.last_reduced) {
@@ -290,7 +287,7 @@ static bool cumsum_fits(const dw__call *call) {
     return dtype == DW_F32 || dtype == DW_I32 || dtype == DW_I64;
 }
 
-/* Sums of F32 are kept in double, those of integers wrap. */
+/* Sums of F32 accumulate in double; sums of integers wrap. */
 #define CUMSUM_LINE(type, sum_type)                                                                \
     {                                                                                              \
         const type *x = (const type *)run->call->inputs[0].data + from;                            \

@@ -1,17 +1,15 @@
-/* Elementwise programs on the CPU: the `fused` node and every elementwise operation by itself.
+/* Elementwise programs on the CPU: the `fused` node, and every elementwise operation by itself.
  *
- * prepare() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK
- * elements, allocated by liveness, that live on the worker's stack and stay in its L1 cache. run()
- * walks the iteration shape, whose axes are first merged as far as all inputs allow, in chunks;
- * each step is one vector loop over the chunk. Inputs that lie in memory as the loops want them are
- * read in place, constant ones are one vector, others are gathered into a buffer. A step whose
- * result is an output writes it in place.
+ * prepare() turns the body into steps over chunk buffers: registers of up to DW_LANE_CHUNK elements,
+ * allocated by liveness, on the worker's stack and thus in its L1 cache. run() walks the iteration shape in
+ * chunks, after merging its axes as far as all inputs allow; each step is one vector loop over the chunk.
+ * Inputs whose layout suits the loops are read in place, constant inputs are one vector, and others are
+ * gathered into a buffer. A step whose result is an output writes it in place.
  *
- * BF16 and F16 are held as F32. Each step whose result has such a type rounds it to that type, so that a
- * chain gives the bits of its operations run one by one.
+ * BF16 and F16 are held as F32. A step whose result has such a dtype rounds it to that dtype, so that a chain
+ * gives the same bits as its operations run one by one.
  *
- * An element's value does not depend on how the shape is cut, so neither do the bits.
- */
+ * An element's value does not depend on the division into chunks and tasks, and neither do the bits. */
 #include "kernel/cpu/fused.h"
 #include "base/pool.h"
 #include "graph/body.h"
@@ -27,9 +25,9 @@ DW_ISA_TABLE(dw__fused_loops)
 enum {
     TASK_ELEMENTS = 16 * 1024, /* one task of the pool: 64 KiB of F32 */
     BUFFER_BYTES = 64 * 1024,  /* all chunk buffers of a task */
-    SHORT_ROW = 128,           /* shorter rows are gathered, several to a chunk */
-    /* Added to each buffer, so that two of them never lie a multiple of 4 KiB apart: a load would
-     * wait for a store whose address differs in the upper bits only. */
+    SHORT_ROW = 128,           /* shorter rows are gathered, several per chunk */
+    /* Added to each buffer, so that no two buffers are a multiple of 4 KiB apart: a load would wait for a
+     * store whose address differs only in the upper bits. */
     BUFFER_SKEW = 192
 };
 
@@ -37,17 +35,17 @@ enum {
 
 typedef struct program_operand {
     dw__body_source source;
-    uint16_t index; /* input, step, or constant */
+    uint16_t index; /* number of the input, step or constant */
 } program_operand;
 
 typedef struct program_step {
-    dw__lane_loop loop;     /* NULL: dropout, or no loop for this kind */
-    dw__lane_loop rounding; /* of an F32 result to BF16 or F16; NULL: it is exact as it is */
+    dw__lane_loop loop;     /* NULL for dropout and if this kind has no loop */
+    dw__lane_loop rounding; /* rounds an F32 result to BF16 or F16; NULL if it is exact */
     bool is_dropout;
     uint8_t operand_count;
     program_operand operands[DW_LANE_OPERANDS];
-    uint16_t slot;  /* the buffer of the result, unless it is written in place */
-    int16_t output; /* the output that can be written in place, or -1 */
+    uint16_t slot;  /* buffer of the result, unless it is written in place */
+    int16_t output; /* output that can be written in place, or -1 */
 } program_step;
 
 typedef struct program {
@@ -55,10 +53,10 @@ typedef struct program {
     program_step steps[DW_BODY_MAX_CODE];
     program_operand outputs[DW_MAX_OUTPUTS];
     bool in_place[DW_MAX_OUTPUTS];
-    bool used[DW_MAX_INPUTS]; /* read element by element: neither unused nor a seed */
+    bool used[DW_MAX_INPUTS]; /* read element by element, so neither unused nor a seed */
     uint16_t slot_count;
     uint16_t constant_count;
-    uint8_t element_bytes; /* widest element of any buffer: 4 or 8 */
+    uint8_t element_bytes; /* widest element of all buffers: 4 or 8 */
     alignas(DW_LANE_SPLAT_BYTES) uint8_t constants[][DW_LANE_SPLAT_BYTES];
 } program;
 
@@ -76,7 +74,7 @@ static dw__lane_kind kind_of(dw_dtype dtype) {
 
 static bool is_half(dw_dtype dtype) { return dtype == DW_BF16 || dtype == DW_F16; }
 
-/* Type of operand `i` of an instruction. */
+/* dtype of operand `i` of an instruction. */
 static dw_dtype operand_dtype(const dw__body_code *code, int i) {
     if (code->op == DW_OP_SELECT) return i == 0 ? DW_BOOL : code->dtype;
     return code->operand_dtype;
@@ -90,7 +88,7 @@ static void splat(uint8_t *bytes, const void *value, size_t size) {
     for (size_t at = 0; at < DW_LANE_SPLAT_BYTES; at += size) memcpy(bytes + at, value, size);
 }
 
-/* `type`: of the operand; a constant is rounded to it and held as the type's kind. */
+/* `type` is the operand's dtype. A constant is rounded to it and held in the type's kind. */
 static program_operand make_operand(program *p, const dw__body_operand *operand, dw_dtype type) {
     program_operand made = {operand->source, operand->index};
     if (operand->source == DW_BODY_CONSTANT) {
@@ -105,7 +103,7 @@ static program_operand make_operand(program *p, const dw__body_operand *operand,
     return made;
 }
 
-/* Powers that models write for squares and cubes have loops of their own. */
+/* pow with the exponents that models use for squares and cubes has loops of its own. */
 static int lane_op(const dw__body_code *code) {
     if (code->op == DW_OP_GELU && code->tanh_approximation) return DW_LANE_GELU_TANH;
     if (code->op == DW_OP_GELU_BACKWARD && code->tanh_approximation)
@@ -126,7 +124,7 @@ static dw__lane_loop find_loop(const dw__body_code *code) {
     return loop ? loop : loops->apply[kind][code->op];
 }
 
-/* The result is an operand, perhaps with another sign, or a cast's, whose loop rounds. */
+/* True if the result is an operand, possibly with another sign, or the result of a cast, whose loop rounds. */
 static bool is_exact(dw_op op) {
     switch (op) {
     case DW_OP_CAST:
@@ -159,7 +157,7 @@ static void make_step(program *p, int at) {
         step->operands[i] = make_operand(p, &code->operands[i], operand_dtype(code, i));
 }
 
-/* Outputs that a step can write straight to memory: the type in memory is that of the chunk. */
+/* Selects the outputs that a step can write directly: the dtype in memory equals that of the chunk. */
 static void place_outputs(program *p, const dw__call *call) {
     for (int i = 0; i < p->body.output_count; i++) {
         const dw__body_operand *from = &p->body.outputs[i];
@@ -172,7 +170,7 @@ static void place_outputs(program *p, const dw__call *call) {
     }
 }
 
-/* A buffer is free again after the last step that reads it. A result that is an output lives on. */
+/* Frees a buffer after the last step that reads it. A result that is an output stays live. */
 static void allocate_slots(program *p) {
     int last_use[DW_BODY_MAX_CODE], count = p->body.code_count;
     for (int i = 0; i < count; i++) {
@@ -203,7 +201,7 @@ static uint8_t widest_element(const dw__body *body, const dw__call *call) {
     return (uint8_t)widest;
 }
 
-/* A body of the one instruction that the call itself is. */
+/* Makes a body with one instruction, the call's own operation. */
 static void body_of_operation(const dw__call *call, dw__body *body) {
     dw__body_code *code = &body->code[0];
     body->input_count = (uint16_t)call->input_count;
@@ -278,18 +276,18 @@ cleanup:
 typedef struct iteration {
     const dw__call *call;
     const program *program;
-    int rank; /* after merging; at least 1 */
+    int rank; /* rank after merging; at least 1 */
     int64_t shape[DW_MAX_RANK];
     int64_t stride[DW_MAX_INPUTS][DW_MAX_RANK];
     int64_t total;
-    bool crosses_rows; /* chunks may hold several rows */
-    int64_t chunk;     /* elements */
-    size_t spacing;    /* bytes from one buffer to the next */
-    int replaced;      /* input read from a tile, or -1 */
+    bool crosses_rows; /* a chunk may span several rows */
+    int64_t chunk;     /* elements per chunk */
+    size_t spacing;    /* bytes between the starts of two buffers */
+    int replaced;      /* input that is read from a tile, or -1 */
     _Atomic int failed;
 } iteration;
 
-/* Strides of an input over the iteration shape: right-aligned, 0 where it broadcasts. */
+/* Strides of an input over the iteration shape: right-aligned, 0 on broadcast axes. */
 static void broadcast_strides(const dw__tensor *in, const dw__tensor *shape, int64_t *stride) {
     for (int axis = 0; axis < shape->rank; axis++) {
         int own = axis - (shape->rank - in->rank);
@@ -298,7 +296,7 @@ static void broadcast_strides(const dw__tensor *in, const dw__tensor *shape, int
     }
 }
 
-/* Whether axis `inner` continues axis `outer` in every input. */
+/* True if axis `inner` continues axis `outer` in every input. */
 static bool axes_merge(const iteration *it, int outer, int64_t inner_size,
                        int64_t strides[][DW_MAX_RANK], int inner) {
     for (uint32_t i = 0; i < it->call->input_count; i++)
@@ -308,7 +306,7 @@ static bool axes_merge(const iteration *it, int outer, int64_t inner_size,
     return true;
 }
 
-/* Drops axes of one element and merges neighbours; `keep_last` leaves the last axis by itself. */
+/* Drops axes of one element and merges neighbours. `keep_last` keeps the last axis separate. */
 static void merge_axes(iteration *it, bool keep_last) {
     const dw__tensor *shape = &it->call->outputs[0];
     uint32_t inputs = it->call->input_count;
@@ -346,7 +344,7 @@ static void begin(iteration *it, const dw__call *call, const program *p, int rep
     it->total = dw__tensor_count(&call->outputs[0]);
     merge_axes(it, keep_last);
     it->crosses_rows = it->rank > 1 && it->shape[it->rank - 1] < SHORT_ROW && !keep_last;
-    /* Every input may need a buffer, besides the program's own and one for storing half types. */
+    /* Every input may need a buffer, in addition to the program's own buffers and one for storing BF16 and F16. */
     size_t count = (size_t)p->slot_count + call->input_count + 1;
     size_t most = (size_t)DW_LANE_CHUNK * p->element_bytes + BUFFER_SKEW;
     size_t share = BUFFER_BYTES / count / 64 * 64;
@@ -363,12 +361,12 @@ typedef struct lane {
     int64_t step;
 } lane;
 
-/* A worker's buffers, and where each value of the current chunk is. */
+/* A worker's buffers, and the location of each value of the current chunk. */
 typedef struct chunk_state {
     const iteration *it;
-    int64_t position, count;    /* in the flattened iteration shape */
-    int64_t index[DW_MAX_RANK]; /* of `position` */
-    const float *tile;          /* the replaced input's elements */
+    int64_t position, count;    /* position in the flattened iteration shape */
+    int64_t index[DW_MAX_RANK]; /* index of `position` */
+    const float *tile;          /* elements of the replaced input */
     lane inputs[DW_MAX_INPUTS];
     void *results[DW_BODY_MAX_CODE];
     uint8_t splats[DW_MAX_INPUTS][DW_LANE_SPLAT_BYTES];
@@ -404,7 +402,7 @@ static void copy_strided(void *to, const void *from, int64_t count, int64_t stri
 #undef STRIDED
 }
 
-/* The chunk's elements of an input, one behind the other. */
+/* Gathers the chunk's elements of an input. */
 static void gather(const chunk_state *s, uint32_t input, void *out) {
     const iteration *it = s->it;
     const dw__tensor *in = &it->call->inputs[input];
@@ -428,8 +426,8 @@ static void gather(const chunk_state *s, uint32_t input, void *out) {
     }
 }
 
-/* Whether the chunk's elements of the input are all one (step 0), or lie in a row (step 1), or
- * neither. */
+/* Returns 0 if all elements of the input in this chunk are one element, 1 if they are contiguous, and -1
+ * otherwise. */
 static int input_step(const chunk_state *s, uint32_t input) {
     const iteration *it = s->it;
     bool one_row = s->index[it->rank - 1] + s->count <= it->shape[it->rank - 1];
@@ -450,7 +448,7 @@ static void convert_half(const chunk_state *s, dw_dtype dtype, const void *from,
     (dtype == DW_BF16 ? loops->load_bf16 : loops->load_f16)(&args);
 }
 
-/* An element of any type as the program holds it, repeated to a vector. */
+/* Converts an element of any dtype to the program's kind and repeats it to a vector. */
 static void splat_input(dw_dtype dtype, const void *element, uint8_t *out) {
     uint64_t value = 0;
     dw_dtype held = kind_dtype[kind_of(dtype)];
@@ -515,7 +513,7 @@ static void run_dropout(const chunk_state *s, const dw__body_code *code,
         dw__fused_loops_now()->dropout(args, &dropout);
         return;
     }
-    /* F64: the decision is that of ones, the scaling is made in double. */
+    /* F64: the F32 loop decides which elements are kept; the scaling is in double. */
     float kept[DW_LANE_CHUNK];
     uint8_t ones[DW_LANE_SPLAT_BYTES];
     float one = 1.0f;
@@ -524,12 +522,12 @@ static void run_dropout(const chunk_state *s, const dw__body_code *code,
     dw__fused_loops_now()->dropout(&decide, &dropout);
     const double *x = args->in[0];
     double *out = args->out;
-    assert(x); /* dropout has its operand */
+    assert(x); /* dropout has an operand */
     for (int64_t i = 0; i < args->count; i++)
         out[i] = kept[i] != 0.0f ? x[i * args->step[0]] / (1.0 - dropout.p) : 0.0;
 }
 
-/* What has no loop goes element by element: integer division and powers, functions in F64. */
+/* Runs operations without a loop element by element: integer division and powers, functions in F64. */
 static dw_status run_scalars(const dw__body_code *code, const dw__lane_args *args, int operands) {
     dw_dtype of_result = kind_dtype[kind_of(code->dtype)];
     for (int64_t i = 0; i < args->count; i++) {
@@ -600,13 +598,13 @@ static dw_status run_chunk(chunk_state *s, int64_t position, int64_t count) {
     return DW_OK;
 }
 
-/* Elements [first, limit), cut at rows where rows are long. */
+/* Runs elements [first, limit). If rows are long, every chunk ends at the end of its row or before. */
 static dw_status run_range(const iteration *it, int64_t first, int64_t limit) {
     chunk_state s;
     s.it = it;
     int64_t row = it->shape[it->rank - 1];
     bool by_row = it->rank > 1 && !it->crosses_rows;
-    /* Rows a little longer than a chunk are cut evenly. */
+    /* Rows slightly longer than a chunk are divided evenly. */
     int64_t pieces = (row + it->chunk - 1) / it->chunk;
     int64_t piece = by_row ? ((row + pieces - 1) / pieces + 15) / 16 * 16 : it->chunk;
     for (int64_t at = first; at < limit;) {
@@ -638,7 +636,7 @@ static dw_status run_program(const dw__call *call, const program *p) {
     if (tasks == 1) return run_task(&it, 0);
     dw__pool_run(tasks, pool_task, &it);
     if (!atomic_load_explicit(&it.failed, memory_order_relaxed)) return DW_OK;
-    /* A message belongs to the thread that fails: find the first failure again on this one. */
+    /* A failure's message belongs to the thread that fails, so the first failure is repeated on this thread. */
     for (int64_t i = 0; i < tasks; i++) DW_RETURN_IF_FAILED(run_task(&it, i));
     return dw__fail(DW_INTERNAL, "%s: a failure did not repeat", dw_op_name(call->op));
 }
@@ -676,7 +674,9 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
                              int64_t columns, int replaced, const float *tile,
                              int64_t tile_stride) {
     if (!fused->prepared)
-        return dw__fail(DW_STATE, "fused: a tile was run before prepare(); prepare the epilogue");
+        return dw__fail(
+            DW_STATE,
+            "fused: dw__fused_run_tile was called before prepare(); prepare the epilogue");
     iteration it;
     begin(&it, fused, fused->prepared, replaced, true);
     chunk_state s;
@@ -694,7 +694,7 @@ dw_status dw__fused_run_tile(const dw__call *fused, int64_t row, int64_t rows, i
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
-/* Factor: 2 ulp of a function, some more where a composite cancels (gelu near its zero, slopes). */
+/* Factor: 2 ulp for a function, more if a composite cancels (gelu near its zero, slopes). */
 #define KERNEL(OP)                                                                                 \
     static const dw__kernel kernel_##OP = {.name = "cpu.elementwise",                              \
                                            .op = DW_OP_##OP,                                       \

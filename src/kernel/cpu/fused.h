@@ -1,9 +1,8 @@
-/* Inner loops of elementwise programs: what fused.c calls and isa/fused_loops.c defines.
+/* Inner loops of elementwise programs: fused.c calls them, isa/fused_loops.c defines them.
  *
- * A loop computes one instruction over up to a chunk of elements. Inside a program every value has
- * one of five kinds; BF16 and F16 are F32 while they are inside, rounded to their type after each
- * instruction (fused.c calls the cast for that).
- */
+ * A loop computes one instruction over up to a chunk of elements. Inside a program every value has one of
+ * five kinds. BF16 and F16 are held as F32 and rounded to their dtype after each instruction (fused.c calls
+ * the cast for that). */
 #ifndef DW_CPU_FUSED_H
 #define DW_CPU_FUSED_H
 
@@ -18,7 +17,7 @@ typedef enum dw__lane_kind {
     DW_LANE_KINDS
 } dw__lane_kind;
 
-/* Rows of the loop table: the operations, and variants that have a loop of their own. */
+/* Rows of the loop table: the operations, and variants with a loop of their own. */
 enum {
     DW_LANE_GELU_TANH = DW_OP_COUNT,
     DW_LANE_GELU_TANH_BACKWARD,
@@ -36,7 +35,7 @@ typedef struct dw__lane_args {
     int64_t count;
     void *out;
     const void *in[DW_LANE_OPERANDS];
-    /* 1: `count` elements in a row. 0: DW_LANE_SPLAT_BYTES filled with one value. */
+    /* 1: `count` contiguous elements. 0: DW_LANE_SPLAT_BYTES filled with one value. */
     int64_t step[DW_LANE_OPERANDS];
 } dw__lane_args;
 
@@ -49,10 +48,10 @@ typedef struct dw__lane_dropout {
 } dw__lane_dropout;
 
 typedef struct dw__fused_loops {
-    /* By the kind of the operands (for select: of the second). NULL: no loop; fused.c then computes
-     * element by element through dw__scalar_apply. */
+    /* Indexed by the kind of the operands (for select: of the second). NULL: no loop; fused.c then computes
+     * element by element with dw__scalar_apply. */
     dw__lane_loop apply[DW_LANE_KINDS][DW_LANE_OPS];
-    /* From a kind to a type; to BF16 and F16 the result is rounded to it, but held as F32. */
+    /* From a kind to a dtype. For BF16 and F16 the result is rounded to the dtype but held as F32. */
     dw__lane_loop cast[DW_LANE_KINDS][DW_DTYPE_COUNT];
     dw__lane_loop copy[DW_LANE_KINDS];
     /* Between memory and a chunk of F32. */

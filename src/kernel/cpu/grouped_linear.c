@@ -1,10 +1,9 @@
-/* grouped_linear and the gradient of its matrices in F32: rows are sorted by the matrix that they
- * choose, and each matrix is one product over its rows. A matrix per row never exists.
+/* grouped_linear and the gradient of its matrices in F32. Rows are sorted by the matrix that they select, and
+ * each matrix has one GEMM over its rows. Matrices are never copied per row.
  *
- * Rows of one matrix are gathered into scratch, multiplied, and put back where they stood. Many
- * rows go in parts of ROWS, so that scratch does not grow with them. The order of the rows of one
- * matrix is theirs in x, so that the bits depend on no thread.
- */
+ * The rows of one matrix are gathered into scratch, multiplied, and written back to their positions. Many
+ * rows are processed in parts of ROWS, so that scratch does not grow with them. The rows of one matrix keep
+ * their order in x, so the bits do not depend on the number of threads. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/product.h"
@@ -15,13 +14,13 @@
 
 enum {
     ROWS = 1024,           /* gathered at once */
-    COPY_BYTES = 64 * 1024 /* of rows, by one task */
+    COPY_BYTES = 64 * 1024 /* bytes of rows per task */
 };
 
 typedef struct grouped {
     const dw__tensor *index;
     int64_t rows, experts;
-    int64_t *first; /* [experts + 1]: where each one's rows begin in `order` */
+    int64_t *first; /* [experts + 1]: start of each expert's rows in `order` */
     int64_t *order; /* [rows] */
     float *left, *right;
     void *product_scratch;
@@ -31,7 +30,7 @@ typedef struct grouped {
 
 static size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Lays the parts of scratch out, or only adds them up where `base` is NULL. */
+/* Places the parts of scratch. If `base` is NULL, only computes their total size. */
 static size_t lay_out(grouped *g, char *base, int64_t left, int64_t right, size_t product) {
     int64_t part = dw__min64(g->rows, ROWS);
     size_t at = 0;
@@ -55,7 +54,7 @@ static int64_t expert_of(const grouped *g, int64_t row) {
                                      : ((const int32_t *)g->index->data)[at];
 }
 
-/* Counts, then places: stable. */
+/* A stable counting sort. */
 static dw_status sort_rows(grouped *g, dw_op op) {
     assert(g->first);
     memset(g->first, 0, (size_t)(g->experts + 1) * sizeof *g->first);
@@ -83,8 +82,8 @@ static dw_status sort_rows(grouped *g, dw_op op) {
 typedef struct row_copy {
     const int64_t *order;
     int64_t count, width, task_rows, stride;
-    float *packed; /* [count, width] */
-    float *spread; /* rows `stride` apart, by `order` */
+    float *packed; /* contiguous rows [count, width] */
+    float *spread; /* rows `stride` apart, in the order of `order` */
     bool gather;
 } row_copy;
 
@@ -149,7 +148,7 @@ static dw__product linear_product(const dw__call *call) {
     };
 }
 
-/* Of products: their scratch, or what a library allocates. */
+/* Memory of GEMMs: their scratch, or what a library allocates. */
 typedef size_t (*product_memory)(const dw__product *p, bool passing);
 
 static size_t linear_product_bytes(const dw__call *call, product_memory of) {
@@ -264,13 +263,13 @@ static dw_status weight_run(const dw__call *call, void *scratch) {
 
 /* ---- kernels ------------------------------------------------------------------------------------- */
 
-/* That of the products (matmul.c). */
+/* The tolerance of the GEMMs (matmul.c). */
 #define TOLERANCE 4.0
 
 static const dw__kernel grouped_linear = {
     .name = "cpu.grouped_linear.sorted",
     .op = DW_OP_GROUPED_LINEAR,
-    .source = "ours, one product for each matrix",
+    .source = "ours, one GEMM per matrix",
     .fits = linear_fits,
     .scratch_bytes = linear_scratch,
     .library_bytes = linear_library,
@@ -280,7 +279,7 @@ static const dw__kernel grouped_linear = {
 static const dw__kernel grouped_linear_backward_weight = {
     .name = "cpu.grouped_linear_backward_weight.sorted",
     .op = DW_OP_GROUPED_LINEAR_BACKWARD_WEIGHT,
-    .source = "ours, one product for each matrix",
+    .source = "ours, one GEMM per matrix",
     .fits = weight_fits,
     .scratch_bytes = weight_scratch,
     .library_bytes = weight_library,

@@ -1,4 +1,4 @@
-/* What the kernels of linear_cross_entropy and of its backward share (head.h). */
+/* Code shared by the kernels of linear_cross_entropy and of its backward (head.h). */
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
 #include <math.h>

@@ -1,7 +1,7 @@
-/* Gradients of cross_entropy(linear(x, w, b)) with never more than some rows of dlogits in memory: a
- * chunk of rows is made from the logits and their log-sum-exp, multiplied into dx, and added into dw and
- * db while it is still in cache. Chunks depend on the shape alone and follow each other, so results do
- * not depend on threads. Used with AVX-512, and where w is [K, V]; else linear_cross_entropy_blocks.c is quicker. */
+/* Gradients of cross_entropy(linear(x, w, b)) with only a chunk of dlogits rows in memory. A chunk is
+ * computed from the logits and their log-sum-exp, multiplied into dx, and added to dw and db while it is in
+ * cache. Chunks depend only on the shape and run one after the other, so results do not depend on threads.
+ * Used with AVX-512 and if w is [K, V]; otherwise linear_cross_entropy_blocks.c is faster. */
 #include "base/pool.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
@@ -11,9 +11,9 @@
 DW_ISA_TABLE(dw__logit_gradient_loops)
 
 enum {
-    CHUNK_GRAIN = 48,    /* rows, as the products like them */
-    CHUNK_ROWS_MIN = 96, /* fewer would read w and dw once for too little work */
-    SUM_COLUMNS = 1024,  /* of db, per task */
+    CHUNK_GRAIN = 48,    /* rows that suit the GEMMs */
+    CHUNK_ROWS_MIN = 96, /* with fewer rows, w and dw are read for too little work */
+    SUM_COLUMNS = 1024,  /* columns of db per task */
 };
 static const int64_t CHUNK_FLOATS = 12 << 20; /* 48 MB of dlogits */
 
@@ -24,7 +24,7 @@ static int64_t chunk_rows(const dw__head *g) {
     return dw__min64(rows, g->tokens);
 }
 
-/* ---- the products of one chunk ------------------------------------------------------------------- */
+/* ---- the GEMMs of one chunk ---------------------------------------------------------------------- */
 
 /* dx[first..] = dlogits * w */
 static dw__product dx_product(const dw__head *g, const float *dlogits, int64_t first,
@@ -94,12 +94,13 @@ static bool fits(const dw__call *call) {
     return dw__head_read(call, &g) && g.logits;
 }
 
-/* Floats of dlogits, up to a cache line. */
+/* Floats of dlogits, rounded up to a cache line. */
 static size_t dlogits_floats(const dw__head *g) {
     return (size_t)dw__round_up(chunk_rows(g) * g->vocabulary, 16);
 }
 
-/* The last chunk has fewer rows, and another cut of its products. `of`: their scratch, or what a library allocates. */
+/* The last chunk has fewer rows, and its GEMMs may be divided differently. `of` returns their scratch or what
+ * a library allocates. */
 static size_t product_bytes(const dw__head *g, size_t (*of)(const dw__product *p, bool passing)) {
     int64_t chunk = chunk_rows(g), sizes[] = {chunk, chunk > 0 ? g->tokens % chunk : 0};
     size_t most = 0;
@@ -143,8 +144,7 @@ static dw_status run(const dw__call *call, void *scratch) {
     dw__head g;
     if (!dw__head_read(call, &g)) {
         return dw__fail(DW_INTERNAL,
-                        "cpu.linear_cross_entropy_backward.chunked was given a call that "
-                        "it does not fit");
+                        "cpu.linear_cross_entropy_backward.chunked does not support this call");
     }
     DW_RETURN_IF_FAILED(dw__head_begin(&g));
     if (g.tokens == 0) {
@@ -164,7 +164,7 @@ static dw_status run(const dw__call *call, void *scratch) {
 const dw__kernel dw__linear_cross_entropy_backward_chunked = {
     .name = "cpu.linear_cross_entropy_backward.chunked",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
-    .source = "ours, over the products that linear uses",
+    .source = "ours, over the GEMMs that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
     .library_bytes = library_bytes,

@@ -1,14 +1,13 @@
-/* Gradients of cross_entropy(linear(x, w, b)) on AMX (amx.h), with dlogits never in memory but for a block.
+/* Gradients of cross_entropy(linear(x, w, b)) on AMX (amx.h), with only a block of dlogits in memory.
  *
- *               vocabulary ->          A block of dlogits is made from the logits and their log-sum-exp in
- *     tokens  +----+----+----+         cache, split into BF16 parts once for each way it is used, multiplied
- *       |     |    |####|    |  ####   into dw (summed over tokens, in place) and into dx (summed over the
- *       v     +----+----+----+         vocabulary, in a partial sum).
+ *               vocabulary ->          A block of dlogits is computed from the logits and their log-sum-exp in
+ *     tokens  +----+----+----+         cache, split into BF16 parts once for each use, and multiplied into dw
+ *       |     |    |####|    |  ####   (summed over tokens, in place) and into dx (summed over the vocabulary,
+ *       v     +----+----+----+         in a partial sum).
  *
- * Tasks are groups of neighbouring vocabulary chunks, as many whatever the number of threads: each has a
- * partial dx of its own, and these are summed in order. So w is packed once for each round of tokens, x
- * once, every logit is read once, and results do not depend on threads.
- */
+ * Tasks are groups of neighbouring vocabulary chunks. Their number does not depend on the number of threads.
+ * Each has its own partial dx, and these are summed in order. So w is packed once per round of tokens, x is
+ * packed once, every logit is read once, and results do not depend on threads. */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
 #include "kernel/cpu/head.h"
@@ -22,22 +21,22 @@ DW_ISA_TABLE(dw__gemm_loops)
 DW_ISA_TABLE(dw__logit_gradient_loops)
 
 enum {
-    BLOCK = 384,        /* tokens, and vocabulary: dlogits and its two packings stay near L2 */
+    BLOCK = 384,        /* of tokens and vocabulary: dlogits and both packings stay near L2 */
     GROUPS = 16,        /* tasks, each with a partial dx */
-    SUM_FLOATS = 16384, /* of dx, per task of the last sum */
+    SUM_FLOATS = 16384, /* of dx per task of the final sum */
     SIZE_MIN = 64,
     TOKENS_MIN = 64,
     VOCABULARY_MIN = 4096,
 };
-static const int64_t PARTIAL_FLOATS = 1 << 20; /* of dx at most, per group: 64 MB of them in all */
+static const int64_t PARTIAL_FLOATS = 1 << 20; /* most of dx per group: 64 MB in all groups */
 
-/* ---- how it is cut --------------------------------------------------------------------------------- */
+/* ---- division into tasks --------------------------------------------------------------------------- */
 
 typedef struct head_cuts {
-    int64_t round;  /* tokens whose partial dx is held at a time */
-    int64_t chunks; /* of the vocabulary */
+    int64_t round;  /* tokens of one round, whose partial dx is held */
+    int64_t chunks; /* chunks of the vocabulary */
     size_t partial; /* floats of one group's dx */
-    /* bytes */
+    /* sizes in bytes */
     size_t panel, x_shared, w_panels, dlogits, packed, worker, total;
 } head_cuts;
 
@@ -62,7 +61,7 @@ static head_cuts cut(const dw__head *g) {
     return out;
 }
 
-/* One of the two strides is 1, as packing needs it. */
+/* Packing requires that one of the two strides is 1. */
 static bool packs(const dw__tensor *t) { return t->stride[0] == 1 || t->stride[1] == 1; }
 
 static bool fits(const dw__call *call) {
@@ -84,7 +83,7 @@ typedef struct head_job {
     head_cuts cut;
     float *partials;      /* [GROUPS][round, K] */
     char *x_shared;       /* [blocks of tokens][panels of K] over the block's tokens */
-    _Atomic int *unsplit; /* per block of tokens: x could not be split */
+    _Atomic int *unsplit; /* one per block of tokens: x could not be split */
     char *workers;
     int64_t first, rows; /* tokens of this round */
 } head_job;
@@ -104,7 +103,7 @@ static head_worker worker_of(const head_job *j, int worker) {
     return out;
 }
 
-/* dw = dlogits^T x when w is [V, K], and x^T dlogits when it is [K, V]: x is B's side or A's. */
+/* dw = dlogits^T x if w is [V, K], and x^T dlogits if it is [K, V]: x is on B's side or on A's. */
 static void pack_x_task(void *context, int64_t index, int worker) {
     (void)worker;
     head_job *j = context;
@@ -120,7 +119,7 @@ static void pack_x_task(void *context, int64_t index, int worker) {
     if (!splits) atomic_store_explicit(&j->unsplit[block], 1, memory_order_relaxed);
 }
 
-/* Products of whole panels: rows panels of A times columns panels of B, into C. */
+/* Multiplies whole panels: `rows` panels of A times `columns` panels of B, into C. */
 static void multiply_panels(int64_t rows, int64_t columns, int64_t k, const char *a, const char *b,
                             size_t panel, float *tile, float *c, int64_t c_stride, bool add) {
     for (int64_t column = 0; column < columns; column += DW_AMX_PANEL) {
@@ -134,7 +133,7 @@ static void multiply_panels(int64_t rows, int64_t columns, int64_t k, const char
     }
 }
 
-/* dx of the group += dlogits * w, over this chunk of the vocabulary. */
+/* dx of the group += dlogits * w over this chunk of the vocabulary. */
 static void add_dx(const head_job *j, const head_worker *own, int64_t token, int64_t count,
                    int64_t vocable, int64_t width, bool w_splits, bool add, float *partial) {
     const dw__head *g = j->g;
@@ -243,8 +242,7 @@ static dw_status run(const dw__call *call, void *scratch) {
     dw__head g;
     if (!dw__head_read(call, &g)) {
         return dw__fail(DW_INTERNAL,
-                        "cpu.linear_cross_entropy_backward.amx was given a call that it does "
-                        "not fit");
+                        "cpu.linear_cross_entropy_backward.amx does not support this call");
     }
     DW_RETURN_IF_FAILED(dw__head_begin(&g));
     head_job j = {.g = &g, .cut = cut(&g), .partials = scratch};
@@ -282,7 +280,7 @@ static dw_status run(const dw__call *call, void *scratch) {
 const dw__kernel dw__linear_cross_entropy_backward_amx = {
     .name = "cpu.linear_cross_entropy_backward.amx",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
-    .source = "ours, F32 as six BF16 products on AMX",
+    .source = "ours, F32 as six BF16 GEMMs on AMX",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
     .run = run,

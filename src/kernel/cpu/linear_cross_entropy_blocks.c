@@ -1,16 +1,15 @@
-/* cross_entropy(linear(x, w, b)) and its gradients without the logits: a block of them is made by a product,
- * used while it is there, and overwritten by the next. Where the logits exist already, backward reads its blocks from
- * them, and the block holds dlogits alone.
+/* cross_entropy(linear(x, w, b)) and its gradients without storing the logits: a GEMM computes a block of
+ * them, the block is used, and the next one overwrites it. If the logits exist already, backward reads its
+ * blocks from them, and the block holds only dlogits.
  *
  *               vocabulary ->          Blocks follow each other along the vocabulary, so that each part of w is
- *     tokens  +----+----+----+         read once for a round of tokens. Forward keeps three running numbers a
+ *     tokens  +----+----+----+         read once per round of tokens. Forward keeps three running numbers per
  *       |     |    |####|    |         token: maximum, sum of exponentials (Milakov and Gimelshein 2018,
  *       v     +----+----+----+         "Online normalizer calculation for softmax"), sum of logits. Backward
- *                                      makes the block again, turns it into dlogits in place, and adds its
- *                                      products into dx and dw.
+ *                                      recomputes the block, turns it into dlogits in place, and adds its
+ *                                      GEMMs' results to dx and dw.
  *
- * Blocks depend on the shape alone and follow each other: results do not depend on threads.
- */
+ * Blocks depend only on the shape and run one after the other, so results do not depend on threads. */
 #include "base/pool.h"
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/logit_gradient.h"
@@ -24,24 +23,24 @@ DW_ISA_TABLE(dw__logit_gradient_loops)
 
 enum {
     ROUND_ROWS = 8192,      /* tokens at a time */
-    GRAIN = 384,            /* of a block's width, as the products like it */
-    BLOCK_FLOATS = 4 << 20, /* of a block, about: 16 MB */
-    SUM_COLUMNS = 1024,     /* of db, per task */
+    GRAIN = 384,            /* of a block's width, which suits the GEMMs */
+    BLOCK_FLOATS = 4 << 20, /* most floats of a block: 16 MB */
+    SUM_COLUMNS = 1024,     /* columns of db per task */
 };
 
-/* ---- how it is cut ----------------------------------------------------------------------------- */
+/* ---- division into blocks ---------------------------------------------------------------------- */
 
-/* The running numbers of one token. */
+/* Running numbers of one token. */
 typedef struct token_sums {
     dw__row_sums row;
-    double picked; /* the target's logit */
+    double picked; /* logit of the target */
 } token_sums;
 
 typedef struct cuts {
-    int64_t rows, width; /* of a block, the largest */
-    /* bytes */
+    int64_t rows, width; /* of the largest block */
+    /* sizes in bytes */
     size_t block, tokens, product;
-    size_t library; /* allocated by one while the call runs */
+    size_t library; /* most that a library allocates during the call */
 } cuts;
 
 static dw__product logits_product(const dw__head *h, int64_t first, int64_t rows, int64_t column,
@@ -105,8 +104,8 @@ static dw__product dw_product(const dw__head *h, int64_t first, int64_t rows, in
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Of all products of a block, `of` being their scratch or what a library allocates. Sums into C, and those in
- * its place, may be cut otherwise. */
+/* Memory of all GEMMs of a block; `of` returns their scratch or what a library allocates. GEMMs that add to C
+ * may be divided differently from those that replace it. */
 static size_t product_bytes(const dw__head *h, int64_t rows, int64_t width, bool backward,
                             size_t (*of)(const dw__product *p, bool passing)) {
     size_t most = 0;
@@ -128,7 +127,7 @@ static cuts cut(const dw__head *h, bool backward) {
     out.width = dw__min64(wide > GRAIN ? wide : GRAIN, h->vocabulary);
     out.block = (size_t)dw__round_up(out.rows * out.width, 16) * sizeof(float);
     if (!backward) out.tokens = (size_t)dw__round_up(h->tokens * (int64_t)sizeof(token_sums), 64);
-    /* The last round and the last block are smaller, and their products may be cut otherwise. */
+    /* The last round and the last block are smaller, and their GEMMs may be divided differently. */
     int64_t rows[] = {out.rows, out.rows > 0 ? h->tokens % out.rows : 0};
     int64_t widths[] = {out.width, h->vocabulary % out.width};
     for (int i = 0; i < 2; i++)
@@ -142,8 +141,8 @@ static cuts cut(const dw__head *h, bool backward) {
     return out;
 }
 
-/* w the way of torch.nn.Linear, so that a block of dw is contiguous. Where backward is given the logits, AVX-512 has
- * kernels of its own. */
+/* Requires w as in torch.nn.Linear, so that a block of dw is contiguous. If backward receives the logits,
+ * AVX-512 has its own kernels. */
 static bool reads(const dw__call *call, dw__head *out) {
     return dw__head_read(call, out) && (!out->logits || dw__cpu_isa() != DW_ISA_AVX512) &&
            out->transpose_w && out->size > 0 && out->vocabulary > 0 &&
@@ -188,7 +187,7 @@ static block_job job_of(const dw__head *head, const cuts *c, void *scratch) {
 
 typedef dw_status use_block(block_job *job);
 
-/* Makes every block of logits in turn, unless they are given, and calls `use`. */
+/* Computes every block of logits in turn, unless they are given, and calls `use`. */
 static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
     const dw__head *h = j->head;
     for (j->first = 0; j->first < h->tokens; j->first += c->rows) {
@@ -206,8 +205,7 @@ static dw_status each_block(block_job *j, const cuts *c, use_block *use) {
 }
 
 static dw_status misfit(const dw__call *call) {
-    return dw__fail(DW_INTERNAL, "cpu.%s.blocks was given a call that it does not fit",
-                    dw_op_name(call->op));
+    return dw__fail(DW_INTERNAL, "cpu.%s.blocks does not support this call", dw_op_name(call->op));
 }
 
 /* ---- forward ------------------------------------------------------------------------------------ */
@@ -263,7 +261,7 @@ static dw_status forward(const dw__call *call, void *scratch) {
         if (h.is_none && loss) loss[token] = (float)own;
         sum += own;
     }
-    if (loss && !h.is_none) /* a mean of no target at all: NaN */
+    if (loss && !h.is_none) /* a mean without targets is NaN */
         loss[0] = h.normalizer > 0.0 ? (float)(sum / h.normalizer) : NAN;
     return DW_OK;
 }
@@ -322,7 +320,7 @@ static dw_status backward(const dw__call *call, void *scratch) {
 const dw__kernel dw__linear_cross_entropy_blocks = {
     .name = "cpu.linear_cross_entropy.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY,
-    .source = "ours, over the products that linear uses",
+    .source = "ours, over the GEMMs that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
     .library_bytes = library_bytes,
@@ -332,7 +330,7 @@ const dw__kernel dw__linear_cross_entropy_blocks = {
 const dw__kernel dw__linear_cross_entropy_backward_blocks = {
     .name = "cpu.linear_cross_entropy_backward.blocks",
     .op = DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD,
-    .source = "ours, over the products that linear uses",
+    .source = "ours, over the GEMMs that linear uses",
     .fits = fits,
     .scratch_bytes = scratch_bytes,
     .library_bytes = library_bytes,

@@ -1,6 +1,5 @@
-/* Cross-entropy of rows of logits, forward and backward, in F32. Forward reads the logits once; the
- * probabilities are never stored: backward makes them again from the logits and lse.
- */
+/* Cross-entropy of rows of logits, forward and backward, in F32. Forward reads the logits once. The
+ * probabilities are never stored: backward recomputes them from the logits and lse. */
 #include "kernel/cpu/loss.h"
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -22,7 +21,7 @@ typedef struct loss_run {
     int64_t ignored, task_rows;
     double smoothing;
     double counted; /* targets that are not ignored */
-    double *losses; /* scratch, one per row */
+    double *losses; /* scratch, one entry per row */
 } loss_run;
 
 static loss_run make_run(const dw__call *call) {
@@ -43,7 +42,7 @@ static int64_t target_of(const loss_run *run, int64_t row) {
     return ((const int64_t *)target->data)[row * target->stride[0]];
 }
 
-/* Counts the targets that take part; one outside of the classes is an error. */
+/* Counts the targets that are not ignored. A target outside of the classes is an error. */
 static dw_status count_targets(loss_run *run) {
     int64_t counted = 0;
     for (int64_t row = 0; row < run->x.count; row++) {
@@ -123,7 +122,7 @@ static dw_status forward(const dw__call *call, void *scratch) {
             sum += run.losses[row];
     }
     if (run.reduction == REDUCTION_SUM) out[0] = (float)sum;
-    if (run.reduction == REDUCTION_MEAN) /* of no target at all: NaN */
+    if (run.reduction == REDUCTION_MEAN) /* a mean without targets is NaN */
         out[0] = run.counted > 0.0 ? (float)(sum / run.counted) : NAN;
     return DW_OK;
 }

@@ -5,12 +5,12 @@
 #include "kernel/kernel.h"
 
 typedef struct dw__row_sums {
-    double max;       /* of the row, or 0 where that is -inf: what exp was shifted by */
+    double max;       /* the shift of exp: maximum of the row, or 0 if that is -inf */
     double exponents; /* sum of e^(x - max) */
     double plain;     /* sum of x */
 } dw__row_sums;
 
-/* One update of AdamW as torch.optim.AdamW makes it, with the constants worked out in double. */
+/* One AdamW update as in torch.optim.AdamW. The constants are computed in double. */
 typedef struct dw__adamw_constants {
     float grad_scale; /* negative to maximize */
     float decay;      /* 1 - lr * weight_decay */
@@ -21,11 +21,11 @@ typedef struct dw__adamw_constants {
 } dw__adamw_constants;
 
 typedef struct dw__loss_loops {
-    /* In one pass over memory; n >= 1. */
+    /* One pass over memory; n >= 1. */
     dw__row_sums (*row_sums)(int64_t n, const float *x);
     /* dx = (e^(x - lse) - even) * weight */
     void (*backward_row)(int64_t n, const float *x, float lse, float even, float weight, float *dx);
-    /* Outputs may be the inputs, or NULL. */
+    /* Outputs may be inputs or NULL. */
     void (*adamw)(int64_t n, const dw__adamw_constants *constants, const float *p, const float *g,
                   const float *m, const float *v, float *p_out, float *m_out, float *v_out);
 } dw__loss_loops;

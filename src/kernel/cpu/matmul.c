@@ -1,15 +1,14 @@
-/* matmul and linear in F32, and matmul of BF16 with results in F32: their operands as one product, and the
- * kernels of the registry. */
+/* matmul and linear in F32, and matmul of BF16 with F32 results: describes the call as one GEMM, and
+ * registers the kernels. */
 #include "kernel/cpu/head.h"
 #include "kernel/cpu/product.h"
 #include "kernel/library/onednn.h"
 #include <stdio.h>
 
-/* ---- what is to be multiplied ------------------------------------------------------------------
- */
+/* ---- calls as GEMMs -------------------------------------------------------------------------- */
 
-/* All axes but the last as one axis: its extent and stride. False when no one stride covers them.
- */
+/* Merges all axes but the last into one axis with an extent and a stride. Returns false if no single stride
+ * covers them. */
 static bool collapse_rows(const dw__tensor *tensor, int64_t *rows, int64_t *stride) {
     *rows = 1;
     *stride = 0;
@@ -82,8 +81,7 @@ static bool describe(const dw__call *call, dw__product *out) {
     return call->op == DW_OP_LINEAR ? linear_product(call, out) : matmul_product(call, out);
 }
 
-/* ---- the product, either way --------------------------------------------------------------------
- */
+/* ---- the best implementation ----------------------------------------------------------------- */
 
 int64_t dw__product_batch_offset(const dw__product *p, const int64_t *strides, int64_t batch) {
     int64_t offset = 0;
@@ -141,11 +139,10 @@ dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratc
     return dw__epilogue_status(then);
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static dw_status misfit(const dw__call *call) {
-    return dw__fail(DW_INTERNAL, "a CPU product kernel was given a call of %s that it does not fit",
+    return dw__fail(DW_INTERNAL, "a CPU GEMM kernel does not support this call of %s",
                     dw_op_name(call->op));
 }
 
@@ -233,7 +230,7 @@ static dw_status onednn_run(const dw__call *call, void *scratch) {
 static bool epilogue_fits(const dw__call *call, const dw__call *then, int replaced) {
     dw__product p;
     if (!describe(call, &p) || then->output_count == 0) return false;
-    /* Tiles are rows and columns of both, however the rows are cut into axes. */
+    /* A tile is the same rows and columns of both tensors, however their rows are split into axes. */
     const dw__tensor *y = &call->outputs[0], *shape = &then->outputs[0];
     if (y->rank < 1 || shape->rank < 1 || dw__tensor_count(y) != dw__tensor_count(shape) ||
         y->shape[y->rank - 1] != shape->shape[shape->rank - 1])
@@ -265,14 +262,14 @@ static dw_status epilogue_run(const dw__call *call, const dw__call *then, int re
     return dw__product_run(&p, &epilogue, scratch);
 }
 
-/* The error of a sum of n products in F32 grows about as the root of n for random data; blocks of K
- * and lanes only shorten the chains. */
+/* The error of an F32 sum of n products grows about as the root of n for random data. Blocks of K and lanes
+ * only shorten the chains. */
 #define DW_PRODUCT_TOLERANCE 4.0
 
 static const dw__kernel matmul_amx = {
     .name = "cpu.matmul.amx",
     .op = DW_OP_MATMUL,
-    .source = "ours, F32 as six BF16 products on AMX",
+    .source = "ours, F32 as six BF16 GEMMs on AMX",
     .fits = amx_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,
@@ -300,7 +297,7 @@ static const dw__kernel matmul_widened = {
 static const dw__kernel linear_amx = {
     .name = "cpu.linear.amx",
     .op = DW_OP_LINEAR,
-    .source = "ours, F32 as six BF16 products on AMX",
+    .source = "ours, F32 as six BF16 GEMMs on AMX",
     .fits = amx_fits,
     .scratch_bytes = amx_scratch,
     .run = amx_run,

@@ -1,9 +1,8 @@
 /* Layer norm, RMS norm, softmax and log-softmax along the last axis, forward and backward, in F32.
  *
- * Rows are independent, but for the gradients of w and b, which sum over them: there the rows are
- * cut into at most PARTS parts, by their number alone; each part sums in its own row of scratch,
- * and the parts are added in order. So the bits do not depend on the number of threads.
- */
+ * Rows are independent except for the gradients of w and b, which sum over rows. For these the rows are
+ * divided into at most PARTS parts by their number alone; each part sums into its own row of scratch, and the
+ * parts are added in order. So the bits do not depend on the number of threads. */
 #include "kernel/cpu/norm.h"
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
@@ -15,7 +14,7 @@ DW_ISA_TABLE(dw__norm_loops)
 enum {
     TASK_ELEMENTS = 16 * 1024,
     PARTS = 64,
-    LEAST_PART_ROWS = 8, /* below, adding the parts costs more than it spreads */
+    LEAST_PART_ROWS = 8, /* with fewer rows, adding the parts costs more than threads gain */
     SUM_COLUMNS = 512
 };
 
@@ -65,7 +64,7 @@ static bool softmax_fits(const dw__call *call) {
 typedef struct row_run {
     const dw__call *call;
     const dw__norm_loops *loops;
-    dw__rows first, second; /* of inputs 0 and 1 */
+    dw__rows first, second; /* rows of inputs 0 and 1 */
     int64_t task_rows;
     double eps;
     bool centred;
@@ -124,7 +123,7 @@ static int64_t part_rows(int64_t rows) {
     return share < LEAST_PART_ROWS ? LEAST_PART_ROWS : share;
 }
 
-/* Whole cache lines, so that two parts never share one. */
+/* Whole cache lines, so that no two parts share one. */
 static int64_t part_stride(int64_t length) { return dw__ceil_div(length, 16) * 16; }
 
 static size_t backward_scratch(const dw__call *call) {
@@ -133,9 +132,9 @@ static size_t backward_scratch(const dw__call *call) {
     return (size_t)(2 * parts * part_stride(rows.length)) * sizeof(float);
 }
 
-/* This part's sums of dw (which 0) or db (which 1); NULL where the operation has no db. The sums are made even if
- * nobody reads them: in a loop without them a compiler may contract other multiplications into additions, and dx
- * would depend on which gradients are wanted. */
+/* This part's sums of dw (which 0) or db (which 1); NULL if the operation has no db. The sums are computed
+ * even if nobody reads them: without them in the loop a compiler may contract other multiplications and
+ * additions, and dx would depend on the set of wanted gradients. */
 static float *part_sums(const row_run *run, int which, int64_t part) {
     if ((uint32_t)which + 1 >= run->call->output_count) return NULL;
     return run->scratch + (which * run->parts + part) * run->part_stride;
@@ -181,7 +180,7 @@ static dw_status backward(const dw__call *call, void *scratch) {
     run.task_rows = part_rows(run.first.count);
     run.parts = dw__ceil_div(run.first.count, run.task_rows);
     run.part_stride = part_stride(run.first.length);
-    if (run.parts == 0) { /* no rows: the sums are empty */
+    if (run.parts == 0) { /* without rows the sums are empty */
         for (uint32_t i = 1; i < call->output_count; i++)
             if (call->outputs[i].data)
                 memset(call->outputs[i].data, 0, (size_t)run.first.length * sizeof(float));
@@ -224,8 +223,8 @@ static dw_status softmax(const dw__call *call, void *scratch) {
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
-/* Factors: a row's statistics round as a blocked sum does, some ulp at any length; the sums over
- * rows add at most PARTS + rows / PARTS terms in turn. */
+/* Tolerance factors. The statistics of a row round like a blocked sum: some ulp at any length. The sums over
+ * rows add at most PARTS + rows / PARTS terms in sequence. */
 #define SOURCE "ours, vector rows"
 static const dw__kernel layer_norm = {.name = "cpu.layer_norm.rows",
                                       .op = DW_OP_LAYER_NORM,

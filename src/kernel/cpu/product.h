@@ -1,9 +1,9 @@
-/* One matrix product, whatever operation asks for it: described by pointers and strides, cut into
- * tasks for the pool. Three ways compute it: AMX (product_amx.c) where the CPU has it and the product
- * is large enough, oneDNN (product_onednn.c) where the build has it and the operands suit it, and our
- * packed loops (product_packed.c), which take every stride and come before oneDNN for large products with
- * AVX2. Operands in BF16 go to AMX as they are, else through copies in F32 (product_widened.c), where products
- * of two of them are exact. */
+/* One GEMM for any operation, described by pointers and strides and divided into tasks for the pool. Three
+ * implementations exist: AMX (product_amx.c) if the CPU has it and the GEMM is large enough; oneDNN
+ * (product_onednn.c) if the build has it and it supports the operands; and our packed loops
+ * (product_packed.c), which support every stride and, with AVX2, come before oneDNN for large GEMMs. AMX
+ * reads BF16 operands directly. Otherwise they are copied to F32 (product_widened.c), where the product of
+ * two BF16 numbers is exact. */
 #ifndef DW_PRODUCT_H
 #define DW_PRODUCT_H
 
@@ -13,19 +13,19 @@
 /* C[batch][m,n] = A[batch][m,k] * B[batch][k,n] + bias[n], or C += A * B. C is contiguous. */
 typedef struct dw__product {
     int64_t m, n, k, batches;
-    bool bf16; /* operands are a_bf16, b_bf16 instead of a, b */
+    bool bf16; /* operands are a_bf16 and b_bf16 instead of a and b */
     const float *a, *b;
     const uint16_t *a_bf16, *b_bf16;
     const float *bias;                 /* [n] or NULL */
-    float *c;                          /* NULL with an epilogue: the product itself is not kept */
+    float *c;                          /* NULL with an epilogue: the result is not stored */
     bool accumulate;                   /* C += A * B; then neither bias nor epilogue */
     int64_t a_row, a_k, b_k, b_column; /* strides in elements */
     int batch_rank;
     int64_t batch_shape[DW_MAX_RANK], a_batch[DW_MAX_RANK], b_batch[DW_MAX_RANK];
 } dw__product;
 
-/* What follows on each tile while it is in cache; call NULL: nothing. Collects the first failure of
- * the tasks, whose message belongs to another thread. */
+/* The epilogue that runs on each tile while it is in cache; call NULL: none. Records the first failure of the
+ * tasks, because their messages belong to other threads. */
 typedef struct dw__epilogue {
     const dw__call *call;
     int replaced;
@@ -36,18 +36,18 @@ typedef struct dw__epilogue {
 
 /* Elements from the operand's start to batch number `batch`. */
 int64_t dw__product_batch_offset(const dw__product *p, const int64_t *strides, int64_t batch);
-/* Rows [row, row+rows) of all batches' C seen as one matrix. A failure is recorded. */
+/* Runs the epilogue on rows [row, row+rows) of all batches' C as one matrix. Records a failure. */
 void dw__epilogue_run(dw__epilogue *then, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, const float *tile, int64_t tile_stride);
 void dw__epilogue_fail(dw__epilogue *then, dw_status status);
-/* DW_OK, or the recorded failure as this thread's. */
+/* Returns DW_OK, or the recorded failure with its message on this thread. */
 dw_status dw__epilogue_status(const dw__epilogue *then);
 
-/* `passing`: C is not kept, so tiles live in scratch. Depends on the shape, never on data. */
+/* `passing`: C is not stored, so tiles stay in scratch. The size depends on the shape, never on data. */
 size_t dw__product_packed_scratch(const dw__product *p, bool passing);
 void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* Whether the packed loops are quicker than oneDNN's: by shape and instruction set. */
+/* True if the packed loops are faster than oneDNN for this shape and instruction set. */
 bool dw__product_packed_preferred(const dw__product *p);
 
 bool dw__product_onednn_fits(const dw__product *p);
@@ -55,19 +55,19 @@ size_t dw__product_onednn_scratch(const dw__product *p, bool passing);
 size_t dw__product_onednn_library(const dw__product *p, bool passing);
 void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* Of operands in BF16, by the best of the ways above for F32. */
+/* For BF16 operands, with the best F32 implementation above. */
 size_t dw__product_widened_scratch(const dw__product *p, bool passing);
 size_t dw__product_widened_library(const dw__product *p, bool passing);
 dw_status dw__product_widened_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* The only one of the three that takes operands in BF16. */
+/* The only implementation that reads BF16 operands directly. */
 bool dw__product_amx_fits(const dw__product *p, bool passing);
 size_t dw__product_amx_scratch(const dw__product *p, bool passing);
 void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch);
 
-/* The best of them. `then` may be NULL. */
+/* Selects the best implementation. `then` may be NULL. */
 size_t dw__product_scratch(const dw__product *p, bool passing);
-/* The most that a library allocates by itself meanwhile (kernel.h). */
+/* The most that a library allocates during the call (kernel.h). */
 size_t dw__product_library(const dw__product *p, bool passing);
 dw_status dw__product_run(const dw__product *p, dw__epilogue *then, void *scratch);
 

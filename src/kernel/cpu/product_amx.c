@@ -1,15 +1,14 @@
-/* A matrix product on AMX: how it is cut, and who packs what (amx.h says why it may be F32).
+/* GEMM on AMX: how it is divided, and which task packs which operand (amx.h says why it may be F32).
  *
- * The operand with the smaller outer extent is packed once and shared; the other is packed by each task
- * for itself, a chunk of some panels and one block of K at a time, so that the chunk stays in L2 while the
- * shared panels stream past it. Where the shared operand would grow too large K goes in rounds. Every
- * element of C is the sum of blocks of K in order, each a tile product of its own, wherever it lies:
- * results depend neither on threads nor on the cut into chunks.
+ * The operand with the smaller outer extent is packed once and shared. Each task packs its chunk of the other
+ * operand, some panels and one block of K at a time, so that the chunk stays in L2 while the shared panels
+ * stream past it. If the shared operand would grow too large, K is processed in rounds. Every element of C
+ * sums blocks of K in order, each with its own tile GEMM, at any position in C: results depend neither on
+ * threads nor on the division into chunks.
  *
- * A block whose numbers cannot be split into BF16 parts (NaN, infinities, from 2^127 up) is multiplied by
- * the F32 loops: the shared operand's verdict is kept per block, the chunk's is the task's own. Operands in
- * BF16 need no splitting.
- */
+ * A block whose numbers cannot be split into BF16 parts (NaN, infinities, from 2^127 up) uses the F32 loops.
+ * The shared operand keeps this flag per block, and each task computes it for its chunk. BF16 operands need
+ * no splitting. */
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
 #include "kernel/cpu/product.h"
@@ -21,18 +20,18 @@
 DW_ISA_TABLE(dw__gemm_loops)
 
 enum {
-    BLOCK_K = 1024,      /* of K: a chunk of 128 packed is 768 KB of a 2 MB L2 */
-    CHUNK_MAX = 128,     /* rows or columns a task packs for itself */
-    SHARED_PANELS = 4,   /* of the shared operand, packed by one task */
+    BLOCK_K = 1024,      /* of K: a packed chunk of 128 takes 768 KB of a 2 MB L2 */
+    CHUNK_MAX = 128,     /* rows or columns that a task packs for itself */
+    SHARED_PANELS = 4,   /* panels of the shared operand packed by one task */
     EPILOGUE_PANELS = 4, /* panels of the shared operand between two runs of the epilogue */
-    K_MIN = 32,          /* below, the corrections cost more than they carry */
+    K_MIN = 32,          /* below this K the corrections cost more than they gain */
     OUTER_MIN = 16,      /* rows and columns: below, a panel is mostly zeros */
 };
 static const int64_t WORK_MIN = 1 << 20;           /* multiply-adds */
-static const int64_t BF16_WORK_MIN = 1 << 15;      /* likewise: the other way makes copies in F32 */
+static const int64_t BF16_WORK_MIN = 1 << 15;      /* lower: else copies in F32 are made */
 static const size_t SHARED_MAX = (size_t)48 << 20; /* packed bytes of one round */
 
-/* ---- how it is cut --------------------------------------------------------------------------------- */
+/* ---- division into tasks --------------------------------------------------------------------------- */
 
 typedef struct amx_cuts {
     bool share_a;            /* A is the shared operand, B is packed in chunks */
@@ -43,13 +42,13 @@ typedef struct amx_cuts {
     size_t shared_bytes, worker_bytes;
 } amx_cuts;
 
-/* The width that ends soonest when every thread takes its share of whole chunks; wide where it is equal. */
+/* The width that finishes first when every thread takes an equal number of whole chunks; the widest one if
+ * several tie. */
 static int64_t choose_chunk(int64_t extent) {
     int64_t threads = dw__pool_threads(), best = CHUNK_MAX, best_cost = INT64_MAX;
     for (int64_t width = CHUNK_MAX; width >= DW_AMX_PANEL; width -= DW_AMX_PANEL) {
         int64_t tasks = dw__divide_up(extent, width);
-        int64_t cost =
-            dw__divide_up(tasks, threads) * (width + 4); /* 4: what a task costs by itself */
+        int64_t cost = dw__divide_up(tasks, threads) * (width + 4); /* 4: overhead of a task */
         if (cost < best_cost) {
             best = width;
             best_cost = cost;
@@ -62,7 +61,7 @@ static size_t panel_bytes_of(const dw__product *p, int64_t k) {
     return p->bf16 ? dw__amx_panel_bytes_bf16(k) : dw__amx_panel_bytes(k);
 }
 
-/* `passing`: tiles do not outlive their task, so K cannot go in rounds; shared_bytes 0 then says no. */
+/* `passing`: tiles do not outlive their task, so K cannot be processed in rounds. shared_bytes 0: not supported. */
 static amx_cuts cut(const dw__product *p, bool passing) {
     amx_cuts out = {.share_a = p->m <= p->n};
     out.shared = out.share_a ? p->m : p->n;
@@ -77,8 +76,8 @@ static amx_cuts cut(const dw__product *p, bool passing) {
     if (passing && out.round_blocks < blocks) return (amx_cuts){0};
     out.chunk = choose_chunk(out.chunked);
     out.shared_bytes = (size_t)out.round_blocks * block_bytes;
-    /* For the widest chunk, whatever is chosen: scratch that was asked for at one number of threads then
-     * serves any smaller number, which may choose wider chunks. */
+    /* Computed for the widest chunk, whatever width is chosen: scratch that was sized for one number of
+     * threads then suffices for any smaller number, which may choose wider chunks. */
     out.worker_bytes =
         CHUNK_MAX / DW_AMX_PANEL * panel_bytes + sizeof(float) * DW_AMX_PANEL * DW_AMX_PANEL;
     if (passing) out.worker_bytes += sizeof(float) * (size_t)(out.shared * CHUNK_MAX);
@@ -106,7 +105,7 @@ size_t dw__product_amx_scratch(const dw__product *p, bool passing) {
 
 /* ---- running ----------------------------------------------------------------------------------------- */
 
-/* One operand as outer index and k, whichever side it is on. */
+/* An operand by outer index and k, on either side. */
 typedef struct operand {
     const void *data; /* float, or BF16 */
     int64_t extent, stride, k_stride;
@@ -117,10 +116,10 @@ typedef struct amx_job {
     dw__epilogue *then;
     amx_cuts cut;
     operand shared, chunked;
-    size_t panel_bytes; /* of one block of K */
+    size_t panel_bytes; /* bytes of a panel over one block of K */
     char *shared_panels, *worker_scratch;
     _Atomic int *unsplit; /* per block of the round: the shared operand could not be split */
-    int64_t batch, first_block, block_count, blocks; /* this round, of all */
+    int64_t batch, first_block, block_count, blocks; /* blocks of this round, and of all rounds */
 } amx_job;
 
 static int64_t block_length(const amx_job *j, int64_t block) {
@@ -132,7 +131,7 @@ static char *shared_panel(const amx_job *j, int64_t block, int64_t panel) {
     return j->shared_panels + (size_t)((block - j->first_block) * panels + panel) * j->panel_bytes;
 }
 
-/* Packs [start, start+count) of an operand over k's [k_start, k_start+k) into panels. */
+/* Packs [start, start+count) of an operand for k in [k_start, k_start+k) into panels. */
 static bool pack(const amx_job *j, const operand *from, bool as_a, int64_t start, int64_t count,
                  int64_t k_start, int64_t k, char *panels) {
     int64_t first = start * from->stride + k_start * from->k_stride;
@@ -185,7 +184,7 @@ void dw__amx_put(const float *tile, int64_t rows, int64_t columns, float *c, int
     }
 }
 
-/* The same block by the F32 loops, for numbers that cannot be split. */
+/* Multiplies the same block with the F32 loops, for numbers that cannot be split. */
 static void multiply_plain(const amx_job *j, int64_t row, int64_t rows, int64_t column,
                            int64_t columns, int64_t k_start, int64_t k, float *c, int64_t c_stride,
                            bool add, const float *bias) {
@@ -210,7 +209,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
     int64_t first = index * cut->chunk, count = dw__min64(cut->chunk, cut->chunked - first);
     char *chunk_panels = j->worker_scratch + (size_t)worker * cut->worker_bytes;
     float *tile = (float *)(chunk_panels + (size_t)(cut->chunk / DW_AMX_PANEL) * j->panel_bytes);
-    /* C of this chunk: in place, or in the worker's memory when the product is not kept. */
+    /* C of this chunk: in place, or in the worker's memory if the result is not stored. */
     float *c = tile + DW_AMX_PANEL * DW_AMX_PANEL;
     int64_t c_stride = cut->share_a ? cut->chunk : p->n;
     if (p->c) {
@@ -271,7 +270,7 @@ void dw__product_amx_run(const dw__product *p, dw__epilogue *then, void *scratch
     amx_job j = {.p = p, .then = then, .cut = cut(p, !p->c), .shared_panels = scratch};
     j.unsplit = (_Atomic int *)(j.shared_panels + j.cut.shared_bytes);
     j.worker_scratch = (char *)j.unsplit + verdict_bytes(&j.cut);
-    assert(j.cut.block_k > 0); /* it fits */
+    assert(j.cut.block_k > 0); /* true because the call is supported */
     j.blocks = dw__divide_up(p->k, j.cut.block_k);
     j.panel_bytes = panel_bytes_of(p, j.cut.block_k);
     for (j.batch = 0; j.batch < p->batches; j.batch++) {

@@ -1,5 +1,5 @@
-/* A matrix product by oneDNN, one single-threaded product per task. The cut depends on the shape
- * alone: which of its loops oneDNN takes, and so the order of its sums, depends on the tile. */
+/* GEMM with oneDNN: one single-threaded oneDNN call per task. The division into tiles depends on the shape
+ * alone, because the tile decides which of its loops oneDNN uses, and thereby the order of its sums. */
 #include "base/pool.h"
 #include "kernel/cpu/product.h"
 #include "kernel/library/onednn.h"
@@ -14,7 +14,7 @@ enum {
     TASKS_WANTED = 8, /* more and smaller tasks pack more often, fewer balance worse */
 };
 static const int64_t TASK_WORK_MIN = 1 << 17; /* multiply-adds: some microseconds */
-/* Larger tiles of a product that is not kept would fall out of cache before the epilogue. */
+/* Larger tiles of a result that is not stored would leave the cache before the epilogue runs. */
 static const int64_t PASSING_ROWS = 256;
 
 typedef struct tiling {
@@ -42,8 +42,8 @@ static tiling cut(const dw__product *p, bool epilogue) {
     }
 }
 
-/* A row-major matrix [rows, columns] as oneDNN takes it: one stride is 1, the other at least the
- * extent of that axis. */
+/* A row-major matrix [rows, columns] that oneDNN supports: one stride is 1, the other at least the extent of
+ * that axis. */
 typedef struct layout {
     bool transposed;
     int64_t leading;
@@ -76,7 +76,7 @@ typedef struct job {
     dw__epilogue *then;
     tiling tile;
     layout a, b;
-    float *worker_tiles; /* of products that are not kept */
+    float *worker_tiles; /* for results that are not stored */
 } job;
 
 static void preset_bias(const float *bias, int64_t rows, int64_t columns, float *tile,
@@ -96,7 +96,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
     int64_t batch = index / row_tiles / column_tiles;
     int64_t rows = dw__min64(j->tile.m, p->m - row);
     int64_t columns = dw__min64(j->tile.n, p->n - column);
-    int64_t first_row = batch * p->m + row; /* of C as one matrix */
+    int64_t first_row = batch * p->m + row; /* row of C as one matrix */
 
     float *tile =
         p->c ? p->c + first_row * p->n + column : j->worker_tiles + worker * j->tile.m * j->tile.n;
@@ -120,7 +120,8 @@ size_t dw__product_onednn_scratch(const dw__product *p, bool passing) {
     return (size_t)(dw__pool_threads() * tile.m * tile.n) * sizeof(float);
 }
 
-/* Tasks run side by side, one on each thread; those of the last row and column are smaller, and may go another way. */
+/* Each thread runs one task at a time. Tasks of the last row and column are smaller and may use other oneDNN
+ * loops. */
 size_t dw__product_onednn_library(const dw__product *p, bool passing) {
     tiling t = cut(p, passing);
     layout a, b;
@@ -144,7 +145,7 @@ void dw__product_onednn_run(const dw__product *p, dw__epilogue *then, void *scra
     job j = {.p = p, .then = then, .tile = cut(p, then->call != NULL), .worker_tiles = scratch};
     if (!find_layout(p->m, p->k, p->a_row, p->a_k, &j.a) ||
         !find_layout(p->k, p->n, p->b_k, p->b_column, &j.b)) {
-        dw__epilogue_fail(then, dw__fail(DW_INTERNAL, "operands of a product have no unit stride"));
+        dw__epilogue_fail(then, dw__fail(DW_INTERNAL, "operands of a GEMM have no unit stride"));
         return;
     }
     int64_t tiles = dw__divide_up(p->m, j.tile.m) * dw__divide_up(p->n, j.tile.n);

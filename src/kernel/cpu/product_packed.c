@@ -1,12 +1,10 @@
-/* A matrix product by our own loops.
+/* GEMM with our own loops.
  *
- * The output is cut into tiles, which are the pool's tasks. B is packed into panels once, by all
- * threads, and shared; each task packs its rows of A for itself, multiplies block by block of K,
- * and runs the epilogue on its tile while that is in cache. When packed B would grow too large the
- * product goes in rounds over batches, columns or K. How K is cut depends on shapes alone, and the
- * inner loops give each element the same bits wherever it lies (gemm.h): results do not depend on
- * threads, though the size of tiles does.
- */
+ * The output is divided into tiles, which are the pool's tasks. All threads pack B into panels once and share
+ * it. Each task packs its rows of A, multiplies block by block of K, and runs the epilogue on its tile while
+ * that is in cache. If packed B would grow too large, the GEMM runs in rounds over batches, columns or K. The
+ * blocks of K depend on shapes alone, and the inner loops give each element the same bits at any position
+ * (gemm.h), so results do not depend on threads, although the size of tiles does. */
 #include "base/pool.h"
 #include "kernel/cpu/gemm.h"
 #include "kernel/cpu/product.h"
@@ -17,20 +15,19 @@ enum {
     TILE_ROWS_MIN = 24, /* a multiple of every register tile's rows */
     NARROW_COLUMNS =
         768, /* of a tile that an epilogue reads again, and steps of a round's columns */
-    TASKS_PER_THREAD = 5, /* at least, so that threads finish together */
+    TASKS_PER_THREAD = 5, /* at least, so that threads finish at the same time */
     CACHE_LINE = 64,
 };
 static const int64_t TASK_WORK_MIN = 1 << 20; /* multiply-adds; below, handing out costs too much */
 static const int64_t PACKED_FLOATS_MAX = 4 << 20; /* of B at a time: 16 MB */
 
-/* ---- how it is cut -----------------------------------------------------------------------------
- */
+/* ---- division into tasks --------------------------------------------------------------------- */
 
 typedef struct cuts {
-    int64_t tile_m, tile_n;                   /* of C, one task */
-    int64_t depth;                            /* of K, one block */
-    int64_t round_batches, round_n, round_k;  /* whose B is packed at a time */
-    size_t packed_b, packed_a, tile, workers; /* floats: shared; of one worker; of one worker */
+    int64_t tile_m, tile_n;                   /* tile of C of one task */
+    int64_t depth;                            /* one block of K */
+    int64_t round_batches, round_n, round_k;  /* the range whose B is packed at a time */
+    size_t packed_b, packed_a, tile, workers; /* floats: shared; per worker; per worker */
 } cuts;
 
 static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks, bool epilogue) {
@@ -38,8 +35,8 @@ static int64_t widest_tile(const dw__product *p, const dw__gemm_blocks *blocks, 
     return dw__min64(dw__round_up(p->n, blocks->columns), most / blocks->columns * blocks->columns);
 }
 
-/* Rows of a tile, at most tile_m, such that every thread has the same number of tiles: 11 tiles of 192 rows keep one
- * of two threads busy a tenth longer than 12 tiles of 174. */
+/* Rows of a tile, at most tile_m, such that every thread has the same number of tiles: with 11 tiles of 192
+ * rows one of two threads is busy a tenth longer than with 12 tiles of 174. */
 static int64_t even_rows(int64_t m, int64_t tile_m, int64_t grain) {
     int64_t tiles = dw__round_up(dw__divide_up(m, tile_m), dw__pool_threads());
     return dw__min64(tile_m, dw__round_up(dw__divide_up(m, tiles), grain));
@@ -54,7 +51,7 @@ static void choose_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bo
             p->batches * dw__divide_up(p->m, out->tile_m) * dw__divide_up(p->n, out->tile_n);
         int64_t work = dw__min64(p->m, out->tile_m) * out->tile_n * p->k;
         if (tasks >= TASKS_PER_THREAD * dw__pool_threads() || work < 2 * TASK_WORK_MIN) return;
-        /* Rows first: fewer columns would pack the same rows of A more often. */
+        /* Reduces rows first: with fewer columns the same rows of A would be packed more often. */
         if (out->tile_m > TILE_ROWS_MIN && p->m > out->tile_m / 2) {
             out->tile_m /= 2;
         } else if (out->tile_n > 2 * blocks->columns) {
@@ -65,8 +62,8 @@ static void choose_tiles(const dw__product *p, const dw__gemm_blocks *blocks, bo
     }
 }
 
-/* `passing`: tiles do not outlive their task, so K cannot go in rounds. `epilogue`: whether there is one, which
- * changes the tiles, and no scratch but that of passing ones, which always have one. */
+/* `passing`: tiles do not outlive their task, so K cannot be processed in rounds. `epilogue`: true if there
+ * is one, which changes the tiles. It changes scratch only with `passing`, which always has one. */
 static cuts cut(const dw__product *p, bool passing, bool epilogue) {
     const dw__gemm_blocks *blocks = dw__gemm_blocks_now();
     cuts out = {0};
@@ -98,8 +95,8 @@ static cuts cut(const dw__product *p, bool passing, bool epilogue) {
     }
     out.tile_n = dw__min64(out.tile_n, out.round_n);
     out.packed_b = (size_t)(out.round_batches * out.round_n * out.round_k);
-    /* For the largest tiles, whatever the number of threads made of them: scratch that was planned for
-     * some threads must do for fewer. */
+    /* Computed for the largest tiles, whatever size the number of threads gives: scratch that was planned for
+     * some threads must suffice for fewer. */
     out.packed_a = (size_t)dw__round_up(blocks->task_rows * out.depth, CACHE_LINE / 4);
     if (passing) {
         int64_t widest = widest_tile(p, blocks, true);
@@ -113,8 +110,7 @@ static size_t scratch_of(const cuts *c) {
     return (c->packed_b + c->workers * (c->packed_a + c->tile)) * sizeof(float);
 }
 
-/* ---- running ------------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 typedef struct job {
     dw__product p;
@@ -122,7 +118,7 @@ typedef struct job {
     dw__epilogue *then;
     const dw__gemm_blocks *blocks;
     float *packed_b, *worker_scratch;
-    /* this round */
+    /* range of this round */
     int64_t batch, batch_count, column, column_count, k, k_count;
 } job;
 
@@ -157,12 +153,12 @@ static void multiply_task(void *context, int64_t index, int worker) {
     const cuts *cut = &j->cut;
     int64_t row_tiles = dw__divide_up(p->m, cut->tile_m);
     int64_t column_tiles = dw__divide_up(j->column_count, cut->tile_n);
-    int64_t row = index % row_tiles * cut->tile_m; /* fastest: neighbours share panels of B */
+    int64_t row = index % row_tiles * cut->tile_m; /* fastest index: neighbours share panels of B */
     int64_t column = index / row_tiles % column_tiles * cut->tile_n;
     int64_t batch = index / row_tiles / column_tiles;
     int64_t rows = dw__min64(cut->tile_m, p->m - row);
     int64_t columns = dw__min64(cut->tile_n, j->column_count - column);
-    int64_t first_row = (j->batch + batch) * p->m + row; /* of C as one matrix */
+    int64_t first_row = (j->batch + batch) * p->m + row; /* row of C as one matrix */
 
     float *a_panels = j->worker_scratch + (size_t)worker * (cut->packed_a + cut->tile);
     float *tile = a_panels + cut->packed_a;
@@ -175,7 +171,7 @@ static void multiply_task(void *context, int64_t index, int worker) {
         p->a + dw__product_batch_offset(p, p->a_batch, j->batch + batch) + row * p->a_row;
     int64_t padded = dw__round_up(j->column_count, j->blocks->columns);
     int64_t start = 0;
-    do { /* once when K is 0: the bias alone */
+    do { /* once if K is 0: only the bias */
         int64_t depth = dw__min64(cut->depth, j->k_count - start);
         const float *b_panels = packed_b_of(j, batch) + start * padded + column * depth;
         j->blocks->pack_a(rows, depth, a + (j->k + start) * p->a_k, p->a_row, p->a_k, a_panels);
@@ -198,12 +194,12 @@ static void run_round(job *j) {
     dw__pool_run(j->batch_count * tiles, multiply_task, j);
 }
 
-/* Rows so far apart that they fall on the same sets of L1. */
+/* True if rows are so far apart that they map to the same sets of L1. */
 static bool crowds_sets(int64_t stride) { return stride > 0 && stride % 1024 == 0; }
 
-/* With AVX2, oneDNN 2.6 multiplies tiles of our size where they lie, at 0.9 of the rate of copied ones, and at half
- * of it where rows lie a multiple of 4 KB apart (bench/NOTES.md). Packing has to pay: B's needs rows enough, and
- * weight gradients of 384 rows are no quicker. */
+/* With AVX2, oneDNN 2.6 multiplies tiles of our size in place, at 0.9 of the rate of copied ones, and at half
+ * of it if rows are a multiple of 4 KB apart (bench/NOTES.md). Packing must pay off: packing B needs enough
+ * rows, and weight gradients of 384 rows gain nothing. */
 bool dw__product_packed_preferred(const dw__product *p) {
     bool crowded = crowds_sets(p->a_row) || crowds_sets(p->a_k) || crowds_sets(p->b_k) ||
                    crowds_sets(p->b_column) || crowds_sets(p->n);
@@ -227,7 +223,7 @@ void dw__product_packed_run(const dw__product *p, dw__epilogue *then, void *scra
         for (j.column = 0; j.column < p->n; j.column += j.cut.round_n) {
             j.column_count = dw__min64(j.cut.round_n, p->n - j.column);
             j.k = 0;
-            do { /* once when K is 0 */
+            do { /* once if K is 0 */
                 j.k_count = dw__min64(j.cut.round_k, p->k - j.k);
                 run_round(&j);
                 j.k += j.k_count;

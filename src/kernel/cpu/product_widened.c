@@ -1,10 +1,10 @@
-/* A product of BF16 operands without AMX: both are copied to F32, and multiplied there. The product of two
- * BF16 numbers is exact in F32 but for underflow, so that only the sums round. */
+/* GEMM of BF16 operands without AMX: copies both to F32 and multiplies there. The product of two BF16 numbers
+ * is exact in F32 except for underflow, so only the sums round. */
 #include "base/pool.h"
 #include "kernel/cpu/product.h"
 #include "number/half.h"
 
-/* Batches one behind the other, in the order that the operand has in memory. */
+/* An operand's copy: batches one after the other, in the order that the operand has in memory. */
 typedef struct widened {
     const dw__product *p;
     const uint16_t *from;
@@ -35,7 +35,7 @@ static widened describe(const dw__product *p, const uint16_t *from, const int64_
     return w;
 }
 
-/* The product of the copies, and how each is made. */
+/* Describes the GEMM of the copies, and how each copy is made. */
 static dw__product widen(const dw__product *p, widened *a, widened *b) {
     dw__product out = *p;
     *a = describe(p, p->a_bf16, p->a_batch, p->m, p->a_row, p->a_k);

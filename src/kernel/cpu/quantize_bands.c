@@ -1,5 +1,5 @@
-/* quantize of F32 matrices: the codecs (number/) do the rounding, in the operation's scratch; what remains is
- * to put the numbers that they stand for side by side as BF16, band by band. */
+/* quantize for F32 matrices: the codecs (number/) round in the operation's scratch. The kernel then decodes
+ * the codes to contiguous BF16, band by band. */
 #include "base/pool.h"
 #include "kernel/cpu/cpu.h"
 #include "kernel/quantization.h"
@@ -96,7 +96,7 @@ static dw_status run(const dw__call *call, void *scratch) {
         j.band_bytes = band_bytes(q);
         int64_t bands = (band_extent(q) + DW_QUANTIZE_BAND - 1) / DW_QUANTIZE_BAND;
         if (j.y) dw__pool_run(bands, decode_task, &j);
-        if (atomic_load(&j.failed)) return decode_band(&j, 0, 0); /* the message as this thread's */
+        if (atomic_load(&j.failed)) return decode_band(&j, 0, 0); /* for this thread's message */
     }
     if (call->outputs[1].data) *(float *)call->outputs[1].data = scale;
     return DW_OK;

@@ -1,5 +1,5 @@
-/* A tensor as rows: the last axis is a row of unit stride, all others together number the rows.
- * What the kernels that work along the last axis have in common. */
+/* A tensor as rows, for kernels that work along the last axis: the last axis is a row of unit stride, all
+ * other axes together number the rows. */
 #ifndef DW_CPU_ROWS_H
 #define DW_CPU_ROWS_H
 
@@ -7,11 +7,11 @@
 
 typedef struct dw__rows {
     int64_t count, length;
-    int rank; /* of the leading axes, merged as far as their strides allow */
+    int rank; /* leading axes after merging */
     int64_t shape[DW_MAX_RANK], stride[DW_MAX_RANK];
 } dw__rows;
 
-/* Whether the last axis can be walked with a pointer. Rank 0 has no rows. */
+/* True if the last axis has unit stride. Rank 0 has no rows. */
 static inline bool dw__rows_fit(const dw__tensor *t) {
     return t->rank > 0 && (t->shape[t->rank - 1] == 1 || t->stride[t->rank - 1] == 1);
 }
@@ -33,7 +33,7 @@ static inline dw__rows dw__rows_of(const dw__tensor *t) {
     return rows;
 }
 
-/* Elements from the tensor's first to the first of `row`. */
+/* Elements from the tensor's first element to the first element of `row`. */
 static inline int64_t dw__rows_offset(const dw__rows *rows, int64_t row) {
     if (rows->rank == 1) return row * rows->stride[0];
     int64_t offset = 0;

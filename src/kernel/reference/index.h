@@ -1,10 +1,10 @@
-/* Walking over strided tensors, one index at a time. */
+/* Iterates over strided tensors, one index at a time. */
 #ifndef DW_REFERENCE_INDEX_H
 #define DW_REFERENCE_INDEX_H
 
 #include "kernel/kernel.h"
 
-/* Steps `index` to the next one in row-major order; false, with index all zeros, after the last. */
+/* Advances `index` in row-major order. After the last index returns false and sets all entries to zero. */
 static inline bool dw__index_next(int rank, const int64_t *shape, int64_t *index) {
     for (int axis = rank - 1; axis >= 0; axis--) {
         if (++index[axis] < shape[axis]) return true;
@@ -25,11 +25,10 @@ static inline void *dw__element(const dw__tensor *tensor, int64_t offset) {
     return (char *)tensor->data + offset * (int64_t)dw_dtype_bytes(tensor->dtype);
 }
 
-/* The view of `tensor` as if broadcast to `shape` (ranks aligned right): strides of the axes that
- * are new or stretched become 0. The shapes are known to fit. */
+/* Views `tensor` as broadcast to `shape` (ranks aligned at the right): new and stretched axes get stride 0.
+ * The shapes must be compatible. */
 dw__tensor dw__tensor_broadcast(const dw__tensor *tensor, int rank, const int64_t *shape);
-/* Copies elements between tensors of one type and the same number of elements, in row-major order.
- */
+/* Copies elements in row-major order. The tensors have the same type and the same number of elements. */
 void dw__tensor_copy(dw__tensor *to, const dw__tensor *from);
 
 #endif

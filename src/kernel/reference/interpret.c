@@ -1,5 +1,5 @@
-/* The graph interpreter (see interpret.h). Values live from the node that makes them to their last
- * use; leaves are the caller's, but for copies made in F64. */
+/* The graph interpreter (see interpret.h). A value lives from its node to its last use. The caller owns the
+ * leaves, except copies made in F64. */
 #include "kernel/reference/interpret.h"
 #include "graph/internal.h"
 #include "kernel/reference/index.h"
@@ -12,11 +12,11 @@ typedef struct interpreter {
     const dw_graph *graph;
     const int64_t *sizes;
     bool high_precision;
-    dw__tensor *values; /* by value */
-    void **owned;       /* by value: block to free at the last use, or NULL */
-    uint32_t *uses;     /* by value: nodes and outputs still to come that read it */
-    dw__call *call;     /* the node at hand (too large for the stack of a recursion) */
-    dw__arena *arena;   /* attributes */
+    dw__tensor *values; /* indexed by value */
+    void **owned;       /* indexed by value: block to free at the last use, or NULL */
+    uint32_t *uses;     /* indexed by value: remaining readers (nodes and outputs) */
+    dw__call *call;     /* the current node's call; too large for a recursive stack */
+    dw__arena *arena;   /* memory of attributes */
 } interpreter;
 
 /* ---- tensors and attributes at given sizes --------------------------------------------------- */
@@ -57,7 +57,7 @@ static dw_status allocate(dw__tensor *tensor) {
     return tensor->data ? DW_OK : dw__fail_memory("a value of the interpreted graph", bytes);
 }
 
-/* The type in which a value of the graph is held. */
+/* The dtype that holds a value of the graph. */
 static dw_dtype held_dtype(const interpreter *self, dw_dtype dtype) {
     return self->high_precision && dw__dtype_is_float(dtype) ? DW_F64 : dtype;
 }
@@ -162,7 +162,7 @@ static dw_status run_node(interpreter *self, dw_node node) {
         return dw__fail_prefix(status, "node %" PRIu32 " (%s)", node, dw_op_name(record->op));
     for (uint32_t i = 0; i < record->input_count; i++) release_use(self, record->inputs[i]);
     for (uint32_t i = 0; i < record->output_count; i++) {
-        self->uses[record->outputs[i]]++; /* results that nobody reads go at once */
+        self->uses[record->outputs[i]]++; /* results without readers are freed at once */
         release_use(self, record->outputs[i]);
     }
     return DW_OK;
@@ -181,7 +181,7 @@ static void count_uses(interpreter *self) {
         self->uses[dw_graph_output(graph, i)]++;
 }
 
-/* Every output gets a block of its own, also where two are one value or one is a leaf. */
+/* Every output gets its own block, even if two outputs are one value or an output is a leaf. */
 static dw_status copy_outputs(interpreter *self, dw__tensor *outputs) {
     for (uint32_t i = 0; i < dw_graph_output_count(self->graph); i++) {
         dw__tensor *value = &self->values[dw_graph_output(self->graph, i)];

@@ -1,31 +1,30 @@
-/* The interpreter: evaluates a graph node by node with the reference primitives, every composite
- * by its expansion. It is slow, has no other strategy, and so defines what a graph means; with
- * `high_precision` it is the oracle that kernels are tested against. */
+/* The interpreter evaluates a graph node by node with the reference primitives, and every composite by its
+ * expansion. It is slow and has a single strategy, so it defines what a graph means. With `high_precision` it
+ * is the oracle for tests of kernels. */
 #ifndef DW_REFERENCE_INTERPRET_H
 #define DW_REFERENCE_INTERPRET_H
 
 #include "kernel/kernel.h"
 
 typedef struct dw__interpret_options {
-    /* Every BF16, F16 and F32 value is held as F64 and nothing is rounded in between; casts between
-     * floating-point types do nothing. Bool and integers stay what they are. */
+    /* Holds every BF16, F16 and F32 value as F64 without rounding in between; casts between floating-point
+     * types do nothing. Bool and integer values are unchanged. */
     bool high_precision;
 } dw__interpret_options;
 
-/* `sizes`: one per symbol of the graph (NULL when it has none). `leaves`: one per leaf in order,
- * any strides, of the leaf's type or, in high precision, F64 for a floating-point leaf; a leaf
- * that no node uses may have data NULL. On success `outputs`, one per output of the graph, are
- * contiguous, each in its own block: release data with dw__free_aligned. On failure nothing is
- * left allocated and every data is NULL. options NULL: as the graph says, without high precision.
- * DW_SHAPE, DW_TYPE: a leaf's tensor is not what the graph has. DW_INVALID_ARGUMENT: an index is
- * outside its axis. */
+/* `sizes` has one entry per symbol of the graph (NULL if it has none). `leaves` has one tensor per leaf in
+ * order, with any strides and the leaf's dtype, or F64 for a floating-point leaf in high precision. The data
+ * of an unused leaf may be NULL. On success `outputs` has one contiguous tensor per output of the graph, each
+ * in its own block; release data with dw__free_aligned. On failure nothing stays allocated and every data is
+ * NULL. options NULL means default precision. DW_SHAPE, DW_TYPE: a leaf's tensor does not match the graph.
+ * DW_INVALID_ARGUMENT: an index is outside its axis. */
 dw_status dw__interpret(const dw_graph *graph, const int64_t *sizes, const dw__tensor *leaves,
                         dw__tensor *outputs, const dw__interpret_options *options);
 
-/* The attributes of a node with dims made numbers, in `arena`; as dw__call wants them. */
+/* Copies a node's attributes to `arena` with dims as numbers, in the form of dw__call. */
 dw_status dw__node_attrs_at(dw__arena *arena, const dw_graph *graph, dw_node node,
                             const int64_t *sizes, const dw_attr **attrs);
-/* A contiguous tensor of a value's type and shape at `sizes`, without data. */
+/* Returns a contiguous tensor with a value's type and its shape at `sizes`, without data. */
 dw_status dw__value_tensor_at(const dw_graph *graph, dw_value value, const int64_t *sizes,
                               dw__tensor *tensor);
 

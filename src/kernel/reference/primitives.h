@@ -1,6 +1,6 @@
-/* The reference kernels: one function per group of primitives, each a plain loop over strided
- * tensors of any element type (types are read from the tensors, so that the interpreter can hold
- * every float as F64). None of them uses scratch; those that need room allocate it. */
+/* The reference kernels: one function per group of primitives, each a plain loop over strided tensors of any
+ * dtype. Types come from the tensors, so the interpreter can hold every float as F64. The kernels use no
+ * scratch; those that need memory allocate it. */
 #ifndef DW_REFERENCE_PRIMITIVES_H
 #define DW_REFERENCE_PRIMITIVES_H
 
@@ -37,13 +37,13 @@ dw_status dw__reference_matmul(const dw__call *call, void *scratch);
 /* reference_quantize.c */
 dw_status dw__reference_quantize(const dw__call *call, void *scratch);
 
-/* reference_fused.c: `input_dtypes` are the types that the body's text was written for; with
- * `high_precision` the tensors hold F64 instead of every float type and nothing is rounded. */
+/* reference_fused.c. The body's text was written for `input_dtypes`. With `high_precision` the tensors hold
+ * F64 for every float type, and nothing is rounded. */
 dw_status dw__reference_fused_prepare(const dw__call *call, void **prepared);
 dw_status dw__reference_fused(const dw__call *call, void *scratch);
 dw_status dw__fused_evaluate(const dw__call *call, const dw_dtype *input_dtypes,
                              bool high_precision);
-/* reference_expand.c: likewise for composites. */
+/* reference_expand.c: the same for composites. */
 dw_status dw__reference_expand(const dw__call *call, void *scratch);
 dw_status dw__expansion_evaluate(const dw__call *call, const dw_dtype *input_dtypes,
                                  bool high_precision);

@@ -1,4 +1,4 @@
-/* Primitives that make a tensor from attributes alone. */
+/* Primitives that create a tensor from attributes only. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"

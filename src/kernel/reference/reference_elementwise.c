@@ -1,4 +1,4 @@
-/* Elementwise primitives, and the elementwise walk itself. */
+/* Elementwise primitives and the loop over elements. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -10,7 +10,7 @@ dw_status dw__reference_elementwise(const dw__call *call, void *scratch) {
     (void)scratch;
     const dw__tensor *out = &call->outputs[0];
     if (!out->data || dw__tensor_count(out) == 0) return DW_OK;
-    /* select's first operand is its condition: the type that matters is its second's. */
+    /* The first operand of select is its condition, so the dtype comes from the second. */
     dw_dtype dtype = call->inputs[call->op == DW_OP_SELECT ? 1 : 0].dtype;
     int64_t index[DW_MAX_RANK] = {0};
     do {

@@ -1,17 +1,16 @@
-/* Composites: the node is written into a graph of its own at its concrete shapes, expanded there
- * by its row of the operation table, and the primitives are interpreted. Nothing is kept between
- * calls: what prepare() may hand out is one block, and a graph is many; this path is for what no
- * kernel takes. */
+/* Composites: writes the node to a graph of its own with concrete shapes, expands it with its row of the
+ * operation table, and interprets the primitives. Nothing is kept between calls, because prepare() may return
+ * only one block and a graph has many. Only calls that no kernel supports come here. */
 #include "graph/internal.h"
 #include "kernel/reference/index.h"
 #include "kernel/reference/interpret.h"
 #include "kernel/reference/primitives.h"
 #include <string.h>
 
-/* One leaf per operand that is there, "i0", "i1", ...; DW_NONE for the absent ones. */
+/* Adds one leaf "i0", "i1", ... per present operand; values of absent operands are DW_NONE. */
 static dw_status add_leaves(dw_graph *graph, const dw__call *call, const dw_dtype *dtypes,
                             dw_value *values) {
-    for (uint32_t i = 0; i < DW_MAX_INPUTS; i++) values[i] = DW_NONE; /* trailing ones too */
+    for (uint32_t i = 0; i < DW_MAX_INPUTS; i++) values[i] = DW_NONE; /* also trailing ones */
     for (uint32_t i = 0; i < call->input_count; i++) {
         const dw__tensor *in = &call->inputs[i];
         char name[] = {'i', (char)('0' + i / 10), (char)('0' + i % 10), '\0'};

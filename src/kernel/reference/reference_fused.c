@@ -1,5 +1,4 @@
-/* Bodies of `fused` nodes, run element by element: every instruction for one element, then the
- * next. */
+/* Runs bodies of `fused` nodes element by element: all instructions for one element, then for the next. */
 #include "graph/body.h"
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
@@ -10,7 +9,7 @@ typedef struct fused_run {
     const dw__call *call;
     const dw__body *body;
     bool high_precision;
-    dw__tensor inputs[DW_MAX_INPUTS]; /* broadcast to the iteration shape; seeds as they are */
+    dw__tensor inputs[DW_MAX_INPUTS]; /* broadcast to the iteration shape; seeds are not */
     dw__scalar results[DW_BODY_MAX_CODE];
     int64_t index[DW_MAX_RANK];
     uint64_t element; /* row-major position of index */
@@ -77,7 +76,7 @@ static dw_status run_element(fused_run *run) {
     return DW_OK;
 }
 
-/* Which inputs are seeds of a dropout: they are read whole and do not broadcast. */
+/* Marks inputs that are dropout seeds. A seed is read as a whole and does not broadcast. */
 static void mark_seeds(const dw__body *body, bool *is_seed) {
     for (int i = 0; i < body->code_count; i++)
         if (body->code[i].op == DW_OP_DROPOUT) is_seed[body->code[i].operands[1].index] = true;

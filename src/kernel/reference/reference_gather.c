@@ -1,11 +1,10 @@
-/* Primitives that follow an index operand, and their transposes. */
+/* Primitives with an index operand, and their transposes. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
 #include <inttypes.h>
 
-/* The integer at `index` of operand `indices`, checked against the size of the axis it picks from.
- */
+/* Returns the integer at `index` of operand `indices`. Fails if it is outside the axis that it selects from. */
 static dw_status picked(const dw__call *call, const dw__tensor *indices, const int64_t *index,
                         int64_t bound, int64_t *value) {
     int64_t offset = dw__index_offset(indices->rank, indices->stride, index);
@@ -20,8 +19,8 @@ static dw_status picked(const dw__call *call, const dw__tensor *indices, const i
                     dw_op_name(call->op), *value, position, bound);
 }
 
-/* Splits an index of take's result, [before.., indices.., after..], into the index operand's part
- * and the element of x that it reads (or that scatter_add adds to). */
+/* Splits an index of take's result, [before.., indices.., after..], into the index operand's part and the
+ * element of x that take reads and scatter_add adds to. */
 static dw_status take_source(const dw__call *call, const dw__tensor *indices, int64_t axis,
                              const int64_t *index, const dw__tensor *x, int64_t *x_offset) {
     int64_t where;
@@ -49,7 +48,7 @@ dw_status dw__reference_take(const dw__call *call, void *scratch) {
     return DW_OK;
 }
 
-/* Element of x for `index` of take_along's result: the axis' coordinate is replaced. */
+/* Element of x for `index` of take_along's result: the coordinate on the axis is replaced. */
 static dw_status along_source(const dw__call *call, const dw__tensor *indices, int64_t axis,
                               const int64_t *index, const dw__tensor *x, int64_t *x_offset) {
     int64_t where;
@@ -77,8 +76,8 @@ dw_status dw__reference_take_along(const dw__call *call, void *scratch) {
 typedef dw_status (*target_rule)(const dw__call *, const dw__tensor *indices, int64_t axis,
                                  const int64_t *index, const dw__tensor *x, int64_t *x_offset);
 
-/* Adds every element of the updates, in row-major order, where `rule` says; sums are kept in full
- * precision until all are in. */
+/* Adds all elements of the updates in row-major order to the elements that `rule` selects. Sums stay in full
+ * precision until all are complete. */
 static dw_status accumulate(const dw__call *call, target_rule rule) {
     const dw__tensor *indices = &call->inputs[0], *updates = &call->inputs[1];
     const dw__tensor *out = &call->outputs[0];

@@ -1,4 +1,4 @@
-/* The reference's kernels: one for every operation, none of which turns a valid call down. */
+/* The reference kernels: one for every operation. They support every valid call. */
 #include "kernel/reference/primitives.h"
 
 static bool fits_always(const dw__call *call) {
@@ -6,7 +6,7 @@ static bool fits_always(const dw__call *call) {
     return true;
 }
 
-/* A primitive rounds once; a composite once for each primitive of its expansion. */
+/* A primitive rounds once, a composite once per primitive of its expansion. */
 enum { PRIMITIVE_TOLERANCE = 1, COMPOSITE_TOLERANCE = 8 };
 
 #define PRIMITIVE(id, text, function)                                                              \

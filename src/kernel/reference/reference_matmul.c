@@ -1,5 +1,5 @@
-/* Batched matrix product. Both operands are unpacked to double, so that the loops see plain rows
- * and every product is summed without rounding to the result's type. */
+/* Batched matmul. Both operands are unpacked to double, so that the loops run over plain rows and the sums
+ * are not rounded to the result's dtype. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -11,8 +11,7 @@ typedef struct matmul_room {
     double *row; /* [N] */
 } matmul_room;
 
-/* The matrix of `tensor` whose first element has `offset`, transposed if wanted, as [rows,
- * columns]. */
+/* Unpacks the matrix of `tensor` that begins at `offset`, optionally transposed, as [rows, columns]. */
 static void unpack(const dw__tensor *tensor, int64_t offset, bool transposed, int64_t rows,
                    int64_t columns, double *out) {
     int64_t row_stride = tensor->stride[tensor->rank - (transposed ? 1 : 2)];

@@ -1,5 +1,5 @@
-/* Primitives that move elements. Each one describes where its elements lie, as a view of its
- * operand or of its result, and copies. */
+/* Primitives that move elements. Each one describes the positions of its elements as a view of its operand or
+ * of its result, and copies. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"

@@ -1,4 +1,4 @@
-/* `quantize` by the codecs' own functions, on a plain copy of the matrix. */
+/* `quantize` with the codecs' own functions, on a contiguous copy of the matrix. */
 #include "kernel/quantization.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -17,7 +17,7 @@ static void store(const float *values, const dw__tensor *out) {
         dw__scalar_store(out->data, out->dtype, i, (dw__scalar){.number = (double)values[i]});
 }
 
-/* The result is BF16 also where the interpreter holds it as F64. */
+/* Rounds to BF16, even if the interpreter holds the result as F64. */
 static void round_to_bf16(float *values, int64_t count) {
     for (int64_t i = 0; i < count; i++) values[i] = dw__bf16_to_f32(dw__f32_to_bf16(values[i]));
 }

@@ -1,4 +1,4 @@
-/* Reductions along axes. Sums and products of floating-point numbers are kept in double. */
+/* Reductions along axes. Sums and products of floating-point numbers accumulate in double. */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -29,8 +29,7 @@ static dw_op combining(dw_op op) {
     }
 }
 
-/* Strides of a contiguous result as seen from x's axes: 0 on those that are reduced. Returns the
- * result's number of elements. */
+/* Strides of a contiguous result along x's axes: 0 on reduced axes. Returns the number of elements of the result. */
 static int64_t result_strides(const dw__tensor *x, uint32_t axis_count, const int64_t *axes,
                               int64_t *stride) {
     bool reduced[DW_MAX_RANK] = {false};
@@ -78,7 +77,7 @@ cleanup:
     return status;
 }
 
-/* The first index of the greatest (or least) element; NaN counts as both. */
+/* Index of the first largest (or smallest) element. A NaN counts as both. */
 dw_status dw__reference_arg(const dw__call *call, void *scratch) {
     (void)scratch;
     const dw__tensor *x = &call->inputs[0], *out = &call->outputs[0];

@@ -1,4 +1,4 @@
-/* sort and top_k: every row is sorted whole, with the position as the last criterion (stable). */
+/* sort and top_k: sorts every row completely. Equal elements are ordered by position (stable). */
 #include "kernel/reference/index.h"
 #include "kernel/reference/primitives.h"
 #include "kernel/reference/scalar.h"
@@ -7,7 +7,7 @@
 typedef struct sort_item {
     dw__scalar value;
     int64_t position;
-    bool is_float, descending; /* the same for a whole row: qsort passes nothing else along */
+    bool is_float, descending; /* the same for a whole row; qsort has no context argument */
 } sort_item;
 
 static int by_value_then_position(const void *left, const void *right) {

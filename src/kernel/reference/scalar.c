@@ -1,4 +1,4 @@
-/* Elements of any type, one at a time (see scalar.h). */
+/* Operations on single elements of any dtype (see scalar.h). */
 #include "kernel/reference/scalar.h"
 #include "number/half.h"
 #include <inttypes.h>
@@ -19,7 +19,7 @@ dw__scalar dw__scalar_load(const void *data, dw_dtype dtype, int64_t offset) {
     return value;
 }
 
-/* Double to F32 with overflow to infinity spelled out: C leaves that conversion undefined. */
+/* Converts double to F32 and handles overflow to infinity, because C leaves that conversion undefined. */
 static float to_f32(double number) {
     const double first_infinite = 0x1.ffffffp127; /* halfway from FLT_MAX to 2^128 */
     if (number >= first_infinite) return INFINITY;
@@ -76,7 +76,7 @@ dw__scalar dw__scalar_cast(dw__scalar value, dw_dtype from, dw_dtype to) {
 /* ---- floating point -------------------------------------------------------------------------- */
 
 static double sigmoid(double x) {
-    /* exp of a negative number only: no overflow at either end. */
+    /* The argument of exp is never positive, so it cannot overflow. */
     double e = exp(-fabs(x));
     return x >= 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e);
 }
@@ -106,7 +106,7 @@ static double silu_backward(double x, double dy) {
     return dy * s * (1.0 + x * (1.0 - s));
 }
 
-/* Remainder with the divisor's sign, as Python has it. */
+/* Remainder with the sign of the divisor, as in Python. */
 static double float_remainder(double x, double y) {
     double r = fmod(x, y);
     return r != 0.0 && (r < 0.0) != (y < 0.0) ? r + y : r;
@@ -172,7 +172,7 @@ static dw_status apply_float(dw_op op, bool tanh_approximation, const dw__scalar
 
 /* ---- integers and bool ----------------------------------------------------------------------- */
 
-/* Arithmetic wraps: done on unsigned words, where C defines it. */
+/* Arithmetic wraps. It uses unsigned words, for which C defines wrapping. */
 static int64_t wrap_mul(int64_t x, int64_t y) { return (int64_t)((uint64_t)x * (uint64_t)y); }
 static int64_t wrap_neg(int64_t x) { return (int64_t)(0u - (uint64_t)x); }
 
@@ -182,7 +182,7 @@ static dw_status divide(dw_op op, int64_t x, int64_t y, int64_t *result) {
                         "%s: integer division of %" PRId64 " by zero; guard the "
                         "divisor with select, or divide as floating point",
                         dw_op_name(op), x);
-    if (y == -1) { /* the one quotient that may not fit */
+    if (y == -1) { /* the only quotient that may overflow */
         *result = op == DW_OP_DIV ? wrap_neg(x) : 0;
         return DW_OK;
     }

@@ -1,4 +1,4 @@
-/* Packing for AMX and the tile product: see amx.h. */
+/* Packing for AMX and the tile GEMM: see amx.h. */
 #include "kernel/cpu/amx.h"
 #include <cpuid.h>
 #include <immintrin.h>
@@ -18,7 +18,7 @@ static bool cpu_has_amx(void) {
     return tiles && tile_bf16 && vector_bf16;
 }
 
-/* Linux hands out the tile registers on request (Documentation/arch/x86/xstate.rst). */
+/* Linux grants the tile registers on request (Documentation/arch/x86/xstate.rst). */
 static bool kernel_permits(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
@@ -34,8 +34,8 @@ bool dw__amx_available(void) {
     return available;
 }
 
-/* In memory as the instruction reads it. Static: GCC 12's intrinsic names only its first bytes as read,
- * and would drop stores to the others. */
+/* The tile configuration in the instruction's memory format. It is static, because GCC 12's intrinsic
+ * declares only its first bytes as read and would drop stores to the others. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -60,7 +60,7 @@ static inline __m512 widen(__m256i halves) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-/* The three parts of 16 numbers; false when one of them cannot be split. */
+/* Splits 16 numbers into three parts. Returns false if one of them cannot be split. */
 static inline bool split(__m512 x, __m256i parts[PARTS]) {
     const __m512 limit = _mm512_set1_ps(0x1p127f);
     bool splits = _mm512_cmp_ps_mask(_mm512_abs_ps(x), limit, _CMP_NLT_UQ) == 0;
@@ -71,7 +71,8 @@ static inline bool split(__m512 x, __m256i parts[PARTS]) {
     return splits;
 }
 
-/* Sixteen numbers i of the operand at 32 k's, k contiguous: row i of tile `part` holds number i's k's. */
+/* Packs sixteen numbers i of the operand at 32 values of k, with k contiguous: row i of tile `part` holds
+ * number i. */
 static bool split_along_k(int64_t count, int64_t k, const float *x, int64_t stride,
                           tile_rows parts[PARTS]) {
     __mmask16 low = k >= 16 ? 0xffff : (__mmask16)((1u << k) - 1);
@@ -90,7 +91,7 @@ static bool split_along_k(int64_t count, int64_t k, const float *x, int64_t stri
     return splits;
 }
 
-/* The same, numbers contiguous: row p of tile `part` holds the pairs (2p, 2p+1) of k's of all 16. */
+/* The same with contiguous numbers: row p of tile `part` holds the pairs (2p, 2p+1) of k of all 16 numbers. */
 static bool split_along_index(int64_t count, int64_t k, const float *x, int64_t k_stride,
                               tile_rows parts[PARTS]) {
     __mmask16 valid = count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1);
@@ -110,7 +111,7 @@ static bool split_along_index(int64_t count, int64_t k, const float *x, int64_t 
     return splits;
 }
 
-/* As split_along_k and split_along_index, of numbers that are BF16. */
+/* As split_along_k and split_along_index, for BF16 numbers. */
 static void load_along_k(int64_t count, int64_t k, const uint16_t *x, int64_t stride,
                          tile_rows rows) {
     __mmask32 valid = k >= 32 ? 0xffffffff : (1u << k) - 1;
@@ -131,7 +132,7 @@ static void load_along_index(int64_t count, int64_t k, const uint16_t *x, int64_
     }
 }
 
-/* Element (i, j) of 16 x 16 words to (j, i): pairs of rows, of pairs, of quarters. */
+/* Transposes 16 x 16 words: pairs of rows, then pairs of pairs, then quarters. */
 static void transpose(tile_rows rows) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i += 2) {
@@ -144,7 +145,7 @@ static void transpose(tile_rows rows) {
         b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
-    /* b[4g+c], quarter q: column 4q+c of rows 4g..4g+3. */
+    /* b[4g+c], quarter q, holds column 4q+c of rows 4g..4g+3. */
     for (int c = 0; c < 4; c++) {
         __m512i low = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88);
         __m512i high = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
@@ -204,8 +205,8 @@ static void pack_bf16(bool as_a, int64_t count, int64_t k, const uint16_t *x, in
     }
 }
 
-/* Numbers contiguous, k's far apart: some k's of all panels, then the next, so that each row of memory is
- * read on before another one is begun. */
+/* If numbers are contiguous and values of k are far apart, packs some values of k for all panels before the
+ * next ones, so that each row of memory is read to its end before another one begins. */
 static int64_t slab_of(int64_t k, int64_t k_stride) { return k_stride == 1 ? k : 4 * DW_AMX_STEP; }
 
 bool dw__amx_pack_panels(bool as_a, int64_t extent, int64_t k, const float *x, int64_t stride,
@@ -240,7 +241,8 @@ void dw__amx_pack_bf16_panels(bool as_a, int64_t extent, int64_t k, const uint16
 
 /* ---- multiplying ---------------------------------------------------------------------------------- */
 
-/* Accumulators 0 to 3: a 2 x 2 block of tiles; 4, 5: two tiles of A; 6, 7: two of B. */
+/* Tile registers 0 to 3 are accumulators, a 2 x 2 block of tiles; 4 and 5 hold two tiles of A, 6 and 7 two
+ * tiles of B. */
 #define LOAD_A(part)                                                                               \
     _tile_loadd(4, a_step + (2 * (part)) * TILE_BYTES, 64);                                        \
     _tile_loadd(5, a_step + (2 * (part) + 1) * TILE_BYTES, 64)
@@ -266,7 +268,7 @@ void dw__amx_pack_bf16_panels(bool as_a, int64_t extent, int64_t k, const uint16
 
 void dw__amx_multiply(int64_t steps, const void *a, const void *b, float *tile, int64_t stride) {
     CLEAR();
-    /* Seven pairs of loads for six products: consecutive products share an operand. */
+    /* Six multiplications need seven pairs of loads, because consecutive ones share an operand. */
     for (int64_t step = 0; step < steps; step++) {
         const char *a_step = (const char *)a + step * DW_AMX_STEP_BYTES;
         const char *b_step = (const char *)b + step * DW_AMX_STEP_BYTES;

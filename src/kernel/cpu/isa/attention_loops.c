@@ -1,6 +1,6 @@
 /* Inner loops of tiled attention. Forward is the online softmax (Milakov and Gimelshein 2018; Dao et al.
- * 2022): running maximum m, running sum l and unnormalised output are corrected as tiles come.
- * Backward recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
+ * 2022): running maximum m, running sum l and the unnormalised output are corrected with each tile. Backward
+ * recomputes each tile of P from the saved log-sum-exp (Dao et al. 2022, algorithm 4). */
 #include "base/transpose.h"
 #include "kernel/cpu/attention.h"
 #include "kernel/cpu/isa/vector_math.h"
@@ -25,7 +25,7 @@ static void multiply(bool a_transposed, int64_t m, int64_t n, int64_t k, float a
         .small(a_transposed, false, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* to[d*QUERIES + i] = from[i*stride + d]; zeros behind `count` rows. */
+/* to[d*QUERIES + i] = from[i*stride + d]; zeros after `count` rows. */
 static void transpose_block(int64_t count, int64_t size, const float *from, int64_t stride,
                             float *to) {
     int64_t rows = count / DW_QUAD * DW_QUAD, columns = size / DW_QUAD * DW_QUAD;
@@ -47,22 +47,21 @@ static void transpose_block(int64_t count, int64_t size, const float *from, int6
 enum { STEP = 16, STEPS = QUERIES / STEP };
 _Static_assert(QUERIES == KEYS && STEP % DW_LANES == 0, "stairs are squares of whole vectors");
 
-/* One tile: `query_count` queries from `query`, `key_count` keys from `key`. Causality cuts a staircase
- * out of it, in squares of STEP; only the squares that some query may attend to are computed:
+/* One tile: `query_count` queries from `query`, `key_count` keys from `key`. Causality masks a staircase of
+ * it in squares of STEP. Only the squares that some query may attend to are computed:
  *
  *               queries
- *      keys     [x x x x]     first_lane[step of keys]: queries before it attend to none of them
- *               [. x x x]     key_limit[step of queries]: they attend to none of the keys from there on
+ *      keys     [x x x x]     first_lane[step of keys]: queries before it attend to none of these keys
+ *               [. x x x]     key_limit[step of queries]: these queries attend to no key from there on
  *               [. . x x]
- *               [. . . x]
- */
+ *               [. . . x] */
 typedef struct tile {
     int64_t batch, head, query, query_count, key, key_count;
     bool has_stairs;
     int64_t first_lane[STEPS], key_limit[STEPS];
 } tile;
 
-/* Keys in [*first, *end) cover all that some query of the block may attend to by position. */
+/* Computes [*first, *end), which covers all keys that some query of the block may attend to by position. */
 static void reachable_keys(const dw__attention *a, int64_t query, int64_t query_count,
                            int64_t *first, int64_t *end) {
     *first = 0;
@@ -72,7 +71,7 @@ static void reachable_keys(const dw__attention *a, int64_t query, int64_t query_
     if (*end <= *first) *first = *end = 0;
 }
 
-/* Places the tile at `key`. */
+/* Moves the tile to `key`. */
 static void place_tile(const dw__attention *a, int64_t key, tile *t) {
     t->key = key;
     t->key_count = at_most(KEYS, a->keys - key);
@@ -88,19 +87,19 @@ static void place_tile(const dw__attention *a, int64_t key, tile *t) {
     }
 }
 
-/* True when position alone forbids some pair of the tile. */
+/* True if the positions alone mask some pair of the tile. */
 static bool is_cut_by_position(const dw__attention *a, const tile *t) {
     int64_t last_query = t->query + t->query_count - 1;
     if (t->has_stairs) return true;
     return a->window >= 0 && t->key <= last_query + a->shift - a->window;
 }
 
-/* bias[key][query] = 0 or -inf by position */
+/* bias[key][query] = 0 or -inf by position. */
 static void fill_position(const dw__attention *a, const tile *t, float *bias) {
     for (int64_t kk = 0; kk < t->key_count; kk++) {
         int64_t position =
             t->key + kk - a->shift - t->query; /* of the key among the block's queries */
-        /* Of the lanes that may see the key; as wide as a lane, so that the loop is vectors. */
+        /* First lane that may see the key. int32 is as wide as a lane, so that the loop vectorises. */
         int32_t first = a->causal ? (int32_t)at_most(at_least(position, 0), QUERIES) : 0;
         int32_t end = QUERIES;
         if (a->window >= 0) end = (int32_t)at_least(first, at_most(QUERIES, position + a->window));
@@ -129,7 +128,7 @@ static void add_mask(const dw__attention *a, const tile *t, float *bias) {
     }
 }
 
-/* The tile to be added to scaled scores; false when it would be zero. */
+/* Computes the bias that is added to scaled scores. Returns false if it would be zero. */
 static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
     bool cut = is_cut_by_position(a, t);
     if (!cut && !a->mask) return false;
@@ -142,7 +141,7 @@ static bool fill_bias(const dw__attention *a, const tile *t, float *bias) {
     return true;
 }
 
-/* ---- the three products of a tile --------------------------------------------------------------- */
+/* ---- the three matmuls of a tile ---------------------------------------------------------------- */
 
 /* out[key][query] = alpha * (rows of K or V) * (packed block of Q or dO); `depth` is the head size. */
 static void multiply_rows(const tile *t, int64_t depth, float alpha, const float *rows,
@@ -193,14 +192,14 @@ static void reduce_keys(const tile *t, int64_t size, const float *x, const float
 
 /* ---- dropout ------------------------------------------------------------------------------------- */
 
-/* Element number, in [B, H, Sq, Sk], of the tile's pair (0, 0). */
+/* Index in [B, H, Sq, Sk] of the tile's pair (0, 0). */
 static uint64_t first_element(const dw__attention *a, const tile *t) {
     int64_t row = (t->batch * a->heads + t->head) * a->queries + t->query;
     return (uint64_t)(row * a->keys + t->key);
 }
 
-/* Rows of scores start at a multiple of four: a Philox call's four words are four keys of a query, and
- * the calls for as many queries as there are lanes run side by side. */
+/* For rows of scores that start at a multiple of four: the four words of a Philox call are four keys of a
+ * query, and one vector computes the calls of as many queries as it has lanes. */
 static void fill_dropout_aligned(const dw__attention *a, const tile *t, float factor, float *keep) {
     uint64_t first = first_element(a, t) / 4, per_row = (uint64_t)a->keys / 4;
     for (int64_t lane = 0; lane < t->query_count; lane += DW_LANES) {
@@ -231,7 +230,7 @@ static void fill_dropout_anywhere(const dw__attention *a, const tile *t, float f
     }
 }
 
-/* keep[key][query] = 0 or 1/(1-p), where the tile has a pair of both */
+/* keep[key][query] = 0 or 1/(1-p) for pairs inside the tile. */
 static void fill_dropout(const dw__attention *a, const tile *t, float *keep) {
     float factor = 1.0f / (1.0f - a->p);
     if (a->keys % 4 == 0) {
@@ -241,7 +240,7 @@ static void fill_dropout(const dw__attention *a, const tile *t, float *keep) {
     }
 }
 
-/* to = x * y, where the tile has queries */
+/* to = x * y for queries inside the tile. */
 static void multiply_elements(const tile *t, const float *x, const float *y, float *to) {
     for (int64_t lane = 0; lane < t->query_count; lane += DW_LANES) {
         for (int64_t kk = 0; kk < t->key_limit[lane / STEP]; kk++) {
@@ -253,7 +252,7 @@ static void multiply_elements(const tile *t, const float *x, const float *y, flo
 
 /* ---- soft cap ------------------------------------------------------------------------------------ */
 
-/* Scores x become cap * tanh(x / cap); slope, unless NULL, the derivative: 1 - tanh^2. */
+/* Replaces scores x by cap * tanh(x / cap). If slope is not NULL it receives the derivative 1 - tanh^2. */
 static void cap_scores(const tile *t, float cap, float *scores, float *slope) {
     float inverse = 1.0f / cap;
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
@@ -266,8 +265,8 @@ static void cap_scores(const tile *t, float cap, float *scores, float *slope) {
     }
 }
 
-/* e^x, with 0 below e^-87: a masked score would otherwise take the slow path that CPUs have for
- * subnormal results, and a probability that small is lost in any sum with the largest one. */
+/* e^x, but 0 below e^-87: a masked score would otherwise use the slow path of CPUs for subnormal results, and
+ * so small a probability is lost in any sum with the largest one. */
 static inline vf exp_or_zero(vf x) {
     vf lowest = v_set(-87.0f);
     return v_select(v_lt(x, lowest), v_set(0.0f), v_exp(v_select(v_lt(x, lowest), lowest, x)));
@@ -278,13 +277,13 @@ static inline vf exp_or_zero(vf x) {
 typedef struct forward_state {
     float *queries; /* Q^T [head_size][QUERIES] */
     float *scores;  /* S^T, then P^T [KEYS][QUERIES] */
-    float *bias;    /* [KEYS][QUERIES], and dropout after it */
+    float *bias;    /* [KEYS][QUERIES], followed by dropout */
     float *output;  /* [QUERIES][value_size] */
     float maximum[QUERIES], sum[QUERIES], correction[QUERIES];
 } forward_state;
 
-/* Scores become exp(score - maximum); maximum, sum and the correction of what was summed before are
- * updated. A query that may attend to nothing so far keeps maximum -inf and sum 0. */
+/* Replaces scores by exp(score - maximum) and updates the maximum, the sum and the correction of the previous
+ * sums. A query that has not seen any key keeps maximum -inf and sum 0. */
 static void softmax_step(const tile *t, const float *bias, forward_state *s) {
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
         float *scores = s->scores + lane;
@@ -391,13 +390,13 @@ typedef struct backward_state {
     float *d_scores; /* dP^T, then dS^T */
     float *bias;
     float *dropped;                     /* P^T after dropout */
-    float *slope;                       /* of the soft cap; NULL: none */
+    float *slope;                       /* slope of the soft cap; NULL for none */
     float lse[QUERIES], delta[QUERIES]; /* delta = sum of dO * O: the softmax's inner product */
-    bool has_low_rows;                  /* rows whose lse has lost the sum of their exponentials: */
-    float inverse_sum[QUERIES];         /* what their probabilities are multiplied by; else 1 */
+    bool has_low_rows;                  /* some rows' lse has lost the sum of their exponentials */
+    float inverse_sum[QUERIES];         /* factor of their probabilities; 1 for other rows */
 } backward_state;
 
-/* Scores become P = exp(score - lse). */
+/* Replaces scores by P = exp(score - lse). */
 static void probabilities(const tile *t, const float *bias, backward_state *s) {
     for (int64_t lane = 0; lane < QUERIES; lane += DW_LANES) {
         vf lse = v_load(s->lse + lane);
@@ -428,7 +427,7 @@ static void score_gradients(const tile *t, float scale, backward_state *s) {
     }
 }
 
-/* `first_keys`: nothing was added to dq yet; `first_queries`: nor to dk and dv of these keys. */
+/* `first_keys`: dq has no terms yet. `first_queries`: dk and dv of these keys have none either. */
 static void backward_tile(const dw__attention *a, const dw__attention_part *part, const tile *t,
                           bool first_keys, bool first_queries, backward_state *s) {
     const float *k = rows_at(&a->k, t->batch, part->key_head, t->key);
@@ -462,14 +461,14 @@ static void backward_tile(const dw__attention *a, const dw__attention_part *part
     }
 }
 
-/* Sum of exp(score - lse) over the keys of a query whose scores the mask swallowed: what the mask says is
- * what they are. */
+/* Sum of exp(score - lse) over the keys of a query whose mask values absorbed the scores: each score equals
+ * its mask value. */
 static float sum_of_low_row(const dw__attention *a, const tile *t, int64_t query, float lse) {
     const float *added = a->mask;
     int64_t first, end;
     float sum = 0.0f;
     reachable_keys(a, query, 1, &first, &end);
-    if (!added || a->mask_is_bool) return 1.0f; /* it was the scores themselves */
+    if (!added || a->mask_is_bool) return 1.0f; /* no float mask: the scores themselves were low */
     added += t->batch * a->mask_stride[0] + t->head * a->mask_stride[1] + query * a->mask_stride[2];
     for (int64_t key = first; key < end; key++) sum += expf(added[key * a->mask_stride[3]] - lse);
     return sum;
@@ -484,7 +483,7 @@ static void load_queries(const dw__attention *a, const tile *t, backward_state *
     s->has_low_rows = false;
     for (int64_t i = 0; i < QUERIES; i++) {
         s->inverse_sum[i] = 1.0f;
-        /* P = exp(score - inf) = 0 where there is no query, or it may attend to nothing. */
+        /* P = exp(score - inf) = 0 for missing queries and for queries that may attend to no key. */
         s->lse[i] = INFINITY;
         s->delta[i] = 0.0f;
         if (i >= t->query_count) continue;
@@ -517,8 +516,8 @@ static void zero_keys(const dw__attention *a, const dw__attention_part *part, in
     zero_rows(&a->dv, part->batch, part->key_head, first, end, a->value_size);
 }
 
-/* dk and dv are written up to *written; blocks of keys behind it are begun, not added to. Both ends of
- * the keys that a block of queries reaches only grow with it, so one number tells. */
+/* dk and dv are written up to *written. Later blocks of keys are initialised instead of added to. Both ends
+ * of a query block's key range only grow with the block, so one number suffices. */
 static void backward_queries(const dw__attention *a, const dw__attention_part *part, tile *t,
                              int64_t *written, backward_state *s) {
     int64_t first, end;

@@ -7,8 +7,8 @@
 
 enum { TILE = 16 };
 
-/* One function per element size, so that the compiler sees it. In a transpose, tiles of 16 by 16:
- * both sides then use whole cache lines while they are in L1. */
+/* One function per element size, so that the compiler knows it. Transposes use tiles of 16 by 16, so that
+ * both sides use whole cache lines while they are in L1. */
 #define MOVES(size, type)                                                                          \
     static void copy_##size(int64_t n, void *to, const void *from, int64_t stride) {               \
         type *y = to;                                                                              \
@@ -52,7 +52,7 @@ enum { TILE = 16 };
 #define TRANSPOSE_WHOLE_8(y, sy, x, sx) transpose_tile_8(TILE, TILE, y, sy, x, sx)
 
 #if DW_VECTOR_AVX512
-/* 16 rows of 16: exchanges of 1, 2, 4 and 8 elements between rows that lie as far apart. */
+/* Transposes 16 rows of 16: exchanges 1, 2, 4 and 8 elements between rows of the same distance. */
 static inline void transpose_whole_4(uint32_t *to, int64_t to_stride, const uint32_t *from,
                                      int64_t from_stride) {
     __m512i a[TILE], b[TILE];
@@ -67,7 +67,7 @@ static inline void transpose_whole_4(uint32_t *to, int64_t to_stride, const uint
         a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
         a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
-    /* a[4g + c] holds in its 128-bit lane l column 4l + c of rows 4g .. 4g+3 */
+    /* a[4g + c], 128-bit lane l, holds column 4l + c of rows 4g .. 4g+3. */
     for (int c = 0; c < 4; c++) {
         b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
         b[4 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
@@ -185,8 +185,8 @@ static void fold_rows(dw__fold fold, int64_t n, float *to, const float *from) {
 
 /* ---- rotary embedding ------------------------------------------------------------------------ */
 
-/* Pairs (x1, x2) turn to (x1 c1 - x2 s1, x2 c2 + x1 s2); transposed, to (x1 c1 + x2 s2, x2 c2 - x1
- * s1). step 1: a pair is `half` apart; step 2: neighbours. */
+/* Rotates pairs (x1, x2) to (x1 c1 - x2 s1, x2 c2 + x1 s2), or transposed to (x1 c1 + x2 s2, x2 c2 - x1 s1).
+ * step 1: the elements of a pair are `half` apart; step 2: they are neighbours. */
 static inline void rope_pairs(bool transposed, int64_t count, int64_t step, int64_t apart,
                               const float *x, const float *cosine, const float *sine, float *y) {
     for (int64_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* One loop for each instruction of an elementwise program (see kernel/cpu/fused.h). F32, where the
- * time goes, is written with vectors; the other kinds are plain loops for the compiler. */
+/* One loop per instruction of an elementwise program (see kernel/cpu/fused.h). F32 loops, which take most of
+ * the time, use vectors; the other kinds are plain loops for the compiler. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/fused.h"
 #include "kernel/cpu/isa/vector_math.h"
@@ -37,7 +37,7 @@
         }                                                                                          \
     }
 
-/* expression: of type vm */
+/* `expression` has type vm. */
 #define COMPARE(name, expression)                                                                  \
     static void name(const dw__lane_args *args) {                                                  \
         const float *a = args->in[0], *b = args->in[1];                                            \
@@ -55,7 +55,7 @@
         }                                                                                          \
     }
 
-/* C's remainder, then the divisor's sign, as Python has it. */
+/* C's remainder, adjusted to the divisor's sign as in Python. */
 static vf floored_remainder(vf x, vf y) {
     for (int i = 0; i < DW_LANES; i++) {
         float r = fmodf(x[i], y[i]);
@@ -133,7 +133,7 @@ static void f32_select(const dw__lane_args *args) {
 
 /* ---- the other kinds ------------------------------------------------------------------------- */
 
-/* The two steps are known inside each loop, so that the compiler can make vectors of it. */
+/* Both steps are constants inside each loop, so that the compiler can vectorise it. */
 #define EACH_STEP(body)                                                                            \
     if (args->step[0] && args->step[1]) {                                                          \
         body(i, i)                                                                                 \
@@ -188,7 +188,7 @@ static void f32_select(const dw__lane_args *args) {
             for (int64_t i = 0; i < args->count; i++) out[i] = a[0];                               \
     }
 
-/* Sums, differences and products of signed integers wrap: made on unsigned words. */
+/* Sums, differences and products of signed integers wrap, because they are computed on unsigned words. */
 #define PLAIN_KIND(kind, type, arithmetic)                                                         \
     PLAIN_BINARY(kind##_add, arithmetic, arithmetic, ADD)                                          \
     PLAIN_BINARY(kind##_sub, arithmetic, arithmetic, SUB)                                          \
@@ -223,14 +223,14 @@ static void bool_not(const dw__lane_args *args) {
 
 /* ---- casts ----------------------------------------------------------------------------------- */
 
-/* Outside the range, or NaN: the least integer, as the x86 instructions give. */
+/* Returns the smallest integer for NaN and values outside the range, as the x86 instructions do. */
 static inline int32_t to_i32(double x) {
     return x > -0x1p31 - 1.0 && x < 0x1p31 ? (int32_t)x : INT32_MIN;
 }
 static inline int64_t to_i64(double x) {
     return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
 }
-/* Beyond the largest F32 the conversion is infinite, which C leaves undefined. */
+/* Beyond the largest F32 the result is infinite; C leaves that conversion undefined. */
 static inline float to_f32(double x) {
     const double first_infinite = 0x1.ffffffp127;
     return x >= first_infinite ? INFINITY : x <= -first_infinite ? -INFINITY : (float)x;
@@ -279,7 +279,7 @@ CAST(store_f16, float, uint16_t, dw__f32_to_f16(x))
 
 enum { PHILOX_WORDS = 4 * DW_LANES };
 
-/* The words of DW_LANES blocks, element after element: a lane is a block. */
+/* Writes the words of DW_LANES Philox blocks in element order; each lane computes one block. */
 static void philox_group(const dw__lane_dropout *d, uint64_t block, uint32_t *words) {
     uint32_t key0 = (uint32_t)d->seed[0], key1 = (uint32_t)((uint64_t)d->seed[0] >> 32);
     dw__philox_words first = dw__philox_counter(d->seed[1], d->stream, block);
@@ -287,7 +287,7 @@ static void philox_group(const dw__lane_dropout *d, uint64_t block, uint32_t *wo
     for (int i = 0; i < DW_LANES; i++) lane[i] = (uint32_t)i;
     vu x0 = first.word[0] + lane, x1 = v_set_uint(first.word[1]);
     vu x2 = v_set_uint(first.word[2]), x3 = v_set_uint(first.word[3]);
-    if (first.word[0] > UINT32_MAX - DW_LANES) /* the upper half of the block's number steps too */
+    if (first.word[0] > UINT32_MAX - DW_LANES) /* the upper half of the block number changes too */
         for (int i = 0; i < DW_LANES; i++)
             x1[i] = dw__philox_counter(d->seed[1], d->stream, block + (uint64_t)i).word[1];
     for (int round = 0; round < DW_PHILOX_ROUNDS; round++) {
@@ -310,7 +310,7 @@ static void f32_dropout(const dw__lane_args *args, const dw__lane_dropout *d) {
     int64_t skip = (int64_t)(d->first % 4), needed = skip + args->count;
     for (int64_t at = 0; at < needed; at += PHILOX_WORDS)
         philox_group(d, block + (uint64_t)(at / 4), words + at);
-    /* Kept where word / 2^24 >= p, as integers: exact. p = 1 keeps nothing. */
+    /* An element is kept if word / 2^24 >= p. The integer comparison is exact. p = 1 keeps nothing. */
     uint32_t threshold = (uint32_t)ceil(d->p * 0x1p24);
     float divisor = (float)(1.0 - d->p);
     const float *a = args->in[0];

@@ -11,7 +11,7 @@ enum { ROWS = 8, VECTORS = 3, DEPTH = 384 }; /* 24 accumulators of 32 registers 
 #else
 enum { ROWS = 6, VECTORS = 2, DEPTH = 256 }; /* 12 accumulators of 16 registers */
 #endif
-/* Large tasks and prefetches were measured with AVX2, where large products come here (product_packed.c). */
+/* Large tasks and prefetches: measured with AVX2, where large GEMMs use these loops (product_packed.c). */
 #if DW_VECTOR_AVX2 && !DW_VECTOR_AVX512
 enum { TASK_ROWS = 192, TASK_COLUMNS = 3072, PREFETCHES = 1 };
 #else
@@ -21,10 +21,10 @@ enum { COLUMNS = VECTORS * DW_LANES, CACHE_LINE = 64 };
 
 /* ---- packing ------------------------------------------------------------------------------- */
 
-/* One panel: panel[kk*width + i] = from[i*stride + kk*k_stride] for i < count, 0 for the rest. */
+/* Packs one panel: panel[kk*width + i] = from[i*stride + kk*k_stride] for i < count, 0 for the rest. */
 DW_INLINE void pack_panel(int64_t width, int64_t count, int64_t k, const float *from,
                           int64_t stride, int64_t k_stride, float *panel) {
-    int64_t by_quads = 0; /* elements of the panel's width done by transposition */
+    int64_t by_quads = 0; /* elements of the panel's width that transposition has packed */
     int64_t k_quads = k / DW_QUAD * DW_QUAD;
     if (k_stride == 1) {
         by_quads = count / DW_QUAD * DW_QUAD;
@@ -42,7 +42,7 @@ DW_INLINE void pack_panel(int64_t width, int64_t count, int64_t k, const float *
     }
 }
 
-/* k outermost: a row in memory is read once, whole, for all panels. */
+/* k is the outermost loop, so that each row in memory is read once, whole, for all panels. */
 DW_INLINE void pack_rows(int64_t width, int64_t panel_count, int64_t k, const float *from,
                          int64_t k_stride, float *panels) {
     for (int64_t kk = 0; kk < k; kk++) {
@@ -124,7 +124,8 @@ static void store_row_part(float *c, const vf *sum, int64_t count, bool accumula
     }
 }
 
-/* Hardware prefetchers do not foresee rows of C, which lie far apart: they are fetched while the sums are made. */
+/* Hardware prefetchers do not predict rows of C, which are far apart. They are prefetched while the sums are
+ * computed. */
 DW_INLINE void prefetch_rows(int64_t rows, int64_t columns, const float *c, int64_t c_stride) {
     for (int64_t r = 0; PREFETCHES && r < rows; r++) {
         __builtin_prefetch(c + r * c_stride, 1);
@@ -132,13 +133,12 @@ DW_INLINE void prefetch_rows(int64_t rows, int64_t columns, const float *c, int6
     }
 }
 
-/* Columns [0, columns) of all rows of A times one panel of B; `vectors` vectors hold the columns.
- */
+/* Multiplies columns [0, columns) of all rows of A by one panel of B. `vectors` vectors hold the columns. */
 DW_INLINE void multiply_panel(int vectors, int64_t m, int64_t columns, int64_t k,
                               const float *a_panels, const float *b, float *c, int64_t c_stride,
                               bool accumulate, const float *bias) {
-    /* The next panel of B comes into L2 meanwhile, a share with each tile. The last panel has no next one, but a
-     * prefetch does not fault. */
+    /* Meanwhile the next panel of B is prefetched into L2, a part with each tile. The last panel has no next
+     * one, but a prefetch does not fault. */
     uintptr_t next = (uintptr_t)(b + COLUMNS * k);
     uintptr_t share = (uintptr_t)(COLUMNS * k) * sizeof(float) / (uintptr_t)((m + ROWS - 1) / ROWS);
     for (int64_t i = 0; i < m; i += ROWS) {
@@ -158,7 +158,7 @@ DW_INLINE void multiply_panel(int vectors, int64_t m, int64_t columns, int64_t k
             }
             continue;
         }
-        vf spilled[ROWS][VECTORS]; /* a copy in memory, so that `sum` can live in registers */
+        vf spilled[ROWS][VECTORS]; /* a copy in memory, so that `sum` can stay in registers */
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 4
@@ -189,7 +189,7 @@ static void multiply(int64_t m, int64_t n, int64_t k, const float *a_panels, con
 
 /* ---- small product: operands where they lie -------------------------------------------------- */
 
-enum { SMALL_DEPTH = 128 }; /* of the buffer that a transposed or ragged B is copied to */
+enum { SMALL_DEPTH = 128 }; /* of the buffer for a copy of a transposed or ragged B */
 
 typedef struct small_product {
     int64_t k;
@@ -242,7 +242,7 @@ static void small_columns(int64_t m, const small_product *p, const float *b, int
     }
 }
 
-/* Of the next panel. 64 columns, the usual head size, are two panels of two vectors: a panel of one
+/* Width of the next panel. 64 columns, the usual head size, are two panels of two vectors: a panel of one
  * vector has too few accumulators to hide the latency of a multiply-add. */
 static int64_t small_width(int64_t left) {
     if (VECTORS > 2 && left > COLUMNS && left <= 4 * DW_LANES) return 2 * DW_LANES;

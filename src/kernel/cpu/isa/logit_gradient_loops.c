@@ -1,4 +1,4 @@
-/* Inner loops of the gradient of cross-entropy by its logits. */
+/* Inner loops of the gradient of cross-entropy with respect to its logits. */
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/logit_gradient.h"
 
@@ -14,8 +14,8 @@ static void row(int64_t count, const float *logits, float lse, float factor, flo
     }
 }
 
-/* Rows are summed in parts: equal terms, which a long sum would round the same way each time, are common
- * here. */
+/* Rows are summed in parts. Equal terms are common here, and a long sum would round them in the same
+ * direction each time. */
 enum { PART = 128 };
 
 static void column_sums(int64_t rows, int64_t columns, const float *x, int64_t stride,

@@ -4,10 +4,10 @@
 #include "kernel/cpu/isa/vector_math.h"
 #include "kernel/cpu/loss.h"
 
-/* A block's maximum first, then its exponentials while it lies in L1: memory is read once. */
+/* For each block, first its maximum and then its exponentials while it is in L1, so that memory is read once. */
 enum { BLOCK = 2048 };
 
-/* NaNs are passed over by the maximum and come back through the sum of exponentials. */
+/* The maximum ignores NaNs; the sum of exponentials propagates them. */
 static dw__row_sums row_sums(int64_t n, const float *x) {
     float max = -INFINITY;
     double exponents = 0.0, plain = 0.0;

@@ -1,5 +1,5 @@
-/* Rows of layer norm, RMS norm and softmax. Sums run in four vectors of partial sums, which are
- * added in double: rounding grows with n / (4 DW_LANES), not with n. */
+/* Rows of layer norm, RMS norm and softmax. Sums use four vectors of partial sums, which are added in double:
+ * rounding grows with n / (4 DW_LANES), not with n. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/isa/row_max.h"
 #include "kernel/cpu/isa/vector_math.h"
@@ -29,8 +29,8 @@ static inline double sum_row(int64_t n, const float *x, float shift, int power) 
     return sum_of(a, b, c, d);
 }
 
-/* Rows too large to normalize come out as PyTorch has them, on every instruction set: squares whose sum F32 does not
- * hold make rstd 0, and a mean whose square it does not hold makes it NaN (PyTorch's running moments multiply that
+/* Rows too large to normalize give PyTorch's results on every instruction set: squares whose sum overflows
+ * F32 make rstd 0, and a mean whose square overflows makes it NaN (PyTorch's running moments multiply that
  * infinity by 0). */
 static float rstd_of(double sum_of_squares, int64_t n, float mean, double eps) {
     if (isinf(mean * mean)) return NAN;
@@ -60,9 +60,9 @@ static void forward(bool centred, int64_t n, const float *x, const float *w, con
     }
 }
 
-/* One vector of the first pass: sums for dx, shares for dw and db. */
+/* One vector of the first pass: sums for dx, contributions to dw and db. */
 typedef struct sums {
-    vf g, along; /* of g = dy w, and of g xhat */
+    vf g, along; /* sums of g = dy w, and of g xhat */
 } sums;
 
 static inline sums backward_terms(sums s, vf dy, vf x, vf w, vf mean, vf rstd, vf *xhat) {
@@ -120,7 +120,7 @@ static void backward(bool centred, int64_t n, const float *dy, const float *x, c
     }
 }
 
-/* Sum of e^(x - max); y, unless NULL, receives the terms. */
+/* Sum of e^(x - max). If y is not NULL it receives the terms. */
 static inline double exp_row(int64_t n, const float *x, float max, float *y) {
     vf m = v_set(max), a = {0}, b = {0};
     int64_t i = 0;
@@ -157,7 +157,7 @@ static inline void scale_row(int64_t n, const float *x, float scale, float shift
 static void softmax(bool logarithm, int64_t n, const float *x, float *y) {
     float max = max_row(n, x);
     if (logarithm) {
-        /* x - max first: max and log(sum) are not added, which would lose the small one. */
+        /* Subtracts max first: the sum max + log(sum) would lose the smaller term. */
         float log_sum = (float)log(exp_row(n, x, max, NULL));
         vf m = v_set(max), l = v_set(log_sum);
         int64_t i = 0;
@@ -165,7 +165,7 @@ static void softmax(bool logarithm, int64_t n, const float *x, float *y) {
         if (i < n) v_store_part(y + i, (v_load_part(x + i, n - i) - m) - l, n - i);
         return;
     }
-    if (max == -INFINITY) max = 0.0f; /* nothing but -inf: all terms 0, no NaN */
+    if (max == -INFINITY) max = 0.0f; /* a row of -inf alone: all terms are 0, not NaN */
     double sum = exp_row(n, x, max, y);
     scale_row(n, y, sum == 0.0 ? 0.0f : (float)(1.0 / sum), 0.0f, y);
 }

@@ -4,7 +4,7 @@
 
 #include "kernel/cpu/isa/vector_math.h"
 
-/* The largest element; NaNs are passed over (they come back through the sum of exponentials). */
+/* The largest element. NaNs are ignored; the sum of exponentials propagates them. */
 static inline float max_row(int64_t n, const float *x) {
     vf low = v_set(-INFINITY), a = low, b = low, c = low, d = low;
     int64_t i = 0;

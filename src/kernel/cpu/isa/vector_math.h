@@ -1,12 +1,11 @@
-/* The functions on vectors (base/vector.h) that elementwise loops need. Everything is inline: a loop keeps
- * its constants in registers. a * b + c is contracted in these files.
+/* Vector functions (base/vector.h) for elementwise loops. Everything is inline, so that a loop keeps its
+ * constants in registers. a * b + c is contracted in these files.
  *
- * Accuracy, the largest error that tests/c/test_vector_math.c finds (it sweeps the floats against
- * double precision) and holds each function to, in units in the last place:
+ * Accuracy: tests/c/test_vector_math.c sweeps the floats against double precision and limits the error of
+ * each function, in units in the last place:
  *   exp 1.1  log 1.1  log1p 2.0  tanh 1.6  erf 1.5  sigmoid 2.0  sin, cos, pow 0.6  rsqrt 1.5
- * Zeros, infinities, NaN, subnormal arguments and results, overflow: as C's math library has them.
- * Polynomials are minimax fits of our own over the interval named beside each.
- */
+ * Zeros, infinities, NaN, subnormal arguments and results, and overflow behave as in C's math library.
+ * Polynomials are our own minimax fits over the interval named beside each. */
 #ifndef DW_VECTOR_MATH_H
 #define DW_VECTOR_MATH_H
 
@@ -16,7 +15,7 @@
 static inline vf v_reciprocal(vf x) { return v_set(1.0f) / x; }
 static inline vf v_rsqrt(vf x) { return v_set(1.0f) / v_sqrt(x); }
 
-/* To the nearest integer, halves to even. */
+/* Rounds to the nearest integer, halves to even. */
 static inline vf v_round(vf x) {
 #if DW_VECTOR_AVX512
     return (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -27,7 +26,7 @@ static inline vf v_round(vf x) {
     return x;
 #endif
 }
-/* The same for |x| < 2^22 only, in two additions. */
+/* The same, only for |x| < 2^22, with two additions. */
 static inline vf v_round_small(vf x) {
 #if DW_VECTOR_AVX512 || DW_VECTOR_AVX2
     return v_round(x);
@@ -48,7 +47,7 @@ static inline vf v_floor(vf x) {
 }
 static inline vf v_ceil(vf x) { return -v_floor(-x); }
 
-/* Widening to double: lanes 0 .. DW_LANES/2-1, and the rest. */
+/* Widen to double: lanes 0 .. DW_LANES/2-1, and the rest. */
 static inline vd v_widen_low(vf x) {
 #if DW_VECTOR_AVX512
     return (vd)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
@@ -86,7 +85,7 @@ static inline double v_sum(vf x) {
     for (int i = 0; i < DW_LANES; i++) sum += (double)x[i];
     return sum;
 }
-/* NaN if any lane is. */
+/* Returns NaN if any lane is NaN. */
 static inline float v_max_lane(vf x) {
     float max = x[0];
     for (int i = 1; i < DW_LANES; i++) max = x[i] > max || x[i] != x[i] ? x[i] : max;
@@ -110,7 +109,7 @@ static inline vf v_scale(vf p, vf n) {
 
 /* x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 P(r), P minimax there (relative 3e-9). */
 static inline vf v_exp(vf x) {
-    /* Beyond these the result is 0 or infinite; order of operands: a NaN x comes through. */
+    /* Beyond these limits the result is 0 or infinite. The order of operands propagates a NaN x. */
     vf t = v_min(v_set(89.0f), v_max(v_set(-104.0f), x));
     vf n = v_round_small(t * 0x1.715476p+0f);
     vf r = t - n * 0x1.62e4p-1f; /* 17 bits of ln 2: an exact product */
@@ -124,8 +123,8 @@ static inline vf v_exp(vf x) {
     return v_scale(p, n);
 }
 
-/* s = 1 / (1 + e^-x) and s (1 - s), neither by a difference: e^-|x| does not overflow, and one
- * division serves both signs. */
+/* s = 1 / (1 + e^-x) and s (1 - s), both without a difference: e^-|x| does not overflow, and one division
+ * serves both signs. */
 static inline vf v_sigmoid_and_slope(vf x, vf *slope) {
     vf e = v_exp(-v_abs(x));
     vf above = 1.0f / (e + 1.0f), below = e * above;
@@ -183,7 +182,7 @@ static inline vf v_log(vf x) {
     vm tiny = v_lt(x, v_set(0x1p-126f));
     vf scaled = v_select(tiny, x * 0x1p23f, x);
     vf bias = v_select(tiny, v_set(-23.0f), v_set(0.0f));
-    /* Subtracting the bits of sqrt(1/2) makes the exponent field step exactly there. */
+    /* Subtracting the bits of sqrt(1/2) makes the exponent field change exactly there. */
     vi bits = (vi)((vu)scaled - 0x3f3504f3u); /* may wrap for x < 0 */
     vf k = __builtin_convertvector(bits >> 23, vf) + bias;
     vf f = (vf)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
@@ -206,13 +205,13 @@ static inline vf v_log(vf x) {
     return v_select(v_eq(x, v_set(INFINITY)), x, y);
 }
 
-/* log(u) corrected for what 1 + x lost: log(1 + x) = log(u) + (x - (u - 1)) / u. */
+/* Corrects log(u), u = 1 + x, for the rounding of u: log(1 + x) = log(u) + (x - (u - 1)) / u. */
 static inline vf v_log1p(vf x) {
     vf u = 1.0f + x;
     vf lost = x - (u - 1.0f);
     vf y = v_log(u) + lost / u;
-    /* Below: x - x^2/2 is exact to rounding, and keeps the sign of zero. At the infinities and at
-     * -1 the correction is NaN; log(u) alone is right. */
+    /* For small |x|: x - x^2/2 is exact to rounding and keeps the sign of zero. At the infinities and at -1
+     * the correction is NaN, and log(u) alone is right. */
     y = v_select(v_lt(v_abs(x), v_set(0x1p-12f)), x - (0.5f * x) * x, y);
     vm edge_low = v_eq(u, v_set(0.0f)), edge_high = v_eq(u, v_set(INFINITY));
     y = v_select(edge_low, v_set(-INFINITY), y);
@@ -233,7 +232,7 @@ static inline vf v_log1p(vf x) {
 typedef int64_t vl __attribute__((vector_size(DW_VECTOR_BYTES)));
 typedef uint64_t vw __attribute__((vector_size(DW_VECTOR_BYTES)));
 
-/* An integral double of magnitude below 2^51 as an integer, through the bits of 1.5 * 2^52 + n. */
+/* Converts an integral double of magnitude below 2^51 to an integer through the bits of 1.5 * 2^52 + n. */
 static inline vl v_integer_double(vd n) { return (vl)((vw)(n + 0x1.8p52) - 0x4338000000000000u); }
 
 /* sin(x + quadrant * pi/2) for |x| <= 2^22: r = x - n pi/2 in [-pi/4, pi/4], to 1e-14. */
@@ -267,7 +266,7 @@ static inline vf v_sin_quadrant(vf x, int64_t quadrant) {
                     v_sin_double(v_widen_high(x), quadrant));
 }
 static inline vf v_sin(vf x) {
-    /* -0 stays -0: the sum in the reduction would lose it */
+    /* keeps -0, which the sum in the reduction would lose */
     return v_select(v_eq(x, v_set(0.0f)), x, v_sin_quadrant(x, 0));
 }
 static inline vf v_cos(vf x) { return v_sin_quadrant(x, 1); }
@@ -303,13 +302,12 @@ static inline vd v_pow_double(vd x, vd y) {
     return (vd)((vw)e + ((vw)v_integer_double(n) << 52));
 }
 
-/* The vector path takes normal positive x and results far from overflow; else C's powf decides. */
+/* The vector path handles normal positive x and results far from overflow. Otherwise C's powf computes the result. */
 static inline vf v_pow(vf x, vf y) {
     vf a = v_abs(y);
     vm plain_x = v_ge(x, v_set(0x1p-120f)), small_x = v_le(x, v_set(0x1p120f));
     vf ok = v_select(plain_x, v_select(small_x, v_set(1.0f), v_set(0.0f)), v_set(0.0f));
-    /* |log2 x| <= 120 here, |log2 x| <= |x - 1| * 1.5 + 1 near 1: bound y by 1 without knowing
-     * more. */
+    /* exponent + 0.5| + 0.5 bounds |log2 x|, so `reach` bounds |y log2 x|. */
     vi exponent = (((vi)x >> 23) & 255) - 127;
     vf reach = (__builtin_convertvector(exponent, vf) + 0.5f);
     reach = (v_abs(reach) + 0.5f) * a;
@@ -323,9 +321,9 @@ static inline vf v_pow(vf x, vf y) {
                     v_pow_double(v_widen_high(x), v_widen_high(y)));
 }
 
-/* ---- 32-bit products, for random numbers ----------------------------------------------------- */
+/* ---- 32-bit multiplication, for random numbers ----------------------------------------------- */
 
-/* Upper halves of the products x[i] * factor; the lower ones to `low`. */
+/* Returns the upper halves of the products x[i] * factor and stores the lower halves in `low`. */
 static inline vu v_multiply_wide(vu x, uint32_t factor, vu *low) {
 #if DW_VECTOR_AVX512
     __m512i f = _mm512_set1_epi32((int)factor), a = (__m512i)x;
@@ -358,7 +356,7 @@ static inline void v_store_interleaved(uint32_t *out, vu x0, vu x1, vu x2, vu x3
 #endif
     vu low01 = DW_UNPACK(lo, 32, x0, x1), low23 = DW_UNPACK(lo, 32, x2, x3);
     vu high01 = DW_UNPACK(hi, 32, x0, x1), high23 = DW_UNPACK(hi, 32, x2, x3);
-    /* In 128-bit lane l of quads[k]: the four words of i = 4 l + k. */
+    /* 128-bit lane l of quads[k] holds the four words of i = 4 l + k. */
     vu quads[4] = {DW_UNPACK(lo, 64, low01, low23), DW_UNPACK(hi, 64, low01, low23),
                    DW_UNPACK(lo, 64, high01, high23), DW_UNPACK(hi, 64, high01, high23)};
 #undef DW_UNPACK
