@@ -1,4 +1,4 @@
-/* What the program's files share. The program uses Deepwell's public headers only. */
+/* Declarations shared by the program's files. The program uses Deepwell's public headers only. */
 #ifndef DW_CLI_H
 #define DW_CLI_H
 
@@ -20,11 +20,11 @@ int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
 int cli_train(int argc, char **argv);
 
-/* `text` in bold when stdout is a terminal and NO_COLOR is not set. */
+/* Prints `text`, in bold if stdout is a terminal and NO_COLOR is not set. */
 void cli_print_bold(const char *text);
-/* "deepwell: " and the library's last message on stderr; returns CLI_FAILED. */
+/* Prints "deepwell: " and the library's last message on stderr. Returns CLI_FAILED. */
 int cli_fail(void);
-/* "deepwell: ..." on stderr, then a pointer to --help; returns CLI_USAGE. */
+/* Prints "deepwell: ..." and a pointer to --help on stderr. Returns CLI_USAGE. */
 int cli_usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -1,4 +1,4 @@
-/* `deepwell doctor`: what this machine can do, what is missing, what to do next. */
+/* `deepwell doctor` reports what this machine can do, what is missing, and what to do next. */
 #include "doctor.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
@@ -8,16 +8,16 @@
 static void print_help(void) {
     printf("Usage: deepwell doctor [--json]\n"
            "\n"
-           "Says what this machine can do for Deepwell, what is missing, and what to do next.\n"
+           "Reports what Deepwell can do on this machine, what is missing, and what to do next.\n"
            "\n"
-           "  --json    the same as one JSON object\n");
+           "  --json    print the report as one JSON object\n");
 }
 
 void doctor_advise(json_t *advice, const char *what, const char *next) {
     json_array_append_new(advice, json_pack("{s:s, s:s}", "what", what, "next", next));
 }
 
-/* NULL: the machine could not be described. */
+/* Returns NULL if the machine cannot be described. */
 static json_t *examine(void) {
     dw_machine *machine = NULL;
     if (dw_machine_probe(0, &machine) != DW_OK) return NULL;
@@ -102,7 +102,7 @@ static void print_report(const json_t *report) {
     print_cpu(json_object_get(report, "cpu"));
     print_label("Threads");
     printf("%lld\n", (long long)json_integer_value(json_object_get(report, "threads")));
-    print_label("Matrix products");
+    print_label("GEMM");
     printf("%s\n", text_of(report, "matrix_products", "unknown"));
     print_gpu(json_object_get(report, "gpu"));
     print_python(json_object_get(report, "python"));
@@ -124,7 +124,7 @@ int cli_doctor(int argc, char **argv) {
             print_help();
             return CLI_DONE;
         } else {
-            return cli_usage_error("doctor does not know '%s'", argv[at]);
+            return cli_usage_error("doctor: unknown argument '%s'", argv[at]);
         }
     }
     json_t *report = examine();

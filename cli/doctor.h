@@ -1,6 +1,5 @@
-/* What `deepwell doctor` looks at. Each probe describes one thing as a JSON value and, where
- * something is missing or could be better, appends {"what": ..., "next": ...} to `advice`. A probe
- * never fails: what cannot be found out is null. */
+/* The probes of `deepwell doctor`. Each probe describes one thing as a JSON value. If something is missing or could be
+ * better, it appends {"what": ..., "next": ...} to `advice`. A probe never fails: unknown values are null. */
 #ifndef DW_DOCTOR_H
 #define DW_DOCTOR_H
 
@@ -14,7 +13,7 @@ json_t *doctor_probe_matrix_products(json_t *advice);
 /* {"driver", "devices": [{"name", "compute_capability", "memory_bytes"}], "compiler": NVRTC or null, "none":
  * why there is no GPU, or null} */
 json_t *doctor_probe_gpu(const dw_machine *machine, json_t *advice);
-/* {"executable", "version", "deepwell", "torch"}: of the Python beside the program, else on PATH */
+/* {"executable", "version", "deepwell", "torch"} of the Python beside the program, else of the one on PATH */
 json_t *doctor_probe_python(json_t *advice);
 
 void doctor_advise(json_t *advice, const char *what, const char *next);

@@ -1,4 +1,4 @@
-/* Probes of the CPU, the matrix-product library and the GPU. */
+/* Probes of the CPU, the GEMM library and the GPU. */
 #include "deepwell/deepwell.h"
 #include "doctor.h"
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 /* ---- CPU ----------------------------------------------------------------------------------- */
 
-/* What programs may still take: "MemAvailable:   123 kB". */
+/* Returns the memory that programs can still allocate, from "MemAvailable:   123 kB". */
 static json_int_t available_bytes(void) {
     FILE *file = fopen("/proc/meminfo", "re");
     long long kibibytes = 0;
@@ -33,12 +33,13 @@ json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
     const char *isa = json_string_value(json_object_get(kernels, "isa"));
     if (!isa) isa = "unknown";
     if (strcmp(isa, "baseline") == 0) {
-        doctor_advise(advice, "The kernels run without AVX2, for want of it or by DEEPWELL_ISA",
-                      "everything works, several times slower");
+        doctor_advise(advice,
+                      "The kernels run without AVX2: the CPU lacks it or DEEPWELL_ISA excludes it",
+                      "everything works, but several times slower");
     }
     if (cpu->usable > 0 && dw_get_threads() > cpu->usable) {
-        doctor_advise(advice, "More threads are asked for than CPUs may be used",
-                      "lower DEEPWELL_THREADS or unset it");
+        doctor_advise(advice, "DEEPWELL_THREADS is larger than the number of usable CPUs",
+                      "lower it or unset it");
     }
     json_t *found = json_pack(
         "{s:s?, s:s, s:i, s:I, s:I, s:I}", "model", *cpu->model ? cpu->model : NULL, "isa", isa,
@@ -48,7 +49,7 @@ json_t *doctor_probe_cpu(const dw_machine *machine, json_t *advice) {
     return found;
 }
 
-/* ---- matrix products ----------------------------------------------------------------------- */
+/* ---- GEMM ---------------------------------------------------------------------------------- */
 
 json_t *doctor_probe_matrix_products(json_t *advice) {
     json_t *kernels = describe_kernels();
@@ -59,7 +60,7 @@ json_t *doctor_probe_matrix_products(json_t *advice) {
     if (version && isa) {
         found = json_sprintf("%soneDNN %s (%s)", amx, version, isa);
     } else {
-        doctor_advise(advice, "Built without oneDNN, matrix products are slower",
+        doctor_advise(advice, "Deepwell was built without oneDNN, and GEMMs are slower",
                       "install libdnnl-dev and build again");
         found = json_sprintf("%sportable C", amx);
     }
@@ -75,7 +76,8 @@ static json_t *describe_device(const dw_machine_gpu *gpu) {
                      "memory_bytes", (json_int_t)gpu->memory.value);
 }
 
-/* What Deepwell does on these GPUs, and NVRTC, which makes most kernels; null where there is none. */
+/* Adds advice on what Deepwell does on these GPUs. Returns the description of NVRTC, which compiles most kernels, or
+ * null if there is none. */
 static json_t *probe_compiler(const json_t *devices, json_t *advice) {
     const char *description = NULL;
     size_t index;
@@ -87,11 +89,11 @@ static json_t *probe_compiler(const json_t *devices, json_t *advice) {
     }
     if (json_array_size(devices) == 0) return json_null();
     if (hopper)
-        doctor_advise(advice, "On this GPU attention is Deepwell's",
-                      "what else a model does there keeps running as plain PyTorch");
+        doctor_advise(advice, "Deepwell computes attention on this GPU",
+                      "all other operations of a model run as plain PyTorch there");
     else
         doctor_advise(advice, "This version has no kernels for this GPU",
-                      "models on it keep running as plain PyTorch");
+                      "models on it run as plain PyTorch");
     if (dw_jit_compiler(&description) == DW_OK) return json_string(description);
     if (hopper) doctor_advise(advice, "Kernels cannot be compiled here", dw_last_error());
     return json_null();

@@ -1,5 +1,5 @@
-/* Probe of the Python that would use Deepwell. It is asked, not inspected: one short run of the
- * interpreter, which imports neither torch nor Deepwell. */
+/* Probe of the Python that would use Deepwell: runs the interpreter once on a short script, which imports neither torch
+ * nor Deepwell. */
 #include "doctor.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -11,7 +11,7 @@
 
 extern char **environ;
 
-static const char question[] =
+static const char script[] =
     "import importlib.metadata as m, importlib.util as u, json, platform, sys\n"
     "def version(name):\n"
     "    try: return m.version(name)\n"
@@ -19,7 +19,7 @@ static const char question[] =
     "print(json.dumps({'executable': sys.executable, 'version': platform.python_version(),\n"
     "    'deepwell': u.find_spec('deepwell') is not None, 'torch': version('torch')}))\n";
 
-/* The interpreter beside this program (a virtual environment), else the one on PATH. */
+/* Finds the interpreter beside this program (a virtual environment), else the one on PATH. */
 static void find_interpreter(char *path, size_t path_bytes) {
     char program[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -33,15 +33,15 @@ static void find_interpreter(char *path, size_t path_bytes) {
     snprintf(path, path_bytes, "python3");
 }
 
-/* Runs the question; its standard output is `*output`. 0 when it cannot be started. */
-static int ask(const char *interpreter, int *output, pid_t *child) {
+/* Starts the script. Its standard output can be read from *output. Returns 0 if it cannot be started. */
+static int start_script(const char *interpreter, int *output, pid_t *child) {
     int pipe_ends[2];
     if (pipe2(pipe_ends, O_CLOEXEC) != 0) return 0;
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    char *arguments[] = {(char *)interpreter, "-c", (char *)question, NULL};
+    char *arguments[] = {(char *)interpreter, "-c", (char *)script, NULL};
     int error = posix_spawnp(child, interpreter, &actions, NULL, arguments, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(pipe_ends[1]);
@@ -59,22 +59,22 @@ json_t *doctor_probe_python(json_t *advice) {
     int output = -1;
     pid_t child = -1;
     json_t *answer = NULL;
-    if (ask(interpreter, &output, &child)) {
+    if (start_script(interpreter, &output, &child)) {
         answer = json_loadfd(output, JSON_DISABLE_EOF_CHECK, NULL);
         close(output);
         waitpid(child, NULL, 0);
     }
     if (!answer) {
-        doctor_advise(advice, "No Python answered", "install Python 3.10 or later to use PyTorch");
+        doctor_advise(advice, "No Python was found", "install Python 3.10 or later to use PyTorch");
         return json_null();
     }
     if (!json_is_true(json_object_get(answer, "deepwell"))) {
         doctor_advise(advice, "This Python does not find the package deepwell",
-                      "activate the environment where it is installed, or install it there");
+                      "activate the environment that has it, or install it for this Python");
     }
     if (!json_is_string(json_object_get(answer, "torch"))) {
         doctor_advise(advice, "This Python has no PyTorch",
-                      "install torch there, for deepwell.optimize to have a model to work on");
+                      "install torch for it to use deepwell.optimize");
     }
     return answer;
 }

@@ -13,19 +13,19 @@ static void print_help(void) {
     printf(
         "Usage: deepwell dryrun --plan PLAN.json [OPTION...]\n"
         "\n"
-        "Plays one training step of a plan (of 'deepwell plan -o PLAN.json') event by event, on\n"
-        "any machine: step time, bubble, overlap, MFU, memory of each stage over time.\n"
+        "Simulates one training step of a plan (from 'deepwell plan -o PLAN.json') event by\n"
+        "event, on any machine. Prints step time, bubble, overlap, MFU and the memory of each\n"
+        "stage.\n"
         "\n"
         "Options:\n"
         "  --plan FILE     the plan\n"
-        "  --trace FILE    the step for ui.perfetto.dev or chrome://tracing\n"
-        "  --report FILE   a page for a browser, in one file: timeline, memory, where both go,\n"
+        "  --trace FILE    write the timeline for ui.perfetto.dev or chrome://tracing\n"
+        "  --report FILE   write one HTML page: timeline, memory, breakdown of time and memory,\n"
         "                  roofline, the plan in words\n"
         "  --html FILE     the same as --report\n"
-        "  --json          all figures as JSON\n"
+        "  --json          print all figures as JSON\n"
         "\n"
-        "Exit status: 1 where the step does not fit into the memory, of the GPUs or their "
-        "hosts.\n");
+        "Exit status: 1 if the step does not fit into the memory of the GPUs or their hosts.\n");
 }
 
 static int read_request(int argc, char **argv, request *r) {
@@ -66,16 +66,16 @@ static void print_speedups(const dw_autoplan *plan, const dw_simulation_figures 
     if (plan->layout.precision != DW_TRAIN_BF16) {
         print_label("Speed");
         if (f->speedup_bf16 > 0)
-            printf("%.2f times as fast as the same layout in BF16, by formula\n", f->speedup_bf16);
+            printf("%.2f times as fast as the same layout in BF16 (predicted)\n", f->speedup_bf16);
         else
-            printf("no BF16 to compare with: %s\n", f->speedup_bf16_reason);
+            printf("not compared with BF16: %s\n", f->speedup_bf16_reason);
     }
     print_label("Speed");
     if (f->speedup <= 0) {
-        printf("no usual layout to compare with: %s\n", f->speedup_reason);
+        printf("not compared with a usual layout: %s\n", f->speedup_reason);
         return;
     }
-    printf("%.2f times as fast as the fastest usual layout, by formula:\n", f->speedup);
+    printf("%.2f times as fast as the fastest usual layout (predicted):\n", f->speedup);
     print_label("");
     printf("%s\n", f->baseline);
 }
@@ -92,7 +92,7 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     printf("%s simulated, %s by formula\n", time_text(f->seconds, time[0]),
            time_text(f->prediction.seconds, time[1]));
     print_label("Rate");
-    printf("%.0f tokens/s of one GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
+    printf("%.0f tokens/s per GPU, MFU %.1f%%", f->tokens_per_second, 100 * f->mfu);
     if (f->peak_rate != DW_RATE_BF16)
         printf(" of the BF16 peak, %.1f%% of the %s peak", 100 * f->peak_utilization,
                dw_rate_name(f->peak_rate));
@@ -111,14 +111,14 @@ static void print_figures(const dw_autoplan *plan, const dw_simulation *simulati
     print_label("Memory");
     printf("%.2f GB of %.2f\n", f->peak_bytes / 1e9, f->capacity / 1e9);
     print_label("");
-    printf("at most on stage %d, %s after the start: %s\n", f->peak_rank,
+    printf("peak on stage %d, %s after the start: %s\n", f->peak_rank,
            time_text(f->peak_time, time[0]), f->fits ? "fits" : "does not fit");
     const dw_prediction *p = &f->prediction;
     if (p->host_optimizer + p->host_activations > 0) {
         print_label("Host");
         printf("%.2f GB", (p->host_optimizer + p->host_activations) / 1e9);
         if (p->host_capacity > 0) printf(" of %.2f", p->host_capacity / 1e9);
-        printf(" for each GPU\n");
+        printf(" per GPU\n");
     }
     print_speedups(plan, f);
     if (f->ranks < 2) return;

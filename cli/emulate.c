@@ -1,4 +1,4 @@
-/* `deepwell emulate`: a CUDA program's kernels on the CPU, and what is wrong with them. */
+/* `deepwell emulate` runs a CUDA program's kernels on the CPU and reports their mistakes. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include "deepwell/emulator.h"
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { FOUND = 99 }; /* exit status where the program was content, and the checker was not */
+enum { FOUND = 99 }; /* exit status if the program succeeded but the checker found mistakes */
 
 typedef struct request {
     const char *architecture, *seed, *report, *threads, *multiprocessors, *endless;
@@ -25,28 +25,28 @@ static void print_help(void) {
     printf(
         "Usage: deepwell emulate [OPTION...] -- PROGRAM [ARGUMENT...]\n"
         "\n"
-        "Runs a CUDA program without a GPU: its kernels on the CPU, from the PTX in it, and\n"
-        "reports their mistakes: reads and writes out of bounds, reads of what was never\n"
-        "written, waits that are missing, deadlocks. Build the program with\n"
+        "Runs a CUDA program without a GPU. Its kernels run on the CPU, from the program's PTX.\n"
+        "Reports their mistakes: accesses out of bounds, reads of undefined memory, missing\n"
+        "synchronisation, deadlocks. Build the program with\n"
         "\n"
         "  nvcc -cudart shared --compress-mode=none -lineinfo \\\n"
         "    -gencode arch=compute_90a,code=compute_90a\n"
         "\n"
         "Options:\n"
         "  --arch ARCH     sm_90a (default), sm_100a, sm_103a or sm_120a\n"
-        "  --seed N        of the order in which warps and copies run (default: 1)\n"
-        "  --no-check      no search for undefined reads and races\n"
-        "  --report FILE   the findings as JSON\n"
-        "  --threads N     of this machine, at most (default: all)\n"
+        "  --seed N        seed of the order in which warps and copies run (default: 1)\n"
+        "  --no-check      do not look for undefined reads and races\n"
+        "  --report FILE   write the findings as JSON\n"
+        "  --threads N     most threads of this machine to use (default: all)\n"
         "  --multiprocessors N\n"
-        "                  of the GPU (default: as many as the architecture has). Programs that\n"
-        "                  launch as many blocks as there is room for do less with fewer\n"
-        "  --endless N     operations of warps without anything happening after which a loop is\n"
-        "                  taken to be endless (default: 134217728, seconds to minutes); a\n"
-        "                  warp that executes 8 times as many is stopped, whatever happens\n"
+        "                  SMs of the GPU (default: as the architecture). With fewer, a program\n"
+        "                  that fills the GPU with blocks runs faster\n"
+        "  --endless N     stop a kernel as endless after N warp operations without an event,\n"
+        "                  such as an arrival or a barrier (default: 134217728, seconds to\n"
+        "                  minutes). A warp that executes 8 N operations is always stopped\n"
         "\n"
-        "Exit status: the program's; %d where it ended with 0 and there are findings, or\n"
-        "device code that the emulator does not take; 128 and the signal's number where a\n"
+        "Exit status: the program's. %d if the program ended with 0 but there are findings, or\n"
+        "device code that the emulator does not support. 128 plus the signal's number if a\n"
         "signal ended it.\n",
         FOUND);
 }
@@ -58,9 +58,8 @@ static int check_number(const char *option, const char *text, uint64_t least, ui
     const uint64_t number = strtoull(text, &end, 10);
     if (*text >= '0' && *text <= '9' && !*end && !errno && number >= least && number <= most)
         return CLI_DONE;
-    if (most == UINT64_MAX)
-        return cli_usage_error("%s '%s': a whole number is wanted", option, text);
-    return cli_usage_error("%s '%s': a number from %llu to %llu is wanted", option, text,
+    if (most == UINT64_MAX) return cli_usage_error("%s '%s': must be a whole number", option, text);
+    return cli_usage_error("%s '%s': must be a number from %llu to %llu", option, text,
                            (unsigned long long)least, (unsigned long long)most);
 }
 
@@ -119,8 +118,8 @@ static int check_architecture(const char *name, const char *libraries) {
 
 /* ---- the program --------------------------------------------------------------------------- */
 
-/* In the child: never returns. */
-static void become(const request *r, const char *libraries, const char *report) {
+/* Runs the program in this process, the child. Never returns. */
+static void execute_program(const request *r, const char *libraries, const char *report) {
     const char *others = getenv("LD_LIBRARY_PATH");
     char *path = NULL;
     setenv("DEEPWELL_EMULATE_ARCH", r->architecture, 1);
@@ -142,12 +141,12 @@ static int run(const request *r, const char *libraries, const char *report, int 
     int status;
     fflush(stdout);
     pid_t child = fork();
-    if (child == 0) become(r, libraries, report);
+    if (child == 0) execute_program(r, libraries, report);
     if (child < 0) {
         perror("deepwell: cannot start the program");
         return CLI_FAILED;
     }
-    /* What the terminal sends goes to both: the program decides, and the summary comes after it. */
+    /* The terminal sends its signals to both processes. The program handles them; this one survives to summarize. */
     void (*interrupt)(int) = signal(SIGINT, SIG_IGN);
     void (*quit)(int) = signal(SIGQUIT, SIG_IGN);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
@@ -161,9 +160,9 @@ static int run(const request *r, const char *libraries, const char *report, int 
     return CLI_DONE;
 }
 
-/* ---- what was found ------------------------------------------------------------------------ */
+/* ---- findings ------------------------------------------------------------------------------ */
 
-/* "3 findings: 2 out of bounds, 1 race; device code that was not run: 1". Returns how many there are of both, -1 where
+/* Prints "3 findings: 2 out of bounds, 1 race; device code that was not run: 1". Returns the sum of both numbers, -1 if
  * the emulator was not used. */
 static int summarize(const char *report) {
     json_t *root = json_load_file(report, 0, NULL), *findings = json_object_get(root, "findings"),
@@ -225,7 +224,7 @@ int cli_emulate(int argc, char **argv) {
     if (result == CLI_DONE) result = program_check(r.program[0], r.architecture);
     if (result != CLI_DONE) return result;
     if (r.report) {
-        /* The program may go to another folder. */
+        /* An absolute path, since the program may change its working folder. */
         char *here = realpath(".", NULL), *path = NULL;
         const int made = r.report[0] == '/' || !here ? asprintf(&path, "%s", r.report)
                                                      : asprintf(&path, "%s/%s", here, r.report);

@@ -1,3 +1,4 @@
+/* Finds the emulated libraries of `deepwell emulate`, and checks a program's ELF file before it runs. */
 #include "emulate_program.h"
 #include "cli.h"
 #include <elf.h>
@@ -27,7 +28,7 @@ int program_find_libraries(char *folder, size_t bytes) {
     }
     ssize_t length = readlink("/proc/self/exe", own, sizeof own - 1);
     if (length < 0) {
-        perror("deepwell: cannot find out where this program is");
+        perror("deepwell: cannot find the folder of this program");
         return CLI_FAILED;
     }
     own[length] = '\0';
@@ -53,7 +54,7 @@ int program_find_libraries(char *folder, size_t bytes) {
 
 /* ---- the program's file -------------------------------------------------------------------- */
 
-/* As execvp finds it; false: there is none, which execvp will say. */
+/* Finds the program as execvp does. Returns 0 if there is none; execvp reports that later. */
 static int find_file(const char *name, char *path, size_t bytes) {
     const char *folders = getenv("PATH");
     if (strchr(name, '/')) return snprintf(path, bytes, "%s", name), access(path, X_OK) == 0;
@@ -89,7 +90,7 @@ static int map(const char *name, image *i) {
     return 0;
 }
 
-/* A section by name; count 0: there is none. */
+/* Returns a section by name; count 0 if there is none. */
 static image section(const image *i, const char *name) {
     Elf64_Ehdr head;
     Elf64_Shdr names, s;

@@ -1,13 +1,13 @@
-/* What `deepwell emulate` asks of a program before it runs it. */
+/* Checks that `deepwell emulate` makes before it runs a program. */
 #ifndef DW_CLI_EMULATE_PROGRAM_H
 #define DW_CLI_EMULATE_PROGRAM_H
 
 #include <stddef.h>
 
-/* The folder of the emulated libcuda.so.1 and libcudart. A cli_exit, with a message. */
+/* Finds the folder of the emulated libcuda.so.1 and libcudart. Returns a cli_exit; prints a message on failure. */
 int program_find_libraries(char *folder, size_t bytes);
-/* Whether the program can be emulated, as far as its file tells: one message where it links the runtime statically
- * or has no PTX that can be read. Scripts and programs that load what they need pass. A cli_exit. */
+/* Checks from the program's file whether it can be emulated. Prints one message if it links the CUDA runtime statically
+ * or has no readable PTX. Scripts and programs that load their libraries at run time pass. Returns a cli_exit. */
 int program_check(const char *name, const char *architecture);
 
 #endif

@@ -1,4 +1,4 @@
-/* `deepwell explain`: who computes an operation on a GPU, who does not and why, and how long each takes. */
+/* `deepwell explain` shows which backend computes an operation on a GPU, why others do not, and how long each takes. */
 #include "explain.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
@@ -16,27 +16,27 @@ typedef struct request {
 
 static void print_help(void) {
     printf("Usage: deepwell explain attention B,H,S,D[,WORD...] [OPTION...]\n"
-           "       deepwell explain product M,N,K[,WORD...] [OPTION...]    (--help says more)\n"
-           "       deepwell explain kernels [--json]    Deepwell's own, and where each was proven\n"
+           "       deepwell explain product M,N,K[,WORD...] [OPTION...]    (has its own --help)\n"
+           "       deepwell explain kernels [--json]    list Deepwell's kernels\n"
            "\n"
-           "Says who would compute attention of batch B, H heads, S rows and head dimension D,\n"
-           "who would not and why, and how long each should take.\n"
+           "Shows which backend computes attention of batch B, H heads, seq_len S and head\n"
+           "dimension D, why others do not, and how long each should take.\n"
            "\n"
            "Words:\n"
-           "  causal            the last query sees the last key, each before it one less\n"
-           "  top-left          masks begin at the first query and the first key\n"
+           "  causal            causal mask; the last query sees the last key\n"
+           "  top-left          aligns masks with the first query and the first key instead\n"
            "  f16               FP16 instead of BF16\n"
-           "  kv=HEADS          heads of keys and values, when fewer\n"
-           "  k=ROWS            rows of keys and values, when not S\n"
+           "  kv=HEADS          heads of keys and values, if fewer than H\n"
+           "  k=ROWS            seq_len of keys and values, if not S\n"
            "  window=LEFT:RIGHT keys that a query sees on either side; -1: no limit\n"
            "  softcap=X  dropout=P  deterministic\n"
            "\n"
            "Options:\n"
-           "  --backward        the gradients\n"
-           "  --target ARCH     that architecture (sm_90a, sm_100a) instead of this machine's GPU\n"
-           "  --measure         first times Deepwell's kernels on this GPU, and keeps the result\n"
-           "                    (PyTorch's beside them: python -m deepwell.attention SHAPE)\n"
-           "  --json            the same as one JSON object\n");
+           "  --backward        explain the gradients\n"
+           "  --target ARCH     use this architecture (sm_90a, sm_100a), not this machine's GPU\n"
+           "  --measure         time Deepwell's kernels on this GPU first and store the times\n"
+           "                    (with PyTorch's: python -m deepwell.attention SHAPE)\n"
+           "  --json            print one JSON object\n");
 }
 
 /* ---- arguments ----------------------------------------------------------------------------------- */
@@ -65,7 +65,7 @@ static int read_window(const char *text, dw_attention *call) {
            explain_read_integer(text + length + 1, &call->window_right);
 }
 
-/* Behind the four numbers. */
+/* Reads one word after the four numbers. Returns 0 if it is unknown. */
 static int read_word(const char *word, dw_attention *call) {
     if (strcmp(word, "causal") == 0) return call->window_right = 0, 1;
     if (strcmp(word, "top-left") == 0) return call->bottom_right = false, 1;
@@ -80,7 +80,7 @@ static int read_word(const char *word, dw_attention *call) {
     return 0;
 }
 
-/* [batch, rows, heads, head_dim]: as a projection leaves it. */
+/* Strides of a contiguous [batch, rows, heads, head_dim], the output of a projection. */
 static dw_attention_tensor contiguous(int64_t heads, int64_t rows, int64_t head_dim) {
     return (dw_attention_tensor){
         .batch = heads * rows * head_dim, .head = head_dim, .row = heads * head_dim};
@@ -117,7 +117,7 @@ static int read_shape(char *text, dw_attention *call) {
 
 static int read_arguments(int argc, char **argv, request *r) {
     if (argc < 2 || strcmp(argv[1], "attention") != 0)
-        return cli_usage_error("explain knows attention, product and kernels%s%s",
+        return cli_usage_error("explain supports attention, product and kernels%s%s",
                                argc > 1 ? ", not " : "", argc > 1 ? argv[1] : "");
     for (int at = 2; at < argc; at++) {
         if (strcmp(argv[at], "--backward") == 0) {
@@ -130,7 +130,7 @@ static int read_arguments(int argc, char **argv, request *r) {
             if (++at == argc) return cli_usage_error("--target needs a value");
             r->target = argv[at];
         } else if (argv[at][0] == '-' || r->has_shape) {
-            return cli_usage_error("explain does not know '%s'", argv[at]);
+            return cli_usage_error("explain: unknown argument '%s'", argv[at]);
         } else {
             int result = read_shape(argv[at], &r->call);
             if (result != CLI_DONE) return result;
@@ -204,7 +204,7 @@ static void print_report(const json_t *report) {
         print_tile(json_object_get(candidate, "tile"));
     }
     const char *chosen = text_of(report, "chosen");
-    printf("\n%s%s: %s\n", *chosen ? "Taken: " : "Nobody", chosen, text_of(report, "because"));
+    printf("\n%s%s: %s\n", *chosen ? "Chosen: " : "No backend", chosen, text_of(report, "because"));
 }
 
 void explain_show(char *json, int as_json) {
@@ -242,6 +242,6 @@ int cli_explain(int argc, char **argv) {
         if (found != DW_OK) return cli_fail(), CLI_UNSUPPORTED;
         if (dw_attention_measure(&r.call, r.backward, &seconds) != DW_OK) return cli_fail();
     }
-    /* Without a GPU the architecture that there are kernels for. */
+    /* Without a GPU, explain the architecture that Deepwell has kernels for. */
     return show(&r, r.target ? r.target : found == DW_OK ? NULL : "sm_90a");
 }

@@ -15,29 +15,31 @@ static const char *text_of(const json_t *object, const char *key) {
     return text ? text : "";
 }
 
-/* ---- product --------------------------------------------------------------------------------------- */
+/* ---- GEMM ------------------------------------------------------------------------------------------ */
 
 static void print_help(void) {
-    printf("Usage: deepwell explain product M,N,K[,WORD...] [OPTION...]\n"
-           "\n"
-           "Says who would compute D (M x N) = f(A (M x K) times B (N x K) transposed) on a\n"
-           "Blackwell GPU, and by which tiles. Deepwell's kernel is proven on the emulator, not\n"
-           "run on hardware.\n"
-           "\n"
-           "Words:\n"
-           "  f16               FP16 instead of BF16\n"
-           "  mxfp8 nvfp4 mxfp4 A and B are codes and block scales\n"
-           "  f32               D is FP32\n"
-           "  to-mxfp8          D is codes and block scales\n"
-           "  bias  residual    are added, before f and behind it\n"
-           "  gelu  gelu-tanh  swiglu\n"
-           "\n"
-           "Options:\n"
-           "  --target ARCH     that architecture (sm_100a) instead of this machine's GPU\n"
-           "  --json            the same as one JSON object\n");
+    printf(
+        "Usage: deepwell explain product M,N,K[,WORD...] [OPTION...]\n"
+        "\n"
+        "Shows which backend computes the GEMM D (M x N) = f(A (M x K) B^T), with B N x K, on a\n"
+        "Blackwell GPU, and with which tiles. Deepwell's kernel is proven on the emulator, not\n"
+        "run on hardware.\n"
+        "\n"
+        "Words:\n"
+        "  f16               FP16 instead of BF16\n"
+        "  mxfp8 nvfp4 mxfp4 A and B are codes with block scales\n"
+        "  f32               D is FP32\n"
+        "  to-mxfp8          D is codes with block scales\n"
+        "  bias  residual    added before and after f\n"
+        "  gelu  gelu-tanh  swiglu\n"
+        "                    the function f\n"
+        "\n"
+        "Options:\n"
+        "  --target ARCH     use this architecture (sm_100a), not this machine's GPU\n"
+        "  --json            print one JSON object\n");
 }
 
-/* Behind the three numbers. */
+/* Reads one word after the three numbers. Returns 0 if it is unknown. */
 static int read_word(const char *word, dw_product *call, int *f32) {
     static const char *const activations[] = {"", "gelu", "gelu-tanh", "swiglu"};
     static const struct {
@@ -45,7 +47,7 @@ static int read_word(const char *word, dw_product *call, int *f32) {
         dw_scheme scheme;
     } schemes[] = {
         {"mxfp8", DW_SCHEME_MXFP8_E4M3}, {"nvfp4", DW_SCHEME_NVFP4}, {"mxfp4", DW_SCHEME_MXFP4}};
-    static char place[16] __attribute__((aligned(16))); /* that there is one, wherever it lies */
+    static char place[16] __attribute__((aligned(16))); /* a non-NULL address; never read */
     for (int i = 1; i < DW_ACTIVATION_COUNT; i++)
         if (strcmp(word, activations[i]) == 0) return call->activation = (dw_activation)i, 1;
     if (strcmp(word, "bf16") == 0) return call->dtype = DW_BF16, 1;
@@ -78,7 +80,7 @@ static int read_shape(char *text, dw_product *call) {
                 "'%s' is not what explain expects as word %d of a shape M,N,K[,WORD...]", word,
                 count + 1);
     }
-    if (count < 3) return cli_usage_error("a product's shape needs at least M,N,K");
+    if (count < 3) return cli_usage_error("the shape of a GEMM needs at least M,N,K");
     call->m = numbers[0], call->n = numbers[1], call->k = numbers[2];
     call->output = f32 ? DW_F32 : call->dtype;
     call->a.stride = call->b.stride = padded(call->k, 16); /* elements, or bytes of codes */
@@ -100,7 +102,7 @@ int explain_product(int argc, char **argv) {
             if (++at == argc) return cli_usage_error("--target needs a value");
             target = argv[at];
         } else if (argv[at][0] == '-' || has_shape) {
-            return cli_usage_error("explain product does not know '%s'", argv[at]);
+            return cli_usage_error("explain product: unknown argument '%s'", argv[at]);
         } else {
             int result = read_shape(argv[at], &call);
             if (result != CLI_DONE) return result;
@@ -123,16 +125,15 @@ int explain_kernels(int argc, char **argv) {
     size_t index;
     const json_t *kernel;
     if (argc > 1 && is_help(argv[1])) {
-        printf(
-            "Usage: deepwell explain kernels [--json]\n"
-            "\n"
-            "Lists Deepwell's GPU kernels: what each takes, where it has been shown to be right,\n"
-            "and when it is taken.\n");
+        printf("Usage: deepwell explain kernels [--json]\n"
+               "\n"
+               "Lists Deepwell's GPU kernels: what each supports, where it has been shown to be\n"
+               "right, and when it is used.\n");
         return CLI_DONE;
     }
     int as_json = argc > 1 && strcmp(argv[1], "--json") == 0;
     if (argc > 1 + as_json)
-        return cli_usage_error("explain kernels does not know '%s'", argv[1 + as_json]);
+        return cli_usage_error("explain kernels: unknown argument '%s'", argv[1 + as_json]);
     if (dw_gpu_kernels(&json) != DW_OK) return cli_fail();
     json_t *list = as_json ? NULL : json_loads(json, 0, NULL);
     if (as_json) printf("%s\n", json);

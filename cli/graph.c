@@ -1,4 +1,4 @@
-/* `deepwell graph`: a graph from a file, as text, with its cost and what the engine makes of it. */
+/* `deepwell graph` prints a graph from a file, its cost and the engine's plan for it. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <errno.h>
@@ -19,14 +19,14 @@ typedef struct request {
 static void print_help(void) {
     printf("Usage: deepwell graph FILE [OPTION...]\n"
            "\n"
-           "Prints a graph that Deepwell wrote as JSON or text.\n"
+           "Prints a graph from a JSON or text file that Deepwell wrote.\n"
            "\n"
-           "  --passes        as it is after the engine's passes and scheduling\n"
-           "  --sizes SIZES   values of its symbols (B=8,S=256): adds operations and bytes\n"
-           "  --plan SIZES    the same, and the engine's plan: kernels, buffers, arena\n"
-           "  --grad OUTPUT   with the gradients of output number OUTPUT (from 0) with respect\n"
+           "  --passes        print it after the engine's passes and scheduling\n"
+           "  --sizes SIZES   add operations and bytes at these symbol values (B=8,S=256)\n"
+           "  --plan SIZES    also print the engine's plan: kernels, buffers, arena\n"
+           "  --grad OUTPUT   add the gradients of output number OUTPUT (from 0) with respect\n"
            "                  to all parameters\n"
-           "  --precision P   linear layers as P multiplies them: fp32, bf16, mxfp8, nvfp4\n");
+           "  --precision P   precision of linear layers: fp32, bf16, mxfp8, nvfp4\n");
 }
 
 static int fail(const char *what) {
@@ -34,7 +34,7 @@ static int fail(const char *what) {
     return CLI_FAILED;
 }
 
-/* NULL, with a message on stderr, when the file cannot be read. Released with free. */
+/* Returns the file's text, to be released with free. If it cannot be read, prints a message and returns NULL. */
 static char *read_file(const char *path, size_t *bytes) {
     enum { BLOCK = 1 << 16, MOST = 1 << 30 }; /* a device such as /dev/zero never ends */
     const char *reason = NULL;
@@ -51,7 +51,7 @@ static char *read_file(const char *path, size_t *bytes) {
             char *larger = used > MOST ? NULL : realloc(text, wanted);
             if (!larger) {
                 reason =
-                    used > MOST ? "it is larger than 1 GiB, which no graph is" : "out of memory";
+                    used > MOST ? "it is larger than 1 GiB, the limit for graphs" : "out of memory";
                 break;
             }
             text = larger;
@@ -64,7 +64,7 @@ static char *read_file(const char *path, size_t *bytes) {
         break;
     }
     fclose(file);
-    if (!reason && memchr(text, '\0', used)) reason = "it has a byte 0, which no graph has";
+    if (!reason && memchr(text, '\0', used)) reason = "it contains a NUL byte; expected text";
     if (reason) {
         fprintf(stderr, "deepwell: cannot read %s: %s\n", path, reason);
         free(text);
@@ -81,7 +81,7 @@ static dw_status load(const char *text, size_t bytes, dw_graph **graph) {
                               : dw_graph_from_text(text, graph);
 }
 
-/* "B=8,S=256" into one size per symbol; 0 with a message when a symbol is missing or unknown. */
+/* Reads "B=8,S=256" into one size per symbol. If a symbol is missing or unknown, prints a message and returns 0. */
 static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
     uint32_t count = dw_graph_symbol_count(graph);
     for (uint32_t i = 0; i < count; i++) sizes[i] = -1;
@@ -97,7 +97,7 @@ static int read_sizes(const dw_graph *graph, const char *text, int64_t *sizes) {
         int64_t value = text[name] ? strtoll(text + name + 1, &end, 10) : -1;
         if (at == count || value < 0 || errno || !end || end == text + name + 1 ||
             (*end && *end != ',')) {
-            cli_usage_error("'%s' does not begin with SYMBOL=SIZE of a symbol of the graph", text);
+            cli_usage_error("'%s' must begin with SYMBOL=SIZE, with a symbol of the graph", text);
             return 0;
         }
         sizes[at] = value;
@@ -205,7 +205,7 @@ static int read_value(const char *option, const char *value, request *r) {
     return CLI_DONE;
 }
 
-/* CLI_DONE when `r` is complete. */
+/* Returns CLI_DONE if `r` is complete. */
 static int read_arguments(int argc, char **argv, request *r) {
     for (int at = 1; at < argc; at++) {
         const char *argument = argv[at];
@@ -216,7 +216,7 @@ static int read_arguments(int argc, char **argv, request *r) {
         } else if (strcmp(argument, "--passes") == 0) {
             r->passes = 1;
         } else if (argument[0] == '-' || r->file) {
-            return cli_usage_error("graph does not know '%s'", argument);
+            return cli_usage_error("graph: unknown argument '%s'", argument);
         } else {
             r->file = argument;
         }

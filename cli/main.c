@@ -1,5 +1,5 @@
-/* The program `deepwell`: finds the subcommand and runs it. A new subcommand is one file with a
- * function, declared in cli.h, and one row in the table below. */
+/* The program `deepwell` finds the subcommand and runs it. A new subcommand needs a file with its function, a
+ * declaration in cli.h and a row in the table below. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <errno.h>
@@ -59,18 +59,18 @@ static void print_help(void) {
            "Environment:\n"
            "  DEEPWELL_CACHE    folder of compiled kernels and measurements (default: "
            "~/.cache/deepwell)\n"
-           "  DEEPWELL_THREADS  threads of the CPU engine (default: the CPUs it may use)\n"
+           "  DEEPWELL_THREADS  threads of the CPU engine (default: the CPUs that it may use)\n"
            "  NO_COLOR          no colours on a terminal\n"
            "\n"
            "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not supported on this machine.\n");
 }
 
-/* Output that did not arrive (a full disk, closed pipe) is a failure, whatever the command says. errno is that of
- * the last write only: a write that failed before it has left nothing but stdout's error flag. */
+/* Returns `result`, or a failure if output was lost (a full disk, a closed pipe). errno belongs to the last write only;
+ * an earlier failed write leaves nothing but stdout's error flag. */
 static int flushed(int result) {
     if (fflush(stdout) == 0) {
         if (!ferror(stdout)) return result;
-        errno = 0; /* it says nothing of the write that failed */
+        errno = 0; /* it does not belong to the write that failed */
     }
     fprintf(stderr, "deepwell: cannot write to standard output: %s\n",
             errno
@@ -79,8 +79,8 @@ static int flushed(int result) {
     return CLI_FAILED;
 }
 
-/* A standard descriptor that is closed would be given to the next file that is opened, and messages written into it.
- * Opened for the other direction, it fails as a closed one does. */
+/* Opens /dev/null on closed standard descriptors. Otherwise the next opened file would get such a descriptor, and
+ * messages would be written into it. The wrong direction makes reads and writes fail, as on a closed descriptor. */
 static void reserve_standard_streams(void) {
     for (int number = STDIN_FILENO; number <= STDERR_FILENO; number++)
         if (fcntl(number, F_GETFD) < 0 && errno == EBADF)

@@ -1,4 +1,4 @@
-/* `deepwell plan`: the layout of a training run, what it costs, and what others would cost. */
+/* `deepwell plan` finds the layout of a training run, what it costs, and what alternatives would cost. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include "plan_host.h"
@@ -22,43 +22,41 @@ static void print_help(void) {
     printf(
         "Usage: deepwell plan --model M --hardware H --seq-len N --global-batch N [OPTION...]\n"
         "\n"
-        "Finds the layout of a training run: the fastest that fits, out of all whose sizes\n"
-        "divide. docs/autoplan.md says what is considered.\n"
+        "Finds the layout of a training run: the fastest that fits, of all layouts whose sizes\n"
+        "divide evenly. docs/autoplan.md lists what is considered.\n"
         "\n"
-        "  --model M            a name (llama3-70b), a folder of Hugging Face, or its config.json\n"
-        "  --hardware H         NAME:COUNT (h100:64), a file of 'deepwell probe', or auto: this\n"
-        "                       machine. Without GPUs the plan is for this library's engine on "
-        "the\n"
-        "                       CPU: the most sequences at once that fit\n"
-        "  --seq-len N          tokens of a sequence\n"
-        "  --global-batch N     sequences of an optimizer step\n"
+        "  --model M            a name (llama3-70b), a Hugging Face folder, or its config.json\n"
+        "  --hardware H         NAME:COUNT (h100:64), a file of 'deepwell probe', or auto for\n"
+        "                       this machine. Without GPUs the plan is for Deepwell's engine on\n"
+        "                       the CPU: the largest micro-batch that fits\n"
+        "  --seq-len N          tokens per sequence\n"
+        "  --global-batch N     sequences per optimizer step\n"
         "\n"
         "Options:\n"
         "  --precision P        bf16 (the default), fp8, fp8-row, fp8-block, mxfp8, nvfp4, or\n"
-        "                       auto: the fastest that the GPUs have\n"
-        "  --set CONSTRAINT...  what is fixed: tp=8, 'pp<=4', recompute=full, schedule=1f1b,\n"
-        "                       framework=megatron: any field of a layout\n"
-        "  --reserve GIB        memory of each GPU that is left free (a twentieth: predictions "
-        "err)\n"
-        "  --bold               the fastest by prediction, with parts of which no measurement is\n"
-        "                       known too (docs/autoplan.md); else these are listed beside the "
-        "plan\n"
-        "  --explain            also the runners-up, what each loses, and what if\n"
-        "  --json               the plan as JSON\n"
-        "  -o, --output FILE    the same into a file\n"
+        "                       auto for the fastest that the GPUs have\n"
+        "  --set CONSTRAINT...  constrain any field of a layout: tp=8, 'pp<=4', recompute=full,\n"
+        "                       schedule=1f1b, framework=megatron\n"
+        "  --reserve GIB        memory to leave free on each GPU (default: 5 %%, for errors of\n"
+        "                       the prediction)\n"
+        "  --bold               allow layouts with unmeasured parts (docs/autoplan.md); by\n"
+        "                       default they are only listed\n"
+        "  --explain            also print runners-up, what each loses, and what-ifs\n"
+        "  --json               print the plan as JSON\n"
+        "  -o, --output FILE    write the plan's JSON to a file\n"
         "\n"
-        "Exit status: 1 where nothing fits; the answer names the tightest part of the memory and\n"
-        "the number of GPUs that would do.\n");
+        "Exit status: 1 if nothing fits. The output then names the part of the memory that is\n"
+        "short and the number of GPUs that would be enough.\n");
 }
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static int is_file(const char *path) {
     struct stat what;
     return stat(path, &what) == 0;
 }
 
-/* A model's name for the plan: of a path the last part that says something. */
+/* Writes the model's name for the plan: of a path, the folder's name. */
 static void name_of(const char *text, char *name, size_t room) {
     size_t end = strlen(text);
     if (is_file(text) && end > 12 && strcmp(text + end - 12, "/config.json") == 0) end -= 12;
@@ -100,12 +98,12 @@ static int read_reserve(const char *text, double *bytes) {
     return CLI_DONE;
 }
 
-/* --set takes all words up to the next option. */
+/* Reads the values of --set: all words up to the next option. */
 static int read_constraints(int argc, char **argv, int *at, request *r) {
     int before = (int)r->constraint_count;
     while (*at + 1 < argc && argv[*at + 1][0] != '-') {
         if (r->constraint_count == CONSTRAINTS_MOST)
-            return cli_usage_error("--set takes at most %d constraints", CONSTRAINTS_MOST);
+            return cli_usage_error("--set accepts at most %d constraints", CONSTRAINTS_MOST);
         r->constraints[r->constraint_count++] = argv[++*at];
     }
     return (int)r->constraint_count > before
@@ -139,7 +137,7 @@ static int read_arguments(int argc, char **argv, request *r) {
         } else if (strcmp(word, "--json") == 0) {
             r->json = 1;
         } else {
-            return cli_usage_error("plan does not know '%s'", word);
+            return cli_usage_error("plan: unknown argument '%s'", word);
         }
     }
     if (!r->model) return cli_usage_error("plan needs --model");
@@ -164,8 +162,8 @@ static int show(const request *r, const dw_autoplan *plan) {
 static int plan_on_host(const request *r, const dw_autoplan_request *asked,
                         const dw_hardware *hardware) {
     if (r->constraint_count > 0 || r->output || r->bold)
-        return cli_usage_error("--set, --bold and -o are for plans on GPUs, and %s has none; name "
-                               "some, as in h100:8",
+        return cli_usage_error("--set, --bold and -o need GPUs, and %s has none; pass a --hardware "
+                               "with GPUs, such as h100:8",
                                hardware->name);
     const plan_host_request host = {
         .model = r->model,

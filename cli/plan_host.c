@@ -1,5 +1,5 @@
-/* `deepwell plan` for a machine without GPUs: the most sequences at once that fit into its memory, on this library's
- * own engine. */
+/* `deepwell plan` for a machine without GPUs: finds the largest micro-batch that fits into its memory, on Deepwell's
+ * engine. */
 #include "plan_host.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
@@ -76,11 +76,11 @@ static void show(const plan_host_request *r, const dw_step_fit *found, double ca
     }
     printf("%-12s%s; a step is %lld sequences of %lld tokens\n", "Model", r->model,
            (long long)r->global_batch, (long long)r->seq_len);
-    printf("%-12s%s, which has no GPU: planned for this library's engine on the CPU\n", "Hardware",
+    printf("%-12s%s, which has no GPU: planned for Deepwell's engine on the CPU\n", "Hardware",
            r->hardware->name);
     printf("%-12s%lld x %lld sequences, %s, %d threads\n", found->fits ? "Layout" : "Nearest",
            micro_batches, (long long)found->micro_batch, r->precision, dw_get_threads());
-    printf("%-12s%.2f of %.2f GiB, most in %s%s\n", "Memory", (double)peak->total / GIB,
+    printf("%-12s%.2f of %.2f GiB, peak in %s%s\n", "Memory", (double)peak->total / GIB,
            capacity / GIB, dw_step_phase_name(peak->phase), found->fits ? "" : ": does not fit");
     for (size_t at = 0; at < sizeof parts / sizeof parts[0]; at++)
         if (parts[at].bytes > 0)

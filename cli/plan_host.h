@@ -6,14 +6,15 @@
 #include <stdint.h>
 
 typedef struct plan_host_request {
-    const char *model; /* a name or a folder that `deepwell train` takes */
+    const char *model; /* a name or folder, as for `deepwell train --model` */
     const dw_hardware *hardware;
     int64_t seq_len, global_batch;
-    const char *precision; /* as the engine has it: "fp32" */
-    double reserve;        /* bytes; below 0: a twentieth */
+    const char *precision; /* one of the engine's: "fp32" */
+    double reserve;        /* bytes to leave free; negative: 5 % */
     int json;
 } plan_host_request;
 
-int plan_host(const plan_host_request *request); /* a cli_exit */
+/* Prints the plan. Returns a cli_exit. */
+int plan_host(const plan_host_request *request);
 
 #endif

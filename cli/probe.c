@@ -1,4 +1,4 @@
-/* `deepwell probe`: this machine, as people read it and as a file for plans. */
+/* `deepwell probe` describes this machine as text, and as a file for plans. */
 #include "cli.h"
 #include "deepwell/deepwell.h"
 #include <errno.h>
@@ -14,17 +14,17 @@ static void print_help(void) {
     printf("Usage: deepwell probe [--json] [--measure] [-o FILE]\n"
            "       deepwell probe --hardware NAME[:COUNT]|FILE|auto [--json] [-o FILE]\n"
            "\n"
-           "Describes this machine: its GPUs, the links between them, CPU and network; without a\n"
-           "GPU the CPU. The description is a file that can be edited and given to\n"
+           "Describes this machine: its GPUs, the links between them, CPU and network. You can\n"
+           "write the description to a file, edit it, and pass it to\n"
            "'deepwell plan --hardware FILE'.\n"
            "\n"
            "Options:\n"
-           "  --measure        also times copies, matrix products and, between GPUs, NCCL: some\n"
-           "                   seconds on each GPU, which should do nothing else meanwhile\n"
-           "  --hardware H     not this machine: a published profile (h100, gb200:144; --hardware\n"
-           "                   list names them), or a file, checked and written in full\n"
-           "  --json           the description as JSON\n"
-           "  -o, --output F   the same into a file\n");
+           "  --measure        also time copies, GEMMs and NCCL between GPUs. Takes some seconds\n"
+           "                   per GPU, which should be idle\n"
+           "  --hardware H     describe a published profile (h100, gb200:144) or a file instead;\n"
+           "                   '--hardware list' lists the profiles\n"
+           "  --json           print the description as JSON\n"
+           "  -o, --output F   write the JSON to a file\n");
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -35,7 +35,7 @@ static void print_label(const char *label) {
     printf("%*s", room > 1 ? room : 1, "");
 }
 
-/* "3.35 TB/s", with what the figure is worth behind it; nothing where it is not known. */
+/* Prints "3.35 TB/s", followed by "(estimated)" or "(measured)". Prints nothing for an unknown figure. */
 static void print_figure(const char *before, const dw_figure *figure, double unit,
                          const char *text) {
     if (figure->value == 0.0) return;
@@ -47,7 +47,7 @@ static void print_figure(const char *before, const dw_figure *figure, double uni
 
 static void print_rates(const dw_figure *rates) {
     const char *between = "";
-    print_label("  Products");
+    print_label("  GEMM");
     for (int i = 0; i < DW_RATES; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s%s ", between, dw_rate_name((dw_rate)i));
@@ -65,7 +65,7 @@ static void print_gpu(const dw_machine *m, int index) {
     printf("%s, %s", gpu->name, gpu->architecture);
     if (*gpu->bus) printf(", %s", gpu->bus);
     if (gpu->numa_node >= 0) printf(", NUMA node %d", gpu->numa_node);
-    printf("\n%17s%.0f processors", "", gpu->sm_count.value);
+    printf("\n%17s%.0f SMs", "", gpu->sm_count.value);
     print_figure(", ", &gpu->clock, 1e6, "MHz");
     print_figure(", ", &gpu->memory, 1073741824.0, "GiB");
     print_figure(", ", &gpu->memory_bandwidth, 1e12, "TB/s");
@@ -93,7 +93,7 @@ static void print_gpu(const dw_machine *m, int index) {
     }
 }
 
-/* One GPU for all that are like it. */
+/* Prints consecutive GPUs of one name once. */
 static void print_gpus(const dw_machine *m) {
     for (int i = 0; i < m->gpu_count; i++) {
         int first = i == 0 || strcmp(m->gpus[i].name, m->gpus[i - 1].name) != 0;
@@ -121,7 +121,7 @@ static void print_paths(const dw_machine *m) {
     const char *label = "Paths";
     for (int i = 0; i < m->path_count; i++) {
         const dw_machine_path *path = &m->paths[i];
-        if (path->nic < 0) continue; /* GPUs have NVLink, or see each other as the ports do */
+        if (path->nic < 0) continue; /* only the paths to network ports are printed */
         if (strcmp(path->level, "PIX") != 0 && strcmp(path->level, "PXB") != 0) continue;
         print_label(label);
         printf("GPU %d to %s: %s\n", path->gpu, m->nics[path->nic].name, path->level);
@@ -157,7 +157,7 @@ static void print_machine(const dw_machine *m) {
     print_host(m);
     print_paths(m);
     for (int i = 0; i < m->remark_count; i++) {
-        print_label(i == 0 ? "Remarks" : "");
+        print_label(i == 0 ? "Notes" : "");
         printf("%s\n", m->remarks[i]);
     }
 }
@@ -180,25 +180,25 @@ static void print_hardware(const dw_hardware *h) {
         printf("none joined by NVLink\n");
     for (int i = 0; i < DW_RATES; i++)
         print_row(dw_rate_name((dw_rate)i), &h->rate[i], 1e12, "TFLOP/s");
-    print_row("Processors", &h->sm_count, 1, "");
+    print_row("SMs", &h->sm_count, 1, "");
     print_row("Clock", &h->clock, 1e6, "MHz");
     print_row("Power", &h->power, 1, "W");
     print_row("Memory", &h->memory, 1073741824.0, "GiB");
     print_row("", &h->memory_bandwidth, 1e12, "TB/s");
     print_row("Cache", &h->cache, 1048576.0, "MiB");
     print_row("Host", &h->host_bandwidth, 1e9, "GB/s each way");
-    print_row("", &h->host_memory, 1073741824.0, "GiB for each GPU");
+    print_row("", &h->host_memory, 1073741824.0, "GiB per GPU");
     print_row("Links", &h->link_bandwidth, 1e9, "GB/s each way");
     print_row("", &h->link_latency, 1e-6, "us");
     print_label("Network");
     printf("%s\n", *h->network ? h->network : "unknown");
-    print_row("", &h->network_bandwidth, 1e9, "GB/s each way, for each GPU");
+    print_row("", &h->network_bandwidth, 1e9, "GB/s each way, per GPU");
     print_row("", &h->network_latency, 1e-6, "us");
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* Beside it first: whoever reads PATH sees the old file or the new one, whole. */
+/* Writes a temporary file and renames it, so that readers of `path` see the old file or the whole new one. */
 static int write_output(const char *path, const char *text) {
     char beside[4096];
     if (snprintf(beside, sizeof beside, "%s.tmp", path) >= (int)sizeof beside)
@@ -212,7 +212,8 @@ static int write_output(const char *path, const char *text) {
     return CLI_FAILED;
 }
 
-/* The JSON wherever it is asked for; true where text is wanted too. */
+/* Writes the JSON to the output file or to stdout, if requested, and releases it. Returns 1 if text is to be
+ * printed. */
 static int put_json(const request *r, char *json, int *result) {
     *result = r->output ? write_output(r->output, json) : CLI_DONE;
     if (r->json && *result == CLI_DONE && !r->output) fputs(json, stdout);
@@ -273,10 +274,10 @@ int cli_probe(int argc, char **argv) {
         } else if (strcmp(word, "--measure") == 0) {
             r.measure = 1;
         } else {
-            return cli_usage_error("probe does not know '%s'", word);
+            return cli_usage_error("probe: unknown argument '%s'", word);
         }
     }
     if (hardware && r.measure)
-        return cli_usage_error("--measure is of this machine; it does not go with --hardware");
+        return cli_usage_error("--measure times this machine; it does not go with --hardware");
     return hardware ? show_hardware(&r, hardware) : show_machine(&r);
 }

@@ -1,4 +1,4 @@
-/* `deepwell train`: the loop around a trainer, and what happens when it is interrupted. */
+/* `deepwell train`: the loop around a trainer, and its handling of interruptions. */
 #include "train.h"
 #include "cli.h"
 #include "deepwell/deepwell.h"
@@ -14,9 +14,9 @@
 /* ---- signals --------------------------------------------------------------------------------- */
 
 static const int stopping[] = {SIGINT, SIGTERM, SIGHUP};
-static volatile sig_atomic_t stop_signal; /* the first that came; looked at between steps */
+static volatile sig_atomic_t stop_signal; /* the first one received; checked between steps */
 
-/* A caller that ignores a signal (nohup) keeps it ignored. */
+/* Installs a handler. A signal that the caller ignores (nohup) stays ignored. */
 static void handle_signals(void (*handler)(int)) {
     for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
         struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
@@ -26,7 +26,7 @@ static void handle_signals(void (*handler)(int)) {
     }
 }
 
-/* The step that runs is finished; any further signal ends the program, wherever it is. */
+/* Lets the current step finish. A second signal ends the program at once. */
 static void note_signal(int number) {
     const int error = errno;
     stop_signal = number;
@@ -81,7 +81,7 @@ static int due(int64_t step, int64_t every, int64_t last) {
     return step == last || (every > 0 && step % every == 0);
 }
 
-/* One step and what is due after it. */
+/* Runs one step, then the validation and the checkpoint that are due. */
 static int advance(run *r) {
     const train_request *q = r->request;
     int64_t last = q->options.steps;
@@ -94,14 +94,14 @@ static int advance(run *r) {
     if (result == CLI_DONE && q->options.validation_count > 0 &&
         due(report.step, q->validate_every, last))
         result = validate(r, report.step);
-    /* A step that was not applied leaves nothing new to keep. */
+    /* A step that was not applied changes nothing, so there is nothing new to save. */
     if (result == CLI_DONE && q->options.checkpoint && report.applied &&
         due(report.step, q->save_every, last))
         result = checkpoint(r, report.step);
     return result;
 }
 
-/* Output that nobody reads any more stops the run as a signal does: with a checkpoint. */
+/* A closed standard output stops the run as a signal does: with a checkpoint. */
 static int interrupted(void) { return stop_signal || ferror(stdout); }
 
 static int stop_early(run *r) {
@@ -112,7 +112,7 @@ static int stop_early(run *r) {
     if (result != CLI_DONE) return result;
     fprintf(stderr, "deepwell: stopped after step %lld of %lld; %s\n", (long long)step,
             (long long)r->request->options.steps,
-            kept ? "go on with --resume" : "without --checkpoint nothing is kept");
+            kept ? "continue with --resume" : "nothing was saved without --checkpoint");
     return stop_signal ? 128 + stop_signal : CLI_FAILED;
 }
 
@@ -128,7 +128,7 @@ static int save(run *r) {
 
 static int loop(run *r) {
     int64_t last = r->request->options.steps;
-    /* Not earlier: before the first step there is nothing to keep, and a signal ends the program at once. */
+    /* Before the first step there is nothing to save, and a signal should end the program at once. */
     handle_signals(note_signal);
     while (dw_trainer_steps_done(r->trainer) < last) {
         int result = advance(r);
@@ -138,7 +138,7 @@ static int loop(run *r) {
     return save(r);
 }
 
-/* A folder that cannot be written is found out before training, not after it. */
+/* Checks before training that the output folder can be written. */
 static int check_output(const char *output) {
     char parent[PATH_MAX];
     struct stat info;
@@ -161,7 +161,7 @@ static int check_output(const char *output) {
     else
         slash[slash == parent] = '\0';
     if (access(parent, W_OK | X_OK) == 0) return CLI_DONE;
-    fprintf(stderr, "deepwell: --output \"%s\" cannot be made: \"%s\": %s\n", output, parent,
+    fprintf(stderr, "deepwell: --output \"%s\" cannot be created: \"%s\": %s\n", output, parent,
             strerror(errno));
     return CLI_FAILED;
 }
@@ -175,12 +175,12 @@ static int has_files(const char *folder) {
     return found;
 }
 
-/* A run that goes on from a checkpoint may replace the model that it wrote before; no other does unasked. */
-static int check_overwrite(const run *r, int goes_on) {
+/* A resumed run may replace the model that it wrote before. Any other run needs --overwrite. */
+static int check_overwrite(const run *r, int resumed) {
     const train_request *q = r->request;
-    if (!q->output || q->overwrite || goes_on || !has_files(q->output)) return CLI_DONE;
+    if (!q->output || q->overwrite || resumed || !has_files(q->output)) return CLI_DONE;
     fprintf(stderr,
-            "deepwell: --output \"%s\" holds a model; name another folder, or give --overwrite to "
+            "deepwell: --output \"%s\" holds a model; name another folder, or pass --overwrite to "
             "replace it\n",
             q->output);
     return CLI_FAILED;
@@ -220,7 +220,7 @@ static int train(const train_request *request) {
     dw_status status = dw_trainer_create(&request->options, &r.trainer);
     if (status != DW_OK) {
         int result = fail(NULL, status);
-        /* Here it is an option whose value does not fit. */
+        /* DW_INVALID_ARGUMENT means here that an option's value is invalid. */
         return status == DW_INVALID_ARGUMENT ? CLI_USAGE : result;
     }
     dw_trainer_describe(r.trainer, &info);
@@ -245,7 +245,7 @@ int cli_train(int argc, char **argv) {
         train_print_help();
         return CLI_DONE;
     }
-    /* A file that may grow no more and a reader that is gone are errors of write, with a message. */
+    /* A file at its size limit and a closed pipe then make writes fail, which is reported with a message. */
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     train_request request;

@@ -77,56 +77,58 @@ void train_print_help(void) {
         "\n"
         "Model and data:\n"
         "  --model DIR          folder with config.json and safetensors\n"
-        "  --init               random weights: DIR needs config.json only, or is a name that\n"
-        "                       Deepwell knows (gpt2, ...)\n"
-        "  --data PATH          tokens: .bin (uint16 or uint32, little-endian; with or without\n"
-        "                       llm.c's header) or .npy; or a folder of such files. May be given\n"
-        "                       more than once. 'python -m deepwell.tokenize' makes them of text\n"
+        "  --init               start from random weights; DIR then needs config.json only, or is\n"
+        "                       a name of the catalogue (gpt2, ...)\n"
+        "  --data PATH          tokens: .bin (uint16 or uint32, little-endian, with or without\n"
+        "                       llm.c's header) or .npy, or a folder of such files. May be\n"
+        "                       repeated. 'python -m deepwell.tokenize' makes them from text\n"
         "  --val PATH           the same, for the validation loss\n"
-        "  --val-every N        every N steps (default: after the last step alone)\n"
-        "  --val-batches N      micro-batches of validation, 0 for all (default 32)\n"
-        "  --token-type TYPE    uint16 or uint32, of .bin files without header (default: by the\n"
+        "  --val-every N        validate every N steps (default: only after the last step)\n"
+        "  --val-batches N      micro-batches per validation, 0 for all (default 32)\n"
+        "  --token-type TYPE    uint16 or uint32, for .bin files without header (default: by the\n"
         "                       size of the vocabulary)\n"
-        "  --no-shuffle         sequences in the order of the files\n"
+        "  --no-shuffle         keep sequences in the order of the files\n"
         "\n"
         "Training:\n"
-        "  --steps N            optimizer steps of the whole run (default 1000); a run may be\n"
-        "                       resumed with more\n"
+        "  --steps N            optimizer steps of the whole run (default 1000); a resumed run\n"
+        "                       may have more\n"
         "  --sequence N         tokens predicted per sequence (default 256)\n"
         "  --batch N            sequences per step (default 8)\n"
-        "  --micro-batch N      sequences at a time; gradients are added up (default: the batch)\n"
+        "  --micro-batch N      sequences per forward and backward; gradients are accumulated\n"
+        "                       (default: the batch)\n"
         "  --lr X               peak learning rate, at most 1 (default 3e-4)\n"
         "  --warmup N           steps of linear warm-up (default 0)\n"
-        "  --min-lr-ratio X     the cosine ends at this share of --lr (default 0.1)\n"
-        "  --schedule-steps N   the step at which the cosine ends; later steps keep that rate\n"
+        "  --min-lr-ratio X     the cosine ends at X times --lr (default 0.1)\n"
+        "  --schedule-steps N   step at which the cosine ends; later steps keep that rate\n"
         "                       (default: --steps; a resumed run keeps its own)\n"
-        "  --betas X,Y          of AdamW (default 0.9,0.95)\n"
-        "  --eps X              of AdamW, at least 1e-20 (default 1e-8)\n"
-        "  --weight-decay X     of matrices; not of biases and norms; at most 1 / lr (default "
-        "0.1)\n"
-        "  --decay-all          of biases and norms too\n"
-        "  --clip X             largest norm of all gradients, 0 for none (default 1)\n"
-        "  --no-dropout         whatever config.json says\n"
-        "  --seed N             of order, dropout and --init (default 0)\n"
-        "  --max-bad-steps N    stop after N steps in a row that are not finite (default 5); a\n"
-        "                       run whose last step is not finite fails too\n"
-        "  --precision NAME     of linear layers: fp32, bf16, mxfp8 or nvfp4 (default fp32)\n"
+        "  --betas X,Y          AdamW's betas (default 0.9,0.95)\n"
+        "  --eps X              AdamW's epsilon, at least 1e-20 (default 1e-8)\n"
+        "  --weight-decay X     weight decay of matrices, at most 1 / lr (default 0.1)\n"
+        "  --decay-all          decay biases and norms too\n"
+        "  --clip X             clip the norm of all gradients to X, 0 for no clipping (default "
+        "1)\n"
+        "  --no-dropout         train without dropout, whatever config.json says\n"
+        "  --seed N             seed of data order, dropout and --init (default 0)\n"
+        "  --max-bad-steps N    fail after N steps in a row with a loss or gradient that is not\n"
+        "                       finite (default 5); such a last step fails too\n"
+        "  --precision NAME     precision of linear layers: fp32, bf16, mxfp8 or nvfp4 (default\n"
+        "                       fp32)\n"
         "\n"
         "Results:\n"
-        "  --output DIR         the trained model, as transformers reads it\n"
+        "  --output DIR         folder for the trained model, for transformers\n"
         "  --overwrite          replace the model in --output (a resumed run always does)\n"
-        "  --checkpoint DIR     folder of checkpoints\n"
-        "  --save-every N       a checkpoint every N steps (default: after the last step alone)\n"
-        "  --keep N             newest checkpoints that stay (default 2)\n"
-        "  --resume             go on from the newest checkpoint, if there is one\n"
-        "  --log FILE           one JSON object per line and step\n"
-        "  --report-every N     steps between lines when output is no terminal (default 10)\n"
-        "  --json               JSON lines on standard output\n"
-        "  --dry-run            say what it would take, and stop\n"
+        "  --checkpoint DIR     folder for checkpoints\n"
+        "  --save-every N       write a checkpoint every N steps (default: only after the last\n"
+        "                       step)\n"
+        "  --keep N             keep the N newest checkpoints (default 2)\n"
+        "  --resume             continue from the newest checkpoint, if there is one\n"
+        "  --log FILE           write one JSON object per line and step\n"
+        "  --report-every N     steps between lines if output is not a terminal (default 10)\n"
+        "  --json               print JSON lines on standard output\n"
+        "  --dry-run            print the plan and its memory, and stop\n"
         "\n"
-        "Ctrl-C or SIGTERM: the step is finished, a checkpoint written, and the exit status is "
-        "128\n"
-        "and the signal's number. A second one ends the program at once.\n");
+        "On Ctrl-C or SIGTERM the program finishes the step, writes a checkpoint and exits with\n"
+        "128 plus the signal's number. A second signal ends it at once.\n");
 }
 
 static void *field(train_request *request, const argument *a) {
@@ -169,7 +171,7 @@ static int read_token_type(train_request *request, const char *text) {
         request->options.token_type = (dw_token_type)i;
         return CLI_DONE;
     }
-    return cli_usage_error("--token-type is auto, uint16 or uint32, not '%s'", text);
+    return cli_usage_error("--token-type must be auto, uint16 or uint32, not '%s'", text);
 }
 
 static int read_value(train_request *request, const argument *a, const char *text) {
@@ -188,7 +190,7 @@ static int read_value(train_request *request, const argument *a, const char *tex
         if (!*text) return cli_usage_error("%s needs a value that is not empty", a->name);
         *(const char **)field(request, a) = text;
         return CLI_DONE;
-    case LIST: /* room for every argument was made beforehand */
+    case LIST: /* the lists have room for every argument */
         if (a->offset == REQUEST(data))
             request->data[request->options.data_count++] = text;
         else
@@ -211,9 +213,9 @@ static int check(const train_request *r) {
     if (r->options.data_count == 0) return cli_usage_error("train needs --data");
     if (!r->output && !r->options.checkpoint && !r->dry_run)
         return cli_usage_error(
-            "train needs --output or --checkpoint: where the trained model goes");
+            "train needs --output or --checkpoint: a folder for the trained model");
     if (r->resume && !r->options.checkpoint)
-        return cli_usage_error("--resume needs --checkpoint: the folder to go on from");
+        return cli_usage_error("--resume needs --checkpoint: the folder to continue from");
     if (r->save_every > 0 && !r->options.checkpoint)
         return cli_usage_error("--save-every needs --checkpoint");
     if (r->validate_every > 0 && r->options.validation_count == 0)
@@ -233,7 +235,7 @@ int train_read_arguments(int argc, char **argv, train_request *r) {
     r->options.validation = r->validation;
     for (int at = 1; at < argc; at++) {
         const argument *a = find_argument(argv[at]);
-        if (!a) return cli_usage_error("train does not know '%s'", argv[at]);
+        if (!a) return cli_usage_error("train: unknown argument '%s'", argv[at]);
         if (a->kind == FLAG || a->kind == NO_FLAG) {
             *(int *)field(r, a) = a->kind == FLAG;
             continue;

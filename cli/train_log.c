@@ -1,5 +1,5 @@
-/* The log of a run: appended to, and cut back to the step that a run resumes from, so that it reads as if the run
- * had never been interrupted. */
+/* The log of a run. A resumed run truncates it to the step that it resumes from and appends to it, so that the log
+ * reads as if the run had never been interrupted. */
 #include "train.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static void complain(const char *action, const char *path) {
     fprintf(stderr, "deepwell: cannot %s the log \"%s\": %s\n", action, path, strerror(errno));
 }
 
-/* A whole line about a step that the run has done. */
+/* Returns whether the line is complete and about a step that the run has done. */
 static int belongs(const char *line, int64_t step) {
     json_t *object = json_loads(line, 0, NULL);
     const json_t *number = json_object_get(object, "step");
@@ -20,8 +20,8 @@ static int belongs(const char *line, int64_t step) {
     return keep && line[strlen(line) - 1] == '\n';
 }
 
-/* Cuts the log off after the last line that belongs; 0 when that failed. Steps only rise in a log, so what does not
- * belong is at its end. No second file is written, which a killed process would leave behind. */
+/* Truncates the log after the last line that belongs to the run. Returns 0 on failure. Steps only rise in a log, so all
+ * other lines are at its end. Truncating needs no second file that a killed process would leave behind. */
 static int cut_back(const char *path, int64_t step) {
     FILE *log = fopen(path, "r+e");
     if (!log) return 0;
@@ -50,7 +50,7 @@ FILE *train_log_open(const char *path, int64_t step, int resume) {
         return NULL;
     }
     if (regular && info.st_size > 0 && !cut_back(path, step)) {
-        complain("cut back", path);
+        complain("truncate", path);
         return NULL;
     }
     FILE *log = fopen(path, "ae");

@@ -1,4 +1,4 @@
-/* What `deepwell train` prints: one updating line on a terminal, plain lines elsewhere, or JSON. */
+/* The output of `deepwell train`: one updating line on a terminal, plain lines elsewhere, or JSON. */
 #include "cli.h"
 #include "train.h"
 #include <inttypes.h>
@@ -26,7 +26,7 @@ static const char *size_text(double bytes, char text[32]) {
     return text;
 }
 
-/* Largest resident set so far, in bytes; 0 when the system does not say. */
+/* Returns the largest resident set so far in bytes, 0 if the system does not report it. */
 static double peak_bytes(void) {
     double kilobytes = 0.0;
     char line[256];
@@ -46,7 +46,7 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-/* JSON has no NaN: null. */
+/* JSON has no NaN and no infinity; they become null. */
 static json_t *finite_json(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
@@ -65,7 +65,7 @@ json_t *train_validation_json(int64_t step, double loss) {
     return json_pack("{s:I, s:o}", "step", (json_int_t)step, "validation_loss", finite_json(loss));
 }
 
-/* `object` with the event's name in front. */
+/* Returns `object` with the event's name in front and releases `object`. */
 static json_t *event_json(const char *event, json_t *object) {
     json_t *whole = json_pack("{s:s}", "event", event);
     if (whole && object) json_object_update(whole, object);

@@ -122,16 +122,16 @@ static void print_evaluation(const json_t *root) {
     printf("\n");
     double ran = json_number_value(json_object_get(fits, "ran"));
     double refused = json_number_value(json_object_get(fits, "ran_rejected"));
-    printf("  %.0f of %.0f that ran are said not to fit (%.2f%%)\n", refused, ran,
+    printf("  %.0f of %.0f runs that succeeded are predicted not to fit (%.2f%%)\n", refused, ran,
            ran > 0 ? 100 * refused / ran : 0);
     double failed = json_number_value(json_object_get(fits, "failed"));
     refused = json_number_value(json_object_get(fits, "failed_rejected"));
     if (failed > 0)
-        printf("  %.0f of %.0f that failed are said not to fit (%.1f%%)\n", refused, failed,
-               100 * refused / failed);
+        printf("  %.0f of %.0f runs that failed are predicted not to fit (%.1f%%)\n", refused,
+               failed, 100 * refused / failed);
 }
 
-/* The value of an option at argv[*at], or NULL with a message. */
+/* Returns the value of the option at argv[*at], or NULL after printing a message. */
 static const char *value_of(int argc, char **argv, int *at) {
     if (*at + 1 < argc) return argv[++*at];
     usage_error("%s needs a value", argv[*at]);

@@ -75,11 +75,11 @@ def test_what_it_runs_on_can_be_chosen(build):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--threads", "0", "a number from 1 to 256"),
-        ("--multiprocessors", "1025", "a number from 1 to 1024"),
-        ("--endless", "-1", "a whole number"),
-        ("--seed", "1x", "a whole number"),
-        ("--endless", str(2**64), "a whole number"),
+        ("--threads", "0", "must be a number from 1 to 256"),
+        ("--multiprocessors", "1025", "must be a number from 1 to 1024"),
+        ("--endless", "-1", "must be a whole number"),
+        ("--seed", "1x", "must be a whole number"),
+        ("--endless", str(2**64), "must be a whole number"),
     ],
 )
 def test_numbers_that_may_not_be_are_refused(option, value, message):

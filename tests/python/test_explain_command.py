@@ -47,7 +47,7 @@ def test_says_who_and_why(tmp_path):
 def test_in_words(tmp_path):
     run = explain("attention", "2,8,512,64,window=128:0,dropout=0.1", cache=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "Taken: deepwell" in run.stdout
+    assert "Chosen: deepwell" in run.stdout
     assert "a window is an arbitrary mask" in run.stdout
     if (
         subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout.find(
@@ -88,7 +88,7 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
 @pytest.mark.parametrize(
     "arguments, status, part",
     [
-        ((), 2, "explain knows attention, product and kernels"),
+        ((), 2, "explain supports attention, product and kernels"),
         (("matmul", "1,2,3,4"), 2, "not matmul"),
         (("attention",), 2, "needs a shape"),
         (("attention", "1,2,3"), 2, "at least B,H,S,D"),
@@ -96,17 +96,17 @@ def test_another_gpus_figures_are_not_measurements(tmp_path):
         (("attention", "1,2,3,64,casual"), 2, "'casual'"),
         (("attention", "1,2,3,64,window=5"), 2, "'window=5'"),
         (("attention", "1,2,3,64", "--target"), 2, "--target needs a value"),
-        (("attention", "1,2,3,64", "--targte", "x"), 2, "does not know '--targte'"),
-        (("attention", "1,2,3,64", "5,6,7,8"), 2, "does not know '5,6,7,8'"),
+        (("attention", "1,2,3,64", "--targte", "x"), 2, "unknown argument '--targte'"),
+        (("attention", "1,2,3,64", "5,6,7,8"), 2, "unknown argument '5,6,7,8'"),
         (("attention", "1,2,-3,64"), 1, "rows_q is -3"),
         (("attention", "1,2,3,64,kv=3"), 1, "heads_q is 2 and heads_kv is 3"),
         (("attention", "1,2,3,64", "--target", "sm_42"), 1, 'target "sm_42" is not known'),
         (("product",), 2, "needs a shape, M,N,K"),
         (("product", "1,2"), 2, "at least M,N,K"),
         (("product", "1,2,3,relu"), 2, "'relu' is not what explain expects as word 4"),
-        (("product", "1,2,3", "--measure"), 2, "does not know '--measure'"),
+        (("product", "1,2,3", "--measure"), 2, "unknown argument '--measure'"),
         (("product", "1,-2,3"), 1, "n is -2"),
-        (("kernels", "x"), 2, "does not know 'x'"),
+        (("kernels", "x"), 2, "unknown argument 'x'"),
     ],
 )
 def test_refuses(arguments, status, part, tmp_path):

@@ -100,7 +100,7 @@ def test_what_is_no_graph_is_one_message(tmp_path):
     refused(tmp_path / "absent", "No such file")
     refused("/proc/self/mem", "error")
     refused(file("empty", b""), "header")
-    refused(file("zeros", b"deepwell graph 1\n\0\0"), "byte 0")
+    refused(file("zeros", b"deepwell graph 1\n\0\0"), "NUL byte")
     refused(file("escapes", b"\x1b[2J\x1b]0;title\x07"), "header")
     refused(
         file("latin", "deepwell graph 1\ninput %é: f32[2]\n".encode("latin-1")), "expected a name"

@@ -63,7 +63,7 @@ def test_what_makes_no_sense(tmp_path):
     file = tmp_path / "h.json"
     file.write_text('{"profile": "h100", "memory": 80}')
     cases = [
-        (["--fast"], 2, "probe does not know '--fast'"),
+        (["--fast"], 2, "probe: unknown argument '--fast'"),
         (["-o"], 2, "-o needs a value"),
         (["--hardware", "h100", "--measure"], 2, "does not go with --hardware"),
         (["--hardware", "h101"], 1, 'no hardware "h101" in the catalogue; it has v100'),
