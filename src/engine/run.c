@@ -1,6 +1,5 @@
 /* Running a plan: checks the caller's buffers and lets the target's executor run a range of instructions. */
 #include "engine/executor.h"
-#include <string.h>
 
 /* ---- checks of what the caller bound --------------------------------------------------------- */
 
@@ -81,8 +80,8 @@ dw_status dw_plan_forward(dw_plan *plan, void *arena, const dw_binding *leaves,
     return DW_OK;
 }
 
-/* Allocates zeros for the output gradients that are NULL, as many as the largest of them needs. */
-static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads, void **zeros) {
+/* Returns the bytes of the largest output gradient that is NULL. */
+static size_t zeros_needed(const dw_plan *plan, const dw_binding *output_grads) {
     const dw_engine *engine = plan->engine;
     size_t bytes = 0;
     for (uint32_t i = 0; i < engine->grad_output_count; i++) {
@@ -90,11 +89,15 @@ static dw_status make_zeros(const dw_plan *plan, const dw_binding *output_grads,
         size_t each = (size_t)dw__tensor_count(shape) * dw_dtype_bytes(shape->dtype);
         if (!output_grads[i].data && each > bytes) bytes = each;
     }
+    return bytes;
+}
+
+static dw_status make_zeros(const dw_device *device, size_t bytes, void **zeros) {
     if (bytes == 0) return DW_OK;
-    *zeros = dw__malloc_aligned(bytes);
-    if (!*zeros) return dw__fail_memory("zeros for an output gradient that is NULL", bytes);
-    memset(*zeros, 0, bytes);
-    return DW_OK;
+    dw_status status = device->allocate(bytes, zeros);
+    if (status == DW_OK) status = device->fill(*zeros, 0, bytes);
+    return status == DW_OK ? status
+                           : dw__fail_prefix(status, "zeros for output gradients that are NULL");
 }
 
 /* Runs instructions [from, to) of backward. `part` is the first part that they belong to. */
@@ -116,15 +119,17 @@ static dw_status run_backward(dw_plan *plan, uint32_t part, uint32_t from, uint3
                                          &plan->leaves[engine->leaf_count + i], &output_grads[i]));
     }
     dw_status status = DW_OK;
+    const dw_device *device = plan->target.device;
+    size_t zeros = zeros_needed(plan, output_grads);
     dw__bindings b = {.arena = arena,
                       .leaves = leaves,
                       .output_grads = output_grads,
                       .outputs = outputs,
                       .grads = grads};
-    DW_TRY(make_zeros(plan, output_grads, &b.zeros));
+    DW_TRY(make_zeros(device, zeros, &b.zeros));
     status = execute(plan, &b, from, to);
 cleanup:
-    dw__free_aligned(b.zeros);
+    if (b.zeros) device->release(b.zeros, zeros);
     return status;
 }
 
