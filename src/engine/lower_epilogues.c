@@ -57,6 +57,11 @@ dw_status dw__lower_defer(dw__lowering *l, dw_node node) {
     return DW_OK;
 }
 
+static void read_operands(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    for (uint32_t i = 0; i < record->input_count; i++) dw__lower_read_once(l, record->inputs[i]);
+}
+
 dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage) {
     dw_node node = storage_of(l, storage)->deferred;
     storage_of(l, storage)->deferred = DW_NONE;
@@ -65,9 +70,7 @@ dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage) {
     step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
     DW_RETURN_IF_FAILED(dw__lower_choose_kernel(l, &step));
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
-    for (uint32_t i = 0; i < step.input_count; i++) {
-        dw__lower_read_once(l, record_of(l, node)->inputs[i]);
-    }
+    read_operands(l, node);
     return DW_OK;
 }
 
@@ -83,16 +86,20 @@ dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t exce
     return DW_OK;
 }
 
+/* True if the program reads its input `i` once, whole, and element by element as it writes its results. */
+static bool reads_as_it_writes(const dw__lowering *l, const dw__step *program, uint32_t i) {
+    int64_t count = dw__tensor_count(&program->outputs[0].view);
+    return count > 0 && dw__tensor_count(&program->inputs[i].view) == count &&
+           dw__lower_reads_in(program, program->inputs[i].storage) == 1 &&
+           dw__lower_is_whole(l, &program->inputs[i]);
+}
+
 /* Tries to make one instruction of the program and the deferred node that computes its input `i`. */
 static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
     *done = false;
     uint32_t storage = program->inputs[i].storage;
     dw_node node = storage_of(l, storage)->deferred;
-    if (dw__lower_reads_in(program, storage) != 1 || !dw__lower_is_whole(l, &program->inputs[i]) ||
-        dw__tensor_count(&program->inputs[i].view) != dw__tensor_count(&program->outputs[0].view) ||
-        dw__tensor_count(&program->outputs[0].view) == 0) {
-        return DW_OK;
-    }
+    if (!reads_as_it_writes(l, program, i)) return DW_OK;
     dw__step step;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
     program->kernel = dw__lower_select(l, program);
@@ -112,9 +119,7 @@ static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, b
     dw__lower_reuse_inputs(l, program, &step);
     DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
     DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program, (int)i, scratch, library));
-    for (uint32_t j = 0; j < step.input_count; j++) {
-        dw__lower_read_once(l, record_of(l, node)->inputs[j]);
-    }
+    read_operands(l, node);
     *done = true;
     return DW_OK;
 }
@@ -150,9 +155,7 @@ static dw_status accumulate(dw__lowering *l, dw__step *program, uint32_t i, bool
     step.kernel = kernel;
     step.outputs[0].storage = program->outputs[0].storage;
     DW_RETURN_IF_FAILED(dw__lower_add_step(l, &step));
-    for (uint32_t j = 0; j < step.input_count; j++) {
-        dw__lower_read_once(l, record_of(l, node)->inputs[j]);
-    }
+    read_operands(l, node);
     *done = true;
     return DW_OK;
 }
