@@ -60,8 +60,34 @@ static void kernels_run(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Runs `body` (registers p, r, f, rd; %rd1 is the output's address, %r1 the thread) in one block and gives back
- * what each thread stored, as words. */
+/* Runs a kernel of `ptx` in one block; its parameter is memory for a word of every thread, which goes to `out`. */
+static dw_status run_text(dw_emulator *emulator, const char *ptx, const char *kernel,
+                          uint32_t threads, uint32_t shared, uint32_t *out) {
+    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
+    void *memory;
+    dw_emulator_clear_findings(emulator);
+    dw_emulator_module *module = load(emulator, ptx);
+    options.block[0] = threads;
+    options.shared_bytes = shared;
+    assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
+    assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
+    dw_status status = dw_emulator_launch(module, kernel, &options, (void *[]){&memory}, NULL);
+    assert_int_equal(dw_emulator_copy_out(emulator, out, memory, 4 * threads), DW_OK);
+    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
+    dw_emulator_unload(module);
+    return status;
+}
+
+/* A kernel of tests/ptx/warps.ptx. */
+static dw_status run_kernel(dw_emulator *emulator, const char *kernel, uint32_t threads,
+                            uint32_t shared, uint32_t *out) {
+    char *ptx = read_ptx("warps.ptx");
+    const dw_status status = run_text(emulator, ptx, kernel, threads, shared, out);
+    free(ptx);
+    return status;
+}
+
+/* Instructions in a frame: registers p, h, r, f, rd; %rd1 is the address of the thread's word, %r1 the thread. */
 static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t threads,
                           uint32_t shared, uint32_t *out) {
     static const char head[] =
@@ -71,22 +97,10 @@ static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t thre
              "ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 "
              "%rd1, %rd1, %rd2;\n";
     char *text = malloc(sizeof head + strlen(body) + 32);
-    dw_emulator_module *module;
-    dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
-    void *memory;
     assert_non_null(text);
     sprintf(text, "%s%s\nret; }\n", head, body);
-    dw_emulator_clear_findings(emulator);
-    module = load(emulator, text);
+    const dw_status status = run_text(emulator, text, "f", threads, shared, out);
     free(text);
-    options.block[0] = threads;
-    options.shared_bytes = shared;
-    assert_int_equal(dw_emulator_allocate(emulator, 4 * threads, &memory), DW_OK);
-    assert_int_equal(dw_emulator_fill(emulator, memory, 0xEE, 4 * threads), DW_OK);
-    dw_status status = dw_emulator_launch(module, "f", &options, (void *[]){&memory}, NULL);
-    assert_int_equal(dw_emulator_copy_out(emulator, out, memory, 4 * threads), DW_OK);
-    assert_int_equal(dw_emulator_release(emulator, memory), DW_OK);
-    dw_emulator_unload(module);
     return status;
 }
 
@@ -95,15 +109,7 @@ static void lanes_part_and_meet(void **state) {
     uint32_t out[64];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    static const char body[] =
-        "mov.u32 %r2, 0; mov.u32 %r3, %laneid; mov.u32 %r4, 0;\n"
-        "$loop: setp.ge.u32 %p1, %r2, %r3; @%p1 bra $out;\n"
-        "add.s32 %r4, %r4, %r2; add.s32 %r2, %r2, 1; bra.uni $loop;\n"
-        "$out: and.b32 %r5, %r3, 1; setp.eq.s32 %p2, %r5, 0; @%p2 bra $even; mul.lo.s32 %r4, %r4, "
-        "3; bra $both;\n"
-        "$even: add.s32 %r4, %r4, 1000;\n"
-        "$both: shfl.sync.bfly.b32 %r6, %r4, 1, 31, -1; st.global.u32 [%rd1], %r6;";
-    assert_int_equal(run_body(emulator, body, 64, 0, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "lanes_part_and_meet", 64, 0, out), DW_OK);
     for (uint32_t i = 0; i < 64; i++) {
         uint32_t lane = i % 32 ^ 1, sum = lane * (lane - 1) / 2;
         if (lane == 0) sum = 0;
@@ -118,15 +124,7 @@ static void lanes_wait_for_each_other(void **state) {
     uint32_t out[32];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    static const char body[] =
-        "mov.u32 %r2, fixed; mov.u32 %r3, 0; setp.ne.u32 %p1, %r1, 31; @%p1 bra $wait; "
-        "st.shared.u32 [%r2], %r3;\n"
-        "mov.u32 %r4, 7; bar.warp.sync 0x80000000; st.shared.u32 [%r2+4], %r4; "
-        "st.volatile.shared.u32 [%r2], %r4; bra $end;\n"
-        "$wait: setp.ne.u32 %p2, %r1, 0; @%p2 bra $end;\n"
-        "$poll: ld.volatile.shared.u32 %r5, [%r2]; setp.ne.u32 %p3, %r5, 7; @%p3 bra $poll;\n"
-        "$end: bar.warp.sync 0xffffffff; ld.shared.u32 %r6, [%r2+4]; st.global.u32 [%rd1], %r6;";
-    assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "lanes_wait_for_each_other", 32, 0, out), DW_OK);
     for (int i = 0; i < 32; i++) assert_int_equal(out[i], 7);
     dw_emulator_destroy(emulator);
 }
@@ -136,27 +134,12 @@ static void lanes_wait_for_each_other(void **state) {
 static void parts_of_a_warp_are_apart(void **state) {
     uint32_t out[32];
     (void)state;
-    static const char body[] =
-        "mov.u32 %r2, fixed; and.b32 %r3, %r1, 16; setp.ne.u32 %p1, %r3, 0;\n"
-        "selp.b32 %r3, 0xffff0000, 0xffff, %p1; setp.eq.u32 %p2, %r1, 0; mov.u32 %r4, 0;\n"
-        "@%p2 st.shared.u32 [%r2], %r4; bar.warp.sync -1;\n"
-        "redux.sync.add.s32 %r5, %r1, %r3; vote.ballot.sync.b32 %r6, 1, %r3; popc.b32 %r6, %r6;\n"
-        "setp.ge.u32 %p3, %r1, 24; @!%p3 bra $meet;\n"
-        "$late: ld.volatile.shared.u32 %r7, [%r2]; setp.eq.u32 %p4, %r7, 0; @%p4 bra $late;\n"
-        "$meet: xor.b32 %r8, %r1, 3; shfl.sync.idx.b32 %r9, %r1, %r8, 31, %r3;\n"
-        "mov.u32 %r4, 1; @%p2 st.volatile.shared.u32 [%r2], %r4;\n"
-        "shl.b32 %r10, %r1, 2; add.u32 %r11, %r2, %r10; xor.b32 %r10, %r10, 64; add.u32 %r12, %r2, "
-        "%r10;\n@%p1 bra $upper;\n"
-        "st.shared.u32 [%r11+4], %r5; bar.warp.sync -1; ld.shared.u32 %r13, [%r12+4]; bra $end;\n"
-        "$upper: st.shared.u32 [%r11+4], %r5; bar.warp.sync -1; ld.shared.u32 %r13, [%r12+4];\n"
-        "$end: mad.lo.u32 %r6, %r6, 1000, %r9; mad.lo.u32 %r13, %r13, 100000, %r6;\n"
-        "st.global.u32 [%rd1], %r13;";
     for (uint64_t seed = 1; seed <= 20; seed++) {
         dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;
         dw_emulator *emulator;
         options.seed = seed;
         assert_int_equal(dw_emulator_create("sm_90a", &options, &emulator), DW_OK);
-        assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+        assert_int_equal(run_kernel(emulator, "parts_of_a_warp_are_apart", 32, 0, out), DW_OK);
         assert_int_equal(dw_emulator_finding_count(emulator), 0);
         for (uint32_t lane = 0; lane < 32; lane++) /* 120 and 376: sums of the halves' lanes */
             assert_int_equal(out[lane], 100000 * (lane < 16 ? 376 : 120) + 16000 + (lane ^ 3));
@@ -168,20 +151,11 @@ static void barriers_hold(void **state) {
     uint32_t out[256];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    static const char body[] =
-        "mov.u32 %r2, dynamic; shl.b32 %r3, %r1, 2; add.s32 %r4, %r2, %r3; mov.u32 %r5, 0;\n"
-        "$again: mad.lo.s32 %r6, %r5, 1000, %r1; st.shared.u32 [%r4], %r6; bar.sync 0;\n"
-        "xor.b32 %r7, %r3, 0x380; add.s32 %r8, %r2, %r7; ld.shared.u32 %r9, [%r8]; bar.sync 0;\n"
-        "add.s32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 20; @%p1 bra $again; st.global.u32 [%rd1], "
-        "%r9;";
-    assert_int_equal(run_body(emulator, body, 256, 1024, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "barriers_hold", 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], 19000 + (i ^ 0xE0));
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
     /* All threads, said by some and counted by others. */
-    static const char said_twice[] =
-        "setp.lt.u32 %p1, %r1, 128; @%p1 bar.sync 1; @!%p1 bar.sync 1, 256; st.global.u32 [%rd1], "
-        "%r1;";
-    assert_int_equal(run_body(emulator, said_twice, 256, 1024, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "a_count_and_none", 256, 1024, out), DW_OK);
     for (uint32_t i = 0; i < 256; i++) assert_int_equal(out[i], i);
     dw_emulator_destroy(emulator);
 }
@@ -293,14 +267,7 @@ static void padding_may_be_copied(void **state) {
     uint32_t out[32];
     (void)state;
     dw_emulator *emulator = open_emulator("sm_90a");
-    static const char body[] =
-        ".local .align 8 .b8 from[16]; .local .align 8 .b8 to[16]; mov.u64 %rd5, to; "
-        "cvta.local.u64 %rd6, %rd5; st.local.u8 [from], %r1; st.local.u64 [from+8], %rd2; "
-        "ld.local.v2.u64 {%rd3, %rd4}, [from]; st.local.v2.u64 [to], {%rd3, %rd4}; "
-        "ld.local.u8 %r2, [from+1]; ld.local.u8 %r3, [from+2]; shl.b32 %r3, %r3, 8; "
-        "or.b32 %r2, %r2, %r3; st.u16 [%rd6+4], %r2; ld.local.u8 %r4, [to]; "
-        "st.global.u32 [%rd1], %r4;";
-    assert_int_equal(run_body(emulator, body, 32, 0, out), DW_OK);
+    assert_int_equal(run_kernel(emulator, "padding_is_copied", 32, 0, out), DW_OK);
     for (uint32_t i = 0; i < 32; i++) assert_int_equal(out[i], i);
     print_findings(emulator);
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
