@@ -1,6 +1,8 @@
+import collections
 import os
 import signal
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -11,14 +13,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
+from attention_tools import served_on_cpu  # noqa: E402
 from users import Support  # noqa: E402
 
 
 @pytest.fixture
-def support(request, monkeypatch):
-    """How a marked test's behaviour is served; see users.py. Engines run even where they are slower."""
+def always(monkeypatch):
+    """Engines run even where they measure slower, so that what is tested is the engine."""
     monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+
+
+@pytest.fixture
+def attention_on_cpu():
+    """Deepwell's attention operators run on CPU tensors, by definition."""
+    with served_on_cpu():
+        yield
+
+
+@pytest.fixture
+def support(request, always):
+    """How a marked test's behaviour is served; see users.py."""
     mark = request.node.get_closest_marker("support")
     assert mark is not None, "mark the test: support(area, behaviour, served, because)"
     stated = Support(*mark.args, **mark.kwargs)
@@ -30,3 +44,20 @@ def support(request, monkeypatch):
 def _deterministic():
     torch.manual_seed(0)
     yield
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The 15 slowest tests, with what their fixtures take, in a few lines."""
+    seconds = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.removeprefix("tests/python/")] += report.duration
+    slowest = [f"{name}\u00a0{time:.1f}" for name, time in seconds.most_common(15) if time >= 1]
+    if slowest:
+        terminalreporter.write_line("slowest Python tests (s):")
+        lines = textwrap.wrap(
+            ", ".join(slowest), 118, break_long_words=False, break_on_hyphens=False
+        )
+        for line in lines:
+            terminalreporter.write_line("  " + line.replace("\u00a0", " "))

@@ -7,17 +7,14 @@ import io
 import deepwell
 import pytest
 import torch
-from attention_tools import FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from attention_tools import FORWARD, apart, attention_nodes, compiled, seen
 from deepwell.attention import functional, install
 from deepwell.attention.encoder import EncoderForward, LayerForward
 
 _CLOSE = 2e-5
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 class Fused(torch.utils._python_dispatch.TorchDispatchMode):

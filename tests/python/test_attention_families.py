@@ -4,16 +4,13 @@ import copy
 
 import pytest
 import torch
-from attention_tools import FORWARD, attention_nodes, compiled, seen, served_on_cpu
+from attention_tools import FORWARD, attention_nodes, compiled, seen
 from compare import assert_same_function
 from deepwell.attention import install
 from zoo_families import BY_FAMILY, VARIANTS, Variant, available
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def _parameter(variant: Variant, train: bool):

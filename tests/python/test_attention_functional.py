@@ -15,7 +15,6 @@ from attention_tools import (
     compiled,
     rounding,
     seen,
-    served_on_cpu,
 )
 from deepwell.attention import attention, functional, operators, packed_attention
 from torch.utils.checkpoint import checkpoint
@@ -24,10 +23,7 @@ from torch.utils.checkpoint import checkpoint
 _CLOSE = 2e-5
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def tensors(rows_q=9, rows_k=13, heads_q=4, heads_kv=2, dim=8, batch=2, dtype=torch.float32):

@@ -19,7 +19,6 @@ from attention_tools import (
     compiled,
     said,
     seen,
-    served_on_cpu,
 )
 from deepwell.attention import functional, huggingface, install
 from torch.utils.checkpoint import checkpoint
@@ -28,10 +27,7 @@ transformers = pytest.importorskip("transformers")
 _CLOSE = 2e-5
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 # ---- nn.MultiheadAttention -------------------------------------------------------------------------------

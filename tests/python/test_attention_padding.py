@@ -14,7 +14,6 @@ from attention_tools import (
     compiled,
     said,
     seen,
-    served_on_cpu,
 )
 from deepwell.attention import functional, install, padding
 
@@ -30,10 +29,7 @@ def off(ours, exact) -> float:
     )
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def mask_of(*rows: str) -> torch.Tensor:

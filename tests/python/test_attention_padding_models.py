@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_tools import FORWARD, apart, attention_nodes, compiled, seen, served_on_cpu
+from attention_tools import FORWARD, apart, attention_nodes, compiled, seen
 from deepwell.attention import functional, huggingface, padding
 from test_attention_models import configurations, hugging_face, pair
 from torch.utils.checkpoint import checkpoint
@@ -13,10 +13,7 @@ from torch.utils.checkpoint import checkpoint
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture(autouse=True)
-def _ours():
-    with served_on_cpu():
-        yield
+pytestmark = pytest.mark.usefixtures("attention_on_cpu")
 
 
 def mask_of(*rows: str) -> torch.Tensor:

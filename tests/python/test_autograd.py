@@ -6,14 +6,14 @@ import deepwell
 import pytest
 import torch
 from compare import assert_same_function, gradients
-from test_same_function import always, engine_calls  # noqa: F401
+from users import engine_calls
 from torch import nn
-from zoo import BY_NAME, gpt2, llama
+from zoo import BY_NAME, gpt2, llama, small_gpt2
 
 pytestmark = pytest.mark.usefixtures("always")
 
 
-def pair(build=gpt2, **options):
+def pair(build=small_gpt2, **options):
     plain = build(**options).train()
     return plain, deepwell.optimize(copy.deepcopy(plain), verbose=False)
 
@@ -55,7 +55,7 @@ def test_backwards_in_the_order_of_forwards() -> None:
 
 
 def test_gradient_accumulation() -> None:
-    plain, ours = pair(llama)
+    plain, ours = pair(llama, num_hidden_layers=1)
     for model in (plain, ours):
         for seed in range(3):
             (loss_of(model, seed) / 3).backward()
@@ -88,7 +88,7 @@ def test_double_backward_fails_loudly() -> None:
 
 
 def test_frozen_parameters() -> None:
-    plain, ours = pair()
+    plain, ours = pair(gpt2)
     for model in (plain, ours):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("h.1" in name)
@@ -141,7 +141,7 @@ def test_no_grad_and_inference_mode() -> None:
 
 
 def test_train_and_eval_are_different_captures() -> None:
-    model = gpt2(resid_pdrop=0.5).train()
+    model = small_gpt2(resid_pdrop=0.5).train()
     deepwell.optimize(model, verbose=False)
     noisy = loss_of(model, 1).item()
     assert noisy != loss_of(model, 1).item()

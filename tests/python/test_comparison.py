@@ -17,7 +17,7 @@ from deepwell import comparison
 from deepwell.comparison import Timing, bounds, compare, magnitude, smaller_sizes
 from deepwell.guards import ModuleState
 from deepwell.optimize import OptimizedForward
-from test_same_function import engine_calls
+from users import engine_calls
 from torch import nn
 
 

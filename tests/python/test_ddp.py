@@ -17,7 +17,7 @@ def _free_port() -> int:
 
 
 def _worker(rank: int, port: int, wrap_first: bool, folder: str) -> None:
-    from zoo import gpt2
+    from zoo import small_gpt2
 
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DEEPWELL_MEASURE="0", HF_HUB_OFFLINE="1"
@@ -25,7 +25,7 @@ def _worker(rank: int, port: int, wrap_first: bool, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.manual_seed(0)
-    model = gpt2().train()
+    model = small_gpt2().train()
     if wrap_first:
         model = deepwell.optimize(torch.nn.parallel.DistributedDataParallel(model), verbose=False)
     else:
@@ -40,7 +40,7 @@ def _worker(rank: int, port: int, wrap_first: bool, folder: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    from test_same_function import engine_calls
+    from users import engine_calls
 
     torch.save(
         {
@@ -54,12 +54,12 @@ def _worker(rank: int, port: int, wrap_first: bool, folder: str) -> None:
 
 
 def _run(tmp_path, wrap_first: bool) -> None:
-    from zoo import gpt2
+    from zoo import small_gpt2
 
     mp.spawn(_worker, args=(_free_port(), wrap_first, str(tmp_path)), nprocs=2)
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     torch.manual_seed(0)
-    plain = gpt2().train()
+    plain = small_gpt2().train()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     for step in range(3):
         ids = torch.randint(0, 211, (4, 15), generator=torch.Generator().manual_seed(step))

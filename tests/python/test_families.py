@@ -13,7 +13,7 @@ import pytest
 import torch
 from compare import assert_same_function, tensors_of
 from deepwell import _deepwell
-from test_same_function import always, engine_calls  # noqa: F401
+from users import engine_calls
 from zoo_families import BY_FAMILY, FAMILIES, VARIANTS, Variant, available, document
 
 PLAIN = [variant for variant in VARIANTS if variant.name == "plain"]
@@ -40,15 +40,11 @@ def recognised(model: torch.nn.Module) -> list[dict]:
 
 
 @pytest.mark.parametrize("variant", [_parameter(v, quick=v.name == "plain") for v in VARIANTS])
-def test_training(variant: Variant, always) -> None:  # noqa: F811
-    """Outputs and every gradient, in training mode, at three sizes; by one engine for the whole model."""
+def test_training(variant: Variant, always) -> None:
+    """Outputs and every gradient, in training mode, at several sizes; by one engine for the whole model."""
     plain = variant.build().train()
-    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
-    generator = torch.Generator().manual_seed(1)
-    for batch, length in variant.sizes:
-        args, kwargs = variant.arguments(batch, length, generator)
-        assert_same_function(plain, ours, args, kwargs)
-    assert engine_calls(ours) == (len(variant.sizes), 0), deepwell.summary(ours)
+    sizes = variant.sizes[:2] if variant.name == "plain" else variant.sizes
+    ours = same_function(variant, plain, sizes)
     assert f"[model] {type(plain).__name__} -> engine" in deepwell.summary(ours)
     family = BY_FAMILY[variant.family]
     nodes = recognised(ours)
@@ -63,8 +59,26 @@ def test_training(variant: Variant, always) -> None:  # noqa: F811
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variant", [_parameter(v, quick=False) for v in PLAIN if v.sizes[2:]])
+def test_a_batch_of_one(variant: Variant, always) -> None:
+    """Sizes of one are fixed in a capture, so that it is another. test_same_function.py has some models of it."""
+    same_function(variant, variant.build().train(), variant.sizes[2:])
+
+
+def same_function(variant: Variant, plain: torch.nn.Module, sizes) -> torch.nn.Module:
+    """Compares `plain` with an optimized copy, which it returns."""
+    ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
+    generator = torch.Generator().manual_seed(1)
+    for batch, length in sizes:
+        args, kwargs = variant.arguments(batch, length, generator)
+        assert_same_function(plain, ours, args, kwargs)
+    assert engine_calls(ours) == (len(sizes), 0), deepwell.summary(ours)
+    return ours
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [_parameter(v, quick=False) for v in PLAIN])
-def test_evaluation(variant: Variant, always) -> None:  # noqa: F811
+def test_evaluation(variant: Variant, always) -> None:
     """The same in eval mode, with gradients and without."""
     plain = variant.build().eval()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
@@ -86,7 +100,7 @@ _QUICK_TRAININGS = ("mistral", "bert")
 @pytest.mark.parametrize(
     "variant", [_parameter(v, quick=v.family in _QUICK_TRAININGS) for v in PLAIN]
 )
-def test_30_steps(variant: Variant, always) -> None:  # noqa: F811
+def test_30_steps(variant: Variant, always) -> None:
     """Losses follow PyTorch's over 30 steps of AdamW on four batches that can be learned by heart."""
     models = [variant.build().train()]
     models.append(deepwell.optimize(copy.deepcopy(models[0]), verbose=False))
@@ -123,7 +137,7 @@ _DROPOUT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", _DROPOUT)
-def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:  # noqa: F811
+def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
     """With dropout, outputs and gradients are those of the captured graph evaluated in PyTorch, which draws
     the same masks from the same seed; and there are as many sites as the model has."""
     from test_capture import run
@@ -156,7 +170,7 @@ def test_dropout(family: str, implementation: str, always, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_relative_bias_is_trained(always) -> None:  # noqa: F811
+def test_relative_bias_is_trained(always) -> None:
     """T5's bias is an operand of attention and receives its gradient, from every layer that adds it."""
     if not available(BY_FAMILY["t5"]):
         pytest.skip("this transformers has no T5")

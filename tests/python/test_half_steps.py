@@ -17,9 +17,7 @@ from users import tally
 HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
-@pytest.fixture(autouse=True)
-def _always_the_engine(monkeypatch):
-    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+pytestmark = pytest.mark.usefixtures("always")
 
 
 class Chains(nn.Module):

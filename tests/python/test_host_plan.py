@@ -8,7 +8,7 @@ import pytest
 import torch
 from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.machine import Hardware
-from zoo import gpt2
+from zoo import small_gpt2
 
 SIZES = dict(seq_len=32, global_batch=12)
 DIVISORS = (12, 4, 1)  # all of them: tests/c/test_step_memory.c
@@ -25,7 +25,7 @@ def host(memory: float) -> Hardware:
 @pytest.fixture(scope="module")
 def empty():
     with torch.device("meta"):
-        return gpt2().train()
+        return small_gpt2().train()
 
 
 def needed(model, micro_batch: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from compare import assert_same_function
 from deepwell import _deepwell
 from deepwell.capture import capture_graph
-from test_same_function import always, engine_calls  # noqa: F401
+from users import engine_calls
 
 BUILDS = {
     "mixtral": mixtures.mixtral,
@@ -48,19 +48,30 @@ def spread(model: torch.nn.Module) -> torch.nn.Module:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in BUILDS]
 )
-def test_same_function(name: str, always) -> None:  # noqa: F811
+def test_same_function(name: str, always) -> None:
+    same_function(name, ((2, 17), (3, 9)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_batch_of_one(name: str, always) -> None:
+    """Sizes of one are fixed in a capture, so that it is another."""
+    same_function(name, ((1, 5),))
+
+
+def same_function(name: str, sizes) -> None:
     torch.manual_seed(3)
     plain = spread(BUILDS[name]().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
-    for batch, length in ((2, 17), (1, 5), (3, 9)):
+    for batch, length in sizes:
         assert_same_function(plain, ours, (), arguments(batch, length))
     calls, fallbacks = engine_calls(ours)
-    assert calls == 3 and fallbacks == 0, deepwell.summary(ours)
+    assert calls == len(sizes) and fallbacks == 0, deepwell.summary(ours)
 
 
 @pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3-moe"])
-def test_load_balancing_loss(name: str, padded: bool, always) -> None:  # noqa: F811
+def test_load_balancing_loss(name: str, padded: bool, always) -> None:
     torch.manual_seed(3)
     plain = spread(BUILDS[name]().train())
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
@@ -86,7 +97,7 @@ def test_products_by_expert_and_symbols() -> None:
 
 
 @pytest.mark.slow
-def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:  # noqa: F811
+def test_complex_rotary_embeddings_stay_with_pytorch(always) -> None:
     """DeepSeek-V2 multiplies complex numbers, in each of its layers."""
     torch.manual_seed(3)
     plain = spread(mixtures.deepseek_v2().train())

@@ -9,9 +9,9 @@ import pytest
 import torch
 from deepwell.optimize import OptimizedForward
 from deepwell.runtime import fresh_seed
-from test_same_function import always, engine_calls  # noqa: F401
+from users import engine_calls
 from torch import nn
-from zoo import gpt2, llama, mlp
+from zoo import llama, mlp, small_gpt2
 
 
 def call(model, shape=(2, 11)):
@@ -19,8 +19,8 @@ def call(model, shape=(2, 11)):
     return model(input_ids=ids, labels=ids.clone())
 
 
-def test_same_object_and_restore(always) -> None:  # noqa: F811
-    model = gpt2().train()
+def test_same_object_and_restore(always) -> None:
+    model = small_gpt2().train()
     before = {
         "dict": set(model.__dict__),
         "class": type(model),
@@ -44,7 +44,7 @@ def test_same_object_and_restore(always) -> None:  # noqa: F811
     assert call(model).loss.item() == expected
 
 
-def test_not_in_place_leaves_the_original(always) -> None:  # noqa: F811
+def test_not_in_place_leaves_the_original(always) -> None:
     model = mlp()
     other = deepwell.optimize(model, inplace=False, verbose=False)
     assert other is not model and "forward" not in model.__dict__
@@ -52,7 +52,7 @@ def test_not_in_place_leaves_the_original(always) -> None:  # noqa: F811
     torch.testing.assert_close(other(x), model(x))
 
 
-def test_optimize_twice_is_optimize_once(always) -> None:  # noqa: F811
+def test_optimize_twice_is_optimize_once(always) -> None:
     model = mlp()
     deepwell.optimize(deepwell.optimize(model, verbose=False), verbose=False)
     model(torch.randn(4, 37))
@@ -60,8 +60,8 @@ def test_optimize_twice_is_optimize_once(always) -> None:  # noqa: F811
     assert "forward" not in model.__dict__
 
 
-def test_exact_output_structure(always) -> None:  # noqa: F811
-    plain, ours = gpt2().eval(), None
+def test_exact_output_structure(always) -> None:
+    plain, ours = small_gpt2().eval(), None
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     expected, found = call(plain), call(ours)
     assert type(found) is type(expected) and list(found.keys()) == list(expected.keys())
@@ -71,7 +71,7 @@ def test_exact_output_structure(always) -> None:  # noqa: F811
         torch.testing.assert_close(a.values, b.values, rtol=1e-4, atol=1e-5)
 
 
-def test_new_length_is_not_a_capture(always) -> None:  # noqa: F811
+def test_new_length_is_not_a_capture(always) -> None:
     import time
 
     model = deepwell.optimize(llama().train(), verbose=False)
@@ -89,7 +89,7 @@ def test_new_length_is_not_a_capture(always) -> None:  # noqa: F811
     [
         (lambda m: setattr(m.transformer.h[0].attn.resid_dropout, "p", 0.25), "changed from"),
         (
-            lambda m: setattr(m.transformer.h[1], "mlp", copy.deepcopy(m.transformer.h[0].mlp)),
+            lambda m: setattr(m.transformer.h[0], "mlp", copy.deepcopy(m.transformer.h[0].mlp)),
             "sub",
         ),
         (lambda m: setattr(m.lm_head, "weight", nn.Parameter(m.lm_head.weight * 2)), "parameters"),
@@ -97,8 +97,8 @@ def test_new_length_is_not_a_capture(always) -> None:  # noqa: F811
     ],
     ids=["flag", "submodule", "parameter", "config"],
 )
-def test_changes_are_noticed(change, reason, always) -> None:  # noqa: F811
-    plain = gpt2().eval()
+def test_changes_are_noticed(change, reason, always) -> None:
+    plain = small_gpt2().eval()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     call(ours)
     for model in (plain, ours):
@@ -109,8 +109,8 @@ def test_changes_are_noticed(change, reason, always) -> None:  # noqa: F811
     assert reason in deepwell.summary(ours)
 
 
-def test_submodule_hooks_run_and_are_counted(always) -> None:  # noqa: F811
-    model = deepwell.optimize(gpt2().eval(), verbose=False)
+def test_submodule_hooks_run_and_are_counted(always) -> None:
+    model = deepwell.optimize(small_gpt2().eval(), verbose=False)
     call(model)
     seen = []
     handle = model.transformer.h[0].register_forward_hook(lambda *_: seen.append(1))
@@ -122,7 +122,7 @@ def test_submodule_hooks_run_and_are_counted(always) -> None:  # noqa: F811
     assert seen == [1] and engine_calls(model) == (2, 1)
 
 
-def test_root_hooks_run(always) -> None:  # noqa: F811
+def test_root_hooks_run(always) -> None:
     model = mlp()
     seen = []
     model.register_forward_hook(lambda *_: seen.append("forward"))
@@ -132,7 +132,7 @@ def test_root_hooks_run(always) -> None:  # noqa: F811
     assert seen == ["forward", "backward"] and engine_calls(model) == (1, 0)
 
 
-def test_fallbacks_are_counted(always) -> None:  # noqa: F811
+def test_fallbacks_are_counted(always) -> None:
     model = deepwell.optimize(mlp(), verbose=False)
     x = torch.randn(4, 37)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -158,7 +158,7 @@ class Untraceable(nn.Module):
         return self.single(y)
 
 
-def test_modules_are_replaced_where_the_whole_cannot_be(always) -> None:  # noqa: F811
+def test_modules_are_replaced_where_the_whole_cannot_be(always) -> None:
     plain = Untraceable()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     x = torch.randn(6, 37)
@@ -199,7 +199,7 @@ def test_slower_is_left_alone(monkeypatch) -> None:
 
 def test_measuring_changes_nothing(monkeypatch) -> None:
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
-    model = gpt2(resid_pdrop=0.1).train()
+    model = small_gpt2(resid_pdrop=0.1).train()
     state = copy.deepcopy(model.state_dict())
     deepwell.optimize(model, verbose=False)
     ids = torch.randint(0, 199, (2, 12))
@@ -216,8 +216,8 @@ def test_measuring_changes_nothing(monkeypatch) -> None:
         assert torch.equal(value, state[name])
 
 
-def test_summary_format(capsys, always) -> None:  # noqa: F811
-    model = deepwell.optimize(gpt2().train())
+def test_summary_format(capsys, always) -> None:
+    model = deepwell.optimize(small_gpt2().train())
     call(model)
     out = capsys.readouterr().out
     for line in (
@@ -233,7 +233,7 @@ def test_summary_format(capsys, always) -> None:  # noqa: F811
     assert capsys.readouterr().out == ""
 
 
-def test_profile(always) -> None:  # noqa: F811
+def test_profile(always) -> None:
     model = deepwell.optimize(mlp(), verbose=False, profile=True)
     for _ in range(3):
         model(torch.randn(4, 37))
@@ -260,7 +260,7 @@ def test_half_precision_is_left_alone() -> None:
     assert model(torch.randn(2, 37, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_copy_and_pickle(always) -> None:  # noqa: F811
+def test_copy_and_pickle(always) -> None:
     model = deepwell.optimize(mlp(), verbose=False)
     x = torch.randn(4, 37)
     expected = model(x)
@@ -272,7 +272,7 @@ def test_copy_and_pickle(always) -> None:  # noqa: F811
         torch.testing.assert_close(model(x), expected)
 
 
-def test_torch_compile_over_an_optimized_model(always) -> None:  # noqa: F811
+def test_torch_compile_over_an_optimized_model(always) -> None:
     plain = mlp()
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     compiled = torch.compile(ours)
@@ -284,15 +284,15 @@ def test_torch_compile_over_an_optimized_model(always) -> None:  # noqa: F811
     assert engine_calls(ours)[0] == 1
 
 
-def test_wrong_shape_is_pytorchs_own_error(always) -> None:  # noqa: F811
+def test_wrong_shape_is_pytorchs_own_error(always) -> None:
     model = deepwell.optimize(mlp(), verbose=False)
     model(torch.randn(4, 37))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(4, 36))
 
 
-def test_index_out_of_range_is_an_error(always) -> None:  # noqa: F811
-    model = deepwell.optimize(gpt2().eval(), verbose=False)
+def test_index_out_of_range_is_an_error(always) -> None:
+    model = deepwell.optimize(small_gpt2().eval(), verbose=False)
     call(model)
     with pytest.raises((IndexError, RuntimeError), match="(?i)index|range"):
         model(input_ids=torch.full((2, 11), 100000))

@@ -11,9 +11,7 @@ from torch import nn
 from users import tally
 
 
-@pytest.fixture(autouse=True)
-def _always_the_engine(monkeypatch):
-    monkeypatch.setenv("DEEPWELL_MEASURE", "0")
+pytestmark = pytest.mark.usefixtures("always")
 
 
 class Model(nn.Module):

@@ -6,7 +6,7 @@ import deepwell
 import pytest
 import torch
 from test_autograd import assert_grads_close, loss_of
-from test_same_function import always, engine_calls  # noqa: F401
+from users import engine_calls
 from zoo import llama
 
 pytestmark = pytest.mark.usefixtures("always")

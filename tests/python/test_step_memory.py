@@ -60,7 +60,7 @@ def check(one: dict) -> None:
 def test_counted(counter) -> None:
     """A loss, and none; several parts of backward; both optimizers; gradients that are added up; outputs that are
     kept."""
-    tasks = ["mlp:adamw_dw", "gpt2:adamw", "llama-parts:adamw_dw:accumulate:keep"]
+    tasks = ["mlp:adamw", "llama-parts:adamw_dw:accumulate:keep"]
     for one in measured(counter, tasks, timeout=300).values():
         check(one)
         assert one["parts"] > 1 or one["task"].split(":")[0] in ZOO

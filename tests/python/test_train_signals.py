@@ -46,6 +46,7 @@ def test_a_second_signal_ends_a_long_step(first, second, tmp_path):
                 "--batch", 1 << 30, "--micro-batch", 1, "--checkpoint", tmp_path / "ck"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(first, signal.SIG_DFL),  # nohup has it ignored
     )  # fmt: skip
     try:
         wait_until(process, first, True)

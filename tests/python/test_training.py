@@ -5,15 +5,19 @@ import copy
 import deepwell
 import pytest
 import torch
-from test_same_function import always  # noqa: F401
-from zoo import BY_NAME
+from zoo import BY_NAME, small_gpt2
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(
-    "optimizer", [torch.optim.AdamW, deepwell.AdamW], ids=["torch", "deepwell"]
+    "optimizer, name",
+    [
+        pytest.param(torch.optim.AdamW, "gpt2", id="torch-gpt2"),
+        pytest.param(deepwell.AdamW, "llama", id="deepwell-llama"),
+        pytest.param(torch.optim.AdamW, "llama", id="torch-llama", marks=pytest.mark.slow),
+        pytest.param(deepwell.AdamW, "gpt2", id="deepwell-gpt2", marks=pytest.mark.slow),
+    ],
 )
-def test_200_steps(name: str, optimizer, always) -> None:  # noqa: F811
+def test_200_steps(name: str, optimizer, always) -> None:
     """Losses within 1e-3 of PyTorch's FP32 losses over 200 steps on a learnable sequence."""
     case = BY_NAME[name]
     plain = case.build().train()
@@ -41,13 +45,12 @@ def test_200_steps(name: str, optimizer, always) -> None:  # noqa: F811
     assert worst <= 1e-3, f"losses part by {worst}"
 
 
-def test_same_seed_same_bits(always) -> None:  # noqa: F811
+def test_same_seed_same_bits(always) -> None:
     """With dropout on, a seed repeats a training bit for bit, and another seed does not."""
-    from zoo import gpt2
 
     def train(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(7)
-        model = gpt2(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).train()
+        model = small_gpt2(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1).train()
         deepwell.optimize(model, verbose=False)
         optimizer = deepwell.AdamW(model.parameters(), lr=1e-3)
         torch.manual_seed(seed)
@@ -63,7 +66,7 @@ def test_same_seed_same_bits(always) -> None:  # noqa: F811
     assert not all(torch.equal(a, b) for a, b in zip(first, other))
 
 
-def test_dropout_drops_what_it_should(always) -> None:  # noqa: F811
+def test_dropout_drops_what_it_should(always) -> None:
     """Dropout keeps a share 1-p, scaled by 1/(1-p), and its gradient uses the same mask."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Dropout(0.3)).train()
     torch.nn.init.zeros_(model[0].weight)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from users import Net, pair, rows, same, train_step, uneven
-from zoo import gpt2
+from zoo import small_gpt2
 
 
 @pytest.mark.support("Autograd", "accumulation over microbatches, clipping, AdamW", "engine")
@@ -201,7 +201,7 @@ def test_inputs_embeds(support) -> None:
         model(inputs_embeds=x, labels=ids).loss.backward()
         return x.grad
 
-    plain, ours = pair(lambda: gpt2(n_layer=1, n_embd=24))
+    plain, ours = pair(lambda: small_gpt2())
     same(plain, ours, use)
     support.check(ours)
 
@@ -416,6 +416,6 @@ def test_hugging_face_checkpointing(reentrant, support) -> None:
         model.gradient_checkpointing_disable()
         return [loss.detach() for loss in results]
 
-    plain, ours = pair(lambda: gpt2(n_layer=1, n_embd=24).train())
+    plain, ours = pair(lambda: small_gpt2().train())
     same(plain, ours, use)
     support.check(ours)

@@ -12,7 +12,7 @@ from torch.nn.utils import (
     vector_to_parameters,
 )
 from users import Net, close, pair, rows, same, train_step, uneven
-from zoo import gpt2
+from zoo import small_gpt2
 
 
 def captures(model: nn.Module) -> int:
@@ -268,10 +268,6 @@ def lora(model: nn.Module):
         r=2, lora_alpha=4, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True
     )
     return peft.get_peft_model(model, config)
-
-
-def small_gpt2() -> nn.Module:
-    return gpt2(n_layer=1, n_embd=24)
 
 
 def language_loss(model: nn.Module) -> torch.Tensor:

@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import nn
 from users import Net, close, optimized, pair, rows, same, train_step, uneven
-from zoo import gpt2, llama
-
-
-def tiny_gpt2() -> nn.Module:
-    return gpt2(n_layer=1, n_embd=24)
+from zoo import llama, small_gpt2
 
 
 def sentences(count: int) -> list[dict]:
@@ -80,7 +76,7 @@ def run_trainer(model: nn.Module, folder, **options):
     "Trainers", "Hugging Face Trainer: accumulation, padding, eval, saving", "engine"
 )
 def test_trainer(support, tmp_path) -> None:
-    plain, ours = pair(tiny_gpt2)
+    plain, ours = pair(small_gpt2)
     expected = run_trainer(plain, tmp_path / "plain")
     found = run_trainer(ours, tmp_path / "ours")
     assert len(expected) == len(found) == 4
@@ -94,7 +90,7 @@ def test_trainer(support, tmp_path) -> None:
 
 @pytest.mark.support("Trainers", "Trainer with bf16=True (autocast)", "PyTorch", "autocast is on")
 def test_trainer_autocast(support, tmp_path) -> None:
-    plain, ours = pair(tiny_gpt2)
+    plain, ours = pair(small_gpt2)
     expected = run_trainer(plain, tmp_path / "plain", bf16=True)
     found = run_trainer(ours, tmp_path / "ours", bf16=True)
     for a, b in zip(found, expected, strict=True):
@@ -268,7 +264,7 @@ def test_defaults(support) -> None:
     "Generation", "generate(): greedy, sampling, beams", "PyTorch", "key-value cache"
 )
 @pytest.mark.parametrize(
-    "family", [tiny_gpt2, lambda: llama(num_hidden_layers=1)], ids=["gpt2", "llama"]
+    "family", [small_gpt2, lambda: llama(num_hidden_layers=1)], ids=["gpt2", "llama"]
 )
 def test_generate(family, support) -> None:
     ids = torch.randint(1, 199, (2, 5), generator=torch.Generator().manual_seed(1))
@@ -307,7 +303,7 @@ def test_generate_then_train(support) -> None:
         loss.backward()
         return *results, loss.detach()
 
-    plain, ours = pair(tiny_gpt2)
+    plain, ours = pair(small_gpt2)
     same(plain, ours, use)
     generate = dict(max_new_tokens=3, do_sample=False, pad_token_id=0, use_cache=False)
     expected = plain.eval().generate(ids, **generate)
@@ -340,7 +336,7 @@ def test_output_flags(support) -> None:
         results.append(model(input_ids=ids).hidden_states is None)
         return results
 
-    plain, ours = pair(lambda: tiny_gpt2().eval())
+    plain, ours = pair(lambda: small_gpt2().eval())
     same(plain, ours, use)
     support.check(ours)
 

@@ -98,6 +98,16 @@ def train_step(model: nn.Module, seed: int = 1) -> torch.Tensor:
     return loss.detach()
 
 
+def engine_calls(model) -> tuple[int, int]:
+    """(calls by the engine, calls by PyTorch) over all units of an optimized model."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, OptimizedForward):
+            units = forward.session.report._units.values()
+            return sum(u.calls for u in units), sum(sum(u.fallbacks.values()) for u in units)
+    return 0, 0
+
+
 def tally(model: nn.Module) -> tuple[int, Counter[str]]:
     """(calls by the engine, calls by PyTorch by reason), reasons of modules left alone included."""
     calls, reasons = 0, Counter()
