@@ -171,12 +171,18 @@ TEXT_CALLS: Dict[str, Callable[[int, int], Dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def layers_for(call: str) -> int:
+    """Two layers share a mask, a cache and a list of hidden states; the other calls say nothing of layers."""
+    return 2 if call in ("ids", "padding", "hidden") else 1
+
+
 @pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", TEXT_CALLS)
 def test_gpt2_lm(call: str, train: bool) -> None:
-    module = transformers.GPT2LMHeadModel(gpt2_config()).double().train(train)
+    layers = layers_for(call)
+    module = transformers.GPT2LMHeadModel(gpt2_config(n_layer=layers)).double().train(train)
     captured = check(module, [((), TEXT_CALLS[call](b, s)) for b, s in SIZES])
-    assert operations(captured).count("attention") == 2
+    assert operations(captured).count("attention") == layers
     if call != "positions":
         assert node_of(captured, "attention")["attrs"]["causal"] == 1
     if call not in ("padding", "positions"):
@@ -197,7 +203,9 @@ def test_gpt2_eager_attention() -> None:
 @pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", TEXT_CALLS)
 def test_llama(call: str, train: bool) -> None:
-    module = transformers.LlamaForCausalLM(llama_config()).double().train(train)
+    layers = layers_for(call)
+    module = transformers.LlamaForCausalLM(llama_config(num_hidden_layers=layers))
+    module = module.double().train(train)
     captured = check(module, [((), TEXT_CALLS[call](b, s)) for b, s in SIZES])
     attention = node_of(captured, "attention")
     if call != "positions":
@@ -212,7 +220,7 @@ def test_llama(call: str, train: bool) -> None:
     leaves = {leaf["name"]: leaf["shape"] for leaf in json.loads(captured.json)["leaves"]}
     key = next(n for n in json.loads(captured.json)["nodes"] if "k_proj" in n["module"])
     assert leaves[key["inputs"][1]] == [16, 32]  # two key heads for four query heads
-    assert operations(captured).count("attention") == 2
+    assert operations(captured).count("attention") == layers
 
 
 ROPE = {
@@ -233,7 +241,7 @@ def test_llama_rope_scaling(kind: str, tied: bool) -> None:
     if kind == "longrope" and longrope_branches_on_data():
         pytest.skip("this transformers chooses longrope's factors by control flow on data")
     scaling = {"rope_theta": 10000.0, **ROPE[kind]}
-    config = llama_config(tie_word_embeddings=tied, rope_parameters=scaling)
+    config = llama_config(num_hidden_layers=1, tie_word_embeddings=tied, rope_parameters=scaling)
     module = transformers.LlamaForCausalLM(config).double()
     sizes = SIZES + [(2, 20)]  # beyond original_max_position_embeddings
     captured = check(module, [((), TEXT_CALLS["labels"](b, s)) for b, s in sizes])
@@ -244,7 +252,8 @@ def test_llama_rope_scaling(kind: str, tied: bool) -> None:
 
 def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
     scaling = {"rope_theta": 10000.0, **ROPE["dynamic"]}
-    module = transformers.LlamaForCausalLM(llama_config(rope_parameters=scaling)).double()
+    config = llama_config(num_hidden_layers=1, rope_parameters=scaling)
+    module = transformers.LlamaForCausalLM(config).double()
     captured = capture_graph(module, (), TEXT_CALLS["ids"](2, 7))
     assert captured.accepts_sizes([2, 64]) and not captured.accepts_sizes([2, 65])
     with pytest.raises(CaptureError, match="S <= 64"):
@@ -270,7 +279,7 @@ def test_a_cache_comes_back_as_it_was_made() -> None:
 
 
 def test_grouped_heads_are_shared_not_repeated() -> None:
-    module = transformers.LlamaForCausalLM(llama_config())
+    module = transformers.LlamaForCausalLM(llama_config(num_hidden_layers=1))
     captured = capture_graph(module, (), TEXT_CALLS["no cache"](2, 7))
     nodes = json.loads(captured.json)["nodes"]
     assert not [n for n in nodes if n["op"] == "broadcast" and n["region"] == "attn" and
@@ -352,8 +361,18 @@ ENCODER_CALLS: Dict[str, Callable[[int, int], Call]] = {
 }
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("call", ENCODER_CALLS)
+@pytest.mark.parametrize(
+    "call, train",
+    [
+        *((call, True) for call in ENCODER_CALLS),
+        *(("plain", False), ("both", False)),
+        *(
+            pytest.param(call, False, marks=pytest.mark.slow)
+            for call in ENCODER_CALLS
+            if call not in ("plain", "both")
+        ),
+    ],
+)
 def test_encoder(call: str, train: bool) -> None:
     norm = nn.LayerNorm(12).double()
     module = nn.TransformerEncoder(encoder_layer(nhead=2), 2, norm=norm).train(train)
@@ -548,7 +567,7 @@ def test_dropout_keeps_and_scales() -> None:
 
 def test_one_tensor_as_two_arguments() -> None:
     """They are one input, for a forward may ask `x is y`; two tensors are two."""
-    module = transformers.GPT2LMHeadModel(gpt2_config()).double()
+    module = transformers.GPT2LMHeadModel(gpt2_config(n_layer=1)).double()
     ids = random_ids(2, 7)
     captured = capture_graph(module, (), {"input_ids": ids, "labels": ids})
     other = random_ids(3, 5)
