@@ -14,7 +14,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-long bench bench-plan cutlass format lint clean help system build packages
+.PHONY: all demo test test-sanitizers test-long bench bench-plan cutlass format lint clean help system build packages
 
 all: ## build into build/, install the package and the program into .venv/ (the default)
 all: $(VENV)/.builders
@@ -25,11 +25,15 @@ demo: ## train GPT-2 and Llama beside plain PyTorch and compare
 demo: all
 	$(VENV_PYTHON) examples/demo.py
 
-test: ## all quick tests: C (plain, ASan + UBSan, TSan), fuzzing, operations, Python
+test: ## run the tests of C, operations, examples and Python (10 minutes on two cores)
 test: all $(VENV)/.browser
 	bash scripts/test.sh quick
 
-test-long: ## the tests that `make test` leaves out
+test-sanitizers: ## run the C tests under ASan + UBSan and TSan, and fuzzing (5 minutes after the builds)
+test-sanitizers: all
+	bash scripts/test.sh sanitizers
+
+test-long: ## run the tests that these two leave out (hours)
 test-long: all $(VENV)/.browser
 	bash scripts/test.sh long
 
@@ -57,7 +61,7 @@ clean: ## remove build/ and what was installed from it (.venv/ stays)
 	rm -rf build python/deepwell/*.so $(VENV)/bin/deepwell $(VENV)/lib/deepwell $(VENV)/lib/libdeepwell.so.*
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON (interpreter for .venv), TORCH_INDEX_URL (package index for PyTorch"
 	@echo "  alone; empty: pip's own), TORCH_VERSION"
 

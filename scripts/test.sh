@@ -1,20 +1,47 @@
 #!/bin/bash
-# Runs the tests: `quick` (within 28 minutes on two cores) or `long` (what quick leaves out); `builds` makes what quick
-# needs beside the release.
-# Every stage runs even when an earlier one fails; the script fails when any did.
+# Runs the tests:
+#
+#     scripts/test.sh quick         C, operations, GPU kernels' resources, examples, Python  (make test)
+#     scripts/test.sh sanitizers    C under ASan + UBSan and TSan, fuzzing                   (make test-sanitizers)
+#     scripts/test.sh long          the tests that both leave out                            (make test-long)
+#
+# Every stage runs even when an earlier one fails; the script fails when any did. docs/testing.md has the times.
 set -uo pipefail
 
-kind=${1:?quick, long or builds}
+kind=${1:?quick, sanitizers or long}
 python=.venv/bin/python
 release=build/release
 failed=()
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# Sets cpu_seconds to the CPU time, user and system, of all processes that have ended so far. The last line of `times` is
+# "0m1.234s 0m0.567s"; in a subshell it would be that of the subshell, so it goes through a file.
+count_cpu() {
+    times >"$scratch/times"
+    cpu_seconds=$(awk -F '[ms ]+' 'END { printf "%d", 60 * ($1 + $3) + $2 + $4 }' "$scratch/times")
+}
 
 stage() {
-    local name=$1 begin=$SECONDS
+    local name=$1 begin=$SECONDS cpu
     shift
+    count_cpu
+    cpu=$cpu_seconds
     echo "== $name"
     "$@" || failed+=("$name")
-    echo "== $name: $((SECONDS - begin)) s"
+    count_cpu
+    echo "== $name: $((SECONDS - begin)) s, $((cpu_seconds - cpu)) s of CPU time"
+}
+
+# slowest_c_tests PRESET: the 15 slowest of ctest's last run, from its log. pytest prints its own (tests/python/conftest.py).
+slowest_c_tests() {
+    local log=build/$1/Testing/Temporary/LastTest.log
+    [ -f "$log" ] || return
+    echo "slowest C tests (s):"
+    awk '/^[0-9]+\/[0-9]+ Test: / { name = $3 } /^Test time = / { print $4, name }' "$log" | sort -rn | head -n 15 |
+        awk '{ line = line (line == "" ? "  " : ", ") sprintf("%s %.1f", $2, $1) }
+             length(line) > 90 { print line; line = "" }
+             END { if (line != "") print line }'
 }
 
 # doctor LABEL: what the library says of its kernels under this label.
@@ -64,37 +91,40 @@ sanitized() {
     build_sanitized "$preset" && ctest --preset "$preset" -j 2 "$@"
 }
 
-# The sanitizers' builds begin while other stages leave a core idle, and take no time from these. What fails in a build
-# is said by the stage that needs it, which builds it again.
-builds_log=build/sanitizers.log
-start_builds() {
-    mkdir -p build
-    set -m # a group of processes, to be ended with this script
-    nice -n 19 bash "$0" builds >"$builds_log" 2>&1 &
-    builds=$!
-    set +m
-    trap 'kill -- "-$builds" 2>/dev/null' EXIT
-}
-
-finish_builds() {
-    wait "$builds"
-    local result=$?
-    trap - EXIT
-    [ $result -eq 0 ] || echo "a build failed (all it said: $builds_log); the stage that needs it says why"
-    return $result
-}
-
-# Long tests of what has no threads, or of threads that shorter tests have as well, which ThreadSanitizer makes four times
-# longer: all of it has its turn in `long`.
+# Tests that ThreadSanitizer makes four times longer and that have no threads, or only threads that shorter tests have as
+# well. `long` runs all of them.
 WITHOUT_THREADS='^(test_amx|test_cuda_explain|test_graph|test_hostile_graphs|test_gradient|test_model_config|test_out_of_memory|'
 WITHOUT_THREADS+='test_pipeline_time|test_planner.*|test_runs|test_simulate|test_autoplan|test_(quantized_)?product|test_attention_guard|'
 WITHOUT_THREADS+='test_emulator_(tcgen05|instructions|attention|gemm_scaled)|fuzz_.*)$'
 
-# Long tests of the search for plans, which fuzz_autoplan and fuzz_planner_graph run under AddressSanitizer as well.
+# Long tests of the search for plans. fuzz_autoplan and fuzz_planner_graph run the same code under AddressSanitizer.
 SEARCHES='^(test_autoplan|test_pipeline_time)$'
+
+# What a build prints goes to a log; if one fails, the stage that needs it builds again and prints the errors.
+sanitized_builds() {
+    local result=0 preset
+    mkdir -p build
+    for preset in asan tsan; do
+        build_sanitized "$preset" || result=1
+    done >build/sanitizers.log 2>&1
+    scripts/fuzz.sh build >>build/sanitizers.log 2>&1 || result=1
+    [ $result -eq 0 ] || echo "a build failed; its output is in build/sanitizers.log"
+    return $result
+}
 
 # The same inputs each time, starting from what is committed.
 fuzz_briefly() { FUZZ_SEED=1 scripts/fuzz.sh 3; }
+
+# Both at a time, because most of their work is in one thread.
+operations() {
+    local gradients result=0
+    "$release/bin/deepwell-ops" grad --quick >"$scratch/gradients" 2>&1 &
+    gradients=$!
+    "$release/bin/deepwell-ops" test --quick || result=1
+    wait "$gradients" || result=1
+    cat "$scratch/gradients"
+    return $result
+}
 
 operations_under() {
     cmake --build "build/$1" --target deepwell-ops && "build/$1/bin/deepwell-ops" test --quick
@@ -112,26 +142,30 @@ examples() {
     return $result
 }
 
-# Two files at a time, PyTorch with one thread in each: more threads than cores would spin against each other.
-python_tests() { OMP_NUM_THREADS=1 "$python" -m pytest -q -n 2 --dist loadfile -m "$1"; }
+# Two processes, PyTorch with one thread in each: more threads than cores would spin against each other. A process that
+# has run its half takes tests over from the other.
+python_tests() { OMP_NUM_THREADS=1 "$python" -m pytest -q -n 2 --dist worksteal -m "$1"; }
 
-# pytest says 5 when no test is marked slow, which is no failure.
+# pytest exits with 5 if no test is marked slow, which is no failure.
 slow_python_tests() { python_tests "slow and not gpu" || [ $? -eq 5 ]; }
 
 case $kind in
 quick)
     say_instruction_sets
-    start_builds
     stage "C" ctest --preset release -j 2
-    stage "operations" "$release/bin/deepwell-ops" test --quick
-    stage "gradients of operations" "$release/bin/deepwell-ops" grad --quick
+    stage "operations" operations
     stage "GPU kernels' resources" kernels --quick
     stage "examples" examples
-    stage "builds with sanitizers" finish_builds
+    stage "Python" python_tests "not gpu and not slow"
+    slowest_c_tests release
+    ;;
+sanitizers)
+    say_instruction_sets
+    stage "builds with sanitizers" sanitized_builds
     stage "C under AddressSanitizer and UndefinedBehaviorSanitizer" sanitized asan -E "$SEARCHES"
     stage "C under ThreadSanitizer" sanitized tsan -E "$WITHOUT_THREADS"
     stage "fuzzing" fuzz_briefly
-    stage "Python" python_tests "not gpu and not slow"
+    slowest_c_tests asan
     ;;
 long)
     mapfile -t sets < <(instruction_sets)
@@ -149,14 +183,8 @@ long)
     stage "fuzzing" scripts/fuzz.sh 600
     stage "Python, slow" slow_python_tests
     ;;
-builds)
-    for preset in asan tsan; do
-        stage "$preset" build_sanitized "$preset"
-    done
-    stage "fuzz targets" scripts/fuzz.sh build
-    ;;
 *)
-    echo "usage: scripts/test.sh quick|long|builds" >&2
+    echo "usage: scripts/test.sh quick|sanitizers|long" >&2
     exit 2
     ;;
 esac
