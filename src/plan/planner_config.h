@@ -1,5 +1,6 @@
-/* How a Hugging Face config.json is read, and what its model family adds to the sizes in it. planner_config.c reads
- * the widths, planner_mixers.c the layers without attention; planner_elements.c counts parameters. */
+/* Declarations shared by the readers of Hugging Face's config.json. A model family adds to the sizes in the file what
+ * its class in transformers builds. planner_config.c reads the widths, planner_mixers.c the layers without attention;
+ * planner_elements.c counts parameters. */
 #ifndef DW_PLANNER_CONFIG_H
 #define DW_PLANNER_CONFIG_H
 

@@ -8,13 +8,13 @@
 #include <math.h>
 #include <string.h>
 
-enum { LAYERS_MOST = 1 << 16, PRODUCTS_MOST = 8 };
+enum { LAYERS_MOST = 1 << 16, GEMMS_MOST = 8 };
 
-typedef struct product {
+typedef struct gemm {
     int64_t in, out;
-} product;
+} gemm;
 typedef struct layer {
-    product attention[PRODUCTS_MOST], mlp[PRODUCTS_MOST];
+    gemm attention[GEMMS_MOST], mlp[GEMMS_MOST];
     int attentions, mlps; /* numbers of GEMMs */
     int cores;            /* numbers of attention operations */
     /* seen so far of an attention that is spelled out as GEMMs and a softmax */
@@ -129,9 +129,9 @@ static dw_status layer_of(walk *w, dw_node node, layer **found) {
     return DW_OK;
 }
 
-static dw_status fail_products(int index, const char *what) {
+static dw_status fail_gemms(int index, const char *what) {
     return dw__fail(DW_UNSUPPORTED, "layer %d of the graph has more than %d GEMMs in its %s", index,
-                    PRODUCTS_MOST, what);
+                    GEMMS_MOST, what);
 }
 
 static dw_status see_table(walk *w, dw_node node) {
@@ -148,10 +148,10 @@ static dw_status see_table(walk *w, dw_node node) {
     return DW_OK;
 }
 
-static dw_status see_product(walk *w, dw_node node) {
+static dw_status see_gemm(walk *w, dw_node node) {
     dw_value weight = dw_node_input(w->graph, node, 1);
     int across = dw_node_int(w->graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    product seen = {size_at(w, weight, across), size_at(w, weight, !across)};
+    gemm seen = {size_at(w, weight, across), size_at(w, weight, !across)};
     dw_region region = dw_node_region(w->graph, node);
     layer *at;
     DW_RETURN_IF_FAILED(layer_of(w, node, &at));
@@ -163,11 +163,11 @@ static dw_status see_product(walk *w, dw_node node) {
     if (w->table != DW_NONE && seen.out == size_at(w, w->table, 0))
         at->head = dw__parameter_behind(w->graph, weight);
     if (region == DW_REGION_ATTN) {
-        if (at->attentions == PRODUCTS_MOST)
-            return fail_products(dw_node_layer(w->graph, node), "attention");
+        if (at->attentions == GEMMS_MOST)
+            return fail_gemms(dw_node_layer(w->graph, node), "attention");
         at->attention[at->attentions++] = seen;
     } else if (region == DW_REGION_MLP || region == DW_REGION_EXPERTS || region == DW_REGION_NONE) {
-        if (at->mlps == PRODUCTS_MOST) return fail_products(dw_node_layer(w->graph, node), "MLP");
+        if (at->mlps == GEMMS_MOST) return fail_gemms(dw_node_layer(w->graph, node), "MLP");
         at->mlp[at->mlps++] = seen;
     }
     return DW_OK;
@@ -260,7 +260,7 @@ static dw_status see(walk *w, dw_node node) {
     case DW_OP_EMBEDDING: return see_table(w, node);
     case DW_OP_LINEAR:
     case DW_OP_QUANTIZED_LINEAR:
-    case DW_OP_LINEAR_CROSS_ENTROPY: return see_product(w, node);
+    case DW_OP_LINEAR_CROSS_ENTROPY: return see_gemm(w, node);
     case DW_OP_GROUPED_LINEAR: return see_experts(w, node);
     case DW_OP_ATTENTION: return see_attention(w, node);
     case DW_OP_MATMUL: return see_pairs(w, node);
@@ -271,9 +271,9 @@ static dw_status see(walk *w, dw_node node) {
 
 /* ---- what layers are ------------------------------------------------------------------------------------------- */
 
-static double sum_of(const product *products, int count) {
+static double sum_of(const gemm *gemms, int count) {
     double sum = 0;
-    for (int at = 0; at < count; at++) sum += (double)products[at].in * (double)products[at].out;
+    for (int at = 0; at < count; at++) sum += (double)gemms[at].in * (double)gemms[at].out;
     return sum;
 }
 
@@ -324,8 +324,8 @@ static dw_status read_attention(const layer *from, dw_planner_model *model) {
     double whole = sum_of(from->attention, from->attentions);
     if (whole == dw__attention_parameters(model)) return DW_OK;
     if (from->attentions >= 4) {
-        product up = from->attention[from->attentions - 2],
-                down = from->attention[from->attentions - 3];
+        gemm up = from->attention[from->attentions - 2],
+             down = from->attention[from->attentions - 3];
         model->kv_heads = model->heads;
         model->value_dim = (int)from->value_dim;
         model->kv_rank = (int)up.in;

@@ -232,8 +232,8 @@ void dw__predict_again(const dw__constants *constants, const dw_planner_model *m
  * schedule and recomputation. */
 double dw__least_layers(const dw__constants *constants, const dw_planner_model *model,
                         const dw_hardware *hardware, const dw_layout *layout);
-/* What turns the seconds of computation and traffic into a step: a factor, seconds per step and seconds per
- * micro-batch. */
+/* A factor, seconds per step and seconds per micro-batch. They turn the seconds of computation and traffic into a
+ * step. */
 typedef struct dw__step_rest {
     double slow, step, micro_batch;
 } dw__step_rest;

@@ -327,7 +327,7 @@ cleanup:
     return status;
 }
 
-/* ---- answers -------------------------------------------------------------------------------- */
+/* ---- results -------------------------------------------------------------------------------- */
 
 static dw_status put_words(dw__autoplan *own, dw__text *text, const char **copy) {
     dw_status status = dw__autoplan_text(own, text->text ? text->text : "", copy);
@@ -376,12 +376,12 @@ static dw_status put_runners(dw__autoplan *own, const result *r, int bolder) {
 
 /* ---- what if -------------------------------------------------------------------------------- */
 
-typedef struct questions {
+typedef struct what_if_list {
     char text[WHAT_IFS_MOST][40];
     int count;
-} questions;
+} what_if_list;
 
-static void ask(questions *q, const char *field, int value, const char *name) {
+static void add_what_if(what_if_list *q, const char *field, int value, const char *name) {
     if (q->count == WHAT_IFS_MOST) return;
     if (name)
         snprintf(q->text[q->count++], sizeof q->text[0], "%s=%s", field, name);
@@ -389,41 +389,45 @@ static void ask(questions *q, const char *field, int value, const char *name) {
         snprintf(q->text[q->count++], sizeof q->text[0], "%s=%d", field, value);
 }
 
-static void ask_halves(questions *q, const char *field, int value, int fixed, int most) {
+static void add_half_and_double(what_if_list *q, const char *field, int value, int fixed,
+                                int most) {
     if (fixed) return;
-    if (value > 1 && value % 2 == 0) ask(q, field, value / 2, NULL);
-    if (value * 2 <= most) ask(q, field, value * 2, NULL);
+    if (value > 1 && value % 2 == 0) add_what_if(q, field, value / 2, NULL);
+    if (value * 2 <= most) add_what_if(q, field, value * 2, NULL);
 }
 
-static void ask_all(const dw__problem *problem, const dw_layout *best, questions *q) {
+static void list_what_ifs(const dw__problem *problem, const dw_layout *best, what_if_list *q) {
     const dw_layout *set = &problem->limits.set;
     q->count = 0;
-    ask_halves(q, "tp", best->tp, set->tp, best->gpus);
-    if (best->attention_tp) ask(q, "attention_tp", best->tp, NULL);
-    ask_halves(q, "pp", best->pp, set->pp, best->gpus);
-    ask_halves(q, "cp", best->cp, set->cp, best->gpus);
-    if (problem->model->experts) ask_halves(q, "ep", best->ep, set->ep, problem->model->experts);
-    ask_halves(q, "micro_batch", best->micro_batch, set->micro_batch, best->global_batch);
+    add_half_and_double(q, "tp", best->tp, set->tp, best->gpus);
+    if (best->attention_tp) add_what_if(q, "attention_tp", best->tp, NULL);
+    add_half_and_double(q, "pp", best->pp, set->pp, best->gpus);
+    add_half_and_double(q, "cp", best->cp, set->cp, best->gpus);
+    if (problem->model->experts)
+        add_half_and_double(q, "ep", best->ep, set->ep, problem->model->experts);
+    add_half_and_double(q, "micro_batch", best->micro_batch, set->micro_batch, best->global_batch);
     for (int at = 0; at <= 3 && !set->zero_stage; at++)
-        if (at != best->zero_stage && best->dp * best->cp > 1) ask(q, "zero_stage", at, NULL);
+        if (at != best->zero_stage && best->dp * best->cp > 1)
+            add_what_if(q, "zero_stage", at, NULL);
     for (int at = 0; at < DW_RECOMPUTE_AUTO && !set->recompute; at++)
-        if (at != (int)best->recompute) ask(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
+        if (at != (int)best->recompute)
+            add_what_if(q, "recompute", 0, dw_recompute_name((dw_recompute)at));
     if (!set->offload_layers && !set->offload_optimizer) {
         int layers = best->offload_layers > 0, optimizer = best->offload_optimizer;
-        if (layers || optimizer) ask(q, "offload", 0, "none");
+        if (layers || optimizer) add_what_if(q, "offload", 0, "none");
         for (int at = 0; at < DW_RECOMPUTE_AUTO && !layers; at++) {
             if (!dw__space_offloads_layers(problem, (dw_recompute)at)) continue;
-            ask(q, "offload", 0, optimizer ? "all" : "activations");
+            add_what_if(q, "offload", 0, optimizer ? "all" : "activations");
             break;
         }
         if (!optimizer && dw__space_offloads_optimizer(problem))
-            ask(q, "offload", 0, layers ? "all" : "optimizer");
+            add_what_if(q, "offload", 0, layers ? "all" : "optimizer");
     }
     if (best->last_stage_layers > 0 && dw__space_may_be_uneven(problem))
-        ask(q, "last_stage_layers", 0, NULL);
+        add_what_if(q, "last_stage_layers", 0, NULL);
     for (int at = 0; at < DW_SCHEDULES && !set->schedule && best->pp > 1; at++)
         if (at != (int)best->schedule && at != DW_SCHEDULE_GPIPE)
-            ask(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
+            add_what_if(q, "schedule", 0, dw_pipeline_schedule_name((dw_pipeline_schedule)at));
 }
 
 static dw__mesh mesh_of(const dw_layout *layout) {
@@ -438,55 +442,55 @@ static dw__mesh mesh_of(const dw_layout *layout) {
                       .atp = layout->attention_tp ? layout->attention_tp : layout->tp};
 }
 
-/* Returns an upper bound of the answer's seconds, from earlier answers and the sizes of the runners-up. Returns
+/* Returns an upper bound of a what-if's seconds, from earlier what-ifs and the sizes of the runners-up. Returns
  * `limit` if neither applies. */
-static double known_answer(const dw__problem *asked, const dw__found *kept, int kept_count,
-                           const dw_autoplan_other *others, int count, double limit) {
+static double known_bound(const dw__problem *changed, const dw__found *kept, int kept_count,
+                          const dw_autoplan_other *others, int count, double limit) {
     for (int at = 0; at < count; at++)
         if (others[at].found && others[at].prediction.seconds < limit &&
-            dw__limits_allow(&asked->limits, &others[at].layout))
+            dw__limits_allow(&changed->limits, &others[at].layout))
             limit = others[at].prediction.seconds;
     for (int at = 0; at < kept_count; at++) {
         dw__found found;
         dw__mesh mesh = mesh_of(&kept[at].layout);
-        if (!allows_mesh(&asked->limits, &mesh)) continue;
-        dw__mesh_best(asked, &mesh, limit, 0, NULL, &found);
+        if (!allows_mesh(&changed->limits, &mesh)) continue;
+        dw__mesh_best(changed, &mesh, limit, 0, NULL, &found);
         if (found.found) limit = found.prediction.seconds;
     }
     return limit;
 }
 
-/* Allows features without measurements if the question is about them. */
-static void open_for(dw__limits *limits, const char *question) {
-    if (strncmp(question, "offload=", 8) == 0) {
+/* Allows unmeasured features if the what-if is about them. */
+static void allow_unmeasured(dw__limits *limits, const char *constraint) {
+    if (strncmp(constraint, "offload=", 8) == 0) {
         if (!limits->set.offload_layers) limits->high.offload_layers = INT_MAX;
         if (!limits->set.offload_optimizer) limits->high.offload_optimizer = INT_MAX;
-    } else if (strncmp(question, "schedule=", 9) == 0) {
+    } else if (strncmp(constraint, "schedule=", 9) == 0) {
         limits->high.schedule = (dw_pipeline_schedule)DW_SCHEDULES;
     }
 }
 
-static dw_status answer(const dw__problem *problem, dw__meshes *meshes, const char *question,
-                        const result *plain, int asked_before, dw__autoplan *own,
-                        dw_autoplan_other *others) {
+static dw_status search_what_if(const dw__problem *problem, dw__meshes *meshes,
+                                const char *constraint, const result *plain, int index,
+                                dw__autoplan *own, dw_autoplan_other *others) {
     dw_status status = DW_OK;
-    dw__problem asked = *problem;
-    dw_autoplan_other *other = &others[asked_before];
+    dw__problem changed = *problem;
+    dw_autoplan_other *other = &others[index];
     result *r = dw__calloc(1, sizeof *r);
     if (!r) return dw__fail_memory("the search for a plan", sizeof *r);
-    DW_TRY(dw__autoplan_text(own, question, &other->name));
-    open_for(&asked.limits, question);
-    DW_TRY(dw__limits_add(&asked.limits, question));
-    double limit = known_answer(&asked, plain->kept, plain->count, others, asked_before,
-                                own->plan.prediction.seconds * WHAT_IF_MOST);
-    DW_TRY(search(&asked, meshes, 1, limit, r));
+    DW_TRY(dw__autoplan_text(own, constraint, &other->name));
+    allow_unmeasured(&changed.limits, constraint);
+    DW_TRY(dw__limits_add(&changed.limits, constraint));
+    double limit = known_bound(&changed, plain->kept, plain->count, others, index,
+                               own->plan.prediction.seconds * WHAT_IF_MOST);
+    DW_TRY(search(&changed, meshes, 1, limit, r));
     if (r->count) {
         DW_TRY(put_other(own, &r->kept[0], other));
         goto cleanup;
     }
     int divides = 0;
     for (size_t at = 0; at < meshes->count && !divides; at++)
-        divides = allows_mesh(&asked.limits, &meshes->items[at]);
+        divides = allows_mesh(&changed.limits, &meshes->items[at]);
     DW_TRY(dw__autoplan_text(own,
                              divides ? "does not fit, or takes three times as long"
                                      : "does not divide, or does not fit",
@@ -498,12 +502,12 @@ cleanup:
 
 static dw_status put_what_ifs(const dw__problem *problem, dw__meshes *meshes, const result *plain,
                               dw__autoplan *own) {
-    questions q;
+    what_if_list q;
     dw_autoplan_other *others;
-    ask_all(problem, &own->plan.layout, &q);
+    list_what_ifs(problem, &own->plan.layout, &q);
     DW_RETURN_IF_FAILED(dw__autoplan_others(own, (size_t)q.count, &others));
     for (int at = 0; at < q.count; at++)
-        DW_RETURN_IF_FAILED(answer(problem, meshes, q.text[at], plain, at, own, others));
+        DW_RETURN_IF_FAILED(search_what_if(problem, meshes, q.text[at], plain, at, own, others));
     own->plan.what_ifs = others;
     own->plan.what_if_count = (uint32_t)q.count;
     return DW_OK;
@@ -522,7 +526,7 @@ static dw_status put_best(dw__autoplan *own, const dw__found *best) {
 }
 
 /* Reports the constraint without which there is a schedule and a sharding. */
-static dw_status fail_alone(const dw_autoplan_request *request, const dw__problem *problem) {
+static dw_status fail_no_schedule(const dw_autoplan_request *request, const dw__problem *problem) {
     dw__problem other = *problem;
     for (size_t at = 0; at < request->constraint_count; at++) {
         dw__found found;
@@ -546,7 +550,7 @@ static dw_status put_no_fit(const dw_autoplan_request *request, const dw__proble
     dw__text text = {0};
     dw_status status = DW_OK;
     DW_RETURN_IF_FAILED(dw__fit_smallest(problem, problem->hardware->gpus, &smallest));
-    if (!smallest.found) return fail_alone(request, problem);
+    if (!smallest.found) return fail_no_schedule(request, problem);
     DW_RETURN_IF_FAILED(put_best(own, &smallest));
     own->plan.prediction.fits = 0;
     DW_TRY(dw__tightest_words(&smallest.layout, &smallest.prediction, &text));

@@ -31,7 +31,7 @@ void dw__limits_finish(dw__limits *limits);
 
 /* ---- space ---------------------------------------------------------------------------------- */
 
-/* What the search plans for. The hardware's memory excludes the reserve. */
+/* The inputs of a search. The hardware's memory excludes the reserve. */
 typedef struct dw__problem {
     const dw_planner_model *model;
     const dw_hardware *hardware;
@@ -68,7 +68,7 @@ typedef struct dw__meshes {
 dw_status dw__space_meshes(const dw__problem *problem, int gpus, int smallest, dw__meshes *meshes);
 void dw__mesh_layout(const dw__problem *problem, const dw__mesh *mesh, dw_layout *layout);
 
-/* How the replicas of a mesh share their states. */
+/* Sharding of the states over a mesh's replicas. */
 typedef struct dw__sharding {
     int zero_stage, shard, reshard, offload;
 } dw__sharding;

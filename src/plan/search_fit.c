@@ -1,4 +1,4 @@
-/* What the search reports if nothing fits: the nearest layout, and how many GPUs suffice. */
+/* Finds the nearest layout, and the number of GPUs that suffices, if nothing fits. */
 #include "base/pool.h"
 #include "plan/search.h"
 

@@ -15,7 +15,7 @@ static int divisors(int of, int *list) {
     return count;
 }
 
-/* What a framework supports. */
+/* The features that a framework supports. */
 typedef struct ability {
     unsigned schedules, zero_stages; /* bit sets */
     int parallel;                    /* 1: tensor, context, pipeline and expert parallelism, too */
