@@ -22,7 +22,7 @@ static const struct {
     size_t offset;
 } figures[] = {
 #define BOUNDS_sm_count                                                                            \
-    { 1, 1e5, "processors" }
+    { 1, 1e5, "SMs" }
 #define BOUNDS_clock                                                                               \
     { 1e8, 1e11, "hertz (1.83e9, not 1830)" }
 #define BOUNDS_power                                                                               \

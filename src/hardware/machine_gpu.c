@@ -34,7 +34,7 @@ static const char *profile_of(const char *name) {
  * and FP8 if it accumulates in FP32. */
 static const struct {
     int capability, rate[DW_RATES];
-} processors[] = {
+} sm_rates[] = {
     {70, {[DW_RATE_FP32] = 128, [DW_RATE_BF16] = 1024}},
     {75, {[DW_RATE_FP32] = 128, [DW_RATE_BF16] = 1024}},
     {80, {[DW_RATE_FP32] = 128, [DW_RATE_TF32] = 1024, [DW_RATE_BF16] = 2048}},
@@ -69,8 +69,8 @@ static const int plain_processor[DW_RATES] = {[DW_RATE_FP32] = 128, [DW_RATE_BF1
 static const int *processor_of(int capability) {
     if (capability == 121) capability = 120;
     if (capability == 87) capability = 86;
-    for (size_t i = 0; i < DW_COUNT(processors); i++)
-        if (processors[i].capability == capability) return processors[i].rate;
+    for (size_t i = 0; i < DW_COUNT(sm_rates); i++)
+        if (sm_rates[i].capability == capability) return sm_rates[i].rate;
     return plain_processor;
 }
 
