@@ -1,4 +1,4 @@
-/* Variants of sm_100's attention that are run on the emulator; CMake compiles them, a row each. */
+/* Variants of sm_100's attention that the tests run on the emulator. CMake compiles one per row. */
 #ifndef DW_EMULATED_ATTENTION_H
 #define DW_EMULATED_ATTENTION_H
 

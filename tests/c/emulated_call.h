@@ -1,5 +1,5 @@
-/* What tests of the library's own calls on emulated GPUs share: operands in a device's memory, PTX in place of
- * what the library carries, and first uses in children, since a process keeps what was found. */
+/* Helpers for tests of the library's own calls on emulated GPUs: operands in device memory, PTX that replaces
+ * the library's, and first uses in child processes, because a process keeps the result of a first use. */
 #ifndef DW_EMULATED_CALL_H
 #define DW_EMULATED_CALL_H
 
@@ -25,7 +25,7 @@ static inline void fetch(const matrix *x, const dw_device *device) {
     if (x->bytes > 0) assert_int_equal(device->copy_out(x->host, x->device, x->bytes, NULL), DW_OK);
 }
 
-/* Rows of 0xFF, in the host's memory; not sent. */
+/* Rows of 0xFF in host memory; not copied to the device. */
 static inline void place(matrix *x, const dw_device *device, int rows, int columns,
                          matrix_type type) {
     *x = (matrix){.rows = rows, .columns = columns, .type = type};
@@ -54,7 +54,7 @@ static inline dw_matrix matrix_of(const matrix *x) {
 
 /* ---- PTX ----------------------------------------------------------------------------------------- */
 
-/* In place of what the library carries, for the rest of the process; the first of a name counts. */
+/* Replaces PTX of the library for the rest of the process. For each name the first replacement counts. */
 static dw__jit_file carried[64];
 static size_t carried_count;
 static inline void carry(const char *name, const char *text) {
@@ -98,7 +98,7 @@ static inline void keep_line(void *context, int level, const char *line) {
         }                                                                                          \
     } while (0)
 
-/* With the guard, which tests that compare by themselves leave out, and the log kept. */
+/* With the first-use check, which tests with their own comparison skip, and with the log recorded. */
 static inline void in_child(void (*check_it)(void)) {
     int status = 0;
     fflush(NULL);

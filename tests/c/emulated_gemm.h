@@ -1,4 +1,4 @@
-/* Variants of the matrix product of sm_100 that are run on the emulator; CMake compiles them, a row each. */
+/* Variants of sm_100's GEMM that the tests run on the emulator. CMake compiles one per row. */
 #ifndef DW_EMULATED_GEMM_H
 #define DW_EMULATED_GEMM_H
 

@@ -1,5 +1,4 @@
-/* Variants of the block-scaled matrix products of sm_100 that are run on the emulator; CMake compiles them, a row
- * each. */
+/* Variants of sm_100's block-scaled GEMMs that the tests run on the emulator. CMake compiles one per row. */
 #ifndef DW_EMULATED_GEMM_SCALED_H
 #define DW_EMULATED_GEMM_SCALED_H
 

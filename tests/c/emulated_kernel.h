@@ -1,5 +1,5 @@
-/* What tests of a kernel on the emulator share: its PTX as the compiler made it, matrices with NaNs behind
- * their rows, findings, and instructions that are taken out. */
+/* Helpers for tests of a kernel on the emulator: its compiled PTX, matrices with NaNs after their rows,
+ * expected findings, and removal of instructions. */
 #ifndef DW_EMULATED_KERNEL_H
 #define DW_EMULATED_KERNEL_H
 
@@ -18,8 +18,8 @@
 
 /* ---- PTX ----------------------------------------------------------------------------------------- */
 
-/* The PTX of a variant, from the build or from the folder DEEPWELL_TEST_PTX (deepwell-kernels --ptx); false where
- * no compiler was there. Caller frees `text`. */
+/* The PTX of a variant, from the build or from the folder DEEPWELL_TEST_PTX (deepwell-kernels --ptx). Returns
+ * false if the build had no compiler. The caller frees `text`. */
 static inline bool read_ptx(const dw__jit_variant *variant, char **text, size_t *bytes) {
     const char *folder = getenv("DEEPWELL_TEST_PTX");
     dw__text name = {0};
@@ -45,8 +45,8 @@ static inline void need_ptx(const dw__jit_variant *variant) {
     free(text);
 }
 
-/* Takes every instruction that begins with `opcode` out of the PTX. With a '<' in front: lets the wait in front
- * of the first such instruction pass at once; with two the wait before that, and so on. */
+/* Removes every instruction that begins with `opcode` from the PTX. With '<' before the opcode, the wait
+ * before the first such instruction passes at once instead; with "<<" the wait before that one, and so on. */
 static inline void take_out(char *text, const char *opcode) {
     static const char wait[] = "mbarrier.try_wait", passed[] = "setp.eq.u32 p, 0, 0";
     const size_t waits = strspn(opcode, "<");
@@ -68,7 +68,7 @@ static inline void take_out(char *text, const char *opcode) {
     memcpy(at, passed, sizeof passed - 1);
 }
 
-/* The variant's module, without what `without` says (take_out; NULL: whole). */
+/* The variant's module without the instructions of `without` (take_out; NULL: unchanged). */
 static inline dw_emulator_module *
 load_variant(dw_emulator *emulator, const dw__jit_variant *variant, const char *without) {
     dw_emulator_module *module;
@@ -89,7 +89,8 @@ static inline void expect_no_finding(const dw_emulator *emulator) {
     assert_int_equal(dw_emulator_finding_count(emulator), 0);
 }
 
-/* What is taken out of a kernel (take_out), and a finding that there is then: its kind, words of its text. */
+/* An instruction to remove from a kernel (take_out), and the finding that must result: its kind and words of
+ * its text. */
 typedef struct mistake {
     const char *opcode, *kind, *words;
 } mistake;
@@ -154,7 +155,7 @@ static inline float get(const matrix *x, int row, int column) {
     default: return dw__decode_one(narrow_format(x->type), at[column]);
     }
 }
-/* The value's nearest number. */
+/* Rounds the value to the nearest number. */
 static inline void set(const matrix *x, int row, int column, float value) {
     unsigned char *at = (unsigned char *)x->host + (size_t)row * x->pitch;
     uint16_t half;
@@ -187,7 +188,7 @@ static inline float random_value(uint64_t *state, bool integers) {
     return (float)(word >> 40) * 0x1p-23f - 1;
 }
 
-/* Rows of 0xFF, which is no number in any type but E2M1, and as many bytes behind them. */
+/* Rows of 0xFF, which is not a number in any type but E2M1, followed by as many bytes of 0xFF. */
 static inline void make_matrix(matrix *x, dw_emulator *emulator, int rows, int columns,
                                matrix_type type) {
     *x = (matrix){.rows = rows, .columns = columns, .type = type};
@@ -212,13 +213,13 @@ static inline void make_random(matrix *x, dw_emulator *emulator, int rows, int c
     copy_in(x, emulator);
 }
 
-/* What is behind row `row` is as it was. */
+/* Checks that the bytes after row `row` are unchanged. */
 static inline void expect_untouched(const matrix *x, int row) {
     const unsigned char *at = (const unsigned char *)x->host + (size_t)row * x->pitch;
     for (size_t i = row_bytes(x); i < x->pitch; i++) assert_int_equal(at[i], 0xFF);
 }
 
-/* Boxes of so many rows and columns, with 128-byte swizzle. Types narrower than 16 bits are bytes. */
+/* Boxes of the given rows and columns, with 128-byte swizzle. Types narrower than 16 bits are handled as bytes. */
 static inline void make_map(const matrix *x, uint32_t box_columns, uint32_t box_rows, void *map) {
     static const int elements[] = {9, 6, 7, 0, 0, 0}; /* as the driver numbers them */
     dw_emulator_tensor_shape shape = {

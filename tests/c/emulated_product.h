@@ -1,4 +1,4 @@
-/* What tests of matrix products on the emulator share: D = activation(alpha A B^T + bias) + residual, in double. */
+/* Helpers for tests of GEMMs on the emulator: D = activation(alpha A B^T + bias) + residual, in double. */
 #ifndef DW_EMULATED_PRODUCT_H
 #define DW_EMULATED_PRODUCT_H
 
@@ -15,13 +15,13 @@ typedef struct expected_product {
     int m, n, activation;
     bool integers;                 /* every sum is exact in F32, and so is D before its rounding */
     const matrix *bias, *residual; /* NULL: none */
-    /* alpha times a sum: of `column` from n on, SwiGLU's other factor. */
+    /* alpha times a sum. For `column` of n or more: the other factor of SwiGLU. */
     expected (*sum)(const void *context, int row, int column);
     const void *context;
     const char *name;
 } expected_product;
 
-/* The bias is added, and the sum rounded. */
+/* Adds the bias and rounds the sum. */
 static inline expected biased(const expected_product *p, int row, int column) {
     expected x = p->sum(p->context, row, column);
     const double bias = p->bias ? get(p->bias, 0, column) : 0;
@@ -35,8 +35,8 @@ static inline double gelu_tanh(double x) {
     return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
 }
 
-/* Activations: slopes are at most 1.13 (GELU, both) and 1.1 (SiLU); erff, the exponential and the reciprocal
- * err by some 2^-21, which the operations around them leave below 2^-19 of |x|. */
+/* Activations: slopes are at most 1.13 (GELU, both forms) and 1.1 (SiLU). The errors of erff, the exponential
+ * and the reciprocal are about 2^-21, of which less than 2^-19 of |x| remains. */
 static inline expected activated(const expected_product *p, int row, int column) {
     expected x = biased(p, row, column);
     switch (p->activation) {
@@ -54,7 +54,7 @@ static inline expected activated(const expected_product *p, int row, int column)
     }
 }
 
-/* Every element of D, and what is behind its rows. */
+/* Checks every element of D, and the bytes after its rows. */
 static inline void check_product(const expected_product *p, const matrix *d) {
     /* Half a unit in the last place, of the number itself: BF16, F16, F32. */
     static const double rounding[] = {0x1p-8, 0x1p-11, 0x1p-24};
@@ -83,7 +83,7 @@ static inline void check_product(const expected_product *p, const matrix *d) {
 
 enum { BLOCK_OF_D = 32 };
 
-/* Scales of D, in the order of the tensor cores; 0xFF before. */
+/* Scales of D in the order of the tensor cores, filled with 0xFF before the run. */
 typedef struct scales_of_d {
     size_t bytes;
     uint8_t *host;
@@ -98,7 +98,7 @@ static inline void make_scales(scales_of_d *s, dw_emulator *emulator, int m, int
     assert_int_equal(dw_emulator_fill(emulator, s->device, 0xFF, s->bytes), DW_OK);
 }
 
-/* The scale's code where the largest magnitude is `amax`. */
+/* Code of the scale for the largest magnitude `amax`. */
 static inline int scale_for(double amax) {
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
     const float value = (float)amax;
@@ -111,9 +111,9 @@ static inline uint32_t code_for(double x, int scale) {
                           DW_ROUND_NEAREST, 0);
 }
 
-/* A block of row i. What the kernel quantizes lies within `error` of the exact value, and scales and codes grow with
- * what they are of: they lie between those of the two ends, for each element by the scale that is there. Gives how many
- * codes have ends that differ. */
+/* Checks a block of row i. The values that the kernel quantizes are within `error` of the exact ones, and
+ * scales and codes are monotonic in the values. They must therefore lie between those of both ends; each
+ * element's code uses the scale that the kernel stored. Returns the number of codes whose ends differ. */
 static inline int check_block(const expected_product *p, const matrix *d, int i, int block,
                               int scale) {
     expected x[BLOCK_OF_D];
@@ -159,7 +159,8 @@ static inline void check_quantized(const expected_product *p, const matrix *d,
             between += check_block(p, d, i, block, scales[i * blocks + block]);
         expect_untouched(d, i);
     }
-    /* Or nothing would have been shown; an activation brings many numbers to where bounds are wide. */
+    /* Otherwise the test would show nothing: an activation brings many numbers into the range where bounds
+     * are wide. */
     assert_true(p->activation != DW_GEMM_LINEAR || p->m * p->n < 100 || between < p->m * p->n / 4);
     free(scales);
     free(again);

@@ -1,5 +1,6 @@
-/* A kernel of matrix products on the emulator, whatever its operands are: problems, a run of one, and tests that each
- * such kernel passes. What kernels differ in is a product_kernel, the initial state of these tests. */
+/* Runs a GEMM kernel on the emulator, for any kind of operands: problems, a run of one, and tests that each
+ * such kernel must pass. A product_kernel, the initial state of these tests, holds what differs between
+ * kernels. */
 #ifndef DW_EMULATED_PRODUCT_RUN_H
 #define DW_EMULATED_PRODUCT_RUN_H
 
@@ -25,7 +26,7 @@ typedef struct problem {
 typedef struct operand {
     matrix codes;
     double *values; /* what they stand for, with their scales: rows x k */
-    /* Block-scaled: on the device, as the tensor cores read them, in tiles. */
+    /* Block-scaled operands on the device, in the tensor cores' tile order. */
     size_t scale_bytes;
     void *scales;
     int tiles_wide, tiles_high;
@@ -64,7 +65,7 @@ typedef struct product_kernel {
 
 static inline bool is_swiglu(const problem *p) { return p->v.activation == DW_GEMM_SWIGLU; }
 static inline int ceil_divide(int a, int b) { return (a + b - 1) / b; }
-/* Rows of B that a block loads at once. */
+/* Rows of B that a block loads in one step. */
 static inline uint32_t rows_of_b(const problem *p) {
     return (uint32_t)(p->v.ctas == 2 || is_swiglu(p) ? p->v.tile_n / 2 : p->v.tile_n);
 }
@@ -161,9 +162,9 @@ static inline dw_status launch(const product_kernel *kernel, const problem *p, r
 
 /* ---- what it should be ---------------------------------------------------------------------------- */
 
-/* Products of two elements, and of their scales, have at most 24 bits and are exact in F32. Each of the k additions,
- * and those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum
- * truncated. */
+/* Products of two elements and their scales have at most 24 bits and are exact in F32. Each of the k
+ * additions, and those of alpha, its factors and the bias, errs by at most 2^-23 of the sum of magnitudes,
+ * even with a truncating accumulator. */
 typedef struct summed {
     const problem *problem;
     const run *run;
@@ -235,7 +236,8 @@ static inline void each_variant_is_right(const product_kernel *kernel, bool inte
 static inline void random_numbers_are_right(void **state) { each_variant_is_right(*state, false); }
 static inline void integers_are_exact(void **state) { each_variant_is_right(*state, true); }
 
-/* Blocks that take several tiles each: both accumulators, what they share, and rings that go on from tile to tile. */
+/* Blocks that compute several tiles each: both accumulators, what they share, and rings that continue across
+ * tiles. */
 static inline void blocks_stay(void **state) {
     const product_kernel *kernel = *state;
     need_kernels(kernel);
@@ -251,7 +253,8 @@ static inline void blocks_stay(void **state) {
     }
 }
 
-/* Without what it needs the kernel is wrong, and the checker says so; of one cluster always the same. */
+/* Without a required instruction the kernel is wrong, and the checker reports it; with one cluster it is
+ * always the same finding. */
 static inline void expect_mistakes(const product_kernel *kernel, const variant *v,
                                    const mistake *mistakes, size_t count) {
     need_kernels(kernel);
@@ -280,8 +283,8 @@ typedef struct account {
     int scheme, ctas, tile_n, stages;
 } account;
 
-/* Seconds of the product on a GPU at least, where a block's step of `step` columns of A and B takes `step_seconds`: all
- * processors' rounds, or the time to move `bytes` once. */
+/* Lower bound in seconds for the GEMM on a GPU where a block's step of `step` columns of A and B takes
+ * `step_seconds`: the larger of all rounds of the SMs and the time to move `bytes` once. */
 static inline double least_seconds(const dw_hardware *gpu, const account *t, int step,
                                    double step_seconds, double bytes) {
     const double size = ACCOUNT_SIZE;
@@ -291,7 +294,7 @@ static inline double least_seconds(const dw_hardware *gpu, const account *t, int
     return fmax(compute, bytes / gpu->memory_bandwidth.value);
 }
 
-/* What is tested is what is accounted for. */
+/* Checks that `accounts` lists every tested variant. */
 static inline void expect_listed(const product_kernel *kernel, const account *accounts,
                                  size_t count) {
     for (size_t i = 0; i < kernel->variant_count; i++) {

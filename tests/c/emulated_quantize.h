@@ -1,5 +1,5 @@
-/* Variants of quantization in blocks that are run on the emulator, of Hopper and of Blackwell; CMake compiles them, a
- * row each. */
+/* Variants of block quantization on Hopper and Blackwell that the tests run on the emulator. CMake compiles
+ * one per row. */
 #ifndef DW_EMULATED_QUANTIZE_H
 #define DW_EMULATED_QUANTIZE_H
 

@@ -1,5 +1,5 @@
-/* Variants of the block-scaled matrix products of sm_100 that small calls of the library get, beside those of
- * emulated_gemm_scaled.h; CMake compiles them, a row each. */
+/* Variants of sm_100's block-scaled GEMMs that the library selects for small calls, in addition to those of
+ * emulated_gemm_scaled.h. CMake compiles one per row. */
 #ifndef DW_EMULATED_QUANTIZED_PRODUCT_H
 #define DW_EMULATED_QUANTIZED_PRODUCT_H
 

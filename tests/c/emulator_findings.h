@@ -1,4 +1,4 @@
-/* Findings of an emulator, for tests. */
+/* Collects an emulator's findings for tests. */
 #ifndef DW_EMULATOR_FINDINGS_H
 #define DW_EMULATOR_FINDINGS_H
 

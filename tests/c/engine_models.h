@@ -1,4 +1,4 @@
-/* Small transformers for the engine's tests, node by node, with random data for their leaves. */
+/* Small transformers for the engine's tests, built node by node, with random data for their leaves. */
 #ifndef DW_TESTS_ENGINE_MODELS_H
 #define DW_TESTS_ENGINE_MODELS_H
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Odd on purpose: heads, widths and vocabulary are no multiples of a vector. */
+/* Odd on purpose: heads, widths and vocabulary are not multiples of a vector. */
 enum {
     MODEL_LAYERS = 2,
     MODEL_HEADS = 3,

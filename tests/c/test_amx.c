@@ -1,6 +1,5 @@
-/* F32 products on AMX against products in double: shapes around every edge, every layout, numbers that
- * cannot be split into BF16 parts, and the same bits on any number of threads. Skipped where the CPU or
- * the build has no AMX. */
+/* F32 GEMMs on AMX against double: shapes around every edge, every layout, numbers that cannot be split into
+ * BF16 parts, and the same bits on any number of threads. Skipped if the CPU or the build has no AMX. */
 #include "base/base.h"
 #include "base/pool.h"
 #include "kernel/cpu/amx.h"
@@ -47,9 +46,9 @@ static void check_guard(const void *memory, size_t bytes) {
     for (int i = 0; i < SENTINELS; i++) assert_int_equal(end[i], 0xab);
 }
 
-/* |error| <= bound: each product carries at most 2^-23 of |a||b| (the parts that are dropped and the
- * roundings inside a step), and summing k of them in blocks adds at most about sqrt(6 k) roundings of
- * the running sum, itself below the sum of |a||b|. */
+/* |error| <= bound: each product has an error of at most 2^-23 |a||b| (dropped parts and roundings inside a
+ * step). Summing k of them in blocks adds at most about sqrt(6 k) roundings of the running sum, which is at
+ * most the sum of |a||b|. */
 static void check_product(const dw__product *p, const float *c, bool with_bias,
                           const float *before) {
     for (int64_t i = 0; i < p->m; i++) {
@@ -144,7 +143,7 @@ static void test_numbers_that_cannot_be_split(void **state) {
     for (size_t i = 0; i < DW_COUNT(odd); i++) {
         for (int in_a = 0; in_a < 2; in_a++) {
             float *a = random_matrix(m * k), *b = random_matrix(k * n), *c = random_matrix(m * n);
-            /* Beside a number whose lower parts are 0: infinity times those would be NaN. */
+            /* A neighbour whose lower parts are 0: infinity times them would be NaN. */
             if (in_a)
                 a[37 * k + 1050] = odd[i], b[1050 * n + 3] = 0.25f;
             else
@@ -311,7 +310,8 @@ static void check_head(const head *h, const char *reduction, double smoothing) {
     for (int64_t i = 0; i < t; i++)
         for (int64_t j = 0; j < v; j++)
             d[i * v + j] = dlogit(h, i, j, reduction, smoothing, counted);
-    /* exp in F32 carries some 2^-22; sums as for products. A sample of elements, all corners among them. */
+    /* exp in F32 has an error of about 2^-22; sums as for GEMMs. Checks a sample of elements that includes
+     * all corners. */
     for (int64_t i = 0; i < t; i += i + 11 < t ? 11 : 1) {
         for (int64_t c = 0; c < k; c += c + 7 < k ? 7 : 1) {
             double sum = 0, magnitude = 0;
@@ -365,7 +365,7 @@ static void test_head_gradient(void **state) {
 static void test_head_gradient_in_rounds_and_on_threads(void **state) {
     (void)state;
     if (!dw__amx_available()) skip();
-    /* 2^20 / 1400 tokens are a round of 384 (after rounding down to blocks): two rounds. */
+    /* 2^20 / 1400 tokens round down to a round of 384: two rounds. */
     head h = {500, 1400, 4200, .transpose_w = true};
     make_head(&h, "mean", 0.0f);
     int threads = dw__pool_threads();

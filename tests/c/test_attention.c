@@ -156,7 +156,7 @@ static void destroy(data *d) {
 
 /* ---- the definition ------------------------------------------------------------------------------ */
 
-/* Additive mask of one pair: -INFINITY where it may not attend. */
+/* Additive mask of one pair: -INFINITY if the query may not attend to the key. */
 static double bias_of(const data *d, const problem *p, int64_t b, int64_t h, int64_t i, int64_t j) {
     int64_t shift = p->causal == 2 ? p->keys - p->queries : 0;
     if (p->causal && j > i + shift) return -INFINITY;
@@ -169,8 +169,8 @@ static double bias_of(const data *d, const problem *p, int64_t b, int64_t h, int
     return d->mask_floats[index];
 }
 
-/* One query: probabilities, what dropout multiplies them by, the soft cap's slope, log-sum-exp, and a
- * bound on the relative error of any probability in F32. */
+/* Values of one query: probabilities, their dropout factors, the soft cap's slope, log-sum-exp, and a bound
+ * on the relative error of any probability in F32. */
 typedef struct row {
     double *p, *keep, *slope, lse, error;
 } row;
@@ -204,13 +204,13 @@ static void softmax_row(const data *d, const problem *p, int64_t b, int64_t h, i
     }
     for (int64_t j = 0; j < p->keys && sum > 0.0; j++) out->p[j] /= sum;
     out->lse = sum > 0.0 ? highest + log(sum) : -INFINITY;
-    /* Scores are off by (D + 4) units of their terms, twice (numerator and normaliser); the sum over
-     * keys, exponentials and corrections add some units of their own. */
+    /* Scores have an error of (D + 4) units of their terms, twice (numerator and normaliser). The sum over
+     * keys, exponentials and corrections add some units. */
     out->error =
         UNIT * (2.0 * (double)(p->head_size + 6) * (spread + 2.0) + (double)p->keys + 20.0);
 }
 
-/* Terms below F32's range are lost whole, whatever their relative bound says. */
+/* Terms below F32's range are lost completely, so their relative bound does not apply. */
 static const double UNDERFLOW_LOSS = 1024.0 * FLT_MIN;
 
 static void assert_close(double got, double want, double bound, const char *what) {
@@ -255,7 +255,7 @@ static void add_to(sums *s, int64_t index, double term, double error) {
     s->bound[index] += error;
 }
 
-/* Gradients of one query added to dq (of this query), dk and dv. */
+/* Adds the gradients of one query to dq (of this query), dk and dv. */
 static void backward_row(const data *d, const problem *p, int64_t b, int64_t h, int64_t i, row *r,
                          sums *dq, sums *dk, sums *dv) {
     int64_t kh = h / (p->heads / p->key_heads), size = p->head_size, value_size = p->value_size;
@@ -467,7 +467,7 @@ static void test_soft_cap(void **state) {
     check_all(problems, DW_COUNT(problems));
 }
 
-/* Scores of some thousands: exp of them overflows unless the maximum is taken off first. */
+/* Scores of some thousands: exp overflows unless the maximum is subtracted first. */
 static void test_large_scores(void **state) {
     (void)state;
     static const problem problems[] = {

@@ -1,5 +1,5 @@
-/* Blackwell's attention by the library's own launcher and guard, on an emulated GPU: a correct kernel passes, a
- * wrong one is refused. Results by all shapes are in test_emulator_attention. */
+/* Blackwell's attention through the library's launcher and first-use check, on an emulated GPU: a correct
+ * kernel passes, a wrong one is rejected. test_emulator_attention tests results for all shapes. */
 #include "emulated_call.h"
 #include "kernel/cuda/attention.h"
 
@@ -51,7 +51,7 @@ static void wrong(void) {
     REQUIRE(first_use(false)->disabled); /* once and for all */
 }
 
-/* In a child: a process keeps what was found. */
+/* Runs in a child, because a process keeps the result of a first use. */
 static void first_use_in_child(void (*check)(void)) {
     const dw__jit_variant fast = fast_variant();
     need_ptx(&fast);

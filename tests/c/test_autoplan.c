@@ -1,4 +1,4 @@
-/* The search against every layout tried in turn, what it answers where there is none, and plans as files. */
+/* The search against every layout tried in turn, its answer if nothing fits, and plans as files. */
 #include "base/base.h"
 #include "deepwell/autoplan.h"
 #include "deepwell/graph.h"
@@ -107,7 +107,7 @@ static void every_schedule(every *e, dw_layout layout) {
     }
 }
 
-/* Attention on a part of the tensor parallel ranks, where each part has sequences of its own. */
+/* Attention on some of the tensor-parallel ranks, each group with its own sequences. */
 static void every_attention(every *e, dw_layout layout) {
     for (int atp = 1; atp <= layout.tp; atp++) {
         if (layout.tp % atp || layout.micro_batch % (layout.tp / atp) || e->model->heads % atp)
@@ -144,7 +144,7 @@ static void every_layout(every *e, dw_layout layout) {
             }
 }
 
-/* The bounds are below all that fits, and the best of the meshes is the best of all, to the last bit. */
+/* The bounds are below everything that fits, and the best over meshes is the best of all, bit for bit. */
 static void meshes_agree(const every *e, int length, int batch) {
     dw__problem problem = {
         .model = e->model, .hardware = e->hardware, .seq_len = length, .global_batch = batch};
@@ -173,7 +173,7 @@ static int drawn(int low, int high) {
     return low + (int)((state >> 8) % (uint32_t)(high - low + 1));
 }
 
-/* Under the sanitizers, which are slow, a few problems; what is counted over all of them is not asked for then. */
+/* Under the sanitizers, which are slow, only a few problems run, and their totals are not checked. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { ROUNDS = 4, LARGE = 0 };
 #else
@@ -203,7 +203,7 @@ static void the_search_misses_nothing(void **unused) {
         static const int batches[] = {12, 18, 24, 48};
         int batch = batches[drawn(0, 3)], length = 256 * drawn(1, 24);
         every e = {.model = &model, .hardware = hardware};
-        /* Of such memory that something must be given up. */
+        /* Memory so small that something must be given up. */
         hardware->memory.value = (1 << 26) * (double)drawn(22, 60);
         static const double ways[] = {0, 1e9, 63e9, 63e9, 450e9};
         hardware->host_bandwidth.value = ways[drawn(0, 4)];
@@ -244,8 +244,8 @@ static void the_search_misses_nothing(void **unused) {
     assert_true(layers >= 3 && optimizers >= 1 && attentions >= 1);
 }
 
-/* One GPU with less and less memory, whose link hides some layers' way to the host: the fastest is to recompute some,
- * to offload others. */
+/* One GPU with less and less memory and a link that hides some layers' transfer to the host: the fastest plan
+ * recomputes some layers and offloads others. */
 static void recomputation_and_offload_share_the_layers(void **unused) {
     (void)unused;
     static const dw_planner_model model = {.layers = 12,
@@ -299,7 +299,8 @@ static void recomputation_and_offload_share_the_layers(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-/* The first choice has measured parts alone, and is the fastest of those; faster ones with others stand beside it. */
+/* The first choice has only measured parts and is the fastest of those; faster plans with unmeasured parts
+ * are listed too. */
 static void measured_parts_come_first(void **unused) {
     (void)unused;
     static const struct {
@@ -328,7 +329,8 @@ static void measured_parts_come_first(void **unused) {
         dw_autoplan_destroy(bold);
         dw_hardware_destroy(hardware);
     }
-    /* A layout with unmeasured parts is chosen if it is asked for, or if no other fits; both are named. */
+    /* A layout with unmeasured parts is chosen if it is requested or if no other fits; the plan names both
+     * reasons. */
     dw_hardware *hardware = hardware_of("h100:64");
     dw_autoplan_request request = request_of(&llama3_70b, hardware, 8192, 256);
     request.bold = 0;
@@ -376,8 +378,9 @@ static void published_configurations_are_planned(void **unused) {
     dw_hardware_destroy(h100s);
 }
 
-/* 8 billion parameters with 128 thousand words on 8 stages: the head is worth more than two layers. The search has the
- * best of all splits in whole layers, the gain is what the heaviest stages differ by, and it is played. */
+/* 8 billion parameters and 128 thousand words on 8 stages: the head costs more than two layers. The search
+ * finds the best split into whole layers, the gain is the difference of the heaviest stages, and the split is
+ * simulated. */
 static void the_head_gets_room(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:8");
@@ -423,7 +426,7 @@ static void the_head_gets_room(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-/* Llama-3 70B on 64 H100s in a pipeline: planned and played with a bubble below 5%, within the memory. */
+/* Llama-3 70B on 64 H100s in a pipeline: planned and simulated with a bubble below 5%, within the memory. */
 static void a_planned_pipeline_is_played(void **unused) {
     (void)unused;
     dw_hardware *h100s = hardware_of("h100:64");
@@ -445,7 +448,7 @@ static void a_planned_pipeline_is_played(void **unused) {
     dw_hardware_destroy(h100s);
 }
 
-/* On a quiet machine of two cores these take a second; the limit here is for a busy one. */
+/* An idle machine of two cores needs one second; the limit is for a busy one. */
 static void the_largest_take_seconds(void **unused) {
     (void)unused;
     if (!LARGE) skip();
@@ -513,7 +516,7 @@ static void constraints_are_kept(void **unused) {
     assert_int_equal(plan->layout.recompute_layers, 0);
     assert_int_equal(plan->layout.framework, DW_FRAMEWORK_MEGATRON);
     assert_int_equal(plan->layout.cuda_graphs, 1);
-    /* What is fixed costs time, never saves it; and memory left free does. */
+    /* A fixed choice costs time and never saves it, and so does memory that must stay free. */
     request.constraint_count = 0;
     dw_autoplan *freely = plan_of(&request);
     assert_true(freely->prediction.seconds <= plan->prediction.seconds * 1.005);
@@ -529,7 +532,7 @@ static void constraints_are_kept(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-/* Every field of a layout by its name; what it then is, the plan has. */
+/* Fixes every field of a layout by its name; the plan then has the value. */
 static void every_name_can_be_fixed(void **unused) {
     (void)unused;
     static const char *const one_by_one[] = {
@@ -598,8 +601,8 @@ static void every_name_can_be_fixed(void **unused) {
         fields++;
         dw_autoplan_destroy(plan);
     }
-    /* And none is left out: gpus, global_batch and seq_len are the request's, precision is asked for beside, the
-     * stages' layers are no integers. */
+    /* Checks that no field is missing. gpus, global_batch and seq_len belong to the request, precision is
+     * separate, and the stages' layers are not integers. */
     assert_int_equal(fields + 3 + 1 + 2, dw__layout_fields.count);
     static const struct {
         const char *word;
@@ -626,7 +629,7 @@ static void every_name_can_be_fixed(void **unused) {
     dw_hardware_destroy(hardware);
 }
 
-/* The host can be what is short. */
+/* The host's memory can be the limit too. */
 static void the_host_can_be_too_small(void **unused) {
     (void)unused;
     dw_hardware *hardware = hardware_of("h100:8"), *enough = NULL;
@@ -687,7 +690,7 @@ static void refused(dw_autoplan_request request, const char *constraint, dw_stat
     assert_null(plan);
 }
 
-/* What a framework or the GPUs cannot do, and what contradicts itself. */
+/* Requests that a framework or the GPUs cannot satisfy, and contradictory requests. */
 static void contradictions_are_named(void **unused) {
     (void)unused;
     static const struct {
@@ -787,7 +790,7 @@ static void files_come_back_to_the_last_bit(void **unused) {
     assert_true(plan->prediction.seconds == back->prediction.seconds);
     assert_int_equal(plan->runner_up_count, back->runner_up_count);
     assert_string_equal(back->model_name, "tested");
-    /* As a file, predicted anew, the layout is what the search said that it is. */
+    /* A plan read from its file and predicted again has the search's values. */
     dw_prediction p;
     assert_int_equal(dw_predict(&back->model, back->hardware, &back->layout, &p), DW_OK);
     assert_true(p.seconds == plan->prediction.seconds);
@@ -813,7 +816,8 @@ static const dw_autoplan_kernel *kernel_of(const dw_autoplan *plan, const char *
     return NULL;
 }
 
-/* Ours where there are some, with tiles and what was measured; else the library, and no measurement is made up. */
+/* Our kernels where there are some, with tiles and measurements; else the library, without an invented
+ * measurement. */
 static void kernels_are_named(void **unused) {
     (void)unused;
     static const struct {
@@ -844,7 +848,7 @@ static void kernels_are_named(void **unused) {
             assert_true(kernel->predicted > 0 && kernel->source[0]);
         }
         assert_non_null(strstr(kernel_of(plan, "MLP up")->kernel, "none registered"));
-        /* What no hardware has run is named as that. */
+        /* Kernels that no hardware has run are reported as such. */
         const char *const unproven = "proven on the emulator, not run on hardware";
         const int blackwell = strncmp(cases[at].hardware, "b200", 4) == 0;
         assert_int_equal(strstr(kernel_of(plan, "MLP up")->kernel, unproven) != NULL, blackwell);
@@ -861,7 +865,8 @@ static void kernels_are_named(void **unused) {
     }
 }
 
-/* Tensor, context, data, pipeline from the inside out, experts across the first three; domains filled alike. */
+/* Tensor, context, data and pipeline ranks from the inside out, experts across the first three; domains are
+ * filled equally. */
 static void ranks_lie_on_the_fabric(void **unused) {
     (void)unused;
     static const struct {
@@ -916,7 +921,7 @@ static void ranks_lie_on_the_fabric(void **unused) {
         dw_autoplan_destroy(plan);
         dw_hardware_destroy(hardware);
     }
-    /* Experts across rails, and what fills a rack: sizes that divide it. */
+    /* Experts across rails, and sizes that divide a rack. */
     dw_hardware *rack = hardware_of("gb200:288");
     dw_autoplan_request request = request_of(&deepseek_v3, rack, 4096, 2304);
     request.precision = DW_TRAIN_MXFP8;

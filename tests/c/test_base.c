@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka needs the four above first. */
+/* cmocka requires the four headers above. */
 #include <cmocka.h>
 
 #include <fcntl.h>
@@ -269,7 +269,7 @@ static void map_holds_many_names(void **state) {
     dw__map_destroy(NULL);
 }
 
-/* Every allocation fails in turn; what was set stays, nothing leaks. */
+/* Every allocation fails in turn; existing entries stay and nothing leaks. */
 static void map_survives_each_failed_allocation(void **state) {
     (void)state;
     int64_t before = dw__memory_live();
@@ -370,7 +370,7 @@ static void file_failures_name_path_and_reason(void **state) {
     assert_true(S_ISCHR(info.st_mode));
 }
 
-/* A disk that fills up in the middle: the old file stays, the temporary goes. */
+/* The disk becomes full in the middle: the old file stays and the temporary is removed. */
 static void file_write_failure_keeps_the_old_file(void **state) {
     (void)state;
     enum { LIMIT = 4096 };
@@ -458,7 +458,7 @@ static void file_written_in_pieces_appears_whole(void **state) {
     unlink(path);
 }
 
-/* What is no regular file, or too long, is refused before it is read: a pipe would wait for ever. */
+/* Files that are not regular, or too long, are rejected before they are read; reading a pipe would block forever. */
 static void file_open_takes_regular_files_only(void **state) {
     (void)state;
     char path[128], *bytes;
@@ -486,7 +486,7 @@ static void file_open_takes_regular_files_only(void **state) {
     unlink(path);
 }
 
-/* One file in a new folder, put in the place of `path`. */
+/* A new folder with one file replaces `path`. */
 static void publish(const char *path, const char *name) {
     dw__folder_writer writer;
     char file[512], temporary[256];
@@ -552,8 +552,8 @@ static void folder_appears_whole_and_replaces(void **state) {
     }
 }
 
-/* Leftovers of killed processes go when the same folder is written again; a folder being written stays, whatever its
- * process number, and so does what only looks alike. */
+/* Writing the same folder again removes leftovers of killed processes. A folder that is being written stays,
+ * whatever its process number, and so do names that only look similar. */
 static void folder_temporaries_of_dead_processes_go(void **state) {
     (void)state;
     static const char *const stale[] = {"out.1-0.tmp", "out.999999999-7.tmp"};

@@ -1,9 +1,9 @@
-/* The CPU's elementwise, norm, data-movement and loss kernels against naive loops in double, on
- * awkward shapes and strides, on every instruction set that this CPU has.
+/* The CPU's elementwise, norm, data-movement and loss kernels against naive loops in double, on awkward
+ * shapes and strides, on every instruction set that this CPU supports.
  *
- * Every run goes through run_call(): the kernel must claim the call, is given exactly the scratch
- * that it asked for, and runs on 1, 2 and 3 threads; the bits must agree, and the guard bytes
- * around outputs and scratch must survive. */
+ * Every run goes through run_call(): the kernel must support the call, gets exactly the scratch that it
+ * requested, and runs on 1, 2 and 3 threads. The bits must agree, and the guard bytes around outputs and
+ * scratch must be unchanged. */
 #include "base/base.h"
 #include "deepwell/engine.h"
 #include "deepwell/threads.h"
@@ -44,7 +44,7 @@ enum { GUARD = 64, GUARD_BYTE = 0xA5 };
 static void *blocks[256];
 static size_t block_count;
 
-/* `bytes` between two guards; all blocks are checked and freed by release_blocks(). */
+/* Allocates `bytes` between two guards. release_blocks() checks and frees all blocks. */
 static void *guarded(size_t bytes) {
     uint8_t *block = malloc(bytes + 2 * GUARD + sizeof(size_t));
     assert_non_null(block);
@@ -117,7 +117,7 @@ static dw__tensor random_tensor(dw_dtype dtype, double low, double high, int ran
     return t;
 }
 
-/* Axes a and b exchanged: a strided view. */
+/* Swaps axes a and b: a strided view. */
 static dw__tensor transposed(dw__tensor t, int a, int b) {
     int64_t shape = t.shape[a], stride = t.stride[a];
     t.shape[a] = t.shape[b];
@@ -127,7 +127,7 @@ static dw__tensor transposed(dw__tensor t, int a, int b) {
     return t;
 }
 
-/* Offset of the row-major element `index` of `shape` in t, which broadcasts to it. */
+/* Offset in t, which broadcasts to `shape`, of the row-major element `index` of `shape`. */
 static int64_t offset_of(const dw__tensor *t, const dw__tensor *shape, int64_t index) {
     int64_t offset = 0;
     for (int axis = shape->rank - 1; axis >= 0; axis--) {
@@ -162,7 +162,7 @@ static dw_status run_once(const dw__kernel *kernel, dw__call *call) {
     }
     call->prepared = prepared;
     size_t bytes = kernel->scratch_bytes ? kernel->scratch_bytes(call) : 0;
-    /* 64-byte alignment, as the engine gives; guards on both sides */
+    /* aligned to 64 bytes, as by the engine; guards on both sides */
     uint8_t *scratch = dw__malloc_aligned(bytes + 2 * GUARD);
     assert_non_null(scratch);
     memset(scratch, GUARD_BYTE, bytes + 2 * GUARD);
@@ -275,7 +275,7 @@ static void test_fused_shapes(void **state) {
 #undef R
 }
 
-/* Every one-operand operation by itself, strided, on every float type. */
+/* Every operation with one operand, strided, on every float type. */
 static void test_single_operations(void **state) {
     (void)state;
     static const struct {
@@ -335,7 +335,7 @@ static void test_integers(void **state) {
     }
 }
 
-/* A division by zero anywhere is an error that says so, on any number of threads. */
+/* A division by zero anywhere is reported as an error, on any number of threads. */
 static void test_integer_division_by_zero(void **state) {
     (void)state;
     dw__call call = make_call(DW_OP_DIV, 0, NULL);
@@ -385,7 +385,7 @@ static void test_casts(void **state) {
     release_blocks();
 }
 
-/* One instruction by itself: from memory to memory. */
+/* One instruction alone: from memory to memory. */
 static dw__tensor run_instruction(const char *instruction, dw_dtype dtype, int operands,
                                   const dw__tensor *inputs) {
     char text[80];
@@ -398,8 +398,8 @@ static dw__tensor run_instruction(const char *instruction, dw_dtype dtype, int o
     return call.outputs[0];
 }
 
-/* A random chain in BF16 or F16 has the bits of its instructions run one by one, and the bits of the
- * reference where an instruction is correctly rounded. Numbers reach from ties to overflow. */
+/* A random chain in BF16 or F16 has the bits of its instructions run one by one, and the reference's bits
+ * where an instruction is correctly rounded. Numbers range from ties to overflow. */
 static void test_half_chains(void **state) {
     (void)state;
     enum { LENGTH = 12 };
@@ -425,7 +425,7 @@ static void test_half_chains(void **state) {
             for (const char *c = form; *c; c++) {
                 size_t at = strlen(chain), by = strlen(single);
                 if (*c == 'X' || *c == 'Y') {
-                    /* X is mostly the result before, so that chains are long. */
+                    /* X is usually the previous result, so that chains are long. */
                     int any = (int)(random_bits() % (uint64_t)(t + 2));
                     int from = *c == 'X' && t > 0 ? t + 1 : any;
                     operands[*c - 'X'] = values[from];
@@ -463,7 +463,7 @@ static void test_half_chains(void **state) {
     }
 }
 
-/* Dropout keeps exactly the elements that the generator says, at any cut of the shape. */
+/* Dropout keeps exactly the elements that the generator selects, for every division of the shape. */
 static void test_dropout(void **state) {
     (void)state;
     static const double ps[] = {0.0, 0.1, 0.5, 1.0};
@@ -487,7 +487,7 @@ static void test_dropout(void **state) {
     }
 }
 
-/* A tile of a product goes through a body, with bias, residual and a saved second result. */
+/* A tile of a GEMM goes through a body with bias, residual and a saved second result. */
 static void test_tile(void **state) {
     (void)state;
     enum { ROWS = 37, COLUMNS = 1301 };
@@ -527,7 +527,7 @@ static void test_tile(void **state) {
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
-/* `offset` makes the mean large beside the deviation: what a one-pass variance loses. */
+/* `offset` makes the mean large compared with the deviation, which breaks a one-pass variance. */
 static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, double offset) {
     dw_attr eps = dw_attr_float(DW_ATTR_KEY_EPS, 1e-5);
     dw__tensor x =
@@ -570,7 +570,7 @@ static void check_norm(bool centred, bool weighted, int64_t rows, int64_t n, dou
         double slack = 16 * EPS * (1.0 + fabs(m) * r + r);
         if (centred) expect_near("mean", row, get(&mean, row), m, 8 * EPS * (fabs(m) + 1.0));
         expect_near("rstd", row, get(&rstd, row), r, slack * r);
-        /* backward takes the statistics that forward wrote */
+        /* backward reads the statistics that forward wrote */
         double mb = centred ? get(&mean, row) : 0.0, rb = get(&rstd, row);
         for (int64_t i = 0; i < n; i++) {
             double v = at(&x, y, row * n + i), h = (v - m) * r;
@@ -614,8 +614,8 @@ static void test_norms(void **state) {
     check_norm(true, true, 0, 12, 0.0);
 }
 
-/* Rows of 768 numbers whose squares, or whose mean's square, F32 does not hold, by every kernel and the reference:
- * PyTorch's results. */
+/* Rows of 768 numbers whose squares, or whose mean's square, overflow F32: every kernel and the reference
+ * give PyTorch's results. */
 static void test_norms_of_huge_rows(void **state) {
     (void)state;
     enum { N = 768, ROWS = 4 };
@@ -772,7 +772,7 @@ static void test_permute(void **state) {
     }
 }
 
-/* Strided operands everywhere: x is a transposed view. */
+/* All operands are strided: x is a transposed view. */
 static void test_slice_pad_concat(void **state) {
     (void)state;
     static const dw_dtype types[] = {DW_BOOL, DW_F16, DW_I32, DW_F64};
@@ -897,7 +897,7 @@ static void test_take(void **state) {
     check_take(DW_I64, 1, 1, 300);
 }
 
-/* Many updates of few rows, in index order; one row that padding_index leaves out. */
+/* Many updates of few rows, in index order; padding_index excludes one row. */
 static void check_scatter(int64_t before, int64_t bound, int64_t after, bool embedding) {
     int64_t padding = bound / 2;
     dw_attr attrs[] = {embedding ? dw_attr_int(DW_ATTR_KEY_PADDING_INDEX, padding)
@@ -1214,7 +1214,7 @@ static adamw_reference adamw(adamw_reference s, double g, const dw_adamw_options
     return s;
 }
 
-/* Many tensors, some empty, some longer than a task; three steps; the same bits on any threads. */
+/* Many tensors, some empty, some longer than a task; three steps; the same bits on any number of threads. */
 static void test_adamw_step(void **state) {
     (void)state;
     enum { TENSORS = 7 };
@@ -1251,8 +1251,8 @@ static void test_adamw_step(void **state) {
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t i = 0; i < counts[t]; i++) {
                 adamw_reference r = references[t][i];
-                /* m is the difference of values up to 1: its error is absolute, and the step
-                 * divides it by sqrt(v) */
+                /* m is the difference of values up to 1, so its error is absolute, and the step divides it by
+                 * sqrt(v). */
                 double relative = 16.0 * EPS * (1.0 + 1.0 / (fabs(r.m) + 1e-3));
                 expect_near("adamw, m", i, (double)tensors[t].exp_avg[i], r.m, 4.0 * EPS);
                 expect_near("adamw, v", i, (double)tensors[t].exp_avg_sq[i], r.v, 8.0 * EPS * r.v);
@@ -1349,8 +1349,8 @@ static int run_all(void) {
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* Once per instruction set, each in a process of its own: the choice is made once a process. ThreadSanitizer looks at
- * how threads share the work, which is the same whatever computes it. */
+/* Runs once per instruction set, each in its own process, because a process chooses its instruction set once.
+ * ThreadSanitizer checks how threads share the work, which does not depend on the instruction set. */
 int main(void) {
 #if defined(__SANITIZE_THREAD__)
     return run_all();

@@ -1,6 +1,6 @@
-/* Attention's launcher, up to the driver: what is refused and with which words, and for what is taken, which kernels
- * are launched with which grids, shared memory, tensor maps and parameters. A fake driver stands for the real one;
- * tests/gpu has the results. */
+/* Attention's launcher up to the driver: calls that it rejects and their messages; for supported calls the
+ * kernels, grids, shared memory, tensor maps and parameters that it launches. The driver is a fake; tests/gpu
+ * checks results. */
 #include "common/attention_backward_layout.h"
 #include "fake/fake_attention.h"
 #include "kernel/cuda/attention.h"
@@ -65,7 +65,7 @@ static void test_forward(void **state) {
     assert_int_equal(p.o.row, 512);
     assert_int_equal(p.o.head, 128);
 
-    /* Maps of the same tensors are kept; of others, made. */
+    /* Maps of the same tensors are reused; others are made. */
     int maps = fake->map_count;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(fake->map_count, maps);
@@ -76,7 +76,7 @@ static void test_forward(void **state) {
     assert_int_equal(fake->maps[fake->launches[2].maps[1] - 1].strides[0], 2 * 264);
     call.k.row -= 8;
 
-    /* More work than the GPU has processors: blocks stay. The kernel is not loaded again. */
+    /* More work than the GPU has SMs: blocks are persistent. The kernel is not loaded again. */
     int loads = fake->loads, functions = fake->functions;
     call.batch = 300;
     assert_int_equal(dw_attention_forward(&call), DW_OK);
@@ -98,7 +98,7 @@ static void test_parameters(void **state) {
     dw__attention_set_params(&call, &p);
     assert_true(dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).softcap);
     assert_true(fabsf(p.scale_log2 - 43.280851f) < 1e-5f && p.cap_scale == 0.25f / 30.0f);
-    /* Kept where u >= p: the smallest word that is kept stands for the smallest such u of 24 bits. */
+    /* An element is kept if u >= p: the smallest kept word corresponds to the smallest such u of 24 bits. */
     const struct {
         float dropout;
         unsigned threshold;
@@ -116,7 +116,7 @@ static void test_parameters(void **state) {
     }
 }
 
-/* A window is compiled in where it hides a key from a row, and only there. */
+/* A window is compiled in only if it hides a key from a row. */
 static void test_windows(void **state) {
     (void)state;
     const int rows[] = {1, 2, 5, 9}, reach[] = {-1, 0, 1, 3, 8, 20, INT32_MAX};
@@ -144,7 +144,7 @@ static void test_windows(void **state) {
                         bool window =
                             dw__attention_shape_of(&call, DW__ATTENTION_FORWARD, 132).window;
                         if (hidden) assert_true(window);
-                        /* One side alone decides exactly. */
+                        /* One side alone determines the result. */
                         if (reach[l] < 0 || reach[r] < 0) assert_int_equal(window, hidden);
                     }
 }
@@ -186,7 +186,7 @@ static void test_lengths_of_one(void **state) {
     assert_int_equal(fake->maps[launch->maps[0] - 1].type, 6); /* F16 */
 }
 
-/* Bytes of what is kept of so many tiles of queries. */
+/* Bytes that are kept for the given number of query tiles. */
 static size_t statistics(size_t tiles, const dw__attention_tile *tile) {
     return (tiles * DW_BACKWARD_STATISTICS((size_t)tile->m) * sizeof(float) + 127) / 128 * 128;
 }
@@ -249,7 +249,7 @@ static void test_backward(void **state) {
     assert_int_equal(bytes, most * (size_t)tile->m * 128 * 4 + statistics(most, tile));
 }
 
-/* Where heads fill the GPU and have few rows, a block of threads takes all keys of a head. */
+/* If heads fill the GPU and have few rows, a thread block processes all keys of a head. */
 static void test_serial(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -276,7 +276,7 @@ static void test_serial(void **state) {
     assert_null(p.turn);
     assert_ptr_equal(p.delta, (char *)call.workspace + sums);
     assert_non_null(strstr(fake->launches[1].image, "ELF"));
-    /* Not: heads that leave a fifth of the GPU idle; many rows; no GPU. */
+    /* Not for heads that leave a fifth of the GPU idle, for many rows, or without a GPU. */
     call.batch = 67; /* 134 heads: two rounds */
     assert_false(dw__attention_shape_of(&call, DW__ATTENTION_BACKWARD, 132).serial);
     call.batch = 64;
@@ -382,7 +382,7 @@ static void test_refusals(void **state) {
            "the batch stride of k is 549755813888");
     REFUSE(call.lse = (float *)6, DW_INVALID_ARGUMENT, "lse lies at 0x6");
 #undef REFUSE
-    /* Forward alone writes o, backward alone its own. */
+    /* Only forward writes o; only backward writes its gradients. */
     dw_attention call = plain_call();
     call.o.row = 64;
     assert_int_equal(dw_attention_forward(&call), DW_INVALID_ARGUMENT);
@@ -402,14 +402,14 @@ static void test_refusals(void **state) {
     assert_int_equal(dw_attention_forward(&call), DW_OK);
     assert_int_equal(dw_attention_backward(&call), DW_INVALID_ARGUMENT);
     assert_int_equal(dw_attention_forward(NULL), DW_INVALID_ARGUMENT);
-    /* So much work that its tiles cannot be counted. */
+    /* So much work that the number of tiles overflows. */
     call = plain_call();
     call.batch = 1 << 24, call.heads_q = call.heads_kv = 1 << 16;
     assert_int_equal(dw_attention_forward(&call), DW_UNSUPPORTED);
     assert_non_null(strstr(dw_last_error(), "split the batch"));
 }
 
-/* A failing driver call names the call of attention. */
+/* The message of a failed driver call names the attention call. */
 static void test_driver_failures(void **state) {
     (void)state;
     const struct {
@@ -442,8 +442,7 @@ static void test_driver_failures(void **state) {
     assert_int_equal(dw_attention_forward(&call), DW_OK); /* nothing of that stays */
 }
 
-/* Modules made at build time, where there was a compiler, are named as the launcher asks for them: each serves a
- * shape. */
+/* Modules compiled at build time have the names that the launcher looks up; each serves one specialization. */
 static void test_embedded(void **state) {
     (void)state;
     size_t served = 0, count = 0;
@@ -476,7 +475,7 @@ static void test_embedded(void **state) {
     assert_int_equal(served, 16);
 }
 
-/* A driver that refuses both, as one does that is older than their compiler, gets what NVRTC makes. */
+/* A driver older than the modules' compiler rejects both; NVRTC then compiles the kernel. */
 static void old_driver(void *unused) {
     (void)unused;
     dw_attention call = plain_call();
@@ -506,7 +505,7 @@ static void other_gpu(void *unused) {
     CHILD_REQUIRE(dw_attention_supported(&call, false) == DW_UNSUPPORTED);
 }
 
-/* Its kernel has been run on the emulator alone: taken where it is asked for, and forward only. */
+/* This kernel has run only on the emulator: it is used only on request, and only forward. */
 static void blackwell(void *unused) {
     (void)unused;
     dw_attention call = plain_call();
@@ -578,7 +577,7 @@ static void test_bridge(void **state) {
 
 /* ---- the guard ----------------------------------------------------------------------------------- */
 
-/* Stands for kernels: outputs are zeros, LSE 1, but `wrong_kernel` writes ones into o, dq, dk and dv. */
+/* Replaces kernels: outputs are zeros and LSE 1, but with `wrong_kernel` it writes ones into o, dq, dk and dv. */
 static const char *wrong_kernel;
 static _Atomic int compared;
 
@@ -630,7 +629,7 @@ static void *call_often(void *failed) {
     return NULL;
 }
 
-/* Threads that need the same kernels for the first time at once: each is loaded and compared once. */
+/* Threads that need the same kernels for the first time at once: each kernel is loaded and compared once. */
 static void threads_call(void *unused) {
     pthread_t threads[4];
     (void)unused;
@@ -642,7 +641,7 @@ static void threads_call(void *unused) {
         void *failed = NULL;
         CHILD_REQUIRE(pthread_join(threads[i], &failed) == 0 && !failed);
     }
-    /* Four shapes, one function forward and three backward each, and at most the reference's two. */
+    /* Four specializations, one function forward and three backward each, and at most the reference's two. */
     CHILD_REQUIRE(fake->functions - functions >= 16 && fake->functions - functions <= 18);
 }
 
@@ -663,7 +662,8 @@ static void guarded(void *unused) {
         call.total_q = call.total_k = variant & 4 ? 1000 : 0;
         compared = 0;
         CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_OK);
-        /* Two cases of each pass: reference and ours; backward: also the reference's forward, and three kernels. */
+        /* Two cases per pass: reference and ours. Backward also runs the reference's forward, and has three
+         * kernels. */
         CHILD_REQUIRE(compared == 2 * 2 + 2 * (2 + 3));
         CHILD_REQUIRE(fake->memory == 0);
         forget();
@@ -690,7 +690,7 @@ static void guard_refuses(void *unused) {
     call.dropout = 0.5f;                                          /* another kernel */
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 
-    /* Backward goes on by definition. */
+    /* Backward continues with the reference. */
     wrong_kernel = "sm90_attention_backward_finish";
     CHILD_REQUIRE(dw_attention_supported(&call, true) == DW_UNSUPPORTED);
     forget();
@@ -699,7 +699,7 @@ static void guard_refuses(void *unused) {
                   strcmp(fake->launches[0].name, "reference_attention_backward") == 0);
 }
 
-/* What keeps the guard from comparing is an error, not a verdict. */
+/* A failure that prevents the first-use check is an error, not a verdict. */
 static void guard_fails(void *unused) {
     static const char *const calls[] = {"cuMemAlloc_v2",        "cuStreamCreate",
                                         "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2",
@@ -721,7 +721,8 @@ static void guard_fails(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 }
 
-/* Each allocation of a first use fails in turn: an error that says so, nothing half loaded, and then it works. */
+/* Each allocation of a first use fails in turn: the call fails with an error, nothing is half loaded, and a
+ * retry works. */
 static void memory_fails(void *unused) {
     (void)unused;
     use_guard();

@@ -1,4 +1,4 @@
-/* The driver: loaded when asked for, each way in which that can fail, and what the device makes of its answers. */
+/* The driver: loaded on first use, each way in which loading can fail, and the device's use of its answers. */
 #include "deepwell/device.h"
 #include "deepwell/emulator.h"
 #include "device/cuda_driver.h"
@@ -58,7 +58,7 @@ static void use_device(void *unused) {
     CHILD_REQUIRE(dw_device_find("cuda", &device) == DW_OK);
     CHILD_REQUIRE(strcmp(dw_device_name(device), "cuda") == 0);
 
-    /* A thread without a context gets the first GPU's primary one; one that has another keeps it. */
+    /* A thread without a context gets the first GPU's primary context; a thread with a context keeps it. */
     CHILD_REQUIRE(device->context(&context) == DW_OK);
     CHILD_REQUIRE(fake->current == 1000 && fake->retains == 1);
     CHILD_REQUIRE(context->capability == 90 && context->sm_count == 132 && context->ordinal == 0);
@@ -68,7 +68,7 @@ static void use_device(void *unused) {
     CHILD_REQUIRE(device->context(&context) == DW_OK);
     CHILD_REQUIRE(fake->current == 1003 && context->ordinal == 3 && context != first);
     CHILD_REQUIRE(context->index != first->index && !context->ptx_only);
-    /* The emulator's driver says what it is: it takes no machine code. */
+    /* The emulator's driver reports that it supports no machine code. */
     fake->current = 1002;
     fake->name = DW_EMULATOR_GPU_NAME "sm_100";
     CHILD_REQUIRE(device->context(&context) == DW_OK && context->ptx_only);
@@ -123,7 +123,7 @@ static void test_device(void **state) {
     expect_child(start_child(use_device, NULL));
 }
 
-/* Every driver call that fails is named, with the driver's own word for it. */
+/* The message of every failed driver call has its name and the driver's own text. */
 static void each_failing(void *unused) {
     static const char *const names[] = {
         "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxGetId",
@@ -163,7 +163,7 @@ static void *ask_often(void *contexts) {
     return NULL;
 }
 
-/* Contexts are found by several threads at once while new ones appear. */
+/* Several threads look up contexts at once while new ones appear. */
 static void many_threads(void *unused) {
     (void)unused;
     pthread_t threads[4];

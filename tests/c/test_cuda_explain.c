@@ -1,4 +1,4 @@
-/* Who computes attention, as explained, and the measurements that decide: on a fake GPU, and without one. */
+/* explain: which backend computes attention, and the measurements that decide, on a fake GPU and without one. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "fake/fake_gpu.h"
@@ -83,7 +83,7 @@ static void test_without_gpu(void **state) {
     json_decref(root);
 }
 
-/* Blackwell's own kernel: only where it is asked for, and no time of another GPU's kernel is said of it. */
+/* Blackwell's own kernel is used only on request, and explain does not attribute another GPU's times to it. */
 static void test_blackwell(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -107,7 +107,7 @@ static void test_blackwell(void **state) {
     unsetenv("DEEPWELL_BLACKWELL");
 }
 
-/* What each takes, as a table: deepwell, cudnn, flash, efficient, math. */
+/* A table of the calls that each backend supports: deepwell, cudnn, flash, efficient, math. */
 static void test_who_takes_what(void **state) {
     (void)state;
     static const char *const names[] = {"deepwell", "cudnn", "flash", "efficient", "math"};
@@ -142,7 +142,7 @@ static void test_who_takes_what(void **state) {
     assert_int_equal(dw_attention_explain(&call, false, "sm_90a", &text), DW_SHAPE);
 }
 
-/* Operations against a count over all pairs. */
+/* Checks the number of operations against a count over all pairs. */
 static void test_work(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -173,7 +173,7 @@ static void test_work(void **state) {
     assert_true(fabs(causal - expected) < 1e-4 * expected);
 }
 
-/* Expected times are the measured rates themselves at a measured shape. */
+/* At a measured shape the expected times are the measured rates. */
 static void test_expected(void **state) {
     (void)state;
     for (size_t i = 0; i < dw__attention_rate_count; i++) {
@@ -214,7 +214,7 @@ static void test_tune(void **state) {
     for (size_t i = 0; i < DW_COUNT(wrong); i++)
         assert_int_equal(dw_tune_record("a class", "cudnn", wrong[i]), DW_INVALID_ARGUMENT);
 
-    /* A damaged file is as good as none. */
+    /* A damaged file counts as missing. */
     char path[512];
     snprintf(path, sizeof path, "%s/tune/Fake_GPU_0.json", folder);
     const char *const damaged[] = {
@@ -237,8 +237,8 @@ static void test_tune(void **state) {
     }
 }
 
-/* Measurements choose who computes: those in a folder that others can write are neither read nor written, and neither
- * the file nor its lock is reached through a link. */
+/* Measurements choose the backend. Those in a folder that others can write to are neither read nor written,
+ * and neither the file nor its lock is reached through a link. */
 static void test_folder_of_others(void **state) {
     (void)state;
     char own[512], tune[600], path[700], victim[700], *text = NULL;
@@ -287,7 +287,7 @@ static void record_many(void *number) {
     }
 }
 
-/* Nothing that one process writes is lost to another. */
+/* Concurrent writers lose no measurement. */
 static void test_processes(void **state) {
     (void)state;
     pid_t children[4];
@@ -304,7 +304,7 @@ static void test_processes(void **state) {
         }
 }
 
-/* What several processes measure at once: the first to write is what all of them read. */
+/* Several processes measure at once: all of them read the first one's result. */
 static void test_publish(void **state) {
     (void)state;
     dw__tuned found;
@@ -323,7 +323,7 @@ static void test_publish(void **state) {
     assert_true(found.seconds == 0.0);
     assert_string_equal(found.failure, "\xc3\xa9"
                                        "chec");
-    /* One more candidate, and another version: all anew. */
+    /* One more candidate and another version: everything is measured again. */
     dw_tune_time more[] = {second[0], second[1], {"flash", 4e-3, 0.0, NULL}};
     assert_int_equal(dw__tune_write(gpu, of, with, more, 3), DW_OK);
     assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
@@ -333,7 +333,7 @@ static void test_publish(void **state) {
     assert_true(found.seconds == 1e-3);
     assert_string_equal(found.with, "torch 3");
     assert_int_equal(dw__tune_read(gpu, of, "flash", &found), DW_NOT_FOUND);
-    /* What is there, but says nothing, does not stay. */
+    /* Entries without content are removed. */
     char path[512];
     const char hollow[] = "{\"measured\": {\"a class\": {\"with\": \"torch 2\", \"deepwell\": {}, "
                           "\"cudnn\": {\"failure\": \"\"}}}}";
@@ -342,7 +342,7 @@ static void test_publish(void **state) {
     assert_int_equal(dw__tune_write(gpu, of, with, first, 2), DW_OK);
     assert_int_equal(dw__tune_read(gpu, of, "deepwell", &found), DW_OK);
     assert_int_equal(dw__tune_read(gpu, of, "cudnn", &found), DW_OK);
-    /* Reasons without text, or longer than there is room for, stay reasons. */
+    /* Reasons that are empty or too long are handled. */
     char lengthy[1000];
     memset(lengthy, 'x', sizeof lengthy - 1);
     lengthy[sizeof lengthy - 1] = '\0';
@@ -359,7 +359,7 @@ static void test_publish(void **state) {
 
 static const char with_this[] = "torch 2";
 
-/* Writes what each of "deepwell", "cudnn", "flash" took; 0: it failed. */
+/* Writes the times of "deepwell", "cudnn" and "flash"; 0 means that it failed. */
 static void publish(const dw_attention *call, bool backward, const double *times, double error) {
     static const char *const names[] = {"deepwell", "cudnn", "flash"};
     char shape_class[256];
@@ -384,7 +384,7 @@ static const char *chosen(const dw_attention *call, bool gradients) {
     return name;
 }
 
-/* Measured times decide once each of those that count has one; forward and backward count together. */
+/* Measured times decide once each counting backend has one; forward and backward count together. */
 static void test_choice(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -416,21 +416,21 @@ static void test_choice(void **state) {
     assert_int_equal(dw_attention_choose(&call, true, "torch 3", &name, because, sizeof because),
                      DW_NOT_FOUND);
     assert_int_equal(dw_attention_choose(&call, true, NULL, &name, because, sizeof because), DW_OK);
-    /* The shapes of a class share it; another class knows nothing. */
+    /* All shapes of a class share its measurement; other classes are unaffected. */
     call.rows_q = call.rows_k = 2100;
     assert_string_equal(chosen(&call, true), "cudnn");
     call.deterministic = true;
     root = explained(&call, true, NULL);
     assert_string_equal(text_of(root, "chosen"), "deepwell");
     json_decref(root);
-    /* What nobody else takes needs no measuring. */
+    /* A call that no other backend supports needs no measurement. */
     call.softcap = 3.0f;
     assert_string_equal(chosen(&call, true), "deepwell");
     call = plain_call(), call.head_dim = 100;
     assert_string_equal(chosen(&call, false), "math");
 }
 
-/* The first in order gives way to what is surely faster: by 3 %, and by three standard errors. */
+/* The first backend in order loses only to one that is clearly faster: by 3 %, and by three standard errors. */
 static void test_ties(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -455,7 +455,7 @@ static void test_ties(void **state) {
     json_decref(root);
 }
 
-/* Numbers of classes are the same where their texts are. */
+/* Two class numbers are equal exactly if their texts are. */
 static void test_class_numbers(void **state) {
     (void)state;
     enum { COUNT = 4000 };
@@ -527,7 +527,7 @@ static void test_classes(void **state) {
     assert_non_null(strstr(text, "k0 heads128 window softcap"));
 }
 
-/* Each allocation fails in turn: an error or the right thing, nothing lost; the store stays whole. */
+/* Each allocation fails in turn: the call fails or is right, nothing is lost, and the store stays valid. */
 static void test_memory(void **state) {
     (void)state;
     dw_attention call = plain_call();
@@ -564,7 +564,7 @@ static void test_memory(void **state) {
     setenv("DEEPWELL_CACHE", folder, 1);
 }
 
-/* Our kernels are timed with tensors of their own, and the time is written down. */
+/* Our kernels are measured with their own tensors, and the time is stored. */
 static void test_measure(void **state) {
     (void)state;
     dw_attention call = plain_call();

@@ -1,11 +1,11 @@
-/* Matrix products up to the driver, which is a fake: what is launched with which grid, cluster, tensor maps and
- * parameters, and what the first-use guard makes of a kernel that is right, wrong, or fails. */
+/* GEMMs up to the driver, which is a fake: the grid, cluster, tensor maps and parameters of each launch, and
+ * the first-use check's verdict on a kernel that is right, wrong, or fails. */
 #include "common/product_params.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/product.h"
 #include "number/half.h"
 
-/* Asked before the parameters are read. */
+/* Queried before the parameters are read. */
 static int maps_of(const char *name) {
     const bool scaled = strcmp(name, "sm100_gemm_scaled") == 0,
                fast = scaled || strcmp(name, "sm100_gemm") == 0;
@@ -76,7 +76,7 @@ static void test_launch(void **state) {
     expect_map(launch->maps[2], 3, 7, 3000, 9000, 12016, 32, 32);
     expect_map(launch->maps[3], 5, 7, 3000, 9000, 12032, 32, 32);
 
-    /* One row: its stride does not count. No residual: D's map is in its place, and nobody reads it. */
+    /* With one row the stride does not matter. Without a residual its map is D's, and no kernel reads it. */
     call.m = 1, call.a.stride = -3, call.d.stride = 0, call.residual.data = NULL;
     call.activation = DW_ACTIVATION_SWIGLU;
     assert_int_equal(dw_product_run(&call), DW_OK);
@@ -89,7 +89,7 @@ static void test_launch(void **state) {
     expect_map(launch->maps[3], 3, 7, 3000, 1, 12000, 32, 32);
 }
 
-/* Tiles of scales, as words of 64 bits, in boxes of a step's. */
+/* Tiles of scales as 64-bit words, in boxes of one step. */
 static void expect_scale_map(int number, uint64_t data, uint64_t tiles_wide, uint64_t tiles_high,
                              uint32_t box_tiles) {
     const fake_map *map = &fake->maps[number - 1];
@@ -103,7 +103,7 @@ static void expect_scale_map(int number, uint64_t data, uint64_t tiles_wide, uin
     assert_int_equal(map->box[1], 1);
 }
 
-/* NVFP4 with SwiGLU to MXFP8: codes are bytes, B's scales two parts. */
+/* NVFP4 with SwiGLU to MXFP8: codes are bytes, B has two parts of scales. */
 static void test_scaled_launch(void **state) {
     (void)state;
     dw_product call = plain_call();
@@ -143,7 +143,7 @@ static void use_other_gpu(void *capability) {
     CHILD_REQUIRE(fake->launch_count == 0 && fake->loads == 0);
 }
 
-/* Each says what it is, before anything is compiled. */
+/* Each is rejected with its reason before anything is compiled. */
 static void test_other_gpus(void **state) {
     int capabilities[] = {90, 110, 120};
     (void)state;
@@ -155,7 +155,7 @@ static void test_other_gpus(void **state) {
 
 static float wrong_by; /* what a wrong kernel adds to D[0][0] */
 
-/* Stands for both kernels, without epilogue; alpha is a power of 2 or small, sums in double. */
+/* Replaces both kernels, without an epilogue; alpha is a power of 2 or small, sums are in double. */
 static float read_element(const void *base, int64_t at) {
     return dw__bf16_to_f32(((const uint16_t *)base)[at]);
 }
@@ -191,7 +191,7 @@ static void run_kernel(const fake_launch *launch) {
     if (fast) ((float *)p.d)[0] += wrong_by;
 }
 
-/* D of 3 x 2 in memory of the test's own. */
+/* D of 3 x 2 in memory that the test owns. */
 static uint16_t a[3 * 8] __attribute__((aligned(16))), b[2 * 8] __attribute__((aligned(16)));
 static float d[3 * 4] __attribute__((aligned(16)));
 static dw_product tiny_call(void) {
@@ -264,7 +264,7 @@ static void kernel_fails(void *unused) {
     require_right();
 }
 
-/* What keeps the guard from comparing is an error, not a verdict. */
+/* A failure that prevents the first-use check is an error, not a verdict. */
 static void guard_fails(void *unused) {
     static const char *const calls[] = {
         "cuModuleLoadData",     "cuMemAlloc_v2",
@@ -286,7 +286,8 @@ static void guard_fails(void *unused) {
     require_right();
 }
 
-/* Each allocation of a first use fails in turn: an error that says so, nothing half loaded, and then it works. */
+/* Each allocation of a first use fails in turn: the call fails with an error, nothing is half loaded, and a
+ * retry works. */
 static void memory_fails(void *unused) {
     (void)unused;
     use_guard();

@@ -1,5 +1,5 @@
-/* Quantization in blocks up to the driver, which is a fake: what is launched with which grid and parameters, and what
- * becomes of first uses that fail. Results are those of test_quantized_product. */
+/* Block quantization up to the driver, which is a fake: the grid and parameters of each launch, and first
+ * uses that fail. test_quantized_product checks results. */
 #include "common/quantize_params.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/quantize.h"
@@ -10,7 +10,7 @@ static int maps_of(const char *name) {
     return 0;
 }
 
-/* Where nobody reads but the kernel. */
+/* Memory that only the kernel reads. */
 static void *address(uint64_t number) { return (void *)(uintptr_t)(number << 32); }
 
 static dw_quantize plain_call(void) {
@@ -49,7 +49,7 @@ static void test_launch(void **state) {
     assert_ptr_equal(p.along_columns.codes, address(4));
     assert_ptr_equal(p.amax, NULL);
 
-    /* NVFP4 with the tensor's scale given: one launch still. */
+    /* NVFP4 with a given tensor scale: still one launch. */
     call.scheme = DW_SCHEME_NVFP4, call.tensor_scale = address(6);
     assert_int_equal(dw_quantize_run(&call), DW_OK);
     assert_int_equal(fake->launch_count, 2);
@@ -80,14 +80,14 @@ static void use_guard(void) {
     fake->launch_count = fake->relaxed = 0;
 }
 
-/* Of another kernel than those that the parent has loaded. */
+/* For another kernel than those that the parent has loaded. */
 static dw_quantize other_call(void) {
     dw_quantize call = plain_call();
     call.square = 1;
     return call;
 }
 
-/* A kernel that writes nothing: refused, and every call with it. */
+/* A kernel that writes nothing is rejected, and every call with it. */
 static void guard_refuses(void *unused) {
     (void)unused;
     use_guard();
@@ -100,7 +100,7 @@ static void guard_refuses(void *unused) {
     }
 }
 
-/* What keeps the guard from comparing is an error, not a verdict. */
+/* A failure that prevents the first-use check is an error, not a verdict. */
 static void guard_fails(void *unused) {
     static const char *const calls[] = {
         "cuModuleLoadData",     "cuMemAlloc_v2",

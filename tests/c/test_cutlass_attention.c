@@ -1,6 +1,6 @@
-/* CUTLASS's attention kernel behind dw_attention, up to the library: which calls reach it and as what, which
- * are refused and with which words, and what its first use decides. Fakes stand for the driver and for the
- * library; tests/python/test_cutlass.py has the real one. */
+/* CUTLASS's attention kernel behind dw_attention, up to the library: the calls that reach it and their form,
+ * those that are rejected and their messages, and the verdict of its first use. Driver and library are fakes;
+ * tests/python/test_cutlass.py has the real library. */
 #include "base/json.h"
 #include "deepwell/explain.h"
 #include "fake/fake_attention.h"
@@ -17,7 +17,7 @@ static dw_attention named_call(void) {
     return call;
 }
 
-/* Where checks of a child begin: on a Blackwell GPU, first uses not compared. */
+/* Start of the checks in a child: on a Blackwell GPU, first uses not checked. */
 static void on_blackwell(void) {
     fake->current = 1001;
     fake->capability = 100;
@@ -48,7 +48,7 @@ static void launches(void *unused) {
     CHILD_REQUIRE(got->q_batch_stride == 512000 && got->kv_batch_stride == 230400);
     CHILD_REQUIRE(got->o_batch_stride == 512000 && got->processors == fake->sm_count);
 
-    /* A mask that hides nothing is none; lse may be left out. */
+    /* A mask that hides nothing counts as none; lse may be absent. */
     call.window_left = 5000, call.window_right = 2000, call.lse = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && !got->causal && !got->lse);
     call = named_call();
@@ -58,7 +58,7 @@ static void launches(void *unused) {
         CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && got->causal);
     }
 
-    /* PyTorch gives axes of length 1 any stride: others are sent. */
+    /* PyTorch gives axes of length 1 any stride; the launcher sends other strides. */
     call = named_call();
     call.batch = call.heads_q = call.heads_kv = call.rows_q = call.rows_k = 1;
     dw_attention_tensor *const all[] = {&call.q, &call.k, &call.v, &call.o};
@@ -69,7 +69,7 @@ static void launches(void *unused) {
                                got->q_batch_stride, got->kv_batch_stride, got->o_batch_stride};
     for (size_t i = 0; i < DW_COUNT(strides); i++) CHILD_REQUIRE(strides[i] == 128);
 
-    /* Nothing to multiply: as without a kernel's name. */
+    /* Nothing to multiply: the same as without a kernel's name. */
     const int before = provider->launches;
     call = named_call();
     call.rows_q = 0;
@@ -82,7 +82,7 @@ static void launches(void *unused) {
     CHILD_REQUIRE(provider->launches == before);
 }
 
-/* None needs any as yet; a library of tomorrow may. */
+/* No kernel needs any yet; a future library may. */
 static void workspace(void *unused) {
     (void)unused;
     on_blackwell();
@@ -97,7 +97,7 @@ static void workspace(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && provider->workspace == call.workspace);
 }
 
-/* What was compiled before calls had this member goes on as before. */
+/* Callers compiled before calls had this member still work. */
 static void shorter_structure(void *unused) {
     (void)unused;
     on_blackwell();
@@ -151,14 +151,14 @@ static void refusals(void *unused) {
     REFUSE(call.v.row = 512, "the row stride of k is 256 elements and that of v 512");
     REFUSE(call.k.batch += 8, "the batch stride of k is 230408 elements and that of v 230400");
 #undef REFUSE
-    /* What the library itself refuses. */
+    /* Calls that the library itself rejects. */
     dw_attention call = named_call();
     provider->refused = "head dimension 128: another one";
     refused(&call, DW_UNSUPPORTED,
             "attention (batch 3, 4 query heads on 2, rows 1000 x 900, head_dim 128, bf16): "
             "cutlass.sm100.attention: head dimension 128: another one");
     provider->refused = NULL;
-    /* What makes no sense for anybody. */
+    /* Calls that are invalid for every backend. */
     call.scale = NAN;
     refused(&call, DW_INVALID_ARGUMENT, "scale is nan");
     /* Forward alone. */
@@ -180,7 +180,7 @@ static void names(void *unused) {
             "sm90_attention_forward, sm100_attention_forward, cutlass.sm100.attention");
     call.kernel = "";
     refused(&call, DW_INVALID_ARGUMENT, "kernel \"\" is not known");
-    /* Ours: on the GPU that it is for, and on Blackwell that is to ask for it. */
+    /* Our kernel: on its own GPU, and on Blackwell on request. */
     call.kernel = "sm90_attention_forward";
     refused(
         &call, DW_UNSUPPORTED,
@@ -190,7 +190,7 @@ static void names(void *unused) {
     CHILD_REQUIRE(strcmp(fake->launches[0].name, "sm100_attention_forward") == 0);
     call.kernel = NULL;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_UNSUPPORTED && SAID("or by its name"));
-    /* Another GPU than the kernel's. */
+    /* A GPU that the kernel does not support. */
     fake->launch_count = fake->loads = 0;
     fake->current = 1000;
     fake->capability = 90;
@@ -212,7 +212,7 @@ static void not_built(void *unused) {
 
 /* ---- the first use --------------------------------------------------------------------------------------------- */
 
-/* Stands for both kernels: every element says where in the tensor it is. */
+/* Replaces both kernels: every element holds its position in the tensor. */
 static bool wrong;
 static _Atomic int computed;
 
@@ -270,7 +270,7 @@ static void guarded(void *unused) {
     CHILD_REQUIRE(fake->memory == 0 && fake->relaxed > 0);
     provider->workspace_bytes = 0;
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK && computed == 4);
-    /* Other heads, and a mask: kernels of their own. */
+    /* Other heads, and a mask, each need their own kernel. */
     for (int kernel = 1; kernel < 4; kernel++) {
         call = named_call();
         if (kernel & 1) call.rows_q = call.rows_k, call.window_right = 0;
@@ -300,7 +300,7 @@ static void guard_refuses(void *unused) {
     CHILD_REQUIRE(dw_attention_forward(&call) == DW_OK);
 }
 
-/* What keeps the guard from comparing is an error, not a verdict. */
+/* A failure that prevents the first-use check is an error, not a verdict. */
 static void guard_fails(void *unused) {
     (void)unused;
     use_guard();
@@ -333,7 +333,7 @@ static const char *member(const json_t *row, const char *key) {
     return text ? text : "";
 }
 
-/* The row of CUTLASS's, or NULL; the caller releases *root. */
+/* CUTLASS's row, or NULL. The caller releases *root. */
 static json_t *row_of(const dw_attention *call, bool backward, const char *target, json_t **root) {
     char *text = NULL;
     json_t *row;
@@ -372,7 +372,7 @@ static void explained(void *unused) {
     json_decref(root);
 }
 
-/* Each in a process of its own: one keeps what it has loaded. */
+/* Each runs in its own process, because a process keeps what it has loaded. */
 typedef void (*check)(void *);
 static void in_child(void **state) { expect_child(start_child(*(check *)*state, NULL)); }
 

@@ -1,5 +1,5 @@
-/* Products by CUTLASS's kernels up to the provider, which is a fake as the driver is: which calls reach which
- * kernel and how they are told, which are refused, and what the first-use guard makes of kernels that are
+/* GEMMs by CUTLASS's kernels up to the provider, which is a fake like the driver: the calls that reach each
+ * kernel and their form, those that are rejected, and the first-use check's verdict on kernels that are
  * right, wrong, or fail. */
 #include "common/product_params.h"
 #include "common/scale_layout.h"
@@ -28,7 +28,7 @@ static float a_at(int i, int k) { return (float)((PITCH * i + k) % 7) - 3; }
 static float b_at(int j, int k) { return (float)((PITCH * j + k) % 5) - 2; }
 static float c_at(int i, int j) { return (float)(8 * i + j); }
 
-/* Small whole numbers: D is exact. */
+/* Small whole numbers, so that D is exact. */
 static dw_product tiny_call(const char *kernel) {
     memset(d, 0xff, sizeof d);
     for (int k = 0; k < K; k++) {
@@ -62,7 +62,7 @@ static void require_right(bool residual) {
         }
 }
 
-/* NVFP4, addresses that nobody reads. */
+/* NVFP4 with addresses that nobody reads. */
 static dw_product codes_call(void) {
     dw_product call = {.size = sizeof(dw_product),
                        .dtype = DW_BF16,
@@ -111,7 +111,8 @@ static void told(void *unused) {
     CHILD_REQUIRE(p.a_factor == call.factor_a && p.b_factor == call.factor_b);
     CHILD_REQUIRE(p.cluster[0] == 0 && p.cluster[1] == 0);
 
-    /* One row: the strides are nobody's. No residual, no C. Numbers have no scales, whatever the members hold. */
+    /* With one row the strides do not matter. Without a residual there is no C. Plain numbers have no scales,
+     * whatever the members hold. */
     call.kernel = "cutlass.sm100.bf16";
     call.quantized = 0, call.m = 1, call.a.stride = -5, call.b.stride = 720, call.d.stride = -6;
     call.residual.data = NULL;
@@ -126,7 +127,7 @@ static void told(void *unused) {
     CHILD_REQUIRE(fake->launch_count == 0);
 }
 
-/* Deepwell's own, by its name or none, and callers of the structure before. */
+/* Deepwell's own kernel, by its name or by default, and callers with the older structure. */
 static void own(void *unused) {
     (void)unused;
     const char *const names[] = {NULL, "sm100_gemm"};
@@ -206,7 +207,7 @@ static void refusals(void *unused) {
     call = tiny_call(kernel), call.size = sizeof call - 1;
     require_refused(&call, DW_INVALID_ARGUMENT, "set it to sizeof(dw_product)");
 
-    /* What the kernel itself does not take, before and at the launch. */
+    /* Calls that the kernel itself rejects, before and at the launch. */
     call = tiny_call(kernel);
     provider->refused = "too odd";
     require_refused(&call, DW_UNSUPPORTED, "k 16, bf16): cutlass.sm90.bf16: too odd");
@@ -245,7 +246,7 @@ static bool forget_c;    /* a kernel that adds no C */
 static int wrong_factor; /* 1: leaves out A's, 2: B's */
 static bool swap_scales; /* reads scales as if rows were not swizzled */
 
-/* Row after row, what A or B stands for. */
+/* The values that A or B represents, row by row. */
 static double *read_operand(dw_cutlass_type type, const void *data, const unsigned char *scales,
                             int64_t rows, int64_t k, int64_t stride) {
     const int block = type == DW_CUTLASS_NVFP4 ? 16 : 32;
@@ -314,7 +315,7 @@ static void run_provided(const dw_cutlass_kernel *kernel, const void *call) {
                                                             .alpha = g->alpha});
 }
 
-/* cuda/common/product_reference.cu, of BF16 without activation. */
+/* cuda/common/product_reference.cu for BF16 without activation. */
 static void run_reference(const fake_launch *launch) {
     dw_product_params p;
     memcpy(&p, launch->params, sizeof p);
@@ -343,7 +344,7 @@ static void use_guard(int capability) {
 
 /* ---- the guard ------------------------------------------------------------------------------------- */
 
-/* Each with and without a residual is compared once. */
+/* Each specialization is checked once, with and without a residual. */
 static void guard_passes(void *unused) {
     (void)unused;
     use_guard(90);
@@ -364,7 +365,8 @@ static void guard_passes(void *unused) {
     CHILD_REQUIRE(fake->launch_count == 0 && fake->memory == 0);
 }
 
-/* Not used, and computed by definition; another kernel, and this one's other epilogue, are as they are. */
+/* It is not used, and the reference computes the call. Other kernels, and this kernel's other epilogue, are
+ * unaffected. */
 static void guard_refuses(void *unused) {
     (void)unused;
     use_guard(90);
@@ -432,7 +434,7 @@ static void expect_codes(void (*check)(void *), int expected) {
     assert_int_equal(WEXITSTATUS(status), expected);
 }
 
-/* What keeps the guard from comparing is an error, not a verdict. */
+/* A failure that prevents the first-use check is an error, not a verdict. */
 static void guard_fails(void *unused) {
     static const char *const calls[] = {"cuMemAlloc_v2", "cuStreamCreate", "cuMemcpyHtoDAsync_v2",
                                         "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"};
@@ -534,7 +536,7 @@ static void groups_own(void *unused) {
     call.groups = 0, call.m = NULL;
     CHILD_REQUIRE(dw_grouped_product_run(&call) == DW_OK && fake->launch_count == 4);
 
-    /* A mistake in the last group: nothing was launched. */
+    /* A mistake in the last group: nothing is launched. */
     static const struct {
         int64_t m, n;
         dw_dtype dtype;

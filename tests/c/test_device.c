@@ -1,4 +1,4 @@
-/* Devices: found by name, memory that is what was asked for. */
+/* Devices: found by name, with memory of the requested size. */
 #include "base/base.h"
 #include "deepwell/device.h"
 #include "device/device.h"
@@ -46,7 +46,7 @@ static void test_memory(void **state) {
     dw_device_release(cpu(), NULL, 5);
 }
 
-/* A kernel by the table that a GPU has: what it writes, and what it fails with when the checker has found something. */
+/* A kernel through a GPU's table: the values that it writes, and its failure if the checker has a finding. */
 static void test_emulated_gpu(void **state) {
     char *ptx = read_ptx("multiply_thread_index.ptx");
     const dw_device *device = NULL;

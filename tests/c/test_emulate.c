@@ -1,5 +1,5 @@
-/* Programs on the emulator: calls in PTX, and the entry points of libcudart and libcuda that nvcc's host code uses,
- * on a fat binary made by hand. */
+/* Programs on the emulator: calls in PTX, and the entry points of libcudart and libcuda that nvcc's host code
+ * uses, with a hand-made fat binary. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ static dw_emulator *open_emulator(void) {
     return emulator;
 }
 
-/* Runs kernel f of the module in one block; its parameter is memory for a word of every thread. */
+/* Runs kernel f of the module in one block. Its parameter is memory with one word per thread. */
 static dw_status run(dw_emulator *emulator, const char *ptx, uint32_t threads, uint32_t *out) {
     dw_emulator_launch_options options = DW_EMULATOR_LAUNCH_DEFAULT;
     dw_emulator_module *module;
@@ -66,7 +66,7 @@ static void functions_are_called(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* A table of functions, as of a class with virtual ones: kernels that call none of them run. */
+/* A table of functions, as of a class with virtual ones. Kernels that call none of them run. */
 static void functions_have_addresses(void **state) {
     uint32_t out[32];
     (void)state;
@@ -135,7 +135,7 @@ static void assertions_are_findings(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Memory that a kernel allocates and frees; used after that it is a finding. */
+/* A kernel allocates and frees memory; a use after the free is a finding. */
 static void kernels_allocate(void **state) {
     char *ptx;
     uint32_t out[32];
@@ -283,7 +283,7 @@ static void a_program_runs(void **state) {
     assert_int_equal(cudaLaunchKernel(&a_function, grid, block, arguments, shared_bytes, stream),
                      0);
     assert_int_equal(cudaMemcpy(out, memory, sizeof out, 4), 0);
-    /* The family's PTX, not that of what came before. */
+    /* The PTX of the family, not of an earlier architecture. */
     for (uint32_t i = 0; i < N + 2; i++) assert_int_equal(out[i], i < N ? 3003 + i : 0);
 
     (void)cudaGetLastError();
@@ -310,7 +310,7 @@ static void a_program_runs(void **state) {
                      0);
     assert_int_equal(status, 1);
     assert_null(function);
-    /* What NVRTC asks of a driver that it finds, and does not look whether it is there. */
+    /* The functions that NVRTC calls in a driver without checking that they exist. */
     assert_int_equal(
         cudaGetDriverEntryPointByVersion("cuGetExportTable", &function, 12000, 0, &status), 0);
     int (*export_table)(const void **, const void *);
@@ -322,7 +322,7 @@ static void a_program_runs(void **state) {
     __cudaUnregisterFatBinary(binary);
 }
 
-/* Blocks are grouped as is preferred, or as the launch says: of two launches one is the one and one the other. */
+/* Blocks are grouped as the kernel prefers or as the launch requests, one launch of each. */
 static void clusters_are_preferred(void **state) {
     static unsigned char container[1 << 13];
     typedef struct attribute {
@@ -373,7 +373,7 @@ static void clusters_are_preferred(void **state) {
     __cudaUnregisterFatBinary(binary);
 }
 
-/* What has no PTX that fits is one error at the first use. */
+/* A module without suitable PTX gives one error, at the first use. */
 static void programs_without_ptx(void **state) {
     static const struct {
         int kind;

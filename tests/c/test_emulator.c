@@ -1,4 +1,4 @@
-/* The emulator: what instructions do, how lanes part and meet, what the checker says. */
+/* The emulator: results of instructions, divergence and reconvergence of lanes, findings of the checker. */
 #include "emulator_findings.h"
 #include "jit/jit.h"
 #include "ptx_file.h"
@@ -104,7 +104,7 @@ static dw_status run_body(dw_emulator *emulator, const char *body, uint32_t thre
     return status;
 }
 
-/* Lanes go through loops of different length, and an operation of the whole warp finds them together afterwards. */
+/* Lanes leave loops at different times; an operation of the whole warp then finds them reconverged. */
 static void lanes_part_and_meet(void **state) {
     uint32_t out[64];
     (void)state;
@@ -119,7 +119,7 @@ static void lanes_part_and_meet(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* A lane may wait for another of its own warp: each has its program counter. */
+/* A lane may wait for another lane of its warp: each lane has its program counter. */
 static void lanes_wait_for_each_other(void **state) {
     uint32_t out[32];
     (void)state;
@@ -129,8 +129,8 @@ static void lanes_wait_for_each_other(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Operations among parts of a warp: each lane's mask is its part's. A part whose lanes are all there goes on, though
- * lanes of the other wait for what it does then. Barriers of a warp are one wherever its lanes meet them. */
+/* Operations of subgroups of a warp: each lane's mask is its subgroup. A complete subgroup continues even if
+ * lanes of the other wait for it. A warp's barrier is one barrier wherever its lanes arrive. */
 static void parts_of_a_warp_are_apart(void **state) {
     uint32_t out[32];
     (void)state;
@@ -180,7 +180,7 @@ static void mistakes_are_found(void **state) {
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; ld.shared.u32 %r3, [%r2+64]; st.global.u32 [%rd1], %r3;",
                    32, "undefined", "4 were never written");
-    /* Each thread has written other bytes of its own: thread 3 all that it reads but the last. */
+    /* Each thread has written other bytes; thread 3 wrote all that it reads except the last. */
     expect_finding(emulator,
                    ".local .align 8 .b8 own[16]; mov.u64 %rd3, own; cvta.local.u64 %rd4, %rd3; "
                    "mov.u32 %r3, 0; st.local.u32 [%rd3+8], %r1; setp.ne.u32 %p1, %r1, 3; "
@@ -200,7 +200,7 @@ static void mistakes_are_found(void **state) {
                    "0 bytes past the end");
     expect_finding(emulator, "setp.lt.u32 %p1, %r1, 32; @%p1 bar.sync 1, 64;", 64, "deadlock",
                    "block 0, warp 0: waiting at barrier 1 (32 of 64 threads came)");
-    /* So many bytes that an address of 32 bits comes round. */
+    /* So many bytes that a 32-bit address wraps. */
     expect_finding(emulator,
                    "mov.u32 %r2, dynamic; mov.u32 %r3, 0xFFFFFFF0; "
                    "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r3; "
@@ -227,7 +227,7 @@ static void mistakes_are_found(void **state) {
                    "mov.u32 %r2, fixed; mbarrier.init.shared.b64 [%r2], 1; $w: "
                    "mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra $w;",
                    1, "deadlock", "1 of 1 arrivals to come");
-    /* Warps that wait alike are told of together, and those that have ended. */
+    /* Warps that wait in the same way are reported together with those that have ended. */
     static const char four_of_five_wait[] =
         "mov.u32 %r2, fixed; add.u32 %r2, %r2, 8; setp.eq.u32 %p2, %r1, 0; "
         "@%p2 mbarrier.init.shared.b64 [%r2], 129; bar.sync 0; setp.ge.u32 %p3, %r1, 128; "
@@ -241,7 +241,7 @@ static void mistakes_are_found(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* The line of the source, and those where the functions that it lies in were called. */
+/* The report has the source line and the lines of the calls that inlined it. */
 static void findings_name_the_source(void **state) {
     char *text = read_ptx("inlined_lines.ptx");
     dw_finding finding;
@@ -274,7 +274,7 @@ static void padding_may_be_copied(void **state) {
     dw_emulator_destroy(emulator);
 }
 
-/* Values against C's own arithmetic. */
+/* Compares values with C's own arithmetic. */
 static void instructions_compute(void **state) {
     uint32_t out[32];
     float real;
@@ -321,7 +321,7 @@ static void instructions_compute(void **state) {
         {"mov.b64 {%r2, %r3}, 0x123456789ABCDEF0; xor.b32 %r2, %r2, %r3; st.global.u32 [%rd1], "
          "%r2;",
          0x12345678 ^ 0x9ABCDEF0},
-        /* One lane wants the whole warp, of which the others end. */
+        /* One lane needs the whole warp, but the other lanes have ended. */
         {"setp.ne.u32 %p1, %r1, 3; @%p1 bra $end; setmaxnreg.dec.sync.aligned.u32 40;\n"
          "bar.warp.sync 8; mov.u32 %r2, 77; st.global.u32 [%rd1], %r2; $end: ret;",
          77},
@@ -384,7 +384,7 @@ static void bad_text_is_refused(void **state) {
                    "sm_100a");
 }
 
-/* Every instruction of every kernel that is compiled into the library is one that the emulator has. */
+/* The emulator supports every instruction of every kernel that the library contains. */
 static void own_kernels_are_understood(void **state) {
     size_t kernels = 0;
     (void)state;

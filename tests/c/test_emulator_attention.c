@@ -13,7 +13,7 @@ typedef struct variant {
 #define ROW(...) {__VA_ARGS__},
 static const variant variants[] = {EMULATED_ATTENTION_FORWARD(ROW)};
 
-/* What the scores are like. */
+/* Distribution of the scores. */
 typedef enum content {
     RANDOM,
     GROWS, /* the maximum grows much with every block of keys, which are taken from the last to the first */
@@ -41,7 +41,7 @@ static int most(int a, int b) { return a > b ? a : b; }
 
 /* ---- tensors ------------------------------------------------------------------------------------- */
 
-/* [batch, heads, rows, head_dim], or with heads and rows the other way round; a row of `m` for each row of a head. */
+/* [batch, heads, rows, head_dim], or with heads and rows swapped; `m` has a row for each row of a head. */
 typedef struct tensor {
     matrix m;
     int batch, heads, rows;
@@ -67,7 +67,7 @@ static dw_strided strided(const tensor *t) {
                         .row = t->interleaved ? line * t->heads : line};
 }
 
-/* As the library makes them: src/kernel/cuda/attention_setup.c. */
+/* The same parameters as src/kernel/cuda/attention_setup.c. */
 static void make_tensor_map(const tensor *t, uint32_t box_rows, void *map) {
     const dw_strided s = strided(t);
     dw_emulator_tensor_shape shape = {
@@ -160,7 +160,7 @@ static dw_status launch(const problem *p, run *r) {
 
 /* ---- contents ------------------------------------------------------------------------------------ */
 
-/* What a key adds to its scores, in log2: queries have 1 in column 0, keys this. */
+/* Amount that a key adds to its scores, in log2: column 0 is 1 for queries and this amount for keys. */
 static float offset_of(const problem *p, int key, uint64_t *state) {
     const int block = key / p->v.tile_n, last = (p->rows_k - 1) / p->v.tile_n;
     switch (p->content) {
@@ -273,9 +273,9 @@ static void find_row(const problem *p, const run *r, int b, int h, int i, row *x
 /* Half a unit in the last place, of the number itself; of F16's smallest numbers, 2^-25. */
 static const double half_unit[] = {0x1p-8, 0x1p-11};
 
-/* Probabilities are rounded to elements, each by up to half a unit, as if at random: of their sum with values six
- * standard deviations, of which numbers that are even in an interval have one in 1/sqrt(3) of its half. The sum of
- * products is one of as many additions as there are keys; it is divided and rounded. */
+/* Probabilities are rounded to elements, each by up to half a unit, in effect at random. The error of their
+ * sum with the values is bounded by six standard deviations; a number uniform in an interval has a standard
+ * deviation of 1/sqrt(3) of its half. The sum has as many additions as keys; it is divided and rounded. */
 static void check_row(const problem *p, const run *r, int b, int h, int i, const row *x) {
     const int head_kv = h / (p->heads_q / p->heads_kv), element = p->v.element;
     const int line = line_of(&r->o, b, h, i);
@@ -313,8 +313,8 @@ static void check_row(const problem *p, const run *r, int b, int h, int i, const
     expect_untouched(&r->o.m, line);
 }
 
-/* Sums of powers of 2 and of their products with integers are exact, whatever they are relative to; the quotient of
- * 1 and the sum is rounded, its product, and O. */
+/* Sums of powers of 2, and of their products with integers, are exact for every reference maximum. Roundings:
+ * the quotient of 1 and the sum, its product, and O. */
 static void check_integers(const problem *p, const run *r, int b, int h, int i, const row *x) {
     const int head_kv = h / (p->heads_q / p->heads_kv);
     const int line = line_of(&r->q, b, h, i);
@@ -432,7 +432,8 @@ static void calls_are_right(void **state) {
     }
 }
 
-/* Blocks that take several tiles each, in pairs where there is a mask, of heads an odd number; rings that go on. */
+/* Blocks that compute several tiles each, in pairs if there is a mask, with an odd number of heads; rings
+ * that continue. */
 static void blocks_stay(void **state) {
     (void)state;
     need_kernels();
@@ -446,7 +447,7 @@ static void blocks_stay(void **state) {
     }
 }
 
-/* Maxima that grow with every block, by little, or never: O is rescaled, or relative to an old maximum. */
+/* Maxima that grow with every block, by little, or never: O is rescaled, or stays relative to an old maximum. */
 static void maxima_may_grow(void **state) {
     static const content contents[] = {GROWS, CREEPS, SHRINKS};
     (void)state;
@@ -474,7 +475,7 @@ static void integers_are_exact(void **state) {
     }
 }
 
-/* Without what it needs the kernel is wrong, and the checker says so. */
+/* Without a required instruction the kernel is wrong, and the checker reports it. */
 static void mistakes_are_found(void **state) {
     static const mistake mistakes[] = {
         {"tcgen05.wait::ld", "too early", "before the wait that makes its value valid"},
@@ -519,9 +520,10 @@ typedef struct account {
 } account;
 static const account accounts[] = {DW_SM100_FORWARD_TILES(ROW)};
 
-/* What a tile takes of a multiprocessor, and of each block of keys the time of the tensor cores, of the exponentials
- * (16 a clock) and of reading operands from shared memory: Q and K for the scores, V for each half; P lies in tensor
- * memory. 128 bytes a clock are Hopper's, and assumed here. The longest is a bound for a long sequence. */
+/* Cost of a tile on an SM: for each block of keys the time of the tensor cores, of the exponentials (16 per
+ * clock) and of reading operands from shared memory (Q and K for the scores, V for each half; P is in tensor
+ * memory). 128 bytes per clock are Hopper's rate and are assumed here. The largest of them bounds the time of
+ * a long sequence. */
 static void tiles_fit(void **state) {
     (void)state;
     dw_hardware *b200;

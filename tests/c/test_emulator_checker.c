@@ -1,6 +1,5 @@
-/* The checker of shared memory: small kernels that are right, over many orders of execution, and each with one
- * mistake planted, which must be found and named whatever the order.
- */
+/* The checker of shared memory: small correct kernels, over many orders of execution, and the same kernels
+ * with one planted mistake each, which the checker must find and name in every order. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 
@@ -17,8 +16,8 @@ typedef struct kernel {
     const char *architecture; /* NULL: sm_90a */
 } kernel;
 
-/* `from` becomes `to`; every finding is then of `kind` (or one of two), or of `also`; one of `kind` names the
- * lines that have `line` and `other` (NULL: only that). */
+/* Replaces `from` by `to`. Every finding must then be of `kind` (or one of two), or of `also`; one of `kind`
+ * names the lines that contain `line` and `other` (NULL: only the first). */
 typedef struct mistake {
     const char *what, *from, *to, *kind, *also, *line, *other;
 } mistake;
@@ -127,7 +126,7 @@ static void run_all(const kernel *k, const mistake *mistakes, size_t count) {
 
 /* ---- copies through two stages ------------------------------------------------------------- */
 
-/* Warp 0 fetches six blocks of 512 bytes, warps 1 and 2 add up half of each. */
+/* Warp 0 fetches six blocks of 512 bytes; warps 1 and 2 each add up half of each block. */
 #define INIT_FULL "mbarrier.init.shared.b64 [%r4], 1;\n"
 #define FREES "setp.eq.u32 %p5, "
 #define NOT_FIRST "@%p1 bra $ready;\n"
@@ -172,7 +171,7 @@ static void copies_are_waited_for(void **state) {
     run_all(&pipeline, mistakes, COUNT(mistakes));
 }
 
-/* One copy for all. */
+/* One copy serves all warps. */
 static uint32_t copied(const uint32_t *in, uint32_t i) { return in[i]; }
 static const kernel fetch = {"checker_fetch.ptx", 128, 1, 128, copied, NULL};
 
@@ -191,7 +190,7 @@ static void a_copy_is_waited_for(void **state) {
 
 /* ---- an epilogue that stores through the asynchronous proxy ---------------------------------- */
 
-/* Four warps write 512 bytes, one thread has them copied to memory; twice. */
+/* Four warps write 512 bytes, and one thread starts their copy to memory; twice. */
 #define WRITE(i) "st.shared.u32 [%r8], %r1" #i ";\n"
 
 static uint32_t stored(const uint32_t *in, uint32_t i) {
@@ -226,7 +225,7 @@ static void stores_through_the_other_proxy_are_fenced(void **state) {
 
 /* ---- named barriers ------------------------------------------------------------------------ */
 
-/* Warps 0 and 1 give words to warps 2 and 3, three times. */
+/* Warps 0 and 1 pass words to warps 2 and 3, three times. */
 static uint32_t handed(const uint32_t *in, uint32_t i) { return 3 * in[i ^ 1] + 3; }
 
 static const kernel handover = {"checker_handover.ptx", 128, 1, 64, handed, NULL};
@@ -297,7 +296,7 @@ static void products_are_waited_for(void **state) {
     run_all(&product, mistakes, COUNT(mistakes));
 }
 
-/* A sum that is read before the wait is a finding, and it is the right sum. */
+/* Reading a sum before the wait is a finding; the sum itself is right. */
 static void sums_read_early_are_right(void **state) {
     (void)state;
     static const mistake early = {"the wait comes later",
@@ -332,7 +331,7 @@ static void sums_read_early_are_right(void **state) {
     free(text);
 }
 
-/* The same of a tensor pipe: A of 128 x 16, B of 16 x 16. */
+/* The same for tcgen05: A of 128 x 16, B of 16 x 16. */
 #define ROW(address)                                                                               \
     "st.shared.v4.u32 [" address "], {%r7, %r7, %r7, %r7};\n"                                      \
     "st.shared.v4.u32 [" address "+128], {%r7, %r7, %r7, %r7};\n"
@@ -368,7 +367,7 @@ static void tensor_products_are_waited_for(void **state) {
     run_all(&tensor_product, mistakes, COUNT(mistakes));
 }
 
-/* Four warps store to tensor memory, four others load what they have stored, and the first store again. */
+/* Four warps store to tensor memory, four others load the values, and the first store again. */
 static uint32_t same_word(const uint32_t *in, uint32_t i) { return in[i]; }
 
 #define STORED "tcgen05.wait::st.sync.aligned;\n"
@@ -448,7 +447,7 @@ static void clusters_are_ordered(void **state) {
     run_all(&exchange, mistakes, COUNT(mistakes));
 }
 
-/* Block 1 tells block 0's mbarrier that it has written there. */
+/* Block 1 signals block 0's mbarrier after writing there. */
 static uint32_t told(const uint32_t *in, uint32_t i) { return in[i]; }
 
 static const kernel telling = {"checker_telling.ptx", 32, 2, 32, told, NULL};
@@ -499,7 +498,7 @@ static void remote_stores_are_waited_for(void **state) {
     run_all(&remote, mistakes, COUNT(mistakes));
 }
 
-/* A phase that is waited for ends, and no other before it is seen to. */
+/* One warp waits for the end of the mbarrier's first phase. */
 static uint32_t waited_for(const uint32_t *in, uint32_t i) { return in[i + 32]; }
 static const kernel turn = {"checker_turn.ptx", 64, 1, 32, waited_for, NULL};
 
@@ -584,7 +583,7 @@ static void atomic_operations_are_no_races(void **state) {
 
 /* ---- writes of the same --------------------------------------------------------------------- */
 
-/* Three warps clear the same words, each for itself, and read what others of the warp have cleared. */
+/* Three warps each clear the same words and read words that other lanes of their warp have cleared. */
 static uint32_t unchanged(const uint32_t *in, uint32_t i) { return in[i]; }
 static const kernel clearing = {"checker_clearing.ptx", 96, 1, 96, unchanged, NULL};
 

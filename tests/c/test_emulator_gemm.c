@@ -1,5 +1,5 @@
-/* The matrix product of sm_100 (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as the compiler
- * makes it, the checker on. */
+/* sm_100's GEMM (cuda/sm100/gemm.cu) on the emulator, against sums in double: its PTX as compiled, with the
+ * checker on. */
 #include "emulated_gemm.h"
 #include "emulated_product_run.h"
 #include "sm100/gemm_tiles.h"
@@ -39,8 +39,7 @@ static uint32_t shared_bytes(const variant *v) {
     return (uint32_t)DW_GEMM_SHARED_BYTES(v->ctas, v->tile_n, v->stages);
 }
 
-/* One element, prime sizes, one past a tile, contractions of nothing and of no multiple of a step, rings that go
- * round. */
+/* One element, prime sizes, one past a tile, K of 0 and of no multiple of a step, rings that wrap. */
 static const sizes shapes[] = {{1, 1, 1},  {128, 64, 64},  {129, 129, 65},
                                {3, 70, 0}, {67, 257, 131}, {257, 61, 709}};
 
@@ -92,7 +91,7 @@ static void mistakes_are_found(void **state) {
                     DW_COUNT(with_launch_control));
 }
 
-/* A kernel that has no tcgen05.fence at all, as CUTLASS's have none, counts on the hardware: nothing is said. */
+/* A kernel without any tcgen05.fence, like CUTLASS's, relies on the hardware: the checker reports nothing. */
 static void fences_are_looked_for_where_there_are_some(void **state) {
     (void)state;
     need_kernels(&kernel);
@@ -134,9 +133,9 @@ static void time_is_bounded(void **state) {
 #define ACCOUNT(...) {0, __VA_ARGS__},
 static const account accounts[] = {DW_SM100_GEMM_TILES(ACCOUNT)};
 
-/* What a tile takes of a multiprocessor, and how long a product must take on a B200 at least: of all processors'
- * rounds the tensor cores' time, or that of reading A and B from shared memory (128 bytes a clock, as on Hopper), or
- * the time to move A, B and D once. */
+/* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
+ * the tensor cores, or of reading A and B from shared memory (128 bytes per clock, as on Hopper), or the time
+ * to move A, B and D once. */
 static void tiles_fit(void **state) {
     (void)state;
     const double size = ACCOUNT_SIZE;

@@ -1,5 +1,5 @@
-/* The block-scaled matrix products of sm_100 (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in
- * double of what the operands stand for: their PTX as the compiler makes it, the checker on. */
+/* sm_100's block-scaled GEMMs (cuda/sm100/gemm_scaled.cu) on the emulator, against sums in double of the
+ * operands' values: their PTX as compiled, with the checker on. */
 #include "deepwell/number.h"
 #include "emulated_gemm_scaled.h"
 #include "emulated_product_run.h"
@@ -11,7 +11,7 @@ static const variant variants[] = {EMULATED_GEMM_SCALED(ROW)};
 
 /* ---- operands ------------------------------------------------------------------------------------ */
 
-/* Where D is F16, no sum exceeds its range. */
+/* If D is F16, no sum exceeds its range. */
 static uint8_t random_scale(const problem *p, uint64_t *state) {
     const uint64_t word = random_word(state);
     const bool half = p->v.element && !p->v.output;
@@ -22,7 +22,7 @@ static uint8_t random_scale(const problem *p, uint64_t *state) {
                                    DW_ROUND_NEAREST, 0);
 }
 
-/* `parts` matrices of `rows` rows, one below the other, each with scales of its own. */
+/* `parts` matrices of `rows` rows one after the other, each with its own scales. */
 static void make_operand(operand *o, dw_emulator *emulator, const problem *p, int rows, int parts,
                          matrix_type type, uint64_t *state) {
     const int block = DW_SCALED_BLOCK(p->v.scheme), wide = ceil_divide(p->k, block);
@@ -60,7 +60,7 @@ static void make_operand(operand *o, dw_emulator *emulator, const problem *p, in
     free(swizzled);
 }
 
-/* Tiles of 128 rows beside each other, as many as a step takes, in words of 64 bits. */
+/* Adjacent tiles of 128 rows, as many as a step reads, in 64-bit words. */
 static void make_scale_map(const operand *o, int step_tiles, void *map) {
     enum { WORDS = DW_SCALE_TILE_BYTES / 8, U64 = 4 };
     dw_emulator_tensor_shape shape = {
@@ -108,8 +108,8 @@ static uint32_t shared_bytes(const variant *v) {
     return (uint32_t)DW_SCALED_SHARED_BYTES(v->scheme, v->ctas, v->tile_n, v->stages);
 }
 
-/* One element, prime sizes, one past a tile, contractions of nothing, of no multiple of a block and of no
- * multiple of a step, rings that go round. */
+/* One element, prime sizes, one past a tile, K of 0, of no multiple of a block and of no multiple of a step,
+ * rings that wrap. */
 static const sizes shapes[] = {{1, 1, 1},  {128, 128, 256}, {129, 257, 65},
                                {3, 70, 0}, {67, 131, 367},  {257, 193, 1021}};
 
@@ -161,7 +161,7 @@ static void mistakes_are_found(void **state) {
     expect_mistakes(&kernel, &variants[4], of_a_pair, DW_COUNT(of_a_pair));
 }
 
-/* A product's D as MXFP8, its codes and scales as they are, is the A of another. */
+/* The D of one GEMM as MXFP8, codes and scales unchanged, is the A of another. */
 static void quantized_output_is_the_next_input(void **state) {
     const problem first = {.v = {0, 0, 0, 1, 256, 3, 0, DW_GEMM_OUTPUT_MXFP8, 0, 0, 0, 0},
                            .m = 150,
@@ -213,9 +213,9 @@ static void quantized_output_is_the_next_input(void **state) {
 #define ACCOUNT(...) {__VA_ARGS__},
 static const account accounts[] = {DW_SM100_SCALED_TILES(ACCOUNT)};
 
-/* What a tile takes of a multiprocessor, and how long a product must take on a B200 at least: of all processors'
- * rounds the tensor cores' time, or that of reading A, B and scales from shared memory (128 bytes a clock, as on
- * Hopper), or the time to move A, B, their scales and D, of BF16, once. */
+/* Cost of a tile on an SM, and a lower bound for the GEMM on a B200: over all rounds of the SMs the time of
+ * the tensor cores, or of reading A, B and scales from shared memory (128 bytes per clock, as on Hopper), or
+ * the time to move A, B, their scales and D (BF16) once. */
 static void tiles_fit(void **state) {
     (void)state;
     const double size = ACCOUNT_SIZE;

@@ -1,4 +1,4 @@
-/* The emulator's instructions, one by one, against arithmetic of its own: on random words and on awkward ones. */
+/* The emulator's instructions one by one, against separate arithmetic, on random and awkward words. */
 #include "deepwell/emulator.h"
 #include <math.h>
 #include <setjmp.h>
@@ -18,7 +18,7 @@ static uint64_t random_word(void) { /* xorshift64: Marsaglia 2003 */
     random_state ^= random_state << 13, random_state ^= random_state >> 7;
     return random_state ^= random_state << 17;
 }
-/* Of every fourth word the bits are few and lie at the ends. */
+/* Every fourth word has only a few bits set, at its ends. */
 static uint64_t awkward_word(int bits) {
     static const uint64_t ends[] = {
         0,         1,      2,          3,          0x7F,       0x80,      0xFF,
@@ -46,8 +46,8 @@ static void no_findings(const char *body) {
 
 static const char *target = "sm_100a"; /* of `emulator` */
 
-/* `body` for `count` threads in blocks of `block`; each reads `words` words of `in` (%rd1 is their address) and
- * stores `results` words at %rd2. %r1 is the thread. */
+/* Runs `body` on `count` threads in blocks of `block`. Each thread reads `words` words of `in` (%rd1 is their
+ * address) and stores `results` words at %rd2. %r1 is the thread. */
 static void run_threads(const char *body, uint32_t count, uint32_t block, const uint64_t *in,
                         int words, uint64_t *out, int results) {
     static const char head[] =
@@ -285,14 +285,14 @@ static const format f16 = {"f16", 5, 10, 15, 0x7BFF, true},
                     e2m3 = {"e2m3", 2, 3, 1, 0x1F, false}, e3m2 = {"e3m2", 3, 2, 3, 0x1F, false},
                     e2m1 = {"e2m1", 2, 1, 1, 0x7, false};
 
-/* The definition: (-1)^s 2^(e - bias) 1.f, or 2^(1 - bias) 0.f. The code after the greatest is what it would be. */
+/* The definition: (-1)^s 2^(e - bias) 1.f, or 2^(1 - bias) 0.f. The code after the largest continues the sequence. */
 static double magnitude_of(const format *f, uint32_t code) {
     const uint32_t fraction = code & ((1u << f->fraction_bits) - 1),
                    exponent = code >> f->fraction_bits;
     return exponent ? ldexp(1 + ldexp(fraction, -f->fraction_bits), (int)exponent - f->bias)
                     : ldexp(fraction, 1 - f->bias - f->fraction_bits);
 }
-/* Of two neighbours the one that the rounding asks for: found by search, not by arithmetic on bits. */
+/* Of two neighbours, the one that the rounding selects, found by search and not by arithmetic on bits. */
 static uint32_t nearest_code(const format *f, double x, char mode, bool finite) {
     const double m = fabs(x);
     const uint32_t sign = signbit(x) ? 1u << (f->exponent_bits + f->fraction_bits) : 0;
@@ -319,7 +319,7 @@ static uint32_t nearest_code(const format *f, double x, char mode, bool finite) 
 
 static const char *const rounding_names[] = {"rn", "rz", "rm", "rp"};
 
-/* Words whose values lie around those of the format: its numbers, the middles between them, and beside those. */
+/* Words around the format's values: its numbers, the midpoints between them, and their neighbours. */
 static float value_near(const format *f) {
     const uint64_t word = random_word();
     if (word % 3 == 0) return as_float(random_word());
@@ -393,7 +393,7 @@ static void floats_to_narrow(void **state) {
         for (int i = 0; i < COUNT; i++) {
             for (int half = 0; half < 2; half++) {
                 const float x = as_float(in[i] >> 32 * half);
-                /* A NaN is 0x7F where the format has one, else the greatest number. */
+                /* NaN is 0x7F if the format has one, else the largest number. */
                 const uint32_t expected =
                     isnan(x) ? (which < 2 ? 0x7F : f->most) : nearest_code(f, (double)x, 'n', true);
                 const uint32_t got = (uint32_t)(out[i] >> bits * half) & ((1u << bits) - 1);
@@ -404,15 +404,14 @@ static void floats_to_narrow(void **state) {
     }
 }
 
-/* Every code, to pairs of F16 and from there to integers in every rounding. */
+/* Every code is converted to a pair of F16, and those to integers in every rounding. */
 static uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return isnan(x) ? 0x7FFFFFFF : bits;
 }
 
-/* Stochastic rounding: the code toward zero, or the next where the random bits and the part that is cut off
- * make one. */
+/* Stochastic rounding: the code toward zero, or the next one if the random bits plus the dropped part carry. */
 static uint32_t chance_code(const format *f, double x, uint32_t random, int random_bits,
                             bool finite) {
     const double m = fabs(x);
@@ -557,7 +556,7 @@ static void codes_to_halves(void **state) {
     }
 }
 
-/* The neighbours of an integer among floats, compared as integers: nothing is rounded on the way. */
+/* Compares the neighbours of an integer among floats as integers, so that nothing is rounded on the way. */
 static uint32_t code_of_whole(const format *f, bool negative, uint64_t magnitude, char mode) {
     uint32_t low = 0, high = f->most;
     while (low < high) {
@@ -590,7 +589,7 @@ static void integers_to_floats(void **state) {
                 const format *f = formats[which];
                 char body[300];
                 for (int i = 0; i < COUNT; i++) {
-                    /* Near middles, at every magnitude. */
+                    /* Numbers near midpoints, at every magnitude. */
                     const int shift = (int)(random_word() % 64);
                     in[i] = random_word() >> shift;
                     if (i % 2) in[i] = (in[i] | 1) << (random_word() % 48);
@@ -646,7 +645,8 @@ static void halves_compute(void **state) {
                 if (cases[i].what == 3 && code < 0x400) v[n] = copysign(0, v[n]);
             }
             if (!finite) continue;
-            /* Sums of far exponents are not exact in double; far enough to round alike, as they do not cancel. */
+            /* Sums of distant exponents are not exact in double, but they round to the same number, because
+             * they do not cancel. */
             const double exact = cases[i].what == 1   ? v[0] + v[1]
                                  : cases[i].what == 2 ? fma(v[0], v[1], v[2])
                                                       : v[0] * v[1];
@@ -690,7 +690,7 @@ static uint16_t half_reduced(const format *f, char kind, uint16_t a, uint16_t b)
         return (uint16_t)nearest_code(f, (a >> 15 ? -x : x) + (b >> 15 ? -y : y), 'n', false);
     }
     if (a_nan || b_nan) return a_nan ? b_nan ? 0x7FFF : b : a;
-    /* Codes in the order of their numbers, -0 below 0. */
+    /* Codes in the order of their numbers; -0 is below 0. */
     const int p = a >> 15 ? -1 - (a & 0x7FFF) : a, q = b >> 15 ? -1 - (b & 0x7FFF) : b;
     return (p < q) == (kind == '<') ? a : b;
 }
@@ -699,7 +699,8 @@ REFERENCE(brain_sum, half_reduced(&bf16, '+', (uint16_t)a, (uint16_t)b))
 REFERENCE(half_least, half_reduced(&f16, '<', (uint16_t)a, (uint16_t)b))
 REFERENCE(brain_greatest, half_reduced(&bf16, '>', (uint16_t)a, (uint16_t)b))
 
-/* a lies in memory, the operation is with b (and c); then the memory's 8 bytes and the old value are stored. */
+/* a is in memory, the operation combines it with b (and c); then the memory's 8 bytes and the old value are
+ * stored. */
 #define PLACE                                                                                      \
     "mov.u32 %r5, buffer; shl.b32 %r6, %r2, 4; add.u32 %r5, %r5, %r6; mov.u64 %rd20, 0;"           \
     "mov.u32 %r20, 0; st.shared.v2.u64 [%r5], {%rd10, %rd10}; st.global.v2.u64 [%rd2], {%rd10, "   \
@@ -792,7 +793,7 @@ static void reductions_compute(void **state) {
     }
 }
 
-/* What the ISA does not have is refused by its name. */
+/* Instructions that the ISA lacks are rejected by name. */
 static void reductions_refused(void **state) {
     static const char *const bodies[] = {
         "atom.global.min.f32 %f1, [%rd1], %f2;",
@@ -821,7 +822,8 @@ static void reductions_refused(void **state) {
 
 /* ---- products of a warp -------------------------------------------------------------------- */
 
-/* Where element i of a lane's A, B and C is, as PTX ISA 9.7.14.5 writes it for elements of 16, 8, 4 and 32 bits. */
+/* Position of element i of a lane's A, B and C, as PTX ISA 9.7.14.5 defines it for elements of 16, 8, 4 and
+ * 32 bits. */
 typedef struct layout {
     const char *name;
     int k, bits, a_words, b_words;
@@ -869,7 +871,7 @@ static double element_of(int kind, uint32_t code) {
     default: return code;
     }
 }
-/* Random codes of middling numbers: sums of them are near exact, none is infinite. */
+/* Random codes of medium magnitude: their sums are nearly exact, and none is infinite. */
 static uint32_t random_code(int kind) {
     const uint32_t word = (uint32_t)random_word();
     switch (kind) {
@@ -922,7 +924,7 @@ static void products_of_warps(void **state) {
     assert_int_equal(dw_emulator_create("sm_120a", NULL, &emulator), DW_OK);
     target = "sm_120a";
     (void)state;
-    /* Scales lie in one of several threads and, where there are fewer than four, in some of the bytes. */
+    /* The scales are in one of several threads and, if there are fewer than four, in some of the bytes. */
     const size_t count = sizeof cases / sizeof *cases;
     for (size_t at = 0, n; at < 8 * count; at++) {
         const int pick = (int)(at / count);
@@ -1034,8 +1036,8 @@ static const char *register_list(char *text, const char *name, int first, int co
     return text;
 }
 
-/* Whole numbers, and eighths of them in floating point: sums are exact in every type. Matrices lie in rows that
- * are longer than they need be. */
+/* Whole numbers, and eighths in floating point, so that sums are exact in every type. Matrices have rows with
+ * padding. */
 static void fragments_of_open_layout(void **state) {
     static const open_product products[] = {
         {"m16n16k16", "f16", "f32", "f32", true, false, true, false, false, 16, 16, 16},
@@ -1068,7 +1070,7 @@ static void fragments_of_open_layout(void **state) {
             for (int column = 0; column < 32; column++) {
                 double *const at[3] = {&a[row][column], &b[row][column], &c[row][column]};
                 const int sizes[3] = {bytes, bytes, c_bytes};
-                /* a[m][k], b[n][k], c[m][n]; memory is in the order of its layout. */
+                /* a[m][k], b[n][k], c[m][n]; each is stored in the order of its layout. */
                 const bool along[3] = {p->a_row, !p->b_row, true};
                 const int rows[3] = {p->m, p->n, p->m}, columns[3] = {p->k, p->k, p->n};
                 for (int which = 0; which < 3; which++) {
@@ -1098,7 +1100,7 @@ static void fragments_of_open_layout(void **state) {
             snprintf(names, sizeof names, "%s.%s", p->d, p->c);
         else
             snprintf(names, sizeof names, "%s.%s.%s.%s", p->d, p->type, p->type, p->c);
-        /* By shared memory: the input's first words are copied there. */
+        /* Through shared memory: the first words of the input are copied there. */
         snprintf(
             body, sizeof body,
             "mov.u32 %%r3, buffer; mov.u64 %%rd5, %%rd1; setp.ne.u32 %%p1, %%r2, 0; mul.wide.u32 "
@@ -1160,7 +1162,7 @@ static void fragments_of_bytes(void **state) {
                 "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8 {%r10, %r11, %r12, %r13}, [%r5];"
                 "st.global.v4.u32 [%rd2], {%r10, %r11, %r12, %r13};",
                 32, 32, in, 2, out, 2);
-    /* The B operand of a product of bytes from a matrix whose rows are K: lane's column, four rows in a word. */
+    /* The B operand of a byte matmul from a matrix with rows of K: the lane's column, four rows per word. */
     for (int lane = 0; lane < 32; lane++)
         for (int byte = 0; byte < 16; byte++) {
             const int matrix = byte / 8, column = lane / 4 + byte / 4 % 2 * 8,
@@ -1223,7 +1225,7 @@ static void asynchronous_stores(void **state) {
                 64, 64, in, 1, out, 1);
     for (int i = 0; i < 64; i++)
         if (out[i] != in[i ^ 31]) fail_msg("%d", i);
-    /* Sixty-four threads add, each tells the barrier of four bytes. */
+    /* Sixty-four threads add, and each arrives on the mbarrier with four bytes. */
     run_threads(
         BARRIER("1") "ld.global.u32 %r10, [%rd1]; mov.u32 %r11, 5; @%p1 st.shared.u32 [%r5+64], "
                      "%r11; bar.sync 0;"
@@ -1234,7 +1236,7 @@ static void asynchronous_stores(void **state) {
     uint32_t sum = 5;
     for (int i = 0; i < 64; i++) sum += (uint32_t)in[i];
     for (int i = 0; i < 64; i++) assert_int_equal(out[i], sum);
-    /* The barrier is told when a thread's copies have come; with and without counting it first. */
+    /* The mbarrier is signaled when a thread's copies have arrived, with and without counting it first. */
     for (int counted = 0; counted < 2; counted++) {
         run_threads(counted ? BARRIER("64") "cvta.to.global.u64 %rd3, %rd1; "
                                             "cp.async.ca.shared.global [%r6+64], [%rd3], 8;"
@@ -1267,7 +1269,7 @@ static void asynchronous_stores(void **state) {
 
 /* ---- cluster launch control ---------------------------------------------------------------- */
 
-/* Blocks take over others that have not begun: each of 500 is worked on once, by whomever. */
+/* Blocks cancel others that have not started and do their work: each of 500 is done exactly once. */
 static void blocks_are_taken_over(void **state) {
     enum { BLOCKS = 500 };
     static const char text[] =
@@ -1317,8 +1319,8 @@ static void blocks_are_taken_over(void **state) {
 
 /* ---- tensor maps --------------------------------------------------------------------------- */
 
-/* A map whose address, extent and stride a kernel replaces in shared memory and publishes, then four rows gathered
- * by it, one of them outside. */
+/* A kernel replaces address, extent and stride of a map in shared memory and publishes it, then gathers four
+ * rows with it, one of them outside. */
 static void tensor_maps_change(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n"
@@ -1387,8 +1389,8 @@ static void tensor_maps_change(void **state) {
     dw_emulator_unload(module);
 }
 
-/* A box of 8 rows of 128 bytes, read back as it lies in shared memory: NVIDIA's figures of the swizzles, and
- * for atoms of 32 bytes what its programs for B200 read. */
+/* Reads back a box of 8 rows of 128 bytes from shared memory: the swizzles follow NVIDIA's figures, and for
+ * atoms of 32 bytes the reads of its programs for B200. */
 static void boxes_are_swizzled(void **state) {
     static const char text[] =
         ".version 9.0\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 "
@@ -1461,8 +1463,7 @@ static void boxes_are_swizzled(void **state) {
     assert_int_equal(dw_emulator_release(emulator, result), DW_OK);
 }
 
-/* An instruction that the GPU has not is refused by its name, with the GPUs that have it; which those are is what ptxas
- * 13.0 says of each. */
+/* An instruction that the GPU lacks is rejected by name, with the GPUs that have it, as reported by ptxas 13.0. */
 static void instructions_belong_to_architectures(void **state) {
     static const char *const names[] = {"sm_90a", "sm_100a", "sm_103a", "sm_120a"};
     static const struct {

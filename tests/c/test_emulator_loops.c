@@ -1,4 +1,4 @@
-/* Loops that never end are told from those that take long, whatever the number of blocks, and soon. */
+/* The emulator tells endless loops from long ones, soon, for any number of blocks. */
 #include "deepwell/threads.h"
 #include "emulator_findings.h"
 #include "ptx_file.h"
@@ -11,7 +11,7 @@ typedef struct program {
     uint64_t endless; /* 0: the default */
 } program;
 
-/* Memory begins as zeros. Returns the launch's status; `finding`: the first. */
+/* Memory starts as zeros. Returns the launch's status; `finding` receives the first finding. */
 static dw_status run(const program *p, int threads, uint32_t *out, dw_finding *finding,
                      uint64_t *executed) {
     dw_emulator_options options = DW_EMULATOR_OPTIONS_DEFAULT;

@@ -1,6 +1,5 @@
-/* What the emulator takes at most: as many blocks as a GPU has multiprocessors, each with all of its shared and its
- * tensor memory, waiting for each other, under the checker, which has something else to remember of every 128 words.
- */
+/* The emulator's peak memory: as many blocks as a GPU has SMs, each with all of its shared and tensor memory,
+ * waiting for each other with the checker on, which keeps a separate record for every 128 words. */
 #include "deepwell/emulator.h"
 #include "ptx_file.h"
 #include <sys/resource.h>

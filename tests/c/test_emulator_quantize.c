@@ -1,5 +1,5 @@
-/* Quantization in blocks (cuda/common/quantize.cu) on the emulator, of Hopper and of Blackwell: to the bit what
- * dw_block_quantize and dw_scales_swizzle make of the same numbers, the checker on. */
+/* Block quantization (cuda/common/quantize.cu) of Hopper and Blackwell on the emulator: bit for bit the
+ * result of dw_block_quantize and dw_scales_swizzle, with the checker on. */
 #include "common/quantize_params.h"
 #include "deepwell/emulator.h"
 #include "deepwell/hardware.h"
@@ -69,7 +69,7 @@ typedef struct problem {
     const char *without;
 } problem;
 
-/* Codes and scales of a direction: bytes of 0xFF before. */
+/* Codes and scales of one direction, filled with 0xFF before the run. */
 typedef struct result {
     dw_block_layout layout;
     size_t stride, code_bytes, scale_bytes;
@@ -167,7 +167,7 @@ static void open_run(const problem *p, run *r) {
     assert_non_null(x->host);
     memset(x->host, 0xFF, x->bytes); /* no numbers behind rows */
     fill(x, p->seed, p->ordinary);
-    /* The last row ends where the memory does. */
+    /* The last row ends at the end of the memory. */
     x->bytes -= x->pitch - row_bytes(x);
     assert_int_equal(dw_emulator_allocate(r->emulator, x->bytes, &x->device), DW_OK);
     copy_in(x, r->emulator);
@@ -272,7 +272,7 @@ static void codes_and_scales_are_exact(void **state) {
                 }
 }
 
-/* Of numbers that are all 0, or none, the tensor's scale is 1. */
+/* The tensor scale of zeros only, or of no numbers, is 1. */
 static void nothing_to_scale(void **state) {
     (void)state;
     need_variants();
@@ -328,7 +328,7 @@ static double least_microseconds(const char *gpu, double bytes) {
     return seconds * 1e6;
 }
 
-/* What of 8192 x 8192 elements must be moved: read once, codes and scales written once. */
+/* Bytes that 8192 x 8192 elements must move: read once, codes and scales written once. */
 static void bytes_are_counted(void **state) {
     enum { SIZE = 8192 };
     static const char *const inputs[] = {"BF16", "F16", "F32"};

@@ -1,6 +1,7 @@
-/* The emulator's tensor cores of Blackwell: tensor memory, what moves in and out of it, products. One kernel is the
- * frame of most tests: it fills shared memory and tensor memory from images, runs the instructions under test, and
- * gives tensor memory back. Layouts and numbers are worked out here, from the figures of the PTX ISA. */
+/* The emulator's Blackwell tensor cores: tensor memory, data movement to and from it, matmuls. Most tests
+ * share one kernel as a frame: it fills shared memory and tensor memory from images, runs the instructions
+ * under test, and returns tensor memory. The tests compute layouts and numbers separately, from the figures
+ * of the PTX ISA. */
 #include "emulator_findings.h"
 #include <math.h>
 
@@ -38,8 +39,8 @@ static uint32_t *cell(uint32_t *image, int block, int lane, int column) {
     return &image[((size_t)block * LANES + (size_t)lane) * COLUMNS + (size_t)column];
 }
 
-/* %r1: base of shared memory, %r2: thread, %rd7 and up, %r30 and up, %p5 and up are the body's. One thread of the
- * first block runs it. */
+/* %r1: base of shared memory, %r2: thread. %rd7 and up, %r30 and up, %p5 and up are for the body. One thread
+ * of the first block runs it. */
 static const char frame_text[] = HEAD
     ".extern .shared .align 1024 .b8 image[];\n.shared .align 8 .b64 arrived;\n.shared .b32 slot;\n"
     ".visible .entry f(.param .u64 shared, .param .u64 tensor, .param .u64 out, .param .u32 words, "
@@ -92,7 +93,7 @@ static const char read_back[] =
     "{%r24,%r25,%r26,%r27}; add.s64 %rd3, %rd3, 32; add.u32 %r15, %r15, 8; add.u32 %r16, %r16, 8; "
     "bra.uni $read;\n$done:\n";
 
-/* `body` is the instructions, `after` what every warp does then (NULL: reads everything back, to f->out). */
+/* `body` has the instructions; every warp then runs `after` (NULL: reads everything back, to f->out). */
 static dw_status run_frame(frame *f, const char *body, const char *after) {
     const int group = f->blocks;
     char *text = malloc(sizeof frame_text + strlen(body) + (after ? strlen(after) : 0) + 4000);
@@ -176,7 +177,7 @@ static double value_of(format f, uint32_t code) {
     return f != UE4M3 && code >> sign & 1 ? -size : size;
 }
 
-/* A code of a finite number, none that is far from 1 where the type has a wide range. */
+/* A code of a finite number, near 1 for types with a wide range. */
 static uint32_t random_code(format f) {
     const uint32_t word = (uint32_t)rand() << 8 ^ (uint32_t)rand();
     switch (f) {
@@ -206,8 +207,8 @@ typedef struct matrix {
 
 static const uint32_t spans[] = {16, 32, 64, 128, 128};
 
-/* Byte of the image of (row, byte along K), or, of those contiguous along rows, of (row, k). The canonical
- * layouts of PTX ISA 9.7.16.5. */
+/* Byte in the image of (row, byte along K), or of (row, k) if rows are contiguous. The canonical layouts of
+ * PTX ISA 9.7.16.5. */
 static uint32_t place_of(const matrix *m, uint32_t row, uint32_t k) {
     const uint32_t span = spans[m->swizzle];
     uint32_t at;
@@ -245,7 +246,7 @@ static void put(const matrix *m, unsigned char *image, int row, int k, uint32_t 
                  code);
 }
 
-/* Bytes from one instruction's K to the next's, of `k` elements. */
+/* Bytes between the K ranges of consecutive instructions, for `k` elements. */
 static uint32_t step_of(const matrix *m, int k) {
     if (m->mn_major)
         return (uint32_t)k / (m->swizzle == SWIZZLE_128_BY_32 ? 4 : 8) *
@@ -253,7 +254,7 @@ static uint32_t step_of(const matrix *m, int k) {
     return m->swizzle == PLAIN ? 2 * m->lbo : 32;
 }
 
-/* Text that makes %rd<number> the descriptor of the matrix, its start `bytes` further. */
+/* Text that sets %rd<number> to the descriptor of the matrix, with its start `bytes` further. */
 static int make_descriptor(char *text, int number, const matrix *m, uint32_t bytes) {
     static const uint64_t modes[] = {0, 6, 4, 2, 1};
     const uint64_t rest = modes[m->swizzle] << 61 | (uint64_t)1 << 46 |
@@ -264,7 +265,7 @@ static int make_descriptor(char *text, int number, const matrix *m, uint32_t byt
                    m->first + bytes, number, (unsigned long long)rest);
 }
 
-/* Offsets that leave no gaps, for `rows` of 32 * steps bytes. */
+/* Offsets without gaps, for `rows` of 32 * steps bytes. */
 static matrix make_matrix(format f, int rows, int k, bool packed, bool mn_major, int swizzle,
                           uint32_t first) {
     matrix m = {f, rows, k, packed, mn_major, swizzle, first, 0, 0};
@@ -320,7 +321,7 @@ typedef struct product {
 #define SHARED_BYTES (2u * 65536u)
 #define MOST_K 256
 
-/* Where D(row, column) of a product lies: block, lane, column. */
+/* Position of D(row, column) of a matmul: block, lane, column. */
 static void place_of_d(const product *p, int row, int column, int *block, int *lane, int *at) {
     const int rows = p->m / p->group;
     *block = row / rows;
@@ -365,7 +366,7 @@ typedef struct numbers {
     double a[256][MOST_K], b[256][MOST_K];
 } numbers;
 
-/* Fills the frame's images with random operands; what they stand for is in `x`, scaled. */
+/* Fills the frame's images with random operands. `x` receives their values, scaled. */
 static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numbers *x) {
     const int k = kinds[p->kind].k, depth = k * p->steps, rows = p->m / p->group,
               columns = p->n / p->group;
@@ -391,12 +392,12 @@ static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numb
                 put(a, f->shared + (size_t)block * f->shared_bytes, within, i, code);
                 continue;
             }
-            /* The rows lie where D's do; where D is folded they are there twice. */
+            /* The rows have the positions of D's rows; if D is folded they are stored twice. */
             product whole = *p;
             for (int fold = 0; fold < (rows == 64 && p->group == 2 ? 2 : 1); fold++) {
                 int to, lane, column;
                 place_of_d(&whole, row, fold * p->n / 2, &to, &lane, &column);
-                /* 4 bits in the middle of a byte are its bits 2 to 5, 6 are 1 to 6. */
+                /* A 4-bit element is in bits 2 to 5 of a byte, a 6-bit element in bits 1 to 6. */
                 const int first = bits < 8 && !packed ? 8 * i + (bits == 4 ? 2 : 1) : i * bits;
                 put_bits((unsigned char *)cell(f->tensor, to, lane, A_COLUMN), 0, first, bits,
                          code);
@@ -412,9 +413,9 @@ static void fill_operands(frame *f, const product *p, matrix *a, matrix *b, numb
         }
 }
 
-/* Scale factors of 32 rows are a column of bytes in 32 lanes, the same in all four ranges of lanes; the factors of
- * one instruction are bytes beside each other. With fewer than four of them the next instruction's follow, as
- * IDs. `at` is the column of the first instruction's. */
+/* Scale factors of 32 rows are a column of bytes in 32 lanes, repeated in all four ranges of lanes. The
+ * factors of one instruction are adjacent bytes. With fewer than four of them the next instruction's follow,
+ * selected by IDs. `at` is the column of the first instruction. */
 static void fill_scales(frame *f, const product *p, numbers *x) {
     const int k = kinds[p->kind].k, chunk = k / p->scales, rows = p->m / p->group;
     for (int which = 0; which < 2; which++) {
@@ -479,7 +480,7 @@ static double sum_value(int sum, uint32_t bits) {
                             : single(bits);
 }
 
-/* Every sum within the roundings to its type, one for each instruction; cells that are not D's as they were. */
+/* Every sum is within the roundings to its type, one per instruction; cells outside of D are unchanged. */
 static void check_product(const product *p) {
     frame f = open_frame(p->group, SHARED_BYTES);
     numbers *x = malloc(sizeof *x);
@@ -516,7 +517,7 @@ static void check_product(const product *p) {
                 if (p->saturate && wanted > INT32_MAX) wanted = INT32_MAX;
                 most = 0;
             } else {
-                /* A rounding of each instruction's sum, none larger than `size`; sums in double as well. */
+                /* One rounding per instruction's sum, none larger than `size`; the sums are in double too. */
                 most = p->steps * (unit * (p->steps == 1 ? fabs(wanted) : size) +
                                    (p->sum == SUM_F16 ? 0x1p-25 : 0)) +
                        0x1p-44 * size;
@@ -684,8 +685,8 @@ static const struct {
               {"16x256b", 4, 8, 16},
               {"16x32bx2", 1, 1, 16}};
 
-/* Which register of which thread holds a cell, as the figures of 9.7.16.2.3.1 draw it; `column` counts pairs of
- * columns where they are packed, `half` is the second of .16x32bx2. */
+/* Register and thread of a cell, as in the figures of 9.7.16.2.3.1. `column` counts pairs of columns if they
+ * are packed; `half` is the second of .16x32bx2. */
 static void holder_of(int shape, int lane, int column, int half, int *thread, int *at) {
     const int upper = lane / 8, row = lane % 8;
     switch (shape) {
@@ -868,7 +869,7 @@ static void copies_of_every_shape(void **state) {
     }
 }
 
-/* Two shifts of columns 8 to 15: of one warp's lanes all but the last take what the next has. */
+/* Two shifts of columns 8 to 15: in one warp's lanes, all but the last receive the next lane's value. */
 static void rows_are_shifted(void **state) {
     (void)state;
     srand(11);
@@ -894,7 +895,7 @@ static void rows_are_shifted(void **state) {
     }
 }
 
-/* Sixteen elements of 4 or 6 bits in sixteen bytes become bytes, the elements in their middle. */
+/* Sixteen elements of 4 or 6 bits in sixteen bytes become one byte each, with the element in the middle. */
 static void copies_give_elements_bytes(void **state) {
     static const char *const names[] = {"128x256b.b8x16.b4x16_p64", "128x128b.b8x16.b6x16_p32",
                                         "64x128b.warpx2::01_23.b8x16.b6x16_p32",
@@ -930,7 +931,7 @@ static void copies_give_elements_bytes(void **state) {
 
 /* ---- allocation ---------------------------------------------------------------------------- */
 
-/* Runs a body of a block of `threads` threads, in a kernel of its own; %r1: thread, %rd1: the thread's word of the
+/* Runs a body on a block of `threads` threads, in its own kernel; %r1: thread, %rd1: the thread's word of the
  * output. */
 static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t threads,
                            uint32_t *out) {
@@ -965,7 +966,7 @@ static dw_status run_alone(dw_emulator *emulator, const char *body, uint32_t thr
     "ld.shared.u32 %r9, [%r2+" where                                                               \
     "]; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, " columns ";\n"
 
-/* Eight warps want 128 columns each: four at a time have them, and no two the same. */
+/* Eight warps request 128 columns each: four at a time get them, and no two the same. */
 static void columns_are_shared_out(void **state) {
     uint32_t out[256], seen[4] = {0};
     dw_emulator *emulator;
@@ -1021,7 +1022,7 @@ static void expect_framed(int filled, const char *body, const char *after, const
 #define LOAD "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r90}, [%r13];\n"
 #define WAIT_LOAD "tcgen05.wait::ld.sync.aligned;\n"
 
-/* ... and the reader is held up until the value is there, whatever the order. */
+/* ... and the reader waits until the value is there, in every order. */
 static void who_reads_early_gets_the_value(void **state) {
     (void)state;
     srand(9);
@@ -1091,7 +1092,7 @@ static void mistakes_are_found(void **state) {
                   "invalid", ".cta_group::2 in a kernel that has .cta_group::1");
 }
 
-/* A product that is right, and what goes wrong when one thing of it is changed. */
+/* A correct matmul, and the findings when one part of it is changed. */
 static void mistakes_in_products_are_found(void **state) {
     static const product halves = {KIND_F16, F16, F16, SUM_F32, 128, 64, 1, 1, BOTH(SWIZZLE_128)};
     static const product scaled = {MXF8F6F4,

@@ -1,9 +1,8 @@
 /* The engine against the interpreter in FP64, on whole models.
  *
- * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is what
- * rounding alone costs on this data; the engine, which adds in another order, may be SLACK times as
- * far, plus a few units in the last place of the tensor's norm.
- */
+ * Tolerance: the interpreter also runs the same graph in FP32. Its distance from FP64 is the cost of rounding
+ * alone on these data. The engine adds in another order and may be SLACK times as far, plus a few units in
+ * the last place of the tensor's norm. */
 #include "base/pool.h"
 #include "deepwell/engine.h"
 #include "deepwell/step_memory.h"
@@ -48,7 +47,7 @@ static size_t bytes_of(const dw__tensor *tensor) {
     return (size_t)dw__tensor_count(tensor) * dw_dtype_bytes(tensor->dtype);
 }
 
-/* Wanted: gradients of every output with respect to every parameter. */
+/* Differentiates every output with respect to every parameter. */
 static void problem_begin(problem *p, dw_graph *graph, int64_t batch, int64_t sequence) {
     memset(p, 0, sizeof *p);
     p->graph = graph;
@@ -94,7 +93,7 @@ static void results_end(results *r) {
     for (uint32_t i = 0; i < r->grad_count; i++) dw__free_aligned(r->grads[i].data);
 }
 
-/* Room for what the engine computes. */
+/* Memory for the engine's results. */
 static void results_begin(const problem *p, const dw_engine *engine, results *r) {
     memset(r, 0, sizeof *r);
     r->output_count = p->output_count;
@@ -169,7 +168,7 @@ static dw__tensor as_f64(const dw__tensor *tensor) {
     return wide;
 }
 
-/* The given graph with its gradients, interpreted; nothing of the engine takes part. */
+/* Interprets the given graph with its gradients; the engine takes no part. */
 static void interpret(const problem *p, bool high_precision, results *r) {
     dw_graph *graph = NULL;
     dw_value outputs[MOST_OUTPUTS], output_grads[MOST_OUTPUTS], grads[MOST_LEAVES];
@@ -217,7 +216,7 @@ static double element(const dw__tensor *tensor, int64_t i) {
                                    : (double)((const float *)tensor->data)[i];
 }
 
-/* Euclidean norm of x - y; of x when y is NULL. */
+/* Euclidean norm of x - y, or of x if y is NULL. */
 static double distance(const dw__tensor *x, const dw__tensor *y) {
     double sum = 0.0;
     for (int64_t i = 0; i < dw__tensor_count(x); i++) {
@@ -234,8 +233,8 @@ static void expect_close(const char *name, const dw__tensor *got, const dw__tens
     if (!(error <= allowed)) fail_msg("%s: error %g, allowed %g", name, error, allowed);
 }
 
-/* A tenth of the mean norm: a gradient that cancels (that of a query which sees one key) is as
- * wrong as the terms that it is the sum of. */
+/* A tenth of the mean norm: a gradient that cancels (of a query that sees one key) has the error of the terms
+ * of its sum. */
 static double cancelling_scale(const results *f64) {
     double sum = 0.0;
     for (uint32_t j = 0; j < f64->grad_count; j++) {
@@ -268,7 +267,7 @@ static void expect_same(const dw_graph *graph, dw_value value, const dw__tensor 
              element(b, at), element(a, at));
 }
 
-/* Gradients that one of the two lacks are not compared. */
+/* Gradients that either of the two lacks are not compared. */
 static void expect_same_bits(const problem *p, const results *a, const results *b) {
     for (uint32_t i = 0; i < a->output_count; i++) {
         expect_same(p->graph, dw_graph_output(p->graph, i), &a->outputs[i], &b->outputs[i]);
@@ -350,7 +349,7 @@ static void fixture_end(fixture *f) {
     dw_graph_destroy(f->graph);
 }
 
-/* Fills the arena and a guard behind it with `pattern`; marks which bytes a run changes. */
+/* Fills the arena and a guard after it with `pattern`, and marks the bytes that a run changes. */
 static void mark_touched(const fixture *f, uint8_t pattern, uint8_t *touched, size_t bytes) {
     results r;
     uint8_t *arena = dw__malloc_aligned(bytes);
@@ -371,7 +370,7 @@ static void the_predicted_peak_is_the_peak(void **state) {
         fixture_begin(&f, o & 1 ? model_llama : model_gpt, 0.0, o >> 1);
         size_t arena_bytes = dw_plan_arena_bytes(f.plan);
         uint8_t *touched = dw__calloc(arena_bytes + GUARD, 1);
-        /* A byte may get the value that it has: two patterns tell. */
+        /* A run may write the value that a byte already has, so two patterns are used. */
         mark_touched(&f, 0xa5, touched, arena_bytes + GUARD);
         mark_touched(&f, 0x3c, touched, arena_bytes + GUARD);
         size_t highest = 0;
@@ -579,7 +578,7 @@ static void threads_may_share_a_plan(void **state) {
         workers[t] = (worker){.f = &f, .expected = &alone};
         assert_int_equal(pthread_create(&threads[t], NULL, work, &workers[t]), 0);
     }
-    /* And the number of threads changes under them. */
+    /* The number of threads changes during the runs too. */
     for (int i = 0; i < 200; i++) {
         OK(dw_set_threads(1 + i % 5));
         usleep(200);
@@ -607,7 +606,7 @@ static void plans_are_cached_and_kept_while_in_use(void **state) {
         dw_plan_release(other);
         if (s == 40) live = dw__memory_live();
     }
-    /* From 32 on every new plan replaces an old one; the one in use is still there. */
+    /* From the 32nd on every new plan evicts an old one; the plan in use stays. */
     assert_in_range(dw__memory_live(), live - live / 4, live + live / 4);
     OK(dw_engine_plan(f.engine, f.p.sizes, &again));
     assert_ptr_equal(again, f.plan);
@@ -636,7 +635,7 @@ static void a_plan_describes_itself(void **state) {
     fixture_end(&f);
 }
 
-/* Heads are split and merged by views: no instruction of the plans moves elements alone. */
+/* Heads are split and merged by views: no instruction of the plans only moves elements. */
 static void heads_are_never_copied(void **state) {
     (void)state;
     static const char *const moves[] = {"permute", "pad", "concat", "reshape"};
@@ -833,7 +832,7 @@ static void outputs_may_be_leaves_views_or_twice_the_same(void **state) {
     agrees(odd_outputs, 0.0);
 }
 
-/* The gradients of a and of b are one value, the output's gradient itself. */
+/* The gradients of a and b are one value, the output's gradient itself. */
 static dw_status plain_sum(model *m) {
     model_begin(m);
     dw_value a = model_parameter(m, "a", -1, 2, m->batch, m->sequence);

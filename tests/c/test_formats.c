@@ -1,5 +1,6 @@
-/* Number formats below Python: every instruction set and number of threads gives the definition's bits, rows are not
- * written beyond their ends, wrong arguments are refused. The rules themselves are tested in Python, against others. */
+/* Number formats in C: every instruction set and number of threads gives the definition's bits, no row is
+ * written past its end, and invalid arguments are rejected. The rules themselves are tested in Python against
+ * other implementations. */
 #include "base/base.h"
 #include "base/isa.h"
 #include "deepwell/deepwell.h"
@@ -20,7 +21,7 @@ static uint32_t random_word(void) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(random_state >> 32);
 }
-/* Mostly of middling size, with every other pattern strewn in. */
+/* Mostly medium magnitudes, with every other pattern mixed in. */
 static float random_float(void) {
     uint32_t word = random_word();
     if (word % 16 == 0) return dw__f32_from_bits(random_word());
@@ -36,7 +37,7 @@ static uint32_t code_at(dw_format format, const uint8_t *codes, int64_t i) {
     return codes[i];
 }
 
-/* Lengths around a group, a pass, a task; a canary behind. */
+/* Lengths around a group, a pass and a task, with a canary after the output. */
 static void arrays_are_the_definition(void **state) {
     enum { MOST = 33000 };
     static const int64_t counts[] = {0, 1, 15, 16, 17, 1023, 1025, MOST};
@@ -71,7 +72,7 @@ static void arrays_are_the_definition(void **state) {
     free(codes);
 }
 
-/* Every F32 of 2^32 / STEP patterns, each format: the loops and the definition. */
+/* 2^32 / STEP patterns of F32 in each format: the loops against the definition. */
 static void patterns_across_the_range(void **state) {
     enum { STEP = 4099, AT_ONCE = 1 << 14 };
     (void)state;
@@ -173,7 +174,7 @@ static uint64_t hash_everything(int mode) {
     return hash_bytes(hash, &amax, sizeof amax);
 }
 
-/* In a child, before anything has asked for the instruction set. */
+/* Runs in a child, before anything has selected the instruction set. */
 static uint64_t hash_in_child(const char *isa, const char *threads, int mode) {
     int channel[2];
     uint64_t hash = 0;
@@ -195,7 +196,7 @@ static uint64_t hash_in_child(const char *isa, const char *threads, int mode) {
     return hash;
 }
 
-/* Comes first: the process itself must not have chosen yet. */
+/* Must run first, while the process has not selected its instruction set. */
 static void instruction_sets_and_threads_agree(void **state) {
     (void)state;
     uint64_t expected = hash_in_child("baseline", "1", FE_TONEAREST);
@@ -243,7 +244,7 @@ static void a_row_is_completed_and_no_more(void **state) {
     }
 }
 
-/* Larger than a task in both directions: compared with rows taken one at a time. */
+/* Larger than a task in both directions; compared with rows quantized one at a time. */
 static void tasks_meet_without_a_seam(void **state) {
     enum { TALL = 70, WIDE = 40000 };
     (void)state;

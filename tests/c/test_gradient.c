@@ -1,7 +1,6 @@
-/* Gradients against central differences, in F64, by the reference interpreter: every rule, with
- * each output's gradient alone and all together, first dims symbolic. Then: what passes make of
- * the same graphs gives the same numbers.
- */
+/* Gradients against central differences in F64, with the reference interpreter: every rule, with the gradient
+ * of each output alone and of all together; first dims are symbolic. Passes over the same graphs must then
+ * give the same numbers. */
 #include "graph/emit.h"
 #include "kernel/reference/interpret.h"
 #include <math.h>
@@ -31,7 +30,7 @@ typedef enum fill {
     INDEX,    /* i64 0 .. limit-1 */
     TRUTH,    /* bool */
     SEED,     /* i64 */
-    EVEN_ODD, /* NORMAL, no two elements equal: for orders */
+    EVEN_ODD, /* NORMAL, no two elements equal, for sorting */
     SCORES    /* F64 additive mask, with some -inf */
 } fill;
 
@@ -50,7 +49,7 @@ typedef struct op_case {
     uint32_t no_gradient; /* bit i: leaf i isn't differentiated by */
 } op_case;
 
-/* number = 1 tells an integer attribute from the unused end of the list */
+/* number = 1 distinguishes an integer attribute from the unused end of the list */
 #define INT(key, value)                                                                            \
     { DW_ATTR_KEY_##key, 0, value, 1, NULL, NULL }
 #define FLOAT(key, value)                                                                          \
@@ -440,8 +439,8 @@ static void fill_leaf(problem *p, const op_case *c, uint32_t position) {
     }
 }
 
-/* The node, a gradient leaf for each floating-point output, and the gradients as further outputs;
- * `only` >= 0: of that output alone. */
+/* The node, a gradient leaf for each floating-point output, and the gradients as further outputs. `only` >= 0
+ * differentiates that output alone. */
 static void open_problem(problem *p, const op_case *c, int only) {
     memset(p, 0, sizeof *p);
     random_state = 7;
@@ -498,7 +497,7 @@ static dw__tensor *leaf_tensor(problem *p, dw_value value) {
     return NULL;
 }
 
-/* The forward half of a problem: same leaves, the outputs alone. */
+/* The forward half of a problem: the same leaves and only the outputs. */
 static dw_graph *forward_graph(const problem *p) {
     dw_graph *forward;
     OK(dw_graph_clone(p->graph, &forward));
@@ -507,7 +506,7 @@ static dw_graph *forward_graph(const problem *p) {
     return forward;
 }
 
-/* sum over outputs of y * dy; where y isn't finite (lse of nothing) it counts 0 */
+/* Sum over outputs of y * dy; y counts 0 where it is not finite (lse of an empty row). */
 static double loss(problem *p, const dw_graph *forward) {
     dw__tensor outputs[4] = {0};
     double sum = 0;
@@ -521,8 +520,8 @@ static double loss(problem *p, const dw_graph *forward) {
     return sum;
 }
 
-/* Truncation is h^2 times a third derivative (h = 1e-5 of operands of order 1), rounding 1e-16/h of
- * a loss of order 10: 1e-9 together, and 1e-7 allows for steep places. */
+/* The truncation error is h^2 times a third derivative (h = 1e-5 for operands of order 1), the rounding error
+ * 1e-16/h for a loss of order 10: together 1e-9. 1e-7 allows for steep places. */
 #define STEP 1e-5
 #define TOLERANCE 1e-7
 
@@ -571,8 +570,8 @@ static void every_rule_agrees_with_differences(void **state) {
     }
 }
 
-/* reduce_prod has a case of its own at each number of zeros; differences can't be taken of pow at a
- * base of 0, where the rule must still give 0. */
+/* reduce_prod has separate cases for each number of zeros. pow at base 0 has no differences, but its rule
+ * must give 0. */
 static void pow_of_zero_has_a_finite_gradient(void **state) {
     (void)state;
     dw_graph *g;
@@ -598,8 +597,8 @@ static void pow_of_zero_has_a_finite_gradient(void **state) {
     dw_graph_destroy(g);
 }
 
-/* The row of padding gets no gradient, although results depend on it: by the rule, and by the
- * gradient of the expansion. */
+/* The padding row gets no gradient although results depend on it, by the rule and by the gradient of the
+ * expansion. */
 static void padding_gets_no_gradient(void **state) {
     (void)state;
     static const op_case padded = {"padding",

@@ -9,7 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka needs the four above first. */
+/* cmocka requires the four headers above. */
 #include <cmocka.h>
 
 #include <math.h>
@@ -188,8 +188,8 @@ static void dims_fail_clearly(void **state) {
 
 /* ---- shape rules --------------------------------------------------------------------------- */
 
-/* One node in the text form over leaves "name: type; name: type": the types of its results, or the
- * status and part of the message. */
+/* Parses one node in the text form over leaves "name: type; name: type". Checks the types of its results, or
+ * the status and part of the message. */
 typedef struct rule_case {
     const char *leaves, *node;
     dw_status status;
@@ -887,7 +887,7 @@ static void queries_answer(void **state) {
     assert_int_equal(dw_graph_leaf_at(graph, 1), dw_graph_find(graph, "targets"));
     assert_int_equal(dw_graph_output_count(graph), 4);
     assert_int_equal(dw_graph_output(graph, 3), dw_graph_find(graph, "logits"));
-    /* What does not exist gets a neutral answer. */
+    /* Queries for things that do not exist return a neutral answer. */
     assert_int_equal(dw_graph_output(graph, 4), DW_NONE);
     assert_int_equal(dw_node_op(graph, 9999), DW_OP_COUNT);
     assert_int_equal(dw_value_rank(graph, DW_NONE), 0);
@@ -910,7 +910,7 @@ static void operations_are_found_by_name(void **state) {
     assert_true(dw_op_is_elementwise(DW_OP_GELU) && !dw_op_is_elementwise(DW_OP_SOFTMAX));
 }
 
-/* What the rest of the library takes for granted about each row. */
+/* Properties of each row that the rest of the library relies on. */
 static void table_is_complete(void **state) {
     (void)state;
     for (int i = 0; i < DW_OP_COUNT; i++) {
@@ -957,7 +957,7 @@ static void rewriting_keeps_leaves_names_and_outputs(void **state) {
     dw_value leaf = dw_graph_find(graph, "dloss");
     uint32_t nodes = dw_graph_node_count(graph);
     assert_ok(dw__rewriter_begin(&rewriter, graph));
-    /* All but the last node, which no output needs. */
+    /* Copies all nodes but the last, which no output needs. */
     for (dw_node node = 0; node + 1 < nodes; node++) assert_ok(dw__rewriter_copy(&rewriter, node));
     assert_ok(dw__rewriter_end(&rewriter, &graph));
     assert_int_equal(dw_graph_node_count(graph), nodes - 1);
@@ -973,7 +973,7 @@ static void rewriting_keeps_leaves_names_and_outputs(void **state) {
     dw_graph_destroy(graph);
 }
 
-/* What symbols leave open is decided by their sizes. */
+/* Bounds that symbols leave open are decided by their sizes. */
 static void sizes_are_checked(void **state) {
     (void)state;
     dw_graph *graph = read_text("deepwell graph 1\nsymbols B, S\n"
@@ -1371,7 +1371,7 @@ static void costs_follow_the_sizes(void **state) {
                 56 * (4 + 4 + 8));
 }
 
-/* Visible pairs against the definition, one by one. */
+/* Compares visible pairs with the definition, one by one. */
 static void attention_costs_count_visible_pairs(void **state) {
     (void)state;
     static const int64_t windows[] = {-1, 0, 1, 3, 100};
@@ -1413,7 +1413,7 @@ static void costs_fail_clearly(void **state) {
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* Build, clone, verify, write and read in both forms: true when everything went well. */
+/* Builds, clones, verifies, writes and reads in both forms. Returns true if everything succeeded. */
 static bool run_everything(void) {
     dw_graph *graph = NULL, *copy = NULL, *from_json = NULL;
     char *text = NULL, *json = NULL;

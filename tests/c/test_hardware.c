@@ -28,8 +28,8 @@ static void assert_near(const char *what, double value, double expected, double 
 
 /* ---- the catalogue's figures ---------------------------------------------------------------- */
 
-/* Half-precision products of one processor in one clock, a multiplication and an addition counted as two: from the
- * architectures' white papers. */
+/* Half-precision flops of one SM in one clock (a multiply-add counts as two), from the architectures' white
+ * papers. */
 static double operations_per_clock(const dw_hardware *h) {
     if (strcmp(h->architecture, "gfx942") == 0) return 2048;
     switch (h->capability) {
@@ -44,7 +44,7 @@ static double operations_per_clock(const dw_hardware *h) {
     }
 }
 
-/* A figure of products with sparsity in place of a dense one is off by two. */
+/* A figure with sparsity instead of the dense one is wrong by a factor of two. */
 static void rates_follow_from_processors(void **state) {
     (void)state;
     for (uint32_t i = 0; i < dw_hardware_catalogue_count(); i++) {
@@ -221,7 +221,7 @@ static void assert_same(const dw_hardware *a, const dw_hardware *b) {
 #undef SAME
 }
 
-/* Everything comes back as it was, and the text of what came back is the same text. */
+/* Every field comes back unchanged, and writing it again gives the same text. */
 static void expect_round_trip(const dw_hardware *h) {
     char *text = NULL, *again = NULL;
     dw_hardware *back = NULL;
@@ -245,7 +245,7 @@ static void files_keep_everything(void **state) {
     }
 }
 
-/* Random bits within the bounds, and any kind. */
+/* Random bits within the bounds, of any kind. */
 static void vary(dw_figure *figure, uint64_t *random) {
     *random ^= *random << 13;
     *random ^= *random >> 7;

@@ -1,6 +1,5 @@
-/* Graphs that no model has: as deep, as wide and as large as a file can say. Each is refused with one message
- * or goes through, in time that grows with its length, on the small stack of a thread.
- */
+/* Graphs that no model has: as deep, as wide and as large as a file can describe. Each is rejected with one
+ * message or processed, in time proportional to its length, on the small stack of a thread. */
 #include "base/base.h"
 #include "deepwell/deepwell.h"
 #include <math.h>
@@ -29,7 +28,7 @@ static dw_graph *read_text(const char *text) {
 
 /* ---- long chains ----------------------------------------------------------------------------- */
 
-/* Links of which each reads the one before it. */
+/* A chain of links; each reads the previous one. */
 typedef struct chain {
     const char *head; /* makes %v0 */
     const char *link; /* makes %vN: the pieces of it between N, N-1, N-1 and N-1 */
@@ -44,8 +43,8 @@ typedef struct chain {
     "%%m = reshape(%%v%d) {shape=[1, 1, 4, 4]}\n"                                                  \
     "%%o, %%l = attention(%%q, %%q, %%q, %%m) {scale=1}\nreturn %%o\n"
 
-/* A recursion of this depth does not fit on the stack below, however small its frames. What is saved for
- * backward costs more time: fewer links. */
+/* A recursion of this depth does not fit on the stack below, however small its frames. The choice of what is
+ * saved for backward takes more time, so it gets fewer links. */
 enum { LONG = 8000, LONG_SAVED = 2000 };
 
 static const chain chains[] = {
@@ -72,7 +71,7 @@ static const chain chains[] = {
      "%%m = reshape(%%c) {shape=[1, 1, 4, 4]}\n"
      "%%o, %%l = attention(%%q, %%q, %%q, %%m) {scale=1}\nreturn %%o\n",
      LONG, false},
-    /* Recomputed in backward, and read twice by the next: what follows every path never ends. */
+    /* Recomputed in backward and read twice by the next link: following every path would never end. */
     {SQUARE "%v0 = neg(%x)\n", "rms_norm(%v#) {eps=0.00001}", SUM, 60, true},
 };
 
@@ -137,7 +136,7 @@ static void long_chains_fit_on_a_small_stack(void **state) {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-/* What `text` says when planned at B = size; NULL when it can be planned. */
+/* Returns the message of the failure to plan `text` at B = size, or NULL if it can be planned. */
 static const char *refusal(const char *text, int64_t size) {
     static char message[2048];
     dw_graph *graph = NULL;
@@ -173,7 +172,7 @@ static void sizes_beyond_all_memory_are_refused(void **state) {
                        "input %x: f32[4611686018427387904, 4611686018427387904]\n"
                        "%y = neg(%x)\nreturn %y\n";
     expect_refusal(huge, 1, "more than 2^61 bytes");
-    /* A dim of 0 makes a tensor empty, whatever the others are. */
+    /* A dim of 0 makes a tensor empty, whatever its other dims are. */
     expect_refusal(B_TEXT "input %x: f32[B, 4611686018427387904, 4]\n%y = neg(%x)\nreturn %y\n", 0,
                    "more than 2^61 bytes");
     expect_refusal("deepwell graph 1\ninput %x: f32[1,1,1,1,1,1,1,1,1]\nreturn %x\n", 1, "8");
@@ -181,7 +180,7 @@ static void sizes_beyond_all_memory_are_refused(void **state) {
                    "line 2");
 }
 
-/* Each fits into a number, their sum does not: it must not come round as a small arena. */
+/* Each size fits into a number, but the sum does not: it must not wrap to a small arena. */
 static void sums_of_sizes_do_not_wrap(void **state) {
     (void)state;
     enum { PRODUCTS = 24 };
@@ -263,7 +262,7 @@ static void indices_outside_are_named(void **state) {
     }
 }
 
-/* NaN is a number like any other to the engine: it comes out where it went in, and nothing else does. */
+/* NaN is an ordinary number to the engine: it propagates from its input and affects nothing else. */
 static void nan_everywhere_comes_out_as_nan(void **state) {
     (void)state;
     float x[12], y[64];
@@ -298,7 +297,7 @@ static void messages_are_plain_text(void **state) {
             at += length;
         }
     }
-    /* A sequence that the end of the buffer cuts. */
+    /* A sequence that the end of the buffer truncates. */
     char name[4000];
     for (size_t i = 0; i + 2 < sizeof name; i += 2) memcpy(name + i, "\xc3\xa9", 3);
     for (int shift = 0; shift < 2; shift++) {

@@ -1,5 +1,5 @@
-/* Run-time compilation up to the compiler, which is a fake one: sources put together, keys, the cache on disk and all
- * that may befall it, several threads and processes at once. */
+/* Run-time compilation up to the compiler, which is a fake: assembly of sources, keys, the disk cache and its
+ * failures, several threads and processes at once. */
 #include "deepwell/log.h"
 #include "fake/fake_gpu.h"
 #include "jit/jit.h"
@@ -31,13 +31,13 @@ static void test_expansion(void **state) {
         kernels++;
         text.length = 0;
         assert_int_equal(dw__jit_expand(file->name, &text), DW_OK);
-        /* Nothing is left to include: a compiler without headers takes it. */
+        /* No include directive is left, so that a compiler without headers can compile it. */
         for (const char *at = text.text; (at = strstr(at, "include")); at++) {
             const char *line = at;
             while (line > text.text && line[-1] != '\n') line--;
             assert_false(line[strspn(line, " \t")] == '#');
         }
-        /* Each file once, and the lines behind it keep their numbers. */
+        /* Each file is included once, and the lines after it keep their numbers. */
         int files = 0;
         for (const char *at = text.text; (at = strstr(at, "#line 1 \"")); at++, files++) {
             char mark[128];
@@ -51,7 +51,7 @@ static void test_expansion(void **state) {
     dw__text_free(&text);
 }
 
-/* The line behind an include is announced with the number that it has in its file. */
+/* The line after an include is announced with its number in its file. */
 static void test_line_numbers(void **state) {
     (void)state;
     dw__text text = {0};
@@ -168,7 +168,7 @@ static char *image_of(const dw__jit_variant *variant, size_t *bytes) {
     return image;
 }
 
-/* What was compiled is what is read, and it is compiled once. */
+/* The cache returns what was compiled, and it is compiled once. */
 static void test_cache(void **state) {
     (void)state;
     dw__jit_variant variant = variant_of(10);
@@ -214,7 +214,7 @@ static void entry_path(char *path, size_t bytes) {
     globfree(&found);
 }
 
-/* Whatever happens to an entry, it is not loaded: it is removed, counted and made again. */
+/* A damaged entry is never loaded: it is removed, counted and compiled again. */
 static void test_damage(void **state) {
     (void)state;
     char own[PATH_MAX], path[PATH_MAX], *whole = NULL;
@@ -250,7 +250,7 @@ static void test_damage(void **state) {
         assert_memory_equal(again, image, bytes);
         dw__free(again);
     }
-    /* Another key's entry under this name. */
+    /* An entry of another key under this name. */
     dw__jit_key other = {{1}};
     void *none = NULL;
     assert_int_equal(dw__jit_cache_write(&other, image, bytes), DW_OK);
@@ -268,7 +268,7 @@ static void test_damage(void **state) {
     setenv("DEEPWELL_CACHE", folder, 1);
 }
 
-/* A folder that cannot be written costs time, nothing else. (A file in its place: root may write anywhere.) */
+/* A folder that cannot be written costs only time. (A file takes its place, because root may write anywhere.) */
 static void test_unwritable(void **state) {
     (void)state;
     char file[PATH_MAX];
@@ -297,7 +297,7 @@ static void keep_warning(void *context, int level, const char *text) {
     snprintf(last_warning, sizeof last_warning, "%s", text);
 }
 
-/* Compiles or reads the variant, and compares how often each happened. */
+/* Compiles or reads the variant, and checks how often each happened. */
 static void expect_image(const dw__jit_variant *variant, unsigned compiled, unsigned cached,
                          unsigned corrupt, unsigned unwritten) {
     dw_jit_counts before = counts_now();
@@ -310,7 +310,7 @@ static void expect_image(const dw__jit_variant *variant, unsigned compiled, unsi
     assert_int_equal(after.unwritten - before.unwritten, unwritten);
 }
 
-/* Entries are machine code: one in a folder that others can write, or that is theirs, is neither read nor written. */
+/* Entries are machine code, so an entry in a folder that others own or can write to is neither read nor written. */
 static void test_folder_of_others(void **state) {
     (void)state;
     char own[PATH_MAX], inner[PATH_MAX + 16];
@@ -350,7 +350,7 @@ static void test_folder_of_others(void **state) {
     setenv("DEEPWELL_CACHE", folder, 1);
 }
 
-/* An entry that others can write, or that is a link, is made again; where a link led to stays as it is. */
+/* An entry that others can write to, or that is a link, is compiled again; the link's target is unchanged. */
 static void test_entry_of_others(void **state) {
     (void)state;
     char own[PATH_MAX], path[PATH_MAX], victim[PATH_MAX + 16], *now = NULL;
@@ -369,7 +369,7 @@ static void test_entry_of_others(void **state) {
         assert_int_equal(chown(path, 12345, 12345), 0);
         expect_image(&variant, 1, 0, 1, 0);
     }
-    /* A sound entry elsewhere, and a file of the user's. */
+    /* A valid entry elsewhere, and a file of the user's. */
     const char *const texts[] = {NULL, "of the user"};
     for (size_t i = 0; i < DW_COUNT(texts); i++) {
         snprintf(victim, sizeof victim, "%s/victim%d", own, (int)i);
@@ -447,12 +447,12 @@ static void no_compiler(void *unused) {
         strstr(dw_last_error(), "DEEPWELL_NVRTC=/no/such/libnvrtc.so.13 cannot be loaded"));
     setenv("DEEPWELL_NVRTC", "/dev/null", 1);
     CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
-    /* A library, but none of NVRTC's functions. */
+    /* A library without NVRTC's functions. */
     setenv("DEEPWELL_NVRTC", FAKE_CUDA, 1);
     CHILD_REQUIRE(dw_jit_compiler(&description) == DW_UNSUPPORTED);
     CHILD_REQUIRE(strstr(dw_last_error(), "has no function nvrtcVersion"));
     CHILD_REQUIRE(dw_jit_search("") == DW_INVALID_ARGUMENT);
-    /* Found where a folder says, also in the form of a site-packages. */
+    /* Found in the given folder, also with the layout of a site-packages. */
     unsetenv("DEEPWELL_NVRTC");
     char path[PATH_MAX], *slash;
     snprintf(path, sizeof path, "%s", FAKE_NVRTC);
@@ -505,7 +505,7 @@ static void compile_slowly(void *unused) {
                   counts_now().unwritten == before.unwritten);
 }
 
-/* Processes that find nothing compile all, and what stays is one sound entry. */
+/* Processes that find no entry all compile, and one valid entry remains. */
 static void test_processes(void **state) {
     (void)state;
     char own[PATH_MAX], path[PATH_MAX];
@@ -566,7 +566,7 @@ static dw__jit_file carried(const char *name, const char *text) {
     return (dw__jit_file){name, bytes, bytes + strlen(text)};
 }
 
-/* Cubin, PTX, cache, compiler, in this order, whatever of it there is and the driver takes. */
+/* Tries cubin, PTX, cache and compiler in this order, depending on which exist and which the driver accepts. */
 static void loading_order(void *unused) {
     (void)unused;
     static const struct {
@@ -616,7 +616,7 @@ static void test_loading_order(void **state) {
     expect_child(start_child(loading_order, NULL));
 }
 
-/* PTX is asked of the compiler for the architecture's virtual one. */
+/* PTX is compiled for the virtual architecture. */
 static void test_ptx(void **state) {
     (void)state;
     dw__jit_variant variant = variant_of(90);
@@ -641,7 +641,7 @@ static void test_ptx(void **state) {
 
 /* ---- memory ----------------------------------------------------------------------------------------------- */
 
-/* Each allocation fails in turn: an error or the right image, nothing lost. */
+/* Each allocation fails in turn: the call fails or returns the right image, and nothing leaks. */
 static void test_memory(void **state) {
     (void)state;
     for (int round = 0; round < 2; round++) {

@@ -93,10 +93,10 @@ static void destroy(data *d, const problem *p) {
     dw__free(d->target);
 }
 
-/* The kernel under test: each that fits, in turn. */
+/* The kernel under test: each kernel that supports the problem, in turn. */
 static const dw__kernel *kernel;
 
-/* Calls `body` with every kernel that takes the problem. */
+/* Calls `body` with every kernel that supports the problem. */
 static void with_each_kernel(const problem *p, void (*body)(const problem *)) {
     data d;
     int fitting = 0;
@@ -124,7 +124,7 @@ static dw_status run(const dw__call *call) {
 
 static const double UNIT = 0x1p-24;
 
-/* dlogits[token][j] and, in *error, a bound on what F32 makes of it. */
+/* dlogits[token][j] and, in *error, a bound on its F32 error. */
 static double dlogit(const data *d, const problem *p, int64_t token, int64_t j, double counted,
                      double *error) {
     *error = 0.0;
@@ -225,7 +225,7 @@ static void test_reductions(void **state) {
     check(&(problem){205, 33, 257, "mean", 0.0, true});
 }
 
-/* A vocabulary so large that rows go in chunks, the last one shorter. */
+/* A vocabulary so large that rows are divided into chunks, the last one shorter. */
 static void test_chunks(void **state) {
     (void)state;
     check(&(problem){101, 3, 131101, "mean", 0.0, true});

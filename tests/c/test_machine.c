@@ -1,4 +1,4 @@
-/* The probe, against machines that are not here: a fake driver, a fake NVML and a fake /sys. */
+/* The probe, on simulated machines: a fake driver, a fake NVML and a fake /sys. */
 #include "deepwell/graph.h"
 #include "deepwell/machine.h"
 #include "fake/fake_gpu.h"
@@ -94,7 +94,7 @@ static void four_gpus_in_sys(void) {
     pci_device("pci0000:0f/0000:0f:03.0/0000:12:00.0", "0");
     pci_device("pci0000:80/0000:80:01.0/0000:13:00.0", "1");
     pci_device("pci0000:80/0000:80:02.0/0000:81:00.0", "1");
-    /* For storage, by itself, and one that is down. */
+    /* A storage device by itself, and one that is down. */
     infiniband("mlx5_1", "pci0000:80/0000:80:02.0/0000:81:00.0", "200 Gb/sec (4X HDR)\n",
                "4: ACTIVE\n", "Ethernet\n");
     infiniband("mlx5_2", "pci0000:80/0000:80:02.0/0000:81:00.1", "400 Gb/sec (4X NDR)\n",
@@ -120,7 +120,7 @@ static bool has_remark(const dw_machine *m, const char *part) {
     return false;
 }
 
-/* What it says is a file, and the plan's part of it comes back. */
+/* Its report is a file, and the plan's part of it reads back. */
 static void check_file(const dw_machine *m) {
     char *text = NULL, *one = NULL, *other = NULL;
     dw_hardware *direct = NULL, *read = NULL;
@@ -347,7 +347,7 @@ static void bridged_pairs(void *unused) {
     finish(m);
 }
 
-/* No entry of the catalogue: rates from processors and clock, and marked so. */
+/* Without a catalogue entry the rates come from SMs and clock, and are marked so. */
 static void unknown_gpu(void *unused) {
     (void)unused;
     load_fake_driver();
@@ -395,7 +395,7 @@ static void known_without_nvml(void *unused) {
     finish(m);
 }
 
-/* GPUs with names of their own: the first of the commonest kind is described. */
+/* GPUs with names of their own: the first one of the most frequent kind is described. */
 static void several_kinds(void *unused) {
     (void)unused;
     load_fake_driver();
@@ -469,7 +469,7 @@ static void each_allocation_fails(void *unused) {
 /* ---- measuring -------------------------------------------------------------------------------- */
 
 enum { COPY_BYTES = 1 << 20, MATRIX = 96 };
-/* What the fake driver's events say of every series. */
+/* Times that the fake driver's events report for every series. */
 #define SERIES_SECONDS 1.5e-3
 
 static int asked_of(const char *path, const char *name, int argument) {
@@ -525,7 +525,7 @@ static void measured(void *unused) {
         CHILD_REQUIRE(gpu->rate[DW_RATE_MXFP8].kind == DW_FIGURE_UNKNOWN);
     }
     CHILD_REQUIRE(m->bus_bandwidth.kind == DW_FIGURE_MEASURED && m->bus_bandwidth.value > 0);
-    /* Nothing is left behind, and the caller's context is as it was. */
+    /* Nothing is left behind, and the caller's context is unchanged. */
     CHILD_REQUIRE(fake->memory == 0 && fake->current == 77);
     CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_live", 0) == 0);
     CHILD_REQUIRE(asked_of(FAKE_CUBLASLT, "fake_cublaslt_multiplied", 14) == 3 * 6 * 16);
@@ -534,7 +534,7 @@ static void measured(void *unused) {
     dw_machine_destroy(m);
 }
 
-/* Formats that only Blackwell multiplies. */
+/* Formats that only Blackwell's tensor cores support. */
 static void measured_on_blackwell(void *unused) {
     (void)unused;
     setenv("DEEPWELL_CUBLASLT", FAKE_CUBLASLT, 1);
@@ -554,7 +554,7 @@ static void measured_on_blackwell(void *unused) {
     dw_machine_destroy(m);
 }
 
-/* Each thing that fails is a remark, the rest is measured, and what was known before stays. */
+/* Each failure is a remark; the rest is measured, and earlier values stay. */
 static void some_not_measured(void *unused) {
     static const char *const failing[] = {"cuMemAlloc_v2", "cuMemAllocHost_v2",
                                           "cuEventElapsedTime", "cuStreamCreate",
@@ -571,7 +571,7 @@ static void some_not_measured(void *unused) {
         CHILD_REQUIRE(has_remark(m, "not measured: ") && has_remark(m, "out of memory"));
         CHILD_REQUIRE(m->gpus[0].copy_bandwidth.kind == DW_FIGURE_UNKNOWN);
         CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_FP4].kind == DW_FIGURE_UNKNOWN);
-        /* Host memory alone is no part of a product. */
+        /* Host memory alone does not support matmuls. */
         bool products = strcmp(failing[i], "cuMemAllocHost_v2") == 0;
         CHILD_REQUIRE((m->gpus[0].rate[DW_RATE_BF16].kind == DW_FIGURE_MEASURED) == products);
         CHILD_REQUIRE(m->gpus[0].rate[DW_RATE_BF16].value > 0);

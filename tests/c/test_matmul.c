@@ -1,5 +1,5 @@
-/* CPU matrix products against double loops: every kernel of the group on awkward shapes, strides,
- * transpositions, batches; the same bits on any number of threads; nothing written outside. */
+/* CPU GEMMs against double loops: every kernel on awkward shapes, strides, transpositions and batches; the
+ * same bits on any number of threads; nothing written outside. */
 #include "base/pool.h"
 #include "guarded_floats.h"
 #include "kernel/cpu/product.h"
@@ -63,7 +63,7 @@ static double element(const dw__tensor *t, int64_t batch, int64_t row, int64_t c
     return data[batch * t->stride[0] + i * t->stride[1] + j * t->stride[2]];
 }
 
-/* Scratch is asked for at the present number of threads, which `threads` (at most as many) then use. */
+/* Scratch is sized for the present number of threads; the call then uses `threads`, at most as many. */
 static void run_on(const dw__kernel *kernel, const dw__call *call, int threads) {
     assert_true(kernel->fits(call));
     int64_t floats = kernel->scratch_bytes ? (int64_t)kernel->scratch_bytes(call) / 4 : 0;
@@ -154,7 +154,7 @@ static void test_wide(void **state) {
     }
 }
 
-/* With AVX2 the packed loops take large products, for which no library allocates anything then. */
+/* With AVX2 the packed loops compute large GEMMs, for which no library allocates anything. */
 static void test_choice(void **state) {
     (void)state;
     bool avx2 = dw__cpu_isa() == DW_ISA_AVX2;
@@ -170,7 +170,7 @@ static void test_choice(void **state) {
     }
 }
 
-/* More packed B than one round takes: rounds over columns, over K, and over batches. */
+/* Packed B exceeds one round: rounds over columns, over K, and over batches. */
 static void test_rounds(void **state) {
     (void)state;
     static const problem problems[] = {
@@ -226,7 +226,7 @@ static void test_linear(void **state) {
     }
 }
 
-/* An x whose leading axes no one stride covers is left to others. */
+/* A kernel does not support an x whose leading axes have no common stride. */
 static void test_linear_refuses_scattered_rows(void **state) {
     (void)state;
     dw__call call = {.op = DW_OP_LINEAR, .input_count = 2, .output_count = 1};
@@ -251,7 +251,7 @@ static const dw__kernel *fused_kernel(const dw__call *call) {
     return NULL;
 }
 
-/* z = relu(x w^T + bias) * r + r, with the product kept or only passing through. */
+/* z = relu(x w^T + bias) * r + r, with the GEMM's result stored or only passed on. */
 static void check_epilogue(int64_t m, int64_t n, int64_t k, bool keep, int threads) {
     problem p = {1, m, n, k, false, true, 0, 0};
     dw_attr attrs[2], transpose = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, 1);

@@ -1,4 +1,4 @@
-/* config.json: what is built, and one message for everything that is not. */
+/* config.json: the configurations that Deepwell builds, and one message for every other one. */
 #include "base/base.h"
 #include "deepwell/model.h"
 
@@ -160,7 +160,7 @@ static void configurations_of_every_wrong_kind(void **state) {
     assert_int_equal(dw_model_config_parse(NULL, 0, &config), DW_INVALID_ARGUMENT);
 }
 
-/* Any field, of any kind: read, or refused with its name. */
+/* Any field of any kind is read, or rejected by name. */
 static void every_field_of_every_kind(void **state) {
     (void)state;
     static const char *const fields[] = {"model_type",
@@ -315,7 +315,7 @@ static void paths_that_are_no_configurations(void **state) {
     rmdir(folder);
 }
 
-/* A configuration cut at any byte is refused. */
+/* A configuration truncated at any byte is rejected. */
 static const char whole[] =
     "{\"model_type\": \"qwen3\", \"vocab_size\": 11, \"hidden_size\": 8, \"intermediate_size\": "
     "12, "
@@ -390,7 +390,7 @@ static void remove_model(const char *folder) {
     assert_ok(dw__folder_remove(path));
 }
 
-/* Everything of the layer, in a folder. */
+/* Everything in this layer, in a folder. */
 static bool run_everything(const char *folder) {
     dw_model_config *config = NULL, *again = NULL, *named = NULL;
     dw_graph *graph = NULL;
@@ -435,7 +435,7 @@ static void every_allocation_may_fail(void **state) {
     (void)state;
     enum { ENOUGH = 100000 };
     char folder[64];
-    /* In memory if that can be: thousands of folders are synced. */
+    /* In memory if possible, because thousands of folders are synced. */
     const char *parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     snprintf(folder, sizeof folder, "%s/deepwell-XXXXXX", parent);
     assert_non_null(mkdtemp(folder));

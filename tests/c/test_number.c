@@ -1,4 +1,4 @@
-/* Philox against published vectors; half types against rounding done in double. */
+/* Philox against published vectors; BF16 and F16 against rounding in double. */
 #include "number/half.h"
 #include "number/philox.h"
 #include <math.h>
@@ -40,7 +40,7 @@ static void uniform_uses_the_documented_counter(void **state) {
     (void)state;
     float fourth = dw__philox_uniform(seed0, seed1, 0x85a308d3, 4 * block + 3);
     assert_true(fourth == (float)(0x24126ea1u >> 8) / 16777216.0f);
-    /* The block's high word goes, shifted, into the stream's word. */
+    /* The block's high word, shifted, enters the stream's word. */
     dw__philox_words counter = dw__philox_counter(0, 5, (uint64_t)3 << 32 | 7);
     assert_int_equal(counter.word[0], 7);
     assert_int_equal(counter.word[1], 5 ^ 3 << 20);
@@ -87,7 +87,7 @@ static const half_type half_types[] = {
     {11, -14, 65504.0, 0x7C00, 0x8000, dw__f16_to_f32, dw__f32_to_f16},
 };
 
-/* `x` rounded to the type's grid by arithmetic in double, ties to even. */
+/* Rounds `x` to the type's grid with arithmetic in double, ties to even. */
 static double rounded(const half_type *type, double x) {
     int exponent;
     if (x == 0.0 || !isfinite(x)) return x;
@@ -138,7 +138,7 @@ static void every_half_has_its_value(void **state) {
     }
 }
 
-/* At, and one F32 ulp beside, every number and every midpoint between neighbours. */
+/* Every number and every midpoint between neighbours, and one F32 ulp beside them. */
 static void rounding_is_right_at_every_boundary(void **state) {
     (void)state;
     for (size_t t = 0; t < 2; t++) {

@@ -1,4 +1,4 @@
-/* oneDNN behind our wrapper: a signal that arrives during a product must find a stack to run on. */
+/* oneDNN behind our wrapper: a signal that arrives during a GEMM must find a stack to run on. */
 #include "kernel/library/onednn.h"
 #include <errno.h>
 #include <pthread.h>
@@ -21,7 +21,7 @@
 static uintptr_t stack_low, stack_high;
 static volatile sig_atomic_t arrived, off_the_stack;
 
-/* Runs on a stack of its own, and looks where the interrupted code's stack pointer was. */
+/* Runs on its own stack and checks the interrupted code's stack pointer. */
 static void on_signal(int number, siginfo_t *info, void *context) {
     (void)number, (void)info;
     arrived++;
@@ -55,7 +55,7 @@ static void a_signal_finds_a_stack(void **state) {
     (void)state;
     enum { N = 288, K = 384, ROUNDS = 200000, ENOUGH = 300, MICROSECONDS = 50, STACK = 1 << 18 };
     if (!dw__onednn_version()) skip();
-    /* Few rows: there oneDNN 2.6.3 has its stack pointer elsewhere most of the time. */
+    /* With few rows oneDNN 2.6.3 uses its stack pointer for something else most of the time. */
     static const int row_counts[] = {8, 16, 48};
     float *a = random_matrix(48 * K), *b = random_matrix(K * N), *c = random_matrix(48 * N);
     stack_t own = {.ss_sp = malloc(STACK), .ss_size = STACK}, none = {.ss_flags = SS_DISABLE};
@@ -95,10 +95,10 @@ __attribute__((visibility("default"))) int posix_memalign(void **pointer, size_t
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The name that ONEDNN_MAX_CPU_ISA has for each instruction set of dw__onednn_isa; NULL: no limit. */
+/* The value of ONEDNN_MAX_CPU_ISA for each instruction set of dw__onednn_isa; NULL: no limit. */
 static const char *const limits[] = {"SSE41", "AVX", "AVX2", "AVX512_CORE", NULL};
 
-/* oneDNN looks at its limit once in a process, so that each test of a limit runs in a child that has not called it. */
+/* oneDNN reads its limit once per process, so each test of a limit runs in a child that has not called it. */
 static void in_children(int (*check)(void)) {
     for (size_t i = 0; i < DW_COUNT(limits); i++) {
         pid_t child = fork();
@@ -114,8 +114,8 @@ static void in_children(int (*check)(void)) {
     }
 }
 
-/* Extents and leading dimensions at random, many of them round, as its choice of loops goes by that. Tests 2.6, whose
- * workspaces later versions have made 64 bytes larger. */
+/* Random extents and leading dimensions, many of them round, because its choice of loops depends on that.
+ * Tests 2.6; later versions have workspaces that are 64 bytes larger. */
 static int compare_memory(void) {
     enum { ROUNDS = 400, MOST_M = 512, MOST_N = 768, MOST_K = 1100, LEADING = 2048 };
     static const int grains[] = {1, 1, 8, 64, 128, 256};
@@ -171,8 +171,8 @@ static size_t mapped_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The first GEMMs under limits of address space that leave more and more room: an error or a result, and a result at
- * last. */
+/* The first GEMMs under address-space limits that leave more and more room: each gives an error or a result,
+ * the last one a result. */
 static int multiply_in_little_memory(void) {
     enum { STEP = 1 << 18, STEPS = 128, K = 3, N = 2 };
     const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 2, 3, 4, 5, 6}, by_hand[] = {22, 28, 49, 64};
@@ -216,7 +216,7 @@ static size_t anonymous_bytes(void) {
     return (size_t)kilobytes << 10;
 }
 
-/* GEMMs on one thread, whose blocks may all lie at one place. */
+/* GEMMs on one thread, whose blocks may all have one address. */
 static void *multiply_often(void *context) {
     enum { M = 512, N = 768, K = 768, OFTEN = 40 };
     float *a = random_matrix(M * K), *b = random_matrix(K * N), *c = random_matrix(M * N);
@@ -258,7 +258,7 @@ static void a_threads_heap_does_not_grow(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        /* Those with children, before this process calls oneDNN. */
+        /* Tests with children run first, before this process calls oneDNN. */
         cmocka_unit_test(its_memory_is_known),
         cmocka_unit_test(little_memory_is_an_error),
         cmocka_unit_test(a_threads_heap_does_not_grow),

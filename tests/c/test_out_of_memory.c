@@ -1,14 +1,13 @@
 /* Every allocation fails in turn.
  *
- * Each row of the table is a scenario: something that a program does, from nothing to cleaned up again. It
- * runs with its first allocation failing and all later ones, with its second, and so on until none fails;
- * and again with that one allocation failing alone, which shows what goes on as if it had not. Each time it
- * must say DW_OUT_OF_MEMORY with a message, leave nothing allocated, leave what it was given as it was, and
- * work when it is tried again: the last run of every loop is the one in which nothing fails.
+ * Each row of the table is a scenario: a complete use of the library, from nothing to cleaned up. It runs
+ * with its first and all later allocations failing, then from its second on, and so on until none fails. It
+ * runs again with only that one allocation failing, which shows code that ignores the failure. Each run must
+ * return DW_OUT_OF_MEMORY with a message, leave nothing allocated, leave its inputs unchanged, and succeed
+ * when repeated: in the last run of every loop nothing fails.
  *
- * jansson's allocations are ours. With many allocations not each position is tried:
- * the distance grows with the position, unless DEEPWELL_TEST_LONG is set.
- */
+ * jansson's allocations are ours. If there are many allocations, not every position is tried: the distance
+ * grows with the position, unless DEEPWELL_TEST_LONG is set. */
 #include "base/json.h"
 #include "base/pool.h"
 #include "deepwell/deepwell.h"
@@ -34,7 +33,7 @@ enum { MOST_LEAVES = 64, MOST_OUTPUTS = 8, MOST_ALLOCATIONS = 1000000 };
 
 /* ---- what scenarios are given ---------------------------------------------------------------- */
 
-/* Made once, and never changed by a scenario. */
+/* Made once; no scenario changes it. */
 static struct {
     dw_graph *gpt, *llama, *small, *planned;
     char *gpt_text, *gpt_json;
@@ -49,7 +48,7 @@ static dw_graph *build(dw_status (*make)(model *m), double dropout) {
     return m.graph;
 }
 
-/* With layers, which a plan asks for. */
+/* With layers, which a plan requires. */
 static dw_graph *build_planned(void) {
     static const char text[] =
         "{\"model_type\": \"llama\", \"vocab_size\": 32, \"hidden_size\": 16, "
@@ -65,7 +64,7 @@ static dw_graph *build_planned(void) {
     return graph;
 }
 
-/* A linear layer, a GELU, another, and cross-entropy: few nodes, but a step of training. */
+/* A linear layer, a GELU, another linear layer, and cross-entropy: few nodes, but a training step. */
 static dw_status make_small(model *m) {
     model_begin(m);
     dw__emitter *e = &m->e;
@@ -121,12 +120,12 @@ static void try_position(const scenario *s, int64_t position, bool once, int64_t
     }
 }
 
-/* `density`: positions tried are about so many times the logarithm of the number of allocations. */
+/* `density`: the number of positions tried is about this times the logarithm of the number of allocations. */
 static int64_t exhaust(const scenario *s, int64_t density) {
     int64_t last = 0;
     for (int once = 0; once < 2; once++) {
         int64_t failures = 1;
-        /* The second loop begins elsewhere, so that together they try more positions. */
+        /* The second loop starts at another position, so that both together try more positions. */
         for (int64_t position = 0; failures > 0; position = next_position(position, density)) {
             assert_true(position < MOST_ALLOCATIONS);
             try_position(s, position, once, &failures);
@@ -152,7 +151,7 @@ static dw_status from_json(void) {
     return status;
 }
 
-/* Long tokens and escapes: what jansson itself does not survive without memory. */
+/* Long tokens and escapes, on which jansson itself does not survive a failed allocation. */
 static dw_status json(void) {
     enum { ESCAPES = 1500 };
     static char text[16 * ESCAPES];
@@ -195,7 +194,7 @@ static dw_status cost(void) {
     return dw_graph_cost(given.gpt, (int64_t[]){2, 5}, &cost);
 }
 
-/* The calls that build a graph, one after the other. */
+/* Calls every function that builds a graph. */
 static dw_status build_by_hand(void) {
     dw_status status = DW_OK;
     dw_graph *graph = NULL;
@@ -219,7 +218,7 @@ cleanup:
     return status;
 }
 
-/* The gradient of output 1 (the loss) by every parameter. */
+/* The gradient of output 1 (the loss) with respect to every parameter. */
 static dw_status gradient_of(const dw_graph *forward) {
     dw_status status = DW_OK;
     dw_graph *graph = NULL;
@@ -241,7 +240,7 @@ cleanup:
 static dw_status gradient_of_gpt(void) { return gradient_of(given.gpt); }
 static dw_status gradient_of_llama(void) { return gradient_of(given.llama); }
 
-/* A pass that fails leaves the graph that it was given. */
+/* A pass that fails leaves its graph unchanged. */
 static dw_status run_pass(dw_pass pass) {
     dw_status status = DW_OK;
     dw_graph *graph = NULL;
@@ -295,7 +294,7 @@ cleanup:
 static dw_status engine_of_gpt(void) { return plan_and_describe(given.gpt); }
 static dw_status engine_of_llama(void) { return plan_and_describe(given.llama); }
 
-/* More plans than an engine keeps: each new one puts an old one out. */
+/* More plans than an engine keeps: each new one evicts an old one. */
 static dw_status many_plans(void) {
     dw_status status = DW_OK;
     dw_engine *engine = NULL;
@@ -310,7 +309,7 @@ cleanup:
     return status;
 }
 
-/* None fits, so that every divisor of the batch is placed. */
+/* None fits, so that every divisor of the batch is tried. */
 static dw_status fit_a_step(void) {
     dw_status status = DW_OK;
     dw_engine *engine = NULL;
@@ -323,7 +322,7 @@ cleanup:
     return status;
 }
 
-/* Memory of a step. Outputs and gradients come from the device, as a program's do. */
+/* Memory of a step. Outputs and gradients come from the device, as in a program. */
 typedef struct step {
     const dw_device *device;
     dw_engine *engine;
@@ -391,7 +390,7 @@ static dw_status training_step(void) {
     dw_adamw_options options = {sizeof options, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0, 1, 0};
     dw_adamw_tensor tensor = {param, slope, moments[0], moments[1], 2};
     status = dw_adamw_step(&tensor, 1, &options);
-    /* An update that fails has not begun. */
+    /* A failed update has changed nothing. */
     assert_true(status == DW_OK ? param[0] < 1.0F && param[1] < 2.0F
                                 : param[0] == 1.0F && param[1] == 2.0F);
 cleanup:
@@ -464,7 +463,7 @@ static void add_index(void *context, int64_t index, int worker) {
     atomic_fetch_add((_Atomic int64_t *)context, index);
 }
 
-/* Threads that cannot be started are done without: the loop runs on those that there are. */
+/* If threads cannot be started, the loop runs on those that exist. */
 static dw_status start_threads(void) {
     enum { THREADS = 5, TASKS = 100 };
     _Atomic int64_t sum = 0;
@@ -529,7 +528,7 @@ static void every_scenario_survives(void **state) {
 
 /* ---- every operation ------------------------------------------------------------------------- */
 
-/* The first case of the table with the most operands and attributes, F32 where there is a choice. */
+/* The first case of the table with the most operands and attributes, in F32 if possible. */
 typedef struct op_choice {
     char text[DW_OP_COUNT][OPS_TEXT_BYTES];
     uint32_t score[DW_OP_COUNT];
@@ -547,7 +546,7 @@ static dw_status choose_case(void *context, const char *text, dw_dtype placehold
     return DW_OK;
 }
 
-/* Gradients of every output that is a number by every operand that is one, where there are any. */
+/* Gradients of every floating-point output with respect to every floating-point operand, if there are any. */
 static dw_status differentiate(const dw_graph *graph, dw_engine **engine) {
     dw_value wrt[OPS_MAX_INPUTS];
     uint32_t outputs[DW_MAX_OUTPUTS], wrt_count = 0, output_count = 0;
@@ -564,7 +563,7 @@ static dw_status differentiate(const dw_graph *graph, dw_engine **engine) {
     return dw_engine_create(graph, 0, NULL, 0, NULL, NULL, engine);
 }
 
-/* The operation and its gradient: expanded, fused, planned. */
+/* Expands, fuses and plans the operation and its gradient. */
 static dw_status operation(void) {
     dw_status status = DW_OK;
     dw_graph *graph = NULL;

@@ -1,6 +1,5 @@
-/* Passes: what each recognises, folds and fuses, what it must leave alone, and that results
- * stay. The judge is the reference interpreter in F64, before and after.
- */
+/* Passes: what each one recognises, folds and fuses, what it must leave unchanged, and that results stay the
+ * same. The reference interpreter in F64 computes the results before and after. */
 #include "graph/emit.h"
 #include "graph/passes.h"
 #include "kernel/reference/interpret.h"
@@ -59,7 +58,7 @@ static dw_value add(dw_value x, dw_value y) { return op2(DW_OP_ADD, x, y); }
 static dw_value number(dw_op op, dw_value x, double c) {
     return dw__emit_with_number(&e, op, x, c);
 }
-/* A scalar constant, broadcast: as a front end may leave it. */
+/* A broadcast scalar constant, as a front end may write it. */
 static dw_value spread(dw_value like, double c) {
     dw_value scalar = dw__emit_constant(&e, dw_value_dtype(e.graph, like), 0, NULL, c);
     return dw__emit_broadcast_like(&e, scalar, like);
@@ -104,7 +103,7 @@ static double uniform(uint64_t *s) { /* [0,1): SplitMix64 (Steele, Lea, Flood 20
     return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
-/* Floating-point leaves in F64 whatever their type: the interpreter runs in high precision. */
+/* Floating-point leaves are in F64 whatever their type, because the interpreter runs in high precision. */
 static void fill(dw__tensor *t, uint64_t seed) {
     if (dw__is_float(t->dtype)) t->dtype = DW_F64;
     int64_t count = dw__tensor_count(t);
@@ -157,7 +156,7 @@ static void same_results(const run *a, const run *b) {
     }
 }
 
-/* Runs passes on the graph and checks that its results stay. */
+/* Runs passes on the graph and checks that its results stay the same. */
 static void run_passes(uint32_t count, const dw_pass *passes) {
     OK(e.status);
     run before = evaluate(e.graph);
@@ -286,8 +285,8 @@ static void rms_norm_is_recognised(void **state) {
     }
 }
 
-/* Composites round once. In BF16 and F16 each step of a chain rounds, so that only its part in F32 becomes
- * one: the norm of Llama before it is multiplied by the weight. */
+/* Composites round once. In BF16 and F16 each step of a chain rounds, so only its F32 part becomes a
+ * composite: the norm of Llama before the multiplication by the weight. */
 static void chains_of_half_types_stay(void **state) {
     static const dw_dtype dtypes[] = {DW_BF16, DW_F16};
     for (int i = 0; i < 2; i++) {
@@ -452,7 +451,7 @@ static dw_value attend(dw_value mask, int64_t causal) {
     return dw__emit(&e, DW_OP_ATTENTION, 4, operands, 2, attrs);
 }
 
-/* key and query positions compared, spread over [B, 1, S, S]; form: how */
+/* Compares key and query positions, broadcast over [B, 1, S, S]. `form` selects the spelling. */
 static dw_value causal_condition(int form) {
     static const dw_op ops[] = {DW_OP_LE, DW_OP_GE, DW_OP_LT, DW_OP_GT};
     dw_value key = broadcast(positions(1, true), 4, D(1), D(1), S, S);
@@ -533,7 +532,7 @@ static void repeated_heads_are_shared(void **state) {
     assert_int_equal(dw_node_input(e.graph, 0, 1), dw_graph_find(e.graph, "k"));
 }
 
-/* torch.Tensor.repeat's order, [0, 1, 0, 1, ..], is not that of grouped heads */
+/* The order of torch.Tensor.repeat, [0, 1, 0, 1, ..], differs from the order of grouped heads. */
 static void heads_repeated_in_another_order_are_not(void **state) {
     (void)state;
     dw_value q = leaf("q", DW_F32, 4, B, D(6), S, D(3)), x = leaf("k", DW_F32, 4, B, D(2), S, D(3));
@@ -645,7 +644,7 @@ static void windows_of_bool_masks_are_recognised(void **state) {
     assert_int_equal(dw_node_input(e.graph, node, 3), DW_NONE);
 }
 
-/* A padded query sees nothing; a finite bias then gives it uniform weights, over all keys. */
+/* A padded query sees no key; a finite bias then gives it uniform weights over all keys. */
 static void low_biases_with_padding_stay(void **state) {
     (void)state;
     dw_value padding = reshape(leaf("padding", DW_BOOL, 2, B, S), 4, B, D(1), D(1), S);
@@ -660,7 +659,7 @@ static void low_biases_with_padding_stay(void **state) {
     assert_int_equal(dw_value_shape(e.graph, mask)[1], 1);
 }
 
-/* Two biases: that of positions is an attribute only if the other one cannot be low as well. */
+/* Two biases: the bias made of positions becomes an attribute only if the other one cannot be as low. */
 static void a_learned_bias_stays_beside_positions(void **state) {
     for (int learned = 0; learned < 2; learned++) {
         dw_value table, other = DW_NONE;
@@ -738,8 +737,7 @@ static void a_sum_with_more_than_a_row_is_no_bias(void **state) {
     assert_int_equal(count_op(DW_OP_ADD), 1);
 }
 
-/* The head and loss of a language model, and their gradients. `shared`: dlogits has another
- * reader. */
+/* The head and loss of a language model, and their gradients. With `shared`, dlogits has another reader. */
 static void language_model_head(bool transpose_w, bool bias, bool shared) {
     dw_value x = leaf("x", DW_F64, 3, B, S, D(4));
     dw_value w = transpose_w ? leaf("w", DW_F64, 2, D(5), D(4)) : leaf("w", DW_F64, 2, D(4), D(5));
@@ -780,7 +778,7 @@ static void dlogits_that_others_read_stay(void **state) {
     assert_int_equal(count_op(DW_OP_LINEAR_CROSS_ENTROPY_BACKWARD), 0);
 }
 
-/* Gradients of the slices that cut one product up: disjoint pads, added in any order. */
+/* Gradients of slices that cut up one matmul's result: disjoint pads, added in any order. */
 static dw_value pad_at(dw_value x, dw_dim low, dw_dim high) {
     dw_dim lows[2] = {0, low}, highs[2] = {0, high};
     dw_attr attrs[] = {dw_attr_list(DW_ATTR_KEY_LOW, 2, lows),
@@ -812,7 +810,7 @@ static void pads_with_gaps_or_overlap_are_added(void **state) {
 
 static dw_value folded(void) { return dw_graph_output(e.graph, 0); }
 
-/* What one expression over x f32[B,4], n i64[4], c bool[4] folds to. */
+/* Folds one expression over x f32[B,4], n i64[4], c bool[4]. */
 typedef struct fold_case {
     const char *name;
     dw_value (*build)(dw_value x, dw_value n, dw_value c);
@@ -907,7 +905,7 @@ static void identities_fold_and_others_stay(void **state) {
     }
 }
 
-/* 0.1f + 0.2f in F32, and the bits of -0, in the interpreter's own precision (not high) */
+/* 0.1f + 0.2f in F32, and the bits of -0, in the interpreter's default precision. */
 static void folded_constants_have_the_bits_of_run_time(void **state) {
     (void)state;
     static const dw_op ops[] = {DW_OP_ADD, DW_OP_SUB, DW_OP_MUL, DW_OP_DIV, DW_OP_MAX};
@@ -953,7 +951,7 @@ static void equal_nodes_are_made_once(void **state) {
     assert_int_equal(dw_graph_output(e.graph, 0), dw_graph_output(e.graph, 1));
 }
 
-/* Two casts of one value are two places where gradients are rounded before they are added. */
+/* Gradients at two casts of one value are rounded before they are added, so the casts must not be merged. */
 static void half_results_stay_apart_until_the_gradient(void **state) {
     (void)state;
     dw_value x = leaf("x", DW_F32, 1, S);
@@ -998,7 +996,7 @@ static void a_chain_becomes_one_node(void **state) {
     assert_int_equal(dw_value_rank(e.graph, dw_node_input(e.graph, 0, 1)), 1);
 }
 
-/* x feeds both ends of a path that leaves the group: joining them would wait for itself. */
+/* x feeds both ends of a path that leaves the group: the joined group would wait for itself. */
 static void a_detour_keeps_groups_apart(void **state) {
     (void)state;
     dw_value x = leaf("x", DW_F32, 2, S, S);
@@ -1032,7 +1030,7 @@ static void other_shapes_stay_apart(void **state) {
     assert_int_equal(count_op(DW_OP_BROADCAST), 0);
 }
 
-/* Nothing un-broadcast spans [B, S] alone: one operand must stay spread. */
+/* No operand without its broadcast spans [B, S]: one must stay broadcast. */
 static void the_iteration_shape_is_kept(void **state) {
     (void)state;
     dw_value row = leaf("r", DW_F32, 1, S), x = broadcast(row, 2, B, S);
@@ -1079,7 +1077,7 @@ static void siblings_share_a_pass(void **state) {
     assert_int_equal(dw_graph_node_count(e.graph), 1);
 }
 
-/* Many values, random operands: groups of every form, never a cycle, results the same. */
+/* Many values and random operands: groups of every form, never a cycle, the same results. */
 static void random_graphs_fuse_without_cycles(void **state) {
     for (uint64_t seed = 1; seed <= 40; seed++) {
         static const dw_op binary[] = {DW_OP_ADD, DW_OP_SUB, DW_OP_MUL, DW_OP_MAX};
@@ -1115,7 +1113,7 @@ static void random_graphs_fuse_without_cycles(void **state) {
 
 /* ---- failure -------------------------------------------------------------------------------- */
 
-/* Every allocation of every pass fails in turn: the graph stays as it was. */
+/* Every allocation of every pass fails in turn: the graph stays unchanged. */
 static void a_failed_pass_changes_nothing(void **state) {
     (void)state;
     language_model_head(true, true, false);

@@ -1,5 +1,5 @@
-/* The formula of a pipeline's time against the play of its schedule, over grids of unequal times; and the
- * played bubbles against those that Qi et al. 2024 print for their own profiles. */
+/* The formula of a pipeline's time against the simulation of its schedule, over grids of unequal times; and
+ * the simulated bubbles against those that Qi et al. 2024 print for their own profiles. */
 #include "deepwell/graph.h"
 #include "plan/planner_internal.h"
 #include "simulate/simulate_internal.h"
@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-/* `head` is a part of the loss's stage more, of each operation; `frees`: of the activations, by backward of
- * inputs. */
+/* `head`: extra time of the loss's stage, as a fraction of each operation. `frees`: fraction of the
+ * activations that the backward of inputs frees. */
 typedef struct shape {
     dw_pipeline_schedule schedule;
     int stages, chunks, micro_batches;
@@ -50,7 +50,7 @@ static double play(const shape *s, double *bubble) {
     assert_int_equal(dw__simulate_events(simulation), DW_OK);
     double seconds = simulation->figures.seconds, limit = 0;
     if (bubble) *bubble = simulation->figures.bubble_fraction;
-    /* Whatever the order, a rank holds no more than the schedule's own rule does. */
+    /* In any order, a rank holds no more than the schedule's own rule allows. */
     if (s->schedule == DW_SCHEDULE_ZB_H1 || s->schedule == DW_SCHEDULE_ZB_V) limit = s->stages;
     if (s->schedule == DW_SCHEDULE_ZB_H2) limit = 2 * s->stages - 1;
     for (int rank = 0; rank < s->stages && limit > 0; rank++)
@@ -93,9 +93,9 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* GPipe, 1F1B and interleaved follow their rule to the end: the formula is the play. The others' orders are
- * looked for, and the formula is what can be reached: 19 of 20 cases within a point of the pipeline's time, all
- * within `most`. */
+/* GPipe, 1F1B and interleaved follow their rule to the end, so the formula equals the simulation. The other
+ * schedules' orders come from a search, and the formula is a bound: 19 of 20 cases are within a point of the
+ * pipeline's time, all within `most`. */
 static void formula_is_the_play(void **state) {
     (void)state;
     static const struct {
@@ -150,9 +150,9 @@ static void formula_is_the_play(void **state) {
     free(errors);
 }
 
-/* Times in milliseconds of four models' profiles, and the bubbles that the paper computes of them. `frees`:
- * attention's scores, 5 a s of 34 h + 5 a s bytes. ZB-1p and ZB-2p are found by a solver within the memory of
- * ZB-H1 and ZB-H2. */
+/* Times in milliseconds of four models' profiles, and the bubbles that the paper computes for them. `frees`:
+ * attention's scores, 5 a s of 34 h + 5 a s bytes. A solver finds ZB-1p and ZB-2p within the memory of ZB-H1
+ * and ZB-H2. */
 static void published_bubbles_are_played(void **state) {
     (void)state;
     static const struct {

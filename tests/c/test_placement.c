@@ -1,4 +1,4 @@
-/* Interval placement: no two buffers that live together share a byte, whatever the input. */
+/* Interval placement: two buffers that live at the same time share no byte, for any input. */
 #include "engine/placement.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@ static uint32_t random_below(uint32_t limit) {
     return (uint32_t)(random_state >> 33) % limit;
 }
 
-/* Every rule of the header, checked pair by pair. */
+/* Checks every rule of the header, pair by pair. */
 static void check(uint32_t count, const dw__interval *items, size_t pinned, size_t peak) {
     size_t highest = 0, pinned_end = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -95,7 +95,7 @@ static void pinned_buffers_are_a_prefix(void **state) {
     assert_int_equal(dw__place(3, items, alignment, &pinned, &peak), DW_OK);
     check(3, items, pinned, peak);
     assert_int_equal(pinned, 164);
-    /* The other buffer is gone before the second pinned one is written, and lies over it. */
+    /* The other buffer has ended before the second pinned one is written, and overlaps it. */
     assert_int_equal(items[1].offset, 64);
 }
 

@@ -1,5 +1,5 @@
-/* Predictions against what papers and data sheets say, and against what physics demands: more of anything costs no
- * less, faster hardware is no slower. */
+/* Predictions against papers and data sheets, and against physics: more of anything costs no less, and faster
+ * hardware is no slower. */
 #include "deepwell/planner.h"
 #include "plan/planner_internal.h"
 #include "planner_examples.h"
@@ -26,16 +26,16 @@ static void assert_near(double value, double expected, double part) {
     fail_msg("%g is not within %g%% of %g", value, 100 * part, expected);
 }
 
-/* Printed in the models' papers and cards. */
+/* As printed in the models' papers and cards. */
 static void parameters_are_the_published_ones(void **state) {
     (void)state;
     assert_near(dw_planner_parameters(&gpt3), 174.6e9, 0.002);
     assert_near(dw_planner_parameters(&llama3_8b), 8.03e9, 0.001);
     assert_near(dw_planner_parameters(&llama3_70b), 70.55e9, 0.001);
     assert_near(dw_planner_parameters(&deepseek_v3), 671e9, 0.002);
-    /* 37 billion active, with the table of the embedding, which is looked up: 0.93 less. */
+    /* 37 billion active parameters including the embedding table, which is only looked up: 0.93 less. */
     assert_near(dw_planner_active_parameters(&deepseek_v3), 37.5e9 - 0.93e9, 0.02);
-    /* 6 N + 6 L h s for the attention that a causal mask leaves. */
+    /* 6 N + 6 L h s for the attention under a causal mask. */
     double active = dw_planner_active_parameters(&llama3_8b);
     assert_near(dw_planner_token_flops(&llama3_8b, 8192), 6 * active + 6.0 * 32 * 4096 * 8192,
                 1e-12);
@@ -57,7 +57,7 @@ static dw_layout layout_of(int gpus, int tp, int pp, int micro_batch, int global
     return layout;
 }
 
-/* Idle part for p stages, m micro-batches: (p - 1) / (m + p - 1), and its kin. */
+/* Idle fraction for p stages, m micro-batches: (p - 1) / (m + p - 1), and related formulas. */
 static void bubbles_are_the_closed_forms(void **state) {
     (void)state;
     for (int p = 2; p <= 16; p += 7) {
@@ -83,9 +83,10 @@ static void begin(dw__planned *planned, const dw_planner_model *model, const dw_
     dw__planned_begin(planned, &dw__constants_default, model, hardware, layout);
 }
 
-/* Korthikanti et al. 2022, table 2, in bytes of one layer: s b h (34 + 5 a s / h); with tensor parallelism
- * s b h (10 + 24 / t + 5 a s / (h t)), and sequence parallelism cuts all of it; recomputing the scores leaves 34 / t;
- * recomputing the layer 2. The sums there leave out what is small beside h (one softmax statistic for each head). */
+/* Korthikanti et al. 2022, table 2, in bytes of one layer: s b h (34 + 5 a s / h); with tensor parallelism s
+ * b h (10 + 24 / t + 5 a s / (h t)); sequence parallelism divides all of it by t; recomputing the scores
+ * leaves 34 / t; recomputing the layer 2. The paper's sums omit terms that are small beside h (one softmax
+ * statistic per head). */
 static void activations_are_korthikanti(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("a100-80:64");
@@ -141,7 +142,7 @@ static double seconds_of(const dw_planner_model *model, const dw_hardware *hardw
     return prediction.seconds;
 }
 
-/* Each figure of the hardware, better by half, costs no time. */
+/* Improving any figure of the hardware by half costs no time. */
 static void better_hardware_is_no_slower(void **state) {
     (void)state;
     dw_layout layouts[] = {layout_of(64, 8, 1, 1, 64, 4096), layout_of(64, 2, 4, 1, 256, 8192),
@@ -215,7 +216,7 @@ static void memory_grows_and_shrinks_as_it_must(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* torchtitan's benchmarks of December 2024, Llama-3.1 on H100, GiB reserved by the fullest GPU. */
+/* torchtitan's benchmarks of December 2024, Llama-3.1 on H100, in GiB reserved by the fullest GPU. */
 static void torchtitan_reserves_what_it_says(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:512");
@@ -248,8 +249,8 @@ static void torchtitan_reserves_what_it_says(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Of 8 products in bytes of BF16 by hand: input, attention's output and its logarithms of sums, and the 1st, 3rd, 5th
- * and, as long as no compiler drops it, 7th result. */
+/* By hand, in BF16 bytes of 8 matmuls: input, attention's output and its log-sum-exp, and the 1st, 3rd, 5th
+ * and, unless a compiler drops it, 7th result. */
 static void every_second_product_is_kept(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:8");
@@ -271,8 +272,8 @@ static void every_second_product_is_kept(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* A part of the gradients costs their reduction in every micro-batch; in a pipeline they gather whole, and parameters
- * that stay are neither gathered twice nor forgotten. */
+/* Sharded gradients cost their reduction in every micro-batch. In a pipeline they accumulate unsharded, and
+ * parameters that stay are neither gathered twice nor omitted. */
 static void sharded_gradients_travel_each_time(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -301,8 +302,8 @@ static void sharded_gradients_travel_each_time(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Of 8 copies of a token to 8 ranks 8 (1 - (7/8)^8) go to different ones. Ranks that share an expert gather
- * what each of them was sent, within NVLink. */
+/* Of 8 copies of a token to 8 ranks, 8 (1 - (7/8)^8) go to distinct ranks. Ranks that share an expert gather
+ * what each of them received, within NVLink. */
 static void tokens_travel_once(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -327,14 +328,15 @@ static void tokens_travel_once(void **state) {
     begin(&planned, &model, hardware, &layout);
     dw__attention_part(&planned, &attention);
     dw__layer_seconds(&planned, DW__LAYER_MOE, &attention, &cut);
-    /* The exchange itself is the same tokens, between ranks twice as far apart; the gather comes on top. */
+    /* The exchange itself has the same tokens, between ranks twice as far apart; the gather is extra. */
     double gather = dw__gather_seconds(&planned, 2.0 * 4096 * 8 * 2 / 4 * 7168, 2, 1, 1);
     assert_true(cut.forward.expert > whole.forward.expert + gather);
     dw_hardware_destroy(hardware);
 }
 
-/* Scales of blocks and rows round each operand along either dimension; one for the tensor rounds it once. The same
- * runs published in FP8 and MXFP8 on Blackwell differ by 4 to 7%, in FP8 by tensors and by rows on H100 by 12%. */
+/* Scales of blocks and rows quantize each operand along both dimensions; a tensor scale quantizes it once.
+ * Published runs of one model in FP8 and MXFP8 on Blackwell differ by 4 to 7%, in FP8 with tensor and with
+ * row scales on H100 by 12%. */
 static void recipes_cost_what_they_round(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("gb200:64");
@@ -386,7 +388,7 @@ static void deepseek_s_own_run_fits_and_is_near(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* The heaviest rank of experts bounds time and memory. */
+/* The rank with the most loaded experts bounds time and memory. */
 static void an_uneven_load_costs(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:256");
@@ -422,8 +424,8 @@ static void a_known_run_is_near(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s (Grattafiori et al.
- * 2024, table 4). */
+/* Runs that no constant was fitted to: Llama-3 405B on 8,192 and 16,384 H100, 430 and 400 TFLOP/s
+ * (Grattafiori et al. 2024, table 4). */
 static void runs_never_fitted_are_near(void **state) {
     (void)state;
     const dw_planner_model llama3_405b = {.layers = 126,
@@ -485,8 +487,9 @@ static void bad_layouts_are_refused_by_name(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Attention on 2 of 8 ranks: its products are the same work, its gathers carry a quarter among two, its
- * parameters and gradients are four times as many, the optimizer's states shared by those that hold the same. */
+/* Attention on 2 of 8 ranks: its matmuls have the same work, its gathers carry a quarter among two ranks, it
+ * has four times as many parameters and gradients, and the ranks with equal parameters share the optimizer's
+ * states. */
 static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:8");
@@ -507,7 +510,7 @@ static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
     assert_near(less.memory.optimizer, same.memory.optimizer, 1e-9);
     assert_near(less.memory.activations, same.memory.activations, 1e-9);
     assert_near(less.time.attention, same.time.attention, 1e-3);
-    /* Of four gathers in a layer two shrink from 7/8 to 1/4 x 1/2 of the tokens; the head's stays. */
+    /* Two of a layer's four gathers shrink from 7/8 to 1/4 x 1/2 of the tokens; the head's gather is unchanged. */
     assert_near(less.time.tensor, same.time.tensor * (0.5 + 0.5 / 7), 0.02);
     layout.micro_batch = 2;
     refused(&llama3_70b, hardware, &layout, "tp / attention_tp 4");
@@ -520,8 +523,8 @@ static void attention_has_a_tensor_parallelism_of_its_own(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* A group of 16 does not divide a rack of 72: some lie in two, and what is behind the network waits. Racks that
- * are not filled are dealt 64 each, which 16 divides; six of a node's eight GPUs likewise. */
+/* A group of 16 does not divide a rack of 72: some groups span two racks, and everything beyond the network
+ * waits. Racks that are not filled get 64 each, which 16 divides; likewise six of a node's eight GPUs. */
 static void groups_that_straddle_a_domain_are_slower(void **state) {
     (void)state;
     static const struct {
@@ -547,7 +550,7 @@ static void groups_that_straddle_a_domain_are_slower(void **state) {
     }
 }
 
-/* What is in the host's memory: its bytes, the way there beside computation, the link that gradients take as well. */
+/* Offloading to host memory: its bytes, the transfer beside computation, and the link that gradients use too. */
 static void the_host_s_memory_costs_its_way(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -555,7 +558,7 @@ static void the_host_s_memory_costs_its_way(void **state) {
     dw_prediction kept, moved, p;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &kept), DW_OK);
     assert_true(kept.host_activations == 0 && kept.host_optimizer == 0 && kept.time.offload == 0);
-    /* Half of a stage's 20 layers leave: a part of the heaviest stage's micro-batches in flight. */
+    /* Half of a stage's 20 layers are offloaded: a fraction of the heaviest stage's micro-batches in flight. */
     layout.offload_layers = 10;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &moved), DW_OK);
     assert_near(moved.memory.activations, kept.memory.activations / 2, 1e-9);
@@ -566,14 +569,14 @@ static void the_host_s_memory_costs_its_way(void **state) {
     begin(&planned, &llama3_70b, hardware, &layout);
     double own = 2 * m * dw__traffic_seconds(&planned, each);
     assert_near(moved.time.offload, own, 0.05); /* of the mean stage, not the one with the head */
-    /* A link a hundred times slower hides as much as before; all else is waited for. */
+    /* A link that is a hundred times slower hides as much as before; the rest is exposed. */
     hardware->host_bandwidth.value /= 100;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
     double compute = p.time.gemm + p.time.attention + p.time.elementwise + p.time.tensor;
     double way = each / (0.8 * hardware->host_bandwidth.value);
     assert_true(p.time.offload > 2 * m * way - 1.1 * compute + own);
     assert_true(p.time.offload < 2 * m * way - 0.9 * compute + own);
-    /* Gradients between nodes take the same link; within NVLink they do not. */
+    /* Gradients between nodes use the same link; those within NVLink do not. */
     layout.zero_stage = 3, layout.pp = 1, layout.tp = 1, layout.dp = 64, layout.offload_layers = 40;
     hardware->host_bandwidth.value *= 20;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &moved), DW_OK);
@@ -581,7 +584,7 @@ static void the_host_s_memory_costs_its_way(void **state) {
     hardware->link_bandwidth.value = hardware->network_bandwidth.value;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
     assert_true(moved.time.offload > p.time.offload * 1.05);
-    /* More than the host has does not fit. */
+    /* A plan that needs more than the host's memory does not fit. */
     assert_true(hardware->memory.value < 1e12);
     hardware->memory.value = 1e12;
     assert_int_equal(dw_predict(&llama3_70b, hardware, &layout, &p), DW_OK);
@@ -592,8 +595,8 @@ static void the_host_s_memory_costs_its_way(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* A billion elements on one GPU: 24 bytes of states and 2 x 4 + 2 x 2 of gradients and parameters through the host's
- * memory, of whose 76.8 GB/s 45% are reached. */
+/* A billion elements on one GPU: 24 bytes of states and 2 x 4 + 2 x 2 of gradients and parameters pass
+ * through host memory, which reaches 45% of its 76.8 GB/s. */
 static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:1");
@@ -609,7 +612,7 @@ static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
     layout.overlap_data = 0; /* one after the other: gradients out, parameters back */
     assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
     assert_near(p.time.optimizer, elements * (36 / (0.45 * 76.8e9) + 6 / (0.8 * 63e9)), 0.001);
-    /* States without parameters need a copy of them. */
+    /* States offloaded without parameters need a copy of the parameters. */
     layout.framework = DW_FRAMEWORK_OWN;
     assert_int_equal(dw_predict(&llama3_8b, hardware, &layout, &p), DW_OK);
     assert_near(p.host_optimizer, 12 * elements, 0.001);
@@ -618,7 +621,7 @@ static void the_host_s_optimizer_is_bound_by_its_memory(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* What a simulation of the schedule adds up is what the prediction says of a pipeline's work. */
+/* The total of a simulated schedule equals the prediction of a pipeline's work. */
 static void stages_add_up(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");
@@ -646,7 +649,7 @@ static void stages_add_up(void **state) {
     dw_hardware_destroy(hardware);
 }
 
-/* Kernels one by one are the step's products and attention, and their operations are those that MFU counts. */
+/* The kernels add up to the step's matmuls and attention, and their operations to those that MFU counts. */
 static void kernels_add_up(void **state) {
     (void)state;
     dw_hardware *hardware = hardware_of("h100:64");

@@ -1,5 +1,5 @@
-/* The planner's models: the catalogue against published totals, names however they are written, and config.json of
- * every wrong kind. tests/python/test_planner_models.py compares counts with transformers' classes. */
+/* The planner's models: the catalogue against published totals, names in any spelling, and config.json with
+ * every kind of mistake. tests/python/test_planner_models.py compares counts with transformers' classes. */
 #include "base/base.h"
 #include "deepwell/log.h"
 #include "deepwell/planner.h"
@@ -24,17 +24,17 @@
 
 /* ---- published totals ------------------------------------------------------------------------------------------ */
 
-/* Of Llama 4, from its vision_config, as transformers builds it. */
+/* Part of Llama 4, from its vision_config, as transformers builds it. */
 #define VISION 871.932416
-/* Of GLM-4.5: attention, a mixture with its router, two norms and three of its own, and a product of both its
- * inputs. */
+/* Part of GLM-4.5: attention, a mixture with its router, two norms and three of its own, and a matmul of both
+ * its inputs. */
 #define SECOND_TOKEN                                                                               \
     ((2 * 5120 * 128.0 * (96 + 8) + 161 * 3 * 5120 * 1536.0 + 160 * 5120 + 2 * 5120 * 5120.0) / 1e6)
 
-/* Elements as the publisher prints them, and half a unit of the last digit, in millions. A whole number is what
- * the published weights hold. `tables`: those that the publisher counts as active. Then where one counts
- * otherwise: `cut`, the digits are cut off and not rounded; `without` so many tables; `besides`, what the
- * weights have and the language model has not. */
+/* Elements as the publisher prints them, and half a unit of the last digit, in millions. A whole number is
+ * the size of the published weights. `tables`: tables that the publisher counts as active. `cut`: the digits
+ * are truncated, not rounded. `without`: number of tables not counted. `besides`: elements of the weights
+ * outside of the language model. */
 static const struct {
     const char *name;
     double total, half, active, active_half;
@@ -146,7 +146,7 @@ static const struct {
     {"phi3-medium", 13960.238080, 0, 0, 0, 0, 0, 0, 0},
     {"phi4", 14659.507200, 0, 0, 0, 0, 0, 0, 0},
     {"phi4-mini", 3836.021760, 0, 0, 0, 0, 0, 0, 0},
-    /* GLM-4.5's report counts no tables; of the larger model the layer that predicts a second token too */
+    /* GLM-4.5's report counts no tables, and for the larger model also the layer that predicts a second token. */
     {"glm-4.5", 355000, 500, 32000, 500, 0, 0, 2, SECOND_TOKEN},
     {"glm-4.5-air", 106000, 500, 12000, 500, 0, 0, 2, 0},
 };
@@ -178,7 +178,7 @@ static void every_model_has_its_published_size(void **state) {
     assert_null(dw_planner_catalogue_source(UINT32_MAX));
 }
 
-/* What the predictions compute with is the same model: the widths make the total, but for biases and norms. */
+/* The predictions use the same model: the widths make the total, except for biases and norms. */
 static void widths_make_the_total(void **state) {
     (void)state;
     for (uint32_t at = 0; at < dw_planner_catalogue_count(); at++) {
@@ -443,7 +443,7 @@ static void windows_by_rule(void **state) {
     }
 }
 
-/* Attention is in some layers alone, whichever way a configuration says so; the operations follow. */
+/* Only some layers have attention, in every spelling of the configuration; the operations follow it. */
 static void layers_without_attention(void **state) {
     (void)state;
 #define DELTA                                                                                      \
@@ -492,7 +492,7 @@ static void layers_without_attention(void **state) {
     }
 }
 
-/* As a sequence grows past its window nothing jumps, and the pairs are those of a sum over tokens. */
+/* As a sequence grows past its window, nothing jumps, and the pairs are a sum over tokens. */
 static void a_window_leaves_the_pairs_that_it_leaves(void **state) {
     (void)state;
     static const char text[] = "{\"model_type\": \"mistral\", " SIZES

@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka needs the four above first. */
+/* cmocka requires the four headers above. */
 #include <cmocka.h>
 
 #include <pthread.h>
@@ -64,7 +64,7 @@ static void note_worker(void *context, int64_t index, int worker) {
     usleep(50); /* so that others get their turn */
 }
 
-/* Scratch for two threads stays enough when another caller asks for five. */
+/* Scratch for two threads still suffices after another caller requests five. */
 static void a_limit_holds_whatever_others_set(void **state) {
     (void)state;
     assert_int_equal(dw__pool_set_threads(5), DW_OK);
@@ -81,7 +81,7 @@ static void a_limit_holds_whatever_others_set(void **state) {
     assert_int_equal(dw__pool_threads(), 5);
 }
 
-/* Many short loops: each start and each end races with workers going to sleep. */
+/* Many short loops: each start and end races with workers that go to sleep. */
 static void survives_many_short_loops(void **state) {
     (void)state;
     enum { LOOPS = 20000 };
@@ -159,7 +159,7 @@ enum { CALLERS = 4, ROUNDS = 300 };
 static _Atomic int failed_rounds;
 static _Atomic int owner_of_worker[DW_POOL_MAX_THREADS];
 
-/* Two callers' tasks never share a worker number at a time. */
+/* Tasks of two callers never share a worker number at the same time. */
 static void exclusive_task(void *context, int64_t index, int worker) {
     int nobody = 0;
     if (!atomic_compare_exchange_strong(&owner_of_worker[worker], &nobody, 1)) failed_rounds++;
@@ -195,8 +195,8 @@ static void concurrent_callers_take_turns(void **state) {
     assert_int_equal(failed_rounds, 0);
 }
 
-/* ThreadSanitizer keeps the parent's threads in its books after a fork, and dies when the child's
- * C library gives a new thread the identity of one of them. */
+/* ThreadSanitizer still tracks the parent's threads after a fork, and dies if the child's C library reuses
+ * the identity of one of them for a new thread. */
 static void skip_under_tsan(void) {
 #if defined(__SANITIZE_THREAD__)
     skip();
@@ -283,7 +283,7 @@ static void note_warning(void *context, int level, const char *line) {
     if (level == DW_LOG_WARNING && strstr(line, "DEEPWELL_THREADS")) (*(int *)context)++;
 }
 
-/* Threads that a fresh process decides on, plus WARNED per warning. */
+/* Number of threads that a new process chooses, plus WARNED per warning. */
 static int decided_with(const char *program, const char *value) {
     pid_t child = fork();
     assert_true(child >= 0);

@@ -1,6 +1,6 @@
-/* Precision policies: which layers get which recipe, what is refused, and that engines with quantized layers
- * compute what the reference says, with and without recomputation, also when memory runs out. What the
- * recipes round is tested from Python, against the rules written out there. */
+/* Precision policies: the recipe of each layer, rejected policies, and engines with quantized layers against
+ * the reference, with and without recomputation and when memory runs out. Python tests check the recipes'
+ * rounding against separately written rules. */
 #include "deepwell/deepwell.h"
 #include "engine/engine_internal.h"
 #include "kernel/reference/interpret.h"
@@ -103,7 +103,7 @@ static void shares_and_exceptions(void **state) {
     assert_string_equal(recipe_at(graph, "h2"), "bf16");
     dw_graph_destroy(graph);
 
-    /* By module: "h.0" is not "h.00". The last one that matches holds, and regions do not count then. */
+    /* By module: "h.0" does not match "h.00". The last match decides, and regions do not count then. */
     const dw_precision_exception exceptions[] = {
         {"h.0", DW_RECIPE_NONE}, {"h.0.mlp.c_proj", DW_RECIPE_MXFP8}, {"lm_head", DW_RECIPE_BF16}};
     graph = make_graph();
@@ -215,7 +215,7 @@ static void problem_end(problem *p) {
 
 enum { OUTPUTS = 3 };
 
-/* Outputs, then the gradients of output 0, whose own gradient is `seeds`. */
+/* Outputs, then the gradients of output 0 for its gradient `seeds`. */
 static void run_engine(const problem *p, const dw_engine_options *options, const dw__tensor *seeds,
                        dw__tensor *results) {
     dw_engine *engine;
@@ -247,7 +247,7 @@ static void run_engine(const problem *p, const dw_engine_options *options, const
     dw_engine_destroy(engine);
 }
 
-/* The same by the interpreter, on the graph with its gradient, every kernel the reference. */
+/* The same with the interpreter, on the graph with its gradient, with only reference kernels. */
 static void run_reference(const problem *p, const dw_precision_policy *policy,
                           const dw__tensor *seeds, dw__tensor *results, bool *has) {
     dw_graph *graph;
@@ -281,7 +281,7 @@ static void run_reference(const problem *p, const dw_precision_policy *policy,
     dw_graph_destroy(graph);
 }
 
-/* Off by no more than F32's rounding in several layers: small beside the largest element. */
+/* The error is at most F32's rounding in several layers: small beside the largest element. */
 static double apart(const dw__tensor *a, const dw__tensor *b) {
     double most = 0, largest = 1e-30;
     for (int64_t i = 0; i < dw__tensor_count(a); i++) {
@@ -294,9 +294,9 @@ static double apart(const dw__tensor *a, const dw__tensor *b) {
     return most / largest;
 }
 
-/* A code that lies at a boundary falls to the other side when F32 sums before it differ: a few of those move
- * a result by a code's step in a sum of dozens. BF16: 2^-8 / 35; E4M3: 2^-4 / 35; E2M1: 2^-2 / 35 of the
- * largest, and gradients pass through three layers. A wrong operand moves all elements by a code's step. */
+/* A code at a boundary changes if the F32 sums before it differ. A few such codes move a result by one code's
+ * step in a sum of dozens: 2^-8 / 35 (BF16), 2^-4 / 35 (E4M3) or 2^-2 / 35 (E2M1) of the largest element, and
+ * gradients pass through three layers. A wrong operand moves all elements by a code's step. */
 static void engines_agree_with_the_reference(void **state) {
     (void)state;
     static const double bounds[DW_RECIPE_COUNT] = {1e-5, 1e-3, 1e-2, 4e-2};

@@ -1,5 +1,5 @@
-/* Matrix products by the library's own path on emulated Blackwell GPUs, their checker on: what is chosen, launched,
- * refused, compared at first use and computed by definition instead; against sums in double. */
+/* GEMMs through the library on emulated Blackwell GPUs, with the checker on: selection, launch, rejection,
+ * first-use check and the reference that replaces a rejected kernel, against sums in double. */
 #include "emulated_call.h"
 #include "emulated_gemm.h"
 #include "kernel/cuda/product.h"
@@ -62,7 +62,8 @@ typedef struct expected {
     double value, error;
 } expected;
 
-/* alpha sum + bias, and what F32 may lose: of k + 2 operations each 2^-23 of the magnitudes, were they truncated. */
+/* alpha sum + bias, and the bound of its F32 error: 2^-23 of the magnitudes for each of k + 2 operations,
+ * even with a truncating accumulator. */
 static expected linear(const run *r, int row, int row_b) {
     double sum = 0, size = 0, bias = r->call.bias ? get(&r->bias, 0, row_b) : 0;
     for (int k = 0; k < r->a.columns; k++) {
@@ -73,7 +74,7 @@ static expected linear(const run *r, int row, int row_b) {
                       (r->a.columns + 2) * 0x1p-23 * (r->call.alpha * size + fabs(bias))};
 }
 
-/* Slopes are at most 1.13 and 1.1; the functions' own approximations stay below 2^-19 of |x|. */
+/* Slopes are at most 1.13 and 1.1; the approximations of the functions stay below 2^-19 of |x|. */
 static expected activated(const run *r, int row, int column) {
     expected x = linear(r, row, column);
     double v = x.value, error = 1.13 * x.error + 0x1p-19 * fabs(v);
@@ -124,7 +125,7 @@ static void expect_right(const problem *p, const char *device) {
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 
-/* Of the tests' variants, tiles by their numbers. */
+/* Selects tiles among the tests' variants by their numbers. */
 static dw__product_shape shape_of(int ctas, int tile_n, int stages, int element, int output,
                                   int activation, int bias, int residual) {
     dw__product_shape shape = {.f16 = element,
@@ -147,7 +148,7 @@ typedef struct row {
     {shape_of(ctas, tile_n, stages, element, output, activation, bias, residual),                  \
      schedule || output > 1},
 
-/* Compiled while the library was built; under the sanitizers those of another build may be named. */
+/* Compiled with the library. Under the sanitizers, DEEPWELL_TEST_PTX may name another build's. */
 static void need_kernels(void) {
     const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
     const dw__jit_variant variant = dw__product_variant(&shape);
@@ -177,7 +178,8 @@ static void carry_all(void) {
 
 static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
 
-/* A call whose kernel is refused with `words`: computed all the same, said once, and kept. */
+/* A call whose kernel is rejected with `words`: the reference computes it, the log reports it once, and the
+ * verdict stays. */
 static void expect_refused(const char *words) {
     run r;
     open_run(&small_one, device_named("emulator:sm_100a"), &r);
@@ -208,7 +210,7 @@ static void correct_kernel_passes(void **state) {
     in_child(keep_correct);
 }
 
-/* The PTX that is in place of the kernel that `small_one` gets. */
+/* The PTX that replaces the kernel of `small_one`. */
 static void carry_in_place(char *text) {
     const dw__product_shape shape = shape_of(1, 64, 8, 0, 0, 0, 1, 0);
     const dw__jit_variant variant = dw__product_variant(&shape),
@@ -223,7 +225,7 @@ static void read_tile(int ctas, int tile_n, int stages, char **text) {
     assert_true(read_ptx(&variant, text, &bytes));
 }
 
-/* Operands taken for F16: a wrong number in one constant, nothing that a checker sees. */
+/* Operands read as F16: one wrong constant, which the checker cannot see. */
 static void keep_wrong_elements(void) {
     char was[16], now[16], *text = NULL;
     const unsigned shape = 1u << 4 | 64u >> 3 << 17 | 128u >> 4 << 24, bf16 = 1u << 7 | 1u << 10;
@@ -270,8 +272,7 @@ static void missing_wait_is_refused(void **state) {
 
 /* ---- calls -------------------------------------------------------------------------------------------- */
 
-/* One element, primes, one past a tile, contractions that are no multiple of a step; nothing to add up, nothing at all.
- */
+/* One element, primes, one past a tile, K of no multiple of a step, K of 0, empty results. */
 static void small_calls_are_right(void **state) {
     static const int shapes[][3] = {{1, 1, 1},      {128, 64, 64}, {129, 65, 65},
                                     {67, 131, 257}, {3, 300, 129}, {257, 7, 13},
@@ -288,7 +289,7 @@ static void small_calls_are_right(void **state) {
     }
 }
 
-/* As many tiles as pairs of blocks are for. */
+/* So many tiles that pairs of blocks compute them. */
 static void large_call_is_right(void **state) {
     problem p = {.m = 1537, .n = 1665, .k = 16, .integers = true, .seed = 5};
     run r;
@@ -303,7 +304,7 @@ static void large_call_is_right(void **state) {
     close_run(&r);
 }
 
-/* D over its own residual. */
+/* D overwrites its own residual. */
 static void residual_may_be_d(void **state) {
     problem p = {.m = 131,
                  .n = 70,
@@ -324,7 +325,7 @@ static void residual_may_be_d(void **state) {
     close_run(&r);
 }
 
-/* Every tile that the tests compile, through the launcher, few processors taking tile after tile. */
+/* Every tile that the tests compile, through the launcher, with few SMs that compute tile after tile. */
 static void each_tile_is_right(void **state) {
     const row all[] = {EMULATED_GEMM(ROW)};
     const dw_device *device = device_named("emulator:sm_100a");
@@ -359,7 +360,7 @@ static void each_tile_is_right(void **state) {
     }
 }
 
-/* By definition: every activation, type and output. */
+/* The reference: every activation, type and output. */
 static void definition_is_right(void **state) {
     const dw_device *device = device_named("emulator:sm_100a");
     const dw__context *context;
@@ -468,7 +469,7 @@ static void cheapest_tile_is_chosen(void **state) {
             if (dw__product_exists(&other))
                 assert_true(chosen <= dw__product_account_of(&call, &other, SMS).clocks);
     }
-    /* 8192^3 in pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
+    /* 8192^3 with pairs: 1024 tiles on 74 pairs are 14 rounds of 128 steps of 512 clocks. */
     dw_product call = {.m = 8192, .n = 8192, .k = 8192};
     dw__product_shape shape = shape_of(2, 256, 6, 0, 0, 0, 0, 0);
     dw__product_account account = dw__product_account_of(&call, &shape, SMS);

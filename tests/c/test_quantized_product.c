@@ -1,6 +1,6 @@
-/* Quantization in blocks and products of what it makes, by the library's own calls on emulated GPUs, their
- * checker on: to the bit what src/number makes, then against sums in double; what is refused; what first use
- * finds. */
+/* Block quantization and GEMMs of its results, through the library's own calls on emulated GPUs with the
+ * checker on: bit for bit the result of src/number, then sums in double; rejected calls; verdicts of first
+ * uses. */
 #include "deepwell/quantize.h"
 #include "emulated_call.h"
 #include "emulated_gemm_scaled.h"
@@ -67,7 +67,7 @@ static void need_kernels(void) {
     need_ptx(&variant);
 }
 
-/* D of MXFP8, of a product of numbers. */
+/* D as MXFP8, from a GEMM of plain numbers. */
 static const dw__product_shape dense_shape = {
     .tile = 1, .output = DW_GEMM_OUTPUT_MXFP8, .bias = true, .activation = DW_ACTIVATION_GELU};
 
@@ -93,7 +93,7 @@ static void carry_all(void) {
 
 static int ceil_divide(int a, int b) { return (a + b - 1) / b; }
 
-/* How a matrix is quantized. */
+/* Options of a matrix's quantization. */
 typedef struct recipe {
     dw_scheme scheme;
     dw_dtype dtype;
@@ -101,7 +101,7 @@ typedef struct recipe {
     bool square, rows_alone;
 } recipe;
 
-/* [outer, inner] of a matrix; `parts` of it, one below the other, each with scales of its own. */
+/* [outer, inner] of a matrix. It has `parts` parts, one after the other, each with its own scales. */
 typedef struct codes {
     matrix matrix;
     size_t scale_bytes;
@@ -170,7 +170,7 @@ static dw_quantize call_of(const operand *o, const dw_device *device, int part) 
         .source = (char *)o->source.device + (size_t)(part * rows) * o->source.pitch,
         .row_stride = (int64_t)(o->source.pitch / width),
         .tensor_scale = nvfp4 ? o->factors : NULL,
-        /* Parts share the first's scale. */
+        /* All parts share the first one's scale. */
         .amax = nvfp4 && part == 0 ? o->factors + 1 : NULL,
     };
     dw_quantized_matrix *to[] = {&call.along_cols, &call.along_rows};
@@ -187,7 +187,7 @@ static dw_quantize call_of(const operand *o, const dw_device *device, int part) 
     return call;
 }
 
-/* Codes and scales along an axis are src/number's, every byte; along the columns those of the last part. */
+/* Every byte of codes and scales along an axis equals src/number's; along columns only the last part is checked. */
 static void expect_exact(const operand *o, const codes *c, int axis, const float *numbers) {
     const int parts = axis ? o->parts : 1, rows = o->source.rows / o->parts;
     dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
@@ -223,7 +223,7 @@ static void expect_exact(const operand *o, const codes *c, int axis, const float
     free(ordered);
 }
 
-/* What codes of a part, as they are in the host's memory, stand for. */
+/* Values of a part's codes in host memory. */
 static void find_values(const codes *c, dw_scheme scheme, int parts, double *values) {
     const int rows = c->matrix.rows / parts, k = c->matrix.columns, block = block_of(scheme),
               wide = ceil_divide(k, block);
@@ -244,7 +244,7 @@ static void find_values(const codes *c, dw_scheme scheme, int parts, double *val
     free(scales);
 }
 
-/* A random matrix, each 32 x 32 of a size of its own, and its codes, by the library's call. */
+/* A random matrix, each 32 x 32 block with its own magnitude, and its codes from the library's call. */
 static void open_operand(operand *o, const dw_device *device, const recipe *how, int rows,
                          int columns, int parts, uint64_t *state) {
     const size_t count = (size_t)(parts * rows) * (size_t)columns;
@@ -290,8 +290,7 @@ static void close_operand(operand *o, const dw_device *device) {
     free(o->values);
 }
 
-/* By definition every scheme that is compiled, on every architecture: 1, primes, one past a tile; rows at any
- * address. */
+/* The reference, for every compiled scheme and architecture: 1, primes, one past a tile; rows at any address. */
 static void codes_and_scales_are_exact(void **state) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a",
                                           "emulator:sm_103a"};
@@ -336,7 +335,7 @@ typedef struct run {
 
 static const recipe to_mxfp8 = {.scheme = DW_SCHEME_MXFP8_E4M3};
 
-/* Operands of the products' dense and quantized forms: `values` of both are what is summed. */
+/* Operands of dense and quantized GEMMs: the sums use `values` of both. */
 static void open_run(const problem *p, run *r, uint64_t seed) {
     uint64_t state = seed;
     const dw_device *device = device_named("emulator:sm_100a");
@@ -387,8 +386,9 @@ static void close_run(run *r) {
     remove_codes(&r->d, r->device);
 }
 
-/* Products of two elements and their scales are exact in F32; each of the k additions, and those of alpha, its
- * factors and the bias, errs by at most 2^-23 of the sum of magnitudes, were the sum truncated. */
+/* Products of two elements and their scales are exact in F32. Each of the k additions, and those of alpha,
+ * its factors and the bias, errs by at most 2^-23 of the sum of magnitudes, even with a truncating
+ * accumulator. */
 static expected sum_of(const void *context, int row, int column) {
     const run *r = context;
     const int k = r->problem->k;
@@ -441,9 +441,7 @@ static void expect_right(const problem *p, uint64_t seed) {
 #define MXFP4                                                                                      \
     { DW_SCHEME_MXFP4, DW_BF16, DW_SCALE_DEFAULT, false, false }
 
-/* Quantize, then multiply: each scheme, one element, primes, one past a tile, no multiples of a block, nothing
- * to add up.
- */
+/* Quantize, then multiply: each scheme, one element, primes, one past a tile, no multiples of a block, K of 0. */
 static void chains_are_right(void **state) {
     static const problem problems[] = {
         {MXFP8, MXFP8, 1, 1, 1, 0, false, false, false},
@@ -463,7 +461,7 @@ static void chains_are_right(void **state) {
     for (size_t i = 0; i < DW_COUNT(problems); i++) expect_right(&problems[i], 10 + i);
 }
 
-/* D of one product, its codes and scales as they are, is the A of the next. */
+/* The D of one GEMM, codes and scales unchanged, is the A of the next. */
 static void quantized_output_is_the_next_input(void **state) {
     static const problem first = {MXFP8, MXFP8, 67,  131, 130, DW_ACTIVATION_GELU,
                                   true,  false, true},
@@ -485,7 +483,7 @@ static void quantized_output_is_the_next_input(void **state) {
     close_run(&two);
 }
 
-/* A product of numbers to codes and scales. */
+/* A GEMM of plain numbers with codes and scales as its result. */
 static void numbers_to_codes(void **state) {
     static const problem p = {MXFP8, MXFP8, 67, 131, 45, DW_ACTIVATION_GELU, true, false, true};
     run r;
@@ -531,7 +529,7 @@ static void keep_correct(void) {
     check(&r);
 }
 
-/* Every kernel that is compiled passes, whatever it is for. */
+/* Every compiled kernel passes, for every use. */
 static void keep_all(void) {
     static const char *const devices[] = {"emulator:sm_90a", "emulator:sm_100a"};
     const dw__context *context;
@@ -566,7 +564,7 @@ static void correct_kernels_pass(void **state) {
     in_child(keep_all);
 }
 
-/* A product whose kernel is `text`, refused with `words`: said once, kept, and nothing is computed. */
+/* A GEMM whose kernel `text` is rejected with `words`: reported once, the verdict stays, and nothing is computed. */
 static void refuse_product(char *text, const char *words) {
     const dw__jit_variant variant = product_variant(&products[0]);
     run r;
@@ -612,7 +610,7 @@ static void wrong_products_are_refused(void **state) {
     in_child(keep_wrong_quantized_d);
 }
 
-/* Likewise of a quantization. */
+/* The same for quantization. */
 static void refuse_quantization(char *text, const char *words) {
     const dw__jit_variant variant = quantize_variant(&quantizations[0], "sm_100f");
     static char memory[16] __attribute__((aligned(16)));
@@ -751,7 +749,7 @@ static void wrong_products_make_one_error(void **state) {
     c = good; /* of k = 0 nobody reads scales */
     c.k = 0, c.scales_a = c.scales_b = NULL;
     assert_int_equal(dw__product_check(&c, true), DW_OK);
-    /* A structure of before is a product of numbers. */
+    /* The older structure describes a GEMM of plain numbers. */
     c = good;
     c.size = offsetof(dw_product, quantized);
     dw_product read;

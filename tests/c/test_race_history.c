@@ -1,4 +1,4 @@
-/* The checker's histories: numbered once, kept while a place has them, gone when none has, whatever else comes. */
+/* The checker's histories: each gets one number, stays while a place uses it, and is freed when no place does. */
 #include "base/base.h"
 #include "emulator/race_history.h"
 #include "random_numbers.h"
@@ -19,7 +19,7 @@ static dw__history random_history(void) {
     if (next_random() % 8 == 0) x.parts |= DW__HISTORY_LIVE_MBARRIER;
     return x;
 }
-/* What is in its slots, as far as they are of any bytes. */
+/* Contents of its slots that describe bytes. */
 static void expect_same(const dw__history *x, const dw__history *y) {
     assert_int_equal(x->parts & 0x80000FFFu, y->parts & 0x80000FFFu);
     for (int i = 0; i < DW__HISTORY_SLOTS; i++) {

@@ -1,5 +1,5 @@
-/* The registry, the reference kernels and the interpreter on small cases computed by hand, or by
- * the textbook formula written out here: nothing in this file takes an expansion as its measure. */
+/* The registry, the reference kernels and the interpreter on small cases, computed by hand or by the textbook
+ * formula written here. No test in this file compares with an expansion. */
 #include "deepwell/graph.h"
 #include "kernel/kernel.h"
 #include "kernel/reference/interpret.h"
@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-/* cmocka needs the four above first. */
+/* cmocka requires the four headers above. */
 #include <cmocka.h>
 
 #include <math.h>
@@ -343,7 +343,7 @@ static void reductions_follow_their_axes(void **state) {
     assert_floats(y, (float[]){-INFINITY, -INFINITY, -INFINITY}, 3);
 }
 
-/* In BF16 itself the sum would stop at 256, whose neighbour is 258. */
+/* In BF16 the sum would stop at 256, whose next neighbour is 258. */
 static void half_sums_accumulate_in_higher_precision(void **state) {
     uint16_t ones[300], sum;
     (void)state;
@@ -594,7 +594,7 @@ static bool may_attend(const attention_case *c, int b, int query, int key) {
     return c->window < 0 || key > query + shift - c->window;
 }
 
-/* One query of one head, in double, straight from the definition. */
+/* One query of one head, in double, from the definition. */
 static void attend(const attention_case *c, int b, int h, int query, double *o, double *lse) {
     int kv = b * HK + h / (H / HK), row = (b * H + h) * SQ + query;
     double total = 0.0, weights[SK];
@@ -712,7 +712,7 @@ static void fused_bodies_broadcast_and_drop(void **state) {
 
 /* ---- interpreter ----------------------------------------------------------------------------- */
 
-/* y = sum over rows of softmax(x [B, 3]), with the batch a symbol; also hands out x itself. */
+/* y = sum over rows of softmax(x [B, 3]), with a symbolic batch. Returns x too. */
 static dw_graph *symbolic_graph(void) {
     dw_graph *graph = NULL;
     dw_dim batch;

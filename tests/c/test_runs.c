@@ -110,7 +110,7 @@ static void precisions_and_sharding_are_words(void **state) {
     assert_int_equal(lab_framework_of("a blog", "", "FSDP2", 2025, 1, 1), DW_FRAMEWORK_TORCHTITAN);
 }
 
-/* As papers, blogs, configuration files and command lines have them. */
+/* As written in papers, blogs, configuration files and command lines. */
 static void sharding_has_many_spellings(void **state) {
     (void)state;
     static const struct {
@@ -340,7 +340,7 @@ static void rows_become_models_and_layouts(void **state) {
     lab_runs_destroy(runs);
 }
 
-/* Makers' names, marketing names, sockets, memory in the name, cards of PCI Express, export versions. */
+/* Makers' names, marketing names, sockets, memory in the name, PCI Express cards, export versions. */
 static void gpus_have_many_names(void **state) {
     (void)state;
     static const struct {
@@ -405,7 +405,7 @@ static void gpus_have_many_names(void **state) {
     }
 }
 
-/* Megatron cuts experts as it cuts the rest unless the row says otherwise. */
+/* Megatron shards experts like the rest unless the row says otherwise. */
 static void experts_are_cut_by_default(void **state) {
     (void)state;
     static const struct {
@@ -430,7 +430,7 @@ static void experts_are_cut_by_default(void **state) {
     }
 }
 
-/* A result never changes a prediction. */
+/* A measured result never changes a prediction. */
 static void results_are_no_inputs(void **state) {
     (void)state;
     const char *format = HEADER "a,x,g,A,m,,,24,2048,8192,16,16,128,51200,,,2048,64,1,8,A100-80GB,,"
@@ -450,7 +450,7 @@ static void results_are_no_inputs(void **state) {
     assert_true(predicted[0] == predicted[1]);
 }
 
-/* Runs made with constants of our own: the fit finds the way back to them from elsewhere. */
+/* Runs made with known constants: the fit finds these constants from another start. */
 static void a_fit_recovers_what_made_the_runs(void **state) {
     (void)state;
     lab_text text = {0};

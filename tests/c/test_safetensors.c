@@ -1,4 +1,4 @@
-/* Files of tensors: what is written reads back, and what is malformed is one message. */
+/* Tensor files: written files read back, and malformed ones give one message. */
 #include "base/base.h"
 #include "deepwell/safetensors.h"
 #include "number/half.h"
@@ -143,7 +143,7 @@ static void what_is_written_reads_back(void **state) {
     unlink(path);
 }
 
-/* Each type's name, and bytes that mean these numbers, worked out by hand. */
+/* Name of each type, and bytes of these numbers, computed by hand. */
 static void every_floating_type_reads_as_f32(void **state) {
     (void)state;
     static const struct {
@@ -310,7 +310,7 @@ static void lengths_of_headers_are_not_believed(void **state) {
         write_file(path, bytes, sizeof bytes);
         expect_refused(path, DW_PARSE, "its header has");
     }
-    /* A hole of a gigabyte: over the format's own limit, whatever the file's size. */
+    /* A sparse file of a gigabyte: its header exceeds the format's limit, whatever the file's size. */
     uint64_t length = 1 << 30;
     write_file(path, &length, 8);
     assert_int_equal(truncate(path, (off_t)(length + 8)), 0);
@@ -318,7 +318,7 @@ static void lengths_of_headers_are_not_believed(void **state) {
     unlink(path);
 }
 
-/* A header that would become gigabytes of nodes. */
+/* A header that would become gigabytes of JSON nodes. */
 static void costly_headers_are_refused(void **state) {
     (void)state;
     enum { BYTES = 20000000 };
@@ -363,7 +363,7 @@ static void paths_that_are_no_tensors_are_refused(void **state) {
         expect_refused(path, DW_IO, "Permission denied");
         unlink(path);
     }
-    /* In a folder: model.safetensors that is a folder, a link to itself */
+    /* In a folder: model.safetensors that is a folder, and a link to itself. */
     const char *model = in_folder("model.safetensors");
     assert_int_equal(mkdir(model, 0700), 0);
     expect_refused(folder, DW_IO, "directory");
@@ -390,7 +390,7 @@ static void cut_at_any_byte_it_is_refused(void **state) {
     unlink(path);
 }
 
-/* Cut while it is open: a message, where a mapping would be a signal. */
+/* Truncated while it is open: a message; a mapped file would raise a signal. */
 static void cut_while_open_it_is_a_message(void **state) {
     (void)state;
     const char *path = in_folder("shrinks");
@@ -531,7 +531,7 @@ static void writers_refuse_what_cannot_be_read(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-/* Returns what writing a tensor of 40,000 bytes gave. */
+/* Returns the status of writing a tensor of 40,000 bytes. */
 static dw_status write_large(const char *path) {
     static const float large[10000] = {1.0f};
     static const int64_t shape[] = {10000};

@@ -1,4 +1,5 @@
-/* The schedules against their own rules and closed forms, played steps against what must hold for any of them. */
+/* The schedules against their own rules and closed forms, and simulated steps against properties that hold
+ * for all. */
 #include "deepwell/graph.h"
 #include "plan/planner_internal.h"
 #include "planner_examples.h"
@@ -20,7 +21,7 @@ static int chunks_of(dw_pipeline_schedule schedule, int stages) {
     return schedule == DW_SCHEDULE_INTERLEAVED ? 3 : 1;
 }
 
-/* Stages that are alike: forward, backward of inputs and of weights as given, one unit of memory for each chunk. */
+/* Equal stages: the given times for forward, backward of inputs and of weights; one unit of memory per chunk. */
 static dw_simulation *play(dw_pipeline_schedule schedule, int stages, int chunks, int micro_batches,
                            double forward, double input, double weight, double send) {
     dw_simulation *simulation = NULL;
@@ -86,7 +87,8 @@ static void every_operation_once(void **state) {
     }
 }
 
-/* What an event may not begin before, looked up in a table of ends; and nothing on a stream runs twice at once. */
+/* Checks that no event begins before its dependencies (looked up in a table of ends), and that a stream runs
+ * one event at a time. */
 static void check_dependencies(const dw_simulation *simulation, double send) {
     const dw__schedule *schedule = &simulation->schedule;
     size_t count = simulation->events.count, positions = (size_t)dw__schedule_positions(schedule);
@@ -167,7 +169,7 @@ static void dependencies_hold_and_memory_returns(void **state) {
     }
 }
 
-/* Enough micro-batches to reach the steady state: what each paper's formula is for. */
+/* Enough micro-batches for the steady state, which each paper's formula describes. */
 static int suits(dw_pipeline_schedule schedule, int stages, int count) {
     switch (schedule) {
     case DW_SCHEDULE_INTERLEAVED: return count % stages == 0;
@@ -202,7 +204,7 @@ static void bubbles_are_the_closed_forms(void **state) {
     }
 }
 
-/* Chunks of micro-batches held at most, in units of a whole rank's: tables of the schedules' papers. */
+/* Most chunks of micro-batches held, in units of a whole rank's: tables of the schedules' papers. */
 static double published_in_flight(dw_pipeline_schedule schedule, int stages, int chunks, int rank,
                                   int count) {
     double held;
@@ -288,8 +290,8 @@ static void steps_agree_with_predictions(void **state) {
     dw_hardware_destroy(h100);
 }
 
-/* Plain data parallelism, with and without sharding, with and without overlap: no pipeline, so that the played
- * step is the formula's, but for the optimizer of a stage that is not the first. */
+/* Plain data parallelism, with and without sharding, with and without overlap. Without a pipeline the
+ * simulated step equals the formula's, except for the optimizer of a stage other than the first. */
 static void without_a_pipeline_both_are_one(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -303,7 +305,7 @@ static void without_a_pipeline_both_are_one(void **state) {
             assert_int_equal(dw_simulate(&llama3_70b, h100, &layout, &simulation), DW_OK);
             dw_simulation_figures f;
             dw_simulation_figures_of(simulation, &f);
-            /* Without sharding the formula lets half of the all-reduce run beside forward. */
+            /* Without sharding the formula overlaps half of the all-reduce with forward. */
             double part = zero ? 1e-9 : 0.05;
             if (fabs(f.seconds / f.prediction.seconds - 1) > part)
                 fail_msg("ZeRO %d, overlap %d: %.6f s played, %.6f predicted", zero, overlap,
@@ -343,7 +345,7 @@ static void check_accounts(const dw_simulation *simulation) {
             assert_true(r->hidden[stream] >= 0 && r->exposed[stream] >= 0);
             assert_true(r->hidden[stream] <= r->busy[stream] * (1 + 1e-9));
         }
-        /* Tensor, context and expert traffic: what is not exposed runs beside computation. */
+        /* Tensor, context and expert traffic: what is not exposed overlaps with computation. */
         for (int stream = DW_STREAM_TENSOR; stream <= DW_STREAM_EXPERT; stream++) {
             double exposed = r->busy[stream] - r->hidden[stream];
             if (fabs(exposed - r->exposed[stream]) > 1e-9 * whole)
@@ -353,23 +355,23 @@ static void check_accounts(const dw_simulation *simulation) {
     }
 }
 
-/* How far a played step may be from the predicted one. Without a pipeline, and with states that are sharded,
- * both are sums of the same terms. With one the formula adds the longest pipeline and the longest exchange of
- * gradients, which need not be of one stage, and hides the exchange beside a whole micro-batch; played, beside
- * the chunk that it belongs to, which matters most where chunks are small. Orders of schedules whose backward
- * comes in two are looked for, and the formula is their bound. */
+/* Limits on the difference of simulated and predicted steps. Without a pipeline, and with sharded states,
+ * both are sums of the same terms. With a pipeline the formula adds the longest pipeline and the longest
+ * gradient exchange, which may belong to different stages, and hides the exchange behind a whole micro-batch.
+ * The simulation hides it behind its chunk, which matters most for small chunks. Schedules with split
+ * backward get their order from a search, and the formula is their bound. */
 static double may_differ(const dw_layout *layout) {
     static const double pipelines[DW_SCHEDULES] = {
         [DW_SCHEDULE_1F1B] = 0.03,     [DW_SCHEDULE_GPIPE] = 0.03, [DW_SCHEDULE_INTERLEAVED] = 0.09,
         [DW_SCHEDULE_ZB_H1] = 0.06,    [DW_SCHEDULE_ZB_H2] = 0.05, [DW_SCHEDULE_ZB_V] = 0.05,
         [DW_SCHEDULE_DUALPIPE] = 0.06,
     };
-    /* Without sharding the formula lets half of the all-reduce run beside forward. */
+    /* Without sharding the formula overlaps half of the all-reduce with forward. */
     double reduced = layout->zero_stage ? 1e-9 : 0.02;
     return layout->pp > 1 ? pipelines[layout->schedule] + reduced : reduced;
 }
 
-/* A layout in 64 GPUs by number, with 32 micro-batches; 0: there is no such one. */
+/* Layout number `number` on 64 GPUs, with 32 micro-batches. Returns 0 if it does not exist. */
 static int layout_by_number(const dw_planner_model *model, int number, dw_layout *layout) {
     static const int tps[] = {1, 8}, cps[] = {1, 2}, zeros[] = {0, 1, 3};
     int schedule = number % DW_SCHEDULES, rest = number / DW_SCHEDULES;
@@ -440,8 +442,8 @@ static void many_layouts_agree(void **state) {
     for (int stream = 0; stream < DW_STREAMS; stream++) assert_true(used[stream] > 20);
 }
 
-/* ZeRO-3 gathers and frees layer by layer: memory climbs through a forward, is highest at the loss, and falls through
- * the backward, for each micro-batch again. */
+/* ZeRO-3 gathers and frees layer by layer: in each micro-batch memory grows through forward, peaks at the
+ * loss, and falls through backward. */
 static void zero_3_gathers_layer_by_layer(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -468,7 +470,7 @@ static void zero_3_gathers_layer_by_layer(void **state) {
     assert_true(f.peak_time > 0 && f.peak_time < f.seconds / 2);
     double middle = points[at + (size_t)layers / 2].bytes;
     assert_true(f.peak_bytes > middle + 0.4 * cost->kept_bytes);
-    /* A layer's activations and its gathered parameters go in backward. */
+    /* A layer's activations and gathered parameters are freed in backward. */
     const dw_memory_point *backward = points + at + layers;
     for (int layer = 2; layer < layers; layer++)
         assert_true(backward[layer].bytes < backward[layer - 1].bytes);
@@ -495,8 +497,7 @@ static void speedups_are_ratios_of_predictions(void **state) {
     assert_int_equal(dw_predict(&llama3_70b, h100, &other, &prediction), DW_OK);
     assert_true(fabs(f.speedup_bf16 - prediction.seconds / f.prediction.seconds) < 1e-12);
     assert_true(f.speedup_bf16 > 1);
-    /* The baseline is a layout that is possible, fits, and takes as long as the ratio says; no plain layout beats
-     * it. */
+    /* The baseline is a valid layout that fits and takes as long as the ratio says; no plain layout is faster. */
     assert_int_equal(dw_predict(&llama3_70b, h100, &f.baseline_layout, &prediction), DW_OK);
     assert_true(prediction.fits && f.baseline_layout.precision == DW_TRAIN_FP8);
     assert_true(fabs(f.speedup - prediction.seconds / f.prediction.seconds) < 1e-12);
@@ -603,7 +604,7 @@ static void files_hold_every_event(void **state) {
     json_decref(trace);
     free(text);
 
-    /* The page's data are JSON, whatever the title; nothing in it asks for another file. */
+    /* The page's data are JSON for any title, and nothing on the page requests another file. */
     assert_int_equal(dw_simulation_report(simulation, "</script><b>\"\\ \xff", path), DW_OK);
     text = text_of(path);
     char *begin = strstr(text, "id=\"data\">"), *end = begin ? strstr(begin, "</script>") : NULL;
@@ -629,7 +630,7 @@ static void files_hold_every_event(void **state) {
     dw_hardware_destroy(h100);
 }
 
-/* An allocation that fails is an error and leaves nothing behind. */
+/* A failed allocation is an error and leaks nothing. */
 static void memory_that_is_not_there(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:64");
@@ -657,7 +658,7 @@ static void memory_that_is_not_there(void **state) {
     dw_hardware_destroy(h100);
 }
 
-/* 128 micro-batches on 64 stages: promised within a second. */
+/* 128 micro-batches on 64 stages, promised within a second. */
 static void large_pipelines_are_quick(void **state) {
     (void)state;
     dw_hardware *h100 = hardware_of("h100:4096");

@@ -1,5 +1,5 @@
-/* The memory of a step, against the same worked out from the graph's own shapes. What a step takes in truth is measured
- * by tests/python/test_step_memory.py. */
+/* The memory of a step against the same computed from the graph's shapes. tests/python/test_step_memory.py
+ * measures what a step really uses. */
 #include "deepwell/step_memory.h"
 #include "engine_models.h"
 #include "kernel/reference/interpret.h"
@@ -28,7 +28,7 @@ typedef struct step {
     uint32_t peak;
 } step;
 
-/* Gradients of output 0 by all parameters, or none. */
+/* Gradients of output 0 with respect to all parameters, or none. */
 static void begin(step *s, bool training) {
     const uint32_t first = 0;
     dw_value wrt[MOST_LEAVES];
@@ -158,7 +158,7 @@ static void test_inference(void **state) {
     end(&s);
 }
 
-/* Its largest is the bound that the plan's listing has, and no more than the arena, up to padding. */
+/* The largest is the bound in the plan's listing, and at most the arena, up to padding. */
 static void test_inside_the_arena(void **state) {
     (void)state;
     step s;
@@ -178,7 +178,7 @@ static void test_inside_the_arena(void **state) {
     end(&s);
 }
 
-/* At capacities on either side of what each divisor of a batch of 12 takes. */
+/* At capacities just below and above the need of each divisor of a batch of 12. */
 static void test_fit(void **state) {
     (void)state;
     static const int64_t divisors[] = {12, 6, 4, 3, 2, 1};

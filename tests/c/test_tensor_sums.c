@@ -1,5 +1,5 @@
-/* The sums of tcgen05.mma by every instruction set: the bits of products that are added one after the other in double,
- * for every number of rows and columns that a tile may have, awkward numbers among them. */
+/* The sums of tcgen05.mma with every instruction set: the same bits as products added one after the other in
+ * double, for every number of rows and columns of a tile, with awkward numbers. */
 #include "base/isa.h"
 #include "emulator/tcgen05_loops.h"
 #include "number/half.h"

@@ -1,4 +1,4 @@
-/* What a trainer is made of, apart from models: token files, order, learning rate, norm, checkpoint folders. */
+/* The parts of a trainer apart from models: token files, order, learning rate, norm, checkpoint folders. */
 #include "base/pool.h"
 #include "train/checkpoints.h"
 #include "train/dataset.h"
@@ -79,7 +79,7 @@ static void permutation_is_a_bijection(void **state) {
     }
 }
 
-/* Sums over disjoint lags would be as large for any order that is not mixed: correlation of index and place. */
+/* Correlation of index and place. Sums over disjoint lags would be as large for any order that is not shuffled. */
 static void permutation_mixes(void **state) {
     (void)state;
     enum { COUNT = 10007 };
@@ -94,7 +94,7 @@ static void permutation_mixes(void **state) {
         products[2] += a * c; /* seeds differ */
         squares += x * x;
     }
-    /* Of random orders the correlation has standard deviation 1 / sqrt(COUNT - 1) = 0.01. */
+    /* The correlation of random orders has standard deviation 1 / sqrt(COUNT - 1) = 0.01. */
     for (int i = 0; i < 3; i++) assert_true(fabs(products[i] / squares) < 0.06);
 }
 
@@ -154,7 +154,7 @@ static void norm_is_that_of_long_double(void **state) {
         long double sum = 0;
         for (int64_t i = 0; i < count; i++) sum += (long double)elements[i] * elements[i];
         double norm = dw__norm(elements, count, scratch);
-        /* Squares are exact in F64; of at most 200003 additions each rounds by 2^-53, and a root halves it. */
+        /* Squares are exact in F64. Each of at most 200003 additions rounds by 2^-53, and a root halves the error. */
         assert_true(fabs(norm - (double)sqrtl(sum)) <= 1e-11 * norm);
         OK(dw_set_threads(1));
         assert_true(dw__norm(elements, count, scratch) == norm);
@@ -303,7 +303,7 @@ static void sequences_overlap_by_one_token(void **state) {
     OK(dw__dataset_open(1, &path, DW_TOKEN_STORE_U16, 4, &d));
     OK(dw__dataset_check(d, 300));
     assert_true(dw__dataset_file_at(d, 0)->hash != hash);
-    /* A file that shrinks while it is in use. */
+    /* A file that shrinks during use. */
     assert_int_equal(truncate(path, 12), 0);
     FAILS(dw__dataset_read(d, 1, 300, tokens), DW_IO, "ends at byte 12");
     dw__dataset_close(d);
@@ -356,7 +356,7 @@ static void checkpoints_come_and_go(void **state) {
     assert_int_equal(access(in_folder("deep/er/step-000000000010"), F_OK), -1);
     assert_int_equal(access(in_folder("deep/er/step-000000000015/manifest.json"), F_OK), 0);
 
-    /* A killed process may leave a folder half written and one half removed. */
+    /* A killed process may leave a half-written folder and a half-removed one. */
     const char *begun = NULL;
     OK(dw__checkpoints_begin(c, 25, &begun));
     dw__checkpoints_abort(c);
@@ -380,7 +380,7 @@ static void rename_in_folder(const char *from, const char *to) {
     assert_int_equal(rename(path, in_folder(to)), 0);
 }
 
-/* Folders that would stand in the way of a checkpoint, or hide those that are written, are refused by name. */
+/* Folders that block a checkpoint's name, or hide written ones, are rejected by name. */
 static void checkpoints_with_wrong_names(void **state) {
     (void)state;
     char path[256];
@@ -409,7 +409,7 @@ static void checkpoints_with_wrong_names(void **state) {
     FAILS(dw__checkpoints_open(path, &c), DW_PARSE, "remove that folder");
     OK(dw__folder_remove(in_folder("ck/step-000000000010")));
 
-    /* While a run goes on: what it writes stays, and it removes none of later steps. */
+    /* During a run: its checkpoints stay, and it removes none of later steps. */
     OK(dw__checkpoints_open(path, &c));
     rename_in_folder("ck/step-000000000015", "ck/step-999999999999");
     add_checkpoint(c, 16, 1);

@@ -1,5 +1,5 @@
-/* A whole training step with every allocation made to fail in turn, and what a trainer refuses. That it computes what
- * it should is the matter of tests/python/test_train_command.py. */
+/* A whole training step with every allocation made to fail in turn, and calls that a trainer rejects.
+ * tests/python/test_train_command.py checks its results. */
 #include "base/base.h"
 #include "train/trainer_internal.h"
 #include <math.h>
@@ -37,7 +37,7 @@ static char folder[64], model[128], data[128], checkpoints[128];
 
 static int setup(void **state) {
     (void)state;
-    /* In memory where that can be: thousands of checkpoints are written and synced. */
+    /* In memory if possible, because thousands of checkpoints are written and synced. */
     strcpy(folder, "/dev/shm/deepwell-test-XXXXXX");
     if (!mkdtemp(folder)) strcpy(folder, "/tmp/deepwell-test-XXXXXX");
     if (strstr(folder, "XXXXXX") && !mkdtemp(folder)) return -1;
@@ -73,7 +73,7 @@ static dw_trainer_options options(void) {
     return o;
 }
 
-/* All that a trainer does after it was made; `loss` is that of the last step. */
+/* All calls after a trainer was made; `loss` is the last step's. */
 static dw_status train_on(dw_trainer *trainer, int64_t steps, double *loss) {
     dw_status status = DW_OK;
     dw_train_report report;
@@ -105,8 +105,8 @@ static void check_failure(dw_status status, int64_t allowed, int64_t live) {
     assert_int_equal(dw__memory_live(), live);
 }
 
-/* Making one is mostly the graph's and the engine's work, whose own tests fail each allocation; here
- * the steps grow, since each try costs as much as those before. */
+/* Making a trainer is mostly the work of the graph and the engine, whose tests fail each allocation. Here the
+ * distance between positions grows, because each try costs as much as all before it. */
 static void making_may_fail(void **state) {
     (void)state;
     dw_trainer_options o = options();
@@ -159,7 +159,7 @@ static void resumes_to_the_same_loss(void **state) {
     assert_true(whole == resumed);
 }
 
-/* Options keep steps from making such weights; should one appear all the same, it goes into no file. */
+/* Options prevent such weights; if one appears all the same, no file is written. */
 static void weights_that_are_not_finite_are_not_written(void **state) {
     (void)state;
     dw_trainer_options o = options();

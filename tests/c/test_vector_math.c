@@ -1,6 +1,6 @@
-/* The vector functions behind the elementwise loops, on every instruction set that this CPU has,
- * swept over the floats against the C library in double precision. The bounds are those that
- * src/kernel/cpu/isa/vector_math.h states; error is in units in the last place of the result. */
+/* The vector functions of the elementwise loops, on every instruction set that this CPU supports, swept over
+ * the floats against the C library in double. src/kernel/cpu/isa/vector_math.h states the bounds, in units in
+ * the last place of the result. */
 #include "kernel/cpu/cpu.h"
 #include "kernel/cpu/fused.h"
 #include "number/half.h"
@@ -63,7 +63,7 @@ static double ulp(double reference) {
     return ldexp(1.0, (exponent < -125 ? -125 : exponent) - 24);
 }
 
-/* 0 when equal in kind (NaN with NaN, the same infinity); infinite when the kinds differ. */
+/* Returns 0 if both have the same kind (NaN and NaN, equal infinities), infinity if the kinds differ. */
 static double error_in_ulp(float got, double reference) {
     if (isnan(reference)) return isnan(got) ? 0.0 : INFINITY;
     if (isnan(got)) return INFINITY;
@@ -133,7 +133,7 @@ static uint32_t random_bits(uint64_t *state) {
     return (uint32_t)(*state >> 32);
 }
 
-/* Exponents spread so that results cover underflow to overflow; every pair of special values. */
+/* Exponents from underflow to overflow of the results, and every pair of special values. */
 static void test_pow(void **state) {
     (void)state;
     static const float special[] = {0.0f,   -0.0f, 1.0f,  -1.0f,    2.0f,      -2.0f,
@@ -172,8 +172,8 @@ static void test_pow(void **state) {
     }
 }
 
-/* x Phi(x) and its kin: absolute error relative to the size of the argument, for the factor
- * 0.5 (1 + erf) cancels on the negative side. */
+/* x Phi(x) and related functions: the error is relative to the argument, because the factor 0.5 (1 + erf)
+ * cancels on the negative side. */
 static void test_activations(void **state) {
     (void)state;
     for (int isa = 0; isa <= (int)dw__cpu_isa(); isa++) {
@@ -201,7 +201,7 @@ static void test_activations(void **state) {
     }
 }
 
-/* Dropout's random numbers where the number of the block passes 2^32, at every alignment. */
+/* Dropout's random numbers around block number 2^32, at every alignment. */
 static void test_dropout_numbers(void **state) {
     (void)state;
     enum { COUNT = 777 };

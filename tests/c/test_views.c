@@ -1,4 +1,4 @@
-/* Views against indices: each element of a view lies where the operation's definition says. */
+/* Views against indices: each element of a view has the address that the operation's definition gives. */
 #include "engine/views.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* The loops that add wgmma's products side by side, of every instruction set, beside the plain sum that
- * hardware's words have shown to be right (tests/probes). */
+/* The loops that add wgmma's products in parallel, with every instruction set, against the serial sum, which
+ * hardware results confirm (tests/probes). */
 #include "base/isa.h"
 #include "emulator/wgmma_loops.h"
 #include "emulator/wgmma_sum.h"
@@ -27,7 +27,7 @@ static const struct {
              {"E4M3", {4, 3, 0, true}, 32},
              {"E5M2", {5, 2, 0, false}, 32}};
 
-/* A finite number of the format: of every exponent, or near 1; subnormal numbers and zeros among them. */
+/* A finite number of the format, of every exponent or near 1, including subnormal numbers and zeros. */
 static uint32_t random_code(const dw__wgmma_format *f, bool near) {
     const uint32_t top = (1u << f->exponent_bits) - 1, bias = top >> 1;
     uint32_t exponent = near ? bias - 3 + next_random() % 7 : next_random() % top;
@@ -65,7 +65,7 @@ static float random_d(int how) {
     }
 }
 
-/* The exponent that all terms of a sum are aligned to. */
+/* The exponent to which all terms of a sum are aligned. */
 static int greatest_exponent(const dw__factors *a, const dw__factors *b, int depth, float d) {
     int greatest = d != 0 ? dw__factor_exponent((double)d, -126) : DW__NO_EXPONENT;
     for (int k = 0; k < depth; k++)

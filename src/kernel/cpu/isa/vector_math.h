@@ -307,7 +307,7 @@ static inline vf v_pow(vf x, vf y) {
     vf a = v_abs(y);
     vm plain_x = v_ge(x, v_set(0x1p-120f)), small_x = v_le(x, v_set(0x1p120f));
     vf ok = v_select(plain_x, v_select(small_x, v_set(1.0f), v_set(0.0f)), v_set(0.0f));
-    /* exponent + 0.5| + 0.5 bounds |log2 x|, so `reach` bounds |y log2 x|. */
+    /* |exponent + 0.5| + 0.5 bounds |log2 x|, so `reach` bounds |y log2 x|. */
     vi exponent = (((vi)x >> 23) & 255) - 127;
     vf reach = (__builtin_convertvector(exponent, vf) + 0.5f);
     reach = (v_abs(reach) + 0.5f) * a;
