@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _like(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers of ``dtype`` that lie exactly as ``base`` does."""
+    """Random numbers of ``dtype`` with the strides of ``base``."""
     size = 1 + sum((n - 1) * s for n, s in zip(base.shape, base.stride())) + base.storage_offset()
     flat = torch.randn(size + 8).to(dtype)
     return flat.as_strided(base.shape, base.stride(), base.storage_offset())

@@ -55,7 +55,7 @@ class Result:
     slack: torch.Tensor
 
     def judge(self, got: torch.Tensor) -> tuple[float, float, str]:
-        """(largest error, its share of what is allowed: at most 1 is right, where the worst element is)."""
+        """Returns the largest error, its ratio to the allowed error (at most 1 is right), and the worst element."""
         error = (got.double() - self.exact).abs()
         error = torch.where(
             got.double() == self.exact, torch.zeros_like(error), error
@@ -94,7 +94,7 @@ def uniform(seed: int, offset: int, index: torch.Tensor) -> torch.Tensor:
 
 
 def kept(call: Call, batch: int, heads: int, rows_q: int, rows_k: int, device) -> torch.Tensor:
-    """[batch, heads, rows_q, rows_k] of booleans: what dropout keeps."""
+    """Returns the elements that dropout keeps as booleans [batch, heads, rows_q, rows_k]."""
     total = batch * heads * rows_q * rows_k
     index = torch.arange(total, device=device, dtype=torch.int64)
     # Compared as FP32, as a kernel does.
@@ -213,7 +213,7 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
         # The derivative is 1 - t^2 of an FP32 t: its error is not relative.
         slope_error = 4 * _FP32 * (1 + magnitude / call.softcap)
         magnitude = (magnitude * slope).clamp(max=call.softcap) + call.softcap
-    # As relative error of a probability; where it nears 1 nothing but the sum of probabilities is certain.
+    # As a relative error of a probability. If it nears 1, only the sum of probabilities is certain.
     spread = (_FP32 * (magnitude + scores.abs())).masked_fill(~seen, 0)
     spread = (spread.amax(-1, keepdim=True) if keys else spread.sum(-1, keepdim=True)) + 4 * _FP32
     scores = scores.masked_fill(~seen, -math.inf)
@@ -252,7 +252,7 @@ def _heads(call: Call, q, k, v, d_o, seen, keep) -> dict[str, tuple[torch.Tensor
     delta = (d_o * o).sum(-1, keepdim=True)
     delta_rounded = (d_o * o_rounded).sum(-1, keepdim=True)
     delta_sigma = (d_o * half(o)).square().sum(-1, keepdim=True).sqrt() * third
-    # The kernel's delta is of the O that it stored, whose roundings of P are in it too.
+    # The kernel computes delta from the O that it stored, which includes the roundings of P.
     delta_sigma = delta_sigma + (d_o.square() * o_sigma.square()).sum(-1, keepdim=True).sqrt()
     delta_slack = (d_o.abs() * (o_slack + _FP32 * o.abs())).sum(-1, keepdim=True)
     d_s = p * (d_p - delta) * slope

@@ -1,4 +1,6 @@
-"""What the tests of attention share. Deepwell's operators run on CPU tensors there, by definition."""
+"""Helpers of the attention tests. Deepwell's operators run on CPU tensors there, with the reference in
+libdeepwell's place.
+"""
 
 import contextlib
 
@@ -51,7 +53,7 @@ def seen(function) -> Seen:
 
 
 def compiled(function, graphs: list):
-    """torch.compile(fullgraph=True) that leaves the forward and backward graphs in ``graphs``."""
+    """torch.compile(fullgraph=True) that stores the forward and backward graphs in ``graphs``."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -74,7 +76,7 @@ def attention_nodes(graphs: list) -> list[str]:
 
 
 def apart(ours, theirs) -> float:
-    """The largest difference of tensors in pairs (None beside None)."""
+    """The largest difference between the tensors of each pair (None matches None)."""
     most = 0.0
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
@@ -85,14 +87,15 @@ def apart(ours, theirs) -> float:
 
 
 def rounding(theirs, terms: int = 64) -> float:
-    """How far two F32 computations of `theirs` may be apart that sum `terms` products in orders of their own and round
-    half a dozen times beside: as a random walk of 2^-24 of the largest element, or of 1."""
+    """Bound on the difference of two F32 computations of `theirs` that each sum `terms` products in their own
+    order and round about six times besides: a random walk of 2^-24 of the largest element, or of 1.
+    """
     largest = max((t.abs().max().item() for t in theirs if t is not None and t.numel()), default=0)
     return (terms**0.5 + 6) * 2.0**-24 * max(largest, 1.0)
 
 
 def said(options) -> str:
-    """Names what a test is given: tensors by shape and type, so that every process calls it the same."""
+    """Names a test's parameters: tensors by shape and type, so that every process uses the same name."""
     if not isinstance(options, dict):
         return str(options)
     return ",".join(

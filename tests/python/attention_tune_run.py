@@ -27,7 +27,7 @@ def sdpa(q, k, v, causal, scale):
 
 
 class Rivals:
-    """Entries that are PyTorch's own attention, and what they were asked."""
+    """Entries for PyTorch's own attention, with a record of their calls."""
 
     def __init__(self, forward_error=None, wrong=0.0, fails_from=1 << 30, error=RuntimeError):
         self.calls, self.backwards = 0, 0
@@ -52,7 +52,7 @@ class Rivals:
 
 
 class Clock:
-    """Says what it was told about each entry's forward and backward; runs them none the less."""
+    """A clock that reports the given times of each entry's forward and backward, and runs them too."""
 
     def __init__(self, **seconds):
         self.seconds, self.ticks = seconds, 0
@@ -73,7 +73,7 @@ CUDNN_FASTER = dict(deepwell=(1e-3, 3e-3), cudnn=(1e-3, 2.5e-3), flash=(4e-3, 5e
 
 
 class World:
-    """A tuner of its own with a store of its own."""
+    """A tuner with its own store."""
 
     def __init__(self, seconds, cudnn=None, flash=None, cache=None, **more):
         self.cudnn, self.flash = cudnn or Rivals(), flash or Rivals()
@@ -113,7 +113,7 @@ def trained(leaves, **options):
 
 
 def check_ours(world, leaves, **options):
-    """The call is ours, and nobody is asked."""
+    """The call uses our kernel, and no alternative is measured."""
     asked = world.cudnn.calls, world.flash.calls, world.clock.ticks
     counted = seen(lambda: trained(leaves, **options))
     assert counted.ours == 1, counted.counts
@@ -139,7 +139,7 @@ def test_ours_is_faster():
         want = sdpa(*wide, True, 16**-0.5)
         want = [want, *torch.autograd.grad(want, wide, upstream(want))]
         assert apart([t.float() for t in got], want) < _CLOSE
-        # Without gradients forward alone counts, and has been measured.
+        # Without gradients only forward counts, and it has been measured.
         ticks = world.clock.ticks
         with torch.no_grad():
             attention(*leaves, is_causal=True)
@@ -169,7 +169,7 @@ def test_a_rival_is_faster():
         text = install.Installation("a GPU").text(torch.nn.Identity())
         assert f"5 x PyTorch's attention in this process because {because}" in text, text
         assert "Classes of shapes measured in this process: 1" in text
-        # Forward alone is a tie, and ours.
+        # Forward alone is a tie, so our kernel is used.
         with torch.no_grad():
             assert seen(lambda: attention(*leaves, is_causal=True)).ours == 1
         assert functional.why_pytorch(*leaves, (-1, 0), False) == ""  # we run it, by their kernel
@@ -207,7 +207,7 @@ def test_entries_that_fail():
         trained(tensors())
         check_ours(world, tensors())
         assert "its o differs from Deepwell's by 0.1 of the norm" in world.files()[0].read_text()
-    # One that was measured and fails afterwards: that call is ours, and all later ones.
+    # An entry that was measured and fails later: that call and all later ones use our kernel.
     with World(CUDNN_FASTER) as world:
         leaves = tensors()
         trained(leaves)
@@ -218,7 +218,7 @@ def test_entries_that_fail():
         assert apart(got, trained(leaves)) == 0
         assert "cudnn is not used again for attention backward" in world.tuner.notes[0]
         assert "it broke" in install.Installation("a GPU").text(torch.nn.Identity())
-    # Memory that runs out decides nothing for the next process.
+    # An out-of-memory error decides nothing for the next process.
     broken = Rivals("CUDA out of memory", error=torch.OutOfMemoryError)
     with World(CUDNN_FASTER, cudnn=broken) as world:
         trained(tensors())
@@ -256,7 +256,7 @@ def test_where_nothing_can_be_measured():
         trained(tensors(256))
         assert world.clock.ticks == ticks and not world.tuner.on
         assert "nothing more is measured" in world.tuner.notes[0]
-    # A recorded decision holds there.
+    # A recorded decision applies there.
     with World(CUDNN_FASTER) as world:
         trained(tensors())
     with World(CUDNN_FASTER, capturing=lambda: True, cache=world.cache) as world:
@@ -319,7 +319,7 @@ def test_threads_measure_once():
 
 
 def test_table():
-    """Settled classes are found again, others are not; where the table is full, the rest is ours."""
+    """Settled classes are found again, others are not. When the table is full, all further calls use our kernel."""
     sizes = lambda n: ("bf16", 1, n + 1, 1, 64, 64, 64, False, 0.0, -1, -1, False, 0.0, True, False)  # noqa: E731
     _deepwell.attention_watch(True)
     for n in range(511):
@@ -355,7 +355,7 @@ def test_program():
 
 
 def test_entries_speak_pytorch_s_language():
-    """Arguments and results of its operators, by its own rules of shapes: nothing is computed."""
+    """Checks the arguments and results of PyTorch's operators with their own shape rules; nothing is computed."""
     q = torch.empty(2, 64, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
     k = torch.empty(2, 2, 96, 64, dtype=torch.bfloat16, device="meta")
     for entry in tune.ENTRIES:

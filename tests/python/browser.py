@@ -122,13 +122,13 @@ class Page:
                 self._note(message)
 
     def evaluate(self, expression):
-        """The value of a JavaScript expression, as JSON has it."""
+        """Returns the value of a JavaScript expression as JSON."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
         return result["result"].get("value")
 
     def wait(self, expression):
-        """Until it is true: what follows from an event takes a frame."""
+        """Waits until the expression is true, because the effects of an event take a frame."""
         late = time.monotonic() + SECONDS
         while not self.evaluate(expression):
             assert time.monotonic() < late, expression
@@ -156,7 +156,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def box(self, selector):
-        """Left, top, width, height in the window, scrolled to."""
+        """Scrolls to the element and returns left, top, width and height in the window."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.evaluate(f"{element}.scrollIntoView({{block: 'start', behavior: 'instant'}})")
         return self.evaluate(
@@ -164,7 +164,7 @@ class Page:
         )
 
     def screenshot(self, selector):
-        """Pixels of an element, as far as it is in the window."""
+        """Returns the pixels of the visible part of an element."""
         x, y, width, height = (round(v) for v in self.box(selector))
         data = self.call("Page.captureScreenshot", format="png")["data"]
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
@@ -194,7 +194,7 @@ class Browser:
             raise
 
     def _page_url(self):
-        """Of the first page, when the browser has said where it listens."""
+        """Returns the URL of the first page, after the browser has reported its port."""
         timer = threading.Timer(SECONDS, self._end)
         timer.start()
         said = []
@@ -254,7 +254,7 @@ application.exec()
 
 
 def find():
-    """A browser that runs, or why there is none: DEEPWELL_BROWSER names one, or "qt"."""
+    """Returns a browser that runs, or the reason why there is none. DEEPWELL_BROWSER selects one, or "qt"."""
     asked = os.environ.get("DEEPWELL_BROWSER")
     reasons = []
     for name in [asked] if asked else [*PROGRAMS, "qt"]:

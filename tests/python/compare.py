@@ -1,4 +1,4 @@
-"""Is it the same function? Outputs and gradients against PyTorch in FP64."""
+"""Compares outputs and gradients with PyTorch in FP64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of a model's output, in order; caches opened."""
+    """Returns the floating-point tensors of a model's output in order, including those in caches."""
     if hasattr(outputs, "to_tuple"):
         outputs = outputs.to_tuple()
     found = []
@@ -24,7 +24,7 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
 
 
 def objective(outputs: Any) -> torch.Tensor:
-    """The model's loss where it returns one, else a fixed uneven projection of its first output."""
+    """Returns the model's loss if it has one, else a fixed uneven projection of its first output."""
     loss = getattr(outputs, "loss", None)
     if loss is not None:
         return loss

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, os.path.dirname(__file__))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A shell that starts the tests in the background has them ignore SIGINT, and the programs that they start as well.
+# A shell that starts the tests in the background makes them, and their child programs, ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""The parts of ELF files (64 bits, little-endian) that say what the loader does with them."""
+"""Parses the parts of ELF files (64 bits, little-endian) that control the loader."""
 
 import struct
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def is_elf(path: Path) -> bool:
 
 
 def dynamic(path: Path) -> Dynamic:
-    """The dynamic section, as the loader finds it: by the program headers."""
+    """Returns the dynamic section, found through the program headers as the loader does."""
     data = path.read_bytes()
     (table,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
@@ -49,7 +49,7 @@ def dynamic(path: Path) -> Dynamic:
 
 
 def check_run_paths(files: list[Path]) -> None:
-    """No entry is empty or relative: the loader would search the folder that the user is in."""
+    """Checks that no entry is empty or relative: the loader would search the user's current folder."""
     for file in files:
         for folder in dynamic(file).run_path:
             assert folder.startswith(("/", "$ORIGIN")), f"{file} has the run path entry {folder!r}"

@@ -33,7 +33,7 @@ ROLES = ("parameter", "input", "constant", "seed")
 
 
 class GraphError(Exception):
-    """The graph breaks a rule of ops.h or of its JSON form."""
+    """The graph violates a rule of ops.h or of the JSON form."""
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def dim_value(dim: Any, sizes: Mapping[str, int]) -> int:
-    """An int, or "B*S + 1": sums of products of integers and symbols."""
+    """Evaluates an int, or a text like "B*S + 1": sums of products of integers and symbols."""
     if isinstance(dim, int):
         return dim
     total = 0

@@ -1,4 +1,4 @@
-"""Small mixtures of experts, of Hugging Face's classes."""
+"""Small mixtures of experts built from Hugging Face's classes."""
 
 from __future__ import annotations
 

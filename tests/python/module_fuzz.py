@@ -39,10 +39,11 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 WIDTH = 8
 EPS = 2.0**-23
-# A multiple of what one unit of rounding in all inputs moves: rounding happens in each operation as well.
+# Tolerance as a multiple of the effect of one unit of rounding in all inputs, because each operation rounds
+# too.
 AMPLIFICATION = 64
 NOISES = 3
-# On a second look: steps (bfloat16, integers, comparisons) move rarely, so that many must be tried.
+# Number of tries on a second look: steps (bfloat16, integers, comparisons) change rarely.
 MORE_NOISES = 40
 
 HEAD = """\
@@ -101,7 +102,7 @@ def deeper(v):
 
 @dataclass
 class Case:
-    """A module's source and what is done with it."""
+    """A module's source and its script."""
 
     seed: int
     source: str = ""
@@ -457,7 +458,7 @@ def disturbed(values: torch.Tensor, noise: torch.Generator | None) -> torch.Tens
 
 
 def uneven(values: torch.Tensor) -> torch.Tensor:
-    """A loss to which no norm or softmax is blind."""
+    """A loss that no norm or softmax makes constant."""
     values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     return (values * torch.cos(torch.arange(values.numel())).view(values.shape)).sum()
 
@@ -514,7 +515,7 @@ def follow(
     noise_seed: int | None = None,
     stop: Callable[[Any], None] = lambda model: None,
 ) -> list[Any]:
-    """Follows the script; a flat list of (what, value) for each call."""
+    """Runs the script. Returns a flat list of (what, value) for each call."""
     name = f"<module {case.seed}>"
     linecache.cache[name] = (len(case.source), None, case.source.splitlines(True), name)
     noise = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
@@ -545,7 +546,7 @@ def follow(
 
 
 def addresses(tensor: torch.Tensor) -> set[int]:
-    """The address of each element: parts of one storage that do not overlap are as good as tensors of their own."""
+    """Returns the address of each element: disjoint parts of one storage count as separate tensors."""
     offsets = torch.zeros((), dtype=torch.int64)
     for size, stride in zip(tensor.shape, tensor.stride()):
         offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
@@ -614,13 +615,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, (torch.Tensor, float))]
 
 
-# What a call of PyTorch is recorded to have raised where strides do not allow a view: the one difference that is stated.
+# The record of a call in PyTorch that fails because strides do not allow a view: the only documented
+# difference.
 VIEW_ERROR = "RuntimeError: view size is not compatible"
 STATED = "a view that PyTorch refuses"
 
 
 def failed(record: list[tuple[str, Any]]) -> str:
-    """The name of the error that a call raised, or ""."""
+    """Returns the name of the error that a call raised, or ""."""
     return next((value for what, value in record if what == "error"), "")
 
 
@@ -706,7 +708,7 @@ def differs(case: Case, a: Any, b: Any, noisy: list[Any], before: float = 0.0) -
 
 
 def known(case: Case, found: list[str]) -> str:
-    """The class of differences that a case belongs to, or "" where it is none of these."""
+    """Returns the known class of differences that a case belongs to, or ""."""
     if all(STATED in line for line in found):
         return STATED
     about_views = ("overlaps with", "is output", *(["requires_grad"] if case.views else []))
@@ -716,7 +718,7 @@ def known(case: Case, found: list[str]) -> str:
 
 
 def check(seed: int, casts: bool, views: bool) -> tuple[int, bool, list[str], str]:
-    """(seed, whether the engine ran, differences, their class)"""
+    """Returns (seed, whether the engine ran, differences, their class)."""
     case = make(seed, casts, views)
     served = []
 

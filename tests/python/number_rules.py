@@ -40,7 +40,7 @@ def sign_bit(name):
 
 
 def beyond(name):
-    """What the next number after the largest would be."""
+    """Returns the number that would follow the largest one."""
     values = grid(name)
     return 2 * values[-1] - values[-2]
 
@@ -139,7 +139,7 @@ def mx_quantize(blocks, name, rule, words=None):
     e = mx_exponent(np.where(nan | infinite, 1, amax), name, rule)
     most = int(np.floor(np.log2(grid(name)[-1])))
     e = np.where(infinite, 127 if rule == "rceil" else 128 - most, e)
-    # The library multiplies in float32; what that rounds lies below half of any quantum (see the header).
+    # The library multiplies in float32; that rounding is below half of any quantum (see the header).
     codes = cast(np.ldexp(x, -e[:, None]), name, words=words)
     codes = np.where(nan[:, None], nan_code(name), codes)
     return codes.astype(np.uint8), np.where(nan, 255, e + 127).astype(np.uint8)

@@ -1,4 +1,6 @@
-"""Models whose steps test_step_memory.py predicts and measures: the zoo, and two of a size at which a process shows it."""
+"""Models whose steps test_step_memory.py predicts and measures: the zoo, and two that are large enough to show
+in a process.
+"""
 
 from __future__ import annotations
 

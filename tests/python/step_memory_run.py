@@ -26,7 +26,7 @@ MAPPED = 2 << 20  # the CPU device maps blocks from this size by itself
 
 
 def resident(most: bool = False) -> int:
-    """Bytes of this process that are in memory, or were at most."""
+    """Bytes of this process that are resident now, or the peak."""
     key = "VmHWM:" if most else "VmRSS:"
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith(key))
@@ -40,13 +40,13 @@ def restart() -> None:
 
 
 def tensor_bytes() -> int:
-    """What has been allocated at most since restart: counted from below, and arenas that were mapped."""
+    """Peak of allocated bytes since the last restart: counted allocations and mapped arenas."""
     _, arena = _deepwell.device_memory()
     return _counter.counted_most() + (arena if arena >= MAPPED else 0)
 
 
 def train(model, optimizer, arguments, steps: int, accumulate: bool, keep: bool | None) -> None:
-    """The loop that the prediction is about. A model without a loss gets gradients of all its outputs."""
+    """Runs the loop that the prediction describes. A model without a loss gets gradients of all its outputs."""
     args, kwargs = arguments
     for _ in range(steps):
         if not accumulate:
@@ -108,10 +108,10 @@ def measure(name: str, which: str, words: list[str]) -> dict:
 
 
 def main() -> None:
-    """Each task, MODEL:OPTIMIZER[:WORD...], in a process of its own: a fork, which has everything imported."""
+    """Runs each task, MODEL:OPTIMIZER[:WORD...], in its own process: a fork that has imported everything."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # What a process does once: imports, and oneDNN's generated code, which it keeps.
+    # One-time costs of a process: imports, and oneDNN's generated code, which it keeps.
     warm, (args, kwargs) = MODELS["gpt2"].build(), MODELS["gpt2"].arguments(torch.Generator())
     dw.dryrun(warm, (args, kwargs))
     dw.optimize(warm, verbose=False)(*args, **kwargs).loss.backward()

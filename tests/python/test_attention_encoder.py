@@ -1,5 +1,6 @@
-"""nn.TransformerEncoder and its layers in evaluation, where PyTorch has fused paths of its own: ours runs, with the
-same results, padded rows included."""
+"""nn.TransformerEncoder and its layers in evaluation, where PyTorch has fused paths: our kernel runs and gives
+the same results, including padded rows.
+"""
 
 import copy
 import io
@@ -85,7 +86,7 @@ def test_evaluation(settings, mode):
 
 
 def test_the_reference_is_fused():
-    """What PyTorch does where this test file says that it does: else it would prove nothing."""
+    """Checks that PyTorch takes its fused paths where these tests assume it; otherwise they would prove nothing."""
     _, plain, _ = encoder()
     x = torch.randn(3, 7, 32)
     for name in ("none", "right"):
@@ -114,7 +115,7 @@ def test_frozen_parameters_with_gradients_enabled():
 
 
 def test_a_trainable_part_keeps_padded_rows():
-    """With gradients to give, PyTorch makes no nested tensor, and padded rows have values."""
+    """With gradients PyTorch makes no nested tensor, and padded rows have values."""
     module, plain, _ = encoder(norm=False)
     for m in (module, plain):
         for name, parameter in m.named_parameters():

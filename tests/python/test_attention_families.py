@@ -27,8 +27,9 @@ CASES = [(v, True) for v in VARIANTS] + [(v, False) for v in VARIANTS if v.name 
 
 
 class AtTokens(torch.nn.Module):
-    """A model's logits where there are tokens. In the rows before them, which see nothing, the eager function of a soft
-    cap model has noise, and ours zeros."""
+    """Compares a model's logits only at tokens. In the rows before them, which see nothing, the eager function
+    of a soft-cap model gives noise and ours zeros.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ def test_same_function(variant: Variant, train: bool):
     ("variant", "_train"), [_parameter(v, True) for v in VARIANTS if v.name == "plain"]
 )
 def test_compiled(variant: Variant, _train: bool):
-    """As graphs of operators; a model that breaks the graph by itself does so here as well."""
+    """torch.compile gives graphs of operators; a model that breaks the graph by itself does so here too."""
     plain = variant.build().train()
     ours = copy.deepcopy(plain)
     made = install.install(ours, "test")

@@ -1,4 +1,4 @@
-"""attention() and its operators on the CPU: every argument against FP64, and everything that calls may be wrapped in."""
+"""attention() and its operators on the CPU: every argument against FP64, and everything that may wrap a call."""
 
 import copy
 import itertools
@@ -63,7 +63,7 @@ OTHERS = [dict(scale=-1.3, softcap=1.0), dict(scale=-0.5, is_causal=True)]
 @pytest.mark.parametrize("sizes", [(9, 13), (13, 9), (1, 6), (6, 1), (40, 3)], ids=str)
 @pytest.mark.parametrize("wider", [0, 5])
 def test_pytorch_in_our_place(options, sizes, wider):
-    """Values of another width are PyTorch's to attend to: the same function, zeros where no key is seen."""
+    """PyTorch computes attention with values of another width: the same function, with zeros where no key is seen."""
     q, k, v = tensors(*sizes)
     d_o = torch.randn(q.shape)
     want = results(lambda *qkv: attention(*qkv, **options), (q, k, v), d_o)
@@ -105,7 +105,9 @@ def test_every_option(options, sizes):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_pytorch_s_way_is_the_same_function(options):
-    """What goes elsewhere (here: FP64, by hand) gives the same, rows that see nothing included."""
+    """Calls that another backend computes (here: FP64, directly) give the same results, including rows that
+    see nothing.
+    """
     leaves = tensors(13, 9)
     ours = results(lambda q, k, v: attention(q, k, v, **options), leaves)
     functional.devices.discard("cpu")
@@ -196,7 +198,7 @@ def test_packed_sequences():
     assert apart(got, [t.transpose(0, 1) for t in want]) < _CLOSE
     functional.devices.discard("cpu")
     functional.forget()
-    # PyTorch's way, one sequence at a time.
+    # PyTorch's attention, one sequence at a time.
     assert apart(results(run, [q, k, v], d_o), got) < _CLOSE
 
 

@@ -1,5 +1,6 @@
-"""optimize() as it is on a GPU, on CPU models: Hugging Face's interface, nn.MultiheadAttention, and what users put
-around models. install() is called by itself: optimize() asks for a CUDA model."""
+"""optimize() as on a GPU, but on CPU models: Hugging Face's interface, nn.MultiheadAttention, and what users
+put around models. The tests call install() directly, because optimize() requires a CUDA model.
+"""
 
 import copy
 import gc
@@ -40,7 +41,7 @@ def pair(module):
 
 
 def trained(module, *given, **options):
-    """Outputs and all gradients."""
+    """Returns outputs and all gradients."""
     given = [t.detach().clone().requires_grad_() for t in given]
     out = module(*given, **options)
     out = out[0] if isinstance(out, tuple) else out
@@ -429,7 +430,7 @@ def test_generation_and_caches(name):
 
 
 def test_packed_positions_are_seen():
-    """Sequences behind one another, told by their positions alone: transformers adds a mask, and none is skipped."""
+    """Packed sequences that only their positions reveal: transformers adds a mask, and it must not be skipped."""
     model, _, plain = pair(hugging_face("llama"))
     ids = torch.randint(50, (1, 9))
     options = dict(position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]]), use_cache=False)

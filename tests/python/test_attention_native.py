@@ -1,4 +1,4 @@
-"""The C operators on CPU tensors, with attention by definition in libdeepwell's place."""
+"""The C operators on CPU tensors, with reference attention in libdeepwell's place."""
 
 import os
 import shutil

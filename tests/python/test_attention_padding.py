@@ -1,5 +1,6 @@
-"""nn.MultiheadAttention with the arguments that most models give it: padding of keys, and weights that are asked for.
-PyTorch's own module in FP64 says what is right."""
+"""nn.MultiheadAttention with the arguments that most models use: key padding, and requested weights. PyTorch's
+own module in FP64 gives the expected results.
+"""
 
 import copy
 import itertools
@@ -22,8 +23,9 @@ _CLOSE = 2e-5
 
 
 def off(ours, exact) -> float:
-    """The largest difference, as a share of the largest number of its tensor (or of one). Some 700 products go into an
-    element, through half a dozen roundings: 6 sqrt(700) 2^-24 is 1e-5."""
+    """The largest difference, relative to the largest number of its tensor (or to 1). About 700 products
+    contribute to an element, through half a dozen roundings: 6 sqrt(700) 2^-24 is 1e-5.
+    """
     return apart(
         *[[t / e.abs().max().clamp_min(1) for t, e in zip(x, exact)] for x in (ours, exact)]
     )
@@ -233,7 +235,7 @@ def test_padding_of_causal_calls(name):
 
 @pytest.mark.parametrize("case", range(24))
 def test_random_padding(case):
-    """attend() beside attention with the mask as a tensor, where it says that both are the same."""
+    """attend() against attention with the mask as a tensor, for calls where both must agree."""
     draw = torch.Generator().manual_seed(case)
 
     def number(low, high):
@@ -316,7 +318,7 @@ def test_dropout_with_padding():
         a, b = (module(x, x, x, **options)[0] for _ in range(2))
         torch.manual_seed(3)
         assert torch.equal(module(x, x, x, **options)[0], a) and not torch.equal(a, b)
-        # The mean over many masks is the call without dropout.
+        # The mean over many masks equals the call without dropout.
         exact = module.eval()(x, x, x, **options)[0]
         many = torch.stack([module.train()(x, x, x, **options)[0] for _ in range(200)])
         spread = many.std(0) / 200**0.5
@@ -388,7 +390,9 @@ def test_padding_while_tracing_is_pytorch_s():
 
 
 def test_padding_that_deepwell_has_no_kernel_for(monkeypatch):
-    """What only libdeepwell can know, the mask having been looked into: PyTorch's attention on the same projections."""
+    """Only libdeepwell, after reading the mask, knows that no kernel supports it: PyTorch's attention runs on
+    the same projections.
+    """
     module, plain = module_and_exact(batch_first=True)
     monkeypatch.setattr(functional, "why_not_kernels", lambda *_: "no kernel")
     for name, mask in MASKS.items():

@@ -1,4 +1,4 @@
-"""Hugging Face's models with batches that are padded: the results of sdpa without its mask."""
+"""Hugging Face's models with padded batches: the results of sdpa without its mask."""
 
 import copy
 
@@ -31,8 +31,10 @@ SLIDING = {"mistral": 0, "qwen3": 1, "gemma2": 1}  # by name, how many layers ha
 
 
 def well_defined(name, mask, where):
-    """Rows whose results are determined: not those of a causal model that see no token, nor, where tokens are gathered,
-    padded ones. sdpa gives zeros for the former; the eager function of a soft cap model, noise."""
+    """Rows with determined results. Excluded are rows of a causal model that see no token and, where tokens
+    are gathered, padded rows. sdpa gives zeros for the former, the eager function of a soft-cap model
+    noise.
+    """
     rows = mask.bool()
     if name == "bert":
         return torch.ones_like(rows)
@@ -44,7 +46,7 @@ def well_defined(name, mask, where):
 
 
 def results(model, ids, mask, rows, **options):
-    """Logits of determined rows, and gradients of a loss of what is no padding."""
+    """Logits of determined rows, and gradients of a loss over the rows without padding."""
     logits = model(input_ids=ids, attention_mask=mask, **options).logits
     loss = F.cross_entropy(logits.flatten(0, 1), ids.masked_fill(mask == 0, -100).flatten())
     grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -130,7 +132,9 @@ def test_gradient_checkpointing(name, reentrant):
 
 
 def test_a_checkpoint_of_the_mask_as_an_argument():
-    """Reentrant checkpoints compute again with another tensor of the same memory: with the same dropout, that is, ours."""
+    """Reentrant checkpoints recompute with another tensor in the same memory: with the same dropout, so with
+    our kernel.
+    """
     model, _, _ = pair(hugging_face("llama"))
     module = model.model.layers[0].self_attn
     made = huggingface.mask(3, 11, 11, attention_mask=MASKS["left"].bool(), config=model.config)

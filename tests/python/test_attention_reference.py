@@ -1,4 +1,4 @@
-"""The judge of attention kernels, judged: a kernel that is right passes, one with a planted mistake does not."""
+"""Tests the judge of attention kernels: a correct kernel passes, and one with a planted mistake fails."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ import native  # noqa: E402
 
 
 class Emulated:
-    """What a fused kernel does, in FP32 on the CPU: tiles of keys, an online softmax, P, dS and O rounded."""
+    """A fused kernel in FP32 on the CPU: tiles of keys, an online softmax, rounding of P, dS and O."""
 
     tile = 64
 
@@ -153,7 +153,7 @@ def _quick(case):
     return case.rows_q * case.rows_k * case.batch * case.heads_q <= 2**20 and case.head_dim == 64
 
 
-# The rest differs in sizes alone.
+# The other cases differ only in sizes.
 @pytest.mark.parametrize("case", [c for c in smoke.cases() if _quick(c)], ids=lambda c: c.name)
 def test_a_right_kernel_passes(case, judged):
     verdict, parts = judged(case)

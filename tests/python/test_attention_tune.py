@@ -1,4 +1,4 @@
-"""Who runs attention is measured: on a driver that only pretends, with entries and a clock that do as they are told."""
+"""Measurements choose the attention backend: on a fake driver, with entries and a clock that return given times."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C co
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """A libcuda.so.1 that says it is a Hopper GPU, so that there is a store for it."""
+    """A libcuda.so.1 that reports a Hopper GPU, so that there is a store for it."""
     library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = _ROOT / "tests" / "c" / "fake" / "fake_cuda.c"
     flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-pthread"]
@@ -56,7 +56,7 @@ def test_every_decision(driver, tmp_path):
 def test_a_later_process_decides_alike(driver, tmp_path):
     scenario(driver, tmp_path, "first")
     scenario(driver, tmp_path, "second")
-    # What the program explains are the same numbers, and the same choice.
+    # The program explains the same numbers and the same choice.
     program = _ROOT / ".venv" / "bin" / "deepwell"
     if not program.exists():
         program = shutil.which("deepwell") or pytest.skip("the program is not installed")

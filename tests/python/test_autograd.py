@@ -1,4 +1,4 @@
-"""Autograd's rules hold behind an engine: what works in PyTorch works, what fails there fails."""
+"""Autograd's rules hold for an engine: what works in PyTorch works, and what fails there fails."""
 
 import copy
 
@@ -278,7 +278,7 @@ def test_threads_share_a_model() -> None:
 
 
 class Stopped(nn.Module):
-    """Writes of which PyTorch takes no gradient."""
+    """Writes through which PyTorch propagates no gradient."""
 
     def __init__(self, function) -> None:
         super().__init__()

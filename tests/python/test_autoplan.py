@@ -1,4 +1,4 @@
-"""deepwell.autoplan, and the program `deepwell plan`, over the same C."""
+"""deepwell.autoplan and the program `deepwell plan`, which share the C code."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_the_file_comes_back(plan, tmp_path):
     plan.save(path)
     back = dw.Plan.load(path)
     assert back.to_json() == plan.to_json() and back.layout == plan.layout
-    # Edited and without its prediction it is predicted anew.
+    # An edited plan without its prediction is predicted again.
     file = json.loads(plan.to_json())
     del file["prediction"]
     file["layout"]["cuda_graphs"] = True
@@ -141,7 +141,7 @@ def test_layers_inside_a_sequential(blocks):
 
 
 def test_a_graph_without_layers_is_refused():
-    """Two attentions in one unnumbered module are no layers of any list."""
+    """Two attentions in one unnumbered module do not form layers of a list."""
     layer = torch.nn.TransformerEncoderLayer(64, 4, 160, dropout=0.0, batch_first=True)
     shared = torch.nn.Sequential(torch.nn.Embedding(1000, 64), layer, torch.nn.Linear(64, 72))
     ir = dw.capture(shared, (torch.zeros(2, 16, dtype=torch.long),))
@@ -160,7 +160,7 @@ def test_experts_by_keyword():
 
 
 def test_the_heaviest_experts_take_their_time_and_memory():
-    """1.25 times the rows of the experts' products: more time and activations, and no more than 1.25 times."""
+    """An expert with 1.25 times the rows costs more time and activations, at most 1.25 times as much."""
     layout = ["ep=8", "tp=1", "pp=1", "micro_batch=1", "recompute=none"]
     request = dict(hw="h200:64", seq_len=4096, global_batch=256, constraints=layout)
     even = dw.autoplan("mixtral-8x7b", **request).prediction
@@ -235,7 +235,9 @@ def test_the_program_says_what_would_do():
 
 
 def test_what_must_be_known_is_said(plan, tmp_path):
-    """Parts without measurements, a framework whose training is not built, positions, and the peak that MFU is of."""
+    """The plan states unmeasured parts, a framework whose training is not built, positions, and the peak that
+    MFU refers to.
+    """
     assert plan.unmeasured == "" and plan.layout.offload_layers == 0
     assert plan.bolder and all(other["unmeasured"] and other["loss"] < 0 for other in plan.bolder)
     assert "Bolder" in str(plan) and plan.bolder[0]["unmeasured"] in str(plan)

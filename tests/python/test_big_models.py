@@ -68,8 +68,8 @@ def test_capture_without_weights(name, closed_form, copied):
     assert found["parameters"] == found["captured_parameters"] == parameters
     # Norms, rotations, activations and routing are a thousandth of the products, or less.
     assert products < found["flops"] < products * 1.001
-    # Each parameter is read once; activations come on top. Gathering a token's experts would move
-    # hundreds of times that.
+    # Each parameter is read once, plus the activations. Gathering a token's experts would move hundreds of
+    # times as much.
     assert 4 * parameters < found["bytes"] < 4 * 4 * parameters
     assert found["symbols"] == ["B", "S"]
     assert found["copied_layers"] == copied

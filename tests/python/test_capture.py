@@ -25,7 +25,7 @@ def run(
     kwargs: Dict[str, Any],
     seed: Tuple[int, int] = (1, 2),
 ) -> Any:
-    """The captured graph in place of module(*args, **kwargs), by the oracle."""
+    """Evaluates the captured graph with the oracle instead of calling module(*args, **kwargs)."""
     flat, _ = pytree.tree_flatten((tuple(args), kwargs))
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -264,7 +264,7 @@ def test_llama_dynamic_rope_says_how_far_it_goes() -> None:
 
 
 def test_a_cache_comes_back_as_it_was_made() -> None:
-    """Each layer of its class, with its window, and tokens counted that the window has dropped."""
+    """Each layer of the cache has its class and window, and counts the tokens that the window has dropped."""
     config = transformers.MistralConfig(**{**LLAMA_SETTINGS, "sliding_window": 4})
     module = transformers.MistralForCausalLM(config)
     captured = capture_graph(module, (), TEXT_CALLS["ids"](2, 7))
@@ -617,7 +617,7 @@ def test_make_fx_behind_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Function(nn.Module):
-    """A module from a function."""
+    """Makes a module from a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -765,7 +765,7 @@ def _written(x: torch.Tensor) -> torch.Tensor:
 
 
 def _written_apart(x: torch.Tensor) -> Any:
-    """Tensors of equal content that are written to one by one."""
+    """Tensors of equal content that are written separately."""
     zeros, more = (torch.zeros(3, 12, dtype=torch.float64) for _ in range(2))
     ones, others = (torch.ones(x.shape[1], 12, dtype=torch.float64) for _ in range(2))
     zeros += x[0, :1]
@@ -784,7 +784,7 @@ def _slices_written(x: torch.Tensor) -> Any:
 
 
 def _views_written(x: torch.Tensor) -> Any:
-    """Views that are kept while they and what they are views of are written."""
+    """Views that are kept while they and their bases are written."""
     y, z, w = x.clone(), x.new_zeros(x.shape[0], 20), x.clone()
     part = y[:, 1:]
     part.add_(1)
@@ -800,7 +800,7 @@ def _views_written(x: torch.Tensor) -> Any:
 
 
 def _scattered(x: torch.Tensor) -> Any:
-    """At places of which some are named twice."""
+    """Scatters to positions, some of which occur twice."""
     places = x.argsort(-1)[..., :5] % 4
     return x.scatter(-1, places, 7.0), x.scatter_add(-1, places, x[..., 2:7])
 

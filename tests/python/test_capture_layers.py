@@ -1,4 +1,4 @@
-"""Layers of one kind are traced once or twice and copied: the graph must be that of the whole trace."""
+"""Layers of one kind are traced once or twice and copied: the graph must equal that of the whole trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = {"input_ids": torch.arange(16).reshape(2, 8)}
 
 
 def both_ways(module: nn.Module, args=(), kwargs=None) -> Captured:
-    """The capture with copies, after comparing all of it with the capture of the whole."""
+    """The capture with copies, after comparing all of it with the capture without copies."""
     before = copy.deepcopy([dict(m.__dict__) for m in module.modules() if not m._parameters])
     copied = capture_graph(module, args, kwargs, repeat=True)
     whole = capture_graph(module, args, kwargs)
@@ -283,7 +283,7 @@ def test_a_layer_that_changes_its_argument():
 
 
 def test_a_layer_that_remembers_its_last_result():
-    """An effect, which no graph has: refused with copies as without."""
+    """A side effect, which no graph has: rejected with and without copies."""
 
     class Keeping(Layer):
         def forward(self, x):

@@ -29,5 +29,5 @@ def test_results_of_traces_are_dropped(monkeypatch):
     made = [o for o in objects if type(o) is ShapeEnv and not any(o is other for other in others)]
     kept = [len(o.fake_tensor_cache) for o in made]
     assert sum(kept) == 0, kept
-    # 650 with the results; the rest is torch's own record of a trace, which it keeps.
+    # 650 with the results; the rest is torch's own record of a trace, which torch keeps.
     assert (len(objects) - before) / 4 < 400

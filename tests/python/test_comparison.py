@@ -1,4 +1,4 @@
-"""The comparison with PyTorch: what it times, what it concludes from noise, and what it leaves behind."""
+"""The comparison with PyTorch: what it measures, its conclusions from noisy times, and its side effects."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ from torch import nn
 
 @pytest.fixture
 def compared(monkeypatch):
-    """Kinds of call are compared, as they are for users."""
+    """Measures kinds of call as for users."""
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
 
 
@@ -32,7 +32,7 @@ def block(width: int = 16) -> nn.Module:
 
 
 def busy(seconds: float) -> None:
-    """Uses a core for this long: both clocks of a comparison see it."""
+    """Uses a core for this long, so that both clocks of a comparison count it."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -42,7 +42,7 @@ def busy(seconds: float) -> None:
 
 
 def scripted(monkeypatch, original, engine, lost=lambda: False):
-    """Comparisons whose times are these functions' instead of a clock's."""
+    """Comparisons whose times come from these functions instead of a clock."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(comparison, "_wall_time", lambda function: (function(), lost()))
@@ -88,7 +88,7 @@ def test_two_percent_is_equal(monkeypatch) -> None:
 
 
 def test_disturbed_rounds_do_not_count(monkeypatch) -> None:
-    """Rounds in which PyTorch's threads wait for a lost core show it a hundred times slower."""
+    """Rounds in which PyTorch's threads wait for a lost core appear a hundred times slower and are dropped."""
     draw = random.Random(3)
     state = {"lost": False}
 
@@ -124,7 +124,7 @@ def test_the_number_of_threads_stays(monkeypatch) -> None:
 
 
 def test_one_thread_does_not_count_other_programs(monkeypatch) -> None:
-    """On one thread the clock stands while the thread waits for its core; a sleep is such a wait."""
+    """On one thread the clock stops while the thread waits for its core; a sleep is such a wait."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     found = compare(lambda: busy(0.002), lambda: (time.sleep(0.01), busy(0.001)))
     assert found.ratio > 1 and not found.slower
@@ -135,7 +135,7 @@ def test_one_thread_does_not_count_other_programs(monkeypatch) -> None:
 
 @pytest.mark.parametrize("part", ["guards", "autograd"])
 def test_what_users_pay_for_is_timed(compared, monkeypatch, part) -> None:
-    """Checks of the module and autograd's functions are part of the engine's time."""
+    """The engine's time includes the checks of the module and autograd's functions."""
     from deepwell import runtime
 
     if part == "guards":
@@ -152,7 +152,7 @@ def test_what_users_pay_for_is_timed(compared, monkeypatch, part) -> None:
 
 
 def test_what_is_left_to_pytorch_is_not_guarded(compared, monkeypatch) -> None:
-    """Calls that PyTorch runs for its speed do not pay for the engine's checks; other shapes and modes do."""
+    """Calls that PyTorch runs because it is faster skip the engine's checks; other shapes and modes do not."""
     checks = []
     unchanged = ModuleState.unchanged
     monkeypatch.setattr(comparison, "SLACK", 0.0)  # the engine is slower, whatever the clock says
@@ -233,7 +233,7 @@ def test_sizes_of_a_part() -> None:
 
 
 def test_arguments_that_have_no_part(compared, monkeypatch) -> None:
-    """Where a part of the arguments does not fit together the whole call is compared."""
+    """If some arguments cannot be cut into consistent parts, the whole call is compared."""
     monkeypatch.setattr(comparison, "LARGE_CALL", 1 << 10)
 
     class Chosen(nn.Module):
@@ -256,7 +256,7 @@ def test_arguments_that_have_no_part(compared, monkeypatch) -> None:
 
 
 def test_nothing_is_left_behind(compared) -> None:
-    """Gradients, their accumulation, buffers, attributes and every random state stay; whatever runs."""
+    """Gradients, their accumulation, buffers, attributes and every random state stay unchanged, whichever runs."""
     model = nn.Sequential(block(), nn.Dropout(0.3), nn.Linear(16, 3))
     x = torch.randn(6, 16, requires_grad=True)
     for tensor in (*model.parameters(), x):

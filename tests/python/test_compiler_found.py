@@ -1,4 +1,4 @@
-"""NVRTC is found where the Python that runs keeps it, whatever python3 on PATH is."""
+"""NVRTC is found in the folder of the running Python, whichever python3 is on PATH."""
 
 import glob
 import os

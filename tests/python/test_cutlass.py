@@ -1,4 +1,4 @@
-"""CUTLASS's kernels (`make cutlass`), where they have been built: on the emulator, against sums in double."""
+"""CUTLASS's kernels (`make cutlass`), if they have been built: on the emulator, against sums in double."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_available_is_built_and_fits_the_gpu(monkeypatch, targets, machine, avai
 
 
 def test_the_build_script_only_explains_itself():
-    """--help builds nothing: with a compiler that cannot be run it succeeds all the same."""
+    """--help builds nothing: it succeeds even with a compiler that cannot run."""
     script = _ROOT / "scripts" / "cutlass.sh"
     environment = {**os.environ, "NVCC": "/bin/false"}
     for word, code in (("--help", 0), ("-h", 0), ("--colour", 2)):
@@ -118,7 +118,7 @@ def test_attention_is_a_candidate():
 
 
 def _smoke(script: str, architecture: str, *words: str, report: Path, **settings: str) -> str:
-    """Runs it on the emulator. What the checker says of CUTLASS's own code: docs/emulator.md."""
+    """Runs it on the emulator. docs/emulator.md has the checker's findings in CUTLASS's own code."""
     environment = {
         **os.environ,
         "DEEPWELL_EMULATE_ARCH": architecture,
@@ -174,7 +174,9 @@ def test_products_by_name_are_right_on_the_emulator(architecture, cases, tmp_pat
 @needs_provider
 @pytest.mark.parametrize(("architecture", "kernels"), [("sm_90a", 2), ("sm_100a", 5)])
 def test_wrong_products_are_refused_on_the_emulator(architecture, kernels, tmp_path):
-    """A library whose PTX was changed: BF16 taken for F16, products of the epilogue that are sums."""
+    """A library with changed PTX is rejected: BF16 read as F16, multiplications of the epilogue replaced by
+    additions.
+    """
     code, wrong = _PROVIDER.read_bytes(), tmp_path / "libwrong.so"
     for right, instead in ((b".f32.bf16.bf16 ", b".f32.f16.f16   "), (b"mul.f32", b"add.f32")):
         assert right in code
@@ -224,7 +226,7 @@ def test_attention_by_name_is_right_on_the_emulator(tmp_path):
 @pytest.mark.slow
 @needs_provider
 def test_wrong_attention_is_refused_on_the_emulator(tmp_path):
-    """A library whose PTX takes logarithms for exponentials."""
+    """A library whose PTX replaces exponentials by logarithms is rejected."""
     code, wrong = _PROVIDER.read_bytes(), tmp_path / "libwrong.so"
     assert b"ex2.approx.f32" in code
     wrong.write_bytes(code.replace(b"ex2.approx.f32", b"lg2.approx.f32"))

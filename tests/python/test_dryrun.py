@@ -1,4 +1,4 @@
-"""`deepwell dryrun` and `deepwell.dryrun`, as a user meets them."""
+"""`deepwell dryrun` and `deepwell.dryrun` as a user calls them."""
 
 import html.parser
 import json
@@ -89,7 +89,7 @@ def test_python_reads_a_path_a_dict_and_a_plan(plan_file):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_figures_are_those_of_the_trace(schedule, tmp_path):
-    """Computed again from the events that were written: busy time, step, memory."""
+    """Recomputes busy time, step and memory from the written events."""
     file = tmp_path / "trace.json"
     plan = plan_with(schedule=schedule, virtual_stages=SCHEDULES[schedule])
     figures = dw.dryrun(plan, trace=file)
@@ -123,7 +123,7 @@ def test_figures_are_those_of_the_trace(schedule, tmp_path):
 
 
 def test_a_large_step_takes_less_than_a_second(tmp_path):
-    """128 micro-batches on 64 stages, with both files: seconds of the processor, whatever else runs."""
+    """128 micro-batches on 64 stages, with both files, in seconds of CPU time."""
     plan = plan_with(gpus=4096, tp=8, pp=64, dp=8, global_batch=1024)
     plan["model"] = {**plan["model"], "layers": 128}
     plan["hardware"] = {"profile": "h100", "gpus": 4096}
@@ -307,7 +307,7 @@ def test_units_are_what_their_names_say():
 
 
 def test_the_baseline_is_one_that_is_run():
-    """671 billion parameters on 2,048 GPUs: nobody runs FSDP with tensor parallelism alone there."""
+    """671 billion parameters on 2,048 GPUs: nobody runs FSDP with only tensor parallelism there."""
     found = dw.autoplan(
         "deepseek-v3", hw="h100:2048", seq_len=4096, global_batch=15360, what_ifs=False,
         constraints=["pp=16", "ep=64", "tp=1", "cp=1", "micro_batch=1"],

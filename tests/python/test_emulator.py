@@ -1,4 +1,6 @@
-"""The emulator beside hardware: an H200's answers to the probes; the attention kernels of sm_90a by the check of tests/gpu."""
+"""The emulator against hardware: an H200's answers to the probes, and sm_90a's attention kernels with the
+check of tests/gpu.
+"""
 
 import math
 import os
@@ -29,7 +31,7 @@ def _probes(*arguments: str) -> str:
 
 
 def _sections(text: str) -> dict[str, list[int]]:
-    """Each name's words."""
+    """Returns the words of each name."""
     made: dict[str, list[int]] = {}
     words: list[int] = []
     for line in text.splitlines():
@@ -78,7 +80,7 @@ def test_approximate_functions_are_within_their_bounds_of_an_h200s():
 
 
 def _beside_an_h200(*arguments: str) -> str:
-    """The library's kernels and those words of theirs that an H200 gave (tests/machines)."""
+    """The library's kernels against the words that they gave on an H200 (tests/machines)."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     answers = _ROOT / "tests" / "machines" / "h200.txt"
     run = subprocess.run(
@@ -98,12 +100,12 @@ def _beside_an_h200(*arguments: str) -> str:
 def test_kernels_words_are_an_h200s():
     said = _beside_an_h200("--quick")
     assert "10 cases; 26 outputs compared" in said
-    # Sums that are exact in any order are the same to the bit (the program asks for that), and so is most of the rest.
+    # Sums that are exact in any order have the same bits (the program checks that), and so have most others.
     assert said.count("\nequal") >= 20, said
 
 
 def _compile_cases(folder: Path, cases: str):
-    """The kernels of compare_machines' cases with this in their names, as PTX."""
+    """Compiles to PTX the kernels of compare_machines' cases that have this in their names."""
     program = _ROOT / "build" / "release" / "bin" / "compare_machines"
     compilers = [
         path for part in sys.path for path in Path(part).glob("nvidia/*/lib/libnvrtc.so.1[23]")

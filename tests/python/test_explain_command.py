@@ -1,4 +1,4 @@
-"""`deepwell explain`, and the C bridge's own library, as a user meets them on a machine without a GPU."""
+"""`deepwell explain`, and the C bridge's own library, as a user calls them on a machine without a GPU."""
 
 import ctypes
 import json
@@ -12,7 +12,7 @@ LIBRARIES = Path(__file__).parents[2] / "build" / "release" / "lib"
 
 
 def explain(*arguments, cache):
-    """Without the optional kernels of `make cutlass`, wherever they are built."""
+    """Runs without the optional kernels of `make cutlass`, wherever they are built."""
     return program.run("explain", *arguments, DEEPWELL_CACHE=str(cache), DEEPWELL_CUTLASS="none")
 
 
@@ -62,7 +62,9 @@ def test_in_words(tmp_path):
 
 
 def test_another_gpus_figures_are_not_measurements(tmp_path):
-    """Without such a GPU: an H200's rates at sm_90a are named, scaled ones are estimates in words and in JSON."""
+    """Without such a GPU the output names an H200's rates at sm_90a, and marks scaled ones as estimates in
+    text and JSON.
+    """
     shape = "2,8,512,64"
     for target, kind in (
         ("sm_90a", "measured"),
@@ -119,7 +121,7 @@ UNPROVEN = "proven on the emulator, not run on hardware"
 
 
 def test_product_names_its_proof(tmp_path):
-    """Blackwell's kernels are named as what they are, and nobody is sent there."""
+    """Blackwell's kernels are described by their proof, and none is used by default."""
     run = explain(
         "product", "8192,8192,8192,bias,gelu", "--target", "sm_100a", "--json", cache=tmp_path
     )
@@ -144,7 +146,7 @@ def test_product_names_its_proof(tmp_path):
     ours, theirs, cutlass = plan["candidates"]
     assert plan["chosen"] == "deepwell" and not theirs["runs"] and theirs["reason"]
     assert "nvfp4 x nvfp4 to mxfp8_e4m3" in plan["shape"]
-    # 256 of the contraction in a step, four times the operations of BF16.
+    # 256 of K per step, four times the operations of BF16.
     assert ours["tile"]["steps"] == 32 and ours["tile"]["step_clocks"] == 512
     assert plan["bytes"] == 2 * 8192 * (4096 + 512) + 8192 * (8192 + 256)
     gated = explain(

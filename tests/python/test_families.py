@@ -31,7 +31,7 @@ def _parameter(variant: Variant, *, quick: bool):
 
 
 def recognised(model: torch.nn.Module) -> list[dict]:
-    """Nodes of the first graph of an optimized model, as the engine has them before gradients."""
+    """Counts composites in the first graph of an optimized model, as the engine has them before gradients."""
     (entries, *_) = model.forward._states[0].entries.values()
     graph = _deepwell.Graph(entries[0]._captured.json)
     for name in ("fold", "recognize", "fold", "common", "dead_code"):

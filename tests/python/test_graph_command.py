@@ -113,7 +113,7 @@ def test_what_is_no_graph_is_one_message(tmp_path):
 
 
 def test_an_endless_file_is_refused():
-    """Within an address space that holds what is read, and not much more."""
+    """Runs within an address space that barely holds what is read."""
     limit = 3 << 30
     result = subprocess.run(
         [find_program(), "graph", "/dev/zero"],
@@ -127,7 +127,7 @@ def test_an_endless_file_is_refused():
 
 
 def test_a_plan_beyond_memory_is_arithmetic(graph):
-    """It is described, since nothing of it is allocated; what cannot be counted is refused."""
+    """The plan is described, because nothing of it is allocated; a graph whose sizes overflow is rejected."""
     result = run("graph", graph, "--plan", "B=1000000000000")
     assert result.returncode == 0
     assert "f32[1000000000000,5]" in result.stdout

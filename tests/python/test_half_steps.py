@@ -21,8 +21,9 @@ pytestmark = pytest.mark.usefixtures("always")
 
 
 class Chains(nn.Module):
-    """Many functions of (h, v, T) in one capture; h and v are parameters of each function's own, so that the
-    gradient of one shows nothing of another."""
+    """Many functions of (h, v, T) in one capture. Each function has its own parameters h and v, so that
+    gradients do not mix.
+    """
 
     def __init__(self, functions, dtype, values):
         super().__init__()
@@ -72,7 +73,7 @@ def run(functions, dtype, shape, seed=0):
 
 
 def differing(ours, plain):
-    """Elements with other values; any NaN is as good as another, and 0 as -0."""
+    """Counts elements with different values. All NaNs are equal, and so are 0 and -0."""
     assert ours.dtype == plain.dtype and ours.shape == plain.shape
     if not plain.is_floating_point():
         return ours != plain
@@ -152,7 +153,7 @@ EXACT = {
     "~extreme": lambda h, v, T: (h.to(T) + 100).amax(-1).float(),
 }  # fmt: skip
 
-# Transcendental functions and sums, where an FP32 result near a tie decides.
+# Transcendental functions and sums, where an FP32 result near a tie decides the rounding.
 NEAR = {
     "log of exp": lambda h, v, T: torch.log(torch.exp(h.to(T))).float(),
     "sigmoid": lambda h, v, T: (torch.sigmoid(h.to(T)) * 1.0).float(),
@@ -286,7 +287,7 @@ def random_chain(seed):
 
 @pytest.mark.parametrize("name", HALVES)
 def test_random_chains_have_pytorchs_bits(name):
-    """Also their gradients, up to the order in which those of three or more readers are added."""
+    """Gradients too, up to the order in which those of three or more readers are added."""
     chains = {f"chain {seed}": random_chain(seed) for seed in range(24)}
     for what, ours, plain, grads, plain_grads in run(chains, HALVES[name], (5, 67)):
         assert_bits(what, ours, plain)

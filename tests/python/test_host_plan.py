@@ -1,4 +1,4 @@
-"""deepwell.autoplan where there is no GPU: the most sequences at once that fit, by the engine's own placement."""
+"""deepwell.autoplan without a GPU: the largest batch that fits, by the engine's own placement."""
 
 import json
 
@@ -15,7 +15,7 @@ DIVISORS = (12, 4, 1)  # all of them: tests/c/test_step_memory.c
 
 
 def host(memory: float) -> Hardware:
-    """This machine without its GPUs, and with another memory."""
+    """This machine without its GPUs, with the given memory."""
     described = json.loads(dw.probe().to_json())
     described.update(gpus=0, gpus_per_node=0, gpus_per_domain=0)
     described["host_memory"] = {"value": memory, "kind": "given", "source": "test"}
@@ -29,7 +29,7 @@ def empty():
 
 
 def needed(model, micro_batch: int) -> int:
-    """By dryrun, of what autoplan gives a language model: ids and labels."""
+    """Memory by dryrun of autoplan's call of a language model: ids and labels."""
     ids = torch.zeros(micro_batch, SIZES["seq_len"], dtype=torch.long, device="meta")
     call = {"input_ids": ids, "labels": ids}
     accumulate = micro_batch < SIZES["global_batch"]
@@ -48,7 +48,7 @@ def test_the_largest_that_fits(empty) -> None:
     short = dw.autoplan(empty, hw=host(before - 1), reserve_gb=0, **SIZES)
     assert not short.fits and short.layout.micro_batch == 1 and short.tightest in short.peak
     assert "does not fit" in str(short)
-    # A twentieth is left free unless said otherwise.
+    # A twentieth stays free unless stated otherwise.
     assert not dw.autoplan(empty, hw=host(enough / 0.96), **SIZES).fits
 
 
@@ -96,7 +96,7 @@ def test_what_is_for_gpus_alone_is_refused_by_its_name(empty, changes, message) 
 
 
 def test_the_program_plans_for_a_machine_without_gpus(tmp_path) -> None:
-    """`deepwell plan --hardware` of one says what Python's autoplan says."""
+    """`deepwell plan --hardware` for such a machine agrees with Python's autoplan."""
     file = tmp_path / "here.json"
     words = ("plan", "--hardware", file, "--seq-len", 32, "--global-batch", 12, "--model", "gpt2")
     for memory in (2**34, 5 * 2**29):

@@ -1,4 +1,4 @@
-"""An index that is out of range is an IndexError, as PyTorch has it, and names module, index and range."""
+"""An index out of range raises IndexError, as in PyTorch, and the message names module, index and range."""
 
 from __future__ import annotations
 

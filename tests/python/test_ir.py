@@ -1,4 +1,4 @@
-"""deepwell.capture: what it shows, on real and on meta devices, and what it says when it cannot."""
+"""deepwell.capture: its output on real and meta devices, and its messages when it fails."""
 
 import deepwell
 import pytest

@@ -1,5 +1,6 @@
-"""Linear layers through Blackwell's products, on an emulated GPU: the way from PyTorch to the kernel, its marking, and
-what falls back. A real GPU of that kind was never at hand."""
+"""Linear layers with Blackwell's GEMMs on an emulated GPU: the path from PyTorch to the kernel, its marking,
+and fallbacks. No real GPU of that kind was available.
+"""
 
 import copy
 import json
@@ -88,7 +89,7 @@ def test_optimize_and_restore(capsys):
 
 @needs_kernels
 def test_autocast():
-    """As PyTorch's: operands in the type that autocast asks for, gradients in the parameters' own."""
+    """As in PyTorch: operands in autocast's dtype, gradients in the parameters' dtype."""
     model = deepwell.optimize(model_of(torch.float32), target=TARGET, verbose=False)
     x = torch.randn(9, 64, requires_grad=True)
     before = linear.fallbacks.total()
@@ -164,7 +165,7 @@ print(told[0].message)
 
 
 def test_kernel_that_cannot_be_had(tmp_path):
-    """One that the library does not carry, and no compiler: PyTorch's product runs, which is said once."""
+    """A kernel that the library lacks, without a compiler: PyTorch's GEMM runs, and the log reports it once."""
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_COMPILER],
         capture_output=True,
@@ -177,7 +178,7 @@ def test_kernel_that_cannot_be_had(tmp_path):
 
 
 def test_documents_mark_them():
-    """Wherever a user meets these kernels, they are named as what they are."""
+    """Every document that mentions these kernels states that only the emulator has run them."""
     for page in (
         "README.md",
         "docs/blackwell.md",
@@ -193,7 +194,7 @@ def test_documents_mark_them():
     for row in rows:
         if not row["name"].startswith("sm90_"):
             assert f"`{row['name']}`" in text, row
-            # Of what is for Hopper too, the form for Blackwell comes last.
+            # For operations that Hopper supports too, Blackwell's form comes last.
             shown = row["proof"].rpartition("on sm_100f ")[2]
             assert shown == linear.UNPROVEN, row
     assert json.dumps(rows)

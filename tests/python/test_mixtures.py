@@ -1,4 +1,4 @@
-"""Mixtures of experts: captured whole, the same function, and no matrix per token."""
+"""Mixtures of experts: captured whole, the same function, and without a matrix per token."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def arguments(batch: int, length: int, **extra):
 
 
 def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Routers that choose clearly: random weights leave their scores nearly equal, and a choice that
-    rounding decides would be no error. PyTorch runs the loop over experts, which works in FP64."""
+    """Makes routers choose clearly: random weights leave their scores nearly equal, and rounding may then
+    decide the choice. PyTorch runs the loop over experts, which works in FP64.
+    """
     model.config._experts_implementation = "eager"
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():

@@ -185,7 +185,7 @@ def reference(model, ids, labels):
 
 
 def check(name, ours, own, exact):
-    """Within 1e-4 of FP64's norm, or twice what FP32 PyTorch is off."""
+    """Within 1e-4 of FP64's norm, or twice the error of FP32 PyTorch."""
     limit = max(1e-4 * exact.norm().item(), 2 * error_of(own, exact))
     error = error_of(ours.view(exact.shape), exact)
     assert error <= limit, f"{name}: {error:.3g} over {limit:.3g}"
@@ -222,7 +222,7 @@ def test_same_function_as_transformers(saved):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-rope-llama3", "qwen3-windows", "mistral"])
 def test_f64_agrees_to_f64s_own_rounding(name, tmp_path):
-    """What single precision would hide: positions are rotated by F32 angles in both, all else is F64."""
+    """Detects errors that single precision would hide: both rotate positions by F32 angles, everything else is F64."""
     model = make(name)
     model.save_pretrained(tmp_path)
     ids, labels = tokens(2, 13)
@@ -386,7 +386,7 @@ def test_names_without_the_prefix_and_old_buffers_load(tmp_path):
     for name, parameter in model.named_parameters():
         assert torch.equal(weights[name], parameter.detach().flatten()), name
 
-    # A head beside a tied embedding: the same is read, another is refused.
+    # A head beside a tied embedding: an equal one is read, a different one is rejected.
     head = bare["wte.weight"].clone()
     save_file({**bare, "lm_head.weight": head}, tmp_path / "model.safetensors")
     load(str(tmp_path))

@@ -27,7 +27,7 @@ ML_TYPES = {
     "e2m3": ml_dtypes.float6_e2m3fn,
     "e2m1": ml_dtypes.float4_e2m1fn,
 }
-# Casts of NaN and overflow are what is tested.
+# These tests cast NaN and values that overflow.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MX = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4"]
 QUICK_BLOCKS = 1 << 15
@@ -36,7 +36,7 @@ MILLION = 1_000_000
 
 @pytest.fixture(scope="module")
 def torchao():
-    """Its formats; what it says about kernels that it cannot load is not for here."""
+    """torchao's formats. Its warnings about kernels that it cannot load are suppressed."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -117,7 +117,7 @@ def test_every_code_has_its_value(name):
         kind = torch.float8_e4m3fn if name == "e4m3" else torch.float8_e5m2
         peer = torch.from_numpy(codes.astype(np.uint8)).view(kind).float().numpy()
         assert same_or_nan(values, peer)
-    # A number goes back to its code.
+    # A number converts back to its code.
     finite = ~nan
     assert np.array_equal(encode(values, name, overflow="nonfinite")[finite], codes[finite])
 
@@ -417,7 +417,7 @@ def test_blocks_round_stochastically_as_stated(scheme):
     "shape", [(1, 1), (3, 37), (65, 130), (129, 257), (31, 1100), (130, 2050), (0, 5), (5, 0)]
 )
 def test_axes_strides_and_ragged_blocks(scheme, square, shape):
-    """Along the other axis is along the last of the transposed; a ragged block is one filled up with zeros."""
+    """Quantizing along the other axis equals quantizing the transposed matrix; a ragged block is padded with zeros."""
     rng = np.random.default_rng(11)
     x = (rng.standard_normal(shape) * np.exp2(rng.integers(-9, 9, shape))).astype(np.float32)
     options = dict(square=square, rounding="stochastic", seed=3, tensor_scale=0.01)
@@ -561,7 +561,7 @@ def test_nvfp4_agrees_with_torchao_on_a_million_blocks(torchao, tensor_scale):
 
 
 def torchao_function(file, name):
-    """Its reference in plain torch, out of a file whose import needs Triton for the kernels beside it."""
+    """torchao's reference in plain torch, taken from a file whose import needs Triton."""
     root = importlib.util.find_spec("torchao").submodule_search_locations[0]
     tree = ast.parse((pathlib.Path(root) / file).read_text())
     wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]

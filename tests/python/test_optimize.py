@@ -175,7 +175,7 @@ def test_modules_are_replaced_where_the_whole_cannot_be(always) -> None:
 
 
 def test_slower_is_left_alone(monkeypatch) -> None:
-    """Where the engine measures slower the original runs, and the summary says so."""
+    """If the engine measures slower, the original runs, and the summary reports it."""
     import time
 
     from deepwell.runtime import Program

@@ -51,7 +51,7 @@ IN_PYTORCH = {
 
 
 def outputs_that_change(model, rows):
-    """For each output (and the argument): which tensors see that 1 is added to it."""
+    """For each output (and the argument): the tensors that change when 1 is added to it."""
     x = torch.linspace(-2, 2, 6 * rows).view(rows, 6)
     with torch.no_grad():
         count = len(model(x))
@@ -113,7 +113,7 @@ def test_values_and_gradients(name):
 
 
 def test_a_write_before_backward_is_differentiated():
-    """b is a view of a: what is added to b is in a, and autograd knows."""
+    """b is a view of a: an addition to b changes a, and autograd tracks it."""
     plain = Model(lambda m, x, h: (h, h.view(-1)))
     ours = deepwell.optimize(copy.deepcopy(plain), verbose=False)
     grads = []

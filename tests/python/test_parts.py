@@ -1,4 +1,4 @@
-"""Backward in parts: a model large enough that its gradients are handed on in several portions."""
+"""Backward in parts: a model so large that its gradients arrive in several portions."""
 
 import copy
 

@@ -85,7 +85,7 @@ def test_calibrated_constants_are_taken_back(table, tmp_path):
 
 
 def test_a_table_of_something_else_is_refused(tmp_path):
-    """A file without the columns of a run, and one whose rows all lack their values, end with status 1."""
+    """A file without the columns of a run, and one whose rows all lack values, end with status 1."""
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
     for command in ("evaluate", "calibrate"):

@@ -253,7 +253,7 @@ def build(family: str, sizes: dict[str, Any]) -> Any:
 
 
 def counted(model: Any) -> tuple[int, int]:
-    """All parameters, and those that a token meets, from names and shapes."""
+    """Counts all parameters, and those that a token uses, from names and shapes."""
     config = model.config.get_text_config()
     tied = config.tie_word_embeddings
     experts = next(
@@ -310,7 +310,7 @@ def test_what_publishers_wrote_reads_alike(family: str, tmp_path: Any) -> None:
         assert bare == saved
 
 
-# transformers lists these classes; each is planned to one hundredth, or refused with its reason.
+# transformers lists these classes; each is planned to within one hundredth, or rejected with its reason.
 CAUSAL = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 BEYOND_TEXT = {"gemma3", "got_ocr2", "moss_transcribe_diarize"}  # towers for images and sound
 
@@ -338,7 +338,7 @@ def test_every_class_with_a_language_model_head(family: str) -> None:
     assert 0 < planned["active"] <= planned["parameters"]
 
 
-# Families whose graphs are read; the others are refused by capture, or here, with a reason.
+# Families whose graphs the planner reads; capture or the planner rejects the others with a reason.
 QUICK = ["gpt2", "llama", "gemma3_text", "deepseek_v3"]
 SLOW = [
     "gpt_bigcode gpt_neox gptj opt phi starcoder2 nemotron mistral qwen2 qwen3 phi3 gemma gemma2 olmo olmo2 olmo3",
@@ -399,7 +399,7 @@ def test_a_captured_graph_is_the_same_model(family: str) -> None:
     check_work(planned, ir, 1, 5000 if planned["window"] else 7, gates)
 
 
-# What their publishers' config.json say, written down here apart from the catalogue.
+# The publishers' config.json, written here separately from the catalogue.
 SEVEN = {
     "hidden_size": 4096,
     "num_attention_heads": 32,
@@ -488,7 +488,7 @@ def test_attention_of_other_kinds(family: str) -> None:
     assert graph["products"] == work["products"] + transform
     assert graph["backward_products"] == work["backward_products"] + 2 * transform
     assert graph["attention"] == 2 * work["attention"]
-    # Written out, scores are kept and not computed again: four products, not five.
+    # Written out, scores are saved and not recomputed: four matmuls, not five.
     again = 1 if family == "bert" else 4 / 5
     assert graph["backward_attention"] == pytest.approx(2 * again * work["backward_attention"])
 
@@ -499,7 +499,7 @@ GRAPHS_OF_THE_CORPUS = sorted(
 
 
 def spoil(graph: Any, random: Random) -> None:
-    """One thing of a graph made wrong, in place: a size, a layer, an attribute, an edge, a whole node."""
+    """Corrupts one part of a graph in place: a size, a layer, an attribute, an edge, or a whole node."""
     node = random.choice(graph["nodes"])
     match random.randrange(8):
         case 0:
@@ -531,7 +531,7 @@ def spoil(graph: Any, random: Random) -> None:
 
 @pytest.mark.parametrize("path", GRAPHS_OF_THE_CORPUS, ids=lambda path: path.stem)
 def test_spoiled_graphs_are_refused_or_whole(path: Path) -> None:
-    """Whatever is wrong with a graph, there is a model whose sizes are positive or one line that says why not."""
+    """A corrupted graph gives a model with positive sizes, or one line with the reason why not."""
     text = path.read_text()
     refused = 0
     for seed in range(150):

@@ -115,7 +115,7 @@ def nvfp4(x, square=False, random=None):
 
 
 def rotated(x):
-    """Runs of 16 times D H / 4, D of fixed random signs; a shorter last run as it is. Butterflies in F32."""
+    """Rotates runs of 16 by D H / 4, D of fixed random signs; a shorter last run is unchanged. Butterflies in F32."""
     whole = x.shape[1] // 16 * 16
     signs = np.where(
         philox((0, 0), 0, 1)[0] >> np.arange(16, dtype=np.uint64) & np.uint64(1), -1, 1
@@ -130,7 +130,7 @@ def rotated(x):
 
 
 def operand(x, recipe, kind, columns=False, random=None):
-    """What a product that sums over the last axis reads of the matrix, as FP64; its tensor scale apart."""
+    """The FP64 values that a matmul over the last axis reads from the matrix, and its tensor scale separately."""
     if recipe == "bf16":
         return bf16(x), 1.0
     if recipe == "mxfp8":
@@ -244,7 +244,7 @@ def test_three_axes_and_no_bias():
 
 
 def test_stochastic_rounding_is_unbiased():
-    """The mean of many roundings of one gradient comes near the gradient; of nearest ones it does not."""
+    """The mean of many roundings of one gradient approaches the gradient; with nearest rounding it does not."""
     torch.manual_seed(3)
     model = torch.nn.Linear(16, 16, bias=False)
     with torch.no_grad():
@@ -358,7 +358,7 @@ def test_runs_repeat_bit_for_bit_on_any_number_of_threads(recipe):
 
 @pytest.mark.parametrize("name,count", [("gpt2", 16), ("llama", 28)])
 def test_which_layers_have_the_recipe(name, count):
-    """Attention's and the MLP's layers, and not the head; the last ones of NVFP4 are BF16."""
+    """Attention's and the MLP's layers have the recipe, the head does not; NVFP4's last layers are BF16."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     deepwell.optimize(model, precision="nvfp4", verbose=False)
@@ -425,7 +425,7 @@ def test_retain_graph_and_two_forwards(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_backward_in_parts(recipe):
-    """Gradients large enough to be handed over in parts: each is the layer's own product."""
+    """Gradients so large that they arrive in parts: each must be the layer's own result."""
     torch.manual_seed(0)
     size = 1500
     model = torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(3)])
@@ -440,7 +440,7 @@ def test_backward_in_parts(recipe):
     (entries,) = forward._states[0].entries.values()
     (variant,) = [v for v in entries[0].program._variants.values() if v.wrt]
     assert variant.plan((5,) if entries[0].program.symbols else ()).part_count > 1
-    # The first layer's weight gradient again, from the gradient that reached it.
+    # Recomputes the first layer's weight gradient from the gradient that reached it.
     for layer in model:
         assert torch.isfinite(layer.weight.grad).all() and layer.weight.grad.abs().max() > 0
     if recipe == "bf16":  # the slow rules here take long for so many numbers

@@ -74,7 +74,7 @@ def test_lost_output_is_a_failure():
 
 
 def test_output_that_was_lost_early_is_named(tmp_path):
-    """More than stdout's buffer: what fails is a write long before the last one."""
+    """The output exceeds stdout's buffer, so that a write long before the last one fails."""
     nodes = "".join(f"%y{i} = exp(%{'x' if i == 0 else f'y{i - 1}'})\n" for i in range(400))
     file = tmp_path / "long.dwg"
     file.write_text(f"deepwell graph 1\ninput %x: f32[4]\n{nodes}return %y399\n")

@@ -64,7 +64,7 @@ def page():
 
 @pytest.fixture(scope="module", params=PLANS, ids=lambda make: make.__name__)
 def report(request, page, tmp_path_factory):
-    """The figures, of a plan whose page is open."""
+    """The figures of a plan whose page is open."""
     file = tmp_path_factory.mktemp("report") / f"{request.param.__name__}.html"
     figures = dw.dryrun(request.param(), report=file)
     page.errors.clear()
@@ -193,7 +193,7 @@ def test_parts_of_time_and_memory_add_up(page, report):
 
 
 def test_every_event_is_where_it_belongs(page, report):
-    """Pixels of the timeline in the middle of events that are wide enough, in the colour of their kind."""
+    """Checks pixels of the timeline in the middle of events that are wide enough: each has the colour of its kind."""
     page.evaluate("document.querySelector('[data-view=begin]').click()")
     found = page.evaluate("""(() => {
       const g = timeline.getContext("2d"), scale = scaleX(timeline.clientWidth), dpr = devicePixelRatio;
@@ -294,7 +294,7 @@ def test_light_and_dark(page, report, scheme):
     for selector in ("body", "p.soft", ".cards span", ".good, .bad", "th"):
         ink = colour(page, f"getComputedStyle(document.querySelector('{selector}')).color")
         assert contrast(ink, card) >= 4.5, selector
-    # What a person sees: no chart is blank, and each has its background's colour somewhere.
+    # What a person sees: no chart is blank, and each contains its background colour.
     for selector, marks in (("#timeline", 0.15), ("#memory", 0.01), ("#roofline", 0.005)):
         pixels = page.screenshot(selector).reshape(-1, 3).astype(int)
         colours, counts = np.unique(pixels @ [65536, 256, 1], return_counts=True)

@@ -1,5 +1,6 @@
-"""The predicted memory of a training step is what the step then takes: counted, in a process of its own, for every model
-of the zoo; and for large models what the process has grown by."""
+"""The predicted memory of a training step equals what the step uses: counted in a separate process for every
+model of the zoo, and for large models the growth of the process.
+"""
 
 import json
 import os
@@ -18,7 +19,7 @@ from step_memory_models import LARGE, MODELS, PARTS, ZOO
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 BOUND = 0.02
-# Small tensors that tracing makes on the way, and gives back.
+# Small tensors that tracing makes and frees.
 WHILE_PREDICTING = 1 << 14
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -131,7 +132,7 @@ def test_meta_device_makes_no_difference() -> None:
 
 
 def test_what_grows() -> None:
-    """Sizes, threads and frozen parameters act as they should."""
+    """Sizes, threads and frozen parameters have the expected effect."""
     made = MODELS["gpt2"]
     model = made.build().train()
     (args, kwargs) = made.arguments(torch.Generator().manual_seed(1))

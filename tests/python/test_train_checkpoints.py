@@ -45,7 +45,7 @@ def start(tmp_path_factory):
 
 
 def whole(folder) -> dict[str, bytes]:
-    """What the run ends with: the model, and the averages of AdamW in its last checkpoint."""
+    """The result of a run: the model, and AdamW's averages in its last checkpoint."""
     (last,) = (folder / "ck").glob("step-000000000060")
     files = [
         folder / "out" / "model.safetensors",
@@ -93,7 +93,9 @@ def log_of(folder) -> list[dict]:
 
 
 def kill_and_resume(start, folder, kills: int, seed: int, uninterrupted) -> None:
-    """Kills at random moments until `kills` processes died; each time the newest checkpoint must be whole."""
+    """Kills the run at random moments until `kills` processes died; each time the newest checkpoint must be
+    complete.
+    """
     chance = random.Random(seed)
     died = 0
     arguments = command(*start, *places(folder), "--save-every", 1, "--resume")
@@ -106,7 +108,7 @@ def kill_and_resume(start, folder, kills: int, seed: int, uninterrupted) -> None
     while died < kills:
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
-            # A third of the kills fall into the start and the first steps, where there is the most to get wrong.
+            # A third of the kills happen during the start and the first steps, where the most can go wrong.
             process.wait(chance.uniform(0, length / (20 if chance.random() < 1 / 3 else 4)))
         except subprocess.TimeoutExpired:
             process.kill()
@@ -227,7 +229,7 @@ def test_resume_of_a_finished_run_changes_nothing(start, uninterrupted, tmp_path
 
 @pytest.fixture
 def half(start, tmp_path):
-    """Stopped in the middle: the last checkpoint, of step 40, is there."""
+    """A run stopped in the middle: its last checkpoint is of step 40."""
     run(*start, *places(tmp_path), "--save-every", 20)
     shutil.rmtree(tmp_path / "ck" / "step-000000000060")
     shutil.rmtree(tmp_path / "out")
@@ -275,7 +277,7 @@ def whole_tree(folder) -> dict[str, bytes]:
 
 
 def end_of(folder) -> dict[str, bytes]:
-    """Like whole, of a run of any length: without the number of the last step."""
+    """As whole(), for a run of any length: without the number of the last step."""
     newest = folder / "ck" / completed(folder)[-1]
     files = [folder / "out" / "model.safetensors", newest / "model.safetensors"]
     files.append(newest / "optimizer.safetensors")
@@ -283,8 +285,9 @@ def end_of(folder) -> dict[str, bytes]:
 
 
 def test_a_run_is_extended(start, half, tmp_path_factory):
-    """To more steps, from the middle of its schedule or from its end: the schedule stays what it was, and the run is
-    the one that had so many steps from the start."""
+    """Extends a run from the middle of its schedule or from its end: the schedule stays the same, and the
+    result equals a run that had so many steps from the start.
+    """
     at_once, ended = tmp_path_factory.mktemp("at_once"), tmp_path_factory.mktemp("ended")
     run(*start, "--steps", 90, "--schedule-steps", 60, *places(at_once))
     wanted, log = end_of(at_once), log_of(at_once)
@@ -295,7 +298,7 @@ def test_a_run_is_extended(start, half, tmp_path_factory):
         said = run(*start, "--steps", 90, *places(folder), "--resume").stdout
         assert "schedule ends at step 60; the steps after it, up to 90, keep 0.0001" in said
         assert end_of(folder) == wanted and log_of(folder) == log
-    # Once more, which changes nothing; and the first command again is refused.
+    # Running it once more changes nothing, and the first command is rejected again.
     run(*start, "--steps", 90, *places(half), "--resume")
     assert end_of(half) == wanted
     error = run(*start, *places(half), "--resume", status=1).stderr
@@ -313,7 +316,7 @@ def test_the_schedule_of_an_extended_run_may_be_stretched(start, half):
 
     for step, last in ((40, 60), (41, 90), (75, 90), (90, 90)):
         assert abs(rates[step] - cosine(step, last)) < 1e-12
-    # Its checkpoints know: without the option the schedule is the new one.
+    # The new checkpoints record the schedule, so it also applies without the option.
     (event,) = [
         event
         for line in run(
@@ -325,7 +328,7 @@ def test_the_schedule_of_an_extended_run_may_be_stretched(start, half):
 
 
 def test_an_extended_run_needs_a_learning_rate(start, tmp_path):
-    """A cosine that ended at 0 would train nothing: the message says what to give, and with it the run goes on."""
+    """A cosine that ended at 0 would train nothing: the message states what to give, and with it the run continues."""
     zero = [*start, "--min-lr-ratio", 0, *places(tmp_path), "--resume"]
     run(*zero, "--steps", 8)
     error = run(*zero, "--steps", 12, status=1).stderr
@@ -440,7 +443,7 @@ def test_without_the_damaged_one_the_earlier_serves(start, half, uninterrupted):
 
 
 def test_files_that_may_not_grow(start, half, uninterrupted):
-    """A limit below the size of the weights, so that a checkpoint fails in the middle of writing."""
+    """A file-size limit below the size of the weights, so that a checkpoint fails in the middle of writing."""
     limit = (half / "ck" / "step-000000000040" / "model.safetensors").stat().st_size // 2
     before = whole_tree(half / "ck")
 
@@ -488,7 +491,7 @@ def test_a_full_disk(start, uninterrupted, small_disk, tmp_path):
 
 @pytest.fixture
 def closed():
-    """A folder that may be read only, where also a test that runs as root can be nobody."""
+    """A read-only folder. A test that runs as root drops its rights first."""
     top = Path(tempfile.mkdtemp(prefix="deepwell-test-"))
     top.chmod(0o755)
     (top / "closed").mkdir(mode=0o555)

@@ -22,7 +22,7 @@ LR, WARMUP, RATIO, DECAY, CLIP = 5e-3, 5, 0.1, 0.1, 0.7
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """Of PyTorch: these models are too small for more."""
+    """Uses one thread for PyTorch: these models are too small for more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -148,7 +148,7 @@ def test_same_bits_on_any_number_of_threads(models, data, tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "mxfp8", "nvfp4"])
 def test_quantized_linear_layers(precision, models, data, tmp_path):
-    """Another function, but one that learns as well: losses within a tenth of the way that FP32 comes down."""
+    """A different function that learns too: losses stay within a tenth of FP32's total decrease."""
     logs = {}
     for name in ("fp32", precision, precision + " again"):
         logs[name] = tmp_path / f"{name}.jsonl"
@@ -181,7 +181,7 @@ def test_a_model_in_the_output_is_replaced_only_when_asked(models, data, tmp_pat
     before = model_of(output)
     error = run(*few, "--seed", 1, status=1).stderr
     assert str(output) in error and "--overwrite" in error
-    # A job that may be resumed, but has no checkpoint of its own yet, is as new as any other.
+    # A resumable job without a checkpoint of its own is as new as any other.
     again = [*few, "--seed", 1, "--checkpoint", checkpoints, "--resume"]
     assert "--overwrite" in run(*again, status=1).stderr
     assert model_of(output) == before
@@ -190,7 +190,7 @@ def test_a_model_in_the_output_is_replaced_only_when_asked(models, data, tmp_pat
     assert changed["model.safetensors"] != before["model.safetensors"]
     run(*again)  # it goes on, with the model that it wrote
     assert model_of(output) == changed
-    # A file that is no part of a model would be lost: refused before training, even with --overwrite.
+    # A file that is not part of a model would be lost: rejected before training, even with --overwrite.
     (output / "notes.txt").write_text("mine")
     log = tmp_path / "log.jsonl"
     error = run(*few, "--overwrite", "--log", log, status=1).stderr
@@ -335,7 +335,7 @@ def test_dry_run_says_what_it_would_take(models, data, tmp_path):
     (event,) = [json.loads(line) for line in run(*plan, "--json").stdout.splitlines()]
     assert event["event"] == "plan" and event["parameters"] == parameters
     assert event["memory"]["optimizer"] >= 8 * parameters
-    # Far too large for this machine, but only planned.
+    # Far too large for this machine, but it is only planned.
     huge = [
         "--init",
         "--model",
@@ -428,7 +428,7 @@ def test_dropout_depends_on_the_seed_and_the_step(models, data, tmp_path):
 
 
 def test_planning_takes_time_in_proportion_to_the_layers(data, tmp_path):
-    """Four times the layers may take eight times the CPU's time, not sixteen as where each layer looks at all others."""
+    """Four times the layers may take eight times the CPU time, not sixteen as if each layer looked at all others."""
     seconds = {}
     for layers in (125, 500):
         folder = tmp_path / str(layers)
@@ -464,7 +464,7 @@ def test_prediction_of_memory(tmp_path):
 
 
 def test_little_address_space_is_an_error(tmp_path):
-    """Whatever cannot be mapped first, oneDNN's generated code included, the run ends by itself and says why."""
+    """If any mapping fails, oneDNN's generated code included, the run ends by itself with a message."""
     folder, data = tmp_path / "config", tmp_path / "tokens.bin"
     train_runs.config("gpt2").save_pretrained(folder)
     train_runs.save_tokens(data, train_runs.random_tokens(500))

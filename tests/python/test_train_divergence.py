@@ -1,4 +1,4 @@
-"""Runs of `deepwell train` that diverge: they fail, keep what was good, and write no model."""
+"""Diverging runs of `deepwell train`: they fail, keep the good checkpoints, and write no model."""
 
 import json
 
@@ -51,8 +51,9 @@ def applied(folder) -> list[bool]:
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [4, 5]), (2, [3, 4, 5])])
 def test_checkpoints_of_bad_steps_do_not_push_out_the_good_ones(model, keep, left, tmp_path):
-    """Step 5 is the last that was applied. That its weights give no finite loss is known one step later, so the
-    checkpoints that it would replace stay."""
+    """Step 5 is the last applied step. Only the next step shows that its weights give no finite loss, so the
+    checkpoints that it would replace stay.
+    """
     given = arguments(model, tmp_path, [6, 7, 8], "--max-bad-steps", 3, "--keep", keep)
     done = run(*given, status=1)
     assert "diverged" in done.stderr and "3 steps in a row" in done.stderr

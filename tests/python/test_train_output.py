@@ -33,14 +33,15 @@ def test_what_killed_runs_left_goes(arguments, tmp_path):
     for name in ("out.1-0.tmp", "out.999999999-3.tmp", "out.77-0.tmp", "out.mine.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(bytes(100))
-    # One that a process is writing, maybe on another machine that shares the disk: its number says nothing.
+    # A temporary that a process is writing, maybe on another machine with the same disk: its process number
+    # is no evidence.
     written = os.open(tmp_path / "out.77-0.tmp", os.O_RDONLY)
     fcntl.flock(written, fcntl.LOCK_EX)
     run(*arguments)
     os.close(written)
     left = sorted(path.name for path in tmp_path.glob("out*"))
     assert left == ["out", "out.77-0.tmp", "out.mine.tmp"]
-    # They go before training, so that there is room for it: here it fails.
+    # Leftovers are removed before training to make room; here that fails.
     (tmp_path / "out.1-0.tmp").mkdir()
     (tmp_path / "bad.bin").write_bytes(b"\xff" * 200)
     error = run(*arguments, "--overwrite", "--data", tmp_path / "bad.bin", status=1).stderr
@@ -48,7 +49,7 @@ def test_what_killed_runs_left_goes(arguments, tmp_path):
 
 
 def test_a_log_is_cut_back_in_place(arguments, tmp_path):
-    """No second file that a killed process could leave; the lines that stay are the same bytes."""
+    """Without a second file that a killed process could leave; the remaining lines keep their bytes."""
     log = tmp_path / "log.jsonl"
     run(*arguments, "--checkpoint", tmp_path / "ck", "--steps", 4, "--save-every", 2)
     shutil.rmtree(tmp_path / "ck" / "step-000000000004")
@@ -110,7 +111,7 @@ def test_a_pipe_among_the_files_is_found_before_training(arguments, model, tmp_p
 
 @pytest.mark.parametrize("closed", [(2,), (1, 2), (0, 1, 2)])
 def test_closed_descriptors_are_no_files(closed, arguments, tmp_path):
-    """Without a standard descriptor the next file that is opened would get its number, and messages."""
+    """Without a standard descriptor the next opened file would get its number, and messages would go into it."""
 
     def close():
         for number in closed:

@@ -51,7 +51,7 @@ def test_a_second_signal_ends_a_long_step(first, second, tmp_path):
     try:
         wait_until(process, first, True)
         process.send_signal(first)
-        # The first one is taken, and the step goes on.
+        # The first signal is handled, and the step continues.
         wait_until(process, second, False)
         assert process.poll() is None
         process.send_signal(second)
@@ -62,7 +62,7 @@ def test_a_second_signal_ends_a_long_step(first, second, tmp_path):
 
 
 def test_before_the_first_step_one_signal_is_enough(tmp_path):
-    """A model of many layers, whose plan takes seconds: nothing is there that could be kept."""
+    """A model of many layers, whose plan takes seconds: there is nothing to keep yet."""
     config = train_runs.config("gpt2")
     config.n_layer = 3000
     config.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Whole trainings follow PyTorch's."""
+"""Whole trainings follow PyTorch's losses."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What users ask of autograd around an optimized model, and hooks."""
+"""Users' autograd features around an optimized model, and hooks."""
 
 import pytest
 import torch

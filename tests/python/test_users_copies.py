@@ -82,7 +82,7 @@ def test_pickle_and_save(support) -> None:
     "deepwell",
 )
 def test_unpickled_without_deepwell(support, tmp_path) -> None:
-    """Names the missing package. What deepwell.restore gives back is saved as if nothing had been."""
+    """The error names the missing package. A model returned by deepwell.restore is saved like an unoptimized one."""
     model = optimized(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()))
     x = rows()
     expected = model(x)

@@ -1,4 +1,4 @@
-"""What a forward may depend on, and what it may leave behind, besides its arguments and parameters."""
+"""Everything a forward may depend on or leave behind besides its arguments and parameters."""
 
 import functools
 import inspect
@@ -184,7 +184,7 @@ def test_side_effects(build, support) -> None:
 
 
 class SharesPlan(Net):
-    """What two modules hold is one object, and only a trace at a fixed size succeeds, the last one tried."""
+    """Two modules hold one object, and only a trace at a fixed size succeeds, which is tried last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class SharesPlan(Net):
 
 @pytest.mark.support("Modules", "lists and tuples that several modules share", "engine")
 def test_shared_attributes(support) -> None:
-    """torch.export leaves equal copies in their place, which is no effect of the forward."""
+    """torch.export leaves equal copies in place of shared attributes, which is not an effect of the forward."""
     plain, ours = pair(SharesPlan)
     same(plain, ours, train_step)
     support.check(ours)

@@ -1,4 +1,4 @@
-"""docs/support.md says what the tests say."""
+"""docs/support.md agrees with the tests."""
 
 import importlib.util
 import pathlib

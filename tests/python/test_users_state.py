@@ -526,7 +526,7 @@ def test_written_elsewhere(build, support, monkeypatch, capsys) -> None:
 
 
 def test_the_comparison_with_pytorch_leaves_no_trace(monkeypatch) -> None:
-    """Also where a forward does what no capture noticed."""
+    """Also if a forward does something that no capture noticed."""
     monkeypatch.delenv("DEEPWELL_MEASURE", raising=False)
     monkeypatch.setattr("deepwell.guards.Effects.look", lambda self: None)
     # A call that PyTorch runs moves the buffer, as it should.

@@ -196,7 +196,7 @@ def test_threads_share_a_model(support) -> None:
 
 
 def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
-    """Another thread runs, reads and saves the same while fake tensors are in place as it would without them."""
+    """Another thread runs, reads and saves the same model while fake tensors are in place, and notices nothing."""
     plain, ours = pair(lambda: nn.Sequential(Net(), nn.Tanh(), Net()))
     ours.register_forward_hook(lambda *_: None)
     expected = plain(rows(2))
@@ -233,7 +233,7 @@ def test_a_capture_leaves_other_threads_alone(capfd, monkeypatch) -> None:
 
 
 class Finds(Net):
-    """Calls itself by ways that a stand-in does not know."""
+    """Calls itself in ways that a stand-in does not know."""
 
     def __init__(self):
         super().__init__()
@@ -376,7 +376,7 @@ def test_steps_leave_nothing(support) -> None:
     "engine",
 )
 def test_dropped_models_leave_no_tensors(support) -> None:
-    """torch.export keeps a record of each capture (docs/optimize.md): smaller than the bound by far."""
+    """torch.export keeps a record of each capture (docs/optimize.md), which is far smaller than the bound."""
 
     def one():
         model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024))

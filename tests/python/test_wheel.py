@@ -1,4 +1,4 @@
-"""The wheel that leaves the machine it was built on: needs the C library and PyTorch alone, and trains."""
+"""The wheel for other machines: it needs only the C library and PyTorch, and trains."""
 
 import json
 import os

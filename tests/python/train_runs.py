@@ -1,4 +1,4 @@
-"""What the tests of `deepwell train` share: small models, tokens, the order of sequences, a run."""
+"""Helpers of the `deepwell train` tests: small models, tokens, the order of sequences, a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 
 def random_tokens(count: int, seed: int = 0) -> np.ndarray:
-    """Not uniform, so that there is something to learn: each token follows from the one before, mostly."""
+    """Not uniform, so that there is something to learn: each token mostly follows from the previous one."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(0, VOCABULARY, count)
     for i in range(1, count):
@@ -121,7 +121,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object, status: int = 0, **options) -> subprocess.CompletedProcess[str]:
-    """Runs to the end; `status` is what it must end with."""
+    """Runs to the end; the exit status must be `status`."""
     environment = {**os.environ, **options.pop("environment", {})}
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=120, env=environment, **options

@@ -23,7 +23,7 @@ SERVED = ("engine", "PyTorch", "engine and PyTorch", "refused")
 
 
 class Net(nn.Module):
-    """Two linear layers and a norm: all that most questions need."""
+    """Two linear layers and a norm: enough for most tests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def same_grads(ours: nn.Module, plain: nn.Module) -> None:
 
 
 def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> None:
-    """``use`` gives the same results on both, and leaves the same gradients and parameters."""
+    """``use`` gives the same results on both models and leaves the same gradients and parameters."""
     results = []
     for model in (plain, ours):
         torch.manual_seed(7)
@@ -86,13 +86,13 @@ def same(plain: nn.Module, ours: nn.Module, use: Callable[[nn.Module], Any]) -> 
 
 
 def uneven(y: torch.Tensor) -> torch.Tensor:
-    """A loss to which no norm or softmax before it is blind."""
+    """A loss that no norm or softmax before it makes constant."""
     weights = torch.cos(torch.arange(y.numel(), dtype=torch.float64)).to(y.dtype)
     return (torch.sin(2 * y) * weights.view(y.shape)).sum()
 
 
 def train_step(model: nn.Module, seed: int = 1) -> torch.Tensor:
-    """Gradients are added to, and the loss is returned."""
+    """Accumulates gradients and returns the loss."""
     loss = uneven(model(rows(seed)))
     loss.backward()
     return loss.detach()
@@ -109,7 +109,7 @@ def engine_calls(model) -> tuple[int, int]:
 
 
 def tally(model: nn.Module) -> tuple[int, Counter[str]]:
-    """(calls by the engine, calls by PyTorch by reason), reasons of modules left alone included."""
+    """Returns (calls by the engine, calls by PyTorch by reason), including reasons of modules left unchanged."""
     calls, reasons = 0, Counter()
     seen = set()
     for module in model.modules():
@@ -126,7 +126,7 @@ def tally(model: nn.Module) -> tuple[int, Counter[str]]:
 
 
 class Support:
-    """What a marked test says about its behaviour, to be checked against what happened."""
+    """A marked test's statement about its behaviour, checked against what happened."""
 
     def __init__(self, area: str, behaviour: str, served: str, because: str = "") -> None:
         assert served in SERVED, f"{served!r} is none of {SERVED}"

@@ -38,8 +38,9 @@ _STILL = dict(hidden_dropout=0.0, attention_dropout=0.0)
 
 @dataclass(frozen=True)
 class Family:
-    """How a family is built, and what the graph of its plain variant consists of: nodes of each composite in
-    two layers, and what each attention is told."""
+    """How to build a family, and the expected graph of its plain variant: nodes of each composite in two
+    layers, and the attributes of each attention.
+    """
 
     name: str
     model: str
@@ -346,7 +347,7 @@ _AROUND_WINDOW = ((2, WINDOW - 1), (2, WINDOW), (2, WINDOW + 1))
 
 
 def _decoder(family: str, *more: Variant) -> list[Variant]:
-    """Variants that every decoder has."""
+    """Variants that every decoder supports."""
     return [
         Variant(family, "plain"),
         Variant(family, "left padding", arguments=text_arguments(pad="left")),
@@ -466,7 +467,7 @@ VARIANTS: list[Variant] = [
 
 
 def document() -> str:
-    """The table of families and variants in docs/models.md. Each variant is run as one whole by the tests."""
+    """The table of families and variants in docs/models.md. The tests run each variant as one engine."""
     lines = ["| family | class | what is special | variants | how |", "|---|---|---|---|---|"]
     for family in FAMILIES:
         names = "; ".join(v.name for v in VARIANTS if v.family == family.name)
