@@ -1,5 +1,5 @@
-# Libraries that Deepwell stands on. Each is looked up by header and library, because the
-# distributions' own package files differ (or are absent) between releases.
+# Libraries that Deepwell needs. Each is found by header and library, because the distributions' own package files
+# differ between releases or are absent.
 
 function(deepwell_find_library target header library)
     find_path(${target}_INCLUDE_DIR ${header})
@@ -40,7 +40,7 @@ if(DEEPWELL_STATIC_DEPS)
     endif()
 endif()
 
-# Compiled in from its header alone.
+# Header only: it is compiled in.
 find_path(DEEPWELL_XXHASH_INCLUDE_DIR xxhash.h)
 mark_as_advanced(DEEPWELL_XXHASH_INCLUDE_DIR)
 if(NOT DEEPWELL_XXHASH_INCLUDE_DIR)

@@ -1,7 +1,7 @@
-# Device sources, and modules compiled from them, go into the library as they are: a generated C file takes in each
+# Embeds device sources, and modules compiled from them, in the library unchanged: a generated C file includes each
 # file's bytes (.incbin) and lists them in the tables of src/jit/jit.h.
 
-# Appends to PREFIX_code and PREFIX_rows of the caller.
+# Appends to the caller's PREFIX_code and PREFIX_rows.
 function(deepwell_embed prefix index name path)
     string(APPEND ${prefix}_code
         "__asm__(\".pushsection .rodata\\n\\t.balign 16\\n\"\n"
@@ -15,7 +15,7 @@ endfunction()
 
 file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/cuda
     ${PROJECT_SOURCE_DIR}/cuda/*.cu ${PROJECT_SOURCE_DIR}/cuda/*.cuh ${PROJECT_SOURCE_DIR}/cuda/*.h)
-list(FILTER device_sources EXCLUDE REGEX "^cutlass/") # a library of its own: `make cutlass`
+list(FILTER device_sources EXCLUDE REGEX "^cutlass/") # a separate library: `make cutlass`
 set(dw_source_code "")
 set(dw_source_rows "")
 set(index 0)
@@ -27,7 +27,8 @@ endforeach()
 
 set_property(GLOBAL PROPERTY deepwell_device_files ${device_files})
 
-# Generates C files into the caller's list `device_embedded`; the compiler does not tell what the assembler reads.
+# Generates C files and adds them to the caller's list `device_embedded`. The compiler does not report files that
+# the assembler reads, so their dependencies are listed here.
 function(deepwell_embedded name content files)
     set(path ${PROJECT_BINARY_DIR}/src/${name}.c)
     file(GENERATE OUTPUT ${path} CONTENT
@@ -48,17 +49,18 @@ ${dw_source_rows}    {0},
 " "${device_files}")
 set(device_sources_file ${device_embedded})
 
-# Modules of the commonest variants (attention of BF16, head dimensions 64 and 128, no extras; products of BF16), where there is nvcc or NVRTC: what
-# they save is seconds at first use, for which any other machine needs NVRTC. Beside each its PTX, for drivers that refuse the
-# module and for who reads it; without lines of the source, which would double it.
+# Compiles modules of the most frequent variants (attention of BF16 with head dimensions 64 and 128 and no extras;
+# GEMMs of BF16) if there is nvcc or NVRTC. They save seconds at first use; other machines need NVRTC for that.
+# Each module has its PTX beside it, for drivers that reject the module and for readers; source lines are omitted,
+# because they would double it.
 foreach(form module ptx)
     set(dw_${form}_code "")
     set(dw_${form}_rows "")
 endforeach()
 set(module_files "")
 
-# Compiles SOURCE (below cuda/) for ARCH with NAME=VALUE, sorted by name as dw__jit_variant_name() has them, to
-# PATH.cubin and PATH.ptx, PATH into the caller's `result`; with nvcc or NVRTC.
+# Compiles SOURCE (below cuda/) for ARCH with NAME=VALUE pairs, sorted by name as in dw__jit_variant_name(), to
+# PATH.cubin and PATH.ptx, with nvcc or NVRTC. Sets the caller's `result` to PATH.
 function(deepwell_compile_module result arch source)
     get_filename_component(stem ${source} NAME_WE)
     list(JOIN ARGN "." defines)
@@ -66,7 +68,7 @@ function(deepwell_compile_module result arch source)
     set(path ${PROJECT_BINARY_DIR}/cubins/${name})
     set(${result} ${path} PARENT_SCOPE)
     get_property(compiled GLOBAL PROPERTY deepwell_compiled)
-    if(path IN_LIST compiled) # for somebody else already
+    if(path IN_LIST compiled) # another caller has compiled it
         return()
     endif()
     set_property(GLOBAL APPEND PROPERTY deepwell_compiled ${path})
@@ -78,7 +80,7 @@ function(deepwell_compile_module result arch source)
             ${PROJECT_SOURCE_DIR}/cuda/${source})
         set(commands COMMAND ${compile} -cubin -lineinfo -o ${path}.cubin
                      COMMAND ${compile} -ptx -o ${path}.ptx)
-    else() # not run again whenever the tool is linked again
+    else() # does not run again when the tool is only relinked
         set(commands COMMAND ${CMAKE_COMMAND} -E env DEEPWELL_NVRTC=${DEEPWELL_NVRTC}
                              $<TARGET_FILE:deepwell_compile_variant> ${arch} ${source} ${path} ${ARGN})
     endif()
@@ -87,13 +89,14 @@ function(deepwell_compile_module result arch source)
         COMMENT "Compiling ${name}" VERBATIM)
 endfunction()
 
-# Whether modules can be compiled here for sm_100f, the family of Blackwell's data-centre GPUs: CUDA 12.9 and later.
+# Checks whether modules can be compiled for sm_100f, the family of Blackwell's data-centre GPUs: CUDA 12.9 and
+# later.
 function(deepwell_has_sm_100f result)
     set(targets "")
     if(DEEPWELL_CUBINS STREQUAL "OFF")
     elseif(DEEPWELL_NVCC)
         execute_process(COMMAND ${DEEPWELL_NVCC} --list-gpu-arch OUTPUT_VARIABLE targets)
-    elseif(DEEPWELL_NVRTC MATCHES "libnvrtc\\.so\\.1[3-9]") # of 12 the name does not tell 12.9
+    elseif(DEEPWELL_NVRTC MATCHES "libnvrtc\\.so\\.1[3-9]") # for version 12 the name does not show 12.9
         set(targets compute_103)
     endif()
     string(FIND "${targets}" compute_103 found)
@@ -104,7 +107,7 @@ function(deepwell_has_sm_100f result)
     endif()
 endfunction()
 
-# A variant that the library carries.
+# Adds a variant to the library.
 function(deepwell_add_module arch source)
     deepwell_compile_module(path ${arch} ${source} ${ARGN})
     get_filename_component(name ${path} NAME)
@@ -119,7 +122,7 @@ function(deepwell_add_module arch source)
     endforeach()
 endfunction()
 
-# The rows X(64, ...) and X(128, ...) of a list of tiles, each as "64 ...".
+# Returns the rows X(64, ...) and X(128, ...) of a list of tiles, each as "64 ...".
 function(deepwell_tile_rows header result)
     file(READ ${PROJECT_SOURCE_DIR}/cuda/${header} text)
     string(REGEX MATCHALL "X\\((64|128), [0-9, ]+\\)" matches "${text}")
@@ -136,7 +139,7 @@ endfunction()
 if(NOT DEEPWELL_CUBINS MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "DEEPWELL_CUBINS is \"${DEEPWELL_CUBINS}\": expected AUTO, ON or OFF")
 endif()
-# NVRTC, where run time looks for it as well.
+# Finds NVRTC in the folders that the run time searches too.
 function(deepwell_find_nvrtc)
     file(GLOB found
         $ENV{CUDA_HOME}/lib64/libnvrtc.so.1[23] /usr/local/cuda/lib64/libnvrtc.so.1[23])
@@ -164,7 +167,7 @@ endfunction()
 if(NOT DEEPWELL_CUBINS STREQUAL "OFF")
     find_program(DEEPWELL_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin)
     mark_as_advanced(DEEPWELL_NVCC)
-    if(NOT EXISTS "${DEEPWELL_NVRTC}") # or no longer
+    if(NOT EXISTS "${DEEPWELL_NVRTC}") # or not any more
         unset(DEEPWELL_NVRTC CACHE)
     endif()
     if(NOT DEEPWELL_NVCC AND NOT DEEPWELL_NVRTC AND NOT CMAKE_CROSSCOMPILING)
@@ -216,7 +219,7 @@ if((DEEPWELL_NVCC OR DEEPWELL_NVRTC) AND NOT DEEPWELL_CUBINS STREQUAL "OFF")
             STAGES_DO=${stages_do} STAGES_Q=${stages_q} TILE_M=${tile_m} TILE_N=${tile_n}
             WINDOW=${window})
     endforeach()
-    # Of Blackwell's product the tiles that small and large ones get, as they are and with a bias.
+    # For Blackwell's GEMM, the tiles of small and of large calls, without and with a bias.
     deepwell_has_sm_100f(compiles)
     if(compiles)
         deepwell_add_module(sm_100f common/product_reference.cu ELEMENT=0 OUTPUT=0)

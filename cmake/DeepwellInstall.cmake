@@ -1,7 +1,7 @@
-# What is installed and where. Called from the top folder after the targets exist.
+# Installed files and their places. Included by the top CMakeLists.txt after the targets exist.
 #
-# Plain installs follow GNUInstallDirs. In a wheel (SKBUILD is set by scikit-build-core) the library
-# and its headers sit inside the Python package, and the program goes where pip puts programs.
+# Plain installs follow GNUInstallDirs. In a wheel (scikit-build-core sets SKBUILD) the library and its headers are
+# inside the Python package, and the program is installed where pip puts programs.
 include(CMakePackageConfigHelpers)
 
 function(deepwell_install_wheel)
@@ -16,7 +16,7 @@ function(deepwell_install_wheel)
     endif()
     install(TARGETS deepwell_program
             RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
-    # The wheel carries code of these two, whose licences have their notices go along.
+    # The wheel contains code of these two, and their licences require their notices.
     foreach(name jansson xxhash)
         set(notice /usr/share/doc/lib${name}-dev/copyright)
         if(EXISTS ${notice})
@@ -49,7 +49,7 @@ function(deepwell_install_system)
                   ${PROJECT_BINARY_DIR}/deepwellConfigVersion.cmake
             DESTINATION ${package_folder})
 
-    # Relative, so that the installed tree may be moved.
+    # Relative, so that the installed tree can be moved.
     file(RELATIVE_PATH prefix_from_pkgconfig /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
     configure_file(cmake/deepwell.pc.in ${PROJECT_BINARY_DIR}/deepwell.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/deepwell.pc

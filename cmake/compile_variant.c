@@ -1,5 +1,5 @@
-/* While the library is built: a variant of a device source to OUTPUT.cubin and OUTPUT.ptx, by NVRTC, as it would be
- * compiled at first use. `compile_variant ARCH SOURCE OUTPUT [NAME=VALUE...]`. */
+/* Build tool: compiles a variant of a device source to OUTPUT.cubin and OUTPUT.ptx with NVRTC, as at first use.
+ * `compile_variant ARCH SOURCE OUTPUT [NAME=VALUE...]`. */
 #include "jit/jit.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
     dw__jit_variant variant = {.source = argv[2], .entry = "", .arch = argv[1]};
     for (int i = 4; i < argc; i++) {
         char *equals = strchr(argv[i], '=');
-        if (!equals) DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "\"%s\" is no NAME=VALUE", argv[i]));
+        if (!equals) DW_TRY(dw__fail(DW_INVALID_ARGUMENT, "\"%s\" is not NAME=VALUE", argv[i]));
         *equals = '\0';
         dw__jit_add_define(&variant, argv[i], atoi(equals + 1));
     }

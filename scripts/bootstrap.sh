@@ -1,6 +1,6 @@
 #!/bin/bash
-# Checks that this machine has what the build needs. What is missing is installed with apt-get when
-# run as root (and named); otherwise the one line to run is printed and the script fails.
+# Checks that this machine has what the build needs. As root, installs what is missing with apt-get and names it;
+# otherwise prints the command to run and fails.
 #
 #   PYTHON   the interpreter that .venv is made from (default: python3)
 #   CC       the C compiler (default: cc)
@@ -15,7 +15,7 @@ has_command() { command -v "$1" >/dev/null 2>&1; }
 has_header() {
     has_command "$cc" && echo "#include <$1>" | "$cc" -E -x c - >/dev/null 2>&1
 }
-# cmocka's header asks for these four before itself.
+# cmocka's header requires these four before it.
 has_cmocka() {
     has_command "$cc" && printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h |
         "$cc" -E -x c - >/dev/null 2>&1
@@ -24,9 +24,9 @@ has_fuzzer() {
     has_command clang && echo 'int LLVMFuzzerTestOneInput() { return 0; }' |
         clang -w -fsanitize=fuzzer -x c - -o /dev/null >/dev/null 2>&1
 }
-# For the tests that look at reports; tests/python/browser.py says which ones will do.
+# For tests that open reports in a browser; tests/python/browser.py says which browsers work.
 has_browser() { has_command chromium-headless-shell || has_command chromium || has_command google-chrome; }
-# Where the distribution has none as a package, PyPI does (Makefile), which needs these.
+# If the distribution has no such package, PyPI has one (Makefile), which needs these.
 qt_libraries=(libegl1 libgl1 libnss3 libasound2 libasound2t64 libfontconfig1 libdbus-1-3 libxkbcommon0 libxcomposite1
     libxdamage1 libxrandr2 libxtst6 libxkbfile1 libxcb-dri3-0 libgbm1 fonts-dejavu-core)
 has_qt_libraries() { ldconfig -p | grep -q libxkbfile.so.1 && ldconfig -p | grep -q libEGL.so.1; }
@@ -36,10 +36,10 @@ find_missing() {
     required=()
     optional=()
     has_command "$cc" || required+=(gcc)
-    # Not for us: torch.compile, which the demo and the benchmarks compare with, compiles C++.
+    # Not for Deepwell itself: the demo and the benchmarks compare with torch.compile, which compiles C++.
     has_command g++ || has_command c++ || required+=(g++)
     has_header stdio.h || required+=(libc6-dev)
-    # Those two may also come from .venv, where the Makefile puts them when it has to.
+    # These two may also come from .venv, where the Makefile installs them if needed.
     if [ "$(id -u)" = 0 ]; then
         has_command cmake || required+=(cmake)
         has_command ninja || required+=(ninja-build)
@@ -52,7 +52,7 @@ find_missing() {
     python_can 'import os, sysconfig
 os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' || required+=(python3-dev)
     has_header oneapi/dnnl/dnnl.h || optional+=(libdnnl-dev)
-    # For the fuzz targets: libFuzzer comes with clang's run time.
+    # For the fuzz targets: libFuzzer is part of clang's run time.
     has_fuzzer || optional+=(clang libclang-rt-dev)
     has_browser || has_qt_libraries || optional+=(chromium-headless-shell)
 }
@@ -64,7 +64,7 @@ install_missing() {
     if [ ${#required[@]} -gt 0 ]; then
         apt-get install -y -qq --no-install-recommends "${required[@]}"
     fi
-    # Not every release has these; without them Deepwell is slower, not poorer.
+    # Some releases lack these; without them Deepwell is slower but complete.
     local package
     for package in "${optional[@]}"; do
         apt-get install -y -qq --no-install-recommends "$package" ||

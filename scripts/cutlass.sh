@@ -49,7 +49,7 @@ if [ -z "$source" ]; then
     }
     installed=$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("nvidia-cutlass"))' 2>/dev/null || true)
     if [ "$installed" != "$version" ]; then
-        # Its headers are all that is used: --no-deps.
+        # Only its headers are used, hence --no-deps.
         .venv/bin/python -m pip install --quiet --no-deps "nvidia-cutlass==$version" ||
             fail "nvidia-cutlass $version could not be installed. Without a network: 'pip download --no-deps nvidia-cutlass==$version' elsewhere, then PIP_NO_INDEX=1 PIP_FIND_LINKS=that folder; or CUTLASS_SOURCE=a checkout of CUTLASS v4.2.0."
     fi

@@ -1,13 +1,12 @@
 #!/bin/bash
-# Runs the fuzz targets of tests/fuzz under libFuzzer with ASan and UBSan, as many at a time as there are
-# cores:
+# Runs the fuzz targets of tests/fuzz under libFuzzer with ASan and UBSan, one per core at a time:
 #
-#     scripts/fuzz.sh SECONDS [NAME...]      NAME: graph_json, ...; all when none is given
-#     scripts/fuzz.sh build                  builds them only
+#     scripts/fuzz.sh SECONDS [NAME...]      NAME: graph_json, ...; default: all
+#     scripts/fuzz.sh build                  only builds them
 #
-# What new inputs reach is kept in build/fuzz/corpus, and the next run goes on from there. With FUZZ_SEED
-# set a run starts from the committed corpus alone, with that seed, and keeps nothing. An input that
-# breaks a target goes to build/fuzz/findings, and the script says how to run it again and fails.
+# Inputs that reach new code are kept in build/fuzz/corpus, and the next run continues from there. With FUZZ_SEED
+# set, a run starts from the committed corpus alone with that seed, and keeps nothing. An input that breaks a
+# target is stored in build/fuzz/findings; the script then prints how to run it again, and fails.
 set -uo pipefail
 
 seconds=${1:?how many seconds for each target?}
@@ -22,12 +21,12 @@ if ! command -v clang >/dev/null ||
     exit 0
 fi
 
-# CMake keeps a configured folder up to date by itself.
+# CMake updates a configured folder by itself.
 [ -f $build/build.ninja ] || cmake --preset fuzz >/dev/null || exit 1
 cmake --build --preset fuzz || exit 1
 [ "$seconds" != build ] || exit 0
 
-# One target; its output is a file, and one line here.
+# Runs one target. Its output goes to a file, and one line is printed here.
 fuzz() {
     local name=$1
     local corpus=$build/corpus/$name log=$build/log/$name.txt options=(-seed="${FUZZ_SEED:-0}")
@@ -37,7 +36,7 @@ fuzz() {
     fi
     mkdir -p "$corpus" $build/log $build/findings
     [ -f "tests/fuzz/$name.dict" ] && options+=(-dict="tests/fuzz/$name.dict")
-    # The first folder receives new inputs.
+    # libFuzzer stores new inputs in the first folder.
     if "$build/bin/fuzz_$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 \
         -max_len=65536 -print_final_stats=1 -artifact_prefix=$build/findings/"$name"- \
         "${options[@]}" "$corpus" "tests/fuzz/corpus/$name" >"$log" 2>&1; then

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Format, clang-tidy, warnings as errors, ruff; every check runs, any finding fails.
+# Checks format, clang-tidy, warnings as errors, and ruff. Every check runs, and any finding fails the script.
 set -uo pipefail
 
 failed=0
@@ -8,8 +8,8 @@ check() { "$@" || failed=1; }
 mapfile -t c_files < <(git ls-files '*.c' '*.h')
 mapfile -t c_sources < <(git ls-files 'src/*.c' 'cli/*.c' 'lab/*.c' 'emulate/*.c' 'python/ext/*.c')
 
-# clang-format leaves comments alone, so their width is checked here: tables may be a little wider, and a word that fills
-# a line has no place to break at.
+# clang-format does not change comments, so this checks their width. Tables may be a little wider, and a word that
+# fills a line cannot be broken.
 narrow_enough() { ! awk 'function longest(i, most) {
                         for (i = 1; i <= NF; i++) if (length($i) > most) most = length($i)
                         return most
@@ -25,7 +25,7 @@ else
     failed=1
 fi
 if command -v clang-tidy >/dev/null; then
-    # Assertions say what the analyzer cannot know; a release leaves them out.
+    # The analyzer needs the assertions' facts; release builds omit assertions.
     check clang-tidy -p build/release --extra-arg=-UNDEBUG --quiet --warnings-as-errors='*' "${c_sources[@]}"
 else
     echo "clang-tidy is missing: install it (Debian and Ubuntu: clang-tidy)" >&2
