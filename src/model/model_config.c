@@ -39,7 +39,7 @@ static dw_status read_dropout(const json_t *json, const char *name, double absen
     return dw__json_number(json, name, 0.0, 0.999999, absent, value);
 }
 
-/* ---- what other models have ---------------------------------------------------------------- */
+/* ---- features of other models -------------------------------------------------------------- */
 
 /* Flags with a single supported value. The other value is a model that Deepwell does not build. */
 static dw_status refuse_other_models(const json_t *json) {

@@ -14,7 +14,7 @@ typedef struct loader {
     size_t problem_count;
 } loader;
 
-/* ---- what the file has --------------------------------------------------------------------- */
+/* ---- contents of the file ------------------------------------------------------------------ */
 
 static const char *prefix_of(const loader *l) { return dw__families[l->config->family].prefix; }
 

@@ -169,7 +169,7 @@ cleanup:
     return status;
 }
 
-/* ---- what came with the model -------------------------------------------------------------- */
+/* ---- companion files ----------------------------------------------------------------------- */
 
 static dw_status copy_file(const char *from, const char *to) {
     enum { STEP = 1 << 16 };

@@ -42,7 +42,7 @@ static int64_t step_of(const char *name, const char *prefix) {
     return step >= 0 && strcmp(name, canonical) == 0 ? step : -1;
 }
 
-/* ---- what is there --------------------------------------------------------------------------- */
+/* ---- existing checkpoints -------------------------------------------------------------------- */
 
 typedef struct listing {
     int64_t *items;

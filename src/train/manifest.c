@@ -16,7 +16,7 @@ static void hex_of(uint64_t hash, char hex[HEX_BYTES]) {
     snprintf(hex, HEX_BYTES, "%016" PRIx64, hash);
 }
 
-/* ---- what matters ---------------------------------------------------------------------------- */
+/* ---- options that change a step -------------------------------------------------------------- */
 
 /* The options that change what a step computes. Options for validation, logs and checkpoints do not, and
  * neither does the number of steps (only the schedule's). Returns NULL if memory is exhausted. */
