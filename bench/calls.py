@@ -1,10 +1,10 @@
-"""Measures the cost of a call through an optimized module beside the engine's work, in microseconds, by part.
+"""Measures the overhead of a call through an optimized module, in microseconds, by part.
 
     python bench/calls.py [--rows N] [--width N]
 
-A small module (two linear layers and a GELU) on one thread, so that the wrapper shows. Each figure is the least of many
-short loops, in CPU time of the thread; parts are timed alone, so that they do not add up exactly. PyTorch's own forward,
-and its forward with backward, stand beside them.
+The module is small (two linear layers and a GELU) and runs on one thread, so that the wrapper shows. Each figure is the
+minimum over many short loops, in CPU time of the thread. Parts are timed alone, so they do not add up exactly.
+PyTorch's own forward, and its forward with backward, are measured too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def microseconds(function) -> float:
 
 
 class Nothing(torch.autograd.Function):
-    """Returns the time that autograd takes for a function that does nothing."""
+    """An autograd function that does nothing, to measure autograd's own time."""
 
     @staticmethod
     def forward(ctx, output, *leaves):
@@ -96,10 +96,10 @@ def main() -> int:
         ("forward, Deepwell", lambda: model(x)),
         ("forward + backward, PyTorch", step(plain)),
         ("forward + backward, Deepwell", step(model)),
-        ("  of it: the mode PyTorch is in", unusual_mode),
-        ("  arguments flattened, their kind", lambda: _signature(*_flattened((x,), {}))),
-        ("  guards: the module unchanged", forward._state),
-        ("  the capture found, leaves bound", lambda: forward._find(state, key, flat, (x,), {})),
+        ("  of it: PyTorch's modes", unusual_mode),
+        ("  arguments flattened, kind of call", lambda: _signature(*_flattened((x,), {}))),
+        ("  guards: the module is unchanged", forward._state),
+        ("  capture found, leaves bound", lambda: forward._find(state, key, flat, (x,), {})),
         ("  arena leased", lambda: program.lease(prepared)),
         ("  outputs allocated", prepared.new_outputs),
         ("  an autograd function that does nothing", lambda: Nothing.apply(x, *leaves)),

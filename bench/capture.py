@@ -1,9 +1,9 @@
-"""Capture of models that no machine at hand could hold: time and memory, each in a process of its own.
+"""Measures the capture of models that are too large for this machine: time and memory, each in its own process.
 
     python bench/capture.py [llama-405b] [deepseek-671b] [--whole] [--json FILE]
 
-The model is built on the meta device from its configuration alone and captured. Memory is the peak of
-the process, and what of it importing PyTorch and transformers takes. --whole traces every layer.
+The model is built on the meta device from its configuration alone and captured. Memory is the peak of the process, and
+the part of it that importing PyTorch and transformers takes. --whole traces every layer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def peak_mib() -> float:
 
 
 def measure(name: str, whole: bool) -> dict:
-    """In a process that has done nothing else."""
+    """Runs the capture, in a process that has done nothing else."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     load = os.getloadavg()[0]
     started = time.perf_counter()
@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", default=["llama-405b"])
     parser.add_argument("--whole", action="store_true", help="trace every layer")
     parser.add_argument("--json", help="write the results to this file")
-    parser.add_argument("--note", default="", help="what else the machine did")
+    parser.add_argument("--note", default="", help="other work on the machine, for the record")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in options.models:

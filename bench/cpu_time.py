@@ -1,10 +1,10 @@
-"""CPU time of a training step on one thread: PyTorch, torch.compile and Deepwell in turns.
+"""Measures the CPU time of a training step on one thread: PyTorch, torch.compile and Deepwell in turns.
 
     python bench/cpu_time.py [MODEL ...] [--rounds N] [--ways WAY ...] [--json FILE]
     python bench/cpu_time.py MODEL --profile     Deepwell's step by operation and shape
 
-A machine that is busy with other work changes the clock's time, and the CPU time far less. Each round runs every way
-once, so that what still drifts touches all alike; the figures are medians. Models are those of bench/training.py.
+Other work on the machine changes wall-clock time much and CPU time little. Each round runs every way once, so that
+remaining drift affects all alike. The figures are medians. The models are those of bench/training.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import training  # noqa: E402  (bench/training.py, beside this file)
 
 
 def optimizer_for(way: str, parameters):
-    """PyTorch's ways use its fused AdamW, the fastest that it has on a CPU."""
+    """Returns the optimizer. PyTorch's ways use fused AdamW, PyTorch's fastest on a CPU."""
     if way == "deepwell":
         return deepwell.AdamW(parameters, lr=1e-4)
     return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
@@ -97,7 +97,7 @@ LINE = re.compile(r"^ *\d+ ([FB]) +([\d.]+) ms (\S+) \S+?(?: \([^)]*\))?: (\S+) 
 
 
 def profile(name: str, rounds: int) -> None:
-    """The engine's instructions, summed by operation, kernel and shapes."""
+    """Prints the engine's instructions, summed by operation, kernel and shapes."""
     model, batch, length = training.build(name)
     data = training.data_for(model, batch, length)
     step = training.prepared("deepwell", model)

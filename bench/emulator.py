@@ -1,9 +1,9 @@
-"""The emulator's own speed: lane-instructions for each second of the processor's time, and memory.
+"""Measures the emulator's own speed (lane-instructions per second of CPU time) and memory.
 
     python bench/emulator.py [--json FILE]
 
-Each line is a process of its own (bench_emulator), so that its peak of memory is its own. Seconds are the processor's,
-the least of three runs: other programs may run beside it.
+Each line runs in its own process (bench_emulator), so that its peak memory is its own. Seconds are CPU time, the
+minimum of three runs, so other programs may run at the same time.
 """
 
 from __future__ import annotations

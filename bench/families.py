@@ -1,9 +1,9 @@
-"""Forward + backward of a mid-size model of each family (docs/models.md), PyTorch and Deepwell in turns.
+"""Measures forward + backward of a mid-size model of each family (docs/models.md), PyTorch and Deepwell in turns.
 
     python bench/families.py [FAMILY ...] [--rounds N] [--attention sdpa|eager]
 
-FP32, four layers, batch 4, length 256 (images: 197 patches and class token). The models are those of
-tests/python/zoo_families.py, larger. The median of interleaved rounds, as in training.py.
+FP32, four layers, batch 4, length 256 (images: 197 patches and class token). The models are larger versions of those in
+tests/python/zoo_families.py. The figures are medians of interleaved rounds, as in training.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def build(name: str, attention: str | None) -> tuple[torch.nn.Module, dict[str, 
         changes.update(sliding_window=64)
     if "layer_types" in options:
         changes.update(layer_types=["sliding_attention", "full_attention"] * 2)
-    if attention is not None and name != "gemma2":  # which has no other
+    if attention is not None and name != "gemma2":  # gemma2 supports no other
         changes.update(attn_implementation=attention)
     model = zoo_families.build(name, **changes).train()
     generator = torch.Generator().manual_seed(1)
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--attention", choices=["sdpa", "eager"])
     options = parser.parse_args()
-    ways = ["eager", "deepwell"]  # PyTorch without and with us, as training.py calls them
+    ways = ["eager", "deepwell"]  # PyTorch without and with Deepwell, by training.py's names
     print(f"{'family':14}{'PyTorch ms':>12}{'Deepwell ms':>13}{'speed-up':>10}")
     for name in options.families or list(zoo_families.BY_FAMILY):
         model, data = build(name, options.attention)

@@ -1,10 +1,10 @@
-"""Number formats beside memcpy: F32 to blocks and back.
+"""Measures number formats against memcpy: F32 to blocks and back.
 
     python bench/formats.py [--rounds N] [--mib N] [--json FILE]
 
-Quantizing counts the bytes of F32 that it reads, dequantizing the bytes of F32 that it writes, memcpy the bytes that
-it copies; each in as many threads. All touch memory that is there already. Ways are interleaved round by round, so
-that drift of the machine touches all alike; the best round of each counts, the median is written beside it.
+Quantizing counts the bytes of F32 that it reads, dequantizing the bytes of F32 that it writes, memcpy the bytes that it
+copies, all with the same number of threads. All memory has been touched before. Ways are interleaved round by round, so
+that drift of the machine affects all alike. The best round of each counts; the median is recorded too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAYS = (
 
 
 def copy_in(threads: int, to: torch.Tensor, source: torch.Tensor):
-    """memcpy by so many threads (ctypes lets go of the interpreter's lock)."""
+    """Copies with memcpy on this many threads (ctypes releases the GIL)."""
     pool = concurrent.futures.ThreadPoolExecutor(threads)
     bytes_ = source.numel() * 4
     share = bytes_ // threads
@@ -45,7 +45,7 @@ def copy_in(threads: int, to: torch.Tensor, source: torch.Tensor):
 
 
 def ways_of(source: torch.Tensor, result: torch.Tensor, threads: int) -> dict:
-    """Name to a function without arguments; each moves source.numel() F32 numbers."""
+    """Returns functions without arguments by name; each processes source.numel() F32 numbers."""
     rows, cols = source.shape
     ways = {"memcpy": copy_in(threads, result, source)}
     for scheme, axis, rounding in WAYS:
@@ -78,7 +78,7 @@ def measure(source: torch.Tensor, result: torch.Tensor, threads: int, rounds: in
     _deepwell.set_threads(threads)
     ways = ways_of(source, result, threads)
     seconds: dict = {name: [] for name in ways}
-    for run in ways.values():  # codes are made, pages are touched
+    for run in ways.values():  # makes the codes and touches all pages
         run()
     for _ in range(rounds):
         for name, run in ways.items():

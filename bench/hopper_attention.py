@@ -1,11 +1,12 @@
-"""Attention forward and backward on one Hopper GPU: Deepwell beside PyTorch's cuDNN and flash entries, in one run.
+"""Measures attention forward and backward on one Hopper GPU: Deepwell and PyTorch's cuDNN and flash operators, in one
+run.
 
     python3 bench/hopper_attention.py --lib build/release/lib/libdeepwell.so [--out FILE.json] [-k TEXT] [--host-only]
 
-Random BF16, [batch, heads, rows, head_dim] contiguous. Each time is the median of rounds in which the candidates take
-turns, between two events, after a write of 512 MiB (which empties the L2 cache and gives the host a head start).
-TFLOP/s count 4 B H S S D forward, half of it where causal, and 2.5 times that backward. Host times are the CPU's
-time per call of calls that are only enqueued.
+Inputs are random BF16, contiguous [batch, heads, seq_len, head_dim]. Each time is the median of rounds in which the
+candidates take turns, between two events, after a write of 512 MiB, which empties the L2 cache and gives the host a
+head start. TFLOP/s count 4 B H S S D forward, half of it if causal, and 2.5 times that backward. Host times are CPU
+time per call, for calls that are only enqueued.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["DEEPWELL_AUTOTUNE"] = "0"  # our kernels are measured, whoever is faster
+os.environ["DEEPWELL_AUTOTUNE"] = "0"  # measures Deepwell's kernels even if others are faster
 
 import torch  # noqa: E402
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "gpu")]
 import native  # noqa: E402
 
-# The batch and heads shrink as rows grow, so that the work is alike: the shapes that FlashAttention's authors publish.
+# Batch and heads shrink as seq_len grows, so that the work is similar. FlashAttention's authors publish these shapes.
 SHAPES = [
     (batch * 512 // rows if batch * 512 >= rows else 1, heads, rows, dim, causal)
     for dim, heads in ((64, 32), (128, 16), (256, 8))
@@ -109,7 +110,7 @@ class Peer:
 
 
 def timed(runs: dict, flush: torch.Tensor, rounds: int) -> dict[str, float]:
-    """Median milliseconds by name; the candidates take turns."""
+    """Returns median milliseconds by name; the candidates take turns."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 2):
         events = {}
@@ -166,7 +167,7 @@ def device_times(library, options) -> tuple[list[dict], bool]:
         if "ours" in row["backward"] and "cudnn" in row["backward"]:
             pairs = zip(entries["ours"].results(), entries["cudnn"].results())
             row["difference"] = dict(zip(("o", "dq", "dk", "dv"), [differ(a, b) for a, b in pairs]))
-            # Both round; an honest pair is about 0.004 apart.
+            # Both results round; correct pairs differ by about 0.004.
             if not all(value < 0.02 for value in row["difference"].values()):
                 right = False
         rows.append(row)
@@ -211,8 +212,9 @@ def geometric_means(rows: list[dict]) -> dict:
 
 
 def host_rounds(runs: dict, calls: int = 50, rounds: int = 61) -> dict[str, list[float]]:
-    """Microseconds a call, of each in every round: what slows the host for a while slows all of them. Each is a list
-    of contexts, entered outside of what is timed, and a function. Few enough calls that the launch queue never fills."""
+    """Returns microseconds per call, of each way in every round, so that disturbances of the host affect all alike. A
+    way is a list of contexts, entered outside of the timed part, and a function. The calls are too few to fill the
+    queue."""
     times = {name: [] for name in runs}
     for round_ in range(rounds + 3):
         for name, (within, run) in runs.items():
@@ -257,7 +259,7 @@ def host_times(library) -> dict[str, dict[str, float]]:
     try:
         from deepwell.attention import attention, functional
     except ImportError as error:
-        print(f"the package is not there ({error}): its host times are not measured")
+        print(f"the package is missing ({error}): its host times are not measured")
     else:
         functional.fallbacks.clear()
         add("deepwell.attention", lambda q, k, v: attention(q, k, v, is_causal=True))
@@ -316,7 +318,7 @@ def main() -> int:
         print(f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} shapes)")
     report["host_microseconds"] = host_times(library)
     for name, value in report["host_microseconds"].items():
-        print("host: {}: {median:.2f} us a call ({p10:.2f} to {p90:.2f})".format(name, **value))
+        print("host: {}: {median:.2f} us per call ({p10:.2f} to {p90:.2f})".format(name, **value))
     if options.out:
         Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
     if not right:

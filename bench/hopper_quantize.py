@@ -1,10 +1,10 @@
-"""Quantization in blocks on an H100 or H200, beside a copy that moves as many bytes.
+"""Measures block quantization on an H100 or H200 against a copy that moves as many bytes.
 
     python bench/hopper_quantize.py FOLDER [--json FILE]
 
-FOLDER has machine code of cuda/common/quantize.cu, as `compare_machines ptx FOLDER -k quantize` and
-`ptxas -arch=sm_90a NAME.ptx -o NAME.cubin` make it: nothing is compiled here. Medians of 50 rounds in which the
-candidates take turns, by events, over four inputs so that none stays in the cache.
+FOLDER has machine code of cuda/common/quantize.cu, made by `compare_machines ptx FOLDER -k quantize` and
+`ptxas -arch=sm_90a NAME.ptx -o NAME.cubin`; nothing is compiled here. The figures are medians of 50 rounds in which the
+candidates take turns, timed by events, over four inputs so that none stays in the cache.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def must(result: int) -> None:
 
 
 def load(folder: Path, scheme: int, square: int):
-    """The kernel of BF16, both directions, or None where the folder does not have it."""
+    """Returns the kernel for BF16 and both directions, or None if the folder does not have it."""
     found = [
         path
         for path in sorted(folder.glob("quantize.sm_90a.*.cubin"))
@@ -73,7 +73,7 @@ def tiles(count: int) -> int:
 
 
 class Direction:
-    """Memory of one direction of the result."""
+    """The memory for one direction of the result."""
 
     def __init__(self, outer: int, inner: int, code_bytes: float, block: int):
         stride = (int(inner * code_bytes) + 15) // 16 * 16
@@ -109,7 +109,7 @@ def launcher(kernel, source, directions, amax, tensor_scale):
 
 
 def medians(candidates: dict) -> dict:
-    """Microseconds of each candidate, a list of calls that take turns over their inputs."""
+    """Returns microseconds of each candidate, a list of calls that cycle through its inputs."""
     times = {name: [] for name in candidates}
     for turn in range(ROUNDS + 5):
         for name, calls in candidates.items():

@@ -1,16 +1,18 @@
-"""300 steps of gpt2-124M (Hugging Face's class, BF16 parameters, random weights and tokens) on one GPU, four times:
-PyTorch and optimized, each without and with torch.compile. Do the losses follow PyTorch's?
+"""Checks whether optimized training follows PyTorch's losses on one GPU.
 
     python3 bench/hopper_train.py [--steps 300] [--batch 4] [--rows 1024] [--out FILE.json] [--dropout P]
 
-Every run starts from the same weights and sees the same tokens: of a thousand kinds, each followed most of the time by
-one that is its own, so that there is something to learn; the rate rises over 30 steps and gradients are clipped, so
-that training is not chaotic. What right runs in BF16 may differ by is measured, not assumed: PyTorch differs from
-itself with its math attention and under torch.compile, which round elsewhere. An optimized run must stay within three
-times the greatest of these distances (root mean square over the steps), or within 0.005.
+Trains gpt2-124M (Hugging Face's class, BF16 parameters, random weights and tokens) for 300 steps, four times: PyTorch
+and optimized, each without and with torch.compile. Every run starts from the same weights and sees the same tokens.
+There are a thousand tokens, and each is mostly followed by the same other one, so that there is something to learn. The
+learning rate rises over 30 steps and gradients are clipped, so that training is not chaotic.
 
-Before that, gradients at the first weights and at those that PyTorch ended with: the distance of all of them from an
-FP32 model's, ours beside PyTorch's.
+The tolerance is measured: PyTorch differs from itself with its math attention and under torch.compile, which round
+differently. An optimized run must stay within three times the largest of these distances (root mean square over the
+steps), or within 0.005.
+
+Before that it compares gradients, at the first weights and at those that PyTorch ended with: the distance from an FP32
+model's gradients, for Deepwell and for PyTorch.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def batches(options, device: torch.device) -> list[torch.Tensor]:
 
 
 def train(model, data, options, compiled: bool, math_attention: bool) -> tuple[list[float], float]:
-    """Losses, and the median milliseconds of a step."""
+    """Returns the losses, and the median milliseconds of a step."""
     torch.manual_seed(2)
     run = torch.compile(model, fullgraph=True) if compiled else model
     fused = data[0].is_cuda
@@ -74,7 +76,7 @@ def train(model, data, options, compiled: bool, math_attention: bool) -> tuple[l
 
 
 def gradients(model, tokens) -> torch.Tensor:
-    """All of them, one after the other, in FP32."""
+    """Returns all gradients, concatenated, in FP32."""
     logits = model(input_ids=tokens, use_cache=False).logits
     F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
     made = torch.cat([p.grad.float().flatten() for p in model.parameters()])
@@ -83,7 +85,7 @@ def gradients(model, tokens) -> torch.Tensor:
 
 
 def gradient_errors(model, tokens, options) -> dict[str, float]:
-    """Relative distance from an FP32 model's gradients. The model is left as it was."""
+    """Returns relative distances from an FP32 model's gradients. The model does not change."""
     exact = gradients(copy.deepcopy(model).float(), tokens)
     errors = {}
     for name, compiled in (("", False), (", compiled", True)):
@@ -118,7 +120,7 @@ def main() -> int:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument(
-        "--cpu", action="store_true", help="a dry run of this script: nothing is replaced"
+        "--cpu", action="store_true", help="dry run of this script: nothing is replaced"
     )
     parser.add_argument("--out")
     options = parser.parse_args()
@@ -159,7 +161,7 @@ def main() -> int:
             said = deepwell.summary(copied)
             print(said, flush=True)
         print(
-            f"{name:26} {milliseconds:7.2f} ms a step, loss {losses[0]:.4f} -> {losses[-1]:.4f}",
+            f"{name:26} {milliseconds:7.2f} ms per step, loss {losses[0]:.4f} -> {losses[-1]:.4f}",
             flush=True,
         )
         if name == "pytorch":
@@ -179,12 +181,12 @@ def main() -> int:
         )
     for where, found in errors.items():
         print(f"gradients at the {where}: " + ", ".join(f"{n} {e:.5f}" for n, e in found.items()))
-        # Both round to BF16 in the same places but attention, one part of many.
+        # Both round to BF16 in the same places, except in attention, one part of many.
         worse = [n for n in found if n.startswith("deepwell")]
         wrong += any(found[n] > 1.25 * found[n.replace("deepwell", "pytorch")] for n in worse)
     learned = base[-1] < base[0] - 0.5
     if not learned and options.steps >= 100:
-        print("WRONG: nothing was learned, so that the comparison says nothing")
+        print("WRONG: nothing was learned, so the comparison is meaningless")
     if options.out:
         report = {
             "date": datetime.date.today().isoformat(),

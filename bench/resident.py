@@ -1,10 +1,11 @@
-"""Resident memory of a whole training process, with deepwell.optimize and without it.
+"""Measures the resident memory of a whole training process, with and without deepwell.optimize.
 
     python bench/resident.py [MODEL ...] [--steps N] [--json FILE]
 
 Each figure is the peak that the operating system reports for one process (VmHWM, which is ru_maxrss) after imports,
-the model, the first step (capture and the comparison with PyTorch included) and all steps of a plain loop with
-torch.optim.AdamW. The ratio of the two peaks is what a user sees; ``bench/training.py --memory`` counts the step alone.
+after the model, after the first step (including capture and the comparison with PyTorch), and after all steps of a
+plain loop with torch.optim.AdamW. The ratio of the two peaks is what a user sees. ``bench/training.py --memory``
+measures the step alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def status(field: str) -> int:
 
 
 def child(way: str, name: str, steps: int) -> dict:
-    """Trains in this process; returns the peak so far after each stage, and what is resident then."""
+    """Trains in this process. Returns the peak so far after each stage, and the resident memory then."""
     import training  # sets DEEPWELL_MEASURE=0
 
     os.environ.pop("DEEPWELL_MEASURE", None)

@@ -15,7 +15,7 @@ ROOT = HERE.parent
 
 
 def training(stamp: str) -> int:
-    """Whole models beside PyTorch and torch.compile."""
+    """Whole models, with PyTorch and torch.compile for comparison."""
     target = HERE / "results" / f"training-cpu-{stamp}.json"
     return subprocess.call([sys.executable, str(HERE / "training.py"), "--json", str(target)])
 
@@ -27,7 +27,7 @@ def resident(stamp: str) -> int:
 
 
 def capture(stamp: str) -> int:
-    """Models of hundreds of billions of parameters, without their weights."""
+    """Capture of models with hundreds of billions of parameters, without their weights."""
     target = HERE / "results" / f"capture-cpu-{stamp}.json"
     return subprocess.call([sys.executable, str(HERE / "capture.py"), "--json", str(target)])
 
@@ -43,7 +43,7 @@ def operations(stamp: str) -> int:
 
 
 def formats(stamp: str) -> int:
-    """Quantizing and dequantizing beside memcpy."""
+    """Quantizing and dequantizing against memcpy."""
     target = HERE / "results" / f"formats-cpu-{stamp}.json"
     return subprocess.call([sys.executable, str(HERE / "formats.py"), "--json", str(target)])
 

@@ -1,11 +1,11 @@
-"""Whole models, FP32, on this CPU: PyTorch, torch.compile and Deepwell side by side in one run.
+"""Measures whole models, FP32, on this CPU: PyTorch, torch.compile and Deepwell in one run.
 
     python bench/training.py [MODEL ...] [--rounds N] [--json FILE]
 
-First the floor: the time of the model's matrix products alone, forward and backward, by PyTorch and by
-our kernels' own matmul nodes. Then, interleaved round by round so that drift of the machine touches
-all alike: forward + backward, and the whole step with each optimizer. Memory is measured in a process
-per way (``--memory WAY MODEL``): the peak of a step above parameters, gradients and optimizer state.
+The floor comes first: the time of the model's GEMMs alone, forward and backward, by PyTorch and by Deepwell's matmul
+kernels. Then forward + backward, and the whole step with each optimizer, are interleaved round by round, so that drift
+of the machine affects all alike. Memory is measured in one process per way (``--memory WAY MODEL``): the peak of a step
+above parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["DEEPWELL_MEASURE"] = "0"  # measured here, by us
+os.environ["DEEPWELL_MEASURE"] = "0"  # this script makes the comparison itself
 warnings.filterwarnings("ignore")
 
 import deepwell  # noqa: E402
@@ -38,11 +38,11 @@ transformers.logging.set_verbosity_error()
 
 
 def build(name: str) -> tuple[torch.nn.Module, int, int]:
-    """(model in training mode, batch, length)."""
+    """Returns (model in training mode, batch, length)."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    # Dropout off in all three: its masks would differ, and so would the losses.
+    # No dropout in any way: masks would differ, and so would the losses.
     still = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     if name == "gpt2-6x384":
         return GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=384, n_head=6, **still)).train(), 8, 256
@@ -89,7 +89,7 @@ def seconds(function, *args) -> float:
 
 
 def floor(model: torch.nn.Module, data: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """(seconds, FLOPs) of the linear layers' products: forward, gradient of input, of weight."""
+    """Returns (seconds, FLOPs) of the linear layers' GEMMs: forward, gradient of input, gradient of weight."""
     shapes: collections.Counter = collections.Counter()
 
     def record(module, inputs, output):
@@ -202,11 +202,11 @@ def _status(field: str) -> int:
 
 
 def memory(way: str, name: str) -> dict[str, int]:
-    """Peak bytes of resident memory above parameters, gradients and optimizer state, two ways:
+    """Returns peak bytes of resident memory above parameters, gradients and optimizer state, in two situations.
 
-    in_place: forward and backward with all gradients in place, as in gradient accumulation: what
-    activations and temporaries need. plain_loop: forward, backward, step, zero_grad (which drops the
-    gradients), less what is resident at rest with all gradients in place.
+    in_place: forward and backward with all gradients in place, as in gradient accumulation. This is the need of
+    activations and temporaries. plain_loop: forward, backward, step, zero_grad (which frees the gradients), minus the
+    idle resident memory with all gradients in place.
     """
     model, batch, length = build(name)
     data = data_for(model, batch, length)
@@ -279,7 +279,7 @@ def show(result: dict) -> None:
         f"{result['batch']}, length {result['length']}, FP32"
     )
     print(
-        f"  floor: matrix products of the linear layers alone {result['floor_seconds'] * 1e3:.0f} ms "
+        f"  floor: GEMMs of the linear layers alone {result['floor_seconds'] * 1e3:.0f} ms "
         f"({result['floor_gflops']:.0f} GFLOP/s in PyTorch)"
     )
     print(

@@ -3,10 +3,10 @@
     make demo        or        python examples/demo.py [--steps N] [--quick] [--compile-all]
 
 Each model starts from the same random weights in all three, sees the same text in the same order, and
-is trained by the same AdamW. The table compares the losses, the time of a step (median), the memory
-that a step needs on top of parameters, gradients and optimizer state, and the time to the first step
-done; torch.compile begins with an empty cache, as it does with any new model, and is shown for GPT-2
-alone unless --compile-all is given. Everything runs on this machine, now; nothing is downloaded.
+is trained by the same AdamW. The table compares the losses, the median time of a step, the memory that a
+step needs on top of parameters, gradients and optimizer state, and the time until the first step is done.
+torch.compile starts with an empty cache, as for any new model, and is shown for GPT-2 only unless
+--compile-all is given. Everything runs on this machine, now; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if os.environ.get("MALLOC_MMAP_THRESHOLD_") is None:
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "131072"
     os.execv(sys.executable, [sys.executable, *sys.argv])
-# Other packages' warnings while they load are no part of the comparison. Their errors still show.
+# Warnings of other packages while they load are not part of the comparison. Their errors still show.
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
@@ -40,7 +40,7 @@ import transformers  # noqa: E402
 
 
 def standard_library_text(limit: int = 4 << 20) -> torch.Tensor:
-    """Bytes of the standard library's modules, in name order: text that every machine has."""
+    """Returns the bytes of the standard library's modules, in name order: text that every machine has."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = b""
     for path in sorted(folder.glob("*.py")):
@@ -95,7 +95,7 @@ def models(quick: bool) -> dict[str, torch.nn.Module]:
 
 
 def _status(field: str) -> int:
-    """A field of /proc/self/status in bytes, 0 where there is no such file."""
+    """Returns a field of /proc/self/status in bytes, 0 if there is no such file."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(field + ":"):
@@ -113,7 +113,7 @@ def _reset_peak() -> None:
 
 
 class Run:
-    """One model trained one way."""
+    """One model trained in one way."""
 
     def __init__(self, way: str, model: torch.nn.Module) -> None:
         self.way = way
@@ -143,7 +143,7 @@ class Run:
             self.first = time.perf_counter() - self.started
 
     def measure_memory(self, ids: torch.Tensor) -> None:
-        """Highest resident memory of one step above what is resident when idle."""
+        """Measures the peak resident memory of one step, above the idle resident memory."""
         if self.way == "Deepwell":
             self.model.forward.session.pool.clear()
         gc.collect()
@@ -215,7 +215,7 @@ def main() -> int:
     parser.add_argument(
         "--compile-all",
         action="store_true",
-        help="torch.compile for Llama too, not for GPT-2 alone",
+        help="run torch.compile for Llama too, not only for GPT-2",
     )
     options = parser.parse_args()
     if options.steps < 4:
