@@ -29,7 +29,7 @@ extern "C" {
 /* An alternative to the plan's layout. */
 typedef struct dw_autoplan_other {
     const char *name; /* "tp 4, pp 16, dp 256"; of a what-if its constraint, "tp=4" */
-    /* Where it loses time, "+4.1% tensor, +1.0% bubble"; if found is 0, why nothing fits. */
+    /* The parts that lose time, "+4.1% tensor, +1.0% bubble"; if found is 0, why nothing fits. */
     const char *why;
     const char *unmeasured; /* as dw_autoplan.unmeasured; "": all of its parts are measured */
     int found;   /* 0: no layout with this constraint fits, and only name and why are set */

@@ -126,7 +126,8 @@ typedef struct dw_grouped_product {
     size_t workspace_bytes;
 } dw_grouped_product;
 
-/* As the functions of dw_product. Groups without rows are skipped. Mistakes are found before the first launch. */
+/* These functions work like those of dw_product. Groups without rows are skipped. Mistakes are found before the first
+ * launch. */
 DW_API dw_status dw_grouped_product_run(const dw_grouped_product *call);
 DW_API dw_status dw_grouped_product_supported(const dw_grouped_product *call);
 DW_API dw_status dw_grouped_product_workspace(const dw_grouped_product *call, size_t *bytes);

@@ -82,7 +82,7 @@ typedef struct dw_step_fit {
     /* The largest divisor of the batch that fits; if none does, the smallest tried. */
     int64_t micro_batch;
     int fits;
-    /* Of a micro-batch whose gradients are added to earlier ones, unless it is the whole batch. */
+    /* The peak of a micro-batch whose gradients are added to earlier ones, unless it is the whole batch. */
     dw_step_moment peak;
 } dw_step_fit;
 /* `sizes`: as for dw_engine_plan, with the whole batch at index `symbol`. Plans the batch's divisors from the largest
