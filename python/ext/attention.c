@@ -63,7 +63,7 @@ static dw_attention_tensor placed(const tensor_view *tensor) {
         return made;
     }
     made.batch = tensor->strides[0], made.head = tensor->strides[1], made.row = tensor->strides[2];
-    /* An axis of size 1 may have any stride; libdeepwell wants multiples of 16 bytes. */
+    /* An axis of size 1 may have any stride, but libdeepwell requires multiples of 16 bytes. */
     if (tensor->sizes[0] == 1) made.batch = 0;
     if (tensor->sizes[1] == 1) made.head = 0;
     if (tensor->sizes[2] == 1) made.row = tensor->sizes[3];
@@ -94,11 +94,11 @@ static dw_status same_shape(const char *name, const tensor_view *tensor, const c
                           (long long)other->sizes[axis]);
     }
     if (!attention_lies_well(tensor))
-        return refuse(DW_INVALID_ARGUMENT,
-                      "attention: %s does not lie as it must (rows contiguous, other strides and "
-                      "the address multiples "
-                      "of 16 bytes): make it contiguous",
-                      name);
+        return refuse(
+            DW_INVALID_ARGUMENT,
+            "attention: the layout of %s is not supported (rows must be contiguous, other "
+            "strides and the address multiples of 16 bytes): make it contiguous",
+            name);
     return DW_OK;
 }
 
@@ -108,7 +108,7 @@ static dw_status fits_i32(const char *name, int64_t value) {
                   INT32_MAX);
 }
 
-/* An offset vector, a seed or lse: an exact count of contiguous elements. */
+/* Checks an offset vector, a seed or lse: an exact number of contiguous elements. */
 static dw_status counted(const char *name, const tensor_view *tensor, dw_dtype dtype, int64_t count,
                          const tensor_view *q) {
     int64_t elements = tensor->sizes == NULL ? 0 : 1;
@@ -144,7 +144,7 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
                       "attention: offsets of q without offsets of k, or the reverse");
     dw_status status = like("k", k, "q", q);
     if (status == DW_OK) status = same_shape("v", v, "k", k);
-    if (status == DW_OK) status = same_shape("k", k, "k", k); /* how it lies */
+    if (status == DW_OK) status = same_shape("k", k, "k", k); /* checks the layout */
     if (status == DW_OK) status = same_shape("q", q, "q", q);
     if (status == DW_OK) status = same_shape("o", &t->o, "q", q);
     if (status == DW_OK && backward) status = same_shape("the output's gradient", &t->d_o, "q", q);
@@ -197,7 +197,7 @@ dw_status attention_describe(const attention_tensors *t, const attention_options
     call->heads_kv = (int32_t)heads_kv;
     call->rows_q = (int32_t)rows_q, call->rows_k = (int32_t)rows_k, call->head_dim = (int32_t)dim;
     call->scale = (float)options->scale, call->softcap = (float)options->softcap;
-    /* A window wider than any sequence is none. */
+    /* A window wider than any sequence has no effect. */
     int64_t left = options->window_left, right = options->window_right;
     call->window_left = left < 0 || left > INT32_MAX / 4 ? -1 : (int32_t)left;
     call->window_right = right < 0 || right > INT32_MAX / 4 ? -1 : (int32_t)right;

@@ -1,10 +1,10 @@
-/* Attention called from Python directly. */
+/* Attention called directly from Python. */
 #include "attention.h"
 #include <math.h>
 
 /* ---- a forward without PyTorch's dispatcher ------------------------------------------------------------------- */
 
-/* DLPack 1.3, dlpack.h: the members that are used, in their places. */
+/* DLPack 1.3, dlpack.h: the members that are used, at their offsets. */
 typedef struct exchanged_tensor {
     void *data;
     int32_t device_type, device;
@@ -18,8 +18,8 @@ typedef struct exchanged_tensor {
 typedef struct exchange_api {
     uint32_t major, minor;
     struct exchange_api *previous;
-    int (*allocate)(void);    /* not used: such memory is not known to PyTorch's record_stream */
-    int (*from_object)(void); /* not used: owns */
+    int (*allocate)(void);    /* not used: PyTorch's record_stream does not know such memory */
+    int (*from_object)(void); /* not used: it takes a reference */
     int (*to_object)(void);   /* not used */
     int (*view)(void *object, exchanged_tensor *out);
     int (*stream)(int32_t device_type, int32_t device, void **stream);
@@ -27,7 +27,7 @@ typedef struct exchange_api {
 
 enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4, DLPACK_CUDA = 2 };
 
-static const exchange_api *exchange; /* NULL: this PyTorch has none */
+static const exchange_api *exchange; /* NULL: this PyTorch does not have it */
 
 /* attention_exchange(capsule) -> whether attention_call works */
 static PyObject *attention_exchange(PyObject *self, PyObject *capsule) {
@@ -48,7 +48,7 @@ static int dtype_of(const exchanged_tensor *tensor) {
     return -1;
 }
 
-/* False, with no exception set: not a tensor on a GPU. */
+/* Returns false, without an exception, if the object is not a tensor on a GPU. */
 static bool look_at(PyObject *object, tensor_view *view) {
     exchanged_tensor tensor;
     if (exchange->view(object, &tensor) != 0) {
@@ -68,7 +68,7 @@ static bool look_at_optional(PyObject *object, tensor_view *view) {
     return object == Py_None || look_at(object, view);
 }
 
-/* q, k and v of a call that needs no copies, on PyTorch's current GPU. */
+/* Reads q, k and v of a call that needs no copies, on PyTorch's current GPU. */
 static bool look_at_inputs(PyObject *const *args, attention_tensors *tensors) {
     return exchange != NULL && look_at(args[0], &tensors->q) && look_at(args[1], &tensors->k) &&
            look_at(args[2], &tensors->v) && attention_device_is_current(tensors->q.device) &&
@@ -76,9 +76,9 @@ static bool look_at_inputs(PyObject *const *args, attention_tensors *tensors) {
            attention_lies_well(&tensors->v) && (tensors->q.rank == 3 || tensors->q.rank == 4);
 }
 
-/* Room for the results, and the launch, of a call whose q, k, v, seed and offsets have been looked at. 1: done,
- * `o` and `lse` (None if not wanted) are new references; 0: the operator must say what to do; -1: an exception
- * is set. */
+/* Allocates the results of a call whose q, k, v, seed and offsets have been read, and launches it. Returns 1 if done,
+ * with `o` and `lse` (None if not wanted) as new references; 0 if the operator must report the error; -1 with an
+ * exception. */
 static int run_forward(attention_tensors *tensors, const attention_options *options, bool want_lse,
                        PyObject **o, PyObject **lse) {
     dw_attention call;
@@ -106,9 +106,9 @@ cleanup:
 }
 
 /* attention_call(q, k, v, scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q,
- * offsets_k, longest_q, longest_k) -> (o, lse), as the operator attention_forward; None where the operator must
- * say what to do: another device than the current one, tensors that would have to be copied, nothing on a GPU,
- * a call that libdeepwell does not take. */
+ * offsets_k, longest_q, longest_k) -> (o, lse), as the operator attention_forward. Returns None if the operator must
+ * handle the call: tensors on another device than the current one or not on a GPU, tensors that need a copy, and calls
+ * that libdeepwell does not support. */
 static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 14) {
@@ -139,12 +139,11 @@ static PyObject *attention_call(PyObject *self, PyObject *const *args, Py_ssize_
     return made;
 }
 
-/* ---- the usual call, in one step
- * -------------------------------------------------------------------------------- */
+/* ---- the usual call, in one step --------------------------------------------------------------------------------- */
 
 enum { MOST_WATCHERS = 8, USUAL_OPTIONS = 5 };
 
-/* What PyTorch is asked in each call; see attention_prepare. */
+/* PyTorch's functions that each call queries; see attention_prepare. */
 static struct {
     PyObject *tensor, *parameter; /* types */
     PyObject *watchers[MOST_WATCHERS];
@@ -153,9 +152,9 @@ static struct {
     PyObject *requires_grad, *to_save, *options;    /* names */
 } usual;
 
-/* attention_prepare(tensor, parameter, watchers, is_grad_enabled, is_deterministic, apply): `watchers` are
- * asked without arguments, and any true answer sends a call to the dispatcher; `apply` is that of an autograd
- * function whose forward is attention_node. */
+/* attention_prepare(tensor, parameter, watchers, is_grad_enabled, is_deterministic, apply): `watchers` are functions
+ * without arguments; if one returns true, the call goes to the dispatcher. `apply` is that of an autograd function
+ * whose forward is attention_node. */
 static PyObject *attention_prepare(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *watchers = NULL, *given[5];
@@ -182,7 +181,7 @@ static PyObject *attention_prepare(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* 1, 0, or -1 with an exception set. */
+/* Returns 1, 0, or -1 with an exception set. */
 static int says(PyObject *function) {
     PyObject *answer = PyObject_CallNoArgs(function);
     int truth = answer == NULL ? -1 : PyObject_IsTrue(answer);
@@ -197,7 +196,7 @@ static int is_watched(void) {
     return answer;
 }
 
-/* Whether a gradient of one of the three may be asked for. */
+/* Returns whether a gradient of one of the three may be required. */
 static int wants_gradient(PyObject *const *tensors) {
     int answer = says(usual.grad_enabled);
     if (answer != 1) return answer;
@@ -215,7 +214,8 @@ static bool is_plain(PyObject *object) {
     return type == usual.tensor || type == usual.parameter;
 }
 
-/* `from`: scale or None, softcap, window_left, window_right, bottom_right. False with an exception set. */
+/* Reads `from`: scale or None, softcap, window_left, window_right, bottom_right. Returns false with an exception
+ * set. */
 static bool read_usual(PyObject *const *from, attention_options *options) {
     *options = (attention_options){.scale = from[0] == Py_None ? 0.0 : PyFloat_AsDouble(from[0]),
                                    .softcap = PyFloat_AsDouble(from[1]),
@@ -225,13 +225,13 @@ static bool read_usual(PyObject *const *from, attention_options *options) {
     return PyErr_Occurred() == NULL;
 }
 
-/* False: a scale that no kernel takes. */
+/* Returns false for a scale that no kernel supports. */
 static bool settle_scale(PyObject *given, const tensor_view *q, attention_options *options) {
     if (given == Py_None) options->scale = 1.0 / sqrt((double)q->sizes[q->rank - 1]);
     return options->scale >= 0.0 && isfinite(options->scale);
 }
 
-/* Whether it is known that somebody else runs such a call: then no node need be made to find out. */
+/* Returns whether another backend is known to run such a call, so that no autograd node is needed to learn that. */
 static bool is_a_rival_s(PyObject *const *args, const attention_options *options, bool gradient) {
     attention_tensors tensors = {.q = {0}};
     dw_attention call;
@@ -242,8 +242,8 @@ static bool is_a_rival_s(PyObject *const *args, const attention_options *options
 }
 
 /* attention_direct(q, k, v, scale or None, softcap, window_left, window_right, bottom_right) -> o, differentiable: a
- * call without dropout and packing, by the shortest way. None where that does not serve it, or where it is not known
- * to be ours. */
+ * call without dropout and packing, by the shortest way. Returns None if that does not support the call, or if it is
+ * not known whether Deepwell runs it. */
 static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 3 + USUAL_OPTIONS) {
@@ -278,7 +278,8 @@ static PyObject *attention_direct(PyObject *self, PyObject *const *args, Py_ssiz
     return o;
 }
 
-/* Whether backward will take what forward is about to: results lie as the inputs do, and no memory is read. */
+/* Returns whether backward will support the call that forward is about to run. Results have the inputs' layout, and no
+ * memory is read. */
 static bool backward_takes(const attention_tensors *inputs, const attention_options *options) {
     attention_tensors tensors = *inputs;
     dw_attention call;
@@ -291,8 +292,8 @@ static bool backward_takes(const attention_tensors *inputs, const attention_opti
            dw_attention_supported(&call, true) == DW_OK;
 }
 
-/* What the backward needs, on its node: tensors as save_for_backward puts them there, which keeps versions and
- * makes no cycle, and `options` as the operators' schema has them. */
+/* Stores what backward needs on its node: tensors as save_for_backward stores them, with versions and without a cycle,
+ * and `options` in the operators' schema. */
 static bool save(PyObject *node, PyObject *const *inputs, PyObject *o, PyObject *lse,
                  const attention_options *options) {
     PyObject *tensors = PyTuple_Pack(5, inputs[0], inputs[1], inputs[2], o, lse);
@@ -307,8 +308,8 @@ static bool save(PyObject *node, PyObject *const *inputs, PyObject *o, PyObject 
     return saved;
 }
 
-/* attention_node(ctx, q, k, v, options) -> o or None: the forward of an autograd function; `options` as
- * attention_direct packs them. */
+/* attention_node(ctx, q, k, v, options) -> o or None: the forward of an autograd function. `options` are packed as by
+ * attention_direct. */
 static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 5 || !PyTuple_Check(args[4]) || PyTuple_Size(args[4]) != USUAL_OPTIONS) {
@@ -336,8 +337,8 @@ static PyObject *attention_node(PyObject *self, PyObject *const *args, Py_ssize_
     return o;
 }
 
-/* Room for the gradients and the workspace, and the launches. 1: done, `gradients` are new references; 0: the
- * operator must say what to do; -1: an exception is set. */
+/* Allocates the gradients and the workspace, and launches. Returns 1 if done, with new references in `gradients`; 0 if
+ * the operator must report the error; -1 with an exception. */
 static int run_backward(attention_tensors *tensors, const attention_options *options,
                         PyObject *gradients[3]) {
     dw_attention call;
@@ -361,14 +362,13 @@ static int run_backward(attention_tensors *tensors, const attention_options *opt
     else
         PyErr_SetString(PyExc_RuntimeError, dw_last_error());
 cleanup:
-    Py_XDECREF(
-        workspace); /* PyTorch gives it to nobody whose work on this stream comes before ours */
+    Py_XDECREF(workspace); /* PyTorch reuses it only for later work on this stream */
     for (int i = 0; i < 3 && done != 1; i++) Py_CLEAR(gradients[i]);
     return done;
 }
 
-/* attention_gradients(d_o, saved, options) -> (dq, dk, dv): of what attention_node has saved; None where the operator
- * must say what to do. */
+/* attention_gradients(d_o, saved, options) -> (dq, dk, dv), from what attention_node saved. Returns None if the
+ * operator must report the error. */
 static PyObject *attention_gradients(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 3 || !PyTuple_Check(args[1]) || PyTuple_Size(args[1]) != 5 ||
@@ -425,7 +425,7 @@ static PyObject *jit_search(PyObject *self, PyObject *folder) {
     Py_RETURN_NONE;
 }
 
-/* "NVRTC 13.0 (path)", or None. */
+/* Returns "NVRTC 13.0 (path)", or None. */
 static PyObject *jit_compiler(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     const char *description = NULL;
@@ -434,7 +434,7 @@ static PyObject *jit_compiler(PyObject *self, PyObject *unused) {
 }
 
 PyMethodDef attention_functions[] = {
-    {"jit_search", jit_search, METH_O, "names a folder in which NVRTC may lie"},
+    {"jit_search", jit_search, METH_O, "adds a folder to the search for NVRTC"},
     {"jit_compiler", jit_compiler, METH_NOARGS, "NVRTC's version and path, or None"},
     {"attention_exchange", attention_exchange, METH_O, "prepares attention_call"},
     {"attention_prepare", attention_prepare, METH_VARARGS, "prepares attention_direct"},

@@ -1,11 +1,11 @@
-/* Who runs a call of attention that is described by its sizes: what libdeepwell takes, what was measured, and the
- * classes of calls for which that is settled. */
+/* Decides which backend runs a call of attention, described by its sizes: what libdeepwell supports, what was measured,
+ * and a table of the classes of calls that are decided. */
 #include "attention.h"
 #include "deepwell/explain.h"
 #include <string.h>
 
-/* Of a function whose last arguments are dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
- * window_left, window_right, bottom_right, dropout, backward, deterministic. False with an exception set. */
+/* Reads the last arguments of a function: dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
+ * window_left, window_right, bottom_right, dropout, backward, deterministic. Returns false with an exception set. */
 static bool read_sizes(PyObject *args, Py_ssize_t first, dw_attention *call, bool *backward) {
     const char *dtype = NULL;
     int batch, heads_q, heads_kv, rows_q, rows_k, dim, packed, left, right, bottom_right, backwards,
@@ -25,7 +25,7 @@ static bool read_sizes(PyObject *args, Py_ssize_t first, dw_attention *call, boo
     call->scale = 1.0f, call->softcap = (float)softcap, call->dropout = (float)dropout;
     call->window_left = left, call->window_right = right, call->bottom_right = bottom_right;
     call->deterministic = deterministic;
-    /* No memory is read: any address that is not NULL and lies well stands for a tensor. */
+    /* No memory is read, so any aligned address other than NULL stands for a tensor. */
     void *address = (void *)(uintptr_t)256;
     dw_attention_tensor query = {address, (int64_t)heads_q * rows_q * dim, (int64_t)rows_q * dim,
                                  dim};
@@ -62,7 +62,7 @@ static PyObject *fail(void) {
     return NULL;
 }
 
-/* attention_choose(with, *sizes) -> (name, because), or None where somebody has to be measured first */
+/* attention_choose(with, *sizes) -> (name, because), or None if a candidate must be measured first */
 static PyObject *attention_choose(PyObject *self, PyObject *args) {
     (void)self;
     dw_attention call;
@@ -78,7 +78,7 @@ static PyObject *attention_choose(PyObject *self, PyObject *args) {
     return status == DW_OK ? Py_BuildValue("(ss)", name, because) : fail();
 }
 
-/* attention_class(*sizes) -> the class of shapes, of backward where that is asked for */
+/* attention_class(*sizes) -> the class of shapes, of backward if requested */
 static PyObject *attention_class(PyObject *self, PyObject *args) {
     (void)self;
     dw_attention call;
@@ -110,9 +110,9 @@ static PyObject *tune_publish(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* ---- what is settled --------------------------------------------------------------------------------------------- */
+/* ---- decisions --------------------------------------------------------------------------------------------------- */
 
-/* By class and device. Read and written with the interpreter's lock held. */
+/* Decisions by class and device. Read and written with the GIL held. */
 enum { SLOTS = 1024, MOST_SETTLED = SLOTS / 2 };
 static struct {
     uint64_t key; /* 0: free */
@@ -126,14 +126,15 @@ static uint64_t key_of(const dw_attention *call, bool gradients, int32_t device)
     return number == 0 || device < 0 || device > 4095 ? 0 : number << 12 | (uint64_t)device;
 }
 
-/* The slot of `key`, or the free one where it would stand. */
+/* Returns the slot of `key`, or the free slot for it. */
 static size_t slot_of(uint64_t key) {
     size_t slot = (size_t)(key * 0x9e3779b97f4a7c15u >> 54);
     while (settled[slot].key != 0 && settled[slot].key != key) slot = (slot + 1) % SLOTS;
     return slot;
 }
 
-/* What PyTorch has no fused operator for is ours without measuring, and so is what must give the same bits. */
+/* Deepwell runs, without measuring, calls that PyTorch has no fused operator for and calls that must be
+ * deterministic. */
 static bool has_no_rival(const dw_attention *call) {
     return call->offsets_q != NULL || call->softcap > 0.0f || call->dropout > 0.0f ||
            call->deterministic || call->window_left >= 0 || call->window_right > 0 ||
@@ -150,7 +151,7 @@ bool attention_is_settled(const dw_attention *call, bool gradients, int32_t devi
 
 bool attention_has_rivals(void) { return rivals; }
 
-/* attention_watch(on): whether calls are measured before they are ours. Forgets what is settled. */
+/* attention_watch(on): whether calls are measured before Deepwell runs them. Clears the table. */
 static PyObject *attention_watch(PyObject *self, PyObject *on) {
     (void)self;
     int wanted = PyObject_IsTrue(on);
@@ -161,13 +162,14 @@ static PyObject *attention_watch(PyObject *self, PyObject *on) {
     Py_RETURN_NONE;
 }
 
-/* attention_settle(ours, device, *sizes). Where the table is full, what is not in it is ours. */
+/* attention_settle(ours, device, *sizes) stores a decision. If the table is full, Deepwell runs classes outside of
+ * it. */
 static PyObject *attention_settle(PyObject *self, PyObject *args) {
     (void)self;
     dw_attention call;
     bool gradients;
     if (PyTuple_Size(args) < 2) {
-        PyErr_SetString(PyExc_TypeError, "attention_settle takes whose it is, a device and sizes");
+        PyErr_SetString(PyExc_TypeError, "attention_settle takes ours (bool), a device and sizes");
         return NULL;
     }
     int ours = PyObject_IsTrue(PyTuple_GetItem(args, 0));
@@ -204,6 +206,7 @@ PyMethodDef attention_decision_functions[] = {
     {"attention_class", attention_class, METH_VARARGS, "the class of shapes of such a call"},
     {"tune_publish", tune_publish, METH_VARARGS, "writes down what candidates took"},
     {"attention_watch", attention_watch, METH_O, "whether calls are measured before they are ours"},
-    {"attention_settle", attention_settle, METH_VARARGS, "whose calls of a class are"},
+    {"attention_settle", attention_settle, METH_VARARGS,
+     "stores which backend runs the calls of a class"},
     {"attention_settled", attention_settled, METH_VARARGS, "whether such a call is ours"},
     {0}};

@@ -1,10 +1,10 @@
 /* deepwell::attention_forward and deepwell::attention_backward for CUDA tensors, registered with PyTorch's dispatcher
- * from C: nothing of the interpreter runs in a call.
+ * from C, so that a call runs no Python.
  *
- * PyTorch's stable shim is a set of C functions in libtorch_cpu.so, found by dlsym; their prototypes are our own. A
- * kernel gets its arguments as 64-bit words (StableIValue): a tensor is a handle that the kernel must release, an
- * optional is NULL or a word allocated by operator new, a double is its bits. An error leaves as a C++ exception that
- * PyTorch itself throws (aoti_torch_check), last of all, when everything has been released.
+ * PyTorch's stable shim is a set of C functions in libtorch_cpu.so. They are found by dlsym; their prototypes here are
+ * our own. A kernel gets its arguments as 64-bit words (StableIValue): a tensor is a handle that the kernel must
+ * release, an optional is NULL or a word allocated by operator new, a double is its bits. An error leaves as a C++
+ * exception that PyTorch itself throws (aoti_torch_check), after everything has been released.
  */
 #include "attention.h"
 #include <dlfcn.h>
@@ -50,7 +50,7 @@ static struct {
     SHIM_MAP(SHIM_MEMBER)
 #undef SHIM_MEMBER
     int32_t (*aoti_torch_get_current_cuda_stream)(
-        int32_t, void **);       /* in libtorch_cuda.so; NULL where there is none */
+        int32_t, void **);       /* in libtorch_cuda.so; NULL if that is absent */
     void (*delete_word)(void *); /* C++'s operator delete */
     /* THPVariable_Wrap(const at::TensorBase &) in libtorch_python.so, or NULL. Not of the stable interface:
      * without it direct calls go through the operator. */
@@ -60,16 +60,16 @@ static struct {
 
 enum { MAX_HANDLES = 24 };
 
-/* One call of an operator: every handle that it must release. */
+/* One call of an operator, with every handle that it must release. */
 typedef struct operator_call {
     tensor_handle handles[MAX_HANDLES];
     int count;
     guard_handle guard;
     int32_t device_type, device;
-    char message[640]; /* "" while all is well */
+    char message[640]; /* "": no error so far */
 } operator_call;
 
-static long long copies; /* tensors that had to be made contiguous */
+static long long copies; /* number of tensors that were made contiguous */
 
 static void complain(operator_call *call, const char *message) {
     if (call->message[0] != '\0') return;
@@ -84,7 +84,7 @@ static bool keep(operator_call *call, tensor_handle handle) {
     return true;
 }
 
-/* The caller takes what it hands out of the list of things to release. */
+/* Removes a handle from the list of things to release, because the caller returns it. */
 static word hand_out(operator_call *call, tensor_handle handle) {
     for (int i = 0; i < call->count; i++) {
         if (call->handles[i] == handle) call->handles[i] = NULL;
@@ -163,7 +163,7 @@ static tensor_handle result_like(operator_call *call, const tensor_view *like, t
     return made;
 }
 
-/* The argument as a kernel can read it: itself, or a contiguous copy. */
+/* Returns the argument if a kernel can read it in place, else a contiguous copy. */
 static tensor_view readable(operator_call *call, word value) {
     tensor_handle handle = argument(call, value);
     tensor_view view = view_of(call, handle);
@@ -214,7 +214,7 @@ static PyObject *new_tensor(int64_t rank, const int64_t *sizes, const int64_t *s
     if (shim.aoti_torch_get_data_ptr(handle, &view->data) == 0 &&
         shim.aoti_torch_get_sizes(handle, &own_sizes) == 0 &&
         shim.aoti_torch_get_strides(handle, &own_strides) == 0)
-        made = shim.wrap(handle); /* holds the tensor, and with it what the view points to */
+        made = shim.wrap(handle); /* holds the tensor, and with it the memory of the view */
     shim.aoti_torch_delete_tensor_object(handle);
     view->rank = rank, view->sizes = own_sizes, view->strides = own_strides;
     view->dtype = dtype_of(dtype), view->device = device;
@@ -258,8 +258,8 @@ static void set_stream(operator_call *call, dw_attention *made) {
         complain(call, "attention: PyTorch did not tell its current CUDA stream");
 }
 
-/* Both schemas end alike: scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q,
- * offsets_k, longest_q, longest_k. */
+/* Both schemas end with: scale, softcap, window_left, window_right, bottom_right, dropout, seed, offsets_q, offsets_k,
+ * longest_q, longest_k. */
 static attention_options read_options(operator_call *call, const word *from,
                                       attention_tensors *tensors) {
     attention_options options = {.scale = real(from[0]), .softcap = real(from[1])};
@@ -359,7 +359,7 @@ static void run_backward(word *stack, uint64_t arguments, uint64_t outputs) {
         shim.aoti_torch_check(false, "attention_backward", "deepwell", 0, call.message);
 }
 
-/* attention_wrapping(libtorch_python): whether results can be made without the dispatcher. */
+/* attention_wrapping(libtorch_python): whether results can be created without the dispatcher. */
 static PyObject *attention_wrapping(PyObject *self, PyObject *path) {
     (void)self;
     PyObject *bytes = PyUnicode_AsUTF8String(path);
@@ -371,8 +371,8 @@ static PyObject *attention_wrapping(PyObject *self, PyObject *path) {
     return PyBool_FromLong(shim.wrap != NULL);
 }
 
-/* attention_register(libtorch_cpu, libtorch_cuda or None, dispatch key): False where PyTorch lacks a function that
- * this needs, and then nothing has been registered. */
+/* attention_register(libtorch_cpu, libtorch_cuda or None, dispatch key): returns False and registers nothing if PyTorch
+ * lacks a function that is needed. */
 static PyObject *attention_register(PyObject *self, PyObject *args) {
     (void)self;
     const char *cpu_path = NULL, *cuda_path = NULL, *key = NULL;
@@ -385,7 +385,7 @@ static PyObject *attention_register(PyObject *self, PyObject *args) {
     SHIM_MAP(SHIM_RESOLVE)
 #undef SHIM_RESOLVE
     *(void **)&shim.delete_word =
-        dlsym(cpu, "_ZdlPv"); /* found in libstdc++, which libtorch_cpu.so needs */
+        dlsym(cpu, "_ZdlPv"); /* in libstdc++, which libtorch_cpu.so loads */
     if (shim.delete_word == NULL) Py_RETURN_FALSE;
     void *cuda = cuda_path == NULL ? NULL : dlopen(cuda_path, RTLD_LAZY | RTLD_NOLOAD);
     if (cuda != NULL)

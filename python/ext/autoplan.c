@@ -1,7 +1,7 @@
 /* Plans, as the text of their files. */
 #include "ext.h"
 
-/* A plan's JSON, which takes the plan. */
+/* Returns a plan's JSON and destroys the plan. */
 static PyObject *take_plan(dw_status status, dw_autoplan *plan) {
     char *text = NULL;
     if (status == DW_OK) status = dw_autoplan_json(plan, &text);
@@ -12,7 +12,7 @@ static PyObject *take_plan(dw_status status, dw_autoplan *plan) {
     return result;
 }
 
-/* Borrowed from the tuple's strings; NULL with an exception. */
+/* Returns the tuple's strings, borrowed, or NULL with an exception. */
 static const char **texts_of(PyObject *tuple) {
     Py_ssize_t count = PyTuple_Size(tuple);
     const char **texts = PyMem_Malloc(((size_t)count + 1) * sizeof *texts);
@@ -98,7 +98,7 @@ static PyObject *autoplan_text(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* autoplan_precisions() -> ("bf16", ...): the place is the value */
+/* autoplan_precisions() -> ("bf16", ...), indexed by value */
 static PyObject *autoplan_precisions(PyObject *self, PyObject *unused) {
     PyObject *names = PyTuple_New(DW_TRAIN_PRECISIONS);
     (void)self, (void)unused;

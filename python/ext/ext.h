@@ -1,4 +1,4 @@
-/* What the files of the extension share. */
+/* Declarations shared by the files of the extension. */
 #ifndef DW_PYTHON_EXT_H
 #define DW_PYTHON_EXT_H
 
@@ -10,7 +10,8 @@
 /* Raises deepwell._deepwell.Error with the last message; returns NULL. */
 PyObject *extension_fail(dw_status status);
 
-/* A model from the dict of its fields, as planner_model gives it; 0, or -1 with an exception (planner.c). */
+/* Reads a model from the dict of its fields, as made by planner_model. Returns 0, or -1 with an exception
+ * (planner.c). */
 int planner_model_from_dict(PyObject *dict, dw_planner_model *model);
 
 extern PyMethodDef autoplan_functions[]; /* autoplan.c */

@@ -41,7 +41,7 @@ static PyObject *hardware_named(PyObject *self, PyObject *args) {
     return text_of(status, hardware);
 }
 
-/* hardware_parse(JSON) -> JSON, checked and with all that a profile adds */
+/* hardware_parse(JSON) -> JSON, checked and completed from its profile */
 static PyObject *hardware_parse(PyObject *self, PyObject *args) {
     const char *json = NULL;
     Py_ssize_t bytes = 0;

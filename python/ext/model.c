@@ -1,8 +1,8 @@
-/* Models from Hugging Face folders, for tests and tools: addresses of weights in, statuses out as exceptions. */
+/* Models from Hugging Face folders, for tests and tools. Weights are passed as addresses; failures raise exceptions. */
 #include "ext.h"
 #include <string.h>
 
-/* "name:gpt2" is one of the catalogue, all else a path. */
+/* "name:gpt2" is a model of the catalogue, anything else a path. */
 static dw_model_config *open_config(const char *path) {
     dw_model_config *config = NULL;
     dw_status status = strncmp(path, "name:", 5) == 0 ? dw_model_config_named(path + 5, &config)
@@ -68,7 +68,7 @@ static PyObject *model_parameters(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* Addresses of F32 memory, one for each parameter; PyMem_Free. */
+/* Reads addresses of F32 memory, one per parameter. Free with PyMem_Free. */
 static float **read_weights(PyObject *sequence, const dw_model_config *config) {
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return NULL;

@@ -1,6 +1,6 @@
-/* _deepwell: libdeepwell for Python. It only translates: integers that are addresses in, statuses out as exceptions.
- * Limited API, so that one binary serves CPython 3.10 and later. The GIL is released while an engine runs. Whoever
- * calls keeps the tensors behind the addresses alive. */
+/* _deepwell: the binding of libdeepwell for Python. It only translates: addresses are passed as integers, and failures
+ * raise exceptions. It uses the limited API, so that one binary serves CPython 3.10 and later. The GIL is released
+ * while an engine runs. The caller keeps the tensors behind the addresses alive. */
 #include "attention.h"
 #include "ext.h"
 #include <stdbool.h>
@@ -11,8 +11,9 @@
 #endif
 
 typedef struct module_state {
-    PyObject *error;       /* deepwell._deepwell.Error */
-    PyObject *index_error; /* deepwell._deepwell.IndexError, both that and Python's own */
+    PyObject *error; /* deepwell._deepwell.Error */
+    /* Deepwell._deepwell.IndexError, derived from Error and Python's IndexError. */
+    PyObject *index_error;
     PyObject *graph_type, *engine_type, *plan_type, *arena_type;
 } module_state;
 
@@ -93,7 +94,7 @@ static PyObject *arena_bytes(PyObject *self, void *closure) {
     (void)closure;
     return PyLong_FromSize_t(((arena_slot *)object_slot(self))->bytes);
 }
-/* copy_from(other, bytes): the first `bytes` of another arena. */
+/* copy_from(other, bytes) copies the first `bytes` of another arena. */
 static PyObject *arena_copy_from(PyObject *self, PyObject *args) {
     PyObject *other = NULL;
     Py_ssize_t bytes = 0;
@@ -179,7 +180,7 @@ static int64_t *read_integers(PyObject *sequence, Py_ssize_t *count) {
     return integers;
 }
 
-/* A library-made text as str, released. */
+/* Returns a text of the library as str and frees it. */
 static PyObject *take_text(dw_status status, char *text) {
     if (status != DW_OK) return fail(status);
     PyObject *result = PyUnicode_FromString(text);
@@ -247,7 +248,7 @@ static PyObject *plan_describe(PyObject *self, PyObject *unused) {
     return take_text(status, text);
 }
 
-/* forward(arena, leaves, outputs): addresses. */
+/* forward(arena, leaves, outputs), with addresses. */
 static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 3) {
@@ -273,8 +274,8 @@ static PyObject *plan_forward(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* backward(part, arena, leaves, outputs, output_grads, grads): addresses, None where absent. A negative
- * part: all of them. */
+/* backward(part, arena, leaves, outputs, output_grads, grads), with addresses, None if absent. A negative part runs all
+ * parts. */
 static PyObject *plan_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan_slot *slot = object_slot(self);
     if (count != 6) {
@@ -321,7 +322,7 @@ static PyObject *moment_dict(const dw_step_moment *m) {
         (Py_ssize_t)m->resident, "total", (Py_ssize_t)m->total);
 }
 
-/* Options of a step from their names; false with an exception. */
+/* Reads the options of a step by their names. Returns false with an exception. */
 static bool read_step(const char *optimizer, const char *kept, Py_ssize_t kept_count,
                       Py_ssize_t outputs, Py_ssize_t resident, dw_step_options *options) {
     int which = 0;
@@ -369,7 +370,7 @@ static PyObject *plan_step_memory(PyObject *self, PyObject *args) {
     return list == NULL ? NULL : Py_BuildValue("(NI)", list, peak);
 }
 
-/* (bytes alive in the arena at each instruction, the instruction that backward begins with) */
+/* Returns (bytes live in the arena at each instruction, index of backward's first instruction). */
 static PyObject *plan_arena_alive(PyObject *self, PyObject *unused) {
     (void)unused;
     const dw_plan *plan = ((plan_slot *)object_slot(self))->plan;
@@ -394,7 +395,7 @@ static PyObject *plan_part_count(PyObject *self, void *closure) {
     return PyLong_FromUnsignedLong(dw_plan_part_count(((plan_slot *)object_slot(self))->plan));
 }
 
-/* ((first part, last part), ...) for each wrt. */
+/* Returns ((first part, last part), ...) for each wrt. */
 static PyObject *plan_grad_parts(PyObject *self, void *closure) {
     (void)closure;
     plan_slot *slot = object_slot(self);
@@ -411,7 +412,7 @@ static PyObject *plan_grad_parts(PyObject *self, void *closure) {
     return parts;
 }
 
-/* (last part that reads it, ...) for each of `count` leaves or outputs. */
+/* Returns (last part that reads it, ...) for each of `count` leaves or outputs. */
 static PyObject *last_parts(const dw_plan *plan, Py_ssize_t count,
                             uint32_t (*last_part)(const dw_plan *, uint32_t)) {
     PyObject *parts = PyTuple_New(count);
@@ -587,7 +588,7 @@ static void engine_dealloc(PyObject *self) {
     release_object(self);
 }
 
-/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True): indices of outputs and of leaves. */
+/* Engine(graph, grad_outputs, wrt, recompute=True, fuse=True): grad_outputs are indices of outputs, wrt of leaves. */
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"graph", "grad_outputs", "wrt",        "recompute",
                             "fuse",  "precision",    "bf16_share", NULL};
@@ -689,7 +690,7 @@ static PyObject *engine_has_grad(PyObject *self, PyObject *args) {
     return PyBool_FromLong(dw_engine_has_grad(slot->engine, index));
 }
 
-/* Indices for which reads() is true. */
+/* Returns the indices for which reads() is true. */
 static PyObject *indices_read(const dw_engine *engine, Py_ssize_t count,
                               int (*reads)(const dw_engine *, uint32_t)) {
     PyObject *list = PyList_New(0);
@@ -845,7 +846,7 @@ static PyObject *module_get_threads(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(dw_get_threads());
 }
 
-/* device_memory(restart=False) -> (bytes now, most at once): the CPU device's, arenas among them. */
+/* device_memory(restart=False) -> (bytes now, peak) of the CPU device, including arenas. */
 static PyObject *module_device_memory(PyObject *self, PyObject *args) {
     (void)self;
     int restart = 0;
@@ -859,7 +860,7 @@ static PyObject *module_device_memory(PyObject *self, PyObject *args) {
     return Py_BuildValue("(nn)", (Py_ssize_t)now, (Py_ssize_t)most);
 }
 
-/* Gives freed memory that the C library keeps for later back to the system, where it can. */
+/* Returns freed memory that the C library caches to the system, if it can. */
 static PyObject *module_trim_memory(PyObject *self, PyObject *unused) {
     (void)self;
     (void)unused;
@@ -871,8 +872,8 @@ static PyObject *module_trim_memory(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat:
- * param, grad, exp_avg, exp_avg_sq addresses and element count of each, in turn. */
+/* adamw(tensors, lr, beta1, beta2, eps, weight_decay, step, maximize, grad_scale): `tensors` is flat, with the
+ * addresses of param, grad, exp_avg and exp_avg_sq and the element count of each tensor. */
 static PyObject *module_adamw(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *sequence = NULL;
@@ -912,10 +913,9 @@ static PyObject *module_adamw(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* first_change(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and
- * values that its dict had, in order. The position of the first dict that no longer holds these very
- * objects, or -1. A list in the place of a dict is compared item by item. Where a tuple has an Ellipsis,
- * any value will do. */
+/* first_change(watched): `watched` is a flat list of dict, tuple, dict, tuple, ...; a tuple holds the keys and values
+ * that its dict had, in order. Returns the index of the first dict that no longer holds these very objects, or -1. A
+ * list may replace a dict and is compared item by item. An Ellipsis in a tuple matches any value. */
 static PyObject *module_first_change(PyObject *self, PyObject *watched) {
     (void)self;
     if (!PyList_Check(watched)) {
@@ -951,9 +951,9 @@ static PyObject *module_first_change(PyObject *self, PyObject *watched) {
     return PyLong_FromLong(-1);
 }
 
-/* first_replaced(places): `places` is a flat tuple of holder, key, value, ... The position of the first holder that no
- * longer has this very object under the key, or -1. A holder is a dict, a class's mapping or an object with that
- * attribute; NotImplemented stands for no value. */
+/* first_replaced(places): `places` is a flat tuple of holder, key, value, ... Returns the index of the first holder
+ * that no longer has this very object under the key, or -1. A holder is a dict, a class's mapping or an object with
+ * that attribute; NotImplemented stands for an absent value. */
 static PyObject *module_first_replaced(PyObject *self, PyObject *places) {
     (void)self;
     if (!PyTuple_Check(places)) {
@@ -1008,7 +1008,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
     if (type == NULL) return NULL;
-    Py_INCREF(type); /* one for the module, one for state */
+    Py_INCREF(type); /* one reference for the module, one for state */
     if (PyModule_AddObject(module, name, type) != 0) {
         Py_DECREF(type);
         Py_CLEAR(type);

@@ -1,4 +1,4 @@
-/* Number formats for Python (deepwell/number.h): addresses and sizes in; deepwell/numbers.py gives them meaning. */
+/* Number formats for Python (deepwell/number.h). Arguments are addresses and sizes; deepwell/numbers.py wraps them. */
 #include "ext.h"
 
 static PyObject *finish(dw_status status) {
@@ -6,7 +6,7 @@ static PyObject *finish(dw_status status) {
     Py_RETURN_NONE;
 }
 
-/* Addresses travel as integers. */
+/* Addresses are passed as integers. */
 static int to_address(PyObject *object, void *address) {
     void *value = PyLong_AsVoidPtr(object);
     if (value == NULL && PyErr_Occurred()) return 0;
@@ -14,7 +14,7 @@ static int to_address(PyObject *object, void *address) {
     return 1;
 }
 
-/* number_names() -> (formats, schemes): in the order of their numbers. */
+/* number_names() -> (formats, schemes), indexed by enumerator. */
 static PyObject *number_names(PyObject *self, PyObject *unused) {
     (void)self;
     (void)unused;
@@ -89,7 +89,7 @@ static PyObject *number_fp6_unpack(PyObject *self, PyObject *args) {
     return repack(args, dw_fp6_unpack);
 }
 
-/* Options come as a tuple: scheme, scale_rule, square, axis, rounding, seed, offset, stream, tensor_scale. */
+/* Reads the options, a tuple: scheme, scale_rule, square, axis, rounding, seed, offset, stream, tensor_scale. */
 static int to_options(PyObject *object, void *address) {
     dw_block_options *options = address;
     int scheme = 0, rule = 0, rounding = 0;

@@ -41,7 +41,7 @@ static PyObject *dict_of(dw_status status, const dw_planner_model *model) {
     return dict;
 }
 
-/* A field that is not there is 0. */
+/* An absent field is 0. */
 static int get(PyObject *dict, const char *name, double *value) {
     PyObject *found = PyDict_GetItemString(dict, name);
     *value = found == NULL ? 0 : PyFloat_AsDouble(found);

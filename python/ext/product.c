@@ -1,5 +1,5 @@
-/* Matrix products of deepwell/product.h for Python. On a GPU addresses are the caller's; an emulated GPU has memory of
- * its own, to which operands are copied and from which D is. */
+/* GEMMs of deepwell/product.h for Python. On a GPU the addresses are the caller's. An emulated GPU has its own memory:
+ * operands are copied there, and D is copied back. */
 #include "ext.h"
 #include <stdbool.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static size_t matrix_bytes(const dw_matrix *x, int64_t rows, int64_t columns, dw
                : 0;
 }
 
-/* The call with operands in the device's memory. */
+/* Fills in the call, with operands in the device's memory. */
 static dw_status run_staged(dw_product *call) {
     const int64_t rows_b = call->activation == DW_ACTIVATION_SWIGLU ? 2 * call->n : call->n;
     dw_matrix bias = {(void *)(uintptr_t)call->bias, rows_b};
@@ -50,8 +50,8 @@ static dw_status run_staged(dw_product *call) {
     return status;
 }
 
-/* product(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, stride_d, stream) -> None,
- * or why no kernel computes it: nothing was done then. `bias` 0: none. */
+/* product(device, f16, f32_output, (m, n, k), activation, a, stride_a, b, stride_b, bias, d, stride_d, stream) -> None
+ * if computed, else the reason why no kernel supports it. `bias` 0: none. */
 static PyObject *product(PyObject *self, PyObject *args) {
     (void)self;
     const char *device = NULL;

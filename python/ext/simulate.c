@@ -1,4 +1,4 @@
-/* Dry runs: the text of a plan in, figures out. */
+/* Dry runs: from the text of a plan to figures. */
 #include "ext.h"
 
 /* dryrun(text of the plan, trace, report, title) -> text of the figures; paths may be None */
