@@ -2,7 +2,7 @@
 
     model = deepwell.optimize(model)
 
-and train as before. ``deepwell.restore(model)`` undoes it, ``deepwell.summary(model)`` tells what was
+and train as before. ``deepwell.restore(model)`` undoes it, ``deepwell.summary(model)`` reports what was
 done, ``deepwell.AdamW`` is an optimizer that updates all parameters in one pass, and
 ``print(deepwell.capture(model))`` shows a model's graph.
 """

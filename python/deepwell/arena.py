@@ -1,8 +1,7 @@
-"""Arenas between runs.
+"""Arenas, reused between runs.
 
-A forward leases an arena until its autograd node is freed, so two forwards before a backward are two
-arenas. Idle arenas are kept for the next step: an arena is walked from end to end at every step, and
-fresh memory costs a page fault for each page of it.
+A forward leases an arena until its autograd node is freed, so two forwards before a backward use two arenas. Idle
+arenas are kept for the next step: every step touches the whole arena, and fresh memory costs a page fault per page.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ class ArenaPool:
     """Idle arenas. Thread-safe."""
 
     def __init__(self) -> None:
-        # Reentrant: while it is held the garbage collector may run, and release a lease of this thread.
+        # Reentrant: the garbage collector may run while the lock is held, and release a lease of this thread.
         self._lock = threading.RLock()
         self._idle: list[_deepwell.Arena] = []
 
     def lease(self, size: int) -> "Lease":
-        """An arena of at least ``size`` bytes, an idle one where it is not wastefully large."""
+        """Returns an arena of at least ``size`` bytes: an idle one, unless all are too small or wastefully large."""
         with self._lock:
             best = None
             for arena in self._idle:
@@ -33,7 +32,7 @@ class ArenaPool:
             if best is not None:
                 self._idle.remove(best)
                 return Lease(self, best)
-            # Sizes have changed: what is idle would only add to the peak.
+            # The sizes have changed, so the idle arenas would only add to the peak.
             self._idle.clear()
         return Lease(self, _deepwell.Arena(size))
 
@@ -47,13 +46,13 @@ class ArenaPool:
         with self._lock:
             self._idle.clear()
 
-    # A copied or unpickled model starts with no arenas.
+    # A copied or unpickled model starts without arenas.
     def __reduce__(self):
         return (ArenaPool, ())
 
 
 class Lease:
-    """An arena in use; goes back to its pool with ``release`` or when it is collected."""
+    """An arena in use. It returns to its pool on ``release`` or when the lease is garbage-collected."""
 
     __slots__ = ("_pool", "arena")
 

@@ -1,8 +1,8 @@
 """Key-value caches of Hugging Face models among a module's outputs.
 
-A forward may return a cache object that it filled. For a graph that object is the tensors and sizes in it
-and a shape around them, which is opened here attribute by attribute, so that what is rebuilt is what the
-module would have returned: every layer of its own class, with its window and the number of tokens seen.
+A forward may return a cache object that it filled. A graph has tensors and sizes only, so the cache is taken apart,
+attribute by attribute, and rebuilt from the results as the module would have returned it: every layer with its own
+class, its window and its number of tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def is_cache(value: Any) -> bool:
 
 
 def flatten_outputs(outputs: Any) -> Tuple[List[Any], Any]:
-    """pytree.tree_flatten, with the tensors and sizes inside of caches as leaves.
-    pytree.tree_unflatten makes caches of them again."""
+    """Flattens like pytree.tree_flatten, with the tensors and sizes inside caches as leaves. pytree.tree_unflatten
+    rebuilds the caches."""
     if "transformers" not in sys.modules:
         return pytree.tree_flatten(outputs)
     opened = pytree.tree_map(lambda v: _open(v) if is_cache(v) else v, outputs, is_leaf=is_cache)
@@ -37,7 +37,7 @@ class _Object:
 
 
 class _Constant:
-    """What is neither tensor nor size nor a container of such: kept as it is."""
+    """A value that is neither a tensor, a size nor a container of them; it is kept as it is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

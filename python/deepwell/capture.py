@@ -1,8 +1,8 @@
-"""A PyTorch module and the arguments of one call to a Deepwell graph.
+"""Captures a PyTorch module and the arguments of one call as a Deepwell graph.
 
-torch.export traces the forward with symbolic sizes (nothing is computed: modules on the meta device
-and modules made of fake tensors are traced as well); make_fx is behind it, and fixed sizes behind
-symbolic ones. The traced ATen operations are then lowered (deepwell.lowering) to the graph's JSON.
+torch.export traces the forward with symbolic sizes. Nothing is computed, so modules on the meta device and modules made
+of fake tensors are traced as well. If that fails, make_fx traces it, and then both are tried with fixed sizes. The
+traced ATen operations are lowered (deepwell.lowering) to the graph's JSON.
 
 The module is not touched: no parameter, gradient, buffer, flag or random state changes.
 """
@@ -56,12 +56,12 @@ __all__ = ["Captured", "CaptureError", "Guards", "Leaf", "capture_graph"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
-# ---- what a capture is --------------------------------------------------------------------------
+# ---- the result of a capture --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where a leaf of the graph gets its tensor from, in the order of the graph's leaves."""
+    """The source of the tensor for one leaf of the graph, in the order of the graph's leaves."""
 
     name: str
     kind: str  # parameter, buffer, input, constant, seed
@@ -72,7 +72,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Output:
-    """Where one flat output of the module comes from."""
+    """The source of one flat output of the module."""
 
     kind: str  # graph, input, parameter, buffer, size, constant, view
     # graph: which output; input: position among the flattened (args, kwargs); view: position among the outputs
@@ -81,16 +81,16 @@ class Output:
     value: Any = (
         None  # constant: the object; size: the dimension; view: how it views output `index`
     )
-    copied: bool = False  # a tensor of its own, beside the one that it comes from
+    copied: bool = False  # a tensor of its own, apart from its source
 
 
 @dataclass(frozen=True)
 class Guards:
-    """What the capture took for granted. The graph is the module's forward while these hold.
+    """The assumptions of the capture. The graph is the module's forward while these hold.
 
-    `arguments` has one entry for each leaf of the flattened (args, kwargs): ("tensor", dtype,
-    shape) with dimensions over the symbols, or ("value", v). `training` has one flag for each
-    module of `module.modules()`. `grad_enabled` is None where the grad mode makes no difference.
+    `arguments` has one entry per leaf of the flattened (args, kwargs): ("tensor", dtype, shape) with dimensions over
+    the symbols, or ("value", v). `training` has one flag per module of `module.modules()`. `grad_enabled` is None if
+    the grad mode makes no difference.
     """
 
     structure: Any
@@ -99,12 +99,12 @@ class Guards:
     grad_enabled: Optional[bool]
     relations: Tuple[sympy.Expr, ...]  # over the symbols, by name; all must be true
     plain_layout: bool = (
-        False  # whether the arguments must be contiguous, for the forward asks for that
+        False  # True: the arguments must be contiguous, because the forward queries their layout
     )
 
     def sizes_hold(self, names: Sequence[str], sizes: Sequence[int]) -> bool:
-        """Whether the graph is valid at these sizes of the symbols. Sizes 0 and 1 never are:
-        PyTorch treats such axes apart, and so each is a capture of its own."""
+        """Returns whether the graph is valid at these sizes of the symbols. It never is for sizes 0 and 1,
+        because PyTorch treats such axes differently; each of them has its own capture."""
         if any(size < 2 for size in sizes):
             return False
         if not self.relations:
@@ -124,11 +124,11 @@ class Captured:
     symbol_sources: List[Tuple[int, int]] = field(default_factory=list)  # (input position, axis)
     method: str = "export"  # how the forward was traced: export or make_fx
     dynamic: bool = True  # False: captured for fixed sizes
-    # For each output of the graph, the leaves (by position) that it can be differentiated by.
+    # For each output of the graph, the leaves (by position) by which it can be differentiated.
     depends: List[FrozenSet[int]] = field(default_factory=list)
-    # Tensors that the forward reads and whose value became part of the graph, with their versions.
+    # Tensors that the forward reads and whose values became part of the graph, with their versions.
     folded: List[Tuple[torch.Tensor, int]] = field(default_factory=list)
-    copied_layers: int = 0  # layers that were not traced, but copied from one of their kind
+    copied_layers: int = 0  # layers that were not traced but copied from an equal one
     reads: Reads = field(
         default_factory=Reads
     )  # globals and attributes that the forward's code names
@@ -145,7 +145,7 @@ class Captured:
         return self.guards.sizes_hold([name for name, _, _ in self.symbols], sizes)
 
     def rebuild_outputs(self, results: Sequence[torch.Tensor], flat: Sequence[Any]) -> Any:
-        """The module's result from the graph's outputs and the flattened (args, kwargs)."""
+        """Returns the module's result from the graph's outputs and the flattened (args, kwargs)."""
         values = [self._output(output, results, flat) for output in self.outputs]
         for position, output in enumerate(self.outputs):
             if output.copied:
@@ -155,7 +155,7 @@ class Captured:
         return pytree.tree_unflatten(values, self.output_spec)
 
     def _sizes(self, flat: Sequence[Any]) -> Dict[str, int]:
-        """The symbols' sizes in a call."""
+        """Returns the sizes of the symbols in a call."""
         return {
             name: flat[position].shape[axis]
             for (name, _, _), (position, axis) in zip(self.symbols, self.symbol_sources)
@@ -190,12 +190,11 @@ def capture_graph(
     """Captures `module(*args, **kwargs)` as a graph.
 
     Args:
-        args, kwargs: arguments of one call. Of tensors only shape, dtype and device matter, so they
-            may be fake or on the meta device; other arguments become part of the graph.
-        dynamic: sizes of input axes other than 0 and 1 become symbols where the forward allows it.
-        repeat: layers that are alike are traced twice and copied (lowering/repeat.py); the whole is
-            traced where that cannot be.
-        without_hooks: the hooks of the module itself are no part of the graph.
+        args, kwargs: arguments of one call. Only shape, dtype and device of tensors matter, so they may be fake or on
+            the meta device. Other arguments become part of the graph.
+        dynamic: sizes of input axes other than 0 and 1 become symbols if the forward allows it.
+        repeat: equal layers are traced twice and copied (lowering/repeat.py), or all traced if that fails.
+        without_hooks: the hooks of the module itself are not part of the graph.
 
     Raises:
         CaptureError: names the operation and the module that cannot be captured, and what to do.
@@ -237,14 +236,14 @@ def _hooks_away(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether no other way of tracing can help."""
+    """Returns whether no other way of tracing can help."""
     if isinstance(error, OperationError):
         return isinstance(error.__cause__, NoLowering)
     return type(error).__name__ == "GuardOnDataDependentSymNode"
 
 
 def _without_frames(error: BaseException) -> Any:
-    """The error, no longer keeping alive what its tracebacks were about (the module, among others)."""
+    """Returns the error without tracebacks, which would keep alive the module, among others."""
     for part in (error, error.__cause__, error.__context__):
         if part is not None:
             part.__traceback__ = None
@@ -261,7 +260,7 @@ class _Capture:
         repeat: bool,
     ) -> None:
         self.users = module
-        self.module = traced  # the same, or what stands in for it
+        self.module = traced  # the module itself, or its stand-in
         self._repeat = repeat
         _check_arguments(module, args, kwargs)
         self._positions_given = self._names_positions(args, kwargs)
@@ -307,9 +306,9 @@ class _Capture:
         return captured
 
     def _trace(self, dynamic: bool, grad: bool) -> Tuple[Captured, Recorder, Any]:
-        """The graph and what was seen of the forward, which runs in this grad mode."""
+        """Returns the graph and what was observed of the forward, which runs in this grad mode."""
         effects = Effects(self.module)
-        self._refuse(effects.seen)  # tracing would do it already
+        self._refuse(effects.seen)  # effects that tracing would already cause
         strangers = set() if self.module is self.users else set(map(id, self.users.modules()))
         recorder = Recorder(effects.learn, effects.tensors, strangers)
 
@@ -362,16 +361,16 @@ class _Capture:
     def _refuse(self, seen: Sequence[str]) -> None:
         for what in seen:
             raise CaptureError(
-                f"{type(self.module).__name__} {what}; a graph has no such effects. Leave it: the module "
-                "runs in PyTorch, and the modules inside it may still be captured"
+                f"{type(self.module).__name__} {what}; a graph has no such effects. You can leave it as it is: the module "
+                "then runs in PyTorch, and the modules inside it may still be captured"
             )
 
     def tensors(self) -> List[torch.Tensor]:
-        """The user's tensors that the forward can reach, but for its parameters and buffers."""
+        """Returns the user's tensors that the forward can reach, except its parameters and buffers."""
         return list(self._effects.tensors.values())
 
     def _names_positions(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        """Whether the call says where its tokens stand."""
+        """Returns whether the call passes the positions of its tokens."""
         try:
             bound = inspect.signature(self.module.forward).bind(*args, **kwargs).arguments
         except (TypeError, ValueError):
@@ -379,8 +378,8 @@ class _Capture:
         return isinstance(bound.get("position_ids"), torch.Tensor)
 
     def _explain(self, failures: Dict[str, List[Exception]]) -> CaptureError:
-        """The one message for all attempts: what the graph lacks, else what tracing objected to.
-        The last attempt, with fixed sizes, says most; and export knows more than make_fx."""
+        """Returns one error for all attempts: the operation that the graph lacks, else the tracer's error. The last
+        attempt, with fixed sizes, says most, and export's errors say more than make_fx's."""
         name = type(self.module).__name__
         ordered = failures["export"][::-1] + failures["make_fx"][::-1]
         for error in ordered:
@@ -409,7 +408,7 @@ class _Capture:
     # ---- lowering -------------------------------------------------------------------------------
 
     def _attempt(self, trace: Callable[[str], Traced], axes: str) -> Captured:
-        """With copies of layers that are alike; whole, where that fails or there are none."""
+        """Captures with copies of equal layers, or the whole module if that fails or no layers are equal."""
         repeats = Repeats(self.module) if self._repeat else None
         if repeats is not None and repeats.possible:
             try:
@@ -425,8 +424,8 @@ class _Capture:
 
     @contextlib.contextmanager
     def _module_as_it_was(self) -> Iterator[None]:
-        """For one trace: torch.export leaves copies in place of the containers that attributes hold, and
-        what the next trace changes is told by comparing with the module before the first."""
+        """Restores the module for one trace. torch.export leaves copies in place of the containers that attributes
+        hold, and the next trace detects changes by comparing with the module before the first trace."""
         self._effects.undo()
         self._observed.limits.clear()
         with settled_rope(self.module, self._observed, self._positions_given):
@@ -466,7 +465,7 @@ class _Capture:
         leaves.check_written(lowering)
         results, _ = pytree.tree_flatten(results)
         if len(results) != traced.output_spec.num_leaves:
-            raise LoweringError("the traced program has other outputs than the module")
+            raise LoweringError("the traced program and the module have different outputs")
 
         shared = sharing(traced, inputs, results, translator, type(self.module).__name__)
         outputs, graph_outputs = self._outputs(results, leaves, shared)
@@ -543,7 +542,7 @@ class _Capture:
 def _differentiable_by(
     leaves: Sequence[Any], nodes: Sequence[Any], outputs: Sequence[Value]
 ) -> List[FrozenSet[int]]:
-    """For each output the leaves from which a path of floating-point values leads to it."""
+    """Returns for each output the leaves from which a path of floating-point values leads to it."""
     reach: Dict[str, FrozenSet[int]] = {
         leaf.value.name: frozenset((i,)) if leaf.value.dtype in FLOATS else frozenset()
         for i, leaf in enumerate(leaves)
@@ -559,7 +558,7 @@ def _differentiable_by(
 
 
 def _tracks_versions(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that autograd may save. One made while tracing under torch.inference_mode cannot be."""
+    """Returns a tensor that autograd may save, which one made under torch.inference_mode is not."""
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
@@ -578,7 +577,7 @@ def _with(guards: Guards, **changes: Any) -> Guards:
 
 
 class _Leaves:
-    """The graph's leaves and where their tensors come from."""
+    """The graph's leaves and the sources of their tensors."""
 
     lowering: GraphLowering
 
@@ -586,7 +585,7 @@ class _Leaves:
         self._capture = capture
         self._builder = builder
         self._translator = translator
-        self._records: Dict[str, Leaf] = {}  # by name of the value
+        self._records: Dict[str, Leaf] = {}  # by the name of the value
         self._values: Dict[Tuple[str, Any], Value] = {}
         self._shapes: Dict[int, Tuple[Dim, ...]] = {}
         module = capture.module
@@ -595,7 +594,7 @@ class _Leaves:
             for v in capture.tensors()
             if type(v) is torch.Tensor and not v.is_meta and v.layout is torch.strided
         }
-        self._registered = set()  # what a stand-in's forward must not reach by another way
+        self._registered = set()  # memory that a stand-in's forward must not reach in another way
         if capture.module is not capture.users:
             self._registered = {
                 _memory(v) for v in named_tensors(module).values()
@@ -620,8 +619,8 @@ class _Leaves:
         return self._leaf("input", target, self._input_name(target), example)
 
     def _constant(self, tensor: torch.Tensor, example: Any) -> Value:
-        """A tensor that the forward made of Python numbers, or one that an attribute or a global
-        holds: this one stays the user's, who may change it in place."""
+        """Binds a tensor that the forward made of Python numbers, or that an attribute or a global holds. The latter
+        stays the user's, who may change it in place."""
         if not tensor.is_meta and _memory(tensor) in self._registered:
             raise Strayed
         owned = self._attributes.get(_memory(tensor)) if not tensor.is_meta else None
@@ -632,7 +631,7 @@ class _Leaves:
                 "its module with add_module"
             )
         if owned is None and tensor.is_meta and tensor.numel() > 1:
-            owned = tensor.detach()  # of several numbers that nobody knows
+            owned = tensor.detach()  # several numbers with unknown values
         elif owned is None:
             try:
                 value = self.lowering.constant_tensor(tensor)
@@ -646,7 +645,7 @@ class _Leaves:
         return value
 
     def _input_name(self, position: int) -> str:
-        """The last key of the argument's path: "input_ids", or "input" with its number."""
+        """Returns the last key of the argument's path: "input_ids", or "input" with its number."""
         path = self._capture.paths[position]
         name = path.rsplit("[", 1)[-1].strip("]'\"")
         name = name.rsplit(".", 1)[-1]
@@ -671,8 +670,8 @@ class _Leaves:
         return value
 
     def check_written(self, lowering: GraphLowering) -> None:
-        """A buffer that each forward overwrites before reading it, and that no checkpoint holds, is
-        scratch space: leaving it as it was changes nothing. Any other write is an effect."""
+        """Raises MutationError if the forward writes to a leaf. A buffer that each forward overwrites before it reads
+        it, and that no checkpoint holds, is scratch space, and need not be written at all."""
         leaves = {id(value) for value in self._values.values()}
         for value in lowering.written:
             if id(value) not in leaves:  # a copy of a leaf has its name
@@ -699,7 +698,7 @@ class _Leaves:
         return self._shapes.get(position)
 
     def passed_through(self, value: Value) -> Optional[Output]:
-        """The output that is a leaf itself."""
+        """Returns the output for a value that is itself a leaf, else None."""
         record = self._records.get(value.name)
         if record is None:
             return None

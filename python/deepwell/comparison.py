@@ -1,10 +1,9 @@
-"""Whether the engine or PyTorch is faster for one kind of call.
+"""Compares the engine's speed with PyTorch's for one kind of call.
 
-Both are timed through the calls that users make, in turns, and medians decide. On one thread the clock is the CPU time of
-the calling thread, which other programs do not lengthen. On several threads it is the wall clock, which they do: PyTorch's
-OpenMP threads spin while they wait for one that has lost its core, so that a busy machine shows ratios that are no
-property of either side. Rounds in which a thread lost its core are therefore left out, and where too few others remain
-both sides are timed on one thread instead.
+Both sides run in turns, through the calls that users make, and the medians decide. With one thread the clock is the CPU
+time of the calling thread, which other programs do not lengthen. With several threads it is the wall clock, which they
+do lengthen: PyTorch's OpenMP threads spin while they wait for a thread that has lost its core. Rounds in which a thread
+lost its core are therefore discarded. If too few rounds remain, both sides are timed with one thread instead.
 """
 
 from __future__ import annotations
@@ -23,35 +22,37 @@ try:
 except ImportError:  # not a Unix
     resource = None  # type: ignore[assignment]
 
-# The engine must not be slower; medians this close count as equal, and equal ones stay with the engine.
+# The engine must not be slower. Medians within this ratio count as equal, and the engine is then used.
 SLACK = 1.03
-# Rounds end after this long, and sooner where they agree. A round is one call of each side.
+# Rounds end after this many seconds, or earlier if they agree. A round is one call of each side.
 _SECONDS = 0.5
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 101
-# Rounds as long as this are few: two decide.
+# If a round takes longer than this, two rounds decide.
 _LONG_ROUND = 2.0
-# Below this a call's first round is warm-up and not counted.
+# If a call's first round is shorter than this, it is warm-up and does not count.
 _SHORT_ROUND = 0.02
-# An otherwise idle system takes the core from a thread about ten times a second; one that is in use, a hundred times.
+# An idle system takes the core from a thread about ten times a second, a busy system about a hundred times.
 _LOSSES_A_SECOND = 25.0
 
-# A call whose arena and outputs take more than this is compared on a part of it: PyTorch would take at least as much.
+# A call whose arena and outputs take more bytes than this is compared on smaller sizes; PyTorch needs at least as much.
 LARGE_CALL = 64 << 20
-# ... of at most this share, where its sizes can be halved.
+# The smaller call takes at most 1 / SHARE of the bytes, if its sizes can be halved that far.
 SHARE = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The result of a comparison: medians in seconds, and bounds of the ratio of PyTorch's to the engine's time."""
+    """The result of a comparison: median seconds, and the ratio of PyTorch's time to the engine's with its bounds."""
 
     original: float
     engine: float
     ratio: float  # median of the rounds' ratios; above 1 the engine is faster
-    low: float  # bounds that hold the true median of the ratio with a probability of 95%, given enough rounds
+    # The true median lies between low and high with 95% probability, given enough rounds.
+    low: float
     high: float
     rounds: int
-    one_thread: bool  # where PyTorch has more: too many rounds were disturbed on them
+    # Timed with one thread though PyTorch has more, because too many rounds were disturbed.
+    one_thread: bool
 
     @property
     def slower(self) -> bool:
@@ -65,8 +66,8 @@ class Timing:
 
 
 def bounds(ratios: Iterable[float]) -> tuple[float, float]:
-    """Bounds of the median, from the order of the values alone: no assumption about how they are distributed. Below six
-    values these are the smallest and the largest, which hold it less often than in 95% of cases."""
+    """Returns bounds of the median, from the order of the values alone, for any distribution. With fewer than six
+    values they are the smallest and the largest value, and hold the median with less than 95% probability."""
     ordered = sorted(ratios)
     count = len(ordered)
     skipped = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
@@ -74,11 +75,11 @@ def bounds(ratios: Iterable[float]) -> tuple[float, float]:
 
 
 def _losses() -> int:
-    """How often the system has taken the core from a thread of this process."""
+    """Returns how often the system has taken the core from a thread of this process."""
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-# Seconds of a call, and whether a thread lost its core meanwhile more often than on an idle system.
+# Seconds of a call, and whether a thread lost its core more often than on an idle system.
 _Sample = tuple[float, bool]
 
 
@@ -96,7 +97,7 @@ def _wall_time(function: Callable[[], None]) -> _Sample:
 
 
 def compare(original: Callable[[], None], engine: Callable[[], None]) -> Timing:
-    """Times both in turns."""
+    """Times both sides in turns."""
     threads = torch.get_num_threads()
     if threads > 1:
         found = _compare(original, engine, _wall_time)
@@ -107,7 +108,7 @@ def compare(original: Callable[[], None], engine: Callable[[], None]) -> Timing:
         found = _compare(original, engine, _thread_time)
     finally:
         torch.set_num_threads(threads)
-    assert found is not None  # for no round is disturbed by this clock
+    assert found is not None  # no round is disturbed by this clock
     return dataclasses.replace(found, one_thread=threads > 1)
 
 
@@ -116,14 +117,14 @@ def _compare(
     engine: Callable[[], None],
     timed: Callable[[Callable[[], None]], _Sample],
 ) -> Timing | None:
-    """None where too many rounds are disturbed."""
+    """Returns None if too many rounds are disturbed."""
     rounds: list[tuple[float, float]] = []
     disturbed = 0
     started = time.perf_counter()
     warm = False
     while True:
         began = time.perf_counter()
-        if len(rounds) % 2 == 0:  # either side begins in turn
+        if len(rounds) % 2 == 0:  # the sides take turns at starting
             (theirs, lost), (ours, lost_too) = timed(original), timed(engine)
         else:
             (ours, lost), (theirs, lost_too) = timed(engine), timed(original)
@@ -167,8 +168,8 @@ def _timing(rounds: list[tuple[float, float]]) -> Timing:
 
 
 def differentiated(call: Callable[[], Any], targets: list[torch.Tensor]) -> Callable[[], None]:
-    """A function that makes the call, and runs its backward to ``targets`` where there are any. What it makes is freed
-    before it returns: both sides are never in memory together."""
+    """Returns a function that runs the call, and its backward to ``targets`` if there are any. It frees everything
+    before it returns, so that the two sides are never in memory together."""
 
     def run() -> None:
         outputs = [
@@ -186,18 +187,19 @@ def differentiated(call: Callable[[], Any], targets: list[torch.Tensor]) -> Call
 
 
 def magnitude(sizes: Iterable[int]) -> int:
-    """Calls of one magnitude, within a factor of four in the product of their sizes, share one verdict: what a call costs
-    beside its arithmetic weighs more in a small one, and kernels differ in which sizes suit them."""
+    """Returns the magnitude of a call: equal for sizes whose products are within a factor of four. Calls of one
+    magnitude share one decision. Fixed costs matter more in small calls, and kernels differ in the sizes that they
+    handle well."""
     return math.prod(sizes).bit_length() // 2
 
 
 def smaller_sizes(
     sizes: tuple[int, ...], first_axes: list[bool], bytes_at: Callable[[tuple[int, ...]], int]
 ) -> tuple[int, ...]:
-    """Sizes of a call of at most a third of the bytes, where ``sizes`` take much memory; ``sizes`` itself otherwise.
+    """Returns ``sizes``, or smaller sizes with at most a third of the bytes if ``sizes`` take much memory.
 
-    The batch is halved before other axes are: ``first_axes`` says which sizes are some input's first axis. None goes
-    below 2, for PyTorch treats axes of 1 apart."""
+    The batch is halved before other axes: ``first_axes`` says which sizes are the first axis of an input. No size goes
+    below 2, because PyTorch traces axes of size 1 separately."""
     whole = bytes_at(sizes)
     if whole <= LARGE_CALL:
         return sizes

@@ -42,18 +42,18 @@ BY_VALUE = frozenset(
         pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern,
     }
 )  # fmt: skip
-# All items of all containers together, and containers within containers.
+# Most items of all containers together, and deepest nesting of containers.
 _MOST_ITEMS = 20000
 _DEEPEST = 40
-# Bytes of an array that is compared at every call.
+# Largest array, in bytes, that is compared at every call.
 _MOST_BYTES = 1 << 14
-# Classes of objects that stand for a value while a forward is traced, and how to read it.
+# Classes of objects that stand for a value while a forward is traced, each with a function that reads the value.
 SEEN_THROUGH: dict[type, Callable[[Any], Any]] = {}
-# In place of an attribute that is not there.
+# Marks an absent attribute.
 MISSING = NotImplemented
 
 
-# ---- whose code it is --------------------------------------------------------------------------------
+# ---- whose code a file holds ---------------------------------------------------------------------------
 
 USER, LIBRARY, STANDARD, TORCH = "user", "library", "standard", "torch"
 _OWN = tuple(
@@ -61,7 +61,7 @@ _OWN = tuple(
     for found in (torch.__file__, __file__, getattr(sys.modules.get("numpy"), "__file__", None))
     if found
 )
-# An interpreter that was moved after it was built names folders that are not there: where its modules were found counts too.
+# An interpreter that was moved after its build names folders that do not exist. The folders of its modules count too.
 _STANDARD = tuple(
     {
         folder + os.sep
@@ -99,7 +99,7 @@ def _owner_of_module(name: str) -> str:
 
 
 def owner_of_code(code: types.CodeType, namespace: dict[str, Any]) -> str:
-    """Returns whose code this is, run with these globals. Code that exec() made (``dataclass``, ``namedtuple``) belongs
+    """Returns whose code this is, run with these globals. Code made by exec() (``dataclass``, ``namedtuple``) belongs
     to the module that it runs in."""
     if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen "):
         if code.co_name == "__create_fn__" or "__create_fn__" in getattr(code, "co_qualname", ""):
@@ -158,21 +158,21 @@ class Contents:
         self._open: dict[int, int] = {}  # containers that are being described, with their depth
         self._listed: set[int] = set()
         self.objects: dict[int, tuple[str, dict[str, Any]]] = {}  # (what it is called, attributes)
-        self.containers: list[Any] = []  # dicts and lists, to be compared as a whole
+        self.containers: list[Any] = []  # dicts and lists, compared as a whole
         self.places: list[tuple[Any, Any, Any]] = []  # (holder, key, value): dict items, attributes
         self.probes: list[
             tuple[Any, Callable[[], Any], Any]
-        ] = []  # (holder, how to read it, value)
-        self.modules: list[torch.nn.Module] = []  # found in containers: registered nowhere
+        ] = []  # (holder, function that reads it, value)
+        self.modules: list[torch.nn.Module] = []  # modules in containers, which are not registered
         self.tensors: list[torch.Tensor] = []
         self.caches: list[Any] = []  # functions under functools.lru_cache
-        self.alive: list[Any] = []  # what is described by its identity
+        self.alive: list[Any] = []  # objects described by their identity, kept alive
         self.codes: set[types.CodeType] = (
             set()
         )  # of functions whose closures and defaults are described
         self.unwatched: str | None = None  # the first thing that cannot be watched
         self.iterator: str | None = None  # the first iterator, from which a forward may draw
-        self.strict = False  # whether such things are noted
+        self.strict = False  # whether the two above are recorded
 
     # ---- roots -------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Contents:
         return self._reads.everything or name in self._reads.names
 
     def forward_of(self, kind: type) -> None:
-        """The forward of a class of an installed package, which users replace now and then."""
+        """Describes the forward of a class of an installed package, which users sometimes replace."""
         for holder in kind.__mro__:
             if "forward" in vars(holder) and owner_of(holder) == LIBRARY:
                 found = vars(holder)["forward"]
@@ -201,7 +201,7 @@ class Contents:
     # ---- values ------------------------------------------------------------------------------------
 
     def describe(self, value: Any, label: str, depth: int = 0) -> Any:
-        """``label`` is what the value is called in messages. Modules at a ``depth`` above 0 are listed."""
+        """Describes ``value``; ``label`` names it in messages. Modules at a ``depth`` above 0 are listed."""
         kind = type(value)
         if kind in SEEN_THROUGH:
             value = SEEN_THROUGH[kind](value)
@@ -328,7 +328,7 @@ class Contents:
         if isinstance(value, (set, frozenset)):
             if isinstance(value, set):
                 self._probe(value, lambda: frozenset(value))
-            # Sets of equal items may be ordered otherwise, and a loop sees the order.
+            # Equal sets may iterate in different orders, and a loop depends on the order.
             parts: Any = tuple(self.describe(item, f"{label} item", depth + 1) for item in value)
         elif isinstance(value, dict):
             self._list(self.containers, value)
@@ -349,7 +349,7 @@ class Contents:
                 for index, item in enumerate(list(value))
             )
         own = getattr(value, "__dict__", None)
-        if isinstance(own, dict) and own:  # of a class derived from a container
+        if isinstance(own, dict) and own:  # attributes of a class derived from a container
             self._attributes(value, own, label, depth, True)
             return (kind, parts, id(value))
         if isinstance(value, collections.defaultdict):
@@ -400,7 +400,7 @@ class Contents:
         if whole:
             return
         for name in self._reads.names:
-            # Once it is there it hides the class attribute, or hasattr() finds it.
+            # Setting it would hide the class attribute, or make hasattr() true.
             if name not in own and _settable(type(value), name, name in self._reads.optional):
                 self.places.append((own, name, MISSING))
                 self._note(value, name, MISSING, label, depth)
@@ -468,7 +468,7 @@ class Contents:
 
 
 def is_configuration(value: Any, kind: type) -> bool:
-    """Whether it is an object of settings, which are its attributes, rather than one with a life."""
+    """Returns whether the object only holds settings, in its attributes."""
     if not isinstance(getattr(value, "__dict__", None), dict):
         return False
     return (
@@ -494,8 +494,8 @@ def _is_python(kind: type) -> bool:
 
 
 def _settable(kind: type, name: str, optional: bool) -> bool:
-    """Whether an instance attribute would hide one of the class that is not a data descriptor. Without one of
-    the class the answer is ``optional``."""
+    """Returns whether an instance attribute would hide an attribute of the class. That is the case if the class
+    attribute is not a data descriptor. If the class has no such attribute, returns ``optional``."""
     for holder in kind.__mro__:
         if name in vars(holder):
             return not hasattr(vars(holder)[name], "__set__")
@@ -503,7 +503,7 @@ def _settable(kind: type, name: str, optional: bool) -> bool:
 
 
 def parts(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and those of the functions that it makes."""
+    """Yields a code object and those of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

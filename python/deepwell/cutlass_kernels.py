@@ -1,11 +1,11 @@
-"""Another name of deepwell.kernels.cutlass_bindings."""
+"""An alias of deepwell.kernels.cutlass_bindings."""
 
 from deepwell.kernels import cutlass_bindings as _bindings
 from deepwell.kernels.cutlass_bindings import MicroscaleManager
 
 __all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
 
-CUTLASS_AVAILABLE: bool  # computed when it is asked for, by __getattr__
+CUTLASS_AVAILABLE: bool  # computed on first use, by __getattr__
 
 
 def __getattr__(name: str):

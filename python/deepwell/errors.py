@@ -1,20 +1,20 @@
-"""Exceptions that Deepwell raises on purpose."""
+"""Exceptions that Deepwell raises."""
 
 
 class DeepwellError(RuntimeError):
-    """Base of everything below: catch this to catch them all."""
+    """The base class of Deepwell's exceptions."""
 
 
 class UnsupportedError(DeepwellError):
-    """Asked for something that this version or this machine does not have."""
+    """This version or this machine does not support the request."""
 
 
 class CaptureError(DeepwellError):
-    """A module could not be turned into a graph.
+    """A module cannot be turned into a graph.
 
-    ``operation`` is the operation that has no lowering (or None), ``module_path`` the dotted name of the
-    module that called it ("" for the model itself). ``of_call`` is true where not the module but the
-    arguments of the call are at fault: other calls of the same module may be captured.
+    ``operation`` is the operation without a lowering, or None. ``module_path`` is the dotted name of the module that
+    called it, "" for the model itself. ``of_call`` is true if the arguments of the call are the reason, not the module:
+    other calls of the same module may be captured.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""What a captured graph took for granted about its module, and a quick check that it still holds.
+"""Snapshots of everything that a captured graph assumes about its module, and a quick check that it still holds.
 
 A graph is the module's forward at one moment: its submodules, parameters, flags, hooks and configuration, and
-the globals, closures and objects that its code reads (contents.py, observe.py). When any of them changes, the graph is
-not the module's forward any more, and the original forward must run.
+the globals, closures and objects that its code reads (contents.py, observe.py). After a change of any of them the graph
+may differ from the forward, and the original forward must run.
 
-Every call compares dictionaries, lists and single attributes with what they held, object by object, in C. Only where
-one differs is it asked, slowly, whether the difference matters.
+Every call compares dictionaries, lists and single attributes with their earlier values, object by object, in C. Only if
+one differs, slower code decides whether the difference matters.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
 )
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-# What nn.Module keeps for itself, and attributes that PyTorch and transformers change as modules are used.
+# Attributes that nn.Module manages itself, and attributes that PyTorch and transformers change while modules are used.
 _UNWATCHED = frozenset(torch.nn.Module().__dict__) | {
     "forward",
     "_is_hf_initialized",
     "_compiled_call_impl",
     "_output_capturing_hooks_installed",
 }
-# In place of a value that first_change is not to compare.
+# Marks a value that first_change does not compare.
 _ANY = ...
 
 
@@ -66,7 +66,7 @@ _ANY = ...
 
 
 def _forward_of(attributes: dict[str, Any]) -> Any:
-    """The forward that a module has for its own, ours seen through: that one changes nothing."""
+    """Returns the forward attribute of a module. Looks through Deepwell's own forward, which changes nothing."""
     forward = attributes.get("forward")
     return forward.previous if hasattr(forward, "previous") else forward
 
@@ -83,8 +83,8 @@ def _method(kind: type, name: str) -> types.FunctionType | None:
 
 @functools.lru_cache(maxsize=4096)
 def _settings_outside(kind: type) -> tuple[tuple[Any, str], ...]:
-    """(namespace, name) of the settings among globals and class attributes that the forward of a class of an
-    installed package names, and the methods that it names. For the user's own classes see Recorder."""
+    """Returns (namespace, name) of the globals and class attributes that the forward of a class of an installed package
+    names, and of the methods that it names. Recorder does this for the user's own classes."""
     found: dict[tuple[int, str], tuple[Any, str]] = {}
     if owner_of(kind) != LIBRARY:
         return ()
@@ -107,7 +107,8 @@ def _settings_outside(kind: type) -> tuple[tuple[Any, str], ...]:
 
 
 def _likely_reads(root: torch.nn.Module) -> Reads:
-    """Returns what the code of the user's forwards can read: a first guess, which running them completes."""
+    """Returns what the code of the user's forwards can read. This is a first guess; running the forwards completes
+    it."""
     found = Reads()
     waiting: list[tuple[Any, type | None]] = []
     for kind in {type(module) for module in root.modules()}:
@@ -137,10 +138,10 @@ def _likely_reads(root: torch.nn.Module) -> Reads:
 class ModuleState:
     """A snapshot of everything a captured graph depends on, apart from the arguments.
 
-    ``reads`` is what forwards were seen to read. Without it only the attributes of modules are looked at.
+    ``reads`` is what forwards were observed to read. Without it only the attributes of modules are compared.
 
-    Holds no reference to the root module, whose forward holds this: a model is freed when its last
-    reference goes.
+    Holds no reference to the root module, because the module's forward holds this object: a model is freed when its
+    last reference goes.
     """
 
     def __init__(self, module: torch.nn.Module, reads: Reads | None = None) -> None:
@@ -223,7 +224,7 @@ class ModuleState:
         self._watched = (_kept(root.__dict__), watched)
         self._places = _flat(root, [*contents.places, *self._outside])
         self._probes = [tuple(probe[1:]) for probe in contents.probes]
-        # The first thing among what the forwards read that cannot be watched.
+        # The first value that the forwards read and that cannot be watched.
         self.unwatched = contents.unwatched
         self.described_codes = contents.codes
 
@@ -259,11 +260,11 @@ class ModuleState:
     # ---- comparing -------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer under each of its names."""
+        """Returns every parameter and buffer under each of its names."""
         return self._tensors
 
     def unchanged(self) -> bool:
-        """Whether nothing at all has changed. False may be wrong, True is right."""
+        """Returns whether nothing has changed. True is certain; False may be wrong."""
         root = self._root()
         kept, watched = self._watched
         if (
@@ -278,7 +279,7 @@ class ModuleState:
         return not self._converted()
 
     def _converted(self) -> bool:
-        """Whether a tensor got other data (`p.data = ...`), of another shape, dtype or device."""
+        """Returns whether a tensor has new data (`p.data = ...`) of another shape, dtype or device."""
         unique = self._unique
         return (
             [tensor.dtype for tensor in unique] != self._dtypes
@@ -287,7 +288,7 @@ class ModuleState:
         )
 
     def compare(self, now: "ModuleState") -> str | None:
-        """What is different in ``now``, or None. Tensors may be others as long as they are alike."""
+        """Returns what differs in ``now``, or None. Tensors may be replaced by tensors of the same kind."""
         if self._kinds.keys() != now._kinds.keys():
             return f"submodules of '{_first_other(self._kinds, now._kinds)}' were replaced"
         for path, kind in self._kinds.items():
@@ -312,7 +313,7 @@ class ModuleState:
         return now.reason if self.reason != now.reason else None
 
     def adopt(self, now: "ModuleState") -> None:
-        """Takes over ``now``, which compares equal: the same module, with other tensors perhaps."""
+        """Takes over ``now``, which compares equal: the same module, possibly with other tensors."""
         self.__dict__.update(now.__dict__)
 
 
@@ -326,14 +327,14 @@ def _kept(container: Any) -> tuple[Any, ...]:
 
 
 def named_tensors(root: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers under each of their names: tied ones have several."""
+    """Returns parameters and buffers under each of their names; tied ones have several."""
     tensors = dict(root.named_parameters(remove_duplicate=False))
     tensors.update(root.named_buffers(remove_duplicate=False))
     return tensors
 
 
 def _likeness(tensors: dict[str, torch.Tensor]) -> list[Any]:
-    """Equal for sets of tensors that the same graph can run on: also tied in the same way."""
+    """Returns a value that is equal for sets of tensors that the same graph can run on, including how they are tied."""
     first: dict[int, str] = {}
     return [
         (
@@ -431,10 +432,10 @@ def _place(path: str, name: str) -> str:
 
 
 def _flat(root: torch.nn.Module, places: list[tuple[Any, Any, Any]]) -> tuple[Any, ...]:
-    """For first_replaced, each place once."""
+    """Returns the places as arguments of first_replaced, each place once."""
     found: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
     for holder, key, value in places:
-        if value is not root:  # it would keep itself alive
+        if value is not root:  # a reference to it would keep the model alive
             found[id(holder), key] = (holder, key, value)
     return tuple([part for place in found.values() for part in place])
 
@@ -445,12 +446,12 @@ def _same(now: Any, was: Any, by_identity: bool) -> bool:
     return len(now) == len(was) and all(a is b for a, b in zip(now, was))
 
 
-# ---- what a forward leaves behind --------------------------------------------------------------------
+# ---- side effects of a forward -----------------------------------------------------------------------
 
 
 class Effects:
-    """Notices what a forward that is being traced changes in its modules and in what else it reads, and takes
-    it back."""
+    """Detects what a forward changes in its modules, and in everything else that it reads, while it is traced, and
+    undoes the changes."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
@@ -460,14 +461,14 @@ class Effects:
         self._held: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}  # single attributes
         self._alive: list[Any] = []
         self._caches: dict[int, Any] = {}  # functions under functools.lru_cache
-        self._entries: list[tuple[Any, int]] = []  # and how many results they held
-        self.tensors: dict[int, torch.Tensor] = {}  # the user's, but for registered ones
+        self._entries: list[tuple[Any, int]] = []  # the same, with the number of results they held
+        self.tensors: dict[int, torch.Tensor] = {}  # the user's tensors, except registered ones
         self._before = self._describe(saving=True)
         self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self._versions: list[tuple[torch.Tensor, Any]] = []
 
     def learn(self, reads: Reads) -> None:
-        """To be called before code runs that reads more than was known: what it can change is noted first."""
+        """Call this before code runs that reads more than was known. Records first what that code can change."""
         if self._reads.covers(reads):
             return
         self._reads.update(reads)
@@ -516,7 +517,7 @@ class Effects:
         return records, outside, contents.objects
 
     def begin(self) -> None:
-        """To be called when the forward is about to run: tracers have put tensors of their own in place."""
+        """Call this when the forward is about to run, after tracers have put their own tensors in place."""
         self._entries = [(cache, cache.cache_info().currsize) for cache in self._caches.values()]
         self._versions = [(tensor, _version(tensor)) for tensor in self.tensors.values()]
         self._tables = [
@@ -527,7 +528,7 @@ class Effects:
         ]
 
     def look(self) -> None:
-        """To be called when the forward has run: adds to ``seen`` what it has changed."""
+        """Call this when the forward has run. Adds to ``seen`` what it has changed."""
         for path, table, was in self._tables:
             for name in {**was, **table}:
                 if table.get(name, MISSING) is not was.get(name, MISSING):
@@ -542,7 +543,7 @@ class Effects:
         records, outside, objects = self._describe(saving=False)
         for path, was in self._before[0].items():
             if "rope_type" in was:
-                continue  # what rotary embeddings note down is settled_rope's business
+                continue  # settled_rope handles the notes of rotary embeddings
             for name, value in records.get(path, {}).items():
                 if value != was.get(name):
                     self._saw(f"changes its attribute '{_place(path, name)}' in its forward")
@@ -560,7 +561,7 @@ class Effects:
             self.seen.append(what)
 
     def close(self) -> None:
-        """Keeps the module alive no longer."""
+        """Drops the references to the module."""
         self._root = None
         self._alive, self._tables, self._versions = [], [], []
         self._saved, self._held, self.tensors = {}, {}, {}
@@ -575,7 +576,7 @@ class Effects:
             _hold_again(holder, key, value)
         for cache, size in self._entries:
             if cache.cache_info().currsize != size:
-                cache.cache_clear()  # it may hold what tracers made
+                cache.cache_clear()  # it may hold results of the tracers
 
 
 def _version(tensor: torch.Tensor) -> Any:
@@ -669,7 +670,7 @@ def state_kept(root: torch.nn.Module) -> Iterator[None]:
 
 
 def unusual_mode() -> str | None:
-    """A PyTorch mode under which a compiled engine must step aside, or None."""
+    """Returns a PyTorch mode under which the engine must not run, or None."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "called inside a torch.func transform"
     if torch._C._len_torch_dispatch_stack() > 0:
@@ -677,7 +678,7 @@ def unusual_mode() -> str | None:
     if torch._C._is_torch_function_mode_enabled() and torch._C._len_torch_function_stack() > 0:
         for index in range(torch._C._len_torch_function_stack()):
             mode = torch._C._get_function_stack_at(index)
-            # A default device is such a mode, and harmless where it is the CPU.
+            # A default device is such a mode too, and harmless if it is the CPU.
             if type(mode).__name__ != "DeviceContext":
                 return f"called under {type(mode).__name__}"
             if mode.device.type != "cpu":

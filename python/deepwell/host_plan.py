@@ -1,10 +1,10 @@
-"""Plans for a machine without GPUs, where this library's own engine runs.
+"""Plans for a machine without GPUs, for Deepwell's engine on the CPU.
 
-    plan = deepwell.autoplan(model, seq_len=1024, global_batch=32)     # no GPU here, or hw= a machine that has none
+    plan = deepwell.autoplan(model, seq_len=1024, global_batch=32)     # without GPUs here, or with hw= such a machine
     plan.layout.micro_batch, plan.memory_gb, plan.fits
 
-What is chosen is how many sequences a step takes at once: the most that fit, by the engine's own placement of each size
-that divides the batch (deepwell/step_memory.h). Time on a CPU is not predicted.
+The plan chooses the micro-batch: the largest one that fits, by the engine's own placement for each size that divides
+the batch (deepwell/step_memory.h). Time on a CPU is not predicted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from deepwell.machine import GB, GIB, Hardware
 from deepwell.runtime import Program
 from deepwell.step_memory import StepGraph, check_precision, optimizer_name
 
-# Predictions are of tensors; the rest of a process is not.
+# Fraction of the memory left free: predictions cover tensors, not the rest of a process.
 _RESERVE = 0.05
 
 
 class HostPlan:
-    """How a step runs on this library's engine. ``layout`` has micro_batch, micro_batches (gradients of all but the first
-    are added up) and what was asked for; ``peak`` what is held at the most."""
+    """How a step runs on Deepwell's engine. ``layout`` has micro_batch, micro_batches (their gradients are accumulated)
+    and the request; ``peak`` is the largest amount of memory held at once, in parts."""
 
     step_time_ms = mfu = tokens_per_second = None  # not predicted for a CPU
 
@@ -56,8 +56,8 @@ class HostPlan:
             f"{self.model_name} on {layout.hardware}, batches of {layout.global_batch} x {layout.seq_len}",
             f"  {layout.micro_batches} x {layout.micro_batch} sequences, {layout.precision}, {layout.optimizer}, "
             f"{layout.threads} threads",
-            f"  {self.memory_gib:.3f} GiB at most, in {peak['phase']}; {self.capacity_gib:.3f} available"
-            + ("" if self.fits else f": does not fit, most of it {self.tightest}"),
+            f"  peak {self.memory_gib:.3f} GiB in {peak['phase']}; {self.capacity_gib:.3f} available"
+            + ("" if self.fits else f": does not fit, the largest part is {self.tightest}"),
         ]
         for name, size in peak.items():
             if name not in ("phase", "part", "total") and size:
@@ -75,13 +75,13 @@ class HostPlan:
 
 
 def _fixed_micro_batch(constraints: Iterable[str], batch: int) -> int:
-    """What `micro_batch=N` asks for; 0: nothing."""
+    """Returns the N of a constraint `micro_batch=N`, 0 if there is none."""
     found = 0
     for constraint in constraints:
         name, _, value = str(constraint).partition("=")
         if name.strip() != "micro_batch" or not value.strip().isdigit():
             raise UnsupportedError(
-                f"the constraint {constraint!r} is for GPUs: this library's engine on a CPU takes micro_batch=N"
+                f"the constraint {constraint!r} is for GPUs: Deepwell's engine on a CPU supports micro_batch=N only"
             )
         found = int(value)
         if found < 1 or batch % found:
@@ -92,7 +92,7 @@ def _fixed_micro_batch(constraints: Iterable[str], batch: int) -> int:
 
 
 def _example(model: torch.nn.Module, batch: int, seq_len: int) -> dict[str, torch.Tensor]:
-    """Token ids, and labels where the model has a loss of them."""
+    """Returns token ids, and labels if the model computes a loss from them."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     ids = torch.zeros(batch, seq_len, dtype=torch.long, device=device)
     takes = inspect.signature(model.forward).parameters
@@ -100,13 +100,13 @@ def _example(model: torch.nn.Module, batch: int, seq_len: int) -> dict[str, torc
 
 
 class _Graphs:
-    """The graph for micro-batches of at least `least`: a capture knows nothing of size 1, and has another one for it."""
+    """The graphs for micro-batches. A capture does not cover size 1, which has a graph of its own."""
 
     def __init__(self, model: Any, seq_len: int, precision: str) -> None:
         self.model, self.seq_len, self.precision = model, seq_len, precision
 
     def of(self, batch: int) -> tuple[str, StepGraph, int]:
-        """(name, graph, least micro-batch) for batches of this size."""
+        """Returns (name, graph, smallest micro-batch of the graph) for a batch of this size."""
         model = self.model
         if isinstance(model, (str, os.PathLike)):
             path = os.fspath(model)
@@ -116,18 +116,18 @@ class _Graphs:
         if isinstance(model, IR):
             if batch == 1:
                 raise UnsupportedError(
-                    "a capture does not hold for one sequence, PyTorch traces that apart: give autoplan the model, or a "
-                    "larger global_batch"
+                    "a capture does not cover a batch of one sequence, which PyTorch traces separately: pass autoplan the "
+                    "model instead, or a larger global_batch"
                 )
             program = Program(model.captured.json, ArenaPool(), self.precision)
             program.set_dependencies(model.captured.depends)
             return model.name, StepGraph(program), 2
         if isinstance(model, torch.nn.Module):
-            # Sizes above 1 are symbols: two sequences stand for any number.
+            # Sizes above 1 become symbols, so two sequences stand for any number.
             kwargs = _example(model, min(batch, 2), self.seq_len)
             if "input_ids" not in kwargs:
                 raise UnsupportedError(
-                    f"{type(model).__name__} takes no input_ids, and autoplan has no other sequences to give: use "
+                    f"{type(model).__name__} does not accept input_ids, the only input that autoplan can make: use "
                     "deepwell.dryrun(model, example_inputs) for the memory of one step"
                 )
             ir = capture(model, kwargs)
@@ -140,8 +140,8 @@ class _Graphs:
             graph = StepGraph.of_model(model, ir, list(kwargs.values()), self.precision)
             return ir.name, graph, 1 if batch == 1 else 2
         raise DeepwellError(
-            "without GPUs a plan is made for this library's own engine, which needs the model itself: a module (on the "
-            "meta device, say), what deepwell.capture returns, or a name or folder that deepwell train takes; this is "
+            "without GPUs a plan is for Deepwell's own engine, which needs the model itself: a module (it may be on the "
+            "meta device), the result of deepwell.capture, or a name or folder as for deepwell train; got "
             f"{type(model).__name__}"
         )
 
@@ -156,17 +156,19 @@ def host_plan(
     reserve_gb: float | None,
     optimizer: Any = "adamw_dw",
 ) -> HostPlan:
-    """`autoplan` where the hardware has no GPU."""
+    """Implements `autoplan` for hardware without a GPU."""
     precision = str(getattr(precision, "value", precision)).lower()
     check_precision(precision)
     precision = "fp32" if precision == "auto" else precision
     name = optimizer_name(optimizer)
     memory = hw.figures.get("host_memory")
     if memory is None:
-        raise DeepwellError(f"the description of {hw.name} has neither GPUs nor host_memory")
+        raise DeepwellError(
+            f"the description of {hw.name} has neither GPUs nor host_memory; add one of them"
+        )
     if seq_len < 1 or global_batch < 1:
         raise DeepwellError(
-            f"seq_len is {seq_len} and global_batch {global_batch}; each is 1 or more"
+            f"seq_len is {seq_len} and global_batch {global_batch}; each must be 1 or more"
         )
     reserve = _RESERVE * memory.value if reserve_gb is None else reserve_gb * GB
     capacity = int(memory.value - reserve)
@@ -202,7 +204,7 @@ def host_plan(
 
 
 def _fit(graphs, batch: int, seq_len: int, optimizer: str, capacity: int, fixed: bool, whole: int):
-    """(name, (micro-batch, fits, peak))"""
+    """Returns (name, (micro-batch, fits, peak))."""
     name, graph, least = graphs.of(batch)
     if fixed:
         peak = graph.peak(batch, seq_len, optimizer, batch < whole)

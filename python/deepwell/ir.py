@@ -1,4 +1,4 @@
-"""deepwell.capture: a model's graph, to look at and to hand on."""
+"""deepwell.capture: a model's graph, to inspect and to pass on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IR:
     Attributes:
         symbols: names of the sizes that may vary, in order ("B", "S").
         parameters: {name: shape}, tied parameters once.
-        parameter_count: numbers in them.
+        parameter_count: total number of elements of the parameters.
         node_count: operations in the graph.
     """
 
@@ -28,7 +28,7 @@ class IR:
         self.captured = captured
         self._graph = _deepwell.Graph(captured.json)
         self._recognized: Any = (
-            None  # the same with composite operations, made when it is asked for
+            None  # the graph with composite operations, made on first use
         )
         self._parsed = json.loads(captured.json)
         self.symbols: list[str] = self._parsed["symbols"]
@@ -40,21 +40,21 @@ class IR:
         self.node_count: int = self._graph.node_count
 
     def text(self) -> str:
-        """The whole graph, one line per node."""
+        """Returns the whole graph as text, one line per node."""
         return self._graph.text()
 
     def json(self) -> str:
-        """The graph's JSON form, which the program ``deepwell graph`` reads."""
+        """Returns the graph as JSON, which the program ``deepwell graph`` reads."""
         return self._graph.json()
 
     def cost(self, **sizes: int) -> tuple[float, float]:
-        """(FLOPs, least bytes moved) of one forward: ``ir.cost(B=8, S=256)``."""
+        """Returns (FLOPs, least bytes moved) of one forward: ``ir.cost(B=8, S=256)``."""
         missing = [name for name in self.symbols if name not in sizes]
         if missing or len(sizes) != len(self.symbols):
             raise ValueError(f"cost needs exactly the sizes {', '.join(self.symbols)}")
         if (
             self._recognized is None
-        ):  # as the engine reads it: experts multiply, nothing is gathered
+        ):  # as the engine sees it: experts are grouped matmuls without gathers
             self._recognized = _deepwell.Graph(self.captured.json)
             for graph_pass in ("common", "fold", "recognize"):
                 self._recognized.run_pass(graph_pass)
@@ -92,13 +92,13 @@ def _count(shape: tuple[int, ...]) -> int:
 def call_arguments(
     model: torch.nn.Module, example_inputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a call of ``model``, from what a user gave as an example."""
+    """Returns positional and keyword arguments of a call of ``model``, from the user's example."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if example_inputs is None:
         if not hasattr(model, "config") or getattr(model, "main_input_name", "") != "input_ids":
             raise CaptureError(
-                f"{type(model).__name__} does not say what it takes: pass example_inputs, a tuple of "
+                f"{type(model).__name__} does not declare its inputs: pass example_inputs, a tuple of "
                 "positional or a dict of keyword arguments"
             )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -113,20 +113,19 @@ def call_arguments(
             args, kwargs = args[0], dict(args[1])
     else:
         raise TypeError(
-            f"example_inputs is a {type(example_inputs).__name__}; a tensor, a tuple, a dict, or a pair of a tuple and a "
-            "dict is needed"
+            f"example_inputs is a {type(example_inputs).__name__}; expected a tensor, a tuple, a dict, or a pair of a tuple "
+            "and a dict"
         )
     return args, kwargs
 
 
 def capture(model: torch.nn.Module, example_inputs: Any = None) -> IR:
-    """The graph of ``model``'s forward.
+    """Returns the graph of ``model``'s forward.
 
     Args:
-        model: may be on the meta device: nothing is computed.
-        example_inputs: a tuple of positional or a mapping of keyword arguments, or a pair of both, of which
-            only dtypes and ranks matter (sizes above 1 become symbols). None: token ids, for a Hugging Face
-            model.
+        model: may be on the meta device, since nothing is computed.
+        example_inputs: a tuple of positional arguments, a mapping of keyword arguments, or a pair of both. Only dtypes
+            and ranks matter (sizes above 1 become symbols). None: token ids, for a Hugging Face model.
 
     Raises:
         CaptureError: names the operation and the module that could not be captured, and what to do.

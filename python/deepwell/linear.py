@@ -1,8 +1,8 @@
-"""Linear layers through Deepwell's matrix products for Blackwell, for those who ask for them by name.
+"""Linear layers through Deepwell's GEMMs for Blackwell, if a target names them.
 
-These kernels are proven on the emulator, not run on hardware: ``optimize`` with ``target="auto"`` never installs
-them. The first use of each on a GPU compares it with sums in double; where it differs, and wherever a call does not
-fit, PyTorch's own product runs. Gradients are PyTorch's products.
+These kernels are proven on the emulator, not run on hardware. ``optimize`` with ``target="auto"`` never installs them.
+The first use of each kernel on a GPU compares it with sums in double. If it disagrees, or does not support a call,
+PyTorch's own GEMM runs. Gradients use PyTorch's GEMMs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ UNPROVEN = "proven on the emulator, not run on hardware"
 TARGETS = ("sm_100a", "sm_103a", "emulator:sm_100a", "emulator:sm_103a")
 _DTYPES = (torch.bfloat16, torch.float16)
 
-# Why PyTorch's product ran, by how often, in this process.
+# Reasons why PyTorch's GEMM ran, with their counts, in this process.
 fallbacks: Counter[str] = Counter()
 _told: set[str] = set()
 
 
 def kernels() -> list[dict[str, str]]:
-    """Deepwell's GPU kernels: what each takes, where it has been shown to be right, when it is taken."""
+    """Returns Deepwell's GPU kernels: what each supports, where it has been shown to be right, when it is used."""
     return json.loads(_deepwell.gpu_kernels())
 
 
 def why_not(module: torch.nn.Linear, device: str) -> str | None:
-    """Why no call of ``module`` can go through the kernel, or None."""
+    """Returns why the kernel cannot run any call of ``module``, or None."""
     if module.in_features % 8 or module.out_features % 8:
         return (
             f"it is {module.out_features} x {module.in_features}: rows must be multiples of 16 "
@@ -46,7 +46,7 @@ def why_not(module: torch.nn.Linear, device: str) -> str | None:
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, device: str
 ) -> torch.Tensor | str:
-    """x weight^T + bias of matrices by the kernel, or why not."""
+    """Returns x weight^T + bias of matrices, computed by the kernel, or the reason why it cannot."""
     k, n = weight.shape[1], weight.shape[0]
     if x.dtype not in _DTYPES:
         return f"the input is {x.dtype}"
@@ -55,7 +55,7 @@ def product(
     rows, weight = x.reshape(-1, k).contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     if any(t is not None and t.data_ptr() % 16 for t in (rows, weight)):
-        return "an operand does not begin at a multiple of 16 bytes"
+        return "an operand's address is not a multiple of 16 bytes"
     out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
 
     def run(stream: int) -> str | None:
@@ -84,7 +84,7 @@ def product(
 
 
 class _Product(torch.autograd.Function):
-    """Forward by the kernel, or by PyTorch where it does not take the call."""
+    """Forward by the kernel, or by PyTorch if the kernel does not support the call."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, device):
@@ -122,7 +122,7 @@ class LinearForward(InstanceForward):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         module = self._module()
         x, weight, bias = input, module.weight, module.bias
-        if torch.is_autocast_enabled(x.device.type):  # as autocast has F.linear
+        if torch.is_autocast_enabled(x.device.type):  # casts as autocast does for F.linear
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
@@ -131,7 +131,7 @@ class LinearForward(InstanceForward):
 
 
 class EmulatedForward(LinearForward):
-    """On an emulated GPU, whose memory is apart: operands are copied there and back."""
+    """Runs on an emulated GPU, which has its own memory: operands are copied there and back."""
 
     device = "emulator:sm_100a"
 
@@ -148,7 +148,8 @@ _FORWARDS: dict[str, Any] = {
 
 
 def install(root: torch.nn.Module, device: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Gives every nn.Linear of ``root`` such a forward; what was replaced, and what was left and why."""
+    """Gives every nn.Linear of ``root`` a forward for ``device``. Returns the replaced layers and the layers left
+    alone, each with the reason."""
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
     for path, module in root.named_modules():
@@ -163,5 +164,5 @@ def install(root: torch.nn.Module, device: str) -> tuple[dict[str, str], dict[st
             left[path] = f"Linear: {reason}"
             continue
         module.__dict__["forward"] = _FORWARDS[device](module)
-        replaced[path] = f"Linear -> product on Blackwell, {UNPROVEN}"
+        replaced[path] = f"Linear -> GEMM on Blackwell, {UNPROVEN}"
     return replaced, left

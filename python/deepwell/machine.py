@@ -1,11 +1,12 @@
-"""This machine, and hardware that one does not own, as planning sees them.
+"""Descriptions of this machine, and of hardware that is not at hand, for planning.
 
     hw = deepwell.probe()                # this machine
     hw = deepwell.hardware("b200:64")    # published figures
     hw = deepwell.hardware("cluster.json")
     deepwell.print_hardware_info(hw)
 
-All of it is read in C (deepwell/machine.h); here it only gets names. Figures and the file: docs/hardware.md.
+C code reads all values (deepwell/machine.h); this module names them. docs/hardware.md describes the figures and the
+file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from deepwell.errors import DeepwellError
 
 GB, GIB = 10**9, 2**30
 
-# What the figures of a description are called in its file.
+# Names of the figures in a description's file.
 _FIGURES = (
     "sm_count",
     "clock",
@@ -46,7 +47,7 @@ def _call(function, *arguments):
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number in SI units, and what it is worth: published, read, measured, estimated or given."""
+    """A number in SI units and its kind: published, read, measured, estimated or given."""
 
     value: float
     kind: str
@@ -63,7 +64,7 @@ def _scaled(figure: Figure | None, unit: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class GPU:
-    """One GPU. What cannot be known is None. ``memory_gb`` is 10^9 bytes, ``memory_gib`` 2^30 (what makers and
+    """One GPU. An unknown value is None. ``memory_gb`` is in 10^9 bytes, ``memory_gib`` in 2^30 bytes (what vendors and
     PyTorch call GB)."""
 
     name: str
@@ -115,7 +116,7 @@ class GPU:
 
 @dataclasses.dataclass(frozen=True)
 class NVLink:
-    """What joins the GPUs: bandwidth is of one GPU and one direction."""
+    """NVLink between the GPUs. The bandwidth is that of one GPU in one direction."""
 
     version: int
     gpus_per_domain: int
@@ -125,7 +126,7 @@ class NVLink:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One NVLink, seen from GPU ``gpu``; ``to`` is gpu, switch, cpu or unknown, ``peer`` the GPU where it is one."""
+    """One NVLink, seen from GPU ``gpu``. ``to`` is gpu, switch, cpu or unknown; ``peer`` is set if ``to`` is gpu."""
 
     gpu: int
     link: int
@@ -162,7 +163,7 @@ def _probed_gpu(entry: dict) -> GPU:
 
 
 class Hardware:
-    """A description of GPUs and what joins them. ``figures`` and ``rates`` are those of one GPU, in SI units."""
+    """A description of GPUs and their connections. ``figures`` and ``rates`` are those of one GPU, in SI units."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -216,7 +217,7 @@ class Hardware:
 
     @property
     def links(self) -> list[Link]:
-        """The NVLinks that are up; a profile has none, since it says how GPUs are joined only as a whole."""
+        """The NVLinks that are up. A profile has none, because it describes only the whole connection."""
         return [
             Link(
                 **{key: entry[key] for key in ("gpu", "link", "version", "to", "peer", "to_bus")},
@@ -226,7 +227,7 @@ class Hardware:
         ]
 
     def to_json(self) -> str:
-        """The text of the file that ``deepwell.hardware`` and ``deepwell plan --hardware`` read."""
+        """Returns the text of the file that ``deepwell.hardware`` and ``deepwell plan --hardware`` read."""
         return self._text
 
     def __repr__(self) -> str:
@@ -234,13 +235,14 @@ class Hardware:
 
 
 def probe(measure: bool = False) -> Hardware:
-    """Describes this machine. Without a GPU ``gpus`` is empty and ``cpu`` says what there is. ``measure`` also times
-    copies, matrix products and NCCL, for some seconds on each GPU."""
+    """Describes this machine. Without a GPU ``gpus`` is empty and ``cpu`` describes the CPU. ``measure`` also times
+    copies, GEMMs and NCCL, which takes some seconds per GPU."""
     return Hardware(_call(_deepwell.machine_probe, bool(measure)))
 
 
 def hardware(what: str | os.PathLike | dict) -> Hardware:
-    """A published profile ("h100", "gb200:144"), a file that describes hardware, or its contents as a dict."""
+    """Reads a published profile ("h100", "gb200:144"), a file that describes hardware, or a dict with a file's
+    contents."""
     if isinstance(what, dict):
         return Hardware(_call(_deepwell.hardware_parse, json.dumps(what)))
     if not isinstance(what, (str, os.PathLike)):
@@ -299,7 +301,7 @@ def _lines(hw: Hardware) -> list[str]:
         lines.append(f"NVLink {hw.nvlink.version}: {hw.nvlink.gpus_per_domain} GPUs, {bandwidth}")
     if hw.gpu_count and hw.network:
         lines.append(
-            f"Network: {hw.network}, {_shown(hw.figures.get('network_bandwidth'), 1e9, 'GB/s for each GPU')}"
+            f"Network: {hw.network}, {_shown(hw.figures.get('network_bandwidth'), 1e9, 'GB/s per GPU')}"
         )
     if hw.cpu:
         lines.append(f"CPU: {hw.cpu['model'] or 'unknown'}, {hw.cpu['usable']} threads usable")
@@ -307,5 +309,5 @@ def _lines(hw: Hardware) -> list[str]:
 
 
 def print_hardware_info(hw: Hardware | None = None) -> None:
-    """Prints a description, of this machine when none is given."""
+    """Prints a description of ``hw``, by default of this machine."""
     print("\n".join(_lines(probe() if hw is None else hw)))

@@ -3,7 +3,7 @@
     q = numbers.quantize(x, "mxfp8_e4m3")        # q.codes, q.scales
     y = numbers.dequantize(q)
 
-Tensors are on the CPU. Rules, layouts and their sources: docs/numbers.md.
+Tensors must be on the CPU. docs/numbers.md has the rules, layouts and their sources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCALE_RULES = ("default", "rceil", "floor", "ceil", "amax")
 OVERFLOWS = ("saturate", "nonfinite")
 ROUNDINGS = ("nearest", "stochastic")
 
-# What torch calls them. Formats that it has no type for are uint8, a code each.
+# torch's dtypes of the formats. Formats that torch lacks are uint8, one code each.
 _TYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
@@ -77,7 +77,7 @@ def encode(
     offset: int = 0,
     stream: int = 0,
 ) -> torch.Tensor:
-    """The codes of x, in torch's type where it has one, else uint8.
+    """Returns the codes of x, in torch's dtype if it has one, else uint8.
 
     e2m1 packs two codes into a byte along the last axis, which must be even.
     """
@@ -105,7 +105,7 @@ def encode(
 
 
 def decode(codes: torch.Tensor, format: str) -> torch.Tensor:
-    """float32 of what `encode` gave; exact."""
+    """Returns the exact float32 values of codes from `encode`."""
     number = _choose("format", format, FORMATS)
     raw = _bytes(codes, "codes")
     shape = list(codes.shape)
@@ -125,7 +125,7 @@ def decode(codes: torch.Tensor, format: str) -> torch.Tensor:
 
 
 def fp6_pack(codes: torch.Tensor) -> torch.Tensor:
-    """Six-bit codes, one a byte, to four in three bytes (flat)."""
+    """Packs six-bit codes, one per byte, into three bytes per four codes (flat)."""
     raw = _bytes(codes, "codes")
     packed = torch.empty((6 * raw.numel() + 7) // 8, dtype=torch.uint8)
     _call(_deepwell.fp6_pack, raw.numel(), raw.data_ptr(), packed.data_ptr())
@@ -133,7 +133,7 @@ def fp6_pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def fp6_unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` codes."""
+    """Returns the first `count` codes."""
     raw = _bytes(packed, "packed")
     if count < 0 or (6 * count + 7) // 8 > raw.numel():
         raise ValueError(f"count is {count}, and packed has {raw.numel()} bytes: too few")
@@ -147,11 +147,11 @@ def fp6_unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """A tensor in blocks.
+    """A tensor quantized in blocks.
 
-    ``codes``: the tensor with its summed axis last (axis 0: transposed), e2m1 packed in pairs along it.
-    ``scales``: one for each block, float8_e8m0fnu, float8_e4m3fn (nvfp4) or float32 (fp8_block, "amax").
-    ``shape``: of the tensor that was quantized.
+    ``codes``: the codes with the reduction axis last (axis 0: transposed); e2m1 codes are packed in pairs along it.
+    ``scales``: one per block, float8_e8m0fnu, float8_e4m3fn (nvfp4) or float32 (fp8_block, "amax").
+    ``shape``: the shape of the original tensor.
     """
 
     codes: torch.Tensor
@@ -179,7 +179,7 @@ def _options(scheme, scale_rule, square, axis, rounding, seed, offset, stream, t
 
 
 def _matrix_axis(shape: tuple, axis: int) -> int:
-    """1 for the last axis, over all others as rows; 0 for the first of a matrix."""
+    """Returns 1 if `axis` is the last (all others are rows), 0 if it is the first axis of a matrix."""
     if len(shape) == 0:
         raise ValueError("x is a scalar: quantization needs an axis")
     if axis in (-1, len(shape) - 1):
@@ -196,7 +196,7 @@ def _rows(shape: tuple) -> tuple[int, int]:
 
 
 def _strided(x: torch.Tensor) -> torch.Tensor:
-    """As rows and columns; rows may lie apart."""
+    """Returns x as a matrix; its rows may be strided."""
     rows, cols = _rows(x.shape)
     matrix = x if x.dim() == 2 else x.reshape(rows, cols)
     fits = matrix.stride(1) == 1 and matrix.stride(0) >= cols
@@ -204,7 +204,7 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
 
 
 def nvfp4_tensor_scale(x: torch.Tensor) -> float:
-    """amax / (448 * 6), amax over finite elements."""
+    """Returns amax / (448 * 6), with amax over finite elements."""
     matrix = _strided(
         _f32(x, "x").reshape(-1, x.shape[-1]) if x.dim() else _f32(x, "x")[None, None]
     )
@@ -226,7 +226,7 @@ def quantize(
     stream: int = 0,
     tensor_scale: float | None = None,
 ) -> Quantized:
-    """x in blocks along `axis`. tensor_scale None: for nvfp4 from x's amax, else not used."""
+    """Quantizes x in blocks along `axis`. tensor_scale None: computed from x's amax for nvfp4, else not used."""
     _choose("scheme", scheme, SCHEMES)
     values = _f32(x, "x")
     matrix_axis = _matrix_axis(values.shape, axis)
@@ -262,7 +262,7 @@ def quantize(
 
 
 def dequantize(q: Quantized) -> torch.Tensor:
-    """float32, in the shape that was quantized."""
+    """Returns the values as float32, in the original shape."""
     options = _options(q.scheme, q.scale_rule, q.square, q.axis, "nearest", 0, 0, 0, q.tensor_scale)
     rows, cols = _rows(q.shape)
     layout = _call(_deepwell.block_layout, options, rows, cols)
@@ -335,9 +335,9 @@ def hadamard(
 
 
 def swizzle_scales(scales: torch.Tensor, rows: int | None = None, repeat: int = 1) -> torch.Tensor:
-    """One-byte scales [rows, cols] in the order that tensor cores read (flat, padded to 128 x 4).
+    """Arranges one-byte scales [rows, cols] in the order that tensor cores read (flat, padded to 128 x 4).
 
-    repeat > 1: a row of scales stands for so many rows of the operand, which has `rows`.
+    repeat > 1: each row of scales serves `repeat` rows of the operand, which has `rows` rows.
     """
     raw = _bytes(scales, "scales")
     if scales.dim() != 2 or scales.element_size() != 1:
@@ -355,7 +355,7 @@ def swizzle_scales(scales: torch.Tensor, rows: int | None = None, repeat: int = 
 
 
 def unswizzle_scales(swizzled: torch.Tensor, rows: int, cols: int, repeat: int = 1) -> torch.Tensor:
-    """[ceil(rows / repeat), cols] from what `swizzle_scales` gave."""
+    """Returns the scales [ceil(rows / repeat), cols] from the result of `swizzle_scales`."""
     raw = _bytes(swizzled, "swizzled")
     if repeat < 1 or raw.numel() != _deepwell.scales_swizzled_bytes(rows, cols):
         raise ValueError(

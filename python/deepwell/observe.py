@@ -1,11 +1,11 @@
-"""Watches a forward while it is traced: which code runs, and what it asks that no trace shows.
+"""Watches a forward while it is traced: which code runs, and which queries it makes that a trace does not show.
 
-A trace holds the operations on tensors. A forward may also look at the grad mode, at a tensor's strides, at the clock
-or at a global; the graph would keep the answer that tracing got. A profile function sees every function that is called
-outside of PyTorch's operations, a TorchFunctionMode sees every question that is put to a tensor.
+A trace holds the operations on tensors. A forward may also read the grad mode, a tensor's strides, the clock or a
+global; the graph would keep the values that tracing saw. A profile function sees every function that is called outside
+of PyTorch's operations. A TorchFunctionMode sees every query of a tensor.
 
-Code that belongs to PyTorch, NumPy or the standard library is taken for what it is documented to do. Code of other
-installed packages (site-packages) may keep caches and records of its own; the same questions count.
+Code that belongs to PyTorch, NumPy or the standard library is trusted to do what its documentation says. Code of other
+installed packages (site-packages) may keep its own caches and records; its queries count like the user's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from deepwell.contents import LIBRARY, STANDARD, TORCH, USER, Reads, owner_of_code, parts
 from deepwell.standin import Strayed
 
-# Questions to a tensor whose answer is no part of a graph. The attributes are read through their descriptors.
+# Queries of a tensor whose answer is not part of a graph. The attributes are read through their descriptors.
 _ATTRIBUTES = frozenset(
     {
         "requires_grad",
@@ -75,7 +75,7 @@ _NUMBERS = frozenset(
         "__complex__",
     }
 )
-# Builtin functions whose result is another at another time, or that leave something behind.
+# Builtin functions whose result varies from call to call, or that have side effects.
 _BUILTINS = {
     "time": ("time",), "posix": ("the operating system",), "_socket": ("the network",), "_io": ("a file",),
     "_random": ("a random generator",), "_thread": ("the thread",), "_contextvars": ("a context variable",),
@@ -120,13 +120,13 @@ _FUNCTIONS = {
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _WRAPPERS = os.sep.join(
     ("", "torch", "_compile.py")
-)  # around functions that no compiler looks into
+)  # wrappers of functions that no compiler traces into
 _PASSED = (os.sep.join(("torch", "overrides.py")), os.sep.join(("torch", "_tensor.py")))
 
 
 @functools.lru_cache(maxsize=4096)
 def _mentions(code: types.CodeType) -> tuple[frozenset[str], Reads, tuple[str, ...]]:
-    """(globals, attributes, modules imported)"""
+    """Returns (globals, attributes, modules imported) that a code object names."""
     outside, names, optional, imported, computed = set(), set(), set(), [], False
     for part in parts(code):
         names.add(part.co_name)
@@ -176,22 +176,23 @@ def read_by(code: types.CodeType, namespace: dict[str, Any]) -> Reads:
 
 
 class Unrecordable(Exception):
-    """The forward does what a graph cannot."""
+    """The forward does something that a graph cannot represent."""
 
 
 class Recorder:
-    """Records one run of a forward. ``seen`` lists what a graph would leave out, in words that follow its name."""
+    """Records one run of a forward. ``seen`` lists what a graph would omit, as verb phrases that follow the module's
+    name."""
 
     def __init__(
         self, on_code: Callable[[Reads], None], tensors: dict[int, Any], strangers: set[int]
     ) -> None:
-        """``on_code`` is called before code runs that reads more than the code before it. ``tensors`` are those
-        that attributes and globals hold, by identity; ``strangers`` are modules that must not be called."""
+        """``on_code`` is called before code runs that reads more than the code before it. ``tensors`` are those that
+        attributes and globals hold, by identity. ``strangers`` are modules that must not be called."""
         self.reads = Reads()
         self.seen: list[str] = []
         self.asks_grad_mode = False
         self.asks_layout = False
-        self.codes: dict[types.CodeType, str] = {}  # the user's, with the function's name
+        self.codes: dict[types.CodeType, str] = {}  # the user's, with the functions' names
         self._known: set[types.CodeType] = set()
         self._on_code = on_code
         self._tensors = tensors
@@ -199,12 +200,12 @@ class Recorder:
         self.strayed = False
 
     def close(self) -> None:
-        """Keeps what was watched alive no longer."""
+        """Drops the references to what was watched."""
         self._on_code, self._tensors = lambda reads: None, {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around the forward, in the thread that traces."""
+        """Watches the code that runs inside the context, in the thread that traces."""
         previous = sys.getprofile()
         if previous is not None and hasattr(previous, "disable"):
             previous.disable()  # cProfile
@@ -224,7 +225,7 @@ class Recorder:
                 sys.setprofile(previous)
 
     def note(self, what: str) -> None:
-        """Ends the trace, before what was seen takes effect."""
+        """Ends the trace before the observed effect happens."""
         if what not in self.seen:
             self.seen.append(what)
         raise Unrecordable(what)
@@ -288,7 +289,7 @@ class Recorder:
 
     @staticmethod
     def _asked_by_user(frame: types.FrameType | None) -> bool:
-        """Whether the user's code asks, or the standard library in its name."""
+        """Returns whether the user's code made the query, directly or through the standard library."""
         while frame is not None and (
             owner_of_code(frame.f_code, frame.f_globals) == STANDARD
             or _WRAPPERS in frame.f_code.co_filename
@@ -301,7 +302,7 @@ class Recorder:
     def question(
         self, function: Any, args: tuple[Any, ...], out: Any, frame: types.FrameType | None
     ) -> None:
-        """A function of PyTorch is called from ``frame``."""
+        """Handles a function of PyTorch that is called from ``frame``."""
         name = getattr(function, "__name__", "")
         written = out
         if args and (name.endswith("_") and not name.startswith("__") or name in _IN_PLACE):
@@ -337,14 +338,14 @@ def _draws(bound: Any) -> bool:
 
 
 def _caller(frame: types.FrameType | None) -> str:
-    """Returns whose code called an operation; skips the functions that every such call passes through."""
+    """Returns whose code called an operation. Skips the functions that every such call passes through."""
     while frame is not None and frame.f_code.co_filename.endswith(_PASSED):
         frame = frame.f_back
     return TORCH if frame is None else owner_of_code(frame.f_code, frame.f_globals)
 
 
 class _Questions(TorchFunctionMode):
-    """Sees PyTorch's functions as they are called; what they do inside is not profiled."""
+    """Sees PyTorch's functions as they are called. Their insides are not profiled."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -140,13 +140,13 @@ class AdamW(torch.optim.Optimizer):
 
 
 def _is_plain(param: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor]) -> bool:
-    """All four are dense float32 on the CPU with one and the same dense layout."""
+    """Returns whether all four are dense float32 on the CPU with the same dense layout."""
     strides = param.stride()
     for tensor in (param, grad, state["exp_avg"], state["exp_avg_sq"]):
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             return False
         if tensor.stride() != strides or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
-    # Elementwise, so any order of the same elements will do: dense means no gaps and no overlap.
+    # The update is elementwise, so any common order of the elements works. Dense means no gaps and no overlap.
     span = 1 + sum((size - 1) * stride for size, stride in zip(param.shape, strides))
     return param.numel() == span or param.numel() == 0

@@ -1,11 +1,11 @@
-"""deepwell.optimize: an engine behind a module that stays what it was.
+"""deepwell.optimize: runs a module's forward in the engine and leaves the module unchanged otherwise.
 
-optimize() gives the module a forward of its own (an instance attribute, an ``OptimizedForward``), which
-captures the original forward at the first call, with the arguments of that call, and runs the captured
-graph from then on. Names, parameters, hooks, ``state_dict`` and the class are untouched. Whenever the
-graph would not be what the original forward does now, the original runs, and the summary counts it.
+optimize() gives the module an instance attribute ``forward``, an ``OptimizedForward``. At the first call it
+captures the original forward with the arguments of that call, and it runs the captured graph from then on.
+Names, parameters, hooks, ``state_dict`` and the class are untouched. Whenever the graph would differ from
+what the original forward does now, the original runs, and the summary counts it.
 
-A module whose forward cannot be captured is left to PyTorch and its submodules are tried instead.
+If a module's forward cannot be captured, PyTorch runs it, and its submodules are tried instead.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from deepwell.guards import ModuleState, named_tensors, state_kept, unusual_mode
 from deepwell.report import Report
 from deepwell.runtime import Program, fresh_seed
 
-# Captures of one module: each distinct kind of call (which arguments, which dtypes, which axes are 1,
-# which submodules train) is one. Beyond this the arguments vary without end, and PyTorch runs them.
+# Captures of one module. Each kind of call (which arguments, which dtypes, which axes are 1, which submodules train) is
+# one. Beyond this number the arguments keep varying, and PyTorch runs the call.
 _MAX_CAPTURES = 16
-# Of these, kinds that differ in nothing but a number: a step or a count that is new at every call.
+# Kinds of call that differ in nothing but a number, such as a step or a count that is new at every call.
 _MAX_NUMBERS = 4
-# Captures in all, over every state that the module has been in: flags may change without end as well.
+# Captures over all states that the module has been in, because flags may keep varying as well.
 _MAX_CAPTURES_EVER = 64
-# States whose captures are kept: switching between two configurations is not a capture.
+# States whose captures are kept, so that switching between two configurations needs no new capture.
 _MAX_STATES = 8
-# Shapes of calls that are known to be slower in the engine; beyond this they are forgotten.
+# Shapes of calls that are measured to be slower in the engine. Beyond this number they are forgotten.
 _MAX_SLOWER = 256
 _SLOWER = "measured slower than PyTorch"
-# A module of which no kind of call could be captured is left alone after this many attempts.
+# Failed attempts after which a module without any capture is left to PyTorch for good.
 _MAX_FAILURES = 4
 PRECISIONS = ("auto", "fp32", "bf16", "mxfp8", "nvfp4")
-# Arguments that are leaves of themselves: calls with these alone need no pytree, which takes longer than a small model.
+# Leaf types. Calls with only these arguments need no pytree, which would take longer than a small model.
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _PLAIN = _TENSORS | {bool, int, float, str, type(None), torch.dtype, torch.device}
 
@@ -73,21 +73,22 @@ def optimize(
     inplace: bool = True,
     logits: bool = True,
 ) -> torch.nn.Module:
-    """Makes ``model`` train faster, with the same results; returns it.
+    """Makes ``model`` train faster with the same results. Returns the model.
 
     Args:
-        model: any module. Parameters, names, ``state_dict``, hooks and outputs stay what they are.
-        precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' products are
-            rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results are
-            then not the model's own, and PyTorch runs it only where the engine cannot, with a warning.
-        target: "auto" (where the model is), "cpu", or "sm_90a" for a model on a Hopper GPU. On a GPU its attention is
-            replaced and nothing else (docs/attention.md). "sm_100a" or "sm_103a", for a model on a Blackwell GPU,
-            also gives its linear layers kernels that are proven on the emulator and have not been run on hardware
-            (docs/blackwell.md); "emulator:sm_100a" runs those of a model on the CPU on an emulated GPU. "auto" never
-            does. Others are not supported in this version.
-        verbose: print what was replaced and what was left alone, and why, at the first call.
-        profile: ``deepwell.summary(model)`` shows the mean time of a forward.
-        inplace: False works on ``copy.deepcopy(model)``.
+        model: any module. Parameters, names, ``state_dict``, hooks and outputs do not change.
+        precision: "auto" or "fp32" (the model's own), or how the operands of linear layers' matmuls are
+            rounded, forward and backward: "bf16", "mxfp8", "nvfp4" (docs/precision.md). The results then
+            differ from the model's own. PyTorch runs the model's own precision if the engine cannot run a
+            module, with a warning.
+        target: "auto" (where the model is), "cpu", or "sm_90a" for a model on a Hopper GPU. On a GPU only attention is
+            replaced (docs/attention.md). "sm_100a" and "sm_103a", for a model on a Blackwell GPU, also give its linear
+            layers kernels that are proven on the emulator and have not run on hardware (docs/blackwell.md).
+            "emulator:sm_100a" runs those kernels for a model on the CPU, on an emulated GPU. "auto" never chooses these
+            three. Other targets are not supported in this version.
+        verbose: prints at the first call what was replaced, what was left alone, and why.
+        profile: ``deepwell.summary(model)`` then shows the mean time of a forward.
+        inplace: False optimizes ``copy.deepcopy(model)`` instead.
         logits: False (outputs without logits) is not supported in this version.
 
     Raises:
@@ -96,7 +97,7 @@ def optimize(
         UnsupportedError: an option that this version does not have.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"deepwell.optimize takes a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"deepwell.optimize needs a torch.nn.Module, not {type(model).__name__}")
     if precision == "fp8":
         raise UnsupportedError(
             "precision='fp8' is not supported in this version: use 'mxfp8', which has FP8 elements, "
@@ -113,8 +114,8 @@ def optimize(
         )
     if not logits:
         raise UnsupportedError(
-            "logits=False is not supported in this version: use logits=True, which returns what the "
-            "model returns"
+            "logits=False is not supported in this version: use logits=True, which keeps the model's "
+            "outputs"
         )
     if not inplace:
         model = copy.deepcopy(model)
@@ -137,7 +138,7 @@ def optimize(
         reason = "it is a TorchScript module"
     else:
         reason = _unsupported_tensor(named_tensors(root))
-        session.install(root, "")  # all the same: it may be converted later
+        session.install(root, "")  # also now, since it may be converted later
     if reason is not None:
         report.leave("", root, reason)
         report.announce()
@@ -164,7 +165,7 @@ def _optimize_on_gpu(
             found = torch.cuda.get_device_capability(index)
             if target != "sm_{}{}a".format(*found):
                 raise UnsupportedError(
-                    f"target={target!r} is for another GPU than {torch.cuda.get_device_name(index)}, of "
+                    f"target={target!r} does not match {torch.cuda.get_device_name(index)}, of "
                     "compute capability {}.{}: use target='auto'".format(*found)
                 )
     title = ", ".join(f"{torch.cuda.get_device_name(index)}" for index in devices)
@@ -179,7 +180,7 @@ def _optimize_on_gpu(
 def _optimize_emulated(
     model: torch.nn.Module, root: torch.nn.Module, precision: str, target: str, verbose: bool
 ) -> torch.nn.Module:
-    """For those who write for a GPU that they do not have: slow, and right as far as the emulator is."""
+    """Optimizes for a GPU that is not at hand: slow, and as correct as the emulator is."""
     _keeps_precision(precision, "an emulated GPU")
     made = install.Installation(f"{target}, emulated on the CPU")
     made.add_linear(*linear.install(root, target))
@@ -190,7 +191,7 @@ def _optimize_emulated(
 
 
 def restore(model: torch.nn.Module) -> torch.nn.Module:
-    """Undoes ``optimize`` exactly; returns the model. Does nothing to a model never optimized."""
+    """Undoes ``optimize`` exactly. Returns the model. Does nothing to a model that is not optimized."""
     install.restore(model)
     for module in model.modules():
         forward = _installed.get(module)
@@ -200,7 +201,7 @@ def restore(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def summary(model: torch.nn.Module) -> str:
-    """What was replaced, what was left alone and why, calls and fallbacks so far."""
+    """Returns what was replaced, what was left alone and why, and the calls and fallbacks so far."""
     for module in model.modules():
         forward = _installed.get(module)
         if forward is not None:
@@ -208,11 +209,11 @@ def summary(model: torch.nn.Module) -> str:
     told = install.installed(model)
     if told is not None:
         return told
-    return "deepwell: this model is not optimized (deepwell.optimize(model) does it)"
+    return "deepwell: this model is not optimized; call deepwell.optimize(model)"
 
 
 def _unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The module to optimize: the one that DistributedDataParallel or torch.compile wraps."""
+    """Returns the module to optimize: the one that DistributedDataParallel or torch.compile wraps."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return _unwrap(model.module)
     if type(model).__name__ == "OptimizedModule" and "_orig_mod" in model._modules:
@@ -221,7 +222,7 @@ def _unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _unsupported_tensor(tensors: dict[str, torch.Tensor]) -> str | None:
-    """Why no engine of this version can run on these parameters and buffers, or None."""
+    """Returns why this version has no engine for these parameters and buffers, or None."""
     for name, tensor in tensors.items():
         trained = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if type(tensor) is not torch.nn.Parameter and type(tensor) is not torch.Tensor:
@@ -233,12 +234,12 @@ def _unsupported_tensor(tensors: dict[str, torch.Tensor]) -> str | None:
         if tensor.layout != torch.strided:
             return f"'{name}' has the layout {tensor.layout}: only dense tensors are supported"
         if tensor.is_inference():
-            return f"'{name}' was made under torch.inference_mode"
+            return f"'{name}' was created under torch.inference_mode"
     return None
 
 
 class Session:
-    """One call of optimize(): the report and the arenas its modules share."""
+    """One call of optimize(): the report and the arenas that its modules share."""
 
     def __init__(self, report: Report, precision: str) -> None:
         self.report = report
@@ -251,7 +252,7 @@ class Session:
         self.report.installed(path, module)
 
     def descend(self, module: torch.nn.Module, path: str) -> None:
-        """``module`` is left to PyTorch; its submodules are tried one by one."""
+        """Leaves ``module`` to PyTorch and tries its submodules one by one."""
         for name, child in module.named_children():
             child_path = f"{path}.{name}" if path else name
             if type(child).forward is torch.nn.Module.forward:  # a container without a forward
@@ -262,11 +263,11 @@ class Session:
             elif isinstance(child, torch.jit.ScriptModule):
                 self.report.leave(child_path, child, "it is a TorchScript module")
             elif not any(True for _ in child.children()):
-                self.report.leave(child_path, child, "a single operation gains nothing by itself")
+                self.report.leave(child_path, child, "a single operation gains nothing")
             else:
                 self.install(child, child_path)
 
-    # A copied model has its own report of the same module tree and no arenas.
+    # A copied model has its own report of the same modules and no arenas.
     def __getstate__(self) -> dict[str, Any]:
         return {"report": self.report, "precision": self.precision}
 
@@ -276,19 +277,20 @@ class Session:
         self.pool = ArenaPool()
 
 
-# torch.compile leaves calls out of its graphs with these words. torch.compiler.disable would do all of it, for 10 us a call.
+# torch.compile leaves calls out of its graphs with this reason. torch.compiler.disable would do the same, but costs
+# 10 us per call.
 _UNCOMPILED = "an engine of Deepwell runs this forward"
-# The callback by which torch.compile compiles frames as they are called, or None: there is none.
+# The callback with which torch.compile compiles frames as they are called, or None.
 _frames_compiled: Callable[[], Any] = getattr(
     torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True
 )
 
-# A graph's operands: one tensor for each leaf, and the sizes of the symbols.
+# A graph's operands: one tensor per leaf, and the sizes of the symbols.
 _Bound = tuple[list[torch.Tensor], tuple[int, ...]]
 
 
 class _Entry:
-    """One captured kind of call: the program, where its leaves come from, how outputs are rebuilt."""
+    """One captured kind of call: the program, the sources of its leaves, and how outputs are rebuilt."""
 
     def __init__(
         self,
@@ -310,7 +312,7 @@ class _Entry:
         ]
         self.bind(tensors)
         self.program.check_inputs([index for index, _ in self._inputs])
-        # By grad mode and magnitude: measured slower than the original.
+        # By grad mode and magnitude: whether it was measured slower than the original.
         self.slower: dict[tuple[bool, int], bool] = {}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -321,13 +323,13 @@ class _Entry:
                 leaves.append(tensors[leaf.target])
             else:
                 leaves.append(leaf.value if leaf.kind == "constant" else None)
-        # A seed that only the precision asked for has no place in the capture.
+        # A seed that only the precision needs is not in the capture.
         missing = len(self.program.leaf_roles) - len(leaves)
         self._leaves = [*leaves, *[None] * missing]
 
     def bind_call(self, flat: list[Any]) -> _Bound | None:
-        """Tensors of all leaves, the seed still missing, and the sizes of the symbols; None where the graph is not for
-        such a call."""
+        """Returns the tensors of all leaves, still without the seed, and the sizes of the symbols. Returns None if the
+        graph does not cover such a call."""
         leaves = list(self._leaves)
         for index, position in self._inputs:
             leaves[index] = flat[position]
@@ -348,7 +350,7 @@ class _Entry:
         return (leaves, sizes) if valid else None
 
     def _lies_plainly(self, leaves: list[torch.Tensor]) -> bool:
-        """Whether the arguments lie in memory as they did while the forward was traced, which asks for that."""
+        """Returns whether the arguments are laid out in memory as during tracing, if the forward depends on that."""
         return all(
             leaves[index].is_contiguous() and leaves[index].storage_offset() == 0
             for index, _ in self._inputs
@@ -360,8 +362,8 @@ class _Entry:
         bound: _Bound,
         original: Callable[[list[Any]], Any] | None = None,
     ) -> Any:
-        """``original`` is the forward that PyTorch would run on the flattened arguments: what a backward
-        that the engine can't run (a second derivative) goes back to."""
+        """Runs the graph. ``original`` is PyTorch's forward on the flattened arguments; a backward that the engine
+        cannot run (a second derivative) falls back to it."""
         leaves, sizes = bound
         if self.program.seed_leaf is not None:
             leaves[self.program.seed_leaf] = fresh_seed()
@@ -369,7 +371,8 @@ class _Entry:
         return self.rebuild(self.program.run(leaves, sizes, replay), flat)
 
     def smaller_call(self, flat: list[Any], bound: _Bound) -> list[Any]:
-        """Arguments for a comparison with PyTorch: copies that share memory with ``flat``, or parts of large ones."""
+        """Returns arguments for a comparison with PyTorch: copies that share memory with ``flat``, or parts of large
+        ones."""
         leaves, sizes = bound
         first = [False] * len(sizes)
         for index, (_, axis) in enumerate(self._sizes):
@@ -385,7 +388,7 @@ class _Entry:
         return copies
 
     def _replay(self, original: Callable[[list[Any]], Any], flat: list[Any]) -> list[torch.Tensor]:
-        """The graph's outputs once more, by PyTorch."""
+        """Returns the graph's outputs, recomputed by PyTorch."""
         values, _ = flatten_outputs(original(flat))
         outputs: dict[int, torch.Tensor] = {}
         for value, output in zip(values, self._captured.outputs, strict=True):
@@ -394,13 +397,13 @@ class _Entry:
         return [outputs[index] for index in range(len(outputs))]
 
 
-# The forwards of ours, by module: also found where someone has wrapped one (Accelerate does).
+# Deepwell's forwards by module. They are found here even if someone has wrapped one (Accelerate does).
 _installed: "weakref.WeakKeyDictionary[torch.nn.Module, OptimizedForward]"
 _installed = weakref.WeakKeyDictionary()
 
 
 class _Tracing(threading.local):
-    """Whether this thread is capturing: every forward of ours stands aside then."""
+    """Whether this thread is capturing. Deepwell's forwards then call the originals."""
 
     active = False
 
@@ -418,7 +421,7 @@ def _standing_aside() -> Iterator[None]:
 
 
 class _State:
-    """What the module was like at one time, and what was captured then."""
+    """The module's state at one time, and what was captured then."""
 
     def __init__(self, module: torch.nn.Module, reads: Reads) -> None:
         self.module = ModuleState(module, reads)
@@ -426,10 +429,10 @@ class _State:
         self.entries: dict[Any, list[_Entry]] = {}
         self.failed: dict[Any, str] = {}
         self.count = 0
-        self.numbers: dict[Any, int] = {}  # captures by kind of call, numbers aside
+        self.numbers: dict[Any, int] = {}  # number of captures by kind of call, ignoring numbers
 
     def adopt(self, now: "_State") -> None:
-        """Goes on as ``now``, in which only the tensors may be others."""
+        """Continues as ``now``, which differs in its tensors at most."""
         self.module.adopt(now.module)
         for made in self.entries.values():
             for entry in made:
@@ -437,9 +440,9 @@ class _State:
 
 
 class OptimizedForward:
-    """A module's forward while it is optimized. Called as the original would be.
+    """A module's forward while it is optimized. It is called as the original would be.
 
-    It behaves like the bound method that it stands for, but does not keep its module alive: a model is
+    It behaves like the bound method that it replaces, but does not keep its module alive: a model is
     freed when its last reference goes.
     """
 
@@ -453,21 +456,21 @@ class OptimizedForward:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._busy = threading.local()
-        self._states: list[_State] = []  # the present one first
-        self._reads = Reads()  # what the forward was seen to read in all captures
-        self._left_alone: str | None = None  # for good
+        self._states: list[_State] = []  # the current one first
+        self._reads = Reads()  # everything that the forward was observed to read, over all captures
+        self._left_alone: str | None = None  # why PyTorch runs it for good
         self._captured_once = False
         self._attempts = 0
         self._slower: set[Any] = set()  # shapes of calls for which PyTorch is faster
 
-    # ---- being a forward ---------------------------------------------------------------------------
+    # ---- the interface of a forward ----------------------------------------------------------------
 
     @property
     def module(self) -> torch.nn.Module:
         module = self._module()
         if module is None:
             raise RuntimeError(
-                "the model of this optimized forward is gone: keep the model, not its forward alone, or "
+                "the model of this optimized forward no longer exists: keep the model, not its forward alone, or "
                 "take the forward after deepwell.restore(model)"
             )
         return module
@@ -502,11 +505,11 @@ class OptimizedForward:
 
     @property
     def __func__(self):
-        """What wrappers of bound methods ask for (Accelerate wraps it and binds it again)."""
+        """The function of a bound method, for code that wraps one (Accelerate wraps it and binds it again)."""
         return _unbound(type(self.module))
 
     def __getattr__(self, name: str) -> Any:
-        # As a bound method, which has its function's attributes (__code__, and the user's own).
+        # Like a bound method, it has its function's attributes (__code__, and the user's own).
         if name.startswith("_") and not name.startswith("__"):
             raise AttributeError(name)
         asking = sys._getframe(1).f_globals.get("__name__")
@@ -518,7 +521,7 @@ class OptimizedForward:
         return getattr(self.original, name)
 
     def remove(self) -> None:
-        """Puts back what was there. Where a wrapper holds on to this forward it becomes the original."""
+        """Restores the original. If a wrapper holds this forward, it behaves like the original from now on."""
         self._left_alone = "deepwell.restore was called"
         module = self.module
         found = module.__dict__.get("forward")
@@ -580,7 +583,7 @@ class OptimizedForward:
         except BaseException:
             if (
                 attempts > attempts_before
-            ):  # wrong arguments, say: nothing has been learnt about others
+            ):  # for example wrong arguments, which say nothing about other calls
                 self._attempts = attempts_before
                 self._left_alone = None
                 state, key = kind
@@ -588,14 +591,15 @@ class OptimizedForward:
             raise
 
     def _note_slower(self, shapes: Any) -> None:
-        """Later calls of these shapes go to PyTorch without a look at the module, which only the engine needs."""
+        """Sends later calls of these shapes to PyTorch without checking the module, which only the engine needs."""
         if shapes is not None:
             if len(self._slower) >= _MAX_SLOWER:
                 self._slower.clear()
             self._slower.add(shapes)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, str | None]:
-        """(the kind of call, the result of the engine, None), or why PyTorch must run in place of the None."""
+        """Returns (kind of call, the engine's result, None), or with the reason why PyTorch must run as the third
+        item."""
         kind = None
         reason = unusual_mode()
         if reason is None:
@@ -617,11 +621,11 @@ class OptimizedForward:
         return kind, None, reason
 
     def _original_on(self, spec: Any, state: _State, flat: list[Any]) -> Any:
-        """The original forward on flattened arguments, some time after the call was made."""
+        """Runs the original forward on flattened arguments, some time after the call."""
         if not state.module.unchanged():
             raise RuntimeError(
-                f"{type(self.module).__name__} has changed since its forward, and this backward runs the "
-                "forward again: call backward before changing the model, or deepwell.restore(model)"
+                f"{type(self.module).__name__} has changed since its forward, and this backward must run the "
+                "forward again: call backward before changing the model, or deepwell.restore(model) first"
             )
         args, kwargs = _unflattened(flat, spec)
         with self._out():
@@ -629,7 +633,7 @@ class OptimizedForward:
 
     @contextlib.contextmanager
     def _out(self) -> Iterator[None]:
-        """Calls by this thread go to the original."""
+        """Makes calls by this thread go to the original."""
         was = getattr(self._busy, "out", False)
         self._busy.out = True
         try:
@@ -638,7 +642,7 @@ class OptimizedForward:
             self._busy.out = was
 
     def _state(self) -> _State:
-        """The module's present state: the one of the last call, or one that it was in before, or new."""
+        """Returns the module's current state: that of the last call, an earlier one, or a new one."""
         states = self._states
         if states and states[0].module.unchanged():
             return states[0]
@@ -658,19 +662,20 @@ class OptimizedForward:
             return now
 
     def _find(self, state: _State, key: Any, flat: list[Any], args: Any, kwargs: Any):
-        """(entry, what it runs on), or (None, why the original must run)."""
+        """Returns (entry, its operands), or (None, why the original must run)."""
         entry, bound = self._accepting(state, key, flat)
         if entry is None:
             if key in state.failed:
                 return None, state.failed[key]
             with self._lock:
-                entry, _ = self._accepting(state, key, flat)  # another thread may have been first
+                # Another thread may have made it meanwhile.
+                entry, _ = self._accepting(state, key, flat)
                 reason = None if entry is not None else self._capture(state, key, args, kwargs)
             if reason is not None:
                 return None, reason
             entry, bound = self._accepting(state, key, flat)
             if entry is None:
-                state.failed[key] = "the captured graph does not describe these shapes or strides"
+                state.failed[key] = "the captured graph does not cover these shapes or strides"
                 return None, state.failed[key]
         size = torch.is_grad_enabled(), magnitude(bound[1])
         slower = entry.slower.get(size)
@@ -684,7 +689,7 @@ class OptimizedForward:
         return (None, _SLOWER) if slower else (entry, bound)
 
     def _accepting(self, state: _State, key: Any, flat: list[Any]) -> Any:
-        """(entry, what it runs on) of a capture for such a call, or (None, None)."""
+        """Returns (entry, its operands) of a capture for such a call, or (None, None)."""
         for entry in state.entries.get(key, ()):
             bound = entry.bind_call(flat)
             if bound is not None:
@@ -692,15 +697,15 @@ class OptimizedForward:
         return None, None
 
     def _capture(self, state: _State, key: Any, args: Any, kwargs: Any) -> str | None:
-        """Captures this kind of call; None, or why it stays with PyTorch."""
+        """Captures this kind of call. Returns None, or why it stays with PyTorch."""
         if state.count >= _MAX_CAPTURES:
-            return f"{_MAX_CAPTURES} kinds of call are captured already"
+            return f"{_MAX_CAPTURES} kinds of call are already captured"
         if self._attempts >= _MAX_CAPTURES_EVER:
-            return f"{_MAX_CAPTURES_EVER} captures were made already: the module keeps changing"
+            return f"{_MAX_CAPTURES_EVER} captures were already made: the module keeps changing"
         kind = _without_numbers(key)
         if state.numbers.get(kind, 0) >= _MAX_NUMBERS:
             return (
-                f"{_MAX_NUMBERS} kinds of call that differ in a number are captured already: pass "
+                f"{_MAX_NUMBERS} kinds of call that differ only in a number are already captured: pass "
                 "numbers that vary as tensors"
             )
         started = time.perf_counter()
@@ -708,7 +713,7 @@ class OptimizedForward:
         name = type(self.module).__name__
         try:
             with self.session.report.progress(f"Capturing {name}"), _standing_aside():
-                # Hooks run around the engine: tracing must neither run them nor make them part of the graph.
+                # Hooks run around the engine, so tracing must neither run them nor capture them.
                 captured = capture_graph(self.module, args, kwargs, without_hooks=True)
             self._watch(state, captured)
             entry = _Entry(
@@ -731,41 +736,41 @@ class OptimizedForward:
         return None
 
     def _watch(self, state: _State, captured: Captured) -> None:
-        """From now on what the forward was seen to read is compared at each call."""
+        """From now on, each call compares what the forward was observed to read."""
         self._reads.update(captured.reads)
         watched = ModuleState(self.module, self._reads)
         reason = watched.unwatched
         for code, name in captured.codes.items():
             if code.co_freevars and code not in watched.described_codes and reason is None:
-                reason = f"the variables around '{name}', which cannot be watched"
+                reason = f"variables around '{name}', which cannot be watched"
         if reason is not None:
             raise CaptureError(
-                f"{type(self.module).__name__} reads {reason}: pass it as an argument or keep it in a "
-                "number, a list or a dictionary, or leave it: the module runs in PyTorch"
+                f"{type(self.module).__name__} reads {reason}: pass it as an argument, keep it in a "
+                "number, a list or a dictionary, or leave it as it is: the module then runs in PyTorch"
             )
         state.module.adopt(watched)
 
     def _descend(self, reason: str) -> None:
-        """A capture failed, and none has been made: the modules inside are tried instead. This one is tried
-        again for other kinds of call and when it changes, a few times."""
+        """Tries the modules inside, after a capture failed and if there is none. This module is tried again a few
+        times, for other kinds of call and when it changes."""
         if self._attempts >= _MAX_FAILURES:
             self._left_alone = reason
         self.session.report.leave(self.path, self.module, reason)
         self.session.descend(self.module, self.path)
 
-    # ---- compared with PyTorch -----------------------------------------------------------------------
+    # ---- comparison with PyTorch ---------------------------------------------------------------------
 
     def _measure(
         self, entry: _Entry, flat: list[Any], bound: _Bound, args: Any, kwargs: Any
     ) -> bool:
-        """Times the original and the engine on copies of this call's inputs; whether the original is faster.
+        """Times the original and the engine on copies of this call's inputs. Returns whether the original is faster.
 
-        Both are called as the module calls its forward: guards, binding and autograd count. Leaves gradients, buffers,
-        attributes and random states as they were. DEEPWELL_MEASURE=0 in the environment skips this: the engine runs
-        whatever it can.
+        Both are called as the module calls its forward, so guards, binding and autograd count. Gradients, buffers,
+        attributes and random states do not change. DEEPWELL_MEASURE=0 in the environment skips the comparison: the
+        engine then runs every call that it can.
         """
         grad = torch.is_grad_enabled()
-        # Until more is known the engine runs: the calls below, and those of other threads meanwhile.
+        # Until the result is known the engine runs: in the calls below, and in other threads meanwhile.
         size = grad, magnitude(bound[1])
         entry.slower[size] = False
         if (
@@ -778,12 +783,12 @@ class OptimizedForward:
         structure = pytree.tree_structure((args, kwargs))
         for copies in (entry.smaller_call(flat, bound), [_detached(value) for value in flat]):
             call = entry.bind_call(copies)
-            if call is None:  # not for sizes this small
+            if call is None:  # the engine has no graph for sizes this small
                 continue
             try:
                 with self.session.report.progress("Comparing with PyTorch"):
                     timing = self._compared(entry, copies, structure)
-            except Exception:  # parts of the arguments may not fit together; a call that fails as a whole fails by itself
+            except Exception:  # smaller arguments may be inconsistent; a wrong call fails later
                 continue
             finally:
                 if entry.program.call_bytes(*call) > LARGE_CALL // SHARE:
@@ -824,7 +829,7 @@ class OptimizedForward:
 
 
 class _NotCompared(Exception):
-    """The engine does not run what is to be compared."""
+    """The engine cannot run the call that is to be compared."""
 
 
 torch._dynamo.decorators.skip(OptimizedForward.__call__)
@@ -842,11 +847,11 @@ def _unpickle(module, path, session, previous) -> OptimizedForward:
 
 @functools.lru_cache(maxsize=1024)
 def _unbound(kind: type):
-    """The optimized forward of modules of class ``kind`` as a function of the module."""
+    """Returns the optimized forward of modules of class ``kind``, as a function of the module."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         ours = _installed.get(self)
-        if ours is None:  # restored, or a copy made without it
+        if ours is None:  # restored, or a copy that was made without it
             return kind.forward(self, *args, **kwargs)
         return ours(*args, **kwargs)
 
@@ -856,8 +861,8 @@ def _unbound(kind: type):
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The arguments in a list, in pytree's order, and their structure; no structure where there is a key-value cache,
-    which decoding updates in place, as a graph does not."""
+    """Returns the arguments as a list in pytree's order, and their structure. The structure is missing if there is a
+    key-value cache, because decoding updates it in place and a graph does not."""
     flat = [*args, *kwargs.values()]
     if all([type(value) in _PLAIN for value in flat]):
         return flat, (len(args), *kwargs)
@@ -867,7 +872,7 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
-    """A key under which the faster side is kept, from the arguments alone; None if they are not plain."""
+    """Returns a key, from the arguments alone, under which the faster side is stored; None if they are not plain."""
     parts: list[Any] = [training, torch.is_grad_enabled(), len(args), *kwargs]
     for value in (*args, *kwargs.values()):
         kind = type(value)
@@ -885,15 +890,16 @@ def _unflattened(flat: list[Any], spec: Any) -> tuple[tuple[Any, ...], dict[str,
 
 
 def _without_numbers(key: Any) -> Any:
-    """A kind of call, apart from the values of its numbers."""
+    """Returns a kind of call without the values of its numbers."""
     (spec, parts), training = key
     return spec, training, tuple([p[0] if p[0] in (int, float) else p for p in parts])
 
 
 def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
-    """What distinguishes this kind of call from others, or why the engine cannot take it."""
+    """Returns what distinguishes this kind of call from others, or why the engine does not support it."""
     parts: list[Any] = []
-    first: dict[int, int] = {}  # position of each tensor: a forward sees that two arguments are one
+    # Position of each tensor, since a forward can see that two arguments are the same.
+    first: dict[int, int] = {}
     for position, value in enumerate(flat):
         if isinstance(value, torch.Tensor):
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -903,7 +909,7 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
             if value.is_neg() or value.is_conj():
                 return None, "an argument is negated or conjugated lazily"
             if value.is_inference() and torch.is_grad_enabled():
-                return None, "an argument was made under torch.inference_mode"
+                return None, "an argument was created under torch.inference_mode"
             shape = value.shape
             if 0 in shape:
                 return None, "an argument has no elements"
@@ -918,7 +924,7 @@ def _signature(flat: list[Any], spec: Any) -> tuple[Any, str | None]:
 
 
 def _detached(value: Any) -> Any:
-    """A tensor of the same memory that is a leaf of autograd."""
+    """Returns a tensor with the same memory that is a leaf of autograd."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.requires_grad)
     return value

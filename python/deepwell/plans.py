@@ -1,11 +1,11 @@
-"""Plans: how a training run is laid out on GPUs, and what a step of it costs.
+"""Plans: the layout of a training run on GPUs, and the cost of a step.
 
     plan = deepwell.autoplan("llama3-70b", hw="h100:64", seq_len=8192, global_batch=256)
     print(plan.explain())
     plan.save("plan.json")               # for `deepwell dryrun --plan`
     plan = deepwell.Plan.load("plan.json")
 
-The search is C (deepwell/autoplan.h); here its answer only gets names. What is considered: docs/autoplan.md.
+C code does the search (deepwell/autoplan.h); this module names its results. docs/autoplan.md says what is considered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deepwell.errors import DeepwellError, UnsupportedError
 from deepwell.host_plan import HostPlan, host_plan
 from deepwell.machine import GB, GIB, Hardware, hardware, probe
 
-# What `moe` may say besides the capacity factor: the planner's fields of a mixture.
+# Keys of `moe` besides the capacity factor: the planner's fields of a mixture.
 _MOE = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_layers", "moe_every")
 
 
@@ -33,11 +33,13 @@ def _call(function, *arguments):
 
 
 class Plan:
-    """A layout and its prediction. ``layout``, ``prediction`` and ``model`` have the fields of the file; where nothing
-    fits, ``fits`` is False, ``tightest`` says which memory is short, and ``gpus_needed`` how many GPUs would do.
-    ``kernels`` says who computes what. ``unmeasured`` names the parts of the layout of which no measurement is known ("":
-    all are measured), ``bolder`` lists layouts with such parts that are predicted to be faster, and ``remarks`` says what must
-    be known before the plan is used, such as that the framework's training is not built."""
+    """A layout and its prediction.
+
+    ``layout``, ``prediction`` and ``model`` have the fields of the file. If nothing fits, ``fits`` is False,
+    ``tightest`` names the part of the memory that is short, and ``gpus_needed`` is the number of GPUs that would be
+    enough. ``kernels`` names the kernel of each operation. ``unmeasured`` names the parts of the layout without a known
+    measurement ("": all are measured), and ``bolder`` lists layouts with such parts that are predicted to be faster.
+    ``remarks`` says what to know before using the plan, such as that the framework's training is not built yet."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -68,12 +70,12 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one GPU."""
+        """Tokens per second of one GPU."""
         return self.prediction["tokens_per_second"]
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization, relative to the BF16 peak in every precision: with FP8 it may exceed 1."""
+        """Model FLOPs utilization, relative to the BF16 peak in every precision. With FP8 it may exceed 1."""
         return self.prediction["mfu"]
 
     @property
@@ -82,7 +84,7 @@ class Plan:
 
     @property
     def memory_gb(self) -> float:
-        """10^9 bytes of the heaviest GPU, with all that nvidia-smi counts."""
+        """10^9 bytes of the most loaded GPU, including everything that nvidia-smi counts."""
         return self.prediction["used"] / GB
 
     @property
@@ -90,11 +92,11 @@ class Plan:
         return self.prediction["used"] / GIB
 
     def explain(self) -> str:
-        """In words, with the runners-up and what each loses."""
+        """Returns the plan in words, with the runners-up and what each loses."""
         return _call(_deepwell.autoplan_text, self._text, True)
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Returns the text of the plan's file."""
         return self._text
 
     def save(self, path: str | os.PathLike) -> None:
@@ -108,7 +110,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Checked; a text without a prediction is predicted."""
+        """Reads and checks the text. Adds the prediction if it is missing."""
         return cls(_call(_deepwell.autoplan_parse, text))
 
     def __str__(self) -> str:
@@ -123,7 +125,7 @@ class Plan:
 
 
 def _model_of(what: Any) -> tuple[str, dict[str, Any]]:
-    """The name, and the planner's fields."""
+    """Returns the model's name and the planner's fields."""
     if isinstance(what, (str, os.PathLike)):
         path = os.fspath(what)
         return os.path.basename(os.path.normpath(path)), _call(_deepwell.planner_model, path)
@@ -136,8 +138,8 @@ def _model_of(what: Any) -> tuple[str, dict[str, Any]]:
     if hasattr(what, "captured"):
         return what.name, _call(_deepwell.planner_model_of_graph, what.captured.json)
     raise DeepwellError(
-        f"a plan is made for a model's name, a folder of Hugging Face, its config.json, one of its models, what "
-        f"deepwell.capture returns, or a dict of the planner's fields; this is {type(what).__name__}"
+        f"a plan needs a model's name, a Hugging Face folder, its config.json, a Hugging Face model, the result of "
+        f"deepwell.capture, or a dict of the planner's fields; got {type(what).__name__}"
     )
 
 
@@ -145,7 +147,8 @@ _LOADS = ("capacity_factor", "imbalance")
 
 
 def _load_of(moe: Mapping[str, Any]) -> list[str]:
-    """The heaviest rank of experts, as a constraint: buffers as wide as a capacity factor says, or what routing gives."""
+    """Returns the load of the heaviest expert rank as a constraint: the capacity factor, or the imbalance of
+    routing."""
     for name in _LOADS:
         factor = moe.get(name)
         if factor is None:
@@ -156,8 +159,8 @@ def _load_of(moe: Mapping[str, Any]) -> list[str]:
             or not 1 <= factor <= 1000
         ):
             raise DeepwellError(
-                f"moe's {name} is {factor!r}; expected 1 to 1000 times an even share. Below 1 tokens are dropped, "
-                f"which is not planned: leave it out"
+                f"moe's {name} is {factor!r}; expected 1 to 1000 times an even share. Values below 1 drop tokens, "
+                f"which plans do not support"
             )
         return [f"expert_load={round(100 * factor)}"]
     return []
@@ -167,7 +170,7 @@ def _with_experts(model: dict[str, Any], moe: Mapping[str, Any]) -> dict[str, An
     unknown = [key for key in moe if key not in _MOE and key not in _LOADS]
     if unknown or ("experts" not in moe and not model.get("experts")):
         raise DeepwellError(
-            f"moe has {', '.join(map(repr, unknown)) or 'no experts'}; it takes experts, and top_k, expert_ffn, "
+            f"moe has {', '.join(map(repr, unknown)) or 'no experts'}; expected experts, and optionally top_k, expert_ffn, "
             f"shared_ffn, dense_layers, moe_every, capacity_factor, imbalance"
         )
     if not any(key in _MOE for key in moe):
@@ -181,15 +184,15 @@ def _with_experts(model: dict[str, Any], moe: Mapping[str, Any]) -> dict[str, An
         "moe_every": model.get("moe_every") or 1,
         **given,
     }
-    changed["parameters"] = changed["active"] = 0.0  # counted from the widths
+    changed["parameters"] = changed["active"] = 0.0  # computed from the widths
     return changed
 
 
 def _check_arch(arch: str, hw: Hardware) -> None:
-    """ "blackwell-sm100", "sm_90a": the number must be the hardware's."""
+    """Checks that the number in "blackwell-sm100" or "sm_90a" is the hardware's."""
     number = re.search(r"sm_?(\d+)", arch)
     if number is None:
-        raise DeepwellError(f"arch is {arch!r}; expected one with sm and a number, as in sm100")
+        raise DeepwellError(f"arch is {arch!r}; expected a name with sm and a number: sm100")
     if int(number[1]) != hw._capability:
         raise DeepwellError(
             f"arch is {arch!r}, and {hw.name} is {hw.architecture}; leave one of them out"
@@ -197,14 +200,14 @@ def _check_arch(arch: str, hw: Hardware) -> None:
 
 
 def _check_for_host(hw: Hardware, arch: str | None, moe: Mapping[str, Any] | None) -> None:
-    """Refuses arguments that are for GPUs on a machine without any."""
-    elsewhere = 'name the GPUs to plan for, as in hw="b200:8", or leave it out'
+    """Refuses arguments that need GPUs if the machine has none."""
+    elsewhere = 'name the GPUs to plan for, such as hw="b200:8", or leave it out'
     if arch is not None:
         raise DeepwellError(f"arch is {arch!r}, and {hw.name} has no GPUs: {elsewhere}")
     if moe is not None:
         raise UnsupportedError(
-            f"moe replaces a model's MLPs by experts in a plan for GPUs, and {hw.name} has none, where the model runs as "
-            f"it is: {elsewhere}"
+            f"moe replaces a model's MLPs by experts in a plan for GPUs. {hw.name} has no GPUs and runs the model as it "
+            f"is: {elsewhere}"
         )
 
 
@@ -234,23 +237,23 @@ def autoplan(
     what_ifs: bool = True,
     bold: bool = False,
 ) -> Plan | HostPlan:
-    """The fastest layout that fits, out of all whose sizes divide.
+    """Finds the fastest layout that fits, of all layouts whose sizes divide evenly.
 
-    ``model``: a name ("llama3-70b"), a folder or config.json of Hugging Face, one of its models, what
-    ``deepwell.capture`` returns, or a dict of the planner's fields. ``hw``: as ``deepwell.hardware`` takes it; None is
-    this machine. ``global_batch``: sequences of an optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"].
-    ``moe``: experts in place of the model's MLPs, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance": tokens of
-    the heaviest rank of experts, times an even share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) that are left free; None
-    is a twentieth. ``precision``: of the products; None is BF16. ``bold``: takes the fastest layout even where parts of it
-    have no known measurement; else such layouts are listed as ``plan.bolder``.
+    ``model``: a name ("llama3-70b"), a Hugging Face folder, config.json or model, the result of ``deepwell.capture``,
+    or a dict of the planner's fields. ``hw``: as for ``deepwell.hardware``; None is this machine. ``global_batch``:
+    sequences per optimizer step. ``constraints``: {"tp": 8} or ["tp=8", "pp<=4"]. ``moe``: replaces the model's MLPs by
+    experts, {"experts": 8, "top_k": 2}; "capacity_factor" or "imbalance" give the tokens of the most loaded expert
+    rank, relative to an even share. ``reserve_gb``: 10^9 bytes of each GPU (or of the host) to leave free; None is 5 %.
+    ``precision``: of the GEMMs; None is BF16. ``bold``: True allows layouts with parts that have no known measurement;
+    by default they are only listed, as ``plan.bolder``.
 
-    The default framework is "deepwell", whose training on GPUs is not built yet (``plan.remarks`` says so):
-    constraints={"framework": "megatron"} plans for one that can be run.
+    The default framework is "deepwell", whose training on GPUs is not built yet (``plan.remarks`` says so).
+    constraints={"framework": "megatron"} plans for a framework that runs today.
 
-    Hardware without GPUs is planned for this library's own engine, which runs there: the answer is a ``HostPlan``, with the
-    most sequences at once that fit by its placement. ``model`` is then a module (on the meta device, say), what
-    ``deepwell.capture`` returns, or a name or folder that ``deepwell train`` takes; ``precision`` as ``optimize`` takes it,
-    None for FP32; of constraints there is micro_batch=N.
+    For hardware without GPUs the plan is for Deepwell's own engine on the CPU. The result is a ``HostPlan`` with the
+    largest micro-batch that fits. ``model`` is then a module (it may be on the meta device), the result of
+    ``deepwell.capture``, or a name or folder as for ``deepwell train``. ``precision`` is as for ``optimize``, None is
+    FP32. The only constraint is micro_batch=N.
     """
     if hw is None:
         hw = probe()

@@ -1,4 +1,4 @@
-"""Precisions by name, and how blocks of microscaled ones are made."""
+"""Names of precisions, and the options of microscaled blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Precision(str, enum.Enum):
-    """What a matrix product's operands are stored in. Equal to its name in lower case."""
+    """The format of a GEMM's operands. A member equals its name in lower case."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -20,25 +20,25 @@ class Precision(str, enum.Enum):
 
     @property
     def bits(self) -> int:
-        """Of an element, scales not counted."""
+        """Bits of an element, without scales."""
         return {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "mxfp8": 8, "mxfp6": 6}.get(
             self.value, 4
         )
 
     @property
     def is_microscaled(self) -> bool:
-        """Blocks of 16 or 32 elements share a scale."""
+        """True if blocks of 16 or 32 elements share a scale."""
         return self in (Precision.MXFP8, Precision.MXFP6, Precision.MXFP4, Precision.NVFP4)
 
     @property
     def requires_blackwell(self) -> bool:
-        """Only tensor cores from Blackwell on multiply it; a CPU computes with the same numbers, more slowly."""
+        """True if only tensor cores from Blackwell on support it. A CPU computes the same numbers, more slowly."""
         return self.is_microscaled
 
 
 @dataclasses.dataclass(frozen=True)
 class MicroscalingConfig:
-    """block_size: 32 (MX) or 16 (NVFP4). scale_rule of MX: rceil, floor or ceil (docs/numbers.md)."""
+    """block_size: 32 (MX) or 16 (NVFP4). scale_rule (MX only): rceil, floor or ceil (docs/numbers.md)."""
 
     block_size: int = 32
     scale_rule: str = "rceil"

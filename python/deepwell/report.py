@@ -1,4 +1,4 @@
-"""What optimize() did, as text: each module replaced, each one left alone and why, totals."""
+"""The report of optimize() as text: each module replaced, each module left alone and why, totals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def _kind(module: torch.nn.Module) -> str | None:
-    """The row of the totals that a module counts in."""
+    """Returns the row of the totals that the module counts in."""
     name = type(module).__name__.lower()
     for label, fragments in _KINDS:
         if any(fragment in name for fragment in fragments):
@@ -37,20 +37,20 @@ def _kind(module: torch.nn.Module) -> str | None:
 
 @dataclass
 class _Unit:
-    """One module with a forward of ours, or one left to PyTorch."""
+    """One module with a forward of Deepwell's, or one left to PyTorch."""
 
     path: str
     class_name: str
     inside: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
-    quantized: int = 0  # linear layers
+    quantized: int = 0  # number of quantized linear layers
     captures: int = 0
     capture_seconds: float = 0.0
     left_alone: str | None = None
-    # Comparisons with PyTorch, by what was compared and at which sizes.
+    # Comparisons with PyTorch, by grad mode and sizes.
     timings: dict[str, Timing] = field(default_factory=dict)
     calls: int = 0
-    seconds: float = 0.0  # of the calls, forward only, while profiling
+    seconds: float = 0.0  # total time of forwards, while profiling
     fallbacks: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -112,7 +112,8 @@ class Report:
         timing: Timing,
         part: tuple[int, ...] | None,
     ) -> None:
-        """``part``: the sizes at which a large call was compared, where they are not the call's own."""
+        """Records a comparison. ``part``: the sizes at which a large call was compared, if they are not the call's
+        own."""
         what = "forward + backward" if grad else "forward"
         if part is not None:
             what += f" (a part of the call, {' x '.join(map(str, part))})"
@@ -146,11 +147,11 @@ class Report:
         if self._verbose:
             self._header_stands = True
             print(self._header(), flush=True)
-            print("  The first call captures the model; what was replaced follows it.", flush=True)
+            print("  The first call captures the model; the replaced modules follow.", flush=True)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[None]:
-        """On a terminal, a line that says what takes so long, and how long it took."""
+        """Shows on a terminal a line that names the slow operation, and then how long it took."""
         if not self._verbose or not sys.stdout.isatty():
             yield
             return
@@ -162,7 +163,7 @@ class Report:
             print(f" {time.perf_counter() - started:.1f} s", flush=True)
 
     def announce(self) -> None:
-        """Prints the summary once, after the first call has settled what can be settled."""
+        """Prints the summary once, after the first call has settled it."""
         if self.announced:
             return
         self.announced = True
@@ -190,7 +191,7 @@ class Report:
             lines += [f"      {what}: {_told(timing)}" for what, timing in unit.timings.items()]
             if self.profile and unit.calls:
                 mean = unit.seconds / unit.calls * 1e3
-                lines.append(f"      profile: {mean:.2f} ms a forward, over {unit.calls} calls")
+                lines.append(f"      profile: {mean:.2f} ms per forward, over {unit.calls} calls")
             lines += _counts(unit)
         for unit in alone:
             lines.append(
@@ -220,8 +221,8 @@ def _all_slower(unit: _Unit) -> bool:
 
 
 def _told(timing: Timing) -> str:
-    """Describes a comparison; gives no figures where the noise is larger than the difference."""
-    where = ", on one thread, for threads kept losing their cores" if timing.one_thread else ""
+    """Describes a comparison, without figures if the noise is larger than the difference."""
+    where = ", on one thread, because threads kept losing their cores" if timing.one_thread else ""
     if not timing.certain:
         verdict = "left to PyTorch" if timing.slower else "the engine runs"
         return f"no difference above the noise of {timing.rounds} rounds{where}: {verdict}"

@@ -1,9 +1,8 @@
-"""Running a captured graph behind a module: binding, autograd, arenas.
+"""Runs a captured graph behind a module: binding, autograd, arenas.
 
-One autograd.Function stands for the whole graph. Its forward leases an arena, in which the engine keeps
-what backward needs; its backward hands each parameter its gradient. PyTorch's own rules stay in force:
-inputs and parameters are saved through autograd, so that changing one in place between forward and
-backward, or a second backward, is the error it always was.
+One autograd.Function stands for the whole graph. Its forward leases an arena, in which the engine keeps what backward
+needs. Its backward returns the gradient of each parameter. PyTorch's own rules apply: inputs and parameters are saved
+through autograd, so changing one in place between forward and backward, or a second backward, raises the usual error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DTYPES = {
 
 
 def _shape_check(shapes: Sequence[Sequence[Any]], symbols: Sequence[str]):
-    """A function of (input shapes, sizes) that is true where every dim is what the graph says."""
+    """Returns a function of (input shapes, sizes) that is true if every dim is as the graph says."""
     fixed: list[tuple[int, int, int]] = []
     named: list[tuple[int, int, int]] = []
     computed: list[tuple[int, int, Any]] = []
@@ -64,7 +63,7 @@ def _shape_check(shapes: Sequence[Sequence[Any]], symbols: Sequence[str]):
 
 
 class _Prepared:
-    """A plan and what every run of it needs, read from it once."""
+    """A plan and everything that its runs need, read from it once."""
 
     def __init__(self, variant: _Variant, plan: _deepwell.Plan) -> None:
         self.plan = plan
@@ -78,10 +77,11 @@ class _Prepared:
         self.part_count: int = plan.part_count
         self.output_parts: tuple[int, ...] = plan.output_parts
         self.leaf_parts: tuple[int, ...] = plan.leaf_parts
-        # Leaves whose gradients are handed on after each part: when they are complete, and when no later part reads the
-        # leaf, which a hook may update as soon as it has its gradient. Those that get none are with part 0.
+        # Leaves whose gradients are returned after each part: once they are complete and no later part reads the leaf,
+        # because a hook may update the leaf as soon as it has its gradient. Leaves without gradients belong to part 0.
         self.leaves_by_part: list[list[int]] = [[] for _ in range(self.part_count)]
-        # For each part, the leaves of which backward writes gradients then (None: not now), and those it begins to write.
+        # For each part, the leaves whose gradients it writes (None: not in this part), and those that it starts to
+        # write.
         self.written: list[list[int | None]] = [[] for _ in range(self.part_count)]
         self.begun: list[list[int]] = [[] for _ in range(self.part_count)]
         for leaf, has, (first, last) in zip(variant.wrt, variant.has_grad, plan.grad_parts):
@@ -98,7 +98,7 @@ class _Prepared:
 
 
 class _Variant:
-    """The engine for one choice of gradients: which leaves want one, which outputs receive one."""
+    """The engine for one choice of gradients: which leaves need one, which outputs receive one."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Variant:
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def prepared(self, sizes: tuple[int, ...]) -> _Prepared:
-        """Everything a run needs at these sizes and the present number of threads: kernels' scratch is per thread."""
+        """Returns what a run needs at these sizes and the current number of threads; kernels' scratch is per thread."""
         key = (_deepwell.get_threads(), *sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
@@ -132,7 +132,7 @@ class _Variant:
 
 
 def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
-    """The parsed graph with one more leaf, the seed."""
+    """Returns the parsed graph with one more leaf, the seed."""
     names = {leaf["name"] for leaf in graph["leaves"]}
     for node in graph["nodes"]:
         for output in node["outputs"]:
@@ -145,9 +145,9 @@ def _with_seed(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 class Program:
-    """A captured graph, ready to run on tensors: one engine for each way it is differentiated.
+    """A captured graph, ready to run on tensors. It has one engine for each way in which it is differentiated.
 
-    A precision that rounds at random needs a seed: a graph without one gets it as its last leaf.
+    A precision with stochastic rounding needs a seed. A graph without one gets it as its last leaf.
     """
 
     def __init__(self, graph_json: str, pool: ArenaPool, precision: str = "fp32") -> None:
@@ -165,18 +165,18 @@ class Program:
         self._pool = pool
         self._lock = threading.Lock()
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], _Variant] = {}
-        # Outputs that received gradients last time; None until a backward has told.
+        # Outputs that received gradients in the last backward; None before the first one.
         self._expected: tuple[int, ...] | None = None
         self.output_count = len(parsed["outputs"])
         self._depends: list[frozenset[int]] = []
         self._constant_outputs: dict[tuple[int, ...], list[int]] = {}
 
     def set_dependencies(self, depends: Sequence[frozenset[int]]) -> None:
-        """For each output, the leaves that it can be differentiated by."""
+        """Sets for each output the leaves by which it can be differentiated."""
         self._depends = list(depends)
 
     def constant_outputs(self, wrt: tuple[int, ...]) -> list[int]:
-        """Outputs that none of the leaves ``wrt`` changes: they require no gradient."""
+        """Returns the outputs that do not depend on the leaves ``wrt``; they require no gradient."""
         found = self._constant_outputs.get(wrt)
         if found is None:
             wanted = frozenset(wrt)
@@ -185,12 +185,12 @@ class Program:
         return found
 
     def check_inputs(self, inputs: Sequence[int]) -> None:
-        """Only these leaves differ from call to call; the others are looked after by the caller."""
+        """Checks only these leaves at each call; the caller guarantees the others."""
         self._inputs = [(i, self.leaf_dtypes[i], len(self._leaf_shapes[i])) for i in inputs]
         self._check = _shape_check([self._leaf_shapes[i] for i in inputs], self.symbols)
 
     def accepts(self, leaves: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> bool:
-        """Whether the inputs have the shapes and dtypes that the graph was captured for."""
+        """Returns whether the inputs have the shapes and dtypes that the graph was captured for."""
         shapes = []
         for index, dtype, rank in self._inputs:
             leaf = leaves[index]
@@ -200,7 +200,7 @@ class Program:
         return self._check(shapes, sizes)
 
     def leaf_shape(self, leaf: int, sizes: tuple[int, ...]) -> list[int]:
-        """The shape that a leaf has at these sizes of the symbols."""
+        """Returns the shape that a leaf has at these sizes of the symbols."""
         scope = dict(zip(self.symbols, sizes))
         return [
             dim if isinstance(dim, int) else eval(dim, {"__builtins__": {}}, scope)
@@ -208,7 +208,8 @@ class Program:
         ]
 
     def call_bytes(self, leaves: Sequence[torch.Tensor | None], sizes: tuple[int, ...]) -> int:
-        """Bytes of the arena and the outputs of a call at these sizes, with the gradients that ``leaves`` want."""
+        """Returns the bytes of arena and outputs of a call at these sizes, with the gradients that ``leaves``
+        require."""
         wrt = self._wrt(leaves)
         plan = self.variant(wrt, self._expected_outputs(sizes) if wrt else ()).plan(sizes)
         return plan.arena_bytes + sum(
@@ -229,18 +230,18 @@ class Program:
 
     @property
     def quantized_count(self) -> int:
-        """Linear layers whose products have quantized operands."""
+        """Number of linear layers with quantized operands."""
         return self.variant((), ()).engine.quantized_count
 
     def expect(self, grad_outputs: tuple[int, ...]) -> None:
-        """The outputs that the last backward was called on: the next forward prepares for them."""
+        """Sets the outputs of the last backward, for which the next forward prepares."""
         self._expected = grad_outputs
 
     def _expected_outputs(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Outputs that backward will probably be called on.
+        """Returns the outputs that backward will probably be called on.
 
-        What the last backward used; before the first, the loss where there is one (a floating-point
-        scalar), else every floating-point output. A wrong guess costs one more forward, no gradient.
+        They are those of the last backward. Before the first one they are the loss if there is one (a floating-point
+        scalar), else every floating-point output. A wrong guess costs one more forward and changes no gradient.
         """
         if self._expected is None:
             outputs = self.variant((), ()).plan(sizes).outputs
@@ -255,7 +256,7 @@ class Program:
         return self._pool.lease(prepared.arena_bytes)
 
     def _wrt(self, leaves: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
-        """Leaves that want a gradient now."""
+        """Returns the leaves that require a gradient now."""
         if not torch.is_grad_enabled():
             return ()
         return tuple(
@@ -265,8 +266,8 @@ class Program:
     def run(
         self, leaves: list[torch.Tensor], sizes: tuple[int, ...], replay: Replay | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Forward on ``leaves`` (one tensor per leaf, in graph order), differentiable. ``replay`` makes
-        the same outputs by PyTorch, for backwards that the engine can't run."""
+        """Runs forward on ``leaves`` (one tensor per leaf, in graph order), differentiably. ``replay`` computes the
+        same outputs in PyTorch, for backwards that the engine cannot run."""
         _use_pytorchs_threads()
         wrt = self._wrt(leaves)
         if not wrt:
@@ -287,17 +288,17 @@ class Program:
         return outputs, lease
 
 
-# Makes the graph's outputs by PyTorch, on autograd's graph.
+# Computes the graph's outputs in PyTorch, with autograd's graph.
 Replay = Callable[[], "list[torch.Tensor]"]
 
 
 class _Pass:
-    """One forward and its backward, which runs in parts: what their autograd functions share.
+    """One forward and its backward, which runs in parts: the state that their autograd functions share.
 
-    Part 0 belongs to the function that made the outputs (_Run), each later part to a function of its own
-    (_Part), chained behind it by a token. Autograd runs them in this order, and accumulates the gradients
-    of each part before it asks for the next one: they never all exist beside the ones in ``.grad``, and
-    DistributedDataParallel can send the first while the others are computed.
+    Part 0 belongs to the function that made the outputs (_Run). Each later part belongs to a function of its own
+    (_Part); tokens chain them. Autograd runs them in order and accumulates the gradients of each part before it runs
+    the next one. The new gradients therefore never all exist beside those in ``.grad``, and DistributedDataParallel can
+    send the first ones while the others are computed.
     """
 
     __slots__ = (
@@ -310,11 +311,11 @@ class _Pass:
     ) -> None:
         self.program, self.variant, self.sizes = program, variant, sizes
         self.prepared = variant.prepared(sizes)
-        self.lease: Lease | None = None  # of forward's arena
+        self.lease: Lease | None = None  # the arena of forward
         self.replay = replay
 
     def begin(self, leaves, outputs, output_grads) -> None:
-        """Before part 0: what all parts read."""
+        """Stores what all parts read, before part 0."""
         self.keeps_graph = _keeps_graph()
         self.bound = leaves, outputs, output_grads
         if self.prepared.part_count > 1:
@@ -322,14 +323,14 @@ class _Pass:
         self.grads: dict[int, torch.Tensor] = {}
         self.running = self.lease
         if self.keeps_graph:
-            # Backward overwrites what forward saved; keep the original for the next backward.
+            # Backward overwrites what forward saved, so this one runs on a copy and the original stays for the next.
             self.running = self.program.lease(self.prepared)
             self.running.arena.copy_from(self.lease.arena, self.prepared.plan.saved_bytes)
         self.all_at_once = False
 
     def begin_again(self, leaves: list[torch.Tensor], used: tuple[int, ...], output_grads) -> None:
-        """Gradients arrived that this engine does not take: forward once more with one that does, and its
-        whole backward at once."""
+        """Handles gradients that this engine does not expect: runs forward again with an engine that does, and its
+        whole backward."""
         self.keeps_graph = _keeps_graph()
         variant = self.program.variant(self.variant.wrt, used)
         prepared = variant.prepared(self.sizes)
@@ -346,13 +347,13 @@ class _Pass:
         self.all_at_once = True
 
     def begin_in_pytorch(self, leaves, used: tuple[int, ...], output_grads) -> None:
-        """A backward that is itself to be differentiated, or that runs on batches of gradients: forward once
-        more, by PyTorch, and its backward."""
+        """Handles a backward that is itself differentiated, or that runs on batches of gradients: runs forward again in
+        PyTorch, and PyTorch's backward."""
         self.keeps_graph = _keeps_graph()
         if self.replay is None or self.program.seed_leaf is not None:
             raise RuntimeError(
-                "this backward needs PyTorch's own graph (a second derivative, or gradients in batches), and "
-                "the forward that Deepwell ran draws random numbers that PyTorch cannot repeat: call "
+                "this backward needs PyTorch's own graph (a second derivative, or gradients in batches), but "
+                "the forward that Deepwell ran drew random numbers that PyTorch cannot repeat: call "
                 "deepwell.restore(model) first, or model.eval()"
             )
         if self.program.precision != "fp32":
@@ -377,7 +378,7 @@ class _Pass:
         return torch.empty(self.shapes[leaf], dtype=self.program.leaf_dtypes[leaf], device="cpu")
 
     def run(self, part: int) -> None:
-        """Runs one part; its gradients can then be taken."""
+        """Runs one part. Its gradients can then be returned."""
         prepared = self.prepared
         if not self.all_at_once:
             if part > 0:
@@ -387,7 +388,7 @@ class _Pass:
             grads = [None if leaf is None else self.grads[leaf] for leaf in prepared.written[part]]
             arguments = map(_addresses, (*self.bound, grads))
             prepared.plan.backward(part, self.running.arena.address, *arguments)
-            # What only the parts so far have read (the logits, mostly) need not wait for the last one.
+            # Frees what only the parts so far have read (mostly the logits).
             outputs = self.bound[1]
             for index, last in enumerate(prepared.output_parts):
                 if last <= part:
@@ -401,7 +402,7 @@ class _Pass:
                 self.lease = None
 
     def _check_unchanged(self, part: int) -> None:
-        """Between two parts of backward hooks of the user have run."""
+        """Checks the leaves between two parts of backward, because hooks of the user run there."""
         for leaf, version, last in zip(self.bound[0], self.versions, self.prepared.leaf_parts):
             if leaf is not None and last >= part and leaf._version != version:
                 raise _changed_in_place(leaf, version)
@@ -415,7 +416,7 @@ def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class _Run(torch.autograd.Function):
-    """Forward, and part 0 of backward. What backward reads is saved through autograd."""
+    """Forward, and part 0 of backward. Everything that backward reads is saved through autograd."""
 
     @staticmethod
     def forward(ctx, shared: _Pass, token, *leaves):
@@ -424,8 +425,8 @@ class _Run(torch.autograd.Function):
         outputs, shared.lease = program._forward(shared.prepared, contiguous)
         shared.shapes = [leaf.shape for leaf in leaves]
         ctx.shared, ctx.token = shared, token is not None
-        # Copies made for contiguity are ours alone; everything else goes through autograd, which
-        # notices when it is changed in place before backward.
+        # Copies made for contiguity belong to this function. Everything else is saved through autograd, which
+        # detects in-place changes before backward.
         ctx.copies = copies = {}
         for index, (copy, leaf) in enumerate(zip(contiguous, leaves)):
             if copy is not leaf:
@@ -435,7 +436,7 @@ class _Run(torch.autograd.Function):
             *[leaves[index] for index in ctx.saved_leaves],
             *[outputs[index] for index in variant.outputs_read],
         )
-        # Kept to run forward again, when gradients arrive that nobody expected. References only.
+        # References to run forward again, if unexpected gradients arrive.
         ctx.leaves = [None if index in copies else leaf for index, leaf in enumerate(leaves)]
         ctx.versions = [leaf._version for leaf in leaves]
         if shared.prepared.constant_outputs:
@@ -484,7 +485,7 @@ class _Run(torch.autograd.Function):
 
 
 class _Part(torch.autograd.Function):
-    """A later part of backward. Forward does nothing but make the token that links it to the one before."""
+    """A later part of backward. Its forward only makes the token that links it to the previous part."""
 
     @staticmethod
     def forward(ctx, shared: _Pass, part: int, own: list[int], token, *leaves):
@@ -505,7 +506,7 @@ def _token() -> torch.Tensor:
 
 
 def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The functions of one pass, last part first."""
+    """Applies the functions of one pass, last part first, and returns the outputs."""
     parts = shared.prepared.leaves_by_part
     shared.leaves = leaves
     given = list(leaves)
@@ -513,14 +514,14 @@ def _apply(shared: _Pass, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor,
     for part in range(len(parts) - 1, 0, -1):
         own = parts[part]
         token = _Part.apply(shared, part, own, token, *[leaves[leaf] for leaf in own])
-        for leaf in own:  # its gradient comes from there
+        for leaf in own:  # its gradient comes from this part
             given[leaf] = leaves[leaf].detach()
     return _Run.apply(shared, token, *given)
 
 
 def _unchanged_leaves(ctx, attached: bool = False) -> list[torch.Tensor]:
-    """Every leaf of the forward, or an error where one has been changed in place since. ``attached``: as
-    part of autograd's graph."""
+    """Returns every leaf of the forward. Raises an error if one has been changed in place since. ``attached``: as part
+    of autograd's graph."""
     leaves = []
     for index, (leaf, version) in enumerate(zip(ctx.leaves, ctx.versions)):
         if leaf is not None and leaf._version != version:
@@ -541,7 +542,7 @@ def _changed_in_place(leaf: torch.Tensor, version: int) -> RuntimeError:
 
 
 def _all_plain(grads: Sequence[torch.Tensor | None]) -> bool:
-    """Whether these are tensors with memory of their own, and not batches of vmap or fake ones."""
+    """Returns whether these tensors have memory of their own: no batches of vmap, no fake tensors."""
     for grad in grads:
         if grad is not None:
             try:
@@ -557,7 +558,7 @@ _threads_set = 0
 
 
 def _use_pytorchs_threads() -> None:
-    """As many threads as PyTorch would use now. A run goes on with those that its plan was made for."""
+    """Sets the number of threads to PyTorch's current one. A run keeps the number that its plan was made for."""
     global _threads_set
     threads = torch.get_num_threads()
     if threads != _threads_set or threads != _deepwell.get_threads():
@@ -570,11 +571,11 @@ def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
 
 
 def _keeps_graph() -> bool:
-    """Whether the backward under way was asked to keep the graph (assumed, where PyTorch can't say)."""
+    """Returns whether the current backward was asked to keep the graph (assumed, if PyTorch does not tell)."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else ask()
 
 
 def fresh_seed() -> torch.Tensor:
-    """Philox key and offset of one call, from PyTorch's CPU generator: torch.manual_seed repeats it."""
+    """Returns the Philox key and offset of one call, from PyTorch's CPU generator: torch.manual_seed repeats them."""
     return torch.empty(2, dtype=torch.int64, device="cpu").random_()

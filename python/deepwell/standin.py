@@ -1,8 +1,8 @@
 """A module's stand-in for tracing: other objects of the same classes that hold the same tensors.
 
-Tracers put fake tensors in the place of a module's parameters, and a capture takes its hooks away. Another thread that
-trains the module, or saves it, must see nothing of that. So the stand-in is traced: its modules, their tables and the
-containers and bound methods that refer to modules are its own; everything else is shared.
+Tracers replace a module's parameters by fake tensors, and a capture removes its hooks. Another thread that trains or
+saves the module must not see that. Therefore the stand-in is traced. It has its own modules, module tables, and
+containers and bound methods that refer to modules; it shares everything else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 
 class Strayed(Exception):
-    """A forward reached the modules that a stand-in stands for, by a way that it does not know."""
+    """A forward reached the original modules by a way that the stand-in does not cover."""
 
 
 def stand_in(root: torch.nn.Module) -> torch.nn.Module | None:
-    """The stand-in, or None for modules that Python cannot copy (TorchScript)."""
+    """Returns the stand-in, or None for modules that Python cannot copy (TorchScript)."""
     copies: dict[int, torch.nn.Module] = {}
     modules = list(root.modules())
     for module in modules:
@@ -54,7 +54,7 @@ _PLAIN = torch.nn.Module()
 
 
 def _replaced(value: Any, copies: dict[int, torch.nn.Module], seen: dict[int, Any]) -> Any:
-    """The value with stand-ins in the place of modules; itself where it refers to none."""
+    """Returns the value with modules replaced by stand-ins, or the value itself if it refers to no module."""
     if id(value) in copies:
         return copies[id(value)]
     kind = type(value)

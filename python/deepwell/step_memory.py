@@ -1,10 +1,10 @@
-"""What a training step of a model holds, before a tensor of it exists.
+"""Predicts the memory of a model's training step before any tensor exists.
 
     report = deepwell.dryrun(model, example_inputs)     # the model may be on the meta device
     report["memory_gb"], report["moments"], report["fits"]
 
-The model is captured and goes through the engine's own passes and placement; deepwell/step_memory.h adds what the caller
-holds around it, in the order in which deepwell.optimize's forward and backward make and drop it. docs/engine.md has the
+The model is captured and goes through the engine's own passes and placement. deepwell/step_memory.h adds what the
+caller holds, in the order in which deepwell.optimize's forward and backward make and free it. docs/engine.md has the
 rules.
 """
 
@@ -54,7 +54,7 @@ def check_precision(precision: str) -> None:
 
 
 def _storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Of all tensors, each storage once: tied parameters and views are no more memory."""
+    """Returns the bytes of all tensors. Each storage counts once, so tied parameters and views add nothing."""
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -63,11 +63,11 @@ def _storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
 
 
 class StepGraph:
-    """A graph whose training step is placed, with shapes in the place of tensors.
+    """A graph whose training step is placed in memory, with shapes instead of tensors.
 
     Args:
         wrt: leaves that get gradients; None: all parameters.
-        resident: bytes that the caller holds and that no leaf of the graph counts.
+        resident: bytes that the caller holds outside of the graph's leaves.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StepGraph:
 
     @classmethod
     def of_model(cls, model: torch.nn.Module, ir: IR, flat: list[Any], precision: str) -> StepGraph:
-        """As deepwell.optimize would run the call with the flattened arguments ``flat``."""
+        """Builds the graph as deepwell.optimize would run the call with the flattened arguments ``flat``."""
         captured = ir.captured
 
         def tensor(leaf: Any) -> torch.Tensor:
@@ -96,7 +96,7 @@ class StepGraph:
         program.set_dependencies(captured.depends)
         wrt = tuple(i for i, leaf in leaves.items() if leaf.requires_grad)
         given = [value for value in flat if isinstance(value, torch.Tensor)]
-        # Parameters and buffers that forward does not read, arguments likewise, and copies of leaves that are not contiguous.
+        # Parameters, buffers and arguments that forward does not read, and copies of leaves that are not contiguous.
         own = [*model.parameters(), *model.buffers(), *given]
         known = {leaf.untyped_storage()._cdata for leaf in leaves.values()}
         rest = [t for t in own if t.untyped_storage()._cdata not in known]
@@ -104,19 +104,19 @@ class StepGraph:
         return cls(program, wrt, _storage_bytes(iter(rest)) + sum(copies))
 
     def sizes(self, batch: int, seq_len: int) -> tuple[int, ...]:
-        """Of the graph's symbols, which are batch and length of sequences."""
+        """Returns the sizes of the graph's symbols, which must be batch and seq_len."""
         known = {"B": batch, "S": seq_len}
         strange = [name for name in self.program.symbols if name not in known]
         if strange:
             raise UnsupportedError(
-                f"the graph has sizes {', '.join(self.program.symbols)}; a batch and the length of its sequences are "
-                "known, which are called B and S"
+                f"the graph has sizes {', '.join(self.program.symbols)}; expected only B and S, the batch and the length "
+                "of its sequences"
             )
         return tuple(known[name] for name in self.program.symbols)
 
     def variant(self, sizes: tuple[int, ...], keep_outputs: bool | None) -> tuple[Any, bytes]:
-        """The engine of a training that has begun, and which outputs the caller keeps: a loss is all that a loop keeps; where
-        there is none, outputs are what it works with."""
+        """Returns the engine of a training step, and which outputs the caller keeps: only the loss, or all outputs if
+        there is no loss."""
         outputs = self.program.variant((), ()).plan(sizes).outputs
         constant = set(self.program.constant_outputs(self._wrt))
         floating = [
@@ -141,7 +141,7 @@ class StepGraph:
     def fit(
         self, batch: int, seq_len: int, least: int, optimizer: str, capacity: int
     ) -> tuple[int, bool, dict[str, Any]]:
-        """The largest micro-batch of ``batch`` that fits, whether it does, and its peak."""
+        """Returns the largest micro-batch of ``batch`` that fits, whether it does, and its peak."""
         sizes = self.sizes(batch, seq_len)
         if "B" not in self.program.symbols:
             peak = self.peak(batch, seq_len, optimizer, False)
@@ -160,8 +160,8 @@ def _host_memory(hw: Any) -> float:
     figure = described.figures.get("host_memory")
     if figure is None:
         raise DeepwellError(
-            f"the description of {described.name} has no host_memory, and this engine runs on the CPU: add it, or leave "
-            "hw out for this machine"
+            f"the description of {described.name} has no host_memory, which Deepwell's engine on the CPU needs: add it, "
+            "or leave hw out for this machine"
         )
     return figure.value
 
@@ -177,8 +177,8 @@ def predict_step(
     threads: int | None = None,
     hw: Any = None,
 ) -> dict[str, Any]:
-    """The memory of one training step of ``model`` behind ``deepwell.optimize``, to the byte; nothing is computed and no
-    tensor is made. See ``deepwell.dryrun``."""
+    """Predicts the memory of one training step of ``model`` behind ``deepwell.optimize``, to the byte. Nothing is
+    computed and no tensor is made. See ``deepwell.dryrun``."""
     name = optimizer_name(optimizer)
     check_precision(precision)
     capacity = _host_memory(hw)
@@ -217,7 +217,7 @@ def predict_step(
             "alive": alive,
             "first_backward": first_backward,
         },
-        # False: oneDNN's own buffers are not known on this CPU, and count as nothing above.
+        # False: the size of oneDNN's own buffers is not known on this CPU, and they are not counted above.
         "library_known": json.loads(_deepwell.machine())["onednn_memory_known"],
         "capacity_gb": capacity / GB,
         "capacity_gib": capacity / GIB,

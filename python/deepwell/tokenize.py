@@ -1,15 +1,15 @@
-"""Text to a file of tokens for `deepwell train`.
+"""Converts text to a file of tokens for `deepwell train`.
 
     python -m deepwell.tokenize --model FOLDER TEXT... -o tokens.bin
 
-FOLDER has the tokenizer's files. TEXT: text files, each one document; .jsonl files, of whose lines the field
-"text" is one document each; "-" for standard input. After each document comes the tokenizer's end-of-text
-token, if it has one. The output is uint16 where every identifier fits, else uint32, little-endian and without
-a header; with a name that ends in .npy, NumPy's format.
+FOLDER has the tokenizer's files. TEXT is a text file, which is one document; a .jsonl file, where the field "text" of
+each line is one document; or "-" for standard input. The tokenizer's end-of-text token, if it has one, follows each
+document. The output is little-endian uint16 if every token fits, else uint32, without a header. An output name that
+ends in .npy selects NumPy's format.
 
-Text is read in pieces of about a million characters, cut at the end of a line, so that files of any size fit
-into memory. Pieces are tokenised one by one: at a cut, about once in a million characters, a token can differ
-from what the whole text in one piece would give.
+Text is read in pieces of about a million characters that end at a line end, so that files of any size fit into memory.
+Each piece is tokenised separately: at a cut, about once in a million characters, a token can differ from the tokens of
+the whole text.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import TextIO
 
 PIECE = 1 << 20
-# The end of a line between two words, where tokenizers that split at spaces split anyway; where a text has none of
-# those for a while, any end of a line.
+# A line end between two words, where tokenizers that split at spaces split anyway. If a text has none for a while, any
+# line end is used.
 CUT = re.compile(r"(?<=\S\n)(?=\S)")
 ANY_LINE = re.compile(r"(?<=\n)")
 
 
 class Refused(Exception):
-    """What is wrong with the arguments or the input, for people."""
+    """The arguments or the input are wrong; the message says how."""
 
 
 def last_cut(text: str) -> int:
-    """Where to cut, 0 for not yet."""
+    """Returns where to cut, 0 if there is no cut yet."""
     for least, pattern in ((0, CUT), (4 * PIECE, ANY_LINE)):
         cuts = [cut.start() for cut in pattern.finditer(text, max(len(text) - PIECE, 0))]
         if cuts and len(text) > least:
@@ -45,7 +45,7 @@ def last_cut(text: str) -> int:
 
 
 def pieces(stream: TextIO) -> Iterator[str]:
-    """The whole of `stream`, cut where lines end; a text without lines is cut anywhere."""
+    """Yields all of `stream` in pieces that end at line ends. A text without lines is cut anywhere."""
     held = ""
     while block := stream.read(PIECE):
         held += block
@@ -57,7 +57,7 @@ def pieces(stream: TextIO) -> Iterator[str]:
 
 
 def documents(path: str) -> Iterator[Iterator[str]]:
-    """Each document as its pieces."""
+    """Yields each document as its pieces."""
     stream = sys.stdin if path == "-" else open(path, encoding="utf-8", newline="")
     with stream:
         if not path.endswith(".jsonl"):
@@ -78,7 +78,7 @@ def documents(path: str) -> Iterator[Iterator[str]]:
 
 
 class Writer:
-    """Tokens into a temporary, which takes the output's place when all of it is written."""
+    """Writes tokens to a temporary file, which replaces the output when it is complete."""
 
     def __init__(self, path: Path, largest: int):
         import numpy as np
@@ -92,7 +92,7 @@ class Writer:
             self.header()
 
     def header(self) -> None:
-        # Wide enough for any count, so that it can be written over at the end.
+        # Wide enough for any count, so that it can be overwritten at the end.
         text = f"{{'descr': '{self.type.str}', 'fortran_order': False, 'shape': ({self.count},), }}"
         text = text.ljust(117) + "\n"
         self.file.seek(0)
@@ -116,7 +116,7 @@ class Writer:
 
 
 class Progress:
-    """One line on a terminal, nothing elsewhere."""
+    """A progress line on a terminal; nothing elsewhere."""
 
     def __init__(self):
         self.shown, self.start, self.characters = 0.0, time.monotonic(), 0
@@ -136,7 +136,7 @@ class Progress:
 
 
 def tokenize(tokenizer, inputs: list[str], output: Path) -> int:
-    """Number of tokens written to `output`."""
+    """Writes the tokens of `inputs` to `output` and returns their number."""
     largest = max(len(tokenizer) - 1, tokenizer.eos_token_id or 0)
     writer, progress = Writer(output, largest), Progress()
     try:
@@ -163,14 +163,14 @@ def load_tokenizer(folder: str):
         raise Refused("transformers is not installed: pip install transformers") from None
     transformers.logging.set_verbosity_error()
     try:
-        # Without the argument transformers asks on standard input, which may be the text, whether to run the folder's
+        # Without this argument transformers asks on standard input, which may be the text, whether to run the folder's
         # Python code.
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever the library says of a folder that holds no tokenizer
+    except Exception as error:  # the library raises various errors for a folder without a tokenizer
         if "trust_remote_code" in str(error):
             raise Refused(
-                f"the tokenizer in {folder} is Python code of that folder, which is not run here: use a folder whose "
-                "tokenizer.json holds the tokenizer, or tokenize with transformers and write the numbers to a .npy file"
+                f"the tokenizer in {folder} is Python code of that folder, which is not run here: use a folder with a "
+                "tokenizer.json, or tokenize with transformers and write the numbers to a .npy file"
             ) from None
         raise Refused(f"there is no tokenizer in {folder}: {error}") from None
 

@@ -245,7 +245,7 @@ def test_where_nothing_can_be_measured():
         check(world, "a capture")
     with World(CUDNN_FASTER, free=lambda device: 100 << 20) as world:
         check(world, "little memory")
-        assert "not measured, it takes 256 MiB beside 100 MiB that are free" in world.tuner.notes[0]
+        assert "not measured, it needs 256 MiB, and 100 MiB are free" in world.tuner.notes[0]
     with World(CUDNN_FASTER) as world:
         seen(lambda: trained(tensors()))  # under a mode that would see it
         check(world, "a mode")

@@ -257,7 +257,7 @@ def test_what_is_not_served_says_why():
     reasons = {
         "q, k and v differ in dtype": (q.half(), k, v),
         "q, k and v differ": (q, k, v[..., :4]),
-        "other than 4 axes": (q[0], k[0], v[0]),
+        "do not have 4 axes": (q[0], k[0], v[0]),
         "no multiple": (q[:, :3], k, v),
         "no elements": (q[:, :, :0], k, v),
         "batches": (q[:1], k, v),
@@ -367,7 +367,7 @@ def test_transforms_go_to_pytorch():
     leaf = q.clone().requires_grad_()
     want = torch.autograd.grad(attention(leaf, k, v).square().sum(), leaf)[0]
     assert apart([got], [want]) < _CLOSE
-    assert functional.fallbacks["called inside of a torch.func transform"] == 1
+    assert functional.fallbacks["called inside a torch.func transform"] == 1
 
 
 def test_no_gradient_where_none_is_wanted():
@@ -420,9 +420,9 @@ def test_modules():
         ((16, 8), (16, 8), (16, 8), r"\[batch, heads, seq_len, head_dim\]; got q \(16, 8\)"),
         ((4, 16, 8), (4, 16, 8), (4, 16, 8), r"got q \(4, 16, 8\)"),
         ((2, 4, 5, 8), (2, 4, 5, 8), (4, 5, 8), r"v \(4, 5, 8\)"),
-        ((2, 4, 5, 8), (3, 4, 5, 8), (3, 4, 5, 8), "one batch size"),
+        ((2, 4, 5, 8), (3, 4, 5, 8), (3, 4, 5, 8), "the same batch"),
         ((2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 7, 8), "k and v the same heads"),
-        ((2, 4, 5, 8), (2, 4, 5, 7), (2, 4, 5, 7), "q and k one head_dim"),
+        ((2, 4, 5, 8), (2, 4, 5, 7), (2, 4, 5, 7), "q and k the same head_dim"),
         ((2, 4, 5, 8), (2, 3, 5, 8), (2, 3, 5, 8), "4 heads of q must be a multiple of the 3"),
     ],
 )
@@ -454,5 +454,5 @@ def test_self_attention_is_a_drop_in():
     assert seen(lambda: ours(x, need_weights=False)).ours == 1
     copied = copy.deepcopy(ours)
     assert apart(copied(x)[:1], ours(x)[:1]) == 0
-    with pytest.raises(TypeError, match="config is a BlackwellConfig, not float"):
+    with pytest.raises(TypeError, match="config must be a BlackwellConfig, not float"):
         deepwell.DWSelfAttention(32, 4, 0.1)

@@ -159,7 +159,7 @@ def test_weights_after_dropout_are_pytorch_s():
     module, _ = module_and_exact(batch_first=True, dropout=0.2)
     x = torch.randn(2, 5, 32)
     assert seen(lambda: module(x, x, x)).ours == 0
-    assert "which dropout changes" in next(iter(module.forward.fallbacks))
+    assert "and dropout changes them" in next(iter(module.forward.fallbacks))
     assert seen(lambda: module(x, x, x, need_weights=False)).ours == 1
     assert seen(lambda: module.eval()(x, x, x)).ours == 1
 
@@ -229,7 +229,7 @@ def test_padding_of_causal_calls(name):
     x = torch.randn(3, 7, 32)
     assert seen(lambda: module(x, x, x, **options)).ours == taken
     assert off(*both(module, plain, [x], options)) < _CLOSE
-    because = "a causal mask meets padding that is not behind the rows"
+    because = "a causal mask is combined with padding that is not at the end of the rows"
     assert taken or list(module.forward.fallbacks) == [because]
 
 

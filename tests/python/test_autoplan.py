@@ -71,7 +71,7 @@ def test_constraints_and_what_does_not_fit():
         ({"precision": "int3"}, "int3"),
         ({"moe": {"experts": 8, "colour": 1}}, "'colour'"),
         ({"reserve_gb": 100.0}, "reserve"),
-        ({"model": 7}, "this is int"),
+        ({"model": 7}, "got int"),
         ({"model": {"layers": 2}}, "hidden"),
     ],
 )

@@ -86,7 +86,7 @@ def test_bad_input(empty, what, changes, error, message) -> None:
     ("changes", "message"),
     [
         ({"moe": {"experts": 8, "capacity_factor": 1.25}}, "moe replaces.*hw="),
-        ({"moe": {"capacity_factor": 1.25}}, "moe replaces.*has none"),
+        ({"moe": {"capacity_factor": 1.25}}, "moe replaces.*has no GPUs"),
         ({"arch": "blackwell-sm100"}, "arch is 'blackwell-sm100'.*has no GPUs.*b200:8"),
     ],
 )

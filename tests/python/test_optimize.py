@@ -237,7 +237,7 @@ def test_profile(always) -> None:
     model = deepwell.optimize(mlp(), verbose=False, profile=True)
     for _ in range(3):
         model(torch.randn(4, 37))
-    assert "ms a forward, over 3 calls" in deepwell.summary(model)
+    assert "ms per forward, over 3 calls" in deepwell.summary(model)
 
 
 @pytest.mark.parametrize(

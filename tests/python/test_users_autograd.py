@@ -58,7 +58,7 @@ def test_double_backward(support) -> None:
     "Autograd",
     "second derivatives through dropout",
     "refused",
-    "draws random numbers that PyTorch cannot",
+    "random numbers that PyTorch cannot",
 )
 def test_double_backward_through_dropout(support) -> None:
     _, ours = pair(lambda: nn.Sequential(Net(), nn.Dropout(0.5), Net()))

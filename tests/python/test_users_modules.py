@@ -128,7 +128,7 @@ def test_modes_of_parts(support) -> None:
     "Modules",
     "a number among the arguments that is new at every call",
     "engine and PyTorch",
-    "differ in a number",
+    "differ only in a number",
 )
 def test_numbers(support) -> None:
     class Steps(Net):

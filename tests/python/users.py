@@ -119,7 +119,7 @@ def tally(model: nn.Module) -> tuple[int, Counter[str]]:
             for unit in forward.session.report._units.values():
                 calls += unit.calls
                 reasons += unit.fallbacks
-                alone = unit.left_alone not in (None, "a single operation gains nothing by itself")
+                alone = unit.left_alone not in (None, "a single operation gains nothing")
                 if alone and not unit.captures:
                     reasons[unit.left_alone] += 1
     return calls, reasons

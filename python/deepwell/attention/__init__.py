@@ -1,4 +1,4 @@
-"""Attention that trains fast on NVIDIA GPUs, and its ways into PyTorch."""
+"""Attention that trains fast on NVIDIA GPUs, and the ways to use it from PyTorch."""
 
 from deepwell.attention.functional import attention, packed_attention
 

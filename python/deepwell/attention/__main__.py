@@ -1,4 +1,4 @@
-"""Measures who runs attention of given shapes fastest here: what the first eager call would do, beforehand."""
+"""Measures in advance which backend runs attention of given shapes fastest, as the first eager call would."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from deepwell.attention.tune import OURS, Sizes, Tuner, on_device, versions
 
 _USAGE = """Usage: python -m deepwell.attention B,H,S,D[,WORD...]... [--forward]
 
-Measures who runs attention of batch B, H heads, S rows and head dimension D fastest on this GPU, unless that is
-known: Deepwell or PyTorch's operators. Words: causal, f16, kv=HEADS, k=ROWS. --forward: without gradients.
+Measures which backend runs attention of batch B, H heads, seq_len S and head dimension D fastest on this GPU, Deepwell
+or PyTorch's operators, unless that is known. Words: causal, f16, kv=HEADS, k=ROWS. --forward: without gradients.
 """
 
 
 def read_shape(text: str, gradients: bool) -> Sizes:
-    """A shape as `deepwell explain attention` takes it, as far as PyTorch's operators can say it."""
+    """Reads a shape as `deepwell explain attention` does, as far as PyTorch's operators support it."""
     words = text.split(",")
     if len(words) < 4 or not all(word.isdecimal() for word in words[:4]):
-        raise ValueError(f"'{text}' is no shape B,H,S,D[,WORD...]")
+        raise ValueError(f"'{text}' is not a shape B,H,S,D[,WORD...]")
     batch, heads, rows, dim = (int(word) for word in words[:4])
     dtype, heads_kv, rows_k, right = "bf16", heads, rows, -1
     for word in words[4:]:
@@ -35,7 +35,7 @@ def read_shape(text: str, gradients: bool) -> Sizes:
         elif name == "k" and value.isdecimal():
             rows_k = int(value)
         else:
-            raise ValueError(f"'{word}' is not measured: causal, f16, kv=HEADS and k=ROWS are")
+            raise ValueError(f"'{word}' cannot be measured: expected causal, f16, kv=HEADS, k=ROWS")
     lengths = (batch, heads, heads_kv, rows, rows_k, dim)
     if min(lengths) < 1 or heads % heads_kv:
         raise ValueError(f"'{text}': expected positive numbers, and H a multiple of kv")
@@ -43,7 +43,7 @@ def read_shape(text: str, gradients: bool) -> Sizes:
 
 
 def measure_shape(tuner: Tuner, device: torch.device, sizes: Sizes) -> str:
-    """Who runs such calls, and why."""
+    """Returns which backend runs such calls, and why."""
     dtype = torch.float16 if sizes[0] == "f16" else torch.bfloat16
     batch, heads, heads_kv, rows, rows_k, dim = sizes[1:7]
     q = torch.empty(batch, heads, rows, dim, dtype=dtype, device=device)

@@ -1,8 +1,8 @@
 """nn.TransformerEncoderLayer and nn.TransformerEncoder in evaluation without gradients.
 
-There PyTorch has a fused layer with its own attention, and with padding the encoder runs its layers on nested tensors.
-Forwards of the instances take such calls layer by layer through our attention instead, and run padded batches as packed
-sequences; every other call is the class's own forward.
+In this case PyTorch runs a fused layer with its own attention, and with padding it runs the encoder's layers on nested
+tensors. Deepwell's forwards run such calls layer by layer through Deepwell's attention instead, and padded batches as
+packed sequences. Every other call runs the class's own forward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deepwell.attention.instance import InstanceForward
 
 
 def _may_be_fused(layer: torch.nn.TransformerEncoderLayer, src: torch.Tensor) -> bool:
-    """Whether PyTorch's fused layer may be what runs."""
+    """Returns whether PyTorch's fused layer may run."""
     if layer.training:
         return False
     if not torch.is_grad_enabled():
@@ -27,7 +27,7 @@ def _has_hooks(layer: torch.nn.Module) -> bool:
 
 
 def _is_served(attention: torch.nn.MultiheadAttention, src: torch.Tensor, window, packed) -> bool:
-    """Whether Deepwell runs attention over projections of ``src``, [.., .., embed_dim]."""
+    """Returns whether Deepwell runs attention over projections of ``src``, [.., .., embed_dim]."""
     rows = src.unflatten(-1, (attention.num_heads, attention.head_dim))
     if packed:
         rows = rows.flatten(0, 1)
@@ -49,12 +49,12 @@ class LayerForward(InstanceForward):
         layer = self._module()
         if isinstance(src_key_padding_mask, padding.Sequences):
             return _by_parts(layer, src, None, src_key_padding_mask, False)
-        # Hooks would see what we hand on; with them PyTorch runs the layer by its parts anyway.
+        # Hooks would see intermediate tensors; with hooks PyTorch runs the layer's parts anyway.
         if not _may_be_fused(layer, src) or _has_hooks(layer):
             return type(layer).forward(layer, src, src_mask, src_key_padding_mask, is_causal)
         given = (src, src, src, src_key_padding_mask, False, src_mask, is_causal)
         kept, reason = multihead.look_at(layer.self_attn, *given)
-        causal = src_mask is not None  # else there was a reason
+        causal = src_mask is not None  # any other mask was a reason not to get here
         window = (-1, 0 if causal else -1)
         if not reason and _is_served(layer.self_attn, src, window, kept is not None):
             return _by_parts(layer, src, src_mask, kept, causal)
@@ -67,7 +67,7 @@ class LayerForward(InstanceForward):
 
 
 def _by_parts(layer, src, mask, kept, is_causal) -> torch.Tensor:
-    """The layer by its own parts, as it runs in training."""
+    """Runs the layer part by part, as in training."""
 
     def attended(x: torch.Tensor) -> torch.Tensor:
         return layer._sa_block(x, mask, kept, is_causal=is_causal)
@@ -98,7 +98,7 @@ class EncoderForward(InstanceForward):
 
 
 def _packed(encoder, src, mask_of_keys) -> torch.Tensor | None:
-    """What PyTorch would run on nested tensors: padded rows are left out, and are zeros behind the last layer."""
+    """Computes what PyTorch would on nested tensors: padded rows are left out, and are zeros after the last layer."""
     first = encoder.layers[0]
     if torch.compiler.is_compiling() or not torch.backends.mha.get_fastpath_enabled():
         return None
@@ -129,12 +129,12 @@ def is_ours(layer: torch.nn.Module) -> bool:
 
 
 def install(module: torch.nn.Module) -> None:
-    """Gives an encoder or one of its layers the forward, where its attention has ours and nothing else replaced it."""
+    """Gives an encoder or a layer its forward, if its attention has Deepwell's and nothing else has replaced it."""
     if "forward" in module.__dict__:
         return
     layer = torch.nn.TransformerEncoderLayer
     if type(module).forward is layer.forward:
-        # PyTorch's fused layer does not call parts that a subclass changed: then it stays.
+        # PyTorch's fused layer ignores parts that a subclass changed. Such a layer keeps its forward.
         same = (
             type(module)._sa_block is layer._sa_block and type(module)._ff_block is layer._ff_block
         )

@@ -1,7 +1,7 @@
-"""Attention on tensors: ours where libdeepwell takes the call, PyTorch's own otherwise.
+"""Attention on tensors: Deepwell's if libdeepwell supports the call, else PyTorch's.
 
-Which of the two runs is decided by what a call is (devices, dtypes, shapes, options), never by what its tensors
-hold; decisions are kept, so that a known kind of call costs one look-up.
+The choice depends on devices, dtypes, shapes and options of a call, never on the contents of its tensors. Decisions are
+cached, so a known kind of call costs one look-up.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from deepwell import _deepwell
 from deepwell.attention import operators, tune
 
-# Devices whose tensors go through deepwell's operators. Tests add "cpu", where the operators are the definition.
+# Devices whose tensors go through deepwell's operators. Tests add "cpu", where the operators run the definition.
 devices = {"cuda"}
 _DTYPES = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_DECISIONS = 4096
 _CONSTANTS = tuple(range(1025))
 
-# Calls that PyTorch got, by reason (in eager mode; a compiled graph decides once).
+# Calls that PyTorch ran, by reason (in eager mode; a compiled graph decides once).
 fallbacks: Counter[str] = Counter()
-# "": ours; a reason: PyTorch's own choice; else the entry that is faster.
+# "": Deepwell runs it; a reason: PyTorch does, by its own choice; else the entry that was measured to be faster.
 _decisions: dict[Any, str | tune.Rival] = {}
 
 
-# ---- who runs a call -------------------------------------------------------------------------------------
+# ---- which backend runs a call ---------------------------------------------------------------------------
 
 
 @torch.compiler.assume_constant_result
 def why_not_kernels(device: str, index: int, sizes: tune.Sizes) -> str:
-    """ "" where libdeepwell runs such a call on such a device, else why not."""
+    """Returns "" if libdeepwell runs such a call on such a device, else the reason why not."""
     if device != "cuda":
         return ""
     if not operators.CUDA_READY:
@@ -52,7 +52,7 @@ def _recorded(device: str, index: int, sizes: tune.Sizes) -> str:
 
 
 def _described(q, lengths, window, bottom_right, softcap, dropout, packed, grad) -> tune.Sizes:
-    """The call as the extension has it described."""
+    """Returns the call's description for the extension."""
     name = "bf16" if q.dtype == torch.bfloat16 else "f16"
     return (
         *(name, *lengths, packed, 1.0 if softcap > 0 else 0.0, *window, bottom_right),
@@ -61,7 +61,7 @@ def _described(q, lengths, window, bottom_right, softcap, dropout, packed, grad)
 
 
 def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
-    """ "" for ours, else the reason for PyTorch."""
+    """Returns "" if Deepwell runs the call, else the reason for PyTorch."""
     device = q.device
     if device.type not in devices:
         return f"the tensors are on {device.type}"
@@ -77,7 +77,7 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
         return f"the dtype is {dtype}"
     rank = 3 if packed else 4
     if q.dim() != rank or k.dim() != rank or v.dim() != rank:
-        return f"the tensors have other than {rank} axes"
+        return f"the tensors do not have {rank} axes"
     if k.shape != v.shape or k.shape[-1] != q.shape[-1]:
         return "the head dimensions or lengths of q, k and v differ"
     heads_q, heads_kv, dim = q.shape[1], k.shape[1], q.shape[-1]
@@ -90,10 +90,10 @@ def _decide(q, k, v, window, bottom_right, softcap, dropout, packed) -> str:
     if q.is_nested or q.layout != torch.strided:
         return "the tensors are not dense"
     if torch.compiler.is_compiling():
-        # Sizes may be symbols here. Heads and their dimension become constants of the graph (looking them up does
-        # that); lengths may go on varying: libdeepwell takes any.
+        # Sizes may be symbols here. Looking up the heads and their dimension makes them constants of the graph. Lengths
+        # may stay symbolic, because libdeepwell supports any.
         if heads_q >= len(_CONSTANTS) or dim >= len(_CONSTANTS):
-            return "there are more heads, or larger ones, than Deepwell compiles for"
+            return "there are more or larger heads than Deepwell compiles for"
         lengths = (1, _CONSTANTS[heads_q], _CONSTANTS[heads_kv], 1024, 1024, _CONSTANTS[dim])
     elif packed:
         lengths = (1, heads_q, heads_kv, q.shape[0], k.shape[0], dim)
@@ -113,17 +113,17 @@ def _needs_grad(q, k, v) -> bool:
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
-    """Whether it stands for a plain tensor in a graph that is being made."""
+    """Returns whether the tensor stands for a plain tensor in a graph that is being traced."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def _whose(q, k, v, window, bottom_right, softcap, dropout, packed, scale=1.0) -> str | tune.Rival:
-    """As _decisions has it."""
+    """Returns an entry of _decisions for the call."""
     if torch.compiler.is_compiling():
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
     if torch._C._are_functorch_transforms_active():
-        fallbacks["called inside of a torch.func transform"] += 1
-        return "called inside of a torch.func transform"
+        fallbacks["called inside a torch.func transform"] += 1
+        return "called inside a torch.func transform"
     if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
         return _decide(q, k, v, window, bottom_right, softcap, dropout, packed)
     grad = _needs_grad(q, k, v)
@@ -147,13 +147,13 @@ def _whose(q, k, v, window, bottom_right, softcap, dropout, packed, scale=1.0) -
 
 
 def _reason(*call) -> str:
-    """Why PyTorch chooses who runs a call; "" where we do."""
+    """Returns why PyTorch chooses the backend of a call, "" if Deepwell does."""
     whose = _whose(*call)
     return whose if isinstance(whose, str) else ""
 
 
 def _recorded_entry(q, k, v, window, bottom_right, softcap, dropout) -> str:
-    """The entry that was measured to be faster than ours, for a graph that is being made: where lengths are fixed."""
+    """Returns the entry that was measured to be faster than Deepwell's, while a graph with fixed lengths is traced."""
     for size in (q.shape[0], q.shape[2], k.shape[2]):
         if not has_static_value(size):
             return ""
@@ -163,16 +163,16 @@ def _recorded_entry(q, k, v, window, bottom_right, softcap, dropout) -> str:
 
 
 def forget() -> None:
-    """Decisions are made anew: for tests, and where a kernel was disabled."""
+    """Drops all decisions: for tests, and after a kernel was disabled."""
     _decisions.clear()
 
 
-# ---- ours ------------------------------------------------------------------------------------------------
+# ---- Deepwell's attention --------------------------------------------------------------------------------
 
 
 class _Attention(torch.autograd.Function):
-    """Around the operators, so that one call has one node. Operators differentiate by themselves as well, at a cost
-    per call that this avoids."""
+    """Wraps the operators, so that one call is one node. The operators are differentiable by themselves, but at a
+    higher cost per call."""
 
     @staticmethod
     def forward(ctx, q, k, v, *options):
@@ -187,8 +187,8 @@ class _Attention(torch.autograd.Function):
 
 
 class _Usual(torch.autograd.Function):
-    """The same without dropout and packing, of tensors that a kernel reads as they lie: forward is C throughout. It
-    gives None, and leaves nothing behind, where it does not serve a call."""
+    """The same without dropout and packing, for tensors that a kernel reads in place: forward is all C. It returns None
+    without side effects if it does not support a call."""
 
     forward = staticmethod(_deepwell.attention_node)
 
@@ -208,7 +208,7 @@ _NO_GRADIENTS = (None,) * 11
 
 
 def _apply_of(function: type[torch.autograd.Function]):
-    """Its apply, without the Python around it, which is for functions that define setup_context."""
+    """Returns the function's apply without its Python wrapper, which only functions with setup_context need."""
     return super(torch.autograd.Function, function).apply
 
 
@@ -229,13 +229,13 @@ def _ours(q, k, v, *options) -> torch.Tensor:
 
 
 def fresh_seed(device: torch.device) -> torch.Tensor:
-    """Key and offset of a dropout mask, drawn on the device from PyTorch's generator: new at each replay of a CUDA
-    graph, the same again where a checkpoint restores the generator."""
+    """Returns key and offset of a dropout mask, drawn on the device from PyTorch's generator. They are new at each
+    replay of a CUDA graph, and the same again if a checkpoint restores the generator."""
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast everything in its type, as PyTorch's own attention has it."""
+    """Casts as autocast does for PyTorch's own attention."""
     if not torch._C._is_any_autocast_enabled():
         return tensors
     device = tensors[0].device.type
@@ -247,7 +247,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-# ---- what a call may ask for -----------------------------------------------------------------------------
+# ---- the interface ---------------------------------------------------------------------------------------
 
 
 def attention(
@@ -267,18 +267,18 @@ def attention(
     """softmax(scale q k^T + mask) v, differentiable.
 
     Args:
-        q: [batch, heads_q, rows_q, head_dim], in any strides: [batch, rows, heads, head_dim] transposed is read
-            as it lies, and the result lies alike.
-        k, v: [batch, heads_kv, rows_k, head_dim]; heads_q is a multiple of heads_kv.
-        attn_mask: as scaled_dot_product_attention has it: boolean (True: seen) or added. PyTorch runs such calls.
-        dropout_p: of the probabilities. Whether a module trains is for the caller to say.
-        is_causal: a query sees no key behind its own position: window (any, 0).
+        q: [batch, heads_q, seq_len_q, head_dim] with any strides. A transposed [batch, seq_len, heads, head_dim] is
+            read in place, and the result has the same layout.
+        k, v: [batch, heads_kv, seq_len_kv, head_dim]; heads_q must be a multiple of heads_kv.
+        attn_mask: as for scaled_dot_product_attention: boolean (True: seen) or added. PyTorch runs such calls.
+        dropout_p: dropout of the probabilities. Pass 0 in evaluation; the call does not know the module's mode.
+        is_causal: a query sees no key after its own position: window (any, 0).
         scale: 1 / sqrt(head_dim) if None.
-        window: how many keys before and behind its own position a query sees; negative: all.
-        bottom_right: the last query stands at the last key, instead of the first at the first.
+        window: how many keys before and after its own position a query sees; negative: all.
+        bottom_right: aligns the last query with the last key, instead of the first with the first.
         softcap: scores become softcap * tanh(scores / softcap); 0: off.
-        return_lse: gives (result, lse): the natural logarithm of the sum of the exponentials of the scores as they are
-            masked and scaled, FP32 [batch, heads_q, rows_q], without a gradient; -inf where no key is seen.
+        return_lse: returns (result, lse). lse is the natural logarithm of the sum of the exponentials of the masked and
+            scaled scores, FP32 [batch, heads_q, seq_len_q], without a gradient; -inf if no key is seen.
     """
     left, right = window
     if is_causal:
@@ -315,7 +315,7 @@ def if_ours(
     bottom_right: bool = False,
     softcap: float = 0.0,
 ) -> torch.Tensor | None:
-    """attention() where Deepwell runs the call, else None."""
+    """Runs attention() if Deepwell supports the call, else returns None."""
     left, right = window
     if is_causal:
         right = 0
@@ -329,12 +329,12 @@ def if_ours(
 def _by_operators(
     q, k, v, dropout_p, scale, window, bottom_right: bool, softcap: float, return_lse: bool = False
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
-    """Through the dispatcher: what the shortest way does not serve."""
+    """Runs the call through the dispatcher, if the shortest way does not support it."""
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.dim() > 0 and q.shape[-1] > 0 else 1.0
     if not 0.0 <= scale < math.inf:
         if not torch.compiler.is_compiling():
-            fallbacks["the scale is negative or no number"] += 1
+            fallbacks["the scale is negative or not a number"] += 1
         return None
     q, k, v = _autocast(q, k, v)
     whose = _whose(q, k, v, window, bottom_right, softcap, dropout_p, False, scale)
@@ -358,7 +358,7 @@ def _by_operators(
 
 
 def _by_rival(rival: tune.Rival, q, k, v, window, bottom_right, scale) -> torch.Tensor | None:
-    """None where it fails: then it is not asked again."""
+    """Returns None if the entry fails. It is then not used again."""
     grad = _needs_grad(q, k, v)
     fallbacks[rival.because] += 1
     try:
@@ -389,11 +389,11 @@ def packed_attention(
     softcap: float = 0.0,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """attention() over sequences of several lengths that lie behind one another.
+    """attention() over sequences of several lengths that follow one another.
 
-    q is [rows in all, heads_q, head_dim], k and v [rows in all, heads_kv, head_dim]; sequence i has the rows
-    offsets[i] to offsets[i + 1] (int32, on the tensors' device, the first 0). ``longest`` are the greatest lengths.
-    lse is [heads_q, rows in all].
+    q is [total rows, heads_q, head_dim], k and v [total rows, heads_kv, head_dim]. Sequence i has the rows offsets[i]
+    to offsets[i + 1] (int32, on the tensors' device, the first 0). ``longest`` are the greatest lengths. lse is
+    [heads_q, total rows].
     """
     options = dict(window=window, bottom_right=bottom_right, softcap=softcap, return_lse=return_lse)
     sequences = (offsets_q, offsets_k, longest_q, longest_k)
@@ -434,7 +434,7 @@ def packed_if_ours(
     softcap: float = 0.0,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
-    """packed_attention() where Deepwell runs the call, else None."""
+    """Runs packed_attention() if Deepwell supports the call, else returns None."""
     if is_causal:
         window = (window[0], 0)
     q, k, v = _autocast(q, k, v)
@@ -455,15 +455,15 @@ def packed_if_ours(
 def why_pytorch(
     q, k, v, window: tuple[int, int], bottom_right: bool, softcap: float = 0.0, packed: bool = False
 ) -> str:
-    """The reason for which attention() (packed_attention()) leaves such a call to PyTorch, or ""."""
+    """Returns why attention() or packed_attention() leaves such a call to PyTorch, "" if it does not."""
     return _reason(q, k, v, window, bottom_right, softcap, 0.0, packed)
 
 
-# ---- PyTorch's -------------------------------------------------------------------------------------------
+# ---- PyTorch's attention ---------------------------------------------------------------------------------
 
 
 def visible(rows_q: int, rows_k: int, window, bottom_right: bool, device) -> torch.Tensor:
-    """[rows_q, rows_k]: which keys each query sees."""
+    """Returns [rows_q, rows_k]: which keys each query sees."""
     row = torch.arange(rows_q, device=device)[:, None] + (rows_k - rows_q if bottom_right else 0)
     column = torch.arange(rows_k, device=device)[None, :]
     seen = torch.ones(rows_q, rows_k, dtype=torch.bool, device=device)
@@ -496,7 +496,7 @@ def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> to
     mask = _narrowed(mask, q, k, window, bottom_right)
     begin, end = _seeing(rows_q, rows_k, window, bottom_right)
     if (begin, end) != (0, rows_q):
-        # Of a row that sees nothing PyTorch's kernels give different things; here it is zeros.
+        # PyTorch's kernels differ in the result for a row that sees nothing; here it is zeros.
         q = q[..., begin:end, :]
         mask = None if mask is None else mask[..., begin:end, :]
     if softcap == 0:
@@ -507,7 +507,7 @@ def _pytorch(q, k, v, mask, dropout, scale, window, bottom_right, softcap) -> to
 
 
 def _seeing(rows_q: int, rows_k: int, window, bottom_right: bool) -> tuple[int, int]:
-    """Begin and end of the rows that see a key: the others lie wholly before or behind the keys."""
+    """Returns begin and end of the rows that see a key. The other rows lie wholly before or after the keys."""
     first = rows_k - rows_q if bottom_right else 0
     begin = max(0, -first - window[1]) if window[1] >= 0 else 0
     end = min(rows_q, rows_k - first + window[0]) if window[0] >= 0 else rows_q
@@ -515,7 +515,7 @@ def _seeing(rows_q: int, rows_k: int, window, bottom_right: bool) -> tuple[int, 
 
 
 def _narrowed(mask, q, k, window, bottom_right) -> torch.Tensor | None:
-    """The mask with what lies outside of the window hidden."""
+    """Returns the mask with everything outside of the window hidden."""
     if window == (-1, -1):
         return mask
     seen = visible(q.shape[-2], k.shape[-2], window, bottom_right, q.device)
@@ -533,7 +533,7 @@ def _sdpa(q, k, v, mask, dropout, causal, scale, shared) -> torch.Tensor:
 
 
 def _lse(q, k, mask, scale, window, bottom_right, softcap) -> torch.Tensor:
-    """What return_lse gives beside PyTorch's result, which has none: all scores at once."""
+    """Computes the lse for PyTorch's attention, which does not return it, from all scores at once."""
     with torch.no_grad():
         q, k = q.detach(), k.detach()
         if q.dtype in _DTYPES:
@@ -556,7 +556,7 @@ def _scores(q, k, mask, scale, softcap) -> torch.Tensor:
 
 
 def _bounded(q, k, v, mask, dropout, scale, softcap) -> torch.Tensor:
-    """With a soft cap, which PyTorch's attention does not have."""
+    """Attention with a soft cap, which PyTorch's attention does not have."""
     scores = _scores(q, k, mask, scale, softcap)
     if k.shape[-3] != q.shape[-3]:
         v = v.repeat_interleave(q.shape[-3] // k.shape[-3], -3)

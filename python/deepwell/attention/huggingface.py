@@ -1,11 +1,11 @@
-"""Hugging Face's models: "deepwell" among transformers' attention functions and masks.
+"""Hugging Face's models: registers "deepwell" among transformers' attention functions and masks.
 
-A model that goes through transformers' AttentionInterface names its implementation in its configuration. optimize()
-exchanges "sdpa" there for "deepwell_sdpa", which computes what sdpa does, and "eager" for "deepwell_eager" in models
-with a soft cap, which have no other. "deepwell" is for those who ask for it by name. A mask that says no more than
-"causal", perhaps within a sliding window, is not made: transformers' own flags tell so. One that pads something besides
-is made, as models may do with it what they like, and known again when it comes to the attention function, which then
-runs without it. Any other mask goes to PyTorch's attention as a tensor.
+A model that uses transformers' AttentionInterface names its implementation in its configuration. optimize() replaces
+"sdpa" there by "deepwell_sdpa", which computes the same, and "eager" by "deepwell_eager" in models with a soft cap,
+which support only eager attention. "deepwell" is for users who name it themselves. A causal mask, possibly with a
+sliding window, is not materialised, because transformers' own flags describe it. A mask with padding is materialised,
+because models may use it in any way. The attention function recognises it and then runs without it. Any other mask goes
+to PyTorch's attention as a tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEFORE = {AS_SDPA: "sdpa", AS_EAGER: "eager"}
 
 
 def register() -> bool:
-    """Makes these names known to transformers. False where its version has no masks to register."""
+    """Registers these names with transformers. Returns False if its version has no masks to register."""
     try:
         from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
@@ -61,23 +61,23 @@ def mask(
     config: Any = None,
     **others: Any,
 ) -> torch.Tensor | None:
-    """None for "causal" or "all", where the attention function is told which; else sdpa's boolean mask, of which
-    ``_padded`` knows whether it is that and padding.
+    """Returns None for "causal" or "all", if the attention function is told which. Otherwise returns sdpa's boolean
+    mask; ``_padded`` records whether it is the causal or full mask with padding.
 
-    transformers forbids the skip (``allow_...``) whenever anything has been added to the mask: packed sequences,
-    blocks of images, functions of the user's. ``local_size`` is a sliding window, which the layer tells the attention
-    function as well, unless the model has chunks.
+    transformers forbids the skip (``allow_...``) if anything has been added to the mask: packed sequences, blocks of
+    images, functions of the user's. ``local_size`` is a sliding window. The layer passes it to the attention function
+    as well, unless the model has chunks.
     """
     from transformers.masking_utils import sdpa_mask
 
     if torch.compiler.is_compiling() and attention_mask is None and not others.get("use_vmap"):
-        # transformers cannot look for packed sequences in positions here, and supposes that there are some.
+        # transformers cannot look for packed sequences in the positions here, and assumes that there are some.
         if _noted.config is config and not _noted.positions:
             allow_is_causal_skip = True
     chunked = getattr(config, "attention_chunk_size", None) is not None
-    # A static cache has a tensor for an offset: not to be read here.
+    # A static cache has a tensor as its offset, which must not be read here.
     begins = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0
-    window = None  # of what the mask would be without padding
+    window = None  # the window that the mask would have without padding
     if allow_is_causal_skip and (local_size is None or not chunked):
         if begins and q_length == kv_length:
             window = (-1 if local_size is None else local_size - 1, 0)
@@ -93,7 +93,7 @@ def mask(
         kept = _read(attention_mask, kv_length)
         if kept is not None and kept.keeps_all:
             return None
-    # Tensors of inference mode do not say when they are written to, and nothing can be known about them.
+    # Tensors of inference mode do not record writes, so nothing can be cached about them.
     with torch.inference_mode(False) if kept is not None else contextlib.nullcontext():
         made = sdpa_mask(
             batch_size=batch_size,
@@ -113,12 +113,12 @@ def mask(
     return made
 
 
-# Of masks that were made above: what they keep, and the window besides.
+# For masks made above: the keys that they keep, and their window.
 _padded = padding.Known()
 
 
 def _read(mask_of_keys: torch.Tensor, kv_length: Any) -> padding.Padding | None:
-    """What a padding mask (True: counts) keeps; None where the host must not look."""
+    """Returns what a padding mask (True: kept) keeps, or None if the host must not read it."""
     if padding.why_not_read(mask_of_keys) or mask_of_keys.dim() != 2 or mask_of_keys.numel() == 0:
         return None
     if mask_of_keys.dtype != torch.bool or mask_of_keys.shape[-1] != kv_length:
@@ -127,7 +127,7 @@ def _read(mask_of_keys: torch.Tensor, kv_length: Any) -> padding.Padding | None:
 
 
 class _Noted:
-    """What a model that is being compiled was called with, for the masks that it makes."""
+    """The arguments of a model that is being compiled, for the masks that it makes."""
 
     config: Any = None
     positions = True
@@ -137,7 +137,7 @@ _noted = _Noted()
 
 
 class NotePositions:
-    """A forward pre-hook of a module that makes causal masks: were positions given, or will it count from 0?"""
+    """A forward pre-hook of a module that makes causal masks. It records whether positions are given."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -148,7 +148,7 @@ class NotePositions:
             _noted.config, _noted.positions = module.config, given is not None
 
 
-# With one of these a module adds to its causal masks, and then none may be skipped.
+# A module that names one of these adds to its causal masks, so none may be skipped.
 _ADDITIONS = {"block_sequence_ids", "or_mask_function", "and_mask_function", "allow_is_causal_skip"}
 
 
@@ -177,7 +177,7 @@ def forget_positions(module: torch.nn.Module) -> None:
 
 
 def _without_mask(query, key, value, mask, dropout, scaling, softcap=None) -> torch.Tensor | None:
-    """Attention with one of the masks that are no more than padding; None where it is another, or not ours."""
+    """Runs attention with a mask that is only padding. Returns None for other masks and unsupported calls."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     found = _padded.get(mask) if type(mask) is torch.Tensor else None
@@ -202,7 +202,7 @@ def _count_mask() -> None:
 def _attend(module, query, key, value, dropout, scaling, is_causal, window, softcap):
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows_q, rows_k = query.shape[2], key.shape[2]
-    # As sdpa: one query sees all keys, and keys behind the last query are those that a static cache has room for.
+    # As sdpa: one query sees all keys, and keys after the last query are free room of a static cache.
     if causal and rows_q > 1:
         if rows_k > rows_q:
             key, value = key[:, :, :rows_q], value[:, :, :rows_q]
@@ -228,7 +228,7 @@ def attention_forward(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """ "deepwell": all that a layer tells its attention function is honoured, or refused."""
+    """ "deepwell": everything that a layer passes to its attention function is honoured or refused."""
     for name in ("position_bias", "s_aux"):
         if others.get(name) is not None:
             raise NotImplementedError(
@@ -261,7 +261,7 @@ def _attention_as_sdpa(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """ "deepwell_sdpa": what sdpa computes. It has no soft cap."""
+    """ "deepwell_sdpa": computes what sdpa does. It has no soft cap."""
     if attention_mask is None and position_bias is None:
         return _attend(module, query, key, value, dropout, scaling, is_causal, sliding_window, None)
     if position_bias is None:
@@ -289,7 +289,7 @@ def _attention_as_eager(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ "deepwell_eager": where the probabilities are asked for, the model's own eager function runs."""
+    """ "deepwell_eager": if the probabilities are requested, the model's own eager function runs."""
     asked = others.get("output_attentions", getattr(module.config, "output_attentions", False))
     if not asked and attention_mask is None:
         return attention_forward(
@@ -328,9 +328,9 @@ def _attention_as_eager(
 
 
 def models(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The transformers models inside of ``root`` that have a configuration of their own."""
+    """Yields the transformers models inside ``root`` that have their own configuration."""
     library = sys.modules.get("transformers.modeling_utils")
-    if library is None:  # then nothing is one of its models
+    if library is None:  # no module can be one of its models
         return
     seen: set[int] = set()
     for path, module in root.named_modules():
@@ -340,8 +340,8 @@ def models(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def attention_modules(model: torch.nn.Module, prefix: str) -> dict[str, torch.nn.Module]:
-    """Modules of ``model`` whose forward asks transformers for the attention function, and gives it no bias by
-    position (T5), with which PyTorch runs every call."""
+    """Returns the modules of ``model`` whose forward gets its attention function from transformers, without a position
+    bias (T5); PyTorch runs every call with one."""
     return {
         f"{prefix}.{path}".strip("."): module
         for path, module in model.named_modules()
@@ -351,39 +351,40 @@ def attention_modules(model: torch.nn.Module, prefix: str) -> dict[str, torch.nn
 
 
 def replacement(model: Any) -> str | None:
-    """The name that takes the place of the one in the model's configuration."""
+    """Returns the name that replaces the one in the model's configuration, or None."""
     chosen = model.config._attn_implementation
     if chosen == "sdpa":
         return AS_SDPA
-    # Eager attention gives its probabilities as well: only where a model has no other way.
+    # Eager attention also returns its probabilities. It is replaced only if the model supports nothing else.
     if chosen == "eager" and getattr(model.config, "attn_logit_softcapping", None):
         return AS_EAGER
     return None
 
 
 def why_not(model: Any) -> str:
-    """ "" where exchanging the implementation in the configuration changes who computes and nothing else."""
+    """Returns "" if replacing the implementation in the configuration changes the backend and nothing else, else why
+    not."""
     chosen = model.config._attn_implementation
     if chosen == PLAIN or chosen in BEFORE:
         return "it has Deepwell's attention already"
     if replacement(model) is None:
-        return f"its attn_implementation is {chosen!r}: load it with 'sdpa', or with 'deepwell' to say so by name"
+        return f"its attn_implementation is {chosen!r}: load it with 'sdpa', or name 'deepwell' yourself"
     if not register():
         return "this transformers has no AttentionMaskInterface: use 4.53 or later"
     for module in model.modules():
-        # A class that compares the name itself would take its other way under a new one.
+        # A class that compares the name itself would behave differently with a new name.
         if type(module).__module__.startswith("transformers.models.") and "sdpa" in _constants_in(
             type(module)
         ):
-            return f"{type(module).__name__} asks for 'sdpa' by name"
+            return f"{type(module).__name__} compares with the name 'sdpa'"
     if not attention_modules(model, ""):
-        return "none of its modules goes through transformers' AttentionInterface without a position bias"
+        return "none of its modules uses transformers' AttentionInterface without a position bias"
     config = model.config
     told = getattr(config, "sliding_window", None) or getattr(
         config, "attn_logit_softcapping", None
     )
     if told and not getattr(model, "_supports_flash_attn", False):
-        return "it does not tell its sliding window or soft cap to its attention function"
+        return "it does not pass its sliding window or soft cap to its attention function"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""optimize() on a GPU: each attention of a model goes through Deepwell, the rest of the model is left as it is."""
+"""optimize() on a GPU: each attention of a model runs in Deepwell; the rest of the model does not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULE = "=" * 60
 
 
 class Installation:
-    """What was done to one model; an attribute of it. A copied or loaded model has its own."""
+    """The record of what install() did to one model, stored as its attribute. A copied or loaded model has its own."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -30,18 +30,18 @@ class Installation:
     def add_linear(self, replaced: dict[str, str], left: dict[str, str]) -> None:
         self.linear.update(replaced)
         if replaced and list(self.left) == [""]:
-            self.left.clear()  # that there was no attention
+            self.left.clear()  # removes the note that there is no attention
         self.left.update(left)
 
     def mark(self, root: torch.nn.Module) -> None:
         root.__dict__[_MARK] = self
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        self.linear = {}  # of one that was saved before there were any
+        self.linear = {}  # missing in models saved by an earlier version
         self.__dict__.update(saved)
         if any("transformers" in how for how in self.replaced.values()):
             importlib.import_module("transformers")
-            huggingface.register()  # the configuration of the loaded model names it
+            huggingface.register()  # the loaded model's configuration names it
 
     def text(self, root: torch.nn.Module) -> str:
         lines = [_RULE, f"Deepwell Optimizer - {self.title}", _RULE]
@@ -85,7 +85,7 @@ class Installation:
 
 
 def install(root: torch.nn.Module, title: str) -> Installation:
-    """Replaces every attention of ``root`` that can be, and notes each that cannot."""
+    """Replaces every attention of ``root`` that can be replaced, and records the others with the reason."""
     made = Installation(title)
     for path, model in huggingface.models(root):
         reason = huggingface.why_not(model)
@@ -106,16 +106,16 @@ def install(root: torch.nn.Module, title: str) -> Installation:
             continue
         module.__dict__["forward"] = MultiheadForward(module)
         made.replaced[path] = f"{type(module).__name__} -> attention"
-    for module in reversed(list(root.modules())):  # layers before the encoders that have them
+    for module in reversed(list(root.modules())):  # layers before the encoders that contain them
         encoder.install(module)
     if not made.replaced and not made.left:
-        made.left[""] = f"{type(root).__name__}: it has no attention that Deepwell knows"
+        made.left[""] = f"{type(root).__name__}: it has no attention that Deepwell supports"
     made.mark(root)
     return made
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Undoes install() in ``model``, also in a part or a copy of what was installed."""
+    """Undoes install() in ``model``, also in a part or a copy of the model on which it was called."""
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, InstanceForward):
@@ -129,7 +129,7 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def installed(model: torch.nn.Module) -> str | None:
-    """The summary of a model on which install() was called."""
+    """Returns the summary of a model on which install() was called."""
     for module in model.modules():
         made = module.__dict__.get(_MARK)
         if made is not None:

@@ -1,4 +1,4 @@
-"""A forward that stands in for one module's, as an attribute of the instance."""
+"""A forward that replaces one module's, as an attribute of the instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class InstanceForward:
-    """It does not keep its module alive. A copied or loaded module has its own."""
+    """A forward that does not keep its module alive. A copied or loaded module has its own."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)

@@ -1,4 +1,4 @@
-"""Attention as modules: BlackwellFlashAttention, DWSelfAttention."""
+"""Attention modules: BlackwellFlashAttention, DWSelfAttention."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class BlackwellConfig:
     """How the attention modules run.
 
     Args:
-        use_flash_attention: False takes PyTorch's attention throughout.
-        use_pytorch_fallback: what Deepwell does not run goes to PyTorch's attention; False raises
+        use_flash_attention: False always uses PyTorch's attention.
+        use_pytorch_fallback: True lets PyTorch's attention run what Deepwell does not support. False raises
             ``deepwell.UnsupportedError`` with the reason instead.
-        enable_profiling: each module keeps the seconds of its last call in ``last_seconds`` (it waits for the GPU).
+        enable_profiling: each module stores the seconds of its last call in ``last_seconds`` (it waits for the GPU).
     """
 
     use_flash_attention: bool = True
@@ -29,7 +29,7 @@ class BlackwellConfig:
 
 
 class _Profiled:
-    """Seconds of a call, the GPU's work included, in ``module.last_seconds``; None where nothing was measured."""
+    """Stores the seconds of a call, including the GPU's work, in ``module.last_seconds``; None if not measured."""
 
     def __init__(self, module: torch.nn.Module, tensor: torch.Tensor) -> None:
         self._module = module
@@ -50,15 +50,15 @@ class _Profiled:
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """[batch, heads, seq_len, head_dim] each, with as many keys as values."""
+    """Checks for [batch, heads, seq_len, head_dim] each, with as many keys as values."""
     given = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
-            f"BlackwellFlashAttention takes q, k and v of shape [batch, heads, seq_len, head_dim]; got {given}"
+            f"BlackwellFlashAttention needs q, k and v of shape [batch, heads, seq_len, head_dim]; got {given}"
         )
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise ValueError(
-            "BlackwellFlashAttention: q, k and v must have one batch size, q and k one head_dim, k and v the same heads "
+            "BlackwellFlashAttention: q, k and v must have the same batch, q and k the same head_dim, k and v the same heads "
             f"and seq_len; got {given}"
         )
     if q.shape[1] % max(k.shape[1], 1):
@@ -70,7 +70,8 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 class BlackwellFlashAttention(torch.nn.Module):
     """``forward(q, k, v, causal=False)`` on [batch, heads, seq_len, head_dim]; differentiable, without parameters.
 
-    Other shapes raise ``ValueError``. ``causal`` lets the last query see the last key (bottom-right), which for equal lengths is the usual mask.
+    Other shapes raise ``ValueError``. ``causal`` aligns the last query with the last key (bottom-right), which is the
+    usual mask for equal lengths.
     """
 
     def __init__(self, config: BlackwellConfig | None = None) -> None:
@@ -86,12 +87,12 @@ class BlackwellFlashAttention(torch.nn.Module):
             window = (-1, 0) if causal else (-1, -1)
             if not self.config.use_flash_attention:
                 return functional.by_pytorch(q, k, v, window=window, bottom_right=True)
-            # On the CPU the definition is PyTorch's own: there is nothing to fall back from.
+            # On the CPU PyTorch's attention is the definition, so this is not a fallback.
             if not self.config.use_pytorch_fallback and q.device.type != "cpu":
                 reason = functional.why_pytorch(q, k, v, window, True)
                 if reason:
                     raise UnsupportedError(
-                        f"Deepwell's attention does not run this call: {reason}. "
+                        f"Deepwell's attention does not support this call: {reason}. "
                         "BlackwellConfig(use_pytorch_fallback=True) lets PyTorch run it"
                     )
             return functional.attention(q, k, v, window=window, bottom_right=True)
@@ -100,8 +101,8 @@ class BlackwellFlashAttention(torch.nn.Module):
 class DWSelfAttention(torch.nn.MultiheadAttention):
     """nn.MultiheadAttention, with its parameters, ``state_dict``, arguments and results, through Deepwell.
 
-    ``DWSelfAttention(hidden_dim, num_heads, config)``; every other argument of nn.MultiheadAttention may follow by
-    name. What only PyTorch's forward does (masks but for padding, weights after dropout) PyTorch's forward runs.
+    ``DWSelfAttention(hidden_dim, num_heads, config)``; all other arguments of nn.MultiheadAttention are keyword
+    arguments. PyTorch's forward runs what only it supports (masks other than padding, weights after dropout).
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class DWSelfAttention(torch.nn.MultiheadAttention):
     ) -> None:
         if config is not None and not isinstance(config, BlackwellConfig):
             raise TypeError(
-                f"DWSelfAttention: config is a BlackwellConfig, not {type(config).__name__}; arguments of "
-                "nn.MultiheadAttention such as dropout are given by name"
+                f"DWSelfAttention: config must be a BlackwellConfig, not {type(config).__name__}; pass arguments of "
+                "nn.MultiheadAttention such as dropout by name"
             )
         super().__init__(hidden_dim, num_heads, **others)
         self.config = BlackwellConfig() if config is None else config
         self.last_seconds: float | None = None
-        self.fallbacks: Counter[str] = Counter()  # calls that PyTorch's forward got, by reason
+        self.fallbacks: Counter[str] = Counter()  # calls that PyTorch's forward ran, by reason
 
     def forward(
         self,
@@ -132,7 +133,7 @@ class DWSelfAttention(torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As nn.MultiheadAttention's; ``key`` and ``value`` are ``query`` if they are left out."""
+        """As nn.MultiheadAttention's; ``key`` and ``value`` default to ``query``."""
         key = query if key is None else key
         value = key if value is None else value
         with _Profiled(self, query):

@@ -1,7 +1,7 @@
-"""torch.nn.MultiheadAttention with attention of ours, by a forward of the instance.
+"""torch.nn.MultiheadAttention with Deepwell's attention, through a forward of the instance.
 
-Where a call asks for what only PyTorch's forward does (masks of any kind, weights after dropout, added keys), that one
-runs: the same module, the same parameters.
+PyTorch's forward runs calls that only it supports (masks of any kind, weights after dropout, added keys), with the same
+module and the same parameters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(
     average: bool,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if isinstance(mask_of_keys, Padding):  # an encoder layer of ours has looked already
+    if isinstance(mask_of_keys, Padding):  # Deepwell's encoder layer has already read it
         kept, reason = mask_of_keys, ""
     else:
         given = (query, key, value, mask_of_keys, need_weights, mask, is_causal)
@@ -73,9 +73,9 @@ def run(
 def look_at(
     module, query, key, value, mask_of_keys, need_weights, mask=None, is_causal=False
 ) -> tuple[Padding | None, str]:
-    """What a key_padding_mask keeps, and why PyTorch's forward runs a call ("": ours does)."""
+    """Returns what a key_padding_mask keeps, and why PyTorch's forward must run a call ("": Deepwell runs it)."""
     reason = _why_not(module, query, key, value, need_weights, mask, is_causal)
-    # With the hint alone, PyTorch does not look at the mask either.
+    # If only the is_causal hint is given, PyTorch does not read the mask either.
     if reason or (mask_of_keys is None and (mask is None or (is_causal and not need_weights))):
         return None, reason
     return _read(module, query, key, mask_of_keys, mask)
@@ -90,23 +90,23 @@ def fallbacks_of(module: torch.nn.Module) -> Counter[str]:
 
 
 def why_not_module(module: torch.nn.MultiheadAttention) -> str:
-    """ "" where a forward of ours can stand for this module's."""
+    """Returns "" if Deepwell's forward can replace this module's, else the reason."""
     if type(module).forward is not torch.nn.MultiheadAttention.forward:
         return f"{type(module).__name__} has a forward of its own"
     if "forward" in module.__dict__:
         return "its forward has been replaced already"
     if module.bias_k is not None or module.add_zero_attn:
-        return "it adds keys of its own (add_bias_kv, add_zero_attn)"
+        return "it adds its own keys (add_bias_kv, add_zero_attn)"
     return ""
 
 
 def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
-    """Why PyTorch's forward runs a call, as far as its tensors' contents do not matter."""
+    """Returns why PyTorch's forward must run a call, apart from the contents of its tensors."""
     if module.bias_k is not None or module.add_zero_attn:
-        return "keys of the module's own are added (add_bias_kv, add_zero_attn)"
+        return "the module adds its own keys (add_bias_kv, add_zero_attn)"
     if need_weights and module.training and module.dropout > 0:
-        return "attention weights are asked for (need_weights=True), which dropout changes"
-    if is_causal and mask is None:  # an error of PyTorch's
+        return "attention weights are requested (need_weights=True), and dropout changes them"
+    if is_causal and mask is None:  # PyTorch raises an error
         return "is_causal is given without attn_mask"
     if query.device.type not in functional.devices:
         return f"the tensors are on {query.device.type}"
@@ -131,7 +131,7 @@ def _why_not(module, query, key, value, need_weights, mask, is_causal) -> str:
 
 
 def _read(module, query, key, mask_of_keys, mask) -> tuple[Padding | None, str]:
-    """What a key_padding_mask keeps, and why PyTorch's forward runs a call for what its masks hold."""
+    """Returns what a key_padding_mask keeps, and why the contents of the masks need PyTorch's forward."""
     batch, rows = (0, 1) if module.batch_first else (1, 0)
     rows_q, rows_k = query.shape[rows], key.shape[rows]
     if mask is not None and not (mask.shape == (rows_q, rows_k) and rows_q == rows_k):
@@ -151,12 +151,12 @@ def _read(module, query, key, mask_of_keys, mask) -> tuple[Padding | None, str]:
         return None, f"the key_padding_mask is on {mask_of_keys.device}"
     kept = padding.of_keys_ignored(mask_of_keys)
     if mask is not None and not kept.strange and (kept.is_led or not kept.is_solid):
-        return None, "a causal mask meets padding that is not behind the rows"
+        return None, "a causal mask is combined with padding that is not at the end of the rows"
     return kept, padding.why_not(kept, rows_q, (-1, -1 if mask is None else 0))
 
 
 def _projected(module, query, key, value) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values [.., .., embed_dim] each."""
+    """Returns queries, keys and values, [.., .., embed_dim] each."""
     size, bias = module.embed_dim, module.in_proj_bias
     if not module._qkv_same_embed_dim:
         biases = (None, None, None) if bias is None else bias.chunk(3)
@@ -184,7 +184,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     order = (0, 2, 1, 3) if module.batch_first else (1, 2, 0, 3)
     heads = (module.num_heads, module.head_dim)
-    # [batch, heads, rows, head_dim], as views of what the projections gave.
+    # [batch, heads, rows, head_dim], as views of the projections' results.
     q, k, v = (x.unflatten(-1, heads).permute(order) for x in _projected(module, query, key, value))
     dropout = module.dropout if module.training else 0.0
     causal = mask is not None
@@ -207,7 +207,7 @@ def _forward(
 
 
 def _packed(module, query: torch.Tensor, sequences: Sequences) -> torch.Tensor:
-    """Self-attention of sequences behind one another: ``query`` is [1, rows in all, embed_dim]."""
+    """Self-attention of sequences that follow one another: ``query`` is [1, total rows, embed_dim]."""
     heads = (module.num_heads, module.head_dim)
     q, k, v = (x[0].unflatten(-1, heads) for x in _projected(module, query, query, query))
     dropout = module.dropout if module.training else 0.0

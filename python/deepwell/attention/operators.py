@@ -1,11 +1,11 @@
-"""deepwell::attention_forward and deepwell::attention_backward, as PyTorch's dispatcher knows them.
+"""The operators deepwell::attention_forward and deepwell::attention_backward of PyTorch's dispatcher.
 
-CUDA tensors go to libdeepwell, by kernels registered from C (python/ext/attention_operators.c). CPU tensors go to
-the definition written out below, in FP32 or wider: slow, and the same function. Both share schema, strides of the
-results and the meaning of every argument (deepwell/attention.h).
+CUDA tensors go to libdeepwell, through kernels registered from C (python/ext/attention_operators.c). CPU tensors go to
+the definition below, in FP32 or wider: slow, but the same function. Both share the schema, the strides of the results
+and the meaning of every argument (deepwell/attention.h).
 
-q, k, v are [batch, heads, rows, head_dim], or packed [rows in all, heads, head_dim] with offsets; lse is FP32,
-[batch, heads, rows] or packed [heads, rows in all]. ``seed`` is two int64 on the tensors' device.
+q, k, v are [batch, heads, rows, head_dim], or packed [total rows, heads, head_dim] with offsets. lse is FP32,
+[batch, heads, rows] or packed [heads, total rows]. ``seed`` is two int64 on the tensors' device.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ backward = torch.ops.deepwell.attention_backward.default
 
 
 def empty_beside(tensor: torch.Tensor) -> torch.Tensor:
-    """Room for a result of the shape of ``tensor``: without gaps, batch, heads and rows in its order. An axis of size 1
-    keeps its place; what is expanded has no order. attention_strides_like in C has the same rule."""
+    """Returns an empty tensor of the shape of ``tensor``: without gaps, with batch, heads and rows in its order. An
+    axis of size 1 keeps its place; an expanded tensor has no order. attention_strides_like in C has the same rule."""
     if tensor.dim() != 4:
         return tensor.new_empty(tensor.shape)
     order = [0, 1, 2]
@@ -119,7 +119,7 @@ _LOW = 0xFFFFFFFF
 def _kept(
     seed: torch.Tensor, dropout: float, shape: tuple[int, int, int, int], batch: int
 ) -> torch.Tensor:
-    """What dropout keeps of sequence ``batch``: [heads, rows_q, rows_k], by Philox4x32-10 (number/philox.h)."""
+    """Returns what dropout keeps of sequence ``batch``, [heads, rows_q, rows_k], by Philox4x32-10 (number/philox.h)."""
     _, heads, rows_q, rows_k = shape
     key, offset = (int(word) for word in seed.tolist())
     first = batch * heads * rows_q * rows_k
@@ -147,7 +147,7 @@ def _kept(
 
 
 def _sequences(tensors, offsets_q, offsets_k) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Number and tensors [heads, rows, ...] of each sequence. Names end in q or k by whose rows they have."""
+    """Yields number and tensors [heads, rows, ...] of each sequence. Names end in q or k by the rows that they have."""
     if offsets_q is None:
         for index in range(tensors[0][1].shape[0]):
             yield index, [tensor[index] for _, tensor in tensors]
@@ -162,7 +162,7 @@ def _sequences(tensors, offsets_q, offsets_k) -> Iterator[tuple[int, list[torch.
 
 
 def _scores(q, k, options) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked scores and their derivative by the unbounded ones."""
+    """Returns masked scores, and the derivative of the soft cap."""
     scale, softcap, left, right, bottom_right, _ = options
     scores = scale * (q @ k.mT)
     slope = torch.ones_like(scores)
@@ -181,19 +181,19 @@ def _scores(q, k, options) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """softmax, and zeros where no key is seen."""
+    """Returns softmax, and zeros for rows that see no key."""
     none = (scores == -math.inf).all(-1, keepdim=True)
     return torch.softmax(scores, -1).masked_fill(none, 0)
 
 
 def _wide(tensor: torch.Tensor, group: int = 1) -> torch.Tensor:
-    """[heads, rows, dim] in FP32 or FP64, each head ``group`` times."""
+    """Returns [heads, rows, dim] in FP32 or FP64, with each head repeated ``group`` times."""
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     return wide if group == 1 else wide.repeat_interleave(group, 0)
 
 
 def _sizes(q, k, offsets_q, longest_q: int, longest_k: int) -> tuple[int, int, int, int]:
-    """[batch, heads, rows_q, rows_k] of the probabilities, over which dropout counts."""
+    """Returns [batch, heads, rows_q, rows_k] of the probabilities, over which dropout is indexed."""
     if offsets_q is None:
         return q.shape[0], q.shape[1], q.shape[2], k.shape[2]
     return offsets_q.shape[0] - 1, q.shape[1], longest_q, longest_k
@@ -258,7 +258,7 @@ def _backward_cpu(d_o, q, k, v, o, lse, *given):
 
 
 def _as_defined(function: Any) -> Any:
-    """Without autocast, which would round the products of the definition."""
+    """Disables autocast, which would round the matmuls of the definition."""
 
     def run(*given: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
@@ -289,13 +289,13 @@ def _register_cuda() -> bool:
     )
 
 
-# PyTorch's CUDA builds bring NVIDIA's run-time compiler: among the packages, where no loader looks.
+# PyTorch's CUDA builds install NVIDIA's run-time compiler among the packages, where no loader looks.
 _packages = [os.path.dirname(os.path.dirname(torch.__file__))]
 _packages += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
 for _folder in _packages[:16]:
     _deepwell.jit_search(_folder)
 
-# Whether CUDA tensors are served at all.
+# Whether CUDA tensors are supported.
 CUDA_READY = _register_cuda()
 if not CUDA_READY:
     _library.impl("attention_forward", _not_here, "CUDA")
@@ -310,12 +310,13 @@ def _prepare_direct() -> bool:
     return _deepwell.attention_wrapping(python) and _deepwell.attention_exchange(capsule)
 
 
-# Whether CUDA tensors can be read, and results made, without the dispatcher.
+# Whether CUDA tensors can be read, and results created, without the dispatcher.
 DIRECT = _prepare_direct()
 
 
-# The dispatcher may be left out, which takes more than half of a small call's time on the host, where these answer no.
-# Modes that count, fake or cache operators must see them; transforms, tracers, compilers and autocast change them.
+# The dispatcher takes more than half of a small call's time on the host. It may be skipped if all of these return
+# nothing. Modes that count, fake or cache operators must see the call; transforms, tracers, compilers and autocast
+# change it.
 WATCHERS = (
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
@@ -328,7 +329,7 @@ WATCHERS = (
 def forward_below_autograd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """forward() of plain tensors, whose gradient is the caller's affair."""
+    """forward() of plain tensors; the caller handles the gradient."""
     if DIRECT and not any(watcher() for watcher in WATCHERS):
         made = _deepwell.attention_call(q, k, v, *options)
         if made is not None:

@@ -1,11 +1,11 @@
-"""Padding: which keys of a batch count, found out once per mask, and attention without the others.
+"""Padding: reads once per mask which keys of a batch are kept, and runs attention without the others.
 
-Where the keys that count lie next to each other in every row, none is moved: the batch is one packed call, whose
-sequences are each row's queries with those keys, and the gaps in between, which no query sees. Keys with holes between
-them are gathered first.
+If the kept keys of every row are contiguous, none is moved: the batch is one packed call, whose sequences are each
+row's queries with its kept keys, and the gaps between them, which no query sees. Keys with holes between them are
+gathered first.
 
-What a tensor holds decides here, so the host waits for the GPU: once per mask. Where it must not (a graph is being
-traced or captured), nothing is found out, and the mask stays a tensor.
+The contents of a tensor decide here, so the host waits for the GPU, once per mask. Where it must not wait (while a
+graph is traced or captured), the mask is not read and stays a tensor.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MOST_KNOWN = 64
 
 
 class Known:
-    """What was found out about tensors, while they live and nothing is written to them. Another view of the same
-    memory, as checkpoints make them of their arguments, counts as the same tensor. Nothing is kept about tensors of
-    inference mode: writes to them leave no trace."""
+    """A cache of facts about tensors, valid while they live and are not written to. A view of the same memory, as
+    checkpoints make of their arguments, counts as the same tensor. Nothing is cached about tensors of inference mode,
+    because they do not record writes."""
 
     def __init__(self) -> None:
         self._entries: dict[Any, tuple[TensorWeakRef, Any]] = {}
@@ -64,18 +64,18 @@ _ignored, _kept, _causal = Known(), Known(), Known()
 
 
 def why_not_read(*tensors: torch.Tensor) -> str:
-    """ "" where the host may look into tensors."""
+    """Returns "" if the host may read the tensors, else the reason."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return "a mask cannot be looked into while a graph is traced"
+        return "a mask cannot be read while a graph is traced"
     if torch.jit.is_tracing() or get_proxy_mode() is not None:
-        return "a mask cannot be looked into while a graph is traced"
+        return "a mask cannot be read while a graph is traced"
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
             return f"a mask is a {type(tensor).__name__}"
         if tensor.requires_grad:
             return "a mask has a gradient"
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return "a mask cannot be looked into while a CUDA graph is captured"
+            return "a mask cannot be read while a CUDA graph is captured"
     return ""
 
 
@@ -83,11 +83,11 @@ def why_not_read(*tensors: torch.Tensor) -> str:
 
 
 class Padding:
-    """Of each row of a batch, which keys count."""
+    """Which keys of each row of a batch are kept."""
 
     def __init__(self, kept: torch.Tensor, device: torch.device, strange: bool = False) -> None:
-        """``kept`` is [batch, rows], boolean, on the host; the mask was on ``device``. ``strange``: it held other than
-        "counts" and "does not"."""
+        """``kept`` is [batch, rows], boolean, on the host; the mask was on ``device``. ``strange``: the mask had values
+        other than "kept" and "ignored"."""
         self.batch, self.rows = kept.shape
         self.strange = strange
         self._host, self._device = kept, device
@@ -101,26 +101,26 @@ class Padding:
         end = self._end = torch.where(kept, place + 1, 0).amax(1)
         self._counts = kept.sum(1)
         self.has_empty_row = bool((self._counts == 0).any())
-        # Whether the keys of each row lie next to each other, and whether some row's begin behind its first.
+        # Whether the kept keys of each row are contiguous, and whether some row's first kept key is not its first key.
         self.is_solid = bool((end - first == self._counts).all())
         self.is_led = bool((first > 0).any())
 
     @property
     def kept(self) -> torch.Tensor:
-        """[batch, rows], boolean, where the mask was."""
+        """[batch, rows], boolean, on the mask's device."""
         return self._once("kept", lambda: self._sent(self._host))
 
     def sequences(self, rows_q: int, placed: bool) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-        """Offsets of queries and keys, and the greatest lengths. Both lie as they are, gaps included. ``placed``: a
-        row's first query stands at its first key; those before it see nothing."""
+        """Returns offsets of queries and keys in place, gaps included, and the greatest lengths. ``placed``: a row's
+        first query is aligned with its first kept key; queries before it see nothing."""
         return self._once(("sequences", rows_q, placed), lambda: self._sequences(rows_q, placed))
 
     def gathered(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Where in [batch * rows] the keys that count are, their offsets by row, the greatest length."""
+        """Returns the indices of the kept keys in [batch * rows], their offsets by row, and the greatest length."""
         return self._once("gathered", self._gathered)
 
     def whole_rows(self, rows_q: int) -> torch.Tensor:
-        """Offsets of all queries, by row."""
+        """Returns the offsets of all queries, by row."""
         return self._once(rows_q, lambda: self._offsets(torch.full((self.batch,), rows_q)))
 
     def _sequences(self, rows_q: int, placed: bool):
@@ -128,14 +128,14 @@ class Padding:
         first, end = base * self.rows + self._first, base * self.rows + self._end
         begin_q, end_q = base * rows_q, (base + 1) * rows_q
         if placed and self.is_led:
-            # Of each row: the keys before it, the queries before it, itself.
+            # For each row: the end of the keys before it, of the queries before it, of the row itself.
             after_q = torch.stack([begin_q, begin_q + self._first, end_q], 1)
             after_k = torch.stack([first, first, end], 1)
         else:
             after_q, after_k = torch.stack([begin_q, end_q], 1), torch.stack([first, end], 1)
         made = []
         for after, total in ((after_q, self.batch * rows_q), (after_k, self.batch * self.rows)):
-            # The last sequence is what lies behind all.
+            # The last sequence is everything after the last row.
             made.append(torch.cat([after.flatten(), torch.tensor([total])]).diff(prepend=base[:1]))
         longest = [int(lengths.max()) for lengths in made]
         return *[self._offsets(lengths) for lengths in made], *longest
@@ -162,14 +162,14 @@ class Padding:
 
 
 class Sequences(NamedTuple):
-    """Rows of several lengths that lie behind one another: their offsets, and the greatest length."""
+    """Rows of several lengths that follow one another: their offsets, and the greatest length."""
 
     offsets: torch.Tensor
     longest: int
 
 
 def of_keys_ignored(mask: torch.Tensor) -> Padding:
-    """Of a key_padding_mask as PyTorch has it: boolean, True where a key is ignored, or added to the scores."""
+    """Reads a key_padding_mask of PyTorch: boolean, True where a key is ignored, or added to the scores."""
 
     def look() -> Padding:
         host = mask.detach().cpu()  # the host waits here
@@ -182,12 +182,12 @@ def of_keys_ignored(mask: torch.Tensor) -> Padding:
 
 
 def of_keys_kept(mask: torch.Tensor) -> Padding:
-    """Of a boolean mask, True where a key counts."""
+    """Reads a boolean mask, True where a key is kept."""
     return _kept.get_or_make(mask, lambda: Padding(mask.to("cpu", copy=True), mask.device))
 
 
 def is_causal(mask: torch.Tensor) -> bool:
-    """Whether an attn_mask [rows, rows] hides from each row what lies behind it, and nothing else."""
+    """Returns whether an attn_mask [rows, rows] hides from each row the keys after it, and nothing else."""
 
     def look() -> bool:
         behind = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
@@ -202,22 +202,22 @@ def is_causal(mask: torch.Tensor) -> bool:
 
 
 def why_not(padding: Padding, rows_q: int, window: tuple[int, int]) -> str:
-    """ "" where attend() gives what PyTorch gives with this padding as a mask."""
+    """Returns "" if attend() gives PyTorch's result with this padding as a mask, else the reason."""
     if padding.strange:
-        return "a mask for padding holds other numbers than 0 and -inf"
+        return "a padding mask holds numbers other than 0 and -inf"
     if padding.has_empty_row:
         return "all keys of a row are padded"
     if padding.keeps_all or window == (-1, -1):
         return ""
     if rows_q != padding.rows:
-        return "keys are padded, and queries and keys differ in number"
+        return "keys are padded, and the numbers of queries and keys differ"
     if window[1] != 0 or not (padding.is_solid or window[0] < 0):
-        return "padding with holes, or before a row, meets a window"
+        return "padding with holes, or at the start of a row, is combined with a window"
     return ""
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of a tensor, each at most once. index_select's own gradient adds, by atomics."""
+    """Gathers rows of a tensor, each at most once. The gradient of index_select would use atomics."""
 
     @staticmethod
     def forward(ctx, rows, order):
@@ -232,12 +232,12 @@ class _Gather(torch.autograd.Function):
 
 
 def spread(rows: torch.Tensor, order: torch.Tensor, count: int) -> torch.Tensor:
-    """The inverse of gathering, zeros elsewhere."""
+    """Returns the inverse of gathering, with zeros elsewhere."""
     return rows.new_zeros((count, *rows.shape[1:])).index_copy_(0, order, rows)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, rows, dim] as [batch * rows, heads, dim]."""
+    """Returns [batch, heads, rows, dim] as [batch * rows, heads, dim]."""
     return tensor.transpose(1, 2).flatten(0, 1)
 
 
@@ -252,10 +252,11 @@ def attend(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
 ) -> torch.Tensor | None:
-    """attention() of [batch, heads, rows, head_dim], on the keys that count; None where Deepwell does not run it.
+    """Runs attention() of [batch, heads, rows, head_dim] on the kept keys. Returns None if Deepwell does not support
+    it.
 
-    Queries that see no key get zeros. Those that are padded see what PyTorch shows them, but for a causal call with
-    holes: there they get zeros.
+    Queries that see no key get zeros. Padded queries get PyTorch's results, except in a causal call with holes, where
+    they get zeros.
     """
     options = dict(window=window, softcap=softcap)
     if padding.keeps_all:

@@ -1,10 +1,10 @@
-"""activate_sdpa(): Deepwell under torch.nn.functional.scaled_dot_product_attention, for the whole process.
+"""activate_sdpa(): runs torch.nn.functional.scaled_dot_product_attention in Deepwell, for the whole process.
 
-PyTorch picks one of its kernels (cuDNN, flash, efficient, math) inside of the operator aten::scaled_dot_product_
-attention, by flags and an order of its own. Registering kernels for one of those (register_flash_attention_impl) is
-reached only where the choice falls on it. So the operator itself gets another kernel, for CUDA tensors, above that
-choice: calls that Deepwell runs go there, all others to PyTorch's own operator as before. The dispatcher finds it
-from wherever the operator is called: Python, C++, compiled graphs.
+PyTorch picks one of its kernels (cuDNN, flash, efficient, math) inside the operator aten::scaled_dot_product_attention,
+by flags and its own order. A kernel registered for one of them (register_flash_attention_impl) runs only if PyTorch
+picks that one. Therefore the operator itself gets another kernel for CUDA tensors, above that choice. Calls that
+Deepwell supports go there, all others to PyTorch's own operator as before. The dispatcher finds it from every caller:
+Python, C++, compiled graphs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _libraries: dict[str, torch.library.Library] = {}
 def _attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    # Heads are shared only on request; calls with unequal ones are PyTorch's, errors included.
+    # Heads are shared only if enable_gqa is set; PyTorch handles calls with unequal heads, including their errors.
     if (
         attn_mask is None
         and (enable_gqa or query.shape[-3:-2] == key.shape[-3:-2])
@@ -31,7 +31,7 @@ def _attention(
         if made is not None:
             return made
     given = (query, key, value, attn_mask, dropout_p, is_causal)
-    # PyTorch's kernel of the operator, which is made of others and differentiates through them.
+    # PyTorch's kernel of the operator, which is composed of other operators and differentiates through them.
     return _OPERATOR._op_dk(
         torch._C.DispatchKey.CompositeImplicitAutograd,
         *given,
@@ -41,8 +41,8 @@ def _attention(
 
 
 def _wants_fused() -> bool:
-    """Whether any of PyTorch's fused kernels is allowed. Where none is, unfused attention was asked for by name (for
-    second derivatives, or as a reference), or an error."""
+    """Returns whether any of PyTorch's fused kernels is allowed. If none is, the user requested unfused attention (for
+    second derivatives, or as a reference) or an error."""
     return (
         torch._C._get_flash_sdp_enabled()
         or torch._C._get_mem_efficient_sdp_enabled()
@@ -51,12 +51,12 @@ def _wants_fused() -> bool:
 
 
 def activate_sdpa() -> None:
-    """From now on scaled_dot_product_attention runs in Deepwell wherever Deepwell runs the call.
+    """Runs scaled_dot_product_attention in Deepwell from now on, for every call that Deepwell supports.
 
-    Process-wide, whichever fused kernel PyTorch would prefer: ``torch.nn.attention.sdpa_kernel`` chooses among its own
-    kernels and has no say for calls that Deepwell runs, but where it allows no fused one (``SDPBackend.MATH``)
-    PyTorch runs the call. Calls with a mask, other dtypes or devices are PyTorch's as before. ``deactivate_sdpa()``
-    ends it.
+    This holds for the whole process, whichever fused kernel PyTorch would prefer. ``torch.nn.attention.sdpa_kernel``
+    chooses among PyTorch's own kernels and does not affect calls that Deepwell supports. If it allows no fused kernel
+    (``SDPBackend.MATH``), PyTorch runs the call. Calls with a mask, other dtypes or devices run in PyTorch as before.
+    ``deactivate_sdpa()`` undoes this.
     """
     for device in functional.devices:
         if device in _libraries:
@@ -69,7 +69,7 @@ def activate_sdpa() -> None:
 
 
 def deactivate_sdpa() -> None:
-    """PyTorch's scaled_dot_product_attention again; does nothing where activate_sdpa() was not called."""
+    """Restores PyTorch's scaled_dot_product_attention. Does nothing if activate_sdpa() was not called."""
     while _libraries:
         _, library = _libraries.popitem()
         library._destroy()
@@ -77,5 +77,5 @@ def deactivate_sdpa() -> None:
 
 
 def _forget_dispatch() -> None:
-    """What torch.compile traced before has left in the operator which kernel it runs."""
+    """Clears the operator's cache of kernels, which torch.compile may have filled."""
     _OPERATOR._dispatch_cache.clear()

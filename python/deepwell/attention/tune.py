@@ -1,9 +1,9 @@
-"""Who runs a call of attention is measured: once for each class of shapes, at the first eager call, and written down.
+"""Measures which backend runs attention fastest: once per class of shapes, at the first eager call. Stores the result.
 
 The entries are Deepwell's kernels and PyTorch's cuDNN and flash operators, on random tensors of the call's shape. Times
-go to the store of libdeepwell (one file per GPU model, deepwell/explain.h), which also has the rule: ours, unless
-another is faster by more than measuring errs. So `deepwell explain` says the same, and so does the next process.
-`python -m deepwell.attention` measures shapes beforehand.
+go to libdeepwell's store (one file per GPU model, deepwell/explain.h), which also has the rule: Deepwell's kernel,
+unless another is faster by more than the measurement error. `deepwell explain` and the next process therefore decide
+alike. `python -m deepwell.attention` measures shapes in advance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deepwell.attention import operators
 
 _aten = torch.ops.aten
 Tensors = tuple[torch.Tensor, ...]
-Clock = Callable[[Callable[[], Any]], float]  # seconds that it takes
+Clock = Callable[[Callable[[], Any]], float]  # returns the seconds that the work takes
 
 
 # ---- entries ---------------------------------------------------------------------------------------------
@@ -31,11 +31,11 @@ Clock = Callable[[Callable[[], Any]], float]  # seconds that it takes
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to compute attention without a mask, or with a causal one from the first query and key on.
+    """One way to compute attention without a mask, or with a causal one aligned at the first query and key.
 
-    ``run`` is what a call gets, differentiable; ``forward`` and ``backward`` are its parts, for the clock.
-    ``forward(q, k, v, causal, scale, gradients)`` gives the result and what ``backward(d_o, q, k, v, saved, causal,
-    scale)`` needs.
+    ``run`` computes a call, differentiably. ``forward`` and ``backward`` are its parts, for timing.
+    ``forward(q, k, v, causal, scale, gradients)`` returns the result and the ``saved`` argument of ``backward(d_o, q,
+    k, v, saved, causal, scale)``.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
     def run(self, q, k, v, causal: bool, scale: float, gradients: bool) -> torch.Tensor:
         o = self.forward(q, k, v, causal, scale, gradients)[0]
-        # Whoever views the result may count on it that it lies as q does.
+        # Callers that view the result may rely on its having the layout of q.
         return o if _lies_beside(o, q) else operators.empty_beside(q).copy_(o)
 
 
@@ -99,7 +99,7 @@ def _flash_backward(d_o, q, k, v, saved, causal, scale):
 
 
 OURS = Entry("deepwell", _ours_forward, _ours_backward)
-# By the names that libdeepwell has for them. The first is what the others are compared with.
+# The names are libdeepwell's. The others are compared with the first one.
 ENTRIES = (
     OURS,
     Entry("cudnn", _cudnn_forward, _cudnn_backward),
@@ -109,16 +109,16 @@ ENTRIES = (
 
 # ---- measuring -------------------------------------------------------------------------------------------
 
-_SECONDS = 0.04  # of timed work for one class
+_SECONDS = 0.04  # of timed work per class
 _MOST_ROUNDS, _LEAST_ROUNDS = 9, 3
-# Norm of the difference of two results by the norm of one: both round, and an honest pair is about 0.004 apart.
+# Bound of the relative norm of the difference of two results. Both round; correct pairs differ by about 0.004.
 _FAR = 0.02
 
 
 class GpuClock:
-    """Seconds that work takes on the GPU, beginning with an empty cache and with the host ahead."""
+    """Measures seconds of work on the GPU, from an empty cache and with the host ahead."""
 
-    _SLEEP_CYCLES = 400_000  # about 0.2 ms, in which the host enqueues
+    _SLEEP_CYCLES = 400_000  # about 0.2 ms, in which the host enqueues the work
 
     def __init__(self, device: torch.device) -> None:
         cache = torch.cuda.get_device_properties(device).L2_cache_size
@@ -136,13 +136,14 @@ class GpuClock:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the GPU, and of what PyTorch keeps for itself."""
+    """Returns the free bytes of the GPU, including what PyTorch's allocator holds."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def needed_bytes(q: torch.Tensor, k: torch.Tensor, gradients: bool) -> int:
-    """At most: results of three entries, gradients of two, sums in FP32, and a pair of results as FP32."""
+    """Returns an upper bound: results of three entries, gradients of two, sums in FP32, and a pair of results in
+    FP32."""
     of_q, of_k, size = q.numel(), k.numel(), q.element_size()
     if not gradients:
         return size * (4 * of_q + 2 * of_k) + 8 * of_q + (256 << 20)
@@ -154,7 +155,7 @@ def _line(error: Exception) -> str:
 
 
 class _Trial:
-    """One entry at work on the tensors that all of them get."""
+    """The trial of one entry, on tensors that all entries share."""
 
     def __init__(self, entry: Entry, tensors: list[torch.Tensor], causal, scale, gradients) -> None:
         self.entry = entry
@@ -179,14 +180,14 @@ class _Trial:
         return (self._saved[0], *(self._grads if self._gradients else ()))
 
     def attempt(self, clock: Clock, rounds: int) -> None:
-        """Times go to the trial, and so does an error; too little memory is everybody's affair."""
+        """Records times or an error in the trial. Running out of memory is raised, since it concerns all trials."""
         try:
             for _ in range(rounds):
                 for backward, run in self.passes().items():
                     self.times[backward].append(clock(run))
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever PyTorch's kernels raise
+        except Exception as error:  # PyTorch's kernels raise various errors
             self.failure = f"{type(error).__name__}: {_line(error)}"
 
     def compare(self, with_: "_Trial") -> None:
@@ -200,7 +201,7 @@ class _Trial:
         self.times = {backward: [] for backward in self.times}
 
     def row(self, backward: bool) -> tuple[str, float, float, str | None]:
-        """As the store takes it: name, seconds, standard error, why there are none."""
+        """Returns a row for the store: name, seconds, standard error, and the reason if there is no time."""
         if self.failure:
             return (self.entry.name, 0.0, 0.0, self.failure)
         return (self.entry.name, *middle(self.times[backward]), None)
@@ -219,11 +220,12 @@ def measure(
     scale: float,
     gradients: bool,
 ) -> dict[str, _Trial]:
-    """Trials by name, their times by whether backward's, on random tensors of the shapes and layouts of q and k."""
-    generator = torch.Generator(q.device).manual_seed(1)  # the user's stays where it is
+    """Returns trials by name, with times of forward and backward, on random tensors with the shapes and layouts of q
+    and k."""
+    generator = torch.Generator(q.device).manual_seed(1)  # leaves the user's generator alone
     tensors = [_synthetic(like, generator) for like in (q, k, k, q)]
     trials = [_Trial(entry, tensors, causal, scale, gradients) for entry in entries]
-    for trial in trials:  # the first run loads, and plans
+    for trial in trials:  # the first run loads kernels and makes plans
         trial.attempt(clock, 2)
         if trial is not trials[0] and not trial.failure and not trials[0].failure:
             trial.compare(trials[0])
@@ -232,7 +234,7 @@ def measure(
     for trial in running:
         trial.forget()
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, int(_SECONDS / max(one_round, 1e-9))))
-    for _ in range(rounds):  # in turns, so that whatever changes the clock changes it for all
+    for _ in range(rounds):  # in turns, so that changes of the clock rate affect all trials
         for trial in running:
             if not trial.failure:
                 trial.attempt(clock, 1)
@@ -240,16 +242,16 @@ def measure(
 
 
 def middle(times: Sequence[float]) -> tuple[float, float]:
-    """Median, and its standard error by the median absolute deviation (of normal numbers: sigma / 1.4826; a median of n
-    errs by 1.2533 sigma / sqrt(n))."""
+    """Returns the median and its standard error, from the median absolute deviation (of normal numbers: sigma / 1.4826;
+    a median of n has the error 1.2533 sigma / sqrt(n))."""
     median = statistics.median(times)
     deviation = statistics.median(abs(time - median) for time in times)
     return median, 1.2533 * 1.4826 * deviation / len(times) ** 0.5
 
 
-# ---- deciding --------------------------------------------------------------------------------------------
+# ---- decisions -------------------------------------------------------------------------------------------
 
-# What the extension describes a call by: dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
+# The extension's description of a call: dtype, batch, heads_q, heads_kv, rows_q, rows_k, head_dim, packed, softcap,
 # window_left, window_right, bottom_right, dropout, gradients, deterministic.
 Sizes = tuple[Any, ...]
 
@@ -260,14 +262,14 @@ def _pass_of(sizes: Sizes, backward: bool) -> Sizes:
 
 @dataclass(frozen=True)
 class Rival:
-    """An entry that runs the calls of a class in our place."""
+    """An entry that runs the calls of a class instead of Deepwell's kernels."""
 
     entry: Entry
     because: str
 
 
 def versions() -> str:
-    """What times hang on beside the GPU."""
+    """Returns what times depend on besides the GPU."""
     cudnn = torch.backends.cudnn.version()
     return f"deepwell {_deepwell.version()}, torch {torch.__version__}, cuDNN {cudnn}"
 
@@ -277,7 +279,7 @@ def on_device(device: torch.device) -> Any:
 
 
 def _undisturbed() -> bool:
-    """Whether what runs now is run, and by nobody else's leave: not recorded, traced, counted or faked."""
+    """Returns whether the code runs eagerly and unobserved: not recorded, traced, counted or faked."""
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
@@ -288,7 +290,7 @@ def _undisturbed() -> bool:
 
 @contextlib.contextmanager
 def _apart(device: torch.device):
-    """Nothing of it is differentiated, and PyTorch's random numbers go on as if it had not been."""
+    """Disables gradients and restores PyTorch's random state."""
     cuda = device.type == "cuda"
     generator = (
         torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
@@ -302,7 +304,7 @@ def _apart(device: torch.device):
 
 
 class Tuner:
-    """Decides whose calls are, by class of shapes. What it needs of a GPU is given to it, so that tests need none."""
+    """Decides the backend for each class of shapes. Its GPU functions are arguments, so that tests need no GPU."""
 
     def __init__(
         self,
@@ -317,18 +319,19 @@ class Tuner:
         self._lock = threading.Lock()
         self._rivals: dict[tuple[int, str], Rival] = {}
         self.on = False
-        self.measured: list[str] = []  # classes, by this process
+        self.measured: list[str] = []  # classes measured by this process
         self.notes: list[str] = []  # for the summary
 
     def switch(self, on: bool) -> None:
-        """On: every class is decided before it is ours. Forgets what was decided in this process."""
+        """Turns measuring on or off. Forgets the decisions of this process."""
         self.on = on
         self._rivals.clear()
         _deepwell.attention_watch(on)
 
     def decide(self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes) -> Rival | None:
-        """Who runs a call, None for us; measures if need be and if that can be done here and now. A class that is first
-        seen where it cannot is ours in this process, so that like calls go one way."""
+        """Returns the entry that runs a call, None for Deepwell. Measures if necessary and possible here. If a class is
+        first seen where it cannot be measured, Deepwell runs it in this process, so that equal calls use one
+        backend."""
         index = q.device.index or 0
         if not self._concerns(q.device, sizes):
             return None
@@ -341,7 +344,7 @@ class Tuner:
         return rival
 
     def recorded(self, device: torch.device, sizes: Sizes) -> str:
-        """Name of the entry that was found before now to run such calls; "" for ours. Measures nothing."""
+        """Returns the name of the entry chosen by earlier measurements, "" for Deepwell. Measures nothing."""
         if not self._concerns(device, sizes):
             return ""
         with on_device(device):
@@ -349,7 +352,7 @@ class Tuner:
         return rival.entry.name if isinstance(rival, Rival) else ""
 
     def give_up(self, rival: Rival, device: torch.device, sizes: Sizes, error: Exception) -> None:
-        """An entry that was measured and fails now is not asked again for its class in this process."""
+        """Stops using an entry that fails now, for its class and this process."""
         index, shape_class = device.index or 0, _deepwell.attention_class(*sizes)
         with self._lock:
             self._rivals.pop((index, shape_class), None)
@@ -368,16 +371,16 @@ class Tuner:
                 self._measure(q, k, scale, sizes)
                 found = self._look_up(sizes)
         except torch.OutOfMemoryError:
-            self._note(f"not measured, memory ran out: {_deepwell.attention_class(*sizes)}")
+            self._note(f"not measured, because memory ran out: {_deepwell.attention_class(*sizes)}")
             return None
-        except RuntimeError as error:  # the store: without one nothing would be measured once
+        except RuntimeError as error:  # the store failed: each class would be measured repeatedly
             self.switch(False)
-            self._note(f"nothing more is measured, Deepwell runs every call that it takes: {error}")
+            self._note(f"measuring stopped, Deepwell runs every call that it supports: {error}")
             return None
         return found if isinstance(found, Rival) else None
 
     def _look_up(self, sizes: Sizes) -> Rival | bool:
-        """True: ours. False: not measured."""
+        """Returns True for Deepwell, False if not measured."""
         found = _deepwell.attention_choose(versions(), *sizes)
         if found is None:
             return False
@@ -389,8 +392,8 @@ class Tuner:
             return False
         need, free = needed_bytes(q, k, sizes[-2]), self._free(q.device)
         if 2 * need > free:
-            sayings = f"{need >> 20} MiB beside {free >> 20} MiB that are free"
-            self._note(f"not measured, it takes {sayings}: {_deepwell.attention_class(*sizes)}")
+            sayings = f"{need >> 20} MiB, and {free >> 20} MiB are free"
+            self._note(f"not measured, it needs {sayings}: {_deepwell.attention_class(*sizes)}")
         return 2 * need <= free
 
     def _measure(self, q: torch.Tensor, k: torch.Tensor, scale: float, sizes: Sizes) -> None:
@@ -399,7 +402,7 @@ class Tuner:
             trials = measure(
                 list(self.entries.values()), self._clock(q.device), q, k, causal, scale, gradients
             )
-        if trials[OURS.name].failure:  # the call itself will say so
+        if trials[OURS.name].failure:  # the call itself will raise the error
             self._note(f"not measured, Deepwell's kernels failed: {trials[OURS.name].failure}")
             return
         for backward in (False, True)[: 1 + gradients]:
@@ -414,6 +417,6 @@ class Tuner:
             self.notes.append(text)
 
 
-# Of this process. DEEPWELL_AUTOTUNE=0: ours wherever it takes the call.
+# The process's tuner. With DEEPWELL_AUTOTUNE=0 Deepwell runs every call that it supports.
 tuner = Tuner()
 tuner.switch(os.environ.get("DEEPWELL_AUTOTUNE", "1") not in ("0", "off"))

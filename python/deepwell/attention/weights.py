@@ -1,7 +1,7 @@
-"""The probabilities of attention, for those who ask to see them (nn.MultiheadAttention's need_weights).
+"""The probabilities of attention, for callers that request them (nn.MultiheadAttention's need_weights).
 
-The output does not come from them, so they are often made and never used. What a backward would need is not kept but
-computed again from q and k: unused weights cost their forward only, and in a compiled graph nothing.
+The attention output does not depend on them, so they are often computed and never used. Backward recomputes what it
+needs from q and k. Unused weights therefore cost only their forward, and nothing in a compiled graph.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def attention_weights(
     masks: tuple[torch.Tensor, ...] = (),
     average: bool = False,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim)) of [batch, heads, rows, head_dim]: [batch, heads, rows_q, rows_k], or their mean
-    over the heads, [batch, rows_q, rows_k].
+    """Returns softmax(q k^T / sqrt(head_dim)) of q and k [batch, heads, rows, head_dim]: [batch, heads, rows_q,
+    rows_k], or the mean over the heads, [batch, rows_q, rows_k].
 
     ``masks`` broadcast to [batch, heads, rows_q, rows_k]: boolean, True where a key is hidden, or added to the scores.
     """
@@ -37,7 +37,7 @@ def attention_weights(
 
 
 def _weights(q, k, masks, average):
-    """In the dtypes of PyTorch's own, whatever autocast makes of them."""
+    """Computes the weights in the dtypes that PyTorch uses, whatever autocast does."""
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     for mask in masks:
         if mask.dtype == torch.bool:

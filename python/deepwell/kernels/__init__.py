@@ -1,1 +1,1 @@
-"""Kernels by the names of their bindings."""
+"""Kernels under the names of other libraries' bindings."""

@@ -1,7 +1,7 @@
 """Microscaling under the names that CUTLASS users know, and whether CUTLASS's own kernels run here.
 
-CUTLASS's kernels are an optional library for C and the names of ``deepwell/product.h`` (docs/cutlass.md); this module
-has no classes for them yet.
+CUTLASS's kernels belong to an optional library, which C calls by the names in ``deepwell/product.h`` (docs/cutlass.md).
+This module has no classes for them yet.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from deepwell.machine import probe
 
 __all__ = ["CUTLASS_AVAILABLE", "MicroscaleManager"]
 
-CUTLASS_AVAILABLE: bool  # computed at its first use, by __getattr__
+CUTLASS_AVAILABLE: bool  # computed on first use, by __getattr__
 
 _NOT_BUILT = ("CutlassConfig", "CutlassKernel", "GroupedGEMMKernel", "KernelProfiler")
 
 
 @functools.cache
 def _fits_a_gpu() -> bool:
-    """Whether libdeepwell_cutlass.so is there and has kernels for one of this machine's GPUs."""
+    """Returns whether libdeepwell_cutlass.so exists and has kernels for one of this machine's GPUs."""
     kernels = [k for k in json.loads(_deepwell.gpu_kernels()) if k["name"].startswith("cutlass.")]
     if not kernels:
         return False
@@ -37,8 +37,8 @@ def __getattr__(name: str):
         return _fits_a_gpu()
     if name in _NOT_BUILT:
         raise AttributeError(
-            f"module {__name__!r} has no {name}: Python classes for CUTLASS's kernels are not built yet. From C the "
-            "kernels of `make cutlass` are called by name (docs/cutlass.md); for models use deepwell.optimize, for "
+            f"module {__name__!r} has no {name}: Python classes for CUTLASS's kernels are not built yet. Call the "
+            "kernels of `make cutlass` from C by name (docs/cutlass.md); for models use deepwell.optimize, for "
             "number formats deepwell.numbers"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -50,13 +50,13 @@ def _check_block(block_size: int, only: int, scheme: str) -> None:
 
 
 class MicroscaleManager:
-    """Quantization along the last axis, and back."""
+    """Quantizes along the last axis, and dequantizes."""
 
     @staticmethod
     def quantize_mxfp8(
         x: torch.Tensor, block_size: int = 32, scale_rule: str = "rceil"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(elements float8_e4m3fn, scales float8_e8m0fnu)"""
+        """Returns (elements float8_e4m3fn, scales float8_e8m0fnu)."""
         _check_block(block_size, 32, "MXFP8")
         q = numbers.quantize(x, "mxfp8_e4m3", scale_rule=scale_rule)
         return q.codes, q.scales
@@ -75,7 +75,7 @@ class MicroscaleManager:
     def quantize_nvfp4(
         x: torch.Tensor, block_size: int = 16, tensor_scale: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(elements float4_e2m1fn_x2, scales float8_e4m3fn); numbers.nvfp4_tensor_scale(x) gives the scale that
+        """Returns (elements float4_e2m1fn_x2, scales float8_e4m3fn). numbers.nvfp4_tensor_scale(x) gives the scale that
         uses the whole range. The last axis must be even."""
         _check_block(block_size, 16, "NVFP4")
         if x.dim() == 0 or x.shape[-1] % 2:

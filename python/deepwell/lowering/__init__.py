@@ -1,4 +1,4 @@
-"""ATen operations to the operations of the graph (`include/deepwell/ops.h`)."""
+"""Lowers ATen operations to the operations of the graph (`include/deepwell/ops.h`)."""
 
 from . import elementwise, index, nn, reduce, shape  # noqa: F401  (each fills the table)
 from .builder import Builder, LoweringError, Value

@@ -1,8 +1,8 @@
-"""Outputs that share memory: with one another, with an argument, a parameter or a buffer.
+"""Outputs that share memory with one another, with an argument, a parameter or a buffer.
 
-A graph writes each of its outputs to memory of its own. Where PyTorch returns views of one tensor, a write in
-place to one of them is seen in the others; so one output is computed, and the others are made as views of it.
-The traced program's fake tensors say who shares memory: views have one storage there, and copies have not.
+A graph writes each of its outputs to separate memory. If PyTorch returns views of one tensor, an in-place write to one
+of them shows in the others. Therefore one output is computed, and the others are made as views of it. The traced
+program's fake tensors show which outputs share memory: views have a common storage, copies have not.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .builder import LoweringError, Value
 from .dims import Dim, Translator
 from .trace import Traced
 
-# Elements of a storage that are marked one by one to find out whether two views of it overlap.
+# Most elements of a storage that are marked one by one to find whether two views of it overlap.
 _MOST_MARKED = 1 << 26
 
 
 @dataclass(frozen=True)
 class View:
-    """An output as a view of another output, in elements from its beginning."""
+    """An output as a view of another output, in elements from its start."""
 
-    base: int  # position of the other among the outputs
+    base: int  # position of the other output
     shape: Tuple[Dim, ...]
     stride: Tuple[Dim, ...]
     offset: Dim
@@ -45,7 +45,8 @@ class View:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How one output shares memory: it is a view of another one, or a copy of a value that another output has too."""
+    """How one output shares memory: as a view of another output, or as a copy of a value that another output has
+    too."""
 
     view: Optional[View] = None
     copied: bool = False
@@ -58,10 +59,10 @@ def sharing(
     translator: Translator,
     name: str,
 ) -> List[Sharing]:
-    """One entry for each output. ``inputs`` are the values of the placeholders, ``name`` the module's class.
+    """Returns one entry per output. ``inputs`` are the values of the placeholders, ``name`` is the module's class.
 
     Raises:
-        CaptureError: an output is a view of something that the graph does not own.
+        CaptureError: an output is a view of memory that the graph does not own.
     """
     nodes = traced.graph_module.graph.nodes
     placeholders = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
@@ -104,7 +105,7 @@ def _share(
     name: str,
     found: List[Sharing],
 ) -> None:
-    """Makes one output of the group the base of the others, where one has all of the memory."""
+    """Makes one output of the group the base of the others, if one covers all of the memory."""
     for base in group:
         whole = tensors[base]
         if not _is_whole(whole) or any(tensors[i].dtype != whole.dtype for i in group):
@@ -139,9 +140,9 @@ def _view(
 
 def _refusal(name: str, position: int, what: str) -> str:
     return (
-        f"output {position} of {name} is a view of {what}, and a graph writes its outputs to memory of their own; "
-        "return a copy (.clone()), or leave it: the module runs in PyTorch, and the modules inside it may still be "
-        "captured"
+        f"output {position} of {name} is a view of {what}, but a graph writes its outputs to separate memory; "
+        "return a copy (.clone()), or leave it as it is: the module then runs in PyTorch, and the modules inside it "
+        "may still be captured"
     )
 
 
@@ -156,12 +157,12 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _hint(size: Any) -> int:
-    """A size in the call that was traced."""
+    """Returns the value of a size in the call that was traced."""
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is its storage from end to end, in order."""
+    """Returns whether the tensor covers its whole storage, in order."""
     count, expected = 1, []
     for size in reversed([_hint(size) for size in tensor.shape]):
         expected.append(count)
@@ -176,7 +177,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether no two views have an element in common (chunks of one tensor do not)."""
+    """Returns whether no two views have an element in common (chunks of one tensor do not)."""
     size = _hint(tensors[0].untyped_storage().nbytes())
     if size > _MOST_MARKED or any(t.dtype != tensors[0].dtype for t in tensors):
         return False

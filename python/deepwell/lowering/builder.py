@@ -1,8 +1,7 @@
 """The graph under construction: values, nodes, and one method per operation.
 
-Each method checks its operands' shapes, infers its result's, and keeps the closed form of index
-and mask tensors (forms.py). Operation names, operands and attributes are those of
-`include/deepwell/ops.h`.
+Each method checks its operands' shapes, infers its result's shape, and keeps the closed form of index
+and mask tensors (forms.py). `include/deepwell/ops.h` defines operation names, operands and attributes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_RANK = 8
 
 
 class LoweringError(Exception):
-    """What PyTorch asks for and the graph cannot express; the message says what and why."""
+    """The graph cannot express the operation; the message says what and why."""
 
 
 @dataclass(eq=False)
@@ -64,7 +63,7 @@ class Node:
 
 @dataclass
 class Origin:
-    """Where the nodes that are being appended come from."""
+    """The origin of nodes that are appended: region, layer, module."""
 
     region: str = "none"
     layer: int = -1
@@ -86,7 +85,7 @@ def _attr_json(key: str, value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no infinity: "inf", "-inf", "nan"
+        return str(value)  # JSON has no NaN and no infinity: "inf", "-inf", "nan"
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -97,7 +96,7 @@ class Builder:
         self.origin = Origin()
         self._names: Dict[str, int] = {}
         self._constants: Dict[Tuple, Value] = {}
-        # Dimensions that the graph takes to be at least 0, where sizes could make them negative.
+        # Dimensions that the graph assumes to be at least 0, though sizes could make them negative.
         self.at_least_zero: List[Dim] = []
         self._seed: Optional[Value] = None
         self._streams = 0
@@ -105,7 +104,7 @@ class Builder:
     # ---- leaves and nodes -----------------------------------------------------------------------
 
     def name(self, wanted: str) -> str:
-        """`wanted`, or with a number after it when it is taken."""
+        """Returns `wanted`, with a number after it if the name is taken."""
         count = self._names.get(wanted)
         if count is None:
             self._names[wanted] = 0
@@ -128,13 +127,13 @@ class Builder:
         return value
 
     def seed(self) -> Value:
-        """The leaf from which every random number of one call comes."""
+        """Returns the leaf from which all random numbers of a call are drawn."""
         if self._seed is None:
             self._seed = self.leaf("seed", "seed", "i64", (2,))
         return self._seed
 
     def stream(self) -> int:
-        """A stream of random numbers that no other site uses."""
+        """Returns an unused stream of random numbers."""
         self._streams += 1
         return self._streams - 1
 
@@ -148,7 +147,7 @@ class Builder:
     ) -> List[Value]:
         """Appends a node; `results` are its outputs' dtypes and shapes.
 
-        What is known to be one number everywhere becomes a constant.
+        A result that is known to be the same number everywhere becomes a constant.
         """
         number = None if op == "constant" else _constant_of(form)
         if number is not None:
@@ -161,14 +160,14 @@ class Builder:
         node.module = self.origin.module
         for dtype, shape in results:
             if len(shape) > MAX_RANK:
-                raise LoweringError(f"a result of rank {len(shape)}; {MAX_RANK} is the most")
+                raise LoweringError(f"a result has rank {len(shape)}; at most {MAX_RANK} is allowed")
             differentiable = from_differentiable and dtype in FLOATS
             value = Value(self.name(op), dtype, tuple(shape), differentiable, node, form)
             node.outputs.append(value)
         self.nodes.append(node)
         return node.outputs
 
-    # ---- made from nothing ----------------------------------------------------------------------
+    # ---- without tensor operands ----------------------------------------------------------------
 
     def constant(self, dtype: str, shape: Sequence[Dim], value: Union[bool, int, float]) -> Value:
         number = float(value)
@@ -190,7 +189,7 @@ class Builder:
         return y
 
     def size(self, dim: Dim, dtype: str = "i64") -> Value:
-        """A scalar that holds a dimension."""
+        """Returns a scalar that holds a dimension."""
         if isinstance(dim, int):
             return self.constant(dtype, (), dim)
         form = Affine(dim) if dtype in INTEGERS else None
@@ -226,7 +225,7 @@ class Builder:
         return self.emit(op, [x], [(dtype, x.shape)], form)[0]
 
     def binary(self, op: str, x: Value, y: Value) -> Value:
-        """Operands of one dtype; broadcast here to the common shape."""
+        """Appends a binary node. The operands have one dtype; they are broadcast here to the common shape."""
         if x.dtype != y.dtype:
             raise LoweringError(f"{op} of {x.dtype} and {y.dtype}")
         x, y = self.broadcast_together(x, y)
@@ -259,7 +258,7 @@ class Builder:
 
     @staticmethod
     def _unbroadcast(x: Value) -> Value:
-        """What `x` was broadcast from, where that has x's rank."""
+        """Returns the tensor that `x` was broadcast from, if it has x's rank, else `x`."""
         while x.node is not None and x.node.op == "broadcast" and x.node.inputs[0].rank == x.rank:
             x = x.node.inputs[0]
         return x
@@ -289,7 +288,7 @@ class Builder:
     def scalar_like(self, x: Value, value: Union[bool, int, float]) -> Value:
         return self.constant(x.dtype, x.shape, value)
 
-    # ---- moving ---------------------------------------------------------------------------------
+    # ---- data movement --------------------------------------------------------------------------
 
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         shape = tuple(shape)
@@ -408,7 +407,7 @@ class Builder:
     def take_along(self, x: Value, index: Value, axis: int) -> Value:
         return self.emit("take_along", [x, index], [(x.dtype, index.shape)], axis=axis)[0]
 
-    # ---- reducing -------------------------------------------------------------------------------
+    # ---- reductions -----------------------------------------------------------------------------
 
     def reduce(self, op: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
         """reduce_sum, reduce_max, reduce_min, reduce_prod, mean."""
@@ -429,10 +428,10 @@ class Builder:
             form = Affine.make(step, {axis: 0 if x.shape[axis] == 1 else step})
         return self.emit("cumsum", [x], [(x.dtype, x.shape)], form, axis=axis)[0]
 
-    # ---- products -------------------------------------------------------------------------------
+    # ---- matmul ---------------------------------------------------------------------------------
 
     def matmul(self, a: Value, b: Value) -> Value:
-        """a [batch.., M, K], b [batch.., K, N]; transposes that come before are folded in."""
+        """a [batch.., M, K], b [batch.., K, N]. Folds transposes of the operands into the node."""
         if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
             raise LoweringError(f"matmul of {a.dtype}{_text(a.shape)}, {b.dtype}{_text(b.shape)}")
         shape = a.shape[:-1] + b.shape[-1:]
@@ -453,7 +452,7 @@ class Builder:
     # ---- the result -----------------------------------------------------------------------------
 
     def live_nodes(self, outputs: Sequence[Value]) -> List[Node]:
-        """The nodes that `outputs` need, in order."""
+        """Returns the nodes that `outputs` need, in order."""
         needed = {v.name for v in outputs}
         live = []
         for node in reversed(self.nodes):
@@ -515,7 +514,7 @@ def _text(shape: Sequence[Dim]) -> str:
 
 
 def _steps(extent: Dim, step: int) -> Dim:
-    """Elements of a slice: the quotient rounded up."""
+    """Returns the number of elements of a slice: the quotient rounded up."""
     if isinstance(extent, int):
         return -(-extent // step)
     return dims.divide(extent, step)
@@ -528,7 +527,7 @@ def _reduced(shape: Sequence[Dim], axes: Sequence[int], keep: bool) -> Tuple[Dim
 
 
 def _untransposed(x: Value) -> Tuple[Value, int]:
-    """(y, 1) when x is y with its last two axes exchanged, else (x, 0)."""
+    """Returns (y, 1) if x is y with its last two axes exchanged, else (x, 0)."""
     swapped = tuple(range(x.rank - 2)) + (x.rank - 1, x.rank - 2)
     if x.node is not None and x.node.op == "permute" and x.node.attrs["perm"] == swapped:
         return x.node.inputs[0], 1
@@ -544,7 +543,7 @@ def _moved_form(x: Value, new_axis: Dict[int, int]) -> Union[Affine, Predicate, 
 
 
 def _reshaped_form(x: Value, shape: Sequence[Dim]) -> Union[Affine, Predicate, None]:
-    """Kept where only axes of size 1 come or go, or where the form is constant."""
+    """Returns the form of the reshaped tensor if only axes of size 1 change or the form is constant, else None."""
     if x.form is None:
         return None
     old = [i for i, d in enumerate(x.shape) if d != 1]

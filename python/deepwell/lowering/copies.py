@@ -1,4 +1,4 @@
-"""The program of a traced layer, lowered again for the layers that are copies of it (repeat.py)."""
+"""Lowers the program of a traced layer again for the layers that are copies of it (repeat.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from .builder import Value
 from .repeat import BEGIN, COPY, END, NotRepeatable, Site
 
-# What a placeholder of the traced program stands for: (kind, target), as Traced's inputs.
+# The placeholders of the traced program: (kind, target), as in Traced's inputs.
 Inputs = Mapping[torch.fx.Node, Tuple[str, Any]]
 
 
@@ -19,8 +19,8 @@ class Copies:
 
     Args:
         sites: the traced calls, by the number in their marks.
-        inputs: what the program's placeholders stand for.
-        bind: (kind, target, example) to the leaf of a parameter or buffer.
+        inputs: what each placeholder of the program stands for.
+        bind: maps (kind, target, example) to the leaf of a parameter or buffer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Copies:
         operands, number, path = node.args
         program = self._programs.get(number)
         if program is None:
-            raise NotRepeatable("a copy stands in another part of the program than its layer")
+            raise NotRepeatable("a copy is in another part of the program than its layer")
         if program.refusal is not None:
             raise NotRepeatable(program.refusal)
         twin = self._programs.get(self._sites[number].twin)
@@ -68,7 +68,7 @@ class Copies:
         return [inner[result] for result in program.results]
 
     def _outer(self, node: torch.fx.Node, program: "_Program", path: str) -> Any:
-        """What a node outside of the layer's program is for the copy."""
+        """Returns the copy's counterpart of a node outside of the layer's program."""
         found = program.env[node]
         kind, target = self._inputs.get(node, ("", ""))
         if kind in ("parameter", "buffer") and target.startswith(program.path + "."):
@@ -80,7 +80,7 @@ class Copies:
 
 
 class _Environment(dict):
-    """Values of nodes; those of nodes outside are asked for."""
+    """Values of nodes. Looks up nodes outside of the program on demand."""
 
     def __init__(self, outside: Callable[[torch.fx.Node], Any]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Program:
         begin = end.prev
         while begin.target is not BEGIN or begin.args[1] != end.args[1]:
             if begin.op in ("root", "placeholder"):
-                self.refusal: Optional[str] = "a layer's program is torn apart"
+                self.refusal: Optional[str] = "a layer's program is not contiguous"
                 return
             self.nodes.append(begin)
             begin = begin.prev
@@ -119,19 +119,19 @@ class _Program:
         self.refusal = self._leak(end)
 
     def _leak(self, end: torch.fx.Node) -> Optional[str]:
-        """How the program uses tensors around it, or is used, other than by operands and results."""
+        """Returns how the program uses tensors around it, or is used, other than by operands and results."""
         inside = set(self.nodes)
         known = inside | set(self.operands)
         handed_on = set(self.results)
         if not handed_on <= inside:
-            return "a layer hands on a tensor that it did not make"
+            return "a layer returns a tensor that it did not make"
         for node in self.nodes:
             for operand in node.all_input_nodes:
                 constant = operand.op in ("placeholder", "get_attr")
                 if operand in known or _is_number(operand):
                     continue
                 if not constant or self._inputs.get(operand, ("",))[0] == "input":
-                    return f"layer '{self.path}' reads a tensor that is no argument of it"
+                    return f"layer '{self.path}' reads a tensor that is not one of its arguments"
             if node in handed_on or _is_number(node):
                 continue
             if any(user not in inside and user is not end for user in node.users):
@@ -139,13 +139,13 @@ class _Program:
         return None
 
     def described(self) -> Tuple:
-        """Equal for programs that compute the same of their operands and own parameters."""
+        """Returns a value that is equal for programs that compute the same from their operands and own parameters."""
         if self._described is None:
             places: Dict[torch.fx.Node, Any] = {}
             for i, operand in enumerate(self.operands):
                 places.setdefault(operand, ("operand", i))
-            # Sizes are computed where they are first needed, by the first layer alone: they are
-            # described by their value.
+            # A size is computed by the first layer that needs it. Sizes are therefore described by
+            # their value.
             tensors = [node for node in self.nodes if not _is_number(node)]
             for i, node in enumerate(tensors):
                 places[node] = ("node", i)

@@ -1,7 +1,7 @@
 """Dimensions of the graph: integers, or polynomials with integer coefficients over named symbols.
 
-A constant polynomial is always a plain int, so that ``==`` between dimensions means equality for
-every size of the symbols. Text form: "B*S + 1", as the graph core reads it.
+A constant polynomial is always a plain int, so ``==`` between dimensions means equality for every size
+of the symbols. The text form is "B*S + 1", which the graph core reads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Dim = Union[int, "Poly"]
 
 
 class NotPolynomial(Exception):
-    """A size that is no polynomial with integer coefficients, such as S // 2 or max(S, 4)."""
+    """A size that is not a polynomial with integer coefficients, such as S // 2 or max(S, 4)."""
 
 
 class Poly:
-    """A polynomial that is not constant. Made by arithmetic on `symbol(...)`; immutable."""
+    """A polynomial that is not constant. Arithmetic on `symbol(...)` makes it; it is immutable."""
 
     __slots__ = ("terms", "_hash")
 
@@ -93,7 +93,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def divide(a: Dim, b: Dim) -> Dim:
-    """The exact quotient; NotPolynomial when there is a remainder."""
+    """Returns the exact quotient. Raises NotPolynomial if there is a remainder."""
     if isinstance(a, int) and isinstance(b, int):
         if b == 0 or a % b:
             raise NotPolynomial(f"{a} / {b}")
@@ -126,7 +126,7 @@ def _quotient_of_monomials(a: Monomial, b: Monomial) -> Union[Monomial, None]:
 
 
 def text(dim: Dim) -> str:
-    """ "B*S + 1": highest degree first, so that equal dimensions have one spelling."""
+    """Returns "B*S + 1", highest degree first, so that equal dimensions have equal texts."""
     if isinstance(dim, int):
         return str(dim)
     pieces = []
@@ -159,7 +159,7 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
 
 
 class Translator:
-    """Sizes as PyTorch's symbolic shapes have them (sympy expressions) to dimensions.
+    """Translates sizes of PyTorch's symbolic shapes (sympy expressions) to dimensions.
 
     `names` maps a sympy symbol to the graph's name for it; several may share one name.
     """
@@ -169,7 +169,7 @@ class Translator:
         self._cache: Dict[sympy.Expr, Dim] = {}
 
     def dim(self, size: object) -> Dim:
-        """`size`: int or torch.SymInt."""
+        """Returns the dimension of `size`, an int or a torch.SymInt."""
         if isinstance(size, int) and not isinstance(size, bool):
             return size
         node = getattr(size, "node", None)

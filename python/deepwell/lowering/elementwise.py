@@ -79,10 +79,10 @@ def isinf(c: Context, self: Value) -> Value:
 
 
 def arithmetic(c: Context, op: str, x: Any, y: Any, dtype: Optional[str] = None) -> Value:
-    """`x op y` in PyTorch's promoted dtype.
+    """Computes `x op y` in PyTorch's promoted dtype.
 
-    Beside a BF16 or FP16 tensor PyTorch rounds a number, or a tensor without axes, to the tensor's dtype.
-    Products and quotients keep one on their right-hand side in FP32 and round once, at the end.
+    If the other operand is a BF16 or FP16 tensor, PyTorch rounds a number, or a tensor without axes, to the tensor's
+    dtype. Products and quotients keep a right-hand side of this kind in FP32 and round once, at the end.
     """
     dtype = dtype or promote(x, y)
     b = c.builder
@@ -94,7 +94,7 @@ def arithmetic(c: Context, op: str, x: Any, y: Any, dtype: Optional[str] = None)
 
 
 def _kept_wide(x: Any, y: Any, dtype: str) -> bool:
-    """Whether `y` is a number beside a tensor `x` of `dtype`, and not exact in it."""
+    """Returns whether `y` is a number that is not exact in `dtype`, and `x` a tensor of that dtype."""
     if isinstance(y, Value):
         return y.rank == 0 and isinstance(x, Value) and x.rank > 0 and y.dtype != dtype
     return isinstance(y, Poly) or _rounded(y, dtype) != y
@@ -105,7 +105,7 @@ def _rounded(number: Any, dtype: str) -> float:
 
 
 def _scaled(c: Context, x: Any, alpha: Any, dtype: str) -> Any:
-    """alpha * x as an operand of add and sub."""
+    """Returns alpha * x as an operand of add and sub."""
     if isinstance(alpha, (int, float)) and alpha == 1:
         return x
     if isinstance(x, (int, float)) and isinstance(alpha, (int, float)):
@@ -114,7 +114,7 @@ def _scaled(c: Context, x: Any, alpha: Any, dtype: str) -> Any:
 
 
 def _sum(c: Context, op: str, x: Any, y: Any, alpha: Any, dtype: str) -> Value:
-    """x + alpha * y, or x - alpha * y. PyTorch rounds alpha to BF16 or FP16, and then the sum alone."""
+    """Returns x + alpha * y or x - alpha * y. PyTorch rounds alpha to BF16 or FP16, and then only the sum."""
     if dtype not in LOW_PRECISION or not isinstance(alpha, (int, float)) or alpha == 1:
         return arithmetic(c, op, x, _scaled(c, y, alpha, dtype), dtype)
     x, y = (c.tensor(c.tensor(v, dtype), "f32") for v in (x, y))
@@ -159,7 +159,7 @@ def _is_number(x: Any, number: int) -> bool:
 
 
 def _ints(dtype: str) -> bool:
-    """x + 0 is x for integers only: -0.0 + 0 is 0.0."""
+    """Returns whether the dtype is an integer. x + 0 is x for integers only, since -0.0 + 0 is 0.0."""
     return dtype in INTEGERS
 
 
@@ -220,7 +220,7 @@ def power(c: Context, self: Any, exponent: Any) -> Value:
         b, x = c.builder, c.builder.cast(self, dtype)
         if exponent == 1:
             return x
-        stepwise = dtype in LOW_PRECISION  # a gradient of products would round elsewhere than pow's
+        stepwise = dtype in LOW_PRECISION  # a gradient of products would round differently
         if exponent == 2 and not stepwise:  # as PyTorch computes it
             return b.binary("mul", x, x)
         if exponent == 3 and not stepwise:
@@ -246,7 +246,7 @@ def minimum(c: Context, self: Any, other: Any) -> Value:
 
 @lowers("clamp", "clip")
 def clamp(c: Context, self: Value, min: Any = None, max: Any = None) -> Value:
-    """A bound that is met passes the gradient on whole, where max and min would pass half of it."""
+    """Clamps. Elements equal to a bound pass the whole gradient; max and min would pass half of it."""
     return _bounded(c, c.builder.cast(self, c.dtype), min, max, "lt", "gt")
 
 
@@ -317,7 +317,7 @@ def softplus(c: Context, self: Value, beta: Any = 1, threshold: Any = 20) -> Val
     b = c.builder
     scaled = mul(c, self, beta)
     large = b.binary("gt", scaled, b.scalar_like(scaled, threshold))
-    # An overflow of exp, though it is not selected, would make its gradient NaN.
+    # If exp overflowed, its gradient would be NaN even where it is not selected.
     small = b.select(large, b.scalar_like(scaled, 0), scaled)
     soft = arithmetic(c, "div", b.unary("log1p", b.unary("exp", small)), beta)
     return b.select(large, self, soft)
@@ -326,7 +326,7 @@ def softplus(c: Context, self: Value, beta: Any = 1, threshold: Any = 20) -> Val
 @lowers("expm1")
 @rounds_once
 def expm1(c: Context, self: Value) -> Value:
-    """exp(x) - 1 without cancellation near zero: 2t / (1 - t) with t = tanh(x/2) where x < 1."""
+    """Returns exp(x) - 1 without cancellation near zero: 2t / (1 - t) with t = tanh(x/2) if x < 1."""
     b = c.builder
     x = b.cast(self, c.dtype)
     one = b.scalar_like(x, 1)
@@ -355,7 +355,7 @@ def leaky_relu(c: Context, self: Value, negative_slope: Any = 0.01) -> Value:
 
 @lowers("hardtanh")
 def hardtanh(c: Context, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
-    """clamp, but a bound that is met stops the gradient."""
+    """Clamps like clamp, but elements equal to a bound pass no gradient."""
     return _bounded(c, self, min_val, max_val, "le", "ge")
 
 

@@ -1,8 +1,7 @@
-"""Drops the part of a trace that torch keeps when it is no longer needed.
+"""Frees the part of a trace that torch keeps without need.
 
-Caches of torch's own keep the ShapeEnv of a trace alive, and a ShapeEnv keeps the fake result of every operation
-that was traced with symbolic sizes: 1.6 MB for a GPT-2 of two layers. No later trace uses them, since its symbols
-are others.
+torch's own caches keep the ShapeEnv of a trace alive. A ShapeEnv keeps the fake result of every operation that was
+traced with symbolic sizes: 1.6 MB for a GPT-2 of two layers. Later traces have other symbols and never use them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, Sequence
 
 
 def forget_results(values: Sequence[Any]) -> None:
-    """Drops the fake results behind the trace that these fake tensors are from."""
+    """Drops the fake results of the trace that these fake tensors belong to."""
     for value in values:
         environment = getattr(getattr(value, "fake_mode", None), "shape_env", None)
         results = getattr(environment, "fake_tensor_cache", None)

@@ -1,14 +1,13 @@
 """Closed forms of index and mask tensors, known while a graph is being lowered.
 
-Models build causal masks from arange, comparisons and gathers. Following these in closed form, as
-functions of an element's own index i = (i0, i1, ...), tells that a mask is "key <= query" and needs
-no memory, or that a gather only moves axes.
+Models build causal masks from arange, comparisons and gathers. Their closed form, as a function of an element's index
+i = (i0, i1, ...), shows that a mask is "key <= query" and needs no memory, or that a gather only moves axes.
 
     Affine     integer tensor: constant + sum of coefficient[axis] * i[axis]
     Predicate  bool tensor: every atom (Affine) is >= 0, and every value of `rest` is true
                (`rest`: bool values of the graph that broadcast to the tensor's shape)
 
-An axis of size 1 never carries a coefficient (its index is 0), so broadcasting keeps a form.
+An axis of size 1 never has a coefficient (its index is 0), so broadcasting keeps a form.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Affine:
 
     @property
     def is_non_negative(self) -> bool:
-        """True when no element can be negative, whatever the sizes."""
+        """True if no element can be negative, for any sizes."""
         if not isinstance(self.constant, int) or self.constant < 0:
             return False
         return all(isinstance(c, int) and c > 0 for _, c in self.coefficients)
@@ -63,12 +62,12 @@ class Affine:
 
 @dataclass(frozen=True)
 class Predicate:
-    atoms: frozenset = frozenset()  # of Affine, each >= 0
-    rest: Tuple[Any, ...] = ()  # of bool values
+    atoms: frozenset = frozenset()  # Affine forms, each >= 0
+    rest: Tuple[Any, ...] = ()  # bool values
 
     @property
     def constant(self) -> Optional[bool]:
-        """True or False when every element is that, else None."""
+        """True or False if every element has this value, else None."""
         for atom in self.atoms:
             if atom.is_constant and isinstance(atom.constant, int) and atom.constant < 0:
                 return False
@@ -100,7 +99,7 @@ def at_least_zero(form: Affine) -> Predicate:
 
 
 def compare(op: str, a: Affine, b: Affine) -> Optional[Predicate]:
-    """The form of `a op b`, or None where it has none."""
+    """Returns the form of `a op b`, or None if it has none."""
     if op in ("le", "lt"):
         return at_least_zero(b.plus(a, -1).plus(Affine(-1 if op == "lt" else 0)))
     if op in ("ge", "gt"):
@@ -112,9 +111,9 @@ def compare(op: str, a: Affine, b: Affine) -> Optional[Predicate]:
 
 
 def concatenated(pieces: Sequence[Affine], sizes: Sequence[Dim], axis: int) -> Optional[Affine]:
-    """One form for all pieces laid end to end along `axis`, or None.
+    """Returns one form for all pieces concatenated along `axis`, or None.
 
-    A piece of one element has no slope of its own and takes its neighbour's.
+    A piece of one element has no slope of its own and takes that of its neighbour.
     """
     slopes = [dict(piece.coefficients).get(axis, 0) for piece, n in zip(pieces, sizes) if n != 1]
     slope = slopes[0] if slopes else 0

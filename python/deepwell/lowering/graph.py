@@ -1,4 +1,4 @@
-"""A traced fx graph of ATen operations, node by node, into the builder."""
+"""Lowers a traced fx graph of ATen operations into the builder, node by node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .copies import Copies
 from .dims import NotPolynomial, Translator
 from .table import Context, find, find_functional
 
-# Statements about a traced program, not computations.
+# Operations that assert facts about a traced program and compute nothing.
 _DROPPED = frozenset(
     (
         "_assert_tensor_metadata",
@@ -46,18 +46,18 @@ class OperationError(Exception):
 
 
 class MutationError(Exception):
-    """A write that others could see: the graph has values only. The message is what is written."""
+    """A write with visible effects, which a graph of values cannot have. The message names what is written."""
 
 
 class _Unknown:
-    """A number that no polynomial gives, reported where something uses it."""
+    """A number that no polynomial gives. It is reported if an operation uses it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class GraphLowering:
-    """Lowers fx graphs that share one builder and one meaning of symbolic sizes."""
+    """Lowers fx graphs that share one builder and one translation of symbolic sizes."""
 
     def __init__(
         self, builder: Builder, translator: Translator, copies: Optional[Copies] = None
@@ -70,20 +70,20 @@ class GraphLowering:
         self._root_origin = Origin()
         self._grad_enabled = True
         self._depth = 0
-        # Writes in place. A Value stands for a tensor object; `_now` leads from a tensor that was
-        # written to what it holds since.
+        # In-place writes. A Value stands for a tensor object; `_now` maps a tensor that was
+        # written to its contents since then.
         self._now: Dict[int, Value] = {}
-        self._base: Dict[int, Value] = {}  # of a view, by id: what it is a view of
-        # Of a slice, by id: what it is a slice of (a tensor of its own, or a slice), and which.
+        self._base: Dict[int, Value] = {}  # by id of a view: the tensor that it views
+        # By id of a slice: the tensor that it slices (itself maybe a slice), and the slice's arguments.
         self._slices: Dict[int, Tuple[Value, Dict[str, Any]]] = {}
-        self._stale: Dict[int, Value] = {}  # views of what was written after they were made
+        self._stale: Dict[int, Value] = {}  # views of tensors that were written later
         self.written: List[Value] = []
         self.read: Dict[int, Value] = {}  # before any write
         self._writes = False
-        self._kept: List[Value] = []  # so that an id stays one tensor's
+        self._kept: List[Value] = []  # keeps tensors alive, so that ids stay unique
 
     def run(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """`inputs`: what each placeholder stands for. Returns what the output node returns."""
+        """`inputs` are the values of the placeholders. Returns the value of the output node."""
         env: Dict[torch.fx.Node, Any] = {}
         supplied = iter(inputs)
         if not self._writes:
@@ -100,7 +100,7 @@ class GraphLowering:
         return None
 
     def node(self, node: torch.fx.Node, env: Dict[torch.fx.Node, Any]) -> Any:
-        """The value of one node that is neither placeholder nor output."""
+        """Returns the value of one node that is neither a placeholder nor an output."""
         if node.op == "get_attr":
             return self._attribute(node.graph.owning_module, node)
         if node.op == "call_function":
@@ -116,7 +116,7 @@ class GraphLowering:
         return self.constant_tensor(found) if isinstance(found, torch.Tensor) else found
 
     def constant_tensor(self, tensor: torch.Tensor) -> Value:
-        """A tensor that the program holds: a constant, which must be one repeated number."""
+        """Returns a tensor that the program holds as a constant, which must be one repeated number."""
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None and tensor.numel() == 0:
             return self.builder.constant(dtype, tuple(tensor.shape), 0)
@@ -196,13 +196,13 @@ class GraphLowering:
         return self._note_views(target, args, kwargs, result) if self._writes else result
 
     def _number(self, node: torch.fx.Node, value: Any) -> Any:
-        """A Python number that the program computes: from sizes, or else from tensors' elements."""
+        """Returns a Python number that the program computes from sizes, or else from tensors' elements."""
         if _name(node.target) in ("item", "_local_scalar_dense"):
             return _Unknown(
                 OperationError(
                     _display(node.target),
                     self._origin(node).module,
-                    "a tensor's element becomes a Python number, which each call may change",
+                    "a tensor's element becomes a Python number, which may differ at each call",
                 )
             )
         try:
@@ -235,7 +235,7 @@ class GraphLowering:
             return None
 
     def _check(self, result: Any, node: torch.fx.Node) -> None:
-        """What was lowered must have the shape and dtype that PyTorch says the node has."""
+        """Checks that the result has the shape and dtype that PyTorch gives for the node."""
         results = result if isinstance(result, (list, tuple)) else (result,)
         context = self._context
         for value, dtype, shape in zip(results, context.result_dtypes, context.result_shapes):
@@ -259,7 +259,7 @@ class GraphLowering:
     # ---- writes in place ------------------------------------------------------------------------
 
     def _current(self, found: Any) -> Any:
-        """What the tensor holds now."""
+        """Returns the current contents of a tensor."""
         if isinstance(found, (list, tuple)):
             return [self._current(f) for f in found]
         if not isinstance(found, Value):
@@ -273,8 +273,8 @@ class GraphLowering:
         return found
 
     def _note_views(self, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Remembers what shares memory with what; a copy becomes a tensor of its own. So does what is
-        made from nothing: two calls of `zeros` are two tensors, though one constant of the graph."""
+        """Records which results share memory with which operands. A copy becomes a separate tensor, and so does a
+        creation: two calls of `zeros` are two tensors, though one constant of the graph."""
         operand = next((a for a in args if isinstance(a, Value)), None)
         returns = target._schema.returns
         aliases = bool(returns) and returns[0].alias_info is not None
@@ -298,8 +298,8 @@ class GraphLowering:
         return note(result)
 
     def _write(self, node: torch.fx.Node, target: Any, env: Dict[torch.fx.Node, Any]) -> Value:
-        """`x.f_(...)` is x = x.f(...), and where x is a slice of y, y is y with that slice replaced.
-        Other tensors that share the memory may not be read any more."""
+        """Lowers `x.f_(...)` as x = x.f(...). If x is a slice of y, y becomes y with that slice replaced. Other tensors
+        that share the memory must not be read afterwards."""
         operand = node.args[0] if node.args else None
         lower = find_functional(target)
         if lower is None or not isinstance(operand, torch.fx.Node):
@@ -321,7 +321,7 @@ class GraphLowering:
             self._check_overwritten(old)
         if not self._grad_enabled:
             if whole.differentiable:
-                # PyTorch's gradient is then that of the tensor as it was.
+                # PyTorch's gradient is then that of the tensor before the write.
                 raise NoLowering("it writes under torch.no_grad() to a tensor that has a gradient")
             new = copy.copy(self._without_gradient(new))
         self._replace(whole, old, new)
@@ -329,12 +329,13 @@ class GraphLowering:
         return new
 
     def _check_overwritten(self, old: Value) -> None:
-        """The graph has no edge to what a tensor held before it was overwritten whole; PyTorch has, with zeros along it."""
+        """Refuses a gradient that PyTorch would define as zeros: that of a tensor's earlier contents, overwritten
+        whole."""
         if self._grad_enabled and old.differentiable:
             raise NoLowering("it overwrites the whole of a tensor that has a gradient")
 
     def _replace(self, base: Value, part: Value, new: Value) -> None:
-        """`part`, which is `base` or a slice in it, holds `new`."""
+        """Sets `part`, which is `base` or a slice of it, to `new`."""
         for identity, other in self._base.items():
             if other is base:
                 self._stale[identity] = base
@@ -355,7 +356,7 @@ class GraphLowering:
     # ---- nested graphs --------------------------------------------------------------------------
 
     def _higher_order(self, node: torch.fx.Node, name: str, env: Dict[torch.fx.Node, Any]) -> Any:
-        # The operands themselves: the nested graph is what reads them, and may write to them.
+        # The nested graph reads the operands themselves and may write to them.
         operands = [env[a] if isinstance(a, torch.fx.Node) else a for a in node.args]
         if name == "wrap_with_set_grad_enabled":
             enabled, body, *inputs = operands
@@ -373,7 +374,7 @@ class GraphLowering:
             self._grad_enabled = outer
 
     def _decompose(self, node: torch.fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        """Traces the one operation into simpler ones, by PyTorch's own decompositions."""
+        """Traces one operation into simpler ones, by PyTorch's own decompositions."""
         if self._depth >= _DECOMPOSITION_DEPTH:
             raise NoLowering("no decomposition into supported operations exists")
         examples, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -401,7 +402,7 @@ class GraphLowering:
 
 
 class NoLowering(LoweringError):
-    """An operation that has no counterpart, whatever its operands."""
+    """An operation without a lowering for any operands."""
 
 
 class NotUniform(LoweringError):
@@ -412,12 +413,12 @@ class NotUniform(LoweringError):
         self.tensor = tensor
 
 
-# Results that hold nothing of their first operand.
+# Operations whose result does not depend on their first operand.
 _OVERWRITES = frozenset(("copy", "fill", "zero"))
 
 
 def _puts_back(user: torch.fx.Node) -> bool:
-    """Whether `user` writes its operand, a slice, into the tensor that it was taken from."""
+    """Returns whether `user` writes its operand, a slice, back into the tensor that it was taken from."""
     return _name(user.target).endswith("_scatter")
 
 
@@ -435,7 +436,7 @@ def _trace_pieces(
         else:
             with mode:
                 traced = make_fx(call, decomposition_table=table)(*samples)
-    except Exception:  # whatever tracing objects to, the operation has no decomposition here
+    except Exception:  # if tracing fails in any way, the operation has no decomposition here
         return None
     nodes = [n for n in traced.graph.nodes if n.op == "call_function"]
     return None if [n.target for n in nodes] == [target] else traced
@@ -446,7 +447,7 @@ def _nested(graph_module: torch.fx.GraphModule) -> List[torch.fx.GraphModule]:
 
 
 def writes_to_operand(target: Any) -> bool:
-    """Whether the operation changes a tensor's elements. `detach_` changes no element."""
+    """Returns whether the operation changes a tensor's elements. `detach_` changes no element."""
     return (
         isinstance(target, torch._ops.OpOverload)
         and target._schema.is_mutable

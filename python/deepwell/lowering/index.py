@@ -12,7 +12,7 @@ from .table import Context, axis_of, is_integer, lowers
 
 
 def wrapped(c: Context, index: Value, size: Dim) -> Value:
-    """`index` with negative entries counted from the end, as PyTorch's indexing does."""
+    """Returns `index` with negative entries counted from the end, as in PyTorch's indexing."""
     if isinstance(index.form, Affine) and index.form.is_non_negative or _is_position(index):
         return index
     b = c.builder
@@ -22,7 +22,7 @@ def wrapped(c: Context, index: Value, size: Dim) -> Value:
 
 
 def _is_position(index: Value) -> bool:
-    """Whether the values say where something was found in another tensor: none is negative."""
+    """Returns whether the values are positions found in another tensor, which are never negative."""
     while index.node is not None and index.node.op in ("reshape", "permute", "broadcast", "slice"):
         index = index.node.inputs[0]
     if index.node is None or index.node.op not in ("top_k", "sort", "arg_max", "arg_min"):
@@ -75,12 +75,12 @@ def take_along_dim(c: Context, self: Value, indices: Value, dim: Optional[int] =
 
 def _check_whole(self: Value, axis: int, index: Value) -> None:
     if any(a != b for i, (a, b) in enumerate(zip(self.shape, index.shape)) if i != axis):
-        raise LoweringError("indices that leave out part of another axis are not supported")
+        raise LoweringError("indices that cover only part of another axis are not supported")
 
 
 @lowers("scatter.value")
 def scatter_value(c: Context, self: Value, dim: int, index: Value, value: Any) -> Value:
-    """One number at all indexed places: where at least one index points."""
+    """Writes one number to all indexed places."""
     b = c.builder
     axis = axis_of(dim, self.rank)
     _check_whole(self, axis, index)
@@ -106,7 +106,7 @@ def scatter_add(c: Context, self: Value, dim: int, index: Value, src: Value) -> 
 
 @lowers("histc")
 def histc(c: Context, self: Value, bins: int = 100, min: Any = 0, max: Any = 0) -> Value:
-    """How often each integer stands in a tensor of integers, which models cast to a float first."""
+    """Counts each integer in a tensor of integers, which models cast to a float first."""
     whole = self
     # FP32 and FP64 hold every integer that could fall into a bin.
     while (
@@ -116,12 +116,12 @@ def histc(c: Context, self: Value, bins: int = 100, min: Any = 0, max: Any = 0) 
     ):
         whole = whole.node.inputs[0]
     if not is_integer(whole) or max - min != bins or min != int(min) or bins > 1 << 24:
-        raise LoweringError("a histogram is supported of integers, with one bin for each")
+        raise LoweringError("a histogram is supported only for integers, with one bin for each")
     b = c.builder
     whole = b.reshape(whole, (dims.product(whole.shape),))
     low, high = b.scalar_like(whole, int(min)), b.scalar_like(whole, int(max))
     inside = b.binary("and", b.binary("ge", whole, low), b.binary("le", whole, high))
-    # The last bin has both of its ends; what lies outside counts nowhere.
+    # The last bin includes both of its ends. Values outside of all bins are not counted.
     zero, last = b.scalar_like(whole, 0), b.scalar_like(whole, bins - 1)
     place = b.binary("min", b.binary("max", b.binary("sub", whole, low), zero), last)
     place = b.select(inside, place, zero)
@@ -148,7 +148,7 @@ def index(c: Context, self: Value, indices: Sequence[Optional[Value]]) -> Value:
     tensors = b.broadcast_together(*tensors)
     contiguous = axes == list(range(axes[0], axes[0] + len(axes)))
     x, first = self, axes[0]
-    if not contiguous:  # the indexed axes move to the front, and so does the result's index part
+    if not contiguous:  # the indexed axes and the result's index part move to the front
         x = b.permute(x, axes + [a for a in range(x.rank) if a not in axes])
         first = 0
     sizes = x.shape[first : first + len(axes)]
@@ -164,8 +164,8 @@ def index(c: Context, self: Value, indices: Sequence[Optional[Value]]) -> Value:
 def _index_by_moving(
     c: Context, x: Value, axes: List[int], tensors: List[Value]
 ) -> Optional[Value]:
-    """Indexing by whole ranges and by fixed positions, such as x[arange(B)[:, None], arange(S)],
-    moves axes and reads no index tensor. None where the indices are anything else."""
+    """Indexes by whole ranges and fixed positions, such as x[arange(B)[:, None], arange(S)], by moving axes
+    instead of reading an index tensor. Returns None for any other indices."""
     if axes != list(range(len(axes))):
         return None
     shape = c.builder.broadcast_shape(*(t.shape for t in tensors))

@@ -1,4 +1,4 @@
-"""Layers: products, norms, attention, dropout and losses."""
+"""Layers: matmuls, norms, attention, dropout and losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .elementwise import add, arithmetic, mul
 from .forms import Predicate
 from .table import Context, lowers, rounds_once
 
-# ---- products -----------------------------------------------------------------------------------
+# ---- matmuls ------------------------------------------------------------------------------------
 
 
 @lowers("linear")
@@ -25,7 +25,7 @@ def linear(c: Context, input: Value, weight: Value, bias: Optional[Value] = None
 
 @lowers("matmul")
 def matmul(c: Context, self: Value, other: Value) -> Value:
-    """torch.matmul's rules: vectors become matrices, batches broadcast, and a batch times one
+    """Follows torch.matmul's rules: vectors become matrices, batches broadcast, and a batch times one
     matrix is `linear`."""
     b = c.builder
     x, y = self, other
@@ -102,7 +102,7 @@ def _scaled_sum(c: Context, x: Value, product: Value, beta: Any, alpha: Any) -> 
 
 @lowers("einsum")
 def einsum(c: Context, equation: str, tensors: Sequence[Value], path: Any = None) -> Value:
-    """Two operands at a time, each as one batched product; one operand as permute and sum."""
+    """Lowers two operands at a time to one batched matmul, a single operand to permute and sum."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if "." in equation or any(len(set(t)) != len(t) for t in terms):
@@ -121,7 +121,7 @@ def einsum(c: Context, equation: str, tensors: Sequence[Value], path: Any = None
 
 
 def _contract(c: Context, a: str, x: Value, z: str, y: Value, later: set) -> Tuple[str, Value]:
-    """The product of two terms, summed over the letters that no later term needs."""
+    """Returns the product of two terms, summed over the letters that no later term needs."""
     b = c.builder
     x, a = _sum_private(c, x, a, set(z) | later)
     y, z = _sum_private(c, y, z, set(a) | later)
@@ -152,7 +152,7 @@ def _sum_private(c: Context, x: Value, term: str, needed: set) -> Tuple[Value, s
 def _rows(
     c: Context, x: Value, normalized_shape: Sequence[Dim], *affine: Optional[Value]
 ) -> Tuple[Value, List[Optional[Value]]]:
-    """x and its weights with the normalized axes merged into one."""
+    """Returns x and its weights with the normalized axes merged into one."""
     count = len(normalized_shape)
     size = dims.product(normalized_shape)
     rows = c.builder.reshape(x, x.shape[: x.rank - count] + (size,))
@@ -189,7 +189,7 @@ def rms_norm(
     weight: Optional[Value] = None,
     eps: Optional[float] = None,
 ) -> Any:
-    if eps is None:  # PyTorch takes the machine epsilon of the dtype it computes in
+    if eps is None:  # PyTorch uses the machine epsilon of the dtype that it computes in
         eps = 2.0**-52 if input.dtype == "f64" else 2.0**-23
     x, (w,) = _rows(c, input, normalized_shape, weight)
     row = x.shape[:-1]
@@ -351,14 +351,14 @@ def attention(
 
 
 def _statistics(dtype: str) -> str:
-    """The dtype of row statistics beside results of `dtype`."""
+    """Returns the dtype of row statistics for results of `dtype`."""
     return dtype
 
 
 def _four_axes(
     c: Context, q: Value, k: Value, v: Value, grouped: bool
 ) -> Tuple[Value, Value, Value]:
-    """[B, H, S, D] of operands of any rank from 2; batch axes broadcast and merge into B."""
+    """Returns [B, H, S, D] for operands of any rank from 2; batch axes broadcast and merge into B."""
     b = c.builder
     batch = b.broadcast_shape(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     merged = dims.product(batch)
@@ -372,7 +372,7 @@ def _four_axes(
         x = b.broadcast(x, batch + (h,) + x.shape[-2:])
         result.append(b.reshape(x, (merged,) + x.shape[-3:]))
     q, k, v = result
-    if k.shape[1] != v.shape[1]:  # enable_gqa with unlike numbers of key and value heads
+    if k.shape[1] != v.shape[1]:  # enable_gqa with different numbers of key and value heads
         most = max(k.shape[1], v.shape[1])
         k, v = (_repeated_heads(c, x, most) for x in (k, v))
     return q, k, v
@@ -385,7 +385,7 @@ def _repeated_heads(c: Context, x: Value, heads: int) -> Value:
 
 
 def _shared_heads(q: Value, k: Value, v: Value) -> Tuple[Value, Value]:
-    """Keys and values before their heads were repeated for the query heads that share them."""
+    """Returns keys and values before their heads were repeated for the query heads that share them."""
     plain_k, plain_v = _before_repeat(k), _before_repeat(v)
     if plain_k is None or plain_v is None or plain_k.shape[1] != plain_v.shape[1]:
         return k, v
@@ -393,7 +393,7 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Tuple[Value, Value]:
 
 
 def _before_repeat(x: Value) -> Optional[Value]:
-    """[B, Hk, S, D] where x [B, Hk*n, S, D] is its reshape to [B, Hk, 1, S, D], broadcast to n."""
+    """Returns [B, Hk, S, D] if x [B, Hk*n, S, D] is its reshape to [B, Hk, 1, S, D], broadcast to n."""
     merge = x.node
     if merge is None or merge.op != "reshape":
         return None
@@ -413,7 +413,7 @@ def _before_repeat(x: Value) -> Optional[Value]:
 def _mask(
     c: Context, q: Value, k: Value, mask: Optional[Value], query_rank: int
 ) -> Tuple[Optional[Value], int, int]:
-    """(mask, causal, window) for `attention` from PyTorch's mask."""
+    """Returns (mask, causal, window) for `attention` from PyTorch's mask."""
     if mask is None:
         return None, 0, -1
     b = c.builder
@@ -440,7 +440,7 @@ def _mask(
 
 
 def _closed_mask(form: Predicate, queries: Dim, keys: Dim) -> Optional[Tuple[int, int]]:
-    """(causal, window) where these say all that the mask's atoms say, else None."""
+    """Returns (causal, window) if they express all of the mask's atoms, else None."""
     causal, window = 0, -1
     for atom in form.atoms:
         coefficients = dict(atom.coefficients)
@@ -470,7 +470,7 @@ def _reduction(code: int) -> str:
 
 
 def _class_rows(c: Context, x: Value) -> Value:
-    """[T, V] of x [V], [N, V] or [N, V, d...]."""
+    """Returns x [V], [N, V] or [N, V, d...] as [T, V]."""
     b = c.builder
     if x.rank == 1:
         return b.reshape(x, (1,) + x.shape)
@@ -519,7 +519,7 @@ def nll_loss(
     reduction: int = 1,
     ignore_index: Any = -100,
 ) -> Value:
-    """On the result of log_softmax this is cross_entropy of what log_softmax was given."""
+    """Lowers nll_loss of log_softmax(x) to cross_entropy of x."""
     node = self.node
     if node is None or node.op != "log_softmax" or node.attrs["axis"] != min(1, self.rank - 1):
         raise LoweringError("nll_loss is supported on the result of log_softmax only")
@@ -559,15 +559,15 @@ def convolution_of_patches(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    """A convolution whose windows lie side by side (a vision model's patch embedding, or a kernel of
-    one element) is a linear layer over patches."""
+    """Lowers a convolution whose windows are adjacent (a vision model's patch embedding, or a kernel of one
+    element) to a linear layer over patches."""
     kernel = weight.shape[2:]
     axes = len(kernel)
     stride, padding, dilation = (_per_axis(value, axes) for value in (stride, padding, dilation))
     side_by_side = stride == kernel and all(p in (0, "valid") for p in padding)
     if not side_by_side or groups != 1 or any(d != 1 and k != 1 for d, k in zip(dilation, kernel)):
         raise LoweringError(
-            "convolutions are supported where their windows lie side by side: stride equal to the "
+            "convolutions are supported only if their windows are adjacent: stride equal to the "
             "kernel, no padding, no dilation, one group"
         )
     b = c.builder

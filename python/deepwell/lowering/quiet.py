@@ -1,4 +1,4 @@
-"""The state of PyTorch and of a module while it is traced: plain code paths, nothing left."""
+"""Puts PyTorch and a module into a state for tracing: plain code paths, no side effects left behind."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _tracing = threading.RLock()
 
 @contextlib.contextmanager
 def quiet_tracing(grad: bool) -> Iterator[None]:
-    """Tracing on the plain code paths in this grad mode, one at a time, leaving global state as it was.
+    """Traces on the plain code paths in this grad mode, one trace at a time, and restores global state.
 
-    The fused inference paths of nn.TransformerEncoderLayer and nn.MultiheadAttention compute what
-    the plain ones do. nn.TransformerEncoder reads its mask to find out whether it is causal, only
-    to take a faster path: a graph does not, and applies the mask.
+    The fused inference paths of nn.TransformerEncoderLayer and nn.MultiheadAttention compute the same
+    as the plain ones. nn.TransformerEncoder reads its mask to find whether it is causal, only to take a
+    faster path; a graph applies the mask instead.
     """
     transformer = torch.nn.modules.transformer
     detect = getattr(transformer, "_detect_is_causal_mask", None)
@@ -45,7 +45,7 @@ def quiet_tracing(grad: bool) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(warnings.catch_warnings())
-        # What tracers say on the way is either in the error or about code that is not the user's.
+        # Warnings of tracers repeat the error, or concern code that is not the user's.
         warnings.simplefilter("ignore")
         stack.enter_context(_silent("torch.fx.experimental.symbolic_shapes"))
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -62,8 +62,8 @@ def quiet_tracing(grad: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Collects what tracers leave behind: cycles that hold parameters, which would outlive their model.
-    What was there before is not looked at, unless the program has frozen objects of its own."""
+    """Collects the garbage of tracers: cycles that hold parameters, which would outlive their model. Earlier objects
+    are not examined, unless the program has frozen objects of its own."""
     freezes = gc.get_freeze_count() == 0
     if freezes:
         gc.freeze()
@@ -77,8 +77,8 @@ def _collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_this_thread_only() -> Iterator[None]:
-    """Tracers take torch.nn.Module.__call__ and __getattr__ over for the whole process. What another
-    thread runs meanwhile is no part of the trace: it gets what it would have got without."""
+    """Limits tracers to this thread. They replace torch.nn.Module.__call__ and __getattr__ for the whole process; other
+    threads get the originals meanwhile."""
     tracing = threading.get_ident()
     plain = {
         "call_module": lambda _tracer, _module, forward, args, kwargs: forward(*args, **kwargs),
@@ -107,7 +107,7 @@ def _in_this_thread_only() -> Iterator[None]:
 
 
 class _Discarding(io.TextIOBase):
-    """What the given thread writes is dropped; what others write goes on to `stream`."""
+    """Drops what the given thread writes and passes on to `stream` what others write."""
 
     def __init__(self, stream: Any, thread: int) -> None:
         self._stream, self._thread = stream, thread
@@ -148,9 +148,9 @@ def _silent(logger_name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(effects: Effects) -> Iterator[None]:
-    """Undoes what a forward that is being traced leaves behind: attributes and buffers that are fake
+    """Undoes the side effects of a forward that is being traced: attributes and buffers that are fake
     tensors, items of lists, hooks (Hugging Face installs some at the first call that needs them), draws
-    from Python's and NumPy's generators. `seen` then says what a graph would leave out."""
+    from Python's and NumPy's generators. Adds to `seen` what a graph would omit."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
@@ -171,9 +171,9 @@ def unchanged(effects: Effects) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_autograd() -> Iterator[List[str]]:
-    """Notices what a forward does to autograd that no trace shows: functions with a backward of their own
-    (torch.autograd.Function), hooks on tensors. Checkpoints that keep autograd as it is (use_reentrant=
-    False) are seen through: what is computed again is the engine's own choice."""
+    """Detects what a forward does to autograd that a trace does not show: functions with their own backward
+    (torch.autograd.Function), hooks on tensors. Checkpoints that keep autograd unchanged
+    (use_reentrant=False) are ignored, because the engine itself chooses what to recompute."""
     seen: List[str] = []
     tracing = threading.get_ident()
     function = torch.autograd.Function
@@ -213,7 +213,7 @@ def watched_autograd() -> Iterator[List[str]]:
 
 @dataclass
 class Observed:
-    """What was seen while the forward was traced."""
+    """Observations made while the forward was traced."""
 
     pads_with_zeros: bool = False
     limits: List[Tuple[Any, int, int]] = field(default_factory=list)  # (size, lowest, highest)
@@ -222,7 +222,7 @@ class Observed:
 
 @contextlib.contextmanager
 def watched_encoder() -> Iterator[Observed]:
-    """Notices nn.TransformerEncoder where it would use nested tensors."""
+    """Detects nn.TransformerEncoder where it would use nested tensors."""
     observed = Observed()
     forward = torch.nn.TransformerEncoder.forward
 
@@ -245,14 +245,14 @@ def watched_encoder() -> Iterator[Observed]:
         torch.nn.TransformerEncoder.forward = forward
 
 
-# Forms of Hugging Face's experts that compute the same, of which one depends on no data.
+# Equivalent forms of Hugging Face's experts. One of them has no data-dependent control flow.
 _EXPERT_FORMS = (None, "eager", "batched_mm", "grouped_mm")
 
 
 @contextlib.contextmanager
 def batched_experts(module: torch.nn.Module) -> Iterator[None]:
-    """Hugging Face's experts in the form that gathers each token's matrices: it has no loop over the
-    experts that were chosen, and recognising it makes a grouped_linear of it."""
+    """Selects the form of Hugging Face's experts that gathers each token's matrices. It has no loop over
+    the chosen experts, and the recognizer turns it into a grouped_linear."""
     configs = {
         id(m.config): m.config
         for m in module.modules()
@@ -276,12 +276,11 @@ def batched_experts(module: torch.nn.Module) -> Iterator[None]:
 def settled_rope(
     module: torch.nn.Module, observed: Observed, positions_given: bool
 ) -> Iterator[None]:
-    """Hugging Face's RoPE of type "dynamic" without its look at the largest position.
+    """Replaces the data-dependent part of Hugging Face's RoPE of type "dynamic".
 
-    It computes new frequencies once a sequence is longer than any before, and the first ones again
-    for short sequences after that. Between the two limits it uses the frequencies it has: that is
-    what a graph can say, for positions that count from 0, and the limits become relations on the
-    size.
+    It computes new frequencies once a sequence is longer than any before, and restores the first ones
+    for short sequences after that. Between the two limits it keeps its frequencies. A graph can express
+    this range, for positions that count from 0, and the limits become relations on the size.
     """
     for m in module.modules():
         kind = getattr(m, "rope_type", None)
@@ -315,5 +314,5 @@ def settled_rope(
             with torch.no_grad():
                 return _plain(_m, x, position_ids, *rest, **named)
 
-        m.__dict__["forward"] = forward  # `unchanged` takes it away again
+        m.__dict__["forward"] = forward  # `unchanged` removes it again
     yield

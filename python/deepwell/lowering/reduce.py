@@ -253,7 +253,7 @@ def inner_log_softmax(c: Context, self: Value, dim: int, half_to_float: bool = F
 
 @lowers("logsumexp")
 def logsumexp(c: Context, self: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
-    """max + log(sum(exp(x - max))); a maximum that is infinite is not subtracted."""
+    """Returns max + log(sum(exp(x - max))). An infinite maximum is not subtracted."""
     b = c.builder
     axes = axes_of(dim, self.rank)
     top = b.stop_gradient(b.reduce("reduce_max", self, axes, True))

@@ -1,4 +1,4 @@
-"""Which part of a model a node belongs to, read from the names and classes of its modules."""
+"""Finds the part of a model that a node belongs to, from the names and classes of its modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from .builder import Origin
 
-# Innermost module first, the first rule that matches wins: (region, words of attribute or class).
+# (region, words of attribute or class). The innermost module is tried first, and the first matching rule wins.
 _RULES: Tuple[Tuple[str, "re.Pattern[str]"], ...] = (
     ("router", re.compile(r"router|gating|gate$|topk")),
     ("experts", re.compile(r"experts?$|expert(s)?\d*$")),
@@ -22,7 +22,7 @@ _LOSS_OPERATIONS = ("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss")
 
 
 def origin_of(stack: Mapping[str, Any], cache: Dict[Tuple, Origin]) -> Origin:
-    """Origin from PyTorch's nn_module_stack: {key: (dotted path, class or its name)}."""
+    """Returns the origin for PyTorch's nn_module_stack: {key: (dotted path, class or its name)}."""
     key = tuple(entry[0] for entry in stack.values())
     found = cache.get(key)
     if found is None:
@@ -39,7 +39,7 @@ def _entry(entry: Tuple[str, Any]) -> Tuple[str, str]:
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     # Old and new PyTorch write the root as "L['self']" or leave it empty.
     path = re.sub(r"^L\['self'\]\.?", "", path)
-    path = re.sub(r"^module(\.|$)", "", path)  # where capture keeps the module it traces
+    path = re.sub(r"^module(\.|$)", "", path)  # where capture keeps the traced module
     return path, name.rpartition(".")[2]
 
 
@@ -51,7 +51,7 @@ def _make_origin(stack: List[Tuple[str, str]]) -> Origin:
         region = next((r for r, words in _RULES if words.search(attribute)), "none")
         if region == "none" and not kind.lower().endswith(("model", "lm")):
             region = next((r for r, words in _RULES if words.search(kind.lower())), "none")
-        # A gate projection inside an MLP is no router.
+        # A gate projection inside an MLP is not a router.
         if region == "router" and "mlp" in module_path.lower() and "proj" in attribute:
             region = "none"
         if region != "none":
@@ -64,7 +64,7 @@ def _layer(path: str) -> int:
 
 
 def moved(origin: Origin, old: str, new: str) -> Origin:
-    """The origin in layer `new` that corresponds to one in layer `old`, of the same kind."""
+    """Returns the origin in layer `new` that corresponds to one in layer `old`, of the same kind."""
     if origin.module != old and not origin.module.startswith(old + "."):
         return origin
     path = new + origin.module[len(old) :]

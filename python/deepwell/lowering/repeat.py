@@ -1,21 +1,19 @@
-"""Layers of one kind are traced once or twice, not a hundred times.
+"""Traces layers of one kind once or twice instead of a hundred times.
 
-Tracing is nearly all of a capture's time, and a deep model is one layer many times over. While a
-forward is traced, each layer of a list has a forward of its own (an instance attribute):
+Tracing takes nearly all of a capture's time, and a deep model repeats one layer many times. While a forward is traced,
+each layer of a list has its own forward (an instance attribute):
 
     the first two layers of a kind run as they are, between two marks in the traced program;
     each later one is a single operation, `copy`, with the layer's tensors as operands.
 
-Lowering puts the marked program in a copy's place, with the copy's operands and the copy's own
-parameters. The rest of the model runs as it is: what it computes between layers, passes to them and
-keeps of them is traced, not guessed.
+Lowering replaces a copy by the marked program, with the copy's operands and the copy's own parameters. The rest of the
+model runs as it is: everything that it computes between layers, passes to them and keeps of them is traced.
 
-A layer is copied only if nothing that its forward could see tells it from the traced one: classes,
-flags, plain attributes, shapes and kinds of parameters, hooks, arguments. Integers may differ (a
-layer's number does) if the traced forward never looked at them; they are watched while it runs. A
-forward with an effect beyond its results is not copied, but for its entry in a key-value cache.
-Whatever is not certain is traced. What turns out later to be more than a copy can say is
-NotRepeatable: the model is then traced whole.
+A layer is copied only if its forward cannot distinguish it from the traced one: classes, flags, plain attributes,
+shapes and kinds of parameters, hooks, arguments. Integers may differ (a layer's number does) if the traced forward
+never read them; they are watched while it runs. A forward with side effects is not copied, except for its entry in a
+key-value cache. In case of doubt the layer is traced. If a copy later turns out to be impossible, NotRepeatable is
+raised and the whole model is traced.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from torch.utils import _pytree as pytree
 
 from deepwell.contents import SEEN_THROUGH
 
-# Below this many layers of a kind nothing is gained.
+# Fewer layers of a kind than this are not worth copying.
 FEWEST = 3
-# So many are traced and compared before the rest are taken to be the same.
+# This many layers are traced and compared before the rest are assumed to be equal.
 _TRACED = 2
 _HOOKS = (
     "_forward_hooks",
@@ -49,11 +47,11 @@ _CONSTANTS = (bool, float, str, bytes, complex, type(None), torch.dtype, torch.d
 
 
 class NotRepeatable(Exception):
-    """Copies of layers cannot stand for the layers; the message says why."""
+    """Copies cannot represent the layers; the message says why."""
 
 
 # ---- operations in the traced program -----------------------------------------------------------
-# `begin` and `end` are marks around a layer that is traced; `copy` stands for one that is not.
+# `begin` and `end` mark a traced layer; `copy` stands for a layer that is not traced.
 
 _library = torch.library.Library("deepwell_capture", "DEF")
 _library.define("begin(Tensor[] inputs, int site) -> ()")
@@ -63,7 +61,7 @@ BEGIN = torch.ops.deepwell_capture.begin.default
 END = torch.ops.deepwell_capture.end.default
 COPY = torch.ops.deepwell_capture.copy.default
 for _mark in (BEGIN, END):
-    torch.fx.node.has_side_effect(_mark)  # so that no pass drops it
+    torch.fx.node.has_side_effect(_mark)  # keeps passes from removing it
 
 _tracing = threading.local()  # .repeats: the Repeats whose trace runs in this thread
 
@@ -86,15 +84,15 @@ def _no_backward(context: Any, *gradients: Any) -> Any:
 torch.library.register_fake("deepwell_capture::begin", _no_result, lib=_library)
 torch.library.register_fake("deepwell_capture::end", _no_result, lib=_library)
 torch.library.register_fake("deepwell_capture::copy", _predicted, lib=_library)
-# So that results require gradients where operands do, as the layer's own would.
+# Makes results require gradients if operands do, as the layer's own results would.
 torch.library.register_autograd("deepwell_capture::copy", _no_backward, lib=_library)
 
 
-# ---- which layers are alike ---------------------------------------------------------------------
+# ---- which layers are equal ---------------------------------------------------------------------
 
 
 class _Unsure(Exception):
-    """Something about a layer that cannot be compared with another's."""
+    """A part of a layer cannot be compared with another layer's."""
 
 
 @dataclass
@@ -111,13 +109,13 @@ class Kind:
     sites: List["Site"] = field(default_factory=list)  # its traced calls
 
     def varying(self) -> List[Tuple[str, str]]:
-        """The integers in which its layers differ."""
+        """Returns the integers in which its layers differ."""
         first = self.layers[0].integers
         return [at for at in first if any(x.integers[at] != first[at] for x in self.layers)]
 
 
 def kinds(module: torch.nn.Module) -> List[Kind]:
-    """Layers of lists in `module` that may be alike, outermost lists first, by kind."""
+    """Returns the layers of lists in `module` that may be equal, by kind, outermost lists first."""
     owners: Dict[int, List[str]] = {}
     for named in (module.named_parameters, module.named_buffers, module.named_modules):
         for name, thing in named(remove_duplicate=False):
@@ -153,11 +151,10 @@ def _alike(parent: torch.nn.Module, path: str, owners: Dict[int, List[str]]) -> 
 
 
 def _description(layer: Layer, owners: Dict[int, List[str]]) -> Tuple:
-    """All that the forward could see of the layer, but for integers, which go into the layer.
+    """Describes everything that the forward could see of the layer, except integers, which are stored in the layer.
 
-    Equal descriptions mean alike layers. Things are described by value where they are numbers,
-    strings and containers of such; by their place where they lie in the layer; else they must be
-    one and the same object for all layers.
+    Layers with equal descriptions are equal. Numbers, strings and containers of them are described by value, objects
+    inside the layer by their place. Any other object must be the same for all layers.
     """
     inside: Dict[int, str] = {}
     parts: List[Any] = []
@@ -178,7 +175,7 @@ def _description(layer: Layer, owners: Dict[int, List[str]]) -> Tuple:
         parts.append(tuple(sorted(m._non_persistent_buffers_set)))
     for identity in inside:
         if any(not (n + ".").startswith(own) for n in owners[identity]):
-            raise _Unsure("a part of the layer is a part of something else as well")
+            raise _Unsure("a part of the layer is also part of something else")
     for path, m in layer.module.named_modules():
         _check_unhooked(path, m)
         for name, value in sorted(m.__dict__.items()):
@@ -195,7 +192,8 @@ def _description(layer: Layer, owners: Dict[int, List[str]]) -> Tuple:
 
 
 def _check_unhooked(path: str, module: torch.nn.Module) -> None:
-    """Hooks of the layer itself run around its forward, traced; those inside would be lost."""
+    """Checks for hooks inside the layer, which would be lost. Hooks of the layer itself run around its forward,
+    traced."""
     if path and any(module.__dict__.get(hooks) for hooks in _HOOKS):
         raise _Unsure(f"hooks on {path}")
 
@@ -231,7 +229,7 @@ def _value(value: Any, inside: Dict[int, str]) -> Any:
 
 
 class _Watched:
-    """An integer that remembers whether anything was done with it."""
+    """An integer that records whether it was used."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -289,7 +287,7 @@ def _watched(layer: Layer, at: Sequence[Tuple[str, str]]) -> Iterator[Dict[Tuple
 
 
 def _state(layer: Layer) -> Dict[Tuple[str, str], Any]:
-    """What a forward could change in the layer and in plain objects that it holds, by identity."""
+    """Returns what a forward could change in the layer and in plain objects that it holds, by identity."""
     state: Dict[Tuple[str, str], Any] = {}
     for path, m in layer.module.named_modules():
         for name, value in m.__dict__.items():
@@ -325,7 +323,7 @@ def _same_state(before: Dict[Tuple, Any], after: Dict[Tuple, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor that a traced layer gives, as tracing predicts it."""
+    """The prediction of a tensor that a traced layer returns."""
 
     shape: Tuple[Any, ...]
     stride: Tuple[Any, ...]
@@ -335,19 +333,19 @@ class _Result:
 
 @dataclass
 class Site:
-    """A traced call of a layer, and how its results are put together again."""
+    """A traced call of a layer, and how its results are reassembled."""
 
     number: int
     layer: Layer
     call: Tuple  # description of its arguments
-    used: Dict[Tuple[str, str], int]  # the integers that the forward looked at
+    used: Dict[Tuple[str, str], int]  # the integers that the forward read
     results: List[_Result]
     output: Any = None  # leaves: ("result", i), ("input", i), ("value", v)
     output_spec: Any = None
-    entry: Optional[Dict[str, Any]] = None  # attributes that the cache's entry gets, likewise
-    index: List[Tuple[str, str]] = field(default_factory=list)  # integers that are its number
-    empty: Tuple = ()  # description of the entry before
-    twin: int = -1  # a call that was traced before and must have the same program
+    entry: Optional[Dict[str, Any]] = None  # attributes of the cache's new entry, likewise
+    index: List[Tuple[str, str]] = field(default_factory=list)  # integers equal to its number
+    empty: Tuple = ()  # description of the entry before the call
+    twin: int = -1  # an earlier traced call that must have the same program
 
 
 class _Inline(Exception):
@@ -355,7 +353,7 @@ class _Inline(Exception):
 
 
 class Repeats:
-    """One trace of a module, with copies of its layers."""
+    """One trace of a module with copies of its layers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.kinds = kinds(module)
@@ -369,7 +367,7 @@ class Repeats:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """The layers' forwards are replaced until the end of the block."""
+        """Replaces the layers' forwards inside the context."""
         placed = []
         previous = getattr(_tracing, "repeats", None)
         _tracing.repeats = self
@@ -392,7 +390,7 @@ class Repeats:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if getattr(_tracing, "repeats", None) is not self or getattr(_tracing, "inside", False):
                 return original(layer.module, *args, **kwargs)
-            _tracing.inside = True  # layers inside this one are part of its program
+            _tracing.inside = True  # layers inside this one belong to its program
             try:
                 return self._call(layer, original, args, kwargs)
             finally:
@@ -474,7 +472,7 @@ class Repeats:
 
 
 def _results(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> List[_Result]:
-    """What a copy must predict; _Inline where its results would be told from the layer's own."""
+    """Predicts a copy's results. Raises _Inline if they could be distinguished from the layer's own."""
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     memory = {t.untyped_storage()._cdata for t in inputs}
     results = []
@@ -490,7 +488,7 @@ def _results(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) ->
 
 
 class _Call:
-    """The arguments of one call of a layer: their tensors, and a description of all the rest."""
+    """The arguments of one call of a layer: their tensors, and a description of everything else."""
 
     def __init__(self, layer: Layer, args: Any, kwargs: Any) -> None:
         self.tensors: List[torch.Tensor] = []
@@ -522,7 +520,7 @@ class _Call:
         self._entries = _entries(self.cache)
 
     def _held(self, layer: Layer) -> Iterator[Tuple[str, torch.Tensor]]:
-        """Scalar tensors in the cache's entry of the layer, which it may read: operands too."""
+        """Yields scalar tensors in the layer's cache entry. The layer may read them, so they are operands too."""
         for at in layer.kind.varying() if self.cache is not None else ():
             if 0 <= layer.integers[at] < len(self.cache.layers):
                 for name, value in sorted(vars(self.cache.layers[layer.integers[at]]).items()):
@@ -534,7 +532,7 @@ class _Call:
         return next((i for i, t in enumerate(self.tensors) if t is tensor), None)
 
     def described(self, leaf: Any, outputs: List[torch.Tensor]) -> Tuple[str, Any]:
-        """A leaf of the result; tensors that the layer made are added to `outputs`."""
+        """Describes a leaf of the result. Appends tensors that the layer made to `outputs`."""
         if isinstance(leaf, torch.Tensor):
             at = self._position(leaf)
             if at is not None:
@@ -553,7 +551,7 @@ class _Call:
     # ---- the key-value cache: each layer fills the entry of its number --------------------------
 
     def describe_entry(self, site: Site, outputs: List[torch.Tensor]) -> None:
-        """What the layer did to the cache: filled the entry that has the layer's number."""
+        """Records what the layer did to the cache: it filled the entry of its number."""
         after = _entries(self.cache)
         changed = [i for i, (old, new) in enumerate(zip(self._entries, after)) if old != new]
         if len(after) != len(self._entries) or len(changed) > 1:
@@ -577,7 +575,8 @@ class _Call:
         }
 
     def entry(self, site: Site, layer: Layer) -> Any:
-        """The entry that a copy of the site's layer fills; _Inline where it was not empty alike."""
+        """Returns the entry that a copy of the site's layer fills. Raises _Inline if it was not empty in the same
+        way."""
         indices = {layer.integers[at] for at in site.index}
         if len(indices) != 1:
             raise _Inline
@@ -611,7 +610,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _entries(cache: Any) -> List[List[Tuple[str, Any]]]:
-    """The attributes of the cache's entries, and last those of the cache itself."""
+    """Returns the attributes of each cache entry, and last those of the cache itself."""
     if cache is None:
         return []
     things = [*cache.layers, cache]
@@ -619,7 +618,7 @@ def _entries(cache: Any) -> List[List[Tuple[str, Any]]]:
 
 
 class _Same:
-    """Equal where it is one object."""
+    """Compares by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -644,7 +643,7 @@ def _empty_entry(kind: type, attributes: Dict[str, Any]) -> Tuple:
 
 @contextlib.contextmanager
 def _plain_cache_indices() -> Iterator[None]:
-    """The cache may look at the number of a layer that is watched: it says which entry is meant."""
+    """Lets the cache read the watched number of a layer, which selects the entry."""
     cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
     names = [n for n in ("update", "get_seq_length") if cache is not None and n in vars(cache)]
     originals = {name: vars(cache)[name] for name in names}

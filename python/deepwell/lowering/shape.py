@@ -1,4 +1,4 @@
-"""Operations that move, repeat, cut and make tensors without computing on their elements."""
+"""Operations that move, repeat, split and create tensors without computing on their elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUGE = 1 << 62  # PyTorch writes "to the end" as 2^63 - 1
 
 
 def resolve_shape(x: Value, shape: Sequence[Dim]) -> Tuple[Dim, ...]:
-    """`shape` with its -1, if any, replaced by what x's elements leave for it."""
+    """Returns `shape` with its -1, if any, replaced by the remaining size."""
     shape = tuple(shape)
     if -1 in shape:
         known = dims.product(d for d in shape if d != -1)
@@ -135,7 +135,7 @@ def movedim(c: Context, self: Value, source: Any, destination: Any) -> Value:
 
 
 def _bounded(c: Context, index: Dim, size: Dim) -> Dim:
-    """A slice's bound as PyTorch reads it: negative counts from the end; clamped to the axis."""
+    """Returns a slice's bound as PyTorch reads it: negative counts from the end, clamped to the axis."""
     if isinstance(index, int):
         if index >= HUGE:
             return size
@@ -154,7 +154,7 @@ def slice_tensor(
     size = self.shape[axis]
     first = 0 if start is None else _bounded(c, start, size)
     last = size if end is None else _bounded(c, end, size)
-    if step == 1:  # PyTorch's own result tells where bounds beyond the axis were clamped
+    if step == 1:  # PyTorch's own result shows where bounds beyond the axis were clamped
         length = c.shape[axis]
         if length == size:
             return self
@@ -177,7 +177,7 @@ def slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> Value:
-    """`self` with a part replaced: what stands before the part, the part, what stands behind."""
+    """Returns `self` with a part replaced, as a concatenation of what precedes, the part, and what follows."""
     if step != 1:
         raise LoweringError("writing a slice with a step is not supported")
     axis = axis_of(dim, self.rank)
@@ -196,7 +196,7 @@ def slice_scatter(
 
 
 def _part(c: Context, x: Value, axis: int, first: Dim, last: Dim) -> Value:
-    """A slice; of a concatenation, the pieces that it consists of."""
+    """Returns a slice; for a slice of a concatenation, the pieces that it consists of."""
     if x.node is not None and x.node.op == "concat" and x.node.attrs["axis"] == axis:
         pieces = x.node.inputs
         bounds: List[Dim] = [0]
@@ -300,7 +300,7 @@ def stack(c: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 @lowers("repeat")
 def repeat(c: Context, self: Value, repeats: Sequence[Dim]) -> Value:
-    """Each axis [n] becomes [r, n] by broadcasting, then [r*n]."""
+    """Broadcasts each axis [n] to [r, n] and merges it to [r*n]."""
     x = c.builder.reshape(self, (1,) * (len(repeats) - self.rank) + self.shape)
     for axis, count in enumerate(repeats):
         if count == 1:
@@ -372,7 +372,7 @@ def flip(c: Context, self: Value, dims: Sequence[int]) -> Value:
 def pad(
     c: Context, self: Value, pad: Sequence[Dim], mode: Any = "constant", value: Any = None
 ) -> Value:
-    if not isinstance(mode, str):  # constant_pad_nd has its value here
+    if not isinstance(mode, str):  # the argument is the value of constant_pad_nd
         mode, value = "constant", mode
     if mode != "constant":
         raise LoweringError(f"padding with mode {mode!r} is not supported, only 'constant'")
@@ -381,7 +381,7 @@ def pad(
     for i in range(len(pad) // 2):
         axis = self.rank - 1 - i
         for side, amount in enumerate((pad[2 * i], pad[2 * i + 1])):
-            if isinstance(amount, int) and amount < 0:  # a negative amount cuts
+            if isinstance(amount, int) and amount < 0:  # a negative amount removes elements
                 if side == 0:
                     start[axis] = -amount
                 else:
@@ -392,7 +392,7 @@ def pad(
     return c.builder.pad(cut, low, high, 0.0 if value is None else float(value))
 
 
-# ---- made from nothing --------------------------------------------------------------------------
+# ---- creation -----------------------------------------------------------------------------------
 
 
 @lowers("arange")
@@ -428,7 +428,7 @@ def ones(c: Context, *_: Any, **__: Any) -> Value:
 @lowers("zeros", "new_zeros", "zeros_like", "empty", "empty_like", "new_empty", "empty_permuted",
         "empty_strided")  # fmt: skip
 def zeros(c: Context, *_: Any, **__: Any) -> Value:
-    """Of `empty` nothing is promised about the contents: zeros will do."""
+    """Also lowers `empty`, whose contents are unspecified."""
     return _filled(c, 0)
 
 

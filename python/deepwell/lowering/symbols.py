@@ -14,11 +14,10 @@ from .dims import Dim, NotPolynomial, Translator
 class Symbols:
     """Names for the symbolic sizes of the inputs' axes.
 
-    PyTorch gives each axis its own symbol unless the forward compared them. Symbols that stand on
-    the same axis of different inputs with the same size in this call get one name (the batch of
-    input_ids and of attention_mask), unless one input has both as different axes. That takes more
-    for granted than the trace did; leaf shapes say so, and a call where they differ is another
-    capture.
+    PyTorch gives each axis its own symbol unless the forward compared them. Symbols on the same axis of
+    different inputs with the same size in this call get one name (the batch of input_ids and of
+    attention_mask), unless one input has both as different axes. This assumes more than the trace did.
+    Leaf shapes express the assumption, and a call that breaks it is captured separately.
     """
 
     def __init__(self, inputs: Sequence[Tuple[int, torch.Tensor]], examples: Sequence[Any]):
@@ -81,7 +80,7 @@ class Symbols:
         limits: Sequence[Tuple[Any, int, int]],
         at_least_zero: Sequence[Dim],
     ) -> Tuple[sympy.Expr, ...]:
-        """What the trace assumed about sizes and the graph's shapes do not say by themselves.
+        """Returns the assumptions of the trace about sizes that the graph's shapes do not already express.
 
         Further assumptions: `limits`, (size, lowest, highest), and dimensions `at_least_zero`.
         """
@@ -131,7 +130,7 @@ class Symbols:
 
 
 def _holds_always(relation: sympy.Rel, translator: Translator) -> bool:
-    """True for relations that are settled for all sizes of at least 2."""
+    """Returns True for relations that hold for all sizes of at least 2."""
     try:
         left, right = translator.expression(relation.lhs), translator.expression(relation.rhs)
     except NotPolynomial:
@@ -147,7 +146,7 @@ def _holds_always(relation: sympy.Rel, translator: Translator) -> bool:
 
 
 def _at_least_one(difference: Dim) -> bool:
-    """Whether the polynomial is positive wherever every symbol is at least 2."""
+    """Returns whether the polynomial is positive if every symbol is at least 2."""
     if isinstance(difference, int):
         return difference >= 1
     rising = [c for monomial, c in difference.terms.items() if monomial]

@@ -1,9 +1,8 @@
-"""The table of ATen operations that can be lowered, and what a lowering function sees.
+"""The table of ATen operations that can be lowered, and the arguments of a lowering function.
 
-A lowering function is registered under names of ATen packets ("add", "add.Scalar"): it takes the
-Context and then the operation's arguments under their ATen names, with every tensor a Value, every
-size a Dim, every list a list, and returns a Value or a tuple of Values (None for a result that
-nothing here produces).
+A lowering function is registered under names of ATen packets ("add", "add.Scalar"). Its arguments are the Context and
+then the operation's arguments by their ATen names: every tensor is a Value, every size a Dim, every list a list. It
+returns a Value or a tuple of Values (None for a result that is not produced).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def find(op: Any) -> Optional[Lowering]:
 
 
 def find_functional(op: Any) -> Optional[Lowering]:
-    """The lowering of x.f(...) for the operation x.f_(...)."""
+    """Returns the lowering of x.f(...) for the operation x.f_(...)."""
     namespace, _, name = op.name().partition("::")
     packet, _, overload = name.partition(".")
     if namespace != "aten" or not packet.endswith("_") or packet.endswith("__"):
@@ -50,7 +49,7 @@ def find_functional(op: Any) -> Optional[Lowering]:
 
 
 class Context:
-    """What a lowering function works with: the builder, and the results that PyTorch predicts."""
+    """The context of a lowering function: the builder, and the results that PyTorch predicts."""
 
     def __init__(self, builder: Builder):
         self.builder = builder
@@ -61,7 +60,7 @@ class Context:
     def dtype(self) -> str:
         """The dtype of the (first) result."""
         if not self.result_dtypes or self.result_dtypes[0] is None:
-            raise LoweringError("the result has a dtype that the graph does not have")
+            raise LoweringError("the result has a dtype that the graph does not support")
         return self.result_dtypes[0]
 
     @property
@@ -69,11 +68,11 @@ class Context:
         """The shape of the (first) result."""
         shape = self.result_shapes[0] if self.result_shapes else None
         if shape is None:
-            raise LoweringError("the result is no tensor")
+            raise LoweringError("the result is not a tensor")
         return shape
 
     def tensor(self, x: Any, dtype: str) -> Value:
-        """`x`, a Value, a number or a Dim, as a Value of `dtype`."""
+        """Returns `x`, a Value, a number or a Dim, as a Value of `dtype`."""
         if isinstance(x, Value):
             return self.builder.cast(x, dtype)
         if isinstance(x, Poly):
@@ -82,8 +81,8 @@ class Context:
 
 
 def rounds_once(lower: Lowering) -> Lowering:
-    """For a lowering to several operations where PyTorch has one, which computes BF16 and FP16 in FP32 and
-    rounds at its end: operands are widened before it, results rounded after it."""
+    """Wraps a lowering to several operations, if PyTorch has one that computes BF16 and FP16 in FP32 and rounds at its
+    end. Operands are widened before it and results rounded after it."""
 
     @wraps(lower)
     def wide(c: Context, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +125,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def promote(*operands: Any) -> str:
-    """The dtype in which PyTorch computes with these Values, numbers and Dims."""
+    """Returns the dtype in which PyTorch computes with these Values, numbers and Dims."""
     kinds = []
     for x in operands:
         if isinstance(x, Value):
@@ -166,7 +165,7 @@ def is_integer(x: Value) -> bool:
 
 
 def axes_of(axes: Optional[Sequence[int]], rank: int) -> Tuple[int, ...]:
-    """Sorted, non-negative; None or empty means all."""
+    """Returns sorted, non-negative axes; None or empty means all."""
     if axes is None or (not isinstance(axes, int) and len(axes) == 0):
         return tuple(range(rank))
     if isinstance(axes, int):

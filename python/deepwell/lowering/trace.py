@@ -1,4 +1,4 @@
-"""A module's forward as an fx graph of ATen operations, by torch.export or by make_fx."""
+"""Traces a module's forward as an fx graph of ATen operations, by torch.export or by make_fx."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .quiet import no_stderr
 
 @dataclass
 class Traced:
-    """A traced forward: what its placeholders and its outputs stand for."""
+    """A traced forward, and what its placeholders and outputs stand for."""
 
     graph_module: torch.fx.GraphModule
     inputs: List[Tuple[str, Any]]  # (kind, target): as Leaf's; constant: (kind, tensor or value)
@@ -45,7 +45,7 @@ def _without_wrapper(name: str) -> str:
 class _Call(torch.nn.Module):
     """The module as a function from tensors to the flat list of its outputs.
 
-    Tracers see no keyword argument, container or constant: all of these are settled here.
+    Tracers see no keyword arguments, containers or constants; this class fixes all of them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _Call(torch.nn.Module):
         self.output_spec = lambda: results[-1]
 
     def release(self) -> None:
-        """Lets go of the module: what tracers leave behind is in cycles, and would keep it alive."""
+        """Drops the module, because tracers leave cycles that would keep it alive."""
         self._modules.clear()
         self._call = None
 
@@ -85,8 +85,8 @@ class _Call(torch.nn.Module):
         return self._call(tensors)
 
 
-# Which axes of the arguments get symbolic sizes. Some operations need a fixed size of features,
-# which nothing but the arguments may fix: so all axes come first, then all but the last of numbers.
+# Which axes of the arguments get symbolic sizes. Some operations need a fixed number of features, which only the
+# arguments may fix. Therefore all axes are tried first, then all but the last axis of floating-point arguments.
 ALL, LEADING, NONE = "all", "leading", "none"
 
 
@@ -115,8 +115,8 @@ class Tracer:
         same: Sequence[int],
         around: Callable[[], ContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`same` has for each leaf the position of the first that is the same object. The forward runs in
-        the context that `around` gives."""
+        """`same` has for each leaf the position of the first leaf that is the same object. The forward runs in the
+        context that `around` returns."""
         self.module = module
         self.same = same
         self.around = around
@@ -126,15 +126,15 @@ class Tracer:
         self._calls: List[_Call] = []
 
     def _call(self) -> Tuple["_Call", List[torch.Tensor]]:
-        """The module as a function of its tensor arguments, and examples of these. Each example is
-        an object of its own: torch.export takes inputs that are one object for one input."""
+        """Returns the module as a function of its tensor arguments, and examples of these. The examples are
+        distinct objects, because torch.export merges inputs that are the same object."""
         at = self._tensor_positions()
         call = _Call(self.module, self.placeholders, at, self.same, self.spec, self.around)
         self._calls.append(call)
         return call, [placeholder(self.placeholders[i], False) for i in at]
 
     def close(self) -> None:
-        """When tracing is over: keeps the module alive no longer."""
+        """Drops the module after tracing."""
         for call in self._calls:
             call.release()
         self.module = self.around = None
@@ -154,7 +154,7 @@ class Tracer:
             )
         output_spec = call.output_spec()
         traced = self._from_program(program, output_spec)
-        if not _stops_gradients(traced):  # what torch.no_grad() says would be lost
+        if not _stops_gradients(traced):  # the effect of torch.no_grad() would be lost
             traced.functional = lambda: self._from_program(
                 program.run_decompositions({}), output_spec
             )
@@ -183,7 +183,7 @@ class Tracer:
         return Traced(program.graph_module, inputs, output_spec, "export")
 
     def _written_name(self, name: str) -> str:
-        """What a name in the traced program is called by the user."""
+        """Returns the user's name for a name in the traced program."""
         prefix, _, number = name.rpartition("_")
         if prefix == "tensors" and number.isdigit():
             return f"the argument {self.paths[self._tensor_positions()[int(number)]]}"
@@ -212,7 +212,7 @@ class Tracer:
 
 
 def _stops_gradients(traced: Traced) -> bool:
-    """Whether a part under torch.no_grad() takes in what has a gradient."""
+    """Returns whether a part under torch.no_grad() reads a tensor that has a gradient."""
     nodes = list(traced.graph_module.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
     carrying = {
@@ -227,7 +227,7 @@ def _stops_gradients(traced: Traced) -> bool:
         elif getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             written = node.args[0]
             while isinstance(written, torch.fx.Node) and written not in carrying:
-                carrying.add(written)  # and what it is a view of
+                carrying.add(written)  # and the tensor that it views
                 written = written.args[0] if written.args else None
         carrying.add(node)
     return False
@@ -239,7 +239,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 
 
 def placeholder(tensor: torch.Tensor, on_meta: bool) -> torch.Tensor:
-    """A tensor like `tensor` with nothing in it."""
+    """Returns an empty tensor like `tensor`."""
     device = tensor.device
     if on_meta:
         device = torch.device("meta")
